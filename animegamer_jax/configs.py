@@ -1,0 +1,249 @@
+"""Sizes of the networks: frozen dataclasses, and the named sizes `full` and `toy`.
+
+`full` is the released model: CogVideoX-2B, Mistral-7B, T5-v1.1-XXL, OpenCLIP ViT-B/16 and the
+3D VAE of CogVideoX (PAPER section 3 and 4.1; names and shapes as in the released files). `toy`
+has the same parts at a size that two CPU cores train and play. Names follow Hugging Face's
+configurations where the network has one.
+"""
+
+import dataclasses
+from typing import Literal
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+Remat = Literal["none", "full", "dots"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NetworkConfig:
+    """What every network has: number formats, and what the backward pass recomputes.
+
+    `dtype` is the format of activations and matrix products, `param_dtype` that of the stored
+    weights. Softmax, norms, modulation, timestep embedding and rotary angles stay in float32.
+    `remat`: "none" saves all activations, "full" only the layers' inputs, "dots" also the
+    results of matrix products.
+    """
+
+    dtype: Dtype = "float32"
+    param_dtype: Dtype = "float32"
+    remat: Remat = "none"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoRAConfig:
+    """A low-rank update `x A B * alpha / rank` beside a frozen linear layer."""
+
+    rank: int
+    alpha: float
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MistralConfig(NetworkConfig):
+    """The decoder-only language model (Mistral-7B-Instruct-v0.1 with an enlarged vocabulary)."""
+
+    vocab_size: int = 32_284
+    hidden_size: int = 4096
+    intermediate_size: int = 14_336
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    num_key_value_heads: int = 8
+    head_dim: int = 128
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10_000.0
+    sliding_window: int | None = 4096
+    lora: LoRAConfig | None = LoRAConfig(rank=32, alpha=32.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MLLMConfig(NetworkConfig):
+    """The language model with its resamplers to and from shot representations."""
+
+    mistral: MistralConfig = MistralConfig()
+    num_queries: int = 226
+    representation_size: int = 1920
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShotEncoderConfig(NetworkConfig):
+    """E_a: text features and first-frame features to a shot representation."""
+
+    num_text_tokens: int = 30
+    num_image_tokens: int = 196
+    text_size: int = 4096
+    image_size: int = 768
+    representation_size: int = 1920
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_text_tokens + self.num_image_tokens
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DiTConfig(NetworkConfig):
+    """The 3D-attention diffusion transformer (CogVideoX-2B with a motion input).
+
+    `latent_frames`, `latent_height` and `latent_width` size the position table, before patches.
+    """
+
+    hidden_size: int = 1920
+    intermediate_size: int = 7680
+    num_layers: int = 30
+    num_attention_heads: int = 30
+    patch_size: int = 2
+    latent_channels: int = 16
+    latent_frames: int = 5
+    latent_height: int = 60
+    latent_width: int = 90
+    num_context_tokens: int = 226
+    time_embed_size: int = 512
+    spatial_interpolation: float = 1.875
+    layer_norm_eps: float = 1e-5
+    lora: LoRAConfig | None = LoRAConfig(rank=64, alpha=1.0)
+
+    @property
+    def num_patches(self) -> int:
+        per_frame = (self.latent_height // self.patch_size) * (self.latent_width // self.patch_size)
+        return self.latent_frames * per_frame
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VAEConfig(NetworkConfig):
+    """The causal 3D VAE; `multipliers` are channels a level over `channels`, finest level first."""
+
+    channels: int = 128
+    multipliers: tuple[int, ...] = (1, 2, 2, 4)
+    num_res_blocks: int = 3
+    latent_channels: int = 16
+    image_channels: int = 3
+    temporal_compression: int = 4
+    norm_groups: int = 32
+    scaling_factor: float = 1.15258426
+
+    @property
+    def spatial_compression(self) -> int:
+        return 2 ** (len(self.multipliers) - 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CLIPConfig(NetworkConfig):
+    """OpenCLIP's two towers."""
+
+    image_size: int = 224
+    patch_size: int = 16
+    vision_width: int = 768
+    vision_layers: int = 12
+    vision_heads: int = 12
+    text_width: int = 512
+    text_layers: int = 12
+    text_heads: int = 8
+    vocab_size: int = 49_408
+    context_length: int = 77
+    embed_size: int = 512
+    mlp_ratio: float = 4.0
+
+    @property
+    def num_patches(self) -> int:
+        return (self.image_size // self.patch_size) ** 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class T5Config(NetworkConfig):
+    """The encoder of T5 v1.1 (gated GELU, no biases)."""
+
+    vocab_size: int = 32_128
+    d_model: int = 4096
+    d_kv: int = 64
+    d_ff: int = 10_240
+    num_layers: int = 24
+    num_heads: int = 64
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    layer_norm_epsilon: float = 1e-6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """All networks of one AnimeGamer; `clip` and `t5` are needed to train, not to play."""
+
+    mllm: MLLMConfig = MLLMConfig()
+    encoder: ShotEncoderConfig = ShotEncoderConfig()
+    dit: DiTConfig = DiTConfig()
+    vae: VAEConfig = VAEConfig()
+    clip: CLIPConfig | None = CLIPConfig()
+    t5: T5Config | None = T5Config()
+
+
+def make_full() -> ModelConfig:
+    """The released size: every tensor of the released files and no other."""
+    return ModelConfig()
+
+
+def make_toy() -> ModelConfig:
+    """17 frames of 48 x 72 on two CPU cores: the same parts, 5 latent frames of 12 x 18."""
+    width = 192
+    return ModelConfig(
+        mllm=MLLMConfig(
+            mistral=MistralConfig(
+                vocab_size=1024,
+                hidden_size=256,
+                intermediate_size=768,
+                num_hidden_layers=6,
+                num_attention_heads=8,
+                num_key_value_heads=4,
+                head_dim=32,
+                lora=LoRAConfig(rank=16, alpha=16.0),
+            ),
+            num_queries=52,
+            representation_size=width,
+        ),
+        encoder=ShotEncoderConfig(
+            num_text_tokens=16,
+            num_image_tokens=36,
+            text_size=128,
+            image_size=128,
+            representation_size=width,
+        ),
+        dit=DiTConfig(
+            hidden_size=width,
+            intermediate_size=4 * width,
+            num_layers=6,
+            num_attention_heads=6,
+            latent_channels=8,
+            latent_height=12,
+            latent_width=18,
+            num_context_tokens=52,
+            time_embed_size=128,
+            spatial_interpolation=1.0,
+            lora=LoRAConfig(rank=16, alpha=1.0),
+        ),
+        vae=VAEConfig(
+            channels=16,
+            multipliers=(1, 2, 4),
+            num_res_blocks=1,
+            latent_channels=8,
+            norm_groups=8,
+            scaling_factor=1.0,
+        ),
+        clip=CLIPConfig(
+            image_size=48,
+            patch_size=8,
+            vision_width=128,
+            vision_layers=4,
+            vision_heads=4,
+            text_width=128,
+            text_layers=4,
+            text_heads=4,
+            vocab_size=1024,
+            context_length=32,
+            embed_size=64,
+        ),
+        t5=T5Config(
+            vocab_size=1024, d_model=128, d_kv=32, d_ff=256, num_layers=4, num_heads=4
+        ),
+    )
+
+
+SIZES = {"full": make_full, "toy": make_toy}

@@ -1,0 +1,1 @@
+"""Measuring: parity with recorded numbers of another implementation."""

@@ -1,0 +1,1 @@
+"""The networks of AnimeGamer, each a file that reads top to bottom; channels last everywhere."""

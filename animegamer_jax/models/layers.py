@@ -1,0 +1,179 @@
+"""Layers that several networks share: linear maps with a low-rank update, norms, layer stacks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from animegamer_jax.configs import LoRAConfig, NetworkConfig, Remat
+from animegamer_jax.sharding import axes
+
+Names = tuple[str | None, ...]
+
+_kernel_init = nnx.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=-2, out_axis=-1)
+_zeros = nnx.initializers.zeros_init()
+
+
+class Linear(nnx.Module):
+    """`y = x W + b`, and `+ x A B * scale` where a LoRA is configured.
+
+    `names` are the logical axes of W. With LoRA, B starts at zero, so that training starts from
+    the frozen layer's function.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        names: Names,
+        config: NetworkConfig,
+        use_bias: bool = True,
+        lora: LoRAConfig | None = None,
+        rngs: nnx.Rngs,
+    ):
+        dtype = jnp.dtype(config.param_dtype)
+        self.dtype = jnp.dtype(config.dtype)
+        self.scale = lora.scale if lora else 0.0
+        self.kernel = nnx.Param(
+            _kernel_init(rngs.params(), (in_features, out_features), dtype), **axes(*names)
+        )
+        self.bias = (
+            nnx.Param(jnp.zeros((out_features,), dtype), **axes(names[1])) if use_bias else None
+        )
+        if lora is None:
+            self.lora_a = self.lora_b = None
+        else:
+            a = _kernel_init(rngs.params(), (in_features, lora.rank), dtype)
+            b = jnp.zeros((lora.rank, out_features), dtype)
+            self.lora_a = nnx.LoRAParam(a, **axes(names[0], "lora_rank"))
+            self.lora_b = nnx.LoRAParam(b, **axes("lora_rank", names[1]))
+
+    def __call__(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
+        x = x.astype(self.dtype)
+        y = x @ self.kernel[...].astype(self.dtype)
+        if self.lora_a is not None:
+            a, b = self.lora_a[...].astype(self.dtype), self.lora_b[...].astype(self.dtype)
+            y = y + (x @ a) @ b * self.scale
+        if self.bias is not None:
+            y = y + self.bias[...].astype(self.dtype)
+        return y
+
+
+class QKVLinear(nnx.Module):
+    """Queries, keys and values of one input: kernel [3, in, out], a LoRA pair for each of three."""
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        config: NetworkConfig,
+        lora: LoRAConfig | None = None,
+        rngs: nnx.Rngs,
+    ):
+        dtype = jnp.dtype(config.param_dtype)
+        self.dtype = jnp.dtype(config.dtype)
+        self.scale = lora.scale if lora else 0.0
+        self.kernel = nnx.Param(
+            _kernel_init(rngs.params(), (3, features, features), dtype),
+            **axes("parts", "embed", "heads"),
+        )
+        self.bias = nnx.Param(jnp.zeros((3, features), dtype), **axes("parts", "heads"))
+        if lora is None:
+            self.lora_a = self.lora_b = None
+        else:
+            a = _kernel_init(rngs.params(), (3, features, lora.rank), dtype)
+            b = jnp.zeros((3, lora.rank, features), dtype)
+            self.lora_a = nnx.LoRAParam(a, **axes("parts", "embed", "lora_rank"))
+            self.lora_b = nnx.LoRAParam(b, **axes("parts", "lora_rank", "heads"))
+
+    def __call__(
+        self, x: Float[Array, "b t i"]
+    ) -> tuple[Float[Array, "b t i"], Float[Array, "b t i"], Float[Array, "b t i"]]:
+        x = x.astype(self.dtype)
+        y = jnp.einsum("bti,pio->pbto", x, self.kernel[...].astype(self.dtype))
+        if self.lora_a is not None:
+            a, b = self.lora_a[...].astype(self.dtype), self.lora_b[...].astype(self.dtype)
+            down = jnp.einsum("bti,pir->pbtr", x, a)
+            y = y + jnp.einsum("pbtr,pro->pbto", down, b) * self.scale
+        y = y + self.bias[...].astype(self.dtype)[:, None, None]
+        return y[0], y[1], y[2]
+
+
+class LayerNorm(nnx.Module):
+    """Layer norm over the last axis, in float32."""
+
+    def __init__(self, features: int, *, eps: float, config: NetworkConfig, rngs: nnx.Rngs):
+        del rngs
+        self.eps = eps
+        dtype = jnp.dtype(config.param_dtype)
+        self.scale = nnx.Param(jnp.ones((features,), dtype), **axes("norm"))
+        self.bias = nnx.Param(jnp.zeros((features,), dtype), **axes("norm"))
+
+    def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
+        y = x.astype(jnp.float32)  # float32 island: a norm of bf16 sums loses the mean
+        y = y - y.mean(-1, keepdims=True)
+        y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps)
+        y = y * self.scale[...].astype(jnp.float32) + self.bias[...].astype(jnp.float32)
+        return y.astype(x.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm over the last axis, in float32 (Mistral's and T5's)."""
+
+    def __init__(self, features: int, *, eps: float, config: NetworkConfig, rngs: nnx.Rngs):
+        del rngs
+        self.eps = eps
+        dtype = jnp.dtype(config.param_dtype)
+        self.scale = nnx.Param(jnp.ones((features,), dtype), **axes("norm"))
+
+    def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
+        y = x.astype(jnp.float32)  # float32 island
+        y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps)
+        return (y * self.scale[...].astype(jnp.float32)).astype(x.dtype)
+
+
+def remat(function: Callable[..., Any], policy: Remat) -> Callable[..., Any]:
+    """Wraps a layer so that its backward pass recomputes what `policy` does not save."""
+    if policy == "none":
+        return function
+    save = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if policy == "dots" else None
+    return jax.checkpoint(function, policy=save)
+
+
+class LayerStack(nnx.Module):
+    """One block repeated: parameters hold a leading `layers` axis, `lax.scan` walks it."""
+
+    def __init__(
+        self,
+        make_block: Callable[[nnx.Rngs], nnx.Module],
+        num_layers: int,
+        *,
+        config: NetworkConfig,
+        rngs: nnx.Rngs,
+    ):
+        self.remat = config.remat
+        make = nnx.transform_metadata(in_axes=0, out_axes=0, partition="layers")(make_block)
+        self.blocks = jax.vmap(make)(rngs.fork(split=num_layers))
+
+    def __call__(self, x: jax.Array, *args: Any, per_layer: Any = None) -> tuple[jax.Array, Any]:
+        """Runs `x, y = block(x, *args, per_layer[layer])`; `y` comes back stacked over layers.
+
+        `per_layer` is a pytree with a leading layers axis (a KV cache), or None: then the block is
+        called without it, and returns `x` alone.
+        """
+
+        def body(x: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
+            block, extra = layer
+            return (block(x, *args), None) if extra is None else block(x, *args, extra)
+
+        return jax.lax.scan(remat(body, self.remat), x, (self.blocks, per_layer))
+
+
+def count_params(module: nnx.Module) -> int:
+    """Number of scalars in all parameters of a (possibly abstract) module."""
+    leaves = jax.tree.leaves(nnx.state(module, nnx.Param))
+    return sum(int(leaf.size) for leaf in leaves)

@@ -1,0 +1,133 @@
+"""The one place for axis names: logical axes of parameters and activations, and their mesh axes.
+
+Parameters and activations have separate names, because one array may use a mesh axis once. A
+rules table maps logical names to mesh axes; outside a mesh all of it does nothing.
+"""
+
+import contextlib
+import contextvars
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+Rules = Mapping[str, str | tuple[str, ...] | None]
+
+MESH_AXES = ("data", "fsdp", "context", "tensor")
+
+# Every logical axis name of the project. Parameters first, then activations.
+DEFAULT_RULES: Rules = {
+    "layers": None,
+    "parts": None,  # the three of a fused query-key-value projection
+    "embed": "fsdp",
+    "heads": "tensor",  # all heads' features side by side
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "vocab": "tensor",
+    "lora_rank": None,
+    "norm": None,
+    "time_embed": None,
+    "modulation": "tensor",
+    "features": None,  # widths at a network's border: pixels, latents, other networks' features
+    "positions": None,
+    "kernel": None,  # extent of a convolution
+    "conv_in": None,
+    "conv_out": "fsdp",
+    "buckets": None,
+    "act_batch": ("data", "fsdp"),
+    "act_length": "context",
+    "act_embed": None,
+    "act_heads": "tensor",
+    "act_mlp": "tensor",
+    "act_vocab": "tensor",
+    "act_frames": None,
+    "act_rows": "context",
+    "act_columns": None,
+}
+
+_RULES: contextvars.ContextVar[Rules] = contextvars.ContextVar("rules", default=DEFAULT_RULES)
+
+
+@contextlib.contextmanager
+def use_rules(rules: Rules) -> Iterator[None]:
+    """Within the block, logical names mean `rules`."""
+    token = _RULES.set(rules)
+    try:
+        yield
+    finally:
+        _RULES.reset(token)
+
+
+def axes(*names: str | None) -> dict[str, tuple[str | None, ...]]:
+    """Parameter metadata: `nnx.Param(value, **axes("embed", "mlp"))`.
+
+    Raises:
+        ValueError: a name is not in the rules table.
+    """
+    for name in names:
+        if name is not None and name not in DEFAULT_RULES:
+            raise ValueError(f"unknown logical axis {name!r}: add it to DEFAULT_RULES")
+    return {"out_sharding": names}
+
+
+def partition_spec(names: tuple[str | None, ...], rules: Rules | None = None) -> PartitionSpec:
+    """Logical names to mesh axes by the rules in force.
+
+    Raises:
+        ValueError: two dimensions land on one mesh axis.
+    """
+    rules = _RULES.get() if rules is None else rules
+    entries = [rules[name] if name else None for name in names]
+    used: dict[str, str | None] = {}
+    for name, entry in zip(names, entries, strict=True):
+        for mesh_axis in (entry,) if isinstance(entry, str) else entry or ():
+            if mesh_axis in used:
+                raise ValueError(
+                    f"axes {used[mesh_axis]!r} and {name!r} of one array both lie on the mesh "
+                    f"axis {mesh_axis!r}: change the rule of one of them"
+                )
+            used[mesh_axis] = name
+    return PartitionSpec(*entries)
+
+
+def constrain(x: jax.Array, *names: str | None) -> jax.Array:
+    """Pins an activation's layout by logical names; does nothing outside a mesh.
+
+    Raises:
+        ValueError: the number of names is not the number of dimensions.
+    """
+    if len(names) != x.ndim:
+        raise ValueError(f"{len(names)} axis names for an array of shape {x.shape}")
+    if jax.sharding.get_abstract_mesh().empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, partition_spec(names))
+
+
+def make_mesh(shape: Mapping[str, int] | None = None) -> Mesh:
+    """A mesh over all devices; axes not named in `shape` get 1, and all go to "data" by default.
+
+    Raises:
+        ValueError: an axis is unknown, or the product of `shape` is not the number of devices.
+    """
+    shape = {"data": jax.device_count()} if shape is None else shape
+    if unknown := set(shape) - set(MESH_AXES):
+        raise ValueError(f"unknown mesh axes {sorted(unknown)}: expected some of {MESH_AXES}")
+    sizes = tuple(shape.get(name, 1) for name in MESH_AXES)
+    total = 1
+    for size in sizes:
+        total *= size
+    if total != jax.device_count():
+        raise ValueError(f"mesh {dict(shape)} needs {total} devices, found {jax.device_count()}")
+    return jax.make_mesh(sizes, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def param_shardings(state: nnx.State, mesh: Mesh, rules: Rules | None = None) -> Any:
+    """A `NamedSharding` for each parameter of a (possibly abstract) state, by its axis names."""
+
+    def one(variable: nnx.Variable) -> NamedSharding:
+        names = variable.get_metadata().get("out_sharding") or ()
+        return NamedSharding(mesh, partition_spec(tuple(names), rules))
+
+    return jax.tree.map(one, state, is_leaf=lambda x: isinstance(x, nnx.Variable))

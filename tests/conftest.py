@@ -1,0 +1,30 @@
+"""One process, eight simulated devices, float32 products in full precision, a warm compile cache."""
+
+import os
+
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from pathlib import Path
+
+import jax
+import pytest
+
+TESTS = Path(__file__).parent
+jax.config.update("jax_default_matmul_precision", "highest")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_debug_key_reuse", True)
+jax.config.update("jax_compilation_cache_dir", str(TESTS.parent / ".jax_cache"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+SHARED = TESTS.parent.parent / "shared" / "reference"
+
+
+@pytest.fixture(scope="session")
+def reference() -> Path:
+    """The recorded numbers of the released code, where they lie beside the checkout."""
+    if not SHARED.is_dir():
+        pytest.skip("the reference folder is not beside this checkout")
+    return SHARED
