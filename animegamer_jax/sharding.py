@@ -60,8 +60,10 @@ def use_rules(rules: Rules) -> Iterator[None]:
         _RULES.reset(token)
 
 
-def axes(*names: str | None) -> dict[str, tuple[str | None, ...]]:
+def axes(*names: str | None) -> dict[str, Any]:
     """Parameter metadata: `nnx.Param(value, **axes("embed", "mlp"))`.
+
+    Names only: where a parameter lies is decided where it is made, by `jit`'s `out_shardings`.
 
     Raises:
         ValueError: a name is not in the rules table.
@@ -69,7 +71,7 @@ def axes(*names: str | None) -> dict[str, tuple[str | None, ...]]:
     for name in names:
         if name is not None and name not in DEFAULT_RULES:
             raise ValueError(f"unknown logical axis {name!r}: add it to DEFAULT_RULES")
-    return {"out_sharding": names}
+    return {"out_sharding": names, "eager_sharding": False}
 
 
 def partition_spec(names: tuple[str | None, ...], rules: Rules | None = None) -> PartitionSpec:

@@ -1,0 +1,216 @@
+"""Diffusion: the zero-terminal-SNR schedule, the guidance schedule, the sampler and the loss.
+
+Pure functions. The tables of the sampler are computed on the host in float64, because the guidance
+schedule is the cosine of a fifth power of a large number; on the device everything is float32.
+Sources: CogVideoX (arXiv 2408.06072) for schedule and sampler, DPM-Solver++(2M) in its SDE form
+(arXiv 2211.01095), zero terminal SNR (arXiv 2305.08891), v-prediction (arXiv 2202.00512).
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+Denoiser = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Noise levels: scaled-linear betas, SNR shift, zero terminal SNR; and the guidance of a step.
+
+    Attributes:
+        shift: alpha_bar becomes alpha_bar / (shift + (1 - shift) * alpha_bar).
+        guidance_scale, guidance_power, guidance_period: s, p and n of the guidance
+            `1 + s (1 - cos(pi ((n - t) / n)^p)) / 2` at training step t. The released code puts t
+            in 0..999 against n = 50, so the scale jumps about in [1, 1 + s]; kept.
+    """
+
+    num_train_steps: int = 1000
+    beta_start: float = 0.00085
+    beta_end: float = 0.012
+    shift: float = 3.0
+    guidance_scale: float = 6.0
+    guidance_power: float = 5.0
+    guidance_period: int = 50
+
+    def signal_levels(self, steps: np.ndarray | None = None) -> np.ndarray:
+        """sqrt(alpha_bar) at the given training steps (ascending; all if None), float64.
+
+        The last of the given steps gets exactly 0, and the first keeps its level: the rescaling
+        depends on which steps are asked for, in the release as here.
+        """
+        betas = np.linspace(self.beta_start**0.5, self.beta_end**0.5, self.num_train_steps) ** 2
+        alpha_bar = np.cumprod(1 - betas)
+        alpha_bar = alpha_bar / (self.shift + (1 - self.shift) * alpha_bar)
+        level = np.sqrt(alpha_bar if steps is None else alpha_bar[steps])
+        return (level - level[-1]) * level[0] / (level[0] - level[-1])
+
+    def sampling_steps(self, num_steps: int) -> np.ndarray:
+        """Training steps that a sampler of `num_steps` visits, ascending: 19, 39, ..., 999 for 50.
+
+        Raises:
+            ValueError: `num_steps` is not in 1..num_train_steps.
+        """
+        if not 1 <= num_steps <= self.num_train_steps:
+            raise ValueError(
+                f"{num_steps} denoising steps: expected a number in 1..{self.num_train_steps}"
+            )
+        spaced = np.linspace(self.num_train_steps - 1, 0, num_steps, endpoint=False)
+        return spaced.astype(int)[::-1].copy()
+
+    def guidance(self, timesteps: np.ndarray) -> np.ndarray:
+        """Guidance scale at the given training steps, float64."""
+        t = np.asarray(timesteps, np.float64)
+        phase = ((self.guidance_period - t) / self.guidance_period) ** self.guidance_power
+        return 1 + self.guidance_scale * (1 - np.cos(np.pi * phase)) / 2
+
+
+class SamplerTable(NamedTuple):
+    """One row a denoising step, in the order of sampling; float32 but for the step's number.
+
+    A step is: d = signal x - noise_level v; x' = on_x x + on_denoised d + on_previous d_before +
+    on_noise eps. `signal` and `noise_level` are those of the training grid (the network snaps to
+    it), the four coefficients those of the sampler's own, coarser grid.
+    """
+
+    index: Int[np.ndarray | Array, " n"]
+    timestep: Float[np.ndarray | Array, " n"]
+    guidance: Float[np.ndarray | Array, " n"]
+    signal: Float[np.ndarray | Array, " n"]
+    noise_level: Float[np.ndarray | Array, " n"]
+    on_x: Float[np.ndarray | Array, " n"]
+    on_denoised: Float[np.ndarray | Array, " n"]
+    on_previous: Float[np.ndarray | Array, " n"]
+    on_noise: Float[np.ndarray | Array, " n"]
+
+
+def make_sampler_table(schedule: Schedule, num_steps: int) -> SamplerTable:
+    """Coefficients of DPM-Solver++(2M) SDE (arXiv 2211.01095, SDE form of algorithm 2).
+
+    With lambda = log(s / sqrt(1 - s^2)) of the signal levels s now and s' next, h = lambda' -
+    lambda and r = h_before / h. The first step starts at s = 0, where h is infinite: its limits
+    are put in. The last step ends on the denoised clip itself.
+    """
+    steps = schedule.sampling_steps(num_steps)
+    level = np.append(schedule.signal_levels(steps)[::-1] if num_steps > 1 else [0.0], 1.0)
+    timestep = steps[::-1]
+    with np.errstate(divide="ignore"):
+        lam = np.log(level[:-1]) - 0.5 * np.log1p(-(level[:-1] ** 2))
+    on_x, on_denoised = np.zeros(num_steps), np.ones(num_steps)
+    on_previous, on_noise = np.zeros(num_steps), np.zeros(num_steps)
+    for i in range(num_steps - 1):
+        now, after = level[i], level[i + 1]
+        h = lam[i + 1] - lam[i]
+        on_x[i] = np.sqrt((1 - after**2) / (1 - now**2)) * np.exp(-h)
+        gain = -np.expm1(-2 * h) * after
+        # 1 / (2 r): zero while the step before began at zero signal, where r is infinite.
+        correction = h / (2 * (lam[i] - lam[i - 1])) if i > 1 else 0.0
+        on_denoised[i], on_previous[i] = gain * (1 + correction), -gain * correction
+        on_noise[i] = np.sqrt((1 - after**2) * -np.expm1(-2 * h))
+    grid = schedule.signal_levels()
+    snapped = grid[np.abs(grid[None] - level[:-1, None]).argmin(1)]
+    columns = (
+        timestep,
+        schedule.guidance(timestep),
+        snapped,
+        np.sqrt(1 - snapped**2),
+        on_x,
+        on_denoised,
+        on_previous,
+        on_noise,
+    )
+    return SamplerTable(np.arange(num_steps, dtype=np.int32), *map(np.float32, columns))
+
+
+class SamplerState(NamedTuple):
+    """Between two denoising steps. `bad_step`: the first step with a non-finite latent, or -1."""
+
+    x: Float[Array, "b f h w c"]
+    denoised: Float[Array, "b f h w c"]
+    bad_step: Int[Array, " b"]
+
+
+def start_sampler(x: Float[Array, "b f h w c"]) -> SamplerState:
+    """The state before the first step, from Gaussian noise `x`."""
+    x = x.astype(jnp.float32)
+    return SamplerState(x, jnp.zeros_like(x), jnp.full((x.shape[0],), -1, jnp.int32))
+
+
+def sample(
+    predict_v: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    state: SamplerState,
+    table: SamplerTable,
+    *,
+    noise: Callable[[jax.Array], jax.Array],
+) -> SamplerState:
+    """Walks the rows of `table` as one `lax.scan`; a part of the table gives a part of the walk.
+
+    Args:
+        predict_v: `(x, timestep [], guidance []) -> v`, guidance already applied.
+        state: `start_sampler(...)`, or the result of the rows before.
+        table: all rows of `make_sampler_table`, or consecutive ones.
+        noise: step number (traced) -> Gaussian array of the shape of `x`.
+    """
+
+    def step(state: SamplerState, row: SamplerTable) -> tuple[SamplerState, None]:
+        v = predict_v(state.x, row.timestep, row.guidance).astype(jnp.float32)
+        denoised = row.signal * state.x - row.noise_level * v
+        x = row.on_x * state.x + row.on_denoised * denoised
+        x = x + row.on_previous * state.denoised + row.on_noise * noise(row.index)
+        finite = jnp.isfinite(x).all(axis=tuple(range(1, x.ndim)))
+        first_bad = (state.bad_step < 0) & ~finite
+        bad_step = jnp.where(first_bad, row.index, state.bad_step)
+        return SamplerState(x, denoised, bad_step), None
+
+    return jax.lax.scan(step, state, jax.tree.map(jnp.asarray, table))[0]
+
+
+def guide(
+    predict_v: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    context: Float[Array, "b n d"],
+    unconditional: Float[Array, "n d"],
+) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
+    """Classifier-free guidance: unconditional and conditional rows in one batch of 2 b.
+
+    Args:
+        predict_v: `(x [2b ...], timestep [2b], context [2b n d]) -> v [2b ...]`.
+        context: shot representations of the games.
+        unconditional: E_a of zeros, the same for every game.
+    """
+    base = jnp.broadcast_to(unconditional.astype(context.dtype), context.shape)
+    rows = jnp.concatenate([base, context])
+
+    def guided(x: jax.Array, timestep: jax.Array, guidance: jax.Array) -> jax.Array:
+        twice = jnp.concatenate([x, x])
+        v = predict_v(twice, jnp.broadcast_to(timestep, twice.shape[:1]), rows)
+        without, with_context = jnp.split(v.astype(jnp.float32), 2)
+        return without + guidance * (with_context - without)
+
+    return guided
+
+
+def add_noise(
+    schedule: Schedule,
+    clean: Float[Array, "b f h w c"],
+    noise: Float[Array, "b f h w c"],
+    timestep: Int[Array, " b"],
+) -> tuple[Float[Array, "b f h w c"], Float[Array, "b f h w c"]]:
+    """The noised latents at training steps 0..999, and the v that a network should answer there.
+
+    x_t = s x + sqrt(1 - s^2) eps and v = s eps - sqrt(1 - s^2) x (arXiv 2202.00512, appendix D).
+    """
+    levels = schedule.signal_levels()
+    shape = (-1, 1, 1, 1, 1)
+    signal = jnp.asarray(levels, jnp.float32)[timestep].reshape(shape)
+    noise_level = jnp.asarray(np.sqrt(1 - levels**2), jnp.float32)[timestep].reshape(shape)
+    return signal * clean + noise_level * noise, signal * noise - noise_level * clean
+
+
+def v_loss(v: Float[Array, "b f h w c"], target: Float[Array, "b f h w c"]) -> Float[Array, " b"]:
+    """Mean squared error on v, one value a sample (the released objective)."""
+    difference = v.astype(jnp.float32) - target.astype(jnp.float32)
+    return jnp.square(difference).mean(axis=(1, 2, 3, 4))

@@ -1,0 +1,211 @@
+"""The video diffusion transformer: CogVideoX-2B's 3D attention, and a motion input.
+
+Context tokens (the shot representation) and patch tokens go through full attention together; each
+has its own modulation. Motion enters beside the timestep: `time_embed(sin t) + flow_embed(sin m)`
+(PAPER section 3.2; CogVideoX, arXiv 2408.06072, section 2.2).
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from einops import rearrange
+from flax import nnx
+from jaxtyping import Array, Float
+
+from animegamer_jax.configs import DiTConfig
+from animegamer_jax.models.attention import attention
+from animegamer_jax.models.layers import LayerNorm, LayerStack, Linear, QKVLinear
+from animegamer_jax.sharding import axes, constrain
+
+
+def sinusoid(x: Float[Array, " b"], size: int) -> Float[Array, "b {size}"]:
+    """Cosines, then sines, of `x` at `size / 2` frequencies from 1 down to 1 / 10000; float32."""
+    half = size // 2
+    frequencies = jnp.exp(jnp.arange(half, dtype=jnp.float32) * (-np.log(10_000.0) / half))
+    angles = x.astype(jnp.float32)[:, None] * frequencies[None]
+    return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
+
+
+def position_table(config: DiTConfig) -> np.ndarray:
+    """Sines and cosines of frame, row and column, [context + patches, width] float32.
+
+    A quarter of the width tells the frame, three eighths each the column and the row; height and
+    width are interpolated. Context positions are zero. (CogVideoX, section 2.2 and released code.)
+    """
+
+    def encode(size: int, position: np.ndarray) -> np.ndarray:
+        omega = 10_000.0 ** -(np.arange(size // 2, dtype=np.float64) / (size / 2))
+        angles = position[:, None] * omega[None]
+        return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+
+    rows = np.arange(config.latent_height // config.patch_size) / config.spatial_interpolation
+    columns = np.arange(config.latent_width // config.patch_size) / config.spatial_interpolation
+    frames = np.arange(config.latent_frames, dtype=np.float64)
+    width = config.hidden_size
+    in_time, in_space = width // 4, width // 4 * 3 // 2
+    f, r, c = np.meshgrid(frames, rows, columns, indexing="ij")
+    parts = [
+        encode(in_time, f.ravel()),
+        encode(in_space, c.ravel()),
+        encode(in_space, r.ravel()),
+    ]
+    patches = np.concatenate(parts, axis=1)
+    table = np.zeros((config.num_context_tokens + len(patches), width), np.float32)
+    table[config.num_context_tokens :] = patches
+    return table
+
+
+class Embedding(nnx.Module):
+    """Sinusoid, Linear, SiLU, Linear: of the timestep and of the motion value."""
+
+    def __init__(self, config: DiTConfig, *, rngs: nnx.Rngs):
+        self.size = config.hidden_size
+        self.input = Linear(
+            config.hidden_size,
+            config.time_embed_size,
+            names=("embed", "time_embed"),
+            config=config,
+            rngs=rngs,
+        )
+        # Square: only one of its two dimensions may be split.
+        self.output = Linear(
+            config.time_embed_size,
+            config.time_embed_size,
+            names=("time_embed", "features"),
+            config=config,
+            rngs=rngs,
+        )
+
+    def __call__(self, x: Float[Array, " b"]) -> Float[Array, "b e"]:
+        return self.output(jax.nn.silu(self.input(sinusoid(x, self.size))))
+
+
+class Block(nnx.Module):
+    """One layer. `modulation` gives 12 vectors: shift, scale, gate of attention and of the MLP,
+    for patches first and for the context after.
+    """
+
+    def __init__(self, config: DiTConfig, *, rngs: nnx.Rngs):
+        c, width = config, config.hidden_size
+        self.num_heads = c.num_attention_heads
+        self.num_context = c.num_context_tokens
+        head = width // c.num_attention_heads
+        self.modulation = Linear(
+            c.time_embed_size,
+            12 * width,
+            names=("time_embed", "modulation"),
+            config=c,
+            rngs=rngs,
+        )
+        self.attention_norm = LayerNorm(width, eps=c.layer_norm_eps, config=c, rngs=rngs)
+        self.qkv = QKVLinear(width, config=c, lora=c.lora, rngs=rngs)
+        self.query_norm = LayerNorm(head, eps=1e-6, config=c, rngs=rngs)
+        self.key_norm = LayerNorm(head, eps=1e-6, config=c, rngs=rngs)
+        self.out = Linear(
+            width, width, names=("heads", "embed"), config=c, lora=c.lora, rngs=rngs
+        )
+        self.mlp_norm = LayerNorm(width, eps=c.layer_norm_eps, config=c, rngs=rngs)
+        self.mlp_in = Linear(
+            width, c.intermediate_size, names=("embed", "mlp"), config=c, rngs=rngs
+        )
+        self.mlp_out = Linear(
+            c.intermediate_size, width, names=("mlp", "embed"), config=c, rngs=rngs
+        )
+
+    def __call__(
+        self, x: Float[Array, "b t d"], emb: Float[Array, "b e"]
+    ) -> Float[Array, "b t d"]:
+        # float32 island: modulation multiplies the residual stream's norms
+        m = self.modulation(jax.nn.silu(emb)).astype(jnp.float32)
+        m = rearrange(m, "b (n d) -> n b d", n=12)
+        is_context = (jnp.arange(x.shape[1]) < self.num_context)[None, :, None]
+
+        def per_token(i: int) -> Float[Array, "b t d"]:
+            return jnp.where(is_context, m[i + 6][:, None], m[i][:, None])
+
+        def modulate(y: jax.Array, shift: int) -> jax.Array:
+            y = y.astype(jnp.float32) * (1 + per_token(shift + 1)) + per_token(shift)
+            return y.astype(x.dtype)
+
+        y = self.attend(modulate(self.attention_norm(x), 0))
+        x = (x + per_token(2) * y).astype(x.dtype)
+        y = self.mlp_in(modulate(self.mlp_norm(x), 3))
+        y = self.mlp_out(jax.nn.gelu(constrain(y, "act_batch", "act_length", "act_mlp")))
+        x = (x + per_token(5) * y).astype(x.dtype)
+        return constrain(x, "act_batch", "act_length", "act_embed")
+
+    def attend(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+        """Every token sees every token."""
+        q, k, v = (rearrange(y, "b t (h d) -> b t h d", h=self.num_heads) for y in self.qkv(x))
+        y = attention(self.query_norm(q), self.key_norm(k), v)
+        return self.out(rearrange(y, "b t h d -> b t (h d)"))
+
+
+class DiT(nnx.Module):
+    """Predicts v of noised latents, given timestep, motion value and context.
+
+    `positions` is a constant of the released files (`position_table`); it is kept as a parameter
+    so that those files come back whole, and no stage trains it.
+    """
+
+    def __init__(self, config: DiTConfig, *, rngs: nnx.Rngs):
+        self.config = c = config
+        width, patch = c.hidden_size, c.patch_size**2 * c.latent_channels
+        self.positions = nnx.Param(
+            jnp.asarray(position_table(c), c.param_dtype), **axes("positions", "embed")
+        )
+        self.patch_in = Linear(patch, width, names=("features", "embed"), config=c, rngs=rngs)
+        self.time_embed = Embedding(c, rngs=rngs)
+        self.motion_embed = Embedding(c, rngs=rngs)
+        self.layers = LayerStack(
+            lambda rngs: Block(c, rngs=rngs), c.num_layers, config=c, rngs=rngs
+        )
+        self.final_norm = LayerNorm(width, eps=c.layer_norm_eps, config=c, rngs=rngs)
+        self.output_norm = LayerNorm(width, eps=1e-6, config=c, rngs=rngs)
+        self.output_modulation = Linear(
+            c.time_embed_size,
+            2 * width,
+            names=("time_embed", "modulation"),
+            config=c,
+            rngs=rngs,
+        )
+        self.patch_out = Linear(width, patch, names=("embed", "features"), config=c, rngs=rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "b f h w c"],
+        *,
+        timestep: Float[Array, " b"],
+        motion: Float[Array, " b"],
+        context: Float[Array, "b n d"],
+    ) -> Float[Array, "b f h w c"]:
+        """Predicts v.
+
+        Args:
+            x: noised latents, already scaled by the VAE's factor.
+            timestep: training step, 0..999.
+            motion: motion value (mean optical-flow magnitude in pixels at 480 x 720).
+            context: shot representation, one row a sample.
+
+        Raises:
+            ValueError: frames, height or width differ from those of the position table.
+        """
+        c, p = self.config, self.config.patch_size
+        _, f, h, w, _ = x.shape
+        if (f, h, w) != (c.latent_frames, c.latent_height, c.latent_width):
+            raise ValueError(
+                f"latents of {f} x {h} x {w} (frames, height, width): this transformer has "
+                f"positions for {c.latent_frames} x {c.latent_height} x {c.latent_width}"
+            )
+        emb = self.time_embed(timestep) + self.motion_embed(motion)
+        tokens = rearrange(x, "b f (h p) (w q) c -> b (f h w) (p q c)", p=p, q=p)
+        tokens = jnp.concatenate([context.astype(c.dtype), self.patch_in(tokens)], axis=1)
+        tokens = tokens + self.positions[...].astype(c.dtype)[None]
+        tokens = constrain(tokens, "act_batch", "act_length", "act_embed")
+        tokens, _ = self.layers(tokens, emb)
+        tokens = self.output_norm(self.final_norm(tokens)[:, c.num_context_tokens :])
+        shift, scale = jnp.split(self.output_modulation(jax.nn.silu(emb)), 2, axis=-1)
+        tokens = self.patch_out(tokens * (1 + scale[:, None]) + shift[:, None])
+        return rearrange(
+            tokens, "b (f h w) (c p q) -> b f (h p) (w q) c", p=p, q=p, f=f, h=h // p
+        )
