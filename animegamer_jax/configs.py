@@ -42,7 +42,11 @@ class LoRAConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MistralConfig(NetworkConfig):
-    """The decoder-only language model (Mistral-7B-Instruct-v0.1 with an enlarged vocabulary)."""
+    """The decoder-only language model (Mistral-7B-Instruct-v0.1 with an enlarged vocabulary).
+
+    `rotary_dtype`: the format that the rotary cosines and sines are rounded to. The released code
+    keeps these tables in the checkpoint's format even where it computes in float32.
+    """
 
     vocab_size: int = 32_284
     hidden_size: int = 4096
@@ -54,6 +58,7 @@ class MistralConfig(NetworkConfig):
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10_000.0
     sliding_window: int | None = 4096
+    rotary_dtype: Dtype = "float32"
     lora: LoRAConfig | None = LoRAConfig(rank=32, alpha=32.0)
 
 

@@ -125,7 +125,7 @@ def make_mesh(shape: Mapping[str, int] | None = None) -> Mesh:
     return jax.make_mesh(sizes, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
-def param_shardings(state: nnx.State, mesh: Mesh, rules: Rules | None = None) -> Any:
+def param_shardings(state: Any, mesh: Mesh, rules: Rules | None = None) -> Any:
     """A `NamedSharding` for each parameter of a (possibly abstract) state, by its axis names."""
 
     def one(variable: nnx.Variable) -> NamedSharding:

@@ -17,6 +17,11 @@ _kernel_init = nnx.initializers.variance_scaling(1.0, "fan_in", "normal", in_axi
 _zeros = nnx.initializers.zeros_init()
 
 
+def _last_axis(vector: jax.Array, x: jax.Array) -> jax.Array:
+    """A parameter of the last axis with as many dimensions as `x`: ranks never grow silently."""
+    return vector.reshape((1,) * (x.ndim - 1) + vector.shape)
+
+
 class Linear(nnx.Module):
     """`y = x W + b`, and `+ x A B * scale` where a LoRA is configured.
 
@@ -59,7 +64,7 @@ class Linear(nnx.Module):
             a, b = self.lora_a[...].astype(self.dtype), self.lora_b[...].astype(self.dtype)
             y = y + (x @ a) @ b * self.scale
         if self.bias is not None:
-            y = y + self.bias[...].astype(self.dtype)
+            y = y + _last_axis(self.bias[...].astype(self.dtype), y)
         return y
 
 
@@ -117,8 +122,8 @@ class LayerNorm(nnx.Module):
         y = x.astype(jnp.float32)  # float32 island: a norm of bf16 sums loses the mean
         y = y - y.mean(-1, keepdims=True)
         y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps)
-        y = y * self.scale[...].astype(jnp.float32) + self.bias[...].astype(jnp.float32)
-        return y.astype(x.dtype)
+        scale, bias = self.scale[...].astype(jnp.float32), self.bias[...].astype(jnp.float32)
+        return (y * _last_axis(scale, y) + _last_axis(bias, y)).astype(x.dtype)
 
 
 class RMSNorm(nnx.Module):
@@ -133,7 +138,7 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
         y = x.astype(jnp.float32)  # float32 island
         y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps)
-        return (y * self.scale[...].astype(jnp.float32)).astype(x.dtype)
+        return (y * _last_axis(self.scale[...].astype(jnp.float32), y)).astype(x.dtype)
 
 
 def remat(function: Callable[..., Any], policy: Remat) -> Callable[..., Any]:
@@ -157,7 +162,7 @@ class LayerStack(nnx.Module):
     ):
         self.remat = config.remat
         make = nnx.transform_metadata(in_axes=0, out_axes=0, partition="layers")(make_block)
-        self.blocks = jax.vmap(make)(rngs.fork(split=num_layers))
+        self.blocks = jax.vmap(make)(rngs.split(num_layers))
 
     def __call__(self, x: jax.Array, *args: Any, per_layer: Any = None) -> tuple[jax.Array, Any]:
         """Runs `x, y = block(x, *args, per_layer[layer])`; `y` comes back stacked over layers.

@@ -1,0 +1,113 @@
+"""The released agent file (PEFT names) and a plain Mistral folder (Hugging Face names)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from animegamer_jax.configs import LoRAConfig, MistralConfig, MLLMConfig
+from animegamer_jax.convert.rules import TRANSPOSE, Rule
+
+_LINEARS = {
+    "self_attn.q_proj": "q",
+    "self_attn.k_proj": "k",
+    "self_attn.v_proj": "v",
+    "self_attn.o_proj": "o",
+    "mlp.gate_proj": "gate",
+    "mlp.up_proj": "up",
+    "mlp.down_proj": "down",
+}
+_NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
+_BLOCKS = "mistral.layers.blocks."
+_AGENT = "llm.base_model.model."
+_LAYER = "model.layers.{layer}."
+
+
+def rules(config: MLLMConfig) -> tuple[Rule, ...]:
+    """The agent's table: PEFT's LoRA and saved modules, or plain names where there is no LoRA."""
+    return adapter_rules(config) + base_rules(config)
+
+
+def base_rules(config: MLLMConfig) -> tuple[Rule, ...]:
+    """The frozen linear layers in the agent file (an adapter-only file lacks them)."""
+    inner = ".base_layer" if config.mistral.lora else ""
+    return tuple(
+        Rule(f"{_AGENT}{_LAYER}{source}{inner}.weight", f"{_BLOCKS}{target}.kernel", TRANSPOSE)
+        for source, target in _LINEARS.items()
+    )
+
+
+def adapter_rules(config: MLLMConfig) -> tuple[Rule, ...]:
+    """What the agent's own training changes: LoRA, norms, embeddings, resamplers."""
+    lora = config.mistral.lora is not None
+    table = [
+        Rule(f"{_AGENT}model.embed_tokens.weight", "mistral.embedding"),
+        Rule(f"{_AGENT}lm_head.weight", "mistral.head.kernel", TRANSPOSE),
+    ]
+    norms = {f"{_LAYER}{source}": f"{_BLOCKS}{target}" for source, target in _NORMS.items()}
+    for source, target in (norms | {"model.norm": "mistral.norm"}).items():
+        name = f"{_AGENT}{source}"
+        if not lora:
+            table.append(Rule(f"{name}.weight", f"{target}.scale"))
+            continue
+        trained = f"{name}.modules_to_save.default.weight"
+        table.append(Rule(trained, f"{target}.scale"))
+        table.append(Rule(f"{name}.original_module.weight", None, copy_of=trained))
+    if lora:
+        for source, target in _LINEARS.items():
+            for letter in "AB":
+                name = f"{_AGENT}{_LAYER}{source}.lora_{letter}.default.weight"
+                table.append(
+                    Rule(name, f"{_BLOCKS}{target}.lora_{letter.lower()}", TRANSPOSE)
+                )
+    for resampler in ("input_resampler", "output_resampler"):
+        for index, layer in ((0, "input"), (2, "output")):
+            name = f"{resampler}.proj.{index}"
+            table.append(Rule(f"{name}.weight", f"{resampler}.{layer}.kernel", TRANSPOSE))
+            table.append(Rule(f"{name}.bias", f"{resampler}.{layer}.bias"))
+    return tuple(table)
+
+
+def mistral_rules() -> tuple[Rule, ...]:
+    """A plain Mistral folder: the linear layers, norms and embeddings of a base model."""
+    table = [
+        Rule("model.embed_tokens.weight", "mistral.embedding"),
+        Rule("lm_head.weight", "mistral.head.kernel", TRANSPOSE),
+        Rule("model.norm.weight", "mistral.norm.scale"),
+    ]
+    for source, target in _LINEARS.items():
+        table.append(Rule(f"{_LAYER}{source}.weight", f"{_BLOCKS}{target}.kernel", TRANSPOSE))
+    for source, target in _NORMS.items():
+        table.append(Rule(f"{_LAYER}{source}.weight", f"{_BLOCKS}{target}.scale"))
+    return tuple(table)
+
+
+def infer_config(
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    base: Mapping[str, Any],
+    num_queries: int = 226,
+    lora_alpha: float | None = None,
+) -> MLLMConfig:
+    """Sizes from the agent's tensors; heads and constants from the base model's `config.json`.
+
+    `lora_alpha` is the rank if None: the release's scale is 1.
+    """
+    vocab, hidden = shapes[f"{_AGENT}model.embed_tokens.weight"]
+    layer = f"{_AGENT}model.layers.0."
+    a = shapes.get(f"{layer}self_attn.q_proj.lora_A.default.weight")
+    heads = base["num_attention_heads"]
+    mistral = MistralConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=base["intermediate_size"],
+        num_hidden_layers=base["num_hidden_layers"],
+        num_attention_heads=heads,
+        num_key_value_heads=base.get("num_key_value_heads", heads),
+        head_dim=base.get("head_dim") or hidden // heads,
+        rms_norm_eps=base.get("rms_norm_eps", 1e-6),
+        rope_theta=base.get("rope_theta", 10_000.0),
+        sliding_window=base.get("sliding_window"),
+        rotary_dtype=base.get("torch_dtype") or base.get("dtype") or "float32",
+        lora=LoRAConfig(rank=a[0], alpha=float(lora_alpha or a[0])) if a else None,
+    )
+    size = shapes["input_resampler.proj.0.weight"][1]
+    return MLLMConfig(mistral=mistral, num_queries=num_queries, representation_size=size)

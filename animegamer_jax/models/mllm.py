@@ -1,0 +1,170 @@
+"""The multimodal language model: Mistral with an input and an output resampler (PAPER section 3.3).
+
+The input resampler turns a past turn's shot representation into embeddings at its frame tokens; the
+output resampler turns the hidden states at this turn's frame tokens into the next representation.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from animegamer_jax.configs import MLLMConfig
+from animegamer_jax.models.layers import Linear
+from animegamer_jax.models.mistral import KVCache, Mistral, Tokens, make_cache
+from animegamer_jax.protocol import Layout, Prompt, inject
+
+IGNORED = -100  # a label that does not count
+
+
+class Resampler(nnx.Module):
+    """Linear, exact GELU, Linear; the second one square."""
+
+    def __init__(
+        self, in_features: int, out_features: int, *, config: MLLMConfig, rngs: nnx.Rngs
+    ):
+        self.input = Linear(
+            in_features, out_features, names=("features", "embed"), config=config, rngs=rngs
+        )
+        self.output = Linear(
+            out_features, out_features, names=("embed", "features"), config=config, rngs=rngs
+        )
+
+    def __call__(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
+        return self.output(jax.nn.gelu(self.input(x), approximate=False))
+
+
+class GameBatch(NamedTuple):
+    """Sequences to train on: `k` history rows a sequence at most, `n` queries."""
+
+    ids: Int[Array, "b t"]
+    tokens: Tokens
+    labels: Int[Array, "b t"]  # the sequence itself, IGNORED where it does not count
+    history_mask: Bool[Array, "b t"]
+    history: Float[Array, "b k r"]
+    query_slots: Int[Array, "b n"]
+    target: Float[Array, "b n r"]
+
+
+class MLLM(nnx.Module):
+    """Predicts the next game state from the history of the game."""
+
+    def __init__(self, config: MLLMConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        hidden, size = config.mistral.hidden_size, config.representation_size
+        self.mistral = Mistral(config.mistral, rngs=rngs)
+        self.input_resampler = Resampler(size, hidden, config=config, rngs=rngs)
+        self.output_resampler = Resampler(hidden, size, config=config, rngs=rngs)
+
+    def embed(
+        self,
+        ids: Int[Array, "b t"],
+        history_mask: Bool[Array, "b t"],
+        history: Float[Array, "b k r"],
+    ) -> Float[Array, "b t d"]:
+        """Token embeddings, those of past frames replaced by their resampled representations."""
+        x = self.mistral.embed(ids)
+        return inject(x, history_mask, self.input_resampler(history.astype(x.dtype)))
+
+    def prefill(
+        self,
+        prompt: Prompt,
+        history: Float[Array, "b k r"],
+        layout: Layout,
+        *,
+        bidirectional: bool,
+        extra_slots: int,
+    ) -> tuple[Float[Array, "b t d"], KVCache]:
+        """Hidden states of the prompt, and a cache with room for `extra_slots` more tokens.
+
+        `bidirectional`: this turn's frame tokens see one another (the training mask).
+        """
+        b, t = prompt.ids.shape
+        where = jnp.broadcast_to(jnp.asarray(layout.history), (b, t))
+        x = self.embed(prompt.ids, where, history)
+        blocks = jnp.zeros((b, t), jnp.int32)
+        if bidirectional:
+            blocks = blocks.at[:, layout.queries].set(1)
+        cache = make_cache(self.config.mistral, b, t + extra_slots)
+        hidden, cache = self.mistral(x, Tokens(prompt.positions, prompt.valid, blocks), cache)
+        assert cache is not None
+        return hidden, cache
+
+    def extend(
+        self, ids: Int[Array, "b t"], positions: Int[Array, "b t"], cache: KVCache
+    ) -> tuple[Float[Array, "b t d"], KVCache]:
+        """Hidden states of `t` more, ordinary causal tokens."""
+        tokens = Tokens(positions, jnp.ones(ids.shape, bool), jnp.zeros(ids.shape, jnp.int32))
+        hidden, cache = self.mistral(self.mistral.embed(ids), tokens, cache)
+        assert cache is not None
+        return hidden, cache
+
+    def decode_states(
+        self,
+        last_hidden: Float[Array, "b d"],
+        last_position: Int[Array, " b"],
+        cache: KVCache,
+        layout: Layout,
+    ) -> Int[Array, "b 4"]:
+        """The four states by greedy choice among their allowed tokens.
+
+        The tokens between them are forced, so three short passes are all that is decoded.
+        """
+        values = [jnp.asarray(v, jnp.int32) for v in layout.protocol.state_values]
+
+        def choose(hidden: jax.Array, state: int) -> tuple[jax.Array, jax.Array]:
+            logits = self.mistral.logits(hidden)[:, layout.allowed[state]]
+            best = jnp.argmax(logits, axis=-1)
+            return jnp.asarray(layout.allowed[state])[best], values[state][best]
+
+        states = []
+        for state in range(4):
+            token, value = choose(last_hidden, state)
+            states.append(value)
+            if state == 3:
+                break
+            forced = jnp.broadcast_to(jnp.asarray(layout.between[state]), (token.shape[0], 2))
+            ids = jnp.concatenate([token[:, None], forced], axis=1)
+            positions = last_position[:, None] + jnp.arange(1, 4)[None]
+            hidden, cache = self.extend(ids, positions, cache)
+            last_hidden, last_position = hidden[:, -1], last_position + 3
+        return jnp.stack(states, axis=1)
+
+    def predict(
+        self, prompt: Prompt, history: Float[Array, "b k r"], layout: Layout
+    ) -> tuple[Float[Array, "b n r"], Int[Array, "b 4"]]:
+        """The next game state: shot representation (float32) and the four states.
+
+        `layout.protocol` says where the representation is read and whether the states come from
+        the same pass.
+        """
+        hidden, cache = self.prefill(
+            prompt, history, layout, bidirectional=True, extra_slots=9
+        )
+        representation = self.output_resampler(hidden[:, layout.representation])
+        if layout.protocol.states_pass == "causal":
+            hidden, cache = self.prefill(
+                prompt, history, layout, bidirectional=False, extra_slots=9
+            )
+        states = self.decode_states(hidden[:, -1], prompt.positions[:, -1], cache, layout)
+        return representation.astype(jnp.float32), states
+
+    def losses(self, batch: GameBatch) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """Cross-entropy of the labelled tokens, and mean squared error of the representation.
+
+        Their sum, the second times alpha, is the training loss (PAPER equation 5).
+        """
+        x = self.embed(batch.ids, batch.history_mask, batch.history)
+        hidden, _ = self.mistral(x, batch.tokens)
+        at_queries = jnp.take_along_axis(hidden, batch.query_slots[:, :, None], axis=1)
+        difference = self.output_resampler(at_queries).astype(jnp.float32) - batch.target
+        counts = batch.labels[:, 1:] != IGNORED
+        labels = jnp.where(counts, batch.labels[:, 1:], 0)
+        entropy = optax.softmax_cross_entropy_with_integer_labels(
+            self.mistral.logits(hidden[:, :-1]), labels
+        )
+        mean = jnp.where(counts, entropy, 0).sum() / jnp.maximum(counts.sum(), 1)
+        return mean, jnp.square(difference).mean()

@@ -1,0 +1,192 @@
+"""The game protocol: how turns are written as tokens, how states are read, what the decoder is told.
+
+Two values, `PAPER` and `RELEASED`; a bundle stores the one that its weights were trained for. A
+turn, as in the released code:
+
+    <s> { <TURN>instruction<img><frame> f_0..f_225 </frame></img><ML>L</ML><SC>a</SC><ET>b</ET>
+          <ST>c</ST></TURN> }  for each turn of the history, oldest first, then for this turn
+        <TURN>instruction<img><frame> q_0..q_225 </frame></img><ML>
+
+`Layout` lays that out in arrays of fixed size: every instruction has `caption_length` slots and
+every history turn its place, whether filled or not. Slots without a token are masked, and
+positions count tokens only, so the numbers are those of the sequence without the gaps.
+"""
+
+import dataclasses
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+STATE_NAMES = ("motion_level", "social", "entertainment", "stamina")
+STRENGTHS = range(-5, 6)
+SPECIAL_TOKENS = (
+    *("<img>", "</img>", "<vid>", "</vid>", "<frame>", "</frame>"),
+    *(f"<Strength_{k}>" for k in STRENGTHS),
+    "<visual>",
+    *("<ML>", "</ML>", "<SC>", "</SC>", "<ET>", "</ET>", "<ST>", "</ST>", "<TURN>", "</TURN>"),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """One way to play; nobody sets these one by one.
+
+    Attributes:
+        window: turns of context, this one included.
+        representation_shift: how many positions after the queries the shot representation is
+            read (the release reads the last 226 of the sequence, three late).
+        states_pass: whether the states are decoded from the cache of the pass that made the
+            representation ("same"), or from a second, purely causal one ("causal").
+        history_states: the turns' own states, or `<Strength_0>` everywhere ("zero").
+        turn_end: tokens that close a history turn.
+        caption_length: tokens of an instruction at most; with 226 frame tokens and 18 others a turn
+            has 300, the figure in the released data's leftovers.
+        motion_levels, social, entertainment, stamina: values a state token may take.
+        motion_values: motion value of each motion level for the decoder, in pixels of mean
+            optical flow (the released decoder script's table).
+    """
+
+    name: str
+    window: int
+    representation_shift: int
+    states_pass: Literal["same", "causal"]
+    history_states: Literal["true", "zero"]
+    turn_end: tuple[str, ...]
+    caption_length: int = 56
+    motion_levels: tuple[int, ...] = (1, 2, 3, 4, 5)
+    social: tuple[int, ...] = (0, 1)
+    entertainment: tuple[int, ...] = (0, 1)
+    stamina: tuple[int, ...] = (-1, 1)
+    motion_values: tuple[float, ...] = (0.5, 2.5, 10.0, 15.0, 40.0)
+
+    @property
+    def state_values(self) -> tuple[tuple[int, ...], ...]:
+        """Allowed values of the four states, in the order of `STATE_NAMES`."""
+        return (self.motion_levels, self.social, self.entertainment, self.stamina)
+
+
+PAPER = Protocol(
+    name="paper",
+    window=5,
+    representation_shift=0,
+    states_pass="same",
+    history_states="true",
+    turn_end=("</ST>", "</TURN>"),
+)
+RELEASED = Protocol(
+    name="released",
+    window=1,
+    representation_shift=3,
+    states_pass="causal",
+    history_states="zero",
+    turn_end=("</ST>", "</ST>", "</TURN>"),
+)
+PROTOCOLS = {protocol.name: protocol for protocol in (PAPER, RELEASED)}
+
+
+class TokenIds(NamedTuple):
+    """Ids that the layout needs: special tokens by their text, frame tokens in order."""
+
+    bos: int
+    special: dict[str, int]
+    frames: tuple[int, ...]
+
+
+class Prompt(NamedTuple):
+    """A batch of laid-out sequences, one a game. `t` is `Layout.length`."""
+
+    ids: Int[Array, "b t"]
+    valid: Bool[Array, "b t"]
+    positions: Int[Array, "b t"]
+
+
+class Layout:
+    """Where everything stands in the sequence of one turn of the MLLM.
+
+    Static numpy only, so that it can be closed over by a jitted function.
+
+    Attributes:
+        length: slots of the sequence.
+        queries: slots [226] of this turn's frame tokens.
+        history: True [length] at slots that take history turns' representations.
+        representation: slots [226] at which the representation is read.
+    """
+
+    def __init__(self, protocol: Protocol, ids: TokenIds, *, num_queries: int, window: int):
+        if window < 1:
+            raise ValueError(f"a window of {window} turns: expected 1 or more")
+        if num_queries > len(ids.frames):
+            raise ValueError(f"{num_queries} queries, but {len(ids.frames)} frame tokens")
+        self.protocol, self.window, self.num_queries = protocol, window, num_queries
+        s = ids.special
+        self.strength = np.array([s[f"<Strength_{k}>"] for k in STRENGTHS], np.int32)
+        frames = list(ids.frames[:num_queries])
+        head, body = [s["<TURN>"]], [s["<img>"], s["<frame>"]]
+        tail = [s["</frame>"], s["</img>"], s["<ML>"]]
+        self.between = np.array(  # the forced tokens after the first, second and third state
+            [[s[f"</{a}>"], s[f"<{b}>"]] for a, b in (("ML", "SC"), ("SC", "ET"), ("ET", "ST"))],
+            np.int32,
+        )
+        states = [0, *self.between[0], 0, *self.between[1], 0, *self.between[2], 0]
+        end = [s[token] for token in protocol.turn_end]
+        caption = [0] * protocol.caption_length
+        turn = head + caption + body + frames + tail
+        past = turn + states + end
+        template = [ids.bos] + past * (window - 1) + turn
+        self.template = np.array(template, np.int32)
+        self.length = len(template)
+        starts = 1 + len(past) * np.arange(window)
+        self.turn_of_slot = np.zeros(self.length, np.int32)  # 0: <s>; 1..window: the turns
+        for number, start in enumerate(starts):
+            self.turn_of_slot[start : start + len(past)] = number + 1
+        self.captions = starts[:, None] + len(head) + np.arange(len(caption))
+        first_query = starts + len(head) + len(caption) + len(body)
+        query_slots = first_query[:, None] + np.arange(num_queries)
+        self.queries = query_slots[-1]
+        self.representation = self.queries + protocol.representation_shift
+        self.history = np.zeros(self.length, bool)
+        self.history[query_slots[:-1].ravel()] = True
+        self.states = starts[:-1, None] + len(turn) + np.array([0, 3, 6, 9])
+        self.allowed = tuple(
+            np.array([s[f"<Strength_{value}>"] for value in values], np.int32)
+            for values in protocol.state_values
+        )
+
+    def assemble(
+        self,
+        captions: Int[Array, "b w c"],
+        caption_lengths: Int[Array, "b w"],
+        states: Int[Array, "b h 4"],
+        num_history: Int[Array, " b"],
+    ) -> Prompt:
+        """Fills the slots: `w` instructions of which the last is this turn's, `h = w - 1` states.
+
+        The history stands at the end of its `h` places: of these the last `num_history` are real.
+        """
+        b = captions.shape[0]
+        ids = jnp.broadcast_to(jnp.asarray(self.template), (b, self.length))
+        ids = ids.at[:, self.captions].set(captions)
+        shown = states if self.protocol.history_states == "true" else jnp.zeros_like(states)
+        ids = ids.at[:, self.states].set(jnp.asarray(self.strength)[shown - STRENGTHS[0]])
+        # Turn w is this one, always real; <s> is turn 0, always real.
+        turn = jnp.asarray(self.turn_of_slot)
+        oldest = self.window - num_history[:, None]
+        valid = (turn[None] >= oldest) | (turn == 0)[None]
+        filled = jnp.arange(captions.shape[2])[None, None] < caption_lengths[:, :, None]
+        valid = valid.at[:, self.captions].set(valid[:, self.captions] & filled)
+        positions = jnp.cumsum(valid, axis=1, dtype=jnp.int32) - 1
+        return Prompt(ids, valid, jnp.maximum(positions, 0))
+
+
+def inject(
+    x: Float[Array, "b t d"], where: Bool[Array, "b t"], values: Float[Array, "b k d"]
+) -> Float[Array, "b t d"]:
+    """`x` with `values` in order at the positions where `where` holds (at most `k` of them)."""
+    if values.shape[1] == 0:
+        return x
+    order = jnp.clip(jnp.cumsum(where, axis=1) - 1, 0, values.shape[1] - 1)
+    placed = jnp.take_along_axis(values.astype(x.dtype), order[:, :, None], axis=1)
+    return jax.lax.select(jnp.broadcast_to(where[:, :, None], x.shape), placed, x)
