@@ -171,19 +171,29 @@ class T5Config(NetworkConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """All networks of one AnimeGamer; `clip` and `t5` are needed to train, not to play."""
+    """The networks of one AnimeGamer; None where it has none.
 
-    mllm: MLLMConfig = MLLMConfig()
-    encoder: ShotEncoderConfig = ShotEncoderConfig()
-    dit: DiTConfig = DiTConfig()
-    vae: VAEConfig = VAEConfig()
-    clip: CLIPConfig | None = CLIPConfig()
-    t5: T5Config | None = T5Config()
+    The first four play; `clip` and `t5` are needed to train.
+    """
+
+    mllm: MLLMConfig | None = None
+    encoder: ShotEncoderConfig | None = None
+    dit: DiTConfig | None = None
+    vae: VAEConfig | None = None
+    clip: CLIPConfig | None = None
+    t5: T5Config | None = None
 
 
 def make_full() -> ModelConfig:
     """The released size: every tensor of the released files and no other."""
-    return ModelConfig()
+    return ModelConfig(
+        mllm=MLLMConfig(),
+        encoder=ShotEncoderConfig(),
+        dit=DiTConfig(),
+        vae=VAEConfig(),
+        clip=CLIPConfig(),
+        t5=T5Config(),
+    )
 
 
 def make_toy() -> ModelConfig:
@@ -245,9 +255,7 @@ def make_toy() -> ModelConfig:
             context_length=32,
             embed_size=64,
         ),
-        t5=T5Config(
-            vocab_size=1024, d_model=128, d_kv=32, d_ff=256, num_layers=4, num_heads=4
-        ),
+        t5=T5Config(vocab_size=1024, d_model=128, d_kv=32, d_ff=256, num_layers=4, num_heads=4),
     )
 
 

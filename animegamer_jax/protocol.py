@@ -1,4 +1,4 @@
-"""The game protocol: how turns are written as tokens, how states are read, what the decoder is told.
+"""The game protocol: how turns become tokens, how states are read, what the decoder is told.
 
 Two values, `PAPER` and `RELEASED`; a bundle stores the one that its weights were trained for. A
 turn, as in the released code:
@@ -113,6 +113,7 @@ class Layout:
         queries: slots [226] of this turn's frame tokens.
         history: True [length] at slots that take history turns' representations.
         representation: slots [226] at which the representation is read.
+        values, allowed: what each of the four states may be, and its token's id; -1 pads.
     """
 
     def __init__(self, protocol: Protocol, ids: TokenIds, *, num_queries: int, window: int):
@@ -150,10 +151,12 @@ class Layout:
         self.history = np.zeros(self.length, bool)
         self.history[query_slots[:-1].ravel()] = True
         self.states = starts[:-1, None] + len(turn) + np.array([0, 3, 6, 9])
-        self.allowed = tuple(
-            np.array([s[f"<Strength_{value}>"] for value in values], np.int32)
-            for values in protocol.state_values
-        )
+        most = max(map(len, protocol.state_values))
+        self.values = np.zeros((4, most), np.int32)
+        self.allowed = np.full((4, most), -1, np.int32)
+        for state, values in enumerate(protocol.state_values):
+            self.values[state, : len(values)] = values
+            self.allowed[state, : len(values)] = [s[f"<Strength_{value}>"] for value in values]
 
     def assemble(
         self,

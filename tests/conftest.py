@@ -28,3 +28,15 @@ def reference() -> Path:
     if not SHARED.is_dir():
         pytest.skip("the reference folder is not beside this checkout")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole, random model on disk that plays by the paper's protocol, but remembers 2 turns."""
+    import dataclasses
+
+    from animegamer_jax.protocol import PAPER
+    from helpers import make_bundle
+
+    protocol = dataclasses.replace(PAPER, window=3, caption_length=96)
+    return make_bundle(tmp_path_factory.mktemp("bundles") / "tiny", protocol)

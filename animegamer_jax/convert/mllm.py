@@ -55,9 +55,7 @@ def adapter_rules(config: MLLMConfig) -> tuple[Rule, ...]:
         for source, target in _LINEARS.items():
             for letter in "AB":
                 name = f"{_AGENT}{_LAYER}{source}.lora_{letter}.default.weight"
-                table.append(
-                    Rule(name, f"{_BLOCKS}{target}.lora_{letter.lower()}", TRANSPOSE)
-                )
+                table.append(Rule(name, f"{_BLOCKS}{target}.lora_{letter.lower()}", TRANSPOSE))
     for resampler in ("input_resampler", "output_resampler"):
         for index, layer in ((0, "input"), (2, "output")):
             name = f"{resampler}.proj.{index}"

@@ -101,9 +101,7 @@ class Block(nnx.Module):
         self.qkv = QKVLinear(width, config=c, lora=c.lora, rngs=rngs)
         self.query_norm = LayerNorm(head, eps=1e-6, config=c, rngs=rngs)
         self.key_norm = LayerNorm(head, eps=1e-6, config=c, rngs=rngs)
-        self.out = Linear(
-            width, width, names=("heads", "embed"), config=c, lora=c.lora, rngs=rngs
-        )
+        self.out = Linear(width, width, names=("heads", "embed"), config=c, lora=c.lora, rngs=rngs)
         self.mlp_norm = LayerNorm(width, eps=c.layer_norm_eps, config=c, rngs=rngs)
         self.mlp_in = Linear(
             width, c.intermediate_size, names=("embed", "mlp"), config=c, rngs=rngs
@@ -112,9 +110,7 @@ class Block(nnx.Module):
             c.intermediate_size, width, names=("mlp", "embed"), config=c, rngs=rngs
         )
 
-    def __call__(
-        self, x: Float[Array, "b t d"], emb: Float[Array, "b e"]
-    ) -> Float[Array, "b t d"]:
+    def __call__(self, x: Float[Array, "b t d"], emb: Float[Array, "b e"]) -> Float[Array, "b t d"]:
         # float32 island: modulation multiplies the residual stream's norms
         m = self.modulation(jax.nn.silu(emb)).astype(jnp.float32)
         m = rearrange(m, "b (n d) -> n b d", n=12)
@@ -206,6 +202,4 @@ class DiT(nnx.Module):
         tokens = self.output_norm(self.final_norm(tokens)[:, c.num_context_tokens :])
         shift, scale = jnp.split(self.output_modulation(jax.nn.silu(emb)), 2, axis=-1)
         tokens = self.patch_out(tokens * (1 + scale[:, None]) + shift[:, None])
-        return rearrange(
-            tokens, "b (f h w) (c p q) -> b f (h p) (w q) c", p=p, q=p, f=f, h=h // p
-        )
+        return rearrange(tokens, "b (f h w) (c p q) -> b f (h p) (w q) c", p=p, q=p, f=f, h=h // p)

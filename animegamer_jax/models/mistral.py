@@ -86,9 +86,7 @@ class Block(nnx.Module):
         kv_heads = c.num_key_value_heads * c.head_dim
 
         def linear(i: int, o: int, *names: str) -> Linear:
-            return Linear(
-                i, o, names=names, config=c, use_bias=False, lora=c.lora, rngs=rngs
-            )
+            return Linear(i, o, names=names, config=c, use_bias=False, lora=c.lora, rngs=rngs)
 
         self.attention_norm = RMSNorm(c.hidden_size, eps=c.rms_norm_eps, config=c, rngs=rngs)
         self.q = linear(c.hidden_size, heads, "embed", "heads")

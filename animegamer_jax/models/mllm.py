@@ -4,7 +4,7 @@ The input resampler turns a past turn's shot representation into embeddings at i
 output resampler turns the hidden states at this turn's frame tokens into the next representation.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +23,7 @@ IGNORED = -100  # a label that does not count
 class Resampler(nnx.Module):
     """Linear, exact GELU, Linear; the second one square."""
 
-    def __init__(
-        self, in_features: int, out_features: int, *, config: MLLMConfig, rngs: nnx.Rngs
-    ):
+    def __init__(self, in_features: int, out_features: int, *, config: MLLMConfig, rngs: nnx.Rngs):
         self.input = Linear(
             in_features, out_features, names=("features", "embed"), config=config, rngs=rngs
         )
@@ -113,25 +111,28 @@ class MLLM(nnx.Module):
 
         The tokens between them are forced, so three short passes are all that is decoded.
         """
-        values = [jnp.asarray(v, jnp.int32) for v in layout.protocol.state_values]
 
-        def choose(hidden: jax.Array, state: int) -> tuple[jax.Array, jax.Array]:
-            logits = self.mistral.logits(hidden)[:, layout.allowed[state]]
-            best = jnp.argmax(logits, axis=-1)
-            return jnp.asarray(layout.allowed[state])[best], values[state][best]
+        def choose(hidden: jax.Array, tokens: jax.Array) -> jax.Array:
+            logits = self.mistral.logits(hidden)[:, jnp.maximum(tokens, 0)]
+            return jnp.argmax(jnp.where(tokens >= 0, logits, -jnp.inf), axis=-1)
 
-        states = []
-        for state in range(4):
-            token, value = choose(last_hidden, state)
-            states.append(value)
-            if state == 3:
-                break
-            forced = jnp.broadcast_to(jnp.asarray(layout.between[state]), (token.shape[0], 2))
-            ids = jnp.concatenate([token[:, None], forced], axis=1)
-            positions = last_position[:, None] + jnp.arange(1, 4)[None]
-            hidden, cache = self.extend(ids, positions, cache)
-            last_hidden, last_position = hidden[:, -1], last_position + 3
-        return jnp.stack(states, axis=1)
+        def step(carry: Any, state: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
+            hidden, position, cache = carry
+            allowed, between = state
+            best = choose(hidden, allowed)
+            forced = jnp.broadcast_to(between, (best.shape[0], 2))
+            ids = jnp.concatenate([allowed[best][:, None], forced], axis=1)
+            more, cache = self.extend(ids, position[:, None] + jnp.arange(1, 4)[None], cache)
+            return (more[:, -1], position + 3, cache), best
+
+        allowed = jnp.asarray(layout.allowed)
+        (last, _, _), best = jax.lax.scan(
+            step,
+            (last_hidden, last_position, cache),
+            (allowed[:3], jnp.asarray(layout.between)),
+        )
+        best = jnp.concatenate([best, choose(last, allowed[3])[None]])
+        return jnp.take_along_axis(jnp.asarray(layout.values), best, axis=1).T
 
     def predict(
         self, prompt: Prompt, history: Float[Array, "b k r"], layout: Layout
@@ -141,9 +142,7 @@ class MLLM(nnx.Module):
         `layout.protocol` says where the representation is read and whether the states come from
         the same pass.
         """
-        hidden, cache = self.prefill(
-            prompt, history, layout, bidirectional=True, extra_slots=9
-        )
+        hidden, cache = self.prefill(prompt, history, layout, bidirectional=True, extra_slots=9)
         representation = self.output_resampler(hidden[:, layout.representation])
         if layout.protocol.states_pass == "causal":
             hidden, cache = self.prefill(

@@ -1,0 +1,433 @@
+"""A turn of the game and the sliding-window rollout.
+
+One turn, from instruction to frames: the MLLM predicts the next game state from the window of past
+turns, the diffusion transformer denoises latents under it, the VAE decodes them chunk by chunk.
+`play_turn` is that as one function of fixed shapes: the length of the history is data. `rollout`
+scans it over a list of instructions, a batch of games at a time. `Player` runs the same parts one
+after the other, so that it can tell how far it is and how long each took.
+"""
+
+import time
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key, UInt8
+
+from animegamer_jax import diffusion
+from animegamer_jax.configs import ModelConfig
+from animegamer_jax.diffusion import SamplerState, SamplerTable, Schedule
+from animegamer_jax.errors import NonFiniteError, UserError
+from animegamer_jax.models.dit import DiT
+from animegamer_jax.models.mllm import MLLM
+from animegamer_jax.models.vae import VAE, to_uint8
+from animegamer_jax.protocol import Layout, Protocol
+from animegamer_jax.tokenizer import Tokenizer
+
+FRAMES_PER_SECOND = 8
+
+Progress = Callable[[str, int, int], None]
+
+
+class Networks(NamedTuple):
+    """What plays: three networks, and the context of the guidance's unconditional row."""
+
+    mllm: MLLM
+    dit: DiT
+    vae: VAE
+    unconditional: Float[Array, "n d"]
+
+
+class Window(NamedTuple):
+    """The past turns that the next one sees: buffers of `h` places, the newest turn at the end."""
+
+    captions: Int[Array, "g h c"]
+    caption_lengths: Int[Array, "g h"]
+    representations: Float[Array, "g h n r"]
+    states: Int[Array, "g h 4"]
+    count: Int[Array, " g"]
+
+
+class Instruction(NamedTuple):
+    """One instruction a game, as token ids."""
+
+    captions: Int[Array, "g c"]
+    lengths: Int[Array, " g"]
+
+
+class GameState(NamedTuple):
+    """What the MLLM answers. States: motion level, social, entertainment, stamina."""
+
+    representation: Float[Array, "g n r"]
+    states: Int[Array, "g 4"]
+    motion_value: Float[Array, " g"]
+
+
+class TurnResult(NamedTuple):
+    """A played turn. `bad_step`: the first denoising step with a non-finite latent, or -1."""
+
+    state: GameState
+    frames: UInt8[Array, "g f h w 3"]
+    bad_step: Int[Array, " g"]
+
+
+def empty_window(layout: Layout, num_games: int, representation_size: int) -> Window:
+    """The window before the first turn."""
+    g, h, c = num_games, layout.window - 1, layout.protocol.caption_length
+    return Window(
+        captions=jnp.zeros((g, h, c), jnp.int32),
+        caption_lengths=jnp.zeros((g, h), jnp.int32),
+        representations=jnp.zeros((g, h, layout.num_queries, representation_size), jnp.float32),
+        states=jnp.zeros((g, h, 4), jnp.int32),
+        count=jnp.zeros((g,), jnp.int32),
+    )
+
+
+def advance(window: Window, instruction: Instruction, state: GameState) -> Window:
+    """The window after a turn: the oldest place is given up, the turn takes the last."""
+    places = window.captions.shape[1]
+    if places == 0:
+        return window
+
+    def push(buffer: jax.Array, new: jax.Array) -> jax.Array:
+        return jnp.concatenate([buffer[:, 1:], new[:, None].astype(buffer.dtype)], axis=1)
+
+    return Window(
+        captions=push(window.captions, instruction.captions),
+        caption_lengths=push(window.caption_lengths, instruction.lengths),
+        representations=push(window.representations, state.representation),
+        states=push(window.states, state.states),
+        count=jnp.minimum(window.count + 1, places),
+    )
+
+
+def predict_state(
+    mllm: MLLM, window: Window, instruction: Instruction, layout: Layout
+) -> GameState:
+    """The MLLM's part of a turn."""
+    captions = jnp.concatenate([window.captions, instruction.captions[:, None]], axis=1)
+    lengths = jnp.concatenate([window.caption_lengths, instruction.lengths[:, None]], axis=1)
+    prompt = layout.assemble(captions, lengths, window.states, window.count)
+    g, h, n, r = window.representations.shape
+    history = window.representations.reshape(g, h * n, r)
+    representation, states = mllm.predict(prompt, history, layout)
+    protocol = layout.protocol
+    values = jnp.asarray(protocol.motion_values, jnp.float32)
+    level = jnp.searchsorted(jnp.asarray(protocol.motion_levels), states[:, 0])
+    return GameState(representation, states, values[level])
+
+
+def game_keys(seeds: Sequence[int]) -> Key[Array, " g"]:
+    """One key a game."""
+    return jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
+
+
+def turn_keys(games: Key[Array, " g"], turn: Int[Array, ""]) -> Key[Array, " g"]:
+    """One key a game and turn: turns can be played again, or in another order, with one result."""
+    return jax.vmap(lambda key: jax.random.fold_in(key, turn))(games)
+
+
+def _noise(keys: jax.Array, index: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Gaussian noise of a denoising step; index -1 is what the sampler starts from."""
+    draw = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, index + 1), shape))
+    return draw(keys)
+
+
+def latent_shape(dit: DiT) -> tuple[int, int, int, int]:
+    """Frames, height, width and channels of one clip's latents."""
+    c = dit.config
+    return c.latent_frames, c.latent_height, c.latent_width, c.latent_channels
+
+
+def start_clip(dit: DiT, keys: Key[Array, " g"]) -> SamplerState:
+    """The sampler's state before its first step."""
+    return diffusion.start_sampler(_noise(keys, jnp.asarray(-1), latent_shape(dit)))
+
+
+def denoise(
+    networks: Networks,
+    state: GameState,
+    sampler: SamplerState,
+    table: SamplerTable,
+    keys: Key[Array, " g"],
+) -> SamplerState:
+    """The given steps of the sampler; both guidance rows get the motion value."""
+
+    def predict_v(x: jax.Array, timestep: jax.Array, context: jax.Array) -> jax.Array:
+        motion = jnp.concatenate([state.motion_value, state.motion_value])
+        return networks.dit(x, timestep=timestep, motion=motion, context=context)
+
+    guided = diffusion.guide(predict_v, state.representation, networks.unconditional)
+    shape = latent_shape(networks.dit)
+    return diffusion.sample(guided, sampler, table, noise=lambda i: _noise(keys, i, shape))
+
+
+def decode_clip(vae: VAE, latents: Float[Array, "g t h w c"]) -> UInt8[Array, "g f y x 3"]:
+    """Latents as the sampler leaves them to frames."""
+    scaled = latents / vae.config.scaling_factor
+    return to_uint8(vae.decode(scaled.astype(vae.config.dtype)))
+
+
+def play_turn(
+    networks: Networks,
+    window: Window,
+    instruction: Instruction,
+    games: Key[Array, " g"],
+    turn: Int[Array, ""],
+    *,
+    layout: Layout,
+    table: SamplerTable,
+) -> tuple[Window, TurnResult]:
+    """One turn of a batch of games, as one function to be jitted.
+
+    `layout` and `table` are static: close over them. `turn` counts from 1.
+    """
+    state = predict_state(networks.mllm, window, instruction, layout)
+    keys = turn_keys(games, turn)
+    sampler = denoise(networks, state, start_clip(networks.dit, keys), table, keys)
+    frames = decode_clip(networks.vae, sampler.x)
+    return advance(window, instruction, state), TurnResult(state, frames, sampler.bad_step)
+
+
+def rollout(
+    networks: Networks,
+    window: Window,
+    instructions: Instruction,
+    games: Key[Array, " g"],
+    *,
+    first_turn: int = 1,
+    layout: Layout,
+    table: SamplerTable,
+) -> tuple[Window, TurnResult]:
+    """Scans `play_turn` over instructions with a leading axis of turns; results have it too."""
+    turns = first_turn + jnp.arange(instructions.lengths.shape[0])
+
+    def body(window: Window, item: tuple[Instruction, jax.Array]) -> tuple[Window, TurnResult]:
+        return play_turn(networks, window, item[0], games, item[1], layout=layout, table=table)
+
+    return jax.lax.scan(body, window, (instructions, turns))
+
+
+@typing.runtime_checkable
+class SavedTurn(typing.Protocol):
+    """What a saved game holds of a turn."""
+
+    instruction: str
+    representation: np.ndarray  # [n, r]
+    states: Any  # [4]
+
+
+class TurnOutput(NamedTuple):
+    """A played turn on the host; the leading axis counts games."""
+
+    representation: np.ndarray
+    states: np.ndarray
+    motion_value: np.ndarray
+    frames: np.ndarray
+    seconds: dict[str, float]
+
+
+def check_fit(config: ModelConfig) -> None:
+    """Checks that the networks of a configuration play together.
+
+    Raises:
+        UserError: a width of one is not what another expects; all are named.
+    """
+    mllm, dit, vae, encoder = config.mllm, config.dit, config.vae, config.encoder
+    pairs = [
+        (
+            "representation size",
+            ("mllm", mllm.representation_size),
+            ("dit", dit.hidden_size),
+            ("encoder", encoder.representation_size),
+        ),
+        (
+            "representation tokens",
+            ("mllm", mllm.num_queries),
+            ("dit", dit.num_context_tokens),
+            ("encoder", encoder.num_tokens),
+        ),
+        ("latent channels", ("dit", dit.latent_channels), ("vae", vae.latent_channels)),
+    ]
+    problems = [
+        f"{name}: " + ", ".join(f"{network} {value}" for network, value in found)
+        for name, *found in pairs
+        if len({value for _, value in found}) > 1
+    ]
+    if problems:
+        raise UserError("the networks do not fit one another: " + "; ".join(problems))
+
+
+class Player:
+    """The networks of a bundle, compiled once, playing a batch of games.
+
+    Args:
+        networks: what plays.
+        tokenizer: of the bundle.
+        protocol: of the bundle.
+        window: turns of context, this one included; the protocol's if None.
+        steps: denoising steps.
+        schedule: noise levels and guidance.
+    """
+
+    def __init__(
+        self,
+        networks: Networks,
+        tokenizer: Tokenizer,
+        protocol: Protocol,
+        *,
+        window: int | None = None,
+        steps: int = 50,
+        schedule: Schedule | None = None,
+    ):
+        self.networks, self.tokenizer, self.protocol = networks, tokenizer, protocol
+        self.window = protocol.window if window is None else window
+        self.steps = steps
+        config = networks.mllm.config
+        try:
+            self.table = diffusion.make_sampler_table(schedule or Schedule(), steps)
+            self.layout = Layout(
+                protocol, tokenizer.ids, num_queries=config.num_queries, window=self.window
+            )
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        frames, height, width, _ = latent_shape(networks.dit)
+        vae = networks.vae.config
+        self.num_frames = 1 + (frames - 1) * vae.temporal_compression
+        self.height = height * vae.spatial_compression
+        self.width = width * vae.spatial_compression
+        self.frames_per_second = FRAMES_PER_SECOND
+        layout = self.layout
+        self._predict = jax.jit(lambda *args: predict_state(*args, layout))
+        self._start = jax.jit(start_clip)
+        self._denoise = jax.jit(denoise, donate_argnums=2)
+        self._decode = jax.jit(decode_clip)
+        self._advance = jax.jit(advance)
+
+    @classmethod
+    def from_bundle(
+        cls,
+        bundle: Any,
+        *,
+        window: int | None = None,
+        steps: int = 50,
+        dtype: str | None = None,
+    ) -> "Player":
+        """Loads the networks that playing needs; `dtype` is theirs if given, weights included.
+
+        Raises:
+            UserError: a network is missing, or they do not fit one another.
+        """
+        missing = [name for name in ("mllm", "encoder", "dit", "vae") if not bundle.has(name)]
+        if missing:
+            raise UserError(
+                f"{bundle.path}: cannot play without {', '.join(missing)}; convert a whole set"
+            )
+        check_fit(bundle.config)
+        tokenizer = Tokenizer.load(
+            bundle.tokenizer_dir,
+            vocab_size=bundle.config.mllm.mistral.vocab_size,
+            num_queries=bundle.config.mllm.num_queries,
+        )
+        loaded = {
+            name: bundle.load(name, dtype=dtype, param_dtype=dtype)
+            for name in ("mllm", "dit", "vae", "encoder")
+        }
+        unconditional = jax.jit(lambda encoder: encoder.unconditional())(loaded.pop("encoder"))
+        networks = Networks(**loaded, unconditional=unconditional)
+        return cls(networks, tokenizer, bundle.protocol, window=window, steps=steps)
+
+    def start(self, num_games: int = 1) -> Window:
+        """The window of new games."""
+        size = self.networks.mllm.config.representation_size
+        return self._place(empty_window(self.layout, num_games, size))
+
+    def _place(self, tree: Any) -> Any:
+        """Puts new arrays where the networks lie: or the second call would compile again."""
+        return jax.device_put(tree, self.networks.unconditional.sharding)
+
+    def restore(self, turns: Sequence[SavedTurn]) -> Window:
+        """The window of one saved game after its `turns` (all of them, or the last few)."""
+        window = self.start()
+        for turn in turns[-(self.window - 1) :] if self.window > 1 else []:
+            state = GameState(
+                jnp.asarray(turn.representation, jnp.float32)[None],
+                jnp.asarray(turn.states, jnp.int32)[None],
+                jnp.zeros((1,)),
+            )
+            window = self._advance(window, self.read([turn.instruction]), state)
+        return window
+
+    def check_instruction(self, text: str) -> None:
+        """Raises UserError where an instruction is empty or longer than the caption."""
+        self.tokenizer.caption(text, self.protocol.caption_length)
+
+    def read(self, instructions: Sequence[str]) -> Instruction:
+        """Token ids of one instruction a game."""
+        length = self.protocol.caption_length
+        captions, lengths = zip(
+            *(self.tokenizer.caption(text, length) for text in instructions), strict=True
+        )
+        return Instruction(
+            jnp.asarray(np.stack(captions), jnp.int32), jnp.asarray(lengths, jnp.int32)
+        )
+
+    def play_turn(
+        self,
+        window: Window,
+        instructions: Sequence[str],
+        *,
+        seeds: Sequence[int],
+        turn: int,
+        on_progress: Progress | None = None,
+    ) -> tuple[Window, TurnOutput]:
+        """Plays turn number `turn` (from 1) of each game.
+
+        Args:
+            window: of `start`, `restore` or the turn before.
+            instructions: one a game.
+            seeds: one a game, the same through the game.
+            turn: with the seed it decides the noise.
+            on_progress: called with stage ("mllm", "decoder" or "vae"), steps done and steps.
+
+        Raises:
+            UserError: an instruction is empty or too long.
+            NonFiniteError: names the turn and the stage or denoising step.
+        """
+        tell = on_progress or (lambda stage, step, total: None)
+        instruction = self.read(instructions)
+        keys = self._place(turn_keys(game_keys(seeds), jnp.asarray(turn)))
+        clock = [time.perf_counter()]
+
+        tell("mllm", 0, 1)
+        state = jax.block_until_ready(self._predict(self.networks.mllm, window, instruction))
+        if not np.isfinite(np.asarray(state.representation)).all():
+            raise NonFiniteError(f"turn {turn}: the MLLM's shot representation is not finite")
+        tell("mllm", 1, 1)
+        clock.append(time.perf_counter())
+
+        tell("decoder", 0, self.steps)
+        sampler = self._start(self.networks.dit, keys)
+        for step in range(self.steps):
+            row = SamplerTable(*(column[step : step + 1] for column in self.table))
+            sampler = self._denoise(self.networks, state, sampler, row, keys)
+            if (np.asarray(sampler.bad_step) >= 0).any():
+                raise NonFiniteError(
+                    f"turn {turn}: the latents are not finite after denoising step {step + 1} of "
+                    f"{self.steps}"
+                )
+            tell("decoder", step + 1, self.steps)
+        clock.append(time.perf_counter())
+
+        tell("vae", 0, 1)
+        frames = np.asarray(self._decode(self.networks.vae, sampler.x))
+        tell("vae", 1, 1)
+        clock.append(time.perf_counter())
+
+        parts = dict(zip(("mllm", "decoder", "vae"), np.diff(clock).tolist(), strict=True))
+        seconds = parts | {"total": clock[-1] - clock[0]}
+        output = TurnOutput(*(np.asarray(x) for x in state), frames, seconds)
+        return self._advance(window, instruction, state), output
