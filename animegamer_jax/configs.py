@@ -191,7 +191,7 @@ def make_full() -> ModelConfig:
         encoder=ShotEncoderConfig(),
         dit=DiTConfig(),
         vae=VAEConfig(),
-        clip=CLIPConfig(),
+        clip=CLIPConfig(text_layers=0),  # the released file holds the image tower only
         t5=T5Config(),
     )
 

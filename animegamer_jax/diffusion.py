@@ -8,14 +8,14 @@ Sources: CogVideoX (arXiv 2408.06072) for schedule and sampler, DPM-Solver++(2M)
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-Denoiser = Callable[[jax.Array, jax.Array], jax.Array]
+Column = Any  # [n] on the host, a scalar inside the scan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,22 +70,22 @@ class Schedule:
 
 
 class SamplerTable(NamedTuple):
-    """One row a denoising step, in the order of sampling; float32 but for the step's number.
+    """One row a denoising step, in the order of sampling; all [n], float32 but for `step`.
 
     A step is: d = signal x - noise_level v; x' = on_x x + on_denoised d + on_previous d_before +
     on_noise eps. `signal` and `noise_level` are those of the training grid (the network snaps to
     it), the four coefficients those of the sampler's own, coarser grid.
     """
 
-    index: Int[np.ndarray | Array, " n"]
-    timestep: Float[np.ndarray | Array, " n"]
-    guidance: Float[np.ndarray | Array, " n"]
-    signal: Float[np.ndarray | Array, " n"]
-    noise_level: Float[np.ndarray | Array, " n"]
-    on_x: Float[np.ndarray | Array, " n"]
-    on_denoised: Float[np.ndarray | Array, " n"]
-    on_previous: Float[np.ndarray | Array, " n"]
-    on_noise: Float[np.ndarray | Array, " n"]
+    step: Column  # 0, 1, ...
+    timestep: Column  # training step, 0..999
+    guidance: Column
+    signal: Column
+    noise_level: Column
+    on_x: Column
+    on_denoised: Column
+    on_previous: Column
+    on_noise: Column
 
 
 def make_sampler_table(schedule: Schedule, num_steps: int) -> SamplerTable:
@@ -160,10 +160,10 @@ def sample(
         v = predict_v(state.x, row.timestep, row.guidance).astype(jnp.float32)
         denoised = row.signal * state.x - row.noise_level * v
         x = row.on_x * state.x + row.on_denoised * denoised
-        x = x + row.on_previous * state.denoised + row.on_noise * noise(row.index)
+        x = x + row.on_previous * state.denoised + row.on_noise * noise(row.step)
         finite = jnp.isfinite(x).all(axis=tuple(range(1, x.ndim)))
         first_bad = (state.bad_step < 0) & ~finite
-        bad_step = jnp.where(first_bad, row.index, state.bad_step)
+        bad_step = jnp.where(first_bad, row.step, state.bad_step)
         return SamplerState(x, denoised, bad_step), None
 
     return jax.lax.scan(step, state, jax.tree.map(jnp.asarray, table))[0]

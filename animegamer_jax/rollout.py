@@ -48,7 +48,7 @@ class Window(NamedTuple):
     caption_lengths: Int[Array, "g h"]
     representations: Float[Array, "g h n r"]
     states: Int[Array, "g h 4"]
-    count: Int[Array, " g"]
+    num_turns: Int[Array, " g"]
 
 
 class Instruction(NamedTuple):
@@ -82,7 +82,7 @@ def empty_window(layout: Layout, num_games: int, representation_size: int) -> Wi
         caption_lengths=jnp.zeros((g, h), jnp.int32),
         representations=jnp.zeros((g, h, layout.num_queries, representation_size), jnp.float32),
         states=jnp.zeros((g, h, 4), jnp.int32),
-        count=jnp.zeros((g,), jnp.int32),
+        num_turns=jnp.zeros((g,), jnp.int32),
     )
 
 
@@ -100,7 +100,7 @@ def advance(window: Window, instruction: Instruction, state: GameState) -> Windo
         caption_lengths=push(window.caption_lengths, instruction.lengths),
         representations=push(window.representations, state.representation),
         states=push(window.states, state.states),
-        count=jnp.minimum(window.count + 1, places),
+        num_turns=jnp.minimum(window.num_turns + 1, places),
     )
 
 
@@ -110,7 +110,7 @@ def predict_state(
     """The MLLM's part of a turn."""
     captions = jnp.concatenate([window.captions, instruction.captions[:, None]], axis=1)
     lengths = jnp.concatenate([window.caption_lengths, instruction.lengths[:, None]], axis=1)
-    prompt = layout.assemble(captions, lengths, window.states, window.count)
+    prompt = layout.assemble(captions, lengths, window.states, window.num_turns)
     g, h, n, r = window.representations.shape
     history = window.representations.reshape(g, h * n, r)
     representation, states = mllm.predict(prompt, history, layout)
@@ -234,9 +234,13 @@ def check_fit(config: ModelConfig) -> None:
     """Checks that the networks of a configuration play together.
 
     Raises:
-        UserError: a width of one is not what another expects; all are named.
+        UserError: a network is missing, or a width of one is not what another expects; all are
+            named.
     """
     mllm, dit, vae, encoder = config.mllm, config.dit, config.vae, config.encoder
+    if mllm is None or dit is None or vae is None or encoder is None:
+        missing = [n for n in ("mllm", "encoder", "dit", "vae") if getattr(config, n) is None]
+        raise UserError(f"cannot play without {', '.join(missing)}: convert a whole set")
     pairs = [
         (
             "representation size",
@@ -321,23 +325,18 @@ class Player:
         Raises:
             UserError: a network is missing, or they do not fit one another.
         """
-        missing = [name for name in ("mllm", "encoder", "dit", "vae") if not bundle.has(name)]
-        if missing:
-            raise UserError(
-                f"{bundle.path}: cannot play without {', '.join(missing)}; convert a whole set"
-            )
         check_fit(bundle.config)
         tokenizer = Tokenizer.load(
             bundle.tokenizer_dir,
             vocab_size=bundle.config.mllm.mistral.vocab_size,
             num_queries=bundle.config.mllm.num_queries,
         )
-        loaded = {
-            name: bundle.load(name, dtype=dtype, param_dtype=dtype)
+        mllm, dit, vae, encoder = (
+            bundle.load(name, dtype=dtype, param_dtype=dtype)
             for name in ("mllm", "dit", "vae", "encoder")
-        }
-        unconditional = jax.jit(lambda encoder: encoder.unconditional())(loaded.pop("encoder"))
-        networks = Networks(**loaded, unconditional=unconditional)
+        )
+        unconditional = jax.jit(lambda encoder: encoder.unconditional())(encoder)
+        networks = Networks(mllm, dit, vae, unconditional)
         return cls(networks, tokenizer, bundle.protocol, window=window, steps=steps)
 
     def start(self, num_games: int = 1) -> Window:

@@ -107,6 +107,13 @@ def constrain(x: jax.Array, *names: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, partition_spec(names))
 
 
+def platform() -> str:
+    """What a computation will run on: the mesh in force may describe chips that are elsewhere."""
+    mesh = jax.sharding.get_abstract_mesh()
+    device = None if mesh.empty else mesh.abstract_device
+    return getattr(device, "platform", None) or jax.default_backend()
+
+
 def make_mesh(shape: Mapping[str, int] | None = None) -> Mesh:
     """A mesh over all devices; axes not named in `shape` get 1, and all go to "data" by default.
 

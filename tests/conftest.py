@@ -1,4 +1,4 @@
-"""One process, eight simulated devices, float32 products in full precision, a warm compile cache."""
+"""Eight simulated devices, float32 products in full precision, a warm compilation cache."""
 
 import os
 
@@ -35,8 +35,9 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole, random model on disk that plays by the paper's protocol, but remembers 2 turns."""
     import dataclasses
 
-    from animegamer_jax.protocol import PAPER
     from helpers import make_bundle
+
+    from animegamer_jax.protocol import PAPER
 
     protocol = dataclasses.replace(PAPER, window=3, caption_length=96)
     return make_bundle(tmp_path_factory.mktemp("bundles") / "tiny", protocol)

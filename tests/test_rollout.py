@@ -162,7 +162,7 @@ def test_the_scanned_rollout_is_turn_by_turn(player, played):
             networks, window, instructions, games, layout=player.layout, table=player.table
         )
     )(player.networks, player.start(), instructions, rollout.game_keys([7]))
-    assert int(window.count[0]) == 2
+    assert int(window.num_turns[0]) == 2
     for turn, output in enumerate(played):
         np.testing.assert_array_equal(results.state.states[turn], output.states)
         same_frames(np.asarray(results.frames[turn]), output.frames)

@@ -1,19 +1,28 @@
 """Scaled dot-product attention: one function, a form per platform.
 
-Here: the plain form, and a form that walks blocks of query rows so that the score matrix is never
-whole in memory. On two CPU cores the blocked form is the faster one as well
-(`docs/decisions/attention.md`).
+Two forms: "plain" holds the whole score matrix; "blocked" walks blocks of query rows (on a CPU
+head by head as well, so that a block of scores stays in cache), divides by the softmax's sum after
+the product with the values, and recomputes the scores in its backward pass, so that no [t, s]
+array exists in either direction. Numbers: `docs/decisions/attention.md`.
 """
 
-from typing import Literal, NamedTuple
+import functools
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from animegamer_jax.sharding import platform
+
 Implementation = Literal["auto", "plain", "blocked"]
 
 _MASKED = -1e30  # finite: a row with nothing to see (padding) gives a mean, not a NaN
+_PLAIN_BYTES = 1 << 30  # off the CPU: blocks where the float32 scores of the call would exceed it
+_BLOCK_BYTES = 1 << 28  # and then takes as many rows as make blocks of this size
+_PLAIN_SCORES_CPU = 1 << 15  # on the CPU: blocks where one head has more scores than this
+_BLOCK_ROWS_CPU = 512
+_TOGETHER_SCORES_CPU = 1 << 20  # and one head after the other where a block of all has more
 
 
 class TokenMask(NamedTuple):
@@ -40,22 +49,196 @@ class TokenMask(NamedTuple):
         return seen & self.key_valid[:, None, :]
 
 
+class _Rows(NamedTuple):
+    """Attention of some query rows, and what its backward pass needs of the softmax."""
+
+    out: Float[Array, "*b r m d"]
+    top: Float[Array, "*b r m"]  # largest score
+    inverse: Float[Array, "*b r m"]  # 1 / sum of exp(score - top)
+
+
+def _scores(
+    q: Float[Array, "*b r m d"], k: Float[Array, "*b s d"], seen: Bool[Array, "..."] | None
+) -> Float[Array, "*b r m s"]:
+    scores = jnp.einsum("...rmd,...sd->...rms", q, k, preferred_element_type=jnp.float32)
+    return scores if seen is None else jnp.where(seen, scores, _MASKED)
+
+
 def _rows(
-    q: Float[Array, "b t g r d"],
-    k: Float[Array, "b s g d"],
-    v: Float[Array, "b s g d"],
-    mask: TokenMask | None,
-    bias: Float[Array, "g r t s"] | None,
-    window: int | None,
-) -> Float[Array, "b t g r d"]:
-    """Attention of some query rows; scores and softmax in float32."""
-    scores = jnp.einsum("btgrd,bsgd->bgrts", q, k, preferred_element_type=jnp.float32)
+    q: Float[Array, "*b r m d"],
+    k: Float[Array, "*b s d"],
+    v: Float[Array, "*b s d"],
+    seen: Bool[Array, "..."] | None,
+    bias: Float[Array, "..."] | None = None,
+) -> _Rows:
+    """`m` query rows of the `r` heads that share keys and values; scores, softmax in float32."""
+    scores = _scores(q, k, None if bias is not None else seen)
     if bias is not None:
-        scores = scores + bias.astype(jnp.float32)[None]
-    if mask is not None:
-        scores = jnp.where(mask.dense(window)[:, None, None], scores, _MASKED)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    return jnp.einsum("bgrts,bsgd->btgrd", weights, v)
+        scores = scores + bias.astype(jnp.float32)
+        scores = scores if seen is None else jnp.where(seen, scores, _MASKED)
+    top = jax.lax.stop_gradient(scores.max(-1))
+    weights = jnp.exp(scores - top[..., None])
+    inverse = 1.0 / weights.sum(-1)
+    # Divided here, not in the weights: [m, d] divisions in place of [m, s].
+    out = jnp.einsum(
+        "...rms,...sd->...rmd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
+    )
+    return _Rows((out * inverse[..., None]).astype(v.dtype), top, inverse)
+
+
+def _rows_backward(
+    q: jax.Array, k: jax.Array, v: jax.Array, rows: _Rows, dout: jax.Array, seen: jax.Array | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Gradients of `_rows` for q, k, v in float32, from scores made again."""
+    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    dtype = v.dtype
+    weights = jnp.exp(_scores(q, k, seen) - rows.top[..., None])
+    # The softmax's division goes into the [m, d] side here as well.
+    dout = dout.astype(jnp.float32) * rows.inverse[..., None]
+    dv = product("...rms,...rmd->...sd", weights.astype(dtype), dout.astype(dtype))
+    mean = (dout * rows.out.astype(jnp.float32)).sum(-1, keepdims=True)
+    dscores = weights * (product("...rmd,...sd->...rms", dout.astype(dtype), v) - mean)
+    dscores = dscores.astype(dtype)
+    # A row that sees nothing has constant scores: weights of one, but no gradient through them.
+    alive = (rows.top > _MASKED / 2)[..., None].astype(jnp.float32)
+    dq = product("...rms,...sd->...rmd", dscores, k) * alive
+    dk = product("...rms,...rmd->...sd", dscores, (q * alive).astype(dtype))
+    return dq, dk, dv
+
+
+class _Blocks(NamedTuple):
+    """How the blocked form walks: static."""
+
+    num_blocks: int
+    rows: int
+    window: int | None
+    walk_games: bool
+    walk_heads: bool
+
+    def split(self, x: jax.Array, axis: int) -> jax.Array:
+        """`axis` of query tokens, padded, becomes a leading axis of blocks and one of rows."""
+        padding = [(0, 0)] * x.ndim
+        padding[axis] = (0, self.num_blocks * self.rows - x.shape[axis])
+        x = jnp.pad(x, padding)
+        x = x.reshape(*x.shape[:axis], self.num_blocks, self.rows, *x.shape[axis + 1 :])
+        return jnp.moveaxis(x, axis, 0)
+
+    def join(self, x: jax.Array, *, axis: int, length: int) -> jax.Array:
+        """The inverse of `split`; `axis` is that of the tokens in the result."""
+        x = jnp.moveaxis(x, 0, axis)
+        x = x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+        return jax.lax.slice_in_dim(x, 0, length, axis=axis)
+
+    def split_mask(self, mask: TokenMask | None) -> Any:
+        if mask is None:
+            return None
+        return self.split(mask.query_positions, 1), self.split(mask.query_blocks, 1)
+
+    def seen(self, mask: TokenMask | None, part: Any) -> Bool[Array, "b 1 1 m s"] | None:
+        """The dense mask of one block of rows."""
+        if mask is None:
+            return None
+        part = mask._replace(query_positions=part[0], query_blocks=part[1])
+        return part.dense(self.window)[:, None, None]
+
+
+def _one_by_one(function: Any, axis: int, *arrays: Any) -> Any:
+    """`function` over slices of length one of `axis`, one after the other."""
+    if all(x.shape[axis] == 1 for x in jax.tree.leaves(arrays)):
+        return function(*arrays)
+    leading = jax.tree.map(lambda x: jnp.moveaxis(x, axis, 0), arrays)
+    out = jax.lax.map(
+        lambda one: jax.tree.map(
+            lambda x: x.squeeze(axis),
+            function(*jax.tree.map(lambda x: jnp.expand_dims(x, axis), one)),
+        ),
+        leading,
+    )
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, axis), out)
+
+
+def _walk_forward(
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: TokenMask | None, blocks: _Blocks
+) -> _Rows:
+    t = q.shape[3]
+
+    def game(q: jax.Array, k: jax.Array, v: jax.Array, mask: TokenMask | None) -> _Rows:
+        def block(part: Any) -> _Rows:
+            q, tokens = part
+            seen = blocks.seen(mask, tokens)
+            if not blocks.walk_heads:
+                return _rows(q, k, v, seen)
+            return _one_by_one(lambda q, k, v: _rows(q, k, v, seen), 1, q, k, v)
+
+        rows = jax.lax.map(block, (blocks.split(q, 3), blocks.split_mask(mask)))
+        return jax.tree.map(functools.partial(blocks.join, axis=3, length=t), rows)
+
+    return _one_by_one(game, 0, q, k, v, mask) if blocks.walk_games else game(q, k, v, mask)
+
+
+def _walk_backward(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: TokenMask | None,
+    rows: _Rows,
+    dout: jax.Array,
+    blocks: _Blocks,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    t = q.shape[3]
+
+    def game(q: Any, k: Any, v: Any, mask: Any, rows: _Rows, dout: Any) -> Any:
+        def block(totals: Any, part: Any) -> Any:
+            q, rows, dout, tokens = part
+            seen = blocks.seen(mask, tokens)
+
+            def heads(q: Any, k: Any, v: Any, rows: _Rows, dout: Any) -> Any:
+                return _rows_backward(q, k, v, rows, dout, seen)
+
+            walk = functools.partial(_one_by_one, heads, 1) if blocks.walk_heads else heads
+            dq, dk, dv = walk(q, k, v, rows, dout)
+            return (totals[0] + dk, totals[1] + dv), dq
+
+        split = functools.partial(blocks.split, axis=3)
+        parts = split(q), jax.tree.map(split, rows), split(dout), blocks.split_mask(mask)
+        zeros = jnp.zeros(k.shape, jnp.float32)
+        (dk, dv), dq = jax.lax.scan(block, (zeros, zeros), parts)
+        return blocks.join(dq, axis=3, length=t), dk, dv
+
+    walk = functools.partial(_one_by_one, game, 0) if blocks.walk_games else game
+    return walk(q, k, v, mask, rows, dout)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _blocked(
+    q: Float[Array, "b g r t d"],
+    k: Float[Array, "b g s d"],
+    v: Float[Array, "b g s d"],
+    mask: TokenMask | None,
+    blocks: _Blocks,
+) -> Float[Array, "b g r t d"]:
+    return _walk_forward(q, k, v, mask, blocks).out
+
+
+def _blocked_forward(q: Any, k: Any, v: Any, mask: Any, blocks: _Blocks) -> Any:
+    rows = _walk_forward(q, k, v, mask, blocks)
+    return rows.out, (q, k, v, mask, rows)
+
+
+def _blocked_backward(blocks: _Blocks, saved: Any, dout: jax.Array) -> Any:
+    q, k, v, mask, rows = saved
+    dq, dk, dv = _walk_backward(q, k, v, mask, rows, dout, blocks)
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
+
+
+_blocked.defvjp(_blocked_forward, _blocked_backward)
+
+
+def _choose(num_games: int, *, heads: int, t: int, s: int) -> Implementation:
+    """The form for these sizes on this platform. A TPU kernel joins here."""
+    if platform() == "cpu":
+        return "blocked" if t > 1 and t * s > _PLAIN_SCORES_CPU else "plain"
+    return "blocked" if 4 * num_games * heads * t * s > _PLAIN_BYTES else "plain"
 
 
 def attention(
@@ -68,17 +251,22 @@ def attention(
     window: int | None = None,
     scale: float | None = None,
     implementation: Implementation = "auto",
-    block_rows: int = 256,
+    block_rows: int | None = None,
 ) -> Float[Array, "b t h d"]:
     """softmax(q k^T * scale + bias) v, with grouped queries: `h` is a multiple of `g`.
 
     Args:
-        mask: who sees whom; all see all if None.
+        q: queries of `h` heads.
+        k: keys of `g` heads; query heads `i h / g` to `(i + 1) h / g` use key head `i`.
+        v: values, as `k`.
+        mask: who sees whom; all see all if None. A query that sees no key gets a mean of `v`.
         bias: added to the scores (T5's relative positions); the plain form only.
         window: a masked query sees no key `window` or more positions back.
         scale: 1 / sqrt(d) if None.
-        implementation: "plain" holds the whole score matrix, "blocked" `block_rows` rows of it;
-            "auto" takes blocks as soon as there is more than one of them.
+        implementation: "plain" holds the whole score matrix, "blocked" about `block_rows` rows of
+            it; "auto" chooses by platform and size.
+        block_rows: score rows of a block, those of heads that share keys counted together. None:
+            512 on the CPU, elsewhere as many as keep all games' and heads' block within 256 MiB.
 
     Raises:
         ValueError: `h` is no multiple of `g`, or a bias is asked of the blocked form.
@@ -90,29 +278,30 @@ def attention(
     if bias is not None and implementation == "blocked":
         raise ValueError("a score bias needs the plain form of attention")
     # The scale goes into q: one pass over [t, d] in place of one over [t, s].
-    q = (q * (d**-0.5 if scale is None else scale)).astype(k.dtype).reshape(b, t, g, h // g, d)
-    blocked = implementation == "blocked" or (
-        implementation == "auto" and bias is None and t > block_rows
-    )
-    if not blocked:
-        grouped = None if bias is None else bias.reshape(g, h // g, *bias.shape[1:])
-        return _rows(q, k, v, mask, grouped, window).reshape(b, t, h, d)
+    q = (q * (d**-0.5 if scale is None else scale)).astype(k.dtype)
+    q = q.reshape(b, t, g, h // g, d).transpose(0, 2, 3, 1, 4)
+    k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
+    if implementation == "auto":
+        chosen = _choose(b, heads=h, t=t, s=k.shape[2])
+        implementation = chosen if bias is None else "plain"
 
-    blocks = -(-t // block_rows)
-    padding = blocks * block_rows - t
-
-    def split(x: jax.Array) -> jax.Array:
-        x = jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2))
-        return jnp.moveaxis(x.reshape(b, blocks, block_rows, *x.shape[2:]), 1, 0)
-
-    rows = {"q": split(q)}
-    if mask is not None:
-        rows |= {"p": split(mask.query_positions), "c": split(mask.query_blocks)}
-
-    @jax.checkpoint  # the backward pass recomputes a block's scores: never whole in memory either
-    def one(rows: dict[str, jax.Array]) -> jax.Array:
-        part = mask and mask._replace(query_positions=rows["p"], query_blocks=rows["c"])
-        return _rows(rows["q"], k, v, part, None, window)
-
-    out = jax.lax.map(one, rows)
-    return jnp.moveaxis(out, 0, 1).reshape(b, blocks * block_rows, h, d)[:, :t]
+    if implementation == "plain":
+        seen = None if mask is None else mask.dense(window)[:, None, None]
+        if bias is not None:
+            bias = bias.reshape(1, g, h // g, *bias.shape[1:])
+        out = _rows(q, k, v, seen, bias).out
+    else:
+        cpu = platform() == "cpu"
+        if block_rows is None:
+            fitting = _BLOCK_BYTES // (4 * b * g * k.shape[2])
+            block_rows = _BLOCK_ROWS_CPU if cpu else max(8, fitting)
+        # Blocks of equal size, in multiples of 8 rows, so that little of the last is padding.
+        num_blocks = -(-t * (h // g) // block_rows)
+        rows = -(-t // num_blocks)
+        rows = rows if num_blocks == 1 else -(-rows // 8) * 8
+        # Under a mesh games and heads may lie on different devices: they stay side by side.
+        alone = cpu and jax.sharding.get_abstract_mesh().empty
+        large = h * rows * k.shape[2] > _TOGETHER_SCORES_CPU
+        blocks = _Blocks(-(-t // rows), rows, window, alone, alone and large)
+        out: jax.Array = _blocked(q, k, v, mask, blocks)
+    return out.transpose(0, 3, 1, 2, 4).reshape(b, t, h, d)

@@ -60,7 +60,7 @@ class Linear(nnx.Module):
     def __call__(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
         x = x.astype(self.dtype)
         y = x @ self.kernel[...].astype(self.dtype)
-        if self.lora_a is not None:
+        if self.lora_a is not None and self.lora_b is not None:
             a, b = self.lora_a[...].astype(self.dtype), self.lora_b[...].astype(self.dtype)
             y = y + (x @ a) @ b * self.scale
         if self.bias is not None:
@@ -100,7 +100,7 @@ class QKVLinear(nnx.Module):
     ) -> tuple[Float[Array, "b t i"], Float[Array, "b t i"], Float[Array, "b t i"]]:
         x = x.astype(self.dtype)
         y = jnp.einsum("bti,pio->pbto", x, self.kernel[...].astype(self.dtype))
-        if self.lora_a is not None:
+        if self.lora_a is not None and self.lora_b is not None:
             a, b = self.lora_a[...].astype(self.dtype), self.lora_b[...].astype(self.dtype)
             down = jnp.einsum("bti,pir->pbtr", x, a)
             y = y + jnp.einsum("pbtr,pro->pbto", down, b) * self.scale
@@ -160,7 +160,7 @@ class LayerStack(nnx.Module):
         config: NetworkConfig,
         rngs: nnx.Rngs,
     ):
-        self.remat = config.remat
+        self.remat: Remat = config.remat
         make = nnx.transform_metadata(in_axes=0, out_axes=0, partition="layers")(make_block)
         self.blocks = jax.vmap(make)(rngs.split(num_layers))
 

@@ -115,7 +115,7 @@ class Block(nnx.Module):
         k = rearrange(self.k(y), "b t (h d) -> b t h d", d=c.head_dim)
         v = rearrange(self.v(y), "b t (h d) -> b t h d", d=c.head_dim)
         q, k = rotate(q, *tables), rotate(k, *tables)
-        if cached is not None:
+        if cached is not None and start is not None:
             k, v = (
                 jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), start, axis=1)
                 for old, new in zip(cached, (k, v), strict=True)

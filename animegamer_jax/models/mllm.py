@@ -96,9 +96,9 @@ class MLLM(nnx.Module):
     ) -> tuple[Float[Array, "b t d"], KVCache]:
         """Hidden states of `t` more, ordinary causal tokens."""
         tokens = Tokens(positions, jnp.ones(ids.shape, bool), jnp.zeros(ids.shape, jnp.int32))
-        hidden, cache = self.mistral(self.mistral.embed(ids), tokens, cache)
-        assert cache is not None
-        return hidden, cache
+        hidden, longer = self.mistral(self.mistral.embed(ids), tokens, cache)
+        assert longer is not None
+        return hidden, longer
 
     def decode_states(
         self,

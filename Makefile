@@ -1,0 +1,50 @@
+# Every target makes what it needs first: a virtual environment in .venv with the pinned packages.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+MODEL ?= toy
+OUT ?= out/play
+INSTRUCTIONS ?= animegamer_jax/assets/instructions/qiqi.txt
+
+.PHONY: help play test test-fast lint format clean
+
+help:
+	@echo "make play MODEL=DIR   play the demo game with a converted model; clips in $(OUT)"
+	@echo "make test             all tests, under 10 minutes on two cores"
+	@echo "make test-fast        without the slow ones"
+	@echo "make lint             ruff and pyright"
+
+.venv/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "make: $(PYTHON) is too old: Python 3.11 or newer is needed (PYTHON=python3.11)"; exit 2; }
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/.play: .venv/.made pyproject.toml constraints.txt
+	$(PIP) --editable .
+	@touch $@
+
+.venv/.dev: .venv/.made pyproject.toml constraints.txt
+	$(PIP) --editable '.[dev]'
+	@touch $@ .venv/.play
+
+play: .venv/.play
+	$(BIN)/animegamer play --model $(MODEL) --instructions $(INSTRUCTIONS) --out $(OUT)
+
+test: .venv/.dev
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+test-fast: .venv/.dev
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m 'not slow'
+
+lint: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: .venv/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .jax_cache .pytest_cache .ruff_cache out

@@ -1,0 +1,66 @@
+"""T5 v1.1 encoder: transformers' tensor names to ours."""
+
+import re
+from collections.abc import Mapping
+
+from animegamer_jax.configs import T5Config
+from animegamer_jax.convert.rules import TRANSPOSE, Rule
+from animegamer_jax.errors import UserError
+
+_BIAS = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+_QUERY = "encoder.block.0.layer.0.SelfAttention.q.weight"
+_GATE = "encoder.block.0.layer.1.DenseReluDense.wi_0.weight"
+
+
+def rules(config: T5Config) -> tuple[Rule, ...]:
+    """The table of `T5EncoderModel`'s state dict."""
+    del config  # the names are the same at every size
+
+    def layer(source: str, target: str) -> Rule:
+        source = f"encoder.block.{{layer}}.layer.{source}.weight"
+        return Rule(source, f"layers.blocks.{target}.kernel", TRANSPOSE)
+
+    return (
+        Rule("shared.weight", "embedding"),
+        Rule("encoder.embed_tokens.weight", None, copy_of="shared.weight"),
+        Rule(_BIAS, "relative_bias"),
+        Rule(
+            "encoder.block.{layer}.layer.0.layer_norm.weight", "layers.blocks.attention_norm.scale"
+        ),
+        layer("0.SelfAttention.q", "query"),
+        layer("0.SelfAttention.k", "key"),
+        layer("0.SelfAttention.v", "value"),
+        layer("0.SelfAttention.o", "out"),
+        Rule("encoder.block.{layer}.layer.1.layer_norm.weight", "layers.blocks.mlp_norm.scale"),
+        layer("1.DenseReluDense.wi_0", "gate"),
+        layer("1.DenseReluDense.wi_1", "up"),
+        layer("1.DenseReluDense.wo", "down"),
+        Rule("encoder.final_layer_norm.weight", "final_norm.scale"),
+    )
+
+
+def infer_config(shapes: Mapping[str, tuple[int, ...]]) -> T5Config:
+    """The sizes that a state dict's shapes imply; the rest as in T5 v1.1.
+
+    Raises:
+        UserError: a tensor that tells a size is missing, or is not that of a T5 v1.1.
+    """
+    for name in ("shared.weight", _BIAS, _QUERY, _GATE):
+        found = shapes.get(name, "no such tensor")
+        if len(shapes.get(name, ())) != 2:
+            raise UserError(
+                f"T5 weights: expected a matrix {name!r}, found {found} among {len(shapes)} "
+                "tensors: give the encoder of a T5 v1.1"
+            )
+    vocab_size, d_model = shapes["shared.weight"]
+    num_buckets, num_heads = shapes[_BIAS]
+    numbers = [re.match(r"encoder\.block\.(\d+)\.", name) for name in shapes]
+    return T5Config(
+        vocab_size=vocab_size,
+        d_model=d_model,
+        d_kv=shapes[_QUERY][0] // num_heads,
+        d_ff=shapes[_GATE][0],
+        num_layers=1 + max(int(number[1]) for number in numbers if number),
+        num_heads=num_heads,
+        relative_attention_num_buckets=num_buckets,
+    )

@@ -1,0 +1,107 @@
+"""The 3D VAE's names in the released file (`state_dict` of `3d-vae.pt`) and their parameters."""
+
+from collections.abc import Iterator, Mapping
+
+from animegamer_jax.configs import VAEConfig
+from animegamer_jax.convert.rules import CONV2D, CONV3D, IDENTITY, Rule, Transform
+from animegamer_jax.errors import UserError
+
+
+def _conv(source: str, target: str, transform: Transform = CONV3D) -> Iterator[Rule]:
+    yield Rule(f"{source}.weight", f"{target}.kernel", transform)
+    yield Rule(f"{source}.bias", f"{target}.bias", IDENTITY)
+
+
+def _group_norm(source: str, target: str) -> Iterator[Rule]:
+    yield Rule(f"{source}.weight", f"{target}.scale", IDENTITY)
+    yield Rule(f"{source}.bias", f"{target}.bias", IDENTITY)
+
+
+def _spatial_norm(source: str, target: str) -> Iterator[Rule]:
+    yield from _group_norm(f"{source}.norm_layer", f"{target}.norm")
+    yield from _conv(f"{source}.conv_y.conv", f"{target}.conv_y")
+    yield from _conv(f"{source}.conv_b.conv", f"{target}.conv_b")
+
+
+_NORMS = {"encoder": _group_norm, "decoder": _spatial_norm}
+
+
+def _block(source: str, target: str, *, has_shortcut: bool = False) -> Iterator[Rule]:
+    norm = _NORMS[target.split(".")[0]]
+    for i in (1, 2):
+        yield from norm(f"{source}.norm{i}", f"{target}.norm{i}")
+        yield from _conv(f"{source}.conv{i}.conv", f"{target}.conv{i}")
+    if has_shortcut:
+        yield from _conv(f"{source}.nin_shortcut", f"{target}.shortcut")
+
+
+def _half(name: str) -> Iterator[Rule]:
+    """What the encoder and the decoder have alike."""
+    yield from _conv(f"{name}.conv_in.conv", f"{name}.conv_in")
+    for i in (0, 1):
+        yield from _block(f"{name}.mid.block_{i + 1}", f"{name}.mid.{i}")
+    yield from _NORMS[name](f"{name}.norm_out", f"{name}.norm_out")
+    yield from _conv(f"{name}.conv_out.conv", f"{name}.conv_out")
+
+
+def rules(config: VAEConfig) -> tuple[Rule, ...]:
+    """Every tensor of the released file; the training loss's own ones are known and not used."""
+    multipliers, last = config.multipliers, len(config.multipliers) - 1
+    table = [*_half("encoder"), *_half("decoder")]
+    for level, width in enumerate(multipliers):
+        down, up = f"encoder.down.{level}", f"decoder.up.{level}"
+        finer = multipliers[level - 1] if level else 1
+        coarser = multipliers[min(level + 1, last)]
+        for i in range(config.num_res_blocks):
+            changes = i == 0 and width != finer
+            table += _block(f"{down}.block.{i}", f"{down}.blocks.{i}", has_shortcut=changes)
+        for i in range(config.num_res_blocks + 1):
+            changes = i == 0 and width != coarser
+            table += _block(f"{up}.block.{i}", f"{up}.blocks.{i}", has_shortcut=changes)
+        if level != last:
+            table += _conv(f"{down}.downsample.conv", f"{down}.downsample", CONV2D)
+        if level != 0:
+            table += _conv(f"{up}.upsample.conv", f"{up}.upsample", CONV2D)
+    return (*table, Rule("loss.*", None))
+
+
+def infer_config(shapes: Mapping[str, tuple[int, ...]]) -> VAEConfig:
+    """The sizes that a released file's tensors show (names and PyTorch shapes).
+
+    Shapes do not tell the number of norm groups, the temporal compression and the scaling factor:
+    these are the released model's.
+
+    Raises:
+        UserError: a tensor that tells a size is missing, or widths are no multiples of the first.
+    """
+
+    def out_channels(name: str) -> int:
+        if name not in shapes:
+            raise UserError(
+                f"VAE checkpoint: tensor {name} is missing: expected the `state_dict` of a "
+                "CogVideoX 3D VAE (`3d-vae.pt`)"
+            )
+        return shapes[name][0]
+
+    def count(pattern: str) -> int:
+        number = 0
+        while pattern.format(number) in shapes:
+            number += 1
+        return number
+
+    channels = out_channels("encoder.conv_in.conv.weight")
+    first_of_level = "encoder.down.{}.block.0.conv1.conv.weight"
+    out_channels(first_of_level.format(0))
+    widths = [out_channels(first_of_level.format(i)) for i in range(count(first_of_level))]
+    if uneven := [width for width in widths if width % channels]:
+        raise UserError(
+            f"VAE checkpoint: a level of {uneven[0]} channels: expected a multiple of the "
+            f"{channels} channels of encoder.conv_in: check that the file is a CogVideoX 3D VAE"
+        )
+    return VAEConfig(
+        channels=channels,
+        multipliers=tuple(width // channels for width in widths),
+        num_res_blocks=count("encoder.down.0.block.{}.conv1.conv.weight"),
+        latent_channels=out_channels("encoder.conv_out.conv.weight") // 2,
+        image_channels=out_channels("decoder.conv_out.conv.weight"),
+    )

@@ -1,0 +1,213 @@
+"""The blocked form of attention against the plain one, and the plain one against a slow truth."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from animegamer_jax.models import attention as module
+from animegamer_jax.models.attention import TokenMask, attention
+from animegamer_jax.sharding import make_mesh
+
+WEIGHTS = {"atol": 1e-5, "rtol": 1e-5}
+
+
+def _inputs(b=2, t=37, s=37, h=4, g=2, d=8, dtype=jnp.float32):
+    keys = jax.random.split(jax.random.key(0), 3)
+    shapes = (b, t, h, d), (b, s, g, d), (b, s, g, d)
+    return [jax.random.normal(k, x, dtype) for k, x in zip(keys, shapes, strict=True)]
+
+
+def _mask(b=2, t=37, s=37) -> TokenMask:
+    """The last `t` of `s` tokens ask; padding in front, two blocks, a query that sees nothing."""
+    rng = np.random.default_rng(0)
+    valid = np.ones((b, s), bool)
+    valid[0, :3] = False  # with causality: the first queries of game 0 see nothing if t == s
+    valid[1:, rng.integers(0, s, 4)] = False
+    positions = np.broadcast_to(np.arange(s), (b, s))
+    key_blocks = np.zeros((b, s), int)
+    key_blocks[:, s - 20 : s - 12], key_blocks[:, s - 8 : s - 2] = 1, 2
+    arrays = positions[:, s - t :], positions, valid, key_blocks[:, s - t :], key_blocks
+    return TokenMask(*(jnp.asarray(x) for x in arrays))
+
+
+def _seen(mask: TokenMask, window: int | None) -> np.ndarray:
+    """`TokenMask`'s docstring, a pair at a time."""
+    query, key, valid, query_block, key_block = (np.asarray(x) for x in mask)
+    (b, t), s = query.shape, key.shape[1]
+    seen = np.zeros((b, t, s), bool)
+    for n, i, j in np.ndindex(b, t, s):
+        back = query[n, i] - key[n, j]
+        causal = back >= 0 and (window is None or back < window)
+        block = query_block[n, i] == key_block[n, j] != 0
+        seen[n, i, j] = valid[n, j] and (causal or block)
+    return seen
+
+
+def _truth(q, k, v, seen=None, bias=None) -> np.ndarray:
+    """Attention in float64, a query of a head at a time."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    out = np.zeros(q.shape)
+    for n, i, head in np.ndindex(q.shape[:3]):
+        group = head * k.shape[2] // q.shape[2]
+        scores = k[n, :, group] @ q[n, i, head] / np.sqrt(q.shape[-1])
+        if bias is not None:
+            scores = scores + np.asarray(bias)[head, i]
+        if seen is not None:
+            scores = np.where(seen[n, i], scores, -1e30)
+        weights = np.exp(scores - scores.max())
+        out[n, i, head] = weights / weights.sum() @ v[n, :, group]
+    return out
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_dense_mask(window):
+    mask = _mask(t=21)
+    np.testing.assert_array_equal(mask.dense(window), _seen(mask, window))
+
+
+@pytest.mark.parametrize("implementation", ["plain", "blocked"])
+@pytest.mark.parametrize(("t", "window"), [(37, None), (21, 5), (1, None)])
+def test_truth(implementation, t, window):
+    q, k, v = _inputs(t=t)
+    mask = _mask(t=t)
+    run = functools.partial(attention, window=window, implementation=implementation, block_rows=16)
+    actual = jax.jit(run)(q, k, v, mask=mask)
+    np.testing.assert_allclose(actual, _truth(q, k, v, _seen(mask, window)), **WEIGHTS)
+
+
+def test_truth_with_a_bias():
+    q, k, v = _inputs(t=9, s=11)
+    bias = jax.random.normal(jax.random.key(1), (4, 9, 11))
+    actual = jax.jit(attention)(q, k, v, bias=bias)
+    np.testing.assert_allclose(actual, _truth(q, k, v, bias=bias), **WEIGHTS)
+
+
+def _value_and_grads(mask, window, **options):
+    def loss(q, k, v):
+        out = attention(q, k, v, mask=mask, window=window, **options)
+        return jnp.sum(jnp.sin(out) * out), out
+
+    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))
+
+
+@pytest.mark.parametrize(
+    ("t", "g", "masked", "window", "heads_together"),
+    [
+        (37, 2, True, None, False),
+        (37, 2, True, 5, True),
+        (24, 4, True, 5, False),
+        (37, 1, False, None, True),
+        (32, 2, False, None, False),
+    ],
+)
+def test_blocked_is_plain_forward_and_backward(monkeypatch, t, g, masked, window, heads_together):
+    monkeypatch.setattr(module, "_TOGETHER_SCORES_CPU", 1 << 20 if heads_together else 0)
+    inputs = _inputs(t=t, g=g)
+    mask = _mask(t=t) if masked else None
+    (_, plain), plain_grads = _value_and_grads(mask, window, implementation="plain")(*inputs)
+    blocked = _value_and_grads(mask, window, implementation="blocked", block_rows=16)
+    (_, out), grads = blocked(*inputs)
+    np.testing.assert_allclose(out, plain, **WEIGHTS)
+    for actual, expected in zip(grads, plain_grads, strict=True):
+        np.testing.assert_allclose(actual, expected, **WEIGHTS)
+
+
+def test_blocked_inside_a_recomputed_scan():
+    """As the layer stacks call it: under `checkpoint`, `scan` and `vmap`."""
+    q, k, v = _inputs(h=2)
+    mask = _mask()
+
+    def loss(q, implementation):
+        @jax.checkpoint
+        def layer(x, _):
+            run = functools.partial(attention, implementation=implementation, block_rows=16)
+            return x + run(x, k, v, mask=mask), None
+
+        return jax.lax.scan(layer, q, None, length=3)[0].sum()
+
+    many = jnp.stack([q, 2 * q])
+    grads = [
+        jax.jit(jax.vmap(jax.grad(functools.partial(loss, implementation=form))))(many)
+        for form in ("plain", "blocked")
+    ]
+    np.testing.assert_allclose(grads[1], grads[0], **WEIGHTS)
+
+
+@pytest.mark.parametrize("implementation", ["plain", "blocked"])
+def test_bfloat16_keeps_the_softmax_in_float32(implementation):
+    inputs = _inputs(t=64, s=64, dtype=jnp.bfloat16)
+    truth = _truth(*(x.astype(jnp.float32) for x in inputs))
+    (_, out), grads = _value_and_grads(None, None, implementation=implementation, block_rows=32)(
+        *inputs
+    )
+    assert out.dtype == jnp.bfloat16
+    assert all(grad.dtype == jnp.bfloat16 for grad in grads)
+    # Errors of bfloat16's rounding of weights and values (2^-9), not of a sum in bfloat16.
+    assert np.abs(np.asarray(out, np.float64) - truth).max() < 2**-7
+
+
+def test_large_scores_stay_finite():
+    q, k, v = _inputs()
+    for form in ("plain", "blocked"):
+        (_, out), grads = _value_and_grads(_mask(), 5, implementation=form, block_rows=16)(
+            1e4 * q, k, v
+        )
+        assert jnp.isfinite(out).all()
+        assert all(jnp.isfinite(grad).all() for grad in grads)
+
+
+def test_sharded_over_games_and_heads():
+    inputs = _inputs(b=4, h=4, g=2)
+    mask = _mask(b=4)
+    run = jax.jit(
+        lambda q, k, v, mask: attention(q, k, v, mask=mask, implementation="blocked", block_rows=16)
+    )
+    alone = run(*inputs, mask)
+    mesh = make_mesh({"data": 4, "tensor": 2})
+    with jax.set_mesh(mesh):
+        heads = jax.NamedSharding(mesh, jax.P("data", None, "tensor", None))
+        tokens = jax.NamedSharding(mesh, jax.P("data", None))
+        sharded = run(*jax.device_put(inputs, heads), jax.device_put(mask, tokens))
+    np.testing.assert_allclose(np.asarray(sharded), np.asarray(alone), **WEIGHTS)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_memory_of_blocks(backward):
+    """4,096 tokens, 2 heads: the plain score matrices take 134 MB, blocks of 256 rows 4 MB."""
+    shape = jax.ShapeDtypeStruct((1, 4096, 2, 32), jnp.float32)
+
+    def bytes_of(**options):
+        def run(q, k, v):
+            return attention(q, k, v, **options).sum()
+
+        function = jax.grad(run, argnums=(0, 1, 2)) if backward else run
+        compiled = jax.jit(function).lower(shape, shape, shape).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    plain, blocked = bytes_of(implementation="plain"), bytes_of(block_rows=256)
+    assert plain > 2 * 4096 * 4096 * 4
+    assert blocked < plain / 6
+
+
+def test_choice_by_platform_and_size(monkeypatch):
+    def choice(b, t, s):
+        return module._choose(b, heads=8, t=t, s=s)
+
+    assert choice(1, 128, 128) == "plain"
+    assert choice(1, 1, 70_000) == "plain"  # decoding from a cache
+    assert choice(1, 322, 322) == "blocked"
+    monkeypatch.setattr(module, "platform", lambda: "tpu")
+    assert choice(1, 2048, 2048) == "plain"
+    assert choice(2, 6976, 6976) == "blocked"
+
+
+def test_bad_arguments():
+    q, k, v = _inputs(h=3, g=2)
+    with pytest.raises(ValueError, match="3 query heads do not divide over 2"):
+        attention(q, k, v)
+    q, k, v = _inputs()
+    with pytest.raises(ValueError, match="needs the plain form"):
+        attention(q, k, v, bias=jnp.zeros((4, 37, 37)), implementation="blocked")
