@@ -1,6 +1,6 @@
 """Tiny, real things that several tests share: configurations, a tokenizer, a bundle."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from animegamer_jax.configs import (
     ShotEncoderConfig,
     VAEConfig,
 )
+from animegamer_jax.convert.sources import Source, Tensor
 from animegamer_jax.protocol import SPECIAL_TOKENS, Protocol
 
 NUM_TEXT, NUM_IMAGE, WIDTH = 6, 10, 32
@@ -112,3 +113,8 @@ def make_bundle(path: Path, protocol: Protocol, *, seed: int = 0) -> Path:
             writer.write_network(name, network, random_leaves(name, network, seed))
         writer.write_tokenizer(tokenizer)
     return path
+
+
+def array_source(tensors: Mapping[str, np.ndarray]) -> Source:
+    """Arrays as if they were read from a file."""
+    return Source("arrays", {k: Tensor(v.shape, v.dtype, v.copy) for k, v in tensors.items()})

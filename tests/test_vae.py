@@ -2,7 +2,6 @@ import dataclasses
 import json
 import re
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -10,20 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers import array_source
 from jax.sharding import NamedSharding
 
 from animegamer_jax.configs import SIZES, VAEConfig
+from animegamer_jax.convert.rules import load
 from animegamer_jax.convert.vae import infer_config, rules
 from animegamer_jax.errors import UserError
+from animegamer_jax.models.convolution import CausalConv, conv3d, conv3d_direct, conv3d_planes
 from animegamer_jax.models.layers import count_params
 from animegamer_jax.models.vae import (
     VAE,
-    CausalConv,
     DecoderCache,
     chunk_bounds,
-    conv3d,
-    conv3d_direct,
-    conv3d_planes,
     mode,
     sample,
     split_moments,
@@ -58,17 +56,6 @@ def _decode(vae: VAE, latents: jax.Array) -> jax.Array:
 
 def _params(module: nnx.Module) -> dict[str, nnx.Variable]:
     return {".".join(map(str, path)): p for path, p in nnx.to_flat_state(nnx.state(module))}
-
-
-def _fill(vae: VAE, tensors: Mapping[str, np.ndarray]) -> None:
-    params = _params(vae)
-    for rule in rules(vae.config):
-        if rule.target is not None:
-            value = rule.transform.forward(tensors[rule.source])
-            param = params.pop(rule.target)
-            assert param.shape == value.shape, rule
-            param.set_value(jnp.asarray(value))
-    assert not params
 
 
 def _make(config: VAEConfig, seed: int = 0) -> VAE:
@@ -160,7 +147,7 @@ def test_recorded_numbers():
     checkpoint = torch.load(folder / "3d-vae.pt", weights_only=True)["state_dict"]
     tensors = {name: value.float().numpy() for name, value in checkpoint.items()}
     vae = _make(infer_config({k: v.shape for k, v in tensors.items()}))
-    _fill(vae, tensors)
+    load(rules(vae.config), array_source(tensors), vae)
     recorded = np.load(folder / "vae.npz")
     video, latents = (_channels_last(recorded[name]) for name in ("video", "latents"))
     assert chunk_bounds(latents.shape[1]) == [tuple(row) for row in recorded["chunk_bounds"]]
@@ -207,7 +194,7 @@ def test_diffusers_autoencoder():
     assert config.multipliers == (1, 2, 2)
     assert config.num_res_blocks == 1
     vae = _make(dataclasses.replace(config, norm_groups=4))
-    _fill(vae, tensors)
+    load(rules(vae.config), array_source(tensors), vae)
 
     rng = np.random.default_rng(0)
     # 9 frames: diffusers encodes longer clips in pieces. 7 latents: three chunks, the same as ours.

@@ -1,0 +1,179 @@
+"""`animegamer export`: a bundle's networks as the released PyTorch code reads them."""
+
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from animegamer_jax.bundle import (
+    NETWORKS,
+    Bundle,
+    NetworkName,
+    abstract_params,
+    move_into_place,
+    refuse_existing,
+)
+from animegamer_jax.bundle_config import Placement
+from animegamer_jax.convert import rules as tables
+from animegamer_jax.convert.networks import (
+    DEFAULT_PLACES,
+    lora_of,
+    show_progress,
+    show_summary,
+    table_of,
+    with_lora,
+)
+from animegamer_jax.convert.sources import write_safetensors, write_torch
+from animegamer_jax.errors import UserError
+
+
+def export(*, bundle: str, out: Path, networks: tuple[NetworkName, ...] = ()) -> int:
+    """Writes a bundle's networks as the released PyTorch code reads them.
+
+    Args:
+        bundle: the bundle: a folder, or a gs:// address.
+        out: the folder to write.
+        networks: which networks; all of the bundle if none is named.
+
+    Raises:
+        UserError: there is no such bundle or network, or `out` is taken.
+    """
+    opened = Bundle.open(bundle)
+    names = networks or tuple(name for name in NETWORKS if opened.has(name))
+    if not names:
+        raise UserError(f"{bundle}: no network in this bundle: nothing to export")
+    for name in names:
+        if not opened.has(name):
+            raise UserError(f"{bundle}: no network {name} in this bundle: leave it out")
+    refuse_existing(epath.Path(out), overwrite=False, marker="")
+    files: dict[str, list[NetworkName]] = {}
+    for name in names:
+        files.setdefault(_place(opened, name).file, []).append(name)
+    temporary = out.parent / f"{out.name}.tmp-{os.getpid()}"
+    weights = {name: opened.info.weights[name] for name in names}
+    try:
+        with show_progress(sum(len(opened.leaves(name)) for name in names)) as (doing, step):
+            for file, inside in files.items():
+                doing(inside[0])
+                _write_file(opened, temporary / file, inside, step)
+        _write_sizes(opened, temporary, names)
+        move_into_place(epath.Path(temporary), epath.Path(out))
+    finally:
+        if temporary.exists():
+            epath.Path(temporary).rmtree()
+    show_summary(str(out), weights)
+    return 0
+
+
+def _place(bundle: Bundle, name: NetworkName) -> Placement:
+    """Where the network lay, or would lie, in the released files.
+
+    Raises:
+        UserError: a bundle that was not made here points out of the folder.
+    """
+    place = bundle.info.released.get(name, DEFAULT_PLACES[name])
+    parts = Path(place.file).parts
+    if Path(place.file).is_absolute() or ".." in parts or len(parts) < 2:
+        raise UserError(
+            f"{bundle.path / 'config.json'}: released.{name}.file: expected a path inside a "
+            f"folder, found {place.file!r}"
+        )
+    return place
+
+
+def _read(
+    leaf: str,
+    *,
+    reader: Iterator[tuple[str, np.ndarray]],
+    stored: Mapping[str, Any],
+    abstract: tables.Abstract,
+) -> np.ndarray:
+    """The next parameter of a reader that goes in the table's order."""
+    if leaf not in stored:  # a low-rank update that was merged: zeros say the same
+        return np.zeros(abstract[leaf].shape, abstract[leaf].dtype)
+    path, value = next(reader)
+    assert path == leaf, (path, leaf)
+    return value
+
+
+def _write_file(
+    bundle: Bundle, path: Path, names: Sequence[NetworkName], step: Callable[[int], None]
+) -> None:
+    """One file in the released format, with the networks that lie in it."""
+    shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
+    jobs = []
+    for name in names:
+        place = _place(bundle, name)
+        config: Any = getattr(bundle.config, name)
+        lora = lora_of(name, config) or place.merged_lora
+        config = with_lora(name, config, lora)
+        stored = bundle.leaves(name)
+        abstract = {
+            leaf: stored.get(leaf, jax.ShapeDtypeStruct(shape.shape, config.param_dtype))
+            for leaf, shape in abstract_params(name, config).items()
+        }
+        rules = table_of(name).rules(config)
+        jobs.append((name, place.prefix, rules, abstract, stored))
+        for tensor, entry in tables.export_shapes(rules, abstract).items():
+            shapes[place.prefix + tensor] = entry
+
+    def tensors() -> Iterator[tuple[str, np.ndarray]]:
+        for name, prefix, rules, abstract, stored in jobs:
+            order = [rule.target for rule in rules if rule.target in stored]
+            reader = bundle.read_in_order(name, order)
+            read = functools.partial(_read, reader=reader, stored=stored, abstract=abstract)
+            for tensor, value in tables.export(rules, read, abstract):
+                yield prefix + tensor, value
+                del value
+            step(len(order))
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".safetensors":
+        write_safetensors(path, shapes, tensors())
+    else:
+        write_torch(path, shapes, tensors(), key=_place(bundle, names[0]).key)
+
+
+def _write_sizes(bundle: Bundle, folder: Path, names: Sequence[NetworkName]) -> None:
+    """What the weights do not tell, so that the folder converts again: small files beside them."""
+
+    def write(name: str, content: Any) -> None:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=1) + "\n")
+
+    config: Any = bundle.config
+    if "dit" in names:
+        file = Path(_place(bundle, "dit").file)
+        (folder / file.parts[0] / "latest").write_text(file.parts[1])
+        sizes = {"lat_h": config.dit.latent_height, "lat_w": config.dit.latent_width}
+        write("vdm/config.json", sizes)
+    if "clip" in names:
+        head_width = config.clip.vision_width // config.clip.vision_heads
+        write("clip/config.json", {"head_width": head_width})
+    if "mllm" in names:
+        mistral = config.mllm.mistral
+        fields = (
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "rms_norm_eps",
+            "rope_theta",
+            "sliding_window",
+        )
+        base = {field: getattr(mistral, field) for field in fields}
+        base["torch_dtype"] = mistral.rotary_dtype
+        write("mllm/Mistral/config.json", {"model_type": "mistral", **base})
+    if (bundle.path / "tokenizer").is_dir():
+        (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
+        for file in bundle.tokenizer_dir.iterdir():
+            (folder / "tokenizer" / file.name).write_bytes(file.read_bytes())

@@ -1,0 +1,105 @@
+"""What the conversions in both directions share: each network's table, place and LoRA, and the
+progress and summary that they show.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from animegamer_jax.bundle import NetworkName
+from animegamer_jax.bundle_config import Placement, Weights
+from animegamer_jax.configs import LoRAConfig, NetworkConfig
+from animegamer_jax.convert.sources import Source
+from animegamer_jax.errors import UserError
+
+DECODER_FILE = "vdm/1/mp_rank_00_model_states.pt"
+DECODER_PREFIX = "model.diffusion_model."
+# Networks that the decoder file may hold beside the decoder.
+EMBEDDED: Mapping[NetworkName, str] = {
+    "vae": "first_stage_model.",
+    "clip": "clip_img_encoder.model.",
+    "t5": "conditioner.embedders.0.transformer.",
+}
+# Where an export puts what did not come from released files, and the ranks it gives merged weights.
+DEFAULT_PLACES: Mapping[NetworkName, Placement] = {
+    "mllm": Placement(file="mllm/pytorch_model.bin", merged_lora=LoRAConfig(rank=32, alpha=32.0)),
+    "dit": Placement(
+        file=DECODER_FILE,
+        key="module",
+        prefix=DECODER_PREFIX,
+        merged_lora=LoRAConfig(rank=64, alpha=1.0),
+    ),
+    "encoder": Placement(file=DECODER_FILE, key="module", prefix=DECODER_PREFIX),
+    "vae": Placement(file="vae/3d-vae.pt", key="state_dict"),
+    "clip": Placement(file="clip/clip_module_states.pt", key="module", prefix=EMBEDDED["clip"]),
+    "t5": Placement(file="t5/model.safetensors"),
+}
+
+
+def table_of(name: NetworkName) -> Any:
+    """The module with a network's `rules` and `infer_config`."""
+    return importlib.import_module(f"animegamer_jax.convert.{name}")
+
+
+def lora_of(name: NetworkName, config: Any) -> LoRAConfig | None:
+    """The low-rank update of a network; None where it has none."""
+    if name == "mllm":
+        return config.mistral.lora
+    return config.lora if name == "dit" else None
+
+
+def with_lora(name: NetworkName, config: Any, lora: LoRAConfig | None) -> NetworkConfig:
+    """The configuration with another low-rank update, where the network may have one."""
+    if name == "mllm":
+        mistral = dataclasses.replace(config.mistral, lora=lora)
+        return dataclasses.replace(config, mistral=mistral)
+    return dataclasses.replace(config, lora=lora) if name == "dit" else config
+
+
+def infer(name: NetworkName, source: Source, **options: Any) -> Any:
+    """The configuration that the shapes tell.
+
+    Raises:
+        UserError: a tensor that tells a size is missing, or sizes contradict one another.
+    """
+    try:
+        return table_of(name).infer_config(source.shapes, **options)
+    except KeyError as error:
+        raise UserError(
+            f"{source.label}: {error.args[0]} is missing, which the size of network {name} is read "
+            "from: expected the released file, or one of the same names"
+        ) from None
+    except (TypeError, ValueError, UserError) as error:
+        raise UserError(f"{source.label}: network {name}: {error}") from None
+
+
+@contextlib.contextmanager
+def show_progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
+    """A bar over all parameters: what is being done, and how many more are."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description:<8}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield (
+            lambda text: progress.update(task, description=text),
+            lambda count: progress.advance(task, count),
+        )
+
+
+def show_summary(title: str, weights: Mapping[str, Weights]) -> None:
+    """A table: parameters, number formats and size of each network."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    table.add_column("network")
+    table.add_column("parameters", justify="right")
+    table.add_column("format")
+    table.add_column("MB", justify="right")
+    for name, entry in weights.items():
+        size = f"{entry.num_bytes / 1e6:,.1f}"
+        table.add_row(name, f"{entry.num_params:,}", ", ".join(entry.dtypes), size)
+    Console().print(table)

@@ -1,0 +1,441 @@
+"""Checkpoint files in PyTorch's formats, read one tensor at a time.
+
+A `Source` knows every tensor's name, shape and format before any is read, so that tables can be
+checked first. Reading copies a tensor in blocks and gives the file's memory pages back, so that a
+file much larger than the memory can be gone through. torch is needed for its own format only.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import json
+import math
+import mmap
+import pickle
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from animegamer_jax.errors import UserError
+
+_BLOCK_BYTES = 1 << 25  # copied between two returns of memory pages
+
+_SAFETENSORS_DTYPES = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """One tensor of a file: what it is, and how to get a copy of it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Named tensors that are not read yet.
+
+    `label` is what messages call it; `key` is the entry of the file's dictionary that holds the
+    tensors, None where they lie at the top; `prefix` is what their names start with in the file
+    and not here.
+    """
+
+    label: str
+    tensors: Mapping[str, Tensor]
+    key: str | None = None
+    prefix: str = ""
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
+
+    def read(self, name: str) -> np.ndarray:
+        """A copy of one tensor, in PyTorch layout."""
+        return self.tensors[name].read()
+
+    def under(self, prefix: str) -> "Source":
+        """The tensors whose names start with `prefix`, which the new names leave out."""
+        inside = self.renamed(
+            lambda name: name.removeprefix(prefix) if name.startswith(prefix) else None
+        )
+        return dataclasses.replace(inside, prefix=self.prefix + prefix)
+
+    def select(self, keep: Callable[[str], bool]) -> "Source":
+        """The tensors whose names satisfy `keep`."""
+        return self.renamed(lambda name: name if keep(name) else None)
+
+    def renamed(self, new_name: Callable[[str], str | None]) -> "Source":
+        """Every tensor under its new name; None drops it."""
+        pairs = ((new_name(name), tensor) for name, tensor in self.tensors.items())
+        kept = {name: tensor for name, tensor in pairs if name is not None}
+        return dataclasses.replace(self, tensors=kept)
+
+    def joined(self, other: "Source") -> "Source":
+        """These tensors, and those of `other` whose names are not among them."""
+        label = f"{self.label} with {other.label}"
+        return dataclasses.replace(self, label=label, tensors={**other.tensors, **self.tensors})
+
+
+def import_torch() -> ModuleType:
+    """torch, or a line that tells how to get it.
+
+    Raises:
+        UserError: torch is not installed.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise UserError(
+            "torch is not installed, and files in PyTorch's own format need it: install the extra "
+            "`torch` (pip install 'animegamer-jax[torch]')"
+        ) from None
+    return torch
+
+
+def _libc() -> ctypes.CDLL | None:
+    return ctypes.CDLL(None, use_errno=True) if sys.platform.startswith("linux") else None
+
+
+def release_pages(address: int, num_bytes: int) -> None:
+    """Lets the system take back the pages of a file mapping; a later access reads them again.
+
+    Only for mapped files that nobody writes through a private mapping: elsewhere data are lost.
+    Does nothing on systems other than Linux.
+    """
+    libc = _libc()
+    if libc is None or num_bytes == 0:
+        return
+    start = address // mmap.PAGESIZE * mmap.PAGESIZE
+    dont_need = 4  # MADV_DONTNEED
+    libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(address + num_bytes - start), dont_need)
+
+
+def torch_numpy(tensor: Any) -> np.ndarray:
+    """A torch tensor as numpy, without a copy where it is contiguous."""
+    torch = import_torch()
+    tensor = tensor.detach().contiguous()
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def _torch_dtype(tensor: Any) -> np.dtype:
+    torch = import_torch()
+    if tensor.dtype is torch.bfloat16:
+        return np.dtype(ml_dtypes.bfloat16)
+    return torch.empty(0, dtype=tensor.dtype).numpy().dtype
+
+
+def _read_torch(tensor: Any, mapped: bool) -> np.ndarray:
+    if not mapped or not tensor.is_contiguous():
+        return np.array(torch_numpy(tensor))
+    flat = torch_numpy(tensor.reshape(-1))
+    out = np.empty(flat.shape, flat.dtype)
+    step = _BLOCK_BYTES // flat.itemsize
+    for i in range(0, flat.size, step):
+        block = flat[i : i + step]
+        out[i : i + step] = block
+        release_pages(block.ctypes.data, block.nbytes)
+    return out.reshape(tuple(tensor.shape))
+
+
+def _load_torch(path: Path) -> tuple[Any, bool]:
+    """The file's content, and whether its tensors lie in a mapping of the file."""
+    torch = import_torch()
+
+    def load(*, mmap: bool) -> Any:
+        with warnings.catch_warnings(action="ignore"):  # of a pickle that is then refused anyhow
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+
+    try:
+        try:
+            return load(mmap=True), True
+        except RuntimeError as error:
+            if "mmap can only be used" not in str(error):
+                raise
+            return load(mmap=False), False
+    except pickle.UnpicklingError as error:
+        text = " ".join(str(error).split())
+        if "WeightsUnpickler error" not in text or "Unsupported operand" in text:
+            raise UserError(_no_checkpoint(path)) from None
+        wanted = re.search(r"GLOBAL (\S+)", text)
+        raise UserError(
+            f"{path}: refused, because it asks to run {wanted[1] if wanted else 'code'} while it "
+            "is read: expected tensors alone (save the state dict again with torch.save, or get "
+            "the file anew)"
+        ) from None
+    except (RuntimeError, EOFError, ValueError, KeyError, AttributeError, OSError) as error:
+        raise UserError(f"{_no_checkpoint(path)} ({_first_line(error)})") from None
+
+
+def _no_checkpoint(path: Path) -> str:
+    size = path.stat().st_size
+    return (
+        f"{path}: {size:,} bytes that are no whole torch.save file: truncated, or of another "
+        "kind; get it again"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:120]
+
+
+def open_torch(path: str | Path, *, keys: Iterable[str] = ("module", "state_dict")) -> Source:
+    """The tensors of a torch.save file, never running code that the file holds.
+
+    Args:
+        path: the file.
+        keys: entries of the file's dictionary in which the tensors may lie; without any of them
+            they are expected at the top.
+
+    Raises:
+        UserError: the file is missing, truncated or of another kind, wants to run code, or holds
+            something else than tensors; or torch is not installed.
+    """
+    path = Path(path)
+    import_torch()
+    if not path.is_file():
+        raise UserError(f"{path}: no such file: expected a torch.save file")
+    content, mapped = _load_torch(path)
+    key = None
+    if isinstance(content, Mapping):
+        key = next((k for k in keys if isinstance(content.get(k), Mapping)), None)
+        content = content if key is None else content[key]
+    if not isinstance(content, Mapping) or not content:
+        raise UserError(
+            f"{path}: expected a dictionary of tensors, found {type(content).__name__}"
+            f"{' without entries' if isinstance(content, Mapping) else ''}"
+        )
+    return Source(str(path), dict(_torch_tensors(content, path, mapped)), key)
+
+
+def _torch_tensors(
+    content: Mapping[Any, Any], path: Path, mapped: bool
+) -> Iterator[tuple[str, Tensor]]:
+    torch = import_torch()
+    for name, tensor in content.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise UserError(
+                f"{path}: entry {name!r} is of type {type(tensor).__name__}: expected tensors only"
+            )
+        read = lambda tensor=tensor: _read_torch(tensor, mapped)  # noqa: E731
+        yield str(name), Tensor(tuple(tensor.shape), _torch_dtype(tensor), read)
+
+
+def _read_range(path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    out = np.empty(shape, dtype)
+    with path.open("rb") as file:
+        file.seek(offset)
+        if out.nbytes and file.readinto(out.reshape(-1).view(np.uint8).data) != out.nbytes:
+            raise UserError(f"{path}: ends before its last tensor: truncated; get it again")
+    return out
+
+
+def _safetensors_file(path: Path) -> dict[str, Tensor]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header: Any = None
+        if 0 < length <= size - 8:
+            with contextlib.suppress(ValueError):
+                header = json.loads(file.read(length))
+    if not isinstance(header, dict):
+        raise UserError(
+            f"{path}: {size:,} bytes that are no safetensors file: truncated, or of another kind; "
+            "get it again"
+        )
+    header.pop("__metadata__", None)
+    tensors = {}
+    for name, entry in header.items():
+        if entry["dtype"] not in _SAFETENSORS_DTYPES:
+            raise UserError(
+                f"{path}: tensor {name} has the format {entry['dtype']}: expected one of "
+                f"{', '.join(_SAFETENSORS_DTYPES)}"
+            )
+        shape, dtype = tuple(entry["shape"]), np.dtype(_SAFETENSORS_DTYPES[entry["dtype"]])
+        begin, end = (8 + length + offset for offset in entry["data_offsets"])
+        if end > size or end - begin != math.prod(shape) * dtype.itemsize:
+            raise UserError(
+                f"{path}: tensor {name} needs bytes {begin:,} to {end:,}, found a file of "
+                f"{size:,}: truncated; get it again"
+            )
+        read = lambda b=begin, s=shape, d=dtype: _read_range(path, b, s, d)  # noqa: E731
+        tensors[name] = Tensor(shape, dtype, read)
+    return tensors
+
+
+def open_safetensors(path: str | Path) -> Source:
+    """The tensors of a safetensors file.
+
+    Raises:
+        UserError: the file is missing, truncated or of another kind.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"{path}: no such file: expected a safetensors file")
+    return Source(str(path), _safetensors_file(path))
+
+
+def _open_sharded(index: Path) -> Source:
+    """All shards that an index file (`weight_map`: tensor to file) names."""
+    try:
+        weight_map = json.loads(index.read_text())["weight_map"]
+        files = sorted(set(weight_map.values()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(
+            f"{index}: expected a JSON object whose `weight_map` names a file for each tensor"
+        ) from None
+    if absent := [name for name in files if not (index.parent / name).is_file()]:
+        raise UserError(
+            f"{index.parent}: {len(absent)} of {len(files)} shards named by {index.name} missing: "
+            f"{', '.join(absent)}: get them and convert again"
+        )
+    sources = {name: open_checkpoint(index.parent / name, keys=()) for name in files}
+    lacking = [name for name, file in weight_map.items() if name not in sources[file].tensors]
+    if lacking:
+        raise UserError(
+            f"{index}: {len(lacking)} tensors are not in the shard that it names, the first "
+            f"{lacking[0]} in {weight_map[lacking[0]]}: get index and shards anew"
+        )
+    tensors = {name: sources[file].tensors[name] for name, file in weight_map.items()}
+    return Source(str(index.parent), tensors)
+
+
+_IN_FOLDER = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
+
+
+def open_checkpoint(path: str | Path, *, keys: Iterable[str] = ("module", "state_dict")) -> Source:
+    """A file in either format, or a folder as Hugging Face lays it out, sharded or not.
+
+    Raises:
+        UserError: as `open_torch` and `open_safetensors`; a shard is missing; or a folder holds
+            none of the known files.
+    """
+    path = Path(path)
+    if path.is_dir():
+        found = next((path / name for name in _IN_FOLDER if (path / name).is_file()), None)
+        if found is None:
+            raise UserError(f"{path}: expected one of {', '.join(_IN_FOLDER)} in this folder")
+        return (
+            _open_sharded(found) if found.suffix == ".json" else open_checkpoint(found, keys=keys)
+        )
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder: expected a checkpoint")
+    if path.suffix == ".safetensors":
+        return open_safetensors(path)
+    return open_torch(path, keys=keys)
+
+
+def write_torch(
+    path: Path,
+    shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]],
+    tensors: Iterable[tuple[str, np.ndarray]],
+    *,
+    key: str | None = None,
+) -> None:
+    """Writes a torch.save file, holding one of its tensors at a time.
+
+    The file is laid out first, with holes for the values; then it is mapped and filled.
+
+    Args:
+        path: where to; the caller renames it when it is whole.
+        shapes: shape and format of every tensor, in the file's order.
+        tensors: their values, in any order.
+        key: entry of the file's dictionary under which they go; None for the top.
+
+    Raises:
+        ValueError: a value is missing or unknown.
+    """
+    torch = import_torch()
+
+    def hole(shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        if dtype == ml_dtypes.bfloat16:
+            return torch.empty(shape, dtype=torch.bfloat16)
+        return torch.empty(shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype)
+
+    holes = {name: hole(*entry) for name, entry in shapes.items()}  # never touched: no memory
+    with torch.serialization.skip_data():
+        torch.save(holes if key is None else {key: holes}, path)
+    del holes
+    with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    content = content if key is None else content[key]
+    missing = set(content)
+    for name, tensor in tensors:
+        if name not in content:
+            raise ValueError(f"{path}: no place for tensor {name}")
+        target = torch_numpy(content[name].reshape(-1))
+        step = _BLOCK_BYTES // target.itemsize
+        values = np.ascontiguousarray(tensor).reshape(-1)
+        for i in range(0, target.size, step):
+            block = target[i : i + step]
+            block[:] = values[i : i + step]
+            release_pages(block.ctypes.data, block.nbytes)
+        del tensor, values  # before the next one is made
+        missing.discard(name)
+    if missing:
+        raise ValueError(f"{path}: no values for {sorted(missing)}")
+
+
+def write_safetensors(
+    path: Path,
+    shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]],
+    tensors: Iterable[tuple[str, np.ndarray]],
+) -> None:
+    """Writes a safetensors file, holding one of its tensors at a time.
+
+    Raises:
+        ValueError: a value is missing or unknown.
+    """
+    codes = {np.dtype(dtype): code for code, dtype in _SAFETENSORS_DTYPES.items()}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, (shape, dtype) in shapes.items():
+        end = offset + math.prod(shape) * dtype.itemsize
+        header[name] = {
+            "dtype": codes[dtype],
+            "shape": list(shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    missing = set(shapes)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        start = file.tell()
+        file.truncate(start + offset)
+        for name, tensor in tensors:
+            if name not in shapes:
+                raise ValueError(f"{path}: no place for tensor {name}")
+            file.seek(start + header[name]["data_offsets"][0])
+            file.write(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
+            del tensor  # before the next one is made
+            missing.discard(name)
+    if missing:
+        raise ValueError(f"{path}: no values for {sorted(missing)}")
