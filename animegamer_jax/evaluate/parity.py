@@ -315,10 +315,21 @@ def compare_clip(clip: Any, arrays: Arrays) -> Iterator[Row]:
 # The command
 
 
+class _Arrays(dict[str, np.ndarray]):
+    """The arrays of one file, which say so when one is asked for that is not there."""
+
+    def __init__(self, path: Path, arrays: Arrays):
+        super().__init__(arrays)
+        self.path = path
+
+    def __missing__(self, name: str) -> np.ndarray:
+        raise UserError(f"{self.path}: the array {name!r} is missing")
+
+
 def _arrays(path: Path) -> Arrays:
     try:
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+            return _Arrays(path, file)
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"{path}: not an .npz file of plain arrays ({error})") from error
 
@@ -332,10 +343,7 @@ def compare(folder: Path, bundle: Bundle) -> Iterator[Row]:
     def recorded(*names: str) -> Iterator[tuple[str, Arrays]]:
         for name in names:
             for path in sorted(folder.glob(name)):
-                try:
-                    yield path.name, _arrays(path)
-                except KeyError as error:
-                    raise UserError(f"{path}: the array {error} is missing") from error
+                yield path.name, _arrays(path)
 
     if bundle.has("mllm"):
         mllm = load("mllm")
