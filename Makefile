@@ -6,10 +6,11 @@ MODEL ?= toy
 OUT ?= out/play
 INSTRUCTIONS ?= animegamer_jax/assets/instructions/qiqi.txt
 
-.PHONY: help play test test-fast lint format clean
+.PHONY: help play demo test test-fast lint format clean
 
 help:
 	@echo "make play MODEL=DIR   play the demo game with a converted model; clips in $(OUT)"
+	@echo "make demo             the same with random weights: noise, but the whole way"
 	@echo "make test             all tests, under 10 minutes on two cores"
 	@echo "make test-fast        without the slow ones"
 	@echo "make lint             ruff and pyright"
@@ -30,6 +31,12 @@ help:
 
 play: .venv/.play
 	$(BIN)/animegamer play --model $(MODEL) --instructions $(INSTRUCTIONS) --out $(OUT)
+
+out/random/config.json: | .venv/.play
+	$(BIN)/python scripts/random_model.py out/random
+
+demo: .venv/.play out/random/config.json
+	$(BIN)/animegamer play --model out/random --instructions $(INSTRUCTIONS) --out out/demo
 
 test: .venv/.dev
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile

@@ -1,42 +1,27 @@
 """Tiny, real things that several tests share: configurations, a tokenizer, a bundle."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import tokenizers
+from random_model import random_leaves, write_model, write_tokenizer
 
-from animegamer_jax.bundle import BundleWriter, NetworkName, abstract_params
 from animegamer_jax.configs import (
     DiTConfig,
     LoRAConfig,
     MistralConfig,
     MLLMConfig,
     ModelConfig,
-    NetworkConfig,
     ShotEncoderConfig,
     VAEConfig,
 )
 from animegamer_jax.convert.sources import Source, Tensor
-from animegamer_jax.protocol import SPECIAL_TOKENS, Protocol
+from animegamer_jax.protocol import Protocol
+
+__all__ = ["array_source", "make_bundle", "random_leaves", "tiny_config", "write_tokenizer"]
 
 NUM_TEXT, NUM_IMAGE, WIDTH = 6, 10, 32
 NUM_QUERIES = NUM_TEXT + NUM_IMAGE
-
-
-def write_tokenizer(folder: Path) -> int:
-    """A tokenizer of single bytes with the game's special tokens; returns its size."""
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: i for i, token in enumerate(["<unk>", "<s>", "</s>", *alphabet])}
-    model = tokenizers.models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>")
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    frames = [f"<frame_{i:05d}>" for i in range(256)]
-    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>", *frames, *SPECIAL_TOKENS])
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return tokenizer.get_vocab_size()
 
 
 def tiny_config(vocab_size: int) -> ModelConfig:
@@ -88,31 +73,9 @@ def tiny_config(vocab_size: int) -> ModelConfig:
     )
 
 
-def random_leaves(
-    name: NetworkName, config: NetworkConfig, seed: int
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Values for every parameter of a network, made without compiling anything.
-
-    Scales are near one and everything else is small and not zero, so that no zero or one hides a
-    mistake.
-    """
-    random = np.random.default_rng(seed)
-    for path, leaf in abstract_params(name, config).items():
-        fan_in = np.prod(leaf.shape[:-1] if name == "vae" else leaf.shape[-2:-1])
-        value = random.normal(size=leaf.shape) * (fan_in**-0.5 if leaf.ndim > 1 else 0.1)
-        yield path, (value + path.endswith("scale")).astype(np.float32)
-
-
 def make_bundle(path: Path, protocol: Protocol, *, seed: int = 0) -> Path:
     """A whole, random model on disk."""
-    tokenizer = path.parent / f"{path.name}-tokenizer"
-    config = tiny_config(write_tokenizer(tokenizer))
-    with BundleWriter(path, name="tiny", protocol=protocol) as writer:
-        for name in ("mllm", "encoder", "dit", "vae"):
-            network = getattr(config, name)
-            writer.write_network(name, network, random_leaves(name, network, seed))
-        writer.write_tokenizer(tokenizer)
-    return path
+    return write_model(path, tiny_config(0), protocol, name="tiny", seed=seed)
 
 
 def array_source(tensors: Mapping[str, np.ndarray]) -> Source:
