@@ -13,7 +13,7 @@ help:
 	@echo "make demo             the same with random weights: noise, but the whole way"
 	@echo "make test             all tests, under 10 minutes on two cores"
 	@echo "make test-fast        without the slow ones"
-	@echo "make lint             ruff and pyright"
+	@echo "make lint             ruff and basedpyright"
 
 .venv/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -47,7 +47,7 @@ test-fast: .venv/.dev
 lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/basedpyright
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix .

@@ -76,6 +76,9 @@ def from_json(kind: Any, value: Any, where: str) -> Any:
         UserError: a field is missing or unknown, or a value has another type.
     """
 
+    def inside(name: str) -> str:
+        return f"{where}: {name}" if where.endswith(".json") else f"{where}.{name}"
+
     def wrong(expected: str) -> UserError:
         return UserError(f"{where}: expected {expected}, found {json.dumps(value)[:80]}")
 
@@ -100,7 +103,7 @@ def from_json(kind: Any, value: Any, where: str) -> Any:
     if origin is dict:
         if not isinstance(value, dict):
             raise wrong("an object")
-        return {k: from_json(arguments[1], item, f"{where}.{k}") for k, item in value.items()}
+        return {k: from_json(arguments[1], item, inside(k)) for k, item in value.items()}
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, dict):
             raise wrong("an object")
@@ -119,7 +122,7 @@ def from_json(kind: Any, value: Any, where: str) -> Any:
             )
         hints = typing.get_type_hints(kind)
         make: Any = kind
-        return make(**{n: from_json(hints[n], value[n], f"{where}.{n}") for n in fields})
+        return make(**{n: from_json(hints[n], value[n], inside(n)) for n in fields})
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):

@@ -260,14 +260,18 @@ def _check_representations(game: Game, *, expected: tuple[int, int]) -> None:
             )
 
 
+def _brief(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:77] + "...")
+
+
 def _check_prefix(game: Game, lines: list[Line], source: str) -> None:
     path = game.folder / GAME_FILE
     for turn, line in zip(game.turns, lines, strict=False):
         if turn.instruction != line.text:
             raise UserError(
-                f"{path}: turn {turn.turn}: instruction: expected {line.text!r}, as in {source}, "
-                f"line {line.number}, found {turn.instruction!r}: give the file that the game "
-                "was started with, or name another folder by --out"
+                f"{path}: turn {turn.turn}: instruction: expected {_brief(line.text)}, as in "
+                f"{source}, line {line.number}, found {_brief(turn.instruction)}: give the file "
+                "that the game was started with, or name another folder by --out"
             )
     if len(game.turns) > len(lines):
         raise UserError(

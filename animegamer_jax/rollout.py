@@ -7,6 +7,7 @@ scans it over a list of instructions, a batch of games at a time. `Player` runs 
 after the other, so that it can tell how far it is and how long each took.
 """
 
+import functools
 import time
 import typing
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, UInt8
+from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 
 from animegamer_jax import diffusion
 from animegamer_jax.configs import ModelConfig
@@ -67,7 +68,11 @@ class GameState(NamedTuple):
 
 
 class TurnResult(NamedTuple):
-    """A played turn. `bad_step`: the first denoising step with a non-finite latent, or -1."""
+    """A played turn.
+
+    `bad_step`: the first denoising step with a non-finite latent (their number, where only the
+    decoded frames are not finite), or -1.
+    """
 
     state: GameState
     frames: UInt8[Array, "g f h w 3"]
@@ -121,7 +126,14 @@ def predict_state(
 
 
 def game_keys(seeds: Sequence[int]) -> Key[Array, " g"]:
-    """One key a game."""
+    """One key a game.
+
+    Raises:
+        UserError: a seed is negative or has more than 32 bits.
+    """
+    for seed in seeds:
+        if not 0 <= seed < 1 << 32:
+            raise UserError(f"seed {seed}: expected a number from 0 to {(1 << 32) - 1}")
     return jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
 
 
@@ -165,10 +177,13 @@ def denoise(
     return diffusion.sample(guided, sampler, table, noise=lambda i: _noise(keys, i, shape))
 
 
-def decode_clip(vae: VAE, latents: Float[Array, "g t h w c"]) -> UInt8[Array, "g f y x 3"]:
-    """Latents as the sampler leaves them to frames."""
+def decode_clip(
+    vae: VAE, latents: Float[Array, "g t h w c"]
+) -> tuple[UInt8[Array, "g f y x 3"], Bool[Array, " g"]]:
+    """Latents as the sampler leaves them to frames, and whether all of a clip's are finite."""
     scaled = latents / vae.config.scaling_factor
-    return to_uint8(vae.decode(scaled.astype(vae.config.dtype)))
+    frames = vae.decode(scaled.astype(vae.config.dtype))
+    return to_uint8(frames), jnp.isfinite(frames).all(axis=(1, 2, 3, 4))
 
 
 def play_turn(
@@ -188,8 +203,10 @@ def play_turn(
     state = predict_state(networks.mllm, window, instruction, layout)
     keys = turn_keys(games, turn)
     sampler = denoise(networks, state, start_clip(networks.dit, keys), table, keys)
-    frames = decode_clip(networks.vae, sampler.x)
-    return advance(window, instruction, state), TurnResult(state, frames, sampler.bad_step)
+    frames, finite = decode_clip(networks.vae, sampler.x)
+    last = jnp.asarray(table.step)[-1] + 1
+    bad_step = jnp.where((sampler.bad_step < 0) & ~finite, last, sampler.bad_step)
+    return advance(window, instruction, state), TurnResult(state, frames, bad_step)
 
 
 def rollout(
@@ -261,6 +278,8 @@ def check_fit(config: ModelConfig) -> None:
         for name, *found in pairs
         if len({value for _, value in found}) > 1
     ]
+    if dit.latent_frames % 2 == 0:
+        problems.append(f"latent frames: dit {dit.latent_frames}, vae an odd number")
     if problems:
         raise UserError("the networks do not fit one another: " + "; ".join(problems))
 
@@ -305,7 +324,7 @@ class Player:
         self.width = width * vae.spatial_compression
         self.frames_per_second = FRAMES_PER_SECOND
         layout = self.layout
-        self._predict = jax.jit(lambda *args: predict_state(*args, layout))
+        self._predict = jax.jit(functools.partial(predict_state, layout=layout))
         self._start = jax.jit(start_clip)
         self._denoise = jax.jit(denoise, donate_argnums=2)
         self._decode = jax.jit(decode_clip)
@@ -422,11 +441,14 @@ class Player:
         clock.append(time.perf_counter())
 
         tell("vae", 0, 1)
-        frames = np.asarray(self._decode(self.networks.vae, sampler.x))
+        frames, finite = (np.asarray(x) for x in self._decode(self.networks.vae, sampler.x))
+        if not finite.all():
+            raise NonFiniteError(f"turn {turn}: the frames that the VAE decodes are not finite")
         tell("vae", 1, 1)
         clock.append(time.perf_counter())
 
         parts = dict(zip(("mllm", "decoder", "vae"), np.diff(clock).tolist(), strict=True))
         seconds = parts | {"total": clock[-1] - clock[0]}
-        output = TurnOutput(*(np.asarray(x) for x in state), frames, seconds)
+        representation, states, motion_value = map(np.asarray, state)
+        output = TurnOutput(representation, states, motion_value, frames, seconds)
         return self._advance(window, instruction, state), output

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -205,7 +207,7 @@ def test_is_an_ordinary_orbax_checkpoint(bundle):
 
 
 def test_large_and_odd_arrays_are_written_in_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr("animegamer_jax.bundle._CHUNK_BYTES", 100)
+    monkeypatch.setattr("animegamer_jax.bundle_writer._CHUNK_BYTES", 100)
     config = dataclasses.replace(ENCODER, text_size=7, representation_size=9)
     leaves = leaves_of(config, "float32")
     opened = Bundle.open(write(tmp_path / "b", leaves=leaves, config=config))
@@ -241,7 +243,7 @@ def test_bad_bundles_in_one_line(bundle, tmp_path):
     with pytest.raises(UserError, match="format_version: expected 1, found 99"):
         Bundle.open(newer)
     lacking = copy_with(bundle, tmp_path / "lacking", lambda c: c["protocol"].pop("window"))
-    with pytest.raises(UserError, match=r"config\.json\.protocol: missing window"):
+    with pytest.raises(UserError, match=r"config\.json: protocol: missing window"):
         Bundle.open(lacking)
     empty = copy_with(bundle, tmp_path / "empty", lambda c: None)
     with pytest.raises(UserError, match="no weights there"):
@@ -375,3 +377,22 @@ def test_control_c_leaves_nothing(tmp_path):
         process.communicate(timeout=30)
         assert process.returncode != 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_weights_are_told_in_one_line(tmp_path):
+    def damaged(name, damage):
+        path = tmp_path / name
+        write(path)
+        damage(path / "encoder")
+        with pytest.raises(UserError, match="convert again") as told:
+            Bundle.open(path).load("encoder")
+        assert "\n" not in str(told.value)
+
+    def cut(folder):
+        for file in (folder / "ocdbt.process_0" / "d").iterdir():
+            os.truncate(file, file.stat().st_size // 2)
+
+    damaged("cut", cut)
+    damaged("lost", lambda folder: shutil.rmtree(folder / "ocdbt.process_0"))
+    damaged("manifest", lambda folder: (folder / "manifest.ocdbt").unlink())
+    damaged("metadata", lambda folder: (folder / "_METADATA").write_text("{"))

@@ -1,7 +1,9 @@
 """Released files to a bundle and back: tables, files, commands, and what is refused."""
 
 import json
+import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -639,9 +641,9 @@ def test_refuses_what_cannot_work(released, bundle, tmp_path):
         convert(out=str(tmp_path / "b"), agent=released / "mllm/pytorch_model.bin")
     with pytest.raises(UserError, match="no whole number of frames"):
         convert(out=str(tmp_path / "b"), reference=released, **(OPTIONS | {"latent_width": 10}))
-    with pytest.raises(UserError, match=r"no tensor is called model\.diffusion_model"):
+    with pytest.raises(UserError, match=r"found tensors of the 3D VAE: give it by --vae"):
         convert(out=str(tmp_path / "b"), decoder=released / "vae/3d-vae.pt")
-    with pytest.raises(UserError, match=r"encoder\.conv_in\.conv\.weight is missing"):
+    with pytest.raises(UserError, match=r"found tensors of the language model: give it by --agent"):
         convert(out=str(tmp_path / "b"), vae=released / "mllm/pytorch_model.bin")
     convert(out=str(tmp_path / "v"), vae=released / "vae/3d-vae.pt")
     with pytest.raises(UserError, match="no network mllm"):
@@ -717,3 +719,54 @@ def test_memory_stays_small(tmp_path):
         path.unlink()
         if (tmp_path / "b").exists():
             Bundle.open(tmp_path / "b").path.rmtree()
+
+
+def test_files_of_another_network_are_told_apart(released, tmp_path):
+    out = str(tmp_path / "b")
+    torch.save({"visual.conv1.weight": torch.zeros(2, 3, 2, 2)}, tmp_path / "clip.pt")
+    with pytest.raises(UserError, match=r"--vae: expected the 3D VAE, found tensors of OpenCLIP"):
+        convert(out=out, vae=tmp_path / "clip.pt")
+    decoder = released / "vdm/1/mp_rank_00_model_states.pt"
+    with pytest.raises(UserError, match=r"found tensors of the decoder: give it by --decoder"):
+        convert(out=out, vae=decoder)
+    with pytest.raises(UserError, match=r"--latent-height: expected a whole number, 1 or more"):
+        convert(out=out, decoder=decoder, latent_height=0)
+    with pytest.raises(UserError, match=r"--latent-width: expected a multiple of the patch"):
+        convert(out=out, decoder=decoder, latent_width=3)
+    with pytest.raises(UserError, match=r"no tokenizer there"):
+        convert(out=out, vae=released / "vae/3d-vae.pt", tokenizer=released / "vae")
+    assert [path.name for path in tmp_path.iterdir()] == ["clip.pt"]
+
+
+def test_blocked_code_and_odd_formats_are_named(tmp_path):
+    class Wants:
+        def __reduce__(self):
+            return os.system, ("true",)
+
+    torch.save({"state_dict": {"a": Wants()}}, tmp_path / "code.pt")
+    with pytest.raises(UserError, match=r"refused, because it asks to run posix\.system"):
+        open_torch(tmp_path / "code.pt")
+    torch.save({"a": torch.zeros(2, dtype=torch.float8_e4m3fn)}, tmp_path / "f8.pt")
+    with pytest.raises(UserError, match=r"tensor a is a torch\.float8_e4m3fn"):
+        open_torch(tmp_path / "f8.pt")
+
+
+def test_a_full_disk_is_told(released, bundle, tmp_path):
+    """Files may not grow beyond 100 kB: as a full disk, in a process of its own."""
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "from animegamer_jax import cli\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        "sys.exit(cli.main(sys.argv[1:]))"
+    )
+    for argv in (
+        ["convert", "--out", str(tmp_path / "b"), "--vae", str(released / "vae/3d-vae.pt")],
+        ["export", "--out", str(tmp_path / "e"), "--bundle", str(bundle), "--networks", "vae"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *argv], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert re.search("cannot be written: (File too large|the disk is full)", done.stderr)
+        assert list(tmp_path.iterdir()) == []

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from animegamer_jax import rollout
 from animegamer_jax.bundle import Bundle
@@ -190,6 +191,17 @@ def test_a_nan_is_named_by_turn_and_step(player):
     broken.table = broken.table._replace(noise_level=noise_level)
     with pytest.raises(NonFiniteError, match=r"turn 5: .* after denoising step 3 of 4"):
         broken.play_turn(broken.start(), INSTRUCTIONS[:1], seeds=[0], turn=5)
+
+
+def test_a_nan_of_the_vae_is_named(player):
+    """One number format's overflow, say: latents are finite, frames are not."""
+    graphdef, params = nnx.split(player.networks.vae)
+    bias = params["decoder"]["conv_out"]["bias"]
+    params["decoder"]["conv_out"]["bias"] = bias.replace(bias[...].at[0].set(jnp.nan))
+    networks = player.networks._replace(vae=nnx.merge(graphdef, params))
+    broken = Player(networks, player.tokenizer, player.protocol, window=3, steps=STEPS)
+    with pytest.raises(NonFiniteError, match=r"turn 2: the frames .* VAE"):
+        broken.play_turn(broken.start(), INSTRUCTIONS[:1], seeds=[0], turn=2)
 
 
 @pytest.mark.parametrize(

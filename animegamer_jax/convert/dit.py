@@ -88,7 +88,8 @@ def infer_config(
     """The configuration from the tensors' shapes, but for the frame's height and width.
 
     Raises:
-        ValueError: the position table holds no whole number of frames of that size.
+        ValueError: that size is no whole number of patches, or the position table holds no whole
+            number of frames of it.
     """
     width, channels, patch, _ = shapes["mixins.patch_embed.proj.weight"]
     head = shapes[f"{_ADALN}query_layernorm_list.0.weight"][0]
@@ -96,9 +97,14 @@ def infer_config(
         name.endswith(".input_layernorm.weight") and name.startswith("transformer.layers.")
         for name in shapes
     )
+    if min(latent_height, latent_width) < patch or latent_height % patch or latent_width % patch:
+        raise ValueError(
+            f"latents of {latent_height} x {latent_width}: expected multiples of the {patch} rows "
+            "and columns of a patch"
+        )
     per_frame = (latent_height // patch) * (latent_width // patch)
     patches = shapes["mixins.pos_embed.pos_embedding"][1] - num_context_tokens
-    if patches % per_frame:
+    if patches < per_frame or patches % per_frame:
         raise ValueError(
             f"the position table holds {patches} patches, no whole number of frames of "
             f"{latent_height} x {latent_width} latents with patches of {patch}"

@@ -16,8 +16,6 @@ from animegamer_jax.bundle import (
     Bundle,
     NetworkName,
     abstract_params,
-    move_into_place,
-    refuse_existing,
 )
 from animegamer_jax.bundle_config import Placement
 from animegamer_jax.convert import rules as tables
@@ -31,6 +29,7 @@ from animegamer_jax.convert.networks import (
 )
 from animegamer_jax.convert.sources import write_safetensors, write_torch
 from animegamer_jax.errors import UserError
+from animegamer_jax.storage import absolute, move_into_place, refuse_existing, telling
 
 
 def export(*, bundle: str, out: Path, networks: tuple[NetworkName, ...] = ()) -> int:
@@ -44,6 +43,9 @@ def export(*, bundle: str, out: Path, networks: tuple[NetworkName, ...] = ()) ->
     Raises:
         UserError: there is no such bundle or network, or `out` is taken.
     """
+    if "://" in str(out) or ":/" in str(out):
+        raise UserError(f"--out {out}: expected a folder on this machine: copy it from there")
+    out = Path(absolute(out))
     opened = Bundle.open(bundle)
     names = networks or tuple(name for name in NETWORKS if opened.has(name))
     if not names:
@@ -51,19 +53,23 @@ def export(*, bundle: str, out: Path, networks: tuple[NetworkName, ...] = ()) ->
     for name in names:
         if not opened.has(name):
             raise UserError(f"{bundle}: no network {name} in this bundle: leave it out")
-    refuse_existing(epath.Path(out), overwrite=False, marker="")
+    refuse_existing(epath.Path(out), overwrite=None)
     files: dict[str, list[NetworkName]] = {}
     for name in names:
         files.setdefault(_place(opened, name).file, []).append(name)
     temporary = out.parent / f"{out.name}.tmp-{os.getpid()}"
     weights = {name: opened.info.weights[name] for name in names}
+    full = "make room there, or choose another folder"
     try:
-        with show_progress(sum(len(opened.leaves(name)) for name in names)) as (doing, step):
+        with (
+            telling(out, "cannot be written", mend=full),
+            show_progress(sum(len(opened.leaves(name)) for name in names)) as (doing, step),
+        ):
             for file, inside in files.items():
                 doing(inside[0])
                 _write_file(opened, temporary / file, inside, step)
-        _write_sizes(opened, temporary, names)
-        move_into_place(epath.Path(temporary), epath.Path(out))
+            _write_sizes(opened, temporary, names)
+            move_into_place(epath.Path(temporary), epath.Path(out))
     finally:
         if temporary.exists():
             epath.Path(temporary).rmtree()

@@ -1,9 +1,10 @@
 """The released agent file (PEFT names) and a plain Mistral folder (Hugging Face names)."""
 
+import typing
 from collections.abc import Mapping
 from typing import Any
 
-from animegamer_jax.configs import LoRAConfig, MistralConfig, MLLMConfig
+from animegamer_jax.configs import Dtype, LoRAConfig, MistralConfig, MLLMConfig
 from animegamer_jax.convert.rules import TRANSPOSE, Rule
 
 _LINEARS = {
@@ -88,23 +89,31 @@ def infer_config(
     """Sizes from the agent's tensors; heads and constants from the base model's `config.json`.
 
     `lora_alpha` is the rank if None: the release's scale is 1.
+
+    Raises:
+        ValueError: the base model's number format is none that a network computes in.
     """
     vocab, hidden = shapes[f"{_AGENT}model.embed_tokens.weight"]
     layer = f"{_AGENT}model.layers.0."
     a = shapes.get(f"{layer}self_attn.q_proj.lora_A.default.weight")
     heads = base["num_attention_heads"]
+    dtype = base.get("torch_dtype") or base.get("dtype") or "float32"
+    if dtype not in typing.get_args(Dtype):
+        known = ", ".join(typing.get_args(Dtype))
+        raise ValueError(f"config.json: torch_dtype {dtype!r}: expected one of {known}")
+    rotary = base.get("rope_parameters") or {}  # where newer files keep the base
     mistral = MistralConfig(
         vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=base["intermediate_size"],
         num_hidden_layers=base["num_hidden_layers"],
         num_attention_heads=heads,
-        num_key_value_heads=base.get("num_key_value_heads", heads),
+        num_key_value_heads=base.get("num_key_value_heads") or heads,
         head_dim=base.get("head_dim") or hidden // heads,
         rms_norm_eps=base.get("rms_norm_eps", 1e-6),
-        rope_theta=base.get("rope_theta", 10_000.0),
+        rope_theta=base.get("rope_theta") or rotary.get("rope_theta") or 10_000.0,
         sliding_window=base.get("sliding_window"),
-        rotary_dtype=base.get("torch_dtype") or base.get("dtype") or "float32",
+        rotary_dtype=dtype,
         lora=LoRAConfig(rank=a[0], alpha=float(lora_alpha or a[0])) if a else None,
     )
     size = shapes["input_resampler.proj.0.weight"][1]

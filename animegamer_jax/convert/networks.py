@@ -38,6 +38,37 @@ DEFAULT_PLACES: Mapping[NetworkName, Placement] = {
 }
 
 
+# What the names of a file's tensors start with, by the option that takes the file. The decoder
+# first: its file may hold others.
+_SIGNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "decoder": ("the decoder", (DECODER_PREFIX,)),
+    "agent": ("the language model", ("llm.", "input_resampler.", "output_resampler.")),
+    "vae": ("the 3D VAE", (EMBEDDED["vae"], "encoder.conv_in.", "decoder.conv_in.")),
+    "clip": ("OpenCLIP", (EMBEDDED["clip"], "visual.")),
+    "t5": ("T5", (EMBEDDED["t5"], "shared.", "encoder.block.", "encoder.embed_tokens.")),
+    "mistral": ("the base language model", ("model.embed_tokens.", "model.layers.")),
+}
+
+
+def check_kind(source: Source, option: str) -> None:
+    """Tells of a file that was given by the option of another one.
+
+    Raises:
+        UserError: its tensors are those of another network.
+    """
+
+    def holds(key: str) -> bool:
+        return any(name.startswith(_SIGNS[key][1]) for name in source.tensors)
+
+    for key, (what, _) in _SIGNS.items():
+        if key != option and holds(key) and (key == "decoder" or not holds(option)):
+            how = "its folder by" if key == "mistral" else "it by"
+            raise UserError(
+                f"{source.label}: --{option}: expected {_SIGNS[option][0]}, found tensors of "
+                f"{what}: give {how} --{key}"
+            )
+
+
 def table_of(name: NetworkName) -> Any:
     """The module with a network's `rules` and `infer_config`."""
     return importlib.import_module(f"animegamer_jax.convert.{name}")
@@ -78,10 +109,19 @@ def infer(name: NetworkName, source: Source, **options: Any) -> Any:
 @contextlib.contextmanager
 def show_progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
     """A bar over all parameters: what is being done, and how many more are."""
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description:<8}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), transient=True) as progress:
+    console = Console(stderr=True)
+    bar = Progress(
+        *columns,
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with bar as progress:
         task = progress.add_task("", total=total)
         yield (
             lambda text: progress.update(task, description=text),
@@ -94,7 +134,7 @@ def show_summary(title: str, weights: Mapping[str, Weights]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
+    table = Table()
     table.add_column("network")
     table.add_column("parameters", justify="right")
     table.add_column("format")
@@ -102,4 +142,6 @@ def show_summary(title: str, weights: Mapping[str, Weights]) -> None:
     for name, entry in weights.items():
         size = f"{entry.num_bytes / 1e6:,.1f}"
         table.add_row(name, f"{entry.num_params:,}", ", ".join(entry.dtypes), size)
-    Console().print(table)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(title)
+    console.print(table)

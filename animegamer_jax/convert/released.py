@@ -14,9 +14,7 @@ from animegamer_jax.bundle import (
     NETWORKS,
     BundleWriter,
     NetworkName,
-    absolute,
     abstract_params,
-    refuse_existing,
 )
 from animegamer_jax.bundle_config import Placement
 from animegamer_jax.configs import NetworkConfig
@@ -26,6 +24,7 @@ from animegamer_jax.convert.networks import (
     DECODER_FILE,
     DECODER_PREFIX,
     EMBEDDED,
+    check_kind,
     infer,
     lora_of,
     show_progress,
@@ -40,6 +39,7 @@ from animegamer_jax.convert.sources import (
 )
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import PROTOCOLS
+from animegamer_jax.storage import absolute, refuse_existing, telling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +78,13 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def _file_name(path: Path) -> str:
+    """What an export calls the file that this checkpoint, a file or a folder, was read from."""
+    if not path.is_dir():
+        return path.name
+    return "model.safetensors" if any(path.glob("*.safetensors")) else "pytorch_model.bin"
+
+
 def _mllm_group(agent: Path, mistral: Path | None) -> _Group:
     if mistral is None:
         raise UserError(
@@ -85,8 +92,6 @@ def _mllm_group(agent: Path, mistral: Path | None) -> _Group:
             "of Mistral-7B-Instruct-v0.1"
         )
     base_config = _read_json(mistral / "config.json")
-    # transformers 5 keeps the rotary base one level down.
-    base_config = {**base_config.get("rope_parameters", {}), **base_config}
     if absent := [
         key
         for key in ("num_attention_heads", "intermediate_size", "num_hidden_layers")
@@ -94,6 +99,7 @@ def _mllm_group(agent: Path, mistral: Path | None) -> _Group:
     ]:
         raise UserError(f"{mistral / 'config.json'}: {', '.join(absent)} missing: not Mistral's")
     source = open_checkpoint(agent)
+    check_kind(source, "agent")
     config = infer("mllm", source, base=base_config)
     if config.mistral.lora and not any(".base_layer." in name for name in source.tensors):
         linear = re.compile(r"(model\.layers\.\d+\.(?:self_attn|mlp)\.\w+_proj)\.weight")
@@ -103,7 +109,7 @@ def _mllm_group(agent: Path, mistral: Path | None) -> _Group:
             return found and f"llm.base_model.model.{found[1]}.base_layer.weight"
 
         source = source.joined(open_checkpoint(mistral).renamed(in_agent))
-    place = Placement(file=f"mllm/{agent.name}", key=source.key)
+    place = Placement(file=f"mllm/{_file_name(agent)}", key=source.key)
     return _Group(source, (_Part("mllm", config, source, place),))
 
 
@@ -127,14 +133,24 @@ def _decoder_groups(
     say: Callable[[str], None],
 ) -> Iterator[_Group]:
     source = open_checkpoint(_decoder_file(path))
+    check_kind(source, "decoder")
     inner = source.under(DECODER_PREFIX)
     if not inner.tensors:
         raise UserError(
-            f"{source.label}: no tensor is called {DECODER_PREFIX}...: expected the released "
+            f"{source.label}: no tensor starts with {DECODER_PREFIX!r}: expected the released "
             "decoder (mp_rank_00_model_states.pt)"
         )
     place = Placement(file=DECODER_FILE, key=source.key, prefix=DECODER_PREFIX)
-    dit = infer("dit", inner, latent_height=height, latent_width=width)
+    patch = inner.shapes.get("mixins.patch_embed.proj.weight", (1,))[-1]
+    for option, size in (("--latent-height", height), ("--latent-width", width)):
+        if size % patch:
+            raise UserError(f"{option}: expected a multiple of the patch, {patch}, found {size}")
+    try:
+        dit = infer("dit", inner, latent_height=height, latent_width=width)
+    except UserError as error:
+        if "position table" not in str(error):
+            raise
+        raise UserError(f"{error}: give --latent-height and --latent-width") from None
     encoder = infer("encoder", inner)
     parts = (_Part("dit", dit, inner, place), _Part("encoder", encoder, inner, place))
     yield _Group(inner, parts)
@@ -158,6 +174,7 @@ def _single_groups(
 ) -> Iterator[_Group]:
     """A file of its own for the VAE, CLIP or T5, with or without the decoder file's prefix."""
     source = open_checkpoint(path)
+    check_kind(source, name)
     prefix = EMBEDDED[name]
     if not any(tensor.startswith(prefix) for tensor in source.tensors):
         prefix = ""
@@ -172,11 +189,7 @@ def _single_groups(
         if "shared.weight" not in inner.tensors and tied in inner.tensors:
             inner = inner.renamed(lambda tensor: "shared.weight" if tensor == tied else tensor)
     config = infer(name, inner, **({"head_width": head_width} if name == "clip" else {}))
-    file = path.name
-    if path.is_dir():
-        safe = any(path.glob("*.safetensors"))
-        file = "model.safetensors" if safe else "pytorch_model.bin"
-    place = Placement(file=f"{name}/{file}", key=source.key, prefix=prefix)
+    place = Placement(file=f"{name}/{_file_name(path)}", key=source.key, prefix=prefix)
     yield _Group(inner, (_Part(name, config, inner, place),))
 
 
@@ -339,8 +352,14 @@ def convert(
         "clip_head_width": clip_head_width,
     }
     options |= {key: value for key, value in given.items() if value is not None}
+    for key in ("latent_height", "latent_width", "clip_head_width"):
+        size = options.get(key, 1)
+        if type(size) is not int or size < 1:
+            option = "--" + key.replace("_", "-")
+            raise UserError(f"{option}: expected a whole number, 1 or more, found {size!r}")
     target = absolute(out)
-    refuse_existing(target, overwrite=overwrite, marker="config.json")
+    with telling(target, "cannot be written", mend="choose another folder"):
+        refuse_existing(target, overwrite=overwrite)
     head_width = options.get("clip_head_width", 64)
     groups: list[_Group] = []
     if "agent" in options:
@@ -398,12 +417,15 @@ def _check_groups(groups: Sequence[_Group]) -> None:
 
 def _write_tokenizer(writer: BundleWriter, folder: Path, parts: Sequence[_Part]) -> None:
     """Checks the tokenizer against the language model, if there is one, and copies it."""
-    from animegamer_jax.tokenizer import copy_tokenizer
+    from animegamer_jax.tokenizer import Tokenizer, copy_tokenizer
 
     mllm: Any = next((part.config for part in parts if part.name == "mllm"), None)
     if mllm is None:
+        Tokenizer.load(folder)  # for its checks
         writer.write_tokenizer(folder)
         return
+    if not folder.is_dir():
+        raise UserError(f"{folder}: expected a folder with a tokenizer's files")
     with tempfile.TemporaryDirectory() as temporary:
         copy_tokenizer(
             folder,

@@ -8,9 +8,11 @@ file much larger than the memory can be gone through. torch is needed for its ow
 import contextlib
 import ctypes
 import dataclasses
+import errno
 import json
 import math
 import mmap
+import os
 import pickle
 import re
 import sys
@@ -39,6 +41,10 @@ _SAFETENSORS_DTYPES = {
     "U8": np.uint8,
     "BOOL": np.bool_,
 }
+_TORCH_DTYPES = (
+    *("float32", "bfloat16", "float16", "float64"),
+    *("int64", "int32", "int16", "int8", "uint8", "bool"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,9 +181,10 @@ def _load_torch(path: Path) -> tuple[Any, bool]:
             return load(mmap=False), False
     except pickle.UnpicklingError as error:
         text = " ".join(str(error).split())
-        if "WeightsUnpickler error" not in text or "Unsupported operand" in text:
+        wanted = re.search(r"GLOBAL ([\w.]+)", text)
+        strange = "WeightsUnpickler error" not in text or "Unsupported operand" in text
+        if strange and wanted is None:
             raise UserError(_no_checkpoint(path)) from None
-        wanted = re.search(r"GLOBAL (\S+)", text)
         raise UserError(
             f"{path}: refused, because it asks to run {wanted[1] if wanted else 'code'} while it "
             "is read: expected tensors alone (save the state dict again with torch.save, or get "
@@ -233,10 +240,28 @@ def _torch_tensors(
     content: Mapping[Any, Any], path: Path, mapped: bool
 ) -> Iterator[tuple[str, Tensor]]:
     torch = import_torch()
+    names = [
+        "float32",
+        "bfloat16",
+        "float16",
+        "float64",
+        "int64",
+        "int32",
+        "int16",
+        "int8",
+        "uint8",
+        "bool",
+    ]
+    known = {getattr(torch, name) for name in names}
     for name, tensor in content.items():
         if not isinstance(tensor, torch.Tensor):
             raise UserError(
                 f"{path}: entry {name!r} is of type {type(tensor).__name__}: expected tensors only"
+            )
+        if tensor.layout is not torch.strided or tensor.dtype not in known:
+            raise UserError(
+                f"{path}: tensor {name} is a {tensor.dtype} of layout {tensor.layout}: expected "
+                "a dense one in float32, bfloat16 or float16: save it again in one of these"
             )
         read = lambda tensor=tensor: _read_torch(tensor, mapped)  # noqa: E731
         yield str(name), Tensor(tuple(tensor.shape), _torch_dtype(tensor), read)
@@ -351,6 +376,17 @@ def open_checkpoint(path: str | Path, *, keys: Iterable[str] = ("module", "state
     return open_torch(path, keys=keys)
 
 
+def _allocate(path: Path) -> None:
+    """Gives a file with holes its room on the disk: a full one would kill whoever maps the file.
+
+    Raises:
+        OSError: there is no room.
+    """
+    if hasattr(os, "posix_fallocate"):  # not on macOS
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+
+
 def write_torch(
     path: Path,
     shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]],
@@ -370,6 +406,7 @@ def write_torch(
 
     Raises:
         ValueError: a value is missing or unknown.
+        OSError: there is no room.
     """
     torch = import_torch()
 
@@ -379,9 +416,13 @@ def write_torch(
         return torch.empty(shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype)
 
     holes = {name: hole(*entry) for name, entry in shapes.items()}  # never touched: no memory
-    with torch.serialization.skip_data():
-        torch.save(holes if key is None else {key: holes}, path)
+    try:
+        with torch.serialization.skip_data():
+            torch.save(holes if key is None else {key: holes}, path)
+    except RuntimeError as error:  # of its C++ stream, which does not say more
+        raise OSError(errno.EIO, "the disk is full, or files may not grow so large") from error
     del holes
+    _allocate(path)
     with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     content = content if key is None else content[key]

@@ -69,7 +69,7 @@ def infer_config(shapes: Mapping[str, tuple[int, ...]]) -> VAEConfig:
     """The sizes that a released file's tensors show (names and PyTorch shapes).
 
     Shapes do not tell the number of norm groups, the temporal compression and the scaling factor:
-    these are the released model's.
+    these are the released model's (with fewer levels, time is compressed in all of them).
 
     Raises:
         UserError: a tensor that tells a size is missing, or widths are no multiples of the first.
@@ -104,4 +104,5 @@ def infer_config(shapes: Mapping[str, tuple[int, ...]]) -> VAEConfig:
         num_res_blocks=count("encoder.down.0.block.{}.conv1.conv.weight"),
         latent_channels=out_channels("encoder.conv_out.conv.weight") // 2,
         image_channels=out_channels("decoder.conv_out.conv.weight"),
+        temporal_compression=min(4, 2 ** (len(widths) - 1)),
     )

@@ -9,7 +9,9 @@ import dataclasses
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,11 +24,11 @@ from animegamer_jax import diffusion
 from animegamer_jax.bundle import Bundle
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.mistral import Tokens
-from animegamer_jax.models.mllm import IGNORED, MLLM, GameBatch
+from animegamer_jax.models.mllm import MLLM, GameBatch
 from animegamer_jax.protocol import RELEASED, Layout, Prompt
 from animegamer_jax.tokenizer import Tokenizer
 
-# Largest error over the reference's RMS: tables and losses; networks; 50 calls of one.
+# Largest error over the reference's RMS: tables; networks and losses; 50 calls of a network.
 TABLE, NETWORK, SAMPLER = 1e-5, 1e-4, 1e-3
 
 Arrays = Mapping[str, np.ndarray]
@@ -138,31 +140,40 @@ def compare_rollout(mllm: MLLM, tokenizer: Tokenizer, arrays: Arrays) -> Iterato
         )
         n, size = mllm.config.num_queries, mllm.config.representation_size
         layout = Layout(protocol, tokenizer.ids, num_queries=n, window=window)
-        num_greedy = len(arrays[f"w{window}_t0_causal_greedy_ids"])
+        greedy = re.compile(rf"w{window}_t\d+_\w+_greedy_ids")
+        counts = [len(arrays[name]) for name in arrays if greedy.fullmatch(name)]
+        num_greedy = max(counts, default=0)
         run = jax.jit(
             lambda mllm, prompt, history, layout=layout, num_greedy=num_greedy: _answers(
                 mllm, prompt, history, layout, num_greedy=num_greedy
             )
         )
         for turn in range(len(instructions)):
+            key, name = f"w{window}_t{turn}_", f"mllm: window {window}, turn {turn + 1}, "
+            if not any(recorded.startswith(key) for recorded in arrays):
+                continue
             past = range(max(0, turn - window + 1), turn)
             prompt = _prompt(layout, tokenizer, [instructions[t] for t in (*past, turn)], len(past))
             history = np.zeros((1, window - 1, n, size), np.float32)
             for back, t in enumerate(reversed(past)):
                 history[0, -1 - back] = arrays[f"w{window}_t{t}_released_rep"]
-            key, name = f"w{window}_t{turn}_", f"mllm: window {window}, turn {turn + 1}, "
             valid = np.asarray(prompt.valid[0])
             is_query = np.zeros(layout.length, bool)
             is_query[layout.queries] = True
-            yield exact(name + "ids", np.asarray(prompt.ids[0])[valid], arrays[key + "input_ids"])
-            recorded = arrays[key + "attention_mask"]
-            yield exact(name + "mask", np.where(is_query[valid], -1, 1), recorded)
-            yield exact(name + "queries", is_query[valid], arrays[key + "query_mask"])
-            yield exact(name + "history", layout.history[valid], arrays[key + "history_mask"])
+            tokens = {
+                "input_ids": np.asarray(prompt.ids[0])[valid],
+                "attention_mask": np.where(is_query[valid], -1, 1),
+                "query_mask": is_query[valid],
+                "history_mask": layout.history[valid],
+            }
             answers = run(mllm, prompt, jnp.asarray(history.reshape(1, -1, size)))
-            for quantity, value in answers.items():
+            for quantity, value in (tokens | answers).items():
+                if key + quantity not in arrays:
+                    continue
                 title, expected = name + quantity.replace("_", " "), arrays[key + quantity]
-                if quantity.endswith("ids"):
+                if quantity.endswith("greedy_ids"):
+                    yield exact(title, value[: len(expected)], expected)
+                elif quantity in tokens:
                     yield exact(title, value, expected)
                 else:
                     yield close(title, value, expected, NETWORK)
@@ -181,13 +192,12 @@ def compare_mllm_losses(mllm: MLLM, arrays: Arrays) -> Iterator[Row]:
             valid=jnp.asarray(mask != 0),
             blocks=jnp.asarray(mask == -1, jnp.int32),
         ),
-        labels=jnp.asarray(arrays["labels"], jnp.int32),
+        labels=jnp.asarray(arrays["labels"], jnp.int32),  # marked -100 as ours: PyTorch's custom
         history_mask=jnp.asarray(arrays["history_mask"]),
         history=jnp.asarray(embeds.reshape(len(embeds), -1, embeds.shape[-1])),
         query_slots=jnp.asarray(queries),
         target=jnp.asarray(embeds[rows, arrays["target_turn"]]),
     )
-    assert IGNORED == -100  # the recorded labels' mark
     language, representation = jax.jit(lambda mllm, batch: mllm.losses(batch))(mllm, batch)
     found = {
         "lm_loss": language,
@@ -195,7 +205,8 @@ def compare_mllm_losses(mllm: MLLM, arrays: Arrays) -> Iterator[Row]:
         "total_loss": language + representation,
     }
     for name, value in found.items():
-        yield close(f"mllm: {name.replace('_', ' ')}", value, arrays[name], TABLE)
+        if name in arrays:
+            yield close(f"mllm: {name.replace('_', ' ')}", value, arrays[name], NETWORK)
 
 
 # The decoder
@@ -214,69 +225,83 @@ def _run_dit(dit, x, timestep, motion, context):
 
 def compare_dit(dit: Any, encoder: Any, arrays: Arrays) -> Iterator[Row]:
     """E_a's context, and the transformer under it and under the MLLM's representations."""
-    context = encoder(jnp.asarray(arrays["text"]), jnp.asarray(arrays["clip"]))
-    yield close("encoder: context", context, arrays["context"], NETWORK)
-    mixed = np.concatenate([arrays["context"][:1], arrays["mllm"]])
-    contexts = {
-        "out_encoder": arrays["context"],
-        "out_mllm": mixed,
-        "out_mllm_train": arrays["mllm_train"][:, 0],
-    }
+    context = np.asarray(encoder(jnp.asarray(arrays["text"]), jnp.asarray(arrays["clip"])))
+    if "context" in arrays:
+        yield close("encoder: context", context, arrays["context"], NETWORK)
+        context = arrays["context"]
+    contexts = {"out_encoder": context}
+    if "out_mllm" in arrays:  # row 0 is the unconditional one
+        contexts["out_mllm"] = context.copy()
+        contexts["out_mllm"][1 : 1 + len(arrays["mllm"])] = arrays["mllm"]
+    if "out_mllm_train" in arrays:
+        contexts["out_mllm_train"] = arrays["mllm_train"][:, 0]
     x = channels_last(arrays["x"], 2)
     for name, rows in contexts.items():
-        v = _predict(dit, x, arrays["timestep"], arrays["flow"], rows)
-        yield close(f"dit: {name}", v, channels_last(arrays[name], 2), NETWORK)
+        if name in arrays:
+            v = _predict(dit, x, arrays["timestep"], arrays["flow"], rows)
+            yield close(f"dit: {name}", v, channels_last(arrays[name], 2), NETWORK)
 
 
 def compare_sampler(dit: Any, encoder: Any, arrays: Arrays) -> Iterator[Row]:
     """The schedules, and the whole sampler with the recorded noise."""
-    num_steps = len(arrays["cfg_scale"])
-    table = diffusion.make_sampler_table(diffusion.Schedule(), num_steps)
-    levels = diffusion.Schedule().signal_levels(diffusion.Schedule().sampling_steps(num_steps))
-    recorded = arrays["alphas_cumprod_sqrt"]
-    yield close("sampler: signal levels", np.append(levels[::-1], 1.0), recorded, TABLE)
-    yield close("sampler: timesteps", table.timestep, arrays["sigma_idx"][:, 1], 0.0)
-    scale = diffusion.Schedule().guidance(np.asarray(table.timestep))
-    yield close("sampler: guidance", scale, arrays["cfg_scale"], 1e-9)
+    scale = np.asarray(arrays["cfg_scale"], np.float64)
+    num_steps = len(scale)
+    steps = diffusion.Schedule().sampling_steps(num_steps)[::-1]
+    # The guidance's period is an option of the release beside the number of steps: 50, or that.
+    schedule = min(
+        (diffusion.Schedule(guidance_period=period) for period in (50, num_steps)),
+        key=lambda schedule: np.abs(schedule.guidance(steps) - scale).max(),
+    )
+    table = diffusion.make_sampler_table(schedule, num_steps)
+    name = f"sampler of {num_steps} steps: "
+    if "alphas_cumprod_sqrt" in arrays:
+        levels = np.append(schedule.signal_levels(steps[::-1])[::-1], 1.0)
+        yield close(name + "signal levels", levels, arrays["alphas_cumprod_sqrt"], TABLE)
+    if "sigma_idx" in arrays:
+        yield close(name + "timesteps", table.timestep, arrays["sigma_idx"][:, 1], 0.0)
+    yield close(name + "guidance", schedule.guidance(steps), scale, TABLE)
 
     # Recorded in call order: one draw in the first step, then two a step of which the second is
     # used, none in the last.
+    x0 = channels_last(arrays["x0"], 2)
     draws = channels_last(arrays["noise_draws"], 3)
-    used = [draws[0], *draws[2 : 2 * (num_steps - 1) : 2], np.zeros_like(draws[0])]
+    used = [*draws[:1], *draws[2 : 2 * (num_steps - 1) : 2], np.zeros_like(x0)]
     noise = jnp.asarray(np.stack(used), jnp.float32)
-    motion = float(arrays["flow"])
+    motion = np.broadcast_to(np.asarray(arrays["flow"], np.float32), x0.shape[:1])
 
     @jax.jit
     def run(dit: Any, encoder: Any, x: jax.Array, context: jax.Array, noise: jax.Array):
         def predict_v(x: jax.Array, timestep: jax.Array, context: jax.Array) -> jax.Array:
-            motions = jnp.full(x.shape[:1], motion)
+            motions = jnp.concatenate([motion, motion])
             return dit(x, timestep=timestep, motion=motions, context=context)
 
         guided = diffusion.guide(predict_v, context, encoder.unconditional())
         start = diffusion.start_sampler(x)
         return diffusion.sample(guided, start, table, noise=lambda i: noise[i]).x
 
-    x0 = jnp.asarray(channels_last(arrays["x0"], 2))
-    out = run(dit, encoder, x0, jnp.asarray(arrays["mllm"]), noise)
-    yield close(f"sampler: {num_steps} steps", out, channels_last(arrays["out"], 2), SAMPLER)
+    out = run(dit, encoder, jnp.asarray(x0), jnp.asarray(arrays["mllm"]), noise)
+    yield close(name + "latents", out, channels_last(arrays["out"], 2), SAMPLER)
 
 
 def compare_diffusion_losses(dit: Any, encoder: Any, arrays: Arrays) -> Iterator[Row]:
     """The noise levels of training, and the loss with either context."""
     schedule = diffusion.Schedule()
-    yield close("loss: signal levels", schedule.signal_levels(), arrays["sigmas"], TABLE)
+    if "sigmas" in arrays:
+        yield close("loss: signal levels", schedule.signal_levels(), arrays["sigmas"], TABLE)
     clean, noise = (jnp.asarray(channels_last(arrays[name], 2)) for name in ("clean", "noise"))
     noised, target = diffusion.add_noise(
         schedule, clean, noise, jnp.asarray(arrays["idx"], jnp.int32)
     )
-    contexts = {
-        "loss_encoder": encoder(jnp.asarray(arrays["text"]), jnp.asarray(arrays["clip"])),
-        "loss_mllm": arrays["mllm_train"][:, 0],
-    }
+    contexts = {}
+    if "loss_encoder" in arrays:
+        text, clip = jnp.asarray(arrays["text"]), jnp.asarray(arrays["clip"])
+        contexts["loss_encoder"] = encoder(text, clip)
+    if "loss_mllm" in arrays:
+        contexts["loss_mllm"] = arrays["mllm_train"][:, 0]
     for name, context in contexts.items():
         v = _predict(dit, noised, arrays["idx"], arrays["flow"], context)
         loss = diffusion.v_loss(v, target)
-        yield close(f"loss: {name.removeprefix('loss_')}", loss, arrays[name], TABLE)
+        yield close(f"loss: {name.removeprefix('loss_')}", loss, arrays[name], NETWORK)
 
 
 # VAE and CLIP
@@ -286,17 +311,21 @@ def compare_vae(vae: Any, arrays: Arrays) -> Iterator[Row]:
     """Moments of a clip and of a picture; latents decoded in the recorded chunks."""
     encode = jax.jit(lambda vae, video: vae.encode(video))
     decode = jax.jit(lambda vae, latents, cache: vae.decode_chunk(latents, cache))
-    video = jnp.asarray(channels_last(arrays["video"], 1))
-    for name, part in (("moments", video), ("image_moments", video[:, :1])):
-        expected = channels_last(arrays[name], 1)
-        yield close(f"vae: {name.replace('_', ' ')}", encode(vae, part), expected, NETWORK)
+    for name, frames in (("moments", None), ("image_moments", 1)):
+        if name in arrays:
+            video = jnp.asarray(channels_last(arrays["video"], 1))[:, :frames]
+            expected = channels_last(arrays[name], 1)
+            yield close(f"vae: {name.replace('_', ' ')}", encode(vae, video), expected, NETWORK)
+    if "latents" not in arrays:
+        return
     latents = jnp.asarray(channels_last(arrays["latents"], 1))
-    chunks, cache = [], None
-    for start, stop in arrays["chunk_bounds"]:
-        frames, cache = decode(vae, latents[:, int(start) : int(stop)], cache)
-        chunks.append(np.asarray(frames))
-    expected = channels_last(arrays["decoded_in_chunks"], 1)
-    yield close("vae: decoded in chunks", np.concatenate(chunks, axis=1), expected, NETWORK)
+    if "decoded_in_chunks" in arrays:
+        chunks, cache = [], None
+        for start, stop in arrays["chunk_bounds"]:
+            frames, cache = decode(vae, latents[:, int(start) : int(stop)], cache)
+            chunks.append(np.asarray(frames))
+        expected = channels_last(arrays["decoded_in_chunks"], 1)
+        yield close("vae: decoded in chunks", np.concatenate(chunks, axis=1), expected, NETWORK)
     if "decoded_first_latent_only" in arrays:
         first, _ = decode(vae, latents[:, :1], None)
         expected = channels_last(arrays["decoded_first_latent_only"], 1)
@@ -305,11 +334,13 @@ def compare_vae(vae: Any, arrays: Arrays) -> Iterator[Row]:
 
 def compare_clip(clip: Any, arrays: Arrays) -> Iterator[Row]:
     """The released preprocessing, and the features of the last block but one."""
-    image = jnp.asarray(channels_last(arrays["image"], 1))
-    recorded = channels_last(arrays["preprocessed"], 1)
-    yield close("clip: preprocessed", clip.preprocess(image), recorded, NETWORK)
-    features = jax.jit(lambda clip, pixels: clip.image_features(pixels))(clip, recorded)
-    yield close("clip: features", features, arrays["features"], NETWORK)
+    pixels = channels_last(arrays["preprocessed"], 1)
+    if "image" in arrays:
+        image = jnp.asarray(channels_last(arrays["image"], 1))
+        yield close("clip: preprocessed", clip.preprocess(image), pixels, NETWORK)
+    if "features" in arrays:
+        features = jax.jit(lambda clip, pixels: clip.image_features(pixels))(clip, pixels)
+        yield close("clip: features", features, arrays["features"], NETWORK)
 
 
 # The command
@@ -330,47 +361,75 @@ def _arrays(path: Path) -> Arrays:
     try:
         with np.load(path, allow_pickle=False) as file:
             return _Arrays(path, file)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path}: not an .npz file of plain arrays ({error})") from error
 
 
+def _fitting(path: Path, rows: Iterator[Row]) -> Iterator[Row]:
+    """`rows`, of the arrays in `path`; arrays that the networks cannot take are told in one line.
+
+    Raises:
+        UserError: they cannot.
+    """
+    try:
+        yield from rows
+    except (TypeError, ValueError, IndexError) as error:
+        first = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"{path}: its arrays do not fit the checkpoint: {first}") from error
+
+
 def compare(folder: Path, bundle: Bundle) -> Iterator[Row]:
-    """All comparisons for which `folder` has arrays and `bundle` the networks."""
+    """All comparisons for which `folder` has arrays and `bundle` the networks.
+
+    What is to be compared may be missing from the arrays; what it is computed from may not.
+
+    Raises:
+        UserError: an array is missing, or does not fit the checkpoint.
+    """
 
     def load(name: Any) -> Any:
         return bundle.load(name, dtype="float32", param_dtype="float32")
 
-    def recorded(*names: str) -> Iterator[tuple[str, Arrays]]:
-        for name in names:
-            for path in sorted(folder.glob(name)):
-                yield path.name, _arrays(path)
+    def run(pattern: str, rows: Callable[..., Iterator[Row]], *networks: Any) -> Iterator[Row]:
+        for path in sorted(folder.glob(pattern)):
+            yield from _fitting(path, rows(*networks, _arrays(path)))
 
     if bundle.has("mllm"):
         mllm = load("mllm")
-        for name, arrays in recorded("mllm/rollout.npz", "mllm/training_loss.npz"):
-            if name == "rollout.npz":
-                tokenizer = Tokenizer.load(
-                    bundle.tokenizer_dir,
-                    vocab_size=mllm.config.mistral.vocab_size,
-                    num_queries=mllm.config.num_queries,
+        if (folder / "mllm" / "rollout.npz").is_file():
+            if not (folder / "tokenizer").is_dir():
+                raise UserError(
+                    f"{folder / 'tokenizer'}: no such folder; the instructions of "
+                    "mllm/rollout.npz need the checkpoint's tokenizer"
                 )
-                yield from compare_rollout(mllm, tokenizer, arrays)
-            else:
-                yield from compare_mllm_losses(mllm, arrays)
+            config = mllm.config
+            tokenizer = Tokenizer.load(
+                bundle.tokenizer_dir,
+                vocab_size=config.mistral.vocab_size,
+                num_queries=config.num_queries,
+            )
+            yield from run("mllm/rollout.npz", compare_rollout, mllm, tokenizer)
+        yield from run("mllm/training_loss.npz", compare_mllm_losses, mllm)
     if bundle.has("dit") and bundle.has("encoder"):
-        dit, encoder = load("dit"), load("encoder")
-        for _, arrays in recorded("vdm/dit_forward.npz"):
-            yield from compare_dit(dit, encoder, arrays)
-        for _, arrays in recorded("vdm/sample_*.npz"):
-            yield from compare_sampler(dit, encoder, arrays)
-        for _, arrays in recorded("vdm/diffusion_loss.npz"):
-            yield from compare_diffusion_losses(dit, encoder, arrays)
+        decoder = load("dit"), load("encoder")
+        yield from run("vdm/dit_forward.npz", compare_dit, *decoder)
+        yield from run("vdm/sample_*.npz", compare_sampler, *decoder)
+        yield from run("vdm/diffusion_loss.npz", compare_diffusion_losses, *decoder)
     if bundle.has("vae"):
-        for _, arrays in recorded("vae/vae.npz"):
-            yield from compare_vae(load("vae"), arrays)
+        yield from run("vae/vae.npz", compare_vae, load("vae"))
     if bundle.has("clip"):
-        for _, arrays in recorded("clip/clip.npz"):
-            yield from compare_clip(load("clip"), arrays)
+        yield from run("clip/clip.npz", compare_clip, load("clip"))
+
+
+def _latent_size(folder: Path) -> tuple[int, int] | tuple[None, None]:
+    """Height and width of the recorded latents, which the decoder's file does not tell."""
+    for path in sorted(folder.glob("vdm/*.npz")):
+        arrays = _arrays(path)
+        for name in ("x", "x0", "clean"):
+            if name in arrays and arrays[name].ndim == 5:
+                height, width = arrays[name].shape[-2:]
+                return height, width
+    return None, None
 
 
 def _print(rows: list[Row]) -> None:
@@ -421,7 +480,8 @@ def parity(
         raise UserError(f"{folder}: no recorded arrays there (expected mllm/rollout.npz and such)")
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary) / "bundle"
-        convert(out=str(out), reference=folder)
+        height, width = _latent_size(folder)
+        convert(out=str(out), reference=folder, latent_height=height, latent_width=width)
         with jax.default_matmul_precision("highest"):
             rows = list(compare(folder, Bundle.open(out)))
     if not rows:

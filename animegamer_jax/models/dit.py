@@ -200,6 +200,7 @@ class DiT(nnx.Module):
         tokens = constrain(tokens, "act_batch", "act_length", "act_embed")
         tokens, _ = self.layers(tokens, emb)
         tokens = self.output_norm(self.final_norm(tokens)[:, c.num_context_tokens :])
-        shift, scale = jnp.split(self.output_modulation(jax.nn.silu(emb)), 2, axis=-1)
+        m = self.output_modulation(jax.nn.silu(emb)).astype(jnp.float32)  # float32 island
+        shift, scale = jnp.split(m, 2, axis=-1)
         tokens = self.patch_out(tokens * (1 + scale[:, None]) + shift[:, None])
         return rearrange(tokens, "b (f h w) (c p q) -> b f (h p) (w q) c", p=p, q=p, f=f, h=h // p)

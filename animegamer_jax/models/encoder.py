@@ -4,28 +4,12 @@
 tokens become 226 tokens of the decoder's width.
 """
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
 from animegamer_jax.configs import ShotEncoderConfig
-from animegamer_jax.models.layers import LayerNorm, Linear
-
-
-class Projection(nnx.Module):
-    """Linear, exact GELU, Linear: the form of all projections between networks."""
-
-    def __init__(self, in_features: int, out_features: int, *, config, rngs: nnx.Rngs):
-        self.input = Linear(
-            in_features, out_features, names=("features", "embed"), config=config, rngs=rngs
-        )
-        self.output = Linear(
-            out_features, out_features, names=("embed", "features"), config=config, rngs=rngs
-        )
-
-    def __call__(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
-        return self.output(jax.nn.gelu(self.input(x), approximate=False))
+from animegamer_jax.models.layers import LayerNorm, Projection
 
 
 class ShotEncoder(nnx.Module):

@@ -68,6 +68,24 @@ class Linear(nnx.Module):
         return y
 
 
+class Projection(nnx.Module):
+    """Linear, exact GELU, square Linear: from one network's features to another's width."""
+
+    def __init__(
+        self, in_features: int, out_features: int, *, config: NetworkConfig, rngs: nnx.Rngs
+    ):
+        # The second is square, and an array may use a mesh axis once: two names for one width.
+        self.input = Linear(
+            in_features, out_features, names=("features", "embed"), config=config, rngs=rngs
+        )
+        self.output = Linear(
+            out_features, out_features, names=("embed", "features"), config=config, rngs=rngs
+        )
+
+    def __call__(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
+        return self.output(jax.nn.gelu(self.input(x), approximate=False))
+
+
 class QKVLinear(nnx.Module):
     """Queries, keys and values of one input: kernel [3, in, out], a LoRA pair for each of three."""
 

@@ -13,26 +13,11 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from animegamer_jax.configs import MLLMConfig
-from animegamer_jax.models.layers import Linear
+from animegamer_jax.models.layers import Projection
 from animegamer_jax.models.mistral import KVCache, Mistral, Tokens, make_cache
 from animegamer_jax.protocol import Layout, Prompt, inject
 
 IGNORED = -100  # a label that does not count
-
-
-class Resampler(nnx.Module):
-    """Linear, exact GELU, Linear; the second one square."""
-
-    def __init__(self, in_features: int, out_features: int, *, config: MLLMConfig, rngs: nnx.Rngs):
-        self.input = Linear(
-            in_features, out_features, names=("features", "embed"), config=config, rngs=rngs
-        )
-        self.output = Linear(
-            out_features, out_features, names=("embed", "features"), config=config, rngs=rngs
-        )
-
-    def __call__(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
-        return self.output(jax.nn.gelu(self.input(x), approximate=False))
 
 
 class GameBatch(NamedTuple):
@@ -54,8 +39,8 @@ class MLLM(nnx.Module):
         self.config = config
         hidden, size = config.mistral.hidden_size, config.representation_size
         self.mistral = Mistral(config.mistral, rngs=rngs)
-        self.input_resampler = Resampler(size, hidden, config=config, rngs=rngs)
-        self.output_resampler = Resampler(hidden, size, config=config, rngs=rngs)
+        self.input_resampler = Projection(size, hidden, config=config, rngs=rngs)
+        self.output_resampler = Projection(hidden, size, config=config, rngs=rngs)
 
     def embed(
         self,

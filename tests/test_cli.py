@@ -1,0 +1,94 @@
+"""The command line: quick to start, one line for a mistake."""
+
+import gc
+import os
+import subprocess
+import sys
+
+import pytest
+
+from animegamer_jax import cli
+from animegamer_jax.errors import UserError
+from animegamer_jax.storage import absolute, telling
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["play", "--nope"], "animegamer play: Unrecognized options: --nope"),
+        (["play", "--steps", "x"], "animegamer play: Error parsing --steps"),
+        (["play", "--steps", "0"], "animegamer play: --steps: expected a whole number"),
+        (["convert"], "animegamer convert: Missing from animegamer convert: --out"),
+        (["convert", "--out"], "animegamer convert: Missing value for argument '--out'"),
+        (["convert", "--out", "b", "--protocol", "x"], "animegamer convert: invalid choice 'x'"),
+        (["convert", "--out", ""], "animegamer convert: expected a folder's path"),
+        (["parity"], "animegamer parity: "),
+        (["frob"], "animegamer: unknown command 'frob'"),
+    ],
+)
+def test_one_line_for_a_mistake(capsys, monkeypatch, tmp_path, argv, line):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(line), err
+    assert err.count("\n") == 1, err
+    assert "│" not in err
+
+
+def test_starts_at_once():
+    code = "import sys, animegamer_jax.cli as c; c.main(['--help']); print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"jax", "numpy", "tyro", "rich", "torch", "transformers"} & set(loaded)
+
+
+def test_help_is_printed(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["play", "--help"])
+    assert stopped.value.code == 0
+    assert "--instructions" in capsys.readouterr().out
+
+
+def test_control_c_in_a_collector_callback_is_not_lost(capsys, monkeypatch):
+    def strike(phase, info):
+        gc.callbacks.remove(strike)
+        raise KeyboardInterrupt
+
+    def play(model: str = "x") -> int:
+        import time
+
+        gc.callbacks.append(strike)
+        gc.collect()
+        time.sleep(20)
+        return 0
+
+    monkeypatch.setattr("animegamer_jax.play.play", play)
+    assert cli.main(["play"]) == 130
+    assert capsys.readouterr().err == "animegamer play: stopped\n"
+
+
+def test_storage_errors_are_told_in_one_line(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    for action in (
+        lambda: (file / "inside").mkdir(),
+        lambda: os.listdir(tmp_path / "absent"),
+        lambda: (_ for _ in ()).throw(
+            ValueError("RESOURCE_EXHAUSTED: Error writing a: No space left on device")
+        ).__next__(),
+    ):
+        with (
+            pytest.raises(UserError, match=r"^x: cannot be written: .*: choose another$") as told,
+            telling("x", "cannot be written", mend="choose another"),
+        ):
+            action()
+        assert "\n" not in str(told.value)
+    with (
+        pytest.raises(ValueError, match="a mistake of ours"),
+        telling("x", "cannot be written", mend="choose another"),
+    ):
+        raise ValueError("a mistake of ours")
+    with pytest.raises(UserError, match="found an empty one"):
+        absolute("")
