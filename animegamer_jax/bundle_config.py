@@ -17,6 +17,7 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import Protocol
 
 FORMAT_VERSION = 1
+SIZES_FILE = "animegamer.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,14 @@ class BundleConfig:
     networks: ModelConfig
     weights: dict[str, Weights]
     released: dict[str, Placement]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What an exported folder tells of its files, in `SIZES_FILE`; released folders have none."""
+
+    protocol: Protocol
+    networks: ModelConfig
 
 
 def to_json(value: Any) -> Any:

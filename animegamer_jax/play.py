@@ -77,6 +77,7 @@ def play(
     from animegamer_jax.bundle import Bundle
     from animegamer_jax.rollout import Player
 
+    keep_compiled_programs()
     bundle = Bundle.open(folder)
     if game is not None:
         _check_same(game, "model", bundle.name)
@@ -102,6 +103,18 @@ def play(
     if lines is not None and instructions is None:
         again += "  (with the same lines on standard input)"
     return _Table(game, player, again=again).play(lines)
+
+
+def keep_compiled_programs() -> None:
+    """Lets JAX keep compiled programs in the user's cache folder, unless another one is set.
+
+    The first turn of the next game on this machine then need not compile again.
+    """
+    import jax
+
+    if jax.config.jax_compilation_cache_dir is None:
+        caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        jax.config.update("jax_compilation_cache_dir", str(Path(caches) / "animegamer_jax"))
 
 
 def model_folder(model: str) -> str:

@@ -13,6 +13,10 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+# In the environment, for the processes that tests start as well.
+CACHE = os.path.join(os.path.dirname(os.path.dirname(__file__)), ".jax_cache")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", CACHE)
+
 from pathlib import Path
 
 import jax
@@ -22,7 +26,6 @@ TESTS = Path(__file__).parent
 jax.config.update("jax_default_matmul_precision", "highest")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
-jax.config.update("jax_compilation_cache_dir", str(TESTS.parent / ".jax_cache"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 SHARED = TESTS.parent.parent / "shared" / "reference"

@@ -17,15 +17,15 @@ from animegamer_jax.bundle import (
     NetworkName,
     abstract_params,
 )
-from animegamer_jax.bundle_config import Placement
+from animegamer_jax.bundle_config import SIZES_FILE, Placement, Sizes, to_json
+from animegamer_jax.configs import ModelConfig
 from animegamer_jax.convert import rules as tables
 from animegamer_jax.convert.networks import (
     DEFAULT_PLACES,
-    lora_of,
+    exported_config,
     show_progress,
     show_summary,
     table_of,
-    with_lora,
 )
 from animegamer_jax.convert.sources import write_safetensors, write_torch
 from animegamer_jax.errors import UserError
@@ -116,9 +116,7 @@ def _write_file(
     jobs = []
     for name in names:
         place = _place(bundle, name)
-        config: Any = getattr(bundle.config, name)
-        lora = lora_of(name, config) or place.merged_lora
-        config = with_lora(name, config, lora)
+        config = exported_config(bundle, name)
         stored = bundle.leaves(name)
         abstract = {
             leaf: stored.get(leaf, jax.ShapeDtypeStruct(shape.shape, config.param_dtype))
@@ -147,19 +145,27 @@ def _write_file(
 
 
 def _write_sizes(bundle: Bundle, folder: Path, names: Sequence[NetworkName]) -> None:
-    """What the weights do not tell, so that the folder converts again: small files beside them."""
+    """What the weights do not tell, so that the folder converts again: small files beside them.
+
+    `SIZES_FILE` holds all of it; the others are what the released layout has.
+    """
 
     def write(name: str, content: Any) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1) + "\n")
 
+    sizes = Sizes(
+        protocol=bundle.protocol,
+        networks=ModelConfig(**{name: exported_config(bundle, name) for name in names}),
+    )
+    write(SIZES_FILE, to_json(sizes))
     config: Any = bundle.config
     if "dit" in names:
         file = Path(_place(bundle, "dit").file)
         (folder / file.parts[0] / "latest").write_text(file.parts[1])
-        sizes = {"lat_h": config.dit.latent_height, "lat_w": config.dit.latent_width}
-        write("vdm/config.json", sizes)
+        latents = {"lat_h": config.dit.latent_height, "lat_w": config.dit.latent_width}
+        write("vdm/config.json", latents)
     if "clip" in names:
         head_width = config.clip.vision_width // config.clip.vision_heads
         write("clip/config.json", {"head_width": head_width})

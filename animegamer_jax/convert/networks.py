@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from animegamer_jax.bundle import NetworkName
+from animegamer_jax.bundle import Bundle, NetworkName
 from animegamer_jax.bundle_config import Placement, Weights
 from animegamer_jax.configs import LoRAConfig, NetworkConfig
 from animegamer_jax.convert.sources import Source
@@ -87,6 +87,13 @@ def with_lora(name: NetworkName, config: Any, lora: LoRAConfig | None) -> Networ
         mistral = dataclasses.replace(config.mistral, lora=lora)
         return dataclasses.replace(config, mistral=mistral)
     return dataclasses.replace(config, lora=lora) if name == "dit" else config
+
+
+def exported_config(bundle: Bundle, name: NetworkName) -> Any:
+    """The configuration of a network as an export writes it: with the update that was merged."""
+    config: Any = getattr(bundle.config, name)
+    place = bundle.info.released.get(name, DEFAULT_PLACES[name])
+    return with_lora(name, config, lora_of(name, config) or place.merged_lora)
 
 
 def infer(name: NetworkName, source: Source, **options: Any) -> Any:

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from animegamer_jax.bundle import (
     NetworkName,
     abstract_params,
 )
-from animegamer_jax.bundle_config import Placement
+from animegamer_jax.bundle_config import SIZES_FILE, Placement, Sizes, from_json
 from animegamer_jax.configs import NetworkConfig
 from animegamer_jax.convert import rules as tables
 from animegamer_jax.convert.export import export as export  # the command line's other half
@@ -85,7 +85,10 @@ def _file_name(path: Path) -> str:
     return "model.safetensors" if any(path.glob("*.safetensors")) else "pytorch_model.bin"
 
 
-def _mllm_group(agent: Path, mistral: Path | None) -> _Group:
+Infer = Callable[..., Any]
+
+
+def _mllm_group(agent: Path, mistral: Path | None, *, infer: Infer) -> _Group:
     if mistral is None:
         raise UserError(
             f"{agent}: its sizes need the base model's config.json: pass --mistral DIR, the folder "
@@ -130,6 +133,7 @@ def _decoder_groups(
     width: int,
     head_width: int,
     given: set[str],
+    infer: Infer,
     say: Callable[[str], None],
 ) -> Iterator[_Group]:
     source = open_checkpoint(_decoder_file(path))
@@ -170,7 +174,12 @@ def _decoder_groups(
 
 
 def _single_groups(
-    name: NetworkName, path: Path, *, head_width: int, say: Callable[[str], None]
+    name: NetworkName,
+    path: Path,
+    *,
+    head_width: int,
+    infer: Infer,
+    say: Callable[[str], None],
 ) -> Iterator[_Group]:
     """A file of its own for the VAE, CLIP or T5, with or without the decoder file's prefix."""
     source = open_checkpoint(path)
@@ -290,7 +299,34 @@ def _from_reference(folder: Path) -> dict[str, Any]:
         if (file := folder / network / "config.json").is_file():
             sizes = _read_json(file)
             found |= {ours: sizes[theirs] for theirs, ours in keys.items() if theirs in sizes}
+    if (file := folder / SIZES_FILE).is_file():
+        found["sizes"] = from_json(Sizes, _read_json(file), str(file))
     return found
+
+
+# The networks whose sizes an option tells, or whose file it names.
+_TOLD_BY: Mapping[str, tuple[NetworkName, ...]] = {
+    "agent": ("mllm",),
+    "mistral": ("mllm",),
+    "decoder": ("dit", "encoder"),
+    "vae": ("vae",),
+    "clip": ("clip",),
+    "t5": ("t5",),
+    "latent_height": ("dit",),
+    "latent_width": ("dit",),
+    "clip_head_width": ("clip",),
+}
+
+
+def _infer_with(sizes: Sizes | None, given: Iterable[str]) -> Infer:
+    """`infer`, but for the networks that an export told of and no option tells otherwise."""
+    otherwise = {name for option in given for name in _TOLD_BY.get(option, ())}
+
+    def infer_or_told(name: NetworkName, source: Source, **options: Any) -> Any:
+        told = None if name in otherwise or sizes is None else getattr(sizes.networks, name)
+        return infer(name, source, **options) if told is None else told
+
+    return infer_or_told
 
 
 def convert(
@@ -304,7 +340,7 @@ def convert(
     t5: Path | None = None,
     tokenizer: Path | None = None,
     reference: Path | None = None,
-    protocol: Literal["released", "paper"] = "released",
+    protocol: Literal["released", "paper"] | None = None,
     merge: bool = False,
     latent_height: int | None = None,
     latent_width: int | None = None,
@@ -328,7 +364,7 @@ def convert(
         tokenizer: the tokenizer's folder.
         reference: a folder with mllm/, vdm/, vae/, clip/, t5/ and tokenizer/, as `export` writes
             it: short for all of these.
-        protocol: how the weights are to be played.
+        protocol: how the weights are to be played: what an export says, or else `released`.
         merge: fold the low-rank updates into the weights.
         latent_height: rows of the decoder's latents (60 if not told).
         latent_width: columns of the decoder's latents (90 if not told).
@@ -351,7 +387,10 @@ def convert(
         "latent_width": latent_width,
         "clip_head_width": clip_head_width,
     }
-    options |= {key: value for key, value in given.items() if value is not None}
+    given = {key: value for key, value in given.items() if value is not None}
+    sizes: Sizes | None = options.pop("sizes", None)
+    infer = _infer_with(sizes, given)
+    options |= given
     for key in ("latent_height", "latent_width", "clip_head_width"):
         size = options.get(key, 1)
         if type(size) is not int or size < 1:
@@ -363,7 +402,7 @@ def convert(
     head_width = options.get("clip_head_width", 64)
     groups: list[_Group] = []
     if "agent" in options:
-        groups.append(_mllm_group(options["agent"], options.get("mistral")))
+        groups.append(_mllm_group(options["agent"], options.get("mistral"), infer=infer))
     if "decoder" in options:
         groups += _decoder_groups(
             options["decoder"],
@@ -371,11 +410,14 @@ def convert(
             width=options.get("latent_width", 90),
             head_width=head_width,
             given=set(options),
+            infer=infer,
             say=_say,
         )
     for name in EMBEDDED:
         if name in options:
-            groups += _single_groups(name, options[name], head_width=head_width, say=_say)
+            groups += _single_groups(
+                name, options[name], head_width=head_width, infer=infer, say=_say
+            )
     parts = [part for group in groups for part in group.parts]
     if not parts:
         raise UserError("nothing to convert: pass --agent, --decoder, --vae, --clip or --t5")
@@ -384,7 +426,7 @@ def convert(
     parts.sort(key=lambda part: list(NETWORKS).index(part.name))
     total = sum(len(abstract_params(part.name, part.config)) for part in parts)
     problems: dict[str, list[str]] = {part.source.label: [] for part in parts}
-    chosen = PROTOCOLS[protocol]
+    chosen = sizes.protocol if sizes and not protocol else PROTOCOLS[protocol or "released"]
     writer = BundleWriter(target, name=target.name, protocol=chosen, overwrite=overwrite)
     with writer, show_progress(total) as (doing, step):
         if "tokenizer" in options:
@@ -397,7 +439,7 @@ def convert(
             leaves = _leaves(part, problems[part.source.label], merge=bool(lora), step=step)
             writer.write_network(part.name, config, leaves, released=place)
         tables.raise_problems(problems)
-    show_summary(f"{target} (protocol {protocol})", writer.weights)
+    show_summary(f"{target} (protocol {chosen.name})", writer.weights)
     return 0
 
 
