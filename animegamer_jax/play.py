@@ -74,10 +74,10 @@ def play(
     seed = 0 if seed is None else seed
 
     # Imported late: JAX takes a second, and a wrong option should be told at once.
+    keep_compiled_programs()
     from animegamer_jax.bundle import Bundle
     from animegamer_jax.rollout import Player
 
-    keep_compiled_programs()
     bundle = Bundle.open(folder)
     if game is not None:
         _check_same(game, "model", bundle.name)
@@ -108,13 +108,11 @@ def play(
 def keep_compiled_programs() -> None:
     """Lets JAX keep compiled programs in the user's cache folder, unless another one is set.
 
-    The first turn of the next game on this machine then need not compile again.
+    The first turn of the next game on this machine then need not compile again. To be called
+    before JAX is imported.
     """
-    import jax
-
-    if jax.config.jax_compilation_cache_dir is None:
-        caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        jax.config.update("jax_compilation_cache_dir", str(Path(caches) / "animegamer_jax"))
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(caches) / "animegamer_jax"))
 
 
 def model_folder(model: str) -> str:
