@@ -1,6 +1,10 @@
 """Eight simulated devices, float32 products in full precision, a warm compilation cache."""
 
 import os
+import signal
+
+# A shell's background job starts with Ctrl-C ignored, and the processes of a test inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Compilation is most of the suite's time: LLVM's optimizations cost three times what they save.
 os.environ["XLA_FLAGS"] = " ".join(
