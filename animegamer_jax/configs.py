@@ -184,6 +184,33 @@ class ModelConfig:
     t5: T5Config | None = None
 
 
+# Sizes that several networks of a model share, and each one's name for them.
+_SHARED_SIZES = {
+    "representation size": {
+        "mllm": "representation_size",
+        "encoder": "representation_size",
+        "dit": "hidden_size",
+    },
+    "representation tokens": {
+        "mllm": "num_queries",
+        "encoder": "num_tokens",
+        "dit": "num_context_tokens",
+    },
+    "latent channels": {"dit": "latent_channels", "vae": "latent_channels"},
+}
+
+
+def disagreements(config: ModelConfig) -> dict[str, str]:
+    """Sizes on which the networks that are there do not agree, each with what they say of it."""
+    found = {}
+    for size, fields in _SHARED_SIZES.items():
+        networks = {name: getattr(config, name) for name in fields}
+        said = {n: getattr(c, fields[n]) for n, c in networks.items() if c is not None}
+        if len(set(said.values())) > 1:
+            found[size] = ", ".join(f"{name} {value}" for name, value in said.items())
+    return found
+
+
 def make_full() -> ModelConfig:
     """The released size: every tensor of the released files and no other."""
     return ModelConfig(

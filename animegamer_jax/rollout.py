@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 
 from animegamer_jax import diffusion
-from animegamer_jax.configs import ModelConfig
+from animegamer_jax.configs import ModelConfig, disagreements
 from animegamer_jax.diffusion import SamplerState, SamplerTable, Schedule
 from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.models.dit import DiT
@@ -254,32 +254,12 @@ def check_fit(config: ModelConfig) -> None:
         UserError: a network is missing, or a width of one is not what another expects; all are
             named.
     """
-    mllm, dit, vae, encoder = config.mllm, config.dit, config.vae, config.encoder
-    if mllm is None or dit is None or vae is None or encoder is None:
-        missing = [n for n in ("mllm", "encoder", "dit", "vae") if getattr(config, n) is None]
+    missing = [n for n in ("mllm", "encoder", "dit", "vae") if getattr(config, n) is None]
+    if missing:
         raise UserError(f"cannot play without {', '.join(missing)}: convert a whole set")
-    pairs = [
-        (
-            "representation size",
-            ("mllm", mllm.representation_size),
-            ("dit", dit.hidden_size),
-            ("encoder", encoder.representation_size),
-        ),
-        (
-            "representation tokens",
-            ("mllm", mllm.num_queries),
-            ("dit", dit.num_context_tokens),
-            ("encoder", encoder.num_tokens),
-        ),
-        ("latent channels", ("dit", dit.latent_channels), ("vae", vae.latent_channels)),
-    ]
-    problems = [
-        f"{name}: " + ", ".join(f"{network} {value}" for network, value in found)
-        for name, *found in pairs
-        if len({value for _, value in found}) > 1
-    ]
-    if dit.latent_frames % 2 == 0:
-        problems.append(f"latent frames: dit {dit.latent_frames}, vae an odd number")
+    problems = [f"{size}: {said}" for size, said in disagreements(config).items()]
+    if config.dit and config.dit.latent_frames % 2 == 0:
+        problems.append(f"latent frames: dit {config.dit.latent_frames}, vae an odd number")
     if problems:
         raise UserError("the networks do not fit one another: " + "; ".join(problems))
 

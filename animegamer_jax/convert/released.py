@@ -17,7 +17,7 @@ from animegamer_jax.bundle import (
     abstract_params,
 )
 from animegamer_jax.bundle_config import SIZES_FILE, Placement, Sizes, from_json
-from animegamer_jax.configs import NetworkConfig
+from animegamer_jax.configs import ModelConfig, NetworkConfig, disagreements
 from animegamer_jax.convert import rules as tables
 from animegamer_jax.convert.export import export as export  # the command line's other half
 from animegamer_jax.convert.networks import (
@@ -208,20 +208,16 @@ def _check_fit(parts: Sequence[_Part]) -> None:
     Raises:
         UserError: two of them do not.
     """
-    configs: dict[str, Any] = {part.name: part.config for part in parts}
-    sizes = {
-        "width of a shot representation": {
-            "mllm": "representation_size",
-            "encoder": "representation_size",
-            "dit": "hidden_size",
-        },
-        "number of latent channels": {"dit": "latent_channels", "vae": "latent_channels"},
+    networks: dict[str, Any] = {part.name: part.config for part in parts}
+    found = disagreements(ModelConfig(**networks))
+    # Numbers of tokens are not in released files: only what the tensors tell is compared.
+    told = {
+        "representation size": "width of a shot representation",
+        "latent channels": "number of latent channels",
     }
-    for what, fields in sizes.items():
-        found = {n: getattr(configs[n], field) for n, field in fields.items() if n in configs}
-        if len(set(found.values())) > 1:
-            listed = ", ".join(f"{name} {size}" for name, size in found.items())
-            raise UserError(f"the files do not belong together: the {what} differs: {listed}")
+    for size, what in told.items():
+        if size in found:
+            raise UserError(f"the files do not belong together: the {what} differs: {found[size]}")
 
 
 def _merged_leaves(
