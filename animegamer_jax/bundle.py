@@ -35,7 +35,7 @@ from animegamer_jax.bundle_networks import flattened, nested
 from animegamer_jax.bundle_networks import make_network as make_network
 from animegamer_jax.bundle_networks import param_leaves as param_leaves
 from animegamer_jax.bundle_writer import BundleWriter as BundleWriter
-from animegamer_jax.configs import Dtype, ModelConfig, NetworkConfig
+from animegamer_jax.configs import Dtype, ModelConfig, NetworkConfig, Remat
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.sharding import Rules, param_shardings
@@ -132,6 +132,7 @@ class Bundle:
         rules: Rules | None = None,
         dtype: Dtype | None = None,
         param_dtype: Dtype | None = None,
+        remat: Remat | None = None,
     ) -> nnx.Module:
         """A network with its weights, read straight to where the mesh wants them.
 
@@ -141,11 +142,14 @@ class Bundle:
             rules: logical axes to mesh axes; those in force if None.
             dtype: format of activations; as the bundle says if None.
             param_dtype: the weights are cast to it while they are read; as stored if None.
+            remat: what a backward pass recomputes; as the bundle says if None.
 
         Raises:
             UserError: the bundle has no such network, or its weights are not what config.json says.
         """
-        config = with_dtypes(self._network_config(name), dtype=dtype, param_dtype=param_dtype)
+        config = with_dtypes(
+            self._network_config(name), dtype=dtype, param_dtype=param_dtype, remat=remat
+        )
         try:
             network = abstract_network(name, config)
         except (ValueError, TypeError, ArithmeticError) as error:

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from animegamer_jax.configs import Dtype, LoRAConfig, ModelConfig, NetworkConfig
+from animegamer_jax.configs import Dtype, LoRAConfig, ModelConfig, NetworkConfig, Remat
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import Protocol
 
@@ -78,19 +78,23 @@ def to_json(value: Any) -> Any:
     return value
 
 
+# Not inside `from_json`: type checks in tests would compile them anew at every call.
+
+
+def _inside(where: str, name: str) -> str:
+    return f"{where}: {name}" if where.endswith(".json") else f"{where}.{name}"
+
+
+def _wrong(where: str, value: Any, expected: str) -> UserError:
+    return UserError(f"{where}: expected {expected}, found {json.dumps(value)[:80]}")
+
+
 def from_json(kind: Any, value: Any, where: str) -> Any:
     """The inverse of `to_json`, by the type that is expected; `where` names the place in messages.
 
     Raises:
         UserError: a field is missing or unknown, or a value has another type.
     """
-
-    def inside(name: str) -> str:
-        return f"{where}: {name}" if where.endswith(".json") else f"{where}.{name}"
-
-    def wrong(expected: str) -> UserError:
-        return UserError(f"{where}: expected {expected}, found {json.dumps(value)[:80]}")
-
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
@@ -99,23 +103,23 @@ def from_json(kind: Any, value: Any, where: str) -> Any:
         return from_json(inner, value, where)
     if origin is Literal:
         if value not in arguments:
-            raise wrong(f"one of {', '.join(map(repr, arguments))}")
+            raise _wrong(where, value, f"one of {', '.join(map(repr, arguments))}")
         return value
     if origin is tuple:
         if not isinstance(value, list):
-            raise wrong("a list")
+            raise _wrong(where, value, "a list")
         if arguments[-1] is not Ellipsis and len(arguments) != len(value):
-            raise wrong(f"a list of {len(arguments)}")
+            raise _wrong(where, value, f"a list of {len(arguments)}")
         inner = itertools.repeat(arguments[0]) if arguments[-1] is Ellipsis else arguments
         pairs = zip(inner, value, strict=False)
         return tuple(from_json(a, item, f"{where}[{i}]") for i, (a, item) in enumerate(pairs))
     if origin is dict:
         if not isinstance(value, dict):
-            raise wrong("an object")
-        return {k: from_json(arguments[1], item, inside(k)) for k, item in value.items()}
+            raise _wrong(where, value, "an object")
+        return {k: from_json(arguments[1], item, _inside(where, k)) for k, item in value.items()}
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, dict):
-            raise wrong("an object")
+            raise _wrong(where, value, "an object")
         fields = [field.name for field in dataclasses.fields(kind)]
         missing = [name for name in fields if name not in value]
         unknown = [name for name in value if name not in fields]
@@ -131,24 +135,35 @@ def from_json(kind: Any, value: Any, where: str) -> Any:
             )
         hints = typing.get_type_hints(kind)
         make: Any = kind
-        return make(**{n: from_json(hints[n], value[n], inside(n)) for n in fields})
+        return make(**{n: from_json(hints[n], value[n], _inside(where, n)) for n in fields})
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise wrong(f"a value of type {kind.__name__}")
+        raise _wrong(where, value, f"a value of type {kind.__name__}")
     return value
 
 
 def with_dtypes(
-    config: NetworkConfig, *, dtype: Dtype | None = None, param_dtype: Dtype | None = None
+    config: NetworkConfig,
+    *,
+    dtype: Dtype | None = None,
+    param_dtype: Dtype | None = None,
+    remat: Remat | None = None,
 ) -> NetworkConfig:
-    """The configuration, and those nested in it, with other number formats; None keeps."""
+    """The configuration, and those nested in it, with other number formats and `remat`.
+
+    None keeps.
+    """
     changes: dict[str, Any] = {}
     if dtype is not None:
         changes["dtype"] = dtype
     if param_dtype is not None:
         changes["param_dtype"] = param_dtype
+    if remat is not None:
+        changes["remat"] = remat
     for field in dataclasses.fields(config):
         if isinstance(inner := getattr(config, field.name), NetworkConfig):
-            changes[field.name] = with_dtypes(inner, dtype=dtype, param_dtype=param_dtype)
+            changes[field.name] = with_dtypes(
+                inner, dtype=dtype, param_dtype=param_dtype, remat=remat
+            )
     return dataclasses.replace(config, **changes)

@@ -18,14 +18,57 @@ COMMANDS = {
     "convert": ("animegamer_jax.convert.released:convert", "released checkpoints -> bundle"),
     "export": ("animegamer_jax.convert.released:export", "bundle -> released file formats"),
     "parity": ("animegamer_jax.evaluate.parity:parity", "recorded numbers against this code"),
+    "initialise": (
+        "animegamer_jax.train.initialise:initialise",
+        "pre-trained parts -> a bundle to train",
+    ),
+    "data toyworld": ("animegamer_jax.data.command:toyworld", "draw games of the toy world"),
+    "data features": ("animegamer_jax.data.command:features", "games -> features to train on"),
+    "train foundations": ("animegamer_jax.train.command:foundations", "a toy's VAE, CLIP, T5"),
+    "train warmup": ("animegamer_jax.train.command:warmup", "the shot encoder, decoder frozen"),
+    "train decoder": ("animegamer_jax.train.command:decoder", "shot encoder and decoder"),
+    "train mllm": ("animegamer_jax.train.command:mllm", "the language model"),
+    "train adapt": ("animegamer_jax.train.command:adapt", "decoder, on the MLLM's predictions"),
 }
 
 
-def _usage() -> str:
-    rows = [f"  {name:<9} {text}" for name, (_, text) in COMMANDS.items()]
+def _usage(group: str = "") -> str:
+    """All commands, or those of a group: `group` is "", or a first word and a space."""
+    rows = [
+        f"  {name.removeprefix(group):<18} {text}"
+        for name, (_, text) in COMMANDS.items()
+        if name.startswith(group)
+    ]
+    prog = f"animegamer {group}"
     return "\n".join(
-        ["usage: animegamer COMMAND [options]", "", *rows, "", "animegamer COMMAND --help: options"]
+        [f"usage: {prog}COMMAND [options]", "", *rows, "", f"{prog}COMMAND --help: options"]
     )
+
+
+def _choose(argv: list[str]) -> tuple[str, list[str]]:
+    """The command of a command line, of one word or two, and the words that follow it.
+
+    Raises:
+        SystemExit: with the status, after a word on the usage.
+    """
+    first, second = (argv + ["", ""])[:2]
+    group = f"{first} "
+    in_group = any(name.startswith(group) for name in COMMANDS)
+    if first in ("", "-h", "--help") or (in_group and second in ("", "-h", "--help")):
+        print(_usage(group if in_group else ""))
+        raise SystemExit(0 if first and (second or not in_group) else 2)
+    name = group + second if in_group else first
+    if name not in COMMANDS:
+        known = [n for n in COMMANDS if n.startswith(group)] if in_group else list(COMMANDS)
+        names = ", ".join(n.removeprefix(group) if in_group else n for n in known)
+        prog, what, word = (
+            (f"animegamer {first}", "command" if first != "train" else "stage", second)
+            if in_group
+            else ("animegamer", "command", first)
+        )
+        print(f"{prog}: unknown {what} {word!r}: expected one of {names}", file=sys.stderr)
+        raise SystemExit(2)
+    return name, argv[name.count(" ") + 1 :]
 
 
 def parse(command: Callable[..., int], prog: str, argv: list[str]) -> _Arguments:
@@ -79,29 +122,28 @@ def _again_if_lost(unraisable: Any) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Runs one sub-command and returns the exit status: 2 for a user's mistake, 130 for Ctrl-C."""
     argv = sys.argv[1:] if argv is None else argv
-    if not argv or argv[0] in ("-h", "--help"):
-        print(_usage())
-        return 0 if argv else 2
-    if argv[0] == "--version":
+    if argv[:1] == ["--version"]:
         from animegamer_jax import __version__
 
         print(__version__)
         return 0
-    if argv[0] not in COMMANDS:
-        names = ", ".join(COMMANDS)
-        print(f"animegamer: unknown command {argv[0]!r}: expected one of {names}", file=sys.stderr)
-        return 2
+    try:
+        name, rest = _choose(argv)
+    except SystemExit as stop:
+        return int(str(stop.code))
 
     from animegamer_jax.errors import UserError
 
-    prog = f"animegamer {argv[0]}"
-    module, function = COMMANDS[argv[0]][0].split(":")
+    prog = f"animegamer {name}"
+    module, function = COMMANDS[name][0].split(":")
     for library in ("absl", "gcsfs", "transformers"):  # what matters comes as an exception, too
         logging.getLogger(library).setLevel(logging.CRITICAL)
     hook, sys.unraisablehook = sys.unraisablehook, _again_if_lost
     try:
         command = getattr(importlib.import_module(module), function)
-        args, kwargs = parse(command, prog, argv[1:])
+        if hasattr(command, "for_words"):  # its options depend on some of the words
+            command = command.for_words(rest)
+        args, kwargs = parse(command, prog, rest)
         status = command(*args, **kwargs)
     except UserError as error:
         print(f"{prog}: {error}", file=sys.stderr)

@@ -7,6 +7,8 @@ turn, as in the released code:
           <ST>c</ST></TURN> }  for each turn of the history, oldest first, then for this turn
         <TURN>instruction<img><frame> q_0..q_225 </frame></img><ML>
 
+and in training also what it is to answer, `L</ML><SC>a</SC><ET>b</ET><ST>c`.
+
 `Layout` lays that out in arrays of fixed size: every instruction has `caption_length` slots and
 every history turn its place, whether filled or not. Slots without a token are masked, and
 positions count tokens only, so the numbers are those of the sequence without the gaps.
@@ -111,6 +113,7 @@ class Layout:
     Attributes:
         length: slots of the sequence.
         queries: slots [226] of this turn's frame tokens.
+        answers: slots [4] of this turn's states, in a sequence that goes on with its answer.
         history: True [length] at slots that take history turns' representations.
         representation: slots [226] at which the representation is read.
         values, allowed: what each of the four states may be, and its token's id; -1 pads.
@@ -132,6 +135,8 @@ class Layout:
             np.int32,
         )
         states = [0, *self.between[0], 0, *self.between[1], 0, *self.between[2], 0]
+        self.answer = np.array(states, np.int32)
+        state_slots = np.array([0, 3, 6, 9])
         end = [s[token] for token in protocol.turn_end]
         caption = [0] * protocol.caption_length
         turn = head + caption + body + frames + tail
@@ -150,7 +155,8 @@ class Layout:
         self.representation = self.queries + protocol.representation_shift
         self.history = np.zeros(self.length, bool)
         self.history[query_slots[:-1].ravel()] = True
-        self.states = starts[:-1, None] + len(turn) + np.array([0, 3, 6, 9])
+        self.states = starts[:-1, None] + len(turn) + state_slots
+        self.answers = self.length + state_slots
         most = max(map(len, protocol.state_values))
         self.values = np.zeros((4, most), np.int32)
         self.allowed = np.full((4, most), -1, np.int32)
@@ -173,7 +179,7 @@ class Layout:
         ids = jnp.broadcast_to(jnp.asarray(self.template), (b, self.length))
         ids = ids.at[:, self.captions].set(captions)
         shown = states if self.protocol.history_states == "true" else jnp.zeros_like(states)
-        ids = ids.at[:, self.states].set(jnp.asarray(self.strength)[shown - STRENGTHS[0]])
+        ids = ids.at[:, self.states].set(self.state_tokens(shown))
         # Turn w is this one, always real; <s> is turn 0, always real.
         turn = jnp.asarray(self.turn_of_slot)
         oldest = self.window - num_history[:, None]
@@ -182,6 +188,22 @@ class Layout:
         valid = valid.at[:, self.captions].set(valid[:, self.captions] & filled)
         positions = jnp.cumsum(valid, axis=1, dtype=jnp.int32) - 1
         return Prompt(ids, valid, jnp.maximum(positions, 0))
+
+    def state_tokens(self, states: Int[Array, "*b 4"]) -> Int[Array, "*b 4"]:
+        """Ids of the tokens that say these states."""
+        return jnp.asarray(self.strength)[states - STRENGTHS[0]]
+
+    def append_answer(self, prompt: Prompt, states: Int[Array, "b 4"]) -> Prompt:
+        """The prompt, and after it this turn's states with the forced tokens between them."""
+        b, count = states.shape[0], len(self.answer)
+        ids = jnp.broadcast_to(jnp.asarray(self.answer), (b, count))
+        ids = ids.at[:, self.answers - self.length].set(self.state_tokens(states))
+        positions = prompt.positions[:, -1:] + 1 + jnp.arange(count)[None]
+        return Prompt(
+            jnp.concatenate([prompt.ids, ids], axis=1),
+            jnp.concatenate([prompt.valid, jnp.ones((b, count), bool)], axis=1),
+            jnp.concatenate([prompt.positions, positions], axis=1),
+        )
 
 
 def inject(

@@ -1,15 +1,22 @@
-"""The tokenizer of a bundle: instructions to ids, and a check that its special tokens are there."""
+"""The tokenizer of a bundle: instructions to ids, and a check that its special tokens are there.
+
+`write_word_tokenizer` makes one of whole words, for worlds whose vocabulary is known.
+"""
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Int
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import SPECIAL_TOKENS, TokenIds
 
 FILE = "tokenizer.json"
+PUNCTUATION = tuple(".,;:!?'-")
+PAD, UNKNOWN, BEGIN, MASK, CLOSE, END = "<pad>", "<unk>", "<s>", "<mask>", "</s>", "<end>"
 MAX_CHARACTERS = 2000  # of an instruction: far beyond any caption length, cheap to refuse
 
 
@@ -22,7 +29,8 @@ class Tokenizer:
 
     def __init__(self, tokenizer, *, name: str, vocab_size: int | None, num_queries: int = 226):
         self._tokenizer = tokenizer
-        frames = tuple(f"<frame_{i:05d}>" for i in range(num_queries))
+        self._name = name
+        frames = _frame_tokens(num_queries)
         known = tokenizer.get_vocab(with_added_tokens=True)
         missing = [token for token in ("<s>", *frames, *SPECIAL_TOKENS) if token not in known]
         if missing:
@@ -73,17 +81,63 @@ class Tokenizer:
             )
         return cls(tokenizer, name=str(folder), vocab_size=vocab_size, num_queries=num_queries)
 
+    def __len__(self) -> int:
+        """Number of entries, special ones included."""
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def id_of(self, token: str) -> int:
+        """The id of one entry.
+
+        Raises:
+            UserError: there is no such entry.
+        """
+        found = self._tokenizer.token_to_id(token)
+        if found is None:
+            raise UserError(
+                f"tokenizer {self._name}: it has no {token}: use a tokenizer of whole words, as "
+                "`animegamer data toyworld` writes it"
+            )
+        return found
+
+    def _apart(self, text: str) -> str:
+        """Text that spells a special token (`<img>`) gets a space after its bracket."""
+        for token in self._added:
+            if token in text:
+                text = text.replace(token, f"{token[0]} {token[1:]}")
+        return text
+
     def encode(self, instruction: str) -> list[int]:
         """Ids of an instruction as it stands between `<TURN>` and `<img>`.
 
-        Text that spells a special token (`<img>`) is told apart by a space after its bracket, so
-        that a player's words never become one.
+        A player's words never become a special token, whatever they spell.
         """
-        for token in self._added:
-            if token in instruction:
-                instruction = instruction.replace(token, f"{token[0]} {token[1:]}")
-        text = f"<TURN>{instruction}<img>"
+        text = f"<TURN>{self._apart(instruction)}<img>"
         return self._tokenizer.encode(text, add_special_tokens=False).ids[1:-1]
+
+    def padded(self, text: str, length: int) -> Int[np.ndarray, " {length}"]:
+        """Ids as T5 reads them here: cut at `length`, the rest is padding, id 0."""
+        ids = self.encode(text)[:length]
+        return np.array(ids + [0] * (length - len(ids)), np.int32)
+
+    def padded_with_end(self, text: str, length: int) -> Int[np.ndarray, " {length}"]:
+        """Ids as CLIP reads them: cut so that the end token follows, the rest is padding.
+
+        Raises:
+            UserError: the tokenizer has no end token.
+        """
+        ids = [*self.encode(text)[: length - 1], self.id_of(END)]
+        return np.array(ids + [0] * (length - len(ids)), np.int32)
+
+    def unknown_words(self, text: str) -> tuple[str, ...]:
+        """The words of a text that the tokenizer does not know, in order, each once.
+
+        None where every letter has an id, as in the released tokenizer.
+        """
+        text = self._apart(text)
+        unknown = self._tokenizer.token_to_id(UNKNOWN)
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        pairs = zip(found.ids, found.offsets, strict=True)
+        return tuple(dict.fromkeys(text[slice(*span)] for i, span in pairs if i == unknown))
 
     def caption(self, instruction: str, length: int) -> tuple[np.ndarray, int]:
         """Ids padded to `length`, and how many of them count.
@@ -108,6 +162,50 @@ class Tokenizer:
         padded = np.zeros(length, np.int32)
         padded[: len(ids)] = ids
         return padded, len(ids)
+
+
+def _frame_tokens(count: int) -> tuple[str, ...]:
+    return tuple(f"<frame_{i:05d}>" for i in range(count))
+
+
+def write_word_tokenizer(
+    folder: Path | str, words: Sequence[str], *, num_frame_tokens: int = 64
+) -> int:
+    """Writes a tokenizer of whole words, capital or not, with punctuation marks split off.
+
+    Ids: padding is 0, then `<unk>`, `<s>`, `<mask>`, `</s>`, the marks, the words as they come,
+    the game's special tokens, and last of all `<end>`: CLIP reads its text at the largest id.
+
+    Args:
+        folder: made if it is not there.
+        words: lower case, without punctuation; doubles count once.
+        num_frame_tokens: at least the model's number of queries.
+
+    Returns:
+        The number of entries, which is the vocabulary size of the networks.
+
+    Raises:
+        ValueError: a word would be split, or changed to lower case, before it is looked up.
+    """
+    import tokenizers
+
+    entries = dict.fromkeys((PAD, UNKNOWN, BEGIN, MASK, CLOSE, *PUNCTUATION, *words))
+    vocabulary = {entry: number for number, entry in enumerate(entries)}
+    model = tokenizers.models.WordLevel(vocab=vocabulary, unk_token=UNKNOWN)
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = tokenizers.normalizers.Lowercase()
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+        [tokenizers.pre_tokenizers.WhitespaceSplit(), tokenizers.pre_tokenizers.Punctuation()]
+    )
+    for word in words:
+        if tokenizer.encode(word).ids != [vocabulary[word]]:
+            raise ValueError(f"{word!r}: expected one lower-case word without punctuation")
+    game = (*SPECIAL_TOKENS, *_frame_tokens(num_frame_tokens))
+    tokenizer.add_special_tokens([PAD, UNKNOWN, BEGIN, MASK, CLOSE, *game, END])
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / FILE))
+    return tokenizer.get_vocab_size()
 
 
 def _from_transformers(folder: Path):

@@ -35,7 +35,7 @@ def _mask(b=2, t=37, s=37) -> TokenMask:
 
 def _seen(mask: TokenMask, window: int | None) -> np.ndarray:
     """`TokenMask`'s docstring, a pair at a time."""
-    query, key, valid, query_block, key_block = (np.asarray(x) for x in mask)
+    query, key, valid, query_block, key_block = (np.asarray(x) for x in mask[:5])
     (b, t), s = query.shape, key.shape[1]
     seen = np.zeros((b, t, s), bool)
     for n, i, j in np.ndindex(b, t, s):
@@ -43,6 +43,8 @@ def _seen(mask: TokenMask, window: int | None) -> np.ndarray:
         causal = back >= 0 and (window is None or back < window)
         block = query_block[n, i] == key_block[n, j] != 0
         seen[n, i, j] = valid[n, j] and (causal or block)
+        if mask.query_branches is not None:
+            seen[n, i, j] &= mask.key_branches[n, j] in (0, mask.query_branches[n, i])
     return seen
 
 
@@ -76,6 +78,23 @@ def test_truth(implementation, t, window):
     run = functools.partial(attention, window=window, implementation=implementation, block_rows=16)
     actual = jax.jit(run)(q, k, v, mask=mask)
     np.testing.assert_allclose(actual, _truth(q, k, v, _seen(mask, window)), **WEIGHTS)
+
+
+@pytest.mark.parametrize("implementation", ["plain", "blocked"])
+def test_branches_see_themselves_and_the_trunk(implementation):
+    branches = np.zeros((2, 37), np.int32)
+    branches[:, 5:14], branches[:, 20:30] = 1, 2
+    mask = _mask()._replace(
+        query_branches=jnp.asarray(branches), key_branches=jnp.asarray(branches)
+    )
+    q, k, v = _inputs()
+    seen = _seen(mask, None)
+    assert (seen != _seen(_mask(), None)).any()
+    np.testing.assert_array_equal(mask.dense(), seen)
+    found = attention(q, k, v, mask=mask, implementation=implementation, block_rows=16)
+    some = seen.any(axis=-1)
+    expected = _truth(q, k, v, seen)
+    np.testing.assert_allclose(found[some], expected[some], atol=1e-5)
 
 
 def test_truth_with_a_bias():

@@ -11,12 +11,14 @@ from flax import nnx
 
 from animegamer_jax.configs import LoRAConfig, NetworkConfig
 from animegamer_jax.models.layers import (
+    Dropout,
     LayerNorm,
     LayerStack,
     Linear,
     QKVLinear,
     RMSNorm,
     count_params,
+    product,
 )
 
 FLOAT = NetworkConfig()
@@ -184,3 +186,40 @@ def test_the_layers_of_a_stack_are_made_apart():
 def test_count_params(stack):
     assert count_params(stack) == 3 * (6 * 6 + 6 + 2 * 6 * 2)
     assert count_params(nnx.eval_shape(make_linear)) == 6 * 8 + 8 + 2 * (6 + 8)
+
+
+# --- dropout and the gradient of a product --------------------------------------------------
+
+
+def test_dropout_of_a_low_rank_update():
+    """A fifth of the update's input is gone, the rest is larger: on average nothing changes."""
+    linear, x = randomized(make_linear), jnp.asarray(normal(2, 6))
+    keys = jax.random.split(jax.random.key(0), 4000)
+    drawn = jax.jit(jax.vmap(lambda key: linear(x, Dropout(key, 0.2))))(keys)
+    exact, plain = linear(x), x @ linear.kernel[...] + linear.bias[...][None]
+    deviation = np.abs(exact - plain).max()
+    np.testing.assert_allclose(drawn.mean(0), exact, atol=0.04 * deviation)
+    assert drawn.std(0).min() > 0.02 * deviation
+    # The frozen layer reads all of its input.
+    frozen = randomized(lambda: make_linear(lora=None))
+    found = frozen(x, Dropout(jax.random.key(1), 0.2))
+    np.testing.assert_array_equal(found, frozen(x))
+
+
+def test_the_share_that_is_dropped():
+    x = jnp.ones((400, 300), jnp.bfloat16)
+    found = np.asarray(Dropout(jax.random.key(1), 0.05)(x), np.float32)
+    assert set(np.unique(found)) == {0, np.float32(jnp.asarray(1 / 0.95, jnp.bfloat16))}
+    np.testing.assert_allclose((found == 0).mean(), 0.05, atol=0.003)
+
+
+@pytest.mark.parametrize("shape", [(6,), (3, 6), (2, 3, 6)])
+def test_the_gradients_of_a_product(shape):
+    x, kernel = jnp.asarray(normal(*shape)), jnp.asarray(normal(6, 4))
+
+    def gradients(multiply):
+        loss = lambda x, kernel: jnp.sin(multiply(x, kernel)).sum()  # noqa: E731
+        return jax.jit(jax.grad(loss, argnums=(0, 1)))(x, kernel)
+
+    for found, expected in zip(gradients(product), gradients(jnp.matmul), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

@@ -16,6 +16,7 @@ from animegamer_jax.bundle import flat_params
 from animegamer_jax.configs import LoRAConfig, MistralConfig
 from animegamer_jax.convert.mllm import mistral_rules
 from animegamer_jax.convert.rules import load
+from animegamer_jax.models.layers import Dropout
 from animegamer_jax.models.mistral import (
     Mistral,
     Tokens,
@@ -233,6 +234,36 @@ def test_low_rank_updates_are_merged_weights(models, ids):
     expected = run(nnx.merge(nnx.graphdef(plain), merged), ids, plain_tokens())
     assert error(expected, run(plain, ids, plain_tokens())) > 0.1
     assert error(run(adapted, ids, plain_tokens()), expected) < MODEL
+
+
+def test_dropout_reaches_the_update_of_every_linear_layer(models, ids):
+    """And of every layer by itself; without updates nothing changes."""
+    plain, _ = models[TINY]
+    config = dataclasses.replace(TINY, lora=LoRAConfig(rank=3, alpha=3.0))
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: Mistral(config, rngs=nnx.Rngs(0))))
+    values = {path: np.array(p[...]) for path, p in flat_params(nnx.state(plain)).items()}
+    random = np.random.default_rng(2)
+
+    @jax.jit
+    def hidden(mistral: Mistral) -> tuple[jax.Array, jax.Array]:
+        x = mistral.embed(jnp.asarray(ids))
+        dropout = Dropout(jax.random.key(1), 0.5)
+        dropped, _ = mistral(x, plain_tokens(), dropout=dropout)
+        return mistral(x, plain_tokens())[0], dropped
+
+    same, unchanged = hidden(plain)
+    np.testing.assert_array_equal(same, unchanged)
+    names = ("q", "k", "v", "o", "gate", "up", "down")
+    for layer, name in ((0, "q"), *((1, name) for name in names)):
+        for path, variable in flat_params(state).items():
+            value = values.get(path, np.zeros(variable.shape, np.float32))
+            if f".{name}.lora_" in path:
+                value[layer] = random.normal(size=value.shape[1:]).astype(np.float32) * 0.3
+            variable.set_value(jnp.asarray(value))
+        adapted = nnx.merge(graphdef, state)
+        kept, dropped = hidden(adapted)
+        assert error(dropped, kept) > 1e-2, (layer, name)
+        assert error(kept, same) > 1e-2
 
 
 # --- rotary tables and number formats -------------------------------------------------------

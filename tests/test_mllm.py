@@ -221,6 +221,12 @@ def test_losses(mllm, losses):
     assert error(language, arrays["lm_loss"]) < 1e-5
     assert error(representation, arrays["rec_loss"]) < 1e-5
     assert error(language + representation, arrays["total_loss"]) < 1e-5
+    # Scores where labels stand only.
+    slots = np.flatnonzero((arrays["labels"] != IGNORED).any(axis=0))
+    few = jax.jit(lambda mllm, batch: mllm.errors(batch, label_slots=slots))(mllm, batch)
+    count = (arrays["labels"] != IGNORED).sum()
+    np.testing.assert_allclose(few[0].sum() / count, language, rtol=1e-5)
+    np.testing.assert_allclose(few[1].mean(), representation, rtol=1e-5)
     none = batch._replace(labels=jnp.full_like(batch.labels, IGNORED))
     language, again = losses(mllm, none)
     assert float(language) == 0

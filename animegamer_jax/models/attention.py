@@ -29,7 +29,8 @@ class TokenMask(NamedTuple):
     """Who sees whom, told token by token, so that no [t, s] array need exist.
 
     A query sees a key that is valid and not later than itself, and every valid key of its own
-    block. Block 0 is no block.
+    block. Block 0 is no block. With branches, it sees only keys of its own branch and of the
+    trunk, which is branch 0.
     """
 
     query_positions: Int[Array, "b t"]
@@ -37,6 +38,8 @@ class TokenMask(NamedTuple):
     key_valid: Bool[Array, "b s"]
     query_blocks: Int[Array, "b t"]
     key_blocks: Int[Array, "b s"]
+    query_branches: Int[Array, "b t"] | None = None
+    key_branches: Int[Array, "b s"] | None = None
 
     def dense(self, window: int | None = None) -> Bool[Array, "b t s"]:
         """True where the query (row) sees the key (column); `window` limits how far back."""
@@ -46,6 +49,9 @@ class TokenMask(NamedTuple):
             seen &= key > query - window
         block = self.query_blocks[:, :, None]
         seen |= (block == self.key_blocks[:, None, :]) & (block != 0)
+        if self.query_branches is not None and self.key_branches is not None:
+            branch = self.key_branches[:, None, :]
+            seen &= (branch == 0) | (branch == self.query_branches[:, :, None])
         return seen & self.key_valid[:, None, :]
 
 
@@ -132,13 +138,17 @@ class _Blocks(NamedTuple):
     def split_mask(self, mask: TokenMask | None) -> Any:
         if mask is None:
             return None
-        return self.split(mask.query_positions, 1), self.split(mask.query_blocks, 1)
+        of_queries = mask.query_positions, mask.query_blocks, mask.query_branches
+        return jax.tree.map(lambda x: self.split(x, 1), of_queries)
 
     def seen(self, mask: TokenMask | None, part: Any) -> Bool[Array, "b 1 1 m s"] | None:
         """The dense mask of one block of rows."""
         if mask is None:
             return None
-        part = mask._replace(query_positions=part[0], query_blocks=part[1])
+        positions, blocks, branches = part
+        part = mask._replace(
+            query_positions=positions, query_blocks=blocks, query_branches=branches
+        )
         return part.dense(self.window)[:, None, None]
 
 

@@ -4,10 +4,13 @@ A causal convolution sees two frames back and none ahead; what it must remember 
 clip to the next is an argument and a result.
 """
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -16,6 +19,9 @@ from animegamer_jax.sharding import axes, platform
 
 _kernel_init = nnx.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=-2, out_axis=-1)
 _zeros = nnx.initializers.zeros_init()
+
+# Up to so many channels in or out, the kernel's gradient on a CPU is made of matrix products.
+_FEW_CHANNELS = 32
 
 
 def _conv2d(
@@ -43,14 +49,88 @@ def conv3d_direct(
     )
 
 
-def conv3d_planes(
-    x: Float[Array, "b s h w i"], kernel: Float[Array, "3 3 3 i o"]
+def _sum_of_planes(
+    x: Float[Array, "b s h w i"], kernel: Float[Array, "k 3 3 i o"]
 ) -> Float[Array, "b t h w o"]:
-    """The same numbers as the sum of a 2D convolution for each of the kernel's three planes."""
     b, s, *plane = x.shape
-    t = s - 2
-    taps = [_conv2d(x[:, k : k + t].reshape(b * t, *plane), kernel[k]) for k in range(3)]
-    return (taps[0] + taps[1] + taps[2]).reshape(b, t, *taps[0].shape[1:])
+    t = s - kernel.shape[0] + 1
+    starts = range(kernel.shape[0])
+    taps = [_conv2d(x[:, k : k + t].reshape(b * t, *plane), kernel[k]) for k in starts]
+    return functools.reduce(jnp.add, taps).reshape(b, t, *taps[0].shape[1:])
+
+
+def _correlate(
+    window: Float[Array, "b s h w i"], shifted: Float[Array, "b t h w o"]
+) -> Float[Array, "k 3 3 i o"]:
+    """At [k, r, c]: sum of window[:, k:k + t] x shifted, moved by r - 1 rows and c - 1 columns.
+
+    One frame after the other, so that its nine copies stay in the processor's cache; sums are
+    float32.
+    """
+    b, s, h, w, i = window.shape
+    t, o = shifted.shape[1], shifted.shape[-1]
+    k = s - t + 1
+    frames = jnp.pad(shifted, ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)))
+    frames = frames.reshape(b * t, h + 2, w + 2, o)
+    window = window.reshape(b * s, h, w, i)
+    starts = np.add.outer(s * np.arange(b), np.arange(t)).astype(np.uint32).ravel()
+
+    def add_frame(total: jax.Array, place: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        frame, start = place
+        near = jax.lax.dynamic_slice_in_dim(window, start, k)
+        moved = [frame[r : r + h, c : c + w] for r in (2, 1, 0) for c in (2, 1, 0)]
+        products = jax.lax.dot_general(
+            jnp.concatenate(list(near), axis=-1).reshape(h * w, k * i),
+            jnp.concatenate(moved, axis=-1).reshape(h * w, 9 * o),
+            (((0,), (0,)), ((), ())),
+            preferred_element_type=jnp.float32,
+        )
+        return total + products, None
+
+    total, _ = jax.lax.scan(add_frame, jnp.zeros((k * i, 9 * o)), (frames, jnp.asarray(starts)))
+    return jnp.moveaxis(total.reshape(k, i, 3, 3, o), 1, 3)
+
+
+def kernel_gradient(
+    x: Float[Array, "b s h w i"], dy: Float[Array, "b t h w o"]
+) -> Float[Array, "k 3 3 i o"]:
+    """Gradient of a `k` x 3 x 3 convolution's kernel (k = s - t + 1), float32.
+
+    Products of matrices: on a CPU, for few channels, three times as fast as the convolution that
+    differentiation makes of it (docs/decisions/conv3d.md).
+    """
+    if x.shape[-1] >= dy.shape[-1]:
+        return _correlate(x, dy)
+    # The nine copies are made of the narrower array; then all offsets are the other way round.
+    after = x.shape[1] - dy.shape[1]
+    dy = jnp.pad(dy, ((0, 0), (after, after), (0, 0), (0, 0), (0, 0)))
+    return jnp.swapaxes(_correlate(dy, x)[::-1, ::-1, ::-1], 3, 4)
+
+
+@jax.custom_vjp
+def conv3d_planes(
+    x: Float[Array, "b s h w i"], kernel: Float[Array, "k 3 3 i o"]
+) -> Float[Array, "b t h w o"]:
+    """A 2D convolution for each of the kernel's `k` planes in time, and their sum (t = s - k + 1).
+
+    The numbers of `conv3d_direct`, made and differentiated in the forms that a CPU does fastest.
+    """
+    return _sum_of_planes(x, kernel)
+
+
+def _planes_forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Any]:
+    return _sum_of_planes(x, kernel), (x, kernel)
+
+
+def _planes_backward(saved: Any, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, kernel = saved
+    if min(kernel.shape[-2:]) > _FEW_CHANNELS:
+        return jax.vjp(_sum_of_planes, x, kernel)[1](dy)
+    (dx,) = jax.vjp(lambda x: _sum_of_planes(x, kernel), x)[1](dy)
+    return dx, kernel_gradient(x, dy).astype(kernel.dtype)
+
+
+conv3d_planes.defvjp(_planes_forward, _planes_backward)
 
 
 def conv3d(
@@ -134,8 +214,10 @@ class FrameConv(_Conv):
         b, t, *plane = x.shape
         # Halving pads below and at the right only: the published layers' alignment.
         padding = (1, 1) if self.stride == 1 else (0, 1)
-        frames = x.astype(self.dtype).reshape(b * t, *plane)
-        y = _conv2d(frames, kernel, stride=self.stride, padding=padding)
+        x = x.astype(self.dtype)
+        if self.stride == 1 and platform() == "cpu":
+            return conv3d_planes(x, kernel[None]) + bias
+        y = _conv2d(x.reshape(b * t, *plane), kernel, stride=self.stride, padding=padding)
         return y.reshape(b, t, *y.shape[1:]) + bias
 
 

@@ -1,12 +1,12 @@
 """Layers that several networks share: linear maps with a low-rank update, norms, layer stacks."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key
 
 from animegamer_jax.configs import LoRAConfig, NetworkConfig, Remat
 from animegamer_jax.sharding import axes
@@ -22,11 +22,46 @@ def _last_axis(vector: jax.Array, x: jax.Array) -> jax.Array:
     return vector.reshape((1,) * (x.ndim - 1) + vector.shape)
 
 
+@jax.custom_vjp
+def product(x: Float[Array, "*b i"], kernel: Float[Array, "i o"]) -> Float[Array, "*b o"]:
+    """`x @ kernel`, with the kernel's gradient as one product over all tokens.
+
+    Left to autodiff, XLA's CPU compiler transposes the gradient that comes in and makes again
+    what led to it for each of its elements: a gated MLP of 11,808 tokens took 2.4 times as long.
+    """
+    return x @ kernel
+
+
+def _product_forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Any]:
+    return x @ kernel, (x, kernel)
+
+
+def _product_backward(saved: Any, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, kernel = saved
+    tokens = tuple(range(x.ndim - 1))
+    return dy @ kernel.T, jax.lax.dot_general(x, dy, ((tokens, tokens), ((), ())))
+
+
+product.defvjp(_product_forward, _product_backward)
+
+
+class Dropout(NamedTuple):
+    """How much of its input a low-rank update loses in a training pass, and by which key."""
+
+    key: Key[Array, ""]
+    rate: float
+
+    def __call__(self, x: Float[Array, "*b i"]) -> Float[Array, "*b i"]:
+        """`x` with a share `rate` of its values zero and the rest as much larger."""
+        kept = jax.random.bernoulli(self.key, 1 - self.rate, x.shape)
+        return jnp.where(kept, x / (1 - self.rate), 0).astype(x.dtype)
+
+
 class Linear(nnx.Module):
     """`y = x W + b`, and `+ x A B * scale` where a LoRA is configured.
 
     `names` are the logical axes of W. With LoRA, B starts at zero, so that training starts from
-    the frozen layer's function.
+    the frozen layer's function. A `dropout` acts on the update's input alone (arXiv 2106.09685).
     """
 
     def __init__(
@@ -57,12 +92,15 @@ class Linear(nnx.Module):
             self.lora_a = nnx.LoRAParam(a, **axes(names[0], "lora_rank"))
             self.lora_b = nnx.LoRAParam(b, **axes("lora_rank", names[1]))
 
-    def __call__(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
+    def __call__(
+        self, x: Float[Array, "*b i"], dropout: Dropout | None = None
+    ) -> Float[Array, "*b o"]:
         x = x.astype(self.dtype)
-        y = x @ self.kernel[...].astype(self.dtype)
+        y = product(x, self.kernel[...].astype(self.dtype))
         if self.lora_a is not None and self.lora_b is not None:
             a, b = self.lora_a[...].astype(self.dtype), self.lora_b[...].astype(self.dtype)
-            y = y + (x @ a) @ b * self.scale
+            down = product(x if dropout is None else dropout(x), a)
+            y = y + product(down, b) * self.scale
         if self.bias is not None:
             y = y + _last_axis(self.bias[...].astype(self.dtype), y)
         return y

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from animegamer_jax.configs import MistralConfig
 from animegamer_jax.models.attention import TokenMask, attention
-from animegamer_jax.models.layers import LayerStack, Linear, RMSNorm
+from animegamer_jax.models.layers import Dropout, LayerStack, Linear, RMSNorm
 from animegamer_jax.sharding import axes, constrain
 
 
@@ -30,11 +30,24 @@ class KVCache(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """What attention must know of a batch of tokens. Block 0 is no block (`TokenMask`)."""
+    """What attention must know of a batch of tokens. Block 0 is no block (`TokenMask`).
+
+    Branches are alternatives that go on from one trunk, branch 0, at their own positions: in a
+    pass without a cache, that the sliding window does not limit. A token then sees only what
+    stands before it in the sequence, whatever the positions.
+    """
 
     positions: Int[Array, "b t"]
     valid: Bool[Array, "b t"]
     blocks: Int[Array, "b t"]
+    branches: Int[Array, "b t"] | None = None
+
+
+class LayerInput(NamedTuple):
+    """What a layer gets beside what all get: its part of the cache, and its key for dropout."""
+
+    cached: tuple[Float[Array, "..."], Float[Array, "..."]] | None = None
+    key: Key[Array, "..."] | None = None
 
 
 def make_cache(config: MistralConfig, batch: int, slots: int) -> KVCache:
@@ -104,28 +117,36 @@ class Block(nnx.Module):
         mask: TokenMask,
         tables: tuple[Array, Array],
         start: Int[Array, ""] | None,
-        cached: tuple[Array, Array] | None = None,
-    ):
-        """Returns x, or with `cached` keys and values (x, (keys, values)) with `t` more from slot
-        `start` on.
+        rate: float,
+        own: LayerInput,
+    ) -> tuple[Float[Array, "b t d"], tuple[Array, Array] | None]:
+        """Returns x and, with a cache, its keys and values with `t` more from slot `start` on.
+
+        `rate` is the dropout of the low-rank updates' inputs, where the layer has a key.
         """
         c = self.config
+        keys = None if own.key is None else iter(jax.random.split(own.key, 7))
+
+        def run(linear: Linear, x: jax.Array) -> jax.Array:
+            return linear(x, None if keys is None else Dropout(next(keys), rate))
+
         y = self.attention_norm(x)
-        q = rearrange(self.q(y), "b t (h d) -> b t h d", d=c.head_dim)
-        k = rearrange(self.k(y), "b t (h d) -> b t h d", d=c.head_dim)
-        v = rearrange(self.v(y), "b t (h d) -> b t h d", d=c.head_dim)
+        q = rearrange(run(self.q, y), "b t (h d) -> b t h d", d=c.head_dim)
+        k = rearrange(run(self.k, y), "b t (h d) -> b t h d", d=c.head_dim)
+        v = rearrange(run(self.v, y), "b t (h d) -> b t h d", d=c.head_dim)
         q, k = rotate(q, *tables), rotate(k, *tables)
-        if cached is not None and start is not None:
+        if own.cached is not None and start is not None:
             k, v = (
                 jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), start, axis=1)
-                for old, new in zip(cached, (k, v), strict=True)
+                for old, new in zip(own.cached, (k, v), strict=True)
             )
         y = attention(q, k, v, mask=mask, window=c.sliding_window)
-        x = x + self.o(rearrange(y, "b t h d -> b t (h d)"))
+        x = x + run(self.o, rearrange(y, "b t h d -> b t (h d)"))
         y = self.mlp_norm(x)
-        y = constrain(jax.nn.silu(self.gate(y)) * self.up(y), "act_batch", "act_length", "act_mlp")
-        x = constrain(x + self.down(y), "act_batch", "act_length", "act_embed")
-        return x if cached is None else (x, (k, v))
+        y = jax.nn.silu(run(self.gate, y)) * run(self.up, y)
+        y = constrain(y, "act_batch", "act_length", "act_mlp")
+        x = constrain(x + run(self.down, y), "act_batch", "act_length", "act_embed")
+        return x, None if own.cached is None else (k, v)
 
 
 class Mistral(nnx.Module):
@@ -153,22 +174,45 @@ class Mistral(nnx.Module):
         """Embedding rows of the tokens."""
         return self.embedding[...][ids].astype(self.config.dtype)
 
+    def _mask(self, tokens: Tokens) -> TokenMask:
+        """Who sees whom in a pass without a cache."""
+        order, window = tokens.positions, self.config.sliding_window
+        if tokens.branches is not None:
+            length = order.shape[1]
+            if window is not None and length > window:
+                raise ValueError(
+                    f"branches in a sequence of {length}: at most the {window} of the window"
+                )
+            order = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), order.shape)
+        both = tokens.branches, tokens.branches
+        return TokenMask(order, order, tokens.valid, tokens.blocks, tokens.blocks, *both)
+
     def __call__(
-        self, x: Float[Array, "b t d"], tokens: Tokens, cache: KVCache | None = None
+        self,
+        x: Float[Array, "b t d"],
+        tokens: Tokens,
+        cache: KVCache | None = None,
+        *,
+        dropout: Dropout | None = None,
     ) -> tuple[Float[Array, "b t d"], KVCache | None]:
         """Hidden states after the final norm, and the cache with these tokens appended.
 
         `x` are embeddings. The cache must have room for `t` more; what it holds is seen by the new
-        tokens, by position.
+        tokens, by position. `dropout` is for training: of the low-rank updates' inputs.
         """
-        x = constrain(x.astype(self.config.dtype), "act_batch", "act_length", "act_embed")
-        tables = rotary_tables(tokens.positions, self.config)
+        c = self.config
+        x = constrain(x.astype(c.dtype), "act_batch", "act_length", "act_embed")
+        tables = rotary_tables(tokens.positions, c)
+        rate, dropout_keys = 0.0, None
+        if dropout is not None and c.lora is not None:
+            rate, dropout_keys = dropout.rate, jax.random.split(dropout.key, c.num_hidden_layers)
         if cache is None:
-            mask = TokenMask(
-                tokens.positions, tokens.positions, tokens.valid, tokens.blocks, tokens.blocks
-            )
-            x, _ = self.layers(x, mask, tables, None)
+            mask = self._mask(tokens)
+            x, _ = self.layers(x, mask, tables, None, rate, per_layer=LayerInput(key=dropout_keys))
             return self.norm(x), None
+
+        if tokens.branches is not None:
+            raise ValueError("branches with a cache: expected a pass without one")
 
         def append(old: jax.Array, new: jax.Array) -> jax.Array:
             return jax.lax.dynamic_update_slice_in_dim(old, new, cache.length, axis=1)
@@ -177,9 +221,8 @@ class Mistral(nnx.Module):
         valid = append(cache.valid, tokens.valid)
         blocks = append(cache.blocks, tokens.blocks)
         mask = TokenMask(tokens.positions, positions, valid, tokens.blocks, blocks)
-        x, (keys, values) = self.layers(
-            x, mask, tables, cache.length, per_layer=(cache.keys, cache.values)
-        )
+        own = LayerInput((cache.keys, cache.values), dropout_keys)
+        x, (keys, values) = self.layers(x, mask, tables, cache.length, rate, per_layer=own)
         length = cache.length + tokens.positions.shape[1]
         return self.norm(x), KVCache(keys, values, positions, valid, blocks, length)
 

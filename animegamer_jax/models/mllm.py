@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from animegamer_jax.configs import MLLMConfig
-from animegamer_jax.models.layers import Projection
+from animegamer_jax.models.layers import Dropout, Projection
 from animegamer_jax.models.mistral import KVCache, Mistral, Tokens, make_cache
 from animegamer_jax.protocol import Layout, Prompt, inject
 
@@ -30,6 +31,39 @@ class GameBatch(NamedTuple):
     history: Float[Array, "b k r"]
     query_slots: Int[Array, "b n"]
     target: Float[Array, "b n r"]
+
+
+def make_batch(
+    layout: Layout,
+    prompt: Prompt,
+    states: Int[Array, "b 4"],
+    *,
+    history: Float[Array, "b k r"],
+    target: Float[Array, "b n r"],
+) -> GameBatch:
+    """Prompts with their answers as sequences to train on; only the four states are labels.
+
+    Args:
+        layout: of the prompts.
+        prompt: as at play.
+        states: of this turn: what is to be answered.
+        history: representations of the past turns, those of absent ones at the front.
+        target: this turn's representation.
+    """
+    whole = layout.append_answer(prompt, states)
+    b, t = whole.ids.shape
+    labels = jnp.full((b, t), IGNORED, jnp.int32)
+    where = jnp.zeros((b, t), bool).at[:, : layout.length].set(jnp.asarray(layout.history)[None])
+    blocks = jnp.zeros((b, t), jnp.int32).at[:, layout.queries].set(1)
+    return GameBatch(
+        ids=whole.ids,
+        tokens=Tokens(whole.positions, whole.valid, blocks),
+        labels=labels.at[:, layout.answers].set(whole.ids[:, layout.answers]),
+        history_mask=where,
+        history=history,
+        query_slots=jnp.broadcast_to(jnp.asarray(layout.queries), (b, layout.num_queries)),
+        target=target,
+    )
 
 
 class MLLM(nnx.Module):
@@ -136,19 +170,48 @@ class MLLM(nnx.Module):
         states = self.decode_states(hidden[:, -1], prompt.positions[:, -1], cache, layout)
         return representation.astype(jnp.float32), states
 
+    def represent(
+        self, prompt: Prompt, history: Float[Array, "b k r"], layout: Layout
+    ) -> Float[Array, "b n r"]:
+        """The next shot representation (float32), as `predict` has it, without the states."""
+        b, t = prompt.ids.shape
+        x = self.embed(prompt.ids, jnp.broadcast_to(jnp.asarray(layout.history), (b, t)), history)
+        blocks = jnp.zeros((b, t), jnp.int32).at[:, layout.queries].set(1)
+        hidden, _ = self.mistral(x, Tokens(prompt.positions, prompt.valid, blocks))
+        return self.output_resampler(hidden[:, layout.representation]).astype(jnp.float32)
+
+    def errors(
+        self,
+        batch: GameBatch,
+        *,
+        label_slots: np.ndarray | None = None,
+        dropout: Dropout | None = None,
+    ) -> tuple[Float[Array, "b l"], Float[Array, "b n"]]:
+        """Cross-entropy of each label (0 where there is none), squared error of each query.
+
+        Args:
+            batch: the sequences.
+            label_slots: the slots at which labels may stand, the same in all sequences: scores of
+                the vocabulary are made there only. All but the first if None.
+            dropout: of the low-rank updates' inputs.
+        """
+        x = self.embed(batch.ids, batch.history_mask, batch.history)
+        hidden, _ = self.mistral(x, batch.tokens, dropout=dropout)
+        at_queries = jnp.take_along_axis(hidden, batch.query_slots[:, :, None], axis=1)
+        difference = self.output_resampler(at_queries).astype(jnp.float32) - batch.target
+        slots = np.arange(1, batch.ids.shape[1]) if label_slots is None else label_slots
+        labels = batch.labels[:, slots]
+        counts = labels != IGNORED
+        entropy = optax.softmax_cross_entropy_with_integer_labels(
+            self.mistral.logits(hidden[:, slots - 1]), jnp.where(counts, labels, 0)
+        )
+        return jnp.where(counts, entropy, 0), jnp.square(difference).mean(axis=-1)
+
     def losses(self, batch: GameBatch) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Cross-entropy of the labelled tokens, and mean squared error of the representation.
 
         Their sum, the second times alpha, is the training loss (PAPER equation 5).
         """
-        x = self.embed(batch.ids, batch.history_mask, batch.history)
-        hidden, _ = self.mistral(x, batch.tokens)
-        at_queries = jnp.take_along_axis(hidden, batch.query_slots[:, :, None], axis=1)
-        difference = self.output_resampler(at_queries).astype(jnp.float32) - batch.target
-        counts = batch.labels[:, 1:] != IGNORED
-        labels = jnp.where(counts, batch.labels[:, 1:], 0)
-        entropy = optax.softmax_cross_entropy_with_integer_labels(
-            self.mistral.logits(hidden[:, :-1]), labels
-        )
-        mean = jnp.where(counts, entropy, 0).sum() / jnp.maximum(counts.sum(), 1)
-        return mean, jnp.square(difference).mean()
+        entropy, square = self.errors(batch)
+        count = (batch.labels[:, 1:] != IGNORED).sum()
+        return entropy.sum() / jnp.maximum(count, 1), square.mean()

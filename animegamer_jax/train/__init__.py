@@ -1,0 +1,1 @@
+"""Training: one loop, one step, a module per stage."""

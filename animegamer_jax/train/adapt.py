@@ -1,0 +1,200 @@
+"""The adaptation stage: the decoder learns what the language model really says (PAPER section 3.4).
+
+The frozen language model reads the true history and predicts the shot representation inside the
+step; the decoder is trained, by its own loss, to make the true clip of that.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+import grain
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key
+
+from animegamer_jax import diffusion
+from animegamer_jax.bundle import Bundle, NetworkName
+from animegamer_jax.data.sets import FeaturesSet
+from animegamer_jax.data.turns import Starts, adapt_samples
+from animegamer_jax.errors import UserError
+from animegamer_jax.models import vae
+from animegamer_jax.models.dit import DiT
+from animegamer_jax.models.encoder import ShotEncoder
+from animegamer_jax.models.mllm import MLLM
+from animegamer_jax.protocol import Layout
+from animegamer_jax.tokenizer import Tokenizer
+from animegamer_jax.train.mllm import (
+    check_protocol,
+    feature_samples,
+    kernel_sizes,
+    lay_out,
+    load_tokenizer,
+    make_layout,
+    make_windows,
+)
+from animegamer_jax.train.recipe import OptimizerConfig, Recipe
+from animegamer_jax.train.stage import DataSource, Networks, Scalars, Stage
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdaptRecipe(Recipe):
+    """What the adaptation needs to know beside.
+
+    Attributes:
+        context_dropout: share of samples whose context is that of guidance's unconditional row.
+        starts: which histories the language model sees, see `Windows`.
+    """
+
+    context_dropout: float = 0.05
+    starts: Starts = "game"
+
+
+RECIPES = {
+    "toy": AdaptRecipe(
+        steps=1000,
+        batch_size=32,
+        optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=50, decay="cosine"),
+        ema_decay=0.999,
+        trained="all",
+    ),
+    # PAPER section 4.1; the optimizer as in the decoder's stages.
+    "full": AdaptRecipe(
+        steps=10_000,
+        batch_size=16,
+        optimizer=OptimizerConfig(learning_rate=5e-5, clip_norm=0.1),
+        ema_decay=0.9999,
+        dtype="bfloat16",
+        remat="full",
+        starts="anywhere",
+    ),
+}
+
+
+class AdaptStage(Stage[AdaptRecipe]):
+    """Trains the decoder on the frozen language model's predictions."""
+
+    name: ClassVar[str] = "adapt"
+    needs: ClassVar[Mapping[NetworkName, str]] = {
+        "vae": "foundations --part vae",
+        "encoder": "warmup",
+        "dit": "decoder",
+        "mllm": "mllm",
+    }
+    changes: ClassVar[tuple[NetworkName, ...]] = ("dit",)
+    unit: ClassVar[str] = "clips"
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self)
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        return make_layout(self, self.tokenizer)
+
+    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> Networks:
+        """The decoder, E_a and the language model.
+
+        Raises:
+            UserError: the recipe trains low-rank updates and the decoder has none, or the
+                protocol is not one to train by.
+        """
+        assert bundle is not None, "the command has checked what the stage needs"
+        recipe, dit = self.recipe, self.config.dit
+        check_protocol(self)
+        if recipe.trained == "recipe" and (dit is None or dit.lora is None):
+            raise UserError(
+                "stage adapt: --trained recipe trains the decoder's low-rank updates, but it has "
+                "none: give --trained all"
+            )
+        return {
+            "dit": bundle.load("dit", mesh=mesh, dtype=recipe.dtype, remat=recipe.remat),
+            "encoder": bundle.load("encoder", mesh=mesh, dtype=recipe.dtype),
+            "mllm": bundle.load("mllm", mesh=mesh, dtype=recipe.dtype),
+        }
+
+    def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
+        if network != "dit" or path[0] == "positions":
+            return False
+        return (
+            self.recipe.trained == "all"
+            or isinstance(variable, nnx.LoRAParam)
+            or "modulation" in path
+            or path[0] == "motion_embed"
+        )
+
+    def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
+        windows = make_windows(self, self.tokenizer, starts=self.recipe.starts)
+
+        def make(features: FeaturesSet) -> grain.MapDataset:
+            return adapt_samples(features, split=split, windows=windows, config=self.config)
+
+        return feature_samples(sources, make)
+
+    def context(self, networks: Networks, batch: Any, key: Key[Array, ""]) -> Float[Array, "b n r"]:
+        """What the language model predicts of `AdaptSample`s, or E_a of zeros; no gradients."""
+        mllm, encoder = cast(MLLM, networks["mllm"]), cast(ShotEncoder, networks["encoder"])
+        prompts = lay_out(encoder, batch.game, self.layout)
+        predicted = mllm.represent(prompts.prompt, prompts.history, self.layout)
+        empty = encoder.unconditional().astype(jnp.float32)[None]
+        dropped = jax.random.bernoulli(key, self.recipe.context_dropout, predicted.shape[:1])
+        return jax.lax.stop_gradient(jnp.where(dropped[:, None, None], empty, predicted))
+
+    def loss(
+        self, networks: Networks, batch: Any, key: Key[Array, ""]
+    ) -> tuple[Float[Array, ""], Scalars]:
+        """The decoder's loss on the latents of this turn, with its true motion value."""
+        assert self.config.vae is not None
+        drop, latent, noise, step = jax.random.split(key, 4)
+        context = self.context(networks, batch, drop)
+        latents = vae.sample(batch.moments, key=latent) * self.config.vae.scaling_factor
+        loss = diffusion_loss(
+            cast(DiT, networks["dit"]),
+            latents,
+            context=context,
+            motion=batch.motion_value,
+            noise=jax.random.normal(noise, latents.shape),
+            timestep=spread_timesteps(step, latents.shape[0]),
+        )
+        return loss.mean(), {}
+
+    def sample_flops(self, networks: Networks) -> float:
+        """By matrices and scores: the language model forward, the decoder forward and back."""
+        mllm, dit = cast(MLLM, networks["mllm"]), cast(DiT, networks["dit"])
+        m, d = mllm.config.mistral, dit.config
+        length, tokens = self.layout.length, d.num_context_tokens + d.num_patches
+        forward = 2.0 * kernel_sizes(mllm.mistral.layers) * length
+        forward += 4.0 * length**2 * m.num_attention_heads * m.head_dim * m.num_hidden_layers
+        per_weight = 6.0 if self.recipe.trained == "all" else 4.0
+        back = 12.0 * tokens**2 * d.hidden_size * d.num_layers
+        blocks = dit.layers.blocks
+        modulation = kernel_sizes(getattr(blocks, "modulation"))  # noqa: B009, a row a sample
+        matrices = kernel_sizes(dit.layers) - modulation
+        return forward + back + per_weight * matrices * tokens + 6.0 * modulation
+
+
+STAGE = AdaptStage
+
+
+def spread_timesteps(key: Key[Array, ""], count: int) -> Int[Array, " {count}"]:
+    """Training steps 0..999, one from each of `count` equal parts of them."""
+    total = diffusion.Schedule().num_train_steps
+    place = (jnp.arange(count) + jax.random.uniform(key, (count,))) / count
+    return jnp.minimum(place * total, total - 1).astype(jnp.int32)
+
+
+def diffusion_loss(
+    dit: DiT,
+    latents: Float[Array, "b f h w c"],
+    *,
+    context: Float[Array, "b n d"],
+    motion: Float[Array, " b"],
+    noise: Float[Array, "b f h w c"],
+    timestep: Int[Array, " b"],
+) -> Float[Array, " b"]:
+    """The decoder's loss, one value a sample: mean squared error on v."""
+    noised, target = diffusion.add_noise(diffusion.Schedule(), latents, noise, timestep)
+    v = dit(noised, timestep=timestep.astype(jnp.float32), motion=motion, context=context)
+    return diffusion.v_loss(v, target)

@@ -1,0 +1,241 @@
+"""Checkpoints of a training run: written in the background, the last ones and the best are kept.
+
+One holds the trained weights, their average, the optimizer's state and the step (the frozen
+weights are in the bundle that the run started from), where the data's iterator stands, and what
+the run is: stage, recipe, sizes, protocol, data sets. All that is random follows from the recipe's
+seed and the step. Arrays are restored to where the state at hand has its own, so the mesh and
+the number of devices and hosts may differ from those that wrote.
+"""
+
+import contextlib
+import logging
+import math
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint import checkpoint_managers as managers
+
+from animegamer_jax.bundle_networks import flattened, nested
+from animegamer_jax.errors import UserError
+from animegamer_jax.storage import telling
+from animegamer_jax.train.optimizer import parameter_path
+from animegamer_jax.train.step import TrainState
+
+# Fields of a run that may change from one start to the next.
+FREE = (
+    *("recipe.accumulate", "recipe.remat", "recipe.result_dtype", "recipe.log_every"),
+    *("recipe.save_every", "recipe.keep_last", "recipe.watch_every", "recipe.watch_batches"),
+)
+_SCORE = "score"
+_LATE_SECONDS = 0.3
+
+
+def differing_field(stored: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
+    """The first field in which two configurations differ, with what each says of it, or None.
+
+    `recipe.steps` may differ where the learning rate does not depend on it.
+    """
+    old, new = dict(flattened(stored)), dict(flattened(found))
+    free = set(FREE)
+    if old.get("recipe.optimizer.decay") == "constant":
+        free.add("recipe.steps")
+    for field in (*old, *(name for name in new if name not in old)):
+        if field in free or (field in old and field in new and old[field] == new[field]):
+            continue
+        return f"{field} was {old.get(field, 'absent')!r}, is {new.get(field, 'absent')!r}"
+    return None
+
+
+def _named_leaves(state: TrainState) -> tuple[dict[str, jax.Array], Any]:
+    """What a checkpoint stores of a state by dotted names, and the tree that it comes from."""
+    flat, tree = jax.tree_util.tree_flatten_with_path(state._replace(graphdef=None, frozen=None))
+    return {parameter_path(path): leaf for path, leaf in flat}, tree
+
+
+@contextlib.contextmanager
+def _no_late_answers() -> Iterator[None]:
+    """After one read has failed the others answer to an event loop that is closed: not told."""
+    former = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if "Event loop is closed" not in str(unraisable.exc_value):
+            former(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    except BaseException:
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # the run ends here
+        time.sleep(_LATE_SECONDS)
+        raise
+    finally:
+        sys.unraisablehook = former
+
+
+class Checkpoints:
+    """The checkpoints of one run, in one folder.
+
+    Args:
+        folder: an absolute path; made where it is missing. Half-written ones in it are removed.
+        about: what the run is, as JSON.
+        keep_last: how many stay beside the best.
+        best_mode: whether the best score is the "min" or the "max".
+    """
+
+    def __init__(
+        self, folder: epath.Path, *, about: Mapping[str, Any], keep_last: int, best_mode: str
+    ):
+        self.folder, self.about = folder, dict(about)
+        self._best = min if best_mode == "min" else max
+        worst = math.inf if best_mode == "min" else -math.inf
+        best = managers.BestN(
+            get_metric_fn=lambda metrics: metrics.get(_SCORE, worst),
+            reverse=best_mode == "min",
+            n=1,
+        )
+        options = ocp.CheckpointManagerOptions(
+            best_fn=best.get_metric_fn,  # without it the scores are not written
+            best_mode=best_mode,
+            preservation_policy=managers.AnyPreservationPolicy([managers.LatestN(keep_last), best]),
+            cleanup_tmp_directories=True,
+            enable_async_checkpointing=True,
+        )
+        with self._telling("cannot be used"):
+            self._manager = ocp.CheckpointManager(
+                folder,
+                options=options,
+                item_handlers={
+                    "state": ocp.PyTreeCheckpointHandler(),
+                    "data": ocp.JsonCheckpointHandler(),
+                    "about": ocp.JsonCheckpointHandler(),
+                },
+            )
+
+    def _telling(self, what: str) -> contextlib.AbstractContextManager[None]:
+        mend = "make room there, then start the same command again: it goes on"
+        return telling(self.folder, what, mend=mend)
+
+    def steps(self) -> list[int]:
+        """The steps of all whole checkpoints, rising."""
+        return sorted(self._manager.all_steps())
+
+    def best_step(self) -> int | None:
+        """The step of the best checkpoint that has a score; None: none has."""
+        found = {step: self._manager.metrics(step) for step in self.steps()}
+        scores = {step: metrics[_SCORE] for step, metrics in found.items() if metrics}
+        return self._best(scores, key=scores.__getitem__) if scores else None
+
+    def check(self, step: int | None = None) -> int:
+        """The step of a checkpoint, by default the last, that this run can go on from.
+
+        Raises:
+            UserError: there is none, it is damaged, or it was written by another configuration.
+        """
+        steps = self.steps()
+        step = steps[-1] if step is None and steps else step
+        if step not in steps:
+            there = ", ".join(map(str, steps)) or "none"
+            raise UserError(f"{self.folder}: no checkpoint of step {step}: it has {there}")
+        with self._reading(step):
+            about = self._manager.restore(
+                step, args=ocp.args.Composite(about=ocp.args.JsonRestore())
+            )["about"]
+        if (field := differing_field(about, self.about)) is not None:
+            raise UserError(
+                f"{self.folder}: the checkpoint of step {step} is of another configuration: "
+                f"{field}: start with the former value, or choose another --out"
+            )
+        return step
+
+    def restore(self, state: TrainState, *, step: int | None = None) -> tuple[TrainState, Any]:
+        """The state of a checkpoint, by default the last, and where the data stands.
+
+        It is checked first, see `check`.
+
+        Args:
+            state: of the same run, new; its arrays are given back as soon as they are replaced.
+            step: which one.
+
+        Raises:
+            UserError: as `check`, or the arrays are damaged.
+        """
+        step = self.check(step)
+        leaves, tree = _named_leaves(state)
+        wanted = {
+            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+            for name, x in leaves.items()
+        }
+        arguments = {
+            name: ocp.ArrayRestoreArgs(
+                restore_type=jax.Array, sharding=x.sharding, global_shape=x.shape, dtype=x.dtype
+            )
+            for name, x in wanted.items()
+        }
+        for leaf in leaves.values():
+            leaf.delete()  # two copies of the optimizer's state need not fit
+        with self._reading(step):
+            found = self._manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.PyTreeRestore(
+                        item=nested(wanted), restore_args=nested(arguments)
+                    ),
+                    data=ocp.args.JsonRestore(),
+                ),
+            )
+        arrays = dict(flattened(found["state"]))
+        restored = jax.tree.unflatten(tree, [arrays[name] for name in leaves])
+        return restored._replace(graphdef=state.graphdef, frozen=state.frozen), found["data"]
+
+    @contextlib.contextmanager
+    def _reading(self, step: int | None) -> Iterator[None]:
+        mend = f"remove {self.folder / str(step)} to start from the one before"
+        try:
+            with _no_late_answers(), telling(self.folder / str(step), "cannot be read", mend=mend):
+                yield
+        except (ValueError, KeyError, AttributeError, TypeError) as error:  # Orbax, damaged files
+            line = next(iter(str(error).splitlines()), type(error).__name__)[:160]
+            raise UserError(f"{self.folder / str(step)}: damaged ({line}): {mend}") from error
+
+    def save(self, state: TrainState, data: Any, *, score: float | None = None) -> None:
+        """Starts to write a checkpoint; the state may be used up as soon as this returns.
+
+        Args:
+            state: what to write.
+            data: where the data's iterator stands, as JSON.
+            score: by which the best is told; None: this one cannot be the best.
+
+        Raises:
+            UserError: storage refused this write or the one before; earlier ones stay valid.
+        """
+        leaves, _ = _named_leaves(state)
+        with self._telling("a checkpoint cannot be written"):
+            self._manager.save(
+                int(state.step),
+                args=ocp.args.Composite(
+                    state=ocp.args.PyTreeSave(nested(leaves)),
+                    data=ocp.args.JsonSave(data),
+                    about=ocp.args.JsonSave(self.about),
+                ),
+                metrics={} if score is None else {_SCORE: score},
+                force=True,
+            )
+
+    def wait(self) -> None:
+        """Until the last checkpoint is on disk.
+
+        Raises:
+            UserError: storage refused it.
+        """
+        with self._telling("a checkpoint cannot be written"):
+            self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits, and ends the writing threads."""
+        with self._telling("a checkpoint cannot be written"):
+            self._manager.close()

@@ -1,0 +1,325 @@
+"""`animegamer train STAGE`: the options of a stage, and the checks before it starts.
+
+The recipe's own fields are options, with the values of the recipe of that stage and size as
+defaults, so what a command line means is known only when `--size` and `--part` have been read.
+"""
+
+import dataclasses
+import importlib
+import inspect
+import math
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from animegamer_jax.configs import SIZES, ModelConfig, disagreements
+from animegamer_jax.errors import UserError
+from animegamer_jax.train.recipe import Recipe
+
+if TYPE_CHECKING:
+    from animegamer_jax.bundle import Bundle
+    from animegamer_jax.protocol import Protocol
+    from animegamer_jax.train.stage import DataSource, Stage
+
+STAGES = ("foundations", "warmup", "decoder", "mllm", "adapt")
+PARTS = ("clip", "t5", "vae", "dit")
+_STARTED = ("checkpoints", "events")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What every stage is told beside its recipe.
+
+    Attributes:
+        data: Data sets to train on, each a folder, or FOLDER=WEIGHT for its share of the samples.
+        out: The folder for checkpoints, events, metrics.jsonl, and at the end model/.
+        model: The bundle to start from: the model/ of the stage before.
+        part: Which of the foundations.
+        size: Of networks that the bundle does not have, and of the recipe.
+        start: Go on from the last checkpoint in the output folder, or begin anew in its place.
+        threads: That read data.
+        fsdp: Devices that share every weight; the rest of the devices share the batch alone.
+        tensor: Devices that share every head and layer.
+        context: Devices that share every sequence.
+        peak_tflops: Of one chip in bfloat16, for the MFU, where its kind is unknown.
+    """
+
+    data: tuple[str, ...]
+    out: Path
+    model: str | None = None
+    part: Literal["clip", "t5", "vae", "dit"] | None = None
+    size: Literal["toy", "full"] = "toy"
+    start: Literal["resume", "anew"] = "resume"
+    threads: int = 2
+    fsdp: int = 1
+    tensor: int = 1
+    context: int = 1
+    peak_tflops: float | None = None
+
+
+class StageCommand:
+    """The command of one stage: `for_words(words)` is the function that takes its options."""
+
+    def __init__(self, stage: str):
+        self.stage = stage
+
+    def for_words(self, words: list[str]) -> Callable[..., int]:
+        """The function with the defaults of the size and part that the command line names.
+
+        Raises:
+            UserError: the stage has no such part, or no recipe of this size.
+        """
+        part = _option(words, "--part")
+        if _asks_help(words) and self.stage == "foundations":
+            part = part or PARTS[0]
+        stage, recipe = find_stage(self.stage, part=part, size=_option(words, "--size") or "toy")
+
+        return make_command(stage, recipe)
+
+
+def make_command(stage: type["Stage[Any]"], recipe: Recipe) -> Callable[..., int]:
+    """The function of a stage whose arguments are the command's options."""
+
+    def train(options: Options, recipe: Recipe = recipe) -> int:
+        return start(stage, options, recipe)
+
+    train.__doc__ = (stage.__doc__ or stage.name).splitlines()[0]
+    flat = tyro.conf.arg(name="")  # no prefix: --out, --steps, --optimizer.learning-rate
+    for function in (train, inspect.unwrap(train)):  # tests wrap it to check types
+        function.__annotations__ = {
+            "options": Annotated[Options, flat],
+            "recipe": Annotated[type(recipe), flat],
+            "return": int,
+        }
+    return train
+
+
+def _option(words: list[str], name: str) -> str | None:
+    """The value of an option in a command line, the last one if it is there several times."""
+    found = None
+    for i, word in enumerate(words):
+        if word == name and i + 1 < len(words):
+            found = words[i + 1]
+        elif word.startswith(f"{name}="):
+            found = word.partition("=")[2]
+    return found
+
+
+def _asks_help(words: list[str]) -> bool:
+    return any(word in ("-h", "--help") for word in words)
+
+
+def find_stage(
+    name: str, *, part: str | None = None, size: str = "toy"
+) -> tuple[type["Stage[Any]"], Recipe]:
+    """The class of a stage and its recipe of a size.
+
+    Raises:
+        UserError: there is no such stage, part or recipe.
+    """
+    if name not in STAGES:
+        raise UserError(f"unknown stage {name!r}: expected one of {', '.join(STAGES)}")
+    if (name == "foundations") != (part is not None):
+        told = f"stage {name}: expected --part, one of {', '.join(PARTS)}, found none"
+        if part is not None:
+            told = f"stage {name}: --part {part}: only foundations has parts: leave it out"
+        raise UserError(told)
+    module = importlib.import_module(f"animegamer_jax.train.{name}")
+    if part is None:
+        stage, recipes = module.STAGE, module.RECIPES
+    elif part in module.PARTS:
+        stage, recipes = module.PARTS[part], module.RECIPES[part]
+    else:
+        raise UserError(f"--part {part}: expected one of {', '.join(PARTS)}")
+    if size not in SIZES:
+        raise UserError(f"--size {size}: expected one of {', '.join(SIZES)}")
+    if size not in recipes:
+        raise UserError(
+            f"--size {size}: {stage.name} has recipes for {', '.join(recipes)} only: convert the "
+            "released networks instead (`animegamer initialise`)"
+        )
+    return stage, recipes[size]
+
+
+def sources(words: tuple[str, ...]) -> tuple["DataSource", ...]:
+    """Data sets from the command line's DIR or DIR=WEIGHT.
+
+    Raises:
+        UserError: there is none, or a weight is no positive number.
+    """
+    from animegamer_jax.train.stage import DataSource
+
+    if not words:
+        raise UserError("--data: expected one data set or more, found none")
+    found = []
+    for word in words:
+        path, equals, weight = word.rpartition("=")
+        if not equals or Path(word).exists():
+            found.append(DataSource(word))
+            continue
+        try:
+            share = float(weight)
+        except ValueError:
+            share = math.nan
+        if not (math.isfinite(share) and share > 0):
+            raise UserError(f"--data {word}: expected DIR=WEIGHT with a number above 0")
+        found.append(DataSource(path, share))
+    return tuple(found)
+
+
+def check_recipe(recipe: Recipe, *, batch_shards: int) -> None:
+    """Makes sure that the numbers of a recipe fit each other and the mesh.
+
+    Raises:
+        UserError: one is below its least value, or the batch does not divide.
+    """
+    at_least_one = ("steps", "batch_size", "accumulate", "log_every", "save_every", "watch_every")
+    for field in (*at_least_one, "keep_last", "watch_batches"):
+        if getattr(recipe, field) < 1:
+            option = field.replace("_", "-")
+            raise UserError(f"--{option} {getattr(recipe, field)}: expected 1 or more")
+    if recipe.ema_decay is not None and not 0 <= recipe.ema_decay < 1:
+        raise UserError(f"--ema-decay {recipe.ema_decay}: expected None or 0 up to below 1")
+    unit = recipe.accumulate * batch_shards
+    if recipe.batch_size % unit:
+        raise UserError(
+            f"--batch-size {recipe.batch_size}: expected a multiple of {unit} "
+            f"(--accumulate {recipe.accumulate} x {batch_shards} devices that share the batch)"
+        )
+
+
+def check_needs(stage: type["Stage[Any]"], bundle: "Bundle | None", *, model: str | None) -> None:
+    """Makes sure that the stages before this one have been trained.
+
+    Raises:
+        UserError: a network is missing; it names the stage that makes it.
+    """
+    for name, maker in stage.needs.items():
+        if bundle is None or not bundle.has(name):
+            where = "no --model was given" if model is None else f"{model} has no such network"
+            raise UserError(
+                f"stage {stage.name} needs the network {name}, which stage {maker} makes, but "
+                f"{where}: train {maker} first, and give its result with --model"
+            )
+
+
+def _with_vocabulary(config: ModelConfig, size: int) -> ModelConfig:
+    """The configuration with all vocabularies of one size."""
+    changes: dict[str, Any] = {}
+    for name in ("clip", "t5"):
+        network = getattr(config, name)
+        if network is not None:
+            changes[name] = dataclasses.replace(network, vocab_size=size)
+    if config.mllm is not None:
+        mistral = dataclasses.replace(config.mllm.mistral, vocab_size=size)
+        changes["mllm"] = dataclasses.replace(config.mllm, mistral=mistral)
+    return dataclasses.replace(config, **changes)
+
+
+def complete_config(bundle: "Bundle | None", *, size: str, vocab_size: int | None) -> ModelConfig:
+    """The bundle's networks, and those of `size` where it has none.
+
+    Raises:
+        UserError: they do not fit together.
+    """
+    config = SIZES[size]()
+    if vocab_size is not None:
+        config = _with_vocabulary(config, vocab_size)
+    if bundle is None:
+        return config
+    own = {
+        field.name: getattr(bundle.config, field.name)
+        for field in dataclasses.fields(ModelConfig)
+        if getattr(bundle.config, field.name) is not None
+    }
+    config = dataclasses.replace(config, **own)
+    for what, said in disagreements(config).items():
+        raise UserError(f"{bundle.path}: --size {size} does not fit this bundle: {what}: {said}")
+    return config
+
+
+def _tokenizer_and_protocol(
+    bundle: "Bundle | None", *, out: Path, size: str
+) -> tuple[Path, "Protocol"]:
+    """The bundle's, or for the first stage of a toy the toy world's, written to `out`."""
+    if bundle is not None:
+        return bundle.tokenizer_dir, bundle.protocol
+    if size != "toy":
+        raise UserError(
+            f"--size {size}: expected --model with the pre-trained networks: `animegamer "
+            "initialise` makes such a bundle"
+        )
+    from animegamer_jax.data.toywords import words
+    from animegamer_jax.data.toyworld import PROTOCOL
+    from animegamer_jax.tokenizer import write_word_tokenizer
+
+    write_word_tokenizer(out / "tokenizer", words())
+    return out / "tokenizer", PROTOCOL
+
+
+def _mesh_shape(options: Options, *, devices: int) -> Mapping[str, int]:
+    inner = {"fsdp": options.fsdp, "context": options.context, "tensor": options.tensor}
+    product = math.prod(inner.values())
+    if product < 1 or devices % product:
+        told = " x ".join(f"--{name} {size}" for name, size in inner.items())
+        raise UserError(f"{told}: expected a divisor of the {devices} devices")
+    return {"data": devices // product, **inner}
+
+
+def _clear(out: Path) -> None:
+    """Removes what an earlier run left, but for its result."""
+    for name in _STARTED:
+        shutil.rmtree(out / name, ignore_errors=True)
+    (out / "metrics.jsonl").unlink(missing_ok=True)
+
+
+def start(stage_class: type["Stage[Any]"], options: Options, recipe: Recipe) -> int:
+    """Checks everything that can be checked at once, and trains.
+
+    Raises:
+        UserError: something does not fit.
+    """
+    from animegamer_jax.play import keep_compiled_programs
+
+    keep_compiled_programs()
+    import jax
+
+    from animegamer_jax.bundle import Bundle
+    from animegamer_jax.sharding import make_mesh
+    from animegamer_jax.tokenizer import Tokenizer
+    from animegamer_jax.train.loop import Run, train
+
+    data = sources(options.data)
+    shape = _mesh_shape(options, devices=jax.device_count())
+    check_recipe(recipe, batch_shards=shape["data"] * shape["fsdp"])
+    bundle = None if options.model is None else Bundle.open(options.model)
+    check_needs(stage_class, bundle, model=options.model)
+    out = Path(os.path.abspath(options.out.expanduser()))
+    tokenizer_dir, protocol = _tokenizer_and_protocol(bundle, out=out, size=options.size)
+    num_queries = 1  # of frame tokens the stage asks itself
+    vocab_size = len(Tokenizer.load(tokenizer_dir, num_queries=num_queries))
+    config = complete_config(bundle, size=options.size, vocab_size=vocab_size)
+    if options.start == "anew":
+        _clear(out)
+    stage = stage_class(recipe, config, protocol, tokenizer_dir=tokenizer_dir)
+    run = Run(
+        stage=stage,
+        bundle=bundle,
+        sources=data,
+        out=out,
+        mesh=make_mesh(shape),
+        threads=options.threads,
+        peak=options.peak_tflops,
+    )
+    return train(run)
+
+
+foundations = StageCommand("foundations")
+warmup = StageCommand("warmup")
+decoder = StageCommand("decoder")
+mllm = StageCommand("mllm")
+adapt = StageCommand("adapt")

@@ -1,0 +1,318 @@
+"""The joint stage: shot encoder and decoder learn to make a shot's clip (PAPER section 3.2).
+
+The decoder D_a answers v of the noised latents (`diffusion.py`) from E_a's representation and the
+motion value; the loss is the released one, a plain mean squared error on v. The warm-up before it
+(`train/warmup.py`) is this stage with fewer trained weights.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, cast
+
+import grain
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key, UInt8
+
+from animegamer_jax import diffusion
+from animegamer_jax.bundle import Bundle, NetworkName
+from animegamer_jax.configs import ModelConfig
+from animegamer_jax.data.sets import open_features
+from animegamer_jax.data.turns import TurnSample, turn_samples
+from animegamer_jax.errors import UserError
+from animegamer_jax.models import vae
+from animegamer_jax.models.dit import DiT
+from animegamer_jax.models.encoder import ShotEncoder
+from animegamer_jax.protocol import Protocol
+from animegamer_jax.sharding import constrain
+from animegamer_jax.tokenizer import Tokenizer
+from animegamer_jax.train.networks import load_tokenizer, matrix_size, mixed_samples
+from animegamer_jax.train.recipe import OptimizerConfig, Recipe
+from animegamer_jax.train.stage import DataSource, Networks, Scalars, Stage, Watched
+
+# The optimizer of the code base that the released decoder grew from.
+_PUBLISHED = OptimizerConfig(learning_rate=2e-4, clip_norm=0.1)
+_MAKERS: Mapping[NetworkName, str] = {
+    "vae": "foundations --part vae",
+    "dit": "foundations --part dit",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderRecipe(Recipe):
+    """What the decoder's stages need to know beside.
+
+    Attributes:
+        both_dropout: share of samples that see neither text nor image, as in guidance's
+            unconditional row.
+        text_dropout, image_dropout: of the others, each by itself, features set to zero.
+        motion: the value that the decoder is told: the measured one, or always 0 (an ablation; the
+            result then also plays with 0).
+        watch_clips: held-out clips that are sampled at a look.
+        watch_sampling_steps: denoising steps of those.
+    """
+
+    both_dropout: float = 0.05
+    text_dropout: float = 0.10
+    image_dropout: float = 0.05
+    motion: Literal["measured", "none"] = "measured"
+    watch_clips: int = 4
+    watch_sampling_steps: int = 10
+
+
+RECIPES = {
+    "toy": DecoderRecipe(
+        steps=4000,
+        batch_size=32,
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100, decay="cosine"),
+        ema_decay=0.999,
+        trained="all",
+    ),
+    "full": DecoderRecipe(  # PAPER section 4.1
+        steps=80_000,
+        batch_size=16,
+        optimizer=_PUBLISHED,
+        ema_decay=0.9999,
+        dtype="bfloat16",
+        remat="full",
+        save_every=1000,
+        watch_every=2000,
+    ),
+}
+
+
+def spread_timesteps(key: Key[Array, ""], count: int) -> Int[Array, " {count}"]:
+    """Training steps 0..999, one drawn from each of `count` equal parts of them, in order.
+
+    The release spreads its ranks over the parts; here every sample of the batch has its own.
+    """
+    total = diffusion.Schedule().num_train_steps
+    place = (jnp.arange(count) + jax.random.uniform(key, (count,))) / count
+    return jnp.minimum(place * total, total - 1).astype(jnp.int32)
+
+
+def diffusion_loss(
+    dit: DiT,
+    latents: Float[Array, "b f h w c"],
+    *,
+    context: Float[Array, "b n d"],
+    motion: Float[Array, " b"],
+    noise: Float[Array, "b f h w c"],
+    timestep: Int[Array, " b"],
+) -> Float[Array, " b"]:
+    """The decoder's loss, one value a sample: mean squared error on v.
+
+    Args:
+        dit: the decoder.
+        latents: scaled by the VAE's factor.
+        context: shot representations.
+        motion: motion values, pixels a frame at 480 x 720.
+        noise: Gaussian.
+        timestep: training step, 0..999.
+    """
+    noised, target = diffusion.add_noise(diffusion.Schedule(), latents, noise, timestep)
+    v = dit(noised, timestep=timestep.astype(jnp.float32), motion=motion, context=context)
+    return diffusion.v_loss(v, target)
+
+
+def drawn_loss(
+    dit: DiT,
+    moments: Float[Array, "b f h w m"],
+    key: Key[Array, ""],
+    *,
+    scaling_factor: float,
+    context: Float[Array, "b n d"],
+    motion: Float[Array, " b"],
+) -> Float[Array, " b"]:
+    """`diffusion_loss` of latents, noise and training steps that are drawn with `key`.
+
+    `moments` and `scaling_factor` are the VAE's.
+    """
+    latent, noise, step = jax.random.split(key, 3)
+    latents = vae.sample(moments, key=latent) * scaling_factor
+    return diffusion_loss(
+        dit,
+        latents,
+        context=context,
+        motion=motion,
+        noise=jax.random.normal(noise, latents.shape),
+        timestep=spread_timesteps(step, latents.shape[0]),
+    )
+
+
+def drop_conditions(
+    text: Float[Array, "b n d"],
+    image: Float[Array, "b k e"],
+    key: Key[Array, ""],
+    *,
+    recipe: DecoderRecipe,
+) -> tuple[Float[Array, "b n d"], Float[Array, "b k e"]]:
+    """Features, those of some samples set to zero, by the recipe's three rates."""
+    b = text.shape[0]
+    both, no_text, no_image = (
+        jax.random.bernoulli(k, rate, (b, 1, 1))
+        for k, rate in zip(
+            jax.random.split(key, 3),
+            (recipe.both_dropout, recipe.text_dropout, recipe.image_dropout),
+            strict=True,
+        )
+    )
+    return jnp.where(both | no_text, 0.0, text), jnp.where(both | no_image, 0.0, image)
+
+
+def zero_motion_layer(dit: DiT) -> None:
+    """Makes the motion value mean nothing yet: the last motion layer becomes zero."""
+    for weight in (dit.motion_embed.output.kernel, dit.motion_embed.output.bias):
+        assert weight is not None
+        weight.set_value(jnp.zeros_like(weight[...]))
+
+
+def scaling_factor(config: ModelConfig) -> float:
+    """What the VAE's latents are multiplied with for the decoder."""
+    assert config.vae is not None, "the command has checked what the stage needs"
+    return config.vae.scaling_factor
+
+
+def transformer_flops(dit: DiT, *, trained: Literal["recipe", "all"]) -> float:
+    """Of a sample's step, by arithmetic: 4 a matrix weight and row, 6 where it is trained.
+
+    And the attention's two products, forward and back. The modulation's rows are samples.
+    """
+    c = dit.config
+    tokens = c.num_context_tokens + c.num_patches
+    modulation = matrix_size(cast(Any, dit.layers.blocks).modulation)
+    matrices = (matrix_size(dit.layers) - modulation) * tokens
+    ends = (matrix_size(dit.patch_in) + matrix_size(dit.patch_out)) * c.num_patches
+    scores = 12.0 * tokens**2 * c.hidden_size * c.num_layers
+    return (6.0 if trained == "all" else 4.0) * (matrices + ends) + scores + 6.0 * modulation
+
+
+class DecoderStage(Stage[DecoderRecipe]):
+    """Trains the shot encoder and the decoder together."""
+
+    name: ClassVar[str] = "decoder"
+    needs: ClassVar[Mapping[NetworkName, str]] = {**_MAKERS, "encoder": "warmup"}
+    changes: ClassVar[tuple[NetworkName, ...]] = ("encoder", "dit")
+    unit: ClassVar[str] = "clips"
+
+    def __init__(self, recipe: DecoderRecipe, config: ModelConfig, protocol: Protocol, **rest: Any):
+        if recipe.motion == "none":
+            still = (0.0,) * len(protocol.motion_values)
+            protocol = dataclasses.replace(protocol, motion_values=still)
+        super().__init__(recipe, config, protocol, **rest)
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self)
+
+    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> Networks:
+        """Encoder, decoder, and to look at clips the VAE.
+
+        Raises:
+            UserError: the recipe trains low-rank updates and the decoder has none.
+        """
+        assert bundle is not None, "the command has checked what the stage needs"
+        recipe, dit = self.recipe, self.config.dit
+        if recipe.trained == "recipe" and (dit is None or dit.lora is None):
+            raise UserError(
+                f"stage {self.name}: --trained recipe trains the decoder's low-rank updates, but "
+                "it has none: give --trained all"
+            )
+        return {
+            "encoder": bundle.load("encoder", mesh=mesh, dtype=recipe.dtype),
+            "dit": bundle.load("dit", mesh=mesh, dtype=recipe.dtype, remat=recipe.remat),
+            "vae": bundle.load("vae", mesh=mesh, dtype=recipe.dtype),
+        }
+
+    def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
+        if network == "encoder":
+            return path[0] != "output_norm"  # takes no part
+        if network != "dit" or path[0] == "positions":
+            return False
+        return (
+            self.recipe.trained == "all"
+            or isinstance(variable, nnx.LoRAParam)
+            or "modulation" in path
+            or path[0] == "motion_embed"
+        )
+
+    def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
+        def make(path: str) -> grain.MapDataset:
+            return turn_samples(
+                open_features(path),
+                split=split,
+                tokenizer=self.tokenizer,
+                caption_length=1,  # captions are not read here
+                config=self.config,
+            )
+
+        return mixed_samples(sources, make)
+
+    def motion(self, batch: TurnSample) -> Float[Array, " b"]:
+        """What the decoder is told of the motion."""
+        measured = jnp.asarray(batch.motion_value)
+        return measured if self.recipe.motion == "measured" else jnp.zeros_like(measured)
+
+    def loss(
+        self, networks: Networks, batch: Any, key: Key[Array, ""]
+    ) -> tuple[Float[Array, ""], Scalars]:
+        """Mean squared error on v."""
+        drop, draw = jax.random.split(key)
+        text, image = drop_conditions(batch.text, batch.image, drop, recipe=self.recipe)
+        losses = drawn_loss(
+            cast(DiT, networks["dit"]),
+            batch.moments,
+            draw,
+            scaling_factor=scaling_factor(self.config),
+            context=cast(ShotEncoder, networks["encoder"])(text, image),
+            motion=self.motion(batch),
+        )
+        return losses.mean(), {}
+
+    def sample_flops(self, networks: Networks) -> float:
+        """By the matrices, see `transformer_flops`; the encoder's rows are its tokens."""
+        encoder, dit = cast(ShotEncoder, networks["encoder"]), cast(DiT, networks["dit"])
+        text = matrix_size(encoder.text) * encoder.config.num_text_tokens
+        image = matrix_size(encoder.image) * encoder.config.num_image_tokens
+        return 6.0 * (text + image) + transformer_flops(dit, trained=self.recipe.trained)
+
+    @functools.cached_property
+    def _make_clips(self) -> Callable[..., UInt8[Array, "b f h w 3"]]:
+        recipe, factor = self.recipe, scaling_factor(self.config)
+        table = diffusion.make_sampler_table(diffusion.Schedule(), recipe.watch_sampling_steps)
+
+        def make_clips(networks: Networks, batch: TurnSample, key: Key[Array, ""]) -> jax.Array:
+            first = jax.tree.map(lambda x: x[: recipe.watch_clips], batch)
+            encoder, decoder = (
+                cast(ShotEncoder, networks["encoder"]),
+                cast(vae.VAE, networks["vae"]),
+            )
+            dit, motion = cast(DiT, networks["dit"]), jnp.tile(self.motion(first), 2)
+
+            def predict_v(x: jax.Array, timestep: jax.Array, context: jax.Array) -> jax.Array:
+                return dit(x, timestep=timestep, motion=motion, context=context)
+
+            def noise(step: jax.Array) -> jax.Array:
+                return jax.random.normal(jax.random.fold_in(key, step), true.shape)
+
+            true = vae.mode(first.moments)
+            context = encoder(first.text, first.image)
+            guided = diffusion.guide(predict_v, context, encoder.unconditional())
+            start = diffusion.start_sampler(noise(jnp.int32(recipe.watch_sampling_steps)))
+            made = diffusion.sample(guided, start, table, noise=noise).x / factor
+            clips = vae.to_uint8(decoder.decode(jnp.concatenate([true, made])))
+            pairs = jnp.concatenate(jnp.split(clips, 2), axis=3)
+            return constrain(pairs, *(None,) * 5)
+
+        return jax.jit(make_clips)
+
+    def watch(self, networks: Networks, batch: Any, key: Key[Array, ""]) -> Watched:
+        """Sampled clips, each at the right of its true one (both through the VAE)."""
+        if not self.recipe.watch_clips:
+            return Watched({}, {})
+        return Watched({}, {"true_and_sampled": self._make_clips(networks, batch, key)})
+
+
+STAGE = DecoderStage

@@ -1,0 +1,152 @@
+"""Toy foundations: the diffusion transformer from text to video, from nothing.
+
+The paper starts from CogVideoX-2B, which was so trained, and pre-trains it further on WebVid
+(section 4.1). Here T5's features of a whole caption stand where the shot representation will; the
+map between is thrown away afterwards, and the motion layer is silent.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+import grain
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from animegamer_jax.bundle import Bundle, NetworkName
+from animegamer_jax.configs import DiTConfig, NetworkConfig, T5Config
+from animegamer_jax.data.sets import open_features
+from animegamer_jax.data.turns import TurnSample, turn_samples
+from animegamer_jax.models.dit import DiT
+from animegamer_jax.models.layers import Linear
+from animegamer_jax.models.t5 import T5Encoder
+from animegamer_jax.tokenizer import Tokenizer
+from animegamer_jax.train.decoder import (
+    drawn_loss,
+    scaling_factor,
+    transformer_flops,
+    zero_motion_layer,
+)
+from animegamer_jax.train.networks import (
+    load_or_make,
+    load_tokenizer,
+    matrix_size,
+    mixed_samples,
+)
+from animegamer_jax.train.recipe import OptimizerConfig, Recipe
+from animegamer_jax.train.stage import DataSource, Networks, Scalars, Stage
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DiTRecipe(Recipe):
+    """What the transformer's pre-training needs to know beside.
+
+    Attributes:
+        context_dropout: share of samples whose context is zero.
+    """
+
+    context_dropout: float = 0.1
+
+
+RECIPES = {
+    "toy": DiTRecipe(
+        steps=3000,
+        batch_size=32,
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100, decay="cosine"),
+        ema_decay=0.999,
+    )
+}
+
+
+class DiTStage(Stage[DiTRecipe]):
+    """Trains the transformer to make clips of their captions."""
+
+    name: ClassVar[str] = "foundations-dit"
+    needs: ClassVar[Mapping[NetworkName, str]] = {
+        "vae": "foundations --part vae",
+        "t5": "foundations --part t5",
+    }
+    changes: ClassVar[tuple[NetworkName, ...]] = ("dit",)
+    unit: ClassVar[str] = "clips"
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self)
+
+    @property
+    def _dit(self) -> DiTConfig:
+        assert self.config.dit is not None
+        return self.config.dit
+
+    @property
+    def _t5(self) -> T5Config:
+        assert self.config.t5 is not None
+        return self.config.t5
+
+    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> Networks:
+        """The transformer, the bundle's or a new one; T5; and the map of T5's features."""
+        assert bundle is not None, "the command has checked what the stage needs"
+        recipe = self.recipe
+        dit = cast(DiT, load_or_make("dit", self, bundle, mesh=mesh))
+        if not bundle.has("dit"):
+            zero_motion_layer(dit)
+        context = Linear(
+            self._t5.d_model,
+            self._dit.hidden_size,
+            names=("features", "embed"),
+            config=NetworkConfig(dtype=recipe.dtype),
+            rngs=nnx.Rngs(recipe.seed),
+        )
+        t5 = bundle.load("t5", mesh=mesh, dtype=recipe.dtype)
+        return {"dit": dit, "t5": t5, "context": context}
+
+    def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
+        if network == "dit":
+            frozen = path[0] in ("positions", "motion_embed")
+            return not (frozen or isinstance(variable, nnx.LoRAParam))
+        return network == "context"
+
+    def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
+        def make(path: str) -> grain.MapDataset:
+            return turn_samples(
+                open_features(path),
+                split=split,
+                tokenizer=self.tokenizer,
+                caption_length=self._dit.num_context_tokens,
+                config=self.config,
+            )
+
+        return mixed_samples(sources, make)
+
+    def context(
+        self, networks: Networks, batch: TurnSample, key: Key[Array, ""]
+    ) -> Float[Array, "b n d"]:
+        """The captions as the transformer sees them; zero in dropped samples."""
+        t5, to_context = cast(T5Encoder, networks["t5"]), cast(Linear, networks["context"])
+        context = to_context(jax.lax.stop_gradient(t5(jnp.asarray(batch.caption))))
+        dropped = jax.random.bernoulli(key, self.recipe.context_dropout, (context.shape[0], 1, 1))
+        return jnp.where(dropped, 0.0, context).astype(context.dtype)
+
+    def loss(
+        self, networks: Networks, batch: Any, key: Key[Array, ""]
+    ) -> tuple[Float[Array, ""], Scalars]:
+        """Mean squared error on v."""
+        drop, draw = jax.random.split(key)
+        losses = drawn_loss(
+            cast(DiT, networks["dit"]),
+            batch.moments,
+            draw,
+            scaling_factor=scaling_factor(self.config),
+            context=self.context(networks, batch, drop),
+            motion=jnp.zeros_like(batch.motion_value),
+        )
+        return losses.mean(), {}
+
+    def sample_flops(self, networks: Networks) -> float:
+        """As the joint stage's, with T5 forward in the encoder's place."""
+        tokens = self._dit.num_context_tokens
+        t5 = 2.0 * matrix_size(networks["t5"]) + 6.0 * matrix_size(networks["context"])
+        return t5 * tokens + transformer_flops(cast(DiT, networks["dit"]), trained="all")

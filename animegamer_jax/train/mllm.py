@@ -1,0 +1,385 @@
+"""The stage of the language model: the next game state from the turns before (PAPER section 3.3).
+
+Loss: cross-entropy of this turn's four state tokens, plus `alpha` times the mean squared error of
+the predicted shot representation against E_a of the true turn (equation 5). Past turns enter by
+their true representations; E_a is frozen and runs inside the step.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, cast
+
+import grain
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key
+
+from animegamer_jax.bundle import Bundle, NetworkName, make_network
+from animegamer_jax.bundle_config import with_dtypes
+from animegamer_jax.configs import MLLMConfig, NetworkConfig
+from animegamer_jax.data.pipeline import mixture
+from animegamer_jax.data.sets import FeaturesSet, open_features
+from animegamer_jax.data.turns import Starts, Windows, game_samples
+from animegamer_jax.errors import UserError
+from animegamer_jax.models.encoder import ShotEncoder
+from animegamer_jax.models.layers import Dropout
+from animegamer_jax.models.mllm import MLLM, GameBatch, make_batch
+from animegamer_jax.protocol import STATE_NAMES, Layout, Prompt
+from animegamer_jax.sharding import param_shardings
+from animegamer_jax.tokenizer import UNKNOWN, Tokenizer
+from animegamer_jax.train.branches import BranchedLayout, window_ends
+from animegamer_jax.train.recipe import OptimizerConfig, Recipe
+from animegamer_jax.train.stage import DataSource, Networks, Scalars, Stage, Watched
+
+_TRAINED_ALWAYS = ("mistral.embedding", "mistral.head.kernel")  # beside LoRA, norms, resamplers
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MLLMRecipe(Recipe):
+    """What the language model's stage needs to know beside.
+
+    Attributes:
+        alpha: weight of the representation's error.
+        lora_dropout: of the low-rank updates' inputs.
+        history_noise: standard deviation of noise on past turns' representations, whose own is
+            about one: at play these are the model's own predictions.
+        word_dropout: share of an instruction's tokens that become `<unk>`, so that words from
+            outside its vocabulary get an answer.
+        starts: which histories are seen, see `Windows`.
+        targets: "last": the turn that ends a window, which may be any turn of a game; "every":
+            all turns of a window at once (`train/branches.py`), which then ends with its game.
+    """
+
+    alpha: float = 1.0
+    lora_dropout: float = 0.05
+    history_noise: float = 0.0
+    word_dropout: float = 0.0
+    starts: Starts = "game"
+    targets: Literal["last", "every"] = "last"
+
+
+RECIPES = {
+    "toy": MLLMRecipe(
+        steps=3000,
+        batch_size=16,
+        optimizer=OptimizerConfig(
+            learning_rate=1e-3, warmup_steps=100, decay="cosine", b2=0.98, weight_decay=0.05
+        ),
+        ema_decay=0.999,
+        lora_dropout=0.0,
+        history_noise=0.1,
+        word_dropout=0.02,
+        trained="all",
+        targets="every",
+    ),
+    # PAPER section 4.1; optimizer, warm-up and 16 sequences a process from the code base that it
+    # grew from. The number of processes is not published: eight.
+    "full": MLLMRecipe(
+        steps=15_000,
+        batch_size=128,
+        optimizer=OptimizerConfig(
+            learning_rate=5e-5,
+            warmup_steps=500,
+            decay="cosine",
+            b2=0.98,
+            eps=1e-6,
+            weight_decay=0.05,
+        ),
+        dtype="bfloat16",
+        remat="full",
+        starts="anywhere",
+    ),
+}
+
+
+class GamePrompts(NamedTuple):
+    """Samples as the language model reads them, and the representations of all their turns."""
+
+    prompt: Prompt
+    representations: Float[Array, "b w n r"]
+
+    @property
+    def history(self) -> Float[Array, "b k r"]:
+        """Of the turns before this one, side by side."""
+        b, w, n, r = self.representations.shape
+        return self.representations[:, :-1].reshape(b, (w - 1) * n, r)
+
+
+def lay_out(encoder: ShotEncoder, game: Any, layout: Layout) -> GamePrompts:
+    """The prompts of a batch of `GameSample`s; E_a of every turn, float32, without gradients."""
+    b, w, n, _ = game.text.shape
+    text = game.text.reshape(b * w, n, -1)
+    image = game.image.reshape(b * w, game.image.shape[2], -1)
+    encoded = jax.lax.stop_gradient(encoder(text, image)).astype(jnp.float32)
+    prompt = layout.assemble(
+        game.captions, game.caption_lengths, game.states[:, :-1], game.num_history
+    )
+    return GamePrompts(prompt, encoded.reshape(b, w, *encoded.shape[1:]))
+
+
+def forget_words(
+    captions: Int[Array, "b w c"], key: Key[Array, ""], *, rate: float, unknown: int
+) -> Int[Array, "b w c"]:
+    """A share `rate` of the tokens becomes `unknown`."""
+    return jnp.where(jax.random.bernoulli(key, rate, captions.shape), unknown, captions)
+
+
+def new_network(name: NetworkName, config: NetworkConfig, *, seed: int, mesh: Any) -> nnx.Module:
+    """A network of new weights, each born where the mesh wants it."""
+
+    def make() -> nnx.Module:
+        return make_network(name, config, rngs=nnx.Rngs(seed))
+
+    graphdef, params = nnx.split(nnx.eval_shape(make))
+    shardings = param_shardings(params, mesh)
+    return nnx.merge(graphdef, jax.jit(lambda: nnx.state(make()), out_shardings=shardings)())
+
+
+def feature_samples(
+    sources: Sequence[DataSource], make: Callable[[FeaturesSet], grain.MapDataset]
+) -> grain.MapDataset:
+    """The samples that `make` reads from each features set, mixed by weight.
+
+    Raises:
+        UserError: a data set is missing, empty or of another layout.
+    """
+    sets = [make(open_features(source.path)) for source in sources]
+    return mixture(sets, weights=[source.weight for source in sources])
+
+
+def weight_flops(networks: Mapping[str, int], *, trained: bool) -> float:
+    """Multiplications and additions of a pass forward and back, from weights x rows.
+
+    Two a weight and row forward, two for the gradient of the input, two for that of the weight.
+    """
+    return (6.0 if trained else 4.0) * sum(networks.values())
+
+
+def kernel_sizes(module: nnx.Module) -> int:
+    """Number of weights in the matrices of a (possibly abstract) module."""
+    flat = nnx.to_flat_state(nnx.state(module, nnx.Param))
+    names = ("kernel", "lora_a", "lora_b")
+    return sum(variable.size for path, variable in flat if str(path[-1]) in names)
+
+
+class MLLMStage(Stage[MLLMRecipe]):
+    """Trains the language model to predict the next game state."""
+
+    name: ClassVar[str] = "mllm"
+    needs: ClassVar[Mapping[NetworkName, str]] = {"encoder": "decoder"}
+    changes: ClassVar[tuple[NetworkName, ...]] = ("mllm",)
+    unit: ClassVar[str] = "sequences"
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self)
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        return make_layout(self, self.tokenizer)
+
+    @functools.cached_property
+    def branched(self) -> BranchedLayout:
+        return BranchedLayout(self.layout)
+
+    @functools.cached_property
+    def _unknown(self) -> int:
+        """Only asked where words are dropped: not every tokenizer has it."""
+        return self.tokenizer.id_of(UNKNOWN)
+
+    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> Networks:
+        """The language model, new if the bundle has none, and E_a.
+
+        Raises:
+            UserError: the recipe trains low-rank updates and there are none, or the protocol is
+                not one to train by.
+        """
+        assert bundle is not None, "the command has checked what the stage needs"
+        recipe = self.recipe
+        check_protocol(self)
+        config = with_dtypes(_mllm_config(self), dtype=recipe.dtype, remat=recipe.remat)
+        there = bundle.has("mllm")
+        if recipe.trained == "recipe" and (not there or _mllm_config(self).mistral.lora is None):
+            what = "it has no low-rank updates" if there else "it is new here"
+            raise UserError(
+                f"stage mllm: --trained recipe trains the low-rank updates of a pre-trained "
+                f"language model, but {what}: give --trained all, or a bundle made by "
+                "`animegamer initialise --mistral DIR`"
+            )
+        if there:
+            mllm = bundle.load("mllm", mesh=mesh, dtype=recipe.dtype, remat=recipe.remat)
+        else:
+            mllm = new_network("mllm", config, seed=recipe.seed, mesh=mesh)
+        encoder = bundle.load("encoder", mesh=mesh, dtype=recipe.dtype)
+        return {"mllm": mllm, "encoder": encoder}
+
+    def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
+        if network != "mllm" or self.recipe.trained == "all":
+            return network == "mllm"
+        return (
+            isinstance(variable, nnx.LoRAParam)
+            or ".".join(path) in _TRAINED_ALWAYS
+            or path[-2].endswith("norm")
+            or path[0].endswith("resampler")
+        )
+
+    def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
+        windows = make_windows(self, self.tokenizer, starts=self.recipe.starts)
+
+        def make(features: FeaturesSet) -> grain.MapDataset:
+            samples = game_samples(features, split=split, windows=windows, config=self.config)
+            if self.recipe.targets == "last" or split != "train":
+                return samples
+            turns = features.turns(split)
+            ends = window_ends(turns, self.protocol.window)
+            return grain.MapDataset.source(ends).random_map(
+                lambda number, rng: windows.sample(windows.read(turns, number, rng)),
+                seed=windows.seed,
+            )
+
+        return feature_samples(sources, make)
+
+    def make_batch(self, encoder: ShotEncoder, game: Any, key: Key[Array, ""]) -> GameBatch:
+        """`GameSample`s as sequences to train on, with the recipe's disturbances."""
+        recipe = self.recipe
+        words, noise = jax.random.split(key)
+        if recipe.word_dropout:
+            captions = forget_words(
+                game.captions, words, rate=recipe.word_dropout, unknown=self._unknown
+            )
+            game = game._replace(captions=captions)
+        prompts = lay_out(encoder, game, self.layout)
+        history = prompts.history
+        if recipe.history_noise:
+            history += recipe.history_noise * jax.random.normal(noise, history.shape)
+        states, targets = game.states[:, -1], prompts.representations
+        if recipe.targets == "every":
+            return self.branched.batch(prompts.prompt, states, history=history, targets=targets)
+        return make_batch(
+            self.layout, prompts.prompt, states, history=history, target=targets[:, -1]
+        )
+
+    def loss(
+        self, networks: Networks, batch: Any, key: Key[Array, ""]
+    ) -> tuple[Float[Array, ""], Scalars]:
+        """Equation 5, a mean over the samples' targets; `states` and `representation` are parts."""
+        recipe, layout = self.recipe, self.layout
+        mllm, encoder = cast(MLLM, networks["mllm"]), cast(ShotEncoder, networks["encoder"])
+        disturb, drop = jax.random.split(key)
+        sequences = self.make_batch(encoder, batch, disturb)
+        dropout = Dropout(drop, recipe.lora_dropout) if recipe.lora_dropout else None
+        every = recipe.targets == "every"
+        slots = self.branched.answers.ravel() if every else layout.answers
+        entropy, square = mllm.errors(sequences, label_slots=slots, dropout=dropout)
+        b = entropy.shape[0]
+        weights = jnp.ones((b, 1))
+        if every:
+            present = self.branched.present(batch.num_history).astype(jnp.float32)
+            weights = present / present.sum(axis=1, keepdims=True)
+
+        def mean(errors: jax.Array) -> jax.Array:
+            return (weights * errors.reshape(b, weights.shape[1], -1).mean(axis=-1)).sum() / b
+
+        states, representation = mean(entropy), mean(square)
+        parts = {"states": states, "representation": representation}
+        return states + recipe.alpha * representation, parts
+
+    def sample_flops(self, networks: Networks) -> float:
+        """By matrices (6 or 4 operations a weight and token) and scores, causality not counted."""
+        mllm = cast(MLLM, networks["mllm"])
+        c, layout = mllm.config.mistral, self.layout
+        length, targets, queries = layout.length + len(layout.answer), 1, layout.num_queries
+        if self.recipe.targets == "every":
+            length, targets = self.branched.length, layout.window
+        layers = kernel_sizes(mllm.mistral.layers) * length
+        scores = 12.0 * length**2 * c.num_attention_heads * c.head_dim * c.num_hidden_layers
+        rest = {
+            "head": kernel_sizes(mllm.mistral.head) * len(STATE_NAMES) * targets,
+            "input": kernel_sizes(mllm.input_resampler) * queries * (layout.window - 1),
+            "output": kernel_sizes(mllm.output_resampler) * queries * targets,
+        }
+        in_layers = weight_flops({"layers": layers}, trained=self.recipe.trained == "all")
+        return in_layers + weight_flops(rest, trained=True) + scores
+
+    @functools.cached_property
+    def _answer(self) -> Callable[..., Any]:
+        def answer(networks: Networks, game: Any) -> tuple[jax.Array, jax.Array]:
+            mllm, encoder = cast(MLLM, networks["mllm"]), cast(ShotEncoder, networks["encoder"])
+            prompts = lay_out(encoder, game, self.layout)
+            found, states = mllm.predict(prompts.prompt, prompts.history, self.layout)
+            target = prompts.representations[:, -1]
+            error = jnp.square(found - target).mean()
+            right = (states == game.states[:, -1]).mean(axis=0)
+            return 1 - error / jnp.square(target - target.mean()).mean(), right
+
+        return jax.jit(answer)
+
+    def watch(self, networks: Networks, batch: Any, key: Key[Array, ""]) -> Watched:
+        """Accuracies of the states as they are decoded at play, from true histories.
+
+        `accuracy` is over the character's three states (ACC-S); `explained` is the share of the
+        representation's variance that is predicted.
+        """
+        del key
+        explained, right = self._answer(networks, batch)
+        scalars = {"accuracy": float(right[1:].mean()), "explained": float(explained)}
+        each = zip(STATE_NAMES, right, strict=True)
+        return Watched(scalars | {f"accuracy_{name}": float(value) for name, value in each}, {})
+
+
+STAGE = MLLMStage
+
+
+# What the adaptation stage shares
+
+
+def _mllm_config(stage: Stage[Any]) -> MLLMConfig:
+    assert stage.config.mllm is not None
+    return stage.config.mllm
+
+
+def check_protocol(stage: Stage[Any]) -> None:
+    """Whether a model that plays by this protocol can be trained.
+
+    Raises:
+        UserError: its states come from another pass, or its representation from other positions,
+            than the training has.
+    """
+    protocol = stage.protocol
+    if protocol.representation_shift or protocol.states_pass != "same":
+        raise UserError(
+            f"stage {stage.name}: expected a model of protocol paper, found {protocol.name}, whose "
+            "answers are read at other positions than the training's: convert it again with "
+            "--protocol paper"
+        )
+
+
+def load_tokenizer(stage: Stage[Any]) -> Tokenizer:
+    """The model's, checked against its language model."""
+    config = _mllm_config(stage)
+    if stage.tokenizer_dir is None:
+        raise UserError(f"stage {stage.name}: no tokenizer in the bundle: convert with --tokenizer")
+    return Tokenizer.load(
+        stage.tokenizer_dir,
+        vocab_size=config.mistral.vocab_size,
+        num_queries=config.num_queries,
+    )
+
+
+def make_layout(stage: Stage[Any], tokenizer: Tokenizer) -> Layout:
+    """The layout of the protocol's own window."""
+    return Layout(
+        stage.protocol,
+        tokenizer.ids,
+        num_queries=_mllm_config(stage).num_queries,
+        window=stage.protocol.window,
+    )
+
+
+def make_windows(stage: Stage[Any], tokenizer: Tokenizer, *, starts: Starts) -> Windows:
+    """Windows as the stage's recipe draws them."""
+    return Windows(
+        tokenizer=tokenizer, protocol=stage.protocol, starts=starts, seed=stage.recipe.seed
+    )

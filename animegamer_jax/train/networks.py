@@ -1,0 +1,57 @@
+"""What the foundations' stages share: networks from a bundle or new, tokenizer, mixed data sets."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grain
+import jax
+from flax import nnx
+
+from animegamer_jax.bundle import Bundle, NetworkName
+from animegamer_jax.bundle_config import with_dtypes
+from animegamer_jax.data.pipeline import mixture
+from animegamer_jax.errors import UserError
+from animegamer_jax.tokenizer import Tokenizer
+from animegamer_jax.train.mllm import new_network
+from animegamer_jax.train.optimizer import DECAYED
+from animegamer_jax.train.stage import DataSource, Stage
+
+
+def load_or_make(
+    name: NetworkName, stage: Stage[Any], bundle: Bundle | None, *, mesh: jax.sharding.Mesh
+) -> nnx.Module:
+    """A network to train: the bundle's, or a new one of the recipe's seed."""
+    recipe = stage.recipe
+    if bundle is not None and bundle.has(name):
+        return bundle.load(name, mesh=mesh, dtype=recipe.dtype, remat=recipe.remat)
+    config = with_dtypes(getattr(stage.config, name), dtype=recipe.dtype, remat=recipe.remat)
+    return new_network(name, config, seed=recipe.seed, mesh=mesh)
+
+
+def load_tokenizer(stage: Stage[Any]) -> Tokenizer:
+    """The model's tokenizer; no frame token is needed of it.
+
+    Raises:
+        UserError: there is none.
+    """
+    if stage.tokenizer_dir is None:
+        raise UserError(f"stage {stage.name}: no tokenizer in the bundle: convert with --tokenizer")
+    return Tokenizer.load(stage.tokenizer_dir, num_queries=1)
+
+
+def mixed_samples(
+    sources: Sequence[DataSource], make: Callable[[str], grain.MapDataset]
+) -> grain.MapDataset:
+    """The samples that `make` reads from each data set, mixed by weight.
+
+    Raises:
+        UserError: a data set is missing, empty or of another layout.
+    """
+    sets = [make(source.path) for source in sources]
+    return mixture(sets, weights=[source.weight for source in sources])
+
+
+def matrix_size(module: nnx.Module) -> int:
+    """Number of weights in the matrices of a (possibly abstract) module, whose products count."""
+    flat = nnx.to_flat_state(nnx.state(module, nnx.Param))
+    return sum(variable.size for path, variable in flat if str(path[-1]) in DECAYED)

@@ -1,0 +1,97 @@
+"""AdamW as the stages use it: its course of learning rates, what decays, the weights' average.
+
+The optimizers of PAPER section 4.1 and of the code bases that it grew from are AdamW with clipping
+by the global norm; moments and averages are float32, as the trained weights.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+from animegamer_jax.train.recipe import OptimizerConfig
+
+# The last names of the parameters that decay: matrices and convolutions, low-rank ones as well.
+# Not norms, biases, embeddings, positions, temperatures and tables of relative positions.
+DECAYED = ("kernel", "lora_a", "lora_b", "patch_kernel", "projection")
+
+
+def parameter_path(path: tuple[Any, ...]) -> str:
+    """The dotted name of a leaf of a tree of parameters, from its key path in JAX."""
+    names = [getattr(k, "key", getattr(k, "name", getattr(k, "idx", None))) for k in path]
+    if names and names[-1] == "value":  # inside the variable
+        names.pop()
+    return ".".join(map(str, names))
+
+
+def decays(params: Any) -> Any:
+    """Which parameters the weight decay pulls on: a tree of truth values like `params`."""
+
+    def one(path: tuple[Any, ...], leaf: Any) -> bool:
+        del leaf
+        return parameter_path(path).rpartition(".")[2] in DECAYED
+
+    return jax.tree_util.tree_map_with_path(one, params)
+
+
+def make_schedule(config: OptimizerConfig, *, steps: int) -> optax.Schedule:
+    """The learning rate of step 0, 1, ...: a line up, then constant or half a cosine.
+
+    Step `warmup_steps - 1` is the first at the full rate, step `steps - 1` the cosine's lowest.
+    """
+    warmup, top = config.warmup_steps, config.learning_rate
+    rest = max(steps - warmup, 1)
+
+    def rate(step: Any) -> Any:
+        done = jnp.asarray(step, jnp.float32) + 1.0
+        rising = jnp.minimum(done / max(warmup, 1), 1.0) if warmup else jnp.float32(1.0)
+        if config.decay == "constant":
+            return top * rising
+        fraction = jnp.clip((done - warmup) / rest, 0.0, 1.0)
+        low = config.final_fraction
+        return top * rising * (low + (1.0 - low) * 0.5 * (1.0 + jnp.cos(jnp.pi * fraction)))
+
+    return rate
+
+
+class Optimizer(NamedTuple):
+    """An optax transformation beside its learning rate.
+
+    Attributes:
+        init: weights to the optimizer's state.
+        update: gradients, state and weights to what is added to the weights, and the next state.
+        learning_rate: of a step, counted from 0.
+    """
+
+    init: Callable[..., Any]
+    update: Callable[..., Any]
+    learning_rate: optax.Schedule
+
+
+def make_optimizer(config: OptimizerConfig, *, steps: int) -> Optimizer:
+    """AdamW on gradients clipped by their global norm, for a run of so many steps."""
+    rate = make_schedule(config, steps=steps)
+    chain = optax.chain(
+        optax.clip_by_global_norm(config.clip_norm),
+        optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps, mu_dtype=jnp.float32),
+        optax.add_decayed_weights(config.weight_decay, mask=decays),
+        optax.scale_by_learning_rate(rate),
+    )
+    return Optimizer(chain.init, chain.update, rate)
+
+
+def average_decay(decay: float, step: Int[Array, ""]) -> Float[Array, ""]:
+    """The average's decay at a step: small at first, so that the start weighs little.
+
+    `min(decay, (1 + t) / (10 + t))`, as in TensorFlow's ExponentialMovingAverage.
+    """
+    t = step.astype(jnp.float32)
+    return jnp.minimum(decay, (1.0 + t) / (10.0 + t))
+
+
+def update_average(average: Any, params: Any, decay: Float[Array, ""]) -> Any:
+    """One step of the exponential moving average of a tree of parameters."""
+    return jax.tree.map(lambda a, p: a + (1.0 - decay) * (p - a), average, params)

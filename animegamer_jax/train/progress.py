@@ -1,0 +1,205 @@
+"""What is seen of a run: a progress bar or plain lines, TensorBoard events, `metrics.jsonl`.
+
+Model FLOP utilization is arithmetic over time, with the operations that the stage counts for one
+sample's step: `operations x samples / (seconds x chips x peak)`.
+"""
+
+import datetime
+import io
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from PIL import Image
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from animegamer_jax.media import FRAMES_PER_SECOND, write_whole
+from animegamer_jax.storage import telling
+from animegamer_jax.train.stage import Watched
+
+# Peak of one chip's matrix unit in bfloat16, by what JAX calls the kind of device: TFLOP/s.
+PEAK_TFLOPS = {"TPU v5 lite": 197.0, "TPU v5e": 197.0, "TPU v6 lite": 918.0, "TPU v6e": 918.0} | {
+    "TPU v5": 459.0,
+    "TPU v5p": 459.0,
+}
+METRICS_FILE = "metrics.jsonl"
+_PLAIN_SECONDS = 5.0  # between plain lines
+_GIF_COLUMNS = 8
+
+
+def peak_tflops(given: float | None = None) -> float | None:
+    """TFLOP/s of one chip at its best in bfloat16: as given, or from the table; None: unknown."""
+    return given if given is not None else PEAK_TFLOPS.get(jax.devices()[0].device_kind)
+
+
+def utilization(
+    *, sample_flops: float, samples_per_second: float, chips: int, peak: float
+) -> float:
+    """Model FLOP utilization, 0 to 1; `peak` in TFLOP/s a chip."""
+    return sample_flops * samples_per_second / (chips * peak * 1e12)
+
+
+def gif(clips: np.ndarray, *, fps: int = FRAMES_PER_SECOND) -> bytes:
+    """Clips uint8 [n, f, h, w, 3], side by side in rows of eight, as one animated GIF."""
+    count, frames, height, width, _ = clips.shape
+    columns = min(count, _GIF_COLUMNS)
+    rows = math.ceil(count / columns)
+    sheet = np.zeros((frames, rows * height, columns * width, 3), np.uint8)
+    for i, clip in enumerate(clips):
+        y, x = (i // columns) * height, (i % columns) * width
+        sheet[:, y : y + height, x : x + width] = clip
+    pictures = [Image.fromarray(frame) for frame in sheet]
+    buffer = io.BytesIO()
+    pictures[0].save(
+        buffer,
+        format="GIF",
+        save_all=True,
+        append_images=pictures[1:],
+        duration=round(1000 / fps),
+        loop=0,
+    )
+    return buffer.getvalue()
+
+
+def _kept_lines(path: Path, step: int) -> list[str]:
+    """The whole lines of a metrics file up to a step: a killed run may have written more."""
+    kept = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            record = json.loads(line)
+        except ValueError:  # the last one, half-written
+            continue
+        if record.get("step", math.inf) <= step:
+            kept.append(line)
+    return kept
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}"
+
+
+class Recorder:
+    """Where a run's numbers go; outside process 0 it does nothing.
+
+    Args:
+        folder: of the run, local.
+        step: steps done before; later lines of an earlier run are taken out of the files.
+        steps: in all.
+        name: of the stage, for the terminal.
+    """
+
+    def __init__(self, folder: Path, *, step: int, steps: int, name: str):
+        self._active = jax.process_index() == 0
+        if not self._active:
+            return
+        from tensorboardX import SummaryWriter
+
+        self._path = folder / METRICS_FILE
+        with self._telling():
+            folder.mkdir(parents=True, exist_ok=True)
+            lines = _kept_lines(self._path, step)
+            write_whole(self._path, "".join(f"{line}\n" for line in lines).encode())
+            self._file = open(self._path, "a")  # noqa: SIM115 - closed in `close`
+            self._events = SummaryWriter(str(folder / "events"), purge_step=step + 1)
+        self._console = Console(stderr=True, highlight=False)
+        self._name, self._steps, self._start = name, steps, step
+        self._last_line = -math.inf
+        self._bar: Progress | None = None
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[text]}"),
+                console=self._console,
+            )
+            self._task = self._bar.add_task(name, total=steps, completed=step, text="compiling")
+            self._bar.start()
+
+    def _telling(self) -> Any:
+        return telling(self._path, "cannot be written", mend="make room there, then start again")
+
+    def say(self, line: str) -> None:
+        """A line above the bar."""
+        if self._active:
+            self._console.print(line, markup=False, soft_wrap=True)
+
+    def advance(self, step: int) -> None:
+        """Moves the bar."""
+        if self._active and self._bar is not None:
+            self._bar.update(self._task, completed=step)
+
+    def log(
+        self, step: int, scalars: Mapping[str, float], *, steps_per_second: float | None
+    ) -> None:
+        """The numbers of a training step, to file, events and terminal.
+
+        `steps_per_second`: None: not yet known.
+        """
+        if not self._active:
+            return
+        self._write(step, scalars, prefix="train/")
+        loss = f"loss {_short(scalars['loss'])}"
+        left = ""
+        if steps_per_second:
+            seconds = datetime.timedelta(seconds=round((self._steps - step) / steps_per_second))
+            left = f"{_short(steps_per_second)} steps/s, {seconds} left"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, text=f"{loss}  {left}")
+        elif time.monotonic() - self._last_line > _PLAIN_SECONDS or step == self._steps:
+            self._last_line = time.monotonic()
+            self.say(f"{self._name} {step}/{self._steps}  {loss}  {left}")
+
+    def watched(self, step: int, watched: Watched) -> None:
+        """Scores and clips of the held-out data."""
+        if not self._active:
+            return
+        self._write(step, {f"watch/{k}": v for k, v in watched.scalars.items()}, prefix="")
+        with self._telling():
+            for name, clips in watched.clips.items():
+                self._add_clips(f"watch/{name}", np.asarray(clips), step)
+            self._events.flush()
+        told = "  ".join(f"{name} {_short(value)}" for name, value in watched.scalars.items())
+        self.say(f"{self._name} {step}/{self._steps}  held-out: {told}")
+
+    def _write(self, step: int, scalars: Mapping[str, float], *, prefix: str) -> None:
+        # NaN and infinity are no JSON: null.
+        finite = {k: v if math.isfinite(v) else None for k, v in scalars.items()}
+        with self._telling():
+            self._file.write(json.dumps({"step": step, **finite}) + "\n")
+            self._file.flush()
+            for name, value in scalars.items():
+                self._events.add_scalar(prefix + name, value, step)
+
+    def _add_clips(self, tag: str, clips: np.ndarray, step: int) -> None:
+        from tensorboardX.proto import summary_pb2
+
+        Summary = getattr(summary_pb2, "Summary")  # noqa: B009 - protobuf makes it at run time
+        image = Summary.Image(
+            height=clips.shape[2],
+            width=clips.shape[3],
+            colorspace=3,
+            encoded_image_string=gif(clips),
+        )
+        summary = Summary(value=[Summary.Value(tag=tag, image=image)])
+        writer = self._events.file_writer
+        assert writer is not None
+        writer.add_summary(summary, step)
+
+    def close(self) -> None:
+        """Ends the bar and the files."""
+        if not self._active:
+            return
+        if self._bar is not None:
+            self._bar.stop()
+        with self._telling():
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._events.close()

@@ -1,0 +1,266 @@
+"""The training step: one pure function of the state, a batch and a key, for every stage.
+
+What is trained is float32 and differentiated; everything else of the stage's networks is frozen, in
+the recipe's number format, and comes back bit for bit. A step whose loss or gradients are not
+finite changes nothing.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from animegamer_jax.sharding import param_shardings, partition_spec
+from animegamer_jax.train.optimizer import (
+    Optimizer,
+    average_decay,
+    parameter_path,
+    update_average,
+)
+from animegamer_jax.train.stage import Networks, Scalars, Stage
+
+
+class TrainState(NamedTuple):
+    """Everything that a step reads and writes.
+
+    Attributes:
+        step: optimizer steps done.
+        graphdef: the networks without their weights; static.
+        params: trained weights, float32.
+        frozen: all other weights of the networks.
+        opt_state: the optimizer's.
+        ema: the average of `params`; None where the recipe keeps none.
+    """
+
+    step: Int[Array, ""]
+    graphdef: Any
+    params: nnx.State
+    frozen: nnx.State
+    opt_state: optax.OptState
+    ema: nnx.State | None
+
+
+Metrics = dict[str, Array]
+StepFunction = Callable[[TrainState, Any, Key[Array, ""]], tuple[TrainState, Metrics]]
+
+
+def split_networks(networks: Networks, stage: Stage[Any]) -> tuple[Any, nnx.State, nnx.State]:
+    """The networks' structure, their trained and their frozen weights.
+
+    Raises:
+        ValueError: the stage trains nothing of them.
+    """
+
+    def trained(path: tuple[Any, ...], variable: Any) -> bool:
+        inside = tuple(map(str, path[1:]))
+        return isinstance(variable, nnx.Param) and stage.is_trained(path[0], inside, variable)
+
+    graphdef, params, frozen = nnx.split(networks, trained, ...)
+    if not jax.tree.leaves(params):
+        raise ValueError(
+            f"stage {stage.name}: none of the weights of {sorted(networks)} is trained"
+        )
+    return graphdef, params, frozen
+
+
+def _cast(tree: Any, dtype: str) -> Any:
+    def one(x: jax.Array) -> jax.Array:
+        return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    return jax.tree.map(one, tree)
+
+
+def state_shardings(state: Any, mesh: Mesh) -> Any:
+    """Where each part of a (possibly abstract) state lies: weights by their axes' names.
+
+    What is no parameter (counts) lies whole on every device.
+    """
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    def one(leaf: Any) -> Any:
+        return param_shardings(leaf, mesh) if isinstance(leaf, nnx.Variable) else whole
+
+    return jax.tree.map(one, state, is_leaf=lambda x: isinstance(x, nnx.Variable))
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Samples over the mesh axes of the batch, all else whole."""
+    return NamedSharding(mesh, partition_spec(("act_batch",)))
+
+
+def make_state(
+    networks: Networks,
+    stage: Stage[Any],
+    optimizer: Optimizer,
+    *,
+    mesh: Mesh,
+) -> TrainState:
+    """The state before the first step, each part born where the mesh wants it.
+
+    The networks are used up: their arrays go into the state, and the first step takes them over.
+    """
+    graphdef, params, frozen = split_networks(networks, stage)
+    recipe = stage.recipe
+
+    def start(params: nnx.State, frozen: nnx.State) -> TrainState:
+        params = _cast(params, "float32")
+        # A copy: one buffer for both could not be given to the step twice.
+        ema = None if recipe.ema_decay is None else jax.tree.map(jnp.copy, params)
+        return TrainState(
+            step=jnp.zeros((), jnp.int32),
+            graphdef=graphdef,
+            params=params,
+            frozen=_cast(frozen, recipe.dtype),
+            opt_state=optimizer.init(params),
+            ema=ema,
+        )
+
+    shardings = state_shardings(jax.eval_shape(start, params, frozen), mesh)
+    return jax.jit(start, out_shardings=shardings)(params, frozen)
+
+
+def _parts(batch: Any, count: int) -> Any:
+    """[b, ...] to [count, b / count, ...]; neighbours go to different parts.
+
+    So every device splits the samples that it has, and none is sent anywhere.
+    """
+    return jax.tree.map(
+        lambda x: x.reshape(x.shape[0] // count, count, *x.shape[1:]).swapaxes(0, 1), batch
+    )
+
+
+def _gradients(
+    stage: Stage[Any], state: TrainState, batch: Any, key: Key[Array, ""]
+) -> tuple[tuple[Float[Array, ""], Scalars], nnx.State]:
+    """The mean loss, its parts and the gradients, over the recipe's parts of the batch."""
+
+    def loss(params: nnx.State, batch: Any, key: Key[Array, ""]) -> Any:
+        return stage.loss(nnx.merge(state.graphdef, params, state.frozen), batch, key)
+
+    function = jax.value_and_grad(loss, has_aux=True)
+    count = stage.recipe.accumulate
+    if count == 1:
+        return function(state.params, batch, key)
+    parts, keys = _parts(batch, count), jax.random.split(key, count)
+
+    def add(total: Any, part: Any) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, function(state.params, *part)), None
+
+    first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (parts, keys))
+    shapes = jax.eval_shape(function, state.params, *first)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    total, _ = jax.lax.scan(add, zeros, (parts, keys))
+    return jax.tree.map(lambda x: x / count, total)
+
+
+def train_step(
+    stage: Stage[Any],
+    optimizer: Optimizer,
+    state: TrainState,
+    batch: Any,
+    key: Key[Array, ""],
+) -> tuple[TrainState, Metrics]:
+    """One optimizer step.
+
+    Args:
+        stage: its loss and its recipe.
+        optimizer: what `make_state` was given.
+        state: before the step.
+        batch: a pytree of the stage's samples, a leading axis of samples.
+        key: of the whole run; the step's own is made of it and the step's number.
+
+    Returns:
+        the state after it, or the same one where `finite` is False; and scalars: `loss` and its
+        parts, the norms of gradients (before clipping), updates and weights, `learning_rate`, and
+        `finite`.
+    """
+    key = jax.random.fold_in(key, state.step)
+    (loss, parts), grads = _gradients(stage, state, batch, key)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    ema = state.ema
+    if ema is not None:
+        decay = average_decay(stage.recipe.ema_decay or 0.0, state.step)
+        ema = update_average(ema, params, decay)
+    grad_norm = optax.tree.norm(grads)
+    finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+    after = (state.step + 1, params, opt_state, ema)
+    before = (state.step, state.params, state.opt_state, state.ema)
+    step, params, opt_state, ema = jax.tree.map(
+        lambda new, old: jnp.where(finite, new, old), after, before
+    )
+    metrics = {
+        "loss": loss,
+        **parts,
+        "grad_norm": grad_norm,
+        "update_norm": optax.tree.norm(updates),
+        "param_norm": optax.tree.norm(params),
+        "learning_rate": jnp.asarray(optimizer.learning_rate(state.step), jnp.float32),
+        "finite": finite,
+    }
+    return TrainState(step, state.graphdef, params, state.frozen, opt_state, ema), metrics
+
+
+def make_train_step(
+    stage: Stage[Any],
+    optimizer: Optimizer,
+    *,
+    shardings: TrainState,
+) -> StepFunction:
+    """`train_step` compiled, once: it takes the state over and gives one in the same places.
+
+    Call it under `jax.set_mesh`.
+    """
+
+    def step(state: TrainState, batch: Any, key: Key[Array, ""]) -> tuple[TrainState, Metrics]:
+        return train_step(stage, optimizer, state, batch, key)
+
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+
+
+def averaged(state: TrainState) -> Networks:
+    """The networks with their averaged weights, or the trained ones where none are kept."""
+    params = state.params if state.ema is None else state.ema
+    return nnx.merge(state.graphdef, params, state.frozen)
+
+
+def _finite(tree: Any) -> dict[str, Bool[Array, ""]]:
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {
+        parameter_path(path): jnp.isfinite(x).all()
+        for path, x in flat
+        if jnp.issubdtype(x.dtype, jnp.inexact)
+    }
+
+
+def first_bad_tensor(stage: Stage[Any], state: TrainState, batch: Any, key: Key[Array, ""]) -> str:
+    """Which tensor of a step is the first that is not finite: a second pass over its batch.
+
+    The arguments are those of the step, which left the state as it was. The answer is a few words;
+    the order is batch, weights, parts of the loss, gradients.
+    """
+
+    def look(state: TrainState, batch: Any, key: Key[Array, ""]) -> Any:
+        key = jax.random.fold_in(key, state.step)
+        (loss, parts), grads = _gradients(stage, state, batch, key)
+        return {
+            "the batch's": _finite(batch),
+            "the trained weight": _finite(state.params),
+            "the frozen weight": _finite(state.frozen),
+            "the loss's part": _finite(parts),
+            "the": _finite({"loss": loss}),
+            "the gradient of": _finite(grads),
+        }
+
+    found = jax.device_get(jax.jit(look)(state, batch, key))
+    order = ("the batch's", "the trained weight", "the frozen weight", "the loss's part", "the")
+    for what in (*order, "the gradient of"):
+        for name, good in found[what].items():
+            if not good:
+                return f"{what} {name}"
+    return "the norm of the gradients, though each of them is finite"

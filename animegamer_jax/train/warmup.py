@@ -1,0 +1,62 @@
+"""The warm-up: the shot encoder learns the frozen decoder's language first (PAPER section 4.1).
+
+Trained are E_a and the decoder's motion layer. Without it, the ablation says, the joint stage ends
+far worse.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Key
+
+from animegamer_jax.bundle import Bundle, NetworkName
+from animegamer_jax.train import decoder
+from animegamer_jax.train.decoder import DecoderRecipe, DecoderStage
+from animegamer_jax.train.networks import load_or_make
+from animegamer_jax.train.recipe import OptimizerConfig
+from animegamer_jax.train.stage import Networks, Watched
+
+RECIPES = {
+    "toy": DecoderRecipe(
+        steps=800,
+        batch_size=32,
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=50, decay="cosine"),
+        ema_decay=0.99,
+    ),
+    "full": dataclasses.replace(decoder.RECIPES["full"], steps=10_000),
+}
+
+
+class WarmupStage(DecoderStage):
+    """Trains the shot encoder and the motion layer, the rest of the decoder frozen."""
+
+    name: ClassVar[str] = "warmup"
+    needs: ClassVar[Mapping[NetworkName, str]] = {
+        "vae": "foundations --part vae",
+        "dit": "foundations --part dit",
+    }
+
+    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> Networks:
+        """The decoder, and the encoder: the bundle's, or a new one of the recipe's seed."""
+        assert bundle is not None, "the command has checked what the stage needs"
+        return {
+            "encoder": load_or_make("encoder", self, bundle, mesh=mesh),
+            "dit": load_or_make("dit", self, bundle, mesh=mesh),
+        }
+
+    def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
+        """The encoder and the motion layer, whatever the recipe's `trained` says."""
+        if network == "encoder":
+            return super().is_trained(network, path, variable)
+        return path[0] == "motion_embed"
+
+    def watch(self, networks: Networks, batch: Any, key: Key[Array, ""]) -> Watched:
+        """Nothing beside the loss."""
+        del networks, batch, key
+        return Watched({}, {})
+
+
+STAGE = WarmupStage

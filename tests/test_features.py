@@ -1,0 +1,202 @@
+"""Features of a games set: those of the networks, whole, and refused where they must be."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from helpers import random_leaves
+from tiny_sets import CONFIG, PROTOCOL, frames_of, make_tokenizer, turns_of, write_games
+
+from animegamer_jax.bundle import Bundle, BundleWriter
+from animegamer_jax.data import command
+from animegamer_jax.data.features import FeatureMaker, shown_frame, write_features
+from animegamer_jax.data.sets import open_features, open_games
+from animegamer_jax.data.turns import check_features
+from animegamer_jax.errors import UserError
+from animegamer_jax.tokenizer import Tokenizer
+
+WRITTEN = list(turns_of(2))
+NUM_TEXT_TOKENS = 3
+FLOAT16 = {"rtol": 1e-3, "atol": 1e-4}  # its last place, and the products of another batch size
+
+
+def write_bundle(path, *, networks=("t5", "clip", "vae"), config=CONFIG):
+    tokenizer = path.parent / f"{path.name}-tokenizer"
+    size = len(make_tokenizer(tokenizer))
+    assert size == CONFIG.t5.vocab_size == CONFIG.clip.vocab_size
+    with BundleWriter(path, name="tiny", protocol=PROTOCOL) as writer:
+        for name in networks:
+            network = getattr(config, name)
+            writer.write_network(name, network, random_leaves(name, network, 0))
+        writer.write_tokenizer(tokenizer)
+    return path
+
+
+@pytest.fixture(scope="module")
+def games_path(tmp_path_factory):
+    return write_games(tmp_path_factory.mktemp("sets") / "games", {"train": 2, "test": 1})
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return Bundle.open(write_bundle(tmp_path_factory.mktemp("bundles") / "tiny"))
+
+
+@pytest.fixture(scope="module")
+def networks(bundle):
+    return {name: bundle.load(name) for name in ("t5", "clip", "vae")}
+
+
+@pytest.fixture(scope="module")
+def told():
+    return []
+
+
+@pytest.fixture(scope="module")
+def features(games_path, bundle, tmp_path_factory, told):
+    path = tmp_path_factory.mktemp("sets") / "features"
+    write_features(
+        path,
+        bundle=bundle,
+        games=open_games(games_path),
+        num_text_tokens=NUM_TEXT_TOKENS,
+        batch_size=4,  # the last batch of ten turns is short
+        on_progress=lambda *progress: told.append(progress),
+    )
+    return open_features(path)
+
+
+def test_the_set_says_what_it_holds(features, games_path, told):
+    assert features.info.splits == {"train": 10, "test": 5}
+    has = features.features
+    assert (has.bundle, has.frame) == ("tiny", "first")
+    assert (has.text, has.image, has.moments) == ((3, 12), (4, 20), (3, 4, 6, 8))
+    check_features(features, CONFIG)
+    games = open_games(games_path)
+    assert dataclasses.replace(
+        features.info, kind="games", made_by="a test", features=None
+    ) == dataclasses.replace(games.info)
+    assert told[0] == ("train conditions", 1, 10)
+    assert told[-1] == ("test latents", 5, 5)
+    assert len(told) == 2 * 15
+
+
+@jax.jit
+def see(clip, frames):
+    return clip.image_features(clip.preprocess(frames.astype(jnp.float32) / 127.5 - 1))
+
+
+@jax.jit
+def encode(vae, clips):
+    return vae.encode(clips.astype(jnp.float32) / 127.5 - 1)
+
+
+def test_features_equal_the_networks_answers(features, bundle, networks):
+    t5, clip, vae = networks.values()
+    tokenizer = Tokenizer.load(bundle.tokenizer_dir, num_queries=1)
+    clips = np.stack([frames_of(turn) for turn in WRITTEN])
+    texts = [tokenizer.padded(turn["motion_text"], NUM_TEXT_TOKENS) for turn in WRITTEN]
+    expected = {
+        "text_features": jax.jit(lambda t5, tokens: t5(tokens))(t5, np.stack(texts)),
+        "image_features": see(clip, clips[:, 0]),
+    }
+    turns = features.turns("train")
+    for name, values in expected.items():
+        stored = np.stack([turns[k][name] for k in range(10)])
+        np.testing.assert_allclose(stored, np.asarray(values), **FLOAT16, err_msg=name)
+    moments = np.stack([features.latents("train")[k]["moments"] for k in range(10)])
+    assert moments.dtype == np.float16
+    np.testing.assert_allclose(moments, np.asarray(encode(vae, clips)), **FLOAT16)
+    # Turns differ, so that a mixed-up order would show.
+    assert len({row.tobytes() for row in moments}) == 10
+
+
+def test_the_turns_are_those_of_the_games_set(features, games_path):
+    for split in ("train", "test"):
+        turns, games = features.turns(split), open_games(games_path).turns(split)
+        for number in range(len(games)):
+            record, expected = turns[number], games[number]
+            del expected["clip"]
+            assert {name: record[name] for name in expected} == expected
+
+
+def test_a_random_frame_is_the_turns_own(games_path, bundle, networks, tmp_path, capsys):
+    out = tmp_path / "features"
+    assert (
+        command.features(
+            model=str(bundle.path), data=str(games_path), out=str(out), frame="random", batch=4
+        )
+        == 0
+    )
+    assert f"{out}: features of 15 turns (train 10, test 5)" in capsys.readouterr().out
+    features = open_features(out)
+    assert features.features.frame == "random"
+    assert features.features.text[0] == 8  # the toy size's, because the bundle has no encoder
+    shown = [shown_frame(turn, num_frames=9, frame="random") for turn in WRITTEN]
+    assert len(set(shown)) > 3
+    frames = np.stack([frames_of(turn)[k] for turn, k in zip(WRITTEN, shown, strict=True)])
+    stored = np.stack([features.turns("train")[k]["image_features"] for k in range(10)])
+    np.testing.assert_allclose(stored, np.asarray(see(networks["clip"], frames)), **FLOAT16)
+
+
+# What cannot be
+
+
+def refusal(path, **changes) -> str:
+    options = {"num_text_tokens": NUM_TEXT_TOKENS, "batch_size": 4, **changes}
+    with pytest.raises(UserError) as caught:
+        write_features(path, **options)
+    assert "\n" not in str(caught.value)
+    assert not path.exists()
+    return str(caught.value)
+
+
+def test_a_bundle_without_a_network(games_path, tmp_path):
+    path = write_bundle(tmp_path / "lacking", networks=("t5", "vae"))
+    message = refusal(tmp_path / "f", bundle=Bundle.open(path), games=open_games(games_path))
+    assert "no network clip in this bundle: it has vae, t5" in message
+
+
+def test_a_bundle_of_another_vocabulary(games_path, tmp_path):
+    t5 = dataclasses.replace(CONFIG.t5, vocab_size=50)
+    path = write_bundle(
+        tmp_path / "other", networks=("t5",), config=dataclasses.replace(CONFIG, t5=t5)
+    )
+    message = refusal(tmp_path / "f", bundle=Bundle.open(path), games=open_games(games_path))
+    assert "it has 152 entries, the model's embedding has 50 rows" in message
+
+
+def test_features_that_are_not_finite(games_path, bundle, networks):
+    games = open_games(games_path)
+    tokenizer = Tokenizer.load(bundle.tokenizer_dir, num_queries=1)
+    broken = {name: nnx.clone(network) for name, network in networks.items()}
+    maker = FeatureMaker(**broken, tokenizer=tokenizer, num_text_tokens=3, batch_size=4)
+    t5, vae = broken["t5"], broken["vae"]
+    large = jnp.full_like(t5.final_norm.scale[...], 1e6)  # float16 ends at 65,504
+    t5.final_norm.scale.set_value(large)
+    with pytest.raises(UserError, match=r"tiny, game 0, turn 0: T5 gives a feature that is not"):
+        next(maker.conditions([games.turns("train")[0]], games.info))
+    weights = vae.encoder.conv_out.kernel
+    weights.set_value(weights[...].at[(0,) * weights[...].ndim].set(jnp.nan))
+    with pytest.raises(UserError, match=r"game 0, turn 3: the VAE gives a feature that is not"):
+        next(maker.latents([games.turns("train")[3]], games.info))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"batch_size": 0}, "batch 0"), ({"num_text_tokens": 0}, "text tokens 0")],
+)
+def test_numbers_that_cannot_be(bundle, games_path, tmp_path, changes, message):
+    assert message in refusal(
+        tmp_path / "f", bundle=bundle, games=open_games(games_path), **changes
+    )
+
+
+def test_a_taken_place(features, bundle, games_path):
+    with pytest.raises(UserError, match="already there"):
+        write_features(
+            features.path, bundle=bundle, games=open_games(games_path), num_text_tokens=3
+        )

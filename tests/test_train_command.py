@@ -1,0 +1,223 @@
+"""`animegamer train`: options by stage and size, and what is refused before anything starts."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from helpers import random_leaves, tiny_config, write_tokenizer
+from tiny_stage import RECIPE, TinyStage
+
+from animegamer_jax.bundle import Bundle, BundleWriter
+from animegamer_jax.cli import parse
+from animegamer_jax.configs import make_toy
+from animegamer_jax.errors import UserError
+from animegamer_jax.protocol import PAPER
+from animegamer_jax.train import command
+from animegamer_jax.train.command import Options, StageCommand, complete_config, find_stage
+from animegamer_jax.train.stage import DataSource
+
+WORDS = ["--data", "somewhere", "--out", "out"]
+EVERY = [("foundations", part) for part in command.PARTS] + [
+    (stage, None) for stage in command.STAGES if stage != "foundations"
+]
+
+
+def parsed(stage: str, *words: str) -> tuple[Options, Any]:
+    """Options and recipe of a command line."""
+    function = StageCommand(stage).for_words([*WORDS, *words])
+    args, kwargs = parse(function, f"animegamer train {stage}", [*WORDS, *words])
+    found = dict(zip(("options", "recipe"), args, strict=False)) | kwargs
+    return found["options"], found["recipe"]
+
+
+# --- options --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("stage", "part"), EVERY)
+def test_a_stages_own_recipe_is_the_default(stage, part):
+    words = () if part is None else ("--part", part)
+    options, recipe = parsed(stage, *words)
+    stage_class, expected = find_stage(stage, part=part, size="toy")
+    assert recipe == expected
+    assert options == Options(data=("somewhere",), out=Path("out"), part=part)
+    assert stage_class.name.startswith(stage)
+    assert {maker.split()[0] for maker in stage_class.needs.values()} <= set(command.STAGES)
+
+
+def test_any_field_of_the_recipe_is_an_option():
+    words = ("--steps", "7", "--optimizer.learning-rate", "0.5", "--ema-decay", "None")
+    _, recipe = parsed("warmup", *words, "--optimizer.decay", "constant", "--trained", "all")
+    assert (recipe.steps, recipe.optimizer.learning_rate, recipe.ema_decay) == (7, 0.5, None)
+    assert (recipe.optimizer.decay, recipe.trained) == ("constant", "all")
+    _, expected = find_stage("warmup", size="toy")
+    assert recipe.batch_size == expected.batch_size
+
+
+def test_a_size_has_its_recipe():
+    _, toy = parsed("decoder")
+    _, full = parsed("decoder", "--size", "full")
+    assert full == find_stage("decoder", size="full")[1]
+    assert full != toy
+    assert parsed("decoder", "--size=full")[1] == full
+    assert full.steps == 80_000
+    assert full.optimizer.learning_rate == 2e-4
+
+
+@pytest.mark.parametrize(
+    ("stage", "words", "told"),
+    [
+        ("warmup", ("--size", "huge"), "--size huge: expected one of full, toy"),
+        ("foundations", (), "stage foundations: expected --part, one of clip, t5, vae, dit"),
+        ("foundations", ("--part", "gan"), "--part gan: expected one of clip, t5, vae, dit"),
+        ("mllm", ("--part", "vae"), "stage mllm: --part vae: only foundations has parts"),
+        (
+            "foundations",
+            ("--part", "vae", "--size", "full"),
+            r"--size full: .* has recipes for toy only: convert the released networks",
+        ),
+        ("dreams", (), "unknown stage 'dreams': expected one of foundations, warmup, decoder"),
+        ("warmup", ("--stpes", "3"), r"--stpes.*see animegamer train warmup --help"),
+        ("warmup", ("--steps", "many"), r"steps.*see animegamer train warmup --help"),
+    ],
+)
+def test_wrong_words(stage, words, told):
+    with pytest.raises(UserError, match=told) as caught:
+        parsed(stage, *words)
+    assert "\n" not in str(caught.value)
+
+
+def test_help_tells_the_defaults(capsys):
+    function = StageCommand("foundations").for_words(["--help"])
+    with pytest.raises(SystemExit) as stop:
+        parse(function, "animegamer train foundations", ["--help"])
+    assert not stop.value.code
+    text = capsys.readouterr().out
+    for option in ("--data", "--out", "--part", "--start", "--steps", "--optimizer.learning-rate"):
+        assert option in text
+
+
+# --- data, mesh, numbers --------------------------------------------------------------------
+
+
+def test_data_sets_and_their_weights(tmp_path):
+    (tmp_path / "a=1").mkdir()
+    words = ("films/totoro", "films/kiki=2.5", str(tmp_path / "a=1"), "s3://x/y=1")
+    assert command.sources(words) == (
+        DataSource("films/totoro"),
+        DataSource("films/kiki", 2.5),
+        DataSource(str(tmp_path / "a=1")),
+        DataSource("s3://x/y", 1.0),
+    )
+
+
+@pytest.mark.parametrize("word", ["a=0", "a=-1", "a=heavy", "a=nan", "a=inf"])
+def test_wrong_weights(word):
+    with pytest.raises(UserError, match=f"--data {word}: expected DIR=WEIGHT with a number above"):
+        command.sources((word,))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"batch_size": 12}, "--batch-size 12: expected a multiple of 8 "),
+        ({"batch_size": 8, "accumulate": 2}, "--batch-size 8: expected a multiple of 16 "),
+        ({"steps": 0}, "--steps 0: expected 1 or more"),
+        ({"accumulate": 0}, "--accumulate 0: expected 1 or more"),
+        ({"save_every": -1}, "--save-every -1: expected 1 or more"),
+        ({"ema_decay": 1.0}, r"--ema-decay 1.0: expected None or 0 up to below 1"),
+    ],
+)
+def test_numbers_that_do_not_fit(changes, told):
+    with pytest.raises(UserError, match=told):
+        command.check_recipe(dataclasses.replace(RECIPE, **changes), batch_shards=8)
+
+
+def test_meshes():
+    options = Options(data=("x",), out=Path("out"), fsdp=2, tensor=2)
+    shape = {"data": 2, "fsdp": 2, "context": 1, "tensor": 2}
+    assert command._mesh_shape(options, devices=8) == shape
+    for bad in ({"fsdp": 3}, {"tensor": 0}, {"context": 16}):
+        with pytest.raises(UserError, match="expected a divisor of the 8 devices"):
+            command._mesh_shape(Options(data=("x",), out=Path("out"), **bad), devices=8)
+
+
+# --- the stage before -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def encoder_only(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("small")
+    write_tokenizer(folder / "tokenizer")
+    config = tiny_config(400).encoder
+    assert config is not None
+    with BundleWriter(folder / "model", name="small", protocol=PAPER) as writer:
+        writer.write_network("encoder", config, random_leaves("encoder", config, 0))
+        writer.write_tokenizer(folder / "tokenizer")
+    return folder / "model"
+
+
+def test_a_stage_without_the_one_before_it(encoder_only, tmp_path):
+    stage, recipe = find_stage("warmup")
+    options = Options(data=("x",), out=tmp_path / "out")
+    with pytest.raises(
+        UserError,
+        match=r"stage warmup needs the network vae, which stage foundations --part vae makes, but "
+        r"no --model was given: train foundations --part vae first",
+    ):
+        command.start(stage, options, recipe)
+    with pytest.raises(UserError, match=r"small.*/model has no such network: train"):
+        command.start(stage, dataclasses.replace(options, model=str(encoder_only)), recipe)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_full_size_starts_from_a_bundle(tmp_path):
+    class NeedsNothing(TinyStage):
+        needs: ClassVar = {}
+
+    options = Options(data=("x",), out=tmp_path / "out", size="full")
+    with pytest.raises(UserError, match="--size full: expected --model with the pre-trained"):
+        command.start(NeedsNothing, options, RECIPE)
+
+
+def test_networks_that_the_bundle_lacks_are_of_the_size(tiny_bundle, encoder_only):
+    bundle = Bundle.open(tiny_bundle)
+    config = complete_config(bundle, size="toy", vocab_size=77)
+    toy = make_toy()
+    assert config.encoder == bundle.config.encoder
+    assert config.mllm == bundle.config.mllm
+    assert toy.clip is not None
+    assert toy.t5 is not None
+    assert config.clip == dataclasses.replace(toy.clip, vocab_size=77)
+    assert config.t5 == dataclasses.replace(toy.t5, vocab_size=77)
+    nothing = complete_config(None, size="toy", vocab_size=77)
+    assert nothing.mllm is not None
+    assert nothing.mllm.mistral.vocab_size == 77
+    with pytest.raises(UserError, match=r"--size toy does not fit this bundle: representation"):
+        complete_config(Bundle.open(encoder_only), size="toy", vocab_size=77)
+
+
+# --- all of it ------------------------------------------------------------------------------
+
+
+def run(stage: type[TinyStage], tmp_path: Path, *words: str) -> int:
+    words = ("--data", "x", "--out", str(tmp_path / "out"), "--watch-every", "9", *words)
+    function = command.make_command(stage, dataclasses.replace(RECIPE, save_every=9, noise=0.1))
+    args, kwargs = parse(function, "animegamer train tiny", list(words))
+    return function(*args, **kwargs)
+
+
+def test_from_words_to_a_bundle_and_anew(tiny_bundle, tmp_path, capfd):
+    words = ("--model", str(tiny_bundle), "--batch-size", "8")
+    assert run(TinyStage, tmp_path, *words, "--steps", "1") == 0
+    out = tmp_path / "out"
+    assert Bundle.open(out / "model").name == "tiny"
+    first = json.loads((out / "metrics.jsonl").read_text().splitlines()[0])
+    with pytest.raises(UserError, match=r"recipe.seed was 0, is 1: start with the former value"):
+        run(TinyStage, tmp_path, *words, "--steps", "1", "--seed", "1")
+    assert run(TinyStage, tmp_path, *words, "--steps", "1", "--seed", "1", "--start", "anew") == 0
+    (line, watched) = (out / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["loss"] != first["loss"]
+    assert "watch/loss" in json.loads(watched)
+    assert "tiny 1/1" in capfd.readouterr().err

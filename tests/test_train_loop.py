@@ -1,0 +1,323 @@
+"""The loop: the same run whether it is interrupted or not, and what it leaves and says."""
+
+import dataclasses
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from helpers import random_leaves, write_tokenizer
+from PIL import Image, ImageSequence
+from tiny_stage import CONFIG, RECIPE, TinyRecipe, TinyStage, one_device
+
+from animegamer_jax.bundle import Bundle, BundleWriter, flat_params
+from animegamer_jax.data.pipeline import make_iterator
+from animegamer_jax.errors import NonFiniteError, UserError
+from animegamer_jax.protocol import PAPER
+from animegamer_jax.sharding import make_mesh
+from animegamer_jax.train import loop, progress
+from animegamer_jax.train.loop import Run, train
+from animegamer_jax.train.stage import DataSource, Networks, Watched
+
+TESTS = Path(__file__).parent
+STEPS = 12
+LONG = dataclasses.replace(RECIPE, steps=STEPS, save_every=3, watch_every=9, noise=0.1)
+
+
+class Signalled(TinyStage):
+    """Sends its own process a signal when it is looked at."""
+
+    number = signal.SIGTERM
+
+    def watch(self, networks: Networks, batch: Any, key: jax.Array) -> Watched:
+        signal.raise_signal(self.number)
+        return super().watch(networks, batch, key)
+
+
+class Interrupted(Signalled):
+    number = signal.SIGINT
+
+
+class Measuring(TinyStage):
+    """Writes something that it measures into the result's configuration."""
+
+    def finish(self, networks: Networks, batches: Any) -> Any:
+        (config,) = self.configs().values()
+        batch = next(batches)
+        assert batch["text"].shape == (8, 6, 12)
+        return {"encoder": dataclasses.replace(config, dtype="bfloat16")}
+
+
+def make_run(
+    out: Path,
+    bundle: Bundle,
+    *,
+    recipe: TinyRecipe = LONG,
+    kind: type[TinyStage] = TinyStage,
+    mesh: jax.sharding.Mesh | None = None,
+    peak: float | None = None,
+) -> Run:
+    stage = kind(recipe, bundle.config, bundle.protocol, tokenizer_dir=bundle.tokenizer_dir)
+    mesh = one_device() if mesh is None else mesh
+    sources = (DataSource("somewhere"),)
+    return Run(stage=stage, bundle=bundle, sources=sources, out=out, mesh=mesh, peak=peak)
+
+
+def metrics(out: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without what depends on the clock."""
+    lines = [json.loads(line) for line in (out / progress.METRICS_FILE).read_text().splitlines()]
+    return [{k: v for k, v in line.items() if "second" not in k and k != "mfu"} for line in lines]
+
+
+def weights(folder: Path) -> dict[str, np.ndarray]:
+    bundle = Bundle.open(folder)
+    return {
+        f"{name}.{path}": array
+        for name in ("encoder", "vae")
+        for path, array in bundle.read_in_order(name, bundle.leaves(name))
+    }
+
+
+def assert_same_bits(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        np.testing.assert_array_equal(value, b[name], err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory) -> Bundle:
+    """The network that the stage changes, and one that it does not."""
+    folder = tmp_path_factory.mktemp("bundle")
+    write_tokenizer(folder / "tokenizer")
+    with BundleWriter(folder / "start", name="start", protocol=PAPER) as writer:
+        for name in ("encoder", "vae"):
+            config = getattr(CONFIG, name)
+            writer.write_network(name, config, random_leaves(name, config, 0))
+        writer.write_tokenizer(folder / "tokenizer")
+    return Bundle.open(folder / "start")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(bundle, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("whole")
+    assert train(make_run(out, bundle, peak=0.001)) == 0
+    return out
+
+
+# --- interrupted runs -----------------------------------------------------------------------
+
+CHILD = """
+import sys, time
+from pathlib import Path
+import conftest
+from test_train_loop import Bundle, TinyStage, make_run, train
+
+class Slow(TinyStage):
+    def samples(self, sources, *, split):
+        def wait(sample):
+            time.sleep(0.02)
+            return sample
+        return super().samples(sources, split=split).map(wait)
+
+train(make_run(Path(sys.argv[2]), Bundle.open(sys.argv[1]), kind=Slow))
+"""
+
+
+def test_killed_and_terminated_equals_uninterrupted(bundle, uninterrupted, tmp_path, capfd):
+    """SIGKILL at a random step, then SIGTERM, then to the end: the same curve, the same weights."""
+    step = random.SystemRandom().randrange(2, 9)
+    paths = os.pathsep.join([str(TESTS), str(TESTS.parent / "scripts")])
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(bundle.path), str(tmp_path)],
+        env=dict(os.environ, PYTHONPATH=paths),
+        stderr=subprocess.DEVNULL,
+    )
+    file = tmp_path / progress.METRICS_FILE
+    deadline = time.monotonic() + 300
+    while not file.exists() or f'"step": {step},' not in file.read_text():
+        assert child.poll() is None, "the run ended before it was killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
+    assert not (tmp_path / "model").exists()
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    assert train(make_run(tmp_path, bundle, kind=Signalled)) == 0  # in the look at step 9
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    told = f"tiny: SIGTERM after step 9 of 12: saved in {tmp_path}; the same command goes on"
+    assert told in capfd.readouterr().err
+    assert not (tmp_path / "model").exists()
+    assert train(make_run(tmp_path, bundle)) == 0
+    assert "12 steps of 8 shots, 9 of them done before" in capfd.readouterr().err  # none is lost
+    assert metrics(tmp_path) == metrics(uninterrupted)
+    assert_same_bits(weights(tmp_path / "model"), weights(uninterrupted / "model"))
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(bundle, tmp_path, capfd):
+    recipe = dataclasses.replace(LONG, save_every=100, watch_every=2)
+    assert train(make_run(tmp_path, bundle, recipe=recipe, kind=Interrupted)) == 130
+    told = f"tiny: Ctrl-C after step 2 of 12: saved in {tmp_path}; the same command goes on"
+    assert told in capfd.readouterr().err
+    assert (tmp_path / "checkpoints" / "2").is_dir()
+
+
+def test_a_second_ctrl_c_stops_at_once():
+    with loop._Signals() as signals:
+        assert not signals.received(1)
+        signal.raise_signal(signal.SIGINT)
+        assert signals.received(2)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_onto_eight_devices_and_on_for_longer(bundle, uninterrupted, tmp_path):
+    """Half on one device, half on eight: the same losses; and then further than was planned."""
+    recipe = dataclasses.replace(LONG, steps=9, result_dtype="bfloat16")
+    assert train(make_run(tmp_path, bundle, recipe=recipe)) == 0
+    first = weights(tmp_path / "model")
+    assert Bundle.open(tmp_path / "model").info.weights["encoder"].dtypes.keys() == {"bfloat16"}
+    assert Bundle.open(tmp_path / "model").info.weights["vae"] == bundle.info.weights["vae"]
+    mesh = make_mesh({"data": 4, "fsdp": 2})
+    assert train(make_run(tmp_path, bundle, mesh=mesh)) == 0
+    for a, b in zip(metrics(tmp_path), metrics(uninterrupted), strict=True):
+        for name in b:
+            np.testing.assert_allclose(a[name], b[name], rtol=1e-5)
+    second = weights(tmp_path / "model")
+    assert not np.array_equal(
+        first["encoder.text.input.kernel"], second["encoder.text.input.kernel"]
+    )
+
+
+# --- what it leaves -------------------------------------------------------------------------
+
+
+def test_the_result_is_a_bundle_with_the_averaged_weights(bundle, uninterrupted):
+    result = Bundle.open(uninterrupted / "model")
+    assert result.name == "tiny"
+    assert result.protocol == bundle.protocol
+    assert result.config == bundle.config
+    before, after = weights(bundle.path), weights(uninterrupted / "model")
+    moved = {name for name, value in after.items() if not np.array_equal(value, before[name])}
+    assert {".".join(name.split(".")[:2]) for name in moved} == {
+        "encoder.text",
+        "encoder.text_norm",
+    }
+    files = {path.name: path.read_bytes() for path in (result.tokenizer_dir).iterdir()}
+    assert files == {path.name: path.read_bytes() for path in (bundle.tokenizer_dir).iterdir()}
+    network = result.load("encoder")
+    assert len(flat_params(nnx.state(network))) == len(result.leaves("encoder"))
+
+
+def test_checkpoints_that_stay(uninterrupted):
+    """The last two, and the best: the losses fall, so it is one of them."""
+    folder = uninterrupted / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir() if path.name.isdigit()) == ["12", "9"]
+
+
+def test_the_records(uninterrupted):
+    lines = metrics(uninterrupted)
+    trained = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in trained] == list(range(1, STEPS + 1))
+    watched = [line for line in lines if "watch/error" in line]
+    assert [line["step"] for line in watched] == [9, 12]
+    assert trained[0]["loss"] > trained[-1]["loss"]
+    (events,) = (uninterrupted / "events").iterdir()
+    data = events.read_bytes()
+    for tag in (b"train/loss", b"train/mfu", b"watch/error", b"watch/clips", b"GIF89a"):
+        assert tag in data
+    raw = (uninterrupted / progress.METRICS_FILE).read_text().splitlines()
+    timed = json.loads(raw[2])
+    expected = timed["steps_per_second"] * 8 * 6.0 * 6 * (12 * 32 + 32 * 32) / (0.001 * 1e12)
+    assert timed["mfu"] == pytest.approx(expected)
+    assert timed["shots_per_second_per_chip"] == pytest.approx(timed["steps_per_second"] * 8)
+
+
+def test_what_a_stage_measures_and_the_digits_of_frozen_weights(bundle, tmp_path, capfd):
+    """`finish` sets a field; frozen weights, used in bfloat16, are written as they were read."""
+    recipe = dataclasses.replace(LONG, steps=2, dtype="bfloat16")
+    assert train(make_run(tmp_path, bundle, recipe=recipe, kind=Measuring)) == 0
+    result = Bundle.open(tmp_path / "model")
+    assert result.config.encoder is not None
+    assert result.config.encoder.dtype == "bfloat16"
+    before, after = weights(bundle.path), weights(tmp_path / "model")
+    name = "encoder.image.input.kernel"
+    np.testing.assert_array_equal(after[name], before[name])
+    assert not np.array_equal(before[name].astype(jnp.bfloat16), before[name])
+    told = capfd.readouterr().err
+    assert "FLOP of a shot's step x shots a second / (chips x peak FLOP/s) = 5.069e+04" in told
+    assert "n/a for 'cpu': give --peak-tflops" in told
+
+
+# --- what stops it --------------------------------------------------------------------------
+
+
+def test_a_nan_stops_names_and_leaves_the_last_good_state(bundle, uninterrupted, tmp_path):
+    with make_iterator(grain.MapDataset.range(64), batch_size=8, seed=LONG.seed) as order:
+        fifth = [next(order) for _ in range(5)][-1]
+    recipe = dataclasses.replace(LONG, bad_sample=int(fifth[3]))
+    run = make_run(tmp_path, bundle, recipe=recipe)
+    with pytest.raises(NonFiniteError) as caught:
+        train(run)
+    told = str(caught.value)
+    assert told.startswith("step 5: the batch's text is not finite: stopped; the state before it")
+    assert "\n" not in told
+    good = [line for line in metrics(uninterrupted) if line["step"] <= 4]
+    assert good
+    assert metrics(tmp_path) == good
+    assert (tmp_path / "checkpoints" / "4").is_dir()
+    assert not (tmp_path / "model").exists()
+
+
+def test_another_configuration_is_refused(bundle, uninterrupted):
+    recipe = dataclasses.replace(LONG, batch_size=16)
+    with pytest.raises(UserError, match=r"recipe.batch_size was 8, is 16: start with the former"):
+        train(make_run(uninterrupted, bundle, recipe=recipe))
+
+
+def test_another_model_to_start_from_is_refused(bundle, uninterrupted):
+    class Other(Bundle):
+        name = "other"
+
+    other = Other(bundle.path, bundle.info)
+    with pytest.raises(UserError, match=r"model was 'start \w+', is 'other \w+'"):
+        train(make_run(uninterrupted, other))
+
+
+# --- pieces ---------------------------------------------------------------------------------
+
+
+def test_peaks_and_utilization():
+    assert progress.peak_tflops() is None  # a CPU
+    assert progress.peak_tflops(3.5) == 3.5
+    found = progress.utilization(sample_flops=1e12, samples_per_second=50.0, chips=2, peak=100.0)
+    assert found == pytest.approx(0.25)
+
+
+def test_a_gif_of_clips():
+    clips = np.zeros((9, 4, 6, 10, 3), np.uint8)
+    clips[8, 2] = (255, 0, 0)
+    picture = Image.open(io.BytesIO(progress.gif(clips)))
+    frames = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(picture)]
+    assert [f.shape for f in frames[:1]] == [(12, 80, 3)]
+    assert (frames[-2][6:, :10] == (255, 0, 0)).all()
+
+
+def test_an_unfinished_line_of_metrics_is_dropped(tmp_path):
+    file = tmp_path / progress.METRICS_FILE
+    file.write_text('{"step": 1, "loss": 2}\n{"step": 2, "loss": 1}\n{"step": 3, "lo')
+    recorder = progress.Recorder(tmp_path, step=1, steps=5, name="tiny")
+    recorder.log(2, {"loss": float("nan")}, steps_per_second=None)
+    recorder.close()
+    assert file.read_text() == '{"step": 1, "loss": 2}\n{"step": 2, "loss": null}\n'
