@@ -278,16 +278,16 @@ def make_toy() -> ModelConfig:
             patch_size=12,
             vision_width=96,
             vision_layers=3,
-            vision_heads=3,
+            vision_heads=4,
             text_width=96,
             text_layers=2,
-            text_heads=3,
+            text_heads=4,
             vocab_size=vocab_size,
             context_length=32,
             embed_size=64,
         ),
         t5=T5Config(
-            vocab_size=vocab_size, d_model=96, d_kv=32, d_ff=192, num_layers=2, num_heads=3
+            vocab_size=vocab_size, d_model=96, d_kv=24, d_ff=192, num_layers=2, num_heads=4
         ),
     )
 

@@ -347,6 +347,9 @@ class _Table:
                 f"{self.game.folder}: turn {number} could not be saved: {error.strerror}"
             ) from error
         self.console.print(describe(turn, self.game.folder, total=total))
+        if unknown := self.player.tokenizer.unknown_words(instruction):
+            words = ", ".join(map(repr, unknown))
+            self.console.print(f"  note: outside this model's world, read as blanks: {words}")
         return window
 
     def _ask(self) -> Iterator[str]:

@@ -26,9 +26,8 @@ from animegamer_jax.train.adapt import (
     RECIPES,
     AdaptRecipe,
     AdaptStage,
-    diffusion_loss,
-    spread_timesteps,
 )
+from animegamer_jax.train.decoder import diffusion_loss, spread_timesteps
 from animegamer_jax.train.mllm import lay_out
 from animegamer_jax.train.recipe import OptimizerConfig
 
@@ -96,15 +95,6 @@ def test_the_loss_under_the_language_models_context_is_the_recorded_one():
     assert error(found, arrays["loss_mllm"]) < 1e-5
 
 
-def test_timesteps_are_spread_over_the_batch():
-    draw = jax.jit(jax.vmap(lambda key: spread_timesteps(key, 8)))
-    found = np.asarray(draw(jax.random.split(make_key(), 200)))
-    assert found.min() >= 0
-    assert found.max() <= 999
-    np.testing.assert_array_equal(found // 125, np.broadcast_to(np.arange(8), found.shape))
-    np.testing.assert_allclose(found.mean(), 499.5, atol=10)
-
-
 def test_the_context_is_what_is_predicted(stage, networks, batch):
     """By play's own function; in some samples E_a of zeros; and no gradient reaches it."""
 
@@ -127,12 +117,21 @@ def test_the_loss_is_the_decoders(bundle, networks, batch):
     """On latents drawn from the moments and scaled, with the true motion value."""
     stage = make_stage(AdaptStage, dataclasses.replace(RECIPE, context_dropout=0.0), bundle)
     batch = jax.tree.map(jnp.asarray, batch)
-    found, parts = jax.jit(stage.loss)(networks, batch, make_key())
-    assert parts == {}
+    still = dataclasses.replace(bundle.protocol, motion_values=(0.0,) * 5)
+    told_nothing = AdaptStage(stage.recipe, bundle.config, still, tokenizer_dir=stage.tokenizer_dir)
+
+    @jax.jit
+    def found(networks, batch):
+        (loss, parts), (other, _) = (
+            s.loss(networks, batch, make_key()) for s in (stage, told_nothing)
+        )
+        assert parts == {}
+        return loss, other
 
     @jax.jit
     def expected(networks, batch, key):
-        drop, latent, noise, step = jax.random.split(key, 4)
+        drop, draws = jax.random.split(key)
+        latent, noise, step = jax.random.split(draws, 3)
         latents = vae.sample(batch.moments, key=latent) * 0.7
         return diffusion_loss(
             networks["dit"],
@@ -143,7 +142,11 @@ def test_the_loss_is_the_decoders(bundle, networks, batch):
             timestep=spread_timesteps(step, 8),
         ).mean()
 
-    np.testing.assert_allclose(found, expected(networks, batch, make_key()), rtol=1e-5)
+    loss, without = found(networks, batch)
+    np.testing.assert_allclose(loss, expected(networks, batch, make_key()), rtol=1e-5)
+    batch = batch._replace(motion_value=jnp.zeros(8))
+    np.testing.assert_allclose(without, expected(networks, batch, make_key()), rtol=1e-5)
+    assert loss != without
 
 
 @pytest.fixture(scope="module")
@@ -197,6 +200,7 @@ def test_operations_of_a_step(stage, networks):
     language = 2 * 2 * (attention + 3 * width * 64 + low_rank) * length
     language += 2 * 4 * length**2 * width
     decoder = 2 * (4 * width * width + 2 * width * 64 + 4 * 2 * 2 * width) * tokens
+    decoder += 2 * 16 * width * 3 * 2 * 3  # patches in and out
     modulation = 2 * 16 * 12 * width
     scores = 2 * 12 * tokens**2 * width
     expected = language + 4 * decoder + 6 * modulation + scores

@@ -43,8 +43,10 @@ def _seen(mask: TokenMask, window: int | None) -> np.ndarray:
         causal = back >= 0 and (window is None or back < window)
         block = query_block[n, i] == key_block[n, j] != 0
         seen[n, i, j] = valid[n, j] and (causal or block)
-        if mask.query_branches is not None:
-            seen[n, i, j] &= mask.key_branches[n, j] in (0, mask.query_branches[n, i])
+    if mask.query_branches is not None and mask.key_branches is not None:
+        query_branch, key_branch = np.asarray(mask.query_branches), np.asarray(mask.key_branches)
+        for n, i, j in np.ndindex(b, t, s):
+            seen[n, i, j] &= key_branch[n, j] in (0, query_branch[n, i])
     return seen
 
 

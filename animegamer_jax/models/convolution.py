@@ -49,9 +49,10 @@ def conv3d_direct(
     )
 
 
-def _sum_of_planes(
+def sum_of_planes(
     x: Float[Array, "b s h w i"], kernel: Float[Array, "k 3 3 i o"]
 ) -> Float[Array, "b t h w o"]:
+    """`conv3d_planes` with the gradients that differentiation makes of it."""
     b, s, *plane = x.shape
     t = s - kernel.shape[0] + 1
     starts = range(kernel.shape[0])
@@ -115,18 +116,18 @@ def conv3d_planes(
 
     The numbers of `conv3d_direct`, made and differentiated in the forms that a CPU does fastest.
     """
-    return _sum_of_planes(x, kernel)
+    return sum_of_planes(x, kernel)
 
 
 def _planes_forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Any]:
-    return _sum_of_planes(x, kernel), (x, kernel)
+    return sum_of_planes(x, kernel), (x, kernel)
 
 
 def _planes_backward(saved: Any, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, kernel = saved
     if min(kernel.shape[-2:]) > _FEW_CHANNELS:
-        return jax.vjp(_sum_of_planes, x, kernel)[1](dy)
-    (dx,) = jax.vjp(lambda x: _sum_of_planes(x, kernel), x)[1](dy)
+        return jax.vjp(sum_of_planes, x, kernel)[1](dy)
+    (dx,) = jax.vjp(lambda x: sum_of_planes(x, kernel), x)[1](dy)
     return dx, kernel_gradient(x, dy).astype(kernel.dtype)
 
 

@@ -13,19 +13,18 @@ import grain
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
-from animegamer_jax import diffusion
 from animegamer_jax.bundle import Bundle, NetworkName
 from animegamer_jax.data.sets import FeaturesSet
 from animegamer_jax.data.turns import Starts, adapt_samples
 from animegamer_jax.errors import UserError
-from animegamer_jax.models import vae
 from animegamer_jax.models.dit import DiT
 from animegamer_jax.models.encoder import ShotEncoder
 from animegamer_jax.models.mllm import MLLM
 from animegamer_jax.protocol import Layout
 from animegamer_jax.tokenizer import Tokenizer
+from animegamer_jax.train.decoder import drawn_loss, scaling_factor, transformer_flops
 from animegamer_jax.train.mllm import (
     check_protocol,
     feature_samples,
@@ -129,7 +128,9 @@ class AdaptStage(Stage[AdaptRecipe]):
         windows = make_windows(self, self.tokenizer, starts=self.recipe.starts)
 
         def make(features: FeaturesSet) -> grain.MapDataset:
-            return adapt_samples(features, split=split, windows=windows, config=self.config)
+            # Of T5 and CLIP, which made the features, the bundle need have none any more.
+            reader = dataclasses.replace(self.config, t5=None, clip=None)
+            return adapt_samples(features, split=split, windows=windows, config=reader)
 
         return feature_samples(sources, make)
 
@@ -146,55 +147,26 @@ class AdaptStage(Stage[AdaptRecipe]):
         self, networks: Networks, batch: Any, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], Scalars]:
         """The decoder's loss on the latents of this turn, with its true motion value."""
-        assert self.config.vae is not None
-        drop, latent, noise, step = jax.random.split(key, 4)
-        context = self.context(networks, batch, drop)
-        latents = vae.sample(batch.moments, key=latent) * self.config.vae.scaling_factor
-        loss = diffusion_loss(
+        drop, draws = jax.random.split(key)
+        # A model that plays without motion values is trained without.
+        motion = jnp.where(any(self.protocol.motion_values), batch.motion_value, 0.0)
+        loss = drawn_loss(
             cast(DiT, networks["dit"]),
-            latents,
-            context=context,
-            motion=batch.motion_value,
-            noise=jax.random.normal(noise, latents.shape),
-            timestep=spread_timesteps(step, latents.shape[0]),
+            batch.moments,
+            draws,
+            scaling_factor=scaling_factor(self.config),
+            context=self.context(networks, batch, drop),
+            motion=motion,
         )
         return loss.mean(), {}
 
     def sample_flops(self, networks: Networks) -> float:
         """By matrices and scores: the language model forward, the decoder forward and back."""
         mllm, dit = cast(MLLM, networks["mllm"]), cast(DiT, networks["dit"])
-        m, d = mllm.config.mistral, dit.config
-        length, tokens = self.layout.length, d.num_context_tokens + d.num_patches
-        forward = 2.0 * kernel_sizes(mllm.mistral.layers) * length
-        forward += 4.0 * length**2 * m.num_attention_heads * m.head_dim * m.num_hidden_layers
-        per_weight = 6.0 if self.recipe.trained == "all" else 4.0
-        back = 12.0 * tokens**2 * d.hidden_size * d.num_layers
-        blocks = dit.layers.blocks
-        modulation = kernel_sizes(getattr(blocks, "modulation"))  # noqa: B009, a row a sample
-        matrices = kernel_sizes(dit.layers) - modulation
-        return forward + back + per_weight * matrices * tokens + 6.0 * modulation
+        c, length = mllm.config.mistral, self.layout.length
+        matrices = 2.0 * kernel_sizes(mllm.mistral.layers) * length
+        scores = 4.0 * length**2 * c.num_attention_heads * c.head_dim * c.num_hidden_layers
+        return matrices + scores + transformer_flops(dit, trained=self.recipe.trained)
 
 
 STAGE = AdaptStage
-
-
-def spread_timesteps(key: Key[Array, ""], count: int) -> Int[Array, " {count}"]:
-    """Training steps 0..999, one from each of `count` equal parts of them."""
-    total = diffusion.Schedule().num_train_steps
-    place = (jnp.arange(count) + jax.random.uniform(key, (count,))) / count
-    return jnp.minimum(place * total, total - 1).astype(jnp.int32)
-
-
-def diffusion_loss(
-    dit: DiT,
-    latents: Float[Array, "b f h w c"],
-    *,
-    context: Float[Array, "b n d"],
-    motion: Float[Array, " b"],
-    noise: Float[Array, "b f h w c"],
-    timestep: Int[Array, " b"],
-) -> Float[Array, " b"]:
-    """The decoder's loss, one value a sample: mean squared error on v."""
-    noised, target = diffusion.add_noise(diffusion.Schedule(), latents, noise, timestep)
-    v = dit(noised, timestep=timestep.astype(jnp.float32), motion=motion, context=context)
-    return diffusion.v_loss(v, target)

@@ -239,13 +239,16 @@ class DecoderStage(Stage[DecoderRecipe]):
         )
 
     def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
+        # Of T5 and CLIP, which made the features, the bundle need have none any more.
+        reader = dataclasses.replace(self.config, t5=None, clip=None)
+
         def make(path: str) -> grain.MapDataset:
             return turn_samples(
                 open_features(path),
                 split=split,
                 tokenizer=self.tokenizer,
                 caption_length=1,  # captions are not read here
-                config=self.config,
+                config=reader,
             )
 
         return mixed_samples(sources, make)

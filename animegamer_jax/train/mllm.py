@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from animegamer_jax.bundle import Bundle, NetworkName, make_network
 from animegamer_jax.bundle_config import with_dtypes
-from animegamer_jax.configs import MLLMConfig, NetworkConfig
+from animegamer_jax.configs import MLLMConfig, ModelConfig, NetworkConfig
 from animegamer_jax.data.pipeline import mixture
 from animegamer_jax.data.sets import FeaturesSet, open_features
 from animegamer_jax.data.turns import Starts, Windows, game_samples
@@ -229,7 +229,9 @@ class MLLMStage(Stage[MLLMRecipe]):
         windows = make_windows(self, self.tokenizer, starts=self.recipe.starts)
 
         def make(features: FeaturesSet) -> grain.MapDataset:
-            samples = game_samples(features, split=split, windows=windows, config=self.config)
+            # Of the networks that made the features the bundle need have none any more.
+            reader = ModelConfig(encoder=self.config.encoder)
+            samples = game_samples(features, split=split, windows=windows, config=reader)
             if self.recipe.targets == "last" or split != "train":
                 return samples
             turns = features.turns(split)
