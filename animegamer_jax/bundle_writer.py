@@ -9,7 +9,7 @@ import json
 import os
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -35,6 +35,9 @@ from animegamer_jax.storage import absolute, move_into_place, refuse_existing, t
 _BATCH_BYTES = 1 << 24
 _CHUNK_BYTES = 1 << 26  # of an array on disk: what a write holds in memory beside the array
 
+Packing = Literal["none", "bytes"]
+_PACKED = {"id": "blosc", "cname": "zstd", "clevel": 9, "shuffle": 1}  # equal bytes side by side
+
 
 @dataclasses.dataclass(frozen=True)
 class _Promise:
@@ -50,9 +53,9 @@ class _StreamHandler(ocp.type_handlers.NumpyHandler):
     has one array in memory, and one chunk of it on its way to the disk.
     """
 
-    def __init__(self, leaves: Iterator[tuple[str, np.ndarray]]):
+    def __init__(self, leaves: Iterator[tuple[str, np.ndarray]], *, packing: Packing):
         super().__init__(deepcopy_host_arrays=False)
-        self._leaves = leaves
+        self._leaves, self._packing = leaves, packing
         self._error: Exception | None = None
 
     async def _open_and_write(
@@ -68,6 +71,8 @@ class _StreamHandler(ocp.type_handlers.NumpyHandler):
     async def _write(
         self, value: np.ndarray, tspec: dict[str, Any], ts_context: ts.Context
     ) -> None:
+        if self._packing == "bytes":
+            tspec = tspec | {"metadata": tspec["metadata"] | {"compressor": _PACKED}}
         store = await ts.open(ts.Spec(tspec), create=True, open=True, context=ts_context)
         steps: Any = store.chunk_layout.write_chunk.shape or ()  # None for a scalar
         starts = (range(0, size, step) for size, step in zip(value.shape, steps, strict=True))
@@ -142,7 +147,8 @@ class BundleWriter:
     ```
 
     The folder appears at the end of the block. After an exception or Ctrl-C inside it nothing is
-    left, and what stood at `path` is untouched. For one process only.
+    left, and what stood at `path` is untouched. For one process only. `packing` "bytes" takes a
+    quarter off bfloat16 weights on disk, at the cost of a second copy of what is being written.
 
     Raises:
         UserError: on entering, `path` is taken and `overwrite` is not set, or holds something that
@@ -156,9 +162,11 @@ class BundleWriter:
         name: str,
         protocol: Protocol,
         overwrite: bool = False,
+        packing: Packing = "none",
     ):
         self.path = absolute(path)
         self.name, self.protocol, self.overwrite = name, protocol, overwrite
+        self.packing: Packing = packing
         self.temporary = self.path.parent / f"{self.path.name}.tmp-{os.getpid()}"
         self.networks: dict[str, Any] = {}
         self.weights: dict[str, Weights] = {}
@@ -232,14 +240,14 @@ class BundleWriter:
             num_bytes += size * dtype.itemsize
 
         abstract = abstract_params(name, config)
-        handler = _StreamHandler(_checked(name, leaves, abstract, count))
+        handler = _StreamHandler(_checked(name, leaves, abstract, count), packing=self.packing)
         registry = ocp.type_handlers.create_type_handler_registry(
             (_Promise, handler),
             (jax.Array, ocp.type_handlers.ArrayHandler()),  # unused; without it Orbax warns
         )
         tree = nested({path: _Promise(path) for path in abstract})
         save_args = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
-        # Uncompressed: weights hardly shrink, and packing costs a second copy of a chunk.
+        # Orbax's own compression leaves the bytes of numbers mixed: weights hardly shrink.
         saver = ocp.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=registry)
         with self._telling(), ocp.Checkpointer(saver) as checkpointer:
             arguments = ocp.args.PyTreeSave(tree, save_args=save_args)
