@@ -6,13 +6,13 @@ MODEL ?= toy
 OUT ?= out/play
 INSTRUCTIONS ?= animegamer_jax/assets/instructions/qiqi.txt
 
-.PHONY: help play demo test test-fast lint format clean
+.PHONY: help play demo test test-all lint format clean
 
 help:
 	@echo "make play MODEL=DIR   play the demo game with a converted model; clips in $(OUT)"
 	@echo "make demo             the same with random weights: noise, but the whole way"
-	@echo "make test             all tests, under 10 minutes on two cores"
-	@echo "make test-fast        without the slow ones"
+	@echo "make test             the tests, under 10 minutes on two cores"
+	@echo "make test-all         with the slow ones: every recorded number, memory, a VAE's training"
 	@echo "make lint             ruff and basedpyright"
 
 .venv/.made:
@@ -39,10 +39,10 @@ demo: .venv/.play out/random/config.json
 	$(BIN)/animegamer play --model out/random --instructions $(INSTRUCTIONS) --out out/demo
 
 test: .venv/.dev
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
-
-test-fast: .venv/.dev
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m 'not slow'
+
+test-all: .venv/.dev
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: .venv/.dev
 	$(BIN)/ruff check .

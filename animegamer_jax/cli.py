@@ -51,7 +51,7 @@ def _choose(argv: list[str]) -> tuple[str, list[str]]:
     Raises:
         SystemExit: with the status, after a word on the usage.
     """
-    first, second = (argv + ["", ""])[:2]
+    first, second, *_ = [*argv, "", ""]
     group = f"{first} "
     in_group = any(name.startswith(group) for name in COMMANDS)
     if first in ("", "-h", "--help") or (in_group and second in ("", "-h", "--help")):
@@ -59,14 +59,12 @@ def _choose(argv: list[str]) -> tuple[str, list[str]]:
         raise SystemExit(0 if first and (second or not in_group) else 2)
     name = group + second if in_group else first
     if name not in COMMANDS:
-        known = [n for n in COMMANDS if n.startswith(group)] if in_group else list(COMMANDS)
-        names = ", ".join(n.removeprefix(group) if in_group else n for n in known)
-        prog, what, word = (
-            (f"animegamer {first}", "command" if first != "train" else "stage", second)
-            if in_group
-            else ("animegamer", "command", first)
-        )
-        print(f"{prog}: unknown {what} {word!r}: expected one of {names}", file=sys.stderr)
+        known = ", ".join(n.removeprefix(group) for n in COMMANDS if n.startswith(group))
+        what = "stage" if first == "train" else "command"
+        told = f"animegamer {first}: unknown {what} {second!r}: expected one of {known}"
+        if not in_group:
+            told = f"animegamer: unknown command {first!r}: expected one of {', '.join(COMMANDS)}"
+        print(told, file=sys.stderr)
         raise SystemExit(2)
     return name, argv[name.count(" ") + 1 :]
 

@@ -24,6 +24,11 @@ from animegamer_jax.storage import absolute, telling
         (["convert", "--out", ""], "animegamer convert: expected a folder's path"),
         (["parity"], "animegamer parity: "),
         (["frob"], "animegamer: unknown command 'frob'"),
+        (["train", "frob"], "animegamer train: unknown stage 'frob': expected one of foundations,"),
+        (["train", "warmup"], "animegamer train warmup: Missing from animegamer train warmup"),
+        (["train", "foundations", "--out", "o", "--data", "d"], "animegamer train foundations: "),
+        (["data", "frob"], "animegamer data: unknown command 'frob': expected one of toyworld,"),
+        (["data", "features"], "animegamer data features: Missing from animegamer data features"),
     ],
 )
 def test_one_line_for_a_mistake(capsys, monkeypatch, tmp_path, argv, line):
@@ -34,6 +39,14 @@ def test_one_line_for_a_mistake(capsys, monkeypatch, tmp_path, argv, line):
     assert err.startswith(line), err
     assert err.count("\n") == 1, err
     assert "│" not in err
+
+
+@pytest.mark.parametrize(("argv", "status"), [(["train"], 2), (["data", "--help"], 0), ([], 2)])
+def test_usage(capsys, argv, status):
+    assert cli.main(argv) == status
+    out, err = capsys.readouterr()
+    assert out.startswith("usage: animegamer " + "".join(f"{word} " for word in argv[:1]))
+    assert err == ""
 
 
 def test_starts_at_once():

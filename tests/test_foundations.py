@@ -120,7 +120,9 @@ def make(kind: type, bundle: Bundle, **changes: Any) -> Any:
 # --- every part -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", list(STAGES))
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[pytest.mark.slow] * (k is VAEStage)) for k in STAGES]
+)
 def test_steps(kind, bundle, pictures, data, frames):
     """Frozen weights stay bit for bit, all trained ones move, and the loss of the batch falls.
 

@@ -318,6 +318,7 @@ def test_both_forms_of_the_convolution_agree():
         np.testing.assert_allclose(b / scale, c / scale, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_gradients():
     video = jax.random.uniform(jax.random.key(1), (1, 5, 4, 4, 3), minval=-1)
     graphdef, params = nnx.split(_make(TINY))
