@@ -64,7 +64,12 @@ class _Group:
     parts: tuple[_Part, ...] = ()
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A file's JSON object.
+
+    Raises:
+        UserError: there is no such file, or it holds something else.
+    """
     try:
         content = json.loads(path.read_text())
     except OSError:
@@ -94,7 +99,7 @@ def _mllm_group(agent: Path, mistral: Path | None, *, infer: Infer) -> _Group:
             f"{agent}: its sizes need the base model's config.json: pass --mistral DIR, the folder "
             "of Mistral-7B-Instruct-v0.1"
         )
-    base_config = _read_json(mistral / "config.json")
+    base_config = read_json(mistral / "config.json")
     if absent := [
         key
         for key in ("num_attention_heads", "intermediate_size", "num_hidden_layers")
@@ -116,7 +121,7 @@ def _mllm_group(agent: Path, mistral: Path | None, *, infer: Infer) -> _Group:
     return _Group(source, (_Part("mllm", config, source, place),))
 
 
-def _decoder_file(path: Path) -> Path:
+def decoder_file(path: Path) -> Path:
     """The file itself, or what the SwissArmyTransformer folder's `latest` points to."""
     if not path.is_dir():
         return path
@@ -136,7 +141,7 @@ def _decoder_groups(
     infer: Infer,
     say: Callable[[str], None],
 ) -> Iterator[_Group]:
-    source = open_checkpoint(_decoder_file(path))
+    source = open_checkpoint(decoder_file(path))
     check_kind(source, "decoder")
     inner = source.under(DECODER_PREFIX)
     if not inner.tensors:
@@ -173,7 +178,7 @@ def _decoder_groups(
     yield _Group(source.select(lambda name: not name.startswith(known)))
 
 
-def _single_groups(
+def single_groups(
     name: NetworkName,
     path: Path,
     *,
@@ -261,7 +266,8 @@ def _leaves(
         step(1)
 
 
-def _say(text: str) -> None:
+def print_line(text: str) -> None:
+    """Tells how far a conversion is."""
     print(text, flush=True)
 
 
@@ -293,10 +299,10 @@ def _from_reference(folder: Path) -> dict[str, Any]:
         ("clip", {"head_width": "clip_head_width"}),
     ):
         if (file := folder / network / "config.json").is_file():
-            sizes = _read_json(file)
+            sizes = read_json(file)
             found |= {ours: sizes[theirs] for theirs, ours in keys.items() if theirs in sizes}
     if (file := folder / SIZES_FILE).is_file():
-        found["sizes"] = from_json(Sizes, _read_json(file), str(file))
+        found["sizes"] = from_json(Sizes, read_json(file), str(file))
     return found
 
 
@@ -407,12 +413,12 @@ def convert(
             head_width=head_width,
             given=set(options),
             infer=infer,
-            say=_say,
+            say=print_line,
         )
     for name in EMBEDDED:
         if name in options:
-            groups += _single_groups(
-                name, options[name], head_width=head_width, infer=infer, say=_say
+            groups += single_groups(
+                name, options[name], head_width=head_width, infer=infer, say=print_line
             )
     parts = [part for group in groups for part in group.parts]
     if not parts:

@@ -16,7 +16,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from animegamer_jax.bundle import Bundle, NetworkName
-from animegamer_jax.data.sets import FeaturesSet
+from animegamer_jax.data.sets import open_features
 from animegamer_jax.data.turns import Starts, adapt_samples
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.dit import DiT
@@ -27,13 +27,12 @@ from animegamer_jax.tokenizer import Tokenizer
 from animegamer_jax.train.decoder import drawn_loss, scaling_factor, transformer_flops
 from animegamer_jax.train.mllm import (
     check_protocol,
-    feature_samples,
-    kernel_sizes,
     lay_out,
-    load_tokenizer,
+    load_mllm_tokenizer,
     make_layout,
     make_windows,
 )
+from animegamer_jax.train.networks import matrix_size, mixed_samples
 from animegamer_jax.train.recipe import OptimizerConfig, Recipe
 from animegamer_jax.train.stage import DataSource, Networks, Scalars, Stage
 
@@ -87,7 +86,7 @@ class AdaptStage(Stage[AdaptRecipe]):
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        return load_tokenizer(self)
+        return load_mllm_tokenizer(self)
 
     @functools.cached_property
     def layout(self) -> Layout:
@@ -127,12 +126,13 @@ class AdaptStage(Stage[AdaptRecipe]):
     def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
         windows = make_windows(self, self.tokenizer, starts=self.recipe.starts)
 
-        def make(features: FeaturesSet) -> grain.MapDataset:
+        def make(path: str) -> grain.MapDataset:
+            features = open_features(path)
             # Of T5 and CLIP, which made the features, the bundle need have none any more.
             reader = dataclasses.replace(self.config, t5=None, clip=None)
             return adapt_samples(features, split=split, windows=windows, config=reader)
 
-        return feature_samples(sources, make)
+        return mixed_samples(sources, make)
 
     def context(self, networks: Networks, batch: Any, key: Key[Array, ""]) -> Float[Array, "b n r"]:
         """What the language model predicts of `AdaptSample`s, or E_a of zeros; no gradients."""
@@ -164,7 +164,7 @@ class AdaptStage(Stage[AdaptRecipe]):
         """By matrices and scores: the language model forward, the decoder forward and back."""
         mllm, dit = cast(MLLM, networks["mllm"]), cast(DiT, networks["dit"])
         c, length = mllm.config.mistral, self.layout.length
-        matrices = 2.0 * kernel_sizes(mllm.mistral.layers) * length
+        matrices = 2.0 * matrix_size(mllm.mistral.layers) * length
         scores = 4.0 * length**2 * c.num_attention_heads * c.head_dim * c.num_hidden_layers
         return matrices + scores + transformer_flops(dit, trained=self.recipe.trained)
 

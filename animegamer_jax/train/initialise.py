@@ -111,7 +111,7 @@ def extend_vocabulary(path: str, leaf: np.ndarray, *, vocab_size: int) -> np.nda
 
 def _dit_part(path: Path, *, like: DiTConfig, seed: int) -> tuple[_Part, Source]:
     """The decoder, and what its file holds beside."""
-    source = open_checkpoint(released._decoder_file(path))
+    source = open_checkpoint(released.decoder_file(path))
     inner = source.under(cogvideox.PREFIX)
     if not inner.tensors:
         raise UserError(
@@ -139,7 +139,7 @@ def _dit_part(path: Path, *, like: DiTConfig, seed: int) -> tuple[_Part, Source]
 
 
 def _mllm_part(folder: Path, *, like: MLLMConfig, width: int, vocab_size: int, seed: int) -> _Part:
-    base_config = released._read_json(folder / "config.json")
+    base_config = released.read_json(folder / "config.json")
     source = open_checkpoint(folder)
     check_kind(source, "mistral")
     try:
@@ -173,7 +173,7 @@ def _mllm_part(folder: Path, *, like: MLLMConfig, width: int, vocab_size: int, s
 
 def _released_part(name: NetworkName, path: Path) -> tuple[_Part, Source]:
     """The VAE, CLIP or T5 as `animegamer convert` takes it, and what its file holds beside."""
-    groups = released._single_groups(name, path, head_width=64, infer=infer, say=released._say)
+    groups = released.single_groups(name, path, head_width=64, infer=infer, say=released.print_line)
     rest, group = groups
     (part,) = group.parts
     return _Part(name, part.config, part.source, part.rules), rest.source

@@ -16,20 +16,24 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from animegamer_jax.bundle import Bundle, NetworkName, make_network
+from animegamer_jax.bundle import Bundle, NetworkName
 from animegamer_jax.bundle_config import with_dtypes
-from animegamer_jax.configs import MLLMConfig, ModelConfig, NetworkConfig
-from animegamer_jax.data.pipeline import mixture
-from animegamer_jax.data.sets import FeaturesSet, open_features
+from animegamer_jax.configs import MLLMConfig, ModelConfig
+from animegamer_jax.data.sets import open_features
 from animegamer_jax.data.turns import Starts, Windows, game_samples
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.encoder import ShotEncoder
 from animegamer_jax.models.layers import Dropout
 from animegamer_jax.models.mllm import MLLM, GameBatch, make_batch
 from animegamer_jax.protocol import STATE_NAMES, Layout, Prompt
-from animegamer_jax.sharding import param_shardings
 from animegamer_jax.tokenizer import UNKNOWN, Tokenizer
 from animegamer_jax.train.branches import BranchedLayout, window_ends
+from animegamer_jax.train.networks import (
+    load_tokenizer,
+    matrix_size,
+    mixed_samples,
+    new_network,
+)
 from animegamer_jax.train.recipe import OptimizerConfig, Recipe
 from animegamer_jax.train.stage import DataSource, Networks, Scalars, Stage, Watched
 
@@ -126,42 +130,12 @@ def forget_words(
     return jnp.where(jax.random.bernoulli(key, rate, captions.shape), unknown, captions)
 
 
-def new_network(name: NetworkName, config: NetworkConfig, *, seed: int, mesh: Any) -> nnx.Module:
-    """A network of new weights, each born where the mesh wants it."""
-
-    def make() -> nnx.Module:
-        return make_network(name, config, rngs=nnx.Rngs(seed))
-
-    graphdef, params = nnx.split(nnx.eval_shape(make))
-    shardings = param_shardings(params, mesh)
-    return nnx.merge(graphdef, jax.jit(lambda: nnx.state(make()), out_shardings=shardings)())
-
-
-def feature_samples(
-    sources: Sequence[DataSource], make: Callable[[FeaturesSet], grain.MapDataset]
-) -> grain.MapDataset:
-    """The samples that `make` reads from each features set, mixed by weight.
-
-    Raises:
-        UserError: a data set is missing, empty or of another layout.
-    """
-    sets = [make(open_features(source.path)) for source in sources]
-    return mixture(sets, weights=[source.weight for source in sources])
-
-
 def weight_flops(networks: Mapping[str, int], *, trained: bool) -> float:
     """Multiplications and additions of a pass forward and back, from weights x rows.
 
     Two a weight and row forward, two for the gradient of the input, two for that of the weight.
     """
     return (6.0 if trained else 4.0) * sum(networks.values())
-
-
-def kernel_sizes(module: nnx.Module) -> int:
-    """Number of weights in the matrices of a (possibly abstract) module."""
-    flat = nnx.to_flat_state(nnx.state(module, nnx.Param))
-    names = ("kernel", "lora_a", "lora_b")
-    return sum(variable.size for path, variable in flat if str(path[-1]) in names)
 
 
 class MLLMStage(Stage[MLLMRecipe]):
@@ -174,7 +148,7 @@ class MLLMStage(Stage[MLLMRecipe]):
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        return load_tokenizer(self)
+        return load_mllm_tokenizer(self)
 
     @functools.cached_property
     def layout(self) -> Layout:
@@ -228,7 +202,8 @@ class MLLMStage(Stage[MLLMRecipe]):
     def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
         windows = make_windows(self, self.tokenizer, starts=self.recipe.starts)
 
-        def make(features: FeaturesSet) -> grain.MapDataset:
+        def make(path: str) -> grain.MapDataset:
+            features = open_features(path)
             # Of the networks that made the features the bundle need have none any more.
             reader = ModelConfig(encoder=self.config.encoder)
             samples = game_samples(features, split=split, windows=windows, config=reader)
@@ -241,7 +216,7 @@ class MLLMStage(Stage[MLLMRecipe]):
                 seed=windows.seed,
             )
 
-        return feature_samples(sources, make)
+        return mixed_samples(sources, make)
 
     def make_batch(self, encoder: ShotEncoder, game: Any, key: Key[Array, ""]) -> GameBatch:
         """`GameSample`s as sequences to train on, with the recipe's disturbances."""
@@ -295,12 +270,12 @@ class MLLMStage(Stage[MLLMRecipe]):
         length, targets, queries = layout.length + len(layout.answer), 1, layout.num_queries
         if self.recipe.targets == "every":
             length, targets = self.branched.length, layout.window
-        layers = kernel_sizes(mllm.mistral.layers) * length
+        layers = matrix_size(mllm.mistral.layers) * length
         scores = 12.0 * length**2 * c.num_attention_heads * c.head_dim * c.num_hidden_layers
         rest = {
-            "head": kernel_sizes(mllm.mistral.head) * len(STATE_NAMES) * targets,
-            "input": kernel_sizes(mllm.input_resampler) * queries * (layout.window - 1),
-            "output": kernel_sizes(mllm.output_resampler) * queries * targets,
+            "head": matrix_size(mllm.mistral.head) * len(STATE_NAMES) * targets,
+            "input": matrix_size(mllm.input_resampler) * queries * (layout.window - 1),
+            "output": matrix_size(mllm.output_resampler) * queries * targets,
         }
         in_layers = weight_flops({"layers": layers}, trained=self.recipe.trained == "all")
         return in_layers + weight_flops(rest, trained=True) + scores
@@ -358,15 +333,11 @@ def check_protocol(stage: Stage[Any]) -> None:
         )
 
 
-def load_tokenizer(stage: Stage[Any]) -> Tokenizer:
+def load_mllm_tokenizer(stage: Stage[Any]) -> Tokenizer:
     """The model's, checked against its language model."""
     config = _mllm_config(stage)
-    if stage.tokenizer_dir is None:
-        raise UserError(f"stage {stage.name}: no tokenizer in the bundle: convert with --tokenizer")
-    return Tokenizer.load(
-        stage.tokenizer_dir,
-        vocab_size=config.mistral.vocab_size,
-        num_queries=config.num_queries,
+    return load_tokenizer(
+        stage, vocab_size=config.mistral.vocab_size, num_queries=config.num_queries
     )
 
 

@@ -1,4 +1,4 @@
-"""What the foundations' stages share: networks from a bundle or new, tokenizer, mixed data sets."""
+"""What stages share: networks from a bundle or new, the tokenizer, mixed data sets, sizes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,12 +7,13 @@ import grain
 import jax
 from flax import nnx
 
-from animegamer_jax.bundle import Bundle, NetworkName
+from animegamer_jax.bundle import Bundle, NetworkName, make_network
 from animegamer_jax.bundle_config import with_dtypes
+from animegamer_jax.configs import NetworkConfig
 from animegamer_jax.data.pipeline import mixture
 from animegamer_jax.errors import UserError
+from animegamer_jax.sharding import param_shardings
 from animegamer_jax.tokenizer import Tokenizer
-from animegamer_jax.train.mllm import new_network
 from animegamer_jax.train.optimizer import DECAYED
 from animegamer_jax.train.stage import DataSource, Stage
 
@@ -28,15 +29,33 @@ def load_or_make(
     return new_network(name, config, seed=recipe.seed, mesh=mesh)
 
 
-def load_tokenizer(stage: Stage[Any]) -> Tokenizer:
-    """The model's tokenizer; no frame token is needed of it.
+def new_network(
+    name: NetworkName, config: NetworkConfig, *, seed: int, mesh: jax.sharding.Mesh
+) -> nnx.Module:
+    """A network of new weights, each born where the mesh wants it."""
+
+    def make() -> nnx.Module:
+        return make_network(name, config, rngs=nnx.Rngs(seed))
+
+    graphdef, params = nnx.split(nnx.eval_shape(make))
+    shardings = param_shardings(params, mesh)
+    if mesh.size == 1:
+        # As one program, a small VAE's random numbers alone take minutes to compile.
+        return nnx.merge(graphdef, jax.device_put(nnx.state(make()), shardings))
+    return nnx.merge(graphdef, jax.jit(lambda: nnx.state(make()), out_shardings=shardings)())
+
+
+def load_tokenizer(
+    stage: Stage[Any], *, vocab_size: int | None = None, num_queries: int = 1
+) -> Tokenizer:
+    """The model's tokenizer, with that many frame tokens at least.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or it is another model's.
     """
     if stage.tokenizer_dir is None:
         raise UserError(f"stage {stage.name}: no tokenizer in the bundle: convert with --tokenizer")
-    return Tokenizer.load(stage.tokenizer_dir, num_queries=1)
+    return Tokenizer.load(stage.tokenizer_dir, vocab_size=vocab_size, num_queries=num_queries)
 
 
 def mixed_samples(
