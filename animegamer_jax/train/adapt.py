@@ -18,13 +18,18 @@ from jaxtyping import Array, Float, Key
 from animegamer_jax.bundle import Bundle, NetworkName
 from animegamer_jax.data.sets import open_features
 from animegamer_jax.data.turns import Starts, adapt_samples
-from animegamer_jax.errors import UserError
 from animegamer_jax.models.dit import DiT
 from animegamer_jax.models.encoder import ShotEncoder
 from animegamer_jax.models.mllm import MLLM
 from animegamer_jax.protocol import Layout
 from animegamer_jax.tokenizer import Tokenizer
-from animegamer_jax.train.decoder import drawn_loss, scaling_factor, transformer_flops
+from animegamer_jax.train.decoder import (
+    check_low_rank,
+    drawn_loss,
+    scaling_factor,
+    trains_transformer,
+    transformer_flops,
+)
 from animegamer_jax.train.mllm import (
     check_protocol,
     lay_out,
@@ -100,13 +105,9 @@ class AdaptStage(Stage[AdaptRecipe]):
                 protocol is not one to train by.
         """
         assert bundle is not None, "the command has checked what the stage needs"
-        recipe, dit = self.recipe, self.config.dit
+        recipe = self.recipe
         check_protocol(self)
-        if recipe.trained == "recipe" and (dit is None or dit.lora is None):
-            raise UserError(
-                "stage adapt: --trained recipe trains the decoder's low-rank updates, but it has "
-                "none: give --trained all"
-            )
+        check_low_rank(self)
         return {
             "dit": bundle.load("dit", mesh=mesh, dtype=recipe.dtype, remat=recipe.remat),
             "encoder": bundle.load("encoder", mesh=mesh, dtype=recipe.dtype),
@@ -114,14 +115,7 @@ class AdaptStage(Stage[AdaptRecipe]):
         }
 
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
-        if network != "dit" or path[0] == "positions":
-            return False
-        return (
-            self.recipe.trained == "all"
-            or isinstance(variable, nnx.LoRAParam)
-            or "modulation" in path
-            or path[0] == "motion_embed"
-        )
+        return network == "dit" and trains_transformer(self.recipe, path, variable)
 
     def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
         windows = make_windows(self, self.tokenizer, starts=self.recipe.starts)

@@ -189,6 +189,36 @@ def transformer_flops(dit: DiT, *, trained: Literal["recipe", "all"]) -> float:
     return (6.0 if trained == "all" else 4.0) * (matrices + ends) + scores + 6.0 * modulation
 
 
+def check_low_rank(stage: Stage[Any]) -> None:
+    """Whether the decoder has what the stage's recipe trains of it.
+
+    Raises:
+        UserError: the recipe trains low-rank updates and the decoder has none.
+    """
+    dit = stage.config.dit
+    if stage.recipe.trained == "recipe" and (dit is None or dit.lora is None):
+        raise UserError(
+            f"stage {stage.name}: --trained recipe trains the decoder's low-rank updates, but it "
+            "has none: give --trained all"
+        )
+
+
+def trains_transformer(recipe: Recipe, path: tuple[str, ...], variable: nnx.Variable) -> bool:
+    """Whether a parameter of the decoder's transformer is trained, jointly or in adaptation.
+
+    Low-rank updates, the layers' modulation and the motion layer (385 M, PAPER section 4.1), or
+    all but the constant positions.
+    """
+    if path[0] == "positions":
+        return False
+    return (
+        recipe.trained == "all"
+        or isinstance(variable, nnx.LoRAParam)
+        or "modulation" in path
+        or path[0] == "motion_embed"
+    )
+
+
 class DecoderStage(Stage[DecoderRecipe]):
     """Trains the shot encoder and the decoder together."""
 
@@ -214,12 +244,8 @@ class DecoderStage(Stage[DecoderRecipe]):
             UserError: the recipe trains low-rank updates and the decoder has none.
         """
         assert bundle is not None, "the command has checked what the stage needs"
-        recipe, dit = self.recipe, self.config.dit
-        if recipe.trained == "recipe" and (dit is None or dit.lora is None):
-            raise UserError(
-                f"stage {self.name}: --trained recipe trains the decoder's low-rank updates, but "
-                "it has none: give --trained all"
-            )
+        recipe = self.recipe
+        check_low_rank(self)
         return {
             "encoder": bundle.load("encoder", mesh=mesh, dtype=recipe.dtype),
             "dit": bundle.load("dit", mesh=mesh, dtype=recipe.dtype, remat=recipe.remat),
@@ -229,14 +255,7 @@ class DecoderStage(Stage[DecoderRecipe]):
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
         if network == "encoder":
             return path[0] != "output_norm"  # takes no part
-        if network != "dit" or path[0] == "positions":
-            return False
-        return (
-            self.recipe.trained == "all"
-            or isinstance(variable, nnx.LoRAParam)
-            or "modulation" in path
-            or path[0] == "motion_embed"
-        )
+        return network == "dit" and trains_transformer(self.recipe, path, variable)
 
     def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
         # Of T5 and CLIP, which made the features, the bundle need have none any more.
