@@ -174,6 +174,8 @@ class Game:
     ) -> Turn:
         """Saves a finished turn: its clip, its shot representation, then `game.json`.
 
+        A toy's small clip is saved enlarged (`media.enlarge`): players show it as it is.
+
         Until `game.json` is renamed into place the game on disk and in memory is the one without
         this turn, so an interruption at any point leaves the earlier turns whole.
 
@@ -195,7 +197,7 @@ class Game:
         )
         arrays = io.BytesIO()
         np.savez_compressed(arrays, representation=representation)
-        media.write_mp4(self.folder / turn.clip, frames)
+        media.write_mp4(self.folder / turn.clip, media.enlarge(frames))
         media.write_whole(self.folder / turn.representation_file, arrays.getvalue())
         turns = [*self.turns, turn]
         self._save(turns)

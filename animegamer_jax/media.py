@@ -22,6 +22,7 @@ from animegamer_jax.errors import UserError
 
 FRAMES_PER_SECOND = 8
 MAX_PANELS = 60
+_LEAST_ROWS = 240  # of a saved clip: players show smaller ones as a stamp
 
 Number = int | float
 
@@ -201,6 +202,17 @@ class Panel(NamedTuple):
     motion_level: int
     changes: Mapping[str, int]
     meters: Mapping[str, int]
+
+
+def enlarge(frames: UInt8[np.ndarray, "f h w 3"]) -> UInt8[np.ndarray, "f y x 3"]:
+    """A clip of fewer than 240 rows, enlarged a whole number of times to that or more (cubic)."""
+    height, width = frames.shape[1:3]
+    factor = -(-_LEAST_ROWS // height)
+    if factor <= 1:
+        return frames
+    size = factor * width, factor * height
+    larger = (Image.fromarray(frame).resize(size, Image.Resampling.BICUBIC) for frame in frames)
+    return np.stack([np.asarray(frame) for frame in larger])
 
 
 def pick_frames(

@@ -124,10 +124,10 @@ def model_folder(model: str) -> str:
     if model != "toy":
         return model
     folder = ASSETS / "toy"
-    if not folder.is_dir():
+    if not (folder / "config.json").is_file():
         raise UserError(
-            "--model toy: the embedded model is not trained yet in this version: give a "
-            "converted bundle, --model DIR (`animegamer convert` makes one)"
+            f"--model toy: expected the embedded model in {folder}, found none: this installation "
+            "is incomplete; give a bundle, --model DIR (`animegamer convert` makes one)"
         )
     return str(folder)
 

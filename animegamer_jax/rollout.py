@@ -166,14 +166,26 @@ def denoise(
     table: SamplerTable,
     keys: Key[Array, " g"],
 ) -> SamplerState:
+    """The given steps of the sampler (`denoise_clip`)."""
+    return denoise_clip(networks.dit, networks.unconditional, state, sampler, table, keys)
+
+
+def denoise_clip(
+    dit: DiT,
+    unconditional: Float[Array, "n d"],
+    state: GameState,
+    sampler: SamplerState,
+    table: SamplerTable,
+    keys: Key[Array, " g"],
+) -> SamplerState:
     """The given steps of the sampler; both guidance rows get the motion value."""
 
     def predict_v(x: jax.Array, timestep: jax.Array, context: jax.Array) -> jax.Array:
         motion = jnp.concatenate([state.motion_value, state.motion_value])
-        return networks.dit(x, timestep=timestep, motion=motion, context=context)
+        return dit(x, timestep=timestep, motion=motion, context=context)
 
-    guided = diffusion.guide(predict_v, state.representation, networks.unconditional)
-    shape = latent_shape(networks.dit)
+    guided = diffusion.guide(predict_v, state.representation, unconditional)
+    shape = latent_shape(dit)
     return diffusion.sample(guided, sampler, table, noise=lambda i: _noise(keys, i, shape))
 
 

@@ -113,6 +113,23 @@ def test_the_context_is_what_is_predicted(stage, networks, batch):
     np.testing.assert_allclose(kept, np.broadcast_to(predicted, kept.shape), atol=1e-4)
 
 
+def test_what_a_look_shows(stage, networks, batch):
+    """Clips from predictions beside the true ones; none where none are asked for."""
+    shown = stage.watch(networks, jax.tree.map(jnp.asarray, batch), make_key())
+    (pairs,) = shown.clips.values()
+    c, v = stage.config.dit, stage.config.vae
+    size = c.latent_height * v.spatial_compression, 2 * c.latent_width * v.spatial_compression
+    assert pairs.shape[0] == stage.recipe.watch_clips
+    assert (pairs.shape[2:4], pairs.dtype) == (size, np.uint8)
+    silent = AdaptStage(
+        dataclasses.replace(stage.recipe, watch_clips=0),
+        stage.config,
+        stage.protocol,
+        tokenizer_dir=stage.tokenizer_dir,
+    )
+    assert silent.watch(networks, batch, make_key()) == ({}, {})
+
+
 def test_the_loss_is_the_decoders(bundle, networks, batch):
     """On latents drawn from the moments and scaled, with the true motion value."""
     stage = make_stage(AdaptStage, dataclasses.replace(RECIPE, context_dropout=0.0), bundle)

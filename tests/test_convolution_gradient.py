@@ -23,7 +23,9 @@ def _close(found: jax.Array, expected: jax.Array, tolerance: float) -> None:
     np.testing.assert_allclose(found / scale, expected / scale, atol=tolerance)
 
 
-@pytest.mark.parametrize(("planes", "i", "o"), [(3, 8, 8), (3, 3, 6), (3, 6, 3), (1, 8, 8)])
+@pytest.mark.parametrize(
+    ("planes", "i", "o"), [(3, 8, 8), (3, 3, 6), (3, 6, 3), (1, 8, 8), (3, 20, 4), (3, 4, 20)]
+)
 def test_kernel_gradient_is_that_of_differentiation(planes: int, i: int, o: int):
     x, kernel, dy = _inputs(planes, i, o)
 

@@ -22,6 +22,7 @@ from animegamer_jax.data.turns import ClipSample
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.t5 import T5Encoder
+from animegamer_jax.models.vae import VAE, ResBlock, split_moments
 from animegamer_jax.sharding import make_mesh
 from animegamer_jax.train.command import PARTS, find_stage
 from animegamer_jax.train.foundation_clip import CLIPRecipe, CLIPStage, contrastive_loss, same_rows
@@ -41,6 +42,7 @@ from animegamer_jax.train.foundation_vae import (
     kl_divergence,
     perceptual_distance,
     psnr,
+    start_calmly,
 )
 from animegamer_jax.train.products import count_products
 from animegamer_jax.train.recipe import OptimizerConfig
@@ -251,6 +253,25 @@ def test_new_t5_starts_with_small_scores(bundle):
 
 
 # --- VAE ------------------------------------------------------------------------------------
+
+
+def test_a_new_vae_starts_calmly(pictures):
+    """Residual blocks are their shortcuts, latents are nearly without noise."""
+    stage = make(VAEStage, pictures)
+    trained = stage.load(pictures, mesh=one_device())["vae"]
+    assert all(block.conv2.kernel[...].any() for block in residual_blocks(trained))
+    start_calmly(trained)
+    assert not any(block.conv2.kernel[...].any() for block in residual_blocks(trained))
+    assert all(block.conv1.kernel[...].any() for block in residual_blocks(trained))
+    config = pictures.config.vae
+    fresh = VAE(config, rngs=nnx.Rngs(0))
+    start_calmly(fresh)
+    _, log_variance = split_moments(fresh.encode(jax.random.normal(make_key(), (1, 1, 16, 24, 3))))
+    assert float(log_variance.mean()) == pytest.approx(-5, abs=0.5)
+
+
+def residual_blocks(vae: VAE) -> list[ResBlock]:
+    return [module for _, module in nnx.iter_modules(vae) if isinstance(module, ResBlock)]
 
 
 def test_crops():

@@ -17,8 +17,8 @@ from animegamer_jax.models.layers import (
     Linear,
     QKVLinear,
     RMSNorm,
+    affine,
     count_params,
-    product,
 )
 
 FLOAT = NetworkConfig()
@@ -213,13 +213,32 @@ def test_the_share_that_is_dropped():
     np.testing.assert_allclose((found == 0).mean(), 0.05, atol=0.003)
 
 
-@pytest.mark.parametrize("shape", [(6,), (3, 6), (2, 3, 6)])
-def test_the_gradients_of_a_product(shape):
-    x, kernel = jnp.asarray(normal(*shape)), jnp.asarray(normal(6, 4))
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("widths", [(6, 4), (4, 6)])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+def test_the_gradients_of_a_product(shape, widths, bias):
+    """Both ways round: the narrower of input and gradient is the one that is transposed."""
+    x, kernel = jnp.asarray(normal(*shape, widths[0])), jnp.asarray(normal(*widths))
+    shift = jnp.asarray(normal(widths[1])) if bias else None
+
+    def plain(x, kernel, shift):
+        y = x @ kernel
+        return y if shift is None else y + jnp.broadcast_to(shift, y.shape)
 
     def gradients(multiply):
-        loss = lambda x, kernel: jnp.sin(multiply(x, kernel)).sum()  # noqa: E731
-        return jax.jit(jax.grad(loss, argnums=(0, 1)))(x, kernel)
+        loss = lambda x, kernel, shift: jnp.sin(multiply(x, kernel, shift)).sum()  # noqa: E731
+        return jax.jit(jax.grad(loss, argnums=(0, 1, 2) if bias else (0, 1)))(x, kernel, shift)
 
-    for found, expected in zip(gradients(product), gradients(jnp.matmul), strict=True):
+    for found, expected in zip(gradients(affine), gradients(plain), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_sums_of_a_product_are_float32():
+    """In bfloat16 a sum of 4,096 ones would stop at 256."""
+    x, kernel = jnp.ones((1, 4096), jnp.bfloat16), jnp.ones((4096, 1), jnp.bfloat16)
+    assert float(affine(x, kernel, None)[0, 0]) == 4096
+    loss = lambda kernel: affine(kernel.T, x.T, None).astype(jnp.float32).sum()  # noqa: E731
+    found = jax.grad(loss)(kernel)
+    assert found.dtype == jnp.bfloat16
+    loss = lambda scale: affine(x.T, scale, None).astype(jnp.float32).sum()  # noqa: E731
+    assert float(jax.grad(loss)(jnp.ones((1, 1), jnp.bfloat16))[0, 0]) == 4096

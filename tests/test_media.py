@@ -141,6 +141,17 @@ def test_frames_are_picked_from_end_to_end():
     assert len(media.pick_frames(frames[:2])) == 2
 
 
+def test_small_clips_are_enlarged():
+    rng = np.random.default_rng(0)
+    frames = rng.integers(0, 256, (3, 48, 72, 3), dtype=np.uint8)
+    larger = media.enlarge(frames)
+    assert larger.shape == (3, 240, 360, 3)
+    flat = np.full((2, 100, 20, 3), 70, np.uint8)
+    np.testing.assert_array_equal(media.enlarge(flat), np.full((2, 300, 60, 3), 70, np.uint8))
+    large = rng.integers(0, 256, (2, 240, 10, 3), dtype=np.uint8)
+    assert media.enlarge(large) is large
+
+
 def test_a_clip_needs_frames():
     with pytest.raises(ValueError, match="at least one pixel"):
         media.encode_mp4(np.zeros((0, 4, 4, 3), np.uint8))

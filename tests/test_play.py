@@ -75,7 +75,6 @@ def test_mistakes_are_one_line_and_status_two(tmp_path, capsys):
     (tmp_path / "bad.txt").write_bytes(b"\xff")
     out, file = str(tmp_path / "out"), str(tmp_path / "file")
     cases = [
-        ([], "the embedded model is not trained yet in this version: give a converted bundle"),
         (["--model", "m", "--steps", "0"], "--steps: expected a whole number, 1 to 1000, found 0"),
         (["--model", "m", "--window", "0"], "--window: expected a whole number"),
         (["--model", "m", "--seed", "-1"], "--seed: expected a whole number, 0 to"),

@@ -259,13 +259,24 @@ def other_game_values(truth: Truth, *, hear: bool) -> Values:
 
 
 def true_representations(
-    truth: Truth, *, encoder: ShotEncoder, t5: T5Encoder, clip: CLIP, tokenizer: Tokenizer
+    truth: Truth,
+    *,
+    encoder: ShotEncoder,
+    t5: T5Encoder,
+    clip: CLIP,
+    tokenizer: Tokenizer,
+    shown: Int[np.ndarray, "g t"] | None = None,
 ) -> Float32[np.ndarray, "g t n r"]:
-    """E_a of every turn: T5 features of its motion text, CLIP features of its first frame."""
+    """E_a of every turn: T5 features of its motion text, CLIP features of its first frame.
+
+    With `shown`, of that frame instead.
+    """
     length = encoder.config.num_text_tokens
     turns = [turn for game in truth.games for turn in game]
     tokens = np.stack([tokenizer.padded(turn.motion_text, length) for turn in turns])
-    first = truth.clips[:, :, 0].reshape(len(turns), *truth.clips.shape[3:])
+    shown = np.zeros(truth.levels.shape, int) if shown is None else shown
+    first = np.take_along_axis(truth.clips, shown[:, :, None, None, None, None], axis=2)
+    first = first.reshape(len(turns), *truth.clips.shape[3:])
 
     networks = encoder, t5, clip
     found = in_batches(

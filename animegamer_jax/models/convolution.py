@@ -23,6 +23,9 @@ _zeros = nnx.initializers.zeros_init()
 # Up to so many channels in or out, the kernel's gradient on a CPU is made of matrix products.
 _FEW_CHANNELS = 32
 
+# Up to so many channels in, the planes of a kernel are one convolution on a CPU.
+_STACKED_CHANNELS = 16
+
 
 def _conv2d(
     x: Float[Array, "n h w i"],
@@ -58,6 +61,34 @@ def sum_of_planes(
     starts = range(kernel.shape[0])
     taps = [_conv2d(x[:, k : k + t].reshape(b * t, *plane), kernel[k]) for k in starts]
     return functools.reduce(jnp.add, taps).reshape(b, t, *taps[0].shape[1:])
+
+
+def stacked_planes(
+    x: Float[Array, "b s h w i"], kernel: Float[Array, "k 3 3 i o"]
+) -> Float[Array, "b t h w o"]:
+    """The same as one 2D convolution of `k` frames' channels side by side: for few channels."""
+    b, s, *plane = x.shape
+    k = kernel.shape[0]
+    t = s - k + 1
+    x = jnp.concatenate([x[:, start : start + t] for start in range(k)], axis=-1)
+    kernel = jnp.moveaxis(kernel, 0, 2).reshape(*kernel.shape[1:3], -1, kernel.shape[-1])
+    y = _conv2d(x.reshape(b * t, *plane[:2], -1), kernel)
+    return y.reshape(b, t, *y.shape[1:])
+
+
+def _planes(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    few = kernel.shape[0] > 1 and x.shape[-1] <= _STACKED_CHANNELS
+    return (stacked_planes if few else sum_of_planes)(x, kernel)
+
+
+def _input_gradient(
+    dy: Float[Array, "b t h w o"], kernel: Float[Array, "k 3 3 i o"], x: jax.Array
+) -> Float[Array, "b s h w i"]:
+    k = kernel.shape[0]
+    if k == 1 or dy.shape[-1] > _STACKED_CHANNELS:
+        return jax.vjp(lambda x: sum_of_planes(x, kernel), x)[1](dy)[0]
+    dy = jnp.pad(dy, ((0, 0), (k - 1, k - 1), (0, 0), (0, 0), (0, 0)))
+    return stacked_planes(dy, jnp.swapaxes(kernel[::-1, ::-1, ::-1], 3, 4))
 
 
 def _correlate(
@@ -112,22 +143,23 @@ def kernel_gradient(
 def conv3d_planes(
     x: Float[Array, "b s h w i"], kernel: Float[Array, "k 3 3 i o"]
 ) -> Float[Array, "b t h w o"]:
-    """A 2D convolution for each of the kernel's `k` planes in time, and their sum (t = s - k + 1).
+    """2D convolutions in place of a 3D one: of each plane of the kernel in time, summed, or of all
+    at once where channels are few (t = s - k + 1).
 
     The numbers of `conv3d_direct`, made and differentiated in the forms that a CPU does fastest.
     """
-    return sum_of_planes(x, kernel)
+    return _planes(x, kernel)
 
 
 def _planes_forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Any]:
-    return sum_of_planes(x, kernel), (x, kernel)
+    return _planes(x, kernel), (x, kernel)
 
 
 def _planes_backward(saved: Any, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, kernel = saved
     if min(kernel.shape[-2:]) > _FEW_CHANNELS:
         return jax.vjp(sum_of_planes, x, kernel)[1](dy)
-    (dx,) = jax.vjp(lambda x: sum_of_planes(x, kernel), x)[1](dy)
+    dx = _input_gradient(dy, kernel, x)
     return dx, kernel_gradient(x, dy).astype(kernel.dtype)
 
 

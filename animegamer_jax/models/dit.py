@@ -126,7 +126,9 @@ class Block(nnx.Module):
         y = self.attend(modulate(self.attention_norm(x), 0))
         x = (x + per_token(2) * y).astype(x.dtype)
         y = self.mlp_in(modulate(self.mlp_norm(x), 3))
-        y = self.mlp_out(jax.nn.gelu(constrain(y, "act_batch", "act_length", "act_mlp")))
+        y = constrain(y, "act_batch", "act_length", "act_mlp")
+        y = jax.nn.gelu(y.astype(jnp.float32)).astype(y.dtype)  # float32 island
+        y = self.mlp_out(y)
         x = (x + per_token(5) * y).astype(x.dtype)
         return constrain(x, "act_batch", "act_length", "act_embed")
 

@@ -6,7 +6,7 @@ step; the decoder is trained, by its own loss, to make the true clip of that.
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import grain
@@ -26,6 +26,7 @@ from animegamer_jax.tokenizer import Tokenizer
 from animegamer_jax.train.decoder import (
     check_low_rank,
     drawn_loss,
+    sample_pairs,
     scaling_factor,
     trains_transformer,
     transformer_flops,
@@ -39,7 +40,7 @@ from animegamer_jax.train.mllm import (
 )
 from animegamer_jax.train.networks import matrix_size, mixed_samples
 from animegamer_jax.train.recipe import OptimizerConfig, Recipe
-from animegamer_jax.train.stage import DataSource, Networks, Scalars, Stage
+from animegamer_jax.train.stage import DataSource, Networks, Scalars, Stage, Watched
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,10 +50,13 @@ class AdaptRecipe(Recipe):
     Attributes:
         context_dropout: share of samples whose context is that of guidance's unconditional row.
         starts: which histories the language model sees, see `Windows`.
+        watch_clips, watch_sampling_steps: how many clips a look samples, in how many steps.
     """
 
     context_dropout: float = 0.05
     starts: Starts = "game"
+    watch_clips: int = 4
+    watch_sampling_steps: int = 10
 
 
 RECIPES = {
@@ -61,6 +65,8 @@ RECIPES = {
         batch_size=32,
         optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=50, decay="cosine"),
         ema_decay=0.999,
+        dtype="bfloat16",
+        remat="full",
         trained="all",
     ),
     # PAPER section 4.1; the optimizer as in the decoder's stages.
@@ -112,6 +118,7 @@ class AdaptStage(Stage[AdaptRecipe]):
             "dit": bundle.load("dit", mesh=mesh, dtype=recipe.dtype, remat=recipe.remat),
             "encoder": bundle.load("encoder", mesh=mesh, dtype=recipe.dtype),
             "mllm": bundle.load("mllm", mesh=mesh, dtype=recipe.dtype),
+            "vae": bundle.load("vae", mesh=mesh, dtype=recipe.dtype),
         }
 
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
@@ -130,27 +137,34 @@ class AdaptStage(Stage[AdaptRecipe]):
 
     def context(self, networks: Networks, batch: Any, key: Key[Array, ""]) -> Float[Array, "b n r"]:
         """What the language model predicts of `AdaptSample`s, or E_a of zeros; no gradients."""
-        mllm, encoder = cast(MLLM, networks["mllm"]), cast(ShotEncoder, networks["encoder"])
-        prompts = lay_out(encoder, batch.game, self.layout)
-        predicted = mllm.represent(prompts.prompt, prompts.history, self.layout)
+        encoder = cast(ShotEncoder, networks["encoder"])
+        predicted = self.predict(networks, batch)
         empty = encoder.unconditional().astype(jnp.float32)[None]
         dropped = jax.random.bernoulli(key, self.recipe.context_dropout, predicted.shape[:1])
         return jax.lax.stop_gradient(jnp.where(dropped[:, None, None], empty, predicted))
+
+    def predict(self, networks: Networks, batch: Any) -> Float[Array, "b n r"]:
+        """The language model's shot representations of `AdaptSample`s."""
+        mllm, encoder = cast(MLLM, networks["mllm"]), cast(ShotEncoder, networks["encoder"])
+        prompts = lay_out(encoder, batch.game, self.layout)
+        return mllm.represent(prompts.prompt, prompts.history, self.layout)
+
+    def motion(self, batch: Any) -> Float[Array, " b"]:
+        """True motion values; a model that plays without is trained without."""
+        return jnp.where(any(self.protocol.motion_values), batch.motion_value, 0.0)
 
     def loss(
         self, networks: Networks, batch: Any, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], Scalars]:
         """The decoder's loss on the latents of this turn, with its true motion value."""
         drop, draws = jax.random.split(key)
-        # A model that plays without motion values is trained without.
-        motion = jnp.where(any(self.protocol.motion_values), batch.motion_value, 0.0)
         loss = drawn_loss(
             cast(DiT, networks["dit"]),
             batch.moments,
             draws,
             scaling_factor=scaling_factor(self.config),
             context=self.context(networks, batch, drop),
-            motion=motion,
+            motion=self.motion(batch),
         )
         return loss.mean(), {}
 
@@ -161,6 +175,28 @@ class AdaptStage(Stage[AdaptRecipe]):
         matrices = 2.0 * matrix_size(mllm.mistral.layers) * length
         scores = 4.0 * length**2 * c.num_attention_heads * c.head_dim * c.num_hidden_layers
         return matrices + scores + transformer_flops(dit, trained=self.recipe.trained)
+
+    @functools.cached_property
+    def _make_clips(self) -> Callable[..., Any]:
+        def make_clips(networks: Networks, batch: Any, key: Key[Array, ""]) -> jax.Array:
+            first = jax.tree.map(lambda x: x[: self.recipe.watch_clips], batch)
+            return sample_pairs(
+                networks,
+                first.moments,
+                key,
+                context=self.predict(networks, first),
+                motion=self.motion(first),
+                scaling_factor=scaling_factor(self.config),
+                steps=self.recipe.watch_sampling_steps,
+            )
+
+        return jax.jit(make_clips)
+
+    def watch(self, networks: Networks, batch: Any, key: Key[Array, ""]) -> Watched:
+        """Clips sampled from what the language model predicts, at the right of the true ones."""
+        if not self.recipe.watch_clips:
+            return Watched({}, {})
+        return Watched({}, {"true_and_sampled": self._make_clips(networks, batch, key)})
 
 
 STAGE = AdaptStage

@@ -68,6 +68,8 @@ RECIPES = {
         batch_size=32,
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100, decay="cosine"),
         ema_decay=0.999,
+        dtype="bfloat16",
+        remat="full",
         trained="all",
     ),
     "full": DecoderRecipe(  # PAPER section 4.1
@@ -219,6 +221,46 @@ def trains_transformer(recipe: Recipe, path: tuple[str, ...], variable: nnx.Vari
     )
 
 
+def sample_pairs(
+    networks: Networks,
+    moments: Float[Array, "b f h w m"],
+    key: Key[Array, ""],
+    *,
+    context: Float[Array, "b n d"],
+    motion: Float[Array, " b"],
+    scaling_factor: float,
+    steps: int,
+) -> UInt8[Array, "b f y x 3"]:
+    """True clips through the VAE and, at their right, sampled ones with guidance, as at play.
+
+    Args:
+        networks: the encoder, the decoder and the VAE.
+        moments: of the true clips.
+        key: of the noise.
+        context: shot representations.
+        motion: motion values.
+        scaling_factor: the VAE's.
+        steps: denoising steps.
+    """
+    encoder, decoder = cast(ShotEncoder, networks["encoder"]), cast(vae.VAE, networks["vae"])
+    dit, motion = cast(DiT, networks["dit"]), jnp.tile(motion, 2)
+
+    def predict_v(x: jax.Array, timestep: jax.Array, context: jax.Array) -> jax.Array:
+        return dit(x, timestep=timestep, motion=motion, context=context)
+
+    def noise(step: jax.Array) -> jax.Array:
+        return jax.random.normal(jax.random.fold_in(key, step), true.shape)
+
+    true = vae.mode(moments)
+    table = diffusion.make_sampler_table(diffusion.Schedule(), steps)
+    guided = diffusion.guide(predict_v, context, encoder.unconditional())
+    start = diffusion.start_sampler(noise(jnp.int32(steps)))
+    made = diffusion.sample(guided, start, table, noise=noise).x / scaling_factor
+    clips = vae.to_uint8(decoder.decode(jnp.concatenate([true, made])))
+    pairs = jnp.concatenate(jnp.split(clips, 2), axis=3)
+    return constrain(pairs, *(None,) * 5)
+
+
 class DecoderStage(Stage[DecoderRecipe]):
     """Trains the shot encoder and the decoder together."""
 
@@ -302,31 +344,18 @@ class DecoderStage(Stage[DecoderRecipe]):
 
     @functools.cached_property
     def _make_clips(self) -> Callable[..., UInt8[Array, "b f h w 3"]]:
-        recipe, factor = self.recipe, scaling_factor(self.config)
-        table = diffusion.make_sampler_table(diffusion.Schedule(), recipe.watch_sampling_steps)
-
         def make_clips(networks: Networks, batch: TurnSample, key: Key[Array, ""]) -> jax.Array:
-            first = jax.tree.map(lambda x: x[: recipe.watch_clips], batch)
-            encoder, decoder = (
-                cast(ShotEncoder, networks["encoder"]),
-                cast(vae.VAE, networks["vae"]),
+            first = jax.tree.map(lambda x: x[: self.recipe.watch_clips], batch)
+            encoder = cast(ShotEncoder, networks["encoder"])
+            return sample_pairs(
+                networks,
+                first.moments,
+                key,
+                context=encoder(first.text, first.image),
+                motion=self.motion(first),
+                scaling_factor=scaling_factor(self.config),
+                steps=self.recipe.watch_sampling_steps,
             )
-            dit, motion = cast(DiT, networks["dit"]), jnp.tile(self.motion(first), 2)
-
-            def predict_v(x: jax.Array, timestep: jax.Array, context: jax.Array) -> jax.Array:
-                return dit(x, timestep=timestep, motion=motion, context=context)
-
-            def noise(step: jax.Array) -> jax.Array:
-                return jax.random.normal(jax.random.fold_in(key, step), true.shape)
-
-            true = vae.mode(first.moments)
-            context = encoder(first.text, first.image)
-            guided = diffusion.guide(predict_v, context, encoder.unconditional())
-            start = diffusion.start_sampler(noise(jnp.int32(recipe.watch_sampling_steps)))
-            made = diffusion.sample(guided, start, table, noise=noise).x / factor
-            clips = vae.to_uint8(decoder.decode(jnp.concatenate([true, made])))
-            pairs = jnp.concatenate(jnp.split(clips, 2), axis=3)
-            return constrain(pairs, *(None,) * 5)
 
         return jax.jit(make_clips)
 

@@ -57,6 +57,8 @@ RECIPES = {
         batch_size=32,
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100, decay="cosine"),
         ema_decay=0.999,
+        dtype="bfloat16",
+        remat="full",
     )
 }
 

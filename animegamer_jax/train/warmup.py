@@ -25,6 +25,8 @@ RECIPES = {
         batch_size=32,
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=50, decay="cosine"),
         ema_decay=0.99,
+        dtype="bfloat16",
+        remat="full",
     ),
     "full": dataclasses.replace(decoder.RECIPES["full"], steps=10_000),
 }
