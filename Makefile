@@ -4,12 +4,15 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 MODEL ?= toy
 OUT ?= out/play
-INSTRUCTIONS ?= animegamer_jax/assets/instructions/qiqi.txt
+# The demo games: of the toy world for the embedded model, of the film for a converted one.
+GAMES := animegamer_jax/assets/instructions
+INSTRUCTIONS ?= $(GAMES)/$(if $(filter toy,$(MODEL)),toy,qiqi).txt
 
 .PHONY: help play demo test test-all lint format clean
 
 help:
-	@echo "make play MODEL=DIR   play the demo game with a converted model; clips in $(OUT)"
+	@echo "make play             play the demo game with the embedded model; clips in $(OUT)"
+	@echo "make play MODEL=DIR   the same with a converted model"
 	@echo "make demo             the same with random weights: noise, but the whole way"
 	@echo "make test             the tests, under 10 minutes on two cores"
 	@echo "make test-all         with the slow ones: every recorded number, memory, a VAE's training"

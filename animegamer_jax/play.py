@@ -354,11 +354,8 @@ class _Table:
 
     def _ask(self) -> Iterator[str]:
         """Instructions from the prompt, until an empty line, `quit` or the end of input."""
-        self.console.print(
-            "One instruction a turn, for example "
-            "'Character: Qiqi; Motion: gently turn head; Background: day town.'\n"
-            "An empty line or 'quit' ends the game."
-        )
+        self.console.print(introduce(self.game.model))
+        self.console.print("An empty line or 'quit' ends the game.")
         while True:
             try:
                 text = self.console.input(f"turn {len(self.game.turns) + 1}> ").strip()
@@ -408,6 +405,23 @@ class _Table:
         self.console.print(f"clips       {clips}")
         self.console.print(f"game        {game.folder / GAME_FILE}")
         self.console.print(f"storyboard  {game.folder / STORYBOARD_FILE}")
+
+
+def introduce(model: str) -> str:
+    """What a prompt says first: an instruction that the model knows, and the toy's whole world."""
+    if model != "toy":
+        return (
+            "One instruction a turn, for example "
+            "'Character: Qiqi; Motion: gently turn head; Background: day town.'"
+        )
+    from animegamer_jax.data.toyscene import CHARACTERS, MOTIONS, PLACES
+
+    return (
+        "One instruction a turn, for example "
+        "'Character: Mika; Motion: gently waving; Background: day town.', then 'Go on, faster.'\n"
+        f"Characters: {', '.join(CHARACTERS)}. Motions: {', '.join(MOTIONS)}.\n"
+        f"Places: {', '.join(PLACES)}; by day and night."
+    )
 
 
 def describe(turn: Turn, folder: Path, *, total: int | None = None) -> str:
