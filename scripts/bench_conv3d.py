@@ -13,9 +13,19 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from animegamer_jax.models.convolution import conv3d_direct, conv3d_planes, sum_of_planes
+from animegamer_jax.models.convolution import (
+    conv3d_direct,
+    conv3d_planes,
+    stacked_planes,
+    sum_of_planes,
+)
 
-FORMS = {"direct": conv3d_direct, "planes": sum_of_planes, "planes, own gradient": conv3d_planes}
+FORMS = {
+    "direct": conv3d_direct,
+    "planes": sum_of_planes,
+    "stacked": stacked_planes,
+    "own gradient": conv3d_planes,
+}
 # Frames, rows, columns, channels in and out. The first two are wide, the others as in small VAEs.
 SHAPES = (
     (9, 48, 72, 64, 64),

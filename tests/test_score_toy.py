@@ -27,6 +27,7 @@ from animegamer_jax.evaluate.readers import (
     ClipEmbedder,
     ReaderCheck,
 )
+from animegamer_jax.evaluate.toyshots import sample_shots
 from animegamer_jax.evaluate.toytruth import make_truth
 from animegamer_jax.evaluate.toyworld import (
     ALL_THREE,
@@ -304,6 +305,23 @@ def test_games_play_alone_as_side_by_side(player):
     np.testing.assert_array_equal(alone.states, played.states[4:])
     np.testing.assert_allclose(alone.representations, played.representations[4:], atol=1e-4)
     difference = np.abs(alone.frames.astype(int) - played.frames[4:])
+    assert difference.max() <= 1
+    assert (difference > 0).mean() < 0.001
+
+
+def test_the_decoder_alone_makes_what_it_makes_in_a_game(player, tiny_bundle, truth):
+    games = [make_game(seed, num_turns=2, split="test") for seed in range(3)]
+    played = play_games(player, games, seeds=range(3))
+    told = dataclasses.replace(truth, levels=played.states[..., 0])
+    found = sample_shots(
+        Bundle.open(tiny_bundle),
+        told,
+        representations=played.representations,
+        seeds=range(3),
+        steps=2,
+        batch_size=4,
+    )
+    difference = np.abs(found.astype(int) - played.frames)
     assert difference.max() <= 1
     assert (difference > 0).mean() < 0.001
 
