@@ -126,8 +126,8 @@ def model_folder(model: str) -> str:
     folder = ASSETS / "toy"
     if not (folder / "config.json").is_file():
         raise UserError(
-            f"--model toy: expected the embedded model in {folder}, found none: this installation "
-            "is incomplete; give a bundle, --model DIR (`animegamer convert` makes one)"
+            f"--model toy: expected the embedded model in {folder}, found none: give a bundle, "
+            "--model DIR (`animegamer convert` makes one, scripts/train_toy.sh trains one)"
         )
     return str(folder)
 

@@ -175,7 +175,7 @@ def test_what_the_recipe_trains(trained):
     """The decoder's LoRA, modulation and motion input; the rest, the others too, bit for bit."""
     before, after, _ = trained
     frozen = arrays(after.frozen)
-    assert {name.split(".")[0] for name in frozen} == {"dit", "encoder", "mllm"}
+    assert {name.split(".")[0] for name in frozen} == {"dit", "encoder", "mllm", "vae"}
     for name, value in arrays(before.frozen).items():
         np.testing.assert_array_equal(frozen[name], value, err_msg=name)
     assert {name.removeprefix("dit.") for name in arrays(before.params)} == {

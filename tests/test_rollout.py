@@ -149,9 +149,12 @@ def test_one_compile_however_long_the_history(player, played, whole_turn):
             same_frames(np.asarray(result.frames), played[turn - 1].frames)
             np.testing.assert_array_equal(result.state.states, played[turn - 1].states)
     assert whole_turn._cache_size() == 1
-    for part in (player._predict, player._denoise, player._decode):
-        # A batch of four and a single game: one program each.
-        assert part._cache_size() <= 2
+    parts = (player._predict, player._denoise, player._decode)
+    before = [part._cache_size() for part in parts]
+    window = player.start()
+    for turn, text in enumerate(INSTRUCTIONS * 2, 1):
+        window, _ = player.play_turn(window, [text], seeds=[7], turn=turn)
+    assert [part._cache_size() for part in parts] == before
 
 
 def test_the_scanned_rollout_is_turn_by_turn(player, played):

@@ -309,9 +309,10 @@ def test_games_play_alone_as_side_by_side(player):
     assert (difference > 0).mean() < 0.001
 
 
-def test_the_decoder_alone_makes_what_it_makes_in_a_game(player, tiny_bundle, truth):
+def test_the_decoder_alone_makes_what_it_makes_in_a_game(player, tiny_bundle):
     games = [make_game(seed, num_turns=2, split="test") for seed in range(3)]
     played = play_games(player, games, seeds=range(3))
+    truth = make_truth(games, height=16, width=24, num_frames=9)
     told = dataclasses.replace(truth, levels=played.states[..., 0])
     found = sample_shots(
         Bundle.open(tiny_bundle),

@@ -61,7 +61,7 @@ class AdaptRecipe(Recipe):
 
 RECIPES = {
     "toy": AdaptRecipe(
-        steps=1000,
+        steps=800,
         batch_size=32,
         optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=50, decay="cosine"),
         ema_decay=0.999,

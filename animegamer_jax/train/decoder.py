@@ -230,7 +230,7 @@ def sample_pairs(
     motion: Float[Array, " b"],
     scaling_factor: float,
     steps: int,
-) -> UInt8[Array, "b f y x 3"]:
+) -> UInt8[Array, "b s y x 3"]:
     """True clips through the VAE and, at their right, sampled ones with guidance, as at play.
 
     Args:

@@ -53,7 +53,7 @@ class DiTRecipe(Recipe):
 
 RECIPES = {
     "toy": DiTRecipe(
-        steps=3000,
+        steps=1500,
         batch_size=32,
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100, decay="cosine"),
         ema_decay=0.999,

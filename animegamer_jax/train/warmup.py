@@ -21,7 +21,7 @@ from animegamer_jax.train.stage import Networks, Watched
 
 RECIPES = {
     "toy": DecoderRecipe(
-        steps=800,
+        steps=400,
         batch_size=32,
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=50, decay="cosine"),
         ema_decay=0.99,
