@@ -224,7 +224,9 @@ def make_full() -> ModelConfig:
 
 
 def make_toy() -> ModelConfig:
-    """17 frames of 48 x 72 on two CPU cores: the same parts, 5 latent frames of 12 x 18.
+    """17 frames of 48 x 72 on two CPU cores: the same parts, 9 latent frames of 12 x 18.
+
+    Two frames share a latent, not four: see `docs/decisions/training-the-toy.md`.
 
     Nothing is low-rank here: there is no pre-trained weight to keep. Vocabularies are enlarged or
     cut to the tokenizer's when weights are made.
@@ -259,6 +261,7 @@ def make_toy() -> ModelConfig:
             num_attention_heads=3,
             patch_size=3,
             latent_channels=8,
+            latent_frames=9,
             latent_height=12,
             latent_width=18,
             num_context_tokens=24,
@@ -271,6 +274,7 @@ def make_toy() -> ModelConfig:
             multipliers=(1, 3, 6),
             num_res_blocks=1,
             latent_channels=8,
+            temporal_compression=2,
             norm_groups=4,
             scaling_factor=1.0,
         ),

@@ -1,5 +1,7 @@
 """The decoder alone on the toy world: clips of true shot representations (PAPER, ablations)."""
 
+from typing import cast
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from animegamer_jax.bundle import Bundle
 from animegamer_jax.evaluate.readers import in_batches
 from animegamer_jax.evaluate.toytruth import GameClips, Truth
 from animegamer_jax.models.dit import DiT
+from animegamer_jax.models.encoder import ShotEncoder
 from animegamer_jax.models.vae import VAE
 from animegamer_jax.rollout import (
     GameState,
@@ -41,7 +44,7 @@ def sample_shots(
         batch_size: turns side by side.
     """
     dit, vae, encoder = (bundle.load(name) for name in ("dit", "vae", "encoder"))
-    unconditional = encoder.unconditional()
+    unconditional = cast(ShotEncoder, encoder).unconditional()
     table = diffusion.make_sampler_table(diffusion.Schedule(), steps)
     num_games, num_turns = truth.levels.shape
     values = np.asarray(bundle.protocol.motion_values, np.float32)[truth.levels - 1].ravel()

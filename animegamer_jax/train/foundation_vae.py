@@ -42,6 +42,8 @@ class VAERecipe(Recipe):
         crop: rows and columns of the window that is trained on, a new place for each clip; None:
             whole frames.
         l2_weight: of the mean squared error beside the mean absolute one, of pixels in [-1, 1].
+        change_weight: of the mean absolute error of what changes from frame to frame: without it
+            a small VAE shows the mean of the frames that share a latent, and nothing moves.
         kl_weight: of the KL divergence from the unit Gaussian, summed over a whole clip's latents.
         perceptual_weight: of the distance of CLIP's features.
         perceptual_frames: of each clip, drawn anew each step.
@@ -50,6 +52,7 @@ class VAERecipe(Recipe):
 
     crop: tuple[int, int] | None = (24, 36)
     l2_weight: float = 0.5
+    change_weight: float = 0.5
     kl_weight: float = 1e-6
     perceptual_weight: float = 0.1
     perceptual_frames: int = 2
@@ -58,12 +61,12 @@ class VAERecipe(Recipe):
 
 RECIPES = {
     "toy": VAERecipe(
-        steps=2600,
+        steps=3000,
         batch_size=4,
         optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=100, decay="cosine"),
         ema_decay=0.995,
-        watch_every=325,
-        save_every=325,
+        watch_every=250,
+        save_every=250,
     )
 }
 
@@ -197,6 +200,9 @@ class VAEStage(Stage[VAERecipe]):
         parts = {"l1": jnp.abs(made - true).mean(), "l2": jnp.square(made - true).mean()}
         parts["kl"] = kl_divergence(moments)
         loss = parts["l1"] + recipe.l2_weight * parts["l2"]
+        if recipe.change_weight and true.shape[1] > 1:
+            parts["change"] = jnp.abs(jnp.diff(made, axis=1) - jnp.diff(true, axis=1)).mean()
+            loss += recipe.change_weight * parts["change"]
         loss += recipe.kl_weight * num_latents * parts["kl"]
         if recipe.perceptual_weight:
             shown = draw_frames([made, true], frame_key, count=recipe.perceptual_frames)
