@@ -95,21 +95,37 @@ def _rows(
 def _rows_backward(
     q: jax.Array, k: jax.Array, v: jax.Array, rows: _Rows, dout: jax.Array, seen: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Gradients of `_rows` for q, k, v in float32, from scores made again."""
+    """Gradients of `_rows` for q, k, v in float32, from scores made again.
+
+    Keys by queries all along: a product over the first axis of both factors is slow on a CPU, and
+    so only q's gradient needs a transposition, of something small.
+    """
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-    dtype = v.dtype
-    weights = jnp.exp(_scores(q, k, seen) - rows.top[..., None])
+    dtype, (*batch, heads, rows_each, _) = v.dtype, q.shape
+
+    def together(x: jax.Array) -> jax.Array:
+        """[*b r m ...] to [*b (r m) ...]: heads that share keys are more query rows."""
+        return x.reshape(*batch, heads * rows_each, *x.shape[len(batch) + 2 :])
+
     # The softmax's division goes into the [m, d] side here as well.
     dout = dout.astype(jnp.float32) * rows.inverse[..., None]
-    dv = product("...rms,...rmd->...sd", weights.astype(dtype), dout.astype(dtype))
-    mean = (dout * rows.out.astype(jnp.float32)).sum(-1, keepdims=True)
-    dscores = weights * (product("...rmd,...sd->...rms", dout.astype(dtype), v) - mean)
-    dscores = dscores.astype(dtype)
+    mean = together((dout * rows.out.astype(jnp.float32)).sum(-1))[..., None, :]
+    dout, queries = together(dout).astype(dtype), together(q)
+    scores = product("...sd,...md->...sm", k, queries)
+    if seen is not None:
+        seen = jnp.broadcast_to(seen, (*batch, heads, rows_each, k.shape[-2]))
+        scores = jnp.where(together(seen).swapaxes(-1, -2), scores, _MASKED)
+    weights = jnp.exp(scores - together(rows.top)[..., None, :])
+    dv = product("...sm,...md->...sd", weights.astype(dtype), dout)
+    dscores = (weights * (product("...sd,...md->...sm", v, dout) - mean)).astype(dtype)
     # A row that sees nothing has constant scores: weights of one, but no gradient through them.
-    alive = (rows.top > _MASKED / 2)[..., None].astype(jnp.float32)
-    dq = product("...rms,...sd->...rmd", dscores, k) * alive
-    dk = product("...rms,...rmd->...sd", dscores, (q * alive).astype(dtype))
-    return dq, dk, dv
+    alive = together((rows.top > _MASKED / 2)[..., None].astype(jnp.float32))
+    dk = product("...sm,...md->...sd", dscores, (queries * alive).astype(dtype))
+    k = k.swapaxes(-1, -2)
+    if platform() == "cpu":  # a row more, or XLA folds the transposition into the product
+        k = jnp.pad(k, [(0, 0)] * len(batch) + [(0, 1), (0, 0)])
+    dq = product("...ds,...sm->...dm", k, dscores)[..., : q.shape[-1], :].swapaxes(-1, -2)
+    return (dq * alive).reshape(q.shape), dk, dv
 
 
 class _Blocks(NamedTuple):

@@ -13,7 +13,7 @@ import grain
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Key, UInt8
 
 from animegamer_jax.bundle import Bundle, NetworkName
 from animegamer_jax.data.sets import open_features
@@ -24,9 +24,10 @@ from animegamer_jax.models.mllm import MLLM
 from animegamer_jax.protocol import Layout
 from animegamer_jax.tokenizer import Tokenizer
 from animegamer_jax.train.decoder import (
+    ClipRecipe,
     check_low_rank,
     drawn_loss,
-    sample_pairs,
+    make_clip_look,
     scaling_factor,
     trains_transformer,
     transformer_flops,
@@ -39,24 +40,21 @@ from animegamer_jax.train.mllm import (
     make_windows,
 )
 from animegamer_jax.train.networks import matrix_size, mixed_samples
-from animegamer_jax.train.recipe import OptimizerConfig, Recipe
+from animegamer_jax.train.recipe import OptimizerConfig
 from animegamer_jax.train.stage import DataSource, Networks, Scalars, Stage, Watched
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AdaptRecipe(Recipe):
+class AdaptRecipe(ClipRecipe):
     """What the adaptation needs to know beside.
 
     Attributes:
         context_dropout: share of samples whose context is that of guidance's unconditional row.
         starts: which histories the language model sees, see `Windows`.
-        watch_clips, watch_sampling_steps: how many clips a look samples, in how many steps.
     """
 
     context_dropout: float = 0.05
     starts: Starts = "game"
-    watch_clips: int = 4
-    watch_sampling_steps: int = 10
 
 
 RECIPES = {
@@ -177,26 +175,14 @@ class AdaptStage(Stage[AdaptRecipe]):
         return matrices + scores + transformer_flops(dit, trained=self.recipe.trained)
 
     @functools.cached_property
-    def _make_clips(self) -> Callable[..., Any]:
-        def make_clips(networks: Networks, batch: Any, key: Key[Array, ""]) -> jax.Array:
-            first = jax.tree.map(lambda x: x[: self.recipe.watch_clips], batch)
-            return sample_pairs(
-                networks,
-                first.moments,
-                key,
-                context=self.predict(networks, first),
-                motion=self.motion(first),
-                scaling_factor=scaling_factor(self.config),
-                steps=self.recipe.watch_sampling_steps,
-            )
-
-        return jax.jit(make_clips)
+    def _look(self) -> Callable[..., UInt8[Array, "b s y x 3"]]:
+        return make_clip_look(self, context=self.predict, motion=self.motion)
 
     def watch(self, networks: Networks, batch: Any, key: Key[Array, ""]) -> Watched:
         """Clips sampled from what the language model predicts, at the right of the true ones."""
         if not self.recipe.watch_clips:
             return Watched({}, {})
-        return Watched({}, {"true_and_sampled": self._make_clips(networks, batch, key)})
+        return Watched({}, {"true_and_sampled": self._look(networks, batch, key)})
 
 
 STAGE = AdaptStage

@@ -41,7 +41,20 @@ _MAKERS: Mapping[NetworkName, str] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecoderRecipe(Recipe):
+class ClipRecipe(Recipe):
+    """Of a stage whose looks sample clips.
+
+    Attributes:
+        watch_clips: held-out clips that are sampled at a look; 0 for none.
+        watch_sampling_steps: denoising steps of those.
+    """
+
+    watch_clips: int = 4
+    watch_sampling_steps: int = 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderRecipe(ClipRecipe):
     """What the decoder's stages need to know beside.
 
     Attributes:
@@ -50,16 +63,12 @@ class DecoderRecipe(Recipe):
         text_dropout, image_dropout: of the others, each by itself, features set to zero.
         motion: the value that the decoder is told: the measured one, or always 0 (an ablation; the
             result then also plays with 0).
-        watch_clips: held-out clips that are sampled at a look.
-        watch_sampling_steps: denoising steps of those.
     """
 
     both_dropout: float = 0.05
     text_dropout: float = 0.10
     image_dropout: float = 0.05
     motion: Literal["measured", "none"] = "measured"
-    watch_clips: int = 4
-    watch_sampling_steps: int = 10
 
 
 RECIPES = {
@@ -221,44 +230,41 @@ def trains_transformer(recipe: Recipe, path: tuple[str, ...], variable: nnx.Vari
     )
 
 
-def sample_pairs(
-    networks: Networks,
-    moments: Float[Array, "b f h w m"],
-    key: Key[Array, ""],
+def make_clip_look(
+    stage: Stage[Any],
     *,
-    context: Float[Array, "b n d"],
-    motion: Float[Array, " b"],
-    scaling_factor: float,
-    steps: int,
-) -> UInt8[Array, "b s y x 3"]:
-    """True clips through the VAE and, at their right, sampled ones with guidance, as at play.
+    context: Callable[[Networks, Any], Float[Array, "b n d"]],
+    motion: Callable[[Any], Float[Array, " b"]],
+) -> Callable[[Networks, Any, Key[Array, ""]], UInt8[Array, "b s y x 3"]]:
+    """What a stage looks at, jitted: true clips through the VAE, sampled ones at their right.
 
-    Args:
-        networks: the encoder, the decoder and the VAE.
-        moments: of the true clips.
-        key: of the noise.
-        context: shot representations.
-        motion: motion values.
-        scaling_factor: the VAE's.
-        steps: denoising steps.
+    They are a batch's first; sampled with guidance, as at play. `context` gives a batch's shot
+    representations and `motion` its motion values; the stage's recipe is a `ClipRecipe`.
     """
-    encoder, decoder = cast(ShotEncoder, networks["encoder"]), cast(vae.VAE, networks["vae"])
-    dit, motion = cast(DiT, networks["dit"]), jnp.tile(motion, 2)
+    recipe, factor = stage.recipe, scaling_factor(stage.config)
 
-    def predict_v(x: jax.Array, timestep: jax.Array, context: jax.Array) -> jax.Array:
-        return dit(x, timestep=timestep, motion=motion, context=context)
+    def look(networks: Networks, batch: Any, key: Key[Array, ""]) -> jax.Array:
+        first = jax.tree.map(lambda x: x[: recipe.watch_clips], batch)
+        dit, encoder = cast(DiT, networks["dit"]), cast(ShotEncoder, networks["encoder"])
+        decoder, motions = cast(vae.VAE, networks["vae"]), jnp.tile(motion(first), 2)
+        true = vae.mode(first.moments)
 
-    def noise(step: jax.Array) -> jax.Array:
-        return jax.random.normal(jax.random.fold_in(key, step), true.shape)
+        def predict_v(x: jax.Array, timestep: jax.Array, context: jax.Array) -> jax.Array:
+            return dit(x, timestep=timestep, motion=motions, context=context)
 
-    true = vae.mode(moments)
-    table = diffusion.make_sampler_table(diffusion.Schedule(), steps)
-    guided = diffusion.guide(predict_v, context, encoder.unconditional())
-    start = diffusion.start_sampler(noise(jnp.int32(steps)))
-    made = diffusion.sample(guided, start, table, noise=noise).x / scaling_factor
-    clips = vae.to_uint8(decoder.decode(jnp.concatenate([true, made])))
-    pairs = jnp.concatenate(jnp.split(clips, 2), axis=3)
-    return constrain(pairs, *(None,) * 5)
+        def noise(step: jax.Array) -> jax.Array:
+            return jax.random.normal(jax.random.fold_in(key, step), true.shape)
+
+        steps = recipe.watch_sampling_steps
+        table = diffusion.make_sampler_table(diffusion.Schedule(), steps)
+        guided = diffusion.guide(predict_v, context(networks, first), encoder.unconditional())
+        start = diffusion.start_sampler(noise(jnp.int32(steps)))
+        made = diffusion.sample(guided, start, table, noise=noise).x / factor
+        clips = vae.to_uint8(decoder.decode(jnp.concatenate([true, made])))
+        pairs = jnp.concatenate(jnp.split(clips, 2), axis=3)
+        return constrain(pairs, *(None,) * 5)
+
+    return jax.jit(look)
 
 
 class DecoderStage(Stage[DecoderRecipe]):
@@ -343,27 +349,17 @@ class DecoderStage(Stage[DecoderRecipe]):
         return 6.0 * (text + image) + transformer_flops(dit, trained=self.recipe.trained)
 
     @functools.cached_property
-    def _make_clips(self) -> Callable[..., UInt8[Array, "b f h w 3"]]:
-        def make_clips(networks: Networks, batch: TurnSample, key: Key[Array, ""]) -> jax.Array:
-            first = jax.tree.map(lambda x: x[: self.recipe.watch_clips], batch)
-            encoder = cast(ShotEncoder, networks["encoder"])
-            return sample_pairs(
-                networks,
-                first.moments,
-                key,
-                context=encoder(first.text, first.image),
-                motion=self.motion(first),
-                scaling_factor=scaling_factor(self.config),
-                steps=self.recipe.watch_sampling_steps,
-            )
+    def _look(self) -> Callable[..., UInt8[Array, "b s y x 3"]]:
+        def context(networks: Networks, batch: Any) -> jax.Array:
+            return cast(ShotEncoder, networks["encoder"])(batch.text, batch.image)
 
-        return jax.jit(make_clips)
+        return make_clip_look(self, context=context, motion=self.motion)
 
     def watch(self, networks: Networks, batch: Any, key: Key[Array, ""]) -> Watched:
         """Sampled clips, each at the right of its true one (both through the VAE)."""
         if not self.recipe.watch_clips:
             return Watched({}, {})
-        return Watched({}, {"true_and_sampled": self._make_clips(networks, batch, key)})
+        return Watched({}, {"true_and_sampled": self._look(networks, batch, key)})
 
 
 STAGE = DecoderStage
