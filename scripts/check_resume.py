@@ -1,0 +1,95 @@
+"""Trains a stage twice, once without a stop and once killed, terminated and resumed, and compares.
+
+    python scripts/check_resume.py foundations --part t5 --steps 2000 --batch-size 32 \\
+        --data out/toy/games --model out/toy/clip/model --scratch out/resume
+
+What follows the script's name is what `animegamer train` takes, but for `--out`. The second run gets
+SIGKILL at a random step of its first half and SIGTERM at one of its second half. Losses and final
+weights must be equal bit for bit.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from animegamer_jax.bundle import NETWORKS, Bundle
+
+_CLOCKS = ("second", "mfu")  # what depends on the machine's day
+
+
+def last_step(out: Path) -> int:
+    """The last step in a run's records, 0 where there is none."""
+    file = out / "metrics.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return json.loads(lines[-1])["step"] if lines else 0
+
+
+def run(arguments: list[str], out: Path, *, stop: tuple[int, signal.Signals] | None = None) -> str:
+    """One start of the command; with `stop` = (step, signal), what became of it."""
+    command = [sys.executable, "-m", "animegamer_jax.cli", "train", *arguments, "--out", str(out)]
+    with open(f"{out}.log", "a") as log:
+        child = subprocess.Popen(command, stderr=log, stdout=log)
+        while stop is not None and last_step(out) < stop[0]:
+            if child.poll() is not None:
+                raise SystemExit(f"{out}.log: the run ended before its signal")
+            time.sleep(0.01)
+        if stop is not None:
+            child.send_signal(stop[1])
+        code = child.wait()
+    if stop is None and code:
+        raise SystemExit(f"{out}.log: the run failed with {code}")
+    return f"left with {code} at step {last_step(out)}"
+
+
+def curve(out: Path) -> list[dict[str, Any]]:
+    """The records without what a clock gave."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in x.items() if not any(c in k for c in _CLOCKS)} for x in lines]
+
+
+def weights(out: Path) -> dict[str, np.ndarray]:
+    """All weights of a run's result."""
+    bundle = Bundle.open(out / "model")
+    return {
+        f"{name}.{path}": leaf
+        for name in NETWORKS
+        if bundle.has(name)
+        for path, leaf in bundle.read_in_order(name, bundle.leaves(name))
+    }
+
+
+def main(arguments: list[str]) -> int:
+    place = arguments.index("--scratch")
+    scratch, seed = Path(arguments[place + 1]), int.from_bytes(os.urandom(4), "big")
+    del arguments[place : place + 2]
+    steps = int(arguments[arguments.index("--steps") + 1])
+    random.seed(seed)
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    kill, term = random.randrange(1, steps // 2), random.randrange(steps // 2, steps - 20)
+    print(f"seed {seed}: SIGKILL once step {kill} is on record, SIGTERM once {term} is", flush=True)
+    whole, parts = scratch / "whole", scratch / "parts"
+    print("without a stop:", run(arguments, whole), flush=True)
+    print("SIGKILL:", run(arguments, parts, stop=(kill, signal.SIGKILL)), flush=True)
+    print("SIGTERM:", run(arguments, parts, stop=(term, signal.SIGTERM)), flush=True)
+    print("to the end:", run(arguments, parts), flush=True)
+    a, b = curve(whole), curve(parts)
+    same_curve = a == b
+    print(f"{len(a)} records {'equal' if same_curve else 'DIFFER'}")
+    old, new = weights(whole), weights(parts)
+    differing = [name for name in old if not np.array_equal(old[name], new[name])]
+    print(f"{len(old)} arrays, {sum(x.size for x in old.values()):,} weights; differing: {differing}")
+    return 0 if same_curve and not differing and old.keys() == new.keys() else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
