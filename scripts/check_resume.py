@@ -1,11 +1,11 @@
-"""Trains a stage twice, once without a stop and once killed, terminated and resumed, and compares.
+r"""Trains a stage twice, once without a stop, once killed, terminated and resumed, and compares.
 
-    python scripts/check_resume.py foundations --part t5 --steps 2000 --batch-size 32 \\
+    python scripts/check_resume.py foundations --part t5 --steps 2000 --batch-size 32 \
         --data out/toy/games --model out/toy/clip/model --scratch out/resume
 
-What follows the script's name is what `animegamer train` takes, but for `--out`. The second run gets
-SIGKILL at a random step of its first half and SIGTERM at one of its second half. Losses and final
-weights must be equal bit for bit.
+What follows the script's name is what `animegamer train` takes, but for `--out`. The second run
+gets SIGKILL at a random step of its first half and SIGTERM at one of its second half. Losses and
+final weights must be equal bit for bit.
 """
 
 import json
@@ -68,6 +68,7 @@ def weights(out: Path) -> dict[str, np.ndarray]:
 
 
 def main(arguments: list[str]) -> int:
+    """Runs, compares and tells; 0 where all is equal."""
     place = arguments.index("--scratch")
     scratch, seed = Path(arguments[place + 1]), int.from_bytes(os.urandom(4), "big")
     del arguments[place : place + 2]
@@ -87,7 +88,9 @@ def main(arguments: list[str]) -> int:
     print(f"{len(a)} records {'equal' if same_curve else 'DIFFER'}")
     old, new = weights(whole), weights(parts)
     differing = [name for name in old if not np.array_equal(old[name], new[name])]
-    print(f"{len(old)} arrays, {sum(x.size for x in old.values()):,} weights; differing: {differing}")
+    print(
+        f"{len(old)} arrays, {sum(x.size for x in old.values()):,} weights; differing: {differing}"
+    )
     return 0 if same_curve and not differing and old.keys() == new.keys() else 1
 
 

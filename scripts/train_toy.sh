@@ -10,6 +10,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 OUT=${1:-out/toy}
 BIN=${BIN:-.venv/bin}
+# A core is a device: half a batch on each is faster than the whole on both.
+DEVICES=--xla_force_host_platform_device_count=${CORES:-2}
 
 have() { [ -e "$1" ] && echo "$(date +%T) there: $1"; }
 say() { echo "$(date +%T) $*"; }
@@ -19,7 +21,7 @@ train() { # name, bundle to start from ("" for none), data set, options of `anim
   shift 3
   have "$OUT/$name/model/config.json" && return
   say "$name"
-  "$BIN/animegamer" train "$@" --data "$data" ${model:+--model "$model"} --out "$OUT/$name"
+  XLA_FLAGS="$DEVICES ${XLA_FLAGS:-}" "$BIN/animegamer" train "$@" --data "$data" ${model:+--model "$model"} --out "$OUT/$name"
 }
 
 mkdir -p "$OUT"

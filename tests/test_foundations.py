@@ -21,6 +21,7 @@ from animegamer_jax.configs import VAEConfig
 from animegamer_jax.data.turns import ClipSample
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.clip import CLIP
+from animegamer_jax.models.convolution import CausalConv
 from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.models.vae import VAE, ResBlock, split_moments
 from animegamer_jax.sharding import make_mesh
@@ -256,18 +257,47 @@ def test_new_t5_starts_with_small_scores(bundle):
 
 
 def test_a_new_vae_starts_calmly(pictures):
-    """Residual blocks are their shortcuts, latents are nearly without noise."""
+    """Residual blocks are their shortcuts, latents nearly without noise, kernels without a past."""
     stage = make(VAEStage, pictures)
     trained = stage.load(pictures, mesh=one_device())["vae"]
+    assert all(conv.kernel[...][:2].any() for conv in causal_convolutions(trained))
     assert all(block.conv2.kernel[...].any() for block in residual_blocks(trained))
     start_calmly(trained)
     assert not any(block.conv2.kernel[...].any() for block in residual_blocks(trained))
     assert all(block.conv1.kernel[...].any() for block in residual_blocks(trained))
+    assert not any(conv.kernel[...][:2].any() for conv in causal_convolutions(trained))
     config = pictures.config.vae
     fresh = VAE(config, rngs=nnx.Rngs(0))
     start_calmly(fresh)
     _, log_variance = split_moments(fresh.encode(jax.random.normal(make_key(), (1, 1, 16, 24, 3))))
     assert float(log_variance.mean()) == pytest.approx(-5, abs=0.5)
+
+
+def causal_convolutions(vae: VAE) -> list[CausalConv]:
+    return [module for _, module in nnx.iter_modules(vae) if isinstance(module, CausalConv)]
+
+
+def test_pictures_teach_no_past(pictures):
+    """Drawn frames are clips of their own; the planes that see frames before get no gradient."""
+    frames = np.random.default_rng(0).integers(0, 256, (4, 5, 16, 24, 3), dtype=np.uint8)
+    networks = make(VAEStage, pictures).load(pictures, mesh=one_device())
+    start_calmly(networks["vae"])
+    graph, state = nnx.split(networks["vae"])
+    found = {}
+    for pictures_each in (None, 3):
+        stage = make(VAEStage, pictures, crop=None, pictures=pictures_each)
+
+        def loss(state: Any, stage: VAEStage = stage) -> Any:
+            both = {**networks, "vae": nnx.merge(graph, state)}
+            return stage.loss(both, ClipSample(jnp.asarray(frames)), make_key())
+
+        (_, parts), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(state)
+        found[pictures_each] = parts, causal_convolutions(nnx.merge(graph, gradient))
+    assert "change" in found[None][0]
+    assert "change" not in found[3][0]
+    assert any(conv.kernel[...][:2].any() for conv in found[None][1])
+    assert not any(conv.kernel[...][:2].any() for conv in found[3][1])
+    assert any(conv.kernel[...][2].any() for conv in found[3][1])
 
 
 def residual_blocks(vae: VAE) -> list[ResBlock]:
@@ -418,3 +448,6 @@ def test_flops_of_a_step(bundle):
     vae = vae_stage.load(bundle, mesh=one_device())
     whole = make(VAEStage, bundle, crop=None).sample_flops(vae)
     assert vae_stage.sample_flops(vae) == pytest.approx(whole / 4, rel=0.01)
+    one = make(VAEStage, bundle, pictures=1).sample_flops(vae)
+    assert vae_stage.sample_flops(vae) == pytest.approx(4 * one)
+    assert make(VAEStage, bundle, pictures=None).sample_flops(vae) > 2 * one

@@ -257,7 +257,8 @@ def test_causal_convolution():
     rest, cache = conv(x[:, 2:], cache)
     np.testing.assert_array_equal(cache, x[:, -2:])
     np.testing.assert_allclose(whole, jnp.concatenate([first, rest], 1), atol=1e-5)
-    _, cache = conv(x[:, :1])  # a chunk shorter than the cache
+    picture, cache = conv(x[:, :1])  # one plane for all three; a chunk shorter than the cache
+    np.testing.assert_allclose(picture, whole[:, :1], atol=1e-5)
     np.testing.assert_array_equal(cache, x[:, [0, 0]])
 
 

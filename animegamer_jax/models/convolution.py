@@ -230,6 +230,11 @@ class CausalConv(_Conv):
     ) -> tuple[Float[Array, "b t h w o"], Float[Array, "b 2 h w i"]]:
         kernel, bias = self.weights()
         x = x.astype(self.dtype)
+        if cache is None and x.shape[1] == 1:  # a picture: all three planes see the same frame
+            plane = kernel.sum(0, dtype=jnp.float32).astype(self.dtype)
+            cpu = platform() == "cpu"
+            y = conv3d_planes(x, plane[None]) if cpu else _conv2d(x[:, 0], plane)[:, None]
+            return y + bias, jnp.repeat(x, 2, axis=1)
         past = jnp.repeat(x[:, :1], 2, axis=1) if cache is None else cache
         x = jnp.concatenate([past, x], axis=1)
         return conv3d(x, kernel) + bias, x[:, -2:]

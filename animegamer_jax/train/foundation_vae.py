@@ -23,6 +23,7 @@ from animegamer_jax.data.sets import open_games
 from animegamer_jax.data.turns import ClipSample, clip_samples
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.clip import CLIP
+from animegamer_jax.models.convolution import CausalConv
 from animegamer_jax.models.vae import VAE, ResBlock, mode, sample, split_moments, to_uint8
 from animegamer_jax.sharding import constrain
 from animegamer_jax.train.networks import load_or_make, mixed_samples
@@ -39,18 +40,22 @@ class VAERecipe(Recipe):
     """What the VAE's training needs to know beside.
 
     Attributes:
+        pictures: so many frames of each clip are trained on, drawn anew, each as a clip of its own;
+            None: whole clips. Kernels of a new VAE then see nothing but the frame itself, and the
+            result is an image's autoencoder in a clip's clothes (inflation, arXiv 2310.05737).
         crop: rows and columns of the window that is trained on, a new place for each clip; None:
             whole frames.
         l2_weight: of the mean squared error beside the mean absolute one, of pixels in [-1, 1].
         change_weight: of the mean absolute error of what changes from frame to frame: without it
-            a small VAE shows the mean of the frames that share a latent, and nothing moves.
+            a small VAE shows the mean of neighbouring frames, and nothing moves.
         kl_weight: of the KL divergence from the unit Gaussian, summed over a whole clip's latents.
         perceptual_weight: of the distance of CLIP's features.
         perceptual_frames: of each clip, drawn anew each step.
         finish_batches: training batches that the scaling factor is measured on.
     """
 
-    crop: tuple[int, int] | None = (24, 36)
+    pictures: int | None = 4
+    crop: tuple[int, int] | None = None
     l2_weight: float = 0.5
     change_weight: float = 0.5
     kl_weight: float = 1e-6
@@ -61,7 +66,7 @@ class VAERecipe(Recipe):
 
 RECIPES = {
     "toy": VAERecipe(
-        steps=3000,
+        steps=2000,
         batch_size=4,
         optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=100, decay="cosine"),
         ema_decay=0.995,
@@ -72,17 +77,32 @@ RECIPES = {
 
 
 def start_calmly(vae: VAE) -> None:
-    """Makes a new VAE an easy one to train: nearly linear, and of little noise.
+    """Makes a new VAE an easy one to train: nearly linear, of little noise, and without a past.
 
     Every residual block begins as its shortcut, and the encoder's log-variance at -5, so that
-    latents tell more than noise from the first step on.
+    latents tell more than noise from the first step on. Causal kernels begin with the plane of the
+    frame itself alone: other ones would show a mean of three frames.
     """
     for _, module in nnx.iter_modules(vae):
+        if isinstance(module, CausalConv):
+            kernel = module.kernel[...]
+            module.kernel[...] = (kernel * np.sqrt(3)).at[:-1].set(0)
         if isinstance(module, ResBlock):
             module.conv2.kernel[...] = jnp.zeros_like(module.conv2.kernel[...])
     out, means = vae.encoder.conv_out, vae.config.latent_channels
     out.kernel[...] = out.kernel[...].at[..., means:].multiply(0.1)
     out.bias[...] = out.bias[...].at[means:].set(_FIRST_LOG_VARIANCE)
+
+
+def hold_past(vae: VAE) -> None:
+    """Stops the gradients of the planes of causal kernels that see the frames before.
+
+    Of pictures they see the frame itself three times, and would learn to share its work.
+    """
+    for _, module in nnx.iter_modules(vae):
+        if isinstance(module, CausalConv):
+            past, now = jnp.split(module.kernel[...], [2])
+            module.kernel[...] = jnp.concatenate([jax.lax.stop_gradient(past), now])
 
 
 def crop_clips(
@@ -119,10 +139,8 @@ def perceptual_distance(
     return 1.0 - (features(made) * jax.lax.stop_gradient(features(true))).sum(-1).mean()
 
 
-def draw_frames(
-    videos: Sequence[Float[Array, "b f h w 3"]], key: Key[Array, ""], *, count: int
-) -> list[Float[Array, "n h w 3"]]:
-    """`count` frames of each clip, the same of all `videos`."""
+def draw_frames(videos: Sequence[Array], key: Key[Array, ""], *, count: int) -> list[Array]:
+    """`count` frames of each clip, the same of all `videos`: [b f h w 3] to [(b count) h w 3]."""
     b, f = videos[0].shape[:2]
     chosen = jax.random.randint(key, (b, count, 1, 1, 1), 0, f)
     taken = [jnp.take_along_axis(video, chosen, axis=1) for video in videos]
@@ -188,13 +206,16 @@ class VAEStage(Stage[VAERecipe]):
     ) -> tuple[Float[Array, ""], Scalars]:
         """Reconstruction, KL and perceptual terms; its parts are these without their weights."""
         recipe = self.recipe
-        crop_key, latent_key, frame_key = jax.random.split(key, 3)
+        picture_key, crop_key, latent_key, frame_key = jax.random.split(key, 4)
         frames = jnp.asarray(cast(ClipSample, batch).frames)
+        vae = cast(VAE, networks["vae"])
+        if recipe.pictures is not None:
+            hold_past(vae)
+            frames = draw_frames([frames], picture_key, count=recipe.pictures)[0][:, None]
         num_latents = _num_latents(_config(self), frames.shape[1:4])
         if recipe.crop is not None:
             frames = crop_clips(frames, crop_key, size=recipe.crop)
         true = signed(frames)
-        vae = cast(VAE, networks["vae"])
         moments = vae.encode(true)
         made = vae.decode(sample(moments, key=latent_key))
         parts = {"l1": jnp.abs(made - true).mean(), "l2": jnp.square(made - true).mean()}
@@ -205,7 +226,8 @@ class VAEStage(Stage[VAERecipe]):
             loss += recipe.change_weight * parts["change"]
         loss += recipe.kl_weight * num_latents * parts["kl"]
         if recipe.perceptual_weight:
-            shown = draw_frames([made, true], frame_key, count=recipe.perceptual_frames)
+            count = min(recipe.perceptual_frames, true.shape[1])
+            shown = draw_frames([made, true], frame_key, count=count)
             parts["perceptual"] = perceptual_distance(cast(CLIP, networks["clip"]), *shown)
             loss += recipe.perceptual_weight * parts["perceptual"]
         return loss, parts
@@ -222,13 +244,14 @@ class VAEStage(Stage[VAERecipe]):
             d.latent_height * c.spatial_compression,
             d.latent_width * c.spatial_compression,
         )
-        frames = 1 + (d.latent_frames - 1) * c.temporal_compression
+        pictures = self.recipe.pictures
+        frames = 1 if pictures else 1 + (d.latent_frames - 1) * c.temporal_compression
 
         def forward(vae: VAE, clip: jax.Array) -> jax.Array:
             return vae.decode(mode(vae.encode(clip)))
 
         shape = jax.ShapeDtypeStruct((1, frames, rows, columns, c.image_channels), jnp.float32)
-        return 3 * count_products(forward, networks["vae"], shape)
+        return 3 * (pictures or 1) * count_products(forward, networks["vae"], shape)
 
     @functools.cached_property
     def _reconstruct(self) -> Callable[..., tuple[Array, Array]]:
