@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 
 from animegamer_jax.bundle import NETWORKS, Bundle
+from animegamer_jax.train.progress import METRICS_FILE, read_lines
 
 _CLOCKS = ("second", "mfu")  # what depends on the machine's day
 
 
 def last_step(out: Path) -> int:
     """The last step in a run's records, 0 where there is none."""
-    file = out / "metrics.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
+    lines = read_lines(out / METRICS_FILE)
     return json.loads(lines[-1])["step"] if lines else 0
 
 
@@ -52,8 +52,8 @@ def run(arguments: list[str], out: Path, *, stop: tuple[int, signal.Signals] | N
 
 def curve(out: Path) -> list[dict[str, Any]]:
     """The records without what a clock gave."""
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in x.items() if not any(c in k for c in _CLOCKS)} for x in lines]
+    records = [json.loads(line) for line in read_lines(out / METRICS_FILE)]
+    return [{k: v for k, v in x.items() if not any(c in k for c in _CLOCKS)} for x in records]
 
 
 def weights(out: Path) -> dict[str, np.ndarray]:

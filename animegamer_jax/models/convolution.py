@@ -176,6 +176,16 @@ def conv3d(
     return (conv3d_planes if platform() == "cpu" else conv3d_direct)(x, kernel)
 
 
+def conv_frames(
+    x: Float[Array, "b t h w i"], kernel: Float[Array, "3 3 i o"]
+) -> Float[Array, "b t h w o"]:
+    """3 x 3 convolution of each frame by itself, zero-padded, in the platform's fastest form."""
+    if platform() == "cpu":
+        return conv3d_planes(x, kernel[None])
+    b, t, *plane = x.shape
+    return _conv2d(x.reshape(b * t, *plane), kernel).reshape(b, t, *plane[:2], -1)
+
+
 class _Conv(nnx.Module):
     """Kernel `[*extent, in, out]` and bias; `out_axis` is the logical name of `out`."""
 
@@ -232,9 +242,7 @@ class CausalConv(_Conv):
         x = x.astype(self.dtype)
         if cache is None and x.shape[1] == 1:  # a picture: all three planes see the same frame
             plane = kernel.sum(0, dtype=jnp.float32).astype(self.dtype)
-            cpu = platform() == "cpu"
-            y = conv3d_planes(x, plane[None]) if cpu else _conv2d(x[:, 0], plane)[:, None]
-            return y + bias, jnp.repeat(x, 2, axis=1)
+            return conv_frames(x, plane) + bias, jnp.repeat(x, 2, axis=1)
         past = jnp.repeat(x[:, :1], 2, axis=1) if cache is None else cache
         x = jnp.concatenate([past, x], axis=1)
         return conv3d(x, kernel) + bias, x[:, -2:]
@@ -249,13 +257,12 @@ class FrameConv(_Conv):
 
     def __call__(self, x: Float[Array, "b t h w c"]) -> Float[Array, "b t y x c"]:
         kernel, bias = self.weights()
+        x = x.astype(self.dtype)
+        if self.stride == 1:
+            return conv_frames(x, kernel) + bias
         b, t, *plane = x.shape
         # Halving pads below and at the right only: the published layers' alignment.
-        padding = (1, 1) if self.stride == 1 else (0, 1)
-        x = x.astype(self.dtype)
-        if self.stride == 1 and platform() == "cpu":
-            return conv3d_planes(x, kernel[None]) + bias
-        y = _conv2d(x.reshape(b * t, *plane), kernel, stride=self.stride, padding=padding)
+        y = _conv2d(x.reshape(b * t, *plane), kernel, stride=self.stride, padding=(0, 1))
         return y.reshape(b, t, *y.shape[1:]) + bias
 
 

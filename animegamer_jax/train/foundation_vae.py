@@ -94,15 +94,17 @@ def start_calmly(vae: VAE) -> None:
     out.bias[...] = out.bias[...].at[means:].set(_FIRST_LOG_VARIANCE)
 
 
-def hold_past(vae: VAE) -> None:
-    """Stops the gradients of the planes of causal kernels that see the frames before.
+def hold_past(vae: VAE) -> VAE:
+    """The network without gradients of the planes of causal kernels that see the frames before.
 
     Of pictures they see the frame itself three times, and would learn to share its work.
     """
-    for _, module in nnx.iter_modules(vae):
+    held = nnx.clone(vae)
+    for _, module in nnx.iter_modules(held):
         if isinstance(module, CausalConv):
             past, now = jnp.split(module.kernel[...], [2])
             module.kernel[...] = jnp.concatenate([jax.lax.stop_gradient(past), now])
+    return held
 
 
 def crop_clips(
@@ -210,7 +212,7 @@ class VAEStage(Stage[VAERecipe]):
         frames = jnp.asarray(cast(ClipSample, batch).frames)
         vae = cast(VAE, networks["vae"])
         if recipe.pictures is not None:
-            hold_past(vae)
+            vae = hold_past(vae)
             frames = draw_frames([frames], picture_key, count=recipe.pictures)[0][:, None]
         num_latents = _num_latents(_config(self), frames.shape[1:4])
         if recipe.crop is not None:

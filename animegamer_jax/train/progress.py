@@ -68,7 +68,7 @@ def gif(clips: np.ndarray, *, fps: int = FRAMES_PER_SECOND) -> bytes:
     return buffer.getvalue()
 
 
-def _kept_lines(path: Path, step: int) -> list[str]:
+def read_lines(path: Path, *, step: float = math.inf) -> list[str]:
     """The whole lines of a metrics file up to a step: a killed run may have written more."""
     kept = []
     for line in path.read_text().splitlines() if path.exists() else []:
@@ -104,7 +104,7 @@ class Recorder:
         self._path = folder / METRICS_FILE
         with self._telling():
             folder.mkdir(parents=True, exist_ok=True)
-            lines = _kept_lines(self._path, step)
+            lines = read_lines(self._path, step=step)
             write_whole(self._path, "".join(f"{line}\n" for line in lines).encode())
             self._file = open(self._path, "a")  # noqa: SIM115 - closed in `close`
             self._events = SummaryWriter(str(folder / "events"), purge_step=step + 1)
