@@ -3,7 +3,7 @@
 import functools
 import importlib
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
 import jax
@@ -75,3 +75,18 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from flattened(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def first_difference(
+    stored: Mapping[str, Any], found: Mapping[str, Any], *, free: Collection[str] = ()
+) -> str | None:
+    """The first field in which two configurations differ, with what each says of it, or None.
+
+    Fields are told by dotted names; those in `free` may differ.
+    """
+    old, new = dict(flattened(stored)), dict(flattened(found))
+    for field in (*old, *(name for name in new if name not in old)):
+        if field in free or (field in old and field in new and old[field] == new[field]):
+            continue
+        return f"{field} was {old.get(field, 'absent')!r}, is {new.get(field, 'absent')!r}"
+    return None

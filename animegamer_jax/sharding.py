@@ -7,7 +7,7 @@ rules table maps logical names to mesh axes; outside a mesh all of it does nothi
 import contextlib
 import contextvars
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -115,22 +115,30 @@ def platform() -> str:
     return getattr(device, "platform", None) or jax.default_backend()
 
 
-def make_mesh(shape: Mapping[str, int] | None = None) -> Mesh:
-    """A mesh over all devices; axes not named in `shape` get 1, and all go to "data" by default.
+def make_mesh(
+    shape: Mapping[str, int] | None = None, *, devices: Sequence[Any] | None = None
+) -> Mesh:
+    """A mesh; axes not named in `shape` get 1, and all devices go to "data" by default.
+
+    Args:
+        shape: size of each axis.
+        devices: that it is made of; None: all there are.
 
     Raises:
         ValueError: an axis is unknown, or the product of `shape` is not the number of devices.
     """
-    shape = {"data": jax.device_count()} if shape is None else shape
+    devices = jax.devices() if devices is None else devices
+    shape = {"data": len(devices)} if shape is None else shape
     if unknown := set(shape) - set(MESH_AXES):
         raise ValueError(f"unknown mesh axes {sorted(unknown)}: expected some of {MESH_AXES}")
     sizes = tuple(shape.get(name, 1) for name in MESH_AXES)
-    total = 1
-    for size in sizes:
-        total *= size
-    if total != jax.device_count():
-        raise ValueError(f"mesh {dict(shape)} needs {total} devices, found {jax.device_count()}")
-    return jax.make_mesh(sizes, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+    if math.prod(sizes) != len(devices):
+        raise ValueError(
+            f"mesh {dict(shape)} needs {math.prod(sizes)} devices, found {len(devices)}"
+        )
+    return jax.make_mesh(
+        sizes, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES), devices=devices
+    )
 
 
 def param_shardings(state: Any, mesh: Mesh, rules: Rules | None = None) -> Any:

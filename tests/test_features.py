@@ -1,6 +1,10 @@
 """Features of a games set: those of the networks, whole, and refused where they must be."""
 
 import dataclasses
+import os
+import socket
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +67,8 @@ def features(games_path, bundle, tmp_path_factory, told):
         bundle=bundle,
         games=open_games(games_path),
         num_text_tokens=NUM_TEXT_TOKENS,
-        batch_size=4,  # the last batch of ten turns is short
+        batch_size=8,
+        shard_size=6,  # ten turns are a shard and two thirds
         on_progress=lambda *progress: told.append(progress),
     )
     return open_features(path)
@@ -79,9 +84,7 @@ def test_the_set_says_what_it_holds(features, games_path, told):
     assert dataclasses.replace(
         features.info, kind="games", made_by="a test", features=None
     ) == dataclasses.replace(games.info)
-    assert told[0] == ("train conditions", 1, 10)
-    assert told[-1] == ("test latents", 5, 5)
-    assert len(told) == 2 * 15
+    assert told == [("train", n, 10) for n in (0, 6, 10)] + [("test", n, 5) for n in (0, 5)]
 
 
 @jax.jit
@@ -127,7 +130,7 @@ def test_a_random_frame_is_the_turns_own(games_path, bundle, networks, tmp_path,
     out = tmp_path / "features"
     assert (
         command.features(
-            model=str(bundle.path), data=str(games_path), out=str(out), frame="random", batch=4
+            model=str(bundle.path), data=str(games_path), out=str(out), frame="random", batch=8
         )
         == 0
     )
@@ -142,11 +145,106 @@ def test_a_random_frame_is_the_turns_own(games_path, bundle, networks, tmp_path,
     np.testing.assert_allclose(stored, np.asarray(see(networks["clip"], frames)), **FLOAT16)
 
 
+# Stopped, gone on with, shared out
+
+
+def records_of(path) -> list[bytes]:
+    """All arrays of a features set, in order."""
+    found = open_features(path)
+    return [
+        record[name].tobytes()
+        for split, count in found.info.splits.items()
+        for source, names in (
+            (found.turns(split), ("text_features", "image_features")),
+            (found.latents(split), ("moments",)),
+        )
+        for record in (source[k] for k in range(count))
+        for name in names
+    ]
+
+
+def shards_of(path) -> dict[str, int]:
+    return {str(f.relative_to(path)): f.stat().st_mtime_ns for f in path.rglob("*array_record*")}
+
+
+def test_the_same_call_goes_on_after_a_stop(features, games_path, bundle, tmp_path):
+    path = tmp_path / "features"
+    options = {"bundle": bundle, "games": open_games(games_path), "num_text_tokens": 3}
+    options |= {"batch_size": 8, "shard_size": 6}
+
+    def stop(split, done, total):
+        if (split, done) == ("train", 10):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_features(path, **options, on_progress=stop)
+    with pytest.raises(UserError, match=r"features: not finished: run the command that began it"):
+        open_features(path)
+    with pytest.raises(UserError, match=r"another set: set.features.frame was 'first', is 'rand"):
+        write_features(path, **options, frame="random")
+    before = shards_of(path)
+    assert len(before) == 4  # two shards of two parts
+    told = []
+    write_features(path, **options, on_progress=lambda *progress: told.append(progress))
+    assert told == [("train", 10, 10), ("test", 0, 5), ("test", 5, 5)]
+    after = shards_of(path)
+    assert len(after) == 6
+    assert before.items() <= after.items()  # not written again
+    assert records_of(path) == records_of(features.path)
+    assert {p.name for p in path.iterdir()} == {"set.json", "conditions", "latents"}
+
+
+HOST = """
+import sys
+import jax
+port, host, bundle, games, path = sys.argv[1:]
+jax.distributed.initialize(f"localhost:{port}", 2, int(host))
+from animegamer_jax.bundle import Bundle
+from animegamer_jax.data.features import write_features
+from animegamer_jax.data.sets import open_games
+assert (jax.local_device_count(), jax.device_count()) == (2, 4)
+info = write_features(
+    path, bundle=Bundle.open(bundle), games=open_games(games), num_text_tokens=3, batch_size=4,
+    shard_size=3, on_progress=lambda *told: print(*told),
+)
+"""
+
+
+def test_two_hosts_with_two_devices_each_share_the_shards(features, games_path, bundle, tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    path = tmp_path / "features"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+    arguments = [str(bundle.path), str(games_path), str(path)]
+    hosts = [
+        subprocess.Popen(
+            [sys.executable, "-c", HOST, port, str(host), *arguments],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for host in range(2)
+    ]
+    lines = [host.communicate(timeout=240)[0].split("\n") for host in hosts]
+    told = [[line for line in found if line[:5] in ("train", "test ")] for found in lines]
+    assert [host.returncode for host in hosts] == [0, 0]
+    # What a host finds done depends on the other; how much it writes itself, not: of four shards
+    # two, of two one, and a line before each split.
+    assert [[line[:5] for line in found] for found in told] == [["train"] * 3 + ["test "] * 2] * 2
+    found = open_features(path)
+    assert found.info.splits == {"train": 10, "test": 5}
+    for shared, alone in zip(records_of(path), records_of(features.path), strict=True):
+        pair = (np.frombuffer(side, np.float16) for side in (shared, alone))
+        np.testing.assert_allclose(*pair, **FLOAT16)
+
+
 # What cannot be
 
 
 def refusal(path, **changes) -> str:
-    options = {"num_text_tokens": NUM_TEXT_TOKENS, "batch_size": 4, **changes}
+    options = {"num_text_tokens": NUM_TEXT_TOKENS, "batch_size": 8, **changes}
     with pytest.raises(UserError) as caught:
         write_features(path, **options)
     assert "\n" not in str(caught.value)
@@ -178,16 +276,21 @@ def test_features_that_are_not_finite(games_path, bundle, networks):
     large = jnp.full_like(t5.final_norm.scale[...], 1e6)  # float16 ends at 65,504
     t5.final_norm.scale.set_value(large)
     with pytest.raises(UserError, match=r"tiny, game 0, turn 0: T5 gives a feature that is not"):
-        next(maker.conditions([games.turns("train")[0]], games.info))
+        next(maker.records([games.turns("train")[0]], games.info))
+    t5.final_norm.scale.set_value(jnp.ones_like(large))
     weights = vae.encoder.conv_out.kernel
     weights.set_value(weights[...].at[(0,) * weights[...].ndim].set(jnp.nan))
     with pytest.raises(UserError, match=r"game 0, turn 3: the VAE gives a feature that is not"):
-        next(maker.latents([games.turns("train")[3]], games.info))
+        next(maker.records([games.turns("train")[3]], games.info))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"batch_size": 0}, "batch 0"), ({"num_text_tokens": 0}, "text tokens 0")],
+    [
+        ({"batch_size": 0}, "batch 0"),
+        ({"num_text_tokens": 0}, "text tokens 0"),
+        ({"shard_size": 0}, "shard 0"),
+    ],
 )
 def test_numbers_that_cannot_be(bundle, games_path, tmp_path, changes, message):
     assert message in refusal(

@@ -74,16 +74,20 @@ def features(
     out: str,
     frame: Literal["first", "random"] = "first",
     batch: int = 16,
+    shard: int = 256,
     size: Literal["toy", "full"] = "toy",
 ) -> int:
     """Compute what the networks make of a games set: texts, frames and clips.
+
+    The same command goes on after a stop.
 
     Args:
         model: The bundle with T5, CLIP and the VAE.
         data: The games set.
         out: The folder to write.
         frame: The frame of each clip that CLIP sees; the paper's is the first.
-        batch: Turns at a time.
+        batch: Turns at a time, a multiple of the devices.
+        shard: Turns of a file; a stop loses no more.
         size: Where the bundle has no shot encoder yet, motion texts have this size's tokens.
     """
     from animegamer_jax.bundle import Bundle
@@ -102,6 +106,7 @@ def features(
             num_text_tokens=encoder.num_text_tokens,
             frame=frame,
             batch_size=batch,
+            shard_size=shard,
             on_progress=tell,
         )
     counts = ", ".join(f"{split} {count}" for split, count in info.splits.items())

@@ -3,10 +3,12 @@
 For every turn: T5's features of its motion text, CLIP's features of its first frame (PAPER section
 3.1: f_md and f_v) and the VAE's moments of its clip, computed once, stored in float16. Latents are
 drawn from the moments, and scaled, at training time.
+
+The set is written shard by shard (`shards`): hosts share the shards out, each computes on all of
+its devices, and the same command goes on after a stop.
 """
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import cast
@@ -15,6 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Float16, Int, UInt8
 
 from animegamer_jax.bundle import Bundle
@@ -23,16 +27,15 @@ from animegamer_jax.data.sets import (
     GamesSet,
     Part,
     Record,
-    Records,
     SetInfo,
-    write_set,
 )
+from animegamer_jax.data.shards import ShardedSet, begin_set, shard_ranges
 from animegamer_jax.data.turns import Frame, check_clips, read_frames
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.models.vae import VAE
-from animegamer_jax.storage import absolute, refuse_existing
+from animegamer_jax.sharding import make_mesh, partition_spec
 from animegamer_jax.tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int], None]
@@ -78,6 +81,7 @@ class FeatureMaker:
         num_text_tokens: that a motion text is padded to.
         frame: the frame of the clip that CLIP sees.
         batch_size: turns at a time.
+        mesh: devices of this host, over which a batch is spread; None: the first device.
     """
 
     t5: T5Encoder
@@ -87,44 +91,48 @@ class FeatureMaker:
     num_text_tokens: int
     frame: Frame = "first"
     batch_size: int = 16
+    mesh: Mesh | None = None
 
-    def conditions(self, turns: Iterable[Record], info: SetInfo) -> Iterator[Record]:
-        """The turns of a games set, with features of their texts and frames for their clips.
+    def records(self, turns: Iterable[Record], info: SetInfo) -> Iterator[Mapping[Part, Record]]:
+        """The turns of a games set with features for their clips, and the moments of the clips.
 
         Raises:
             UserError: a clip cannot be read, or a feature is too large to be stored.
         """
         for batch in _batches(turns, self.batch_size):
-            tokens = [self.tokenizer.padded(t["motion_text"], self.num_text_tokens) for t in batch]
-            frames = [self._shown(turn, info) for turn in batch]
-            texts = read_texts(self.t5, self._whole(tokens))
-            images = see_frames(self.clip, self._whole(frames))
-            texts, images = (
-                _stored(x, batch, network=n) for x, n in ((texts, "T5"), (images, "CLIP"))
-            )
-            for turn, text, image in zip(batch, texts, images, strict=False):
-                told = {name: value for name, value in turn.items() if name != "clip"}
-                yield {**told, "text_features": text, "image_features": image}
-
-    def latents(self, turns: Iterable[Record], info: SetInfo) -> Iterator[Record]:
-        """The moments of the turns' clips.
-
-        Raises:
-            UserError: a clip cannot be read, or a moment is too large to be stored.
-        """
-        for batch in _batches(turns, self.batch_size):
             clips = [read_frames(turn, info, num_frames=info.num_frames) for turn in batch]
-            moments = _stored(encode_clips(self.vae, self._whole(clips)), batch, network="the VAE")
-            for turn, one in zip(batch, moments, strict=False):
-                yield {**{k: turn[k] for k in ("game", "turn", "num_turns")}, "moments": one}
-
-    def _shown(self, turn: Record, info: SetInfo) -> UInt8[np.ndarray, "h w 3"]:
-        number = shown_frame(turn, num_frames=info.num_frames, frame=self.frame)
-        return read_frames(turn, info, num_frames=number + 1)[-1]
+            shown = [
+                clip[shown_frame(turn, num_frames=info.num_frames, frame=self.frame)]
+                for turn, clip in zip(batch, clips, strict=True)
+            ]
+            tokens = [self.tokenizer.padded(t["motion_text"], self.num_text_tokens) for t in batch]
+            made = (  # all three are under way before the first is waited for
+                ("T5", read_texts(self.t5, self._whole(tokens))),
+                ("CLIP", see_frames(self.clip, self._whole(shown))),
+                ("the VAE", encode_clips(self.vae, self._whole(clips))),
+            )
+            stored = [_stored(values, batch, network=name) for name, values in made]
+            for turn, text, image, moments in zip(batch, *stored, strict=True):
+                yield _record(turn, text=text, image=image, moments=moments)
 
     def _whole(self, rows: list[np.ndarray]) -> jax.Array:
         """A batch of one shape: a short one is filled up with its last row."""
-        return jnp.asarray(np.stack(rows + rows[-1:] * (self.batch_size - len(rows))))
+        whole = np.stack(rows + rows[-1:] * (self.batch_size - len(rows)))
+        if self.mesh is None:
+            return jnp.asarray(whole)
+        return jax.device_put(whole, NamedSharding(self.mesh, partition_spec(("act_batch",))))
+
+
+def _record(
+    turn: Record, *, text: np.ndarray, image: np.ndarray, moments: np.ndarray
+) -> Mapping[Part, Record]:
+    told = {name: value for name, value in turn.items() if name != "clip"}
+    place = {name: turn[name] for name in ("game", "turn", "num_turns")}
+    parts: dict[Part, Record] = {
+        "conditions": {**told, "text_features": text, "image_features": image},
+        "latents": {**place, "moments": moments},
+    }
+    return parts
 
 
 def _batches(turns: Iterable[Record], size: int) -> Iterator[list[Record]]:
@@ -135,10 +143,10 @@ def _batches(turns: Iterable[Record], size: int) -> Iterator[list[Record]]:
 
 def _stored(
     features: Float[Array, "b ..."], turns: list[Record], *, network: str
-) -> Float16[np.ndarray, "b ..."]:
+) -> Float16[np.ndarray, "n ..."]:
     with np.errstate(over="ignore"):  # told below
-        stored = np.asarray(features, np.float32).astype(np.float16)
-    for turn, row in zip(turns, stored, strict=False):
+        stored = np.asarray(features, np.float32)[: len(turns)].astype(np.float16)
+    for turn, row in zip(turns, stored, strict=True):
         if not np.isfinite(row).all():
             raise UserError(
                 f"{turn['film']}, game {turn['game']}, turn {turn['turn']}: {network} gives a "
@@ -155,38 +163,47 @@ def write_features(
     num_text_tokens: int,
     frame: Frame = "first",
     batch_size: int = 16,
+    shard_size: int = 256,
     on_progress: Progress = lambda what, done, total: None,
 ) -> SetInfo:
-    """Writes the features of every turn of a games set.
+    """Writes the features of every turn of a games set, or goes on with what was begun.
+
+    Called on every host of a run, it writes each shard once.
 
     Args:
-        path: must be free.
+        path: must be free, or hold such a set on its way.
         bundle: has T5, CLIP, the VAE and a tokenizer of their vocabulary.
         games: the set.
         num_text_tokens: that a motion text is padded to.
         frame: the frame of the clip that CLIP sees; the paper's is the first.
-        batch_size: turns at a time.
+        batch_size: turns at a time on a host.
+        shard_size: turns of a file; what a stop may lose.
         on_progress: called with what is being made, turns done, and turns.
 
     Raises:
         UserError: a network or the tokenizer is missing or of another size, a clip cannot be read,
-            the place is taken, the disk refuses.
+            the place is taken, the devices do not divide the batch, the disk refuses.
     """
-    if batch_size < 1 or num_text_tokens < 1:
-        raise UserError(f"batch {batch_size}, text tokens {num_text_tokens}: expected 1 or more")
+    numbers = {"batch": batch_size, "text tokens": num_text_tokens, "shard": shard_size}
+    for name, number in numbers.items():
+        if number < 1:
+            raise UserError(f"{name} {number}: expected 1 or more")
     if frame not in ("first", "random"):
         raise UserError(f"frame {frame!r}: expected first or random")
-    refuse_existing(absolute(path), overwrite=None)  # before hours of work
+    devices = jax.local_device_count()
+    if batch_size % devices:
+        raise UserError(f"batch {batch_size}: expected a multiple of this host's {devices} devices")
     check_clips(games, bundle.config)
-    tokenizer = _tokenizer(bundle)
+    mesh = make_mesh({"data": devices}, devices=jax.local_devices())
     maker = FeatureMaker(
-        t5=cast(T5Encoder, bundle.load("t5")),
-        clip=cast(CLIP, bundle.load("clip")),
-        vae=cast(VAE, bundle.load("vae")),
-        tokenizer=tokenizer,
+        t5=cast(T5Encoder, bundle.load("t5", mesh=mesh)),
+        clip=cast(CLIP, bundle.load("clip", mesh=mesh)),
+        vae=cast(VAE, bundle.load("vae", mesh=mesh)),
+        tokenizer=_tokenizer(bundle),
         num_text_tokens=num_text_tokens,
         frame=frame,
         batch_size=batch_size,
+        mesh=mesh,
     )
     info = dataclasses.replace(
         games.info,
@@ -195,22 +212,49 @@ def write_features(
         splits={},
         features=_describe(maker, bundle, games),
     )
+    ranges = {s: shard_ranges(n, size=shard_size) for s, n in games.info.splits.items()}
+    written = _begin(path, info, {split: len(found) for split, found in ranges.items()})
+    for split, places in ranges.items():
+        _write_split(written, split, places, maker=maker, games=games, on_progress=on_progress)
+    _wait_for_all("written")
+    info = written.finish() if jax.process_index() == 0 else info
+    _wait_for_all("finished")
+    return info
 
-    def records(part: str, make: Callable[..., Iterator[Record]], split: str) -> Iterator[Record]:
-        turns = games.turns(split)
-        for done, record in enumerate(make((turns[i] for i in range(len(turns))), games.info)):
-            yield record
-            on_progress(f"{split} {part}", done + 1, len(turns))
 
-    makers: Mapping[Part, Callable[..., Iterator[Record]]] = {
-        "conditions": maker.conditions,
-        "latents": maker.latents,
-    }
-    parts: Mapping[Part, Mapping[str, Records]] = {
-        part: {split: functools.partial(records, part, make, split) for split in games.info.splits}
-        for part, make in makers.items()
-    }
-    return write_set(path, info, parts=parts)
+def _write_split(
+    written: ShardedSet,
+    split: str,
+    places: list[range],
+    *,
+    maker: FeatureMaker,
+    games: GamesSet,
+    on_progress: Progress,
+) -> None:
+    """This host's part of the shards that are missing."""
+    turns, missing = games.turns(split), written.missing(split)
+    done = len(turns) - sum(len(places[shard]) for shard in missing)
+    hosts, host = jax.process_count(), jax.process_index()
+    # By number: hosts look at different times, and find different ones missing.
+    mine = [shard for shard in missing if shard % hosts == host]
+    on_progress(split, done, len(turns))
+    for shard in mine:
+        records = maker.records((turns[i] for i in places[shard]), games.info)
+        done += written.write(split, shard, records)
+        on_progress(split, done, len(turns))
+
+
+def _begin(path: epath.PathLike, info: SetInfo, shards: Mapping[str, int]) -> ShardedSet:
+    """The first host lays the folder out, the others find it so."""
+    if jax.process_index() == 0:
+        begin_set(path, info, shards=shards)
+    _wait_for_all("begun")
+    return begin_set(path, info, shards=shards)
+
+
+def _wait_for_all(name: str) -> None:
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(f"features {name}")
 
 
 def _tokenizer(bundle: Bundle) -> Tokenizer:

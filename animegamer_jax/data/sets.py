@@ -34,6 +34,7 @@ from animegamer_jax.storage import absolute, move_into_place, refuse_existing, t
 LAYOUT = 1  # of set.json and of the records
 VERSION = f"{LAYOUT}.0.0"  # the same, as TFDS writes it
 INFO_FILE = "set.json"
+UNFINISHED_FILE = "unfinished.json"  # in its place while hosts write (`shards`)
 
 Kind = Literal["games", "features"]
 Part = Literal["games", "conditions", "latents"]
@@ -120,7 +121,7 @@ class SetInfo:
 # Writing
 
 
-def _spec(part: Part, info: SetInfo) -> tfds.features.FeaturesDict:
+def record_spec(part: Part, info: SetInfo) -> tfds.features.FeaturesDict:
     """TFDS's description of one part's records."""
     f = tfds.features
     place = {name: f.Scalar(NUMBERS[name]) for name in ("game", "turn", "num_turns")}
@@ -164,7 +165,7 @@ class SetBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         return tfds.core.DatasetInfo(
             builder=self,
             description=f"AnimeGamer turns ({self.part}): see {INFO_FILE} above",
-            features=_spec(self.part, self._set_info),
+            features=record_spec(self.part, self._set_info),
             disable_shuffling=True,
             metadata=tfds.core.MetadataDict(to_json(self._set_info)),
         )
@@ -251,8 +252,13 @@ def write_set(
     return info
 
 
-# What ArrayRecord says of a full disk, as a RuntimeError.
 _REFUSED = re.compile(r"(?:open|write|close|sync)\(\) failed: ([^;]*)")
+
+
+def disk_refusal(error: RuntimeError) -> str | None:
+    """What a disk said, in the words of ArrayRecord's error; None: it is another error."""
+    found = _REFUSED.search(str(error))
+    return found[1] if found else None
 
 
 def _build(
@@ -264,10 +270,9 @@ def _build(
         with contextlib.redirect_stdout(io.StringIO()):  # TFDS tells of a download
             builder.download_and_prepare(download_dir=os.fspath(folder / "downloads"))
     except RuntimeError as error:
-        refused = _REFUSED.search(str(error))
-        if refused is None:
+        if (reason := disk_refusal(error)) is None:
             raise
-        raise OSError(errno.EIO, refused[1]) from error
+        raise OSError(errno.EIO, reason) from error
     if (folder / "downloads").exists():
         (folder / "downloads").rmtree()
     return {name: split.num_examples for name, split in builder.info.splits.items()}
@@ -379,6 +384,8 @@ def read_info(path: epath.PathLike) -> SetInfo:
     path = absolute(path)
     file = path / INFO_FILE
     with telling(file, "cannot be read", mend="copy or make the set again"):
+        if not file.exists() and (path / UNFINISHED_FILE).exists():
+            raise UserError(f"{path}: not finished: run the command that began it again")
         if not file.exists():
             raise UserError(
                 f"{path}: no data set: expected a folder with {INFO_FILE}, as `animegamer data` "

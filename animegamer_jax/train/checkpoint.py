@@ -20,7 +20,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers as managers
 
-from animegamer_jax.bundle_networks import flattened, nested
+from animegamer_jax.bundle_networks import first_difference, flattened, nested
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage import telling
 from animegamer_jax.train.optimizer import parameter_path
@@ -40,15 +40,10 @@ def differing_field(stored: Mapping[str, Any], found: Mapping[str, Any]) -> str 
 
     `recipe.steps` may differ where the learning rate does not depend on it.
     """
-    old, new = dict(flattened(stored)), dict(flattened(found))
     free = set(FREE)
-    if old.get("recipe.optimizer.decay") == "constant":
+    if dict(flattened(stored)).get("recipe.optimizer.decay") == "constant":
         free.add("recipe.steps")
-    for field in (*old, *(name for name in new if name not in old)):
-        if field in free or (field in old and field in new and old[field] == new[field]):
-            continue
-        return f"{field} was {old.get(field, 'absent')!r}, is {new.get(field, 'absent')!r}"
-    return None
+    return first_difference(stored, found, free=free)
 
 
 def _named_leaves(state: TrainState) -> tuple[dict[str, jax.Array], Any]:
