@@ -87,8 +87,8 @@ class ShardedSet:
             }
             for record in records:
                 count += 1
-                for part, writer in writers.items():
-                    writer.write(specs[part].serialize_example(record[part]))
+                for part in self._parts:
+                    writers[part].write(specs[part].serialize_example(record[part]))
         return count
 
     def finish(self) -> SetInfo:
