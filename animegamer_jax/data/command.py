@@ -45,7 +45,7 @@ def toyworld(
     size = ToySize(games=games, test_games=test_games, turns=turns, height=height, width=width)
     if films < 0:
         raise UserError(f"films {films}: expected 0 or more")
-    with _progress("games") as tell:
+    with show_progress("games") as tell:
         info = write_toy_games(str(out), size, seed=seed, processes=processes, on_progress=tell)
     if films:
         _write_films(out / "films", films, size=(height, width), seed=seed)
@@ -59,7 +59,7 @@ def _write_films(folder: Path, count: int, *, size: tuple[int, int], seed: int) 
     from animegamer_jax.storage import telling
 
     mend = "free space; the games are whole"
-    with telling(folder, "cannot be written", mend=mend), _progress("films") as tell:
+    with telling(folder, "cannot be written", mend=mend), show_progress("films") as tell:
         folder.mkdir(exist_ok=True)
         for number in range(count):
             film = make_film(seed + number, height=size[0], width=size[1])
@@ -98,7 +98,7 @@ def features(
     bundle, games = Bundle.open(model), open_games(data)
     encoder = bundle.config.encoder or SIZES[size]().encoder
     assert encoder is not None  # each named size has one
-    with _progress("turns") as tell:
+    with show_progress("turns") as tell:
         info = write_features(
             out,
             bundle=bundle,
@@ -115,7 +115,7 @@ def features(
 
 
 @contextlib.contextmanager
-def _progress(unit: str) -> Iterator[Callable[[str, int, int], None]]:
+def show_progress(unit: str) -> Iterator[Callable[[str, int, int], None]]:
     """Tells how far each split is: a bar on a terminal, else a line now and then."""
     console = Console(stderr=True)
     if console.is_terminal:

@@ -45,7 +45,10 @@ PARTS: Mapping[Kind, tuple[Part, ...]] = {
     "games": ("games",),
     "features": ("conditions", "latents"),
 }
-_MADE_BY = {"games": "animegamer data toyworld", "features": "animegamer data features"}
+_MADE_BY = {
+    "games": "animegamer data toyworld` or `animegamer data games",
+    "features": "animegamer data features",
+}
 
 # What is known of a turn without its clip. `motion_value` is in pixels a frame at 480 x 720;
 # `captions` starts with the complete one, the others leave parts out.

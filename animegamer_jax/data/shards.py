@@ -14,6 +14,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import tensorflow_datasets as tfds
@@ -91,8 +92,11 @@ class ShardedSet:
                     writers[part].write(specs[part].serialize_example(record[part]))
         return count
 
-    def finish(self) -> SetInfo:
+    def finish(self, *, extras: Mapping[str, bytes] = MappingProxyType({})) -> SetInfo:
         """Describes the set, when all shards are there: from now on it can be opened.
+
+        Args:
+            extras: further files beside `set.json`, by their names.
 
         Raises:
             UserError: a shard is missing or damaged, a split has no turns, or the disk refuses.
@@ -119,6 +123,8 @@ class ShardedSet:
             for part in self._parts:
                 for left in self._folder(part).glob(f"{_TEMPORARY}*"):  # by a run that was killed
                     left.unlink(missing_ok=True)
+            for name, content in extras.items():
+                (self.path / name).write_bytes(content)
             _write_json(self.path / INFO_FILE, to_json(info))
             (self.path / UNFINISHED_FILE).unlink(missing_ok=True)
         return info

@@ -1,0 +1,258 @@
+"""A shots folder to a games set, with a data card beside it.
+
+What must be known of all films (how many games, the edges of the motion levels) comes from the
+rows, which are read first. Then films are written a few to a shard, one clip at a time in memory,
+by any number of workers.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+from etils import epath
+
+from animegamer_jax.data.annotations import (
+    clips_digest,
+    read_kept_cast,
+    read_labels,
+    read_report,
+)
+from animegamer_jax.data.card import Tally, card_files
+from animegamer_jax.data.cast import Cast
+from animegamer_jax.data.filmgames import FilmGame, GamesSettings, game_records, games_of
+from animegamer_jax.data.motion import PAPER_EDGES, motion_level
+from animegamer_jax.data.sets import Part, Record, SetInfo
+from animegamer_jax.data.shards import ShardedSet, begin_set
+from animegamer_jax.data.shots import ShotsFolder
+from animegamer_jax.errors import UserError
+from animegamer_jax.protocol import PAPER, Protocol
+
+# Calls the function once for each number, in any order and anywhere (`beam.for_each`).
+Share = Callable[[Sequence[int], Callable[[int], None]], None]
+Split = Literal["train", "test"]
+
+SPLITS: tuple[Split, ...] = ("train", "test")
+MADE_BY = "animegamer data games"
+_LEVELS = len(PAPER_EDGES) + 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is decided over all films.
+
+    Attributes:
+        films: with annotations, in order.
+        skipped: without.
+        cast: the characters.
+        edges: motion values between the levels.
+        protocol: with the motion value of each level.
+        held_out: games that draw less are test games.
+    """
+
+    films: tuple[str, ...]
+    skipped: tuple[str, ...]
+    cast: Cast
+    edges: tuple[float, ...]
+    protocol: Protocol
+    held_out: float
+
+    def split(self, game: FilmGame) -> Split:
+        return "test" if game.draw < self.held_out else "train"
+
+
+def make_plan(folder: ShotsFolder, settings: GamesSettings) -> Plan:
+    """Reads all rows once.
+
+    Raises:
+        UserError: films are not annotated, or with another cast, or there are too few games.
+    """
+    cast = read_kept_cast(folder)
+    films = folder.films()
+    done = [film for film in films if cast is not None and is_annotated(folder, film, cast)]
+    skipped = [film for film in films if film not in set(done)]
+    if cast is None or not done or (skipped and settings.unannotated == "refuse"):
+        which = f"{len(skipped)} of {len(films)} films, the first {skipped[0]}" if skipped else "no"
+        raise UserError(
+            f"{folder.path}: not annotated: {which}: run `animegamer data annotate` to its end"
+            if films
+            else f"{folder.path}: no finished films: run `animegamer data films`"
+        )
+    draws: set[float] = set()
+    values: list[float] = []
+    for film in done:
+        for game in games_of(folder, film, cast, settings):
+            draws.add(game.draw)
+            values += [shot.row.motion_value for shot in game.shots]
+    edges, protocol = _levels(values, settings) if values else (PAPER_EDGES, PAPER)
+    return Plan(
+        films=tuple(done),
+        skipped=tuple(skipped),
+        cast=cast,
+        edges=edges,
+        protocol=protocol,
+        held_out=_threshold(sorted(draws), settings.test_share, folder=folder),
+    )
+
+
+def is_annotated(folder: ShotsFolder, film: str, cast: Cast) -> bool:
+    """Whether a film's annotation is whole.
+
+    Raises:
+        UserError: it is of another cast or of other clips.
+    """
+    report = read_report(folder, film)
+    if report is None:
+        return False
+    where = folder.folder(film)
+    if report.cast != cast.digest:
+        raise UserError(f"{where}: annotated with another cast: run `animegamer data annotate`")
+    if report.clips != clips_digest(folder.rows(film)):
+        raise UserError(f"{where}: cut again since it was annotated: annotate it again")
+    return True
+
+
+def _threshold(draws: Sequence[float], share: float, *, folder: ShotsFolder) -> float:
+    """The draw below which groups are held out: the share, but one group in each split or more."""
+    if len(draws) < 2:
+        raise UserError(
+            f"{folder.path}: {len(draws)} group{'s' * (len(draws) != 1)} of scenes with games: "
+            "expected 2 or more, one to train on and one to test on: add films, name more "
+            "characters in the cast, or lower max_gap"
+        )
+    if draws[0] >= share:
+        return draws[1]
+    return min(share, draws[-1])
+
+
+def _levels(values: Sequence[float], settings: GamesSettings) -> tuple[tuple[float, ...], Protocol]:
+    if settings.edges == "paper":
+        return PAPER_EDGES, PAPER
+    edges = tuple(float(e) for e in np.quantile(values, np.arange(1, _LEVELS) / _LEVELS))
+    levels = np.array([motion_level(value, edges=edges) for value in values])
+    if len(set(levels)) != _LEVELS:
+        raise UserError(
+            f"quantiles of {len(values)} motion values leave motion levels empty, because too many "
+            "are equal: use the paper's edges, or more films"
+        )
+    medians = [float(np.median(np.asarray(values)[levels == k + 1])) for k in range(_LEVELS)]
+    return edges, dataclasses.replace(PAPER, motion_values=tuple(medians))
+
+
+def one_by_one(numbers: Sequence[int], function: Callable[[int], None]) -> None:
+    """The `Share` that needs no other process."""
+    for number in numbers:
+        function(number)
+
+
+def write_film_games(
+    path: epath.PathLike,
+    folder: ShotsFolder,
+    settings: GamesSettings,
+    *,
+    films_a_shard: int = 16,
+    share: Share = one_by_one,
+) -> SetInfo:
+    """Writes the games of all annotated films, and the data card beside them, or goes on with it.
+
+    The set does not depend on who wrote which shard.
+
+    Args:
+        path: must be free, or hold the same set on its way.
+        folder: with annotated films.
+        settings: which clips make a game.
+        films_a_shard: films whose games go into one file.
+        share: calls what writes a shard for each shard that is missing.
+
+    Raises:
+        UserError: films are not annotated, there are too few games, a clip is damaged, the place
+            is taken, or the disk refuses.
+    """
+    if films_a_shard < 1:
+        raise UserError(f"films a shard {films_a_shard}: expected 1 or more")
+    plan = make_plan(folder, settings)
+    cut = folder.settings
+    info = SetInfo(
+        kind="games",
+        made_by=MADE_BY,
+        seed=None,
+        num_frames=cut.num_frames,
+        height=cut.height,
+        width=cut.width,
+        fps=cut.fps,
+        protocol=plan.protocol,
+        motion_edges=plan.edges,
+        splits={},
+    )
+    films = [
+        plan.films[start : start + films_a_shard]
+        for start in range(0, len(plan.films), films_a_shard)
+    ]
+    written = begin_set(path, info, shards=dict.fromkeys(SPLITS, len(films)))
+    missing = sorted({shard for split in SPLITS for shard in written.missing(split)})
+    write = functools.partial(
+        _write_shard, written=written, films=films, folder=folder, plan=plan, settings=settings
+    )
+    share(missing, write)
+    made = {"games": settings, "films": cut, "motion_edges": plan.edges}
+    made |= {"motion_values": plan.protocol.motion_values, "films_without_annotation": plan.skipped}
+    card = card_files(count(folder, plan, settings), made=made)
+    return written.finish(extras=card)
+
+
+def _write_shard(
+    shard: int,
+    *,
+    written: ShardedSet,
+    films: Sequence[Sequence[str]],
+    folder: ShotsFolder,
+    plan: Plan,
+    settings: GamesSettings,
+) -> None:
+    """The games of a few films, in all splits."""
+    for split in SPLITS:
+        if shard in written.missing(split):
+            records = _records(films[shard], split, folder=folder, plan=plan, settings=settings)
+            written.write(split, shard, records)
+
+
+def _records(
+    films: Sequence[str],
+    split: Split,
+    *,
+    folder: ShotsFolder,
+    plan: Plan,
+    settings: GamesSettings,
+) -> Iterator[dict[Part, Record]]:
+    for film in films:
+        games = games_of(folder, film, plan.cast, settings)
+        of_split = [game for game in games if plan.split(game) == split]
+        for record in _with_clips(folder, film, of_split, plan):
+            yield {"games": record}
+
+
+def _with_clips(
+    folder: ShotsFolder, film: str, games: Sequence[FilmGame], plan: Plan
+) -> Iterator[Record]:
+    """The turns of some games of one film."""
+    if not games:
+        return
+    with folder.clips(film) as archive:
+        for game in games:
+            for shot, record in zip(game.shots, game_records(game, edges=plan.edges), strict=True):
+                yield {**record, "clip": archive.clip(shot.row.clip)}
+
+
+def count(folder: ShotsFolder, plan: Plan, settings: GamesSettings) -> Tally:
+    """What the card tells of the films and games, from the rows."""
+    tally = Tally(cast=plan.cast)
+    for film in plan.films:
+        report, labels = read_report(folder, film), read_labels(folder, film)
+        assert report is not None  # `make_plan` saw it
+        games = games_of(folder, film, plan.cast, settings)
+        for game in games:
+            records = list(game_records(game, edges=plan.edges))
+            tally.add_game(plan.split(game), game, records)
+        tally.add_film(folder.report(film), report, labels, games)
+    return tally

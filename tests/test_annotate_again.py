@@ -1,0 +1,189 @@
+"""Annotation that ends early and begins again: nothing finished is lost, nothing is asked twice."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from annotated_shots import Take, film_name, make_shots, says_of, write_cast
+from stand_in_runs import FILM, KEPT, TAKES, annotator_for, clip_of, right, run, stopped
+from stand_in_server import Reply, says, serving
+
+from animegamer_jax.data.annotate import annotate_film
+from animegamer_jax.data.annotations import read_labels, read_report
+from animegamer_jax.data.cast import read_cast
+from animegamer_jax.data.shots import open_shots
+
+
+@pytest.fixture
+def cast(tmp_path):
+    (tmp_path / "cast").mkdir()
+    return read_cast(write_cast(tmp_path / "cast"))
+
+
+@pytest.fixture
+def shots(tmp_path):
+    return make_shots(tmp_path / "shots", [TAKES])
+
+
+# The cache
+
+
+def files_of(shots) -> dict[str, bytes]:
+    folder = shots.folder(FILM)
+    names = ("annotations.jsonl", "unannotated.jsonl", "annotation.json")
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+def test_a_second_run_asks_nothing(shots, cast):
+    def answer(question):
+        return says("nonsense") if clip_of(question) == 2 else right(question)
+
+    run(shots, cast, answer, attempts=2)
+    before = files_of(shots)
+    annotator, questions, *_ = run(shots, cast, answer, attempts=2)
+    assert (questions, files_of(shots)) == ([], before)
+    assert (annotator.usage.cached, annotator.usage.requests) == (4, 0)
+    _, questions, *_, aside = run(shots, cast, right, attempts=3)  # more attempts: asked anew
+    assert [clip_of(question) for question in questions] == [2]
+    assert aside == []
+
+
+def test_other_models_casts_and_questions_are_asked_anew(tmp_path, shots, cast):
+    run(shots, cast, right)
+    file = tmp_path / "cast" / "cast.toml"
+    file.write_text(file.read_text().replace("Mika the cat", "The cat"))
+    for cast_now, changes in (
+        (cast, {"model": "other"}),
+        (cast, {"frames": 2}),
+        (cast, {"temperature": None}),
+        (read_cast(file), {}),
+    ):
+        _, questions, *_ = run(shots, cast_now, right, **changes)
+        assert len(questions) == 4
+    for changes in ({}, {"workers": 3, "retries": 0, "timeout": 9.0}):
+        assert run(shots, cast, right, **changes)[1] == []
+
+
+def test_damaged_answers_on_disk_are_asked_anew(shots, cast):
+    run(shots, cast, right)
+    before = files_of(shots)
+    files = sorted((shots.path / "cache").glob("*/*.json"))
+    assert len(files) == 4
+    for file, content in zip(files, (b"", b"{", b'{"answer": 3}', b"\xff"), strict=True):
+        file.write_bytes(content)
+    _, questions, *_ = run(shots, cast, right)
+    assert len(questions) == 4
+    assert files_of(shots) == before
+
+
+def test_equal_clips_are_asked_about_once(tmp_path, cast):
+    shots = make_shots(tmp_path / "shots", [[Take(), Take()], [Take()]])
+    same = shots.read_clip(FILM, 0)
+    with shots.writing(film_name(2)) as writer:
+        for row in shots.rows(FILM):
+            writer.keep(row, same)
+        writer.finish(dataclasses.replace(shots.report(FILM), film=film_name(2)))
+    with serving(right) as server:
+        annotator = annotator_for(cast, server, workers=2)
+        for film in shots.films():
+            annotate_film(shots, film, annotator)
+    assert len(server.questions) == 3
+    assert [*read_labels(shots, film_name(2))] == [0, 1]
+
+
+def test_the_number_of_workers_changes_nothing(tmp_path, cast):
+    takes = [Take(scene=number // 3) for number in range(9)]
+    written = []
+    for workers in (1, 4):
+        shots = make_shots(tmp_path / f"shots{workers}", [takes])
+
+        def answer(question):
+            clip = clip_of(question)
+            if clip == 4:
+                return says("nonsense")
+            wrong = {"social": 7} if clip == 5 and len(question.body["messages"]) == 2 else {}
+            return says(json.dumps(says_of(clip, **wrong)), delay=0.01 * (9 - clip))
+
+        run(shots, cast, answer, workers=workers, attempts=2)
+        cache = {p.name: p.read_bytes() for p in (shots.path / "cache").glob("*/*.json")}
+        written.append((files_of(shots), cache))
+    assert written[0] == written[1]
+    assert len(written[0][1]) == 9
+
+
+def test_several_workers_ask_at_the_same_time(shots, cast):
+    together = threading.Barrier(4, timeout=10)
+
+    def answer(question):
+        together.wait()
+        return right(question)
+
+    *_, said, _ = run(shots, cast, answer, workers=4)
+    assert len(said) == 4
+
+
+# Runs that end early
+
+KILLED = """
+import sys
+from animegamer_jax.data.annotate import Annotator, AskSettings, annotate_film
+from animegamer_jax.data.cast import read_cast
+from animegamer_jax.data.shots import open_shots
+shots, cast, endpoint, film = sys.argv[1:]
+settings = AskSettings(model="stand-in", endpoint=endpoint, workers=1, side=64)
+annotate_film(open_shots(shots), film, Annotator(read_cast(cast), settings))
+"""
+
+
+def test_a_killed_run_is_finished_without_asking_twice(tmp_path, shots, cast):
+    process = None
+
+    def answer(question):
+        if question.number < 2:
+            return right(question)
+        process.send_signal(signal.SIGKILL)
+        return Reply(body=None)
+
+    with serving(answer) as server:
+        words = [str(shots.path), str(tmp_path / "cast" / "cast.toml"), server.endpoint, FILM]
+        process = subprocess.Popen(
+            [sys.executable, "-c", KILLED, *words], stderr=subprocess.DEVNULL
+        )
+        assert process.wait(60) == -signal.SIGKILL
+    assert [clip_of(question) for question in server.questions] == [0, 2, 3]
+    assert read_report(shots, FILM) is None
+    _, questions, _, said, _ = run(open_shots(shots.path), cast, right)
+    assert [clip_of(question) for question in questions] == [3, 4]
+    assert [row["clip"] for row in said] == list(KEPT)
+
+
+def test_ctrl_c_keeps_what_came(shots, cast):
+    def answer(question):
+        if question.number == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            return Reply(body=b"", delay=1.0)
+        return right(question)
+
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run(shots, cast, answer, timeout=30.0)
+    assert time.monotonic() - start < 10
+    _, questions, *_ = run(shots, cast, right)
+    assert [clip_of(question) for question in questions] == [3, 4]
+
+
+def test_a_damaged_clip_ends_the_run(shots, cast):
+    archive = shots.folder(FILM) / "clips.zip"
+    content = bytearray(archive.read_bytes())
+    place = content.index(b"mdat") + 20
+    content[place : place + 4] = b"\0\1\2\3"
+    archive.write_bytes(content)
+    message, questions = stopped(shots, cast, right)
+    assert "clips.zip: 00000.mp4 is damaged" in message
+    assert questions == []
