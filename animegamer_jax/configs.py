@@ -90,7 +90,10 @@ class ShotEncoderConfig(NetworkConfig):
 class DiTConfig(NetworkConfig):
     """The 3D-attention diffusion transformer (CogVideoX-2B with a motion input).
 
-    `latent_frames`, `latent_height` and `latent_width` size the position table, before patches.
+    `latent_frames`, `latent_height` and `latent_width` size the position table, before patches. A
+    patch is `patch_frames` x `patch_size` x `patch_size` latents. The last layer's output is v, or
+    the clean latents, from which v follows: small networks cannot carry a large patch's noise
+    through their width (docs/decisions/training-the-toy.md).
     """
 
     hidden_size: int = 1920
@@ -98,6 +101,8 @@ class DiTConfig(NetworkConfig):
     num_layers: int = 30
     num_attention_heads: int = 30
     patch_size: int = 2
+    patch_frames: int = 1
+    output: Literal["v", "clean"] = "v"
     latent_channels: int = 16
     latent_frames: int = 5
     latent_height: int = 60
@@ -111,7 +116,7 @@ class DiTConfig(NetworkConfig):
     @property
     def num_patches(self) -> int:
         per_frame = (self.latent_height // self.patch_size) * (self.latent_width // self.patch_size)
-        return self.latent_frames * per_frame
+        return self.latent_frames // self.patch_frames * per_frame
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -210,6 +210,24 @@ def add_noise(
     return signal * clean + noise_level * noise, signal * noise - noise_level * clean
 
 
+def v_of_clean(
+    schedule: Schedule,
+    x: Float[Array, "b f h w c"],
+    clean: Float[Array, "b f h w c"],
+    timestep: Float[Array, " b"],
+) -> Float[Array, "b f h w c"]:
+    """The v of noised latents that a guess of the clean ones stands for; float32.
+
+    v = (s x_t - x) / sqrt(1 - s^2), of the two equations of `add_noise`.
+    """
+    levels = schedule.signal_levels()
+    step = jnp.round(timestep).astype(jnp.int32)
+    shape = (-1, 1, 1, 1, 1)
+    signal = jnp.asarray(levels, jnp.float32)[step].reshape(shape)
+    noise_level = jnp.asarray(np.sqrt(1 - levels**2), jnp.float32)[step].reshape(shape)
+    return (signal * x.astype(jnp.float32) - clean.astype(jnp.float32)) / noise_level
+
+
 def v_loss(v: Float[Array, "b f h w c"], target: Float[Array, "b f h w c"]) -> Float[Array, " b"]:
     """Mean squared error on v, one value a sample (the released objective)."""
     difference = v.astype(jnp.float32) - target.astype(jnp.float32)

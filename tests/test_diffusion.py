@@ -339,6 +339,8 @@ def test_noise_and_v_tell_the_clip():
     sigma = np.sqrt(1 - signal**2)
     np.testing.assert_allclose(signal * noised - sigma * v, clean, atol=1e-5)
     np.testing.assert_allclose(sigma * noised + signal * v, noise, atol=1e-5)
+    told = diffusion.v_of_clean(SCHEDULE, noised, clean, jnp.asarray(timestep, jnp.float32))
+    np.testing.assert_allclose(told, v, atol=1e-4)
     np.testing.assert_array_equal(noised[-1], noise[-1])  # no signal is left in the last step
     np.testing.assert_array_equal(v[-1], -clean[-1])
     assert error(noised[0], clean[0]) < 0.2

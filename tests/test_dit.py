@@ -21,6 +21,7 @@ from animegamer_jax.convert import dit as dit_table
 from animegamer_jax.convert import encoder as encoder_table
 from animegamer_jax.convert.rules import convert
 from animegamer_jax.convert.sources import open_torch
+from animegamer_jax.diffusion import Schedule
 from animegamer_jax.models.dit import DiT, position_table, sinusoid
 from animegamer_jax.models.encoder import ShotEncoder
 
@@ -361,3 +362,30 @@ def test_runs_in_bfloat16(tiny):
     found = run(half, *args)
     assert found.dtype == jnp.bfloat16
     assert 1e-4 < error(found, run(tiny, *args)) < 0.15
+
+
+def test_patches_of_several_frames_are_patches_of_more_channels():
+    """The frames of a patch are told apart as further channels would be."""
+    frames, c, p = 3, PLAIN.latent_channels, PLAIN.patch_size
+    deep = dataclasses.replace(PLAIN, latent_frames=6, patch_frames=frames)
+    flat = dataclasses.replace(PLAIN, latent_frames=2, latent_channels=frames * c)
+    assert deep.num_patches == flat.num_patches
+    leaves = dict(random_leaves("dit", deep, 0))
+    kernel = leaves["patch_in.kernel"].reshape(frames, p, p, c, -1)
+    moved = kernel.transpose(1, 2, 0, 3, 4).reshape(leaves["patch_in.kernel"].shape)
+    x, *rest = inputs(deep)
+    found = run(build("dit", deep, leaves.items()), x, *rest)
+    b, _, h, w, _ = x.shape
+    folded = x.reshape(b, 2, frames, h, w, c).transpose(0, 1, 3, 4, 2, 5).reshape(b, 2, h, w, -1)
+    expected = run(build("dit", flat, {**leaves, "patch_in.kernel": moved}.items()), folded, *rest)
+    expected = expected.reshape(b, 2, h, w, frames, c).transpose(0, 1, 4, 2, 3, 5)
+    assert error(found, expected.reshape(x.shape)) < 1e-5
+
+
+def test_an_output_of_clean_latents_is_told_as_v(tiny):
+    config = dataclasses.replace(TINY, output="clean")
+    clean = build("dit", config, random_leaves("dit", TINY, 0))  # the same weights
+    x, timestep, *rest = inputs(TINY)
+    raw, v = run(tiny, x, timestep, *rest), run(clean, x, timestep, *rest)
+    level = Schedule().signal_levels()[np.asarray(timestep, int)].reshape(-1, 1, 1, 1, 1)
+    assert error(level * x - np.sqrt(1 - level**2) * v, raw) < 1e-4

@@ -1,5 +1,6 @@
 """`animegamer export`: a bundle's networks as the released PyTorch code reads them."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -18,7 +19,7 @@ from animegamer_jax.bundle import (
     abstract_params,
 )
 from animegamer_jax.bundle_config import SIZES_FILE, Placement, Sizes, to_json
-from animegamer_jax.configs import ModelConfig
+from animegamer_jax.configs import DiTConfig, ModelConfig
 from animegamer_jax.convert import rules as tables
 from animegamer_jax.convert.networks import (
     DEFAULT_PLACES,
@@ -53,6 +54,11 @@ def export(*, bundle: str, out: Path, networks: tuple[NetworkName, ...] = ()) ->
     for name in names:
         if not opened.has(name):
             raise UserError(f"{bundle}: no network {name} in this bundle: leave it out")
+    if "dit" in names and opened.config.dit not in (None, _as_released(opened.config.dit)):
+        raise UserError(
+            f"{bundle}: dit: the released code has neither patches of several frames nor an "
+            "output of clean latents: name the other networks with --networks"
+        )
     refuse_existing(epath.Path(out), overwrite=None)
     files: dict[str, list[NetworkName]] = {}
     for name in names:
@@ -75,6 +81,10 @@ def export(*, bundle: str, out: Path, networks: tuple[NetworkName, ...] = ()) ->
             epath.Path(temporary).rmtree()
     show_summary(str(out), weights)
     return 0
+
+
+def _as_released(config: DiTConfig | None) -> DiTConfig | None:
+    return config and dataclasses.replace(config, patch_frames=1, output="v")
 
 
 def _place(bundle: Bundle, name: NetworkName) -> Placement:

@@ -7,6 +7,8 @@ import contextlib
 import dataclasses
 import json
 import os
+import secrets
+import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
@@ -21,6 +23,7 @@ from animegamer_jax.storage import telling
 
 _MEND = "free space or choose another place"
 _AGAIN = "remove the film's folder and cut the film again"
+_STALE = 3600  # seconds without a byte
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # zip's own zero: the same clips give the same archive
 
 
@@ -28,16 +31,16 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # zip's own zero: the same clips give the same a
 def replacing(path: epath.Path) -> Iterator[IO[bytes]]:
     """A file to write, which takes its place when the block ends without an error.
 
-    What a killed process left of the same file is removed.
+    Two processes may write the same file: one of theirs stays, in whole. What a killed process
+    left of it is removed after an hour.
 
     Raises:
         UserError: the disk refuses.
     """
-    part = path.parent / f"{path.name}.part-{os.getpid()}"
+    part = path.parent / f"{path.name}.part-{secrets.token_hex(4)}"
     with telling(path, "cannot be written", mend=_MEND):
         path.parent.mkdir(parents=True, exist_ok=True)
-        for old in path.parent.glob(f"{path.name}.part-*"):
-            old.unlink(missing_ok=True)
+        _remove_old(path)
         try:
             with part.open("wb") as file:
                 yield file
@@ -48,6 +51,13 @@ def replacing(path: epath.Path) -> Iterator[IO[bytes]]:
         finally:
             if part.exists():
                 part.unlink(missing_ok=True)
+
+
+def _remove_old(path: epath.Path) -> None:
+    for part in path.parent.glob(f"{path.name}.part-*"):
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            if time.time() - part.stat().mtime > _STALE:
+                part.unlink()
 
 
 def write_json(path: epath.Path, value: Any) -> None:

@@ -29,8 +29,8 @@ class FilmSettings:
         guard_seconds: left out at both ends of a scene.
         black_below: clips of a mean brightness below this are dropped; 0 to 255.
         still_share: clips with a smaller share of moving pixels are dropped.
-        duplicate_share: clips that differ in a smaller share of their hash's bits from one that
-            was kept are dropped.
+        duplicate_difference: clips that differ nowhere by so much from one that was kept are
+            dropped; in standard deviations of the tiny pictures that are compared.
         credits_letters: clips with so many shapes like letters on a plain ground, still or rolling
             upwards, are dropped.
 
@@ -48,12 +48,12 @@ class FilmSettings:
     window: int = 2
     min_scene_seconds: float = 0.5
     hold_seconds: float = 0.17
-    flash_seconds: float = 0.2
+    flash_seconds: float = 0.25
     min_fade: float = 20.0
     guard_seconds: float = 0.125
     black_below: float = 16.0
     still_share: float = 0.001
-    duplicate_share: float = 0.03
+    duplicate_difference: float = 0.4
     credits_letters: int = 24
 
     def __post_init__(self) -> None:
@@ -67,8 +67,6 @@ class FilmSettings:
             value = getattr(self, field.name)
             if isinstance(value, float) and not 0 <= value < float("inf"):
                 raise UserError(f"{field.name} {value}: expected 0 or more")
-        if self.fit not in ("crop", "pad"):
-            raise UserError(f"fit {self.fit!r}: expected crop or pad")
 
     @property
     def clip_seconds(self) -> float:

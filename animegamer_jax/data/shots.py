@@ -218,7 +218,7 @@ class ShotsFolder:
         Raises:
             UserError: the disk refuses.
         """
-        folder, failure = self.folder(film), self.path / FAILED / f"{film}.json"
+        folder = self.folder(film)
         with telling(folder, "cannot be written", mend="free space or choose another place"):
             (folder / "film.json").unlink(missing_ok=True)
             with writing_archive(folder / "clips.zip") as archive:
@@ -228,7 +228,7 @@ class ShotsFolder:
                     raise ValueError(f"{film}: the block ended without finish()")
             write_lines(folder / "clips.jsonl", map(to_json, writer.rows))
             write_json(folder / "film.json", to_json(writer.report))
-            failure.unlink(missing_ok=True)
+            self.forget(film)
 
     def set_aside(self, film: SetAside) -> None:
         """Notes that a film cannot be used.
@@ -239,6 +239,11 @@ class ShotsFolder:
         self.folder(film.film)  # refuses a strange id
         failure = _Failure(film=film.name, reason=film.reason)
         write_json(self.path / FAILED / f"{film.film}.json", to_json(failure))
+
+    def forget(self, film: str) -> None:
+        """Removes the note that a film cannot be used, if there is one."""
+        self.folder(film)  # refuses a strange id
+        (self.path / FAILED / f"{film}.json").unlink(missing_ok=True)
 
     def failed(self) -> list[SetAside]:
         """Films that were set aside, in order of their ids.

@@ -6,11 +6,13 @@ plays like any other, and what it shows is known frame by frame.
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
+import av
 import numpy as np
+from av.video.reformatter import ColorRange, Colorspace
 from jaxtyping import UInt8
 
 from animegamer_jax.data.toydraw import render
@@ -23,38 +25,21 @@ from animegamer_jax.data.toyscene import (
     TIMES,
     Scene,
 )
+from animegamer_jax.data.toystyle import PLAIN as PLAIN
+from animegamer_jax.data.toystyle import CrossFade as CrossFade
+from animegamer_jax.data.toystyle import Cut as Cut
+from animegamer_jax.data.toystyle import FadeThroughBlack as FadeThroughBlack
+from animegamer_jax.data.toystyle import FilmStyle as FilmStyle
+from animegamer_jax.data.toystyle import Frames as Frames
+from animegamer_jax.data.toystyle import Pan as Pan
+from animegamer_jax.data.toystyle import Transition as Transition
 from animegamer_jax.errors import UserError
-from animegamer_jax.media import FRAMES_PER_SECOND, encode_mp4, write_whole
+from animegamer_jax.media import FRAMES_PER_SECOND, write_whole
 
-Frames = UInt8[np.ndarray, "f h w 3"]
 SHORTEST_SECONDS, LONGEST_SECONDS = 2, 6
 _CAST_SIZE = 3
-
-
-@runtime_checkable
-class Transition(Protocol):
-    """How a shot follows the one before: for `overlap` frames both are on screen."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def overlap(self) -> int: ...
-
-    def join(self, before: Frames, after: Frames) -> Frames:
-        """The frames that show both: `overlap` of each shot in, as many out."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class Cut:
-    """A hard cut: no frame shows both."""
-
-    name: str = "cut"
-    overlap: int = 0
-
-    def join(self, before: Frames, after: Frames) -> Frames:
-        return after
+_PAN_SPEEDS = (15.0, 60.0)  # pixels a drawing at 480 x 720: fast camera moves
+_BT709 = 1  # the number of BT.709 in H.264's tables of primaries and transfer functions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,12 +51,16 @@ class FilmShot:
             shot that it leads to.
         scene: what the shot shows.
         transition: how it follows the shot before; the first follows none.
+        pan: a move of the camera.
+        flash: first white frame.
     """
 
     start: int
     end: int
     scene: Scene
     transition: Transition | None
+    pan: Pan | None = None
+    flash: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,46 +71,87 @@ class Film:
         seed: the film is a function of this and the sizes.
         height, width: pixels of a frame.
         shots: the truth.
+        style: what the film does with the drawings of its shots.
     """
 
     seed: int
     height: int
     width: int
     shots: tuple[FilmShot, ...]
+    style: FilmStyle = PLAIN
 
     def frames(self) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
-        """All frames in order, one shot at a time in memory."""
+        """All frames in order, one shot's drawings at a time in memory."""
         tail: Frames | None = None
         for shot, following in zip(self.shots, (*self.shots[1:], None), strict=True):
-            held = _overlap(following)
-            clip = render(
-                shot.scene,
-                height=self.height,
-                width=self.width,
-                num_frames=shot.end - shot.start + held,
-            )
+            length, held = shot.end - shot.start, _overlap(following)
+            shown = np.arange(length + held) // self.style.hold
+            drawings = self._draw(shot, int(shown[-1]) + 1)
+            joined = drawings[:0]
             if tail is not None and shot.transition is not None and len(tail):
-                clip[: len(tail)] = shot.transition.join(tail, clip[: len(tail)])
-            tail = clip[len(clip) - held :]
-            yield from clip[: len(clip) - held]
+                joined = shot.transition.join(tail, drawings[shown[: len(tail)]])
+            for number in range(length):
+                lead = number < len(joined)
+                frame = joined[number] if lead else drawings[shown[number]]
+                yield self._finished(frame, shot, shot.start + number)
+            tail = drawings[shown[length:]]
+
+    def _draw(self, shot: FilmShot, num_drawings: int) -> Frames:
+        if shot.pan is None:
+            return render(shot.scene, height=self.height, width=self.width, num_frames=num_drawings)
+        offsets = np.rint(shot.pan.offsets(num_drawings) * self.height / 480).astype(int)
+        wide = render(
+            shot.scene,
+            height=self.height,
+            width=self.width + int(offsets.max()),
+            num_frames=num_drawings,
+        )
+        return np.stack(
+            [frame[:, x : x + self.width] for frame, x in zip(wide, offsets, strict=True)]
+        )
+
+    def _finished(
+        self, frame: UInt8[np.ndarray, "h w 3"], shot: FilmShot, number: int
+    ) -> UInt8[np.ndarray, "h w 3"]:
+        style = self.style
+        if shot.flash is not None and 0 <= number - shot.flash < style.flash_frames:
+            frame = np.full_like(frame, 255)
+        if any(style.bars):
+            top, bottom, left, right = style.bars
+            frame = np.pad(
+                frame[top : self.height - bottom, left : self.width - right],
+                ((top, bottom), (left, right), (0, 0)),
+            )
+        return frame
 
     def truth(self) -> dict[str, object]:
-        """What the film shows, for JSON; motion values in pixels a frame at 480 x 720."""
+        """What the film shows, for JSON.
+
+        Motion values are in pixels a frame at 8 frames a second and 480 x 720; they are not known
+        where the camera moves or scenes play faster than they were drawn for.
+        """
         return {
             "seed": self.seed,
             "height": self.height,
             "width": self.width,
-            "frames_per_second": FRAMES_PER_SECOND,
-            "shots": [
-                {
-                    "start": shot.start,
-                    "end": shot.end,
-                    "transition": shot.transition.name if shot.transition else None,
-                    "motion_value": MOTION_VALUES[shot.scene.level - 1],
-                    **dataclasses.asdict(shot.scene),
-                }
-                for shot in self.shots
-            ],
+            "frames_per_second": self.style.fps,
+            "hold": self.style.hold,
+            "bars": list(self.style.bars),
+            "shots": [self._shot_truth(shot) for shot in self.shots],
+        }
+
+    def _shot_truth(self, shot: FilmShot) -> dict[str, object]:
+        known = shot.pan is None and self.style.speed == 1
+        flash = None if shot.flash is None else [shot.flash, shot.flash + self.style.flash_frames]
+        return {
+            "start": shot.start,
+            "end": shot.end,
+            "transition": shot.transition.name if shot.transition else None,
+            "transition_frames": _overlap(shot),
+            "motion_value": MOTION_VALUES[shot.scene.level - 1] if known else None,
+            "pan": dataclasses.asdict(shot.pan) if shot.pan else None,
+            "flash": flash,
+            **dataclasses.asdict(shot.scene),
         }
 
 
@@ -136,15 +166,17 @@ def make_film(
     height: int = 480,
     width: int = 720,
     transitions: Sequence[Transition] = (Cut(),),
+    style: FilmStyle = PLAIN,
 ) -> Film:
     """A film of a cast of three; neighbouring shots are in different places.
 
     Args:
         seed: of everything that is drawn.
-        num_shots: shots of 2 to 6 seconds at 8 frames a second.
+        num_shots: shots of 2 to 6 seconds.
         height: pixels of a frame.
         width: pixels of a frame.
         transitions: each pair of shots is joined by one of these.
+        style: its frames a second, held drawings, pans, flashes and bars; the scenes are the same.
 
     Raises:
         UserError: no shots.
@@ -166,8 +198,24 @@ def make_film(
         last_place = shots[-1].scene.place if shots else None
         scene = _draw_scene(rng, cast=cast, places=[p for p in PLACES if p != last_place])
         transition = transitions[int(rng.integers(len(transitions)))] if shots else None
-        shots.append(FilmShot(start, start + length, scene, transition))
-    return Film(seed, height, width, tuple(shots))
+        end = start + length * style.fps // FRAMES_PER_SECOND
+        shots.append(FilmShot(start, end, scene, transition))
+    return Film(seed, height, width, _with_moves(seed, shots, style), style)
+
+
+def _with_moves(seed: int, shots: Sequence[FilmShot], style: FilmStyle) -> tuple[FilmShot, ...]:
+    """Shots with pans and flashes; a flash keeps away from the shot's ends and transitions."""
+    rng = np.random.default_rng((7919, seed, 1))
+    moved = []
+    for shot in shots:
+        pans, flashes = rng.random(2) < (style.pans, style.flashes)
+        speed, place = rng.uniform(*_PAN_SPEEDS), rng.uniform(0.3, 0.6)
+        length = shot.end - shot.start
+        drawings = length // style.hold
+        pan = Pan(drawings // 4, max(1, drawings // 3), speed) if pans else None
+        flash = shot.start + _overlap(shot) + int(place * (length - _overlap(shot)))
+        moved.append(dataclasses.replace(shot, pan=pan, flash=flash if flashes else None))
+    return tuple(moved)
 
 
 def _draw_scene(rng: np.random.Generator, *, cast: Sequence[str], places: Sequence[str]) -> Scene:
@@ -187,7 +235,7 @@ def _draw_scene(rng: np.random.Generator, *, cast: Sequence[str], places: Sequen
 def write_film(path: Path, film: Film) -> None:
     """Writes `path` (H.264 in mp4) and the truth beside it, as `.json`; each in whole.
 
-    The frames are gathered in memory: a minute at 480 x 720 takes half a gigabyte.
+    Frames are encoded as they are drawn: a film of any length takes the memory of one shot.
 
     Raises:
         UserError: the name does not end in `.mp4`.
@@ -195,5 +243,32 @@ def write_film(path: Path, film: Film) -> None:
     """
     if path.suffix != ".mp4":
         raise UserError(f"{path}: expected a name that ends in .mp4, found {path.suffix!r}")
-    write_whole(path, encode_mp4(np.stack(list(film.frames()))))
+    part = path.with_name(path.name + ".part")
+    try:
+        _encode(part, film)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
     write_whole(path.with_suffix(".json"), (json.dumps(film.truth(), indent=2) + "\n").encode())
+
+
+def _encode(path: Path, film: Film) -> None:
+    with av.open(str(path), "w", format="mp4") as container:
+        stream = container.add_stream(
+            "libx264", rate=film.style.fps, options={"crf": "18", "preset": "veryfast"}
+        )
+        stream.height, stream.width = film.height + film.height % 2, film.width + film.width % 2
+        stream.pix_fmt = "yuv420p"
+        context = stream.codec_context
+        context.thread_count = 1
+        context.colorspace = Colorspace.ITU709
+        context.color_range = ColorRange.MPEG
+        context.color_primaries = context.color_trc = _BT709
+        edges = ((0, film.height % 2), (0, film.width % 2), (0, 0))
+        for array in film.frames():
+            whole = np.ascontiguousarray(np.pad(array, edges, mode="edge"))
+            frame = av.VideoFrame.from_ndarray(whole, format="rgb24").reformat(
+                format="yuv420p", dst_colorspace=Colorspace.ITU709, dst_color_range=ColorRange.MPEG
+            )
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())

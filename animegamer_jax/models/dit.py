@@ -12,6 +12,7 @@ from einops import rearrange
 from flax import nnx
 from jaxtyping import Array, Float
 
+from animegamer_jax import diffusion
 from animegamer_jax.configs import DiTConfig
 from animegamer_jax.models.attention import attention
 from animegamer_jax.models.layers import LayerNorm, LayerStack, Linear, QKVLinear
@@ -40,7 +41,7 @@ def position_table(config: DiTConfig) -> np.ndarray:
 
     rows = np.arange(config.latent_height // config.patch_size) / config.spatial_interpolation
     columns = np.arange(config.latent_width // config.patch_size) / config.spatial_interpolation
-    frames = np.arange(config.latent_frames, dtype=np.float64)
+    frames = np.arange(config.latent_frames // config.patch_frames, dtype=np.float64)
     width = config.hidden_size
     in_time, in_space = width // 4, width // 4 * 3 // 2
     f, r, c = np.meshgrid(frames, rows, columns, indexing="ij")
@@ -148,7 +149,7 @@ class DiT(nnx.Module):
 
     def __init__(self, config: DiTConfig, *, rngs: nnx.Rngs):
         self.config = c = config
-        width, patch = c.hidden_size, c.patch_size**2 * c.latent_channels
+        width, patch = c.hidden_size, c.patch_frames * c.patch_size**2 * c.latent_channels
         self.positions = nnx.Param(
             jnp.asarray(position_table(c), c.param_dtype), **axes("positions", "embed")
         )
@@ -188,7 +189,7 @@ class DiT(nnx.Module):
         Raises:
             ValueError: frames, height or width differ from those of the position table.
         """
-        c, p = self.config, self.config.patch_size
+        c, p, g = self.config, self.config.patch_size, self.config.patch_frames
         _, f, h, w, _ = x.shape
         if (f, h, w) != (c.latent_frames, c.latent_height, c.latent_width):
             raise ValueError(
@@ -196,7 +197,7 @@ class DiT(nnx.Module):
                 f"positions for {c.latent_frames} x {c.latent_height} x {c.latent_width}"
             )
         emb = self.time_embed(timestep) + self.motion_embed(motion)
-        tokens = rearrange(x, "b f (h p) (w q) c -> b (f h w) (p q c)", p=p, q=p)
+        tokens = rearrange(x, "b (f g) (h p) (w q) c -> b (f h w) (g p q c)", g=g, p=p, q=p)
         tokens = jnp.concatenate([context.astype(c.dtype), self.patch_in(tokens)], axis=1)
         tokens = tokens + self.positions[...].astype(c.dtype)[None]
         tokens = constrain(tokens, "act_batch", "act_length", "act_embed")
@@ -205,4 +206,8 @@ class DiT(nnx.Module):
         m = self.output_modulation(jax.nn.silu(emb)).astype(jnp.float32)  # float32 island
         shift, scale = jnp.split(m, 2, axis=-1)
         tokens = self.patch_out(tokens * (1 + scale[:, None]) + shift[:, None])
-        return rearrange(tokens, "b (f h w) (c p q) -> b f (h p) (w q) c", p=p, q=p, f=f, h=h // p)
+        pattern = "b (f h w) (g c p q) -> b (f g) (h p) (w q) c"
+        made = rearrange(tokens, pattern, g=g, p=p, q=p, f=f // g, h=h // p)
+        if c.output == "v":
+            return made
+        return diffusion.v_of_clean(diffusion.Schedule(), x, made, timestep)

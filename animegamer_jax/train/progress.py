@@ -68,7 +68,7 @@ def gif(clips: np.ndarray, *, fps: int = FRAMES_PER_SECOND) -> bytes:
     return buffer.getvalue()
 
 
-def read_lines(path: Path, *, step: float = math.inf) -> list[str]:
+def read_lines(path: Path, *, step: int | None = None) -> list[str]:
     """The whole lines of a metrics file up to a step: a killed run may have written more."""
     kept = []
     for line in path.read_text().splitlines() if path.exists() else []:
@@ -76,7 +76,7 @@ def read_lines(path: Path, *, step: float = math.inf) -> list[str]:
             record = json.loads(line)
         except ValueError:  # the last one, half-written
             continue
-        if record.get("step", math.inf) <= step:
+        if step is None or record.get("step", math.inf) <= step:
             kept.append(line)
     return kept
 

@@ -1,0 +1,166 @@
+"""The whole way: films to clips, annotated by a server, to games, features, and a step of a stage.
+
+Two small films of the toy world and a real one; every step is the command that people give.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from annotated_shots import says_of
+from PIL import Image
+from real_films import big_buck_bunny as big_buck_bunny
+from stand_in_server import Question, Reply, says, serving
+
+from animegamer_jax.cli import main
+from animegamer_jax.data.sets import open_features, open_games
+from animegamer_jax.data.shots import open_shots
+from animegamer_jax.data.toyfilms import Film, FilmStyle, make_film, write_film
+
+STAGES = (
+    ("foundations", "clip"),
+    ("foundations", "t5"),
+    ("foundations", "vae"),
+    ("features",),
+    ("foundations", "dit"),
+    ("warmup",),
+    ("decoder",),
+    ("mllm",),
+    ("adapt",),
+)
+
+
+def run(*words: object) -> None:
+    assert main([str(word) for word in words]) == 0
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory) -> dict[str, Film]:
+    folder = tmp_path_factory.mktemp("way") / "films"
+    folder.mkdir()
+    found = {}
+    for seed in range(2):
+        style = FilmStyle(fps=24, hold=3)
+        film = make_film(seed, num_shots=6, height=96, width=144, style=style)
+        path = folder / f"film {seed}.mp4"
+        write_film(path, film)
+        found[str(path)] = film
+    return found
+
+
+@pytest.fixture(scope="module")
+def shots(films):
+    path = Path(next(iter(films))).parent.parent / "shots"
+    run("data", "films", *films, "--out", path, "--height", 48, "--width", 72)
+    return open_shots(path)
+
+
+def truths_of(shots, films) -> list[tuple[np.ndarray, dict[str, object]]]:
+    """For each kept clip its second frame, small, and what is to be said of it."""
+    names = {Path(path).name: film for path, film in films.items()}
+    found = []
+    for film in shots.films():
+        truth = names.get(shots.report(film).name)
+        for row in shots.rows(film):
+            if row.dropped is not None:
+                continue
+            said = says_of(subject="other")
+            if truth is not None:
+                middle = (row.start + row.end) / 2 * truth.style.fps
+                scene = next(s.scene for s in truth.shots if s.start <= middle < s.end)
+                said = says_of(
+                    subject=scene.character,
+                    motion=f"{scene.motion}ing",
+                    motion_level=scene.level,
+                    environment=scene.place,
+                    time=scene.time,
+                )
+            found.append((shots.read_frames(film, row.clip)[-1], said))
+    return found
+
+
+def a_server_that_knows(truths):
+    def answer(question: Question) -> Reply:
+        shown = question.pictures[-1]
+        small = np.asarray(Image.fromarray(shown).resize((72, 48)), np.float32)
+        gaps = [np.abs(small - frame).mean() for frame, _ in truths]
+        return says(json.dumps(truths[int(np.argmin(gaps))][1]))
+
+    return answer
+
+
+@pytest.fixture(scope="module")
+def games(shots, films):
+    place = shots.path.parent
+    characters = {scene.scene.character for film in films.values() for scene in film.shots}
+    Image.new("RGB", (40, 60), (200, 30, 30)).save(place / "anybody.png")
+    form = '[[character]]\nname = "{}"\nimages = ["anybody.png"]\n'
+    (place / "cast.toml").write_text("".join(map(form.format, sorted(characters))))
+    with serving(a_server_that_knows(truths_of(shots, films))) as server:
+        told = ("--endpoint", server.endpoint, "--model", "stand-in", "--parallel", 2)
+        for _ in range(2):  # the second time nothing is asked
+            run("data", "annotate", shots.path, "--characters", place / "cast.toml", *told)
+        asked = len(server.questions)
+    kept = sum(shots.report(film).kept for film in shots.films())
+    assert asked == kept
+    options = ("--test-share", 0.3, "--min-turns", 1)
+    run("data", "games", shots.path, "--out", place / "games", *options)
+    return open_games(place / "games")
+
+
+def test_the_turns_are_the_films_scenes(games, films):
+    known = {
+        (s.scene.character, s.scene.place, s.scene.time) for f in films.values() for s in f.shots
+    }
+    turns = [games.turns(s)[k] for s, n in games.info.splits.items() for k in range(n)]
+    found = {(turn["character"], turn["place"], turn["time"]) for turn in turns}
+    assert found <= known
+    assert len(found) >= len(known) / 2
+    for turn in turns:
+        assert turn["instruction"].startswith(f"Character: {turn['character']}; Motion: slowly ")
+    assert set(games.info.splits) == {"train", "test"}
+    run("data", "show", games.path, "--clips", 2)
+    assert "<video" in (games.path.parent / "games.html").read_text()
+
+
+def test_a_real_film_goes_through(big_buck_bunny, shots, games, films):
+    before = len(shots.films())
+    run("data", "films", big_buck_bunny, "--out", shots.path, "--height", 48, "--width", 72)
+    assert len(shots.films()) == before + 1
+    bunny = next(f for f in shots.films() if "bunny" in f)
+    assert shots.report(bunny).kept >= 2  # five seconds, one shot
+    cast = shots.path.parent / "cast.toml"
+    with serving(a_server_that_knows(truths_of(shots, films))) as server:
+        told = ("--endpoint", server.endpoint, "--model", "stand-in")
+        run("data", "annotate", shots.path, "--characters", cast, *told)
+        assert len(server.questions) == shots.report(bunny).kept  # of the others nothing
+    assert {row["subject"] for row in shots.annotations(bunny)} == {"other"}
+    run("data", "games", shots.path, "--out", shots.path.parent / "with", "--test-share", 0.3)
+    card = json.loads((shots.path.parent / "with" / "card.json").read_text())
+    assert card["totals"]["films"] == 3
+    unused = card["totals"]["clips_unused"]
+    assert unused["about nobody of the cast"] == shots.report(bunny).kept
+
+
+@pytest.mark.slow
+def test_every_stage_trains_on_it(games):
+    place, model = games.path.parent, None
+    few = ("--steps", 1, "--batch-size", 8, "--watch-every", 1, "--watch-batches", 1)
+    for stage in STAGES:
+        if stage == ("features",):
+            run("data", "features", "--model", model, "--data", games.path,
+                "--out", place / "features", "--batch", 8)  # fmt: skip
+            assert open_features(place / "features").info.splits == games.info.splits
+            continue
+        by_part = stage[0] == "foundations"
+        data = "games" if by_part and stage[1] != "dit" else "features"
+        words = (stage[0], *(("--part", stage[1]) if by_part else ()))
+        start = () if model is None else ("--model", model)
+        out = place / "-".join(stage)
+        run("train", *words, "--data", place / data, *start, "--out", out, *few)
+        told = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        losses = [record["loss"] for record in told if "loss" in record]
+        assert losses
+        assert np.isfinite(losses).all()
+        model = out / "model"
