@@ -42,6 +42,8 @@ def make_config(vocab_size: int) -> ModelConfig:
         ),
         dit=dataclasses.replace(config.dit, num_context_tokens=NUM_QUERIES),
         vae=dataclasses.replace(config.vae, scaling_factor=0.7),
+        t5=tiny_sets.CONFIG.t5,
+        clip=tiny_sets.CONFIG.clip,
     )
 
 
