@@ -36,6 +36,21 @@ COMMANDS = {
 }
 
 
+# The extra that brings what the plain installation lacks.
+_EXTRAS = {
+    "apache_beam": "films",
+    "array_record": "train",
+    "cv2": "train",
+    "grain": "train",
+    "jinja2": "films",
+    "openai": "films",
+    "pydantic": "films",
+    "scenedetect": "films",
+    "tensorboardX": "train",
+    "tensorflow_datasets": "train",
+}
+
+
 def _usage(group: str = "") -> str:
     """All commands, or those of a group: `group` is "", or a first word and a space."""
     rows = [
@@ -149,6 +164,13 @@ def main(argv: list[str] | None = None) -> int:
         status = command(*args, **kwargs)
     except UserError as error:
         print(f"{prog}: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        mend = f"pip install 'animegamer-jax[{extra}]'"
+        print(f"{prog}: needs {error.name}, which is not installed: {mend}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{prog}: stopped", file=sys.stderr)

@@ -28,7 +28,7 @@ Number = int | float
 
 # Constant, so that the same frames give the same bytes (`encode_mp4`).
 _LOSSLESS_ENCODER = {"qp": "0", "preset": "ultrafast", "x264-params": "rc-lookahead=0:mbtree=0"}
-_ENCODER = {"crf": "18", "x264-params": "rc-lookahead=0:mbtree=0"}
+_ENCODER = {"crf": "18", "preset": "veryfast", "x264-params": "rc-lookahead=0:mbtree=0"}
 _BT709 = 1  # the number of BT.709 in H.264's tables of primaries and transfer functions
 
 

@@ -105,3 +105,12 @@ def test_storage_errors_are_told_in_one_line(tmp_path):
         raise ValueError("a mistake of ours")
     with pytest.raises(UserError, match="found an empty one"):
         absolute("")
+
+
+def test_an_extra_that_is_not_installed(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "jinja2", None)  # as if it were not there
+    monkeypatch.delitem(sys.modules, "animegamer_jax.data.show", raising=False)
+    assert cli.main(["data", "show", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    mend = "pip install 'animegamer-jax[films]'"
+    assert told == f"animegamer data show: needs jinja2, which is not installed: {mend}\n"

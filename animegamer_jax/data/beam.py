@@ -84,18 +84,14 @@ def for_each(
             this process, also by `tell`.
 
     Raises:
-        UserError: Beam is not installed, knows no such runner, or the function raised one.
+        UserError: Beam knows no such runner, or the function raised one.
     """
     if not items:
         return
     with _quiet():
-        try:
-            import apache_beam as beam
-            from apache_beam.options.pipeline_options import PipelineOptions
-        except ImportError as error:
-            raise UserError(
-                "Apache Beam is not installed: pip install 'animegamer-jax[films]'"
-            ) from error
+        import apache_beam as beam
+        from apache_beam.options.pipeline_options import PipelineOptions
+
         with (
             _watching(len(items), label, done, on_progress),
             _telling(machines),

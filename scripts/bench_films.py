@@ -1,0 +1,227 @@
+r"""Measures the way from films to training sets, on films of the toy world.
+
+    python scripts/bench_films.py memory --minutes 30   # peak memory of cutting a long film
+    python scripts/bench_films.py workers               # two Beam workers beside one, same records
+    python scripts/bench_films.py reading               # features of the full size
+
+Each makes what it needs in a temporary folder. Ratios are of one run; other work on the machine
+changes them.
+"""
+
+import hashlib
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from tyro.extras import SubcommandApp
+
+from animegamer_jax.configs import make_full
+from animegamer_jax.data.pipeline import make_iterator
+from animegamer_jax.data.sets import (
+    FeatureInfo,
+    Part,
+    Records,
+    SetInfo,
+    open_features,
+    write_set,
+)
+from animegamer_jax.data.shots import open_shots
+from animegamer_jax.data.toyfilms import (
+    CrossFade,
+    Cut,
+    FadeThroughBlack,
+    FilmStyle,
+    make_film,
+    write_film,
+)
+from animegamer_jax.protocol import PAPER
+
+app = SubcommandApp()
+_STYLE = FilmStyle(fps=24, hold=3, pans=0.2, flashes=0.1)
+_TRANSITIONS = (Cut(), Cut(), Cut(), CrossFade(12), FadeThroughBlack(12))
+_SHOT_SECONDS = 4.0  # on the average
+
+
+def _cut(films: Path, out: Path, *options: str) -> float:
+    """Runs the command; wall-clock seconds."""
+    command = [sys.executable, "-m", "animegamer_jax.cli", "data", "films", str(films)]
+    began = time.perf_counter()
+    subprocess.run([*command, "--out", str(out), *options], check=True)
+    return time.perf_counter() - began
+
+
+def _write(path: Path, seed: int, *, minutes: float, size: tuple[int, int]) -> None:
+    shots = max(1, round(60 * minutes / _SHOT_SECONDS))
+    film = make_film(
+        seed,
+        num_shots=shots,
+        height=size[0],
+        width=size[1],
+        transitions=_TRANSITIONS,
+        style=_STYLE,
+    )
+    write_film(path, film)
+
+
+@app.command
+def memory(*, minutes: float = 30.0, size: tuple[int, int] = (192, 288), seed: int = 51) -> None:
+    """Cut one long film, and tell the peak memory of the process that did it.
+
+    Args:
+        minutes: Of the film.
+        size: Rows and columns of the film; clips have the default size.
+        seed: Of the film.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        films, out = Path(place) / "films", Path(place) / "shots"
+        films.mkdir()
+        _write(films / "film.mp4", seed, minutes=minutes, size=size)
+        seconds = _cut(films, out)
+        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+        folder = open_shots(out)
+        (film,) = folder.films()
+        report = folder.report(film)
+        print(
+            f"{report.seconds / 60:.1f} minutes of {size[0]} x {size[1]}: {report.kept} clips in "
+            f"{seconds:.0f} s, peak {peak:.0f} MB"
+        )
+
+
+def _digest(folder: Path) -> str:
+    """Of every file's name and content."""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@app.command
+def workers(*, films: int = 4, minutes: float = 1.5, size: tuple[int, int] = (240, 360)) -> None:
+    """Cut the same films with one and with two Beam workers.
+
+    Args:
+        films: How many.
+        minutes: Of each.
+        size: Rows and columns of a film; clips have the default size.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        source = Path(place) / "films"
+        source.mkdir()
+        for seed in range(films):
+            _write(source / f"film {seed}.mp4", seed, minutes=minutes, size=size)
+        taken, digests = [], []
+        for count in (1, 2):
+            out = Path(place) / f"shots-{count}"
+            taken.append(_cut(source, out, "--workers", str(count)))
+            digests.append(_digest(out))
+        print(
+            f"{films} films of {minutes:g} minutes: one worker {taken[0]:.0f} s, two "
+            f"{taken[1]:.0f} s, {taken[0] / taken[1]:.2f} times as fast; the files are "
+            + ("the same" if digests[0] == digests[1] else "DIFFERENT")
+        )
+
+
+@app.command
+def reading(*, records: int = 300, batch_size: int = 8, batches: int = 60) -> None:
+    """Read features of the full size as a training stage does.
+
+    Args:
+        records: Turns of the set.
+        batch_size: Turns of a batch.
+        batches: To read, after some to warm up.
+    """
+    config = make_full()
+    t5, clip, vae = config.t5, config.clip, config.vae
+    assert t5 is not None
+    assert clip is not None
+    assert vae is not None
+    info = SetInfo(
+        kind="features",
+        made_by="scripts/bench_films.py",
+        seed=0,
+        num_frames=17,
+        height=480,
+        width=720,
+        fps=8,
+        protocol=PAPER,
+        motion_edges=(0.75, 3.5, 12.5, 30.0),
+        splits={},
+        features=FeatureInfo(
+            bundle="noise",
+            games="noise",
+            frame="first",
+            text=(30, t5.d_model),
+            image=(clip.num_patches, clip.vision_width),
+            moments=(5, 60, 90, 2 * vae.latent_channels),
+            t5=t5,
+            clip=clip,
+            vae=vae,
+        ),
+    )
+    with tempfile.TemporaryDirectory() as place:
+        _write_noise(Path(place) / "features", info, records)
+        found = open_features(Path(place) / "features")
+        turns, latents = found.turns("train"), found.latents("train")
+
+        import grain
+
+        def read(number: int) -> dict[str, np.ndarray]:
+            record = turns[number]
+            moments = latents[number]["moments"]
+            return {k: record[k] for k in ("text_features", "image_features")} | {"m": moments}
+
+        samples = grain.MapDataset.range(len(turns)).map(read)
+        with make_iterator(samples, batch_size=batch_size, seed=0) as stream:
+            batch = next(stream)
+            for _ in range(9):
+                batch = next(stream)
+            wall, cpu = time.perf_counter(), time.process_time()
+            for _ in range(batches):
+                batch = next(stream)
+            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        size = sum(array.nbytes for array in batch.values()) / batch_size / 1e6
+        count = batches * batch_size
+        print(
+            f"{size:.2f} MB a record: {count / wall:.0f} records a second with two threads, "
+            f"{count / cpu:.0f} a second of one core ({1000 * cpu / count:.1f} ms a record)"
+        )
+
+
+def _write_noise(path: Path, info: SetInfo, records: int) -> None:
+    assert info.features is not None
+    rng = np.random.default_rng(0)
+    shapes = info.features.text, info.features.image, info.features.moments
+    text, image, moments = (rng.normal(size=s).astype(np.float16) for s in shapes)
+    words = dict.fromkeys(
+        ("film", "instruction", "motion_text", "character", "motion", "place", "time"), "noise"
+    )
+    numbers = dict.fromkeys(("is_open", "social", "entertainment"), 0)
+    numbers |= {"motion_level": 1, "stamina": 1}
+
+    def places() -> list[dict[str, int]]:
+        return [{"game": number, "turn": 0, "num_turns": 1} for number in range(records)]
+
+    def conditions():
+        for place in places():
+            told = {**place, **words, **numbers, "motion_value": 1.0, "captions": ["noise"]}
+            yield {**told, "text_features": text, "image_features": image}
+
+    def latents():
+        for place in places():
+            yield {**place, "moments": moments}
+
+    parts: dict[Part, dict[str, Records]] = {
+        "conditions": {"train": conditions},
+        "latents": {"train": latents},
+    }
+    write_set(path, info, parts=parts)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    app.cli()
