@@ -22,7 +22,7 @@ from animegamer_jax.data.annotations import (
 from animegamer_jax.data.card import Tally, card_files
 from animegamer_jax.data.cast import Cast
 from animegamer_jax.data.filmgames import FilmGame, GamesSettings, game_records, games_of
-from animegamer_jax.data.motion import PAPER_EDGES, motion_level
+from animegamer_jax.data.motion import PAPER_EDGES, motion_level, quantile_edges
 from animegamer_jax.data.sets import Part, Record, SetInfo
 from animegamer_jax.data.shards import ShardedSet, begin_set
 from animegamer_jax.data.shots import ShotsFolder
@@ -129,13 +129,8 @@ def _threshold(draws: Sequence[float], share: float, *, folder: ShotsFolder) -> 
 def _levels(values: Sequence[float], settings: GamesSettings) -> tuple[tuple[float, ...], Protocol]:
     if settings.edges == "paper":
         return PAPER_EDGES, PAPER
-    edges = tuple(float(e) for e in np.quantile(values, np.arange(1, _LEVELS) / _LEVELS))
+    edges = quantile_edges(values, levels=_LEVELS)
     levels = np.array([motion_level(value, edges=edges) for value in values])
-    if len(set(levels)) != _LEVELS:
-        raise UserError(
-            f"quantiles of {len(values)} motion values leave motion levels empty, because too many "
-            "are equal: use the paper's edges, or more films"
-        )
     medians = [float(np.median(np.asarray(values)[levels == k + 1])) for k in range(_LEVELS)]
     return edges, dataclasses.replace(PAPER, motion_values=tuple(medians))
 

@@ -143,10 +143,12 @@ def quantile_edges(values: Sequence[float], *, levels: int = 5) -> tuple[float, 
     Raises:
         UserError: too few different values.
     """
-    edges = np.quantile(values, np.arange(1, levels) / levels) if len(values) else np.zeros(0)
-    if len(edges) != levels - 1 or np.any(np.diff([0.0, *edges]) <= 0):
+    edges: tuple[float, ...] = ()
+    if len(values):
+        edges = tuple(float(e) for e in np.quantile(values, np.arange(1, levels) / levels))
+    if len({motion_level(value, edges=edges) for value in values}) != levels:
         raise UserError(
             f"motion of {len(values)} clips: expected enough different values for {levels} levels, "
             f"found {len(set(values))}: add films, or use the paper's edges"
         )
-    return tuple(float(edge) for edge in edges)
+    return edges
