@@ -446,7 +446,10 @@ def test_a_damaged_clip_leaves_no_set(tmp_path):
     content[place : place + 4] = b"\0\1\2\3"
     archive.write_bytes(content)
     assert "clips.zip: 00000.mp4 is damaged" in refusal(tmp_path, shots)
-    assert not list((tmp_path / "games").rglob("*array_record*"))
+    with pytest.raises(UserError, match="not finished"):
+        open_games(tmp_path / "games")
+    assert len(list((tmp_path / "games").rglob("*.array_record-*"))) <= 1  # the other split's
+    assert not list((tmp_path / "games").rglob(".shard-*"))
 
 
 def test_a_taken_place(shots, made):
