@@ -170,7 +170,7 @@ def test_what_is_no_set(tmp_path, games_path, features_path):
     assert "no data set" in refusal(tmp_path / "absent")
     found = refusal(features_path)
     assert "expected a games set, found a features set" in found
-    assert "`animegamer data toyworld` wrote" in found
+    assert "animegamer data toyworld` or `animegamer data games` wrote" in found
     assert "expected a features set, found a games set" in refusal(games_path, open_features)
 
 

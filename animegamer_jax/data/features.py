@@ -194,12 +194,13 @@ def write_features(
     if batch_size % devices:
         raise UserError(f"batch {batch_size}: expected a multiple of this host's {devices} devices")
     check_clips(games, bundle.config)
+    tokenizer = _tokenizer(bundle)
     mesh = make_mesh({"data": devices}, devices=jax.local_devices())
     maker = FeatureMaker(
         t5=cast(T5Encoder, bundle.load("t5", mesh=mesh)),
         clip=cast(CLIP, bundle.load("clip", mesh=mesh)),
         vae=cast(VAE, bundle.load("vae", mesh=mesh)),
-        tokenizer=_tokenizer(bundle),
+        tokenizer=tokenizer,
         num_text_tokens=num_text_tokens,
         frame=frame,
         batch_size=batch_size,

@@ -32,7 +32,7 @@ FREE = (
     *("recipe.save_every", "recipe.keep_last", "recipe.watch_every", "recipe.watch_batches"),
 )
 _SCORE = "score"
-_LATE_SECONDS = 0.3
+_LATE_SECONDS = 2.0
 
 
 def differing_field(stored: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
