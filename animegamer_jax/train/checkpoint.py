@@ -54,7 +54,7 @@ def _named_leaves(state: TrainState) -> tuple[dict[str, jax.Array], Any]:
 
 @contextlib.contextmanager
 def _no_late_answers() -> Iterator[None]:
-    """After one read has failed the others answer to an event loop that is closed: not told."""
+    """After one read or write has failed the others answer to a closed event loop: not told."""
     former = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
@@ -114,6 +114,11 @@ class Checkpoints:
     def _telling(self, what: str) -> contextlib.AbstractContextManager[None]:
         mend = "make room there, then start the same command again: it goes on"
         return telling(self.folder, what, mend=mend)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        with _no_late_answers(), self._telling("a checkpoint cannot be written"):
+            yield
 
     def steps(self) -> list[int]:
         """The steps of all whole checkpoints, rising."""
@@ -209,7 +214,7 @@ class Checkpoints:
             UserError: storage refused this write or the one before; earlier ones stay valid.
         """
         leaves, _ = _named_leaves(state)
-        with self._telling("a checkpoint cannot be written"):
+        with self._writing():
             self._manager.save(
                 int(state.step),
                 args=ocp.args.Composite(
@@ -227,10 +232,10 @@ class Checkpoints:
         Raises:
             UserError: storage refused it.
         """
-        with self._telling("a checkpoint cannot be written"):
+        with self._writing():
             self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Waits, and ends the writing threads."""
-        with self._telling("a checkpoint cannot be written"):
+        with self._writing():
             self._manager.close()
