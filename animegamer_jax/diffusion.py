@@ -193,6 +193,17 @@ def guide(
     return guided
 
 
+def _levels_at(
+    schedule: Schedule, timestep: Int[Array, " b"]
+) -> tuple[Float[Array, "b 1 1 1 1"], Float[Array, "b 1 1 1 1"]]:
+    """Signal and noise of training steps, to multiply latents with."""
+    levels = schedule.signal_levels()
+    shape = (-1, 1, 1, 1, 1)
+    signal = jnp.asarray(levels, jnp.float32)[timestep].reshape(shape)
+    noise_level = jnp.asarray(np.sqrt(1 - levels**2), jnp.float32)[timestep].reshape(shape)
+    return signal, noise_level
+
+
 def add_noise(
     schedule: Schedule,
     clean: Float[Array, "b f h w c"],
@@ -203,10 +214,7 @@ def add_noise(
 
     x_t = s x + sqrt(1 - s^2) eps and v = s eps - sqrt(1 - s^2) x (arXiv 2202.00512, appendix D).
     """
-    levels = schedule.signal_levels()
-    shape = (-1, 1, 1, 1, 1)
-    signal = jnp.asarray(levels, jnp.float32)[timestep].reshape(shape)
-    noise_level = jnp.asarray(np.sqrt(1 - levels**2), jnp.float32)[timestep].reshape(shape)
+    signal, noise_level = _levels_at(schedule, timestep)
     return signal * clean + noise_level * noise, signal * noise - noise_level * clean
 
 
@@ -220,11 +228,7 @@ def v_of_clean(
 
     v = (s x_t - x) / sqrt(1 - s^2), of the two equations of `add_noise`.
     """
-    levels = schedule.signal_levels()
-    step = jnp.round(timestep).astype(jnp.int32)
-    shape = (-1, 1, 1, 1, 1)
-    signal = jnp.asarray(levels, jnp.float32)[step].reshape(shape)
-    noise_level = jnp.asarray(np.sqrt(1 - levels**2), jnp.float32)[step].reshape(shape)
+    signal, noise_level = _levels_at(schedule, jnp.round(timestep).astype(jnp.int32))
     return (signal * x.astype(jnp.float32) - clean.astype(jnp.float32)) / noise_level
 
 

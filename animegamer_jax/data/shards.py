@@ -34,6 +34,7 @@ from animegamer_jax.data.sets import (
     disk_refusal,
     record_spec,
 )
+from animegamer_jax.data.shotfiles import write_json
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage import absolute, refuse_existing, telling
 
@@ -125,7 +126,7 @@ class ShardedSet:
                     left.unlink(missing_ok=True)
             for name, content in extras.items():
                 (self.path / name).write_bytes(content)
-            _write_json(self.path / INFO_FILE, to_json(info))
+            write_json(self.path / INFO_FILE, to_json(info))
             (self.path / UNFINISHED_FILE).unlink(missing_ok=True)
         return info
 
@@ -197,7 +198,7 @@ def begin_set(path: epath.PathLike, info: SetInfo, *, shards: Mapping[str, int])
         if not file.exists():
             refuse_existing(path, overwrite=None)
             path.mkdir(parents=True, exist_ok=True)
-            _write_json(file, plan)
+            write_json(file, plan)
         for part in PARTS[info.kind]:
             (path / part / VERSION).mkdir(parents=True, exist_ok=True)
     begun = _read_plan(file)
@@ -224,13 +225,6 @@ def _read_plan(file: epath.Path) -> Mapping[str, Any]:
     if not isinstance(plan, dict):
         raise UserError(f"{file}: no JSON object: delete the folder and start again")
     return plan
-
-
-def _write_json(file: epath.Path, content: Any) -> None:
-    """In whole; several hosts that write the same do not disturb each other."""
-    temporary = file.parent / f".{file.name}-{os.getpid()}"
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
-    temporary.replace(file)
 
 
 def _names(folder: epath.Path) -> set[str]:
