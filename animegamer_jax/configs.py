@@ -92,8 +92,10 @@ class DiTConfig(NetworkConfig):
 
     `latent_frames`, `latent_height` and `latent_width` size the position table, before patches. A
     patch is `patch_frames` x `patch_size` x `patch_size` latents. The last layer's output is v, or
-    the clean latents, from which v follows: small networks cannot carry a large patch's noise
-    through their width (docs/decisions/training-the-toy.md).
+    a guess of the clean latents, `clean_std` off, from which v follows (`diffusion.v_of_clean`):
+    small networks cannot carry a large patch's noise through their width
+    (docs/decisions/training-the-toy.md). With a `context_grid` the last rows x columns context
+    tokens are a picture's, and have positions over the first frame; without, none has a position.
     """
 
     hidden_size: int = 1920
@@ -103,11 +105,13 @@ class DiTConfig(NetworkConfig):
     patch_size: int = 2
     patch_frames: int = 1
     output: Literal["v", "clean"] = "v"
+    clean_std: float = 0.0
     latent_channels: int = 16
     latent_frames: int = 5
     latent_height: int = 60
     latent_width: int = 90
     num_context_tokens: int = 226
+    context_grid: tuple[int, int] | None = None
     time_embed_size: int = 512
     spatial_interpolation: float = 1.875
     layer_norm_eps: float = 1e-5
@@ -231,7 +235,8 @@ def make_full() -> ModelConfig:
 def make_toy() -> ModelConfig:
     """17 frames of 48 x 72 on two CPU cores: the same parts, 17 latent frames of 12 x 18.
 
-    Every frame has its own latent: see `docs/decisions/training-the-toy.md`.
+    Every frame has its own latent, and a patch of the transformer is all frames of 2 x 2 latents:
+    see `docs/decisions/training-the-toy.md`.
 
     Nothing is low-rank here: there is no pre-trained weight to keep. Vocabularies are enlarged or
     cut to the tokenizer's when weights are made.
@@ -264,12 +269,16 @@ def make_toy() -> ModelConfig:
             intermediate_size=3 * width,
             num_layers=6,
             num_attention_heads=3,
-            patch_size=6,
+            patch_size=2,
+            patch_frames=17,
+            output="clean",
+            clean_std=0.22,
             latent_channels=4,
             latent_frames=17,
             latent_height=12,
             latent_width=18,
             num_context_tokens=24,
+            context_grid=(4, 4),
             time_embed_size=64,
             spatial_interpolation=1.0,
             lora=None,

@@ -223,13 +223,20 @@ def v_of_clean(
     x: Float[Array, "b f h w c"],
     clean: Float[Array, "b f h w c"],
     timestep: Float[Array, " b"],
+    *,
+    std: float = 0.0,
 ) -> Float[Array, "b f h w c"]:
     """The v of noised latents that a guess of the clean ones stands for; float32.
 
-    v = (s x_t - x) / sqrt(1 - s^2), of the two equations of `add_noise`.
+    The guess g is a Gaussian prior of standard deviation `std`; what is known of the clean latents
+    is its posterior mean, x = (s std^2 x_t + n^2 g) / (s^2 std^2 + n^2) with n = sqrt(1 - s^2):
+    the guess itself for 0, and mostly the noised latents where there is less noise than that. Then
+    v = (s x_t - x) / n, of the two equations of `add_noise`.
     """
     signal, noise_level = _levels_at(schedule, jnp.round(timestep).astype(jnp.int32))
-    return (signal * x.astype(jnp.float32) - clean.astype(jnp.float32)) / noise_level
+    x, clean = x.astype(jnp.float32), clean.astype(jnp.float32)
+    spread = signal**2 * std**2 + noise_level**2
+    return noise_level * (signal * (1 - std**2) * x - clean) / spread
 
 
 def v_loss(v: Float[Array, "b f h w c"], target: Float[Array, "b f h w c"]) -> Float[Array, " b"]:

@@ -346,6 +346,28 @@ def test_noise_and_v_tell_the_clip():
     assert error(noised[0], clean[0]) < 0.2
 
 
+def test_a_guess_is_weighed_with_what_the_noised_latents_tell():
+    """The posterior mean of clean latents around a guess has the least error there is."""
+    guess, off = gaussian((3, 8, 8, 8, 3), seed=1), gaussian((3, 8, 8, 8, 3), seed=2)
+    std, noise = 0.5, gaussian(guess.shape, seed=3)
+    timestep = np.array([1, 300, 999], np.int32)
+    noised, _ = diffusion.add_noise(SCHEDULE, guess + std * off, noise, jnp.asarray(timestep))
+    signal = SCHEDULE.signal_levels()[timestep]
+    sigma = np.sqrt(1 - signal**2)
+
+    def error_of(assumed: float) -> np.ndarray:
+        told = diffusion.v_of_clean(
+            SCHEDULE, noised, guess, jnp.asarray(timestep, jnp.float32), std=assumed
+        )
+        s, n = signal.reshape(-1, 1, 1, 1, 1), sigma.reshape(-1, 1, 1, 1, 1)
+        found = s * np.asarray(noised) - n * np.asarray(told)
+        return np.square(found - (guess + std * off)).mean(axis=(1, 2, 3, 4))
+
+    least = (std * sigma) ** 2 / ((std * signal) ** 2 + sigma**2)
+    np.testing.assert_allclose(error_of(std), least, rtol=0.1)
+    assert (error_of(std)[:2] < np.minimum(error_of(0.0), error_of(1.0))[:2]).all()
+
+
 def test_loss_is_the_mean_square_of_each_sample():
     a, b = gaussian((3, 1, 2, 2, 3), seed=1), gaussian((3, 1, 2, 2, 3), seed=2)
     expected = np.square(np.asarray(a) - np.asarray(b)).reshape(3, -1).mean(1)

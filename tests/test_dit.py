@@ -157,6 +157,31 @@ def test_the_position_table_is_diffusers_at_full_width():
     np.testing.assert_allclose(found, theirs.flatten(0, 1).numpy(), atol=2e-6)
 
 
+def test_context_of_a_picture_lies_over_the_frame():
+    """A cell's position is the mean of those of the patches that it covers, and so is its code."""
+    config = dataclasses.replace(
+        PLAIN, latent_height=8, latent_width=12, num_context_tokens=7, context_grid=(2, 3)
+    )
+    plain = position_table(dataclasses.replace(config, context_grid=None))
+    found = position_table(config)
+    np.testing.assert_array_equal(found[7:], plain[7:])
+    assert not found[0].any()  # not a picture's
+    per_frame = (8 // 2) * (12 // 2)
+    patches = found[7 : 7 + per_frame].reshape(4, 6, -1)
+    middle = patches.reshape(2, 2, 3, 2, -1).mean(axis=(1, 3)).reshape(6, -1)
+    cosine = (found[1:7] * middle).sum(1) / np.linalg.norm(found[1:7], axis=1)
+    np.testing.assert_array_less(0.99, cosine / np.linalg.norm(middle, axis=1))
+    # Nearest, of all patches of all frames, are the four beneath.
+    distance = np.linalg.norm(found[1:7, None] - found[None, 7:], axis=-1)
+    cells = np.arange(6).reshape(2, 3).repeat(2, 0).repeat(2, 1).ravel()
+    for cell in range(6):
+        nearest = np.argsort(distance[cell])[:4]
+        assert (nearest < per_frame).all()
+        assert (cells[nearest] == cell).all()
+    with pytest.raises(ValueError, match="grid of 4 x 2: more than 7 tokens"):
+        position_table(dataclasses.replace(config, context_grid=(4, 2)))
+
+
 def test_sinusoid_is_diffusers():
     x = np.array([0.0, 0.5, 2.5, 640.0, 999.0], np.float32)
     theirs = diffusers.models.embeddings.get_timestep_embedding(

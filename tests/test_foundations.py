@@ -16,18 +16,19 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tiny_games import batch_of, make_config, make_key, run
 from tiny_stage import arrays, one_device
 
-from animegamer_jax.bundle import Bundle, BundleWriter
+from animegamer_jax.bundle import Bundle, BundleWriter, flat_params
 from animegamer_jax.configs import VAEConfig
 from animegamer_jax.data.turns import ClipSample
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.convolution import CausalConv
+from animegamer_jax.models.dit import DiT
 from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.models.vae import VAE, ResBlock, split_moments
 from animegamer_jax.sharding import make_mesh
 from animegamer_jax.train.command import PARTS, find_stage
 from animegamer_jax.train.foundation_clip import CLIPRecipe, CLIPStage, contrastive_loss, same_rows
-from animegamer_jax.train.foundation_dit import DiTRecipe, DiTStage
+from animegamer_jax.train.foundation_dit import DiTRecipe, DiTStage, open_gates
 from animegamer_jax.train.foundation_t5 import (
     Masked,
     T5Recipe,
@@ -393,6 +394,31 @@ def test_new_transformer_does_not_hear_motion(bundle, tmp_path):
     assert not stage.is_trained("dit", ("positions",), nnx.Param(0))
     assert not stage.is_trained("t5", ("embedding",), nnx.Param(0))
     assert stage.is_trained("dit", ("patch_in", "kernel"), nnx.Param(0))
+
+
+def test_new_transformer_starts_as_a_plain_one(bundle):
+    """Whatever the timestep: nothing is shifted or scaled, and every gate is open."""
+    config = bundle.config.dit
+    dit = DiT(config, rngs=nnx.Rngs(0))
+    open_gates(dit)
+    for path, value in flat_params(nnx.state(dit.layers, nnx.Param)).items():
+        if path.endswith("modulation.kernel"):
+            assert not np.asarray(value[...]).any()
+        elif path.endswith("modulation.bias"):
+            bias = np.asarray(value[...]).reshape(config.num_layers, 2, 2, 3, -1)
+            assert (bias == np.array([0, 0, 1])[:, None]).all()
+    assert not np.asarray(dit.output_modulation.kernel[...]).any()
+    random = np.random.default_rng(0)
+    shape = (
+        config.latent_frames,
+        config.latent_height,
+        config.latent_width,
+        config.latent_channels,
+    )
+    x = jnp.asarray(random.standard_normal((1, *shape)), jnp.float32)
+    context = jnp.ones((1, config.num_context_tokens, config.hidden_size))
+    run = jax.jit(lambda t: dit(x, timestep=t, motion=jnp.zeros(1), context=context))
+    np.testing.assert_array_equal(run(jnp.array([20.0])), run(jnp.array([900.0])))
 
 
 def test_captions_are_dropped(bundle, data):

@@ -10,6 +10,8 @@ from PIL import Image
 from tiny_sets import turns_of, write_games
 
 from animegamer_jax.cli import main
+from animegamer_jax.data.filmgames import GamesSettings
+from animegamer_jax.data.games import write_film_games
 from animegamer_jax.data.shots import SetAside
 from animegamer_jax.data.show import make_page
 from animegamer_jax.errors import UserError
@@ -107,6 +109,35 @@ def test_a_games_set_in_a_browser(browser, tmp_path):
             == 240
         )
         assert wrong == []
+
+
+def test_what_a_films_set_left_out_in_a_browser(browser, tmp_path):
+    takes = [Take(scene=n, start=9.0 * n) for n in range(4)]
+    takes += [Take(dropped="still"), Take(dropped="black"), Take(dropped="still")]
+    folder = make_shots(tmp_path / "shots", [takes], picture=a_picture())
+    annotate(folder, 0, [label(number) for number in range(3)])
+    write_film_games(tmp_path / "games", folder, GamesSettings())
+    out = tmp_path / "page.html"
+    assert main(["data", "show", str(tmp_path / "games"), "--out", str(out)]) == 0
+    with open_page(browser, out.as_uri()) as (page, wrong):
+        texts = [text.replace("\n", " ") for text in page.locator("figure").all_inner_texts()]
+        assert [text.split()[:3] for text in texts] == [
+            ["still", "2", "dropped;"],
+            ["black", "1", "dropped;"],
+        ]
+        assert all(film_name(0) in text for text in texts)
+        for picture in page.locator("figure img").all():
+            assert picture.evaluate("image => image.complete && image.naturalWidth") == 12
+        dropped = page.locator("[data-histogram='clips dropped']").inner_text().split()
+        assert dropped[-4:] == ["still", "2", "black", "1"]
+        unused = page.locator("[data-histogram='clips unused']").inner_text().split()
+        assert unused[-3:] == ["not", "annotated", "1"]
+        assert wrong == []
+    card = tmp_path / "games" / "card.json"
+    for content in ("{", "{}", "[]"):
+        card.write_text(content)
+        with pytest.raises(UserError, match=r"card\.json: damaged"):
+            make_page(tmp_path / "games")
 
 
 def test_what_is_no_set(tmp_path, shots):

@@ -84,7 +84,9 @@ def export(*, bundle: str, out: Path, networks: tuple[NetworkName, ...] = ()) ->
 
 
 def _as_released(config: DiTConfig | None) -> DiTConfig | None:
-    return config and dataclasses.replace(config, patch_frames=1, output="v")
+    return config and dataclasses.replace(
+        config, patch_frames=1, output="v", clean_std=0.0, context_grid=None
+    )
 
 
 def _place(bundle: Bundle, name: NetworkName) -> Placement:

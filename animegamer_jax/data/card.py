@@ -1,6 +1,7 @@
 """The data card of a games set: what is in it, what was left out and why, and how it was made.
 
-`card.json` is for programs, `card.md` for readers; both lie beside `set.json`.
+`card.json` is for programs, `card.md` for readers; both lie beside `set.json`, with a picture of a
+dropped clip of each kind.
 """
 
 import collections
@@ -10,12 +11,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from etils import epath
+
 from animegamer_jax.bundle_config import to_json
 from animegamer_jax.data.annotations import FilmAnnotation, Label
 from animegamer_jax.data.cast import Cast
 from animegamer_jax.data.filmgames import FilmGame
 from animegamer_jax.data.sets import Record
 from animegamer_jax.data.shots import FilmReport
+from animegamer_jax.errors import UserError
 
 CARD_JSON, CARD_TEXT = "card.json", "card.md"
 _LEVELS = (1, 2, 3, 4, 5)
@@ -25,6 +29,15 @@ _COUNTED = (
 _LISTED = 100  # of the values that are free texts
 _SHOWN = 20
 _CREDITS = "Credits: name here the films' makers and the licence that allows their use."
+
+
+@dataclasses.dataclass(frozen=True)
+class DroppedClip:
+    """One of the clips that were dropped for a reason: where it was, a small JPEG of it."""
+
+    film: str
+    seconds: float
+    picture: bytes
 
 
 @dataclasses.dataclass
@@ -39,6 +52,7 @@ class Tally:
         values: for each field of `_COUNTED`, number of turns by value.
         agreement: turns by the model's motion level and the flow's.
         unused: kept clips that are no turn, by reason.
+        examples: the first dropped clip, by reason.
     """
 
     cast: Cast
@@ -53,6 +67,7 @@ class Tally:
         default_factory=collections.Counter
     )
     unused: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    examples: dict[str, DroppedClip] = dataclasses.field(default_factory=dict)
 
     def add_game(self, split: str, game: FilmGame, records: Sequence[Record]) -> None:
         """Counts one game and its turns."""
@@ -101,7 +116,7 @@ class Tally:
 
 
 def card_files(tally: Tally, *, made: Mapping[str, Any]) -> dict[str, bytes]:
-    """Both files of the card.
+    """The files of the card.
 
     Args:
         tally: the counts.
@@ -112,7 +127,27 @@ def card_files(tally: Tally, *, made: Mapping[str, Any]) -> dict[str, bytes]:
     return {
         CARD_JSON: (json.dumps(content, indent=1) + "\n").encode(),
         CARD_TEXT: text.encode(errors="replace"),  # a file's name may hold anything
+        **{_picture_name(reason): clip.picture for reason, clip in tally.examples.items()},
     }
+
+
+def read_card(path: epath.Path) -> dict[str, Any] | None:
+    """What `card.json` in a set's folder says; None: the set has no card.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    if not (path / CARD_JSON).exists():
+        return None
+    try:
+        card = json.loads((path / CARD_JSON).read_text())
+        return {name: card[name] for name in ("totals", "examples_of_dropped")} | card
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path / CARD_JSON}: damaged: make the set again") from error
+
+
+def _picture_name(reason: str) -> str:
+    return f"dropped-{reason}.jpg"
 
 
 def _content(tally: Tally, *, made: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,6 +176,14 @@ def _content(tally: Tally, *, made: Mapping[str, Any]) -> dict[str, Any]:
         "turns_of_a_game": {str(length): tally.lengths[length] for length in sorted(tally.lengths)},
         "values": {name: _histogram(counts) for name, counts in tally.values.items()},
         "level_agreement": _agreement(tally.agreement),
+        "examples_of_dropped": {
+            reason: {
+                "film": clip.film,
+                "seconds": round(clip.seconds, 3),
+                "picture": _picture_name(reason),
+            }
+            for reason, clip in sorted(tally.examples.items())
+        },
         "made": to_json(made),
         "films": tally.films,
     }

@@ -19,6 +19,7 @@ from etils import epath
 from jaxtyping import UInt8
 from PIL import Image
 
+from animegamer_jax.data.card import read_card
 from animegamer_jax.data.motion import clip_motion, motion_level
 from animegamer_jax.data.sets import INFO_FILE, GamesSet, Record, open_games
 from animegamer_jax.data.shots import SHOTS_FILE, ClipRow, ShotsFolder, open_shots
@@ -235,6 +236,10 @@ def show_games(games: GamesSet, *, clips: int) -> Page:
             for name in (*_NUMBERS, *_WORDS)
         ),
     ]
+    card = read_card(games.path)
+    if card is not None:  # a set that was made from films
+        dropped, unused = card["totals"]["clips_dropped"], card["totals"]["clips_unused"]
+        histograms += [_histogram("clips dropped", dropped), _histogram("clips unused", unused)]
     shown = [places[number] for number in _spread(len(places), clips)]
     return Page(
         title=games.path.name,
@@ -243,10 +248,21 @@ def show_games(games: GamesSet, *, clips: int) -> Page:
         f"{', '.join(f'{edge:g}' for edge in info.motion_edges)} pixels a frame",
         histograms=[histogram for histogram in histograms if histogram],
         aside=(),
-        examples=(),
+        examples=list(_kept_examples(games.path, card)) if card is not None else (),
         clips=[_turn(sources[split][number], split, games) for split, number in shown],
         num_clips=len(places),
     )
+
+
+def _kept_examples(path: epath.Path, card: Mapping[str, Any]) -> Iterator[Example]:
+    counts = card["totals"]["clips_dropped"]
+    examples = card["examples_of_dropped"]
+    for reason in sorted(examples, key=lambda reason: -counts[reason]):
+        kept = examples[reason]
+        picture = (path / Path(kept["picture"]).name).read_bytes()
+        where = f"{kept['film']}, {kept['seconds']:.1f} s"
+        url = _data_url("image/jpeg", picture)
+        yield Example(reason=reason, count=counts[reason], where=where, picture=url)
 
 
 _NUMBERS = ("motion_level", "social", "entertainment", "stamina", "is_open", "num_turns")

@@ -18,6 +18,9 @@ from animegamer_jax.models.attention import attention
 from animegamer_jax.models.layers import LayerNorm, LayerStack, Linear, QKVLinear
 from animegamer_jax.sharding import axes, constrain
 
+GATES = (2, 5, 8, 11)
+"""Which of a block's twelve modulations are gates."""
+
 
 def sinusoid(x: Float[Array, " b"], size: int) -> Float[Array, "b {size}"]:
     """Cosines, then sines, of `x` at `size / 2` frequencies from 1 down to 1 / 10000; float32."""
@@ -31,7 +34,11 @@ def position_table(config: DiTConfig) -> np.ndarray:
     """Sines and cosines of frame, row and column, [context + patches, width] float32.
 
     A quarter of the width tells the frame, three eighths each the column and the row; height and
-    width are interpolated. Context positions are zero. (CogVideoX, section 2.2 and released code.)
+    width are interpolated. (CogVideoX, section 2.2 and released code.) Context positions are zero,
+    but for those of `context_grid`: they lie over the first frame, in the middle of their cells.
+
+    Raises:
+        ValueError: the grid has more cells than there are context tokens.
     """
 
     def encode(size: int, position: np.ndarray) -> np.ndarray:
@@ -39,20 +46,30 @@ def position_table(config: DiTConfig) -> np.ndarray:
         angles = position[:, None] * omega[None]
         return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
-    rows = np.arange(config.latent_height // config.patch_size) / config.spatial_interpolation
-    columns = np.arange(config.latent_width // config.patch_size) / config.spatial_interpolation
-    frames = np.arange(config.latent_frames // config.patch_frames, dtype=np.float64)
     width = config.hidden_size
     in_time, in_space = width // 4, width // 4 * 3 // 2
-    f, r, c = np.meshgrid(frames, rows, columns, indexing="ij")
-    parts = [
-        encode(in_time, f.ravel()),
-        encode(in_space, c.ravel()),
-        encode(in_space, r.ravel()),
-    ]
-    patches = np.concatenate(parts, axis=1)
+
+    def lay_out(frames: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        f, r, c = (axis.ravel() for axis in np.meshgrid(frames, rows, columns, indexing="ij"))
+        r, c = r / config.spatial_interpolation, c / config.spatial_interpolation
+        return np.concatenate([encode(in_time, f), encode(in_space, c), encode(in_space, r)], 1)
+
+    num_rows = config.latent_height // config.patch_size
+    num_columns = config.latent_width // config.patch_size
+    frames = np.arange(config.latent_frames // config.patch_frames, dtype=np.float64)
+    patches = lay_out(frames, np.arange(num_rows), np.arange(num_columns))
     table = np.zeros((config.num_context_tokens + len(patches), width), np.float32)
     table[config.num_context_tokens :] = patches
+    if config.context_grid:
+        down, across = config.context_grid
+        if down * across > config.num_context_tokens:
+            raise ValueError(
+                f"a context grid of {down} x {across}: more than {config.num_context_tokens} tokens"
+            )
+        rows = (np.arange(down) + 0.5) / down * num_rows - 0.5
+        columns = (np.arange(across) + 0.5) / across * num_columns - 0.5
+        first = config.num_context_tokens - down * across
+        table[first : config.num_context_tokens] = lay_out(np.zeros(1), rows, columns)
     return table
 
 
@@ -210,4 +227,4 @@ class DiT(nnx.Module):
         made = rearrange(tokens, pattern, g=g, p=p, q=p, f=f // g, h=h // p)
         if c.output == "v":
             return made
-        return diffusion.v_of_clean(diffusion.Schedule(), x, made, timestep)
+        return diffusion.v_of_clean(diffusion.Schedule(), x, made, timestep, std=c.clean_std)

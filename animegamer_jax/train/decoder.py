@@ -73,9 +73,9 @@ class DecoderRecipe(ClipRecipe):
 
 RECIPES = {
     "toy": DecoderRecipe(
-        steps=4000,
-        batch_size=32,
-        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100, decay="cosine"),
+        steps=10_000,
+        batch_size=16,
+        optimizer=OptimizerConfig(learning_rate=1.5e-3, warmup_steps=100, decay="cosine"),
         ema_decay=0.999,
         dtype="bfloat16",
         remat="full",

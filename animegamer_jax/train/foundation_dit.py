@@ -13,6 +13,7 @@ from typing import Any, ClassVar, cast
 import grain
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
@@ -20,7 +21,7 @@ from animegamer_jax.bundle import Bundle, NetworkName
 from animegamer_jax.configs import DiTConfig, NetworkConfig, T5Config
 from animegamer_jax.data.sets import open_features
 from animegamer_jax.data.turns import TurnSample, turn_samples
-from animegamer_jax.models.dit import DiT
+from animegamer_jax.models.dit import GATES, Block, DiT
 from animegamer_jax.models.layers import Linear
 from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.tokenizer import Tokenizer
@@ -53,14 +54,29 @@ class DiTRecipe(Recipe):
 
 RECIPES = {
     "toy": DiTRecipe(
-        steps=1500,
-        batch_size=32,
-        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100, decay="cosine"),
+        steps=1200,
+        batch_size=16,
+        optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=100, decay="cosine"),
         ema_decay=0.999,
         dtype="bfloat16",
         remat="full",
     )
 }
+
+
+def open_gates(dit: DiT) -> None:
+    """Makes timestep and motion mean nothing yet: no shift, no scale, every gate one.
+
+    A new transformer learns faster as a plain one (docs/decisions/training-the-toy.md).
+    """
+    blocks = cast(Block, dit.layers.blocks)  # their parameters, stacked over the layers
+    for modulation in (blocks.modulation, dit.output_modulation):
+        modulation.kernel.set_value(jnp.zeros_like(modulation.kernel[...]))
+    bias = blocks.modulation.bias
+    assert bias is not None
+    parts = jnp.zeros_like(rearrange(bias[...], "l (n d) -> l n d", n=12))
+    parts = parts.at[:, GATES].set(1.0)
+    bias.set_value(rearrange(parts, "l n d -> l (n d)"))
 
 
 class DiTStage(Stage[DiTRecipe]):
@@ -95,6 +111,7 @@ class DiTStage(Stage[DiTRecipe]):
         dit = cast(DiT, load_or_make("dit", self, bundle, mesh=mesh))
         if not bundle.has("dit"):
             zero_motion_layer(dit)
+            open_gates(dit)
         context = Linear(
             self._t5.d_model,
             self._dit.hidden_size,

@@ -21,9 +21,9 @@ from animegamer_jax.train.stage import Networks, Watched
 
 RECIPES = {
     "toy": DecoderRecipe(
-        steps=400,
-        batch_size=32,
-        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=50, decay="cosine"),
+        steps=300,
+        batch_size=16,
+        optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=50, decay="cosine"),
         ema_decay=0.99,
         dtype="bfloat16",
         remat="full",
