@@ -163,6 +163,56 @@ def test_a_killed_run_is_finished_without_asking_twice(tmp_path, shots, cast):
     assert [row["clip"] for row in said] == list(KEPT)
 
 
+COMMAND = "import sys; from animegamer_jax.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+def test_killed_beam_workers_have_lost_no_answer(tmp_path, cast):
+    """The command on two processes, killed when both wait for an answer, then given again."""
+    films = make_shots(tmp_path / "shots", [[Take() for _ in range(5)] for _ in range(4)])
+    words = [
+        *("data", "annotate", str(films.path), "--model", "stand-in"),
+        *("--characters", str(tmp_path / "cast" / "cast.toml")),
+        *("--workers", "2", "--parallel", "1"),
+    ]
+    process = None
+    both_wait = threading.Barrier(
+        2, action=lambda: os.killpg(process.pid, signal.SIGKILL), timeout=60
+    )
+    rounds: list[list[str]] = [[], []]
+
+    def first(question):
+        if len(rounds[0]) < 6:
+            rounds[0].append(json.dumps(question.body["messages"]))
+            return right(question)
+        both_wait.wait()
+        return Reply(body=None)
+
+    def second(question):
+        rounds[1].append(json.dumps(question.body["messages"]))
+        return right(question)
+
+    def start(server):
+        return subprocess.Popen(
+            [sys.executable, "-c", COMMAND, *words, "--endpoint", server.endpoint],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    with serving(first) as server:
+        process = start(server)
+        process.communicate(timeout=120)
+        assert process.returncode == -signal.SIGKILL
+    with serving(second) as server:
+        again = start(server)
+        _, told = again.communicate(timeout=120)
+    assert again.returncode == 0, told.decode()
+    asked = [*rounds[0], *rounds[1]]
+    assert len(rounds[0]) == 6
+    assert len(set(asked)) == len(asked)
+    assert all(len(read_labels(films, film)) == 5 for film in films.films())
+
+
 def test_ctrl_c_keeps_what_came(shots, cast):
     def answer(question):
         if question.number == 2:
