@@ -6,13 +6,13 @@ import io
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import av
 import numpy as np
-from av.container import InputContainer
+from av.container import InputContainer, OutputContainer
 from av.error import FFmpegError
 from av.video.reformatter import ColorRange, Colorspace
 from jaxtyping import UInt8
@@ -54,37 +54,50 @@ def write_whole(path: Path, data: bytes) -> None:
         raise
 
 
+def write_bt709(
+    container: OutputContainer,
+    frames: Iterable[UInt8[np.ndarray, "h w 3"]],
+    *,
+    height: int,
+    width: int,
+    fps: int,
+    options: Mapping[str, str],
+) -> None:
+    """Frames as a container's only stream: H.264, 4:2:0, BT.709, one encoder thread.
+
+    4:2:0 needs even sides: an odd one is made even by repeating the last row or column.
+    """
+    stream = container.add_stream("libx264", rate=fps, options=dict(options))
+    stream.height, stream.width = height + height % 2, width + width % 2
+    stream.pix_fmt = "yuv420p"
+    context = stream.codec_context
+    context.thread_count = 1
+    context.colorspace = Colorspace.ITU709
+    context.color_range = ColorRange.MPEG
+    context.color_primaries = context.color_trc = _BT709
+    edges = ((0, height % 2), (0, width % 2), (0, 0))
+    for array in frames:
+        whole = np.ascontiguousarray(np.pad(array, edges, mode="edge"))
+        frame = av.VideoFrame.from_ndarray(whole, format="rgb24").reformat(
+            format="yuv420p", dst_colorspace=Colorspace.ITU709, dst_color_range=ColorRange.MPEG
+        )
+        container.mux(stream.encode(frame))
+    container.mux(stream.encode())
+
+
 def encode_mp4(frames: UInt8[np.ndarray, "f h w 3"], *, fps: int = FRAMES_PER_SECOND) -> bytes:
     """H.264 (4:2:0, BT.709, constant quality 18) in an MP4.
 
-    4:2:0 needs even sides: an odd one is made even by repeating the last row or column. The same
-    frames give the same bytes: one encoder thread, and no look-ahead, whose macroblock tree was
-    measured to give up to 15 different files for one small clip (x264 as PyAV 18 ships it); a
-    clip without it is up to half as large again.
+    Odd sides are made even (`write_bt709`). The same frames give the same bytes: one encoder
+    thread, and no look-ahead, whose macroblock tree was measured to give up to 15 different files
+    for one small clip (x264 as PyAV 18 ships it); a clip without it is up to half as large again.
     """
     height, width = frames.shape[1:3]
     if frames.shape[0] == 0 or height == 0 or width == 0:
         raise ValueError(f"a clip needs at least one pixel, got frames of shape {frames.shape}")
-    frames = np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as container:
-        stream = container.add_stream("libx264", rate=fps, options=_ENCODER)
-        stream.height, stream.width = frames.shape[1:3]
-        stream.pix_fmt = "yuv420p"
-        context = stream.codec_context
-        context.thread_count = 1
-        context.colorspace = Colorspace.ITU709
-        context.color_range = ColorRange.MPEG
-        context.color_primaries = context.color_trc = _BT709
-        for array in frames:
-            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(array), format="rgb24")
-            frame = frame.reformat(
-                format="yuv420p",
-                dst_colorspace=Colorspace.ITU709,
-                dst_color_range=ColorRange.MPEG,
-            )
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
+        write_bt709(container, frames, height=height, width=width, fps=fps, options=_ENCODER)
     return buffer.getvalue()
 
 

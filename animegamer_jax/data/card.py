@@ -9,6 +9,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from etils import epath
@@ -18,7 +19,7 @@ from animegamer_jax.data.annotations import FilmAnnotation, Label
 from animegamer_jax.data.cast import Cast
 from animegamer_jax.data.filmgames import FilmGame
 from animegamer_jax.data.sets import Record
-from animegamer_jax.data.shots import FilmReport
+from animegamer_jax.data.shots import FilmReport, ShotsFolder
 from animegamer_jax.errors import UserError
 
 CARD_JSON, CARD_TEXT = "card.json", "card.md"
@@ -38,6 +39,12 @@ class DroppedClip:
     film: str
     seconds: float
     picture: bytes
+
+
+def first_dropped(folder: ShotsFolder, film: str, reason: str) -> DroppedClip:
+    """The first clip of a film that was dropped for a reason for which there is one."""
+    row = next(row for row in folder.rows(film) if row.dropped == reason)
+    return DroppedClip(film, row.start, folder.read_picture(film, row.clip))
 
 
 @dataclasses.dataclass
@@ -139,11 +146,24 @@ def read_card(path: epath.Path) -> dict[str, Any] | None:
     """
     if not (path / CARD_JSON).exists():
         return None
+    damaged = UserError(f"{path / CARD_JSON}: damaged: make the set again")
     try:
         card = json.loads((path / CARD_JSON).read_text())
-        return {name: card[name] for name in ("totals", "examples_of_dropped")} | card
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path / CARD_JSON}: damaged: make the set again") from error
+    except ValueError as error:
+        raise damaged from error
+    if not isinstance(card, dict) or not {"totals", "examples_of_dropped"} <= set(card):
+        raise damaged
+    return card
+
+
+def read_examples(path: epath.Path, card: Mapping[str, Any]) -> dict[str, DroppedClip]:
+    """The dropped clips that lie beside a card, by reason."""
+    return {
+        reason: DroppedClip(
+            kept["film"], kept["seconds"], (path / Path(kept["picture"]).name).read_bytes()
+        )
+        for reason, kept in card["examples_of_dropped"].items()
+    }
 
 
 def _picture_name(reason: str) -> str:

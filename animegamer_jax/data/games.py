@@ -19,7 +19,7 @@ from animegamer_jax.data.annotations import (
     read_labels,
     read_report,
 )
-from animegamer_jax.data.card import DroppedClip, Tally, card_files
+from animegamer_jax.data.card import Tally, card_files, first_dropped
 from animegamer_jax.data.cast import Cast
 from animegamer_jax.data.filmgames import FilmGame, GamesSettings, game_records, games_of
 from animegamer_jax.data.motion import PAPER_EDGES, motion_level, quantile_edges
@@ -252,7 +252,5 @@ def count(folder: ShotsFolder, plan: Plan, settings: GamesSettings) -> Tally:
         cut = folder.report(film)
         tally.add_film(cut, report, labels, games)
         for reason in set(cut.dropped) - set(tally.examples):
-            row = next(row for row in folder.rows(film) if row.dropped == reason)
-            picture = folder.read_picture(film, row.clip)
-            tally.examples[reason] = DroppedClip(film, row.start, picture)
+            tally.examples[reason] = first_dropped(folder, film, reason)
     return tally

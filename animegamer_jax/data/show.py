@@ -19,7 +19,7 @@ from etils import epath
 from jaxtyping import UInt8
 from PIL import Image
 
-from animegamer_jax.data.card import read_card
+from animegamer_jax.data.card import DroppedClip, first_dropped, read_card, read_examples
 from animegamer_jax.data.motion import clip_motion, motion_level
 from animegamer_jax.data.sets import INFO_FILE, GamesSet, Record, open_games
 from animegamer_jax.data.shots import SHOTS_FILE, ClipRow, ShotsFolder, open_shots
@@ -142,6 +142,10 @@ def show_shots(folder: ShotsFolder, *, clips: int) -> Page:
     kept = [(film, row) for film in rows for row in rows[film] if row.dropped is None]
     dropped = Counter(row.dropped for found in rows.values() for row in found if row.dropped)
     short = sum(report.short_scenes for report in reports)
+    examples = {
+        reason: first_dropped(folder, next(r.film for r in reports if reason in r.dropped), reason)
+        for reason in dropped
+    }
     told = [label for found in labels.values() for label in found.values()]
     histograms = [
         _histogram("clips of each film", Counter(film for film, _ in kept)),
@@ -170,7 +174,7 @@ def show_shots(folder: ShotsFolder, *, clips: int) -> Page:
         "aside",
         histograms=[histogram for histogram in histograms if histogram],
         aside=aside,
-        examples=list(_examples(folder, rows, dropped)),
+        examples=list(_examples(examples, dropped)),
         clips=[_shot(folder, *kept[number], labels) for number in _spread(len(kept), clips)],
         num_clips=len(kept),
     )
@@ -188,16 +192,12 @@ _ANNOTATED = {
 }
 
 
-def _examples(
-    folder: ShotsFolder, rows: Mapping[str, list[ClipRow]], counts: Mapping[str, int]
-) -> Iterator[Example]:
-    for reason in sorted(counts, key=lambda reason: -counts[reason]):
-        film, row = next(
-            (film, row) for film in rows for row in rows[film] if row.dropped == reason
-        )
-        picture = folder.read_picture(film, row.clip)
-        where = f"{film}, {row.start:.1f} s"
-        url = _data_url("image/jpeg", picture)
+def _examples(clips: Mapping[str, DroppedClip], counts: Mapping[str, int]) -> Iterator[Example]:
+    """The reasons that dropped most first."""
+    for reason in sorted(clips, key=lambda reason: -counts[reason]):
+        clip = clips[reason]
+        where = f"{clip.film}, {clip.seconds:.1f} s"
+        url = _data_url("image/jpeg", clip.picture)
         yield Example(reason=reason, count=counts[reason], where=where, picture=url)
 
 
@@ -237,9 +237,11 @@ def show_games(games: GamesSet, *, clips: int) -> Page:
         ),
     ]
     card = read_card(games.path)
+    examples: list[Example] = []
     if card is not None:  # a set that was made from films
         dropped, unused = card["totals"]["clips_dropped"], card["totals"]["clips_unused"]
         histograms += [_histogram("clips dropped", dropped), _histogram("clips unused", unused)]
+        examples += _examples(read_examples(games.path, card), dropped)
     shown = [places[number] for number in _spread(len(places), clips)]
     return Page(
         title=games.path.name,
@@ -248,21 +250,10 @@ def show_games(games: GamesSet, *, clips: int) -> Page:
         f"{', '.join(f'{edge:g}' for edge in info.motion_edges)} pixels a frame",
         histograms=[histogram for histogram in histograms if histogram],
         aside=(),
-        examples=list(_kept_examples(games.path, card)) if card is not None else (),
+        examples=examples,
         clips=[_turn(sources[split][number], split, games) for split, number in shown],
         num_clips=len(places),
     )
-
-
-def _kept_examples(path: epath.Path, card: Mapping[str, Any]) -> Iterator[Example]:
-    counts = card["totals"]["clips_dropped"]
-    examples = card["examples_of_dropped"]
-    for reason in sorted(examples, key=lambda reason: -counts[reason]):
-        kept = examples[reason]
-        picture = (path / Path(kept["picture"]).name).read_bytes()
-        where = f"{kept['film']}, {kept['seconds']:.1f} s"
-        url = _data_url("image/jpeg", picture)
-        yield Example(reason=reason, count=counts[reason], where=where, picture=url)
 
 
 _NUMBERS = ("motion_level", "social", "entertainment", "stamina", "is_open", "num_turns")

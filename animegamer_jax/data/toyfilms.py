@@ -12,7 +12,6 @@ from pathlib import Path
 
 import av
 import numpy as np
-from av.video.reformatter import ColorRange, Colorspace
 from jaxtyping import UInt8
 
 from animegamer_jax.data.toydraw import render
@@ -34,12 +33,11 @@ from animegamer_jax.data.toystyle import Frames as Frames
 from animegamer_jax.data.toystyle import Pan as Pan
 from animegamer_jax.data.toystyle import Transition as Transition
 from animegamer_jax.errors import UserError
-from animegamer_jax.media import FRAMES_PER_SECOND, write_whole
+from animegamer_jax.media import FRAMES_PER_SECOND, write_bt709, write_whole
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 2, 6
 _CAST_SIZE = 3
 _PAN_SPEEDS = (15.0, 60.0)  # pixels a drawing at 480 x 720: fast camera moves
-_BT709 = 1  # the number of BT.709 in H.264's tables of primaries and transfer functions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,21 +252,8 @@ def write_film(path: Path, film: Film) -> None:
 
 def _encode(path: Path, film: Film) -> None:
     with av.open(str(path), "w", format="mp4") as container:
-        stream = container.add_stream(
-            "libx264", rate=film.style.fps, options={"crf": "18", "preset": "veryfast"}
+        options = {"crf": "18", "preset": "veryfast"}
+        fps = film.style.fps
+        write_bt709(
+            container, film.frames(), height=film.height, width=film.width, fps=fps, options=options
         )
-        stream.height, stream.width = film.height + film.height % 2, film.width + film.width % 2
-        stream.pix_fmt = "yuv420p"
-        context = stream.codec_context
-        context.thread_count = 1
-        context.colorspace = Colorspace.ITU709
-        context.color_range = ColorRange.MPEG
-        context.color_primaries = context.color_trc = _BT709
-        edges = ((0, film.height % 2), (0, film.width % 2), (0, 0))
-        for array in film.frames():
-            whole = np.ascontiguousarray(np.pad(array, edges, mode="edge"))
-            frame = av.VideoFrame.from_ndarray(whole, format="rgb24").reformat(
-                format="yuv420p", dst_colorspace=Colorspace.ITU709, dst_color_range=ColorRange.MPEG
-            )
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
