@@ -125,7 +125,12 @@ class DiTConfig(NetworkConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VAEConfig(NetworkConfig):
-    """The causal 3D VAE; `multipliers` are channels a level over `channels`, finest level first."""
+    """The causal 3D VAE; `multipliers` are channels a level over `channels`, finest level first.
+
+    The decoder sees latents times `scaling_factor`. With `frequency_scales`, one for each latent
+    frame, it sees their cosine frequencies over time, each times its scale (`vae.to_decoder`;
+    docs/decisions/training-the-toy.md); the released one has none.
+    """
 
     channels: int = 128
     multipliers: tuple[int, ...] = (1, 2, 2, 4)
@@ -135,6 +140,7 @@ class VAEConfig(NetworkConfig):
     temporal_compression: int = 4
     norm_groups: int = 32
     scaling_factor: float = 1.15258426
+    frequency_scales: tuple[float, ...] = ()
 
     @property
     def spatial_compression(self) -> int:

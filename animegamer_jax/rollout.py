@@ -24,7 +24,7 @@ from animegamer_jax.diffusion import SamplerState, SamplerTable, Schedule
 from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.models.dit import DiT
 from animegamer_jax.models.mllm import MLLM
-from animegamer_jax.models.vae import VAE, to_uint8
+from animegamer_jax.models.vae import VAE, from_decoder, to_uint8
 from animegamer_jax.protocol import Layout, Protocol
 from animegamer_jax.tokenizer import Tokenizer
 
@@ -193,8 +193,7 @@ def decode_clip(
     vae: VAE, latents: Float[Array, "g t h w c"]
 ) -> tuple[UInt8[Array, "g f y x 3"], Bool[Array, " g"]]:
     """Latents as the sampler leaves them to frames, and whether all of a clip's are finite."""
-    scaled = latents / vae.config.scaling_factor
-    frames = vae.decode(scaled.astype(vae.config.dtype))
+    frames = vae.decode(from_decoder(latents, vae.config).astype(vae.config.dtype))
     return to_uint8(frames), jnp.isfinite(frames).all(axis=(1, 2, 3, 4))
 
 

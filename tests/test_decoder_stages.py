@@ -35,8 +35,8 @@ from animegamer_jax.train.decoder import (
     diffusion_loss,
     drawn_loss,
     drop_conditions,
-    scaling_factor,
     spread_timesteps,
+    vae_config_of,
 )
 from animegamer_jax.train.recipe import OptimizerConfig
 from animegamer_jax.train.step import split_networks
@@ -155,6 +155,8 @@ def test_dropout_rates_hold():
 def test_latents_are_scaled(stage, networks, batch):
     """Latents half as large with a factor twice as large are the same to the decoder."""
     context, motion = jnp.ones((8, 7, 32)), jnp.ones(8)
+    config = vae_config_of(stage.config)
+    factors = [dataclasses.replace(config, scaling_factor=f) for f in (0.7, 1.4)]
 
     @jax.jit
     def both(dit, moments, key):
@@ -162,15 +164,13 @@ def test_latents_are_scaled(stage, networks, batch):
         certain = jnp.full_like(mean, -1e9)  # no variance
         halves = (jnp.concatenate([mean * x, certain], axis=-1) for x in (1.0, 0.5))
         return [
-            drawn_loss(
-                dit, m, jax.random.clone(key), scaling_factor=f, context=context, motion=motion
-            )
-            for m, f in zip(halves, (0.7, 1.4), strict=True)
+            drawn_loss(dit, m, jax.random.clone(key), vae_config=c, context=context, motion=motion)
+            for m, c in zip(halves, factors, strict=True)
         ]
 
     whole, half = both(networks["dit"], batch.moments, make_key())
     np.testing.assert_allclose(whole, half, rtol=1e-5)
-    assert scaling_factor(stage.config) == 0.7
+    assert config.scaling_factor == 0.7
 
 
 # --- what is trained ------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The whole way: films to clips, annotated by a server, to games, features, and a step of a stage.
 
-Two small films of the toy world and a real one; every step is the command that people give.
+Small films of the toy world and two real ones; every step is the command that people give.
 """
 
 import json
@@ -11,6 +11,7 @@ import pytest
 from annotated_shots import says_of
 from PIL import Image
 from real_films import big_buck_bunny as big_buck_bunny
+from real_films import bikes as bikes
 from stand_in_server import Question, Reply, says, serving
 from tiny_games import write_model
 
@@ -154,3 +155,35 @@ def test_every_stage_trains_on_it(games):
         assert np.isfinite(record["loss"])
         assert record["loss"] > 0
         model = out / "model"
+
+
+def test_a_real_film_of_a_player_s_own_character(bikes, tmp_path):
+    shots = tmp_path / "shots"
+    run("data", "films", bikes, "--out", shots, *SIZE)
+    folder = open_shots(shots)
+    (film,) = folder.films()
+    kept = [row for row in folder.rows(film) if row.dropped is None]
+    assert len(kept) >= 4
+    assert len({row.scene for row in kept}) >= 4
+    Image.new("RGB", (40, 60), (200, 30, 30)).save(tmp_path / "rider.png")
+    (tmp_path / "cast.toml").write_text('[[character]]\nname = "Rider"\nimages = ["rider.png"]\n')
+    said = says_of(subject="Rider", motion="cycling", environment="street")
+    with serving(lambda question: says(json.dumps(said))) as server:
+        told = ("--endpoint", server.endpoint, "--model", "stand-in")
+        run("data", "annotate", shots, "--characters", tmp_path / "cast.toml", *told)
+        assert len(server.questions) == len(kept)
+    games = tmp_path / "games"
+    options = ("--test-share", 0.3, "--min-turns", 1, "--max-turns", 2)
+    run("data", "games", shots, "--out", games, *options)
+    info = open_games(games).info
+    assert info.splits["test"]
+    turns = [open_games(games).turns(s)[k] for s, n in info.splits.items() for k in range(n)]
+    assert len(turns) == len(kept)
+    assert {turn["character"] for turn in turns} == {"Rider"}
+    model = write_model(tmp_path / "tiny", networks=NETWORKS, protocol=PAPER).path
+    features = tmp_path / "features"
+    run("data", "features", "--model", model, "--data", games, "--out", features, "--batch", 8)
+    few = ("--steps", 1, "--batch-size", 8, "--watch-every", 1, "--watch-batches", 1)
+    run("train", "decoder", "--data", features, "--model", model, "--out", tmp_path / "run", *few)
+    first = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0]
+    assert np.isfinite(json.loads(first)["loss"])

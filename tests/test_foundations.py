@@ -20,6 +20,7 @@ from animegamer_jax.bundle import Bundle, BundleWriter, flat_params
 from animegamer_jax.configs import VAEConfig
 from animegamer_jax.data.turns import ClipSample
 from animegamer_jax.errors import UserError
+from animegamer_jax.models import vae
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.convolution import CausalConv
 from animegamer_jax.models.dit import DiT
@@ -347,7 +348,10 @@ def test_perceptual_distance(bundle):
 
 
 def test_scaling_factor_and_clips(pictures, frames):
-    """With the factor, latents that are drawn from the moments have a deviation of one."""
+    """With the factor, latents that are drawn from the moments have a deviation of one.
+
+    So have they with their frequencies scaled, which are then more alike.
+    """
     stage = make(VAEStage, pictures)
     networks = stage.load(pictures, mesh=one_device())
 
@@ -362,7 +366,15 @@ def test_scaling_factor_and_clips(pictures, frames):
     noise = np.random.default_rng(1).normal(size=mean.shape)
     drawn = (mean + np.exp(log_variance / 2) * noise) * config.scaling_factor
     assert drawn.std() == pytest.approx(1, rel=0.02)
-    assert dataclasses.replace(config, scaling_factor=0.7) == stage.config.vae
+    seen = np.asarray(vae.to_decoder(jnp.asarray(drawn / config.scaling_factor), config))
+    assert (seen - seen.mean((0, 2, 3, 4), keepdims=True)).std() == pytest.approx(1, rel=0.05)
+    plain = np.einsum("kf,bfhwz->bkhwz", vae.cosines(drawn.shape[1]), drawn)
+    before, after = (x.std((0, 2, 3, 4)) for x in (plain, seen))
+    np.testing.assert_allclose(after / after[0], np.sqrt(before / before[0]), rtol=0.1)
+    unscaled = dataclasses.replace(config, scaling_factor=0.7, frequency_scales=())
+    assert unscaled == stage.config.vae
+    same = make(VAEStage, pictures, frequency_power=0.0).finish(networks, batches())["vae"]
+    assert same == dataclasses.replace(config, frequency_scales=())
     watched = stage.watch(networks, ClipSample(jnp.asarray(frames)), make_key())
     pairs = np.asarray(watched.clips["true_and_reconstructed"])
     assert pairs.shape == (4, *frames.shape[1:3], 2 * tiny_sets.WIDTH, 3)

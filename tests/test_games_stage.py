@@ -466,8 +466,8 @@ def test_a_taken_place(shots, made):
         ({"max_gap": float("nan")}, "max_gap nan: expected seconds"),
         ({"min_turns": 0}, "min_turns 0, max_turns 5: expected 1 or more"),
         ({"min_turns": 6}, "min_turns 6, max_turns 5: expected 1 or more, and the first not above"),
-        ({"test_share": 0.0}, r"test_share 0\.0: expected between 0 and 1"),
-        ({"test_share": 1.0}, r"test_share 1\.0: expected between 0 and 1"),
+        ({"test_share": 0.0}, r"test_share 0\.0: expected more than 0 and less"),
+        ({"test_share": 1.0}, r"test_share 1\.0: expected more than 0 and less"),
     ],
 )
 def test_settings_that_cannot_be(changes, message):

@@ -22,9 +22,12 @@ from animegamer_jax.models.vae import (
     VAE,
     DecoderCache,
     chunk_bounds,
+    cosines,
+    from_decoder,
     mode,
     sample,
     split_moments,
+    to_decoder,
     to_uint8,
 )
 from animegamer_jax.sharding import make_mesh, param_shardings, partition_spec
@@ -285,6 +288,25 @@ def test_mode_and_sample():
     np.testing.assert_allclose(drawn.mean((0, 1)), [0.5, 0.5], atol=0.1)
     _, clipped = split_moments(jnp.array([0.0, 0.0, -1e3, 1e3]))
     np.testing.assert_array_equal(clipped, [-30.0, 20.0])
+
+
+def test_latents_as_the_decoder_sees_them():
+    """Frequencies over time times their scales, and back; without scales only the factor."""
+    latents = jax.random.normal(jax.random.key(0), (2, 3, 4, 5, 2))
+    config = VAEConfig(scaling_factor=0.5, frequency_scales=(0.5, 1.0, 4.0))
+    seen = to_decoder(latents, config)
+    assert seen.shape == latents.shape
+    np.testing.assert_allclose(from_decoder(seen, config), latents, atol=1e-5)
+    mean = np.asarray(latents).mean(1)
+    np.testing.assert_allclose(seen[:, 0], 0.5 * 0.5 * np.sqrt(3) * mean, atol=1e-5)
+    still = jnp.broadcast_to(latents[:, :1], latents.shape)
+    np.testing.assert_allclose(to_decoder(still, config)[:, 1:], 0, atol=1e-5)
+    np.testing.assert_allclose(cosines(17) @ cosines(17).T, np.eye(17), atol=1e-12)
+    plain = dataclasses.replace(config, frequency_scales=())
+    np.testing.assert_array_equal(to_decoder(latents, plain), latents * 0.5)
+    np.testing.assert_array_equal(from_decoder(latents, plain), latents / 0.5)
+    with pytest.raises(ValueError, match=r"latents of 4 frames: .* frequency scales of 3"):
+        to_decoder(jnp.zeros((1, 4, 1, 1, 1)), config)
 
 
 def test_to_uint8():

@@ -19,7 +19,7 @@ from animegamer_jax.bundle import (
     abstract_params,
 )
 from animegamer_jax.bundle_config import SIZES_FILE, Placement, Sizes, to_json
-from animegamer_jax.configs import DiTConfig, ModelConfig
+from animegamer_jax.configs import ModelConfig
 from animegamer_jax.convert import rules as tables
 from animegamer_jax.convert.networks import (
     DEFAULT_PLACES,
@@ -54,10 +54,11 @@ def export(*, bundle: str, out: Path, networks: tuple[NetworkName, ...] = ()) ->
     for name in names:
         if not opened.has(name):
             raise UserError(f"{bundle}: no network {name} in this bundle: leave it out")
-    if "dit" in names and opened.config.dit not in (None, _as_released(opened.config.dit)):
+    if "dit" in names and not _is_as_released(opened.config):
         raise UserError(
-            f"{bundle}: dit: the released code has neither patches of several frames nor an "
-            "output of clean latents: name the other networks with --networks"
+            f"{bundle}: dit: the released code has neither patches of several frames, nor an "
+            "output of clean latents, nor latents' frequencies: name the other networks with "
+            "--networks"
         )
     refuse_existing(epath.Path(out), overwrite=None)
     files: dict[str, list[NetworkName]] = {}
@@ -83,10 +84,13 @@ def export(*, bundle: str, out: Path, networks: tuple[NetworkName, ...] = ()) ->
     return 0
 
 
-def _as_released(config: DiTConfig | None) -> DiTConfig | None:
-    return config and dataclasses.replace(
-        config, patch_frames=1, output="v", clean_std=0.0, context_grid=None
+def _is_as_released(config: ModelConfig) -> bool:
+    """Whether the released code can run the transformer, sizes apart."""
+    dit, vae = config.dit, config.vae
+    plain = dit and dataclasses.replace(
+        dit, patch_frames=1, output="v", clean_std=0.0, context_grid=None
     )
+    return dit == plain and not (vae and vae.frequency_scales)
 
 
 def _place(bundle: Bundle, name: NetworkName) -> Placement:

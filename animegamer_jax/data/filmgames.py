@@ -53,7 +53,7 @@ class GamesSettings:
                 "the first not above the second"
             )
         if not 0 < self.test_share < 1:
-            raise UserError(f"test_share {self.test_share}: expected between 0 and 1")
+            raise UserError(f"test_share {self.test_share}: expected more than 0 and less than 1")
         choices = {"edges": ("paper", "quantiles"), "unannotated": ("refuse", "skip")}
         for name, options in choices.items():
             if (value := getattr(self, name)) not in options:

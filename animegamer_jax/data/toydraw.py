@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import UInt8
 from PIL import Image, ImageDraw
 
 from animegamer_jax.data.toyplaces import FAR_SPEED, PERIOD, strip_scale, strips
@@ -35,7 +35,8 @@ def render(
         num_frames: frames, 8 a second.
     """
     shot = pose(scene, num_frames=num_frames)
-    frames = _scenery(scene, shot.scroll, height=height, width=width)
+    scenery = _scenery(scene, shot.start, height=height, width=width)
+    frames = np.repeat(scenery[None], num_frames, axis=0)
     colours = [(*_veiled(layer.colour, _VEIL[scene.time]), 255) for layer in shot.layers]
     _paint(frames, shot.layers, colours)
     return frames
@@ -48,14 +49,11 @@ def _veiled(colour: Colour, amount: float) -> Colour:
     return red, green, blue
 
 
-def _scenery(
-    scene: Scene, scroll: Float[np.ndarray, " f"], *, height: int, width: int
-) -> UInt8[np.ndarray, "f h w 3"]:
+def _scenery(scene: Scene, start: float, *, height: int, width: int) -> UInt8[np.ndarray, "h w 3"]:
     far, near = strips(scene.place, scene.time, height=height, width=width)
-    seen = scroll[:1] if np.all(scroll == scroll[0]) else scroll
-    frames = np.stack([_window(far, x * FAR_SPEED, height=height, width=width) for x in seen])
-    _cover(frames, np.stack([_window(near, x, height=height, width=width) for x in seen]))
-    return np.array(np.broadcast_to(frames[..., :3], (len(scroll), height, width, 3)))
+    frame = np.array(_window(far, start * FAR_SPEED, height=height, width=width))
+    _cover(frame, _window(near, start, height=height, width=width))
+    return frame[..., :3]
 
 
 def _window(strip: Image.Image, x: float, *, height: int, width: int) -> np.ndarray:

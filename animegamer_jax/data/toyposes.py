@@ -1,8 +1,9 @@
 """How the people of the toy world move: every part's place in every frame of a scene.
 
 The scene's level sets one number, the speed in units a frame (a unit is 1/48 of a frame's height,
-10 pixels at 480 x 720). Whoever walks, runs or flies is followed by the camera, so that the
-scenery passes at that speed; whoever stays sways, hops or tosses at it.
+10 pixels at 480 x 720). The camera stands still. Whoever walks, runs or flies crosses the frame at
+that speed and turns round before its edge; whoever stays sways, hops or tosses at it. Every motion
+starts at its beginning, so that the first frame and the level tell the rest.
 """
 
 import functools
@@ -39,9 +40,9 @@ class Layer(NamedTuple):
 
 
 class Shot(NamedTuple):
-    """What moves in a scene: how far the near scenery has passed, and everything before it."""
+    """A scene: where in its strip the near scenery is, and everything that moves before it."""
 
-    scroll: Curve
+    start: float
     layers: list[Layer]
 
 
@@ -52,33 +53,33 @@ class Beat(NamedTuple):
         speed: units a frame, on the average.
         cycles: of the sway, hop or stride, so far; `rate` more with each frame.
         facing: 1 to the right, -1 to the left.
-        x: where the character stands, units from the middle.
-        start: where in the scenery's strip the clip starts.
+        x: where the character is, units from the middle.
     """
 
     speed: float
     cycles: Curve
     rate: float
-    facing: int
-    x: float
-    start: float
+    facing: Curve
+    x: Curve
 
 
 _SCALE = 0.88
 _LEG = 5.0
 _STRIDES = {"walk": 0.55, "run": 0.95}  # how far a leg swings, in radians
-_HOPS = (0.06, 0.09, 0.13, 0.18, 0.225)
+_CROSSING = ("walk", "run", "fly")
+_REACH = 15.0  # how far from the middle who crosses the frame turns round
+_HOPS = (0.06, 0.09, 0.13, 0.18, 0.25)
 _RATES = (0.06, 0.09, 0.125, 0.16, 0.19)  # cycles a frame of a sway at each level
 # What the measured speed is short of or beyond the drawn one (test_motion.py prints the table).
 _GAINS: dict[str, tuple[float, float, float, float, float]] = {
-    "walk": (1.60, 1.45, 1.42, 1.42, 1.47),
-    "run": (1.50, 1.45, 1.34, 1.37, 1.48),
-    "jump": (1.20, 1.40, 1.32, 1.36, 1.48),
-    "fly": (1.70, 1.65, 1.45, 1.50, 1.55),
-    "sit": (1.20, 1.25, 1.28, 1.28, 1.38),
-    "wave": (1.10, 1.18, 1.16, 1.24, 1.42),
-    "sleep": (0.80, 1.06, 1.12, 1.29, 1.55),
-    "talk": (1.20, 1.30, 1.24, 1.26, 1.33),
+    "walk": (1.45, 1.28, 1.24, 1.27, 1.40),
+    "run": (1.50, 1.36, 1.29, 1.25, 1.30),
+    "jump": (1.38, 1.36, 1.39, 1.38, 1.42),
+    "fly": (1.45, 1.28, 1.26, 1.30, 1.27),
+    "sit": (1.20, 1.25, 1.28, 1.28, 1.40),
+    "wave": (1.14, 1.30, 1.18, 1.33, 1.40),
+    "sleep": (0.84, 1.17, 1.16, 1.38, 1.55),
+    "talk": (1.36, 1.38, 1.24, 1.30, 1.44),
 }
 
 
@@ -91,18 +92,22 @@ def pose(scene: Scene, *, num_frames: int) -> Shot:
     rate = (_HOPS if scene.motion == "jump" else _RATES)[level]
     if scene.motion in _STRIDES:  # feet keep pace with the ground, as far as 8 frames a second show
         rate = min(0.22, speed / (4 * _LEG * _STRIDES[scene.motion]))
-    beat = Beat(
-        speed=speed,
-        cycles=frames * rate + rng.uniform(),
-        rate=rate,
-        facing=int(rng.choice((-1, 1))),
-        x=rng.uniform(-7, 7),
-        start=rng.uniform(0, PERIOD),
-    )
-    scroll = np.full(num_frames, beat.start)
-    if scene.motion in ("walk", "run", "fly"):
-        scroll = beat.start + beat.facing * speed * frames
-    return Shot(scroll % PERIOD, _MOTIONS[scene.motion](scene, beat))
+    facing = int(rng.choice((-1, 1)))
+    x, start = rng.uniform(-7, 7), rng.uniform(0, PERIOD)
+    way, turned = np.full(num_frames, x), np.ones(num_frames)
+    if scene.motion in _CROSSING:
+        way, turned = _crossing(speed * frames, offset=2 + x / 3.5)
+        way *= facing
+    beat = Beat(speed=speed, cycles=frames * rate, rate=rate, facing=facing * turned, x=way)
+    return Shot(start, _MOTIONS[scene.motion](scene, beat))
+
+
+def _crossing(gone: Curve, *, offset: float) -> tuple[Curve, Curve]:
+    """Places between -`_REACH` and `_REACH` after so many units, and 1 on the way out, -1 back."""
+    legs = (gone + offset) / (2 * _REACH)
+    back = np.floor(legs) % 2
+    share = legs % 1
+    return _REACH * (2 * np.abs(back - share) - 1), 1 - 2 * back
 
 
 # Moves: 3 x 3 matrices, one a frame.
@@ -392,7 +397,7 @@ def _talk(scene: Scene, beat: Beat) -> list[Layer]:
     talking = Body(
         far_arm=1.3 + 0.5 * _sine(beat, lag=0.1) * min(1.0, beat.speed),
         near_arm=0.2,
-        mouth=0.4 + 0.9 * np.abs(np.sin(2.3 * np.arange(n) + beat.start)),
+        mouth=0.4 + 0.9 * np.abs(np.sin(2.3 * np.arange(n))),
     )
     bubble_at = _to(speaker.x + beat.facing * 17 + sway, 7.5)
     bubble = Shape(

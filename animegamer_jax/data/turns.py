@@ -377,7 +377,9 @@ def check_features(features: FeaturesSet, config: ModelConfig) -> None:
 
 
 # What does not change the shapes of features.
-_NO_SIZES = ("dtype", "param_dtype", "remat", "scaling_factor", "vocab_size")
+_NO_SIZES = (
+    "dtype", "param_dtype", "remat", "scaling_factor", "frequency_scales", "vocab_size"
+)  # fmt: skip
 
 
 def _sizes(name: str, network: NetworkConfig) -> dict[str, object]:

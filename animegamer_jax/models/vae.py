@@ -6,8 +6,8 @@ latents and a picture is a clip of one frame. The decoder works in chunks of lat
 causal convolutions carry their last two input frames from chunk to chunk, but its group norms see
 one chunk at a time: the chunking is part of the function, not an optimization.
 
-Latents are in the VAE's own units here. The factor `VAEConfig.scaling_factor` of the diffusion
-model's latents is the caller's: multiply after `encode`, divide before `decode`.
+Latents are in the VAE's own units here. Those of the diffusion model are the caller's to make:
+`to_decoder` after `encode`, `from_decoder` before `decode`.
 """
 
 import itertools
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key, UInt8
 
@@ -427,6 +428,55 @@ def sample(moments: Float[Array, "*b m"], *, key: Key[Array, ""]) -> Float[Array
     mean, log_variance = split_moments(moments)
     noise = jax.random.normal(key, mean.shape, mean.dtype)
     return mean + jnp.exp(0.5 * log_variance) * noise
+
+
+def cosines(num_frames: int) -> Float[np.ndarray, "k f"]:
+    """The orthonormal cosine transform (DCT-II): a row a frequency, a column a frame."""
+    k, f = np.arange(num_frames)[:, None], np.arange(num_frames)[None]
+    basis = np.cos(np.pi * k * (f + 0.5) / num_frames) * np.sqrt(2 / num_frames)
+    basis[0] /= np.sqrt(2)
+    return basis
+
+
+def to_decoder(
+    latents: Float[Array, "*b f h w z"], config: VAEConfig
+) -> Float[Array, "*b k h w z"]:
+    """The VAE's latents as the diffusion model sees them.
+
+    Times `scaling_factor`; with `frequency_scales` also transformed over time, and each frequency
+    times its scale.
+
+    Raises:
+        ValueError: there is not one scale for each latent frame.
+    """
+    return _transformed(latents * config.scaling_factor, _to_frequencies(config, latents))
+
+
+def from_decoder(
+    latents: Float[Array, "*b k h w z"], config: VAEConfig
+) -> Float[Array, "*b f h w z"]:
+    """The inverse of `to_decoder`."""
+    matrix = _to_frequencies(config, latents)
+    inverse = None if matrix is None else np.linalg.inv(matrix)
+    return _transformed(latents, inverse) / config.scaling_factor
+
+
+def _to_frequencies(config: VAEConfig, latents: jax.Array) -> Float[np.ndarray, "k f"] | None:
+    scales, frames = config.frequency_scales, latents.shape[-4]
+    if not scales:
+        return None
+    if len(scales) != frames:
+        raise ValueError(
+            f"latents of {frames} frames: the VAE has frequency scales of {len(scales)}"
+        )
+    return np.array(scales)[:, None] * cosines(frames)
+
+
+def _transformed(x: jax.Array, matrix: Float[np.ndarray, "k f"] | None) -> jax.Array:
+    if matrix is None:
+        return x
+    weights = jnp.asarray(matrix, jnp.float32)  # float32 island: small frequencies beside large
+    return jnp.einsum("kf,...fhwz->...khwz", weights, x.astype(jnp.float32)).astype(x.dtype)
 
 
 def to_uint8(frames: Float[Array, "*b c"]) -> UInt8[Array, "*b c"]:

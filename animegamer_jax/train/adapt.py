@@ -28,9 +28,9 @@ from animegamer_jax.train.decoder import (
     check_low_rank,
     drawn_loss,
     make_clip_look,
-    scaling_factor,
     trains_transformer,
     transformer_flops,
+    vae_config_of,
 )
 from animegamer_jax.train.mllm import (
     check_protocol,
@@ -160,7 +160,7 @@ class AdaptStage(Stage[AdaptRecipe]):
             cast(DiT, networks["dit"]),
             batch.moments,
             draws,
-            scaling_factor=scaling_factor(self.config),
+            vae_config=vae_config_of(self.config),
             context=self.context(networks, batch, drop),
             motion=self.motion(batch),
         )

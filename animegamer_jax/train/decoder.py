@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, Key, UInt8
 
 from animegamer_jax import diffusion
 from animegamer_jax.bundle import Bundle, NetworkName
-from animegamer_jax.configs import ModelConfig
+from animegamer_jax.configs import ModelConfig, VAEConfig
 from animegamer_jax.data.sets import open_features
 from animegamer_jax.data.turns import TurnSample, turn_samples
 from animegamer_jax.errors import UserError
@@ -133,16 +133,16 @@ def drawn_loss(
     moments: Float[Array, "b f h w m"],
     key: Key[Array, ""],
     *,
-    scaling_factor: float,
+    vae_config: VAEConfig,
     context: Float[Array, "b n d"],
     motion: Float[Array, " b"],
 ) -> Float[Array, " b"]:
     """`diffusion_loss` of latents, noise and training steps that are drawn with `key`.
 
-    `moments` and `scaling_factor` are the VAE's.
+    `moments` and `vae_config` are the VAE's.
     """
     latent, noise, step = jax.random.split(key, 3)
-    latents = vae.sample(moments, key=latent) * scaling_factor
+    latents = vae.to_decoder(vae.sample(moments, key=latent), vae_config)
     return diffusion_loss(
         dit,
         latents,
@@ -180,10 +180,10 @@ def zero_motion_layer(dit: DiT) -> None:
         weight.set_value(jnp.zeros_like(weight[...]))
 
 
-def scaling_factor(config: ModelConfig) -> float:
-    """What the VAE's latents are multiplied with for the decoder."""
+def vae_config_of(config: ModelConfig) -> VAEConfig:
+    """That of the VAE, which tells how the decoder sees latents."""
     assert config.vae is not None, "the command has checked what the stage needs"
-    return config.vae.scaling_factor
+    return config.vae
 
 
 def transformer_flops(dit: DiT, *, trained: Literal["recipe", "all"]) -> float:
@@ -241,7 +241,7 @@ def make_clip_look(
     They are a batch's first; sampled with guidance, as at play. `context` gives a batch's shot
     representations and `motion` its motion values; the stage's recipe is a `ClipRecipe`.
     """
-    recipe, factor = stage.recipe, scaling_factor(stage.config)
+    recipe, vae_config = stage.recipe, vae_config_of(stage.config)
 
     def look(networks: Networks, batch: Any, key: Key[Array, ""]) -> jax.Array:
         first = jax.tree.map(lambda x: x[: recipe.watch_clips], batch)
@@ -259,7 +259,8 @@ def make_clip_look(
         table = diffusion.make_sampler_table(diffusion.Schedule(), steps)
         guided = diffusion.guide(predict_v, context(networks, first), encoder.unconditional())
         start = diffusion.start_sampler(noise(jnp.int32(steps)))
-        made = diffusion.sample(guided, start, table, noise=noise).x / factor
+        latents = diffusion.sample(guided, start, table, noise=noise).x
+        made = vae.from_decoder(latents, vae_config)
         clips = vae.to_uint8(decoder.decode(jnp.concatenate([true, made])))
         pairs = jnp.concatenate(jnp.split(clips, 2), axis=3)
         return constrain(pairs, *(None,) * 5)
@@ -335,7 +336,7 @@ class DecoderStage(Stage[DecoderRecipe]):
             cast(DiT, networks["dit"]),
             batch.moments,
             draw,
-            scaling_factor=scaling_factor(self.config),
+            vae_config=vae_config_of(self.config),
             context=cast(ShotEncoder, networks["encoder"])(text, image),
             motion=self.motion(batch),
         )

@@ -27,8 +27,8 @@ from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.tokenizer import Tokenizer
 from animegamer_jax.train.decoder import (
     drawn_loss,
-    scaling_factor,
     transformer_flops,
+    vae_config_of,
     zero_motion_layer,
 )
 from animegamer_jax.train.networks import (
@@ -158,7 +158,7 @@ class DiTStage(Stage[DiTRecipe]):
             cast(DiT, networks["dit"]),
             batch.moments,
             draw,
-            scaling_factor=scaling_factor(self.config),
+            vae_config=vae_config_of(self.config),
             context=self.context(networks, batch, drop),
             motion=jnp.zeros_like(batch.motion_value),
         )

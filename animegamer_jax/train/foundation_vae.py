@@ -24,7 +24,15 @@ from animegamer_jax.data.turns import ClipSample, clip_samples
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.convolution import CausalConv
-from animegamer_jax.models.vae import VAE, ResBlock, mode, sample, split_moments, to_uint8
+from animegamer_jax.models.vae import (
+    VAE,
+    ResBlock,
+    cosines,
+    mode,
+    sample,
+    split_moments,
+    to_uint8,
+)
 from animegamer_jax.sharding import constrain
 from animegamer_jax.train.networks import load_or_make, mixed_samples
 from animegamer_jax.train.products import count_products
@@ -52,6 +60,8 @@ class VAERecipe(Recipe):
         perceptual_weight: of the distance of CLIP's features.
         perceptual_frames: of each clip, drawn anew each step.
         finish_batches: training batches that the scaling factor is measured on.
+        frequency_power: how far the frequencies of time are made alike for the decoder: each is
+            divided by its deviation to this power. 0: the decoder sees the latents themselves.
     """
 
     pictures: int | None = 4
@@ -61,7 +71,8 @@ class VAERecipe(Recipe):
     kl_weight: float = 1e-6
     perceptual_weight: float = 0.1
     perceptual_frames: int = 2
-    finish_batches: int = 16
+    finish_batches: int = 64
+    frequency_power: float = 0.5
 
 
 RECIPES = {
@@ -274,20 +285,31 @@ class VAEStage(Stage[VAERecipe]):
     def finish(
         self, networks: Networks, batches: Iterator[Any]
     ) -> dict[NetworkName, NetworkConfig]:
-        """The configuration with the scaling factor that gives latents a deviation of one."""
+        """The configuration with the scaling factor that gives latents a deviation of one.
+
+        And with scales of the frequencies, which leave it so.
+        """
 
         @jax.jit
         def means(vae: VAE, frames: jax.Array) -> tuple[jax.Array, jax.Array]:
-            mean, log_variance = split_moments(vae.encode(signed(frames)))
-            return mean.mean(), (jnp.square(mean) + jnp.exp(log_variance)).mean()
+            latents, log_variance = split_moments(vae.encode(signed(frames)))
+            frequencies = jnp.einsum("kf,bfhwz->bkhwz", cosines(latents.shape[1]), latents)
+            noise = jnp.exp(log_variance).mean()  # alike in all frequencies
+            return latents.mean(), jnp.square(frequencies).mean((0, 2, 3, 4)) + noise
 
         found = [
             means(cast(VAE, networks["vae"]), jnp.asarray(next(batches).frames))
             for _ in range(self.recipe.finish_batches)
         ]
-        mean, square = np.mean(np.asarray(found, np.float64), axis=0)
-        factor = float(1 / np.sqrt(square - mean**2))
-        return {"vae": dataclasses.replace(_config(self), scaling_factor=factor)}
+        mean, squares = (np.mean([f[i] for f in found], axis=0, dtype=np.float64) for i in (0, 1))
+        squares[0] -= len(squares) * mean**2
+        factor = 1 / np.sqrt(squares.mean())
+        changed = dataclasses.replace(_config(self), scaling_factor=float(factor))
+        if power := self.recipe.frequency_power:
+            deviations = np.sqrt(squares) * factor
+            scales = deviations**-power / np.sqrt(np.mean(deviations ** (2 - 2 * power)))
+            changed = dataclasses.replace(changed, frequency_scales=tuple(map(float, scales)))
+        return {"vae": changed}
 
 
 def _config(stage: Stage[Any]) -> VAEConfig:
