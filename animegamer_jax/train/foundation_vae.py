@@ -301,7 +301,8 @@ class VAEStage(Stage[VAERecipe]):
             means(cast(VAE, networks["vae"]), jnp.asarray(next(batches).frames))
             for _ in range(self.recipe.finish_batches)
         ]
-        mean, squares = (np.mean([f[i] for f in found], axis=0, dtype=np.float64) for i in (0, 1))
+        mean = np.mean([f[0] for f in found], dtype=np.float64)
+        squares = np.array([f[1] for f in found], np.float64).mean(0)
         squares[0] -= len(squares) * mean**2
         factor = 1 / np.sqrt(squares.mean())
         changed = dataclasses.replace(_config(self), scaling_factor=float(factor))
