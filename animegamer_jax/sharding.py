@@ -6,6 +6,7 @@ rules table maps logical names to mesh axes; outside a mesh all of it does nothi
 
 import contextlib
 import contextvars
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -51,6 +52,105 @@ DEFAULT_RULES: Rules = {
 _RULES: contextvars.ContextVar[Rules] = contextvars.ContextVar("rules", default=DEFAULT_RULES)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A named way to lay programs over a mesh.
+
+    Attributes:
+        name: of the plan.
+        about: what it is for, in a line.
+        rules: of all networks but those of `networks`.
+        networks: rules of a network by its name.
+        shape: sizes of the inner mesh axes; all other devices go to "data".
+        fsdp: devices that share the weights at most, where `shape` does not say.
+    """
+
+    name: str
+    about: str
+    rules: Rules
+    networks: Mapping[str, Rules] = dataclasses.field(default_factory=dict)
+    shape: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    fsdp: int = 1
+
+    def of(self, network: str) -> Rules:
+        """The rules of a network."""
+        return self.networks.get(network, self.rules)
+
+    def sharers(self, num_devices: int) -> int:
+        """How many of so many devices share the weights: the most that divide them."""
+        most = min(self.fsdp, num_devices)
+        return max(n for n in range(1, most + 1) if num_devices % n == 0)
+
+    def mesh_shape(self, num_devices: int) -> dict[str, int]:
+        """Sizes of the mesh axes for so many devices.
+
+        Raises:
+            ValueError: the plan's inner axes do not divide them.
+        """
+        shape = dict(self.shape)
+        if "fsdp" not in shape:
+            inner = math.prod(shape.values())
+            shape["fsdp"] = self.sharers(max(1, num_devices // inner))
+        inner = math.prod(shape.values())
+        if num_devices % inner:
+            told = " x ".join(f"{name} {size}" for name, size in shape.items() if size > 1)
+            raise ValueError(
+                f"plan {self.name}: {told}: {num_devices} devices do not divide by {inner}: take "
+                f"{max(1, num_devices // inner) * inner}"
+            )
+        return {"data": num_devices // inner, **shape}
+
+
+_PARAMETERS = (
+    "layers", "parts", "embed", "heads", "kv_heads", "mlp", "vocab", "lora_rank", "norm",
+    "time_embed", "modulation", "features", "positions", "kernel", "conv_in", "conv_out", "buckets",
+)  # fmt: skip
+_WHOLE = {**DEFAULT_RULES, **dict.fromkeys(_PARAMETERS)}
+_EIGHT = ("fsdp", "context")  # of a game's eight chips
+
+PLANS: Mapping[str, Plan] = {
+    plan.name: plan
+    for plan in (
+        Plan(
+            name="sharded",
+            about="training: every weight shared by up to 16 devices, the batch by all",
+            rules=DEFAULT_RULES,
+            fsdp=16,
+        ),
+        Plan(
+            name="whole",
+            about="training: every weight whole on every device, the batch shared by all",
+            rules=_WHOLE,
+        ),
+        Plan(
+            name="latency",
+            about="play: a game on 8 devices: guidance's two rows x four parts of the sequence, "
+            "the language model's heads over all eight, the clip's frames in 4 x 2 parts",
+            rules=_WHOLE,
+            networks={
+                "dit": {**_WHOLE, "act_batch": ("fsdp", "data")},
+                "mllm": {
+                    **_WHOLE,
+                    **dict.fromkeys(
+                        ("heads", "kv_heads", "mlp", "vocab", "act_heads", "act_mlp", "act_vocab"),
+                        _EIGHT,
+                    ),
+                    "act_batch": "data",
+                    "act_length": None,
+                },
+                "vae": {**_WHOLE, "act_batch": "data", "act_columns": "fsdp"},
+            },
+            shape={"fsdp": 2, "context": 4},
+        ),
+        Plan(
+            name="throughput",
+            about="play: a game or more on each device",
+            rules=_WHOLE,
+        ),
+    )
+}
+
+
 @contextlib.contextmanager
 def use_rules(rules: Rules) -> Iterator[None]:
     """Within the block, logical names mean `rules`."""
@@ -59,6 +159,28 @@ def use_rules(rules: Rules) -> Iterator[None]:
         yield
     finally:
         _RULES.reset(token)
+
+
+_PLAN: contextvars.ContextVar[Plan | None] = contextvars.ContextVar("plan", default=None)
+
+
+@contextlib.contextmanager
+def use_plan(plan: Plan) -> Iterator[None]:
+    """Within the block, logical names mean the plan's rules (`network_rules`: of one network)."""
+    token = _PLAN.set(plan)
+    try:
+        with use_rules(plan.rules):
+            yield
+    finally:
+        _PLAN.reset(token)
+
+
+@contextlib.contextmanager
+def network_rules(network: str) -> Iterator[None]:
+    """Within the block, the rules in force are those of a network, where a plan has such."""
+    plan = _PLAN.get()
+    with contextlib.nullcontext() if plan is None else use_rules(plan.of(network)):
+        yield
 
 
 def axes(*names: str | None) -> dict[str, Any]:
@@ -103,7 +225,8 @@ def constrain(x: jax.Array, *names: str | None) -> jax.Array:
     """
     if len(names) != x.ndim:
         raise ValueError(f"{len(names)} axis names for an array of shape {x.shape}")
-    if jax.sharding.get_abstract_mesh().empty:
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.manual_axes:  # inside `shard_map` an array is one device's already
         return x
     return jax.lax.with_sharding_constraint(x, partition_spec(names))
 

@@ -215,12 +215,18 @@ def test_memory_of_blocks(backward):
 
 def test_choice_by_platform_and_size(monkeypatch):
     def choice(b, t, s):
-        return module._choose(b, heads=8, t=t, s=s)
+        return module._choose(b, heads=8, t=t, s=s, mask=mask, window=None)
+
+    mask = None
 
     assert choice(1, 128, 128) == "plain"
     assert choice(1, 1, 70_000) == "plain"  # decoding from a cache
     assert choice(1, 322, 322) == "blocked"
     monkeypatch.setattr(module, "platform", lambda: "tpu")
+    assert choice(1, 128, 128) == "plain"
+    assert choice(2, 6976, 6976) == "kernel"
+    order, yes = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
+    mask = module.TokenMask(order, order, yes, order, order)  # of what is known at run time only
     assert choice(1, 2048, 2048) == "plain"
     assert choice(2, 6976, 6976) == "blocked"
 

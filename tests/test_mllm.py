@@ -7,6 +7,7 @@ the greedy choice is among these. All eight recorded sequences run as one batch,
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from animegamer_jax.bundle import abstract_network
 from animegamer_jax.convert.mllm import infer_config, rules
 from animegamer_jax.convert.rules import load
 from animegamer_jax.convert.sources import Source, Tensor
+from animegamer_jax.models.attention import TokenMask
 from animegamer_jax.models.mistral import Tokens, make_cache
 from animegamer_jax.models.mllm import IGNORED, MLLM, GameBatch
 from animegamer_jax.protocol import PAPER, RELEASED, SPECIAL_TOKENS, Layout, Prompt, TokenIds
@@ -286,6 +288,29 @@ def test_slots_with_gaps_are_the_sequence_without(window_of_3, predicted, record
     found, _ = predicted["released"]
     for turn in range(4):
         assert error(found[turn], recorded[f"w3_t{turn}_released_rep"]) < REPRESENTATION, turn
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_the_static_mask_is_what_the_tokens_say(mllm, window_of_3, bidirectional):
+    """What the TPU's kernel is told of a prompt: the same for every token that is there."""
+    lay_out, history = window_of_3
+    layout, prompt = lay_out(PAPER)
+    seen = []
+
+    class Spy:
+        def __call__(self, x, tokens, cache):
+            seen.append(tokens)
+            return x, cache
+
+    fake = SimpleNamespace(config=mllm.config, embed=mllm.embed, mistral=Spy())
+    type(mllm).prefill(fake, prompt, history, layout, bidirectional=bidirectional, extra_slots=9)
+    (tokens,) = seen
+    mask = TokenMask(tokens.positions, tokens.positions, tokens.valid, tokens.blocks, tokens.blocks)
+    length = prompt.ids.shape[1]
+    static = tokens.static.dense(length, length)[None] & np.asarray(tokens.valid)[:, None]
+    there = np.asarray(tokens.valid)
+    np.testing.assert_array_equal(static[there], np.asarray(mask.dense())[there])
+    assert (tokens.static.block_stop > 0) == bidirectional
 
 
 def test_the_papers_protocol_reads_the_queries(predicted, recorded):

@@ -1,21 +1,25 @@
 """Scaled dot-product attention: one function, a form per platform.
 
-Two forms: "plain" holds the whole score matrix; "blocked" walks blocks of query rows (on a CPU
-head by head as well, so that a block of scores stays in cache), divides by the softmax's sum after
-the product with the values, and recomputes the scores in its backward pass, so that no [t, s]
-array exists in either direction. Numbers: `docs/decisions/attention.md`.
+Three forms: "kernel" is a TPU's, for masks that are static (`splash.py`); "plain" holds the whole
+score matrix; "blocked" walks blocks of query rows (on a CPU head by head as well, so that a block
+of scores stays in cache), divides by the softmax's sum after the product with the values, and
+recomputes the scores in its backward pass, so that no [t, s] array exists in either direction.
+Numbers: `docs/decisions/attention.md`.
 """
 
 import functools
+import math
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from animegamer_jax.sharding import platform
+from animegamer_jax.models.splash import StaticMask, fitting_length, splash_attention
+from animegamer_jax.sharding import partition_spec, platform
 
-Implementation = Literal["auto", "plain", "blocked"]
+Implementation = Literal["auto", "plain", "blocked", "kernel"]
 
 _MASKED = -1e30  # finite: a row with nothing to see (padding) gives a mean, not a NaN
 _PLAIN_BYTES = 1 << 30  # off the CPU: blocks where the float32 scores of the call would exceed it
@@ -23,6 +27,7 @@ _BLOCK_BYTES = 1 << 28  # and then takes as many rows as make blocks of this siz
 _PLAIN_SCORES_CPU = 1 << 15  # on the CPU: blocks where one head has more scores than this
 _BLOCK_ROWS_CPU = 512
 _TOGETHER_SCORES_CPU = 1 << 20  # and one head after the other where a block of all has more
+_KERNEL_ROWS = 256  # on a TPU: the kernel from so many queries on
 
 
 class TokenMask(NamedTuple):
@@ -30,7 +35,8 @@ class TokenMask(NamedTuple):
 
     A query sees a key that is valid and not later than itself, and every valid key of its own
     block. Block 0 is no block. With branches, it sees only keys of its own branch and of the
-    trunk, which is branch 0.
+    trunk, which is branch 0. `static` says the same of positions and blocks, where slots tell them
+    when a program is traced; the kernel needs it.
     """
 
     query_positions: Int[Array, "b t"]
@@ -40,6 +46,7 @@ class TokenMask(NamedTuple):
     key_blocks: Int[Array, "b s"]
     query_branches: Int[Array, "b t"] | None = None
     key_branches: Int[Array, "b s"] | None = None
+    static: StaticMask | None = None
 
     def dense(self, window: int | None = None) -> Bool[Array, "b t s"]:
         """True where the query (row) sees the key (column); `window` limits how far back."""
@@ -260,11 +267,119 @@ def _blocked_backward(blocks: _Blocks, saved: Any, dout: jax.Array) -> Any:
 _blocked.defvjp(_blocked_forward, _blocked_backward)
 
 
-def _choose(num_games: int, *, heads: int, t: int, s: int) -> Implementation:
-    """The form for these sizes on this platform. A TPU kernel joins here."""
+def _choose(
+    num_games: int, *, heads: int, t: int, s: int, mask: TokenMask | None, window: int | None
+) -> Implementation:
+    """The form for these sizes on this platform."""
+    if platform() == "tpu" and t >= _KERNEL_ROWS and _is_static(mask, s=s, window=window):
+        return "kernel"
     if platform() == "cpu":
         return "blocked" if t > 1 and t * s > _PLAIN_SCORES_CPU else "plain"
     return "blocked" if 4 * num_games * heads * t * s > _PLAIN_BYTES else "plain"
+
+
+def _is_static(mask: TokenMask | None, *, s: int, window: int | None) -> bool:
+    """Whether the kernel knows the mask."""
+    if mask is None:
+        return True
+    near = window is None or s <= window
+    return mask.static is not None and mask.query_branches is None and near
+
+
+def _kernel(
+    q: Float[Array, "b h t d"],
+    k: Float[Array, "b g s d"],
+    v: Float[Array, "b g s d"],
+    mask: TokenMask | StaticMask | None,
+    *,
+    interpret: bool,
+) -> Float[Array, "b h t d"]:
+    """The kernel on each device's games, heads and queries; keys come together from all."""
+    valid = mask.key_valid if isinstance(mask, TokenMask) else None
+    static = mask.static if isinstance(mask, TokenMask) else mask
+    run = functools.partial(splash_attention, mask=static, interpret=interpret)
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return run(q, k, v, valid=valid)
+    spec = partition_spec(("act_batch", "act_heads", "act_length"))
+    # What does not divide lies whole on each device: a look at few clips, one game on many chips.
+    batch = _dividing(spec[0], mesh, q.shape[0])
+    heads = _dividing(spec[1], mesh, k.shape[1])
+    length = _dividing(spec[2], mesh, k.shape[2])
+    if static is not None and static.causal:
+        length = None  # a part of the queries would need a part of the mask
+
+    def local(q: jax.Array, k: jax.Array, v: jax.Array, valid: jax.Array | None) -> jax.Array:
+        if length is not None:
+            k, v = (jax.lax.all_gather(x, length, axis=2, tiled=True) for x in (k, v))
+        return run(q, k, v, valid=valid)
+
+    spec = PartitionSpec(batch, heads, length, None)
+    return jax.shard_map(
+        local,
+        in_specs=(spec, spec, spec, None if valid is None else PartitionSpec(batch, None)),
+        out_specs=spec,
+        check_vma=False,
+    )(q, k, v, valid)
+
+
+def _dividing(
+    names: str | tuple[str, ...] | None, mesh: jax.sharding.AbstractMesh, size: int
+) -> str | tuple[str, ...] | None:
+    """Mesh axes, if so many parts divide the dimension; else None."""
+    return None if size % _parts(names, mesh) else names
+
+
+def _parts(names: str | tuple[str, ...] | None, mesh: jax.sharding.AbstractMesh) -> int:
+    each = (names,) if isinstance(names, str) else names or ()
+    return math.prod(mesh.shape[name] for name in each)
+
+
+def padded_length(length: int) -> int:
+    """To how many tokens a sequence without a mask is best padded here.
+
+    To equal parts for the devices that share it, and to the kernel's blocks where it runs.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    parts = 1 if mesh.empty else _parts(partition_spec(("act_length",))[0], mesh)
+    if takes_columns(length):
+        return fitting_length(length, parts=parts)
+    return -(-length // parts) * parts
+
+
+def takes_columns(length: int) -> bool:
+    """Whether `columns_attention` is the way here for so many tokens: on a TPU, but for a few."""
+    return platform() == "tpu" and length >= _KERNEL_ROWS
+
+
+def padding_mask(batch: int, total: int, *, length: int) -> TokenMask | None:
+    """All `total` tokens see the first `length`; None: these are all."""
+    if total == length:
+        return None
+    later = jnp.full((batch, total), total, jnp.int32)
+    zeros = jnp.zeros((batch, total), jnp.int32)
+    valid = jnp.broadcast_to(jnp.arange(total) < length, (batch, total))
+    return TokenMask(later, zeros, valid, zeros, zeros)
+
+
+def columns_attention(
+    q: Float[Array, "b h d t"],
+    k: Float[Array, "b h d s"],
+    v: Float[Array, "b h d s"],
+    *,
+    length: int,
+    scale: float | None = None,
+    interpret: bool = False,
+) -> Float[Array, "b h t d"]:
+    """softmax(q k^T scale) v by the TPU's kernel, tokens last, of which the first `length` count.
+
+    Tokens last is how the kernel reads heads narrower than a register's lanes: no transposition,
+    and norms over features fill whole registers.
+    """
+    q = (q * (q.shape[2] ** -0.5 if scale is None else scale)).astype(k.dtype)
+    mask = None if length == k.shape[3] else StaticMask(causal=False, length=length)
+    q, k, v = (x.swapaxes(2, 3) for x in (q, k, v))
+    return _kernel(q, k, v, mask, interpret=interpret)
 
 
 def attention(
@@ -290,28 +405,33 @@ def attention(
         window: a masked query sees no key `window` or more positions back.
         scale: 1 / sqrt(d) if None.
         implementation: "plain" holds the whole score matrix, "blocked" about `block_rows` rows of
-            it; "auto" chooses by platform and size.
+            it, "kernel" none; "auto" chooses by platform and size. The kernel off a TPU is
+            interpreted, slowly.
         block_rows: score rows of a block, those of heads that share keys counted together. None:
             512 on the CPU, elsewhere as many as keep all games' and heads' block within 256 MiB.
 
     Raises:
-        ValueError: `h` is no multiple of `g`, or a bias is asked of the blocked form.
+        ValueError: `h` is no multiple of `g`, a bias is asked of another form than the plain one,
+            or the kernel does not know the mask.
     """
     b, t, h, d = q.shape
     g = k.shape[2]
     if h % g:
         raise ValueError(f"{h} query heads do not divide over {g} key-value heads")
-    if bias is not None and implementation == "blocked":
+    if bias is not None and implementation in ("blocked", "kernel"):
         raise ValueError("a score bias needs the plain form of attention")
+    if implementation == "kernel" and not _is_static(mask, s=k.shape[1], window=window):
+        raise ValueError("the kernel needs a static mask, without branches, within the window")
     # The scale goes into q: one pass over [t, d] in place of one over [t, s].
     q = (q * (d**-0.5 if scale is None else scale)).astype(k.dtype)
+    if implementation == "auto" and bias is None:
+        implementation = _choose(b, heads=h, t=t, s=k.shape[1], mask=mask, window=window)
+    if implementation == "kernel":
+        q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+        return _kernel(q, k, v, mask, interpret=platform() != "tpu").swapaxes(1, 2)
     q = q.reshape(b, t, g, h // g, d).transpose(0, 2, 3, 1, 4)
     k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
-    if implementation == "auto":
-        chosen = _choose(b, heads=h, t=t, s=k.shape[2])
-        implementation = chosen if bias is None else "plain"
-
-    if implementation == "plain":
+    if bias is not None or implementation == "plain":
         seen = None if mask is None else mask.dense(window)[:, None, None]
         if bias is not None:
             bias = bias.reshape(1, g, h // g, *bias.shape[1:])

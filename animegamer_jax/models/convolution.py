@@ -4,8 +4,10 @@ A causal convolution sees two frames back and none ahead; what it must remember 
 clip to the next is an argument and a result.
 """
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -27,15 +29,77 @@ _FEW_CHANNELS = 32
 _STACKED_CHANNELS = 16
 
 
+MeshAxis = str | tuple[str, ...] | None
+
+_SPLIT: contextvars.ContextVar[tuple[MeshAxis, MeshAxis]] = contextvars.ContextVar(
+    "split", default=(None, None)
+)
+
+
+@contextlib.contextmanager
+def split_frames(rows: MeshAxis, columns: MeshAxis) -> Iterator[None]:
+    """Within the block, inside `shard_map`: frames are in parts along these mesh axes.
+
+    Convolutions then get the rows and columns next to their part from the neighbours, and
+    `mean_over_parts` is a mean over all parts.
+    """
+    token = _SPLIT.set((rows, columns))
+    try:
+        yield
+    finally:
+        _SPLIT.reset(token)
+
+
+def mean_over_parts(mean: jax.Array) -> jax.Array:
+    """The mean of the means of all equal parts of the frames; as it is where there is one part."""
+    for axis in _SPLIT.get():
+        if axis is not None:
+            mean = jax.lax.pmean(mean, axis)
+    return mean
+
+
+def _with_neighbours(x: jax.Array, *, dim: int, axis: MeshAxis) -> jax.Array:
+    """One row or column more on both sides: the neighbours', or zeros at the frame's border."""
+    size = jax.lax.axis_size(axis)
+    onward = [(i, i + 1) for i in range(size - 1)]
+    last = jax.lax.slice_in_dim(x, x.shape[dim] - 1, x.shape[dim], axis=dim)
+    first = jax.lax.slice_in_dim(x, 0, 1, axis=dim)
+    before = jax.lax.ppermute(last, axis, onward)
+    after = jax.lax.ppermute(first, axis, [(b, a) for a, b in onward])
+    return jnp.concatenate([before, x, after], axis=dim)
+
+
+def _meet(x: jax.Array, *, rows: int) -> tuple[jax.Array, list[tuple[int, int]]]:
+    """The part with what a 3 x 3 convolution sees around it, and the zeros still to be padded.
+
+    `rows` is the dimension of rows; columns are the next.
+    """
+    padding = []
+    for dim, axis in zip((rows, rows + 1), _SPLIT.get(), strict=True):
+        if axis is None:
+            padding.append((1, 1))
+        else:
+            x = _with_neighbours(x, dim=dim, axis=axis)
+            padding.append((0, 0))
+    return x, padding
+
+
 def _conv2d(
     x: Float[Array, "n h w i"],
     kernel: Float[Array, "kh kw i o"],
     *,
     stride: int = 1,
-    padding: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] | None = None,
 ) -> Float[Array, "n y x o"]:
+    """Zero-padded by one on all sides, or by `padding` where frames are whole."""
+    if padding is None:
+        x, pads = _meet(x, rows=1)
+    elif _SPLIT.get() != (None, None):
+        raise ValueError("frames in parts are neither halved nor padded on one side only")
+    else:
+        pads = [padding, padding]
     return jax.lax.conv_general_dilated(
-        x, kernel, (stride, stride), (padding, padding), dimension_numbers=("NHWC", "HWIO", "NHWC")
+        x, kernel, (stride, stride), pads, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
 
 
@@ -43,11 +107,12 @@ def conv3d_direct(
     x: Float[Array, "b s h w i"], kernel: Float[Array, "3 3 3 i o"]
 ) -> Float[Array, "b t h w o"]:
     """One 3D convolution: rows and columns padded with zeros, time not (t = s - 2)."""
+    x, pads = _meet(x, rows=2)
     return jax.lax.conv_general_dilated(
         x,
         kernel,
         (1, 1, 1),
-        ((0, 0), (1, 1), (1, 1)),
+        ((0, 0), *pads),
         dimension_numbers=("NDHWC", "DHWIO", "NDHWC"),
     )
 

@@ -14,8 +14,14 @@ from jaxtyping import Array, Float
 
 from animegamer_jax import diffusion
 from animegamer_jax.configs import DiTConfig
-from animegamer_jax.models.attention import attention
-from animegamer_jax.models.layers import LayerNorm, LayerStack, Linear, QKVLinear
+from animegamer_jax.models.attention import (
+    attention,
+    columns_attention,
+    padded_length,
+    padding_mask,
+    takes_columns,
+)
+from animegamer_jax.models.layers import LayerNorm, LayerStack, Linear, QKVLinear, apart
 from animegamer_jax.sharding import axes, constrain
 
 GATES = (2, 5, 8, 11)
@@ -128,7 +134,11 @@ class Block(nnx.Module):
             c.intermediate_size, width, names=("mlp", "embed"), config=c, rngs=rngs
         )
 
-    def __call__(self, x: Float[Array, "b t d"], emb: Float[Array, "b e"]) -> Float[Array, "b t d"]:
+    def __call__(
+        self, x: Float[Array, "b t d"], emb: Float[Array, "b e"], length: int | None = None
+    ) -> Float[Array, "b t d"]:
+        """`length` is that of the sequence without its padding; None: there is none."""
+        length = x.shape[1] if length is None else length
         # float32 island: modulation multiplies the residual stream's norms
         m = self.modulation(jax.nn.silu(emb)).astype(jnp.float32)
         m = rearrange(m, "b (n d) -> n b d", n=12)
@@ -139,22 +149,33 @@ class Block(nnx.Module):
 
         def modulate(y: jax.Array, shift: int) -> jax.Array:
             y = y.astype(jnp.float32) * (1 + per_token(shift + 1)) + per_token(shift)
-            return y.astype(x.dtype)
+            return apart(y.astype(x.dtype))
 
-        y = self.attend(modulate(self.attention_norm(x), 0))
+        y = self.attend(modulate(self.attention_norm(x), 0), length)
         x = (x + per_token(2) * y).astype(x.dtype)
         y = self.mlp_in(modulate(self.mlp_norm(x), 3))
         y = constrain(y, "act_batch", "act_length", "act_mlp")
         y = jax.nn.gelu(y.astype(jnp.float32)).astype(y.dtype)  # float32 island
-        y = self.mlp_out(y)
+        y = apart(self.mlp_out(apart(y)))
         x = (x + per_token(5) * y).astype(x.dtype)
         return constrain(x, "act_batch", "act_length", "act_embed")
 
-    def attend(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        """Every token sees every token."""
+    def attend(self, x: Float[Array, "b t d"], length: int) -> Float[Array, "b t d"]:
+        """Every token sees every token but the padding from `length` on."""
+        if takes_columns(length):
+            return self._attend_columns(x, length)
         q, k, v = (rearrange(y, "b t (h d) -> b t h d", h=self.num_heads) for y in self.qkv(x))
-        y = attention(self.query_norm(q), self.key_norm(k), v)
+        mask = padding_mask(*x.shape[:2], length=length)
+        y = attention(self.query_norm(q), self.key_norm(k), v, mask=mask)
         return self.out(rearrange(y, "b t h d -> b t (h d)"))
+
+    def _attend_columns(self, x: Float[Array, "b t d"], length: int) -> Float[Array, "b t d"]:
+        q, k, v = map(apart, self.qkv.columns(x))
+        q = self.query_norm.of_columns(q, heads=self.num_heads)
+        k = self.key_norm.of_columns(k, heads=self.num_heads)
+        q, k, v = (rearrange(y, "b (h d) t -> b h d t", h=self.num_heads) for y in (q, k, v))
+        y = columns_attention(q, k, v, length=length)
+        return self.out.of_heads(y)
 
 
 class DiT(nnx.Module):
@@ -217,9 +238,11 @@ class DiT(nnx.Module):
         tokens = rearrange(x, "b (f g) (h p) (w q) c -> b (f h w) (g p q c)", g=g, p=p, q=p)
         tokens = jnp.concatenate([context.astype(c.dtype), self.patch_in(tokens)], axis=1)
         tokens = tokens + self.positions[...].astype(c.dtype)[None]
+        length = tokens.shape[1]
+        tokens = jnp.pad(tokens, ((0, 0), (0, padded_length(length) - length), (0, 0)))
         tokens = constrain(tokens, "act_batch", "act_length", "act_embed")
-        tokens, _ = self.layers(tokens, emb)
-        tokens = self.output_norm(self.final_norm(tokens)[:, c.num_context_tokens :])
+        tokens, _ = self.layers(tokens, emb, length)
+        tokens = self.output_norm(self.final_norm(tokens)[:, c.num_context_tokens : length])
         m = self.output_modulation(jax.nn.silu(emb)).astype(jnp.float32)  # float32 island
         shift, scale = jnp.split(m, 2, axis=-1)
         tokens = self.patch_out(tokens * (1 + scale[:, None]) + shift[:, None])

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from animegamer_jax.configs import MistralConfig
 from animegamer_jax.models.attention import TokenMask, attention
 from animegamer_jax.models.layers import Dropout, LayerStack, Linear, RMSNorm
+from animegamer_jax.models.splash import StaticMask
 from animegamer_jax.sharding import axes, constrain
 
 
@@ -35,12 +36,16 @@ class Tokens(NamedTuple):
     Branches are alternatives that go on from one trunk, branch 0, at their own positions: in a
     pass without a cache, that the sliding window does not limit. A token then sees only what
     stands before it in the sequence, whatever the positions.
+
+    `static` says positions and blocks once more by slot, for a sequence from the first slot on
+    (`TokenMask`); None where they are not the same in all sequences.
     """
 
     positions: Int[Array, "b t"]
     valid: Bool[Array, "b t"]
     blocks: Int[Array, "b t"]
     branches: Int[Array, "b t"] | None = None
+    static: StaticMask | None = None
 
 
 class LayerInput(NamedTuple):
@@ -185,7 +190,8 @@ class Mistral(nnx.Module):
                 )
             order = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), order.shape)
         both = tokens.branches, tokens.branches
-        return TokenMask(order, order, tokens.valid, tokens.blocks, tokens.blocks, *both)
+        blocks = tokens.blocks
+        return TokenMask(order, order, tokens.valid, blocks, blocks, *both, static=tokens.static)
 
     def __call__(
         self,
@@ -220,7 +226,9 @@ class Mistral(nnx.Module):
         positions = append(cache.positions, tokens.positions)
         valid = append(cache.valid, tokens.valid)
         blocks = append(cache.blocks, tokens.blocks)
-        mask = TokenMask(tokens.positions, positions, valid, tokens.blocks, blocks)
+        mask = TokenMask(
+            tokens.positions, positions, valid, tokens.blocks, blocks, static=tokens.static
+        )
         own = LayerInput((cache.keys, cache.values), dropout_keys)
         x, (keys, values) = self.layers(x, mask, tables, cache.length, rate, per_layer=own)
         length = cache.length + tokens.positions.shape[1]

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from animegamer_jax.configs import MLLMConfig
 from animegamer_jax.models.layers import Dropout, Projection
 from animegamer_jax.models.mistral import KVCache, Mistral, Tokens, make_cache
+from animegamer_jax.models.splash import StaticMask
 from animegamer_jax.protocol import Layout, Prompt, inject
 
 IGNORED = -100  # a label that does not count
@@ -54,16 +55,24 @@ def make_batch(
     b, t = whole.ids.shape
     labels = jnp.full((b, t), IGNORED, jnp.int32)
     where = jnp.zeros((b, t), bool).at[:, : layout.length].set(jnp.asarray(layout.history)[None])
-    blocks = jnp.zeros((b, t), jnp.int32).at[:, layout.queries].set(1)
     return GameBatch(
         ids=whole.ids,
-        tokens=Tokens(whole.positions, whole.valid, blocks),
+        tokens=_prompt_tokens(whole, layout, bidirectional=True),
         labels=labels.at[:, layout.answers].set(whole.ids[:, layout.answers]),
         history_mask=where,
         history=history,
         query_slots=jnp.broadcast_to(jnp.asarray(layout.queries), (b, layout.num_queries)),
         target=target,
     )
+
+
+def _prompt_tokens(prompt: Prompt, layout: Layout, *, bidirectional: bool) -> Tokens:
+    """Tokens of prompts, or of such with their answers; this turn's frame tokens may be a block."""
+    blocks, static = jnp.zeros(prompt.ids.shape, jnp.int32), StaticMask()
+    if bidirectional:
+        blocks = blocks.at[:, layout.queries].set(1)
+        static = StaticMask(int(layout.queries[0]), int(layout.queries[-1]) + 1)
+    return Tokens(prompt.positions, prompt.valid, blocks, static=static)
 
 
 class MLLM(nnx.Module):
@@ -102,11 +111,9 @@ class MLLM(nnx.Module):
         b, t = prompt.ids.shape
         where = jnp.broadcast_to(jnp.asarray(layout.history), (b, t))
         x = self.embed(prompt.ids, where, history)
-        blocks = jnp.zeros((b, t), jnp.int32)
-        if bidirectional:
-            blocks = blocks.at[:, layout.queries].set(1)
         cache = make_cache(self.config.mistral, b, t + extra_slots)
-        hidden, cache = self.mistral(x, Tokens(prompt.positions, prompt.valid, blocks), cache)
+        tokens = _prompt_tokens(prompt, layout, bidirectional=bidirectional)
+        hidden, cache = self.mistral(x, tokens, cache)
         assert cache is not None
         return hidden, cache
 
@@ -176,8 +183,7 @@ class MLLM(nnx.Module):
         """The next shot representation (float32), as `predict` has it, without the states."""
         b, t = prompt.ids.shape
         x = self.embed(prompt.ids, jnp.broadcast_to(jnp.asarray(layout.history), (b, t)), history)
-        blocks = jnp.zeros((b, t), jnp.int32).at[:, layout.queries].set(1)
-        hidden, _ = self.mistral(x, Tokens(prompt.positions, prompt.valid, blocks))
+        hidden, _ = self.mistral(x, _prompt_tokens(prompt, layout, bidirectional=True))
         return self.output_resampler(hidden[:, layout.representation]).astype(jnp.float32)
 
     def errors(

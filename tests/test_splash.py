@@ -1,0 +1,170 @@
+"""The TPU kernel's form of attention, interpreted, against the plain form: both directions."""
+
+import contextlib
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from animegamer_jax.configs import LoRAConfig, make_toy
+from animegamer_jax.models import attention as attention_module
+from animegamer_jax.models import dit, splash
+from animegamer_jax.models.attention import TokenMask, attention
+from animegamer_jax.models.layers import LayerNorm
+from animegamer_jax.models.splash import StaticMask, choose_blocks
+from animegamer_jax.sharding import make_mesh
+
+DIT = make_toy().dit
+assert DIT is not None
+
+
+def inputs(b: int, t: int, h: int, g: int, d: int) -> list[jax.Array]:
+    keys = jax.random.split(jax.random.key(0), 3)
+    shapes = (b, t, h, d), (b, t, g, d), (b, t, g, d)
+    return [jax.random.normal(k, x) for k, x in zip(keys, shapes, strict=True)]
+
+
+def game_mask(b: int, t: int, block: tuple[int, int]) -> TokenMask:
+    """Causal with one open block, and in the second game no valid token before slot 40."""
+    order = jnp.broadcast_to(jnp.arange(t), (b, t))
+    valid = order >= 40 * jnp.arange(b)[:, None]
+    blocks = ((order >= block[0]) & (order < block[1])).astype(jnp.int32)
+    return TokenMask(order, order, valid, blocks, blocks, static=StaticMask(*block))
+
+
+def values_and_gradients(arrays, mask, implementation):
+    def total(q, k, v):
+        out = attention(q, k, v, mask=mask, implementation=implementation)
+        if mask is not None:  # a query of padding may see anything
+            out = jnp.where(mask.key_valid[:, :, None, None], out, 0)
+        return (out @ jnp.arange(out.shape[-1], dtype=out.dtype)).sum(), out
+
+    (_, out), grads = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True))(*arrays)
+    return out, *grads
+
+
+def assert_close(found, expected):
+    for ours, plain in zip(found, expected, strict=True):
+        assert jnp.abs(ours - plain).max() < 1e-5 * jnp.abs(plain).max()
+
+
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("block", [None, (0, 0), (100, 150)])
+def test_kernel_is_plain_forward_and_backward(width, block):
+    arrays = inputs(2, 200, 4, 2 if block else 4, width)
+    mask = None if block is None else game_mask(2, 200, block)
+    assert_close(*(values_and_gradients(arrays, mask, form) for form in ("kernel", "plain")))
+
+
+@pytest.mark.parametrize("shape", [{"data": 2, "context": 4}, {"context": 2, "tensor": 4}])
+def test_kernel_on_a_mesh(shape):
+    """Queries and heads on different devices; keys come together."""
+    arrays = inputs(2, 264, 4, 4, 64)
+    expected = values_and_gradients(arrays, None, "plain")
+    with jax.set_mesh(make_mesh(shape)):
+        found = values_and_gradients(arrays, None, "kernel")
+    assert_close(found, expected)
+
+
+def test_what_does_not_divide_lies_whole_on_each_device():
+    """Two samples over four batch devices, three heads over two: a look at a few clips."""
+    arrays = inputs(2, 264, 3, 3, 64)
+    expected = values_and_gradients(arrays, None, "plain")
+    with jax.set_mesh(make_mesh({"data": 4, "tensor": 2})):
+        found = values_and_gradients(arrays, None, "kernel")
+    assert_close(found, expected)
+
+
+def test_one_mesh_after_another():
+    arrays = inputs(8, 128, 1, 1, 64)
+    expected = values_and_gradients(arrays, None, "plain")
+    for shape in ({"data": 8}, {"data": 2, "fsdp": 4}):
+        with jax.set_mesh(make_mesh(shape)):
+            assert_close(values_and_gradients(arrays, None, "kernel"), expected)
+
+
+def test_static_mask_is_the_token_masks():
+    mask = game_mask(1, 50, (20, 30))
+    assert mask.static is not None
+    np.testing.assert_array_equal(mask.static.dense(50, 50), np.asarray(mask.dense())[0])
+
+
+@pytest.mark.parametrize("length", [1, 127, 128, 1536, 1744, 6976, 17_776])
+def test_blocks_fit(length):
+    blocks = choose_blocks(length, length, most_queries=1024, most_keys=1792, most_at_once=896)
+    assert blocks.query_length % blocks.queries == blocks.key_length % blocks.keys == 0
+    assert blocks.keys % blocks.keys_at_once == blocks.keys_at_once % 128 == 0
+    for padded in (blocks.query_length, blocks.key_length):
+        assert length <= padded < max(length * 1.04, length + 128)
+    assert blocks.queries <= 1024
+    assert blocks.keys <= 1792
+    assert blocks.keys_at_once <= 896
+
+
+def test_the_released_clips_blocks():
+    """As measured with the TPU compiler: large blocks, 7,168 rows in all."""
+    found = choose_blocks(6976, 6976, most_queries=1024, most_keys=1792, most_at_once=896)
+    assert found == splash.Blocks(1024, 1792, 896, 7168, 7168)
+
+
+def test_masks_that_the_kernel_does_not_know():
+    arrays = inputs(1, 16, 1, 1, 8)
+    mask = game_mask(1, 16, (0, 0))
+    for bad, window in ((mask._replace(static=None), None), (mask, 8)):
+        with pytest.raises(ValueError, match="static mask, without branches, within the window"):
+            attention(*arrays, mask=bad, window=window, implementation="kernel")
+
+
+@pytest.fixture
+def as_on_a_tpu(monkeypatch):
+    """The transformer's way on a TPU, its kernel interpreted."""
+    attend = functools.partial(attention_module.columns_attention, interpret=True)
+    monkeypatch.setattr(dit, "takes_columns", lambda length: True)
+    monkeypatch.setattr(attention_module, "takes_columns", lambda length: True)
+    monkeypatch.setattr(dit, "columns_attention", attend)
+
+
+@pytest.mark.parametrize("shape", [None, {"fsdp": 2, "context": 4}, {"context": 4, "tensor": 2}])
+@pytest.mark.parametrize("lora", [None, LoRAConfig(rank=4, alpha=4.0)])
+def test_a_layer_with_tokens_last_is_the_layer(monkeypatch, as_on_a_tpu, shape, lora):
+    config = dataclasses.replace(
+        DIT, num_layers=1, hidden_size=128, num_attention_heads=2, lora=lora,
+        dtype="float32", remat="none",
+    )  # fmt: skip
+    block = dit.Block(config, rngs=nnx.Rngs(0))
+    if lora is not None:
+        update = block.qkv.lora_b
+        assert update is not None
+        update.set_value(0.1 * jax.random.normal(jax.random.key(1), update[...].shape))
+    x = 3 + jax.random.normal(jax.random.key(2), (2, 300, 128))  # far from zero, as streams are
+    emb = jax.random.normal(jax.random.key(3), (2, config.time_embed_size))
+
+    def total(block, x):
+        padding = attention_module.padded_length(300) - 300
+        y = block(jnp.pad(x, ((0, 0), (0, padding), (0, 0))), emb, 300)[:, :300]
+        return jnp.square(y).mean(), y
+
+    run = jax.value_and_grad(total, argnums=(0, 1), has_aux=True)
+    with contextlib.nullcontext() if shape is None else jax.set_mesh(make_mesh(shape)):
+        found = jax.jit(lambda *a: run(*a))(block, x)
+    monkeypatch.undo()
+    expected = jax.jit(lambda *a: run(*a))(block, x)
+    for ours, plain in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        largest = float(jnp.abs(plain).max())  # of a bias of keys: nothing but rounding
+        np.testing.assert_allclose(ours, plain, rtol=2e-4, atol=2e-4 * largest + 1e-8)
+
+
+@pytest.mark.parametrize("mean", [0.0, 30.0])
+def test_norm_of_columns_is_as_exact_as_the_norm(mean):
+    """Far from zero too: short squares of what is not centred would lose the variance."""
+    norm = LayerNorm(64, eps=1e-6, config=DIT, rngs=nnx.Rngs(0))
+    x = (mean + jax.random.normal(jax.random.key(0), (2, 50, 2, 64))).astype(jnp.float16)
+    run = jax.jit(lambda x: norm.of_columns(x.reshape(2, 50, 128).swapaxes(1, 2), heads=2))
+    columns = run(x)
+    columns = columns.swapaxes(1, 2).reshape(x.shape).astype(jnp.float32)
+    exact = norm(x.astype(jnp.float32))
+    assert jnp.abs(columns - exact).max() < 0.005
