@@ -14,7 +14,7 @@ import pytest
 from numbered import Number, numbers, take
 from tiny_sets import NUM_FRAMES, frames_of, make_tokenizer, turns_of, write_games
 
-from animegamer_jax.data.pipeline import make_iterator, mixture, on_mesh
+from animegamer_jax.data.pipeline import make_iterator, mixture, on_mesh, rows_of_hosts
 from animegamer_jax.data.sets import open_games
 from animegamer_jax.data.turns import caption_samples
 from animegamer_jax.errors import UserError
@@ -164,20 +164,41 @@ def test_a_batch_that_the_mesh_does_not_divide():
 
 # On hosts
 
+
+def test_rows_follow_the_meshs_order():
+    """The hosts of a v5e:4x4 slice as a mesh of four times four has them."""
+    owners = np.array([0, 0, 1, 1, 1, 1, 0, 2, 3, 3, 3, 3, 2, 2, 2, 0])
+    rows = rows_of_hosts(owners[:, None], batch_size=32)
+    assert rows[0] == [0, 1, 2, 3, 12, 13, 30, 31]
+    assert rows[3] == list(range(16, 24))
+    assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(32))
+    shared = rows_of_hosts(owners[::2].reshape(-1, 1).repeat(2, 1), batch_size=8)
+    assert shared == [[0, 3], [1, 2], [6, 7], [4, 5]]
+    with pytest.raises(UserError, match="2 devices share the context and tensor axes: several"):
+        rows_of_hosts(owners.reshape(8, 2), batch_size=32)
+
+
 HOST = """
 import sys, json
 import jax
 port, host, taken = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 jax.distributed.initialize(f"localhost:{port}", 2, host)
 import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 from animegamer_jax.data.pipeline import make_iterator, on_mesh
 from animegamer_jax.errors import UserError
-from animegamer_jax.sharding import make_mesh
+from animegamer_jax.sharding import MESH_AXES, make_mesh
 from numbered import numbers, take
+order = np.array(jax.devices())[[0, 2, 3, 1]]  # hosts 0 1 1 0, as a slice's links may have it
+mesh = Mesh(order.reshape(2, 2, 1, 1), MESH_AXES)
+with make_iterator(numbers(40), batch_size=8, seed=6, mesh=mesh) as batches:
+    first = on_mesh(next(batches), mesh)
+    seen = multihost_utils.process_allgather(first, tiled=True)
 with make_iterator(numbers(40), batch_size=8, seed=6) as batches:
     mine = [np.stack(batch) for batch in take(batches, taken)]
     part = next(batches)
-    whole = on_mesh(part, make_mesh({"data": 2}))
+    whole = on_mesh(part, make_mesh({"data": 4}))
     sums = jax.jit(lambda batch: jax.tree.map(lambda x: x.sum(), batch))(whole)
     sums = [int(x) for x in sums]
     state = batches.get_state()
@@ -187,11 +208,13 @@ try:
 except UserError as error:
     refused = str(error)
 try:
-    on_mesh(part, make_mesh({"tensor": 2}))
+    on_mesh(part, make_mesh({"tensor": 4}))
     shared = ""
 except UserError as error:
     shared = str(error)
-print(json.dumps([np.stack(mine).tolist(), np.stack(part).tolist(), sums, state, refused, shared]))
+seen = np.stack(seen).tolist()
+parts = [np.stack(mine).tolist(), np.stack(part).tolist()]
+print(json.dumps([*parts, sums, state, refused, shared, seen]))
 """
 
 
@@ -200,7 +223,7 @@ def test_two_hosts_share_what_one_goes_on_with():
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    environment["XLA_FLAGS"] = ""  # one device a host
+    environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
     taken = 7
     hosts = [
         subprocess.Popen(
@@ -213,7 +236,7 @@ def test_two_hosts_share_what_one_goes_on_with():
     ]
     told = [json.loads(host.communicate(timeout=120)[0].splitlines()[-1]) for host in hosts]
     assert told[0][2:5] == told[1][2:5]
-    state, refused, shared = told[0][3:]
+    state, refused, shared, seen = told[0][3:]
     assert "a batch of 7: expected a positive multiple of the 2 hosts" in refused
     assert "several hosts would hold the same samples" in shared
 
@@ -226,5 +249,6 @@ def test_two_hosts_share_what_one_goes_on_with():
     assert all(part.shape == (taken + 1, 3, 4) for part in parts)
     for step, batch in enumerate(expected):
         shared_out = np.concatenate([part[step] for part in parts], axis=1)
-        assert sorted(shared_out.T.tolist()) == sorted(np.stack(batch).T.tolist())
+        np.testing.assert_array_equal(shared_out, np.stack(batch))
     assert told[0][2] == [int(field.sum()) for field in expected[-1]]
+    np.testing.assert_array_equal(seen, np.stack(expected[0]))  # hosts' rows are no neighbours

@@ -11,11 +11,13 @@ from tiny_stage import RECIPE, TinyStage
 
 from animegamer_jax.bundle import Bundle, BundleWriter
 from animegamer_jax.cli import parse
-from animegamer_jax.configs import make_toy
+from animegamer_jax.configs import make_full, make_toy
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import PAPER
+from animegamer_jax.sharding import PLANS
 from animegamer_jax.train import command
 from animegamer_jax.train.command import Options, StageCommand, complete_config, find_stage
+from animegamer_jax.train.layout import check_mesh, check_recipe, mesh_shape
 from animegamer_jax.train.stage import DataSource
 
 WORDS = ["--data", "somewhere", "--out", "out"]
@@ -41,7 +43,7 @@ def test_a_stages_own_recipe_is_the_default(stage, part):
     options, recipe = parsed(stage, *words)
     stage_class, expected = find_stage(stage, part=part, size="toy")
     assert recipe == expected
-    assert options == Options(data=("somewhere",), out=Path("out"), part=part)
+    assert options == Options(data=("somewhere",), out="out", part=part)
     assert stage_class.name.startswith(stage)
     assert {maker.split()[0] for maker in stage_class.needs.values()} <= set(command.STAGES)
 
@@ -121,8 +123,8 @@ def test_wrong_weights(word):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"batch_size": 12}, "--batch-size 12: expected a multiple of 8 "),
-        ({"batch_size": 8, "accumulate": 2}, "--batch-size 8: expected a multiple of 16 "),
+        ({"batch_size": 12}, "--batch-size 12: expected a multiple of 8 .*: 8 or 16$"),
+        ({"batch_size": 8, "accumulate": 2}, "--batch-size 8: expected a multiple of 16 .*: 16$"),
         ({"steps": 0}, "--steps 0: expected 1 or more"),
         ({"accumulate": 0}, "--accumulate 0: expected 1 or more"),
         ({"save_every": -1}, "--save-every -1: expected 1 or more"),
@@ -131,16 +133,43 @@ def test_wrong_weights(word):
 )
 def test_numbers_that_do_not_fit(changes, told):
     with pytest.raises(UserError, match=told):
-        command.check_recipe(dataclasses.replace(RECIPE, **changes), batch_shards=8)
+        check_recipe(dataclasses.replace(RECIPE, **changes), batch_shards=8)
 
 
 def test_meshes():
-    options = Options(data=("x",), out=Path("out"), fsdp=2, tensor=2)
-    shape = {"data": 2, "fsdp": 2, "context": 1, "tensor": 2}
-    assert command._mesh_shape(options, devices=8) == shape
+    def shape(plan: str, devices: int, fsdp: int | None = None, context: int = 1, tensor: int = 1):
+        given = {"fsdp": fsdp, "context": context, "tensor": tensor}
+        return tuple(mesh_shape(PLANS[plan], num_devices=devices, **given).values())
+
+    assert shape("sharded", 64) == (4, 16, 1, 1)
+    assert shape("sharded", 8) == (1, 8, 1, 1)
+    assert shape("sharded", 24) == (2, 12, 1, 1)
+    assert shape("sharded", 64, tensor=2, context=4) == (1, 8, 4, 2)
+    assert shape("sharded", 64, fsdp=4, tensor=2) == (8, 4, 1, 2)
+    assert shape("whole", 8) == (8, 1, 1, 1)
     for bad in ({"fsdp": 3}, {"tensor": 0}, {"context": 16}):
         with pytest.raises(UserError, match="expected a divisor of the 8 devices"):
-            command._mesh_shape(Options(data=("x",), out=Path("out"), **bad), devices=8)
+            shape("sharded", 8, **bad)
+
+
+def test_layouts_by_default():
+    def name(stage: str, *words: str) -> str:
+        options, recipe = parsed(stage, *words)
+        return command._layout(stage, options, recipe).name
+
+    assert name("mllm") == name("decoder") == "whole"  # toys
+    assert name("mllm", "--size", "full") == name("decoder", "--size", "full") == "sharded"
+    assert name("decoder", "--fsdp", "4") == name("decoder", "--layout", "sharded") == "sharded"
+    assert name("decoder", "--tensor", "2") == "sharded"
+    assert name("decoder", "--size", "full", "--layout", "whole") == "whole"
+
+
+def test_heads_that_the_mesh_does_not_divide():
+    config, shape = make_full(), {"data": 2, "tensor": 4}
+    with pytest.raises(UserError, match=r"tensor=4: the transformer's heads are 30: expected one"):
+        check_mesh(RECIPE, shape, config, "decoder")
+    check_mesh(RECIPE, shape, config, "mllm")
+    check_mesh(RECIPE, shape, config, "foundations-vae")
 
 
 # --- the stage before -----------------------------------------------------------------------
@@ -160,7 +189,7 @@ def encoder_only(tmp_path_factory) -> Path:
 
 def test_a_stage_without_the_one_before_it(encoder_only, tmp_path):
     stage, recipe = find_stage("warmup")
-    options = Options(data=("x",), out=tmp_path / "out")
+    options = Options(data=("x",), out=str(tmp_path / "out"))
     with pytest.raises(
         UserError,
         match=r"stage warmup needs the network vae, which stage foundations --part vae makes, but "
@@ -176,7 +205,7 @@ def test_the_full_size_starts_from_a_bundle(tmp_path):
     class NeedsNothing(TinyStage):
         needs: ClassVar = {}
 
-    options = Options(data=("x",), out=tmp_path / "out", size="full")
+    options = Options(data=("x",), out=str(tmp_path / "out"), size="full")
     with pytest.raises(UserError, match="--size full: expected --model with the pre-trained"):
         command.start(NeedsNothing, options, RECIPE)
 
@@ -199,6 +228,23 @@ def test_networks_that_the_bundle_lacks_are_of_the_size(tiny_bundle, encoder_onl
 
 
 # --- all of it ------------------------------------------------------------------------------
+
+
+def test_heads_are_looked_at_before_anything_starts(tiny_bundle, tmp_path):
+    options = Options(data=("x",), out=str(tmp_path), model=str(tiny_bundle), tensor=4)
+    with pytest.raises(UserError, match=r"tensor=4: the transformer's heads are 2"):
+        command.make_run(find_stage("decoder")[0], options, RECIPE)
+
+
+def test_a_run_in_a_bucket(tiny_bundle):
+    """Its address stays as it is: it is no path of this machine."""
+    options = Options(data=("x",), out="gs://bucket/runs/tiny", model=str(tiny_bundle))
+    run, plan = command.make_run(TinyStage, options, RECIPE)
+    assert str(run.out) == "gs://bucket/runs/tiny"
+    assert plan.name == "whole"
+    tokenizer, _ = command._tokenizer_and_protocol(None, out=run.out, size="toy")
+    assert (tokenizer / "tokenizer.json").is_file()
+    assert not Path("gs:").exists()
 
 
 def run(stage: type[TinyStage], tmp_path: Path, *words: str) -> int:

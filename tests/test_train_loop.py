@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers import random_leaves, write_tokenizer
+from jax.sharding import NamedSharding, PartitionSpec
 from PIL import Image, ImageSequence
 from tiny_stage import CONFIG, RECIPE, TinyRecipe, TinyStage, one_device
 
@@ -27,8 +28,10 @@ from animegamer_jax.data.pipeline import make_iterator
 from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.protocol import PAPER
 from animegamer_jax.sharding import make_mesh
+from animegamer_jax.storage import absolute
 from animegamer_jax.train import loop, progress
 from animegamer_jax.train.loop import Run, train
+from animegamer_jax.train.result import one_layer
 from animegamer_jax.train.stage import DataSource, Networks, Watched
 
 TESTS = Path(__file__).parent
@@ -72,13 +75,18 @@ def make_run(
     stage = kind(recipe, bundle.config, bundle.protocol, tokenizer_dir=bundle.tokenizer_dir)
     mesh = one_device() if mesh is None else mesh
     sources = (DataSource("somewhere"),)
-    return Run(stage=stage, bundle=bundle, sources=sources, out=out, mesh=mesh, peak=peak)
+    return Run(stage=stage, bundle=bundle, sources=sources, out=absolute(out), mesh=mesh, peak=peak)
 
 
 def metrics(out: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl without what depends on the clock."""
     lines = [json.loads(line) for line in (out / progress.METRICS_FILE).read_text().splitlines()]
-    return [{k: v for k, v in line.items() if "second" not in k and k != "mfu"} for line in lines]
+    return [{k: v for k, v in line.items() if not clocked(k)} for line in lines]
+
+
+def clocked(name: str) -> bool:
+    """Whether a scalar depends on the clock."""
+    return "second" in name or name in ("mfu", "goodput")
 
 
 def weights(folder: Path) -> dict[str, np.ndarray]:
@@ -317,7 +325,37 @@ def test_a_gif_of_clips():
 def test_an_unfinished_line_of_metrics_is_dropped(tmp_path):
     file = tmp_path / progress.METRICS_FILE
     file.write_text('{"step": 1, "loss": 2}\n{"step": 2, "loss": 1}\n{"step": 3, "lo')
-    recorder = progress.Recorder(tmp_path, step=1, steps=5, name="tiny")
+    recorder = progress.Recorder(absolute(tmp_path), step=1, steps=5, name="tiny")
     recorder.log(2, {"loss": float("nan")}, steps_per_second=None)
     recorder.close()
     assert file.read_text() == '{"step": 1, "loss": 2}\n{"step": 2, "loss": null}\n'
+
+
+def test_records_that_grow_elsewhere_are_copied(tmp_path, capfd):
+    """As those of a run in a bucket do."""
+    far, near = tmp_path / "far", tmp_path / "near"
+    far.mkdir()
+    before = '{"step": 1, "loss": 2}\n'
+    (far / progress.METRICS_FILE).write_text(before + '{"step": 2, "loss": 9}\n')
+    recorder = progress.Recorder(absolute(far), step=1, steps=5, name="tiny", local=near)
+    assert f"metrics.jsonl and events/ grow in {near}" in capfd.readouterr().err
+    recorder.log(2, {"loss": 1.0}, steps_per_second=None)
+    recorder.copy()
+    lines = before + '{"step": 2, "loss": 1.0}\n'
+    assert (far / progress.METRICS_FILE).read_text() == lines
+    recorder.log(3, {"loss": 0.5}, steps_per_second=None)
+    recorder.close()
+    assert (far / progress.METRICS_FILE).read_text() == lines + '{"step": 3, "loss": 0.5}\n'
+    (events,) = (far / progress.EVENTS).iterdir()
+    assert b"train/loss" in events.read_bytes()
+
+
+def test_a_layer_of_a_stack_comes_alone():
+    """No program holds the whole stack on one device."""
+    mesh = make_mesh({"data": 2, "fsdp": 4})
+    stack = np.arange(6 * 8 * 12, dtype=np.float32).reshape(6, 8, 12)
+    placed = jax.device_put(stack, NamedSharding(mesh, PartitionSpec(None, "fsdp")))
+    take = one_layer(NamedSharding(mesh, PartitionSpec()))
+    np.testing.assert_array_equal(np.stack([take(placed, i) for i in range(6)]), stack)
+    assert take(placed, 1).is_fully_replicated
+    assert "[6,8,12]" not in take.lower(placed, 1).compile().as_text()

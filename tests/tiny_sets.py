@@ -1,7 +1,7 @@
 """Tiny data sets of random turns that several tests share: 9 frames of 16 x 24."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -120,8 +120,10 @@ def write_games(path: Path, games: Mapping[str, int], *, info: SetInfo = INFO) -
     return path
 
 
-def write_features_set(path: Path, num_games: int, *, first: int = 0) -> Path:
-    """A features set of one split, `train`."""
+def write_features_set(
+    path: Path, num_games: int, *, first: int = 0, splits: Sequence[str] = ("train",)
+) -> Path:
+    """A features set; its splits are alike."""
 
     def conditions() -> Iterator[Record]:
         for turn in turns_of(num_games, first=first):
@@ -133,6 +135,9 @@ def write_features_set(path: Path, num_games: int, *, first: int = 0) -> Path:
             place = {name: turn[name] for name in ("game", "turn", "num_turns")}
             yield {**place, "moments": features_of(turn)["moments"]}
 
-    parts = {"conditions": {"train": conditions}, "latents": {"train": latents}}
+    parts = {
+        "conditions": dict.fromkeys(splits, conditions),
+        "latents": dict.fromkeys(splits, latents),
+    }
     write_set(path, FEATURES_INFO, parts=parts)
     return path

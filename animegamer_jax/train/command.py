@@ -8,21 +8,25 @@ import dataclasses
 import importlib
 import inspect
 import math
-import os
-import shutil
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
+from etils import epath
 
 from animegamer_jax.configs import SIZES, ModelConfig, disagreements
 from animegamer_jax.errors import UserError
+from animegamer_jax.storage import absolute, is_bucket, telling
+from animegamer_jax.train.layout import check_mesh, default_layout, mesh_shape
 from animegamer_jax.train.recipe import Recipe
 
 if TYPE_CHECKING:
     from animegamer_jax.bundle import Bundle
     from animegamer_jax.protocol import Protocol
+    from animegamer_jax.sharding import Plan
+    from animegamer_jax.train.loop import Run
     from animegamer_jax.train.stage import DataSource, Stage
 
 STAGES = ("foundations", "warmup", "decoder", "mllm", "adapt")
@@ -36,29 +40,44 @@ class Options:
 
     Attributes:
         data: Data sets to train on, each a folder, or FOLDER=WEIGHT for its share of the samples.
-        out: The folder for checkpoints, events, metrics.jsonl, and at the end model/.
+        out: The folder for checkpoints, events, metrics.jsonl, and at the end model/: a path that
+            all hosts share, or gs://.
         model: The bundle to start from: the model/ of the stage before.
         part: Which of the foundations.
         size: Of networks that the bundle does not have, and of the recipe.
         start: Go on from the last checkpoint in the output folder, or begin anew in its place.
         threads: That read data.
-        fsdp: Devices that share every weight; the rest of the devices share the batch alone.
+        fsdp: Devices that share every weight; the rest of the devices share the batch alone. None:
+            as many as the layout has.
         tensor: Devices that share every head and layer.
         context: Devices that share every sequence.
+        layout: How weights lie: sharded over --fsdp devices, or whole on each. None: what suits
+            stage and devices, as `animegamer plan` takes it; for --size toy whole; with --fsdp or
+            --tensor sharded.
         peak_tflops: Of one chip in bfloat16, for the MFU, where its kind is unknown.
+        coordinator: HOST:PORT of host 0, where JAX does not find the hosts by itself (it does on
+            TPU machines and under Slurm).
+        hosts: How many there are, with --coordinator.
+        host: The number of this one, with --coordinator.
+        connect_seconds: To wait for the other hosts.
     """
 
     data: tuple[str, ...]
-    out: Path
+    out: str
     model: str | None = None
     part: Literal["clip", "t5", "vae", "dit"] | None = None
     size: Literal["toy", "full"] = "toy"
     start: Literal["resume", "anew"] = "resume"
     threads: int = 2
-    fsdp: int = 1
+    fsdp: int | None = None
     tensor: int = 1
     context: int = 1
+    layout: Literal["sharded", "whole"] | None = None
     peak_tflops: float | None = None
+    coordinator: str | None = None
+    hosts: int | None = None
+    host: int | None = None
+    connect_seconds: int = 300
 
 
 class StageCommand:
@@ -171,27 +190,6 @@ def sources(words: tuple[str, ...]) -> tuple["DataSource", ...]:
     return tuple(found)
 
 
-def check_recipe(recipe: Recipe, *, batch_shards: int) -> None:
-    """Makes sure that the numbers of a recipe fit each other and the mesh.
-
-    Raises:
-        UserError: one is below its least value, or the batch does not divide.
-    """
-    at_least_one = ("steps", "batch_size", "accumulate", "log_every", "save_every", "watch_every")
-    for field in (*at_least_one, "keep_last", "watch_batches"):
-        if getattr(recipe, field) < 1:
-            option = field.replace("_", "-")
-            raise UserError(f"--{option} {getattr(recipe, field)}: expected 1 or more")
-    if recipe.ema_decay is not None and not 0 <= recipe.ema_decay < 1:
-        raise UserError(f"--ema-decay {recipe.ema_decay}: expected None or 0 up to below 1")
-    unit = recipe.accumulate * batch_shards
-    if recipe.batch_size % unit:
-        raise UserError(
-            f"--batch-size {recipe.batch_size}: expected a multiple of {unit} "
-            f"(--accumulate {recipe.accumulate} x {batch_shards} devices that share the batch)"
-        )
-
-
 def check_needs(stage: type["Stage[Any]"], bundle: "Bundle | None", *, model: str | None) -> None:
     """Makes sure that the stages before this one have been trained.
 
@@ -243,9 +241,12 @@ def complete_config(bundle: "Bundle | None", *, size: str, vocab_size: int | Non
 
 
 def _tokenizer_and_protocol(
-    bundle: "Bundle | None", *, out: Path, size: str
+    bundle: "Bundle | None", *, out: epath.Path, size: str
 ) -> tuple[Path, "Protocol"]:
-    """The bundle's, or for the first stage of a toy the toy world's, written to `out`."""
+    """The bundle's, or for the first stage of a toy the toy world's, written to `out`.
+
+    Hosts that share `out`, and those that write to a bucket, have one of their own.
+    """
     if bundle is not None:
         return bundle.tokenizer_dir, bundle.protocol
     if size != "toy":
@@ -253,28 +254,54 @@ def _tokenizer_and_protocol(
             f"--size {size}: expected --model with the pre-trained networks: `animegamer "
             "initialise` makes such a bundle"
         )
+    import jax
+
     from animegamer_jax.data.toywords import words
     from animegamer_jax.data.toyworld import PROTOCOL
     from animegamer_jax.tokenizer import write_word_tokenizer
 
-    write_word_tokenizer(out / "tokenizer", words())
-    return out / "tokenizer", PROTOCOL
+    if is_bucket(out) or jax.process_count() > 1:
+        folder = Path(tempfile.mkdtemp(prefix="tokenizer-"))
+    else:
+        folder = Path(out) / "tokenizer"
+    write_word_tokenizer(folder, words())
+    return folder, PROTOCOL
 
 
-def _mesh_shape(options: Options, *, devices: int) -> Mapping[str, int]:
-    inner = {"fsdp": options.fsdp, "context": options.context, "tensor": options.tensor}
-    product = math.prod(inner.values())
-    if product < 1 or devices % product:
-        told = " x ".join(f"--{name} {size}" for name, size in inner.items())
-        raise UserError(f"{told}: expected a divisor of the {devices} devices")
-    return {"data": devices // product, **inner}
+def _layout(stage: str, options: Options, recipe: Recipe) -> "Plan":
+    """The plan as told, or the one that suits."""
+    import jax
+
+    from animegamer_jax.chips import find_chip
+    from animegamer_jax.sharding import PLANS
+
+    if options.layout is not None:
+        return PLANS[options.layout]
+    if (options.fsdp or 1) * options.tensor > 1:
+        return PLANS["sharded"]
+    if options.size == "toy":  # gathering its weights would cost more than they do
+        return PLANS["whole"]
+    chip = find_chip(jax.devices()[0].device_kind)
+    name = default_layout(
+        stage,
+        num_devices=jax.device_count(),
+        memory_gb=None if chip is None else chip.usable_gb,
+        trains_all=recipe.trained == "all",
+    )
+    return PLANS[name]
 
 
-def _clear(out: Path) -> None:
-    """Removes what an earlier run left, but for its result."""
-    for name in _STARTED:
-        shutil.rmtree(out / name, ignore_errors=True)
-    (out / "metrics.jsonl").unlink(missing_ok=True)
+def _clear(out: epath.Path) -> None:
+    """Removes what an earlier run left, but for its result.
+
+    Raises:
+        UserError: storage refused.
+    """
+    with telling(out, "cannot be cleared", mend="remove it, or choose another --out"):
+        for name in _STARTED:
+            if (out / name).exists():
+                (out / name).rmtree()
+        (out / "metrics.jsonl").unlink(missing_ok=True)
 
 
 def start(stage_class: type["Stage[Any]"], options: Options, recipe: Recipe) -> int:
@@ -288,26 +315,63 @@ def start(stage_class: type["Stage[Any]"], options: Options, recipe: Recipe) -> 
     keep_compiled_programs()
     import jax
 
+    from animegamer_jax.train.hosts import check_agreement, join_hosts, together
+
+    join_hosts(
+        coordinator=options.coordinator,
+        hosts=options.hosts,
+        host=options.host,
+        seconds=options.connect_seconds,
+    )
+    from animegamer_jax.sharding import use_plan
+    from animegamer_jax.train.loop import train
+
+    with together():
+        run, plan = make_run(stage_class, options, recipe)
+        about = run.about()
+        how = {"mesh": dict(run.mesh.shape), "layout": plan.name, "start": options.start}
+    check_agreement({**about, **how, "out": f"{run.out}"})
+    with together():
+        if options.start == "anew" and jax.process_index() == 0:
+            _clear(run.out)
+    with use_plan(plan):
+        return train(run)
+
+
+def make_run(
+    stage_class: type["Stage[Any]"], options: Options, recipe: Recipe
+) -> tuple["Run", "Plan"]:
+    """What the options mean, on the devices that there are.
+
+    Raises:
+        UserError: something does not fit.
+    """
+    import jax
+
     from animegamer_jax.bundle import Bundle
     from animegamer_jax.sharding import make_mesh
     from animegamer_jax.tokenizer import Tokenizer
-    from animegamer_jax.train.loop import Run, train
+    from animegamer_jax.train.loop import Run
 
     data = sources(options.data)
-    shape = _mesh_shape(options, devices=jax.device_count())
-    check_recipe(recipe, batch_shards=shape["data"] * shape["fsdp"])
+    plan = _layout(stage_class.name, options, recipe)
+    shape = mesh_shape(
+        plan,
+        num_devices=jax.device_count(),
+        fsdp=options.fsdp,
+        context=options.context,
+        tensor=options.tensor,
+    )
     bundle = None if options.model is None else Bundle.open(options.model)
     check_needs(stage_class, bundle, model=options.model)
-    out = Path(os.path.abspath(options.out.expanduser()))
+    out = absolute(options.out)
     tokenizer_dir, protocol = _tokenizer_and_protocol(bundle, out=out, size=options.size)
     num_queries = 1  # of frame tokens the stage asks itself
     vocab_size = len(Tokenizer.load(tokenizer_dir, num_queries=num_queries))
     config = complete_config(bundle, size=options.size, vocab_size=vocab_size)
-    if options.start == "anew":
-        _clear(out)
-    stage = stage_class(recipe, config, protocol, tokenizer_dir=tokenizer_dir)
+    check_mesh(recipe, shape, config, stage_class.name)
     run = Run(
-        stage=stage,
+        stage=stage_class(recipe, config, protocol, tokenizer_dir=tokenizer_dir),
         bundle=bundle,
         sources=data,
         out=out,
@@ -315,7 +379,7 @@ def start(stage_class: type["Stage[Any]"], options: Options, recipe: Recipe) -> 
         threads=options.threads,
         peak=options.peak_tflops,
     )
-    return train(run)
+    return run, plan
 
 
 foundations = StageCommand("foundations")

@@ -292,6 +292,7 @@ class VAEStage(Stage[VAERecipe]):
 
         @jax.jit
         def means(vae: VAE, frames: jax.Array) -> tuple[jax.Array, jax.Array]:
+            frames = constrain(frames, *(None,) * 5)  # sums in one order on any mesh
             latents, log_variance = split_moments(vae.encode(signed(frames)))
             frequencies = jnp.einsum("kf,bfhwz->bkhwz", cosines(latents.shape[1]), latents)
             noise = jnp.exp(log_variance).mean()  # alike in all frequencies

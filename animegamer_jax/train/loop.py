@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import hashlib
+import os
 import signal
 import time
 from collections.abc import Mapping
@@ -13,16 +14,19 @@ from typing import Any
 import grain
 import jax
 import numpy as np
+from etils import epath
 from flax import nnx
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from animegamer_jax.bundle import Bundle
 from animegamer_jax.bundle_config import to_json
-from animegamer_jax.data.pipeline import make_iterator, on_mesh
+from animegamer_jax.data.pipeline import make_iterator, on_mesh, rows_here
+from animegamer_jax.data.sets import INFO_FILE
 from animegamer_jax.errors import NonFiniteError
-from animegamer_jax.storage import absolute
+from animegamer_jax.storage import absolute, telling
 from animegamer_jax.train.checkpoint import Checkpoints
+from animegamer_jax.train.hosts import check_agreement, together
 from animegamer_jax.train.optimizer import make_optimizer
 from animegamer_jax.train.progress import Recorder, peak_tflops, utilization
 from animegamer_jax.train.result import write_result
@@ -45,7 +49,7 @@ class Run:
         stage: with its recipe.
         bundle: the model that it starts from; None: from nothing.
         sources: data sets.
-        out: a folder: checkpoints/, events/, metrics.jsonl, and at the end model/.
+        out: a folder, absolute or in a bucket: checkpoints/, events/, metrics.jsonl, model/.
         mesh: the devices.
         threads: that read data.
         peak: of a chip, TFLOP/s; None: by the kind of chip.
@@ -54,7 +58,7 @@ class Run:
     stage: Stage[Any]
     bundle: Bundle | None
     sources: tuple[DataSource, ...]
-    out: Path
+    out: epath.Path
     mesh: Mesh
     threads: int = 2
     peak: float | None = None
@@ -83,7 +87,7 @@ def train(run: Run) -> int:
 
     Returns:
         the exit status: 0, also after a SIGTERM, whose run goes on with the same command; 130
-        after Ctrl-C.
+        after Ctrl-C, on the host that had it.
 
     Raises:
         UserError: bad data, another configuration than the checkpoint's, a full disk.
@@ -99,12 +103,15 @@ def train(run: Run) -> int:
 
 
 class _Signals:
-    """Within the block SIGTERM and Ctrl-C are noted; a second Ctrl-C stops at once."""
+    """Within the block SIGTERM and Ctrl-C are noted; a second Ctrl-C stops at once.
+
+    Of several hosts one may get the signal. JAX hears a SIGTERM, through a handler of its own, and
+    tells all of them after which step to stop.
+    """
 
     def __init__(self):
         self.number: int | None = None
         self._alone = jax.process_count() == 1
-        # Of several hosts one may get the signal; JAX tells all of them, through its own handler.
         self._handled = (signal.SIGTERM, signal.SIGINT) if self._alone else (signal.SIGINT,)
 
     def __enter__(self) -> "_Signals":
@@ -120,12 +127,17 @@ class _Signals:
         if self.number == signal.SIGINT == number:
             raise KeyboardInterrupt
         self.number = number
+        if not self._alone:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def received(self, step: int) -> bool:
         """Whether to stop after this step; the same on all hosts."""
-        if not self._alone and multihost_utils.reached_preemption_sync_point(step):
-            self.number = signal.SIGTERM
-        return self.number is not None
+        if self._alone:
+            return self.number is not None
+        if not multihost_utils.reached_preemption_sync_point(step):
+            return False
+        self.number = self.number or signal.SIGTERM
+        return True
 
 
 class _Batches:
@@ -158,17 +170,15 @@ class _HeldOut:
 
     def __init__(self, stage: Stage[Any], samples: grain.MapDataset, mesh: Mesh):
         self._stage, self._mesh = stage, mesh
-        size, hosts = stage.recipe.batch_size, jax.process_count()
+        size = stage.recipe.batch_size
         count = stage.recipe.watch_batches * size
         stride = max(1, len(samples) // max(count, 1))
+        rows = rows_here(mesh, batch_size=size)
         mine = [
-            samples[k * stride % len(samples)] for k in range(jax.process_index(), count, hosts)
+            [samples[(start + k) * stride % len(samples)] for k in rows]
+            for start in range(0, count, size)
         ]
-        part = size // hosts
-        self._batches = [
-            jax.tree.map(lambda *leaves: np.stack(leaves), *mine[i : i + part])
-            for i in range(0, len(mine), part)
-        ]
+        self._batches = [jax.tree.map(lambda *leaves: np.stack(leaves), *part) for part in mine]
 
         def loss(state: TrainState, batch: Any, key: jax.Array) -> Any:
             return stage.loss(averaged(state), batch, key)
@@ -193,16 +203,24 @@ class _HeldOut:
 
 
 class _Clock:
-    """Seconds of training steps, without compilation, looks and checkpoints."""
+    """Seconds of training steps and their data, without compilation, looks and checkpoints."""
 
     def __init__(self):
         self._seconds, self._steps = 0.0, 0
         self._compiled = False
+        self._began, self._in_steps = time.perf_counter(), 0.0
 
     def add(self, seconds: float) -> None:
         if self._compiled:
             self._seconds, self._steps = self._seconds + seconds, self._steps + 1
+            self._in_steps += seconds
         self._compiled = True
+
+    def goodput(self) -> float:
+        """The share of this process's time that went into steps: not loading, compiling, looking or
+        saving. A step that waits for its data counts whole.
+        """
+        return self._in_steps / (time.perf_counter() - self._began)
 
     def rate(self) -> float | None:
         """Steps a second since the last call; None after no step."""
@@ -239,8 +257,11 @@ class _Trainer:
     def _open(self, opened: contextlib.ExitStack) -> None:
         """What may refuse goes first, and what takes memory last."""
         run, stage, recipe = self.run, self.stage, self.recipe
+        mend = "see to its room and rights, or choose another --out"
+        with together(), telling(run.out, "cannot be written", mend=mend):
+            run.out.mkdir(parents=True, exist_ok=True)
         self._checkpoints = Checkpoints(
-            absolute(run.out) / "checkpoints",
+            run.out / "checkpoints",
             about=run.about(),
             keep_last=recipe.keep_last,
             best_mode=stage.best[1],
@@ -249,13 +270,20 @@ class _Trainer:
         steps = self._checkpoints.steps()
         if steps:
             self._saved = self._checkpoints.check()
-        self._samples = stage.samples(run.sources, split="train")
-        held_out = stage.samples(run.sources, split="test")
-        networks = stage.load(run.bundle, mesh=run.mesh)
+        with together():
+            self._samples = stage.samples(run.sources, split="train")
+            held_out = stage.samples(run.sources, split="test")
+            sets = _digests(run.sources)
+        check_agreement(
+            {"samples": len(self._samples), "held-out samples": len(held_out), INFO_FILE: sets}
+        )
+        with together():
+            networks = stage.load(run.bundle, mesh=run.mesh)
         self._flops = _sample_flops(stage, networks)
         self.state = make_state(networks, stage, self._optimizer, mesh=run.mesh)
         del networks
-        self._held_out = _HeldOut(stage, held_out, run.mesh)
+        with together():
+            self._held_out = _HeldOut(stage, held_out, run.mesh)
         self._batches = _Batches(self._iterator(), run.mesh)
         opened.callback(self._batches.close)
         if steps:
@@ -264,9 +292,8 @@ class _Trainer:
         self.step = int(self.state.step)
         shardings = state_shardings(self.state, run.mesh)
         self._step = make_train_step(stage, self._optimizer, shardings=shardings)
-        self._recorder = Recorder(
-            Path(run.out), step=self.step, steps=recipe.steps, name=stage.name
-        )
+        with together():
+            self._recorder = Recorder(run.out, step=self.step, steps=recipe.steps, name=stage.name)
         opened.callback(self._recorder.close)
         self._say_start()
 
@@ -276,6 +303,7 @@ class _Trainer:
             batch_size=self.recipe.batch_size,
             seed=self.recipe.seed,
             num_threads=self.run.threads,
+            mesh=self.run.mesh,
         )
 
     def _say_start(self) -> None:
@@ -293,8 +321,12 @@ class _Trainer:
         batch, position = self._batches.current(), self._batches.position
         with jax.set_mesh(self.run.mesh):
             self.state, metrics = self._step(self.state, batch, self._key)
-        self._batches.advance()  # while the devices compute
-        if not metrics.pop("finite"):
+        with together():
+            try:
+                self._batches.advance()  # while the devices compute
+            finally:
+                finite = bool(metrics.pop("finite"))
+        if not finite:
             raise self._not_finite(batch, position)
         self._clock.add(time.perf_counter() - start)
         self.step += 1
@@ -329,6 +361,7 @@ class _Trainer:
             chips = self.run.mesh.size
             samples = rate * self.recipe.batch_size
             scalars["steps_per_second"] = rate
+            scalars["goodput"] = self._clock.goodput()
             scalars[f"{self.stage.unit}_per_second_per_chip"] = samples / chips
             peak = peak_tflops(self.run.peak)
             if self._flops is not None and peak is not None:
@@ -336,7 +369,8 @@ class _Trainer:
                     sample_flops=self._flops, samples_per_second=samples, chips=chips, peak=peak
                 )
             self._say_formula(samples, peak, scalars.get("mfu"))
-        self._recorder.log(self.step, scalars, steps_per_second=rate)
+        with together():
+            self._recorder.log(self.step, scalars, steps_per_second=rate)
 
     def _say_formula(self, samples: float, peak: float | None, mfu: float | None) -> None:
         if self._told_formula:
@@ -359,11 +393,14 @@ class _Trainer:
         if name not in watched.scalars:
             raise ValueError(f"stage {self.stage.name}: no score {name!r} in {watched.scalars}")
         self._score = watched.scalars[name]
-        self._recorder.watched(self.step, watched)
+        with together():
+            self._recorder.watched(self.step, watched)
 
     def _save(self, position: Any) -> None:
         self._checkpoints.save(self.state, position, score=self._score)
         self._saved = self.step
+        with together():
+            self._recorder.copy()
 
     def leave(self, signals: _Signals) -> int:
         """Saves after a signal, and says how to go on."""
@@ -381,14 +418,27 @@ class _Trainer:
         """Writes the result: `model/`, the bundle for the next stage."""
         self._checkpoints.wait()
         iterator = self._iterator()
+        batches = (on_mesh(batch, self.run.mesh) for batch in iterator)
         try:
             with jax.set_mesh(self.run.mesh):
-                configs = self.stage.finish(averaged(self.state), iterator)
+                configs = self.stage.finish(averaged(self.state), batches)
         finally:
             iterator.close()
-        path = absolute(self.run.out) / "model"
+        path = self.run.out / "model"
         write_result(path, self.state, stage=self.stage, bundle=self.run.bundle, configs=configs)
-        self._recorder.say(f"{self.stage.name}: done: {path}")
+        goodput = f"{self._clock.goodput():.0%} of the time in steps"
+        self._recorder.say(f"{self.stage.name}: done: {path} ({goodput})")
+
+
+def _digests(sources: tuple[DataSource, ...]) -> dict[str, str]:
+    """Of what the data sets say of themselves; empty for one that says nothing."""
+    found = {}
+    for number, source in enumerate(sources):
+        file = absolute(source.path) / INFO_FILE
+        with telling(file, "cannot be read", mend="copy or make the set again"):
+            content = file.read_bytes() if file.exists() else b""
+        found[f"{number}"] = hashlib.sha256(content).hexdigest()[:12] if content else ""
+    return found
 
 
 def _sample_flops(stage: Stage[Any], networks: dict[str, nnx.Module]) -> float | None:

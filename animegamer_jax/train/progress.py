@@ -9,6 +9,7 @@ import io
 import json
 import math
 import os
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,27 +17,28 @@ from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from animegamer_jax.chips import find_chip
 from animegamer_jax.media import FRAMES_PER_SECOND, write_whole
-from animegamer_jax.storage import telling
+from animegamer_jax.storage import is_bucket, telling
 from animegamer_jax.train.stage import Watched
 
-# Peak of one chip's matrix unit in bfloat16, by what JAX calls the kind of device: TFLOP/s.
-PEAK_TFLOPS = {"TPU v5 lite": 197.0, "TPU v5e": 197.0, "TPU v6 lite": 918.0, "TPU v6e": 918.0} | {
-    "TPU v5": 459.0,
-    "TPU v5p": 459.0,
-}
 METRICS_FILE = "metrics.jsonl"
+EVENTS = "events"
 _PLAIN_SECONDS = 5.0  # between plain lines
 _GIF_COLUMNS = 8
 
 
 def peak_tflops(given: float | None = None) -> float | None:
     """TFLOP/s of one chip at its best in bfloat16: as given, or from the table; None: unknown."""
-    return given if given is not None else PEAK_TFLOPS.get(jax.devices()[0].device_kind)
+    if given is not None:
+        return given
+    chip = find_chip(jax.devices()[0].device_kind)
+    return chip and chip.peak_tflops
 
 
 def utilization(
@@ -88,26 +90,44 @@ def _short(value: float) -> str:
 class Recorder:
     """Where a run's numbers go; outside process 0 it does nothing.
 
+    Records grow line by line, which a bucket's files cannot: for a run in a bucket they are written
+    to a temporary folder and copied with every checkpoint.
+
     Args:
-        folder: of the run, local.
+        folder: of the run.
         step: steps done before; later lines of an earlier run are taken out of the files.
         steps: in all.
         name: of the stage, for the terminal.
+        local: where the records grow; None: in `folder`, or for a bucket in a temporary folder.
+
+    Raises:
+        UserError: the records cannot be written.
     """
 
-    def __init__(self, folder: Path, *, step: int, steps: int, name: str):
+    def __init__(
+        self, folder: epath.Path, *, step: int, steps: int, name: str, local: Path | None = None
+    ):
         self._active = jax.process_index() == 0
         if not self._active:
             return
         from tensorboardX import SummaryWriter
 
-        self._path = folder / METRICS_FILE
+        if local is None and is_bucket(folder):
+            local = Path(tempfile.mkdtemp(prefix=f"{folder.name}-"))
+        self._copies = None if local is None else folder
+        local = Path(folder) if local is None else local
+        self._path = local / METRICS_FILE
         with self._telling():
-            folder.mkdir(parents=True, exist_ok=True)
+            local.mkdir(parents=True, exist_ok=True)
+        if self._copies is not None:
+            with self._copying():
+                if (folder / METRICS_FILE).exists():
+                    self._path.write_bytes((folder / METRICS_FILE).read_bytes())
+        with self._telling():
             lines = read_lines(self._path, step=step)
             write_whole(self._path, "".join(f"{line}\n" for line in lines).encode())
             self._file = open(self._path, "a")  # noqa: SIM115 - closed in `close`
-            self._events = SummaryWriter(str(folder / "events"), purge_step=step + 1)
+            self._events = SummaryWriter(str(local / EVENTS), purge_step=step + 1)
         self._console = Console(stderr=True, highlight=False)
         self._name, self._steps, self._start = name, steps, step
         self._last_line = -math.inf
@@ -122,9 +142,36 @@ class Recorder:
             )
             self._task = self._bar.add_task(name, total=steps, completed=step, text="compiling")
             self._bar.start()
+        if self._copies is not None:
+            self.say(
+                f"{name}: {METRICS_FILE} and {EVENTS}/ grow in {local}; they are copied with every "
+                "checkpoint"
+            )
 
     def _telling(self) -> Any:
         return telling(self._path, "cannot be written", mend="make room there, then start again")
+
+    def _copying(self) -> Any:
+        mend = "look for the bucket's room and rights, then start again"
+        return telling(self._copies or self._path, "the records cannot be copied", mend=mend)
+
+    def copy(self) -> None:
+        """Brings the records to the run's folder, where they are written elsewhere.
+
+        Raises:
+            UserError: they cannot be written there.
+        """
+        if not self._active or self._copies is None:
+            return
+        with self._telling():
+            if not self._file.closed:
+                self._file.flush()
+                self._events.flush()
+        with self._copying():
+            (self._copies / EVENTS).mkdir(parents=True, exist_ok=True)
+            for file in (self._path, *(self._path.parent / EVENTS).iterdir()):
+                place = file.relative_to(self._path.parent)
+                (self._copies / place).write_bytes(file.read_bytes())
 
     def say(self, line: str) -> None:
         """A line above the bar."""
@@ -203,3 +250,4 @@ class Recorder:
             os.fsync(self._file.fileno())
             self._file.close()
             self._events.close()
+        self.copy()

@@ -1,6 +1,9 @@
 """What a finished stage leaves: a bundle with the networks that it changed and all others."""
 
-from collections.abc import Iterator
+import collections
+import functools
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -8,14 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from flax import nnx
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
 
 from animegamer_jax.bundle import NETWORKS, Bundle, BundleWriter, NetworkName, abstract_params
 from animegamer_jax.bundle_config import with_dtypes
 from animegamer_jax.bundle_networks import flat_params
 from animegamer_jax.configs import Dtype, NetworkConfig
-from animegamer_jax.errors import UserError
+from animegamer_jax.train.hosts import together
 from animegamer_jax.train.stage import Stage
 from animegamer_jax.train.step import TrainState
+
+_Leaves = Iterator[tuple[str, np.ndarray]]
 
 
 def _of_network(name: str, state: nnx.State) -> dict[str, Any]:
@@ -29,25 +36,53 @@ def _exact(stored: np.ndarray | None, used: np.ndarray) -> np.ndarray:
     return stored if np.array_equal(stored.astype(used.dtype), used) else used
 
 
-def _changed(
-    name: NetworkName, state: TrainState, bundle: Bundle | None, config: NetworkConfig
-) -> Iterator[tuple[str, np.ndarray]]:
-    """The parameters of a network that the stage changed, one at a time, not yet cast."""
+@functools.cache
+def one_layer(everywhere: NamedSharding) -> Callable[[jax.Array, int], jax.Array]:
+    """The program that brings one layer of a stack to all devices."""
+
+    def take(stack: jax.Array, layer: jax.Array | int) -> jax.Array:
+        return jax.lax.dynamic_index_in_dim(stack, layer, keepdims=False)
+
+    return jax.jit(take, out_shardings=everywhere)
+
+
+def _whole(variable: nnx.Variable) -> np.ndarray:
+    """A parameter that may lie on several hosts, on this one.
+
+    A stack of layers comes layer by layer: whole it would fill a device's memory.
+    """
+    array: jax.Array = variable[...]
+    if array.is_fully_addressable or array.is_fully_replicated:
+        return np.asarray(array)
+    names = tuple(variable.get_metadata().get("out_sharding") or ())
+    if names[:1] != ("layers",) or not isinstance(array.sharding, NamedSharding):
+        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+    take = one_layer(NamedSharding(array.sharding.mesh, PartitionSpec()))
+    return np.stack([np.asarray(take(array, layer)) for layer in range(len(array))])
+
+
+def _gathered(name: NetworkName, state: TrainState, config: NetworkConfig) -> _Leaves:
+    """The parameters of a network, one at a time; each waits for all hosts."""
     trained = _of_network(name, state.params if state.ema is None else state.ema)
     frozen = _of_network(name, state.frozen)
-    stored = bundle.leaves(name) if bundle is not None and bundle.has(name) else {}
     for path in abstract_params(name, config):
-        if path in trained:
-            yield path, np.asarray(trained[path][...])
-        else:
-            read = bundle.read(name, path) if bundle is not None and path in stored else None
-            yield path, _exact(read, np.asarray(frozen[path][...]))
+        yield path, _whole(trained[path] if path in trained else frozen[path])
 
 
-def _cast(
-    leaves: Iterator[tuple[str, np.ndarray]], dtype: Dtype
-) -> Iterator[tuple[str, np.ndarray]]:
+def _stored(
+    name: NetworkName,
+    leaves: _Leaves,
+    *,
+    bundle: Bundle | None,
+    frozen: nnx.State,
+    dtype: Dtype,
+) -> _Leaves:
+    """The parameters as the result has them: frozen ones with the digits that they were read in."""
+    kept = _of_network(name, frozen)
+    read = bundle.leaves(name) if bundle is not None and bundle.has(name) else {}
     for path, array in leaves:
+        if bundle is not None and path in kept and path in read:
+            array = _exact(bundle.read(name, path), array)
         yield path, array.astype(jnp.dtype(dtype))
 
 
@@ -69,19 +104,42 @@ def write_result(
         configs: of the changed networks.
 
     Raises:
-        UserError: the folder cannot be written, or the run is spread over several hosts.
+        UserError: the folder cannot be written.
     """
-    if jax.process_count() > 1:
-        raise UserError(
-            f"{path}: a bundle is written by one host: start the same command on one host alone, "
-            "it takes the last checkpoint and writes the result"
-        )
-    recipe = stage.recipe
+    changed: dict[NetworkName, NetworkConfig] = {
+        name: with_dtypes(configs[name], remat="none") for name in NETWORKS if name in configs
+    }
+    # Every host brings its parts of a weight, the first one writes. Where it cannot go on, it goes
+    # through the rest all the same: the others wait in it.
+    gathered: dict[NetworkName, _Leaves] = {
+        name: _gathered(name, state, config) for name, config in changed.items()
+    }
+    with together():
+        try:
+            if jax.process_index() == 0:
+                _write(path, gathered, changed, state=state, stage=stage, bundle=bundle)
+        finally:
+            if jax.process_count() > 1:
+                collections.deque(itertools.chain(*gathered.values()), maxlen=0)
+
+
+def _write(
+    path: epath.Path,
+    gathered: dict[NetworkName, _Leaves],
+    changed: dict[NetworkName, NetworkConfig],
+    *,
+    state: TrainState,
+    stage: Stage[Any],
+    bundle: Bundle | None,
+) -> None:
+    dtype = stage.recipe.result_dtype
     with BundleWriter(path, name=stage.name, protocol=stage.protocol, overwrite=True) as writer:
         for name in NETWORKS:
-            if name in configs:
-                config = with_dtypes(configs[name], remat="none")
-                leaves = _cast(_changed(name, state, bundle, config), recipe.result_dtype)
+            if name in changed:
+                config = changed[name]
+                leaves = _stored(
+                    name, gathered[name], bundle=bundle, frozen=state.frozen, dtype=dtype
+                )
             elif bundle is not None and bundle.has(name):
                 config = getattr(bundle.config, name)
                 leaves = bundle.read_in_order(name, bundle.leaves(name))

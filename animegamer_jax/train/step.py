@@ -93,17 +93,10 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, partition_spec(("act_batch",)))
 
 
-def make_state(
-    networks: Networks,
-    stage: Stage[Any],
-    optimizer: Optimizer,
-    *,
-    mesh: Mesh,
-) -> TrainState:
-    """The state before the first step, each part born where the mesh wants it.
-
-    The networks are used up: their arrays go into the state, and the first step takes them over.
-    """
+def _starter(
+    networks: Networks, stage: Stage[Any], optimizer: Optimizer
+) -> tuple[Callable[[nnx.State, nnx.State], TrainState], nnx.State, nnx.State]:
+    """What makes the first state of trained and frozen weights, and these weights."""
     graphdef, params, frozen = split_networks(networks, stage)
     recipe = stage.recipe
 
@@ -120,8 +113,32 @@ def make_state(
             ema=ema,
         )
 
+    return start, params, frozen
+
+
+def make_state(
+    networks: Networks,
+    stage: Stage[Any],
+    optimizer: Optimizer,
+    *,
+    mesh: Mesh,
+) -> TrainState:
+    """The state before the first step, each part born where the mesh wants it.
+
+    The networks are used up: their arrays go into the state, and the first step takes them over.
+    """
+    start, params, frozen = _starter(networks, stage, optimizer)
     shardings = state_shardings(jax.eval_shape(start, params, frozen), mesh)
     return jax.jit(start, out_shardings=shardings)(params, frozen)
+
+
+def abstract_state(
+    networks: Networks, stage: Stage[Any], optimizer: Optimizer, *, mesh: Mesh
+) -> tuple[TrainState, TrainState]:
+    """The shapes of `make_state`'s result, of networks that may be shapes too, and their places."""
+    start, params, frozen = _starter(networks, stage, optimizer)
+    state = jax.eval_shape(start, params, frozen)
+    return state, state_shardings(state, mesh)
 
 
 def _parts(batch: Any, count: int) -> Any:
