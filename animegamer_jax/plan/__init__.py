@@ -1,0 +1,1 @@
+"""What a program needs on chips that are not there: `animegamer plan`."""

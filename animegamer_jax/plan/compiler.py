@@ -1,0 +1,133 @@
+"""One program compiled for a slice, and what its compiler says when there is no room."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from animegamer_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from animegamer_jax.plan.cases import Case
+    from animegamer_jax.plan.estimate import Estimate
+    from animegamer_jax.plan.topology import Topology
+
+_SIZE = r"([\d.]+)([KMGT]?)"
+# "Ran out of memory in memory space hbm. Used 26.30G of 15.75G hbm.", or
+# "Ran out of memory on HBM, the total memory required … (26.30G) exceeds available HBM (15.75G)."
+_SPACE = re.compile(r"[Rr]an out of memory (?:in memory space|on) (\w+)")
+_SIZES = (
+    re.compile(rf"[Uu]sed {_SIZE} of {_SIZE}"),
+    re.compile(rf"\({_SIZE}\) exceeds available \w+ \({_SIZE}\)"),
+)
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class NoRoomError(UserError):
+    """A program needs more of a chip than there is; another program may not."""
+
+
+class TooLargeError(NoRoomError):
+    """A program does not fit a chip's memory (HBM).
+
+    Attributes:
+        needed: 10^9 bytes that it wants; None: the compiler did not say.
+        limit: 10^9 bytes that a program may use.
+    """
+
+    def __init__(self, needed: float | None, limit: float):
+        self.needed, self.limit = needed, limit
+        told = "more" if needed is None else f"{needed:.1f} GB"
+        super().__init__(f"does not fit: it needs {told} of a chip's {limit:.1f} GB")
+
+
+class ScratchError(NoRoomError):
+    """An instruction or a kernel wants more of a core's own memory (vmem, smem) than it has."""
+
+
+def read_no_room(text: str, *, limit: float) -> NoRoomError | None:
+    """What the compiler's message means; None: another kind of failure.
+
+    Args:
+        text: of the error.
+        limit: 10^9 bytes that a program may use, where the message does not say.
+    """
+    space = _SPACE.search(text)
+    if "RESOURCE_EXHAUSTED" not in text or space is None:
+        return None
+    found = next(filter(None, (form.search(text) for form in _SIZES)), None)
+    if space[1].lower() == "hbm":
+        if found is None:
+            return TooLargeError(None, limit)
+        needed, had = (float(found[i]) * _UNITS[found[i + 1]] / 1e9 for i in (1, 3))
+        return TooLargeError(needed, had)
+    told = "" if found is None else f", {found[1]}{found[2]} of {found[3]}{found[4]}"
+    return ScratchError(
+        f"an instruction or a kernel needs more of a core's own memory ({space[1]}) than it "
+        f"has{told}: this is of one operation's form, not of the chip's HBM"
+    )
+
+
+@contextlib.contextmanager
+def _not_cached() -> Iterator[None]:
+    """Within the block nothing goes into JAX's persistent cache: it could not be read back here."""
+    import jax
+
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, name)
+    jax.config.update(name, float("inf"))
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
+def compile_case(case: "Case", topology: "Topology") -> "Estimate":
+    """Compiles for the slice and reads what the compiler says.
+
+    Raises:
+        NoRoomError: it does not fit a chip.
+        UserError: the slice cannot be described.
+    """
+    from animegamer_jax.plan.estimate import make_estimate
+    from animegamer_jax.plan.programs import rollout_program, stage_program
+    from animegamer_jax.plan.topology import describe
+    from animegamer_jax.sharding import PLANS, make_mesh
+
+    mesh = make_mesh(case.mesh, devices=describe(topology))
+    plan = PLANS[case.layout]
+    if case.stage == "rollout":
+        program = rollout_program(
+            mesh=mesh,
+            plan=plan,
+            size=case.size,
+            games=case.games,
+            steps=case.denoising_steps,
+            part=case.part,
+        )
+    else:
+        program = stage_program(case.stage, mesh=mesh, plan=plan, size=case.size, **case.changes)
+    try:
+        with _not_cached():
+            compiled = program.lower(mesh, plan).compile()
+    except Exception as error:  # the compiler's errors have no class of their own
+        no_room = read_no_room(str(error), limit=topology.chip.usable_gb)
+        if no_room is not None:
+            raise no_room from None
+        if "slice_builder" in str(error):
+            raise UserError(f"--topology {topology}: the compiler knows no such slice") from None
+        raise
+    estimate = make_estimate(
+        compiled,
+        program=program.name,
+        topology=topology,
+        plan=case.layout,
+        mesh=case.mesh,
+        samples=program.samples,
+        unit=program.unit,
+        sample_flops=program.flops,
+        sample_tokens=program.tokens,
+    )
+    if not estimate.memory.fits:
+        raise TooLargeError(estimate.memory.peak, estimate.memory.chip)
+    return estimate

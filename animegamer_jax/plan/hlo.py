@@ -1,0 +1,191 @@
+"""The optimized HLO text of a compiled TPU program, read: computations, instructions, arrays."""
+
+import dataclasses
+import functools
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_NO_ESTIMATE = 10**12  # greater cycles mean that there is none
+_ITEM_BITS = {
+    "pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16,
+    "bf16": 16, "f16": 16, "s32": 32, "u32": 32, "f32": 32, "s64": 64, "u64": 64, "f64": 64,
+    "c64": 64, "c128": 128,
+}  # fmt: skip
+_ARRAY = re.compile(r"(\w+)\[([\d,<=]*)\](\{[^}]*\})?")
+_MEMORY_SPACE = re.compile(r"S\((\d+)\)")
+_HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_NAME = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = ")
+OPERAND = re.compile(r"%([\w.\-]+)")
+
+
+class HLOError(ValueError):
+    """The text is not what this reader knows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """One array of a value: its type, shape, and whether it lies in the chip's HBM."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    in_hbm: bool
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> float:
+        return self.size * _ITEM_BITS.get(self.dtype, 0) / 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line: what it is called, what it gives, what it is made of."""
+
+    name: str
+    opcode: str
+    arrays: tuple[Array, ...]
+    operands: tuple[str, ...]
+    attributes: str
+    is_root: bool
+    literal: str
+
+    @property
+    def array(self) -> Array:
+        if len(self.arrays) != 1:
+            raise HLOError(f"{self.name}: expected one array, found {len(self.arrays)}")
+        return self.arrays[0]
+
+    def called(self, attribute: str) -> str | None:
+        """The computation that an attribute names."""
+        found = re.search(rf"\b{attribute}=%?([\w.\-]+)", self.attributes)
+        return found and found[1]
+
+    @functools.cached_property
+    def config(self) -> Mapping[str, Any]:
+        """`backend_config`, which the TPU compiler writes as JSON."""
+        start = self.attributes.find("backend_config={")
+        if start < 0:
+            return {}
+        try:
+            return json.JSONDecoder().raw_decode(self.attributes, start + len("backend_config="))[0]
+        except ValueError:
+            return {}
+
+    @property
+    def cycles(self) -> float | None:
+        """The compiler's estimate; None: it has none."""
+        cycles = float(self.config.get("window_config", {}).get("estimated_cycles", 0))
+        return None if cycles > _NO_ESTIMATE else cycles
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    """Instructions by name, in order."""
+
+    name: str
+    instructions: Mapping[str, Instruction]
+
+    @property
+    def root(self) -> Instruction:
+        return next(i for i in self.instructions.values() if i.is_root)
+
+    def users(self, name: str, *, through: tuple[str, ...] = ()) -> Iterator[Instruction]:
+        """Instructions that take a value, or what the opcodes of `through` make of it."""
+        for user in self.instructions.values():
+            if name in user.operands:
+                if user.opcode in through:
+                    yield from self.users(user.name, through=through)
+                else:
+                    yield user
+
+    @property
+    def parameters(self) -> list[Instruction]:
+        """By their numbers."""
+        found = [i for i in self.instructions.values() if i.opcode == "parameter"]
+        return sorted(found, key=lambda i: int(i.literal))
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """A program: its computations, and which one is entered."""
+
+    computations: Mapping[str, Computation]
+    entry: str
+
+
+def _balanced(text: str, start: int) -> int:
+    """The place after the bracket that closes the one at `start`."""
+    depth = 0
+    for place in range(start, len(text)):
+        if text[place] in "([{":
+            depth += 1
+        elif text[place] in ")]}":
+            depth -= 1
+            if depth == 0:
+                return place + 1
+    raise HLOError(f"no closing bracket: {text[start : start + 80]}")
+
+
+def _arrays(text: str) -> tuple[Array, ...]:
+    found = []
+    for dtype, shape, layout in _ARRAY.findall(text):
+        if dtype not in _ITEM_BITS and dtype != "token":
+            continue
+        space = _MEMORY_SPACE.search(layout)
+        dims = tuple(int(size.lstrip("<=")) for size in shape.split(",") if size)
+        found.append(Array(dtype, dims, space is None or space[1] == "0"))
+    return tuple(found)
+
+
+def _read_instruction(line: str) -> Instruction | None:
+    head = _NAME.match(line)
+    if head is None:
+        return None
+    rest = line[head.end() :]
+    end = _balanced(rest, 0) if rest.startswith("(") else rest.index(" ")
+    kind, rest = rest[:end], rest[end:].lstrip()
+    bracket = rest.index("(")
+    close = _balanced(rest, bracket)
+    inside = rest[bracket + 1 : close - 1]
+    return Instruction(
+        name=head[2],
+        opcode=rest[:bracket],
+        arrays=_arrays(kind),
+        operands=tuple(OPERAND.findall(inside)),
+        attributes=rest[close:],
+        is_root=head[1] is not None,
+        literal=inside,
+    )
+
+
+def parse(text: str) -> Module:
+    """Reads `compiled.as_text()`.
+
+    Raises:
+        HLOError: it is no such text.
+    """
+    computations: dict[str, Computation] = {}
+    entry, name = None, None
+    lines: list[str] = []
+    for line in text.splitlines():
+        if name is None:
+            head = _HEAD.match(line)
+            if head:
+                name, lines = head[2], []
+                entry = name if head[1] else entry
+        elif line == "}":
+            found = filter(None, map(_read_instruction, lines))
+            computations[name] = Computation(name, {i.name: i for i in found})
+            name = None
+        elif _NAME.match(line) or not lines:
+            lines.append(line)
+        else:  # a kernel's metadata goes on for several lines
+            lines[-1] += line
+    if entry is None or entry not in computations:
+        raise HLOError("no ENTRY computation: expected the text of a compiled program")
+    return Module(computations, entry)

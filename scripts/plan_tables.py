@@ -1,0 +1,211 @@
+"""The tables of `docs/pods.md`, by the TPU's compiler: every program of play and of the recipe.
+
+    python scripts/plan_tables.py [--only NAME ...] [--write docs/pods.md]
+
+Each program is compiled in a process of its own, from one to five minutes; what was compiled is
+kept in `out/plans` for as long as the package's code and the compiler stay the same, so the same
+command goes on after a stop. Anything but a program that fits, or one that the compiler says does
+not, stops it.
+"""
+
+import argparse
+import functools
+import hashlib
+import json
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PLAY = {
+    "50 steps with guidance, one game": [
+        ("v6e:1x1", ["--part", "decoder"]),
+        ("v5e:1x1", ["--part", "decoder"]),
+        ("v5p:1x1x1", ["--part", "decoder"]),
+        ("v6e:2x4", ["--part", "decoder"]),
+        ("v5e:2x4", ["--part", "decoder"]),
+        ("v5p:2x2x2", ["--part", "decoder"]),
+    ],
+    "frames (VAE decode), one game": [
+        ("v6e:2x4", ["--part", "vae"]),
+        ("v5e:2x4", ["--part", "vae"]),
+        ("v5p:2x2x2", ["--part", "vae"]),
+    ],
+    "whole turn, one game": [("v6e:2x4", []), ("v5e:2x4", []), ("v5p:2x2x2", [])],
+    "whole turns, two or eight games": [("v5e:4x4", []), ("v6e:4x4", []), ("v5p:4x4x4", [])],
+}
+_DOTS = ["--remat", "dots"]
+TRAIN = {
+    "decoder": [
+        ("v5p:4x4x4", ["--batch", "64", *_DOTS]),
+        ("v6e:4x4", ["--batch", "16", *_DOTS]),
+        ("v5e:4x4", ["--batch", "16"]),
+        ("v6e:2x4", ["--batch", "16", "--accumulate", "2"]),
+        ("v5e:2x4", ["--batch", "16", "--accumulate", "2"]),
+        ("v5e:16x16", ["--batch", "256"]),
+    ],
+    "mllm": [
+        ("v5p:4x4x4", ["--batch", "256", *_DOTS]),
+        ("v6e:4x4", ["--batch", "64"]),
+        ("v5e:4x4", ["--batch", "64", "--mesh", "fsdp=16"]),
+        ("v6e:2x4", ["--batch", "64", "--accumulate", "2"]),
+        ("v5e:2x4", ["--batch", "64", "--accumulate", "8"]),
+        ("v5e:16x16", ["--batch", "256"]),
+    ],
+    "warmup": [
+        ("v5p:4x4x4", ["--batch", "64"]),
+        ("v6e:4x4", []),
+        ("v5e:4x4", []),
+        ("v6e:2x4", ["--batch", "16", "--accumulate", "2"]),
+        ("v5e:2x4", ["--batch", "16", "--accumulate", "2"]),
+    ],
+    "adapt": [
+        ("v5p:4x4x4", ["--batch", "64"]),
+        ("v6e:4x4", []),
+        ("v5e:4x4", []),
+        ("v6e:2x4", ["--batch", "16", "--accumulate", "2"]),
+        ("v5e:2x4", ["--batch", "16", "--accumulate", "2"]),
+    ],
+}
+KEPT = Path("out/plans")
+PACKAGE = Path(__file__).parent.parent / "animegamer_jax"
+_SOURCES = ("*.py", "convert/*.py", "models/*.py", "plan/*.py", "train/*.py")
+BEGIN, END = "<!-- plan_tables.py -->", "<!-- /plan_tables.py -->"
+
+
+@functools.cache
+def code_digest() -> str:
+    """Of what a plan depends on: the package's code, libtpu and jax."""
+    digest = hashlib.sha256()
+    for name in ("libtpu", "jax"):
+        digest.update(f"{name} {metadata.version(name)}\n".encode())
+    for file in sorted(file for form in _SOURCES for file in PACKAGE.glob(form)):
+        digest.update(f"{file.relative_to(PACKAGE)}\n".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def ask(stage: str, topology: str, options: list[str]) -> tuple[str, dict[str, Any]]:
+    """The command, and the object that it prints.
+
+    Raises:
+        SystemExit: it failed otherwise than by a program that does not fit.
+    """
+    words = ["plan", "--stage", stage, "--topology", topology, *options]
+    told = f"animegamer {' '.join(words)}"
+    key = hashlib.sha256(f"{told}\n{code_digest()}".encode()).hexdigest()[:16]
+    file = KEPT / f"{key}.json"
+    if not file.exists():
+        print(told, file=sys.stderr, flush=True)
+        run = [sys.executable, "-m", "animegamer_jax.cli", *words, "--json"]
+        done = subprocess.run(run, capture_output=True, text=True, check=False)
+        read_verdict(done.stdout, status=done.returncode, command=told, errors=done.stderr)
+        KEPT.mkdir(parents=True, exist_ok=True)
+        file.write_text(done.stdout)
+    return told, json.loads(file.read_text())
+
+
+def read_verdict(text: str, *, status: int, command: str, errors: str) -> dict[str, Any]:
+    """What `animegamer plan --json` printed, if it is a plan that fits, or an explicit no.
+
+    Raises:
+        SystemExit: it is neither.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if isinstance(found, dict):
+        fits, needed = found.get("fits"), found.get("needed_gb")
+        if (fits is True and status == 0) or (fits is False and needed is not None):
+            return found
+    raise SystemExit(f"{command}: status {status}, no verdict:\n{errors[-2000:]}")
+
+
+def seconds_of(record: dict[str, Any]) -> str:
+    """Time in all, at the least, and its parts."""
+    s = record["seconds"]
+    parts = " + ".join(f"{s[name]:.2g}" for name in ("products", "other", "collectives", "kernels"))
+    return f"{s['total']:.2f} ({s['least']:.2f}) | {parts}"
+
+
+def peak_of(record: dict[str, Any]) -> str:
+    """Memory of a chip."""
+    memory = record["memory"]
+    return f"{memory['peak']:.1f} of {memory['chip']:.1f}"
+
+
+def speed_of(record: dict[str, Any]) -> str:
+    """Samples, or tokens where a sample has some."""
+    if record["sample_tokens"] is not None:
+        return f"{record['sample_tokens'] * record['samples_per_second']:,.0f} tokens"
+    return f"{record['samples_per_second']:.3g} {record['unit']}"
+
+
+def missing_of(found: dict[str, Any]) -> str:
+    """By how much a program does not fit."""
+    return f"does not fit: {found['needed_gb']:.1f} GB"
+
+
+def play_table(only: list[str]) -> list[str]:
+    """Rows of what a turn is made of."""
+    lines = [
+        "| program | slice | seconds (least) | products + other + sent + kernels | peak GB |",
+        "|---|---|---|---|---|",
+    ]
+    for name, cases in PLAY.items():
+        if only and not any(word in name for word in only):
+            continue
+        for topology, options in cases:
+            _, found = ask("rollout", topology, options)
+            said = f"{missing_of(found)} | | "
+            if found["fits"]:
+                (record,) = found["plans"]
+                said = f"{seconds_of(record)} | {peak_of(record)}"
+            lines.append(f"| {name} | {topology} | {said} |")
+    return lines
+
+
+def train_table(only: list[str]) -> list[str]:
+    """Rows of the stages."""
+    lines = [
+        "| stage | command | seconds (least) | products + other + sent + kernels | "
+        "peak GB | a second | of the peak | the recipe, chip-hours |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for stage, cases in TRAIN.items():
+        if only and stage not in only:
+            continue
+        for topology, options in cases:
+            told, found = ask(stage, topology, options)
+            if not found["fits"]:
+                lines.append(f"| {stage} | `{told}` | {missing_of(found)} | | | | | |")
+                continue
+            (record,) = found["plans"]
+            lines.append(
+                f"| {stage} | `{told}` | {seconds_of(record)} | {peak_of(record)} | "
+                f"{speed_of(record)} | {record['peak_share']:.0%} | "
+                f"{record['recipe']['chip_hours']:,.0f} |"
+            )
+    return lines
+
+
+def main() -> None:
+    """Prints the tables, or writes them into a page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=[], help="stages, or words of play's programs")
+    parser.add_argument("--write", type=Path, help="the file whose tables are replaced")
+    options = parser.parse_args()
+    if options.only and options.write:
+        parser.error("--only prints some rows: --write would remove all others")
+    text = "\n".join([*play_table(options.only), "", *train_table(options.only)])
+    if options.write is None:
+        print(text)
+        return
+    page = options.write.read_text()
+    before, rest = page.split(BEGIN)
+    options.write.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}")
+
+
+if __name__ == "__main__":
+    main()
