@@ -8,7 +8,7 @@ OUT ?= out/play
 GAMES := animegamer_jax/assets/instructions
 INSTRUCTIONS ?= $(GAMES)/$(if $(filter toy,$(MODEL)),toy,qiqi).txt
 
-.PHONY: help play demo test test-all lint format clean
+.PHONY: help play demo test test-all test-hosts lint format clean
 
 help:
 	@echo "make play             play the demo game with the embedded model; clips in $(OUT)"
@@ -16,6 +16,7 @@ help:
 	@echo "make demo             the same with random weights: noise, but the whole way"
 	@echo "make test             the tests, under 10 minutes on two cores"
 	@echo "make test-all         with the slow ones: every recorded number, memory, a VAE's training"
+	@echo "make test-hosts       two real processes as two hosts train every stage, and are killed"
 	@echo "make lint             ruff and basedpyright"
 
 .venv/.made:
@@ -42,10 +43,13 @@ demo: .venv/.play out/random/config.json
 	$(BIN)/animegamer play --model out/random --instructions $(INSTRUCTIONS) --out out/demo
 
 test: .venv/.dev
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m 'not slow'
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m 'not slow and not hosts'
 
 test-all: .venv/.dev
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m 'not hosts'
+
+test-hosts: .venv/.dev
+	$(BIN)/python -m pytest -m hosts
 
 lint: .venv/.dev
 	$(BIN)/ruff check .

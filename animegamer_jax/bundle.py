@@ -39,13 +39,18 @@ from animegamer_jax.configs import Dtype, ModelConfig, NetworkConfig, Remat
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.sharding import Rules, param_shardings
-from animegamer_jax.storage import absolute, telling
+from animegamer_jax.storage import absolute, one_host, telling
 
 _BATCH_BYTES = 1 << 24  # small parameters are read together
 
 
 def _telling(path: epath.Path) -> contextlib.AbstractContextManager[None]:
     return telling(path, "cannot be read", mend="convert again, or copy the bundle anew")
+
+
+def _checkpointer() -> ocp.Checkpointer:
+    """Reads on this host alone: every host reads its parts at its own time."""
+    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**one_host()), **one_host())
 
 
 class Bundle:
@@ -194,7 +199,7 @@ class Bundle:
 
     def _restore(self, name: str, item: Any, arguments: Any, *, partial: bool = False) -> Any:
         restore = ocp.args.PyTreeRestore(item=item, restore_args=arguments, partial_restore=partial)
-        with _telling(self.path / name), ocp.PyTreeCheckpointer() as checkpointer:
+        with _telling(self.path / name), _checkpointer() as checkpointer:
             return checkpointer.restore(self.path / name, args=restore)
 
     def leaves(self, name: NetworkName) -> dict[str, jax.ShapeDtypeStruct]:
@@ -210,7 +215,7 @@ class Bundle:
         if not found:
             raise UserError(f"{folder}: no weights there: the bundle is not whole: convert again")
         try:
-            with _telling(folder), ocp.PyTreeCheckpointer() as checkpointer:
+            with _telling(folder), _checkpointer() as checkpointer:
                 tree = checkpointer.metadata(folder).item_metadata.tree
         except (AttributeError, KeyError, TypeError, ValueError):  # Orbax on a damaged _METADATA
             raise UserError(

@@ -30,7 +30,7 @@ from animegamer_jax.bundle_networks import NetworkName, abstract_params, nested
 from animegamer_jax.configs import Dtype, ModelConfig, NetworkConfig
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import Protocol
-from animegamer_jax.storage import absolute, move_into_place, refuse_existing, telling
+from animegamer_jax.storage import absolute, move_into_place, one_host, refuse_existing, telling
 
 _BATCH_BYTES = 1 << 24
 _CHUNK_BYTES = 1 << 26  # of an array on disk: what a write holds in memory beside the array
@@ -147,8 +147,9 @@ class BundleWriter:
     ```
 
     The folder appears at the end of the block. After an exception or Ctrl-C inside it nothing is
-    left, and what stood at `path` is untouched. For one process only. `packing` "bytes" takes a
-    quarter off bfloat16 weights on disk, at the cost of a second copy of what is being written.
+    left, and what stood at `path` is untouched. Of several hosts one writes. `packing` "bytes"
+    takes a quarter off bfloat16 weights on disk, at the cost of a second copy of what is being
+    written.
 
     Raises:
         UserError: on entering, `path` is taken and `overwrite` is not set, or holds something that
@@ -248,8 +249,10 @@ class BundleWriter:
         tree = nested({path: _Promise(path) for path in abstract})
         save_args = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
         # Orbax's own compression leaves the bytes of numbers mixed: weights hardly shrink.
-        saver = ocp.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=registry)
-        with self._telling(), ocp.Checkpointer(saver) as checkpointer:
+        saver = ocp.PyTreeCheckpointHandler(
+            use_compression=False, type_handler_registry=registry, **one_host()
+        )
+        with self._telling(), ocp.Checkpointer(saver, **one_host()) as checkpointer:
             arguments = ocp.args.PyTreeSave(tree, save_args=save_args)
             checkpointer.save(self.temporary / name, args=arguments)
         most = dtypes.most_common(1)[0][0]

@@ -32,6 +32,7 @@ COMMANDS = {
     "train warmup": ("animegamer_jax.train.command:warmup", "the shot encoder, decoder frozen"),
     "train decoder": ("animegamer_jax.train.command:decoder", "shot encoder and decoder"),
     "train mllm": ("animegamer_jax.train.command:mllm", "the language model"),
+    "plan": ("animegamer_jax.plan.command:plan", "what a stage needs of a TPU slice"),
     "train adapt": ("animegamer_jax.train.command:adapt", "decoder, on the MLLM's predictions"),
 }
 

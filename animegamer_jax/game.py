@@ -63,7 +63,8 @@ class TurnRecord(NamedTuple):
 class Turn:
     """One turn as `game.json` holds it; `clip` is the name of a file in the game's folder.
 
-    `meters` are the values after this turn. `seconds` has the keys mllm, decoder, vae, total.
+    `meters` are the values after this turn. `seconds` has the key total, and mllm, decoder
+    and vae where a turn was not one program.
     """
 
     turn: int
@@ -192,7 +193,7 @@ class Game:
             motion_value=float(motion_value),
             meters=self.meters.after(**changes),
             clip=f"turn_{number:03d}.mp4",
-            seconds={name: round(float(seconds[name]), 3) for name in _SECONDS},
+            seconds={name: round(float(seconds[name]), 3) for name in _SECONDS if name in seconds},
             **changes,
         )
         arrays = io.BytesIO()
@@ -380,7 +381,11 @@ def _parse_turn(fields: _Fields, number: int, before: Meters) -> Turn:
         motion_value=fields.real("motion_value"),
         meters=Meters(**{name: meters.whole(name, low=0, high=100) for name in _METERS}),
         clip=clip,
-        seconds={name: seconds.real(name) for name in _SECONDS},
+        seconds={
+            name: seconds.real(name)
+            for name in _SECONDS
+            if name == "total" or name in seconds.value
+        },
         **{
             name: fields.whole(name, low=-_LARGEST_CHANGE, high=_LARGEST_CHANGE) for name in _METERS
         },

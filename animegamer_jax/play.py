@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import tyro
@@ -37,6 +37,7 @@ def play(
     steps: int | None = None,
     seed: int | None = None,
     dtype: Dtype | None = None,
+    layout: Literal["latency"] | None = None,
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> int:
     """Play a game: a clip, the character's state and a line in game.json for each instruction.
@@ -50,6 +51,8 @@ def play(
         steps: Denoising steps a turn, 1 to 1000. Default: 50.
         seed: The game's seed; the same seed gives the same game. Default: 0.
         dtype: Number format of the computation. Default: the model's own.
+        layout: `latency` plays over eight devices, as one program a turn.
+            Default: on the first device.
         resume: Go on with the game in the output folder after its last whole turn. Window,
             steps and seed are the game's own and need not be given again.
     """
@@ -84,7 +87,9 @@ def play(
         _check_same(game, "protocol", bundle.protocol.name)
         if mllm := bundle.config.mllm:
             _check_representations(game, expected=(mllm.num_queries, mllm.representation_size))
-    player = Player.from_bundle(bundle, window=window, steps=steps, dtype=dtype)
+    player = Player.from_bundle(
+        bundle, window=window, steps=steps, dtype=dtype, layout=layout, num_games=1
+    )
     check_instructions(lines or [], source, check=player.check_instruction)
     if game is None:
         game = Game.create(
@@ -98,7 +103,8 @@ def play(
     command = ["animegamer", "play", "--model", model]
     command += ["--instructions", str(instructions)] if instructions else []
     command += ["--out", str(out), "--window", str(game.window), "--steps", str(game.steps)]
-    command += ["--seed", str(game.seed), *(["--dtype", dtype] if dtype else []), "--resume"]
+    command += ["--seed", str(game.seed), *(["--dtype", dtype] if dtype else [])]
+    command += [*(["--layout", layout] if layout else []), "--resume"]
     again = shlex.join(command)
     if lines is not None and instructions is None:
         again += "  (with the same lines on standard input)"

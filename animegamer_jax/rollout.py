@@ -7,15 +7,17 @@ scans it over a list of instructions, a batch of games at a time. `Player` runs 
 after the other, so that it can tell how far it is and how long each took.
 """
 
+import contextlib
 import functools
 import time
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 
 from animegamer_jax import diffusion
@@ -23,9 +25,11 @@ from animegamer_jax.configs import ModelConfig, disagreements
 from animegamer_jax.diffusion import SamplerState, SamplerTable, Schedule
 from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.models.dit import DiT
+from animegamer_jax.models.layers import merge_low_rank
 from animegamer_jax.models.mllm import MLLM
-from animegamer_jax.models.vae import VAE, from_decoder, to_uint8
+from animegamer_jax.models.vae import VAE, decode_in_parts, from_decoder, to_uint8
 from animegamer_jax.protocol import Layout, Protocol
+from animegamer_jax.sharding import PLANS, Plan, make_mesh, network_rules, use_plan
 from animegamer_jax.tokenizer import Tokenizer
 
 FRAMES_PER_SECOND = 8
@@ -113,6 +117,13 @@ def predict_state(
     mllm: MLLM, window: Window, instruction: Instruction, layout: Layout
 ) -> GameState:
     """The MLLM's part of a turn."""
+    with network_rules("mllm"):
+        return _predict_state(mllm, window, instruction, layout)
+
+
+def _predict_state(
+    mllm: MLLM, window: Window, instruction: Instruction, layout: Layout
+) -> GameState:
     captions = jnp.concatenate([window.captions, instruction.captions[:, None]], axis=1)
     lengths = jnp.concatenate([window.caption_lengths, instruction.lengths[:, None]], axis=1)
     prompt = layout.assemble(captions, lengths, window.states, window.num_turns)
@@ -186,14 +197,16 @@ def denoise_clip(
 
     guided = diffusion.guide(predict_v, state.representation, unconditional)
     shape = latent_shape(dit)
-    return diffusion.sample(guided, sampler, table, noise=lambda i: _noise(keys, i, shape))
+    with network_rules("dit"):
+        return diffusion.sample(guided, sampler, table, noise=lambda i: _noise(keys, i, shape))
 
 
 def decode_clip(
     vae: VAE, latents: Float[Array, "g t h w c"]
 ) -> tuple[UInt8[Array, "g f y x 3"], Bool[Array, " g"]]:
     """Latents as the sampler leaves them to frames, and whether all of a clip's are finite."""
-    frames = vae.decode(from_decoder(latents, vae.config).astype(vae.config.dtype))
+    with network_rules("vae"):
+        frames = decode_in_parts(vae, from_decoder(latents, vae.config).astype(vae.config.dtype))
     return to_uint8(frames), jnp.isfinite(frames).all(axis=(1, 2, 3, 4))
 
 
@@ -285,6 +298,8 @@ class Player:
         window: turns of context, this one included; the protocol's if None.
         steps: denoising steps.
         schedule: noise levels and guidance.
+        places: a mesh and the plan by which the networks lie on it: a turn is then one program.
+            None: one device, and a program for each part of a turn.
     """
 
     def __init__(
@@ -296,7 +311,9 @@ class Player:
         window: int | None = None,
         steps: int = 50,
         schedule: Schedule | None = None,
+        places: tuple[Mesh, Plan] | None = None,
     ):
+        self._places = places
         self.networks, self.tokenizer, self.protocol = networks, tokenizer, protocol
         self.window = protocol.window if window is None else window
         self.steps = steps
@@ -320,6 +337,10 @@ class Player:
         self._denoise = jax.jit(denoise, donate_argnums=2)
         self._decode = jax.jit(decode_clip)
         self._advance = jax.jit(advance)
+        # The window comes back as it went in: the second turn's program is the first one's.
+        whole = None if places is None else NamedSharding(places[0], PartitionSpec())
+        turn = functools.partial(play_turn, layout=layout, table=self.table)
+        self._turn = jax.jit(turn, out_shardings=(whole, None))
 
     @classmethod
     def from_bundle(
@@ -329,33 +350,68 @@ class Player:
         window: int | None = None,
         steps: int = 50,
         dtype: str | None = None,
+        layout: str | None = None,
+        num_games: int | None = None,
     ) -> "Player":
-        """Loads the networks that playing needs; `dtype` is theirs if given, weights included.
+        """Loads the networks that playing needs.
+
+        Args:
+            bundle: that has them.
+            window: as of the class.
+            steps: as of the class.
+            dtype: of the networks, weights included; the bundle's own if None.
+            layout: a plan (`sharding.PLANS`) over this host's devices, each weight read straight
+                to where it belongs; None: all on the first device.
+            num_games: that will be played at once over a layout, which then takes no more devices
+                than they need; None: a multiple of what all devices can share.
 
         Raises:
-            UserError: a network is missing, or they do not fit one another.
+            UserError: a network is missing, they do not fit one another, the devices do not
+                fit the layout, or there are several hosts.
         """
         check_fit(bundle.config)
+        places = None if layout is None else _lay_out(layout, num_games)
         tokenizer = Tokenizer.load(
             bundle.tokenizer_dir,
             vocab_size=bundle.config.mllm.mistral.vocab_size,
             num_queries=bundle.config.mllm.num_queries,
         )
-        mllm, dit, vae, encoder = (
-            bundle.load(name, dtype=dtype, param_dtype=dtype)
-            for name in ("mllm", "dit", "vae", "encoder")
-        )
-        unconditional = jax.jit(lambda encoder: encoder.unconditional())(encoder)
+
+        def load(name: str) -> Any:
+            formats: Any = {"dtype": dtype, "param_dtype": dtype}
+            if places is not None:
+                formats |= {"mesh": places[0], "rules": places[1].of(name)}
+            network = bundle.load(name, **formats)
+            merge_low_rank(network)
+            return network
+
+        mllm, dit, vae, encoder = map(load, ("mllm", "dit", "vae", "encoder"))
+        with _in_slice(places):
+            unconditional = jax.jit(lambda encoder: encoder.unconditional())(encoder)
         networks = Networks(mllm, dit, vae, unconditional)
-        return cls(networks, tokenizer, bundle.protocol, window=window, steps=steps)
+        protocol = bundle.protocol
+        return cls(networks, tokenizer, protocol, window=window, steps=steps, places=places)
 
     def start(self, num_games: int = 1) -> Window:
-        """The window of new games."""
+        """The window of new games.
+
+        Raises:
+            UserError: the layout's groups of devices cannot share so many games equally.
+        """
+        if self._places is not None:
+            groups = self._places[0].shape["data"]
+            if num_games % groups:
+                raise UserError(
+                    f"{num_games} games: expected a multiple of {groups}, so many groups of "
+                    "devices play"
+                )
         size = self.networks.mllm.config.representation_size
         return self._place(empty_window(self.layout, num_games, size))
 
     def _place(self, tree: Any) -> Any:
         """Puts new arrays where the networks lie: or the second call would compile again."""
+        if self._places is not None:
+            return jax.device_put(tree, NamedSharding(self._places[0], PartitionSpec()))
         return jax.device_put(tree, self.networks.unconditional.sharding)
 
     def restore(self, turns: Sequence[SavedTurn]) -> Window:
@@ -367,7 +423,8 @@ class Player:
                 jnp.asarray(turn.states, jnp.int32)[None],
                 jnp.zeros((1,)),
             )
-            window = self._advance(window, self.read([turn.instruction]), state)
+            with _in_slice(self._places):
+                window = self._advance(window, self.read([turn.instruction]), state)
         return window
 
     def check_instruction(self, text: str) -> None:
@@ -408,6 +465,8 @@ class Player:
         """
         tell = on_progress or (lambda stage, step, total: None)
         instruction = self.read(instructions)
+        if self._places is not None:
+            return self._play_whole(window, instruction, seeds=seeds, turn=turn, tell=tell)
         keys = self._place(turn_keys(game_keys(seeds), jnp.asarray(turn)))
         clock = [time.perf_counter()]
 
@@ -443,3 +502,65 @@ class Player:
         representation, states, motion_value = map(np.asarray, state)
         output = TurnOutput(representation, states, motion_value, frames, seconds)
         return self._advance(window, instruction, state), output
+
+    def _play_whole(
+        self,
+        window: Window,
+        instruction: Instruction,
+        *,
+        seeds: Sequence[int],
+        turn: int,
+        tell: Progress,
+    ) -> tuple[Window, TurnOutput]:
+        """A turn as one program over the slice."""
+        began = time.perf_counter()
+        tell("decoder", 0, self.steps)
+        games = self._place(game_keys(seeds))
+        with _in_slice(self._places):
+            window, result = self._turn(
+                self.networks, window, instruction, games, jnp.asarray(turn)
+            )
+        representation, states, motion_value = map(np.asarray, result.state)
+        frames, bad_step = np.asarray(result.frames), np.asarray(result.bad_step)
+        if not np.isfinite(representation).all():
+            raise NonFiniteError(f"turn {turn}: the MLLM's shot representation is not finite")
+        for step in bad_step[bad_step >= 0]:
+            what = "latents" if step < self.steps else "decoded frames"
+            raise NonFiniteError(
+                f"turn {turn}: the {what} are not finite after denoising step "
+                f"{min(step + 1, self.steps)} of {self.steps}"
+            )
+        tell("decoder", self.steps, self.steps)
+        seconds = {"total": time.perf_counter() - began}
+        return window, TurnOutput(representation, states, motion_value, frames, seconds)
+
+
+def _lay_out(layout: str, num_games: int | None) -> tuple[Mesh, Plan]:
+    """The mesh for a plan: of all devices, or of as many as so many games need.
+
+    Raises:
+        UserError: there is no such plan, the devices do not fit it, or there are several hosts.
+    """
+    if layout not in PLANS:
+        raise UserError(f"layout {layout}: expected one of {', '.join(PLANS)}")
+    if jax.process_count() > 1:
+        raise UserError(f"layout {layout}: expected one host, found {jax.process_count()}")
+    plan, devices = PLANS[layout], jax.devices()
+    try:
+        if num_games is not None:
+            groups = plan.mesh_shape(len(devices))["data"]
+            used = max(n for n in range(1, groups + 1) if groups % n == 0 and num_games % n == 0)
+            devices = devices[: len(devices) // groups * used]
+        return make_mesh(plan.mesh_shape(len(devices)), devices=devices), plan
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _in_slice(places: tuple[Mesh, Plan] | None) -> Iterator[None]:
+    """Within the block, programs are traced for the slice and by its plan."""
+    if places is None:
+        yield
+        return
+    with jax.set_mesh(places[0]), use_plan(places[1]):
+        yield

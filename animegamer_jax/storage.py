@@ -1,9 +1,11 @@
 """Where bundles lie: local folders and buckets, and what can go wrong there, told in one line."""
 
 import contextlib
+import logging
 import os
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from etils import epath
 
@@ -19,7 +21,10 @@ def absolute(path: epath.PathLike) -> epath.Path:
     text = os.fspath(path)
     if not text.strip():
         raise UserError("expected a folder's path, found an empty one")
-    return epath.Path(text if "://" in text else os.path.abspath(os.path.expanduser(text)))
+    if is_bucket(text):
+        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it prints what it raises as well
+        return epath.Path(text)
+    return epath.Path(os.path.abspath(os.path.expanduser(text)))
 
 
 def refuse_existing(
@@ -68,6 +73,30 @@ _STATUS = re.compile(
 )
 
 
+_SIGN_IN = (
+    "sign in with `gcloud auth application-default login`, or let this machine's account into the "
+    "bucket"
+)
+# What gcsfs and tensorstore say to one whom they do not know, or who may not.
+_REFUSED = re.compile(
+    r"UNAUTHENTICATED|PERMISSION_DENIED|Forbidden|Anonymous caller|\b40[13]\b|credentials", re.I
+)
+
+
+def is_bucket(path: epath.PathLike) -> bool:
+    """Whether a path is an address in a bucket."""
+    return "://" in os.fspath(path)
+
+
+def _lacks_credentials(error: BaseException | None) -> bool:
+    """Whether a bucket refused this machine's account, or found none."""
+    while error is not None:
+        if type(error).__module__.startswith("google.auth") or _REFUSED.search(str(error)):
+            return True
+        error = error.__cause__
+    return False
+
+
 def _reason(error: Exception) -> str | None:
     """Why storage refused, in a few words; None: the error is another one's."""
     if type(error) is Exception and isinstance(error.__cause__, Exception):
@@ -96,6 +125,8 @@ def _reason(error: Exception) -> str | None:
 def telling(path: epath.PathLike, what: str, *, mend: str) -> Iterator[None]:
     """Turns what a disk or a bucket raises into one line: `path`, `what`, the reason, `mend`.
 
+    A bucket that refuses this machine's account has a remedy of its own.
+
     Raises:
         UserError: storage refused.
     """
@@ -105,4 +136,20 @@ def telling(path: epath.PathLike, what: str, *, mend: str) -> Iterator[None]:
         reason = _reason(error)
         if reason is None or isinstance(error, UserError):
             raise
+        if is_bucket(path) and _lacks_credentials(error):
+            mend = _SIGN_IN
         raise UserError(f"{os.fspath(path)}: {what}: {reason}: {mend}") from error
+
+
+def one_host() -> dict[str, Any]:
+    """Options of an Orbax checkpointer or handler that waits for no other host."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    if jax.process_count() == 1:
+        return {}
+    host = jax.process_index()
+    options = ocp.options.MultiprocessingOptions(
+        primary_host=host, active_processes={host}, barrier_sync_key_prefix=f"host{host}"
+    )
+    return {"multiprocessing_options": options}

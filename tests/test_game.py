@@ -141,7 +141,7 @@ DAMAGE = {
         r"turns\[1\]\.meters\.stamina: expected 40, .*found 41",
     ),
     "meters": (lambda d, t: t[1].update(meters=[]), r"turns\[1\]\.meters: expected an object"),
-    "seconds": (lambda d, t: t[1]["seconds"].pop("vae"), r"turns\[1\]\.seconds\.vae: expected"),
+    "seconds": (lambda d, t: t[1]["seconds"].pop("total"), r"turns\[1\]\.seconds\.total: expected"),
     "path": (lambda d, t: t[0].update(clip="../turn_001.mp4"), r"\.clip: expected the bare name"),
     "root": (lambda d, t: t[0].update(clip="/etc/turn.mp4"), r"\.clip: expected the bare name"),
     "windows": (lambda d, t: t[0].update(clip="..\\a.mp4"), r"\.clip: expected the bare name"),
