@@ -392,9 +392,9 @@ def test_damaged_weights_are_told_in_one_line(tmp_path):
             Bundle.open(path).load("encoder")
         assert "\n" not in str(told.value)
 
-    def cut(folder):
+    def cut(folder):  # the ends of these files may hold only what was written anew since
         for file in (folder / "ocdbt.process_0" / "d").iterdir():
-            os.truncate(file, file.stat().st_size // 2)
+            os.truncate(file, file.stat().st_size // 8)
 
     damaged("cut", cut)
     damaged("lost", lambda folder: shutil.rmtree(folder / "ocdbt.process_0"))
