@@ -128,7 +128,7 @@ class VAEConfig(NetworkConfig):
     """The causal 3D VAE; `multipliers` are channels a level over `channels`, finest level first.
 
     The decoder sees latents times `scaling_factor`. With `frequency_scales`, one for each latent
-    frame, it sees their cosine frequencies over time, each times its scale (`vae.to_decoder`;
+    frame, each of their cosine frequencies over time is also times its scale (`vae.to_decoder`;
     docs/decisions/training-the-toy.md); the released one has none.
     """
 
@@ -241,8 +241,7 @@ def make_full() -> ModelConfig:
 def make_toy() -> ModelConfig:
     """17 frames of 48 x 72 on two CPU cores: the same parts, 17 latent frames of 12 x 18.
 
-    Every frame has its own latent, and a patch of the transformer is all frames of 2 x 2 latents:
-    see `docs/decisions/training-the-toy.md`.
+    Every frame has its own latent, and a patch of the transformer is 6 x 6 latents of one: see `docs/decisions/training-the-toy.md`.
 
     Nothing is low-rank here: there is no pre-trained weight to keep. Vocabularies are enlarged or
     cut to the tokenizer's when weights are made.
@@ -275,8 +274,7 @@ def make_toy() -> ModelConfig:
             intermediate_size=3 * width,
             num_layers=6,
             num_attention_heads=3,
-            patch_size=2,
-            patch_frames=17,
+            patch_size=6,
             output="clean",
             clean_std=0.22,
             latent_channels=4,

@@ -18,7 +18,7 @@ _LINE_EVERY = 20.0  # seconds between lines where there is no terminal
 def toyworld(
     *,
     out: Path,
-    games: int = 2400,
+    games: int = 2000,
     test_games: int = 100,
     turns: int = 5,
     height: int = 48,

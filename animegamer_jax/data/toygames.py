@@ -6,6 +6,7 @@ import functools
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -18,6 +19,7 @@ from animegamer_jax.data.toyworld import (
     NUM_FRAMES,
     PROTOCOL,
     SPLITS,
+    Scene,
     Split,
     make_game,
     partial_captions,
@@ -43,7 +45,7 @@ class ToySize:
         height, width: of a frame.
     """
 
-    games: int = 2400
+    games: int = 2000
     test_games: int = 100
     turns: int = 5
     height: int = 48
@@ -65,6 +67,20 @@ def game_number(number: int, *, split: Split, seed: int) -> int:
     return (seed * len(SPLITS) + SPLITS.index(split)) * _GAMES_A_SPLIT + number
 
 
+class _Shown(NamedTuple):
+    """What every turn with the same scene shares."""
+
+    clip: bytes
+    motion_value: float
+
+
+@functools.lru_cache(maxsize=8192)
+def _shown(scene: Scene, *, height: int, width: int) -> _Shown:
+    """A scene's clip and what moves in it; games show a scene more than once."""
+    frames = render(scene, height=height, width=width)
+    return _Shown(encode_lossless_mp4(frames), motion_value(frames))
+
+
 def make_records(number: int, *, split: Split, size: ToySize, seed: int) -> list[Record]:
     """The turns of one game, a function of the arguments alone."""
     cv2.setNumThreads(1)
@@ -74,7 +90,7 @@ def make_records(number: int, *, split: Split, size: ToySize, seed: int) -> list
     records = []
     for index, turn in enumerate(turns):
         scene = turn.scene
-        frames = render(scene, height=size.height, width=size.width)
+        shown = _shown(scene, height=size.height, width=size.width)
         records.append(
             {
                 "film": FILM,
@@ -90,11 +106,11 @@ def make_records(number: int, *, split: Split, size: ToySize, seed: int) -> list
                 "place": scene.place,
                 "time": scene.time,
                 "motion_level": scene.level,
-                "motion_value": motion_value(frames),
+                "motion_value": shown.motion_value,
                 "social": turn.social,
                 "entertainment": turn.entertainment,
                 "stamina": turn.stamina,
-                "clip": encode_lossless_mp4(frames),
+                "clip": shown.clip,
             }
         )
     return records

@@ -46,6 +46,22 @@ class Shot(NamedTuple):
     layers: list[Layer]
 
 
+class Stage(NamedTuple):
+    """What no instruction tells of a scene.
+
+    Attributes:
+        start: where in the place's near strip the frame begins, in units.
+        x: where the character is, units from the middle.
+        facing: 1 to the right, -1 to the left.
+        pace: the speed as a share of the level's.
+    """
+
+    start: float = 20.0
+    x: float = 0.0
+    facing: int = 1
+    pace: float = 1.0
+
+
 class Beat(NamedTuple):
     """What a seed and a level choose for one clip.
 
@@ -85,21 +101,26 @@ _GAINS: dict[str, tuple[float, float, float, float, float]] = {
 
 def pose(scene: Scene, *, num_frames: int) -> Shot:
     """All motion of a scene."""
-    rng = np.random.default_rng(scene.seed)
+    stage = Stage() if scene.seed is None else _drawn_stage(scene.seed)
     level = scene.level - 1
-    speed = MOTION_VALUES[level] / 10 * rng.uniform(0.92, 1.08) * _GAINS[scene.motion][level]
+    speed = MOTION_VALUES[level] / 10 * stage.pace * _GAINS[scene.motion][level]
     frames = np.arange(num_frames)
     rate = (_HOPS if scene.motion == "jump" else _RATES)[level]
     if scene.motion in _STRIDES:  # feet keep pace with the ground, as far as 8 frames a second show
         rate = min(0.22, speed / (4 * _LEG * _STRIDES[scene.motion]))
-    facing = int(rng.choice((-1, 1)))
-    x, start = rng.uniform(-7, 7), rng.uniform(0, PERIOD)
-    way, turned = np.full(num_frames, x), np.ones(num_frames)
+    way, facing = np.full(num_frames, stage.x), np.full(num_frames, stage.facing)
     if scene.motion in _CROSSING:
-        way, turned = _crossing(speed * frames, offset=2 + x / 3.5)
-        way *= facing
-    beat = Beat(speed=speed, cycles=frames * rate, rate=rate, facing=facing * turned, x=way)
-    return Shot(start, _MOTIONS[scene.motion](scene, beat))
+        gone, turned = _crossing(speed * frames, offset=2 + stage.x / 3.5)
+        way, facing = stage.facing * gone, stage.facing * turned
+    beat = Beat(speed=speed, cycles=frames * rate, rate=rate, facing=facing, x=way)
+    return Shot(stage.start, _MOTIONS[scene.motion](scene, beat))
+
+
+def _drawn_stage(seed: int) -> Stage:
+    rng = np.random.default_rng(seed)
+    pace, facing = rng.uniform(0.92, 1.08), int(rng.choice((-1, 1)))
+    x, start = rng.uniform(-7, 7), rng.uniform(0, PERIOD)
+    return Stage(start=start, x=x, facing=facing, pace=pace)
 
 
 def _crossing(gone: Curve, *, offset: float) -> tuple[Curve, Curve]:

@@ -17,7 +17,7 @@ MOTION_EDGES = (1.4, 5.0, 12.0, 22.0)
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """Everything that a clip shows; `seed` sets where people stand, look and start.
+    """Everything that a clip shows.
 
     Attributes:
         character: one of `CHARACTERS`, who acts (and speaks, in a talk).
@@ -26,7 +26,8 @@ class Scene:
         time: one of `TIMES`.
         level: the motion level, 1 to 5.
         partner: who is talked to; None for every other motion.
-        seed: the variety that no instruction tells.
+        seed: the variety that no instruction tells: the view of the place, where people stand and
+            look, how fast they are within their level. None: the one view that games show.
 
     Raises:
         ValueError: a name that the toy world does not have, or a partner without a talk.
@@ -38,7 +39,7 @@ class Scene:
     time: str
     level: int
     partner: str | None
-    seed: int
+    seed: int | None = None
 
     def __post_init__(self):
         for name, options in (

@@ -225,7 +225,7 @@ def labels(scenes: Sequence[Scene], attribute: Attribute) -> Int[np.ndarray, " n
 
 
 def draw_scenes(count: int, *, seed: int) -> tuple[Scene, ...]:
-    """Scenes of all values in equal shares, with seeds that no game's scenes have by rule."""
+    """Scenes of all values in equal shares, as games show them."""
     random = np.random.default_rng([seed, 0x5EED])
     order = {
         name: random.permutation(np.resize(np.arange(len(values)), count))
@@ -244,7 +244,6 @@ def draw_scenes(count: int, *, seed: int) -> tuple[Scene, ...]:
                 time=TIMES[random.integers(len(TIMES))],
                 level=int(random.choice(LEVELS)),
                 partner=str(random.choice(others)) if motion == "talk" else None,
-                seed=int(random.integers(1 << 40, 1 << 41)),
             )
         )
     return tuple(scenes)
@@ -362,9 +361,11 @@ def make_readers(
         num_frames: see there.
         reconstruct: clips through the VAE.
         num_truth: true clips to read by.
-        num_checked: others to check with.
+        num_checked: to check with, less those that are among the first.
     """
-    learned, checked = draw_scenes(num_truth, seed=0), draw_scenes(num_checked, seed=1)
+    learned = draw_scenes(num_truth, seed=0)
+    known = set(learned)
+    checked = [scene for scene in draw_scenes(num_checked, seed=1) if scene not in known]
     clips = render_all(learned, height=height, width=width)[:, :num_frames]
     check = render_all(checked, height=height, width=width)[:, :num_frames]
     if reconstruct is not None:

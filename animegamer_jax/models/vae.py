@@ -489,28 +489,29 @@ def cosines(num_frames: int) -> Float[np.ndarray, "k f"]:
 
 def to_decoder(
     latents: Float[Array, "*b f h w z"], config: VAEConfig
-) -> Float[Array, "*b k h w z"]:
+) -> Float[Array, "*b f h w z"]:
     """The VAE's latents as the diffusion model sees them.
 
-    Times `scaling_factor`; with `frequency_scales` also transformed over time, and each frequency
+    Times `scaling_factor`; with `frequency_scales` also each of their cosine frequencies over time
     times its scale.
 
     Raises:
         ValueError: there is not one scale for each latent frame.
     """
-    return _transformed(latents * config.scaling_factor, _to_frequencies(config, latents))
+    return _over_time(latents * config.scaling_factor, _frequency_gain(config, latents))
 
 
 def from_decoder(
-    latents: Float[Array, "*b k h w z"], config: VAEConfig
+    latents: Float[Array, "*b f h w z"], config: VAEConfig
 ) -> Float[Array, "*b f h w z"]:
     """The inverse of `to_decoder`."""
-    matrix = _to_frequencies(config, latents)
-    inverse = None if matrix is None else np.linalg.inv(matrix)
-    return _transformed(latents, inverse) / config.scaling_factor
+    gain = _frequency_gain(config, latents)
+    inverse = None if gain is None else np.linalg.inv(gain)
+    return _over_time(latents, inverse) / config.scaling_factor
 
 
-def _to_frequencies(config: VAEConfig, latents: jax.Array) -> Float[np.ndarray, "k f"] | None:
+def _frequency_gain(config: VAEConfig, latents: jax.Array) -> Float[np.ndarray, "f f"] | None:
+    """Frames to frequencies, each times its scale, and back to frames; None: as they are."""
     scales, frames = config.frequency_scales, latents.shape[-4]
     if not scales:
         return None
@@ -518,10 +519,11 @@ def _to_frequencies(config: VAEConfig, latents: jax.Array) -> Float[np.ndarray, 
         raise ValueError(
             f"latents of {frames} frames: the VAE has frequency scales of {len(scales)}"
         )
-    return np.array(scales)[:, None] * cosines(frames)
+    basis = cosines(frames)
+    return basis.T @ (np.array(scales)[:, None] * basis)
 
 
-def _transformed(x: jax.Array, matrix: Float[np.ndarray, "k f"] | None) -> jax.Array:
+def _over_time(x: jax.Array, matrix: Float[np.ndarray, "f f"] | None) -> jax.Array:
     if matrix is None:
         return x
     weights = jnp.asarray(matrix, jnp.float32)  # float32 island: small frequencies beside large

@@ -51,7 +51,7 @@ class T5Recipe(Recipe):
 
 RECIPES = {
     "toy": T5Recipe(
-        steps=800,
+        steps=600,
         batch_size=128,
         optimizer=OptimizerConfig(
             learning_rate=1e-3, warmup_steps=100, decay="cosine", b2=0.98, weight_decay=0.01

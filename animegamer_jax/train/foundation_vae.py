@@ -77,7 +77,7 @@ class VAERecipe(Recipe):
 
 RECIPES = {
     "toy": VAERecipe(
-        steps=2000,
+        steps=1500,
         batch_size=4,
         optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=100, decay="cosine"),
         ema_decay=0.995,
