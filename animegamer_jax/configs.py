@@ -241,7 +241,8 @@ def make_full() -> ModelConfig:
 def make_toy() -> ModelConfig:
     """17 frames of 48 x 72 on two CPU cores: the same parts, 17 latent frames of 12 x 18.
 
-    Every frame has its own latent, and a patch of the transformer is 6 x 6 latents of one: see `docs/decisions/training-the-toy.md`.
+    Every frame has its own latent, and a patch of the transformer is 6 x 6 latents of one: see
+    `docs/decisions/training-the-toy.md`.
 
     Nothing is low-rank here: there is no pre-trained weight to keep. Vocabularies are enlarged or
     cut to the tokenizer's when weights are made.

@@ -12,6 +12,7 @@ import argparse
 import functools
 import hashlib
 import json
+import math
 import subprocess
 import sys
 from importlib import metadata
@@ -68,9 +69,15 @@ TRAIN = {
         ("v5e:2x4", ["--batch", "16", "--accumulate", "2"]),
     ],
 }
+FILMS = (10, 1_000, 100_000)
+CLIPS_A_FILM = 2_000  # as the paper's ten films gave
 KEPT = Path("out/plans")
 PACKAGE = Path(__file__).parent.parent / "animegamer_jax"
 _SOURCES = ("*.py", "convert/*.py", "models/*.py", "plan/*.py", "train/*.py")
+_FILMS_TOLD = (
+    f"Films of {CLIPS_A_FILM:,} clips each; a stage sees as many as in the paper's recipe, or\n"
+    "each clip once where there are more. Chip-hours:"
+)
 BEGIN, END = "<!-- plan_tables.py -->", "<!-- /plan_tables.py -->"
 
 
@@ -190,6 +197,34 @@ def train_table(only: list[str]) -> list[str]:
     return lines
 
 
+def films_table() -> list[str]:
+    """Chip-hours of each stage for so many films, on the first slice of its rows.
+
+    A stage sees as many clips as the paper's recipe, or each clip once where there are more.
+    """
+    slices = {cases[0][0] for cases in TRAIN.values()}
+    (topology,) = slices
+    plans = {}
+    for stage, (first, *_) in TRAIN.items():
+        _, found = ask(stage, *first)
+        if not found["fits"]:
+            raise SystemExit(f"{stage} does not fit on {topology}: no films can be counted")
+        (plans[stage],) = found["plans"]
+    lines = [
+        f"| films | clips | {' | '.join(plans)} | chip-hours in all | days on one {topology} |",
+        "|---|---|" + "---|" * len(plans) + "---|---|",
+    ]
+    for films in FILMS:
+        clips, hours = films * CLIPS_A_FILM, []
+        for record in plans.values():
+            work = record["recipe"]
+            hours.append(work["chip_hours"] * max(1.0, clips / work["samples"]))
+        (chips,) = {math.prod(record["mesh"].values()) for record in plans.values()}
+        told = " | ".join(f"{h:,.0f}" for h in (*hours, sum(hours)))
+        lines.append(f"| {films:,} | {clips:,} | {told} | {sum(hours) / chips / 24:,.1f} |")
+    return lines
+
+
 def main() -> None:
     """Prints the tables, or writes them into a page."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -198,7 +233,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.only and options.write:
         parser.error("--only prints some rows: --write would remove all others")
-    text = "\n".join([*play_table(options.only), "", *train_table(options.only)])
+    tables = [*play_table(options.only), "", *train_table(options.only)]
+    if not options.only:
+        tables += ["", _FILMS_TOLD, "", *films_table()]
+    text = "\n".join(tables)
     if options.write is None:
         print(text)
         return

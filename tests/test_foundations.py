@@ -369,9 +369,7 @@ def test_scaling_factor_and_clips(pictures, frames):
     assert drawn.std() == pytest.approx(1, rel=0.02)
     seen = np.asarray(vae.to_decoder(jnp.asarray(drawn / config.scaling_factor), config))
     assert (seen - seen.mean()).std() == pytest.approx(1, rel=0.05)
-    to_frequencies = functools.partial(
-        np.einsum, "kf,bfhwz->bkhwz", vae.cosines(drawn.shape[1])
-    )
+    to_frequencies = functools.partial(np.einsum, "kf,bfhwz->bkhwz", vae.cosines(drawn.shape[1]))
     before, after = (to_frequencies(x).std((0, 2, 3, 4)) for x in (drawn, seen))
     np.testing.assert_allclose(after / after[0], np.sqrt(before / before[0]), rtol=0.1)
     unscaled = dataclasses.replace(config, scaling_factor=0.7, frequency_scales=())

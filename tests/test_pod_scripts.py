@@ -247,7 +247,8 @@ def record(stage: str) -> dict:
         "samples_per_second": 25.6,
         "unit": "clips",
         "peak_share": 0.4,
-        "recipe": {"chip_hours": 1234.5},
+        "recipe": {"chip_hours": 1234.5, "samples": 1_000_000},
+        "mesh": {"data": 4, "fsdp": 16},
     }  # fmt: skip
 
 
@@ -266,6 +267,24 @@ def test_rows(tables, monkeypatch):
     assert any("39,322 tokens" in line for line in lines)
     assert "| mllm | `plan mllm` | does not fit: 20.0 GB | | | | | |" in lines
     assert {line.count("|") for line in tables.play_table([])} == {6}
+
+
+def test_films(tables, monkeypatch):
+    """As many clips as the recipe's, or each of them once; a stage that does not fit is told."""
+    fits = True
+
+    def ask(stage, topology, options):
+        assert (topology, fits) != ("v5e:4x4", True)
+        return "", {"fits": fits, "plans": [record(stage)] if fits else []}
+
+    monkeypatch.setattr(tables, "ask", ask)
+    _, _, ten, thousand, many = tables.films_table()
+    assert ten.startswith("| 10 | 20,000 | 1,234 | 1,234 | 1,234 | 1,234 | 4,938 | 3.2 |")
+    assert thousand.startswith("| 1,000 | 2,000,000 | 2,469 |")
+    assert many.startswith("| 100,000 | 200,000,000 | 246,900 |")
+    fits = False
+    with pytest.raises(SystemExit, match="decoder does not fit on v5p:4x4x4"):
+        tables.films_table()
 
 
 def test_every_row_can_be_planned(tables, monkeypatch):

@@ -300,7 +300,8 @@ def test_untold_variety():
     shots = [pose(dataclasses.replace(plain, seed=s), num_frames=17) for s in range(8)]
     assert len({shot.start for shot in shots}) == 8
     shadows = np.stack([shot.layers[0].points[0].mean(0)[0] for shot in shots])
-    assert shadows.min() < -2 and shadows.max() > 2
+    assert shadows.min() < -2
+    assert shadows.max() > 2
     heights = [np.ptp(shot.layers[-1].points[..., 1]) for shot in shots]
     assert 1.1 < max(heights) / min(heights) < 1.2
     for turn in turns_of([make_game(0), make_game(1, split="test")]):
