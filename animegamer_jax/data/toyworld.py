@@ -213,7 +213,7 @@ def _full_scene(rng: np.random.Generator, turns: Sequence[ToyTurn]) -> Scene:
     partner = None
     if told["motion"] == "talk":
         partner = _draw_partner(rng, turns, character=told["character"])
-    return Scene(**told, level=int(rng.choice(LEVELS)), partner=partner)
+    return Scene(**told, level=int(rng.choice(LEVELS)), partner=partner, seed=None)
 
 
 def _draw_partner(rng: np.random.Generator, turns: Sequence[ToyTurn], *, character: str) -> str:

@@ -67,9 +67,9 @@ def make_truth(games: Games, *, height: int, width: int, num_frames: int) -> Tru
 
 
 def other_take(truth: Truth) -> GameClips:
-    """Clips of the same scenes with another seed: right in all that an instruction can say."""
+    """Clips of the same scenes from other views: right in all that an instruction can say."""
     scenes = [turn.scene for game in truth.games for turn in game]
-    others = [dataclasses.replace(scene, seed=scene.seed + (1 << 42)) for scene in scenes]
+    others = [dataclasses.replace(scene, seed=number) for number, scene in enumerate(scenes)]
     _, _, f, h, w, _ = truth.clips.shape
     return render_all(others, height=h, width=w)[:, :f].reshape(truth.clips.shape)
 
