@@ -16,7 +16,8 @@ from tiny_sets import CONFIG, PROTOCOL, frames_of, make_tokenizer, turns_of, wri
 
 from animegamer_jax.bundle import Bundle, BundleWriter
 from animegamer_jax.data import command
-from animegamer_jax.data.features import FeatureMaker, shown_frame, write_features
+from animegamer_jax.data import features as features_module
+from animegamer_jax.data.features import FeatureMaker, encode_clips, shown_frame, write_features
 from animegamer_jax.data.sets import open_features, open_games
 from animegamer_jax.data.turns import check_features
 from animegamer_jax.errors import UserError
@@ -303,3 +304,32 @@ def test_a_taken_place(features, bundle, games_path):
         write_features(
             features.path, bundle=bundle, games=open_games(games_path), num_text_tokens=3
         )
+
+
+def test_clips_that_come_again_are_not_computed_again(
+    features, bundle, networks, games_path, monkeypatch
+):
+    """As long as they are remembered; what is stored is the same."""
+    games = open_games(games_path)
+    tokenizer = Tokenizer.load(bundle.tokenizer_dir, num_queries=1)
+    turns = [games.turns("train")[i] for i in range(10)]
+    computed = []
+
+    def count(vae, clips):
+        computed.append(len({clip.tobytes() for clip in np.asarray(clips)}))
+        return encode_clips(vae, clips)
+
+    monkeypatch.setattr(features_module, "encode_clips", count)
+    monkeypatch.setattr(features_module, "_GROUP", 1)
+    for remembered, expected in ((1 << 20, 10), (0, 20)):
+        monkeypatch.setattr(features_module, "_REMEMBERED", remembered)
+        computed.clear()
+        maker = FeatureMaker(**networks, tokenizer=tokenizer, num_text_tokens=3, batch_size=4)
+        made = list(maker.records([*turns, *turns[:2], *turns[4:], *turns[2:4]], games.info))
+        assert sum(computed) == expected
+        again = [*range(10), 0, 1, *range(4, 10), 2, 3]
+        for parts, k in zip(made, again, strict=True):
+            np.testing.assert_allclose(
+                parts["latents"]["moments"], features.latents("train")[k]["moments"], **FLOAT16
+            )
+            assert parts["conditions"]["motion_text"] == turns[k]["motion_text"]

@@ -9,9 +9,10 @@ its devices, and the same command goes on after a stop.
 """
 
 import dataclasses
+import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import cast
+from typing import TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +40,10 @@ from animegamer_jax.sharding import make_mesh, partition_spec
 from animegamer_jax.tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int], None]
+T = TypeVar("T")
+
+_GROUP = 4  # batches that are read ahead, so that what is new in them fills whole ones
+_REMEMBERED = 1 << 28  # bytes of features that are kept for clips which come again
 
 
 def signed(frames: UInt8[Array, "*b h w 3"]) -> Float[Array, "*b h w 3"]:
@@ -92,6 +97,9 @@ class FeatureMaker:
     frame: Frame = "first"
     batch_size: int = 16
     mesh: Mesh | None = None
+    _seen: dict[tuple[bytes, int], tuple[np.ndarray, np.ndarray]] = dataclasses.field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def records(self, turns: Iterable[Record], info: SetInfo) -> Iterator[Mapping[Part, Record]]:
         """The turns of a games set with features for their clips, and the moments of the clips.
@@ -99,21 +107,42 @@ class FeatureMaker:
         Raises:
             UserError: a clip cannot be read, or a feature is too large to be stored.
         """
-        for batch in _batches(turns, self.batch_size):
-            clips = [read_frames(turn, info, num_frames=info.num_frames) for turn in batch]
-            shown = [
-                clip[shown_frame(turn, num_frames=info.num_frames, frame=self.frame)]
-                for turn, clip in zip(batch, clips, strict=True)
-            ]
-            tokens = [self.tokenizer.padded(t["motion_text"], self.num_text_tokens) for t in batch]
-            made = (  # all three are under way before the first is waited for
-                ("T5", read_texts(self.t5, self._whole(tokens))),
+        for group in _batches(turns, _GROUP * self.batch_size):
+            self._see(group, info)
+            for batch in _batches(group, self.batch_size):
+                tokens = [
+                    self.tokenizer.padded(t["motion_text"], self.num_text_tokens) for t in batch
+                ]
+                texts = _stored(read_texts(self.t5, self._whole(tokens)), batch, network="T5")
+                for turn, text in zip(batch, texts, strict=True):
+                    image, moments = self._seen[self._key(turn, info)]
+                    yield _record(turn, text=text, image=image, moments=moments)
+
+    def _key(self, turn: Record, info: SetInfo) -> tuple[bytes, int]:
+        """What CLIP's features and the moments of a turn depend on."""
+        shown = shown_frame(turn, num_frames=info.num_frames, frame=self.frame)
+        return hashlib.sha256(turn["clip"]).digest(), shown
+
+    def _see(self, group: list[Record], info: SetInfo) -> None:
+        """CLIP's features and moments of clips not seen lately: a toy's games show some again."""
+        keys = [self._key(turn, info) for turn in group]
+        new = {k: turn for k, turn in zip(keys, group, strict=True) if k not in self._seen}
+        for batch in _batches(new.items(), self.batch_size):
+            turns = [turn for _, turn in batch]
+            clips = [read_frames(turn, info, num_frames=info.num_frames) for turn in turns]
+            shown = [clip[frame] for ((_, frame), _), clip in zip(batch, clips, strict=True)]
+            made = (  # both are under way before the first is waited for
                 ("CLIP", see_frames(self.clip, self._whole(shown))),
                 ("the VAE", encode_clips(self.vae, self._whole(clips))),
             )
-            stored = [_stored(values, batch, network=name) for name, values in made]
-            for turn, text, image, moments in zip(batch, *stored, strict=True):
-                yield _record(turn, text=text, image=image, moments=moments)
+            stored = [_stored(values, turns, network=name) for name, values in made]
+            for (key, _), image, moments in zip(batch, *stored, strict=True):
+                self._seen[key] = image, moments
+        for key in keys:  # the latest last
+            self._seen[key] = self._seen.pop(key)
+        size = sum(row.nbytes for row in self._seen[keys[0]])
+        for key in list(self._seen)[: -max(len(set(keys)), _REMEMBERED // size)]:
+            del self._seen[key]
 
     def _whole(self, rows: list[np.ndarray]) -> jax.Array:
         """A batch of one shape: a short one is filled up with its last row."""
@@ -135,7 +164,7 @@ def _record(
     return parts
 
 
-def _batches(turns: Iterable[Record], size: int) -> Iterator[list[Record]]:
+def _batches(turns: Iterable[T], size: int) -> Iterator[list[T]]:
     rest = iter(turns)
     while batch := list(itertools.islice(rest, size)):
         yield batch

@@ -54,7 +54,7 @@ class DiTRecipe(Recipe):
 
 RECIPES = {
     "toy": DiTRecipe(
-        steps=1200,
+        steps=800,
         batch_size=16,
         optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=100, decay="cosine"),
         ema_decay=0.999,
