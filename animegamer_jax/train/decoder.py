@@ -73,7 +73,7 @@ class DecoderRecipe(ClipRecipe):
 
 RECIPES = {
     "toy": DecoderRecipe(
-        steps=10_000,
+        steps=4800,
         batch_size=16,
         optimizer=OptimizerConfig(learning_rate=1.5e-3, warmup_steps=100, decay="cosine"),
         ema_decay=0.999,
