@@ -232,7 +232,7 @@ def test_the_most_frequent_value_is_right_as_often_as_it_occurs(truth):
 def test_the_reader_that_is_right_most_often_reads(reader):
     assert all(reader.chosen[name].accuracy == 1 for name in ("place", "time"))
     assert reader.chosen["character"].accuracy >= 0.9
-    assert all(check.num_clips == 24 for check in reader.checks)
+    assert all(20 <= check.num_clips <= 24 for check in reader.checks)
 
     def check(name: str, accuracy: float, reconstructed: float) -> ReaderCheck:
         return ReaderCheck(

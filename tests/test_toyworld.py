@@ -303,7 +303,7 @@ def test_untold_variety():
     assert shadows.min() < -2
     assert shadows.max() > 2
     heights = [np.ptp(shot.layers[-1].points[..., 1]) for shot in shots]
-    assert 1.1 < max(heights) / min(heights) < 1.2
+    assert 1.05 < max(heights) / min(heights) < 1.18
     for turn in turns_of([make_game(0), make_game(1, split="test")]):
         assert turn.scene.seed is None
 

@@ -108,7 +108,8 @@ def pose(scene: Scene, *, num_frames: int) -> Shot:
     rate = (_HOPS if scene.motion == "jump" else _RATES)[level]
     if scene.motion in _STRIDES:  # feet keep pace with the ground, as far as 8 frames a second show
         rate = min(0.22, speed / (4 * _LEG * _STRIDES[scene.motion]))
-    way, facing = np.full(num_frames, stage.x), np.full(num_frames, stage.facing)
+    way = np.full(num_frames, stage.x)
+    facing = np.full(num_frames, float(stage.facing))
     if scene.motion in _CROSSING:
         gone, turned = _crossing(speed * frames, offset=2 + stage.x / 3.5)
         way, facing = stage.facing * gone, stage.facing * turned

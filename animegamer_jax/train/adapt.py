@@ -60,7 +60,7 @@ class AdaptRecipe(ClipRecipe):
 RECIPES = {
     "toy": AdaptRecipe(
         steps=800,
-        batch_size=32,
+        batch_size=16,
         optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=50, decay="cosine"),
         ema_decay=0.999,
         dtype="bfloat16",

@@ -66,7 +66,7 @@ class MLLMRecipe(Recipe):
 
 RECIPES = {
     "toy": MLLMRecipe(
-        steps=1500,
+        steps=1000,
         batch_size=16,
         optimizer=OptimizerConfig(
             learning_rate=1e-3, warmup_steps=100, decay="cosine", b2=0.98, weight_decay=0.05
