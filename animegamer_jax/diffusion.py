@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from animegamer_jax.protocol import Protocol
+
 Column = Any  # [n] on the host, a scalar inside the scan
 
 
@@ -67,6 +69,11 @@ class Schedule:
         t = np.asarray(timesteps, np.float64)
         phase = ((self.guidance_period - t) / self.guidance_period) ** self.guidance_power
         return 1 + self.guidance_scale * (1 - np.cos(np.pi * phase)) / 2
+
+
+def schedule_of(protocol: Protocol) -> Schedule:
+    """The schedule that a model of this protocol plays by."""
+    return Schedule(guidance_scale=protocol.guidance_scale)
 
 
 class SamplerTable(NamedTuple):

@@ -49,6 +49,7 @@ class Protocol:
         motion_levels, social, entertainment, stamina: values a state token may take.
         motion_values: motion value of each motion level for the decoder, in pixels of mean
             optical flow (the released decoder script's table).
+        guidance_scale: of the sampler, see `diffusion.Schedule`; 0 is no guidance.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Protocol:
     entertainment: tuple[int, ...] = (0, 1)
     stamina: tuple[int, ...] = (-1, 1)
     motion_values: tuple[float, ...] = (0.5, 2.5, 10.0, 15.0, 40.0)
+    guidance_scale: float = 6.0
 
     @property
     def state_values(self) -> tuple[tuple[int, ...], ...]:

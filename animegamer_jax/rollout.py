@@ -297,7 +297,7 @@ class Player:
         protocol: of the bundle.
         window: turns of context, this one included; the protocol's if None.
         steps: denoising steps.
-        schedule: noise levels and guidance.
+        schedule: noise levels and guidance; the protocol's if None.
         places: a mesh and the plan by which the networks lie on it: a turn is then one program.
             None: one device, and a program for each part of a turn.
     """
@@ -319,7 +319,8 @@ class Player:
         self.steps = steps
         config = networks.mllm.config
         try:
-            self.table = diffusion.make_sampler_table(schedule or Schedule(), steps)
+            schedule = schedule or diffusion.schedule_of(protocol)
+            self.table = diffusion.make_sampler_table(schedule, steps)
             self.layout = Layout(
                 protocol, tokenizer.ids, num_queries=config.num_queries, window=self.window
             )

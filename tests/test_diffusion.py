@@ -19,6 +19,7 @@ from animegamer_jax.convert import encoder as encoder_table
 from animegamer_jax.convert.rules import convert
 from animegamer_jax.convert.sources import open_torch
 from animegamer_jax.diffusion import SamplerTable, Schedule, make_sampler_table
+from animegamer_jax.protocol import PAPER, RELEASED
 
 RECORDED = Path(__file__).parent / "reference" / "vdm"
 SCHEDULE = Schedule()
@@ -373,3 +374,12 @@ def test_loss_is_the_mean_square_of_each_sample():
     expected = np.square(np.asarray(a) - np.asarray(b)).reshape(3, -1).mean(1)
     np.testing.assert_allclose(diffusion.v_loss(a, b), expected, rtol=1e-6)
     assert diffusion.v_loss(a.astype(jnp.bfloat16), b).dtype == jnp.float32
+
+
+def test_a_protocol_says_how_much_guidance():
+    assert diffusion.schedule_of(PAPER) == diffusion.schedule_of(RELEASED) == Schedule()
+    none = diffusion.schedule_of(dataclasses.replace(PAPER, guidance_scale=0.0))
+    np.testing.assert_array_equal(make_sampler_table(none, 7).guidance, 1)
+    np.testing.assert_array_equal(
+        make_sampler_table(none, 7).on_x, make_sampler_table(Schedule(), 7).on_x
+    )

@@ -233,3 +233,12 @@ def test_networks_that_do_not_fit_are_named(tiny_bundle):
     wrong = dataclasses.replace(config, vae=dataclasses.replace(config.vae, latent_channels=8))
     with pytest.raises(UserError, match="latent channels: dit 4, vae 8"):
         rollout.check_fit(wrong)
+
+
+def test_guidance_is_the_protocols(player):
+    def guidance(scale: float) -> np.ndarray:
+        protocol = dataclasses.replace(player.protocol, guidance_scale=scale)
+        return Player(player.networks, player.tokenizer, protocol, steps=STEPS).table.guidance
+
+    np.testing.assert_array_equal(guidance(0.0), 1)
+    np.testing.assert_array_equal(guidance(6.0), player.table.guidance)

@@ -45,7 +45,7 @@ def sample_shots(
     """
     dit, vae, encoder = (bundle.load(name) for name in ("dit", "vae", "encoder"))
     unconditional = cast(ShotEncoder, encoder).unconditional()
-    table = diffusion.make_sampler_table(diffusion.Schedule(), steps)
+    table = diffusion.make_sampler_table(diffusion.schedule_of(bundle.protocol), steps)
     num_games, num_turns = truth.levels.shape
     values = np.asarray(bundle.protocol.motion_values, np.float32)[truth.levels - 1].ravel()
     shots = representations.reshape(num_games * num_turns, *representations.shape[2:])

@@ -204,7 +204,7 @@ def rollout_program(
         num_queries=networks.mllm.config.num_queries,
         window=protocol.window,
     )
-    table = diffusion.make_sampler_table(diffusion.Schedule(), steps)
+    table = diffusion.make_sampler_table(diffusion.schedule_of(protocol), steps)
     function, make_arguments = _part(part, networks=networks, layout=layout, table=table)
     with use_plan(plan), network_rules("mllm"):
         placed = _everywhere(jax.eval_shape(functools.partial(make_arguments, games)), mesh)

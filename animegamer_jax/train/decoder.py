@@ -256,7 +256,7 @@ def make_clip_look(
             return jax.random.normal(jax.random.fold_in(key, step), true.shape)
 
         steps = recipe.watch_sampling_steps
-        table = diffusion.make_sampler_table(diffusion.Schedule(), steps)
+        table = diffusion.make_sampler_table(diffusion.schedule_of(stage.protocol), steps)
         guided = diffusion.guide(predict_v, context(networks, first), encoder.unconditional())
         start = diffusion.start_sampler(noise(jnp.int32(steps)))
         latents = diffusion.sample(guided, start, table, noise=noise).x
