@@ -277,7 +277,7 @@ def make_toy() -> ModelConfig:
             num_attention_heads=3,
             patch_size=6,
             output="clean",
-            clean_std=0.22,
+            clean_std=0.05,
             latent_channels=4,
             latent_frames=17,
             latent_height=12,

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 
+import cv2
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,8 +15,9 @@ from PIL import Image
 
 from animegamer_jax.bundle import Bundle
 from animegamer_jax.configs import CLIPConfig, ShotEncoderConfig, T5Config
+from animegamer_jax.data.motion import motion_level, motion_value
 from animegamer_jax.data.toydraw import render
-from animegamer_jax.data.toyworld import CHARACTERS, PLACES, make_game, words
+from animegamer_jax.data.toyworld import CHARACTERS, MOTION_EDGES, PLACES, make_game, words
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate import readers as reading
 from animegamer_jax.evaluate import toyworld
@@ -224,6 +226,21 @@ def test_the_most_frequent_value_is_right_as_often_as_it_occurs(truth):
     assert values["place"].mean() == pytest.approx(counts.max() / counts.sum())
     stamina = np.unique(truth.states[..., 2], return_counts=True)[1]
     assert values["ACC-S stamina"].mean() == pytest.approx(stamina.max() / stamina.sum())
+
+
+def test_flicker_is_not_taken_for_motion(truth):
+    """Scenery that shimmers takes no part in the mean of what moves."""
+    rng = np.random.default_rng(0)
+    clips = truth.clips.reshape(-1, *truth.clips.shape[2:])
+    noise = rng.normal(size=clips.shape[:4])
+    noise = np.stack([[cv2.GaussianBlur(frame, (0, 0), 1.5) for frame in clip] for clip in noise])
+    noise *= 3 / noise.std()
+    flickering = (clips + noise[..., None]).clip(0, 255).round().astype(np.uint8)
+    levels = truth.levels.ravel()
+    assert (measure_levels(clips) == levels).mean() > 0.95
+    assert (measure_levels(flickering) == levels).mean() > 0.85
+    taken = [motion_level(motion_value(clip), edges=MOTION_EDGES) for clip in flickering]
+    assert (np.array(taken) == levels).mean() < 0.7
 
 
 # Readers

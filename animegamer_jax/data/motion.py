@@ -24,17 +24,24 @@ FlowEstimator = Callable[[UInt8[np.ndarray, "f h w 3"]], Float[np.ndarray, "f-1 
 """Flow between neighbouring frames, in pixels of its own height `a`, which is free."""
 
 _WORKING_HEIGHT = 144
-_NOISE = 2.0
+NOISE = 2.0
+"""Grey levels by which frames of a film differ where nothing moves."""
 _STAYS = 0.02  # of a pair's usual moving pixels: what a repeated drawing shows at most
 _LONGEST_HOLD = 2  # repeated pairs in a row: a longer stay is a pause
 
 
-def dis_flow(frames: UInt8[np.ndarray, "f h w 3"]) -> Float[np.ndarray, "f-1 a b 2"]:
+def dis_flow(
+    frames: UInt8[np.ndarray, "f h w 3"], *, noise: float = NOISE
+) -> Float[np.ndarray, "f-1 a b 2"]:
     """Dense inverse search on brightness, at a working height of about `_WORKING_HEIGHT` rows.
 
     Small frames are enlarged first (cubic), large ones reduced (by areas). Where two frames differ
     by no more than noise, the second is replaced by the first, so that the flicker of a codec or
     an autoencoder is not taken for motion.
+
+    Args:
+        frames: of a clip.
+        noise: grey levels up to which a difference is noise; from twice that it all counts.
     """
     height, width = frames.shape[1:3]
     scale = _WORKING_HEIGHT / height
@@ -46,7 +53,7 @@ def dis_flow(frames: UInt8[np.ndarray, "f h w 3"]) -> Float[np.ndarray, "f-1 a b
     dis = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
     flows = []
     for first, second in itertools.pairwise(grey):
-        visible = _visible_change(first, second)
+        visible = _visible_change(first, second, noise=noise)
         calm = np.rint(first + visible * (second.astype(np.float32) - first))
         still = np.zeros((*first.shape, 2), np.float32)
         flow = dis.calc(first, calm.clip(0, 255).astype(np.uint8), still)
@@ -55,12 +62,12 @@ def dis_flow(frames: UInt8[np.ndarray, "f h w 3"]) -> Float[np.ndarray, "f-1 a b
 
 
 def _visible_change(
-    first: UInt8[np.ndarray, "a b"], second: UInt8[np.ndarray, "a b"]
+    first: UInt8[np.ndarray, "a b"], second: UInt8[np.ndarray, "a b"], *, noise: float
 ) -> Float[np.ndarray, "a b"]:
     """0 where two frames differ by no more than noise, 1 where they differ clearly."""
     change = np.abs(cv2.GaussianBlur(second.astype(np.float32) - first, (0, 0), 2))
     around = cv2.dilate(change, np.ones((9, 9), np.uint8))
-    return np.clip(around / _NOISE - 1, 0, 1)
+    return np.clip(around / noise - 1, 0, 1)
 
 
 def motion_value(

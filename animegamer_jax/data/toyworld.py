@@ -44,9 +44,16 @@ __all__ = [
 Split = Literal["train", "test", "combinations", "phrasings"]
 SPLITS: tuple[Split, ...] = ("train", "test", "combinations", "phrasings")
 PROTOCOL = dataclasses.replace(
-    PAPER, caption_length=32, stamina=(-2, -1, 1), motion_values=MOTION_VALUES
+    PAPER,
+    caption_length=32,
+    stamina=(-2, -1, 1),
+    motion_values=MOTION_VALUES,
+    guidance_scale=0.0,
 )
-"""The paper's protocol in the toy world's sizes: short instructions, three values of stamina."""
+"""The paper's protocol in the toy world's sizes: short instructions, three values of stamina.
+
+No guidance: little is left to chance, and it would only overdo contrasts.
+"""
 
 _MEMORY = PROTOCOL.window - 1
 _OPEN_SHARE = 0.6

@@ -7,6 +7,7 @@ the ceilings (true clips judged the same way) and the base rates (answers withou
 """
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int, UInt8
 
-from animegamer_jax.data.motion import motion_level, motion_value
+from animegamer_jax.data.motion import dis_flow, motion_level, motion_value
 from animegamer_jax.data.toyworld import MOTION_EDGES
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate import metrics
@@ -167,9 +168,19 @@ class Judge:
         return values
 
 
+FLICKER = 12.0
+"""Grey levels by which a generated clip may differ from frame to frame where nothing moves.
+
+Its value of motion is a mean over what moves: scenery that shimmers a little would take part in it
+as slow motion. As much as leaves true clips their levels ("true clips" among the ceilings).
+"""
+
+
 def measure_levels(clips: UInt8[np.ndarray, "n f h w 3"]) -> Int[np.ndarray, " n"]:
     """The motion level of each clip by optical flow, 1 to 5, by the toy world's edges."""
-    return np.array([motion_level(motion_value(clip), edges=MOTION_EDGES) for clip in clips])
+    flow = functools.partial(dis_flow, noise=FLICKER)
+    values = [motion_value(clip, estimate=flow) for clip in clips]
+    return np.array([motion_level(value, edges=MOTION_EDGES) for value in values])
 
 
 def attribute_values(readings: Readings, truth: Truth) -> Values:
