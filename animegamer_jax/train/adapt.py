@@ -59,7 +59,7 @@ class AdaptRecipe(ClipRecipe):
 
 RECIPES = {
     "toy": AdaptRecipe(
-        steps=400,
+        steps=300,
         batch_size=16,
         optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=50, decay="cosine"),
         ema_decay=0.999,
