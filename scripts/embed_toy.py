@@ -49,6 +49,8 @@ def write_bundle(source: Bundle, path: Path) -> None:
             leaves = cast(source.read_in_order(name, source.leaves(name)))
             writer.write_network(name, config, leaves)
         writer.write_tokenizer(Path(str(source.path)) / "tokenizer")
+    for told in path.glob("*/commit_success.txt"):  # names a folder of this machine
+        told.unlink()
 
 
 def read_recipes(folder: Path) -> dict[str, Mapping[str, Any]]:

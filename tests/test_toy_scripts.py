@@ -58,6 +58,8 @@ def test_a_model_is_embedded_with_its_card(trained, tiny_bundle, tmp_path):
             expected = np.asarray(before.read(name, path)).astype(jnp.bfloat16)
             np.testing.assert_array_equal(np.asarray(after.read(name, path)), expected)
     assert after.tokenizer_dir.exists()
+    texts = [*out.rglob("*.txt"), *out.rglob("*.json")]
+    assert not any(str(tmp_path) in path.read_text() for path in texts)
     card = (out / "README.md").read_text()
     assert "| vae | 10,000 | 4 | 0.001 | float32 | 7 |" in card
     assert "| score | test | phrasings, window 1 |" in card
