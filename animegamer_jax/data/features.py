@@ -108,14 +108,14 @@ class FeatureMaker:
             UserError: a clip cannot be read, or a feature is too large to be stored.
         """
         for group in _batches(turns, _GROUP * self.batch_size):
-            self._see(group, info)
+            keys = iter(self._see(group, info))
             for batch in _batches(group, self.batch_size):
                 tokens = [
                     self.tokenizer.padded(t["motion_text"], self.num_text_tokens) for t in batch
                 ]
                 texts = _stored(read_texts(self.t5, self._whole(tokens)), batch, network="T5")
                 for turn, text in zip(batch, texts, strict=True):
-                    image, moments = self._seen[self._key(turn, info)]
+                    image, moments = self._seen[next(keys)]
                     yield _record(turn, text=text, image=image, moments=moments)
 
     def _key(self, turn: Record, info: SetInfo) -> tuple[bytes, int]:
@@ -123,8 +123,12 @@ class FeatureMaker:
         shown = shown_frame(turn, num_frames=info.num_frames, frame=self.frame)
         return hashlib.sha256(turn["clip"]).digest(), shown
 
-    def _see(self, group: list[Record], info: SetInfo) -> None:
-        """CLIP's features and moments of clips not seen lately: a toy's games show some again."""
+    def _see(self, group: list[Record], info: SetInfo) -> list[tuple[bytes, int]]:
+        """CLIP's features and moments of clips not seen lately: a toy's games show some again.
+
+        Returns:
+            The turns' keys in `_seen`.
+        """
         keys = [self._key(turn, info) for turn in group]
         new = {k: turn for k, turn in zip(keys, group, strict=True) if k not in self._seen}
         for batch in _batches(new.items(), self.batch_size):
@@ -143,6 +147,7 @@ class FeatureMaker:
         size = sum(row.nbytes for row in self._seen[keys[0]])
         for key in list(self._seen)[: -max(len(set(keys)), _REMEMBERED // size)]:
             del self._seen[key]
+        return keys
 
     def _whole(self, rows: list[np.ndarray]) -> jax.Array:
         """A batch of one shape: a short one is filled up with its last row."""
