@@ -179,15 +179,24 @@ def sample(
 def guide(
     predict_v: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
     context: Float[Array, "b n d"],
-    unconditional: Float[Array, "n d"],
+    unconditional: Float[Array, "n d"] | None,
 ) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
     """Classifier-free guidance: unconditional and conditional rows in one batch of 2 b.
 
     Args:
-        predict_v: `(x [2b ...], timestep [2b], context [2b n d]) -> v [2b ...]`.
+        predict_v: `(x [2b ...], timestep [2b], context [2b n d]) -> v [2b ...]`; of b rows where
+            there is no unconditional one.
         context: shot representations of the games.
-        unconditional: E_a of zeros, the same for every game.
+        unconditional: E_a of zeros, the same for every game. None: no guidance, whatever its scale.
     """
+    if unconditional is None:
+
+        def plain(x: jax.Array, timestep: jax.Array, guidance: jax.Array) -> jax.Array:
+            del guidance
+            return predict_v(x, jnp.broadcast_to(timestep, x.shape[:1]), context)
+
+        return plain
+
     base = jnp.broadcast_to(unconditional.astype(context.dtype), context.shape)
     rows = jnp.concatenate([base, context])
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 
@@ -38,12 +39,12 @@ Progress = Callable[[str, int, int], None]
 
 
 class Networks(NamedTuple):
-    """What plays: three networks, and the context of the guidance's unconditional row."""
+    """What plays: three networks, and the context of the guidance's unconditional row, if any."""
 
     mllm: MLLM
     dit: DiT
     vae: VAE
-    unconditional: Float[Array, "n d"]
+    unconditional: Float[Array, "n d"] | None
 
 
 class Window(NamedTuple):
@@ -183,7 +184,7 @@ def denoise(
 
 def denoise_clip(
     dit: DiT,
-    unconditional: Float[Array, "n d"],
+    unconditional: Float[Array, "n d"] | None,
     state: GameState,
     sampler: SamplerState,
     table: SamplerTable,
@@ -192,7 +193,7 @@ def denoise_clip(
     """The given steps of the sampler; both guidance rows get the motion value."""
 
     def predict_v(x: jax.Array, timestep: jax.Array, context: jax.Array) -> jax.Array:
-        motion = jnp.concatenate([state.motion_value, state.motion_value])
+        motion = jnp.tile(state.motion_value, len(x) // len(state.motion_value))
         return dit(x, timestep=timestep, motion=motion, context=context)
 
     guided = diffusion.guide(predict_v, state.representation, unconditional)
@@ -314,12 +315,17 @@ class Player:
         places: tuple[Mesh, Plan] | None = None,
     ):
         self._places = places
-        self.networks, self.tokenizer, self.protocol = networks, tokenizer, protocol
+        self._home = jax.tree.leaves(nnx.state(networks.vae))[0].sharding
+        self.tokenizer, self.protocol = tokenizer, protocol
         self.window = protocol.window if window is None else window
         self.steps = steps
         config = networks.mllm.config
+        schedule = schedule or diffusion.schedule_of(protocol)
+        # Over a slice both rows stay: a plan may give each of them its own devices.
+        if not schedule.guidance_scale and places is None:
+            networks = networks._replace(unconditional=None)
+        self.networks = networks
         try:
-            schedule = schedule or diffusion.schedule_of(protocol)
             self.table = diffusion.make_sampler_table(schedule, steps)
             self.layout = Layout(
                 protocol, tokenizer.ids, num_queries=config.num_queries, window=self.window
@@ -413,7 +419,7 @@ class Player:
         """Puts new arrays where the networks lie: or the second call would compile again."""
         if self._places is not None:
             return jax.device_put(tree, NamedSharding(self._places[0], PartitionSpec()))
-        return jax.device_put(tree, self.networks.unconditional.sharding)
+        return jax.device_put(tree, self._home)
 
     def restore(self, turns: Sequence[SavedTurn]) -> Window:
         """The window of one saved game after its `turns` (all of them, or the last few)."""

@@ -25,6 +25,7 @@ from animegamer_jax.train.mllm import (
     MLLMStage,
     forget_words,
     lay_out,
+    swap_turns,
 )
 from animegamer_jax.train.recipe import OptimizerConfig
 from animegamer_jax.train.stage import DataSource
@@ -255,6 +256,19 @@ def test_forgotten_words(stage, networks, batch):
     np.testing.assert_allclose((found == 1).mean(), 0.1, atol=0.02)
 
 
+def test_swapped_turns():
+    """Whole turns become the same turn of the sample before; the others stay."""
+    samples, turns, count = 50, 4, 3
+    names = jnp.arange(samples * turns, dtype=jnp.float32).reshape(samples, turns)
+    history = jnp.repeat(jnp.repeat(names, count, axis=1)[..., None], 2, axis=2)
+    found = np.asarray(swap_turns(history, make_key(), rate=0.3, count=count))
+    assert (found.reshape(samples, turns, -1).std(axis=-1) == 0).all()
+    first = found[:, ::count, 0]
+    swapped = first != names
+    np.testing.assert_array_equal(first[swapped], np.roll(names, 1, axis=0)[swapped])
+    np.testing.assert_allclose(swapped.mean(), 0.3, atol=0.1)
+
+
 def test_disturbed_histories(bundle, networks, batch, played):
     """Noise of the given size on past turns, none on the target; some words are unknown."""
     stage = make_stage(MLLMStage, RECIPE, bundle)
@@ -267,6 +281,11 @@ def test_disturbed_histories(bundle, networks, batch, played):
     changed = found.ids[:, captions] != calm.ids[:, captions]
     assert 0.02 < changed.mean() < 0.2
     assert set(found.ids[:, captions][changed]) == {stage.tokenizer.id_of("<unk>")}
+    swapping = make_stage(MLLMStage, dataclasses.replace(CALM, history_swap=1.0), bundle)
+    make = jax.jit(lambda encoder, game: swapping.make_batch(encoder, game, make_key()))
+    found = jax.device_get(make(networks["encoder"], jax.tree.map(jnp.asarray, batch)))
+    np.testing.assert_array_equal(found.history, np.roll(calm.history, 1, axis=0))
+    np.testing.assert_array_equal(found.target, calm.target)
 
 
 # --- training -------------------------------------------------------------------------------

@@ -242,3 +242,21 @@ def test_guidance_is_the_protocols(player):
 
     np.testing.assert_array_equal(guidance(0.0), 1)
     np.testing.assert_array_equal(guidance(6.0), player.table.guidance)
+
+
+def test_a_game_without_guidance_has_one_row(player):
+    """It makes what two rows of guidance one make, from half of the work."""
+    protocol = dataclasses.replace(player.protocol, guidance_scale=0.0)
+    single = Player(player.networks, player.tokenizer, protocol, steps=STEPS)
+    assert single.networks.unconditional is None
+    double = player.networks
+    assert double.unconditional is not None
+    shots = jax.random.normal(jax.random.key(1), (2, *double.unconditional.shape))
+    state = rollout.GameState(shots, jnp.zeros((2, 4), jnp.int32), jnp.ones(2))
+    keys = rollout.turn_keys(rollout.game_keys([3, 4]), jnp.asarray(1))
+
+    def clips(networks: rollout.Networks) -> np.ndarray:
+        start = rollout.start_clip(networks.dit, keys)
+        return np.asarray(rollout.denoise(networks, state, start, single.table, keys).x)
+
+    np.testing.assert_allclose(clips(single.networks), clips(double), rtol=1e-4, atol=1e-5)

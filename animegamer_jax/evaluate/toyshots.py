@@ -44,7 +44,8 @@ def sample_shots(
         batch_size: turns side by side.
     """
     dit, vae, encoder = (bundle.load(name) for name in ("dit", "vae", "encoder"))
-    unconditional = cast(ShotEncoder, encoder).unconditional()
+    guided = bundle.protocol.guidance_scale
+    unconditional = cast(ShotEncoder, encoder).unconditional() if guided else None
     table = diffusion.make_sampler_table(diffusion.schedule_of(bundle.protocol), steps)
     num_games, num_turns = truth.levels.shape
     values = np.asarray(bundle.protocol.motion_values, np.float32)[truth.levels - 1].ravel()

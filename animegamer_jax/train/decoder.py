@@ -238,7 +238,7 @@ def make_clip_look(
 ) -> Callable[[Networks, Any, Key[Array, ""]], UInt8[Array, "b s y x 3"]]:
     """What a stage looks at, jitted: true clips through the VAE, sampled ones at their right.
 
-    They are a batch's first; sampled with guidance, as at play. `context` gives a batch's shot
+    They are a batch's first; sampled as at play, guidance included. `context` gives a batch's shot
     representations and `motion` its motion values; the stage's recipe is a `ClipRecipe`.
     """
     recipe, vae_config = stage.recipe, vae_config_of(stage.config)
@@ -246,18 +246,20 @@ def make_clip_look(
     def look(networks: Networks, batch: Any, key: Key[Array, ""]) -> jax.Array:
         first = jax.tree.map(lambda x: x[: recipe.watch_clips], batch)
         dit, encoder = cast(DiT, networks["dit"]), cast(ShotEncoder, networks["encoder"])
-        decoder, motions = cast(vae.VAE, networks["vae"]), jnp.tile(motion(first), 2)
+        decoder, motions = cast(vae.VAE, networks["vae"]), motion(first)
         true = vae.mode(first.moments)
 
         def predict_v(x: jax.Array, timestep: jax.Array, context: jax.Array) -> jax.Array:
-            return dit(x, timestep=timestep, motion=motions, context=context)
+            rows = jnp.tile(motions, len(x) // len(motions))
+            return dit(x, timestep=timestep, motion=rows, context=context)
 
         def noise(step: jax.Array) -> jax.Array:
             return jax.random.normal(jax.random.fold_in(key, step), true.shape)
 
         steps = recipe.watch_sampling_steps
         table = diffusion.make_sampler_table(diffusion.schedule_of(stage.protocol), steps)
-        guided = diffusion.guide(predict_v, context(networks, first), encoder.unconditional())
+        empty = encoder.unconditional() if stage.protocol.guidance_scale else None
+        guided = diffusion.guide(predict_v, context(networks, first), empty)
         start = diffusion.start_sampler(noise(jnp.int32(steps)))
         latents = diffusion.sample(guided, start, table, noise=noise).x
         made = vae.from_decoder(latents, vae_config)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, cast
 import grain
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
@@ -49,6 +50,8 @@ class MLLMRecipe(Recipe):
         lora_dropout: of the low-rank updates' inputs.
         history_noise: standard deviation of noise on past turns' representations, whose own is
             about one: at play these are the model's own predictions.
+        history_swap: share of past turns whose representation is that of another game of the
+            batch, so that the words of the turns before count as well as what they looked like.
         word_dropout: share of an instruction's tokens that become `<unk>`, so that words from
             outside its vocabulary get an answer.
         starts: which histories are seen, see `Windows`.
@@ -59,6 +62,7 @@ class MLLMRecipe(Recipe):
     alpha: float = 1.0
     lora_dropout: float = 0.05
     history_noise: float = 0.0
+    history_swap: float = 0.0
     word_dropout: float = 0.0
     starts: Starts = "game"
     targets: Literal["last", "every"] = "last"
@@ -66,7 +70,7 @@ class MLLMRecipe(Recipe):
 
 RECIPES = {
     "toy": MLLMRecipe(
-        steps=1000,
+        steps=1600,
         batch_size=16,
         optimizer=OptimizerConfig(
             learning_rate=1e-3, warmup_steps=100, decay="cosine", b2=0.98, weight_decay=0.05
@@ -75,6 +79,7 @@ RECIPES = {
         dtype="bfloat16",
         lora_dropout=0.0,
         history_noise=0.1,
+        history_swap=0.5,
         word_dropout=0.02,
         trained="all",
         targets="every",
@@ -129,6 +134,16 @@ def forget_words(
 ) -> Int[Array, "b w c"]:
     """A share `rate` of the tokens becomes `unknown`."""
     return jnp.where(jax.random.bernoulli(key, rate, captions.shape), unknown, captions)
+
+
+def swap_turns(
+    history: Float[Array, "b k r"], key: Key[Array, ""], *, rate: float, count: int
+) -> Float[Array, "b k r"]:
+    """A share `rate` of the turns, `count` rows each, becomes those of the sample before."""
+    turns = rearrange(history, "b (w n) r -> b w n r", n=count)
+    swapped = jax.random.bernoulli(key, rate, (*turns.shape[:2], 1, 1))
+    turns = jnp.where(swapped, jnp.roll(turns, 1, axis=0), turns)
+    return rearrange(turns, "b w n r -> b (w n) r")
 
 
 def weight_flops(networks: Mapping[str, int], *, trained: bool) -> float:
@@ -222,7 +237,7 @@ class MLLMStage(Stage[MLLMRecipe]):
     def make_batch(self, encoder: ShotEncoder, game: Any, key: Key[Array, ""]) -> GameBatch:
         """`GameSample`s as sequences to train on, with the recipe's disturbances."""
         recipe = self.recipe
-        words, noise = jax.random.split(key)
+        words, noise, swap = jax.random.split(key, 3)
         if recipe.word_dropout:
             captions = forget_words(
                 game.captions, words, rate=recipe.word_dropout, unknown=self._unknown
@@ -230,6 +245,10 @@ class MLLMStage(Stage[MLLMRecipe]):
             game = game._replace(captions=captions)
         prompts = lay_out(encoder, game, self.layout)
         history = prompts.history
+        if recipe.history_swap:
+            history = swap_turns(
+                history, swap, rate=recipe.history_swap, count=self.layout.num_queries
+            )
         if recipe.history_noise:
             history += recipe.history_noise * jax.random.normal(noise, history.shape)
         states, targets = game.states[:, -1], prompts.representations
