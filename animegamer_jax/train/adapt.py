@@ -59,13 +59,14 @@ class AdaptRecipe(ClipRecipe):
 
 RECIPES = {
     "toy": AdaptRecipe(
-        steps=300,
+        steps=1200,
         batch_size=16,
-        optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=50, decay="cosine"),
+        optimizer=OptimizerConfig(learning_rate=6e-4, warmup_steps=50, decay="cosine"),
         ema_decay=0.999,
         dtype="bfloat16",
         remat="full",
         trained="all",
+        context_dropout=0.0,
     ),
     # PAPER section 4.1; the optimizer as in the decoder's stages.
     "full": AdaptRecipe(

@@ -80,6 +80,9 @@ RECIPES = {
         dtype="bfloat16",
         remat="full",
         trained="all",
+        both_dropout=0.0,  # it plays without guidance
+        text_dropout=0.0,
+        image_dropout=0.0,
     ),
     "full": DecoderRecipe(  # PAPER section 4.1
         steps=80_000,

@@ -60,6 +60,7 @@ RECIPES = {
         ema_decay=0.999,
         dtype="bfloat16",
         remat="full",
+        context_dropout=0.0,
     )
 }
 

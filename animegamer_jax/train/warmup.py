@@ -27,6 +27,9 @@ RECIPES = {
         ema_decay=0.99,
         dtype="bfloat16",
         remat="full",
+        both_dropout=0.0,  # it plays without guidance
+        text_dropout=0.0,
+        image_dropout=0.0,
     ),
     "full": dataclasses.replace(decoder.RECIPES["full"], steps=10_000),
 }
