@@ -7,6 +7,7 @@ folder with a clip and a shot representation a turn, `game.json`, and a storyboa
 
 import dataclasses
 import io
+import itertools
 import json
 import math
 import zipfile
@@ -64,7 +65,9 @@ class Turn:
     """One turn as `game.json` holds it; `clip` is the name of a file in the game's folder.
 
     `meters` are the values after this turn. `seconds` has the key total, and mllm, decoder
-    and vae where a turn was not one program.
+    and vae where a turn was not one program. `seed`, `window` and `steps` are what it was played
+    with: the game's, unless the player asked for others; `chosen_level` says that the player set
+    the motion level.
     """
 
     turn: int
@@ -77,6 +80,10 @@ class Turn:
     meters: Meters
     clip: str
     seconds: Mapping[str, float]
+    seed: int
+    window: int
+    steps: int
+    chosen_level: bool = False
 
     @property
     def representation_file(self) -> str:
@@ -147,7 +154,7 @@ class Game:
         )
         shape = None
         for index, value in enumerate(fields.items("turns")):
-            turn = _parse_turn(_Fields(path, value, f"turns[{index}]"), index + 1, game.meters)
+            turn = _parse_turn(_Fields(path, value, f"turns[{index}]"), index + 1, game)
             if turn.clip in [other.clip for other in game.turns]:
                 raise UserError(
                     f"{path}: turns[{index}].clip: expected a file of its own, found {turn.clip}, "
@@ -172,6 +179,11 @@ class Game:
         representation: Float32[np.ndarray, "n d"],
         frames: UInt8[np.ndarray, "f h w 3"],
         seconds: Mapping[str, float],
+        after: int | None = None,
+        seed: int | None = None,
+        window: int | None = None,
+        steps: int | None = None,
+        chosen_level: bool = False,
     ) -> Turn:
         """Saves a finished turn: its clip, its shot representation, then `game.json`.
 
@@ -180,37 +192,110 @@ class Game:
         Until `game.json` is renamed into place the game on disk and in memory is the one without
         this turn, so an interruption at any point leaves the earlier turns whole.
 
+        Args:
+            instruction: what the player said.
+            states: motion level, social, entertainment, stamina.
+            motion_value: of the decoder.
+            representation: of the shot.
+            frames: of the clip.
+            seconds: that it took.
+            after: how many turns stay before it, which takes the place of all others; None: all.
+            seed, window, steps: that it was played with; the game's if None.
+            chosen_level: the player set the motion level.
+
         Raises:
             OSError: full disk, read-only folder.
         """
         level, social, entertainment, stamina = (int(value) for value in states)
         changes = {"stamina": stamina, "social": social, "entertainment": entertainment}
-        number = len(self.turns) + 1
+        kept = self.turns[:after]
+        number = len(kept) + 1
+        meters = kept[-1].meters if kept else Meters()
         turn = Turn(
             turn=number,
             instruction=instruction,
             motion_level=level,
             motion_value=float(motion_value),
-            meters=self.meters.after(**changes),
-            clip=f"turn_{number:03d}.mp4",
+            meters=meters.after(**changes),
+            clip=self._free_clip(number),
             seconds={name: round(float(seconds[name]), 3) for name in _SECONDS if name in seconds},
+            seed=self.seed if seed is None else seed,
+            window=self.window if window is None else window,
+            steps=self.steps if steps is None else steps,
+            chosen_level=chosen_level,
             **changes,
         )
         arrays = io.BytesIO()
         np.savez_compressed(arrays, representation=representation)
         media.write_mp4(self.folder / turn.clip, media.enlarge(frames))
         media.write_whole(self.folder / turn.representation_file, arrays.getvalue())
-        turns = [*self.turns, turn]
-        self._save(turns)
-        self.turns = turns
+        self._keep([*kept, turn])
         return turn
 
-    def history(self) -> list[TurnRecord]:
+    def undo(self, turns: int = 1) -> None:
+        """Forgets the last turns, and then their clips.
+
+        Raises:
+            UserError: there are not so many.
+            OSError: read-only folder.
+        """
+        if not 1 <= turns <= len(self.turns):
+            raise UserError(f"undo: expected 1 to {len(self.turns)} turns, found {turns}")
+        self._keep(self.turns[:-turns])
+
+    def branch(self, folder: Path, turns: int) -> "Game":
+        """Another game in `folder` that begins with the first `turns` of this one.
+
+        Raises:
+            UserError: there are not so many, or the folder as in `create`.
+            OSError: full disk.
+        """
+        if not 0 <= turns <= len(self.turns):
+            raise UserError(f"branch: expected 0 to {len(self.turns)} turns, found {turns}")
+        game = Game.create(
+            folder,
+            model=self.model,
+            seed=self.seed,
+            window=self.window,
+            steps=self.steps,
+            protocol=self.protocol,
+        )
+        kept = self.turns[:turns]
+        for turn in kept:
+            for name in (turn.clip, turn.representation_file):
+                media.write_whole(folder / name, (self.folder / name).read_bytes())
+        game._keep(kept)
+        return game
+
+    def _free_clip(self, number: int) -> str:
+        """A name for a clip that no turn has: a turn tried again has another file."""
+        taken = {turn.clip for turn in self.turns}
+        marks = itertools.chain([""], (f"_{again}" for again in itertools.count(2)))
+        names = (f"turn_{number:03d}{mark}.mp4" for mark in marks)
+        return next(name for name in names if name not in taken)
+
+    def _keep(self, turns: list[Turn]) -> None:
+        """These turns are the game, on the disk and here; files of others go."""
+        self._save(turns)
+        kept = {turn.clip for turn in turns}
+        dropped = [turn for turn in self.turns if turn.clip not in kept]
+        self.turns = turns
+        for turn in dropped:
+            for name in (turn.clip, turn.representation_file):
+                (self.folder / name).unlink(missing_ok=True)
+
+    def history(self, *, before: int | None = None, window: int | None = None) -> list[TurnRecord]:
         """The turns that the next one sees: the last `window - 1`, oldest first.
+
+        Args:
+            before: the turn that sees them, from 1; None: the next one.
+            window: of that turn; the game's if None.
 
         Raises:
             UserError: a shot representation cannot be read.
         """
+        end = len(self.turns) if before is None else before - 1
+        window = self.window if window is None else window
         return [
             TurnRecord(
                 instruction=turn.instruction,
@@ -219,7 +304,7 @@ class Game:
                     [turn.motion_level, turn.social, turn.entertainment, turn.stamina], np.int32
                 ),
             )
-            for turn in self.turns[max(0, len(self.turns) - self.window + 1) :]
+            for turn in self.turns[max(0, end - window + 1) : end]
         ]
 
     def save_storyboard(self) -> Path:
@@ -323,6 +408,12 @@ class _Fields:
             self.refuse(name, expected, value)
         return float(value)
 
+    def flag(self, name: str) -> bool:
+        value = self.get(name, "true or false")
+        if not isinstance(value, bool):
+            self.refuse(name, "true or false", value)
+        return value
+
     def text(self, name: str) -> str:
         value = self.get(name, "a text")
         if not isinstance(value, str) or not value.strip():
@@ -366,7 +457,8 @@ def _read_json(path: Path) -> Any:
         raise UserError(f"{path}: expected a saved game, found other JSON ({error})") from error
 
 
-def _parse_turn(fields: _Fields, number: int, before: Meters) -> Turn:
+def _parse_turn(fields: _Fields, number: int, game: Game) -> Turn:
+    """Turn `number`, which follows those of `game`."""
     found = fields.whole("turn", low=1)
     if found != number:
         fields.refuse("turn", f"{number}, as turns are in order", found)
@@ -386,11 +478,16 @@ def _parse_turn(fields: _Fields, number: int, before: Meters) -> Turn:
             for name in _SECONDS
             if name == "total" or name in seconds.value
         },
+        # Games of before this was kept: their turns were played as the game says.
+        seed=fields.whole("seed", low=0) if "seed" in fields.value else game.seed,
+        window=fields.whole("window", low=1) if "window" in fields.value else game.window,
+        steps=fields.whole("steps", low=1) if "steps" in fields.value else game.steps,
+        chosen_level="chosen_level" in fields.value and fields.flag("chosen_level"),
         **{
             name: fields.whole(name, low=-_LARGEST_CHANGE, high=_LARGEST_CHANGE) for name in _METERS
         },
     )
-    expected = before.after(**turn.changes)
+    expected = game.meters.after(**turn.changes)
     for name in _METERS:
         value = getattr(expected, name)
         if getattr(turn.meters, name) != value:

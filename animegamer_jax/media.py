@@ -134,6 +134,34 @@ def write_mp4(
     write_whole(path, encode_mp4(frames, fps=fps))
 
 
+def join_mp4(clips: Sequence[Path], path: Path, *, fps: int = FRAMES_PER_SECOND) -> None:
+    """Clips of one size as one clip, encoded anew; only one is in memory at a time.
+
+    Raises:
+        UserError: a clip cannot be read, or differs in size from the first.
+        ValueError: no clips.
+        OSError: the clip cannot be written.
+    """
+    if not clips:
+        raise ValueError("no clips to join")
+    height, width = read_mp4(clips[0]).shape[1:3]
+
+    def frames() -> Iterator[UInt8[np.ndarray, "h w 3"]]:
+        for clip in clips:
+            found = read_mp4(clip)
+            if found.shape[1:3] != (height, width):
+                raise UserError(
+                    f"{clip}: expected {width} x {height} pixels, as {clips[0].name} has, found "
+                    f"{found.shape[2]} x {found.shape[1]}"
+                )
+            yield from found
+
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as container:
+        write_bt709(container, frames(), height=height, width=width, fps=fps, options=_ENCODER)
+    write_whole(path, buffer.getvalue())
+
+
 @contextlib.contextmanager
 def _open_mp4(source: Path | io.BytesIO, name: Path | str) -> Iterator[InputContainer]:
     try:

@@ -79,7 +79,7 @@ def play(
     # Imported late: JAX takes a second, and a wrong option should be told at once.
     keep_compiled_programs()
     from animegamer_jax.bundle import Bundle
-    from animegamer_jax.rollout import Player
+    from animegamer_jax.player import Player
 
     bundle = Bundle.open(folder)
     if game is not None:

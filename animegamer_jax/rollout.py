@@ -3,39 +3,25 @@
 One turn, from instruction to frames: the MLLM predicts the next game state from the window of past
 turns, the diffusion transformer denoises latents under it, the VAE decodes them chunk by chunk.
 `play_turn` is that as one function of fixed shapes: the length of the history is data. `rollout`
-scans it over a list of instructions, a batch of games at a time. `Player` runs the same parts one
-after the other, so that it can tell how far it is and how long each took.
+scans it over a list of instructions, a batch of games at a time. `player.Player` runs the same
+parts one after the other, so that it can tell how far it is and how long each took.
 """
 
-import contextlib
-import functools
-import time
-import typing
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 
 from animegamer_jax import diffusion
-from animegamer_jax.configs import ModelConfig, disagreements
-from animegamer_jax.diffusion import SamplerState, SamplerTable, Schedule
-from animegamer_jax.errors import NonFiniteError, UserError
+from animegamer_jax.diffusion import SamplerState, SamplerTable
+from animegamer_jax.errors import UserError
 from animegamer_jax.models.dit import DiT
-from animegamer_jax.models.layers import merge_low_rank
 from animegamer_jax.models.mllm import MLLM
 from animegamer_jax.models.vae import VAE, decode_in_parts, from_decoder, to_uint8
 from animegamer_jax.protocol import Layout, Protocol
-from animegamer_jax.sharding import PLANS, Plan, make_mesh, network_rules, use_plan
-from animegamer_jax.tokenizer import Tokenizer
-
-FRAMES_PER_SECOND = 8
-
-Progress = Callable[[str, int, int], None]
+from animegamer_jax.sharding import network_rules
 
 
 class Networks(NamedTuple):
@@ -131,10 +117,21 @@ def _predict_state(
     g, h, n, r = window.representations.shape
     history = window.representations.reshape(g, h * n, r)
     representation, states = mllm.predict(prompt, history, layout)
-    protocol = layout.protocol
+    return _with_motion(representation, states, layout.protocol)
+
+
+def _with_motion(
+    representation: Float[Array, "g n r"], states: Int[Array, "g 4"], protocol: Protocol
+) -> GameState:
     values = jnp.asarray(protocol.motion_values, jnp.float32)
     level = jnp.searchsorted(jnp.asarray(protocol.motion_levels), states[:, 0])
     return GameState(representation, states, values[level])
+
+
+def set_levels(state: GameState, levels: Int[Array, " g"], protocol: Protocol) -> GameState:
+    """The state with motion levels that the player chose; 0 leaves the model's own."""
+    chosen = jnp.where(levels > 0, levels, state.states[:, 0])
+    return _with_motion(state.representation, state.states.at[:, 0].set(chosen), protocol)
 
 
 def game_keys(seeds: Sequence[int]) -> Key[Array, " g"]:
@@ -149,9 +146,9 @@ def game_keys(seeds: Sequence[int]) -> Key[Array, " g"]:
     return jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
 
 
-def turn_keys(games: Key[Array, " g"], turn: Int[Array, ""]) -> Key[Array, " g"]:
+def turn_keys(games: Key[Array, " g"], turn: Int[Array, ""] | Int[Array, " g"]) -> Key[Array, " g"]:
     """One key a game and turn: turns can be played again, or in another order, with one result."""
-    return jax.vmap(lambda key: jax.random.fold_in(key, turn))(games)
+    return jax.vmap(jax.random.fold_in)(games, jnp.broadcast_to(turn, games.shape))
 
 
 def _noise(keys: jax.Array, index: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -251,323 +248,3 @@ def rollout(
         return play_turn(networks, window, item[0], games, item[1], layout=layout, table=table)
 
     return jax.lax.scan(body, window, (instructions, turns))
-
-
-@typing.runtime_checkable
-class SavedTurn(typing.Protocol):
-    """What a saved game holds of a turn."""
-
-    instruction: str
-    representation: np.ndarray  # [n, r]
-    states: Any  # [4]
-
-
-class TurnOutput(NamedTuple):
-    """A played turn on the host; the leading axis counts games."""
-
-    representation: np.ndarray
-    states: np.ndarray
-    motion_value: np.ndarray
-    frames: np.ndarray
-    seconds: dict[str, float]
-
-
-def check_fit(config: ModelConfig) -> None:
-    """Checks that the networks of a configuration play together.
-
-    Raises:
-        UserError: a network is missing, or a width of one is not what another expects; all are
-            named.
-    """
-    missing = [n for n in ("mllm", "encoder", "dit", "vae") if getattr(config, n) is None]
-    if missing:
-        raise UserError(f"cannot play without {', '.join(missing)}: convert a whole set")
-    problems = [f"{size}: {said}" for size, said in disagreements(config).items()]
-    if config.dit and config.dit.latent_frames % 2 == 0:
-        problems.append(f"latent frames: dit {config.dit.latent_frames}, vae an odd number")
-    if problems:
-        raise UserError("the networks do not fit one another: " + "; ".join(problems))
-
-
-class Player:
-    """The networks of a bundle, compiled once, playing a batch of games.
-
-    Args:
-        networks: what plays.
-        tokenizer: of the bundle.
-        protocol: of the bundle.
-        window: turns of context, this one included; the protocol's if None.
-        steps: denoising steps.
-        schedule: noise levels and guidance; the protocol's if None.
-        places: a mesh and the plan by which the networks lie on it: a turn is then one program.
-            None: one device, and a program for each part of a turn.
-    """
-
-    def __init__(
-        self,
-        networks: Networks,
-        tokenizer: Tokenizer,
-        protocol: Protocol,
-        *,
-        window: int | None = None,
-        steps: int = 50,
-        schedule: Schedule | None = None,
-        places: tuple[Mesh, Plan] | None = None,
-    ):
-        self._places = places
-        self._home = jax.tree.leaves(nnx.state(networks.vae))[0].sharding
-        self.tokenizer, self.protocol = tokenizer, protocol
-        self.window = protocol.window if window is None else window
-        self.steps = steps
-        config = networks.mllm.config
-        schedule = schedule or diffusion.schedule_of(protocol)
-        # Over a slice both rows stay: a plan may give each of them its own devices.
-        if not schedule.guidance_scale and places is None:
-            networks = networks._replace(unconditional=None)
-        self.networks = networks
-        try:
-            self.table = diffusion.make_sampler_table(schedule, steps)
-            self.layout = Layout(
-                protocol, tokenizer.ids, num_queries=config.num_queries, window=self.window
-            )
-        except ValueError as error:
-            raise UserError(str(error)) from error
-        frames, height, width, _ = latent_shape(networks.dit)
-        vae = networks.vae.config
-        self.num_frames = 1 + (frames - 1) * vae.temporal_compression
-        self.height = height * vae.spatial_compression
-        self.width = width * vae.spatial_compression
-        self.frames_per_second = FRAMES_PER_SECOND
-        layout = self.layout
-        self._predict = jax.jit(functools.partial(predict_state, layout=layout))
-        self._start = jax.jit(start_clip)
-        self._denoise = jax.jit(denoise, donate_argnums=2)
-        self._decode = jax.jit(decode_clip)
-        self._advance = jax.jit(advance)
-        # The window comes back as it went in: the second turn's program is the first one's.
-        whole = None if places is None else NamedSharding(places[0], PartitionSpec())
-        turn = functools.partial(play_turn, layout=layout, table=self.table)
-        self._turn = jax.jit(turn, out_shardings=(whole, None))
-
-    @classmethod
-    def from_bundle(
-        cls,
-        bundle: Any,
-        *,
-        window: int | None = None,
-        steps: int = 50,
-        dtype: str | None = None,
-        layout: str | None = None,
-        num_games: int | None = None,
-    ) -> "Player":
-        """Loads the networks that playing needs.
-
-        Args:
-            bundle: that has them.
-            window: as of the class.
-            steps: as of the class.
-            dtype: of the networks, weights included; the bundle's own if None.
-            layout: a plan (`sharding.PLANS`) over this host's devices, each weight read straight
-                to where it belongs; None: all on the first device.
-            num_games: that will be played at once over a layout, which then takes no more devices
-                than they need; None: a multiple of what all devices can share.
-
-        Raises:
-            UserError: a network is missing, they do not fit one another, the devices do not
-                fit the layout, or there are several hosts.
-        """
-        check_fit(bundle.config)
-        places = None if layout is None else _lay_out(layout, num_games)
-        tokenizer = Tokenizer.load(
-            bundle.tokenizer_dir,
-            vocab_size=bundle.config.mllm.mistral.vocab_size,
-            num_queries=bundle.config.mllm.num_queries,
-        )
-
-        def load(name: str) -> Any:
-            formats: Any = {"dtype": dtype, "param_dtype": dtype}
-            if places is not None:
-                formats |= {"mesh": places[0], "rules": places[1].of(name)}
-            network = bundle.load(name, **formats)
-            merge_low_rank(network)
-            return network
-
-        mllm, dit, vae, encoder = map(load, ("mllm", "dit", "vae", "encoder"))
-        with _in_slice(places):
-            unconditional = jax.jit(lambda encoder: encoder.unconditional())(encoder)
-        networks = Networks(mllm, dit, vae, unconditional)
-        protocol = bundle.protocol
-        return cls(networks, tokenizer, protocol, window=window, steps=steps, places=places)
-
-    def start(self, num_games: int = 1) -> Window:
-        """The window of new games.
-
-        Raises:
-            UserError: the layout's groups of devices cannot share so many games equally.
-        """
-        if self._places is not None:
-            groups = self._places[0].shape["data"]
-            if num_games % groups:
-                raise UserError(
-                    f"{num_games} games: expected a multiple of {groups}, so many groups of "
-                    "devices play"
-                )
-        size = self.networks.mllm.config.representation_size
-        return self._place(empty_window(self.layout, num_games, size))
-
-    def _place(self, tree: Any) -> Any:
-        """Puts new arrays where the networks lie: or the second call would compile again."""
-        if self._places is not None:
-            return jax.device_put(tree, NamedSharding(self._places[0], PartitionSpec()))
-        return jax.device_put(tree, self._home)
-
-    def restore(self, turns: Sequence[SavedTurn]) -> Window:
-        """The window of one saved game after its `turns` (all of them, or the last few)."""
-        window = self.start()
-        for turn in turns[-(self.window - 1) :] if self.window > 1 else []:
-            state = GameState(
-                jnp.asarray(turn.representation, jnp.float32)[None],
-                jnp.asarray(turn.states, jnp.int32)[None],
-                jnp.zeros((1,)),
-            )
-            with _in_slice(self._places):
-                window = self._advance(window, self.read([turn.instruction]), state)
-        return window
-
-    def check_instruction(self, text: str) -> None:
-        """Raises UserError where an instruction is empty or longer than the caption."""
-        self.tokenizer.caption(text, self.protocol.caption_length)
-
-    def read(self, instructions: Sequence[str]) -> Instruction:
-        """Token ids of one instruction a game."""
-        length = self.protocol.caption_length
-        captions, lengths = zip(
-            *(self.tokenizer.caption(text, length) for text in instructions), strict=True
-        )
-        return Instruction(
-            jnp.asarray(np.stack(captions), jnp.int32), jnp.asarray(lengths, jnp.int32)
-        )
-
-    def play_turn(
-        self,
-        window: Window,
-        instructions: Sequence[str],
-        *,
-        seeds: Sequence[int],
-        turn: int,
-        on_progress: Progress | None = None,
-    ) -> tuple[Window, TurnOutput]:
-        """Plays turn number `turn` (from 1) of each game.
-
-        Args:
-            window: of `start`, `restore` or the turn before.
-            instructions: one a game.
-            seeds: one a game, the same through the game.
-            turn: with the seed it decides the noise.
-            on_progress: called with stage ("mllm", "decoder" or "vae"), steps done and steps.
-
-        Raises:
-            UserError: an instruction is empty or too long.
-            NonFiniteError: names the turn and the stage or denoising step.
-        """
-        tell = on_progress or (lambda stage, step, total: None)
-        instruction = self.read(instructions)
-        if self._places is not None:
-            return self._play_whole(window, instruction, seeds=seeds, turn=turn, tell=tell)
-        keys = self._place(turn_keys(game_keys(seeds), jnp.asarray(turn)))
-        clock = [time.perf_counter()]
-
-        tell("mllm", 0, 1)
-        state = jax.block_until_ready(self._predict(self.networks.mllm, window, instruction))
-        if not np.isfinite(np.asarray(state.representation)).all():
-            raise NonFiniteError(f"turn {turn}: the MLLM's shot representation is not finite")
-        tell("mllm", 1, 1)
-        clock.append(time.perf_counter())
-
-        tell("decoder", 0, self.steps)
-        sampler = self._start(self.networks.dit, keys)
-        for step in range(self.steps):
-            row = SamplerTable(*(column[step : step + 1] for column in self.table))
-            sampler = self._denoise(self.networks, state, sampler, row, keys)
-            if (np.asarray(sampler.bad_step) >= 0).any():
-                raise NonFiniteError(
-                    f"turn {turn}: the latents are not finite after denoising step {step + 1} of "
-                    f"{self.steps}"
-                )
-            tell("decoder", step + 1, self.steps)
-        clock.append(time.perf_counter())
-
-        tell("vae", 0, 1)
-        frames, finite = (np.asarray(x) for x in self._decode(self.networks.vae, sampler.x))
-        if not finite.all():
-            raise NonFiniteError(f"turn {turn}: the frames that the VAE decodes are not finite")
-        tell("vae", 1, 1)
-        clock.append(time.perf_counter())
-
-        parts = dict(zip(("mllm", "decoder", "vae"), np.diff(clock).tolist(), strict=True))
-        seconds = parts | {"total": clock[-1] - clock[0]}
-        representation, states, motion_value = map(np.asarray, state)
-        output = TurnOutput(representation, states, motion_value, frames, seconds)
-        return self._advance(window, instruction, state), output
-
-    def _play_whole(
-        self,
-        window: Window,
-        instruction: Instruction,
-        *,
-        seeds: Sequence[int],
-        turn: int,
-        tell: Progress,
-    ) -> tuple[Window, TurnOutput]:
-        """A turn as one program over the slice."""
-        began = time.perf_counter()
-        tell("decoder", 0, self.steps)
-        games = self._place(game_keys(seeds))
-        with _in_slice(self._places):
-            window, result = self._turn(
-                self.networks, window, instruction, games, jnp.asarray(turn)
-            )
-        representation, states, motion_value = map(np.asarray, result.state)
-        frames, bad_step = np.asarray(result.frames), np.asarray(result.bad_step)
-        if not np.isfinite(representation).all():
-            raise NonFiniteError(f"turn {turn}: the MLLM's shot representation is not finite")
-        for step in bad_step[bad_step >= 0]:
-            what = "latents" if step < self.steps else "decoded frames"
-            raise NonFiniteError(
-                f"turn {turn}: the {what} are not finite after denoising step "
-                f"{min(step + 1, self.steps)} of {self.steps}"
-            )
-        tell("decoder", self.steps, self.steps)
-        seconds = {"total": time.perf_counter() - began}
-        return window, TurnOutput(representation, states, motion_value, frames, seconds)
-
-
-def _lay_out(layout: str, num_games: int | None) -> tuple[Mesh, Plan]:
-    """The mesh for a plan: of all devices, or of as many as so many games need.
-
-    Raises:
-        UserError: there is no such plan, the devices do not fit it, or there are several hosts.
-    """
-    if layout not in PLANS:
-        raise UserError(f"layout {layout}: expected one of {', '.join(PLANS)}")
-    if jax.process_count() > 1:
-        raise UserError(f"layout {layout}: expected one host, found {jax.process_count()}")
-    plan, devices = PLANS[layout], jax.devices()
-    try:
-        if num_games is not None:
-            groups = plan.mesh_shape(len(devices))["data"]
-            used = max(n for n in range(1, groups + 1) if groups % n == 0 and num_games % n == 0)
-            devices = devices[: len(devices) // groups * used]
-        return make_mesh(plan.mesh_shape(len(devices)), devices=devices), plan
-    except ValueError as error:
-        raise UserError(str(error)) from error
-
-
-@contextlib.contextmanager
-def _in_slice(places: tuple[Mesh, Plan] | None) -> Iterator[None]:
-    """Within the block, programs are traced for the slice and by its plan."""
-    if places is None:
-        yield
-        return
-    with jax.set_mesh(places[0]), use_plan(places[1]):
-        yield

@@ -35,7 +35,7 @@ from animegamer_jax.evaluate.toyworld import (
 )
 from animegamer_jax.media import pick_frames, write_whole
 from animegamer_jax.play import DEFAULT_STEPS, keep_compiled_programs, model_folder
-from animegamer_jax.rollout import Player
+from animegamer_jax.player import Player
 
 # Figures of the paper's table, on its own task, to stand beside ours.
 PAPER = {"CLIP-I": 0.8132, "CLIP-T": 0.4161, "ACC-F": 0.6744, "MAE-F": 0.4238}

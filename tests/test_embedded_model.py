@@ -10,7 +10,7 @@ import pytest
 from animegamer_jax.bundle import Bundle
 from animegamer_jax.data.toyworld import PROTOCOL
 from animegamer_jax.play import ASSETS, model_folder
-from animegamer_jax.rollout import Player
+from animegamer_jax.player import Player
 
 TOY = ASSETS / "toy"
 

@@ -23,7 +23,7 @@ def make_game(folder: Path, **fields) -> Game:
     return Game.create(folder, **(defaults | fields))
 
 
-def add_turn(game: Game, *, changes=(1, 0, -1)) -> None:
+def add_turn(game: Game, *, changes=(1, 0, -1), **played) -> None:
     number = len(game.turns) + 1
     game.add(
         f"instruction {number}",
@@ -32,6 +32,7 @@ def add_turn(game: Game, *, changes=(1, 0, -1)) -> None:
         representation=np.full((6, 8), number, np.float32),
         frames=np.full((5, 16, 24, 3), number % 256, np.uint8),
         seconds=SECONDS,
+        **played,
     )
 
 
@@ -70,6 +71,10 @@ def test_the_schema_of_the_file(saved):
         "meters": {"stamina": 40, "social": 60, "entertainment": 50},
         "clip": "turn_002.mp4",
         "seconds": SECONDS,
+        "seed": 0,
+        "window": 3,
+        "steps": 5,
+        "chosen_level": False,
     }
     files = {path.name for path in saved.iterdir()}
     clips = {f"turn_{n:03d}.{kind}" for n in range(1, 5) for kind in ("mp4", "npz")}
@@ -95,6 +100,86 @@ def test_history_is_what_the_window_holds(tmp_path):
         for _ in range(3):
             add_turn(game)
         assert len(game.history()) == expected
+
+
+def files_of(game: Game) -> set[str]:
+    return {path.name for path in game.folder.iterdir()}
+
+
+def test_an_undone_turn_is_gone_with_its_files(saved):
+    game = Game.load(saved)
+    game.undo(3)
+    assert game.meters == Meters(stamina=45, social=55, entertainment=50)
+    assert files_of(game) == {"game.json", "turn_001.mp4", "turn_001.npz"}
+    assert [turn.instruction for turn in Game.load(saved).turns] == ["instruction 1"]
+    for turns in (0, 2):
+        with pytest.raises(UserError, match="undo: expected 1 to 1 turns"):
+            game.undo(turns)
+
+
+def test_a_turn_tried_again_takes_the_place_of_the_old_one(saved):
+    game = Game.load(saved)
+    old = game.turns[-1]
+    add_turn(game, changes=(0, 1, 0), after=3, seed=9, steps=7, window=2, chosen_level=True)
+    found = Game.load(saved).turns
+    assert len(found) == 4
+    assert (found[3].seed, found[3].steps, found[3].window, found[3].chosen_level) == (
+        9,
+        7,
+        2,
+        True,
+    )
+    assert found[3].meters == Meters(stamina=35, social=65, entertainment=55)
+    assert found[3].clip == "turn_004_2.mp4"
+    assert old.clip not in files_of(game)
+    assert old.representation_file not in files_of(game)
+    add_turn(game, after=1)
+    assert [turn.clip for turn in Game.load(saved).turns] == ["turn_001.mp4", "turn_002_2.mp4"]
+    assert len(files_of(game)) == 5
+
+
+def test_a_branch_is_a_game_of_its_own(saved, tmp_path):
+    game = Game.load(saved)
+    branch = game.branch(tmp_path / "branch", 2)
+    add_turn(branch)
+    assert len(Game.load(branch.folder).turns) == 3
+    assert len(Game.load(saved).turns) == 4
+    assert branch.history()[0].instruction == "instruction 2"
+    with pytest.raises(UserError, match="branch: expected 0 to 4 turns, found 5"):
+        game.branch(tmp_path / "other", 5)
+    with pytest.raises(UserError, match="expected a folder without a game"):
+        game.branch(branch.folder, 1)
+
+
+def test_history_of_a_turn_before(saved):
+    game = Game.load(saved)
+    told = [record.instruction for record in game.history(before=3, window=9)]
+    assert told == ["instruction 1", "instruction 2"]
+    assert game.history(before=3, window=1) == []
+
+
+def test_a_game_of_before_turns_knew_their_seed(saved):
+    path = saved / "game.json"
+    document = json.loads(path.read_text())
+    document["seed"] = 5
+    for turn in document["turns"]:
+        for name in ("seed", "window", "steps", "chosen_level"):
+            del turn[name]
+    path.write_text(json.dumps(document))
+    turn = Game.load(saved).turns[0]
+    assert (turn.seed, turn.window, turn.steps, turn.chosen_level) == (5, 3, 5, False)
+
+
+def test_clips_are_joined_in_order(saved, tmp_path):
+    game = Game.load(saved)
+    path = tmp_path / "game.mp4"
+    media.join_mp4([saved / turn.clip for turn in game.turns], path)
+    frames = media.read_mp4(path)
+    assert len(frames) == 4 * 5
+    np.testing.assert_allclose(frames[::5].mean(axis=(1, 2, 3)), [1, 2, 3, 4], atol=1.5)
+    media.write_mp4(tmp_path / "other.mp4", np.zeros((2, 32, 32, 3), np.uint8))
+    with pytest.raises(UserError, match="other.mp4: expected"):
+        media.join_mp4([saved / game.turns[0].clip, tmp_path / "other.mp4"], path)
 
 
 def test_the_storyboard_lies_beside_the_clips(saved):
@@ -140,6 +225,8 @@ DAMAGE = {
         lambda d, t: t[1]["meters"].update(stamina=41),
         r"turns\[1\]\.meters\.stamina: expected 40, .*found 41",
     ),
+    "turn's seed": (lambda d, t: t[1].update(seed=-1), r"turns\[1\]\.seed: expected .* 0 or more"),
+    "flag": (lambda d, t: t[1].update(chosen_level=1), r"\.chosen_level: expected true or false"),
     "meters": (lambda d, t: t[1].update(meters=[]), r"turns\[1\]\.meters: expected an object"),
     "seconds": (lambda d, t: t[1]["seconds"].pop("total"), r"turns\[1\]\.seconds\.total: expected"),
     "path": (lambda d, t: t[0].update(clip="../turn_001.mp4"), r"\.clip: expected the bare name"),

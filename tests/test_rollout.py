@@ -1,6 +1,7 @@
 """A turn and the rollout: one compile, batches, scans, windows, keys, non-finite numbers."""
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,8 @@ from flax import nnx
 from animegamer_jax import rollout
 from animegamer_jax.bundle import Bundle
 from animegamer_jax.errors import NonFiniteError, UserError
-from animegamer_jax.rollout import Instruction, Player
+from animegamer_jax.player import Player, check_fit
+from animegamer_jax.rollout import Instruction
 
 INSTRUCTIONS = [
     "Character: Qiqi; Motion: quickly flying on broomstick; Background: day sky.",
@@ -232,7 +234,58 @@ def test_networks_that_do_not_fit_are_named(tiny_bundle):
     config = Bundle.open(tiny_bundle).config
     wrong = dataclasses.replace(config, vae=dataclasses.replace(config.vae, latent_channels=8))
     with pytest.raises(UserError, match="latent channels: dit 4, vae 8"):
-        rollout.check_fit(wrong)
+        check_fit(wrong)
+
+
+class Past(NamedTuple):
+    """A saved turn."""
+
+    instruction: str
+    representation: np.ndarray
+    states: np.ndarray
+
+
+def test_games_at_different_turns_play_side_by_side(player, played):
+    """Each as it plays alone, whatever its history, its turn and its seed are."""
+    past = [
+        Past(text, output.representation[0], output.states[0])
+        for text, output in zip(INSTRUCTIONS, played, strict=True)
+    ]
+    window = player.window_of([past[:2], [], past[:3]])
+    _, output = player.play_turn(
+        window, [INSTRUCTIONS[2], INSTRUCTIONS[0], INSTRUCTIONS[3]], seeds=[7, 7, 7], turn=[3, 1, 4]
+    )
+    for row, turn in enumerate((2, 0, 3)):
+        np.testing.assert_array_equal(output.states[row], played[turn].states[0])
+        same_frames(output.frames[row], played[turn].frames[0])
+
+
+def test_the_window_of_a_saved_game_is_the_played_one(player, played):
+    window = player.start()
+    for turn, text in enumerate(INSTRUCTIONS, 1):
+        window, _ = player.play_turn(window, [text], seeds=[7], turn=turn)
+    past = [
+        Past(text, output.representation[0], output.states[0])
+        for text, output in zip(INSTRUCTIONS, played, strict=True)
+    ]
+    jax.tree.map(np.testing.assert_array_equal, player.restore(past), window)
+
+
+def test_levels_and_steps_of_the_players_choice(player, played):
+    window = player.start(2)
+    text, steps = INSTRUCTIONS[:1] * 2, []
+    _, output = player.play_turn(
+        window, text, seeds=[7, 7], turn=1, levels=[5, 0], steps=2,
+        on_progress=lambda stage, step, total: steps.append((stage, step, total)),
+    )  # fmt: skip
+    assert output.states[:, 0].tolist() == [5, played[0].states[0, 0]]
+    assert output.motion_value[0] == player.protocol.motion_values[4]
+    np.testing.assert_array_equal(output.states[:, 1:], played[0].states.repeat(2, 0)[:, 1:])
+    assert ("decoder", 2, 2) in steps
+    with pytest.raises(UserError, match="motion level 7: expected one of"):
+        player.play_turn(window, text, seeds=[7, 7], turn=1, levels=[7, 0])
+    with pytest.raises(UserError, match="1001 denoising steps"):
+        player.play_turn(window, text, seeds=[7, 7], turn=1, steps=1001)
 
 
 def test_guidance_is_the_protocols(player):

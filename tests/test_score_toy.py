@@ -42,7 +42,7 @@ from animegamer_jax.evaluate.toyworld import (
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.encoder import ShotEncoder
 from animegamer_jax.models.t5 import T5Encoder
-from animegamer_jax.rollout import Player
+from animegamer_jax.player import Player
 from animegamer_jax.tokenizer import Tokenizer, write_word_tokenizer
 
 NUM_GAMES, NUM_TURNS = 8, 3

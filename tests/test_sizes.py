@@ -29,7 +29,7 @@ from animegamer_jax.convert import mllm as mllm_table
 from animegamer_jax.convert import t5 as t5_table
 from animegamer_jax.convert import vae as vae_table
 from animegamer_jax.convert.rules import Rule, check
-from animegamer_jax.rollout import check_fit
+from animegamer_jax.player import check_fit
 
 MANIFESTS = Path(__file__).parent / "manifests"
 FULL, TOY = make_full(), make_toy()

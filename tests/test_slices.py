@@ -13,7 +13,7 @@ from animegamer_jax.bundle import Bundle
 from animegamer_jax.cli import main
 from animegamer_jax.errors import UserError
 from animegamer_jax.game import Game
-from animegamer_jax.rollout import Player
+from animegamer_jax.player import Player
 from animegamer_jax.sharding import PLANS, make_mesh, use_plan
 from animegamer_jax.train.command import find_stage
 

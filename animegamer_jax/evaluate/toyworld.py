@@ -36,7 +36,7 @@ from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.encoder import ShotEncoder
 from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.models.vae import VAE
-from animegamer_jax.rollout import Player
+from animegamer_jax.player import Player
 from animegamer_jax.tokenizer import Tokenizer
 
 Values = dict[str, Float32[np.ndarray, "g t"]]
