@@ -15,6 +15,7 @@ _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 COMMANDS = {
     "play": ("animegamer_jax.play:play", "play a file of instructions, or from a prompt"),
+    "serve": ("animegamer_jax.serve.command:serve", "a web page to play on"),
     "convert": ("animegamer_jax.convert.released:convert", "released checkpoints -> bundle"),
     "export": ("animegamer_jax.convert.released:export", "bundle -> released file formats"),
     "parity": ("animegamer_jax.evaluate.parity:parity", "recorded numbers against this code"),
@@ -42,6 +43,7 @@ _EXTRAS = {
     "apache_beam": "films",
     "array_record": "train",
     "cv2": "train",
+    "gradio": "serve",
     "grain": "train",
     "jinja2": "films",
     "openai": "films",

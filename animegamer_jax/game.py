@@ -200,7 +200,9 @@ class Game:
             frames: of the clip.
             seconds: that it took.
             after: how many turns stay before it, which takes the place of all others; None: all.
-            seed, window, steps: that it was played with; the game's if None.
+            seed: that it was played with; the game's if None.
+            window: likewise.
+            steps: likewise.
             chosen_level: the player set the motion level.
 
         Raises:

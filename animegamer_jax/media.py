@@ -186,6 +186,18 @@ def check_mp4(path: Path) -> None:
         pass
 
 
+def measure_mp4(path: Path) -> tuple[int, int, int]:
+    """Rows, columns and number of packets, which is that of frames, without decoding one.
+
+    Raises:
+        UserError: the file is missing or holds no video.
+    """
+    with _open_mp4(path, path) as container:
+        stream = container.streams.video[0]
+        count = sum(packet.size > 0 for packet in container.demux(stream))
+        return stream.height, stream.width, count
+
+
 def read_mp4(path: Path) -> UInt8[np.ndarray, "f h w 3"]:
     """All frames of a clip.
 
@@ -245,13 +257,18 @@ class Panel(NamedTuple):
     meters: Mapping[str, int]
 
 
+def enlarged_size(height: int, width: int) -> tuple[int, int]:
+    """Rows and columns of a clip after `enlarge`."""
+    factor = max(1, -(-_LEAST_ROWS // height))
+    return factor * height, factor * width
+
+
 def enlarge(frames: UInt8[np.ndarray, "f h w 3"]) -> UInt8[np.ndarray, "f y x 3"]:
     """A clip of fewer than 240 rows, enlarged a whole number of times to that or more (cubic)."""
-    height, width = frames.shape[1:3]
-    factor = -(-_LEAST_ROWS // height)
-    if factor <= 1:
+    height, width = enlarged_size(*frames.shape[1:3])
+    if height == frames.shape[1]:
         return frames
-    size = factor * width, factor * height
+    size = width, height
     larger = (Image.fromarray(frame).resize(size, Image.Resampling.BICUBIC) for frame in frames)
     return np.stack([np.asarray(frame) for frame in larger])
 

@@ -178,7 +178,7 @@ def test_clips_are_joined_in_order(saved, tmp_path):
     assert len(frames) == 4 * 5
     np.testing.assert_allclose(frames[::5].mean(axis=(1, 2, 3)), [1, 2, 3, 4], atol=1.5)
     media.write_mp4(tmp_path / "other.mp4", np.zeros((2, 32, 32, 3), np.uint8))
-    with pytest.raises(UserError, match="other.mp4: expected"):
+    with pytest.raises(UserError, match=r"other\.mp4: expected"):
         media.join_mp4([saved / game.turns[0].clip, tmp_path / "other.mp4"], path)
 
 

@@ -1,0 +1,147 @@
+"""`animegamer serve`: the page, until it is ended."""
+
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from animegamer_jax.configs import Dtype
+from animegamer_jax.errors import UserError
+from animegamer_jax.play import DEFAULT_STEPS, keep_compiled_programs, model_folder
+
+
+def serve(
+    *,
+    model: str = "toy",
+    host: str = "127.0.0.1",
+    port: int = 7860,
+    max_games: int = 64,
+    games: Path = Path("out/serve"),
+    steps: int = DEFAULT_STEPS,
+    dtype: Dtype | None = None,
+    auth: tuple[str, ...] = (),
+    warm_up: Annotated[bool, tyro.conf.FlagConversionOff] = True,
+) -> int:
+    """Serve the game as a web page, with an API beside it.
+
+    Args:
+        model: A model folder made by `animegamer convert`, or `toy` for the embedded one.
+        host: The address that the page is served on; 0.0.0.0 for all of this machine's.
+        port: Of the page; 0 for any free one.
+        max_games: In play at once. A game that rests for half an hour makes room for another,
+            and comes back when its player does.
+        games: The folder of all games, saved after every turn.
+        steps: Denoising steps a turn, 1 to 1000, of new games.
+        dtype: Number format of the computation. Default: the model's own.
+        auth: Who may play, as name:password.
+        warm_up: Compile the programs of all batch sizes before the first player comes.
+    """
+    pairs = _read_auth(auth)
+    for option, value, low, high in (
+        ("--port", port, 0, 65535),
+        ("--max-games", max_games, 1, 100_000),
+        ("--steps", steps, 1, 1000),
+    ):
+        if not low <= value <= high:
+            raise UserError(f"{option}: expected a whole number, {low} to {high}, found {value}")
+    folder = model_folder(model)
+    port = _check_port(host, port)
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+    keep_compiled_programs()
+
+    import gradio as gr
+
+    from animegamer_jax.bundle import Bundle
+    from animegamer_jax.media import enlarged_size
+    from animegamer_jax.player import Player
+    from animegamer_jax.serve import view
+    from animegamer_jax.serve.engine import Engine
+    from animegamer_jax.serve.page import Page
+    from animegamer_jax.serve.shelf import GameModel, Shelf
+    from animegamer_jax.serve.words import known_words
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    bundle = Bundle.open(folder)
+    words = known_words(bundle.name, Path(folder))
+    player = Player.from_bundle(bundle, steps=steps, dtype=dtype)
+    mllm = player.networks.mllm.config
+    known = GameModel(
+        name=bundle.name,
+        protocol=bundle.protocol.name,
+        representation=(mllm.num_queries, mllm.representation_size),
+        clip=(*enlarged_size(player.height, player.width), player.num_frames),
+    )
+    engine = Engine(player, Shelf(games, model=known, max_games=max_games))
+    if warm_up:
+        engine.warm_up(lambda size: console.print(f"compiling for {size} games at once"))
+    blocks = Page(engine, words=words, steps=steps, title=f"AnimeGamer: {bundle.name}").build()
+    fonts = ["system-ui", "-apple-system", "Segoe UI", "sans-serif"]
+    mono = ["ui-monospace", "Consolas", "monospace"]
+    ended = _until_ended()
+    try:
+        blocks.queue(default_concurrency_limit=None, max_size=4 * max_games)
+        blocks.launch(
+            server_name=host,
+            server_port=port,
+            auth=pairs or None,
+            css=view.CSS,
+            theme=gr.themes.Soft(font=fonts, font_mono=mono),
+            footer_links=["api"],
+            max_file_size="256mb",
+            max_threads=max(40, 2 * max_games),
+            prevent_thread_lock=True,
+            quiet=True,
+            ssr_mode=False,
+            show_error=True,
+        )
+        shown = f"[{host}]" if ":" in host else host
+        console.print(f"{bundle.name} plays on http://{shown}:{port}  (Ctrl-C ends it)")
+        console.print(f"games are saved in {games}")
+        ended.wait()
+    finally:
+        engine.close()
+        blocks.close(verbose=False)
+    console.print("ended; every finished turn is saved")
+    return 0
+
+
+def _until_ended() -> threading.Event:
+    """Set by Ctrl-C and SIGTERM: the turns that are being played end first."""
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    return ended
+
+
+def _read_auth(pairs: tuple[str, ...]) -> list[tuple[str, str]]:
+    found = []
+    for pair in pairs:
+        name, colon, password = pair.partition(":")
+        if not (name and colon and password):
+            raise UserError("--auth: expected name:password, found another form")
+        found.append((name, password))
+    return found
+
+
+def _check_port(host: str, port: int) -> int:
+    """A port that is free on the host: the given one, or any for 0.
+
+    Raises:
+        UserError: it is taken, may not be used, or the host is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            return probe.getsockname()[1]
+    except OSError as error:
+        raise UserError(
+            f"--host {host} --port {port}: cannot serve there: {error.strerror or error}: give "
+            "another --port, or an address of this machine"
+        ) from error

@@ -1,0 +1,125 @@
+"""Pieces of the page: HTML of the meters, of a turn and of how far it is; pictures of turns.
+
+Everything that a player said is escaped: it is shown as text, never run.
+"""
+
+import html
+from pathlib import Path
+
+from PIL import Image
+
+from animegamer_jax import media
+from animegamer_jax.game import Game, Meters, Turn
+from animegamer_jax.serve.engine import Ticket
+
+_METERS = ("stamina", "social", "entertainment")
+_THUMB_ROWS = 144
+_STAGES = {
+    "mllm": "thinking of what happens",
+    "decoder": "drawing the shot",
+    "vae": "developing the frames",
+}
+
+CSS = """
+.gradio-container { max-width: 1120px !important; margin: 0 auto !important; }
+#clip video { object-fit: contain; background: #000; border-radius: 10px; }
+.ag-meter { display: grid; grid-template-columns: 7.5em 1fr 2.2em 2.4em; gap: .6em;
+  align-items: center; margin: .35em 0; font-variant-numeric: tabular-nums; }
+.ag-track { height: .8em; border-radius: .4em; overflow: hidden;
+  background: var(--border-color-primary); }
+.ag-track > div { height: 100%; border-radius: .4em; transition: width .8s ease; }
+.ag-stamina { background: #e28a3a; } .ag-social { background: #4a86ce; }
+.ag-entertainment { background: #9662be; }
+.ag-up { color: #14804f; } .ag-down { color: #c3392f; }
+.dark .ag-up { color: #4ad08f; } .dark .ag-down { color: #ff7d72; }
+.ag-said { font-size: 1.05em; margin: .2em 0 .6em; overflow-wrap: anywhere; }
+.ag-soft { color: var(--body-text-color-subdued); font-size: .9em; }
+.ag-pip { display: inline-block; width: .7em; height: .7em; border-radius: 50%;
+  margin-right: .25em; border: 1px solid var(--body-text-color-subdued); }
+.ag-pip.on { background: #5b70d6; border-color: #5b70d6; }
+.ag-status { min-height: 2.6em; } .ag-status.bad { color: #b3261e; }
+.dark .ag-status.bad { color: #ff8a80; }
+.ag-bar { height: .45em; border-radius: .3em; background: var(--border-color-primary);
+  margin-top: .4em; overflow: hidden; }
+.ag-bar > div { height: 100%; background: #5b70d6; transition: width .3s linear; }
+@media (max-width: 640px) { .ag-meter { grid-template-columns: 6.6em 1fr 2em 2.2em; } }
+"""
+
+
+def meters(now: Meters, turn: Turn | None) -> str:
+    """The three meters, and what the turn changed."""
+    rows = []
+    for name in _METERS:
+        value = getattr(now, name)
+        change = turn.changes[name] if turn else 0
+        kind = "ag-up" if change > 0 else "ag-down" if change < 0 else "ag-soft"
+        told = f"{change:+d}" if change else ""
+        rows.append(
+            f'<div class="ag-meter" data-meter="{name}" data-value="{value}">'
+            f"<span>{name.capitalize()}</span>"
+            f'<div class="ag-track" role="meter" aria-label="{name}" aria-valuemin="0" '
+            f'aria-valuemax="100" aria-valuenow="{value}">'
+            f'<div class="ag-{name}" style="width:{value}%"></div></div>'
+            f'<span>{value}</span><span class="{kind}">{told}</span></div>'
+        )
+    return "".join(rows)
+
+
+def describe(turn: Turn | None, total: int, *, unknown: tuple[str, ...] = ()) -> str:
+    """What was said in a turn, its motion level, and how it was made."""
+    if turn is None:
+        return '<div class="ag-soft">No turn yet: say who does what, how, when and where.</div>'
+    pips = "".join(
+        f'<span class="ag-pip{" on" if level <= turn.motion_level else ""}"></span>'
+        for level in range(1, 6)
+    )
+    chosen = " (set by you)" if turn.chosen_level else ""
+    note = ""
+    if unknown:
+        words = ", ".join(html.escape(word) for word in unknown)
+        note = f'<div class="ag-soft">Outside this model\'s world, read as blanks: {words}</div>'
+    return (
+        f'<div class="ag-said" dir="auto">{html.escape(turn.instruction)}</div>{note}'
+        f'<div class="ag-soft">turn {turn.turn} of {total} &middot; motion {pips} '
+        f"{turn.motion_level}{chosen} &middot; seed {turn.seed} &middot; "
+        f"{turn.seconds['total']:.1f} s</div>"
+    )
+
+
+def progress(ticket: Ticket, place: int) -> str:
+    """How far a turn is: its place in the queue, or the denoising step and the time left."""
+    if ticket.status == "waiting":
+        ahead = "you are next" if place == 0 else f"{place} before you"
+        return status(f"In the queue: {ahead}.")
+    left = ticket.seconds_left
+    text = _STAGES.get(ticket.stage, "starting").capitalize()
+    if ticket.stage == "decoder":
+        text += f", step {ticket.step} of {ticket.num_steps}"
+    if left is not None and left > 0.05:
+        text += f", {left:.0f} s left" if left >= 1 else ", almost there"
+    share = ticket.step / ticket.num_steps if ticket.stage == "decoder" else 0
+    share = 1.0 if ticket.stage == "vae" else share
+    return status(f"{text}.", share=share)
+
+
+def status(text: str, *, bad: bool = False, share: float | None = None) -> str:
+    """A line that screen readers hear, with a bar if something is being done."""
+    bar = ""
+    if share is not None:
+        bar = f'<div class="ag-bar"><div style="width:{100 * share:.0f}%"></div></div>'
+    kind = " bad" if bad else ""
+    return (
+        f'<div class="ag-status{kind}" role="status" aria-live="polite" dir="auto">'
+        f"{html.escape(text)}{bar}</div>"
+    )
+
+
+def thumbnail(game: Game, turn: Turn) -> Path:
+    """A small picture of a turn's clip, made once: its middle frame."""
+    path = game.folder / (turn.clip.removesuffix(".mp4") + ".jpg")
+    if not path.exists():
+        frames = media.read_mp4(game.folder / turn.clip)
+        picture = Image.fromarray(frames[len(frames) // 2])
+        size = round(picture.width * _THUMB_ROWS / picture.height), _THUMB_ROWS
+        picture.resize(size, Image.Resampling.LANCZOS).save(path, quality=85)
+    return path
