@@ -8,11 +8,12 @@ OUT ?= out/play
 GAMES := animegamer_jax/assets/instructions
 INSTRUCTIONS ?= $(GAMES)/$(if $(filter toy,$(MODEL)),toy,qiqi).txt
 
-.PHONY: help play demo test test-all test-hosts lint format clean
+.PHONY: help play serve demo screenshots test test-all test-hosts lint format clean
 
 help:
 	@echo "make play             play the demo game with the embedded model; clips in $(OUT)"
 	@echo "make play MODEL=DIR   the same with a converted model"
+	@echo "make serve            a web page to play on, at http://127.0.0.1:7860"
 	@echo "make demo             the same with random weights: noise, but the whole way"
 	@echo "make test             the tests, under 10 minutes on two cores"
 	@echo "make test-all         with the slow ones: every recorded number, memory, a VAE's training"
@@ -31,10 +32,17 @@ help:
 
 .venv/.dev: .venv/.made pyproject.toml constraints.txt
 	$(PIP) --editable '.[dev]'
-	@touch $@ .venv/.play
+	@touch $@ .venv/.play .venv/.serve
 
 play: .venv/.play
 	$(BIN)/animegamer play --model $(MODEL) --instructions $(INSTRUCTIONS) --out $(OUT)
+
+.venv/.serve: .venv/.play
+	$(PIP) --editable '.[serve]'
+	@touch $@
+
+serve: .venv/.serve
+	$(BIN)/animegamer serve --model $(MODEL)
 
 out/random/config.json: | .venv/.play
 	$(BIN)/python scripts/random_model.py out/random
@@ -50,6 +58,9 @@ test-all: .venv/.dev
 
 test-hosts: .venv/.dev
 	$(BIN)/python -m pytest -m hosts
+
+screenshots: .venv/.dev
+	SCREENSHOTS=docs/images $(BIN)/python -m pytest -q tests/test_serve_page.py -k 'browser or phone'
 
 lint: .venv/.dev
 	$(BIN)/ruff check .

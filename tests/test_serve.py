@@ -473,7 +473,7 @@ def test_what_is_no_zip(shelf, tmp_path, content):
 
 def test_an_archive_cut_short(packed, shelf):
     packed.write_bytes(packed.read_bytes()[:-200])
-    with pytest.raises(UserError, match="damaged zip|a game.s files only"):
+    with pytest.raises(UserError, match=r"damaged zip|a game's files only"):
         shelf.load(packed)
 
 

@@ -5,9 +5,7 @@ import signal
 import socket
 import threading
 from pathlib import Path
-from typing import Annotated
 
-import tyro
 from rich.console import Console
 
 from animegamer_jax.configs import Dtype
@@ -25,7 +23,7 @@ def serve(
     steps: int = DEFAULT_STEPS,
     dtype: Dtype | None = None,
     auth: tuple[str, ...] = (),
-    warm_up: Annotated[bool, tyro.conf.FlagConversionOff] = True,
+    warm_up: bool = True,
 ) -> int:
     """Serve the game as a web page, with an API beside it.
 
