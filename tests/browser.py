@@ -12,6 +12,8 @@ _FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 
+_ENDED = "/queue/data?"  # Gradio's stream of events, which the page ends itself when all have come
+
 
 @contextlib.contextmanager
 def open_browser() -> Iterator[Any]:
@@ -35,7 +37,7 @@ def open_page(browser: Any, address: str, **options: Any) -> Iterator[tuple[Any,
     page, wrong = context.new_page(), []
     page.on("console", lambda m: wrong.append(m.text) if m.type == "error" else None)
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("requestfailed", lambda request: wrong.append(request.url[:200]))
+    page.on("requestfailed", lambda r: _ENDED in r.url or wrong.append(r.url[:200]))
     try:
         page.goto(address)
         yield page, wrong

@@ -98,17 +98,18 @@ def shoot(page: Any, name: str) -> None:
         page.screenshot(path=str(Path(folder) / name), full_page=True)
 
 
-def wait_for_turn(page: Any, number: int, total: int | None = None) -> None:
-    told = f"turn {number} of {total or number}"
+def wait_for_text(page: Any, place: str, text: str) -> None:
     page.wait_for_function(
-        f"document.querySelector('#about').innerText.includes({json.dumps(told)})", timeout=120_000
+        f"document.querySelector('{place}').innerText.includes({json.dumps(text)})", timeout=120_000
     )
+
+
+def wait_for_turn(page: Any, number: int, total: int | None = None) -> None:
+    wait_for_text(page, "#about", f"turn {number} of {total or number}")
 
 
 def wait_for_status(page: Any, text: str) -> None:
-    page.wait_for_function(
-        f"document.querySelector('#status').innerText.includes({json.dumps(text)})", timeout=30_000
-    )
+    wait_for_text(page, "#status", text)
 
 
 def playing(page: Any) -> bool:
@@ -128,7 +129,7 @@ def test_a_game_in_the_browser(browser, address, tmp_path):
     options = {"viewport": {"width": 1200, "height": 900}, "accept_downloads": True}
     with open_page(browser, address, **options) as (page, wrong):
         page.wait_for_selector("#line textarea")
-        assert "No turn yet" in page.inner_text("#about")
+        wait_for_text(page, "#about", "No turn yet")
         page.fill("#line textarea", PLAYED[0])
         page.click("#play-line")
         wait_for_turn(page, 1)
@@ -165,7 +166,7 @@ def test_a_game_in_the_browser(browser, address, tmp_path):
         page.fill("#line textarea", "Motion: jump.")
         page.press("#line textarea", "Enter")
         wait_for_turn(page, 2)
-        first = page.inner_text("#about")
+        first = page.inner_text("#about")  # its seed is told there
         page.click("#again")
         page.wait_for_function(
             f"document.querySelector('#about').innerText != {json.dumps(first)}"
@@ -189,7 +190,7 @@ def test_a_game_in_the_browser(browser, address, tmp_path):
 
         page.click("#new")
         wait_for_status(page, "A new game")
-        assert "No turn yet" in page.inner_text("#about")
+        wait_for_text(page, "#about", "No turn yet")
         page.set_input_files("#load input[type=file], input#load, [id=load] ~ input", str(path))
         wait_for_status(page, "The game is loaded")
         wait_for_turn(page, 1)

@@ -59,37 +59,40 @@ class Page:
             with gr.Column(scale=3, min_width=320):
                 self.clip = gr.Video(
                     label="The shot", elem_id="clip", autoplay=True, loop=True, interactive=False,
-                    show_label=False, buttons=["download"], height=400,
+                    show_label=False, buttons=["download"],
                 )  # fmt: skip
-                self.about = gr.HTML(elem_id="about")
+                self.about = gr.HTML(view.describe(None, 0), elem_id="about")
+                self.board = gr.Gallery(
+                    label="Storyboard: choose a turn to see it again", elem_id="board", columns=4,
+                    height="auto", allow_preview=False, object_fit="contain", buttons=[],
+                    fit_columns=False,
+                )  # fmt: skip
             with gr.Column(scale=2, min_width=300):
-                self.meters = gr.HTML(elem_id="meters")
+                self.meters = gr.HTML(view.meters(Meters(), None), elem_id="meters")
                 with gr.Tabs():
                     with gr.Tab("In words"):
                         self.line = gr.Textbox(
-                            label="What happens next?", lines=2, max_lines=4, elem_id="line",
+                            label="What happens next?", lines=1, max_lines=4, elem_id="line",
                             placeholder="Mika is gently waving in the town by day.", autofocus=True,
                         )  # fmt: skip
                         self.say = gr.Button("Play", variant="primary", elem_id="play-line")
                     with gr.Tab("In parts"):
-                        self.fields = [
-                            self._choice("Character", words.characters),
-                            self._choice("Adverb", words.adverbs),
-                            self._choice("Motion", words.motions),
-                            self._choice("Time", words.times),
-                            self._choice("Place", words.places),
-                        ]
+                        character = self._choice("Character", words.characters)
+                        with gr.Row():
+                            adverb = self._choice("Adverb", words.adverbs)
+                            motion = self._choice("Motion", words.motions)
+                        with gr.Row():
+                            time = self._choice("Time", words.times)
+                            place = self._choice("Place", words.places)
+                        self.fields = [character, adverb, motion, time, place]
                         self.go = gr.Button("Play", variant="primary", elem_id="play-parts")
                 self.status = gr.HTML(view.status(""), elem_id="status")
                 with gr.Row():
-                    self.stop = gr.Button("Stop", variant="stop", elem_id="stop", min_width=90)
-                    self.undo = gr.Button("Undo", elem_id="undo", min_width=90)
-                    self.again = gr.Button("Try again", elem_id="again", min_width=90)
-                    self.branch = gr.Button("Branch here", elem_id="branch", min_width=90)
-        self.board = gr.Gallery(
-            label="Storyboard: choose a turn to see it again", elem_id="board", columns=6,
-            height="auto", allow_preview=False, object_fit="cover", buttons=[],
-        )  # fmt: skip
+                    self.stop = gr.Button("Stop", variant="stop", elem_id="stop", min_width=120)
+                    self.undo = gr.Button("Undo", elem_id="undo", min_width=120)
+                with gr.Row():
+                    self.again = gr.Button("Try again", elem_id="again", min_width=120)
+                    self.branch = gr.Button("Branch here", elem_id="branch", min_width=120)
         with gr.Accordion("Settings", open=False):
             with gr.Row():
                 self.level = gr.Dropdown(
@@ -121,7 +124,7 @@ class Page:
     @staticmethod
     def _choice(label: str, words: tuple[str, ...]) -> gr.Dropdown:
         return gr.Dropdown(
-            ["", *words], value="", label=label, allow_custom_value=True,
+            ["", *words], value="", label=label, allow_custom_value=True, min_width=120,
             elem_id=f"field-{label.lower()}",
         )  # fmt: skip
 
