@@ -528,6 +528,11 @@ def test_pictures_and_meters(engine, shelf):
     turn = play(engine, game)
     path = view.thumbnail(shelf.get(game), turn)
     assert path.stat().st_size < 5000
+    before = path.read_bytes()
+    shelf.get(game).undo()
+    again = play(engine, game, seed=20)
+    assert again.clip == turn.clip
+    assert view.thumbnail(shelf.get(game), again).read_bytes() != before
     shown = view.meters(turn.meters, turn)
     assert 'data-meter="stamina" data-value="45"' in shown
     assert '<span class="ag-down">-1</span>' in shown

@@ -44,7 +44,9 @@ class Page:
 
     def build(self) -> gr.Blocks:
         """The page, not launched."""
-        with gr.Blocks(title=self.title, analytics_enabled=False) as blocks:
+        # Copies in Gradio's cache are looked through every hour; those of a day ago go.
+        cache = (3600, 86_400)
+        with gr.Blocks(title=self.title, analytics_enabled=False, delete_cache=cache) as blocks:
             self._lay_out()
             self._connect(blocks)
             Api(self).add()

@@ -116,9 +116,11 @@ def status(text: str, *, bad: bool = False, share: float | None = None) -> str:
 
 def thumbnail(game: Game, turn: Turn) -> Path:
     """A small picture of a turn's clip, made once: its middle frame."""
-    path = game.folder / (turn.clip.removesuffix(".mp4") + ".jpg")
-    if not path.exists():
-        frames = media.read_mp4(game.folder / turn.clip)
+    clip = game.folder / turn.clip
+    path = clip.with_suffix(".jpg")
+    # An undone turn's name may be another turn's by now.
+    if not path.exists() or path.stat().st_mtime_ns < clip.stat().st_mtime_ns:
+        frames = media.read_mp4(clip)
         picture = Image.fromarray(frames[len(frames) // 2])
         size = round(picture.width * _THUMB_ROWS / picture.height), _THUMB_ROWS
         picture.resize(size, Image.Resampling.LANCZOS).save(path, quality=85)
