@@ -8,9 +8,11 @@ player is told of it.
 import collections
 import dataclasses
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import numpy as np
@@ -93,6 +95,7 @@ class Engine:
         self._playing: list[Ticket] = []
         self._lock = threading.Condition()
         self._closing = False
+        self._savers = ThreadPoolExecutor(max_workers=os.cpu_count(), thread_name_prefix="save")
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
 
@@ -217,6 +220,7 @@ class Engine:
                 ticket._stop = True
             self._lock.notify_all()
         self._thread.join()
+        self._savers.shutdown()
 
     def _serve(self) -> None:
         while True:
@@ -269,11 +273,7 @@ class Engine:
             )
             _end(batch[0], "failed")
             return
-        for row, ticket in enumerate(batch):
-            if ticket._stop:
-                _end(ticket, "stopped")
-            else:
-                self._save(ticket, output, row)
+        list(self._savers.map(lambda row: self._save(batch[row], output, row), range(len(batch))))
 
     def _play_batch(self, batch: list[Ticket]) -> TurnOutput:
         size = next(size for size in self.batch_sizes if size >= len(batch))
@@ -306,6 +306,10 @@ class Engine:
         return output
 
     def _save(self, ticket: Ticket, output: TurnOutput, row: int) -> None:
+        """Writes a batch's row as its player's turn, unless that was stopped; ends the ticket."""
+        if ticket._stop:
+            _end(ticket, "stopped")
+            return
         game: Game = self.shelf.get(ticket.game)
         try:
             ticket.turn = game.add(
