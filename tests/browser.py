@@ -1,6 +1,7 @@
 """A real browser for tests: Debian's Chromium, driven by Playwright; skipped where it is absent."""
 
 import contextlib
+import re
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,8 @@ _FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 
-_ENDED = "/queue/data?"  # Gradio's stream of events, which the page ends itself when all have come
+# Gradio's streams of events and of life signs, which a page ends itself.
+_ENDED = re.compile("/queue/data[?]|/heartbeat/")
 
 
 @contextlib.contextmanager
@@ -37,7 +39,7 @@ def open_page(browser: Any, address: str, **options: Any) -> Iterator[tuple[Any,
     page, wrong = context.new_page(), []
     page.on("console", lambda m: wrong.append(m.text) if m.type == "error" else None)
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("requestfailed", lambda r: _ENDED in r.url or wrong.append(r.url[:200]))
+    page.on("requestfailed", lambda r: _ENDED.search(r.url) or wrong.append(r.url[:200]))
     try:
         page.goto(address)
         yield page, wrong

@@ -205,6 +205,7 @@ def test_turns_of_a_game_follow_one_another(engine, shelf, player):
     for text in ("one", "two", "three", "four"):
         play(engine, game, text)
     assert [call["turn"] for call in player.calls] == [[1], [2], [3], [4]]
+    assert engine.ticket_of(game) is None
     assert [call["window"] for call in player.calls] == [[0], [1], [2], [2]]
     play(engine, game, "five", window=5)
     assert player.calls[-1]["window"] == [4]

@@ -191,7 +191,7 @@ class Engine:
         """The turn of a game that is waiting or being played."""
         with self._lock:
             for ticket in (*self._playing, *self._waiting):
-                if ticket.game == game:
+                if ticket.game == game and not ticket.ended:
                     return ticket
         return None
 

@@ -64,10 +64,10 @@ class Page:
                     show_label=False, buttons=["download"],
                 )  # fmt: skip
                 self.about = gr.HTML(view.describe(None, 0), elem_id="about")
+                gr.Markdown("**Storyboard.** Choose a turn to see it again.")
                 self.board = gr.Gallery(
-                    label="Storyboard: choose a turn to see it again", elem_id="board", columns=4,
-                    height="auto", allow_preview=False, object_fit="contain", buttons=[],
-                    fit_columns=False,
+                    label="Storyboard", show_label=False, elem_id="board", columns=4, height="auto",
+                    allow_preview=False, object_fit="contain", buttons=[], fit_columns=False,
                 )  # fmt: skip
             with gr.Column(scale=2, min_width=300):
                 self.meters = gr.HTML(view.meters(Meters(), None), elem_id="meters")
@@ -183,17 +183,12 @@ class Page:
             view.describe(found, len(turns), unknown=unknown),
             view.meters(meters or Meters(), found),
             gr.Gallery(
-                [(self.file(view.thumbnail(game, t)), self._caption(t)) for t in turns]
+                [(self.file(view.thumbnail(game, t)), f"turn {t.turn}") for t in turns]
                 if game
                 else [],
                 selected_index=number - 1 if found else None,
             ),
         ]
-
-    @staticmethod
-    def _caption(turn: Any) -> str:
-        text = turn.instruction
-        return f"{turn.turn}. {text if len(text) <= 60 else text[:57] + '…'}"
 
     def file(self, path: Path) -> str:
         """A file as the browser may have it: a copy in Gradio's cache, so no folder is open."""
