@@ -8,13 +8,18 @@ OUT ?= out/play
 GAMES := animegamer_jax/assets/instructions
 INSTRUCTIONS ?= $(GAMES)/$(if $(filter toy,$(MODEL)),toy,qiqi).txt
 
+<<<<<<< HEAD
 .PHONY: help play serve demo screenshots test test-all test-hosts lint format clean
+=======
+.PHONY: help play demo train-toy test test-all test-hosts lint format clean
+>>>>>>> scripts2
 
 help:
 	@echo "make play             play the demo game with the embedded model; clips in $(OUT)"
 	@echo "make play MODEL=DIR   the same with a converted model"
 	@echo "make serve            a web page to play on, at http://127.0.0.1:7860"
 	@echo "make demo             the same with random weights: noise, but the whole way"
+	@echo "make train-toy        trains the embedded model anew in out/toy, up to 3 hours on two cores"
 	@echo "make test             the tests, under 10 minutes on two cores"
 	@echo "make test-all         with the slow ones: every recorded number, memory, a VAE's training"
 	@echo "make test-hosts       two real processes as two hosts train every stage, and are killed"
@@ -30,9 +35,17 @@ help:
 	$(PIP) --editable .
 	@touch $@
 
+.venv/.train: .venv/.made pyproject.toml constraints.txt
+	$(PIP) --editable '.[train]'
+	@touch $@ .venv/.play
+
 .venv/.dev: .venv/.made pyproject.toml constraints.txt
 	$(PIP) --editable '.[dev]'
+<<<<<<< HEAD
 	@touch $@ .venv/.play .venv/.serve
+=======
+	@touch $@ .venv/.play .venv/.train
+>>>>>>> scripts2
 
 play: .venv/.play
 	$(BIN)/animegamer play --model $(MODEL) --instructions $(INSTRUCTIONS) --out $(OUT)
@@ -49,6 +62,9 @@ out/random/config.json: | .venv/.play
 
 demo: .venv/.play out/random/config.json
 	$(BIN)/animegamer play --model out/random --instructions $(INSTRUCTIONS) --out out/demo
+
+train-toy: .venv/.train
+	scripts/train_toy.sh out/toy
 
 test: .venv/.dev
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m 'not slow and not hosts'

@@ -11,6 +11,7 @@ It is written to a temporary name beside its place and renamed when it is whole.
 """
 
 import contextlib
+import hashlib
 import json
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +26,13 @@ from etils import epath
 from flax import nnx
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from animegamer_jax.bundle_config import FORMAT_VERSION, BundleConfig, from_json, with_dtypes
+from animegamer_jax.bundle_config import (
+    FORMAT_VERSION,
+    BundleConfig,
+    from_json,
+    to_json,
+    with_dtypes,
+)
 from animegamer_jax.bundle_networks import NETWORKS as NETWORKS
 from animegamer_jax.bundle_networks import NetworkName as NetworkName
 from animegamer_jax.bundle_networks import abstract_network as abstract_network
@@ -104,6 +111,22 @@ class Bundle:
 
     def has(self, name: NetworkName) -> bool:
         return getattr(self.config, name) is not None
+
+    def digest(self) -> str:
+        """Of protocol, configurations, tokenizer and weights as stored: the model by its content.
+
+        Its name, its date and how its files are cut do not count. It reads every weight.
+        """
+        told = to_json({"protocol": self.protocol, "networks": self.config})
+        found = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+        if (self.path / "tokenizer").is_dir():
+            for file in sorted((self.path / "tokenizer").iterdir()):
+                found.update(file.name.encode() + file.read_bytes())
+        for name in filter(self.has, NETWORKS):
+            for path, array in self.read_in_order(name, sorted(self.leaves(name))):
+                found.update(f"{name}.{path} {array.dtype} {array.shape}".encode())
+                found.update(array.tobytes())
+        return found.hexdigest()[:16]
 
     def _network_config(self, name: NetworkName) -> NetworkConfig:
         config = getattr(self.config, name)

@@ -9,6 +9,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -127,6 +128,14 @@ def _one_line(panel: str) -> str:
     return text.rstrip(".:") or "the options cannot be read"
 
 
+def _how_to_install(extra: str) -> str:
+    """The command that brings an extra: a checkout is installed from its own folder."""
+    root = Path(__file__).parents[1]
+    if (root / "constraints.txt").is_file():
+        return f"pip install -e '.[{extra}]' -c constraints.txt in {root}"
+    return f"pip install 'animegamer-jax[{extra}]'"
+
+
 def _again_if_lost(unraisable: Any) -> None:
     """A Ctrl-C that struck inside a callback of the garbage collector would be lost: once more."""
     if unraisable.exc_type is KeyboardInterrupt:
@@ -172,7 +181,7 @@ def main(argv: list[str] | None = None) -> int:
         extra = _EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
-        mend = f"pip install 'animegamer-jax[{extra}]'"
+        mend = _how_to_install(extra)
         print(f"{prog}: needs {error.name}, which is not installed: {mend}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -23,7 +23,7 @@ from animegamer_jax.bundle import Bundle
 from animegamer_jax.bundle_config import to_json
 from animegamer_jax.data.toyworld import Split, make_game
 from animegamer_jax.errors import UserError
-from animegamer_jax.evaluate.readers import ClipEmbedder, make_readers
+from animegamer_jax.evaluate.readers import ChosenReaders, ClipEmbedder, make_readers
 from animegamer_jax.evaluate.toytruth import Truth, make_truth, reconstruct
 from animegamer_jax.evaluate.toyworld import (
     PlayedGames,
@@ -34,13 +34,94 @@ from animegamer_jax.evaluate.toyworld import (
     true_representations,
 )
 from animegamer_jax.media import pick_frames, write_whole
+from animegamer_jax.models.clip import CLIP
+from animegamer_jax.models.encoder import ShotEncoder
+from animegamer_jax.models.t5 import T5Encoder
+from animegamer_jax.models.vae import VAE
 from animegamer_jax.play import DEFAULT_STEPS, keep_compiled_programs, model_folder
 from animegamer_jax.player import Player
+from animegamer_jax.tokenizer import Tokenizer
 
 # Figures of the paper's table, on its own task, to stand beside ours.
 PAPER = {"CLIP-I": 0.8132, "CLIP-T": 0.4161, "ACC-F": 0.6744, "MAE-F": 0.4238}
 PAPER |= {"ACC-S": 0.6773, "MAE-S": 0.5872}
 _LEAST_READER_CLIPS = 24  # three of each character
+
+
+class Setting(NamedTuple):
+    """Games to score, and what judges them.
+
+    `representations` are the true ones; None, as `embedder`: the model has no T5 or CLIP.
+    """
+
+    truth: Truth
+    reader: ChosenReaders
+    embedder: ClipEmbedder | None
+    representations: np.ndarray | None
+    encoder: ShotEncoder
+    vae: VAE
+
+
+def set_up(
+    bundle: Bundle,
+    *,
+    split: Split,
+    games: int,
+    turns: int,
+    seed: int,
+    reader_clips: int,
+    frame: Literal["first", "random"] = "first",
+) -> Setting:
+    """The truth of games number `seed`, `seed + 1`, ... of a split, at the model's size.
+
+    Args:
+        bundle: the model.
+        split: held-out games.
+        games: how many.
+        turns: of each.
+        seed: number of the first.
+        reader_clips: true clips that the readers learn from; a third as many check them.
+        frame: of each true clip, that its representation shows.
+    """
+    print("rendering the truth, checking the readers", file=sys.stderr)
+    d, v = bundle.config.dit, bundle.config.vae
+    if d is None or v is None:
+        raise UserError(f"{bundle.path}: expected a model with the networks dit and vae")
+    size = {
+        "height": d.latent_height * v.spatial_compression,
+        "width": d.latent_width * v.spatial_compression,
+        "num_frames": 1 + (d.latent_frames - 1) * v.temporal_compression,
+    }
+    encoder, vae = cast(ShotEncoder, bundle.load("encoder")), cast(VAE, bundle.load("vae"))
+    clip = cast(CLIP, bundle.load("clip")) if bundle.has("clip") else None
+    tokenizer = Tokenizer.load(bundle.tokenizer_dir, num_queries=encoder.config.num_tokens)
+    embedder = ClipEmbedder(clip, tokenizer) if clip else None
+    reader = make_readers(
+        embedder,
+        **size,
+        reconstruct=functools.partial(reconstruct, vae),
+        num_truth=reader_clips,
+        num_checked=max(1, reader_clips // 3),
+    )
+    seeds = range(seed, seed + games)
+    drawn = [make_game(number, num_turns=turns, split=split) for number in seeds]
+    truth, representations = make_truth(drawn, **size), None
+    if clip is not None and bundle.has("t5"):
+        shown = None
+        if frame == "random":
+            draws = np.random.default_rng(seed)
+            shown = draws.integers(size["num_frames"], size=truth.levels.shape)
+        t5 = cast(T5Encoder, bundle.load("t5"))
+        representations = true_representations(
+            truth, encoder=encoder, t5=t5, clip=clip, tokenizer=tokenizer, shown=shown
+        )
+    return Setting(truth, reader, embedder, representations, encoder, vae)
+
+
+def tell_turns(done: int, total: int) -> None:
+    """Progress: one line that changes on a terminal, else a line each time."""
+    begin, end = ("\r", "\n" if done == total else "") if sys.stderr.isatty() else ("", "\n")
+    print(f"{begin}played {done} of {total} turns", end=end, file=sys.stderr, flush=True)
 
 
 def score_model(
@@ -56,43 +137,28 @@ def score_model(
     reader_clips: int,
 ) -> tuple[Scores, Truth, PlayedGames]:
     """Plays games number `seed`, `seed + 1`, ... of a split and judges them."""
-    bundle: Any = Bundle.open(model_folder(model))
+    bundle = Bundle.open(model_folder(model))
     player = Player.from_bundle(bundle, window=window, steps=steps)
-    size = {"height": player.height, "width": player.width, "num_frames": player.num_frames}
-    seeds = range(seed, seed + games)
-    drawn = [make_game(number, num_turns=turns, split=split) for number in seeds]
-
-    def tell(done: int, total: int) -> None:
-        print(f"\rplayed {done} of {total} turns", end="", file=sys.stderr, flush=True)
-
-    played = play_games(player, drawn, seeds=list(seeds), batch_size=batch_size, on_turn=tell)
-    print("\nrendering the truth, checking the readers", file=sys.stderr)
-    vae = player.networks.vae
-    clip = bundle.load("clip") if bundle.has("clip") else None
-    embedder = ClipEmbedder(clip, player.tokenizer) if clip else None
-    reader = make_readers(
-        embedder,
-        **size,
-        reconstruct=functools.partial(reconstruct, vae),
-        num_truth=reader_clips,
-        num_checked=max(1, reader_clips // 3),
+    setting = set_up(
+        bundle, split=split, games=games, turns=turns, seed=seed, reader_clips=reader_clips
     )
-    truth = make_truth(drawn, **size)
-    encoder, representations = bundle.load("encoder"), None
-    if clip is not None and bundle.has("t5"):
-        representations = true_representations(
-            truth, encoder=encoder, t5=bundle.load("t5"), clip=clip, tokenizer=player.tokenizer
-        )
+    played = play_games(
+        player,
+        setting.truth.games,
+        seeds=range(seed, seed + games),
+        batch_size=batch_size,
+        on_turn=tell_turns,
+    )
     scores = score(
-        truth,
+        setting.truth,
         played,
-        reader=reader,
-        embedder=embedder,
-        vae=vae,
-        representations=representations,
-        num_text_tokens=encoder.config.num_text_tokens,
+        reader=setting.reader,
+        embedder=setting.embedder,
+        vae=setting.vae,
+        representations=setting.representations,
+        num_text_tokens=setting.encoder.config.num_text_tokens,
     )
-    return scores, truth, played
+    return scores, setting.truth, played
 
 
 def format_scores(scores: Scores) -> str:
@@ -221,6 +287,7 @@ def main(
         if number < least[name]:
             raise UserError(f"{name}: expected {least[name]} or more, found {number}")
     began = time.perf_counter()
+    digest = Bundle.open(model_folder(model)).digest()
     scores, truth, played = score_model(
         model,
         split=split,
@@ -233,7 +300,8 @@ def main(
         reader_clips=reader_clips,
     )
     settings = {"model": model, "split": split, "games": games, "turns": turns, "window": window}
-    settings |= {"steps": steps, "first_seed": seed, "date": time.strftime("%Y-%m-%d")}
+    settings |= {"steps": steps, "first_seed": seed, "reader_clips": reader_clips}
+    settings |= {"model_digest": digest, "date": time.strftime("%Y-%m-%d")}
     document = {"settings": settings, **to_json(scores)}
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())

@@ -1,36 +1,39 @@
 """Trains and scores what the paper leaves out, on the toy world, and writes its table.
 
-    python scripts/toy_ablations.py out/toy
+    python scripts/toy_ablations.py out/toy [--steps 1200]
 
-needs what `scripts/train_toy.sh` has written there. Each row is trained as the model itself was,
-but for what it lacks. Runs and reports lie in `out/toy/ablations`; what is there is not made again.
+needs what `scripts/train_toy.sh` has written there. Each row is trained as the model itself was, by
+the recipe in its checkpoints, but for what it lacks. With `--steps` the decoder of every row is
+trained for so many steps, the first row's too, for machines without an hour for each. Runs and
+reports lie in `out/toy/ablations`; what is there is not made again, unless it was made otherwise.
 """
 
+import functools
 import json
+import math
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-from score_toy import score_model
+from score_toy import score_model, set_up
+from toy_stages import deviations, new_fields, read_about, recipe_options, xla_flags
 
 from animegamer_jax.bundle import Bundle
 from animegamer_jax.bundle_config import to_json
-from animegamer_jax.data.toyworld import make_game
 from animegamer_jax.errors import UserError
-from animegamer_jax.evaluate.readers import ClipEmbedder, make_readers
 from animegamer_jax.evaluate.toyshots import sample_shots
-from animegamer_jax.evaluate.toytruth import make_truth
-from animegamer_jax.evaluate.toyworld import Judge, summarise, true_representations
+from animegamer_jax.evaluate.toyworld import Judge, summarise
 from animegamer_jax.media import write_whole
 from animegamer_jax.play import keep_compiled_programs
-from animegamer_jax.tokenizer import Tokenizer
 
-_STEPS, _READER_CLIPS = 50, 960
+_STEPS, _TURNS, _READER_CLIPS = 50, 5, 960
 
 
 class Row(NamedTuple):
@@ -50,6 +53,7 @@ class Row(NamedTuple):
 
 
 _NO_WARMUP = ("--steps", "1", "--optimizer.learning-rate", "0", "--optimizer.warmup-steps", "0")
+_RANDOM = "ablations/features-random"
 DECODER = (
     Row("decoder alone", {"CLIP-I": 0.8672, "ACC-F": 0.729, "MAE-F": 0.403}, "decoder"),
     Row(
@@ -57,7 +61,7 @@ DECODER = (
         {"CLIP-I": 0.8446, "ACC-F": 0.474, "MAE-F": 0.562},
         "dit",
         (("warmup", ()), ("decoder", ())),
-        data="ablations/features-random",
+        data=_RANDOM,
         frame="random",
     ),
     Row(
@@ -79,53 +83,157 @@ GAME = (
     Row("window of 1", {}, "adapt", window=1),
 )
 _COLUMNS = ("CLIP-I", "ACC-F", "MAE-F", "character", "place", "time")
+_MADE = "ablation.json"  # beside what was made: of what, and how
 
 
-def train_row(row: Row, folder: Path) -> Path:
-    """The row's bundle, trained if it is not there."""
+def decoder_rows(steps: int | None) -> tuple[Row, ...]:
+    """The rows of the decoder alone; where `steps` are told the first is trained like the others.
+
+    Args:
+        steps: of the decoder's training; None: the recipe's.
+    """
+    if steps is None:
+        return DECODER
+    options = "--steps", str(steps)
+    first = DECODER[0]._replace(start="warmup", stages=(("decoder", ()),))
+    rows = []
+    for row in (first, *DECODER[1:]):
+        stages = [(name, (*o, *options) if name == "decoder" else o) for name, o in row.stages]
+        rows.append(row._replace(stages=tuple(stages)))
+    return tuple(rows)
+
+
+def train_row(row: Row, folder: Path, *, home: Path) -> Path:
+    """The row's bundle, trained if it is not there, or was trained otherwise.
+
+    Args:
+        row: what to train.
+        folder: with the stages of the model itself.
+        home: where the rows' runs lie.
+
+    Raises:
+        UserError: the training failed, or was stopped.
+    """
     model = folder / row.start / "model"
     for stage, options in row.stages:
-        out = folder / "ablations" / row.name.replace(" ", "-") / stage
+        out = home / _file_name(row) / stage
+        told = [*recipe_options(folder, stage), *options]
+        made = {"options": told, "data": row.data, "model": digest(model)}
+        _clear_if_other(out, out / _MADE, made)
         if not (out / "model" / "config.json").exists():
             data = str(folder / row.data)
-            _run("train", stage, "--data", data, "--model", str(model), "--out", str(out), *options)
+            _run("train", stage, "--data", data, "--model", str(model), "--out", str(out), *told)
+            if not (out / "model" / "config.json").exists():
+                raise UserError(f"{out}: stopped before its end: the same command goes on")
             shutil.rmtree(out / "checkpoints", ignore_errors=True)
         model = out / "model"
     return model
 
 
+def make_random_features(folder: Path) -> None:
+    """The features set in which CLIP saw any frame of a clip, if it is not there.
+
+    Raises:
+        UserError: the command failed.
+    """
+    out, model = folder / _RANDOM, folder / "vae" / "model"
+    note = out.with_name(f"{out.name}.json")
+    _clear_if_other(out, note, {"model": digest(model)})
+    if not (out / "set.json").exists():
+        data = str(folder / "games")
+        options = ("--frame", "random", "--out", str(out))
+        _run("data", "features", "--model", str(model), "--data", data, *options)
+
+
+def _clear_if_other(out: Path, note: Path, made: Mapping[str, Any]) -> None:
+    """Removes what was made otherwise than `made`, and notes `made`."""
+    if _read(note) == made:
+        return
+    if out.exists():
+        print(f"{out}: made otherwise: anew", file=sys.stderr)
+        shutil.rmtree(out)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    _write(note, made)
+
+
+def digest(model: Path) -> str:
+    """Of a model that this process does not change any more."""
+    return _digest(model.resolve())
+
+
+@functools.cache
+def _digest(model: Path) -> str:
+    return Bundle.open(model).digest()
+
+
+def _file_name(row: Row) -> str:
+    return row.name.replace(" ", "-")
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    write_whole(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+
+
 def _run(*arguments: str) -> None:
+    """One `animegamer` command; a SIGTERM goes to it, which saves, and so does a Ctrl-C.
+
+    Raises:
+        UserError: it did not end well.
+    """
     command = [sys.executable, "-m", "animegamer_jax.cli", *arguments]
     print(" ".join(command), file=sys.stderr)
-    subprocess.run(command, check=True)
+    flags = {"XLA_FLAGS": xla_flags()} if arguments[0] == "train" else {}
+    child = subprocess.Popen(command, env=os.environ | flags)
+    stopped: list[str] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        stopped.append(signal.Signals(number).name)
+        if number == signal.SIGTERM:  # a terminal's Ctrl-C comes to the child as well
+            child.terminate()
+
+    former = {n: signal.signal(n, forward) for n in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        status = child.wait()
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+    name = f"animegamer {' '.join(arguments[:2])}"
+    if stopped:
+        raise UserError(f"{name}: {stopped[0]}: stopped: the same command goes on")
+    if status:
+        raise UserError(f"{name}: left with status {status}")
 
 
 def score_decoder(model: Path, row: Row, *, games: int, seed: int) -> dict[str, Any]:
     """The decoder on true shot representations of held-out games."""
     bundle = Bundle.open(model)
-    t5, clip, encoder = (bundle.load(name) for name in ("t5", "clip", "encoder"))
-    tokenizer = Tokenizer.load(bundle.tokenizer_dir, num_queries=encoder.config.num_tokens)
-    d, v = bundle.config.dit, bundle.config.vae
-    assert d is not None
-    assert v is not None
-    size = {
-        "height": d.latent_height * v.spatial_compression,
-        "width": d.latent_width * v.spatial_compression,
-        "num_frames": 1 + (d.latent_frames - 1) * v.temporal_compression,
-    }
-    seeds = range(seed, seed + games)
-    drawn = [make_game(number, num_turns=5, split="test") for number in seeds]
-    truth = make_truth(drawn, **size)
-    shown = None
-    if row.frame == "random":
-        shown = np.random.default_rng(seed).integers(size["num_frames"], size=truth.levels.shape)
-    representations = true_representations(
-        truth, encoder=encoder, t5=t5, clip=clip, tokenizer=tokenizer, shown=shown
+    setting = set_up(
+        bundle,
+        split="test",
+        games=games,
+        turns=_TURNS,
+        seed=seed,
+        reader_clips=_READER_CLIPS,
+        frame=row.frame,
     )
-    clips = sample_shots(bundle, truth, representations=representations, seeds=seeds, steps=_STEPS)
-    embedder = ClipEmbedder(clip, tokenizer)
-    reader = make_readers(embedder, **size, num_truth=_READER_CLIPS, num_checked=_READER_CLIPS // 3)
-    return {"all_turns": to_json(summarise(Judge(reader, embedder).values(clips, truth)))}
+    if setting.representations is None:
+        raise UserError(f"{model}: expected a model with the networks t5 and clip")
+    clips = sample_shots(
+        bundle,
+        setting.truth,
+        representations=setting.representations,
+        seeds=range(seed, seed + games),
+        steps=_STEPS,
+    )
+    values = Judge(setting.reader, setting.embedder).values(clips, setting.truth)
+    return {"all_turns": to_json(summarise(values))}
 
 
 def score_game(model: Path, row: Row, *, games: int, seed: int) -> dict[str, Any]:
@@ -134,7 +242,7 @@ def score_game(model: Path, row: Row, *, games: int, seed: int) -> dict[str, Any
         str(model),
         split="test",
         games=games,
-        turns=5,
+        turns=_TURNS,
         window=row.window,
         steps=_STEPS,
         seed=seed,
@@ -142,6 +250,22 @@ def score_game(model: Path, row: Row, *, games: int, seed: int) -> dict[str, Any
         reader_clips=_READER_CLIPS,
     )
     return to_json(scores)
+
+
+def report_row(row: Row, folder: Path, *, home: Path, games: int, seed: int) -> dict[str, Any]:
+    """The row's scores: those on disk if they are of this model, these games and this measure."""
+    model = train_row(row, folder, home=home)
+    made = {"games": games, "turns": _TURNS, "first_seed": seed, "steps": _STEPS}
+    made |= {"reader_clips": _READER_CLIPS, "window": row.window, "frame": row.frame}
+    made["model_digest"] = digest(model)
+    path = home / f"{_file_name(row)}.json"
+    report = _read(path)
+    if not isinstance(report, dict) or report.get("made") != made:
+        score = score_game if row in GAME else score_decoder
+        report = {"made": made, **score(model, row, games=games, seed=seed)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(path, report)
+    return report
 
 
 def describe(rows: Sequence[Row], reports: Mapping[str, Any], *, context: bool) -> list[str]:
@@ -165,35 +289,96 @@ def judge_signs(rows: Sequence[Row], reports: Mapping[str, Any]) -> list[str]:
     for row in rows[1:]:
         said = []
         for name in row.paper.keys() & first.paper.keys():
-            ours = (
-                reports[row.name]["all_turns"][name]["mean"]
-                - reports[first.name]["all_turns"][name]["mean"]
-            )
+            tables = (reports[r.name]["all_turns"][name] for r in (row, first))
+            ours, low, high = difference(*tables)
             theirs = row.paper[name] - first.paper[name]
-            agree = "as in the paper" if ours * theirs > 0 else "NOT as in the paper"
-            said.append(f"{name} {ours:+.3f} ({theirs:+.3f}), {agree}")
+            verdict = "as in the paper" if ours * theirs > 0 else "NOT as in the paper"
+            verdict = "within noise" if low <= 0 <= high else verdict
+            said.append(f"{name} {ours:+.3f} ({theirs:+.3f}), {verdict}")
         if said:
             lines.append(f"- {row.name}: " + "; ".join(sorted(said)) + ".")
     return lines
 
 
-def write_table(path: Path, reports: Mapping[str, Any], *, games: int, seed: int) -> None:
-    """The page of the docs."""
+def difference(one: Mapping[str, float], other: Mapping[str, float]) -> tuple[float, float, float]:
+    """One mean less the other, and an interval for it from theirs.
+
+    By the method of variance estimates recovery (Zou and Donner, Statistics in Medicine, 2008), as
+    if the two were independent: of the same games they are not, so it is rather too wide.
+    """
+    mean = one["mean"] - other["mean"]
+    low = mean - math.hypot(one["mean"] - one["low"], other["high"] - other["mean"])
+    high = mean + math.hypot(one["high"] - one["mean"], other["mean"] - other["low"])
+    return mean, low, high
+
+
+def describe_training(folder: Path, *, steps: int | None) -> list[str]:
+    """How the decoders of the rows were trained, and in what the model's own was otherwise."""
+    own = read_about(folder, "decoder")["recipe"]["steps"]
+    stages = ("warmup", "decoder") if steps is None else ("warmup",)
+    lines = [
+        f"The first row is the model's own decoder; those of the other rows were trained by the "
+        f"same recipe, {own:,} steps."
+        if steps is None
+        else f"The decoder of every row, the first included, was trained for {steps:,} steps; the "
+        f"model's own was for {own:,}."
+    ]
+    told = deviations(folder, Bundle.open(folder / "decoder" / "model"), stages)
+    for stage in stages:
+        if fields := new_fields(folder, stage):
+            told.append(f"fields that the recipe had not: {', '.join(fields)}: {stage}")
+    if told:
+        lines += [
+            "What the model itself was trained with has changed since; rows that were trained for "
+            "this page had what it has now:",
+            "",
+            *(f"- {line}." for line in told),
+        ]
+    return lines
+
+
+def write_table(
+    path: Path,
+    reports: Mapping[str, Any],
+    *,
+    games: int,
+    seed: int,
+    steps: int | None,
+    training: Sequence[str],
+) -> None:
+    """The page of the docs.
+
+    Args:
+        path: the file.
+        reports: of every row, by its name.
+        games: that were scored.
+        seed: the first one's number.
+        steps: of the decoders' training, as told.
+        training: see `describe_training`.
+    """
+    option = "" if steps is None else f" --steps {steps}"
     lines = [
         "# What the paper leaves out, left out on the toy world",
         "",
-        f"Written by `python scripts/toy_ablations.py out/toy`, {time.strftime('%Y-%m-%d')}: "
-        f"{games} held-out games of 5 turns, seeds {seed} to {seed + games - 1}, {_STEPS} "
-        "denoising steps. In brackets the paper's figure for the same row, on its own films and "
-        "benchmark, where CLIP is another: only the direction may be compared.",
+        f"Written by `python scripts/toy_ablations.py out/toy{option}`, "
+        f"{time.strftime('%Y-%m-%d')}: {games} held-out games of {_TURNS} turns, seeds {seed} to "
+        f"{seed + games - 1}, {_STEPS} denoising steps. In brackets the paper's figure for the "
+        "same row, on its own films and benchmark, where CLIP is another: only the direction may "
+        "be compared. A difference is within noise where its interval (95 %, over games) holds "
+        "zero.",
         "",
         "## The decoder alone, on true shot representations",
+        "",
+        *training,
         "",
         *describe(DECODER, reports, context=False),
         "",
         *judge_signs(DECODER, reports),
         "",
         "## Whole games",
+        "",
+        'The row "window of 1" is the first row\'s model, which was trained on windows of up to '
+        "five turns, and sees only the turn itself; none was trained that way.",
         "",
         *describe(GAME, reports, context=True),
         "",
@@ -206,6 +391,7 @@ def main(
     folder: Path = Path("out/toy"),
     /,
     *,
+    steps: int | None = None,
     games: int = 100,
     seed: int = 0,
     page: Path = Path("docs/toy-ablations.md"),
@@ -214,25 +400,24 @@ def main(
 
     Args:
         folder: What `scripts/train_toy.sh` has written.
+        steps: Of the decoder's training in every row, the first included. Default: the model's
+            own, whose decoder is the first row.
         games: Held-out games to score.
         seed: The first one's number.
         page: Where the table goes.
     """
-    random = folder / "ablations" / "features-random"
-    if not (random / "set.json").exists():
-        model, data = str(folder / "vae" / "model"), str(folder / "games")
-        options = ("--frame", "random", "--out", str(random))
-        _run("data", "features", "--model", model, "--data", data, *options)
-    reports = {}
-    for row in (*DECODER, *GAME):
-        path = folder / "ablations" / f"{row.name.replace(' ', '-')}.json"
-        if not path.exists():
-            model = train_row(row, folder)
-            score = score_decoder if row in DECODER else score_game
-            report = score(model, row, games=games, seed=seed)
-            write_whole(path, (json.dumps(report, indent=2, allow_nan=False) + "\n").encode())
-        reports[row.name] = json.loads(path.read_text())
-    write_table(page, reports, games=games, seed=seed)
+    for option, number in {"--steps": steps, "--games": games}.items():
+        if number is not None and number < 1:
+            raise UserError(f"{option}: expected 1 or more, found {number}")
+    make_random_features(folder)
+    home = folder / "ablations"
+    trained = home if steps is None else home / f"{steps}-steps"
+    plan = [(row, trained) for row in decoder_rows(steps)] + [(row, home) for row in GAME]
+    reports = {
+        row.name: report_row(row, folder, home=place, games=games, seed=seed) for row, place in plan
+    }
+    training = describe_training(folder, steps=steps)
+    write_table(page, reports, games=games, seed=seed, steps=steps, training=training)
     print(f"{page}: written")
 
 

@@ -4,6 +4,7 @@ import gc
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -109,8 +110,14 @@ def test_storage_errors_are_told_in_one_line(tmp_path):
 
 def test_an_extra_that_is_not_installed(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "jinja2", None)  # as if it were not there
-    monkeypatch.delitem(sys.modules, "animegamer_jax.data.show", raising=False)
-    assert cli.main(["data", "show", str(tmp_path)]) == 2
-    told = capsys.readouterr().err
-    mend = "pip install 'animegamer-jax[films]'"
-    assert told == f"animegamer data show: needs jinja2, which is not installed: {mend}\n"
+    root = Path(cli.__file__).parents[1]
+    mends = {
+        cli.__file__: f"pip install -e '.[films]' -c constraints.txt in {root}",
+        str(tmp_path / "site-packages" / "cli.py"): "pip install 'animegamer-jax[films]'",
+    }
+    for place, mend in mends.items():
+        monkeypatch.setattr(cli, "__file__", place)
+        monkeypatch.delitem(sys.modules, "animegamer_jax.data.show", raising=False)
+        assert cli.main(["data", "show", str(tmp_path)]) == 2
+        told = capsys.readouterr().err
+        assert told == f"animegamer data show: needs jinja2, which is not installed: {mend}\n"

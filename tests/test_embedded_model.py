@@ -1,18 +1,22 @@
 """The model that comes with the package: it fits, plays, answers, and says what it scores."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
 
+import embed_toy
 import numpy as np
 import pytest
 
 from animegamer_jax.bundle import Bundle
-from animegamer_jax.data.toyworld import PROTOCOL
+from animegamer_jax.data.toydraw import render
+from animegamer_jax.data.toyworld import CHARACTERS, PLACES, PROTOCOL, TIMES, Scene
 from animegamer_jax.play import ASSETS, model_folder
 from animegamer_jax.player import Player
 
 TOY = ASSETS / "toy"
+OPTIONS = {"character": CHARACTERS, "place": PLACES, "time": TIMES}
 
 
 @pytest.fixture(scope="module")
@@ -24,37 +28,60 @@ def test_it_is_small_and_has_a_card(bundle):
     assert Path(str(bundle.path)) == Path(str(TOY))
     size = sum(path.stat().st_size for path in Path(str(TOY)).rglob("*") if path.is_file())
     assert size <= 12e6
-    card = (Path(str(TOY)) / "README.md").read_text()
-    for word in ("Recipe", "seed", "Scores", "commit", "ACC-F", "ACC-S"):
-        assert word in card
-    assert re.search(r"Written \d{4}-\d\d-\d\d", card)
+    card = (TOY / "README.md").read_text()
+    assert re.search(r"Written \d{4}-\d\d-\d\d by `scripts/embed_toy.py` of commit \w{7,}", card)
+    for stage in embed_toy.STAGES:
+        assert re.search(rf"^\| {stage} \| [\d,]+ \| \d+ \| [\d.e-]+ \| \w+ \| \d+ \|$", card, re.M)
+
+
+def test_the_card_tells_the_stored_scores_of_these_weights(bundle):
+    stored = json.loads((TOY / embed_toy.SCORES_FILE).read_text())
+    assert stored["embedded"] == bundle.digest()
+    scored = {report["settings"]["model_digest"] for report in stored["reports"]}
+    assert scored in ({stored["trained"]}, {stored["embedded"]})
+    card = (TOY / "README.md").read_text().splitlines()
+    table = list(embed_toy.describe_scores(stored["reports"]))
+    assert len(table) > 15
+    start = card.index(table[0])
+    assert card[start : start + len(table)] == table
 
 
 def test_it_plays_by_the_toy_worlds_protocol(bundle):
     assert bundle.protocol == PROTOCOL
-    stored = json.loads((Path(str(TOY)) / "config.json").read_text())
+    stored = json.loads((TOY / "config.json").read_text())
     assert stored["name"] == "toy"
 
 
+def nearest(frames: np.ndarray, scene: Scene) -> Scene:
+    """The scene with what its true clip would show in place of it, if that is nearer."""
+    found = {}
+    for name, options in OPTIONS.items():
+        scenes = [dataclasses.replace(scene, **{name: option}) for option in options]
+        distances = [np.square(frames - render(s).astype(np.float32)).mean() for s in scenes]
+        found[name] = options[int(np.argmin(distances))]
+    return dataclasses.replace(scene, **found)
+
+
 @pytest.mark.slow  # compiles the whole turn
-def test_it_knows_who_where_and_when_from_the_turns_before(bundle):
-    """What an open instruction leaves out changes neither the picture's place nor its time."""
+def test_it_shows_who_is_named_and_knows_where_and_when_from_the_turn_before(bundle):
+    """The true clip of any other place or time would be farther, though an instruction is open."""
     player = Player.from_bundle(bundle, steps=8)
-    said = [
-        ("Character: Mika; Motion: gently waving; Background: day meadow.", "Then run."),
-        ("Character: Mika; Motion: gently waving; Background: night snow.", "Then run."),
+    first = [
+        Scene("Mika", "wave", "meadow", "day", level=2, partner=None),
+        Scene("Mika", "wave", "snow", "night", level=2, partner=None),
     ]
+    turns = [
+        [f"Character: Mika; Motion: gently waving; Background: {s.time} {s.place}." for s in first],
+        ["Then run."] * 2,
+    ]
+    scenes = [first, [dataclasses.replace(scene, motion="run") for scene in first]]
+    states = [[2, 1, 0, 1], [2, 0, 0, -1]]  # level, social, entertainment, stamina: its rules
     window = player.start(2)
-    first = None
-    for turn in (1, 2):
-        window, output = player.play_turn(
-            window, [game[turn - 1] for game in said], seeds=[0, 1], turn=turn
-        )
+    for number, instructions in enumerate(turns):
+        window, output = player.play_turn(window, instructions, seeds=[0, 1], turn=number + 1)
         frames = np.asarray(output.frames, np.float32)
-        if first is None:
-            first = frames
-    border = frames[:, :, :12], first[:, :, :12]  # the sky, which nobody hides
-    own = [np.abs(border[0][game].mean(0) - border[1][game].mean(0)).mean() for game in (0, 1)]
-    other = np.abs(border[0][0].mean(0) - border[1][1].mean(0)).mean()
-    assert max(own) < 20 < other
-    assert output.states[:, 0].min() >= 1
+        shown = [nearest(*pair) for pair in zip(frames, scenes[number], strict=True)]
+        assert [(scene.place, scene.time) for scene in shown] == [(s.place, s.time) for s in first]
+        if number == 0:
+            assert shown[0].character == "Mika"
+        np.testing.assert_array_equal(output.states, [states[number]] * 2)

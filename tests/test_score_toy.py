@@ -15,7 +15,7 @@ from PIL import Image
 
 from animegamer_jax.bundle import Bundle
 from animegamer_jax.configs import CLIPConfig, ShotEncoderConfig, T5Config
-from animegamer_jax.data.motion import motion_level, motion_value
+from animegamer_jax.data.motion import NOISE, motion_level, motion_value
 from animegamer_jax.data.toydraw import render
 from animegamer_jax.data.toyworld import CHARACTERS, MOTION_EDGES, PLACES, make_game, words
 from animegamer_jax.errors import UserError
@@ -120,6 +120,7 @@ def test_true_clips_score_nearly_perfect(truth, reader, embedder):
     means = {name: float(value.mean()) for name, value in values.items()}
     assert means["ACC-F"] >= 0.8
     assert means["MAE-F"] <= 0.2
+    assert means["ACC-F as in data"] >= 0.8
     assert means["CLIP-I"] == pytest.approx(1, abs=1e-5)
     assert means["PSNR"] > 84
     means = read(reader, truth.clips, truth)
@@ -240,6 +241,7 @@ def test_flicker_is_not_taken_for_motion(truth):
     assert (measure_levels(clips) == levels).mean() > 0.95
     assert (measure_levels(flickering) == levels).mean() > 0.85
     taken = [motion_level(motion_value(clip), edges=MOTION_EDGES) for clip in flickering]
+    np.testing.assert_array_equal(measure_levels(flickering, noise=NOISE), taken)
     assert (np.array(taken) == levels).mean() < 0.7
 
 
@@ -408,6 +410,8 @@ def test_script_reports_a_model(tiny_bundle, tmp_path, capsys):
     )
     report = json.loads(out.read_text())
     assert report["settings"]["split"] == "phrasings"
+    assert report["settings"]["reader_clips"] == 24
+    assert report["settings"]["model_digest"] == Bundle.open(tiny_bundle).digest()
     assert report["num_games"] == 2
     assert set(report["ceilings"]) == {"true clips", "another take", "through the VAE"}
     assert set(report["base_rates"]) == {"most frequent", "another game", "no memory"}
@@ -417,7 +421,11 @@ def test_script_reports_a_model(tiny_bundle, tmp_path, capsys):
     assert sum(table["ACC-F"]["count"] for table in report["by_level"].values()) == 4
     assert set(report["by_turn"]) == {"1", "2"}
     assert report["representation"] is None
-    printed = capsys.readouterr().out
+    motion = {"ACC-F", "MAE-F", "ACC-F as in data", "MAE-F as in data"}
+    assert motion <= report["all_turns"].keys()
+    assert motion <= report["ceilings"]["through the VAE"].keys()
+    printed, told = capsys.readouterr()
+    assert "played 1 of 4 turns\nplayed 2 of 4 turns\n" in told  # no terminal: whole lines
     assert "open turns (context)" in printed
     assert "ACC-S stamina" in printed
     with Image.open(out.with_suffix(".png")) as board:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int, UInt8
 
-from animegamer_jax.data.motion import dis_flow, motion_level, motion_value
+from animegamer_jax.data.motion import NOISE, dis_flow, motion_level, motion_value
 from animegamer_jax.data.toyworld import MOTION_EDGES
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate import metrics
@@ -137,15 +137,16 @@ class Judge:
     def values(self, clips: GameClips, truth: Truth) -> Values:
         """Every score of the clips that does not depend on states, one value a game and turn.
 
-        PSNR is against the true clip; ACC-F and MAE-F against the level that the game's turn has.
+        PSNR is against the true clip; ACC-F and MAE-F against the level that the game's turn has,
+        once more with what the training's data take for noise.
         """
         shape = clips.shape[:2]
         flat = clips.reshape(-1, *clips.shape[2:])
-        levels = measure_levels(flat).reshape(shape)
-        values: Values = {
-            "ACC-F": metrics.motion_accuracy(levels, truth.levels),
-            "MAE-F": metrics.motion_error(levels, truth.levels),
-        }
+        values: Values = {}
+        for name, noise in (("", FLICKER), (DATA_NOISE, NOISE)):
+            levels = measure_levels(flat, noise=noise).reshape(shape)
+            values[f"ACC-F{name}"] = metrics.motion_accuracy(levels, truth.levels)
+            values[f"MAE-F{name}"] = metrics.motion_error(levels, truth.levels)
         values |= attribute_values(self.reader(flat), truth)
         return values | self.similarities(clips, truth)
 
@@ -174,11 +175,20 @@ FLICKER = 12.0
 Its value of motion is a mean over what moves: scenery that shimmers a little would take part in it
 as slow motion. As much as leaves true clips their levels ("true clips" among the ceilings).
 """
+DATA_NOISE = " as in data"
+"""Names the scores of motion above `NOISE`, as the training's clips were measured."""
 
 
-def measure_levels(clips: UInt8[np.ndarray, "n f h w 3"]) -> Int[np.ndarray, " n"]:
-    """The motion level of each clip by optical flow, 1 to 5, by the toy world's edges."""
-    flow = functools.partial(dis_flow, noise=FLICKER)
+def measure_levels(
+    clips: UInt8[np.ndarray, "n f h w 3"], *, noise: float = FLICKER
+) -> Int[np.ndarray, " n"]:
+    """The motion level of each clip by optical flow, 1 to 5, by the toy world's edges.
+
+    Args:
+        clips: generated ones.
+        noise: see `dis_flow`.
+    """
+    flow = functools.partial(dis_flow, noise=noise)
     values = [motion_value(clip, estimate=flow) for clip in clips]
     return np.array([motion_level(value, edges=MOTION_EDGES) for value in values])
 
