@@ -47,9 +47,12 @@ Progress = Callable[[str, int, int], None]
 class SavedTurn(typing.Protocol):
     """What a saved game holds of a turn."""
 
-    instruction: str
-    representation: np.ndarray  # [n, r]
-    states: Any  # [4]
+    @property
+    def instruction(self) -> str: ...
+    @property
+    def representation(self) -> np.ndarray: ...  # [n, r]
+    @property
+    def states(self) -> Any: ...  # [4]
 
 
 class TurnOutput(NamedTuple):
@@ -224,8 +227,7 @@ class Player:
         Raises:
             UserError: an instruction is too long, or as `start`.
         """
-        empty = self.start(len(games))
-        buffers = Window(*(np.array(buffer) for buffer in empty))
+        buffers: Any = jax.tree.map(np.array, self.start(len(games)))
         places = self.window - 1
         for row, turns in enumerate(games):
             for place, turn in enumerate(reversed(turns[-places:] if places else []), start=1):
@@ -235,7 +237,7 @@ class Player:
                 buffers.representations[row, -place] = turn.representation
                 buffers.states[row, -place] = turn.states
             buffers.num_turns[row] = min(len(turns), places)
-        return self._place(Window(*map(jnp.asarray, buffers)))
+        return self._place(jax.tree.map(jnp.asarray, buffers))
 
     def check_instruction(self, text: str) -> None:
         """Raises UserError where an instruction is empty or longer than the caption."""
