@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from check_resume import curve as metrics
 from flax import nnx
 from helpers import random_leaves, write_tokenizer
 from jax.sharding import NamedSharding, PartitionSpec
@@ -76,17 +77,6 @@ def make_run(
     mesh = one_device() if mesh is None else mesh
     sources = (DataSource("somewhere"),)
     return Run(stage=stage, bundle=bundle, sources=sources, out=absolute(out), mesh=mesh, peak=peak)
-
-
-def metrics(out: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl without what depends on the clock."""
-    lines = [json.loads(line) for line in (out / progress.METRICS_FILE).read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not clocked(k)} for line in lines]
-
-
-def clocked(name: str) -> bool:
-    """Whether a scalar depends on the clock."""
-    return "second" in name or name in ("mfu", "goodput")
 
 
 def weights(folder: Path) -> dict[str, np.ndarray]:
@@ -320,6 +310,19 @@ def test_a_gif_of_clips():
     frames = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(picture)]
     assert [f.shape for f in frames[:1]] == [(12, 80, 3)]
     assert (frames[-2][6:, :10] == (255, 0, 0)).all()
+
+
+def test_the_curve_that_is_compared_has_no_clock(uninterrupted, tmp_path):
+    """Two equal runs on two days; and of a real run all that the training alone decides."""
+    scalars = {"loss": 0.5, "grad_norm": 1.0}
+    for day in (1.0, 2.0):
+        recorder = progress.Recorder(absolute(tmp_path / f"{day}"), step=0, steps=1, name="tiny")
+        clocked = ("steps_per_second", "shots_per_second_per_chip", "goodput", "mfu")
+        recorder.log(1, scalars | dict.fromkeys(clocked, day), steps_per_second=day)
+        recorder.close()
+    assert metrics(tmp_path / "1.0") == metrics(tmp_path / "2.0") == [{"step": 1, **scalars}]
+    names = {"step", "loss", "text_error", "grad_norm", "update_norm", "param_norm"}
+    assert metrics(uninterrupted)[5].keys() == names | {"learning_rate"}
 
 
 def test_an_unfinished_line_of_metrics_is_dropped(tmp_path):
