@@ -46,6 +46,8 @@ class Options:
         part: Which of the foundations.
         size: Of networks that the bundle does not have, and of the recipe.
         start: Go on from the last checkpoint in the output folder, or begin anew in its place.
+        result: Which weights model/ gets at the end: those of the last step, or of the checkpoint
+            whose held-out score is the best.
         threads: That read data.
         fsdp: Devices that share every weight; the rest of the devices share the batch alone. None:
             as many as the layout has.
@@ -68,6 +70,7 @@ class Options:
     part: Literal["clip", "t5", "vae", "dit"] | None = None
     size: Literal["toy", "full"] = "toy"
     start: Literal["resume", "anew"] = "resume"
+    result: Literal["last", "best"] = "last"
     threads: int = 2
     fsdp: int | None = None
     tensor: int = 1
@@ -329,7 +332,8 @@ def start(stage_class: type["Stage[Any]"], options: Options, recipe: Recipe) -> 
     with together():
         run, plan = make_run(stage_class, options, recipe)
         about = run.about()
-        how = {"mesh": dict(run.mesh.shape), "layout": plan.name, "start": options.start}
+        how = {"mesh": dict(run.mesh.shape), "layout": plan.name}
+        how |= {"start": options.start, "result": options.result}
     check_agreement({**about, **how, "out": f"{run.out}"})
     with together():
         if options.start == "anew" and jax.process_index() == 0:
@@ -378,6 +382,7 @@ def make_run(
         mesh=make_mesh(shape),
         threads=options.threads,
         peak=options.peak_tflops,
+        result=options.result,
     )
     return run, plan
 
