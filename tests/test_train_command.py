@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -50,11 +53,31 @@ def test_a_stages_own_recipe_is_the_default(stage, part):
 
 def test_any_field_of_the_recipe_is_an_option():
     words = ("--steps", "7", "--optimizer.learning-rate", "0.5", "--ema-decay", "None")
-    _, recipe = parsed("warmup", *words, "--optimizer.decay", "constant", "--trained", "all")
+    _, recipe = parsed("decoder", *words, "--optimizer.decay", "constant", "--trained", "all")
     assert (recipe.steps, recipe.optimizer.learning_rate, recipe.ema_decay) == (7, 0.5, None)
     assert (recipe.optimizer.decay, recipe.trained) == ("constant", "all")
-    _, expected = find_stage("warmup", size="toy")
+    _, expected = find_stage("decoder", size="toy")
     assert recipe.batch_size == expected.batch_size
+
+
+@pytest.mark.parametrize(
+    ("stage", "options"),
+    [
+        (("warmup",), ("trained", "watch_clips", "watch_sampling_steps")),
+        *((("foundations", "--part", part), ("trained",)) for part in command.PARTS),
+    ],
+)
+def test_what_a_stage_does_not_heed_is_no_option(stage, options, capsys):
+    for option in options:
+        dashed = f"--{option.replace('_', '-')}"
+        with pytest.raises(UserError, match=f"[Uu]nrecognized options: {dashed}"):
+            parsed(*stage, dashed, "4")
+    function = StageCommand(stage[0]).for_words([*stage[1:]])
+    with pytest.raises(SystemExit):
+        parse(function, "animegamer train", [*stage[1:], "--help"])
+    told = capsys.readouterr().out
+    assert "--watch-every" in told
+    assert not [option for option in options if f"--{option.replace('_', '-')} " in told]
 
 
 def test_a_size_has_its_recipe():
@@ -252,6 +275,50 @@ def run(stage: type[TinyStage], tmp_path: Path, *words: str) -> int:
     function = command.make_command(stage, dataclasses.replace(RECIPE, save_every=9, noise=0.1))
     args, kwargs = parse(function, "animegamer train tiny", list(words))
     return function(*args, **kwargs)
+
+
+FULL_DISK = """
+import resource, sys, time
+from pathlib import Path
+import conftest
+from animegamer_jax import cli
+from test_train_command import RECIPE, TinyStage, command, dataclasses
+
+class Filling(TinyStage):
+    def watch(self, networks, batch, key):
+        assert (Path(sys.argv[-1]) / "checkpoints" / "2").is_dir()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000))
+        return super().watch(networks, batch, key)
+
+train_tiny = command.make_command(Filling, RECIPE)
+cli.COMMANDS["train tiny"] = ("__main__:train_tiny", "")
+sys.exit(cli.main(["train", "tiny", *sys.argv[1:]]))
+"""
+
+
+def test_a_full_disk_ends_in_one_line_and_the_same_command_goes_on(tiny_bundle, tmp_path, capfd):
+    """From the look at step 2 on no file may grow beyond 12 kB: as a full disk."""
+    out = tmp_path / "out"
+    words = ["--data", "x", "--model", str(tiny_bundle), "--out", str(out)]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FULL_DISK, *words],  # of the compilation cache
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    lines = done.stderr.splitlines()
+    (told,) = (line for line in lines if not line.startswith(("tiny: ", "tiny ", "MFU = ")))
+    refused = f"{out}/checkpoints: a checkpoint cannot be written: File too large: make room there"
+    assert told == lines[-1]
+    assert told.startswith(f"animegamer train tiny: {refused}, then start the same command again")
+    assert not (out / "model").exists()
+    function = command.make_command(TinyStage, RECIPE)
+    args, kwargs = parse(function, "animegamer train tiny", words)
+    assert function(*args, **kwargs) == 0
+    assert "6 steps of 8 shots, 2 of them done before" in capfd.readouterr().err
+    assert Bundle.open(out / "model").name == "tiny"
 
 
 def test_from_words_to_a_bundle_and_anew(tiny_bundle, tmp_path, capfd):

@@ -85,8 +85,10 @@ RECIPES = {
         trained="all",
         targets="every",
     ),
-    # PAPER section 4.1; optimizer, warm-up and 16 sequences a process from the code base that it
-    # grew from. The number of processes is not published: eight.
+    # Steps and learning rate as they are reported of the paper's section 4.1; alpha, dropout and 1
+    # to 5 turns, uniformly, of the released files. Optimizer, warm-up, bfloat16 and 16 sequences a
+    # process of the code base that it grew from. The number of processes is not published: that it
+    # is eight is ours.
     "full": MLLMRecipe(
         steps=15_000,
         batch_size=128,
