@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from etils import epath
 from helpers import random_leaves, tiny_config, write_tokenizer
 from tiny_stage import RECIPE, TinyStage
 
 from animegamer_jax.bundle import Bundle, BundleWriter
+from animegamer_jax.bundle_config import BundleConfig
 from animegamer_jax.cli import parse
 from animegamer_jax.configs import make_full, make_toy
 from animegamer_jax.errors import UserError
@@ -222,6 +224,49 @@ def test_a_stage_without_the_one_before_it(encoder_only, tmp_path):
     with pytest.raises(UserError, match=r"small.*/model has no such network: train"):
         command.start(stage, dataclasses.replace(options, model=str(encoder_only)), recipe)
     assert not (tmp_path / "out").exists()
+
+
+NEEDED = [(stage, set(find_stage(stage)[0].needs.values())) for stage in command.STAGES[1:]]
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [(stage, m) for stage, makers in NEEDED for m in sorted(makers & set(command.STAGES))],
+)
+def test_a_stage_on_a_model_that_has_not_been_through_the_one_before_it(name, missing):
+    """Though it has all networks: one of them is as an earlier stage left it."""
+    stage, _ = find_stage(name)
+    before = command.STAGES[1 : command.STAGES.index(name)]
+    done = tuple(s for s in before if s != missing)
+    told = (
+        f"stage {name} needs a model that stage {missing} has trained, but model has been through "
+        f"{', '.join(done) or 'none'} only: train {missing} first, and give its result with --model"
+    )
+    with pytest.raises(UserError, match=f"^{told}$"):
+        command.check_needs(stage, through(done), model="model")
+
+
+@pytest.mark.parametrize("name", [stage for stage, _ in NEEDED])
+def test_a_stage_on_a_model_that_has_been_through_those_before_it_or_does_not_know(name):
+    stage, _ = find_stage(name)
+    before = command.STAGES[1 : command.STAGES.index(name)]
+    for done in (before, command.STAGES[1:], None):
+        command.check_needs(stage, through(done), model="model")
+
+
+def through(stages: tuple[str, ...] | None) -> Bundle:
+    """A bundle of all networks that has been through some stages; None: it does not say."""
+    config = BundleConfig(
+        format_version=1,
+        name="model",
+        date=None,
+        protocol=PAPER,
+        networks=make_toy(),
+        weights={},
+        released={},
+        stages=stages,
+    )
+    return Bundle(epath.Path("model"), config)
 
 
 def test_the_full_size_starts_from_a_bundle(tmp_path):

@@ -136,7 +136,8 @@ def bundle(tmp_path_factory) -> Bundle:
     """The network that the stage changes, and one that it does not."""
     folder = tmp_path_factory.mktemp("bundle")
     write_tokenizer(folder / "tokenizer")
-    with BundleWriter(folder / "start", name="start", protocol=PAPER) as writer:
+    stages = ("foundations-clip",)
+    with BundleWriter(folder / "start", name="start", protocol=PAPER, stages=stages) as writer:
         for name in ("encoder", "vae"):
             config = getattr(CONFIG, name)
             writer.write_network(name, config, random_leaves(name, config, 0))
@@ -285,6 +286,7 @@ def test_the_result_is_a_bundle_with_the_averaged_weights(bundle, uninterrupted)
     assert result.name == "tiny"
     assert result.protocol == bundle.protocol
     assert result.config == bundle.config
+    assert result.info.stages == ("foundations-clip", "tiny")
     before, after = weights(bundle.path), weights(uninterrupted / "model")
     moved = {name for name, value in after.items() if not np.array_equal(value, before[name])}
     assert {".".join(name.split(".")[:2]) for name in moved} == {

@@ -196,8 +196,12 @@ def sources(words: tuple[str, ...]) -> tuple["DataSource", ...]:
 def check_needs(stage: type["Stage[Any]"], bundle: "Bundle | None", *, model: str | None) -> None:
     """Makes sure that the stages before this one have been trained.
 
+    A stage may train a network further that an earlier one made: that it is there does not tell.
+    A bundle that knows its stages is asked for them; the foundations need not be among them, since
+    released networks stand in their place.
+
     Raises:
-        UserError: a network is missing; it names the stage that makes it.
+        UserError: a network is missing, or a stage; it names the stage to train.
     """
     for name, maker in stage.needs.items():
         if bundle is None or not bundle.has(name):
@@ -205,6 +209,14 @@ def check_needs(stage: type["Stage[Any]"], bundle: "Bundle | None", *, model: st
             raise UserError(
                 f"stage {stage.name} needs the network {name}, which stage {maker} makes, but "
                 f"{where}: train {maker} first, and give its result with --model"
+            )
+    done = None if bundle is None else bundle.info.stages
+    for maker in stage.needs.values():
+        if done is not None and maker in STAGES and maker not in done:
+            raise UserError(
+                f"stage {stage.name} needs a model that stage {maker} has trained, but {model} has "
+                f"been through {', '.join(done) or 'none'} only: train {maker} first, and give its "
+                "result with --model"
             )
 
 
