@@ -105,6 +105,8 @@ def test_a_size_has_its_recipe():
             r"--size full: .* has recipes for toy only: convert the released networks",
         ),
         ("dreams", (), "unknown stage 'dreams': expected one of foundations, warmup, decoder"),
+        ("warmup", ("--data", "b=2"), "--data: found twice: expected once, all sets behind it"),
+        ("warmup", ("--data=b",), "--data: found twice: expected once, all sets behind it"),
         ("warmup", ("--stpes", "3"), r"--stpes.*see animegamer train warmup --help"),
         ("warmup", ("--steps", "many"), r"steps.*see animegamer train warmup --help"),
     ],

@@ -47,7 +47,7 @@ class Options:
         size: Of networks that the bundle does not have, and of the recipe.
         start: Go on from the last checkpoint in the output folder, or begin anew in its place.
         result: Which weights model/ gets at the end: those of the last step, or of the checkpoint
-            whose held-out score is the best.
+            with the least held-out loss.
         threads: That read data.
         fsdp: Devices that share every weight; the rest of the devices share the batch alone. None:
             as many as the layout has.
@@ -93,8 +93,11 @@ class StageCommand:
         """The function with the defaults of the size and part that the command line names.
 
         Raises:
-            UserError: the stage has no such part, or no recipe of this size.
+            UserError: the stage has no such part, or no recipe of this size; or --data is there
+                twice, of which only the last one would count.
         """
+        if sum(word.partition("=")[0] == "--data" for word in words) > 1:
+            raise UserError("--data: found twice: expected once, all sets behind it: --data A B")
         part = _option(words, "--part")
         if _asks_help(words) and self.stage == "foundations":
             part = part or PARTS[0]
