@@ -2,8 +2,9 @@
 
 A bundle is a folder, local or in a bucket:
 
-    config.json   name, game protocol, every network's configuration, number formats of the
-                  weights, and where each network lay in the released files
+    config.json   name, game protocol, every network's configuration, number formats and checksums
+                  of the weights, where each network lay in the released files, and which stages of
+                  training the model has been through
     tokenizer/    the tokenizer's files
     mllm/ dit/ …  one ordinary Orbax checkpoint a network, a nested dictionary of arrays
 

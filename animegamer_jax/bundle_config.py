@@ -1,7 +1,8 @@
 """What a bundle's `config.json` holds, as dataclasses, and the way to JSON and back.
 
 Reading is strict: a missing or unknown field is an error, because a configuration that is half
-understood makes a model that is silently another.
+understood makes a model that is silently another. Only what tells of a bundle's making may be
+missing, in one that an earlier version wrote.
 """
 
 import dataclasses
@@ -18,15 +19,28 @@ from animegamer_jax.protocol import Protocol
 
 FORMAT_VERSION = 1
 SIZES_FILE = "animegamer.json"
+_MAY_BE_MISSING = "may be missing"
+
+
+def _later() -> Any:
+    """A field that bundles of earlier versions lack."""
+    return dataclasses.field(default=None, metadata={_MAY_BE_MISSING: True})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Weights:
-    """What lies in a network's checkpoint: scalars, bytes, and scalars of each number format."""
+    """What lies in a network's checkpoint.
+
+    Attributes:
+        num_params, num_bytes: scalars and bytes.
+        dtypes: scalars of each number format.
+        checksum: of names and values; None: an earlier version wrote it.
+    """
 
     num_params: int
     num_bytes: int
     dtypes: dict[str, int]
+    checksum: str | None = _later()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +62,17 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BundleConfig:
-    """The content of `config.json`."""
+    """The content of `config.json`.
+
+    Attributes:
+        format_version: of this file.
+        name, date: of the bundle.
+        protocol: of the game.
+        networks: each one's configuration.
+        weights: what lies in each one's checkpoint.
+        released: where those lay that were converted.
+        stages: names of the training stages that it has been through, in order; None: not known.
+    """
 
     format_version: int
     name: str
@@ -57,6 +81,7 @@ class BundleConfig:
     networks: ModelConfig
     weights: dict[str, Weights]
     released: dict[str, Placement]
+    stages: tuple[str, ...] | None = _later()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,7 +146,8 @@ def from_json(kind: Any, value: Any, where: str) -> Any:
         if not isinstance(value, dict):
             raise _wrong(where, value, "an object")
         fields = [field.name for field in dataclasses.fields(kind)]
-        missing = [name for name in fields if name not in value]
+        free = {f.name for f in dataclasses.fields(kind) if f.metadata.get(_MAY_BE_MISSING)}
+        missing = [name for name in fields if name not in value and name not in free]
         unknown = [name for name in value if name not in fields]
         if missing or unknown:
             raise UserError(
@@ -135,7 +161,8 @@ def from_json(kind: Any, value: Any, where: str) -> Any:
             )
         hints = typing.get_type_hints(kind)
         make: Any = kind
-        return make(**{n: from_json(hints[n], value[n], _inside(where, n)) for n in fields})
+        given = [name for name in fields if name in value]
+        return make(**{n: from_json(hints[n], value[n], _inside(where, n)) for n in given})
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):

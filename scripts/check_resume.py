@@ -22,9 +22,7 @@ from typing import Any
 import numpy as np
 
 from animegamer_jax.bundle import NETWORKS, Bundle
-from animegamer_jax.train.progress import METRICS_FILE, read_lines
-
-_CLOCKS = ("second", "mfu")  # what depends on the machine's day
+from animegamer_jax.train.progress import METRICS_FILE, is_clocked, read_lines
 
 
 def last_step(out: Path) -> int:
@@ -53,7 +51,7 @@ def run(arguments: list[str], out: Path, *, stop: tuple[int, signal.Signals] | N
 def curve(out: Path) -> list[dict[str, Any]]:
     """The records without what a clock gave."""
     records = [json.loads(line) for line in read_lines(out / METRICS_FILE)]
-    return [{k: v for k, v in x.items() if not any(c in k for c in _CLOCKS)} for x in records]
+    return [{k: v for k, v in record.items() if not is_clocked(k)} for record in records]
 
 
 def weights(out: Path) -> dict[str, np.ndarray]:

@@ -67,7 +67,12 @@ def write_bundle(source: Bundle, path: Path) -> None:
             yield name, leaf.astype(jnp.bfloat16)
 
     with BundleWriter(
-        path, name="toy", protocol=source.protocol, overwrite=True, packing="bytes"
+        path,
+        name="toy",
+        protocol=source.protocol,
+        overwrite=True,
+        packing="bytes",
+        stages=source.info.stages,
     ) as writer:
         for name in NETWORKS:
             if not source.has(name):

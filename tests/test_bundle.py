@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import jax
@@ -20,6 +21,7 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
+from animegamer_jax import bundle_writer
 from animegamer_jax.bundle import (
     Bundle,
     BundleWriter,
@@ -81,9 +83,14 @@ def test_every_configuration_survives_json(make):
         networks=make(),
         weights={"dit": Weights(num_params=3, num_bytes=6, dtypes={"float16": 3})},
         released={"dit": Placement(file="x", merged_lora=LoRAConfig(rank=2, alpha=1.0))},
+        stages=("warmup", "decoder"),
     )
-    text = json.dumps(to_json(config))
-    assert from_json(BundleConfig, json.loads(text), "config.json") == config
+    content = json.loads(json.dumps(to_json(config)))
+    assert from_json(BundleConfig, content, "config.json") == config
+    # Earlier versions wrote neither stages nor checksums.
+    del content["stages"], content["weights"]["dit"]["checksum"]
+    earlier = from_json(BundleConfig, content, "config.json")
+    assert earlier == dataclasses.replace(config, stages=None)
 
 
 def encoder_json(**changes) -> dict:
@@ -139,9 +146,38 @@ def test_what_it_says(bundle):
     assert bundle.config.t5 is None
     assert bundle.config.encoder == dataclasses.replace(ENCODER, param_dtype="float16")
     size = sum(leaf.size for leaf in LEAVES.values())
-    assert bundle.info.weights["encoder"] == Weights(
+    weights = bundle.info.weights["encoder"]
+    assert dataclasses.replace(weights, checksum=None) == Weights(
         num_params=size, num_bytes=2 * size, dtypes={"float16": size}
     )
+    assert bundle.info.stages is None
+
+
+def test_checksums_tell_contents_apart(bundle, tmp_path):
+    """Not the order of writing; but every value, and which parameter has it."""
+    path, other = "image.input.bias", "text.input.bias"
+    assert LEAVES[path].shape == LEAVES[other].shape
+    changed = LEAVES[path].copy()
+    changed[-1] += 1
+    variants = {
+        "same": dict(reversed(LEAVES.items())),
+        "value": LEAVES | {path: changed},
+        "swapped": LEAVES | {path: LEAVES[other], other: LEAVES[path]},
+    }
+    found = {
+        name: Bundle.open(write(tmp_path / name, leaves=leaves)).info.weights["encoder"].checksum
+        for name, leaves in variants.items()
+    }
+    assert found.pop("same") == bundle.info.weights["encoder"].checksum
+    assert len({*found.values(), bundle.info.weights["encoder"].checksum}) == 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checksum_in_chunks(dtype, monkeypatch):
+    monkeypatch.setattr(bundle_writer, "_CHUNK_BYTES", 100)
+    array = np.random.default_rng(0).normal(size=(7, 5, 3)).astype(dtype)
+    for one in (array, array.T, array[0, 0, 0], array[::2]):
+        assert bundle_writer._checksum(np.asarray(one)) == zlib.crc32(one.tobytes())
 
 
 def values(module: nnx.Module) -> dict[str, jax.Array]:

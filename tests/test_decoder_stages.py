@@ -181,12 +181,13 @@ def _moved(before: Any, after: Any) -> dict[str, bool]:
     return {name: bool((old[name] != new[name]).any()) for name in old}
 
 
-def test_steps(bundle, networks, batch):
+@pytest.mark.parametrize("kind", [DecoderStage, WarmupStage])
+def test_steps(bundle, networks, batch, kind):
     """Frozen weights stay bit for bit, all trained ones move, and the loss of the batch falls.
 
     On eight devices, whose first loss is that of one.
     """
-    stage = make_stage(DecoderStage, CALM, bundle)
+    stage = make_stage(kind, CALM, bundle)
     loss = jax.jit(lambda networks, batch, key: stage.loss(networks, batch, key)[0])
     alone = loss(networks, batch, jax.random.fold_in(make_key(), 0))
     before, after, told = run(stage, bundle, batch, steps=6, mesh=make_mesh())

@@ -147,6 +147,7 @@ def test_everything_is_there(bundle):
     }
     assert not bundle.has("encoder")  # its own stage makes it
     assert bundle.protocol.name == "paper"
+    assert bundle.info.stages == ()
     dit = bundle.config.dit
     assert dataclasses.replace(dit, param_dtype="float32", spatial_interpolation=1.875) == SIZES.dit
     mllm: MLLMConfig = bundle.config.mllm

@@ -244,6 +244,9 @@ def test_windows_that_hold_every_turn_once(bundle, features):
     found = every.samples([DataSource(str(features))], split="train")
     # Games of five turns in windows of three: turns 0 and 1, then 2 to 4.
     assert [int(found[i].num_history) for i in range(len(found))] == [1, 2] * 4
+    both = dataclasses.replace(CALM, targets="every", starts="anywhere")
+    with pytest.raises(UserError, match=r"--starts anywhere: expected --starts game with --tar"):
+        make_stage(MLLMStage, both, bundle).samples([DataSource(str(features))], split="train")
 
 
 # --- what is random -------------------------------------------------------------------------

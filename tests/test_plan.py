@@ -157,6 +157,9 @@ def test_the_command_that_trains_what_was_planned():
     asked = {w[2:].replace("-", "_") for w in command.split() if w.startswith("--")}
     assert asked <= known
     assert case_of("rollout", "v6e:2x4").command is None
+    warmup = case_of("warmup", "v5p:4x4x4").command
+    assert warmup is not None
+    assert "--accumulate 1 --data DATA" in warmup  # which has no --trained
 
 
 def test_training_makes_the_mesh_that_was_planned():
@@ -196,6 +199,7 @@ def test_training_makes_the_mesh_that_was_planned():
         ("decoder", {"denoising_steps": 2}, "--denoising-steps is of play"),
         ("rollout", {"batch_size": 8}, "--batch-size is of training, found --stage rollout"),
         ("rollout", {"trained": "all"}, "--trained is of training"),
+        ("warmup", {"trained": "all"}, "--trained: stage warmup always trains the same weights"),
         ("rollout", {"layout": "whole"}, "--layout whole: expected one of latency, throughput"),
         ("rollout", {"games": 3}, "--games 3: expected a multiple of 2"),
         ("rollout", {"games": 1}, "--games 1: expected a multiple of 2"),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_games
 
 from animegamer_jax import cli, media, play
 from animegamer_jax.errors import UserError
@@ -314,6 +315,20 @@ def test_lines_of_standard_input(tiny_bundle, tmp_path, capsys, monkeypatch):
         status, _, errors = run(capsys, *args, *(["--resume"] if out.exists() else []))
         assert status == 0, errors
     assert [turn.instruction for turn in Game.load(out).turns] == ["Qiqi flies.", "Qiqi sleeps."]
+
+
+def test_words_outside_the_models_world_are_told(tmp_path, capsys):
+    """After their turn, as the player wrote them; a turn of known words has no note."""
+    model, file = tiny_games.write_model(tmp_path), tmp_path / "game.txt"
+    file.write_text("Mika waves gently.\nMika waves at Totoro & Ren.\n")
+    words = ["--instructions", str(file), "--out", str(tmp_path / "out"), "--steps", STEPS]
+    status, printed, errors = run(capsys, "--model", str(model.path), *words)
+    assert status == 0, errors
+    first, second, note, *_ = printed.splitlines()
+    assert first.startswith("turn 1/2")
+    assert second.startswith("turn 2/2")
+    assert note == "  note: outside this model's world, read as blanks: 'at', 'Totoro', '&'"
+    assert printed.count("note:") == 1
 
 
 def test_too_long_a_line_is_named_before_anything_is_played(tiny_bundle, tmp_path, capsys):

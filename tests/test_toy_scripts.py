@@ -92,6 +92,7 @@ def test_a_model_is_embedded_with_its_card(trained, tiny_bundle, tmp_path):
     after = Bundle.open(out)
     assert after.name == "toy"
     assert after.protocol == before.protocol
+    assert after.info.stages == before.info.stages
     for name in ("mllm", "dit", "vae", "encoder"):
         assert getattr(after.config, name).param_dtype == "bfloat16"
         assert getattr(after.config, name).dtype == "float32"

@@ -110,14 +110,37 @@ def test_restored_onto_another_mesh(fresh, saved, shape):
 
 @pytest.mark.parametrize(("mode", "best"), [("min", 2), ("max", 3)])
 def test_the_last_ones_and_the_best_stay(fresh, tmp_path, mode, best):
+    """A score that is not finite is nobody's best, and comes back as known."""
+    scores = {2: 0.5, 3: 0.9, 4: 0.7, 5: float("nan"), 6: float("-inf" if mode == "min" else "inf")}
     checkpoints = open_at(tmp_path / "c", best_mode=mode)
-    for step, score in ((1, None), (2, 0.5), (3, 0.9), (4, 0.7), (5, None), (6, None)):
-        checkpoints.save(at(fresh, step), {}, score=score)
+    assert checkpoints.best_step() is None
+    for step in range(1, 8):
+        checkpoints.save(at(fresh, step), {})
+        if step in scores:
+            checkpoints.set_score(step, scores[step])
     checkpoints.wait()
     assert checkpoints.best_step() == best
-    assert checkpoints.steps() == [best, 5, 6]
+    assert checkpoints.steps() == [best, 6, 7]
     checkpoints.close()
-    assert open_at(tmp_path / "c", best_mode=mode).steps() == [best, 5, 6]
+    again = open_at(tmp_path / "c", best_mode=mode)
+    assert again.steps() == [best, 6, 7]
+    assert again.best_step() == best
+    assert (again.scores[best], again.scores[6]) == (scores[best], None)
+    assert 7 not in again.scores
+    again.close()
+
+
+def test_scores_in_the_checkpoints_of_earlier_versions(saved, tmp_path):
+    folder = tmp_path / "c"
+    shutil.copytree(saved, folder)
+    (folder / "4" / "metrics").mkdir()
+    (folder / "4" / "metrics" / "metrics").write_text('{"score": 0.25}')
+    checkpoints = open_at(folder)
+    assert (checkpoints.scores, checkpoints.best_step()) == ({4: 0.25}, 4)
+    checkpoints.close()
+    (folder / "scores.json").write_text('{"4": 0.')
+    with pytest.raises(UserError, match=r"c/scores.json: damaged \(.*\): remove it"):
+        open_at(folder)
 
 
 def test_a_half_written_one_is_ignored_and_removed(fresh, saved, tmp_path):
@@ -162,12 +185,45 @@ def test_another_configuration_is_refused(fresh, saved, field, value):
 
 def test_fields_that_may_change():
     free = {"save_every": 9, "keep_last": 9, "watch_every": 9, "log_every": 9, "remat": "full"}
+    free |= {"watch_clips": 1, "watch_sampling_steps": 2}  # which this recipe does not even have
     other = {"stage": "tiny", "recipe": {**ABOUT["recipe"], **free, "steps": 99}}
     assert differing_field(ABOUT, other) is None
     cosine = {"stage": "tiny", "recipe": {"steps": 5, "optimizer": {"decay": "cosine"}}}
     longer = {"stage": "tiny", "recipe": {"steps": 6, "optimizer": {"decay": "cosine"}}}
     assert differing_field(cosine, longer) == "recipe.steps was 5, is 6"
     assert differing_field(cosine, {**cosine, "new": 1}) == "new was 'absent', is 1"
+
+
+def test_a_data_set_of_another_content_is_refused(fresh, tmp_path):
+    """Named; one that was stored without its digest, by an earlier version, is not compared."""
+
+    def about(*contents: str | None) -> dict[str, Any]:
+        data = {
+            f"{i}": {"name": f"film{i}", "weight": 1.0} | ({"content": c} if c else {})
+            for i, c in enumerate(contents)
+        }
+        return {**ABOUT, "data": data}
+
+    folder = tmp_path / "c"
+    checkpoints = open_at(folder, about=about(None, "aa"))
+    checkpoints.save(at(fresh, 1), {})
+    checkpoints.close()
+    same = open_at(folder, about=about("xx", "aa"))
+    assert same.check() == 1
+    same.close()
+    other = open_at(folder, about=about("xx", "bb"))
+    told = (
+        "the data set film1 is another one than the checkpoint of step 1 was trained on "
+        "(data.1.content was 'aa', is 'bb'): train on the former, or choose another --out"
+    )
+    with pytest.raises(UserError) as caught:
+        other.check()
+    assert str(caught.value) == f"{folder}: {told}"
+    other.close()
+    more = open_at(folder, about=about(None, "aa", "cc"))
+    with pytest.raises(UserError, match=r"data\.2\.name was 'absent', is 'film2'"):
+        more.check()
+    more.close()
 
 
 def test_a_damaged_one_is_told(fresh, saved, tmp_path):

@@ -2,14 +2,19 @@
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from etils import epath
 from helpers import random_leaves, tiny_config, write_tokenizer
 from tiny_stage import RECIPE, TinyStage
 
 from animegamer_jax.bundle import Bundle, BundleWriter
+from animegamer_jax.bundle_config import BundleConfig
 from animegamer_jax.cli import parse
 from animegamer_jax.configs import make_full, make_toy
 from animegamer_jax.errors import UserError
@@ -50,11 +55,31 @@ def test_a_stages_own_recipe_is_the_default(stage, part):
 
 def test_any_field_of_the_recipe_is_an_option():
     words = ("--steps", "7", "--optimizer.learning-rate", "0.5", "--ema-decay", "None")
-    _, recipe = parsed("warmup", *words, "--optimizer.decay", "constant", "--trained", "all")
+    _, recipe = parsed("decoder", *words, "--optimizer.decay", "constant", "--trained", "all")
     assert (recipe.steps, recipe.optimizer.learning_rate, recipe.ema_decay) == (7, 0.5, None)
     assert (recipe.optimizer.decay, recipe.trained) == ("constant", "all")
-    _, expected = find_stage("warmup", size="toy")
+    _, expected = find_stage("decoder", size="toy")
     assert recipe.batch_size == expected.batch_size
+
+
+@pytest.mark.parametrize(
+    ("stage", "options"),
+    [
+        (("warmup",), ("trained", "watch_clips", "watch_sampling_steps")),
+        *((("foundations", "--part", part), ("trained",)) for part in command.PARTS),
+    ],
+)
+def test_what_a_stage_does_not_heed_is_no_option(stage, options, capsys):
+    for option in options:
+        dashed = f"--{option.replace('_', '-')}"
+        with pytest.raises(UserError, match=f"[Uu]nrecognized options: {dashed}"):
+            parsed(*stage, dashed, "4")
+    function = StageCommand(stage[0]).for_words([*stage[1:]])
+    with pytest.raises(SystemExit):
+        parse(function, "animegamer train", [*stage[1:], "--help"])
+    told = capsys.readouterr().out
+    assert "--watch-every" in told
+    assert not [option for option in options if f"--{option.replace('_', '-')} " in told]
 
 
 def test_a_size_has_its_recipe():
@@ -80,6 +105,8 @@ def test_a_size_has_its_recipe():
             r"--size full: .* has recipes for toy only: convert the released networks",
         ),
         ("dreams", (), "unknown stage 'dreams': expected one of foundations, warmup, decoder"),
+        ("warmup", ("--data", "b=2"), "--data: found twice: expected once, all sets behind it"),
+        ("warmup", ("--data=b",), "--data: found twice: expected once, all sets behind it"),
         ("warmup", ("--stpes", "3"), r"--stpes.*see animegamer train warmup --help"),
         ("warmup", ("--steps", "many"), r"steps.*see animegamer train warmup --help"),
     ],
@@ -201,6 +228,49 @@ def test_a_stage_without_the_one_before_it(encoder_only, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+NEEDED = [(stage, set(find_stage(stage)[0].needs.values())) for stage in command.STAGES[1:]]
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [(stage, m) for stage, makers in NEEDED for m in sorted(makers & set(command.STAGES))],
+)
+def test_a_stage_on_a_model_that_has_not_been_through_the_one_before_it(name, missing):
+    """Though it has all networks: one of them is as an earlier stage left it."""
+    stage, _ = find_stage(name)
+    before = command.STAGES[1 : command.STAGES.index(name)]
+    done = tuple(s for s in before if s != missing)
+    told = (
+        f"stage {name} needs a model that stage {missing} has trained, but model has been through "
+        f"{', '.join(done) or 'none'} only: train {missing} first, and give its result with --model"
+    )
+    with pytest.raises(UserError, match=f"^{told}$"):
+        command.check_needs(stage, through(done), model="model")
+
+
+@pytest.mark.parametrize("name", [stage for stage, _ in NEEDED])
+def test_a_stage_on_a_model_that_has_been_through_those_before_it_or_does_not_know(name):
+    stage, _ = find_stage(name)
+    before = command.STAGES[1 : command.STAGES.index(name)]
+    for done in (before, command.STAGES[1:], None):
+        command.check_needs(stage, through(done), model="model")
+
+
+def through(stages: tuple[str, ...] | None) -> Bundle:
+    """A bundle of all networks that has been through some stages; None: it does not say."""
+    config = BundleConfig(
+        format_version=1,
+        name="model",
+        date=None,
+        protocol=PAPER,
+        networks=make_toy(),
+        weights={},
+        released={},
+        stages=stages,
+    )
+    return Bundle(epath.Path("model"), config)
+
+
 def test_the_full_size_starts_from_a_bundle(tmp_path):
     class NeedsNothing(TinyStage):
         needs: ClassVar = {}
@@ -252,6 +322,50 @@ def run(stage: type[TinyStage], tmp_path: Path, *words: str) -> int:
     function = command.make_command(stage, dataclasses.replace(RECIPE, save_every=9, noise=0.1))
     args, kwargs = parse(function, "animegamer train tiny", list(words))
     return function(*args, **kwargs)
+
+
+FULL_DISK = """
+import resource, sys, time
+from pathlib import Path
+import conftest
+from animegamer_jax import cli
+from test_train_command import RECIPE, TinyStage, command, dataclasses
+
+class Filling(TinyStage):
+    def watch(self, networks, batch, key):
+        assert (Path(sys.argv[-1]) / "checkpoints" / "2").is_dir()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000))
+        return super().watch(networks, batch, key)
+
+train_tiny = command.make_command(Filling, RECIPE)
+cli.COMMANDS["train tiny"] = ("__main__:train_tiny", "")
+sys.exit(cli.main(["train", "tiny", *sys.argv[1:]]))
+"""
+
+
+def test_a_full_disk_ends_in_one_line_and_the_same_command_goes_on(tiny_bundle, tmp_path, capfd):
+    """From the look at step 2 on no file may grow beyond 12 kB: as a full disk."""
+    out = tmp_path / "out"
+    words = ["--data", "x", "--model", str(tiny_bundle), "--out", str(out)]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FULL_DISK, *words],  # of the compilation cache
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    lines = done.stderr.splitlines()
+    (told,) = (line for line in lines if not line.startswith(("tiny: ", "tiny ", "MFU = ")))
+    refused = f"{out}/checkpoints: a checkpoint cannot be written: File too large: make room there"
+    assert told == lines[-1]
+    assert told.startswith(f"animegamer train tiny: {refused}, then start the same command again")
+    assert not (out / "model").exists()
+    function = command.make_command(TinyStage, RECIPE)
+    args, kwargs = parse(function, "animegamer train tiny", words)
+    assert function(*args, **kwargs) == 0
+    assert "6 steps of 8 shots, 2 of them done before" in capfd.readouterr().err
+    assert Bundle.open(out / "model").name == "tiny"
 
 
 def test_from_words_to_a_bundle_and_anew(tiny_bundle, tmp_path, capfd):

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from check_resume import curve as metrics
 from flax import nnx
 from helpers import random_leaves, write_tokenizer
 from jax.sharding import NamedSharding, PartitionSpec
@@ -53,6 +54,34 @@ class Interrupted(Signalled):
     number = signal.SIGINT
 
 
+class Hungry(TinyStage):
+    """Has no room for a look."""
+
+    def watch(self, networks: Networks, batch: Any, key: jax.Array) -> Watched:
+        raise MemoryError
+
+
+class Unreadable(TinyStage):
+    """One record of the training data cannot be read: `record`."""
+
+    record = -1
+
+    def samples(self, sources: Any, *, split: str) -> grain.MapDataset:
+        def read(index: int, sample: Any) -> Any:
+            if split == "train" and index % 64 == self.record:
+                raise UserError(f"record {index}: cannot be read")
+            return sample
+
+        return super().samples(sources, split=split).map_with_index(read)
+
+
+class Worsening(TinyStage):
+    """Scores no look well."""
+
+    def watch(self, networks: Networks, batch: Any, key: jax.Array) -> Watched:
+        return Watched({"error": 1e9}, {})
+
+
 class Measuring(TinyStage):
     """Writes something that it measures into the result's configuration."""
 
@@ -71,22 +100,20 @@ def make_run(
     kind: type[TinyStage] = TinyStage,
     mesh: jax.sharding.Mesh | None = None,
     peak: float | None = None,
+    result: Literal["last", "best"] = "last",
 ) -> Run:
     stage = kind(recipe, bundle.config, bundle.protocol, tokenizer_dir=bundle.tokenizer_dir)
     mesh = one_device() if mesh is None else mesh
     sources = (DataSource("somewhere"),)
-    return Run(stage=stage, bundle=bundle, sources=sources, out=absolute(out), mesh=mesh, peak=peak)
-
-
-def metrics(out: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl without what depends on the clock."""
-    lines = [json.loads(line) for line in (out / progress.METRICS_FILE).read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not clocked(k)} for line in lines]
-
-
-def clocked(name: str) -> bool:
-    """Whether a scalar depends on the clock."""
-    return "second" in name or name in ("mfu", "goodput")
+    return Run(
+        stage=stage,
+        bundle=bundle,
+        sources=sources,
+        out=absolute(out),
+        mesh=mesh,
+        peak=peak,
+        result=result,
+    )
 
 
 def weights(folder: Path) -> dict[str, np.ndarray]:
@@ -109,7 +136,8 @@ def bundle(tmp_path_factory) -> Bundle:
     """The network that the stage changes, and one that it does not."""
     folder = tmp_path_factory.mktemp("bundle")
     write_tokenizer(folder / "tokenizer")
-    with BundleWriter(folder / "start", name="start", protocol=PAPER) as writer:
+    stages = ("foundations-clip",)
+    with BundleWriter(folder / "start", name="start", protocol=PAPER, stages=stages) as writer:
         for name in ("encoder", "vae"):
             config = getattr(CONFIG, name)
             writer.write_network(name, config, random_leaves(name, config, 0))
@@ -208,7 +236,49 @@ def test_onto_eight_devices_and_on_for_longer(bundle, uninterrupted, tmp_path):
     )
 
 
+def test_a_look_that_fails_loses_no_step_and_comes_again(bundle, uninterrupted, tmp_path):
+    with pytest.raises(MemoryError):
+        train(make_run(tmp_path, bundle, kind=Hungry))
+    assert (tmp_path / "checkpoints" / "9").is_dir()
+    assert not (tmp_path / "checkpoints" / "scores.json").exists()
+    assert train(make_run(tmp_path, bundle)) == 0
+    assert metrics(tmp_path) == metrics(uninterrupted)
+    assert_same_bits(weights(tmp_path / "model"), weights(uninterrupted / "model"))
+
+
+def nth_batch(number: int) -> list[int]:
+    """Numbers of the samples in a batch of the runs here, the first of which is 1."""
+    with make_iterator(grain.MapDataset.range(64), batch_size=8, seed=LONG.seed) as order:
+        return [int(k) for k in [next(order) for _ in range(number)][-1]]
+
+
+def test_a_record_that_cannot_be_read_loses_no_step(bundle, uninterrupted, tmp_path):
+    recipe = dataclasses.replace(LONG, save_every=100)
+    broken = type("Broken", (Unreadable,), {"record": nth_batch(6)[2]})
+    for _ in range(2):  # the second time it cannot begin
+        with pytest.raises(UserError) as caught:
+            train(make_run(tmp_path, bundle, recipe=recipe, kind=broken))
+        assert str(caught.value) == f"record {broken.record}: cannot be read"
+        assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["5"]
+    assert train(make_run(tmp_path, bundle)) == 0  # the record is whole again
+    assert metrics(tmp_path) == metrics(uninterrupted)
+    assert_same_bits(weights(tmp_path / "model"), weights(uninterrupted / "model"))
+
+
 # --- what it leaves -------------------------------------------------------------------------
+
+
+def test_the_best_checkpoint_as_the_result(bundle, tmp_path, capfd):
+    recipe = dataclasses.replace(LONG, steps=9, keep_last=1)
+    assert train(make_run(tmp_path, bundle, recipe=recipe)) == 0
+    best = weights(tmp_path / "model")
+    longer = dataclasses.replace(recipe, steps=STEPS)
+    assert train(make_run(tmp_path, bundle, recipe=longer, kind=Worsening, result="best")) == 0
+    assert "in steps, of step 9, the best: error " in capfd.readouterr().err
+    assert_same_bits(weights(tmp_path / "model"), best)
+    assert train(make_run(tmp_path, bundle, recipe=longer)) == 0
+    last = weights(tmp_path / "model")
+    assert (last["encoder.text.input.kernel"] != best["encoder.text.input.kernel"]).any()
 
 
 def test_the_result_is_a_bundle_with_the_averaged_weights(bundle, uninterrupted):
@@ -216,6 +286,7 @@ def test_the_result_is_a_bundle_with_the_averaged_weights(bundle, uninterrupted)
     assert result.name == "tiny"
     assert result.protocol == bundle.protocol
     assert result.config == bundle.config
+    assert result.info.stages == ("foundations-clip", "tiny")
     before, after = weights(bundle.path), weights(uninterrupted / "model")
     moved = {name for name, value in after.items() if not np.array_equal(value, before[name])}
     assert {".".join(name.split(".")[:2]) for name in moved} == {
@@ -231,7 +302,10 @@ def test_the_result_is_a_bundle_with_the_averaged_weights(bundle, uninterrupted)
 def test_checkpoints_that_stay(uninterrupted):
     """The last two, and the best: the losses fall, so it is one of them."""
     folder = uninterrupted / "checkpoints"
-    assert sorted(path.name for path in folder.iterdir() if path.name.isdigit()) == ["12", "9"]
+    assert sorted(path.name for path in folder.iterdir()) == ["12", "9", "scores.json"]
+    looks = [line for line in metrics(uninterrupted) if "watch/error" in line]
+    scores = {f"{line['step']}": line["watch/error"] for line in looks}
+    assert json.loads((folder / "scores.json").read_text()) == scores
 
 
 def test_the_records(uninterrupted):
@@ -272,15 +346,14 @@ def test_what_a_stage_measures_and_the_digits_of_frozen_weights(bundle, tmp_path
 
 
 def test_a_nan_stops_names_and_leaves_the_last_good_state(bundle, uninterrupted, tmp_path):
-    with make_iterator(grain.MapDataset.range(64), batch_size=8, seed=LONG.seed) as order:
-        fifth = [next(order) for _ in range(5)][-1]
-    recipe = dataclasses.replace(LONG, bad_sample=int(fifth[3]))
+    recipe = dataclasses.replace(LONG, bad_sample=nth_batch(5)[3])
     run = make_run(tmp_path, bundle, recipe=recipe)
     with pytest.raises(NonFiniteError) as caught:
         train(run)
     told = str(caught.value)
     assert told.startswith("step 5: the batch's text is not finite: stopped; the state before it")
     assert "\n" not in told
+    assert told.endswith("from the start: with --start anew, or another --out")
     good = [line for line in metrics(uninterrupted) if line["step"] <= 4]
     assert good
     assert metrics(tmp_path) == good
@@ -303,6 +376,17 @@ def test_another_model_to_start_from_is_refused(bundle, uninterrupted):
         train(make_run(uninterrupted, other))
 
 
+def test_data_of_another_content_is_refused(bundle, uninterrupted, tmp_path):
+    """A set that says something else of itself than when the run began: then it said nothing."""
+    (tmp_path / "somewhere").mkdir()
+    (tmp_path / "somewhere" / "set.json").write_text("{}")
+    run = make_run(uninterrupted, bundle)
+    moved = dataclasses.replace(run, sources=(DataSource(str(tmp_path / "somewhere")),))
+    told = r"the data set somewhere is another one than .* \(data\.0\.content was '', is '\w+'\)"
+    with pytest.raises(UserError, match=told):
+        train(moved)
+
+
 # --- pieces ---------------------------------------------------------------------------------
 
 
@@ -320,6 +404,19 @@ def test_a_gif_of_clips():
     frames = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(picture)]
     assert [f.shape for f in frames[:1]] == [(12, 80, 3)]
     assert (frames[-2][6:, :10] == (255, 0, 0)).all()
+
+
+def test_the_curve_that_is_compared_has_no_clock(uninterrupted, tmp_path):
+    """Two equal runs on two days; and of a real run all that the training alone decides."""
+    scalars = {"loss": 0.5, "grad_norm": 1.0}
+    for day in (1.0, 2.0):
+        recorder = progress.Recorder(absolute(tmp_path / f"{day}"), step=0, steps=1, name="tiny")
+        clocked = ("steps_per_second", "shots_per_second_per_chip", "goodput", "mfu")
+        recorder.log(1, scalars | dict.fromkeys(clocked, day), steps_per_second=day)
+        recorder.close()
+    assert metrics(tmp_path / "1.0") == metrics(tmp_path / "2.0") == [{"step": 1, **scalars}]
+    names = {"step", "loss", "text_error", "grad_norm", "update_norm", "param_norm"}
+    assert metrics(uninterrupted)[5].keys() == names | {"learning_rate"}
 
 
 def test_an_unfinished_line_of_metrics_is_dropped(tmp_path):

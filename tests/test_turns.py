@@ -155,20 +155,58 @@ def test_a_smaller_window_holds_the_newest(features, windows):
     assert (sample.num_history, sample.text.shape[0]) == (0, 1)
 
 
-def test_windows_that_start_anywhere_are_of_uniform_length(features, windows, tokenizer):
+@pytest.mark.parametrize("window", [3, 5, 7])
+def test_windows_that_start_anywhere_are_of_uniform_length(features, windows, window):
+    """1 turn to what window and game (five turns) hold; and every turn that has so many."""
+    protocol = dataclasses.replace(PROTOCOL, window=window)
+    anywhere = dataclasses.replace(windows, protocol=protocol, starts="anywhere")
+    source, rng = features.turns("train"), np.random.default_rng(3)
+    held: dict[int, collections.Counter] = collections.defaultdict(collections.Counter)
+    draws, longest = 50 * NUM_GAMES * 5, min(window, 5)
+    for number in range(draws):
+        start = number % (NUM_GAMES * 5) // 5 * 5
+        last, records = anywhere.read(source, number % (NUM_GAMES * 5), rng)
+        turns_read = [(record["game"], record["turn"]) for record in records]
+        expected = [WRITTEN[place] for place in range(last - len(records) + 1, last + 1)]
+        assert turns_read == [(record["game"], record["turn"]) for record in expected]
+        assert start <= last - len(records) + 1 <= last < start + 5
+        held[len(records)][last - start] += 1
+    assert sorted(held) == list(range(1, longest + 1))
+    for count, ends in held.items():
+        assert_near(ends.total(), draws / longest)
+        assert sorted(ends) == list(range(count - 1, 5))
+        for times in ends.values():
+            assert_near(times, draws / longest / (6 - count))
+
+
+def assert_near(times: int, expected: float) -> None:
+    """Within five deviations of a binomial."""
+    assert abs(times - expected) <= 5 * expected**0.5
+
+
+def test_samples_that_start_anywhere(features, windows, tokenizer):
+    """Language model's and adaptation's: whole, another one each epoch, and again the same."""
     anywhere = dataclasses.replace(windows, starts="anywhere", seed=4)
-    samples = turns.game_samples(features, split="train", windows=anywhere, config=FULL)
-    held = {turn: collections.Counter() for turn in range(5)}
-    epochs = 40
-    for number in (k + epoch * len(samples) for epoch in range(epochs) for k in range(5, 10)):
-        sample, place = samples[number], number % len(samples)
-        held[place % 5][int(sample.num_history)] += 1
-        check_window(sample, place, tokenizer, num_history=int(sample.num_history))
-    for turn, counts in held.items():
-        expected = epochs / (turn + 1)
-        assert set(counts) == set(range(turn + 1))
-        # Five deviations of a binomial.
-        assert all(abs(n - expected) <= 5 * expected**0.5 for n in counts.values())
+    samples = turns.adapt_samples(features, split="train", windows=anywhere, config=FULL)
+    games = turns.game_samples(features, split="train", windows=anywhere, config=FULL)
+    assert len(samples) == len(games) == len(WRITTEN)
+    moved = set()
+    for epoch in range(4):
+        for place in range(5, 10):
+            sample = samples[place + epoch * len(samples)]
+            last = next(
+                k
+                for k in range(5, 10)
+                if sample.motion_value == np.float32(WRITTEN[k]["motion_value"])
+            )
+            check_window(sample.game, last, tokenizer, num_history=int(sample.game.num_history))
+            moments = features_of(WRITTEN[last])["moments"]
+            assert np.array_equal(sample.moments, moments.astype(np.float32))
+            again = games[place + epoch * len(samples)]
+            assert all(np.array_equal(a, b) for a, b in zip(sample.game, again, strict=True))
+            moved.add((place, last, int(sample.game.num_history)))
+    assert len(moved) > 10
+    assert any(place != last for place, last, _ in moved)
 
 
 def test_adaptation_has_the_window_and_the_latents_of_its_last_turn(features, windows, tokenizer):

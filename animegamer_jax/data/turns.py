@@ -231,7 +231,8 @@ class Windows:
         tokenizer: of the bundle.
         protocol: its window is the number of turns, its caption length that of the instructions.
         starts: "game": all turns before this one in its game, as many as the window holds, as in
-            play; "anywhere": a number of turns drawn uniformly from those, anew each epoch.
+            play; "anywhere": a number of turns, this one included, drawn uniformly from 1 to what
+            window and game hold, and a turn of the game that has so many, anew each epoch.
         seed: of the draws.
     """
 
@@ -240,12 +241,26 @@ class Windows:
     starts: Starts = "game"
     seed: int = 0
 
-    def read(self, turns: RecordSource, number: int, rng: np.random.Generator) -> list[Record]:
-        """Record `number` of a set, and before it its history."""
-        last = turns[number]
-        available = min(self.protocol.window, last["turn"] + 1)
-        taken = available if self.starts == "game" else int(rng.integers(1, available + 1))
-        return [*(turns[i] for i in range(number - taken + 1, number)), last]
+    def read(
+        self, turns: RecordSource, number: int, rng: np.random.Generator
+    ) -> tuple[int, list[Record]]:
+        """A turn with its history: record `number`, or with "anywhere" one of the same game.
+
+        Record `number` stays where it has turns enough before it, so that an epoch goes through
+        all of a set; given their number, all turns of a game that have so many are equally likely.
+
+        Returns:
+            the number of the turn's record, and the records in the order of play.
+        """
+        record = turns[number]
+        turn, num_turns = int(record["turn"]), int(record["num_turns"])
+        last, count = number, min(self.protocol.window, turn + 1)
+        if self.starts == "anywhere":
+            count = int(rng.integers(1, min(self.protocol.window, num_turns) + 1))
+            if count > turn + 1:
+                last += int(rng.integers(count - 1, num_turns)) - turn
+        places = range(last - count + 1, last + 1)
+        return last, [record if place == number else turns[place] for place in places]
 
     def sample(self, records: Sequence[Record]) -> GameSample:
         """Turns in the order of play, at most a window of them, as arrays."""
@@ -274,7 +289,7 @@ def _at_the_end(rows: Sequence[Any], window: int, dtype: type) -> np.ndarray:
 def game_samples(
     features: FeaturesSet, *, split: str, windows: Windows, config: ModelConfig
 ) -> grain.MapDataset[GameSample]:
-    """Every turn with turns before it.
+    """As many samples as there are turns, each with turns before it.
 
     Args:
         features: the set.
@@ -290,7 +305,8 @@ def game_samples(
     turns = features.turns(split)
 
     def read(number: int, rng: np.random.Generator) -> GameSample:
-        return windows.sample(windows.read(turns, number, rng))
+        _, records = windows.read(turns, number, rng)
+        return windows.sample(records)
 
     return grain.MapDataset.range(len(turns)).random_map(read, seed=windows.seed)
 
@@ -304,9 +320,9 @@ def adapt_samples(
     turns, latents = features.turns(split), features.latents(split)
 
     def read(number: int, rng: np.random.Generator) -> AdaptSample:
-        records = windows.read(turns, number, rng)
+        last, records = windows.read(turns, number, rng)
         value = np.asarray(records[-1]["motion_value"], np.float32)
-        return AdaptSample(windows.sample(records), _moments(latents, number, records[-1]), value)
+        return AdaptSample(windows.sample(records), _moments(latents, last, records[-1]), value)
 
     return grain.MapDataset.range(len(turns)).random_map(read, seed=windows.seed)
 

@@ -78,12 +78,14 @@ class Case:
         if self.stage == "rollout":
             return None
         axes = [f"--{name} {self.mesh[name]}" for name in ("context", "tensor")]
+        fixed = _trains_the_same(_recipe(self.stage, self.size, {}))
         words = [
             f"animegamer train {self.stage} --size {self.size}",
             f"--layout {self.layout} --fsdp {self.mesh['fsdp']}",
             *(word for word in axes if not word.endswith(" 1")),
             f"--batch-size {self.batch_size} --remat {self.remat} --accumulate {self.accumulate}",
-            f"--trained {self.trained} --data DATA --model MODEL --out OUT",
+            *([] if fixed else [f"--trained {self.trained}"]),
+            "--data DATA --model MODEL --out OUT",
         ]
         return " ".join(words)
 
@@ -154,6 +156,8 @@ def _training_case(
     from animegamer_jax.train.layout import check_mesh
 
     recipe = _recipe(stage, size, given)
+    if "trained" in given and _trains_the_same(recipe):
+        raise UserError(f"--trained: stage {stage} always trains the same weights: leave it out")
     shares = sizes is not None and sizes["fsdp"] > 1
     if layout == "whole" and shares:
         raise UserError(
@@ -229,6 +233,13 @@ def _recipe(stage: str, size: str, changes: Mapping[str, Any]) -> "Recipe":
     from animegamer_jax.train.command import find_stage
 
     return dataclasses.replace(find_stage(stage, size=size)[1], **changes)
+
+
+def _trains_the_same(recipe: "Recipe") -> bool:
+    """Whether `trained` is no option of the stage's command."""
+    from animegamer_jax.train.recipe import FixedRecipe
+
+    return isinstance(recipe, FixedRecipe)
 
 
 def recipe_samples(case: Case) -> int | None:

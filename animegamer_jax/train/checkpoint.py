@@ -5,14 +5,18 @@ weights are in the bundle that the run started from), where the data's iterator 
 the run is: stage, recipe, sizes, protocol, data sets. All that is random follows from the recipe's
 seed and the step. Arrays are restored to where the state at hand has its own, so the mesh and
 the number of devices and hosts may differ from those that wrote.
+
+A checkpoint is saved before it is looked at, so its score comes later: the scores of all stand in
+`scores.json` beside them.
 """
 
 import contextlib
+import json
 import logging
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,26 +34,39 @@ from animegamer_jax.train.step import TrainState
 FREE = (
     *("recipe.accumulate", "recipe.remat", "recipe.result_dtype", "recipe.log_every"),
     *("recipe.save_every", "recipe.keep_last", "recipe.watch_every", "recipe.watch_batches"),
+    *("recipe.watch_clips", "recipe.watch_sampling_steps"),
 )
 _SCORE = "score"
+_SCORES_FILE = "scores.json"
 _LATE_SECONDS = 2.0
 
 
 def differing_field(stored: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
     """The first field in which two configurations differ, with what each says of it, or None.
 
-    `recipe.steps` may differ where the learning rate does not depend on it.
+    `recipe.steps` may differ where the learning rate does not depend on it. What earlier versions
+    did not store of the data sets is not compared.
     """
-    free = set(FREE)
-    if dict(flattened(stored)).get("recipe.optimizer.decay") == "constant":
+    free, old = set(FREE), dict(flattened(stored))
+    if old.get("recipe.optimizer.decay") == "constant":
         free.add("recipe.steps")
+    free |= {name for name, _ in flattened(found) if _is_content(name) and name not in old}
     return first_difference(stored, found, free=free)
+
+
+def _is_content(field: str) -> bool:
+    """Whether a field is the digest of a data set: `data.0.content`."""
+    return field.startswith("data.") and field.endswith(".content")
 
 
 def _named_leaves(state: TrainState) -> tuple[dict[str, jax.Array], Any]:
     """What a checkpoint stores of a state by dotted names, and the tree that it comes from."""
     flat, tree = jax.tree_util.tree_flatten_with_path(state._replace(graphdef=None, frozen=None))
     return {parameter_path(path): leaf for path, leaf in flat}, tree
+
+
+def _finite(score: float) -> float | None:
+    return score if math.isfinite(score) else None
 
 
 @contextlib.contextmanager
@@ -72,6 +89,20 @@ def _no_late_answers() -> Iterator[None]:
         sys.unraisablehook = former
 
 
+class _KeepBest(managers.PreservationPolicy):
+    """Answers Orbax which checkpoints stay, by a function that knows the best of some steps."""
+
+    def __init__(self, best_of: Callable[[Sequence[int]], int | None]):
+        self._best_of = best_of
+
+    def should_preserve(
+        self, checkpoints: Sequence[Any], *, context: managers.PreservationContext
+    ) -> list[bool]:
+        del context
+        best = self._best_of([checkpoint.step for checkpoint in checkpoints])
+        return [checkpoint.step == best for checkpoint in checkpoints]
+
+
 class Checkpoints:
     """The checkpoints of one run, in one folder.
 
@@ -80,23 +111,20 @@ class Checkpoints:
         about: what the run is, as JSON.
         keep_last: how many stay beside the best.
         best_mode: whether the best score is the "min" or the "max".
+
+    Attributes:
+        scores: of the checkpoints that have one, by step; None: it is not finite.
     """
 
     def __init__(
         self, folder: epath.Path, *, about: Mapping[str, Any], keep_last: int, best_mode: str
     ):
         self.folder, self.about = folder, dict(about)
-        self._best = min if best_mode == "min" else max
-        worst = math.inf if best_mode == "min" else -math.inf
-        best = managers.BestN(
-            get_metric_fn=lambda metrics: metrics.get(_SCORE, worst),
-            reverse=best_mode == "min",
-            n=1,
-        )
+        self._choose = min if best_mode == "min" else max
+        self.scores: dict[int, float | None] = {}
+        keep = [managers.LatestN(keep_last), _KeepBest(self._best_of)]
         options = ocp.CheckpointManagerOptions(
-            best_fn=best.get_metric_fn,  # without it the scores are not written
-            best_mode=best_mode,
-            preservation_policy=managers.AnyPreservationPolicy([managers.LatestN(keep_last), best]),
+            preservation_policy=managers.AnyPreservationPolicy(keep),
             cleanup_tmp_directories=True,
             enable_async_checkpointing=True,
         )
@@ -110,6 +138,7 @@ class Checkpoints:
                     "about": ocp.JsonCheckpointHandler(),
                 },
             )
+            self.scores = self._read_scores()
 
     def _telling(self, what: str) -> contextlib.AbstractContextManager[None]:
         mend = "make room there, then start the same command again: it goes on"
@@ -125,10 +154,46 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def best_step(self) -> int | None:
-        """The step of the best checkpoint that has a score; None: none has."""
-        found = {step: self._manager.metrics(step) for step in self.steps()}
-        scores = {step: metrics[_SCORE] for step, metrics in found.items() if metrics}
-        return self._best(scores, key=scores.__getitem__) if scores else None
+        """The step of the best checkpoint that has a finite score; None: none has."""
+        return self._best_of(self.steps())
+
+    def _best_of(self, steps: Sequence[int]) -> int | None:
+        scores = {step: score for step in steps if (score := self.scores.get(step)) is not None}
+        return self._choose(scores, key=scores.__getitem__) if scores else None
+
+    def _read_scores(self) -> dict[int, float | None]:
+        file = self.folder / _SCORES_FILE
+        found: dict[int, float | None] = {}
+        for step in self.steps():  # earlier versions kept them in the checkpoints
+            told = self._manager.metrics(step) or {}
+            if _SCORE in told:
+                found[step] = _finite(told[_SCORE])
+        if not file.exists():
+            return found
+        try:
+            stored = {int(step): score for step, score in json.loads(file.read_text()).items()}
+        except (ValueError, AttributeError) as error:
+            raise UserError(f"{file}: damaged ({error}): remove it") from error
+        return found | stored
+
+    def set_score(self, step: int, score: float) -> None:
+        """Notes how good a checkpoint is, which may still be on its way to the disk.
+
+        Args:
+            step: of the checkpoint.
+            score: by which the best is told; one that is not finite is never the best.
+
+        Raises:
+            UserError: storage refused.
+        """
+        there = {*self.steps(), step}
+        self.scores = {k: v for k, v in self.scores.items() if k in there}
+        self.scores[step] = _finite(score)
+        if jax.process_index() == 0:
+            file, part = self.folder / _SCORES_FILE, self.folder / f"{_SCORES_FILE}.part"
+            with self._telling("the scores cannot be written"):
+                part.write_text(json.dumps(self.scores) + "\n")
+                part.replace(file)
 
     def check(self, step: int | None = None) -> int:
         """The step of a checkpoint, by default the last, that this run can go on from.
@@ -145,12 +210,19 @@ class Checkpoints:
             about = self._manager.restore(
                 step, args=ocp.args.Composite(about=ocp.args.JsonRestore())
             )["about"]
-        if (field := differing_field(about, self.about)) is not None:
+        if (field := differing_field(about, self.about)) is None:
+            return step
+        if _is_content(field.split()[0]):
+            number = field.split(".")[1]
+            name = self.about["data"][number]["name"]
             raise UserError(
-                f"{self.folder}: the checkpoint of step {step} is of another configuration: "
-                f"{field}: start with the former value, or choose another --out"
+                f"{self.folder}: the data set {name} is another one than the checkpoint of step "
+                f"{step} was trained on ({field}): train on the former, or choose another --out"
             )
-        return step
+        raise UserError(
+            f"{self.folder}: the checkpoint of step {step} is of another configuration: "
+            f"{field}: start with the former value, or choose another --out"
+        )
 
     def restore(self, state: TrainState, *, step: int | None = None) -> tuple[TrainState, Any]:
         """The state of a checkpoint, by default the last, and where the data stands.
@@ -202,13 +274,12 @@ class Checkpoints:
             line = next(iter(str(error).splitlines()), type(error).__name__)[:160]
             raise UserError(f"{self.folder / str(step)}: damaged ({line}): {mend}") from error
 
-    def save(self, state: TrainState, data: Any, *, score: float | None = None) -> None:
+    def save(self, state: TrainState, data: Any) -> None:
         """Starts to write a checkpoint; the state may be used up as soon as this returns.
 
         Args:
             state: what to write.
             data: where the data's iterator stands, as JSON.
-            score: by which the best is told; None: this one cannot be the best.
 
         Raises:
             UserError: storage refused this write or the one before; earlier ones stay valid.
@@ -222,7 +293,6 @@ class Checkpoints:
                     data=ocp.args.JsonSave(data),
                     about=ocp.args.JsonSave(self.about),
                 ),
-                metrics={} if score is None else {_SCORE: score},
                 force=True,
             )
 

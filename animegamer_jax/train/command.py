@@ -46,6 +46,8 @@ class Options:
         part: Which of the foundations.
         size: Of networks that the bundle does not have, and of the recipe.
         start: Go on from the last checkpoint in the output folder, or begin anew in its place.
+        result: Which weights model/ gets at the end: those of the last step, or of the checkpoint
+            with the least held-out loss.
         threads: That read data.
         fsdp: Devices that share every weight; the rest of the devices share the batch alone. None:
             as many as the layout has.
@@ -68,6 +70,7 @@ class Options:
     part: Literal["clip", "t5", "vae", "dit"] | None = None
     size: Literal["toy", "full"] = "toy"
     start: Literal["resume", "anew"] = "resume"
+    result: Literal["last", "best"] = "last"
     threads: int = 2
     fsdp: int | None = None
     tensor: int = 1
@@ -90,8 +93,11 @@ class StageCommand:
         """The function with the defaults of the size and part that the command line names.
 
         Raises:
-            UserError: the stage has no such part, or no recipe of this size.
+            UserError: the stage has no such part, or no recipe of this size; or --data is there
+                twice, of which only the last one would count.
         """
+        if sum(word.partition("=")[0] == "--data" for word in words) > 1:
+            raise UserError("--data: found twice: expected once, all sets behind it: --data A B")
         part = _option(words, "--part")
         if _asks_help(words) and self.stage == "foundations":
             part = part or PARTS[0]
@@ -193,8 +199,12 @@ def sources(words: tuple[str, ...]) -> tuple["DataSource", ...]:
 def check_needs(stage: type["Stage[Any]"], bundle: "Bundle | None", *, model: str | None) -> None:
     """Makes sure that the stages before this one have been trained.
 
+    A stage may train a network further that an earlier one made: that it is there does not tell.
+    A bundle that knows its stages is asked for them; the foundations need not be among them, since
+    released networks stand in their place.
+
     Raises:
-        UserError: a network is missing; it names the stage that makes it.
+        UserError: a network is missing, or a stage; it names the stage to train.
     """
     for name, maker in stage.needs.items():
         if bundle is None or not bundle.has(name):
@@ -202,6 +212,14 @@ def check_needs(stage: type["Stage[Any]"], bundle: "Bundle | None", *, model: st
             raise UserError(
                 f"stage {stage.name} needs the network {name}, which stage {maker} makes, but "
                 f"{where}: train {maker} first, and give its result with --model"
+            )
+    done = None if bundle is None else bundle.info.stages
+    for maker in stage.needs.values():
+        if done is not None and maker in STAGES and maker not in done:
+            raise UserError(
+                f"stage {stage.name} needs a model that stage {maker} has trained, but {model} has "
+                f"been through {', '.join(done) or 'none'} only: train {maker} first, and give its "
+                "result with --model"
             )
 
 
@@ -329,7 +347,8 @@ def start(stage_class: type["Stage[Any]"], options: Options, recipe: Recipe) -> 
     with together():
         run, plan = make_run(stage_class, options, recipe)
         about = run.about()
-        how = {"mesh": dict(run.mesh.shape), "layout": plan.name, "start": options.start}
+        how = {"mesh": dict(run.mesh.shape), "layout": plan.name}
+        how |= {"start": options.start, "result": options.result}
     check_agreement({**about, **how, "out": f"{run.out}"})
     with together():
         if options.start == "anew" and jax.process_index() == 0:
@@ -378,6 +397,7 @@ def make_run(
         mesh=make_mesh(shape),
         threads=options.threads,
         peak=options.peak_tflops,
+        result=options.result,
     )
     return run, plan
 

@@ -32,8 +32,11 @@ from animegamer_jax.train.networks import load_tokenizer, matrix_size, mixed_sam
 from animegamer_jax.train.recipe import OptimizerConfig, Recipe
 from animegamer_jax.train.stage import DataSource, Networks, Scalars, Stage, Watched
 
-# The optimizer of the code base that the released decoder grew from.
-_PUBLISHED = OptimizerConfig(learning_rate=2e-4, clip_norm=0.1)
+# The learning rate as it is reported of the paper's section 4.1; clipping, betas, epsilon and
+# weight decay of the code base that the released decoder grew from.
+DECODER_OPTIMIZER = OptimizerConfig(
+    learning_rate=2e-4, b1=0.9, b2=0.95, eps=1e-8, weight_decay=1e-4, clip_norm=0.1
+)
 _MAKERS: Mapping[NetworkName, str] = {
     "vae": "foundations --part vae",
     "dit": "foundations --part dit",
@@ -54,12 +57,15 @@ class ClipRecipe(Recipe):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecoderRecipe(ClipRecipe):
-    """What the decoder's stages need to know beside.
+class ConditionRecipe(Recipe):
+    """What warm-up and joint stage need to know of the decoder's conditions.
+
+    The release sets the text's features to zero with 0.10 and the image's with 0.05, each by
+    itself, so that both are zero in one sample of 200; and with 0.05 it makes the text T5's answer
+    to "", which is not done here. `both_dropout` is ours: guidance's unconditional row has neither.
 
     Attributes:
-        both_dropout: share of samples that see neither text nor image, as in guidance's
-            unconditional row.
+        both_dropout: share of samples that see neither text nor image.
         text_dropout, image_dropout: of the others, each by itself, features set to zero.
         motion: the value that the decoder is told: the measured one, or always 0 (an ablation; the
             result then also plays with 0).
@@ -69,6 +75,11 @@ class DecoderRecipe(ClipRecipe):
     text_dropout: float = 0.10
     image_dropout: float = 0.05
     motion: Literal["measured", "none"] = "measured"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderRecipe(ConditionRecipe, ClipRecipe):
+    """What the joint stage needs to know beside."""
 
 
 RECIPES = {
@@ -84,10 +95,12 @@ RECIPES = {
         text_dropout=0.0,
         image_dropout=0.0,
     ),
-    "full": DecoderRecipe(  # PAPER section 4.1
+    # Steps as they are reported of the paper's section 4.1. Batch and average of the code base that
+    # it grew from, which trains in float16, with "16 or more" clips; bfloat16 is ours.
+    "full": DecoderRecipe(
         steps=80_000,
         batch_size=16,
-        optimizer=_PUBLISHED,
+        optimizer=DECODER_OPTIMIZER,
         ema_decay=0.9999,
         dtype="bfloat16",
         remat="full",
@@ -161,7 +174,7 @@ def drop_conditions(
     image: Float[Array, "b k e"],
     key: Key[Array, ""],
     *,
-    recipe: DecoderRecipe,
+    recipe: ConditionRecipe,
 ) -> tuple[Float[Array, "b n d"], Float[Array, "b k e"]]:
     """Features, those of some samples set to zero, by the recipe's three rates."""
     b = text.shape[0]
@@ -273,7 +286,7 @@ def make_clip_look(
     return jax.jit(look)
 
 
-class DecoderStage(Stage[DecoderRecipe]):
+class DecoderStage(Stage[ConditionRecipe]):
     """Trains the shot encoder and the decoder together."""
 
     name: ClassVar[str] = "decoder"
@@ -281,7 +294,9 @@ class DecoderStage(Stage[DecoderRecipe]):
     changes: ClassVar[tuple[NetworkName, ...]] = ("encoder", "dit")
     unit: ClassVar[str] = "clips"
 
-    def __init__(self, recipe: DecoderRecipe, config: ModelConfig, protocol: Protocol, **rest: Any):
+    def __init__(
+        self, recipe: ConditionRecipe, config: ModelConfig, protocol: Protocol, **rest: Any
+    ):
         if recipe.motion == "none":
             still = (0.0,) * len(protocol.motion_values)
             protocol = dataclasses.replace(protocol, motion_values=still)
@@ -363,7 +378,7 @@ class DecoderStage(Stage[DecoderRecipe]):
 
     def watch(self, networks: Networks, batch: Any, key: Key[Array, ""]) -> Watched:
         """Sampled clips, each at the right of its true one (both through the VAE)."""
-        if not self.recipe.watch_clips:
+        if not cast(DecoderRecipe, self.recipe).watch_clips:
             return Watched({}, {})
         return Watched({}, {"true_and_sampled": self._look(networks, batch, key)})
 

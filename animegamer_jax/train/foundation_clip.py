@@ -26,14 +26,14 @@ from animegamer_jax.train.networks import (
     matrix_size,
     mixed_samples,
 )
-from animegamer_jax.train.recipe import OptimizerConfig, Recipe
+from animegamer_jax.train.recipe import FixedRecipe, OptimizerConfig
 from animegamer_jax.train.stage import DataSource, Networks, Scalars, Stage
 
 _GREATEST_SCALE = float(np.log(100.0))  # CLIP, section 2.5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CLIPRecipe(Recipe):
+class CLIPRecipe(FixedRecipe):
     """What CLIP's training needs to know beside.
 
     Attributes:

@@ -37,12 +37,12 @@ from animegamer_jax.train.networks import (
     matrix_size,
     mixed_samples,
 )
-from animegamer_jax.train.recipe import OptimizerConfig, Recipe
+from animegamer_jax.train.recipe import FixedRecipe, OptimizerConfig
 from animegamer_jax.train.stage import DataSource, Networks, Scalars, Stage
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DiTRecipe(Recipe):
+class DiTRecipe(FixedRecipe):
     """What the transformer's pre-training needs to know beside.
 
     Attributes:

@@ -27,14 +27,14 @@ from animegamer_jax.train.networks import (
     matrix_size,
     mixed_samples,
 )
-from animegamer_jax.train.recipe import OptimizerConfig, Recipe
+from animegamer_jax.train.recipe import FixedRecipe, OptimizerConfig
 from animegamer_jax.train.stage import DataSource, Networks, Scalars, Stage
 
 _PAD = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class T5Recipe(Recipe):
+class T5Recipe(FixedRecipe):
     """What T5's training needs to know beside.
 
     Attributes:

@@ -36,7 +36,7 @@ from animegamer_jax.models.vae import (
 from animegamer_jax.sharding import constrain
 from animegamer_jax.train.networks import load_or_make, mixed_samples
 from animegamer_jax.train.products import count_products
-from animegamer_jax.train.recipe import OptimizerConfig, Recipe
+from animegamer_jax.train.recipe import FixedRecipe, OptimizerConfig
 from animegamer_jax.train.stage import DataSource, Networks, Scalars, Stage, Watched
 
 _SHOWN = 4  # clips at a look
@@ -44,7 +44,7 @@ _FIRST_LOG_VARIANCE = -5.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class VAERecipe(Recipe):
+class VAERecipe(FixedRecipe):
     """What the VAE's training needs to know beside.
 
     Attributes:

@@ -333,7 +333,7 @@ def write_bundle(
     parts = find_parts(files, sizes, vocab_size=vocab_size, seed=seed)
     total = sum(len(abstract_params(part.name, part.config)) for part in parts)
     problems: dict[str, list[str]] = {part.source.label: [] for part in parts}
-    writer = BundleWriter(target, name=target.name, protocol=PAPER, overwrite=overwrite)
+    writer = BundleWriter(target, name=target.name, protocol=PAPER, overwrite=overwrite, stages=())
     with writer, show_progress(total) as (doing, step):
         if tokenizer is not None:
             _write_tokenizer(writer, tokenizer, parts)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import grain
 import jax
@@ -23,7 +23,7 @@ from animegamer_jax.bundle import Bundle
 from animegamer_jax.bundle_config import to_json
 from animegamer_jax.data.pipeline import make_iterator, on_mesh, rows_here
 from animegamer_jax.data.sets import INFO_FILE
-from animegamer_jax.errors import NonFiniteError
+from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.storage import absolute, telling
 from animegamer_jax.train.checkpoint import Checkpoints
 from animegamer_jax.train.hosts import check_agreement, together
@@ -53,6 +53,7 @@ class Run:
         mesh: the devices.
         threads: that read data.
         peak: of a chip, TFLOP/s; None: by the kind of chip.
+        result: which weights model/ gets: those of the last step, or of the best checkpoint.
     """
 
     stage: Stage[Any]
@@ -62,9 +63,10 @@ class Run:
     mesh: Mesh
     threads: int = 2
     peak: float | None = None
+    result: Literal["last", "best"] = "last"
 
     def about(self) -> dict[str, Any]:
-        """What a checkpoint remembers of the run, as JSON."""
+        """What a checkpoint remembers of the run beside the data sets' contents, as JSON."""
         model = None
         if self.bundle is not None:
             digest = hashlib.sha256((self.bundle.path / "config.json").read_bytes()).hexdigest()
@@ -260,16 +262,6 @@ class _Trainer:
         mend = "see to its room and rights, or choose another --out"
         with together(), telling(run.out, "cannot be written", mend=mend):
             run.out.mkdir(parents=True, exist_ok=True)
-        self._checkpoints = Checkpoints(
-            run.out / "checkpoints",
-            about=run.about(),
-            keep_last=recipe.keep_last,
-            best_mode=stage.best[1],
-        )
-        opened.callback(self._checkpoints.close)
-        steps = self._checkpoints.steps()
-        if steps:
-            self._saved = self._checkpoints.check()
         with together():
             self._samples = stage.samples(run.sources, split="train")
             held_out = stage.samples(run.sources, split="test")
@@ -277,6 +269,19 @@ class _Trainer:
         check_agreement(
             {"samples": len(self._samples), "held-out samples": len(held_out), INFO_FILE: sets}
         )
+        about = run.about()
+        for number, digest in sets.items():
+            about["data"][number]["content"] = digest
+        self._checkpoints = Checkpoints(
+            run.out / "checkpoints",
+            about=about,
+            keep_last=recipe.keep_last,
+            best_mode=stage.best[1],
+        )
+        opened.callback(self._checkpoints.close)
+        steps = self._checkpoints.steps()
+        if steps:
+            self._saved = self._checkpoints.check()
         with together():
             networks = stage.load(run.bundle, mesh=run.mesh)
         self._flops = _sample_flops(stage, networks)
@@ -296,6 +301,9 @@ class _Trainer:
             self._recorder = Recorder(run.out, step=self.step, steps=recipe.steps, name=stage.name)
         opened.callback(self._recorder.close)
         self._say_start()
+        looked = not steps or self.step in self._checkpoints.scores
+        if not looked and self._due(recipe.watch_every):  # the run ended in its look
+            self._watch()
 
     def _iterator(self) -> Any:
         return make_iterator(
@@ -321,11 +329,15 @@ class _Trainer:
         batch, position = self._batches.current(), self._batches.position
         with jax.set_mesh(self.run.mesh):
             self.state, metrics = self._step(self.state, batch, self._key)
-        with together():
-            try:
-                self._batches.advance()  # while the devices compute
-            finally:
-                finite = bool(metrics.pop("finite"))
+        unread, finite = None, False
+        try:
+            with together():
+                try:
+                    self._batches.advance()  # while the devices compute
+                finally:
+                    finite = bool(metrics.pop("finite"))
+        except UserError as error:  # the next batch cannot be read: this step is done
+            unread = error
         if not finite:
             raise self._not_finite(batch, position)
         self._clock.add(time.perf_counter() - start)
@@ -334,10 +346,15 @@ class _Trainer:
         self._recorder.advance(self.step)
         if self._due(self.recipe.log_every):
             self._log(metrics)
-        if self._due(self.recipe.watch_every):
-            self._watch()
+        if unread is not None and self.step < self.recipe.steps:
+            self._keep(self._batches.position)
+            raise unread
         if self._due(self.recipe.save_every):
             self._save(self._batches.position)
+        if self._due(self.recipe.watch_every):
+            if self._saved == self.step:  # on disk: a look may need more memory than there is
+                self._checkpoints.wait()
+            self._watch()
 
     def _due(self, every: int) -> bool:
         return self.step % every == 0 or self.step == self.recipe.steps
@@ -346,12 +363,12 @@ class _Trainer:
         """The state is as it was before the step: it is saved, and the culprit told."""
         with jax.set_mesh(self.run.mesh):
             name = first_bad_tensor(self.stage, self.state, batch, self._key)
-        if self._saved != self.step:
-            self._save(position)
+        self._keep(position)
         self._checkpoints.close()
         return NonFiniteError(
             f"step {self.step + 1}: {name} is not finite: stopped; the state before it is in "
-            f"{self.run.out}/checkpoints/{self.step}: a smaller learning rate or float32 may help"
+            f"{self.run.out}/checkpoints/{self.step}: a smaller learning rate or float32 may help, "
+            "from the start: with --start anew, or another --out"
         )
 
     def _log(self, metrics: Mapping[str, jax.Array]) -> None:
@@ -395,18 +412,27 @@ class _Trainer:
         self._score = watched.scalars[name]
         with together():
             self._recorder.watched(self.step, watched)
+            if self._saved == self.step:
+                self._recorder.copy()
+                self._checkpoints.set_score(self.step, self._score)
 
     def _save(self, position: Any) -> None:
-        self._checkpoints.save(self.state, position, score=self._score)
+        self._checkpoints.save(self.state, position)
         self._saved = self.step
         with together():
             self._recorder.copy()
+            if self._score is not None:  # it was looked at before
+                self._checkpoints.set_score(self.step, self._score)
+
+    def _keep(self, position: Any) -> None:
+        """Saves what is not yet saved, and waits until it is on disk."""
+        if self._saved != self.step:
+            self._save(position)
+        self._checkpoints.wait()
 
     def leave(self, signals: _Signals) -> int:
         """Saves after a signal, and says how to go on."""
-        if self._saved != self.step:
-            self._save(self._batches.position)
-        self._checkpoints.wait()
+        self._keep(self._batches.position)
         interrupted = signals.number == signal.SIGINT
         self._recorder.say(
             f"{self.stage.name}: {'Ctrl-C' if interrupted else 'SIGTERM'} after step {self.step} "
@@ -417,6 +443,7 @@ class _Trainer:
     def finish(self) -> None:
         """Writes the result: `model/`, the bundle for the next stage."""
         self._checkpoints.wait()
+        chosen = "" if self.run.result == "last" else f", {self._take_best()}"
         iterator = self._iterator()
         batches = (on_mesh(batch, self.run.mesh) for batch in iterator)
         try:
@@ -427,7 +454,16 @@ class _Trainer:
         path = self.run.out / "model"
         write_result(path, self.state, stage=self.stage, bundle=self.run.bundle, configs=configs)
         goodput = f"{self._clock.goodput():.0%} of the time in steps"
-        self._recorder.say(f"{self.stage.name}: done: {path} ({goodput})")
+        self._recorder.say(f"{self.stage.name}: done: {path} ({goodput}{chosen})")
+
+    def _take_best(self) -> str:
+        """Makes the best checkpoint's state the run's own, and tells which it is."""
+        name, best = self.stage.best[0], self._checkpoints.best_step()
+        if best is None:
+            return f"of the last step: no checkpoint has a finite {name}"
+        if best != self.step:
+            self.state, _ = self._checkpoints.restore(self.state, step=best)
+        return f"of step {best}, the best: {name} {self._checkpoints.scores[best]:.4g}"
 
 
 def _digests(sources: tuple[DataSource, ...]) -> dict[str, str]:

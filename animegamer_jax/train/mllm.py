@@ -56,7 +56,8 @@ class MLLMRecipe(Recipe):
             outside its vocabulary get an answer.
         starts: which histories are seen, see `Windows`.
         targets: "last": the turn that ends a window, which may be any turn of a game; "every":
-            all turns of a window at once (`train/branches.py`), which then ends with its game.
+            all turns of a window at once (`train/branches.py`), which then ends with its game, and
+            of which `starts` must be "game".
     """
 
     alpha: float = 1.0
@@ -84,8 +85,10 @@ RECIPES = {
         trained="all",
         targets="every",
     ),
-    # PAPER section 4.1; optimizer, warm-up and 16 sequences a process from the code base that it
-    # grew from. The number of processes is not published: eight.
+    # Steps and learning rate as they are reported of the paper's section 4.1; alpha, dropout and 1
+    # to 5 turns, uniformly, of the released files. Optimizer, warm-up, bfloat16 and 16 sequences a
+    # process of the code base that it grew from. The number of processes is not published: that it
+    # is eight is ours.
     "full": MLLMRecipe(
         steps=15_000,
         batch_size=128,
@@ -139,7 +142,11 @@ def forget_words(
 def swap_turns(
     history: Float[Array, "b k r"], key: Key[Array, ""], *, rate: float, count: int
 ) -> Float[Array, "b k r"]:
-    """A share `rate` of the turns, `count` rows each, becomes those of the sample before."""
+    """A share `rate` of the turns, `count` rows each, becomes those of the sample before.
+
+    Whether a turn is there in both games is not asked: the rows of an absent one are masked, and
+    one that is there may so get what E_a makes of an absent one's zeros.
+    """
     turns = rearrange(history, "b (w n) r -> b w n r", n=count)
     swapped = jax.random.bernoulli(key, rate, (*turns.shape[:2], 1, 1))
     turns = jnp.where(swapped, jnp.roll(turns, 1, axis=0), turns)
@@ -216,6 +223,16 @@ class MLLMStage(Stage[MLLMRecipe]):
         )
 
     def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
+        """Windows of turns.
+
+        Raises:
+            UserError: of the data, or every turn is a target in windows that start anywhere.
+        """
+        if self.recipe.targets == "every" and self.recipe.starts != "game":
+            raise UserError(
+                f"--starts {self.recipe.starts}: expected --starts game with --targets every, of "
+                "whose windows every turn has its whole history: leave one of the two out"
+            )
         windows = make_windows(self, self.tokenizer, starts=self.recipe.starts)
 
         def make(path: str) -> grain.MapDataset:
@@ -228,7 +245,7 @@ class MLLMStage(Stage[MLLMRecipe]):
             turns = features.turns(split)
             ends = window_ends(turns, self.protocol.window)
             return grain.MapDataset.source(ends).random_map(
-                lambda number, rng: windows.sample(windows.read(turns, number, rng)),
+                lambda number, rng: windows.sample(windows.read(turns, number, rng)[1]),
                 seed=windows.seed,
             )
 

@@ -83,6 +83,11 @@ def read_lines(path: Path, *, step: int | None = None) -> list[str]:
     return kept
 
 
+def is_clocked(name: str) -> bool:
+    """Whether a scalar of the records depends on the clock: it differs between two equal runs."""
+    return "second" in name or name in ("mfu", "goodput")
+
+
 def _short(value: float) -> str:
     return f"{value:.4g}"
 

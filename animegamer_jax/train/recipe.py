@@ -1,7 +1,9 @@
 """How a stage is trained: steps, batch, optimizer, number formats, what is kept."""
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from animegamer_jax.configs import Dtype, Remat
 
@@ -67,3 +69,10 @@ class Recipe:
     watch_batches: int = 2
     trained: Literal["recipe", "all"] = "recipe"
     result_dtype: Dtype = "float32"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FixedRecipe(Recipe):
+    """Of a stage that trains the same weights whatever is asked for: `trained` is no option."""
+
+    trained: Annotated[Literal["recipe", "all"], tyro.conf.Suppress] = "recipe"

@@ -123,6 +123,12 @@ def write_result(
                 collections.deque(itertools.chain(*gathered.values()), maxlen=0)
 
 
+def _stages(bundle: Bundle | None, name: str) -> tuple[str, ...] | None:
+    """Those of the bundle that it started from, and this one; None where they are not known."""
+    before = () if bundle is None else bundle.info.stages
+    return None if before is None else (*(stage for stage in before if stage != name), name)
+
+
 def _write(
     path: epath.Path,
     gathered: dict[NetworkName, _Leaves],
@@ -133,7 +139,10 @@ def _write(
     bundle: Bundle | None,
 ) -> None:
     dtype = stage.recipe.result_dtype
-    with BundleWriter(path, name=stage.name, protocol=stage.protocol, overwrite=True) as writer:
+    stages = _stages(bundle, stage.name)
+    with BundleWriter(
+        path, name=stage.name, protocol=stage.protocol, overwrite=True, stages=stages
+    ) as writer:
         for name in NETWORKS:
             if name in changed:
                 config = changed[name]

@@ -13,14 +13,19 @@ from flax import nnx
 from jaxtyping import Array, Key
 
 from animegamer_jax.bundle import Bundle, NetworkName
-from animegamer_jax.train import decoder
-from animegamer_jax.train.decoder import DecoderRecipe, DecoderStage
+from animegamer_jax.train.decoder import DECODER_OPTIMIZER, ConditionRecipe, DecoderStage
 from animegamer_jax.train.networks import load_or_make
-from animegamer_jax.train.recipe import OptimizerConfig
+from animegamer_jax.train.recipe import FixedRecipe, OptimizerConfig
 from animegamer_jax.train.stage import Networks, Watched
 
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WarmupRecipe(FixedRecipe, ConditionRecipe):
+    """What the warm-up needs to know beside."""
+
+
 RECIPES = {
-    "toy": DecoderRecipe(
+    "toy": WarmupRecipe(
         steps=300,
         batch_size=16,
         optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=50, decay="cosine"),
@@ -31,7 +36,17 @@ RECIPES = {
         text_dropout=0.0,
         image_dropout=0.0,
     ),
-    "full": dataclasses.replace(decoder.RECIPES["full"], steps=10_000),
+    # Steps as they are reported of the paper's section 4.1, the rest as in the joint stage.
+    "full": WarmupRecipe(
+        steps=10_000,
+        batch_size=16,
+        optimizer=DECODER_OPTIMIZER,
+        ema_decay=0.9999,
+        dtype="bfloat16",
+        remat="full",
+        save_every=1000,
+        watch_every=2000,
+    ),
 }
 
 
@@ -53,7 +68,7 @@ class WarmupStage(DecoderStage):
         }
 
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
-        """The encoder and the motion layer, whatever the recipe's `trained` says."""
+        """The encoder and the motion layer."""
         if network == "encoder":
             return super().is_trained(network, path, variable)
         return path[0] == "motion_embed"
