@@ -2,6 +2,7 @@ r"""Measures the way from films to training sets, on films of the toy world.
 
     python scripts/bench_films.py memory --minutes 30   # of cutting a long film; its motion levels
     python scripts/bench_films.py cutting               # a core's time for a film of 1080 rows
+    python scripts/bench_films.py flow                  # optical flow: working heights and presets
     python scripts/bench_films.py workers               # two Beam workers beside one, same records
     python scripts/bench_films.py reading               # features of the full size
 
@@ -9,7 +10,9 @@ Each makes what it needs in a temporary folder. Ratios are of one run; other wor
 changes them.
 """
 
+import functools
 import hashlib
+import itertools
 import os
 import resource
 import subprocess
@@ -19,11 +22,12 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import cv2
 import numpy as np
 from tyro.extras import SubcommandApp
 
 from animegamer_jax.configs import make_full
-from animegamer_jax.data.motion import motion_level
+from animegamer_jax.data.motion import dis_flow, motion_level, motion_value
 from animegamer_jax.data.pipeline import make_iterator
 from animegamer_jax.data.sets import (
     FeatureInfo,
@@ -34,6 +38,7 @@ from animegamer_jax.data.sets import (
     write_set,
 )
 from animegamer_jax.data.shots import ClipRow, open_shots
+from animegamer_jax.data.toydraw import render
 from animegamer_jax.data.toyfilms import (
     CrossFade,
     Cut,
@@ -43,7 +48,15 @@ from animegamer_jax.data.toyfilms import (
     make_film,
     write_film,
 )
-from animegamer_jax.data.toyscene import MOTION_EDGES
+from animegamer_jax.data.toyscene import (
+    CHARACTERS,
+    LEVELS,
+    MOTION_EDGES,
+    MOTIONS,
+    PLACES,
+    TIMES,
+    Scene,
+)
 from animegamer_jax.protocol import PAPER
 
 app = SubcommandApp()
@@ -160,6 +173,62 @@ def cutting(*, seconds: float = 40.0, size: tuple[int, int] = (1080, 1920), seed
             f"{report.seconds:.0f} s of {size[0]} x {size[1]}: {report.kept} clips, "
             f"{run.core_seconds:.0f} s of one core"
         )
+
+
+_PRESETS = {
+    "fast": cv2.DISOPTICAL_FLOW_PRESET_FAST,
+    "medium": cv2.DISOPTICAL_FLOW_PRESET_MEDIUM,
+}
+
+
+@app.command
+def flow(*, heights: tuple[int, ...] = (96, 144, 240, 480), pan: int = 60) -> None:
+    """Compare ways to estimate flow: time, levels that are right, and the share of a fast pan seen.
+
+    Args:
+        heights: Working heights.
+        pan: Pixels a frame at 480 x 720.
+    """
+    cv2.setNumThreads(1)
+    drawn = [
+        _drawn(m, level, seed) for seed, (m, level) in enumerate(itertools.product(MOTIONS, LEVELS))
+    ]
+    wide = np.random.default_rng(0).uniform(0, 255, (480, 720 + 4 * pan))
+    smooth = cv2.normalize(cv2.GaussianBlur(wide, (0, 0), 6), None, 0, 255, cv2.NORM_MINMAX)
+    views = [smooth[:, k * pan : k * pan + 720] for k in range(5)]
+    panned = np.repeat(np.stack(views)[..., None], 3, axis=-1).astype(np.uint8)
+    pairs = sum(len(frames) - 1 for _, frames in drawn)
+    for rows, (name, preset) in itertools.product(heights, _PRESETS.items()):
+        estimate = functools.partial(dis_flow, rows=rows, preset=preset)
+        began = time.process_time()
+        values = [motion_value(frames, estimate=estimate) for _, frames in drawn]
+        took = 1000 * (time.process_time() - began) / pairs
+        hits = sum(
+            motion_level(value, edges=MOTION_EDGES) == level
+            for value, (level, _) in zip(values, drawn, strict=True)
+        )
+        seen = motion_value(panned, estimate=estimate) / pan
+        print(
+            f"{rows} rows, {name}: {took:.1f} ms a pair, levels {hits} of {len(drawn)}, a pan of "
+            f"{pan} pixels measured as {seen:.2f} of it",
+            flush=True,
+        )
+
+
+def _drawn(motion: str, level: int, seed: int) -> tuple[int, np.ndarray]:
+    """A clip of full size, and its level."""
+    rng = np.random.default_rng(seed)
+    actor, partner = (str(name) for name in rng.choice(CHARACTERS, 2, replace=False))
+    scene = Scene(
+        character=actor,
+        motion=motion,
+        place=str(rng.choice(PLACES)),
+        time=str(rng.choice(TIMES)),
+        level=level,
+        partner=partner if motion == "talk" else None,
+        seed=seed,
+    )
+    return level, render(scene, height=480, width=720)
 
 
 def _digest(folder: Path) -> str:

@@ -356,7 +356,7 @@ def _report(
         damaged=survey.damaged,
         skipped=survey.skipped,
         content=source.content,
-        flow=getattr(flow, "__qualname__", type(flow).__qualname__),
+        flow=getattr(getattr(flow, "func", flow), "__qualname__", type(flow).__qualname__),
     )
 
 
