@@ -71,7 +71,7 @@ def test_what_the_runner_is_told():
         "--project=mine",
         "--region=europe-west4",
     ]
-    for name in ("DirectRunner", "directrunner"):
+    for name in ("DirectRunner", "directrunner", "Direct"):
         here = Machines(runner=name, workers=3).arguments()
         assert here[0].endswith(".FnApiRunner")
         assert here[1:] == ["--direct_running_mode=multi_processing", "--direct_num_workers=3"]

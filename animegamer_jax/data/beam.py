@@ -69,7 +69,7 @@ class Machines:
     @property
     def is_local(self) -> bool:
         """Whether the work is done on this machine."""
-        return self.runner.lower() == LOCAL.lower()
+        return self.runner.lower() in (LOCAL.lower(), "direct")  # as Beam reads it
 
     def arguments(self) -> list[str]:
         """As Beam's own command line takes them."""
