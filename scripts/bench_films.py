@@ -1,6 +1,8 @@
 r"""Measures the way from films to training sets, on films of the toy world.
 
-    python scripts/bench_films.py memory --minutes 30   # peak memory of cutting a long film
+    python scripts/bench_films.py memory --minutes 30   # of cutting a long film; its motion levels
+    python scripts/bench_films.py cutting               # a core's time for a film of 1080 rows
+    python scripts/bench_films.py flow                  # optical flow: working heights and presets
     python scripts/bench_films.py workers               # two Beam workers beside one, same records
     python scripts/bench_films.py reading               # features of the full size
 
@@ -8,7 +10,9 @@ Each makes what it needs in a temporary folder. Ratios are of one run; other wor
 changes them.
 """
 
+import functools
 import hashlib
+import itertools
 import os
 import resource
 import subprocess
@@ -16,11 +20,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
+import cv2
 import numpy as np
 from tyro.extras import SubcommandApp
 
 from animegamer_jax.configs import make_full
+from animegamer_jax.data.motion import dis_flow, motion_level, motion_value
 from animegamer_jax.data.pipeline import make_iterator
 from animegamer_jax.data.sets import (
     FeatureInfo,
@@ -30,14 +37,25 @@ from animegamer_jax.data.sets import (
     open_features,
     write_set,
 )
-from animegamer_jax.data.shots import open_shots
+from animegamer_jax.data.shots import ClipRow, open_shots
+from animegamer_jax.data.toydraw import render
 from animegamer_jax.data.toyfilms import (
     CrossFade,
     Cut,
     FadeThroughBlack,
+    Film,
     FilmStyle,
     make_film,
     write_film,
+)
+from animegamer_jax.data.toyscene import (
+    CHARACTERS,
+    LEVELS,
+    MOTION_EDGES,
+    MOTIONS,
+    PLACES,
+    TIMES,
+    Scene,
 )
 from animegamer_jax.protocol import PAPER
 
@@ -47,15 +65,40 @@ _TRANSITIONS = (Cut(), Cut(), Cut(), CrossFade(12), FadeThroughBlack(12))
 _SHOT_SECONDS = 4.0  # on the average
 
 
-def _cut(films: Path, out: Path, *options: str) -> float:
-    """Runs the command; wall-clock seconds."""
-    command = [sys.executable, "-m", "animegamer_jax.cli", "data", "films", str(films)]
-    began = time.perf_counter()
-    subprocess.run([*command, "--out", str(out), *options], check=True)
-    return time.perf_counter() - began
+# A process's own peak: what `getrusage` tells of children starts from their parent's.
+_COMMAND = """
+import pathlib, sys
+from animegamer_jax.cli import main
+status = main(sys.argv[2:])
+pathlib.Path(sys.argv[1]).write_text(pathlib.Path("/proc/self/status").read_text())
+raise SystemExit(status)
+"""
 
 
-def _write(path: Path, seed: int, *, minutes: float, size: tuple[int, int]) -> None:
+class Run(NamedTuple):
+    """What a run took: wall-clock seconds, seconds of a core, the command's peak memory in MB."""
+
+    seconds: float
+    core_seconds: float
+    peak: float
+
+
+def cut(films: Path, out: Path, *options: str) -> Run:
+    """Runs `animegamer data films` in a process of its own (Linux)."""
+    with tempfile.TemporaryDirectory() as place:
+        status = Path(place) / "status"
+        command = [sys.executable, "-c", _COMMAND, str(status), "data", "films", str(films)]
+        began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([*command, "--out", str(out), *options], check=True)
+        seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+        told = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    core = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Run(seconds, core, int(told["VmHWM"].split()[0]) / 1024)
+
+
+def _write(
+    path: Path, seed: int, *, minutes: float, size: tuple[int, int], style: FilmStyle = _STYLE
+) -> Film:
     shots = max(1, round(60 * minutes / _SHOT_SECONDS))
     film = make_film(
         seed,
@@ -63,14 +106,30 @@ def _write(path: Path, seed: int, *, minutes: float, size: tuple[int, int]) -> N
         height=size[0],
         width=size[1],
         transitions=_TRANSITIONS,
-        style=_STYLE,
+        style=style,
     )
     write_film(path, film)
+    return film
+
+
+def _level_hits(rows: list[ClipRow], film: Film) -> tuple[int, int]:
+    """Kept clips whose level is the truth's, of those whose truth is known: no move of the camera.
+
+    A clip belongs to the shot of its middle.
+    """
+    hits = known = 0
+    for row in rows:
+        middle = (row.start + row.end) / 2 * film.style.fps
+        shot = next(shot for shot in film.shots if middle < shot.end)
+        if row.dropped is None and shot.pan is None:
+            known += 1
+            hits += motion_level(row.motion_value, edges=MOTION_EDGES) == shot.scene.level
+    return hits, known
 
 
 @app.command
 def memory(*, minutes: float = 30.0, size: tuple[int, int] = (192, 288), seed: int = 51) -> None:
-    """Cut one long film, and tell the peak memory of the process that did it.
+    """Cut one long film; tell the peak memory of the process that did it, and the levels' hits.
 
     Args:
         minutes: Of the film.
@@ -80,16 +139,96 @@ def memory(*, minutes: float = 30.0, size: tuple[int, int] = (192, 288), seed: i
     with tempfile.TemporaryDirectory() as place:
         films, out = Path(place) / "films", Path(place) / "shots"
         films.mkdir()
-        _write(films / "film.mp4", seed, minutes=minutes, size=size)
-        seconds = _cut(films, out)
-        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+        truth = _write(films / "film.mp4", seed, minutes=minutes, size=size)
+        run = cut(films, out)
+        folder = open_shots(out)
+        (film,) = folder.films()
+        report = folder.report(film)
+        hits, known = _level_hits(folder.rows(film), truth)
+        print(
+            f"{report.seconds / 60:.1f} minutes of {size[0]} x {size[1]}: {report.kept} clips in "
+            f"{run.seconds:.0f} s, peak {run.peak:.0f} MB; motion levels {hits} of {known}"
+        )
+
+
+@app.command
+def cutting(*, seconds: float = 40.0, size: tuple[int, int] = (1080, 1920), seed: int = 52) -> None:
+    """Cut one film of full size, and tell what that takes of one core, the start included.
+
+    Args:
+        seconds: Of the film, about.
+        size: Rows and columns of the film; clips have the default size.
+        seed: Of the film.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        films, out = Path(place) / "films", Path(place) / "shots"
+        films.mkdir()
+        still = FilmStyle(fps=24, hold=3)  # drawings wide enough to pan over are huge
+        _write(films / "film.mp4", seed, minutes=seconds / 60, size=size, style=still)
+        run = cut(films, out)
         folder = open_shots(out)
         (film,) = folder.films()
         report = folder.report(film)
         print(
-            f"{report.seconds / 60:.1f} minutes of {size[0]} x {size[1]}: {report.kept} clips in "
-            f"{seconds:.0f} s, peak {peak:.0f} MB"
+            f"{report.seconds:.0f} s of {size[0]} x {size[1]}: {report.kept} clips, "
+            f"{run.core_seconds:.0f} s of one core"
         )
+
+
+_PRESETS = {
+    "fast": cv2.DISOPTICAL_FLOW_PRESET_FAST,
+    "medium": cv2.DISOPTICAL_FLOW_PRESET_MEDIUM,
+}
+
+
+@app.command
+def flow(*, heights: tuple[int, ...] = (96, 144, 240, 480), pan: int = 60) -> None:
+    """Compare ways to estimate flow: time, levels that are right, and the share of a fast pan seen.
+
+    Args:
+        heights: Working heights.
+        pan: Pixels a frame at 480 x 720.
+    """
+    cv2.setNumThreads(1)
+    drawn = [
+        _drawn(m, level, seed) for seed, (m, level) in enumerate(itertools.product(MOTIONS, LEVELS))
+    ]
+    wide = np.random.default_rng(0).uniform(0, 255, (480, 720 + 4 * pan))
+    smooth = cv2.normalize(cv2.GaussianBlur(wide, (0, 0), 6), None, 0, 255, cv2.NORM_MINMAX)
+    views = [smooth[:, k * pan : k * pan + 720] for k in range(5)]
+    panned = np.repeat(np.stack(views)[..., None], 3, axis=-1).astype(np.uint8)
+    pairs = sum(len(frames) - 1 for _, frames in drawn)
+    for rows, (name, preset) in itertools.product(heights, _PRESETS.items()):
+        estimate = functools.partial(dis_flow, rows=rows, preset=preset)
+        began = time.process_time()
+        values = [motion_value(frames, estimate=estimate) for _, frames in drawn]
+        took = 1000 * (time.process_time() - began) / pairs
+        hits = sum(
+            motion_level(value, edges=MOTION_EDGES) == level
+            for value, (level, _) in zip(values, drawn, strict=True)
+        )
+        seen = motion_value(panned, estimate=estimate) / pan
+        print(
+            f"{rows} rows, {name}: {took:.1f} ms a pair, levels {hits} of {len(drawn)}, a pan of "
+            f"{pan} pixels measured as {seen:.2f} of it",
+            flush=True,
+        )
+
+
+def _drawn(motion: str, level: int, seed: int) -> tuple[int, np.ndarray]:
+    """A clip of full size, and its level."""
+    rng = np.random.default_rng(seed)
+    actor, partner = (str(name) for name in rng.choice(CHARACTERS, 2, replace=False))
+    scene = Scene(
+        character=actor,
+        motion=motion,
+        place=str(rng.choice(PLACES)),
+        time=str(rng.choice(TIMES)),
+        level=level,
+        partner=partner if motion == "talk" else None,
+        seed=seed,
+    )
+    return level, render(scene, height=480, width=720)
 
 
 def _digest(folder: Path) -> str:
@@ -117,7 +256,7 @@ def workers(*, films: int = 4, minutes: float = 1.5, size: tuple[int, int] = (24
         taken, digests = [], []
         for count in (1, 2):
             out = Path(place) / f"shots-{count}"
-            taken.append(_cut(source, out, "--workers", str(count)))
+            taken.append(cut(source, out, "--workers", str(count)).seconds)
             digests.append(_digest(out))
         print(
             f"{films} films of {minutes:g} minutes: one worker {taken[0]:.0f} s, two "

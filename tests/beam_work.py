@@ -1,6 +1,8 @@
 """What Beam's workers are given to do in `test_beam.py`: they import it."""
 
 import os
+import signal
+import time
 from pathlib import Path
 
 from animegamer_jax.data import beam
@@ -16,6 +18,23 @@ def note(number: int, *, folder: Path) -> str:
 
 def refuse(number: int) -> None:
     raise UserError(f"film {number}: expected a film [of any kind], found none: check it")
+
+
+def wait(number: int, *, folder: Path) -> None:
+    """Notes its process, and waits for longer than a test may take."""
+    (folder / str(os.getpid())).touch()
+    time.sleep(600)
+
+
+def die(number: int, *, folder: Path) -> None:
+    """The first one that two processes have begun with ends its own; others wait."""
+    try:
+        (folder / "first").touch(exist_ok=False)
+    except FileExistsError:
+        wait(number, folder=folder)
+    while len(list(folder.iterdir())) < 2:
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def fail(number: int) -> None:

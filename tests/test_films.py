@@ -325,6 +325,82 @@ def test_a_folder_that_cannot_be_written_is_not_the_film_s_fault(tmp_path, folde
     assert folder.failed() == []
 
 
+@pytest.mark.parametrize("error", [MemoryError("no room"), ValueError("no\nroom"), cv2.error("no")])
+def test_what_goes_wrong_inside_is_the_film_s_fault(tmp_path, folder, error):
+    path = write_frames(tmp_path / "film.mp4", moving(60, speed=3))
+
+    def failing(frames: np.ndarray) -> np.ndarray:
+        raise error
+
+    aside = process_film(path, folder, estimate=failing)
+    assert isinstance(aside, SetAside)
+    assert f"film.mp4: cannot be decoded ({type(error).__name__}: no" in aside.reason
+    assert "\n" not in aside.reason
+    assert folder.films() == []
+    assert cut(path, folder, estimate=even_flow).kept == 1
+    assert folder.failed() == []
+
+
+def test_a_film_that_is_mended_is_no_longer_set_aside(tmp_path, folder):
+    path = write_frames(tmp_path / "film.mp4", moving(60, speed=3))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    aside = process_film(path, folder)
+    assert folder.failed() == [aside]
+    path.write_bytes(whole)
+    cut(path, folder, estimate=even_flow)
+    assert folder.failed() == []
+
+
+def test_names_may_be_any_bytes(tmp_path, folder):
+    path = tmp_path / os.fsdecode(b"M\xf6we\n1.mp4")
+    path.write_bytes(b"no film" * 500)
+    aside = process_film(path, folder)
+    assert isinstance(aside, SetAside)
+    assert aside.name == r"M\udcf6we\n1.mp4"
+    assert f"{tmp_path}/{aside.name}: expected a film, found: Invalid" in aside.reason
+    write_frames(tmp_path / "film.mp4", moving(60, speed=3)).rename(path)
+    report = cut(path, folder, estimate=even_flow)
+    assert report.name == aside.name
+    assert report.film.startswith("mwe-1-")
+    assert folder.failed() == []
+
+
+def test_another_film_of_the_same_id_is_refused(tmp_path, folder):
+    path = write_frames(tmp_path / "film.mp4", moving(60, speed=3))
+    report = cut(path, folder, estimate=even_flow)
+    file = Path(folder.path) / report.film / "film.json"
+    text = file.read_text()
+    assert text.count(report.content) == 1
+    file.write_text(text.replace(report.content, report.content[:8] + "0" * 56))
+    aside = process_film(path, folder)
+    assert isinstance(aside, SetAside)
+    assert f"its id {report.film} is that of another film" in aside.reason
+    assert folder.films() == [report.film]
+
+
+def test_damaged_places_are_counted(tmp_path, folder):
+    frames = [np.roll(texture(48, 72, seed=k), k, axis=0) for k in range(80)]
+    path = write_frames(tmp_path / "film.mp4", frames)
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 400] = bytes(400)
+    path.write_bytes(data)
+    report = cut(path, folder, estimate=even_flow)
+    assert report.damaged + report.skipped > 0
+    assert report.flow == "even_flow"
+
+
+def test_progress_is_told_in_seconds(tmp_path, folder):
+    path = write_frames(tmp_path / "film [1].mp4", moving(24 * 5, speed=3))
+    told = []
+    cut(path, folder, estimate=even_flow, on_progress=lambda *now: told.append(now))
+    assert told == [
+        *(("film [1].mp4, cuts", second, 5) for second in range(5)),
+        *(("film [1].mp4, clips", second, 5) for second in (2, 4)),
+    ]
+
+
 def test_an_interrupted_film_is_cut_again_in_whole(tmp_path, folder):
     path = write_frames(tmp_path / "film.mp4", moving(120, speed=3))
     calls = []

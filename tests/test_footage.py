@@ -11,7 +11,7 @@ from av.video.reformatter import Colorspace
 from real_films import big_buck_bunny as big_buck_bunny
 from tiny_films import moving, texture, write_frames, write_sound
 
-from animegamer_jax.data.footage import FilmError, FilmFrame, open_film
+from animegamer_jax.data.footage import FilmError, FilmFrame, open_film, printable
 
 
 def read(path: Path, *, threads: int = 1) -> list[FilmFrame]:
@@ -116,6 +116,40 @@ def test_damaged_places_are_left_out(tmp_path):
     assert len(times) > 40
     assert times[-1] == pytest.approx(59 / 24, abs=1e-3)
     assert all(before < after for before, after in itertools.pairwise(times))
+
+
+@pytest.mark.parametrize("starts", [(0, 0), (0, 9000, 0), (9000, 0)])
+def test_joined_streams_are_read_to_the_end(tmp_path, starts):
+    """The clock jumps back, and by hours; at a place or at one frame, it is the same."""
+    data = b""
+    for start in starts:
+        times = [start + k / 25 for k in range(50)]
+        data += write_frames(tmp_path / "part.ts", moving(50), times=times).read_bytes()
+    (tmp_path / "film.ts").write_bytes(data)
+    with open_film(tmp_path / "film.ts") as footage:
+        found = [frame.time for frame in footage.frames()]
+        assert footage.announced is None
+        assert footage.skipped == 0
+    assert len(found) == 50 * len(starts)
+    np.testing.assert_allclose(found, np.arange(len(found)) / 25, atol=0.05)
+
+
+def test_frames_out_of_order_are_left_out_and_counted(tmp_path):
+    parts = ([k / 25 for k in range(50)], [1.5 + k / 25 for k in range(50)])  # half a second back
+    data = b"".join(
+        write_frames(tmp_path / "part.ts", moving(50), times=times).read_bytes() for times in parts
+    )
+    (tmp_path / "film.ts").write_bytes(data)
+    with open_film(tmp_path / "film.ts") as footage:
+        found = [frame.time for frame in footage.frames()]
+        assert footage.skipped == pytest.approx(12, abs=1)
+    assert found[-1] == pytest.approx(1.5 + 49 / 25, abs=0.05)
+
+
+def test_names_are_told_in_a_line_of_letters():
+    assert printable("Möwe 猫\u3000[01].mp4") == "Möwe 猫\u3000[01].mp4"
+    assert printable("a\nb\udcf6\x1b\u2028") == r"a\nb\udcf6\x1b\u2028"
+    assert str(FilmError("a\nb: no film")) == r"a\nb: no film"
 
 
 @pytest.mark.parametrize("cover", [False, True])

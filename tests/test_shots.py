@@ -20,7 +20,7 @@ from animegamer_jax.data.shots import (
     ShotsFolder,
     film_id,
     open_shots,
-    unread_id,
+    path_id,
 )
 from animegamer_jax.errors import UserError
 from animegamer_jax.media import decode_mp4, encode_mp4
@@ -130,6 +130,28 @@ def test_what_a_killed_process_left_is_removed_but_not_another_s_work(folder):
     assert [part.exists() for part in parts] == [False, True]
 
 
+def test_a_folder_is_tidied_of_old_halves_only(folder):
+    write(folder)
+    before = names(folder)
+    parts = [folder.path / n for n in ("shots.json.part-a", f"{FILM}/clips.zip.part-b", "x.part-c")]
+    for part in parts:
+        part.write_text("half")
+    for part in parts[:2]:
+        os.utime(part, (0, 0))
+    folder.tidy()
+    assert names(folder) == sorted([*before, "x.part-c"])
+
+
+def test_reports_of_earlier_versions_are_read(folder):
+    write(folder)
+    path = folder.path / FILM / "film.json"
+    value = json.loads(path.read_text())
+    for name in ("damaged", "skipped", "content", "flow"):
+        del value[name]
+    path.write_text(json.dumps(value))
+    assert folder.report(FILM) == REPORT
+
+
 def test_two_processes_may_write_the_same_film(folder):
     with folder.writing(FILM) as slow:
         slow.keep(ROW, CLIP)
@@ -177,7 +199,8 @@ def test_ids_are_safe_and_of_the_content(tmp_path):
     assert made("big.mp4", bytes(big[:-1])) != before
     with pytest.raises(UserError, match=r"nothing\.mp4: cannot be read: No such file"):
         film_id(tmp_path / "nothing.mp4")
-    assert unread_id("/a/x.mp4") != unread_id("/b/x.mp4")
+    assert path_id("/a/x.mp4") != path_id("/b/x.mp4")
+    assert path_id("/a/x\udcf6.mp4") != path_id("/a/x.mp4")
 
 
 @pytest.mark.parametrize("film", ["../../x-01234567", "x", "", "/x-01234567", "X-01234567"])

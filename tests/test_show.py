@@ -13,7 +13,7 @@ from animegamer_jax.cli import main
 from animegamer_jax.data.filmgames import GamesSettings
 from animegamer_jax.data.games import write_film_games
 from animegamer_jax.data.shots import SetAside
-from animegamer_jax.data.show import make_page
+from animegamer_jax.data.show import default_page, make_page
 from animegamer_jax.errors import UserError
 
 EVIL = '<img src=x onerror="document.title=1">'
@@ -150,3 +150,21 @@ def test_what_is_no_set(tmp_path, shots):
 def test_an_empty_folder(tmp_path):
     folder = make_shots(tmp_path / "shots", [])
     assert "Shots of 0 films" in make_page(folder.path)
+
+
+def test_where_the_page_goes(tmp_path, shots, monkeypatch, capsys):
+    monkeypatch.chdir(shots.path)
+    assert default_page(".") == shots.path.parent / "shots.html"
+    assert default_page(f"{shots.path}/") == shots.path.parent / "shots.html"
+    monkeypatch.chdir(tmp_path)
+    assert default_page("gs://bucket/some/shots/") == tmp_path / "shots.html"
+    (tmp_path / "file").write_text("")
+    for out, reason in (
+        (tmp_path / "nothing" / "x.html", "No such file or directory"),
+        (tmp_path / "file" / "x.html", "Not a directory"),
+        (tmp_path, "Is a directory"),
+    ):
+        assert main(["data", "show", str(shots.path), "--out", str(out), "--clips", "0"]) == 2
+        told = capsys.readouterr().err
+        assert f"{out}: cannot be written: {reason}: choose another file by --out\n" in told
+        assert told.count("\n") == 1

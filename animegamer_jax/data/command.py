@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from animegamer_jax.errors import UserError
 
 _LINE_EVERY = 20.0  # seconds between lines where there is no terminal
+_MOST_BARS = 8
 
 
 def toyworld(
@@ -119,12 +120,15 @@ def show_progress(unit: str) -> Iterator[Callable[[str, int, int], None]]:
     """Tells how far each split is: a bar on a terminal, else a line now and then."""
     console = Console(stderr=True)
     if console.is_terminal:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        name = TextColumn("{task.description}", markup=False)  # films have brackets in their names
+        columns = (name, BarColumn(), MofNCompleteColumn())
         with Progress(*columns, TextColumn(unit), TimeRemainingColumn(), console=console) as bar:
             tasks = {}
 
             def draw(split: str, done: int, total: int) -> None:
                 if split not in tasks:
+                    if len(tasks) == _MOST_BARS:  # the first stays
+                        bar.remove_task(tasks.pop(list(tasks)[1]))
                     tasks[split] = bar.add_task(split, total=total)
                 bar.update(tasks[split], completed=done)
 

@@ -1,8 +1,9 @@
 """`animegamer data films`, `annotate`, `games` and `show`: from films to a games set."""
 
 import functools
+import os
+import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -11,7 +12,7 @@ from animegamer_jax.data import beam
 from animegamer_jax.data.command import show_progress
 from animegamer_jax.data.endpoint import AskSettings
 from animegamer_jax.data.filmgames import GamesSettings
-from animegamer_jax.data.shots import FilmSettings, ShotsFolder, open_shots
+from animegamer_jax.data.shots import FilmSettings, ShotsFolder, open_shots, path_id
 from animegamer_jax.errors import UserError
 
 Unprefixed = tyro.conf.arg(name="")
@@ -28,7 +29,8 @@ def films(
 ) -> int:
     """Cut films into two-second clips, and measure how they move.
 
-    The same command goes on after a stop: a finished film is not cut again.
+    The same command goes on after a stop: a finished film is not cut again. The status is 2 if
+    none of the films can be used.
 
     Args:
         paths: Films, folders of films, or patterns; here or in a bucket.
@@ -37,36 +39,47 @@ def films(
         threads: Of the decoder, in each worker.
         machines: Where the work is done.
     """
-    from animegamer_jax.data.films import list_films
+    from animegamer_jax.data.films import count_done, list_films
 
-    found = [str(path) for path in list_films(paths)]
+    found = list_films(paths)
     folder = open_shots(out, settings)
+    folder.tidy()
     cut = functools.partial(_cut, folder=folder, threads=threads)
-    with show_progress("films") as tell:
+    with show_progress("films and seconds") as tell:
         beam.for_each(
-            found,
+            [os.fsencode(path) for path in found],  # a name may be no text
             cut,
             machines=machines,
             label="cut",
-            done=lambda: len(folder.films()) + len(folder.failed()),
+            done=lambda: count_done(found, folder),
             on_progress=tell,
         )
     reports = [folder.report(film) for film in folder.films()]
     failed = folder.failed()
     dropped = sum(sum(report.dropped.values()) for report in reports)
-    print(
+    damaged = sum(report.damaged for report in reports)
+    skipped = sum(report.skipped for report in reports)
+    _say(
         f"{out}: {len(reports)} films, {sum(report.kept for report in reports)} clips kept, "
         f"{dropped} dropped; {len(failed)} films set aside"
+        + (f"; {damaged} damaged places, {skipped} frames left out" * bool(damaged or skipped))
     )
     for film in failed:
-        print(f"  {film.name}: {film.reason}")
-    return 0
+        _say(f"  {film.reason}")
+    none_used = {path_id(path) for path in found} <= {film.film for film in failed}
+    return 2 if none_used else 0
 
 
-def _cut(path: str, *, folder: ShotsFolder, threads: int) -> None:
+def _cut(path: bytes, *, folder: ShotsFolder, threads: int) -> None:
     from animegamer_jax.data.films import process_film
 
-    process_film(path, folder, threads=threads)
+    process_film(os.fsdecode(path), folder, threads=threads, on_progress=beam.tell)
+
+
+def _say(text: str) -> None:
+    """Prints what a terminal of any encoding takes: names of files are any letters."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def annotate(
@@ -196,18 +209,18 @@ def games(
 
 
 def show(
-    data: Annotated[str, tyro.conf.Positional], *, out: Path | None = None, clips: int = 48
+    data: Annotated[str, tyro.conf.Positional], *, out: str | None = None, clips: int = 48
 ) -> int:
     """Write an HTML page that shows what is in a shots folder or a games set.
 
     Args:
         data: The shots folder or the games set.
-        out: The page. Default: the folder's name with .html, beside it.
+        out: The page. Default: the folder's name with .html, beside it; of a bucket, here.
         clips: How many to show, evenly spread.
     """
-    from animegamer_jax.data.show import write_page
+    from animegamer_jax.data.show import default_page, write_page
 
-    page = Path(data.rstrip("/") + ".html") if out is None else out
+    page = default_page(data) if out is None else out
     write_page(data, page, clips=clips)
-    print(f"{page}: written")
+    _say(f"{os.fspath(page)}: written")
     return 0

@@ -6,9 +6,11 @@ arguments: any number of processes may each take another film of one folder.
 
 import collections
 import contextlib
+import dataclasses
+import math
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import cv2
@@ -17,7 +19,7 @@ from etils import epath
 from jaxtyping import UInt8
 
 from animegamer_jax.data.clipfilters import Repetitions, brightness, clip_look, is_credits
-from animegamer_jax.data.footage import FilmError, Footage, open_film
+from animegamer_jax.data.footage import FilmError, Footage, open_film, printable
 from animegamer_jax.data.letterbox import fitted
 from animegamer_jax.data.motion import ClipMotion, FlowEstimator, clip_motion, dis_flow
 from animegamer_jax.data.shots import (
@@ -27,8 +29,9 @@ from animegamer_jax.data.shots import (
     FilmSettings,
     SetAside,
     ShotsFolder,
+    film_content,
     film_id,
-    unread_id,
+    path_id,
 )
 from animegamer_jax.data.survey import Candidate, Plan, Survey, plan_clips, survey_film
 from animegamer_jax.errors import UserError
@@ -36,12 +39,14 @@ from animegamer_jax.media import encode_mp4
 from animegamer_jax.storage import absolute, telling
 
 Clip = UInt8[np.ndarray, "f h w 3"]
+Progress = Callable[[str, int, int], None]
 
 SUFFIXES = (".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ogv")
 SUFFIXES += (".ts", ".webm", ".wmv")
 _PICTURE_ROWS = 160  # of a dropped clip's picture
 _PICTURE_QUALITY = 80
 _BLOCK = 2**24  # bytes that are copied at a time
+_REASON = 160  # letters of a decoder's message
 
 
 def list_films(paths: Sequence[str]) -> list[epath.Path]:
@@ -61,7 +66,8 @@ def list_films(paths: Sequence[str]) -> list[epath.Path]:
             films = _films_at(path)
         if not films:
             what = f"no film ({' '.join(SUFFIXES)}) in it" if path.is_dir() else "nothing there"
-            raise UserError(f"{path}: expected films, found {what}: check the path")
+            told = printable(str(path))
+            raise UserError(f"{told}: expected films, found {what}: check the path")
         found |= {str(film): film for film in films}
     if not found:
         raise UserError("films: expected the path of a film or a folder, found none: name one")
@@ -87,12 +93,22 @@ def _is_film(path: epath.Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 
+def count_done(paths: Sequence[epath.PathLike], folder: ShotsFolder) -> int:
+    """How many of these films are finished or set aside, by their names alone."""
+    ids = [path_id(path) for path in paths]
+    digits = -len("-01234567")
+    wanted = collections.Counter(film[:digits] for film in ids)
+    finished = collections.Counter(film[:digits] for film in folder.films())
+    return (wanted & finished).total() + len({aside.film for aside in folder.failed()} & {*ids})
+
+
 def process_film(
     path: epath.PathLike,
     folder: ShotsFolder,
     *,
     threads: int = 1,
     estimate: FlowEstimator = dis_flow,
+    on_progress: Progress = lambda what, done, total: None,
 ) -> FilmReport | SetAside:
     """Cuts one film into clips and writes them; a film that is finished already is only read.
 
@@ -104,6 +120,7 @@ def process_film(
         folder: with the settings.
         threads: of the decoder; in several processes, 1.
         estimate: optical flow.
+        on_progress: called with a word on the work, its seconds of film so far, and in all.
 
     Returns:
         The film's report; or why it cannot be used, which is noted in the folder as well.
@@ -113,20 +130,42 @@ def process_film(
     """
     cv2.setNumThreads(1)
     path = absolute(path)
-    film = unread_id(path)
     try:
         with _of_film():
-            readable = film_id(path)
-        folder.forget(film)
-        film = readable
+            content = film_content(path)
+        film = film_id(path, content=content)
+        for note in (path_id(path), film):  # older versions noted the film's id
+            folder.forget(note)
         if folder.is_finished(film):
-            return folder.report(film)
+            return _same(folder.report(film), content=content, path=path)
         with _local(path) as local:
-            return _process(local, folder, film=film, path=path, threads=threads, flow=estimate)
+            source = _Source(film=film, content=content, path=path, local=local, threads=threads)
+            return _process(source, folder, flow=estimate, on_progress=on_progress)
     except FilmError as error:
-        aside = SetAside(film=film, name=path.name, reason=str(error))
+        aside = SetAside(film=path_id(path), name=printable(path.name), reason=str(error))
         folder.set_aside(aside)
         return aside
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Source:
+    """A film to cut: its id and content, what it is called, the file that is read, and how."""
+
+    film: str
+    content: str
+    path: epath.Path
+    local: Path
+    threads: int
+
+
+def _same(report: FilmReport, *, content: str, path: epath.Path) -> FilmReport:
+    """The report of a finished film, if it is this one's: an id has 32 bits of the content."""
+    if report.content not in ("", content):
+        raise FilmError(
+            f"{path}: its id {report.film} is that of another film that was cut before, "
+            f"{report.name}: give it another name, in Latin letters or digits"
+        )
+    return report
 
 
 @contextlib.contextmanager
@@ -136,6 +175,21 @@ def _of_film() -> Iterator[None]:
         yield
     except UserError as error:
         raise FilmError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _decoding(path: epath.Path) -> Iterator[None]:
+    """What a decoder or a filter raises here is the film's fault, whatever it is."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), "")[:_REASON]
+        kind = type(error).__name__
+        raise FilmError(
+            f"{path}: cannot be decoded ({kind}: {reason}): copy it again, or convert it"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -158,21 +212,53 @@ def _local(path: epath.Path) -> Iterator[Path]:
 
 
 def _process(
-    local: Path,
-    folder: ShotsFolder,
-    *,
-    film: str,
-    path: epath.Path,
-    threads: int,
-    flow: FlowEstimator,
+    source: _Source, folder: ShotsFolder, *, flow: FlowEstimator, on_progress: Progress
 ) -> FilmReport:
-    settings, name = folder.settings, str(path)
-    survey = survey_film(local, settings, name=name, threads=threads)
-    plan = plan_clips(survey, settings)
+    name = printable(source.path.name)
+    with _decoding(source.path):
+        survey = survey_film(
+            source.local,
+            folder.settings,
+            name=str(source.path),
+            threads=source.threads,
+            on_progress=_in_seconds(f"{name}, cuts", on_progress),
+        )
+        plan = plan_clips(survey, folder.settings)
+    tell = _in_seconds(f"{name}, clips", on_progress)
+    with folder.writing(source.film) as writer:
+        for row, data in _clips(source, plan, survey, folder.settings, flow=flow):
+            if row.dropped is None:
+                writer.keep(row, data)
+            else:
+                writer.drop(row, data)
+            tell(row.end, survey.seconds)
+        report = _report(source, survey=survey, plan=plan, rows=writer.rows, flow=flow)
+        writer.finish(report)
+    return report
+
+
+def _in_seconds(what: str, on_progress: Progress) -> Callable[[float, float], None]:
+    """Tells each second once, never that all are done: what comes next tells that."""
+    last = -1
+
+    def tell(seconds: float, total: float) -> None:
+        nonlocal last
+        whole = math.ceil(total)
+        if int(seconds) > last and seconds < whole:
+            last = int(seconds)
+            on_progress(what, last, whole)
+
+    return tell
+
+
+def _clips(
+    source: _Source, plan: Plan, survey: Survey, settings: FilmSettings, *, flow: FlowEstimator
+) -> Iterator[tuple[ClipRow, bytes]]:
+    """The row of each candidate, with its MP4, or a picture where it is dropped."""
     repetitions = Repetitions(difference=settings.duplicate_difference)
     with (
-        folder.writing(film) as writer,
-        open_film(local, name=name, threads=threads) as footage,
+        _decoding(source.path),
+        open_film(source.local, name=str(source.path), threads=source.threads) as footage,
     ):
         clips = _cut(footage, plan, survey, settings)
         for number, (candidate, frames) in enumerate(clips):
@@ -183,12 +269,9 @@ def _process(
             row = _row(number, candidate, motion=motion, dropped=reason)
             if reason is None:
                 repetitions.keep(look)
-                writer.keep(row, encode_mp4(frames, fps=settings.fps))
+                yield row, encode_mp4(frames, fps=settings.fps)
             else:
-                writer.drop(row, _picture(frames[0]))
-        report = _report(film, path.name, survey=survey, plan=plan, rows=writer.rows)
-        writer.finish(report)
-    return report
+                yield row, _picture(frames[0])
 
 
 def _cut(
@@ -253,12 +336,12 @@ def _row(
 
 
 def _report(
-    film: str, name: str, *, survey: Survey, plan: Plan, rows: Sequence[ClipRow]
+    source: _Source, *, survey: Survey, plan: Plan, rows: Sequence[ClipRow], flow: FlowEstimator
 ) -> FilmReport:
     reasons = collections.Counter(row.dropped for row in rows)
     return FilmReport(
-        film=film,
-        name=name,
+        film=source.film,
+        name=printable(source.path.name),
         seconds=round(survey.seconds, 4),
         missing=round(survey.missing, 4),
         fps=round(survey.fps, 4),
@@ -270,6 +353,10 @@ def _report(
         short_scenes=plan.short_scenes,
         kept=reasons.pop(None, 0),
         dropped={str(reason): count for reason, count in sorted(reasons.items())},
+        damaged=survey.damaged,
+        skipped=survey.skipped,
+        content=source.content,
+        flow=getattr(getattr(flow, "func", flow), "__qualname__", type(flow).__qualname__),
     )
 
 

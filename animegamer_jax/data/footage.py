@@ -1,13 +1,15 @@
 """Reading a film as a stream of frames with their times, whatever its container and codec.
 
 Frames come one by one, as the decoder keeps them; pixels are made where they are asked for. A
-damaged place is left out: what lies behind it is read, as far as the decoder finds its way.
+damaged place is left out: what lies behind it is read, as far as the decoder finds its way. Where
+the film's clock jumps, as in streams that were joined, its time goes on.
 """
 
 import contextlib
 import dataclasses
 import itertools
 import os
+import unicodedata
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -26,10 +28,25 @@ from animegamer_jax.errors import UserError
 _HD_ROWS = 720  # a film that does not say so has BT.709 colours from here on, BT.601 below
 _MEND = "copy it again, or convert it to H.264 in MP4"
 _UNSPECIFIED = 2  # libav's number of a colour space that is not told
+_BACK, _AHEAD = 1.0, 3600.0  # seconds by which a clock that goes on may jump
+
+
+def printable(text: str) -> str:
+    """A name in one line that can be written anywhere: names of files are any bytes."""
+    return "".join(map(_shown, text))
+
+
+def _shown(character: str) -> str:
+    if character.isprintable() or unicodedata.category(character) == "Zs":  # wide spaces
+        return character
+    return character.encode("unicode_escape").decode()
 
 
 class FilmError(UserError):
-    """A film that cannot be used; the message says why."""
+    """A film that cannot be used; the message says why, in one line that can be printed."""
+
+    def __init__(self, message: str):
+        super().__init__(printable(message))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,12 +80,13 @@ class Footage:
     Attributes:
         name: what messages call it.
         height, width: of the picture as it is shown: turned, and its pixels square.
-        announced: seconds that the file says it lasts; None: it does not say.
+        announced: seconds that the file says it lasts; None: it does not say, or its clock jumped.
         damaged: number of places so far that could not be read.
+        skipped: number of frames so far that were left out: damaged, or out of order.
     """
 
     def __init__(self, container: InputContainer, stream: VideoStream, name: str):
-        self.name, self.damaged = name, 0
+        self.name, self.damaged, self.skipped = name, 0, 0
         self._container, self._stream = container, stream
         self._scalers: dict[tuple[int, int, str], VideoReformatter] = {}
         self._frames = self._decoded()
@@ -82,16 +100,21 @@ class Footage:
 
     def frames(self) -> Iterator[FilmFrame]:
         """All frames that can be read, in order of time; once."""
-        first, last = None, -np.inf
+        zero, last = 0.0, -np.inf  # the clock at the film's start
         usual = 1 / float(self._stream.average_rate or 25)
         for frame in itertools.chain([self._first], self._frames):
             assert frame is not None
-            seconds = last + usual if frame.time is None else frame.time - (first or 0.0)
-            if first is None:
-                first, seconds = frame.time or 0.0, 0.0
-            if seconds > last:  # else a jump back, as joined streams have it
+            seconds = last + usual if frame.time is None else frame.time - zero
+            if last < 0:
+                zero, seconds = frame.time or 0.0, 0.0
+            elif not last - _BACK <= seconds <= last + _AHEAD:
+                zero, seconds = zero + seconds - (last + usual), last + usual
+                self.announced = None  # by the same clock
+            if seconds > last:
                 last = seconds
                 yield FilmFrame(float(seconds), self, frame)
+            else:
+                self.skipped += 1
         self._first = None
 
     def picture(
@@ -122,7 +145,11 @@ class Footage:
                 self.damaged += 1
                 continue
             for frame in frames:
-                if isinstance(frame, av.VideoFrame) and not frame.is_corrupt:
+                if not isinstance(frame, av.VideoFrame):
+                    continue
+                if frame.is_corrupt:
+                    self.skipped += 1
+                else:
                     yield frame
 
     def _packets(self) -> Iterator[av.Packet]:

@@ -23,6 +23,8 @@ REFERENCE_HEIGHT = 480
 FlowEstimator = Callable[[UInt8[np.ndarray, "f h w 3"]], Float[np.ndarray, "f-1 a b 2"]]
 """Flow between neighbouring frames, in pixels of its own height `a`, which is free."""
 
+# With DIS's medium preset, of what was tried (`scripts/bench_films.py flow`), the most levels are
+# right, and what moves by 60 pixels is followed; more rows cost more and lose that.
 _WORKING_HEIGHT = 144
 NOISE = 2.0
 """Grey levels by which frames of a film differ where nothing moves."""
@@ -31,9 +33,13 @@ _LONGEST_HOLD = 2  # repeated pairs in a row: a longer stay is a pause
 
 
 def dis_flow(
-    frames: UInt8[np.ndarray, "f h w 3"], *, noise: float = NOISE
+    frames: UInt8[np.ndarray, "f h w 3"],
+    *,
+    noise: float = NOISE,
+    rows: int = _WORKING_HEIGHT,
+    preset: int = cv2.DISOPTICAL_FLOW_PRESET_MEDIUM,
 ) -> Float[np.ndarray, "f-1 a b 2"]:
-    """Dense inverse search on brightness, at a working height of about `_WORKING_HEIGHT` rows.
+    """Dense inverse search on brightness, at a working height.
 
     Small frames are enlarged first (cubic), large ones reduced (by areas). Where two frames differ
     by no more than noise, the second is replaced by the first, so that the flicker of a codec or
@@ -42,15 +48,17 @@ def dis_flow(
     Args:
         frames: of a clip.
         noise: grey levels up to which a difference is noise; from twice that it all counts.
+        rows: of the working height.
+        preset: OpenCV's number of how thoroughly it searches.
     """
     height, width = frames.shape[1:3]
-    scale = _WORKING_HEIGHT / height
-    size = max(16, round(width * scale)), _WORKING_HEIGHT
+    scale = rows / height
+    size = max(16, round(width * scale)), rows
     how = cv2.INTER_CUBIC if scale > 1 else cv2.INTER_AREA
     grey = [
         cv2.resize(cv2.cvtColor(f, cv2.COLOR_RGB2GRAY), size, interpolation=how) for f in frames
     ]
-    dis = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
+    dis = cv2.DISOpticalFlow.create(preset)
     flows = []
     for first, second in itertools.pairwise(grey):
         visible = _visible_change(first, second, noise=noise)

@@ -40,7 +40,7 @@ def replacing(path: epath.Path) -> Iterator[IO[bytes]]:
     part = path.parent / f"{path.name}.part-{secrets.token_hex(4)}"
     with telling(path, "cannot be written", mend=_MEND):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_old(path)
+        remove_old(path.parent.glob(f"{path.name}.part-*"))
         try:
             with part.open("wb") as file:
                 yield file
@@ -53,8 +53,9 @@ def replacing(path: epath.Path) -> Iterator[IO[bytes]]:
                 part.unlink(missing_ok=True)
 
 
-def _remove_old(path: epath.Path) -> None:
-    for part in path.parent.glob(f"{path.name}.part-*"):
+def remove_old(parts: Iterable[epath.Path]) -> None:
+    """Removes those to which nothing was written for an hour."""
+    for part in parts:
         with contextlib.suppress(FileNotFoundError):  # another process was faster
             if time.time() - part.stat().mtime > _STALE:
                 part.unlink()

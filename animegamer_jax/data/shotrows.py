@@ -115,6 +115,10 @@ class FilmReport:
         short_scenes: those too short for a clip.
         kept: number of kept clips.
         dropped: number of dropped clips by reason.
+        damaged: number of places that could not be read.
+        skipped: number of frames that were left out: damaged, or out of order.
+        content: 64 digits of the film's content; empty in reports of earlier versions.
+        flow: the function that estimated the optical flow; empty as above.
     """
 
     film: str
@@ -130,6 +134,10 @@ class FilmReport:
     short_scenes: int
     kept: int
     dropped: dict[str, int]
+    damaged: int = 0
+    skipped: int = 0
+    content: str = ""
+    flow: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

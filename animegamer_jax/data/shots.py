@@ -10,6 +10,7 @@
     failed/FILM.json              a film that could not be used, with the reason
 
 FILM is the film's id (`film_id`): it never leads out of the folder, whatever the file was called.
+In failed/ it is that of the path (`path_id`).
 """
 
 import contextlib
@@ -34,6 +35,7 @@ from animegamer_jax.data.shotfiles import (
     read_json,
     read_lines,
     reading_archive,
+    remove_old,
     write_json,
     write_lines,
     writing_archive,
@@ -50,6 +52,12 @@ LAYOUT = 1  # of all files in the folder
 SHOTS_FILE = "shots.json"
 FAILED = "failed"
 _ID = re.compile(r"[a-z0-9-]+-[0-9a-f]{8}")
+# Of reports that were written before there were such fields.
+_LATER = {
+    field.name: field.default
+    for field in dataclasses.fields(FilmReport)
+    if field.default is not dataclasses.MISSING
+}
 _SLUG_LENGTH = 40
 _BLOCK, _BLOCKS = 2**18, 32  # bytes of a sample and samples of a film, for its id
 
@@ -66,11 +74,8 @@ class _Failure:
     reason: str
 
 
-def film_id(path: epath.PathLike) -> str:
-    """A film's id: its name in a few safe letters, and eight digits of its content.
-
-    A copy under the same name has the same id, another film of that name has another one. Of a
-    large film the size and samples of the bytes are read.
+def film_content(path: epath.PathLike) -> str:
+    """64 digits that tell a film's content; of a large one the size and samples are read.
 
     Raises:
         UserError: the file cannot be read.
@@ -83,13 +88,33 @@ def film_id(path: epath.PathLike) -> str:
         for place in sorted({last * number // (_BLOCKS - 1) for number in range(_BLOCKS)}):
             file.seek(place)
             digest.update(file.read(_BLOCK))
-    return f"{_slug(path)}-{digest.hexdigest()[:8]}"
+    return digest.hexdigest()
 
 
-def unread_id(path: epath.PathLike) -> str:
-    """What stands for the id of a film that cannot be read: made of its path alone."""
+def film_id(path: epath.PathLike, *, content: str | None = None) -> str:
+    """A film's id: its name in a few safe letters, and eight digits of its content.
+
+    A copy under the same name has the same id, another film of that name has another one: as good
+    as always, and `FilmReport.content` tells where it has not.
+
+    Args:
+        path: of the film.
+        content: its `film_content`; None: that is read.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
     path = absolute(path)
-    return f"{_slug(path)}-{hashlib.sha256(os.fspath(path).encode()).hexdigest()[:8]}"
+    return f"{_slug(path)}-{(content or film_content(path))[:8]}"
+
+
+def path_id(path: epath.PathLike) -> str:
+    """What stands for the id of a film that cannot be used: made of its path alone.
+
+    Whatever is put in the place of the film has it too.
+    """
+    path = absolute(path)
+    return f"{_slug(path)}-{hashlib.sha256(os.fsencode(os.fspath(path))).hexdigest()[:8]}"
 
 
 def _slug(path: epath.Path) -> str:
@@ -163,7 +188,10 @@ class ShotsFolder:
             raise UserError(
                 f"{path.parent}: not a finished film: run `animegamer data films` again"
             )
-        report = from_json(FilmReport, read_json(path), os.fspath(path))
+        value = read_json(path)
+        if isinstance(value, dict):
+            value = {**_LATER, **value}
+        report = from_json(FilmReport, value, os.fspath(path))
         if report.film != film:
             raise UserError(f"{path}: film: expected {film!r}, found {report.film!r}")
         return report
@@ -244,6 +272,16 @@ class ShotsFolder:
         """Removes the note that a film cannot be used, if there is one."""
         self.folder(film)  # refuses a strange id
         (self.path / FAILED / f"{film}.json").unlink(missing_ok=True)
+
+    def tidy(self) -> None:
+        """Removes what killed processes left half written, an hour after their last byte.
+
+        Raises:
+            UserError: the disk refuses.
+        """
+        with telling(self.path, "cannot be tidied", mend="check who may write there"):
+            for pattern in ("*.part-*", "*/*.part-*"):
+                remove_old(self.path.glob(pattern))
 
     def failed(self) -> list[SetAside]:
         """Films that were set aside, in order of their ids.

@@ -25,7 +25,7 @@ from animegamer_jax.data.sets import INFO_FILE, GamesSet, Record, open_games
 from animegamer_jax.data.shots import SHOTS_FILE, ClipRow, ShotsFolder, open_shots
 from animegamer_jax.errors import UserError
 from animegamer_jax.media import decode_mp4, encode_mp4, enlarge, write_whole
-from animegamer_jax.storage import absolute
+from animegamer_jax.storage import absolute, is_bucket, telling
 
 _TEMPLATE = Path(__file__).parent.parent / "assets" / "pages" / "show.html.jinja"
 _MOST_BARS = 16
@@ -299,9 +299,11 @@ def make_page(path: epath.PathLike, *, clips: int = 48) -> str:
     if clips < 0:
         raise UserError(f"clips {clips}: expected 0 or more")
     path = absolute(path)
-    if (path / SHOTS_FILE).exists():
+    with telling(path, "cannot be read", mend="check the path"):
+        is_shots, is_games = ((path / name).exists() for name in (SHOTS_FILE, INFO_FILE))
+    if is_shots:
         page = show_shots(open_shots(path), clips=clips)
-    elif (path / INFO_FILE).exists():
+    elif is_games:
         page = show_games(open_games(path), clips=clips)
     else:
         raise UserError(
@@ -312,11 +314,21 @@ def make_page(path: epath.PathLike, *, clips: int = 48) -> str:
     return environment.from_string(_TEMPLATE.read_text()).render(page=page)
 
 
-def write_page(path: epath.PathLike, out: Path, *, clips: int = 48) -> None:
-    """Writes the page of a shots folder or a games set (`make_page`).
+def default_page(path: epath.PathLike) -> epath.Path:
+    """Where the page of a folder is written: beside it; of one in a bucket, in this folder."""
+    path = absolute(path)
+    return (absolute(".") if is_bucket(path) else path.parent) / f"{path.name}.html"
+
+
+def write_page(path: epath.PathLike, out: epath.PathLike, *, clips: int = 48) -> None:
+    """Writes the page of a shots folder or a games set (`make_page`), here or into a bucket.
 
     Raises:
-        UserError: as `make_page`.
-        OSError: the page cannot be written.
+        UserError: as `make_page`, or the page cannot be written.
     """
-    write_whole(out, make_page(path, clips=clips).encode())
+    out, page = absolute(out), make_page(path, clips=clips).encode()
+    with telling(out, "cannot be written", mend="choose another file by --out"):
+        if is_bucket(out):
+            out.write_bytes(page)
+        else:
+            write_whole(Path(out), page)

@@ -8,6 +8,7 @@ time costs about a fifth of what a clip's flow and encoding cost.
 import array
 import dataclasses
 import os
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Float
@@ -37,6 +38,8 @@ class Survey:
         bars: black rows and columns.
         breaks: between scenes.
         flashes: seconds of each flash's first frame, and of the first after it.
+        damaged: number of places that could not be read.
+        skipped: number of frames that were left out.
     """
 
     times: Float[np.ndarray, " n"]
@@ -48,10 +51,17 @@ class Survey:
     bars: Bars
     breaks: tuple[Break, ...]
     flashes: tuple[tuple[float, float], ...]
+    damaged: int
+    skipped: int
 
 
 def survey_film(
-    path: os.PathLike[str] | str, settings: FilmSettings, *, name: str, threads: int = 1
+    path: os.PathLike[str] | str,
+    settings: FilmSettings,
+    *,
+    name: str,
+    threads: int = 1,
+    on_progress: Callable[[float, float], None] = lambda seconds, total: None,
 ) -> Survey:
     """Decodes a film once; in memory are some seconds of small frames.
 
@@ -60,6 +70,7 @@ def survey_film(
         settings: of the cuts.
         name: what messages call the film.
         threads: of the decoder.
+        on_progress: called at each frame with its seconds and those of the film, if it tells them.
 
     Raises:
         FilmError: it is no film, too short for one clip, or has too few frames a second.
@@ -74,6 +85,8 @@ def survey_film(
                 bars.add(frame.grey())
             times.append(frame.time)
             cuts.add(frame.time, frame.rgb(height=rows, width=columns))
+            if footage.announced:
+                on_progress(frame.time, footage.announced)
         announced = footage.announced
     shown = np.array(times)
     fps = _rate(shown)
@@ -90,6 +103,8 @@ def survey_film(
         bars=bars.bars(height=height, width=width),
         breaks=_with_holes(cuts.finish(), shown),
         flashes=tuple(cuts.flashes),
+        damaged=footage.damaged,
+        skipped=footage.skipped,
     )
 
 
