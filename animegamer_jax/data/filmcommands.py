@@ -166,7 +166,7 @@ def games(
     *,
     out: str,
     settings: Annotated[GamesSettings, Unprefixed] = _GAMES,
-    films_a_shard: int = 16,
+    films_a_shard: int = 1,
     machines: Annotated[beam.Machines, Unprefixed] = _HERE,
 ) -> int:
     """Make games of annotated clips: a data set to train on, with a data card.
@@ -184,8 +184,12 @@ def games(
 
     with show_progress("shards") as tell:
 
-        def share(numbers: Sequence[int], function: Callable[[int], None]) -> None:
-            beam.for_each(numbers, function, machines=machines, label="games", on_progress=tell)
+        def share(
+            numbers: Sequence[int], function: Callable[[int], None], done: Callable[[], int]
+        ) -> None:
+            beam.for_each(
+                numbers, function, machines=machines, label="games", done=done, on_progress=tell
+            )
 
         info = write_film_games(
             out, open_shots(shots), settings, films_a_shard=films_a_shard, share=share
