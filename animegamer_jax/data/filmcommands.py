@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Unprefixed = tyro.conf.arg(name="")
 _FILMS, _GAMES, _HERE, _ASK = FilmSettings(), GamesSettings(), beam.Machines(), AskSettings()
-_ON_THIS_MACHINE = ("directrunner", "prismrunner", "switchingdirectrunner")
+_ON_THIS_MACHINE = ("directrunner", "direct", "prismrunner", "switchingdirectrunner")
 _LOOK_EVERY = 5.0  # seconds between counts of what was asked
 
 
