@@ -5,6 +5,7 @@ r"""Measures the way from films to training sets, on films of the toy world.
     python scripts/bench_films.py flow                  # optical flow: working heights and presets
     python scripts/bench_films.py workers               # two Beam workers beside one, same records
     python scripts/bench_films.py reading               # features of the full size
+    python scripts/bench_films.py rows                  # what a games set costs beside its clips
 
 Each makes what it needs in a temporary folder. Ratios are of one run; other work on the machine
 changes them.
@@ -359,6 +360,83 @@ def _write_noise(path: Path, info: SetInfo, records: int) -> None:
         "latents": {"train": latents},
     }
     write_set(path, info, parts=parts)
+
+
+@app.command
+def rows(*, films: int = 5, clips: int = 2000) -> None:
+    """Make a games set of clips that hold nothing: what rows and annotations alone cost.
+
+    Args:
+        films: How many.
+        clips: Of each.
+    """
+    from animegamer_jax.data.annotations import (
+        Annotation,
+        FilmAnnotation,
+        Label,
+        clips_digest,
+        keep_cast,
+        write_labels,
+    )
+    from animegamer_jax.data.cast import Cast, Character
+    from animegamer_jax.data.filmgames import GamesSettings
+    from animegamer_jax.data.games import make_plan, write_film_games
+    from animegamer_jax.data.shots import ClipRow, FilmReport, FilmSettings
+
+    said = {"motion": "riding a bicycle", "adverb": "slowly", "environment": "harbour"}
+    said |= {"time": "day", "social": 0, "entertainment": 1, "stamina": -1, "motion_level": 3}
+    annotation = Annotation.model_validate({"subject": "Mika", **said})
+    cast = Cast((Character(name="Mika", aliases=(), images=("0" * 64,)),))
+    with tempfile.TemporaryDirectory() as place:
+        folder = open_shots(Path(place) / "shots", FilmSettings())
+        keep_cast(folder, cast)
+        for number in range(films):
+            film = f"film-{number:08x}"
+            with folder.writing(film) as writer:
+                for clip in range(clips):
+                    start = 2.125 * clip + 9.0 * (clip // 8)
+                    row = ClipRow(
+                        clip=clip,
+                        scene=clip // 4,
+                        start=start,
+                        end=start + 2.125,
+                        dropped=None,
+                        motion_value=3.14159,
+                        flow=(3.14159,) * 16,
+                        digest="",
+                    )
+                    writer.keep(row, f"{film} {clip}".encode())
+                writer.finish(
+                    FilmReport(
+                        film=film,
+                        name=f"{film}.mp4",
+                        seconds=3.0 * clips,
+                        missing=0.0,
+                        fps=24.0,
+                        height=480,
+                        width=720,
+                        bars=(0, 0, 0, 0),
+                        cuts=(),
+                        scenes=clips // 4,
+                        short_scenes=0,
+                        kept=clips,
+                        dropped={},
+                    )
+                )
+            digest = clips_digest(folder.rows(film))
+            report = FilmAnnotation(film=film, cast=cast.digest, clips=digest, by_people=clips)
+            labels = [Label(clip, annotation, "people") for clip in range(clips)]
+            write_labels(folder, report, labels, unannotated=())
+        settings, taken = GamesSettings(), [time.process_time()]
+        make_plan(folder, settings)
+        taken.append(time.process_time())
+        write_film_games(Path(place) / "games", folder, settings)
+        taken.append(time.process_time())
+        plan, whole = (1000 * seconds / (films * clips) for seconds in np.diff(taken))
+        print(
+            f"{films * clips} rows: {plan:.2f} ms of a core a row before anything is written, "
+            f"{whole:.2f} with writing and the card"
+        )
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class Take:
 
 
 def brightness(film: int, clip: int) -> int:
-    return 10 + 60 * film + 6 * clip
+    return (10 + 60 * film + 6 * clip) % 256
 
 
 def make_shots(
@@ -83,8 +83,9 @@ def write_film(
                 dropped[take.dropped] = dropped.get(take.dropped, 0) + 1
                 writer.drop(row, picture)
                 continue
-            shape = (5, 16, 24, 3)
-            writer.keep(row, encode_mp4(np.full(shape, brightness(number, clip), np.uint8)))
+            frames = np.full((5, 16, 24, 3), brightness(number, clip), np.uint8)
+            frames[:, :4, :4] += np.uint8(20 * number)  # no film shows a clip of another one
+            writer.keep(row, encode_mp4(frames))
         writer.finish(
             FilmReport(
                 film=film,
@@ -162,3 +163,12 @@ def write_cast(folder: Path) -> Path:
 
 def lines_of(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def damage_clip(folder: ShotsFolder, film: str) -> None:
+    """Spoils the first clip of a film."""
+    archive = folder.folder(film) / "clips.zip"
+    content = bytearray(archive.read_bytes())
+    place = content.index(b"mdat") + 20
+    content[place : place + 4] = b"\0\1\2\3"
+    archive.write_bytes(content)

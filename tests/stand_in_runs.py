@@ -26,7 +26,7 @@ def right(question: Question) -> Reply:
 
 
 def annotator_for(cast, server, **changes) -> Annotator:
-    settings = {"model": "stand-in", "workers": 1, "retries": 1, "timeout": 5.0, "side": 64}
+    settings = {"model": "stand-in", "parallel": 1, "retries": 1, "timeout": 5.0, "side": 64}
     return Annotator(cast, AskSettings(endpoint=server.endpoint, **(settings | changes)))
 
 

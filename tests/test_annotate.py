@@ -14,6 +14,7 @@ from stand_in_server import Reply, refuses, says, serving
 from animegamer_jax.data.annotate import Annotator, AskSettings, annotate_film
 from animegamer_jax.data.annotations import FIELDS, read_report
 from animegamer_jax.data.cast import read_cast
+from animegamer_jax.data.usage import read_usage
 from animegamer_jax.errors import UserError
 
 
@@ -44,7 +45,8 @@ def test_every_kept_clip_is_annotated(shots, cast):
     assert (report.by_model, report.by_people, report.set_aside) == (4, 0, 0)
     assert (report.requests, report.prompt_tokens, report.completion_tokens) == (4, 400, 80)
     assert report.model == "stand-in"
-    assert annotator.usage.cost(annotator.settings) == pytest.approx((400 * 2 + 80 * 5) / 1e6)
+    assert annotator.usage.cost == pytest.approx((400 * 2 + 80 * 5) / 1e6)
+    assert read_usage(shots) == annotator.usage
     assert done == [(FILM, number, 4) for number in range(5)]
     kept = json.loads((shots.path / "characters.json").read_text())
     assert [character["name"] for character in kept["characters"]] == ["Mika", "Ren"]
@@ -170,7 +172,7 @@ def test_clips_without_a_valid_answer_are_set_aside(tmp_path, cast):
         assert "\n" not in told
     assert {path.name for path in tmp_path.iterdir()} == {"shots", "cast"}
     there = {path.name for path in (tmp_path / "shots").iterdir()}
-    assert there == {"shots.json", "characters.json", "cache", FILM}
+    assert there == {"shots.json", "characters.json", "cache", "usage", FILM}
 
 
 def test_an_answer_that_was_cut(tmp_path, cast):
@@ -240,8 +242,9 @@ def test_a_busy_server_is_asked_again(shots, cast, status):
     def answer(question):
         return refuses(status) if question.number in (0, 3) else right(question)
 
-    _, questions, report, said, aside = run(shots, cast, answer)
+    annotator, questions, report, said, aside = run(shots, cast, answer)
     assert (len(questions), len(said), aside, report.requests) == (6, 4, [], 4)
+    assert (annotator.usage.requests, annotator.usage.answered) == (6, 4)
 
 
 @pytest.mark.parametrize("status", [400, 429, 500])
@@ -279,6 +282,25 @@ def test_a_slow_server(shots, cast):
     assert row == {"clip": 2, "reason": "no answer within 0.2 seconds", "answer": None}
 
 
+def test_waiting_for_a_server_is_told(shots, cast):
+    """After the first time that no answer came, not after the last."""
+    told = []
+
+    def answer(question):
+        reply = right(question)
+        return Reply(body=reply.body, delay=0.8 * (question.number < 2))
+
+    with serving(answer) as server:
+        annotator = annotator_for(cast, server, timeout=0.2, retries=2)
+        annotator = Annotator(cast, annotator.settings, on_wait=told.append)
+        report = annotate_film(shots, FILM, annotator)
+    assert told == [
+        f"{server.endpoint}: no answer within 0.2 s, or too busy for one: asking again (1 of 2 "
+        "times)"
+    ]
+    assert (report.set_aside, annotator.usage.requests, annotator.usage.answered) == (0, 6, 4)
+
+
 def test_no_server(shots, cast):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -290,17 +312,17 @@ def test_no_server(shots, cast):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_server_that_goes_away_costs_nothing_twice(shots, cast, workers):
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_a_server_that_goes_away_costs_nothing_twice(shots, cast, parallel):
     def answer(question):
         return right(question) if question.number < 2 else Reply(body=None)
 
-    message, questions = stopped(shots, cast, answer, retries=0, workers=workers)
+    message, questions = stopped(shots, cast, answer, retries=0, parallel=parallel)
     assert message.startswith("cannot be reached (")
     answered = {clip_of(question) for question in questions[:2]}
-    _, questions, _, said, _ = run(shots, cast, right, workers=workers)
+    _, questions, _, said, _ = run(shots, cast, right, parallel=parallel)
     assert {clip_of(question) for question in questions} >= set(KEPT) - answered
-    assert len(questions) + len(answered) == len(KEPT) or workers > 1
+    assert len(questions) + len(answered) == len(KEPT) or parallel > 1
     assert len(said) == 4
 
 
@@ -331,7 +353,7 @@ def test_what_people_wrote_for_another_cast(shots, cast):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"workers": 0}, "workers 0: expected 1 or more"),
+        ({"parallel": 0}, "parallel 0: expected 1 or more"),
         ({"attempts": 0}, "attempts 0: expected 1 or more"),
         ({"retries": -1}, "retries -1: expected 0 or more"),
         ({"side": 8}, "side 8: expected 32 or more"),
@@ -346,6 +368,11 @@ def test_what_people_wrote_for_another_cast(shots, cast):
 def test_settings_that_cannot_be(changes, message):
     with pytest.raises(UserError, match=message):
         AskSettings(**({"model": "m"} | changes))
+
+
+def test_a_model_that_nobody_named(cast):
+    with pytest.raises(UserError, match="model: expected the name of a model at the endpoint"):
+        Annotator(cast, AskSettings())
 
 
 def test_a_key_that_cannot_be(shots, cast, monkeypatch):

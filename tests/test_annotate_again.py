@@ -8,13 +8,22 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
-from annotated_shots import Take, film_name, make_shots, says_of, write_cast
-from stand_in_runs import FILM, KEPT, TAKES, annotator_for, clip_of, right, run, stopped
+from annotated_shots import (
+    Take,
+    damage_clip,
+    film_name,
+    make_shots,
+    says_of,
+    write_cast,
+)
+from stand_in_runs import FILM, KEPT, TAKES, annotator_for, clip_of, right, run
 from stand_in_server import Reply, says, serving
 
-from animegamer_jax.data.annotate import annotate_film
+from animegamer_jax.data import annotate as annotate_module
+from animegamer_jax.data.annotate import FilmError, annotate_film
 from animegamer_jax.data.annotations import read_labels, read_report
 from animegamer_jax.data.cast import read_cast
 from animegamer_jax.data.shots import open_shots
@@ -54,6 +63,33 @@ def test_a_second_run_asks_nothing(shots, cast):
     assert aside == []
 
 
+def times_of(shots) -> dict[str, int]:
+    return {p.name: p.stat().st_mtime_ns for p in Path(shots.folder(FILM)).iterdir()}
+
+
+def test_a_whole_film_is_not_written_again(shots, cast):
+    run(shots, cast, right)
+    before, written = times_of(shots), files_of(shots)
+    annotator, questions, report, said, _ = run(shots, cast, right, attempts=5)
+    assert (questions, len(said), times_of(shots)) == ([], 4, before)
+    assert (annotator.usage.cached, report) == (4, read_report(shots, FILM))
+    file = shots.folder(FILM) / "annotations.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]))
+    assert run(shots, cast, right)[1] == []  # not whole: made anew from the answers that are kept
+    assert files_of(shots) == written
+
+
+def test_a_report_of_an_older_version(shots, cast):
+    run(shots, cast, right)
+    file, written = shots.folder(FILM) / "annotation.json", files_of(shots)
+    old = json.loads(file.read_text())
+    del old["asked"]
+    file.write_text(json.dumps(old))
+    assert read_report(shots, FILM).asked is None
+    assert run(shots, cast, right)[1] == []
+    assert files_of(shots) == written
+
+
 def test_other_models_casts_and_questions_are_asked_anew(tmp_path, shots, cast):
     run(shots, cast, right)
     file = tmp_path / "cast" / "cast.toml"
@@ -66,7 +102,7 @@ def test_other_models_casts_and_questions_are_asked_anew(tmp_path, shots, cast):
     ):
         _, questions, *_ = run(shots, cast_now, right, **changes)
         assert len(questions) == 4
-    for changes in ({}, {"workers": 3, "retries": 0, "timeout": 9.0}):
+    for changes in ({}, {"parallel": 3, "retries": 0, "timeout": 9.0}):
         assert run(shots, cast, right, **changes)[1] == []
 
 
@@ -77,6 +113,7 @@ def test_damaged_answers_on_disk_are_asked_anew(shots, cast):
     assert len(files) == 4
     for file, content in zip(files, (b"", b"{", b'{"answer": 3}', b"\xff"), strict=True):
         file.write_bytes(content)
+    (shots.folder(FILM) / "annotation.json").unlink()  # else nothing is left to ask
     _, questions, *_ = run(shots, cast, right)
     assert len(questions) == 4
     assert files_of(shots) == before
@@ -90,18 +127,18 @@ def test_equal_clips_are_asked_about_once(tmp_path, cast):
             writer.keep(row, same)
         writer.finish(dataclasses.replace(shots.report(FILM), film=film_name(2)))
     with serving(right) as server:
-        annotator = annotator_for(cast, server, workers=2)
+        annotator = annotator_for(cast, server, parallel=2)
         for film in shots.films():
             annotate_film(shots, film, annotator)
     assert len(server.questions) == 3
     assert [*read_labels(shots, film_name(2))] == [0, 1]
 
 
-def test_the_number_of_workers_changes_nothing(tmp_path, cast):
+def test_the_number_of_questions_at_a_time_changes_nothing(tmp_path, cast):
     takes = [Take(scene=number // 3) for number in range(9)]
     written = []
-    for workers in (1, 4):
-        shots = make_shots(tmp_path / f"shots{workers}", [takes])
+    for parallel in (1, 4):
+        shots = make_shots(tmp_path / f"shots{parallel}", [takes])
 
         def answer(question):
             clip = clip_of(question)
@@ -110,22 +147,37 @@ def test_the_number_of_workers_changes_nothing(tmp_path, cast):
             wrong = {"social": 7} if clip == 5 and len(question.body["messages"]) == 2 else {}
             return says(json.dumps(says_of(clip, **wrong)), delay=0.01 * (9 - clip))
 
-        run(shots, cast, answer, workers=workers, attempts=2)
+        run(shots, cast, answer, parallel=parallel, attempts=2)
         cache = {p.name: p.read_bytes() for p in (shots.path / "cache").glob("*/*.json")}
         written.append((files_of(shots), cache))
     assert written[0] == written[1]
     assert len(written[0][1]) == 9
 
 
-def test_several_workers_ask_at_the_same_time(shots, cast):
+def test_several_questions_at_the_same_time(shots, cast):
     together = threading.Barrier(4, timeout=10)
 
     def answer(question):
         together.wait()
         return right(question)
 
-    *_, said, _ = run(shots, cast, answer, workers=4)
+    *_, said, _ = run(shots, cast, answer, parallel=4)
     assert len(said) == 4
+
+
+def test_a_slow_disk_holds_no_question_up(tmp_path, cast, monkeypatch):
+    shots = make_shots(tmp_path / "shots", [[Take() for _ in range(8)]])
+    add_json = annotate_module.add_json
+
+    def slow(path, value):
+        time.sleep(0.4)
+        add_json(path, value)
+
+    monkeypatch.setattr(annotate_module, "add_json", slow)
+    start = time.monotonic()
+    *_, said, _ = run(shots, cast, right, parallel=8)
+    assert len(said) == 8
+    assert time.monotonic() - start < 2.4
 
 
 # Runs that end early
@@ -136,7 +188,7 @@ from animegamer_jax.data.annotate import Annotator, AskSettings, annotate_film
 from animegamer_jax.data.cast import read_cast
 from animegamer_jax.data.shots import open_shots
 shots, cast, endpoint, film = sys.argv[1:]
-settings = AskSettings(model="stand-in", endpoint=endpoint, workers=1, side=64)
+settings = AskSettings(model="stand-in", endpoint=endpoint, parallel=1, side=64)
 annotate_film(open_shots(shots), film, Annotator(read_cast(cast), settings))
 """
 
@@ -228,12 +280,9 @@ def test_ctrl_c_keeps_what_came(shots, cast):
     assert [clip_of(question) for question in questions] == [3, 4]
 
 
-def test_a_damaged_clip_ends_the_run(shots, cast):
-    archive = shots.folder(FILM) / "clips.zip"
-    content = bytearray(archive.read_bytes())
-    place = content.index(b"mdat") + 20
-    content[place : place + 4] = b"\0\1\2\3"
-    archive.write_bytes(content)
-    message, questions = stopped(shots, cast, right)
-    assert "clips.zip: 00000.mp4 is damaged" in message
-    assert questions == []
+def test_a_damaged_clip_is_the_film_s_mistake(shots, cast):
+    damage_clip(shots, FILM)
+    with serving(right) as server, pytest.raises(FilmError) as caught:
+        annotate_film(shots, FILM, annotator_for(cast, server))
+    assert "clips.zip: 00000.mp4 is damaged" in str(caught.value)
+    assert server.questions == []

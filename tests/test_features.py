@@ -1,7 +1,9 @@
 """Features of a games set: those of the networks, whole, and refused where they must be."""
 
 import dataclasses
+import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from helpers import random_leaves
 from tiny_sets import CONFIG, PROTOCOL, frames_of, make_tokenizer, turns_of, write_games
 
 from animegamer_jax.bundle import Bundle, BundleWriter
+from animegamer_jax.cli import main
 from animegamer_jax.data import command
 from animegamer_jax.data import features as features_module
 from animegamer_jax.data.features import FeatureMaker, encode_clips, shown_frame, write_features
@@ -28,14 +31,14 @@ NUM_TEXT_TOKENS = 3
 FLOAT16 = {"rtol": 1e-3, "atol": 1e-4}  # its last place, and the products of another batch size
 
 
-def write_bundle(path, *, networks=("t5", "clip", "vae"), config=CONFIG):
+def write_bundle(path, *, networks=("t5", "clip", "vae"), config=CONFIG, key=0):
     tokenizer = path.parent / f"{path.name}-tokenizer"
     size = len(make_tokenizer(tokenizer))
     assert size == CONFIG.t5.vocab_size == CONFIG.clip.vocab_size
     with BundleWriter(path, name="tiny", protocol=PROTOCOL) as writer:
         for name in networks:
             network = getattr(config, name)
-            writer.write_network(name, network, random_leaves(name, network, 0))
+            writer.write_network(name, network, random_leaves(name, network, key))
         writer.write_tokenizer(tokenizer)
     return path
 
@@ -183,6 +186,11 @@ def test_the_same_call_goes_on_after_a_stop(features, games_path, bundle, tmp_pa
         open_features(path)
     with pytest.raises(UserError, match=r"another set: set.features.frame was 'first', is 'rand"):
         write_features(path, **options, frame="random")
+    # Of seven turns a shard there are as many shards, of other turns.
+    with pytest.raises(
+        UserError, match=r"another set: made_of\.shard_size was 6, is 7: go on with"
+    ):
+        write_features(path, **options | {"shard_size": 7})
     before = shards_of(path)
     assert len(before) == 4  # two shards of two parts
     told = []
@@ -195,50 +203,120 @@ def test_the_same_call_goes_on_after_a_stop(features, games_path, bundle, tmp_pa
     assert {p.name for p in path.iterdir()} == {"set.json", "conditions", "latents"}
 
 
+def copied(source, folder):
+    """A set or bundle again, where the first was."""
+    shutil.copytree(source, folder / source.name, dirs_exist_ok=True)
+    return folder / source.name
+
+
+@pytest.mark.parametrize("other", ["games", "weights", "tokenizer"])
+def test_a_set_that_was_begun_from_others_is_not_gone_on_with(
+    games_path, bundle, tmp_path, monkeypatch, other
+):
+    """The turns of a games set that was made anew may have the same number."""
+    monkeypatch.setattr(features_module.FeatureMaker, "records", stop_at_once)
+    games, model = copied(games_path, tmp_path), copied(bundle.path, tmp_path)
+    path = tmp_path / "features"
+
+    def go_on():
+        found = {"bundle": Bundle.open(model), "games": open_games(games)}
+        write_features(path, **found, num_text_tokens=3, batch_size=8)
+
+    with pytest.raises(KeyboardInterrupt):
+        go_on()
+    with pytest.raises(KeyboardInterrupt):  # the same
+        go_on()
+    if other == "games":
+        shard = next(games.rglob("*train.array_record*"))
+        content = bytearray(shard.read_bytes())
+        content[1000] ^= 1
+        shard.write_bytes(content)
+    elif other == "weights":
+        shutil.rmtree(model)
+        write_bundle(model, key=1)
+    else:
+        (model / "tokenizer" / "more.json").write_text("{}")
+    changed = {"games": "games.records", "weights": "bundle.t5", "tokenizer": "bundle.tokenizer"}
+    with pytest.raises(UserError, match="another set") as caught:
+        go_on()
+    assert f"made_of.{changed[other]} was" in str(caught.value)
+
+
+def stop_at_once(maker, turns, info):
+    raise KeyboardInterrupt
+
+
 HOST = """
-import sys
-import jax
-port, host, bundle, games, path = sys.argv[1:]
-jax.distributed.initialize(f"localhost:{port}", 2, int(host))
-from animegamer_jax.bundle import Bundle
-from animegamer_jax.data.features import write_features
-from animegamer_jax.data.sets import open_games
-assert (jax.local_device_count(), jax.device_count()) == (2, 4)
-info = write_features(
-    path, bundle=Bundle.open(bundle), games=open_games(games), num_text_tokens=3, batch_size=4,
-    shard_size=3, on_progress=lambda *told: print(*told),
-)
+import json, sys
+from animegamer_jax.data.shards import ShardedSet
+from animegamer_jax.cli import main
+
+write = ShardedSet.write
+
+def tell(self, split, shard, records):
+    print("wrote", split, shard, flush=True)
+    return write(self, split, shard, records)
+
+ShardedSet.write = tell
+sys.exit(main(json.loads(sys.argv[1])))
 """
 
 
-def test_two_hosts_with_two_devices_each_share_the_shards(features, games_path, bundle, tmp_path):
+def start_hosts(*commands: list[str]) -> list[subprocess.CompletedProcess]:
+    """Runs the command of each host, with two devices each."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    path = tmp_path / "features"
+        port = free.getsockname()[1]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
-    arguments = [str(bundle.path), str(games_path), str(path)]
+    told = ["--coordinator", f"localhost:{port}", "--hosts", str(len(commands)), "--host"]
     hosts = [
         subprocess.Popen(
-            [sys.executable, "-c", HOST, port, str(host), *arguments],
+            [sys.executable, "-c", HOST, json.dumps([*words, *told, str(host)])],
             env=environment,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
-        for host in range(2)
+        for host, words in enumerate(commands)
     ]
-    lines = [host.communicate(timeout=240)[0].split("\n") for host in hosts]
-    told = [[line for line in found if line[:5] in ("train", "test ")] for found in lines]
-    assert [host.returncode for host in hosts] == [0, 0]
-    # What a host finds done depends on the other; how much it writes itself, not: of four shards
-    # two, of two one, and a line before each split.
-    assert [[line[:5] for line in found] for found in told] == [["train"] * 3 + ["test "] * 2] * 2
-    found = open_features(path)
-    assert found.info.splits == {"train": 10, "test": 5}
-    for shared, alone in zip(records_of(path), records_of(features.path), strict=True):
+    found = [host.communicate(timeout=240) for host in hosts]
+    return [
+        subprocess.CompletedProcess(host.args, host.returncode, *texts)
+        for host, texts in zip(hosts, found, strict=True)
+    ]
+
+
+def test_two_hosts_with_two_devices_each_share_the_shards(games_path, bundle, tmp_path):
+    words = ["data", "features", "--model", str(bundle.path), "--data", str(games_path), "--out"]
+    assert main([*words, str(tmp_path / "alone"), "--batch", "8"]) == 0
+    path = tmp_path / "features"
+    command = [*words, str(path), "--batch", "4", "--shard", "3"]
+    done = start_hosts(command, command)
+    assert [host.returncode for host in done] == [0, 0], done[0].stderr + done[1].stderr
+    written = [[line for line in d.stdout.split("\n") if line[:5] == "wrote"] for d in done]
+    assert written == [
+        ["wrote train 0", "wrote train 2", "wrote test 0"],
+        ["wrote train 1", "wrote train 3", "wrote test 1"],
+    ]
+    assert f"{path}: features of 15 turns (train 10, test 5)" in done[0].stdout
+    assert "features of" not in done[1].stdout
+    assert open_features(path).info.splits == {"train": 10, "test": 5}
+    for shared, alone in zip(records_of(path), records_of(tmp_path / "alone"), strict=True):
         pair = (np.frombuffer(side, np.float16) for side in (shared, alone))
         np.testing.assert_allclose(*pair, **FLOAT16)
+
+
+def test_a_mistake_of_one_host_stops_both(games_path, bundle, tmp_path):
+    words = ["data", "features", "--model", str(bundle.path), "--data", str(games_path)]
+    words += ["--out", str(tmp_path / "features"), "--shard", "3", "--batch"]
+    done = start_hosts([*words, "4"], [*words, "3"])
+    assert [host.returncode for host in done] == [2, 2]
+    assert "host 1: batch 3: expected a multiple of this host's 2 devices" in done[0].stderr
+    assert "features: batch 3: expected a multiple" in done[1].stderr
+    differ = start_hosts([*words, "4"], [*words, "4", "--frame", "random"])
+    assert [host.returncode for host in differ] == [2, 2]
+    assert all("host 1: another value than host 0 of frame" in d.stderr for d in differ)
 
 
 # What cannot be

@@ -144,17 +144,23 @@ def test_every_stage_trains_on_it(games):
     run("data", "features", "--model", model, *data)
     assert open_features(place / "features").info.splits == games.info.splits
     few = ("--steps", 1, "--batch-size", 8, "--watch-every", 1, "--watch-batches", 1)
+    for part, source in (("clip", games.path), ("t5", games.path), ("dit", place / "features")):
+        told = ("--part", part, "--data", source, "--model", model, "--out", place / part)
+        run("train", "foundations", *told, *few)
+        assert first_loss(place / part) > 0
     for stage in ("warmup", "decoder", "mllm", "adapt"):
         out = place / stage
         told = ("--data", place / "features", "--model", model, "--out", out)
         run("train", stage, *told, *few)
-        (record, *_) = [
-            json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()
-        ]
-        assert record["step"] == 1
-        assert np.isfinite(record["loss"])
-        assert record["loss"] > 0
+        assert first_loss(out) > 0
         model = out / "model"
+
+
+def first_loss(out) -> float:
+    record = json.loads((out / "metrics.jsonl").read_text().splitlines()[0])
+    assert record["step"] == 1
+    assert np.isfinite(record["loss"])
+    return record["loss"]
 
 
 def test_a_real_film_of_a_player_s_own_character(bikes, tmp_path):

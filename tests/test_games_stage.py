@@ -2,6 +2,10 @@
 
 import dataclasses
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,24 +15,29 @@ from annotated_shots import (
     SETTINGS,
     Take,
     annotate,
+    damage_clip,
     film_name,
     label,
     make_shots,
+    write_film,
 )
 
+from animegamer_jax.cli import main
+from animegamer_jax.data.annotations import note_failure
 from animegamer_jax.data.cast import Cast
 from animegamer_jax.data.filmgames import (
     FilmGame,
     GamesSettings,
     Shot,
     captions,
+    draw,
     film_games,
     instruction,
 )
 from animegamer_jax.data.games import make_plan, write_film_games
 from animegamer_jax.data.motion import PAPER_EDGES
 from animegamer_jax.data.sets import open_games
-from animegamer_jax.data.shots import ClipRow, open_shots
+from animegamer_jax.data.shots import ClipRow, SetAside, open_shots
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import PAPER
 
@@ -102,8 +111,8 @@ def test_scenes_that_share_a_game_are_one_group():
     ]
     games = film_games(FILM, shots, GamesSettings())
     assert clips_of(games) == [[0, 1], [2], [3, 4], [5, 6]]
-    assert [game.group for game in games] == [0, 2, 3, 3]
-    assert len({game.draw for game in games}) == 3
+    assert [game.group for game in games] == [(FILM, 0), (FILM, 2), (FILM, 3), (FILM, 3)]
+    assert len({draw(game.group) for game in games}) == 3
 
 
 def test_a_games_number_is_of_its_film_and_first_clip():
@@ -112,7 +121,7 @@ def test_a_games_number_is_of_its_film_and_first_clip():
     assert len({game.number for game in games}) == 1000
     assert all(0 <= game.number < 2**63 for game in games)
     assert FilmGame(FILM, 9, (shot(3), shot(4))).number == games[3].number
-    draws = [FilmGame(FILM, n, (shot(0),)).draw for n in range(2000)]
+    draws = [draw((FILM, n)) for n in range(2000)]
     assert np.mean(np.array(draws) < 0.1) == pytest.approx(0.1, abs=0.02)
 
 
@@ -266,8 +275,10 @@ def test_the_same_films_give_the_same_set(shots, made, tmp_path):
 def test_whoever_writes_the_shards_and_whenever(shots, made, tmp_path):
     settings = GamesSettings(test_share=0.3)
 
-    def stop(numbers, function):
+    def stop(numbers, function, done):
+        assert done() == 0
         function(numbers[1])
+        assert done() == 1
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -276,7 +287,7 @@ def test_whoever_writes_the_shards_and_whenever(shots, made, tmp_path):
         open_games(tmp_path / "games")
     asked = []
 
-    def backwards(numbers, function):
+    def backwards(numbers, function, done):
         asked.extend(numbers)
         for number in reversed(numbers):
             function(number)
@@ -286,6 +297,154 @@ def test_whoever_writes_the_shards_and_whenever(shots, made, tmp_path):
     assert turns_of(tmp_path / "games") == turns_of(made[0])
     with pytest.raises(UserError, match="films a shard 0: expected 1 or more"):
         write_film_games(tmp_path / "other", shots, settings, films_a_shard=0)
+
+
+def begun(path, shots, **changes):
+    """A set of which one shard is written."""
+
+    def stop(numbers, function, done):
+        function(numbers[0])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_film_games(path, shots, GamesSettings(**changes), films_a_shard=1, share=stop)
+
+
+def again(shots, number: int, count: int, **changes) -> None:
+    annotate(
+        shots, number, [label(n, subject="Mika", **changes) for n in range(count) if n % 5 < 4]
+    )
+
+
+CHANGED = {
+    "share": ({"test_share": 0.6}, None, "settings.test_share was 0.3, is 0.6"),
+    "gap": ({"max_gap": 1.0}, None, "settings.max_gap was 4.0, is 1.0"),
+    "words": (
+        {},
+        lambda shots: again(shots, 1, 18, motion="sleeping"),
+        f"{film_name(1)}.games was",
+    ),
+    "flow": (
+        {},
+        lambda shots: write_film(shots, 1, takes(18, first_value=9.0)),
+        f"{film_name(1)}.games was",
+    ),
+    "a film": ({}, lambda shots: added(shots), "num_films was 2, is 3"),
+    "cast": ({}, lambda shots: recast(shots), "cast was"),
+}
+
+
+def added(shots) -> None:
+    write_film(shots, 2, takes(8))
+    again(shots, 2, 8)
+
+
+def recast(shots) -> None:
+    for number, count in enumerate((24, 18)):
+        labels = [label(n, subject="Mika") for n in range(count) if n % 5 < 4]
+        annotate(shots, number, labels, cast=Cast(CAST.characters[:1]))
+
+
+@pytest.mark.parametrize("what", CHANGED)
+def test_a_set_that_was_begun_with_something_else_is_not_gone_on_with(tmp_path, what):
+    changes, change, told = CHANGED[what]
+    shots = annotated(tmp_path / "shots", 24, 18)
+    begun(tmp_path / "games", shots, test_share=0.3)
+    if change is not None:
+        change(shots)
+    settings = GamesSettings(**({"test_share": 0.3} | changes))
+    with pytest.raises(UserError) as caught:
+        write_film_games(tmp_path / "games", shots, settings, films_a_shard=1)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "games" / "set.json").exists()
+
+
+def test_as_many_shards_of_other_films(tmp_path):
+    """Five films by three or by four are two shards."""
+    shots = annotated(tmp_path / "shots", 8, 8, 8, 8, 8)
+    settings = GamesSettings(test_share=0.3)
+
+    def stop(numbers, function, done):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_film_games(tmp_path / "games", shots, settings, films_a_shard=3, share=stop)
+    with pytest.raises(UserError, match=r"set: made_of\.films_a_shard was 3, is 4"):
+        write_film_games(tmp_path / "games", shots, settings, films_a_shard=4)
+
+
+def test_annotations_that_change_while_games_are_made(tmp_path):
+    shots = annotated(tmp_path / "shots", 24, 18)
+
+    def change(numbers, function, done):
+        again(shots, 1, 18, motion="sleeping")
+        for number in numbers:
+            function(number)
+
+    with pytest.raises(UserError, match=f"{film_name(1)}: annotated or cut again while games were"):
+        write_film_games(tmp_path / "games", shots, GamesSettings(), share=change)
+
+
+def test_equal_clips_of_two_films_are_in_one_split(tmp_path):
+    """The same footage under two names, with scenes of its own between: what it ties is tied."""
+    one = [Take(scene=n, start=20.0 * n) for n in range(12)]
+    shots = make_shots(tmp_path / "shots", [one, [], one])
+    with shots.writing(film_name(1)) as writer:  # every second clip is one of the first film
+        for row in shots.rows(film_name(2)):
+            film = FILM if row.clip % 2 else film_name(2)
+            writer.keep(row, shots.read_clip(film, row.clip))
+        writer.finish(dataclasses.replace(shots.report(film_name(2)), film=film_name(1)))
+    for number in range(3):
+        annotate(shots, number, [label(n, subject="Mika") for n in range(12)])
+    for share in (0.2, 0.5):
+        path = tmp_path / f"games {share}"
+        info = write_film_games(path, shots, GamesSettings(test_share=share, max_turns=1))
+        assert sum(info.splits.values()) == 36
+        train, test = ({turn["clip"] for turn in turns_of(path)[s]} for s in ("train", "test"))
+        assert len(train | test) == 24
+        assert not train & test
+
+
+KILLED = """
+import os, signal, sys
+from animegamer_jax.cli import main
+from animegamer_jax.data.shards import ShardedSet
+
+write, written = ShardedSet.write, []
+
+def torn(records):
+    for number, record in enumerate(records):
+        if number == 1 and len(written) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield record
+
+def write_some(self, split, shard, records):
+    written.append((split, shard))
+    return write(self, split, shard, torn(records))
+
+ShardedSet.write = write_some
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_killed_command_goes_on(shots, made, tmp_path):
+    out = tmp_path / "games"
+    words = ["data", "games", str(shots.path), "--out", str(out), "--test-share", "0.3"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    killed = subprocess.run([sys.executable, "-c", KILLED, *words], env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list(out.rglob("games-*.array_record-*"))) == 2  # both splits of one film
+    assert len(list(out.rglob(".shard-*"))) == 1
+    assert main(words) == 0
+    assert files_of(out) == files_of(made[0])
+
+
+def test_two_workers_make_the_same_set(shots, made, tmp_path):
+    out = tmp_path / "games"
+    words = ["data", "games", str(shots.path), "--out", str(out), "--test-share", "0.3"]
+    assert main([*words, "--workers", "2"]) == 0
+    assert files_of(out) == files_of(made[0])
 
 
 # Motion levels
@@ -388,6 +547,24 @@ def test_people_are_not_compared_with_the_flow(tmp_path):
     assert "No model was asked" in (tmp_path / "games" / "card.md").read_text()
 
 
+def test_the_card_names_films_that_were_set_aside(tmp_path):
+    shots = annotated(tmp_path / "shots", 12, 8)
+    shots.set_aside(SetAside(film="song-0000000a", name="song.mp3", reason="no video"))
+    note_failure(shots, film_name(1), "clips.zip: 00000.mp4 is damaged")
+    write_film_games(tmp_path / "games", shots, GamesSettings())
+    card = json.loads((tmp_path / "games" / "card.json").read_text())
+    assert card["totals"]["films_set_aside"] == 2
+    assert card["films_set_aside"] == [
+        {"film": "song-0000000a", "name": "song.mp3", "reason": "no video"},
+        {
+            "film": film_name(1),
+            "name": "Film 1.mp4",
+            "reason": "clips.zip: 00000.mp4 is damaged",
+        },
+    ]
+    assert "| song.mp3 | no video |" in (tmp_path / "games" / "card.md").read_text()
+
+
 # What cannot be made
 
 
@@ -404,7 +581,9 @@ def test_films_that_are_not_annotated(tmp_path):
     told = refusal(tmp_path, shots)
     assert f"not annotated: 2 of 2 films, the first {FILM}: run `animegamer data annotate`" in told
     annotate(shots, 1, [label(n) for n in (0, 1, 2, 3, 5, 6, 7)])
-    assert "not annotated: 1 of 2 films" in refusal(tmp_path, shots)
+    told = refusal(tmp_path, shots)
+    assert "not annotated: 1 of 2 films" in told
+    assert told.endswith("to its end, or leave them out with --unannotated skip")
     settings = GamesSettings(unannotated="skip")
     assert make_plan(shots, settings).skipped == (FILM,)
     write_film_games(tmp_path / "games", shots, settings)
@@ -440,11 +619,7 @@ def test_too_few_games(tmp_path):
 
 def test_a_damaged_clip_leaves_no_set(tmp_path):
     shots = annotated(tmp_path / "shots", 12)
-    archive = shots.folder(FILM) / "clips.zip"
-    content = bytearray(archive.read_bytes())
-    place = content.index(b"mdat") + 20
-    content[place : place + 4] = b"\0\1\2\3"
-    archive.write_bytes(content)
+    damage_clip(shots, FILM)
     assert "clips.zip: 00000.mp4 is damaged" in refusal(tmp_path, shots)
     with pytest.raises(UserError, match="not finished"):
         open_games(tmp_path / "games")

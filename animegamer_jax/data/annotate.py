@@ -1,15 +1,19 @@
 """Annotation by a model (PAPER section 3.1): who does what, where and when, in every kept clip.
 
 A model answers about one clip at a time, in the form of `Annotation`. Each answer is kept on disk
-(`cache/`) under a digest of the clip, the question and the model's name, so no question is paid
-for twice, whenever a run ends. A clip without a valid answer is set aside with the reason.
+(`cache/`) under a digest of the clip, the question, the model's name and its temperature, so the
+same question is not paid for twice, whenever a run ends. A clip without a valid answer is set aside
+with the reason.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from etils import epath
@@ -21,6 +25,7 @@ from animegamer_jax.data.annotations import (
     Label,
     Unannotated,
     clips_digest,
+    forget_failure,
     keep_cast,
     read_labels,
     read_report,
@@ -29,8 +34,9 @@ from animegamer_jax.data.annotations import (
 from animegamer_jax.data.cast import NOBODY, Cast
 from animegamer_jax.data.endpoint import AskSettings, Endpoint, NoAnswerError, connected
 from animegamer_jax.data.question import VERSION, Question
-from animegamer_jax.data.shotfiles import ClipArchive, read_json, write_json
+from animegamer_jax.data.shotfiles import ClipArchive, add_json, read_json
 from animegamer_jax.data.shots import ClipRow, ShotsFolder
+from animegamer_jax.data.usage import Usage, UsageFile
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage import telling
 
@@ -38,6 +44,21 @@ Progress = Callable[[str, int, int], None]
 
 _CACHE = "cache"
 _KEPT = 10_000  # letters of a wrong answer that are kept
+_WRITERS = 4
+_TELL_EVERY = 60.0  # seconds between words on a slow server
+
+
+class FilmError(UserError):
+    """A film that cannot be annotated; others can."""
+
+
+@contextlib.contextmanager
+def _of_film() -> Iterator[None]:
+    """What goes wrong in the block is of the film."""
+    try:
+        yield
+    except UserError as error:
+        raise FilmError(str(error)) from error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,40 +81,20 @@ class Asked:
     completion_tokens: int
 
 
-@dataclasses.dataclass
-class Usage:
-    """What a run has asked for so far.
-
-    Attributes:
-        requests: answered questions.
-        prompt_tokens, completion_tokens: as the server counts them.
-        cached: answers that were on disk.
-    """
-
-    requests: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached: int = 0
-
-    def cost(self, settings: AskSettings) -> float | None:
-        """In the currency of the prices; None: there are none."""
-        prices = settings.prompt_price, settings.completion_price
-        if prices == (None, None):
-            return None
-        tokens = self.prompt_tokens, self.completion_tokens
-        return sum(n * (price or 0.0) / 1e6 for n, price in zip(tokens, prices, strict=True))
-
-
 class Annotator:
-    """A model that is asked about clips of one cast.
+    """A model that is asked about clips of one cast; one is for all films of a process.
 
     Args:
         cast: with its pictures.
         settings: which model, and how.
         on_progress: called with the film, clips done, and clips.
+        on_wait: called with a line about a slow or busy server, now and then.
 
     Attributes:
         usage: of all films so far.
+
+    Raises:
+        UserError: the settings name no model.
     """
 
     def __init__(
@@ -102,16 +103,44 @@ class Annotator:
         settings: AskSettings,
         *,
         on_progress: Progress = lambda film, done, total: None,
+        on_wait: Callable[[str], None] = lambda line: None,
     ):
-        self.cast, self.settings, self.on_progress = cast, settings, on_progress
-        self.usage = Usage()
+        if settings.model is None:
+            raise UserError("model: expected the name of a model at the endpoint, found none")
+        self.cast, self.settings = cast, settings
+        self.on_progress, self._on_wait = on_progress, on_wait
+        self.usage, self.usage_file = Usage(), UsageFile()
         self._failures = 0
+        self._told_to_wait = -_TELL_EVERY
+        self._questions: dict[float, Question] = {}
 
     def question(self, folder: ShotsFolder) -> Question:
         """What is asked about the clips of a folder."""
+        s, seconds = self.settings, folder.settings.clip_seconds
+        if seconds not in self._questions:
+            made = Question(self.cast, frames=s.frames, side=s.side, seconds=seconds)
+            self._questions[seconds] = made
+        return self._questions[seconds]
+
+    def asked(self, folder: ShotsFolder) -> str:
+        """What an answer depends on beside the clip: question, model, temperature."""
         s = self.settings
-        seconds = folder.settings.clip_seconds
-        return Question(self.cast, frames=s.frames, side=s.side, seconds=seconds)
+        return f"{self.question(folder).digest} {s.model} {s.temperature}"
+
+    def asked_digest(self, folder: ShotsFolder) -> str:
+        """SHA-256 of it."""
+        return hashlib.sha256(self.asked(folder).encode()).hexdigest()
+
+    def sent(self, retry: int) -> None:
+        """Counts a request, and tells of one that was sent before."""
+        s, now = self.settings, time.monotonic()
+        self.usage.requests += 1
+        if retry and now - self._told_to_wait > _TELL_EVERY:
+            self._told_to_wait = now
+            self._on_wait(
+                f"{s.endpoint}: no answer within {s.timeout:g} s, or too busy for one: asking "
+                f"again ({retry} of {s.retries} times)"
+            )
 
     async def ask(
         self, endpoint: Endpoint, question: Question, clip: UInt8[np.ndarray, "f h w 3"]
@@ -128,9 +157,8 @@ class Annotator:
             found = await endpoint.ask(messages, question.schema)
             attempt += 1
             prompt, completion = prompt + found.prompt_tokens, completion + found.completion_tokens
-            self.usage.requests += 1
-            self.usage.prompt_tokens += found.prompt_tokens
-            self.usage.completion_tokens += found.completion_tokens
+            prices = self.settings.prompt_price, self.settings.completion_price
+            self.usage.add_answer((found.prompt_tokens, found.completion_tokens), prices)
             asked = Asked(
                 answer=found.text[:_KEPT],
                 attempts=attempt,
@@ -169,18 +197,30 @@ class Annotator:
 def annotate_film(folder: ShotsFolder, film: str, annotator: Annotator) -> FilmAnnotation:
     """Annotates the kept clips of a finished film, and writes what was found when it is whole.
 
-    What people wrote of a clip stays. The files do not depend on the number of workers, nor on how
-    often the run was ended and begun again.
+    What people wrote of a clip stays. A film of which all that was asked is answered stays as it
+    is. The files do not depend on the number of questions at a time, nor on how often the run was
+    ended and begun again.
 
     Raises:
-        UserError: the server cannot be used, a clip is damaged, the disk refuses. Answers that
-            came before are kept.
+        FilmError: a file of the film is damaged, or people wrote of it what does not fit.
+        UserError: the server cannot be used, or the disk refuses. Answers that came before are
+            kept.
     """
-    rows = [row for row in folder.rows(film) if row.dropped is None]
-    by_people = _labels_by_people(folder, film, rows, annotator.cast)
-    keep_cast(folder, annotator.cast)
     run = _Run(folder, film, annotator)
-    asyncio.run(run.fill(row for row in rows if row.clip not in by_people))
+    with _of_film():
+        rows = [row for row in folder.rows(film) if row.dropped is None]
+        report, known = read_report(folder, film), read_labels(folder, film)
+        by_people = _labels_by_people(folder, film, rows, annotator.cast, report, known)
+    keep_cast(folder, annotator.cast)
+    if report is not None and _is_whole(report, rows, run, known):
+        forget_failure(folder, film)
+        annotator.usage.cached += report.by_model
+        annotator.on_progress(film, len(rows), len(rows))
+        return report
+    try:
+        asyncio.run(run.fill(row for row in rows if row.clip not in by_people))
+    finally:
+        annotator.usage_file.write(folder, annotator.usage)
     labels, aside = dict(by_people), []
     for row in rows:
         if row.clip in by_people:
@@ -201,6 +241,7 @@ def annotate_film(folder: ShotsFolder, film: str, annotator: Annotator) -> FilmA
         clips=clips_digest(rows),
         model=annotator.settings.model,
         prompt=VERSION,
+        asked=run.asked,
         by_model=len(labels) - len(by_people),
         by_people=len(by_people),
         set_aside=len(aside),
@@ -212,16 +253,32 @@ def annotate_film(folder: ShotsFolder, film: str, annotator: Annotator) -> FilmA
     return report
 
 
+def _is_whole(
+    report: FilmAnnotation, rows: list[ClipRow], run: "_Run", labels: Mapping[int, Label]
+) -> bool:
+    """Whether nothing is left to ask of a film."""
+    return (
+        report.asked == run.asked
+        and report.clips == clips_digest(rows)
+        and not report.set_aside
+        and labels.keys() == {row.clip for row in rows}
+    )
+
+
 def _labels_by_people(
-    folder: ShotsFolder, film: str, rows: list[ClipRow], cast: Cast
+    folder: ShotsFolder,
+    film: str,
+    rows: list[ClipRow],
+    cast: Cast,
+    report: FilmAnnotation | None,
+    labels: Mapping[int, Label],
 ) -> dict[int, Label]:
     """What people wrote of these clips before.
 
     Raises:
         UserError: they wrote of other clips, or of somebody who is not of the cast.
     """
-    report, labels = read_report(folder, film), read_labels(folder, film).values()
-    by_people = {label.clip: label for label in labels if label.source == "people"}
+    by_people = {clip: label for clip, label in labels.items() if label.source == "people"}
     file = folder.folder(film) / "annotations.jsonl"
     other = report is not None and report.clips != clips_digest(rows)
     if by_people and (other or not by_people.keys() <= {row.clip for row in rows}):
@@ -254,8 +311,8 @@ class _Run:
         self._folder, self._film, self._annotator = folder, film, annotator
         self.question = annotator.question(folder)
         self.told: dict[str, Asked | NoAnswerError] = {}
-        s = annotator.settings
-        self._about = f"{self.question.digest} {s.model} {s.temperature}"
+        self._about = annotator.asked(folder)
+        self.asked = annotator.asked_digest(folder)
 
     async def fill(self, rows: Iterable[ClipRow]) -> None:
         """Gets an answer for every clip, from the disk or from the model.
@@ -264,9 +321,8 @@ class _Run:
             UserError: as `annotate_film`.
         """
         clips = {row.digest: row for row in rows}
-        for digest in clips:
-            if (found := self._cached(digest)) is not None:
-                self.told[digest] = found
+        found = await asyncio.gather(*(asyncio.to_thread(self._cached, d) for d in clips))
+        self.told.update((d, one) for d, one in zip(clips, found, strict=True) if one is not None)
         self._annotator.usage.cached += len(self.told)
         self._annotator.on_progress(self._film, len(self.told), len(clips))
         missing = [row for digest, row in clips.items() if digest not in self.told]
@@ -274,23 +330,36 @@ class _Run:
             await self._ask_about(missing, len(clips))
 
     async def _ask_about(self, rows: list[ClipRow], total: int) -> None:
-        missing = iter(rows)
-        settings = self._annotator.settings
+        missing, annotator = iter(rows), self._annotator
+        settings = annotator.settings
         try:
-            with self._folder.clips(self._film) as archive:
-                async with connected(settings) as endpoint, asyncio.TaskGroup() as group:
-                    for _ in range(settings.workers):
-                        group.create_task(self._work(endpoint, archive, missing, total))
+            with contextlib.ExitStack() as stack:
+                with _of_film():
+                    archive = stack.enter_context(self._folder.clips(self._film))
+                writers = stack.enter_context(ThreadPoolExecutor(_WRITERS))  # waits for the last
+                async with (
+                    connected(settings, on_request=annotator.sent) as endpoint,
+                    asyncio.TaskGroup() as group,
+                ):
+                    for _ in range(settings.parallel):
+                        group.create_task(self._work(endpoint, archive, missing, writers, total))
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+            of_run = [error for error in errors.exceptions if not isinstance(error, FilmError)]
+            raise (of_run or errors.exceptions)[0] from None
 
     async def _work(
-        self, endpoint: Endpoint, archive: ClipArchive, rows: Iterator[ClipRow], total: int
+        self,
+        endpoint: Endpoint,
+        archive: ClipArchive,
+        rows: Iterator[ClipRow],
+        writers: ThreadPoolExecutor,
+        total: int,
     ) -> None:
         """One worker: clip after clip, while there are some."""
         annotator = self._annotator
         for row in rows:
-            clip = await asyncio.to_thread(archive.frames, row.clip)
+            with _of_film():
+                clip = await asyncio.to_thread(archive.frames, row.clip)
             try:
                 asked = await annotator.ask(endpoint, self.question, clip)
             except NoAnswerError as error:
@@ -298,7 +367,9 @@ class _Run:
                 annotator.failed(str(error))
             else:
                 self.told[row.digest] = asked
-                write_json(self._file(row.digest), to_json(asked))
+                # Beside the questions, and to its end even where the run ends now.
+                kept = writers.submit(self._keep, row.digest, asked)
+                await asyncio.shield(asyncio.wrap_future(kept))
                 self._count(asked)
             annotator.on_progress(self._film, len(self.told), total)
 
@@ -309,6 +380,10 @@ class _Run:
             self._annotator.failed(_why(asked, error))
         else:
             self._annotator.succeeded()
+
+    def _keep(self, digest: str, asked: Asked) -> None:
+        add_json(self._file(digest), to_json(asked))
+        self._annotator.usage_file.update(self._folder, self._annotator.usage)
 
     def _file(self, digest: str) -> epath.Path:
         key = hashlib.sha256(f"{self._about} {digest}".encode()).hexdigest()

@@ -3,6 +3,7 @@
     FILM/annotations.jsonl    {"clip": n, FIELDS, "source": "model" or "people"} a line
     FILM/unannotated.jsonl    {"clip": n, "reason": ..., "answer": ...} a line
     FILM/annotation.json      a `FilmAnnotation`; written last: a film that has one is annotated
+    FILM/annotation-failed.json   {"reason": ...}, where the last attempt ended with it
     characters.json           the cast
 
 FILM is the film's id, FIELDS are those of `Annotation`.
@@ -25,6 +26,7 @@ from animegamer_jax.storage import telling
 
 CAST_FILE = "characters.json"
 REPORT_FILE = "annotation.json"
+FAILURE_FILE = "annotation-failed.json"
 
 _AGAIN = "correct it, or remove the file and annotate again"
 
@@ -144,6 +146,8 @@ class FilmAnnotation:
         clips: digest of the clips (`clips_digest`).
         model: that was asked; None: nobody but people.
         prompt: version of the question.
+        asked: digest of all that was asked but the clips: question, model, temperature; None: of
+            people, or by a version that did not note it.
         by_model, by_people: number of annotations from each.
         set_aside: number of clips in `unannotated.jsonl`.
         requests, prompt_tokens, completion_tokens: that the model's answers took.
@@ -154,6 +158,7 @@ class FilmAnnotation:
     clips: str
     model: str | None = None
     prompt: int | None = None
+    asked: str | None = None
     by_model: int = 0
     by_people: int = 0
     set_aside: int = 0
@@ -196,7 +201,7 @@ def write_labels(
     *,
     unannotated: Iterable[Unannotated],
 ) -> None:
-    """Replaces what is said of a film, by clip; the report comes last.
+    """Replaces what is said of a film, by clip; the report comes last, and no failure is left.
 
     Raises:
         UserError: the disk refuses.
@@ -210,6 +215,7 @@ def write_labels(
         unannotated=[to_json(row) for row in sorted(unannotated, key=lambda row: row.clip)],
     )
     write_json(file, to_json(report))
+    forget_failure(folder, report.film)
 
 
 def read_report(folder: ShotsFolder, film: str) -> FilmAnnotation | None:
@@ -221,7 +227,46 @@ def read_report(folder: ShotsFolder, film: str) -> FilmAnnotation | None:
     file = folder.folder(film) / REPORT_FILE
     with telling(file, "cannot be read", mend="check the path"):
         there = file.exists()
-    return from_json(FilmAnnotation, read_json(file), os.fspath(file)) if there else None
+    if not there:
+        return None
+    value = read_json(file)
+    if isinstance(value, dict):
+        value = {"asked": None, **value}  # older files lack it
+    return from_json(FilmAnnotation, value, os.fspath(file))
+
+
+def note_failure(folder: ShotsFolder, film: str, reason: str) -> None:
+    """Notes that a film cannot be annotated.
+
+    Raises:
+        UserError: the disk refuses.
+    """
+    write_json(folder.folder(film) / FAILURE_FILE, {"reason": reason})
+
+
+def read_failure(folder: ShotsFolder, film: str) -> str | None:
+    """Why a film could not be annotated; None: no attempt failed since it was.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    file = folder.folder(film) / FAILURE_FILE
+    with telling(file, "cannot be read", mend="check the path"):
+        there = file.exists()
+    if not there:
+        return None
+    return from_json(dict[str, str], read_json(file), os.fspath(file)).get("reason", "?")
+
+
+def forget_failure(folder: ShotsFolder, film: str) -> None:
+    """Removes the note that a film could not be annotated, if there is one.
+
+    Raises:
+        UserError: the disk refuses.
+    """
+    file = folder.folder(film) / FAILURE_FILE
+    with telling(file, "cannot be written", mend="check the path"):
+        file.unlink(missing_ok=True)
 
 
 def read_unannotated(folder: ShotsFolder, film: str) -> list[Unannotated]:

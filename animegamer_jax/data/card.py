@@ -15,7 +15,7 @@ from typing import Any
 from etils import epath
 
 from animegamer_jax.bundle_config import to_json
-from animegamer_jax.data.annotations import FilmAnnotation, Label
+from animegamer_jax.data.annotations import FilmAnnotation, Label, read_failure
 from animegamer_jax.data.cast import Cast
 from animegamer_jax.data.filmgames import FilmGame
 from animegamer_jax.data.sets import Record
@@ -47,12 +47,22 @@ def first_dropped(folder: ShotsFolder, film: str, reason: str) -> DroppedClip:
     return DroppedClip(film, row.start, folder.read_picture(film, row.clip))
 
 
+def films_set_aside(folder: ShotsFolder) -> list[dict[str, str]]:
+    """What the card tells of each film that could not be cut, or not be annotated."""
+    aside = [{"film": f.film, "name": f.name, "reason": f.reason} for f in folder.failed()]
+    for film in folder.films():
+        if (reason := read_failure(folder, film)) is not None:
+            aside.append({"film": film, "name": folder.report(film).name, "reason": reason})
+    return aside
+
+
 @dataclasses.dataclass
 class Tally:
     """Counts over films and games, filled film by film.
 
     Attributes:
         cast: the characters.
+        aside: films that could not be used (`films_set_aside`).
         films: what the card tells of each film.
         games, turns: number of each, by split.
         lengths: number of games by their turns.
@@ -63,6 +73,7 @@ class Tally:
     """
 
     cast: Cast
+    aside: list[dict[str, str]] = dataclasses.field(default_factory=list)
     films: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     games: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     turns: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
@@ -179,6 +190,7 @@ def _content(tally: Tally, *, made: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "totals": {
             "films": len(tally.films),
+            "films_set_aside": len(tally.aside),
             "film_seconds": round(sum(film["seconds"] for film in tally.films), 3),
             "clips_kept": sum(film["clips_kept"] for film in tally.films),
             "clips_dropped": dict(sorted(dropped.items())),
@@ -206,6 +218,7 @@ def _content(tally: Tally, *, made: Mapping[str, Any]) -> dict[str, Any]:
         },
         "made": to_json(made),
         "films": tally.films,
+        "films_set_aside": tally.aside,
     }
 
 
@@ -253,6 +266,10 @@ def _text(card: Mapping[str, Any]) -> list[str]:
         ("film", "file", "minutes", "kept", "dropped", "games", "turns", "annotated by"),
         [_film_cells(film) for film in card["films"]],
     )
+    if card["films_set_aside"]:
+        lines += ["## Films that could not be used", ""]
+        aside = [(film["name"], film["reason"]) for film in card["films_set_aside"]]
+        lines += _table(("file", "why"), aside)
     lines += ["## Clips that are not in the set", ""]
     left = [(name, number) for name, number in total["clips_dropped"].items()]
     left += total["clips_unused"].items()

@@ -61,7 +61,11 @@ class Cast:
     """
 
     characters: tuple[Character, ...]
-    pictures: Mapping[str, bytes] = dataclasses.field(default_factory=dict, repr=False)
+    pictures: Mapping[str, bytes] = dataclasses.field(
+        default_factory=dict,
+        repr=False,
+        compare=False,  # the characters hold their digests
+    )
 
     @property
     def names(self) -> tuple[str, ...]:

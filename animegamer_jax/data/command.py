@@ -77,28 +77,45 @@ def features(
     batch: int = 16,
     shard: int = 256,
     size: Literal["toy", "full"] = "toy",
+    coordinator: str | None = None,
+    hosts: int | None = None,
+    host: int | None = None,
+    connect_seconds: int = 300,
 ) -> int:
     """Compute what the networks make of a games set: texts, frames and clips.
 
-    The same command goes on after a stop.
+    The same command goes on after a stop. Given on several hosts, it shares the work out.
 
     Args:
         model: The bundle with T5, CLIP and the VAE.
         data: The games set.
-        out: The folder to write.
+        out: The folder to write: a path that all hosts share, or gs://.
         frame: The frame of each clip that CLIP sees; the paper's is the first.
-        batch: Turns at a time, a multiple of the devices.
+        batch: Turns at a time on a host, a multiple of its devices.
         shard: Turns of a file; a stop loses no more.
         size: Where the bundle has no shot encoder yet, motion texts have this size's tokens.
+        coordinator: HOST:PORT of host 0, where JAX does not find the hosts by itself (it does on
+            TPU machines and under Slurm).
+        hosts: How many there are, with --coordinator.
+        host: The number of this one, with --coordinator.
+        connect_seconds: To wait for the other hosts.
     """
+    from animegamer_jax.train.hosts import check_agreement, join_hosts, together
+
+    join_hosts(coordinator=coordinator, hosts=hosts, host=host, seconds=connect_seconds)
+    import jax
+
     from animegamer_jax.bundle import Bundle
     from animegamer_jax.configs import SIZES
     from animegamer_jax.data.features import write_features
     from animegamer_jax.data.sets import open_games
 
-    bundle, games = Bundle.open(model), open_games(data)
-    encoder = bundle.config.encoder or SIZES[size]().encoder
-    assert encoder is not None  # each named size has one
+    with together():
+        bundle, games = Bundle.open(model), open_games(data)
+        encoder = bundle.config.encoder or SIZES[size]().encoder
+        assert encoder is not None  # each named size has one
+    about = {"model": model, "data": data, "out": out, "frame": frame, "shard": shard}
+    check_agreement({**about, "size": size})
     with show_progress("turns") as tell:
         info = write_features(
             out,
@@ -110,27 +127,31 @@ def features(
             shard_size=shard,
             on_progress=tell,
         )
-    counts = ", ".join(f"{split} {count}" for split, count in info.splits.items())
-    print(f"{out}: features of {sum(info.splits.values())} turns ({counts})")
+    if jax.process_index() == 0:
+        counts = ", ".join(f"{split} {count}" for split, count in info.splits.items())
+        print(f"{out}: features of {sum(info.splits.values())} turns ({counts})")
     return 0
 
 
 @contextlib.contextmanager
-def show_progress(unit: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Tells how far each split is: a bar on a terminal, else a line now and then."""
+def show_progress(
+    unit: str, *, note: Callable[[], str] = lambda: ""
+) -> Iterator[Callable[[str, int, int], None]]:
+    """Tells how far each split is, with a note: a bar on a terminal, else a line now and then."""
     console = Console(stderr=True)
     if console.is_terminal:
         name = TextColumn("{task.description}", markup=False)  # films have brackets in their names
-        columns = (name, BarColumn(), MofNCompleteColumn())
-        with Progress(*columns, TextColumn(unit), TimeRemainingColumn(), console=console) as bar:
+        told = TextColumn(unit + "{task.fields[note]}")
+        columns = (name, BarColumn(), MofNCompleteColumn(), told, TimeRemainingColumn())
+        with Progress(*columns, console=console) as bar:
             tasks = {}
 
             def draw(split: str, done: int, total: int) -> None:
                 if split not in tasks:
                     if len(tasks) == _MOST_BARS:  # the first stays
                         bar.remove_task(tasks.pop(list(tasks)[1]))
-                    tasks[split] = bar.add_task(split, total=total)
-                bar.update(tasks[split], completed=done)
+                    tasks[split] = bar.add_task(split, total=total, note="")
+                bar.update(tasks[split], completed=done, note=note())
 
             yield draw
         return
@@ -139,6 +160,6 @@ def show_progress(unit: str) -> Iterator[Callable[[str, int, int], None]]:
     def say(split: str, done: int, total: int) -> None:
         if done == total or time.monotonic() - last[0] > _LINE_EVERY:
             last[0] = time.monotonic()
-            print(f"{split}: {done} of {total} {unit}", file=sys.stderr, flush=True)
+            print(f"{split}: {done} of {total} {unit}{note()}", file=sys.stderr, flush=True)
 
     yield say

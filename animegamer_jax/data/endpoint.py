@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, NamedTuple
 
 import openai
@@ -26,29 +26,32 @@ class AskSettings:
     """Which model is asked, and how.
 
     Attributes:
-        model: its name at the endpoint.
-        endpoint: the address before `/chat/completions`.
-        key_variable: the environment variable with the key; local servers need none.
-        workers: questions at a time.
+        model: its name at the endpoint; None: nobody is asked.
+        endpoint: OpenAI-compatible: the address before /chat/completions.
+        key_variable: environment variable that holds the key, on every machine that asks; local
+            servers need none.
+        parallel: questions at a time, in each process.
         attempts: questions about one clip, while its answers are not valid.
         retries: of a request that the server refuses (429, 5xx) or does not answer in time; the
             pauses between them grow.
-        timeout: seconds.
-        patience: clips without a usable answer in a row that end the run.
+        timeout: of an answer, in seconds.
+        patience: clips without a usable answer in a row, of all films of a process, that end the
+            run.
         frames: of a clip that are shown.
         side: pixels of a picture's longer side at most.
-        max_tokens: of an answer.
-        temperature: of the model; None: its own.
-        prompt_price, completion_price: of a million tokens, in any currency; None: not counted.
+        max_tokens: of an answer, with what the model thinks before it.
+        temperature: of the model; None: not sent, for models that have one of their own.
+        prompt_price: of a million tokens, in any currency; None: not counted.
+        completion_price: of a million tokens.
 
     Raises:
         UserError: a value out of range.
     """
 
-    model: str
+    model: str | None = None
     endpoint: str = "http://localhost:8000/v1"
     key_variable: str = "OPENAI_API_KEY"
-    workers: int = 8
+    parallel: int = 8
     attempts: int = 3
     retries: int = 4
     timeout: float = 120.0
@@ -61,7 +64,7 @@ class AskSettings:
     completion_price: float | None = None
 
     def __post_init__(self) -> None:
-        least = {"workers": 1, "attempts": 1, "retries": 0, "patience": 1, "frames": 1, "side": 32}
+        least = {"parallel": 1, "attempts": 1, "retries": 0, "patience": 1, "frames": 1, "side": 32}
         for name, low in (least | {"max_tokens": 16}).items():
             if (value := getattr(self, name)) < low:
                 raise UserError(f"{name} {value}: expected {low} or more")
@@ -74,7 +77,7 @@ class AskSettings:
             raise UserError(
                 f"endpoint {self.endpoint!r}: expected an address such as http://localhost:8000/v1"
             )
-        if not self.model.strip():
+        if self.model is not None and not self.model.strip():
             raise UserError("model: expected the name of a model at the endpoint, found none")
 
     def key(self) -> str:
@@ -209,17 +212,29 @@ def _count(usage: Any, name: str) -> int:
 
 
 @contextlib.asynccontextmanager
-async def connected(settings: AskSettings) -> AsyncIterator[Endpoint]:
+async def connected(
+    settings: AskSettings, *, on_request: Callable[[int], None] = lambda retry: None
+) -> AsyncIterator[Endpoint]:
     """A connection for some questions.
+
+    Args:
+        settings: which model is asked, and how.
+        on_request: called with each request: 0, or how many times it was sent before.
 
     Raises:
         UserError: the key cannot be one.
     """
+    key = settings.key()
+
+    async def tell(request: Any) -> None:
+        on_request(int(request.headers.get("x-stainless-retry-count", 0)))  # the client's own
+
     client = openai.AsyncOpenAI(
-        api_key=settings.key(),
+        api_key=key,
         base_url=settings.endpoint,
         max_retries=settings.retries,
         timeout=settings.timeout,
+        http_client=openai.DefaultAsyncHttpxClient(event_hooks={"request": [tell]}),
     )
     async with client:
         yield Endpoint(client, settings)

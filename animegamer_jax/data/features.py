@@ -12,38 +12,42 @@ import dataclasses
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Float16, Int, UInt8
 
 from animegamer_jax.bundle import Bundle
 from animegamer_jax.data.sets import (
+    INFO_FILE,
     FeatureInfo,
     GamesSet,
     Part,
     Record,
     SetInfo,
 )
-from animegamer_jax.data.shards import ShardedSet, begin_set, shard_ranges
+from animegamer_jax.data.shards import ShardedSet, begin_set, folder_digest, shard_ranges
 from animegamer_jax.data.turns import Frame, check_clips, read_frames
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.models.vae import VAE
 from animegamer_jax.sharding import make_mesh, partition_spec
+from animegamer_jax.storage import telling
 from animegamer_jax.tokenizer import Tokenizer
+from animegamer_jax.train.hosts import together
 
 Progress = Callable[[str, int, int], None]
 T = TypeVar("T")
 
 _GROUP = 4  # batches that are read ahead, so that what is new in them fills whole ones
 _REMEMBERED = 1 << 28  # bytes of features that are kept for clips which come again
+_WHOLE = 1 << 24  # bytes of a tokenizer's file, which are all read
+_CARD = "card.json"  # `card.CARD_JSON`, whose module needs more than this one
 
 
 def signed(frames: UInt8[Array, "*b h w 3"]) -> Float[Array, "*b h w 3"]:
@@ -202,7 +206,7 @@ def write_features(
 ) -> SetInfo:
     """Writes the features of every turn of a games set, or goes on with what was begun.
 
-    Called on every host of a run, it writes each shard once.
+    Called on every host of a run, it writes each shard once; a mistake of one host stops them all.
 
     Args:
         path: must be free, or hold such a set on its way.
@@ -216,7 +220,57 @@ def write_features(
 
     Raises:
         UserError: a network or the tokenizer is missing or of another size, a clip cannot be read,
-            the place is taken, the devices do not divide the batch, the disk refuses.
+            the place is taken, what was begun there was made of another games set, bundle or shard
+            size, the devices do not divide the batch, the disk refuses.
+    """
+    with together():
+        maker = _make_maker(
+            bundle,
+            games,
+            num_text_tokens=num_text_tokens,
+            frame=frame,
+            batch_size=batch_size,
+            shard_size=shard_size,
+        )
+        info = dataclasses.replace(
+            games.info,
+            kind="features",
+            made_by="animegamer data features",
+            splits={},
+            features=_describe(maker, bundle, games),
+        )
+        ranges = {s: shard_ranges(n, size=shard_size) for s, n in games.info.splits.items()}
+        shards = {split: len(found) for split, found in ranges.items()}
+        made_of: dict[str, Any] = {
+            "shard_size": shard_size,
+            "games": _games_digest(games),
+            "bundle": _bundle_digest(bundle),
+        }
+        if jax.process_index() == 0:
+            begin_set(path, info, shards=shards, made_of=made_of)
+    with together():
+        written = begin_set(path, info, shards=shards, made_of=made_of)  # the others find it so
+        for split, places in ranges.items():
+            _write_split(written, split, places, maker=maker, games=games, on_progress=on_progress)
+    with together():
+        if jax.process_index() == 0:
+            written.finish(expected=games.info.splits)
+    return dataclasses.replace(info, splits=dict(games.info.splits))
+
+
+def _make_maker(
+    bundle: Bundle,
+    games: GamesSet,
+    *,
+    num_text_tokens: int,
+    frame: Frame,
+    batch_size: int,
+    shard_size: int,
+) -> FeatureMaker:
+    """The networks on this host's devices, when all numbers can be.
+
+    Raises:
+        UserError: as `write_features`.
     """
     numbers = {"batch": batch_size, "text tokens": num_text_tokens, "shard": shard_size}
     for name, number in numbers.items():
@@ -230,7 +284,7 @@ def write_features(
     check_clips(games, bundle.config)
     tokenizer = _tokenizer(bundle)
     mesh = make_mesh({"data": devices}, devices=jax.local_devices())
-    maker = FeatureMaker(
+    return FeatureMaker(
         t5=cast(T5Encoder, bundle.load("t5", mesh=mesh)),
         clip=cast(CLIP, bundle.load("clip", mesh=mesh)),
         vae=cast(VAE, bundle.load("vae", mesh=mesh)),
@@ -240,21 +294,22 @@ def write_features(
         batch_size=batch_size,
         mesh=mesh,
     )
-    info = dataclasses.replace(
-        games.info,
-        kind="features",
-        made_by="animegamer data features",
-        splits={},
-        features=_describe(maker, bundle, games),
-    )
-    ranges = {s: shard_ranges(n, size=shard_size) for s, n in games.info.splits.items()}
-    written = _begin(path, info, {split: len(found) for split, found in ranges.items()})
-    for split, places in ranges.items():
-        _write_split(written, split, places, maker=maker, games=games, on_progress=on_progress)
-    _wait_for_all("written")
-    info = written.finish() if jax.process_index() == 0 else info
-    _wait_for_all("finished")
-    return info
+
+
+def _games_digest(games: GamesSet) -> dict[str, str]:
+    """Tells a games set from another one: its description, its card, its files."""
+    about = hashlib.sha256()
+    with telling(games.path, "cannot be read", mend="check the path"):
+        for name in (INFO_FILE, _CARD):
+            if (file := games.path / name).exists():
+                about.update(file.read_bytes())
+    return {"about": about.hexdigest()[:16], "records": folder_digest(games.path / "games")}
+
+
+def _bundle_digest(bundle: Bundle) -> dict[str, str]:
+    """Tells the networks that make features from others: all but the middle of large files."""
+    networks = {name: folder_digest(bundle.path / name) for name in ("t5", "clip", "vae")}
+    return {**networks, "tokenizer": folder_digest(bundle.path / "tokenizer", ends=_WHOLE)}
 
 
 def _write_split(
@@ -277,19 +332,6 @@ def _write_split(
         records = maker.records((turns[i] for i in places[shard]), games.info)
         done += written.write(split, shard, records)
         on_progress(split, done, len(turns))
-
-
-def _begin(path: epath.PathLike, info: SetInfo, shards: Mapping[str, int]) -> ShardedSet:
-    """The first host lays the folder out, the others find it so."""
-    if jax.process_index() == 0:
-        begin_set(path, info, shards=shards)
-    _wait_for_all("begun")
-    return begin_set(path, info, shards=shards)
-
-
-def _wait_for_all(name: str) -> None:
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(f"features {name}")
 
 
 def _tokenizer(bundle: Bundle) -> Tokenizer:

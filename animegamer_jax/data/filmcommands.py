@@ -1,10 +1,13 @@
 """`animegamer data films`, `annotate`, `games` and `show`: from films to a games set."""
 
+import contextlib
 import functools
 import os
 import sys
+import time
+import urllib.parse
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -14,9 +17,15 @@ from animegamer_jax.data.endpoint import AskSettings
 from animegamer_jax.data.filmgames import GamesSettings
 from animegamer_jax.data.shots import FilmSettings, ShotsFolder, open_shots, path_id
 from animegamer_jax.errors import UserError
+from animegamer_jax.storage import is_bucket
+
+if TYPE_CHECKING:
+    from animegamer_jax.data.annotate import Annotator
+    from animegamer_jax.data.cast import Cast
 
 Unprefixed = tyro.conf.arg(name="")
-_FILMS, _GAMES, _HERE = FilmSettings(), GamesSettings(), beam.Machines()
+_FILMS, _GAMES, _HERE, _ASK = FilmSettings(), GamesSettings(), beam.Machines(), AskSettings()
+_LOOK_EVERY = 5.0  # seconds between counts of what was asked
 
 
 def films(
@@ -86,92 +95,147 @@ def annotate(
     shots: Annotated[str, tyro.conf.Positional],
     *,
     characters: str,
-    model: str | None = None,
     people: str | None = None,
-    endpoint: str = "http://localhost:8000/v1",
-    key_variable: str = "OPENAI_API_KEY",
-    parallel: int = 8,
-    attempts: int = 3,
-    timeout: float = 120.0,
-    prompt_price: float | None = None,
-    completion_price: float | None = None,
+    settings: Annotated[AskSettings, Unprefixed] = _ASK,
     machines: Annotated[beam.Machines, Unprefixed] = _HERE,
 ) -> int:
     """Say of every clip who does what, where and when: by a model, by people, or by both.
 
-    The same command goes on after a stop: no answer is asked for twice.
+    The same command goes on after a stop: no answer is asked for twice. A film that cannot be
+    annotated is set aside and told at the end, with status 2.
 
     Args:
         shots: The shots folder.
         characters: TOML file of the characters: name, aliases, images.
-        model: To ask, by its name at the endpoint.
         people: CSV or JSONL file of annotations that people wrote; taken over first.
-        endpoint: OpenAI-compatible: the address before /chat/completions.
-        key_variable: Environment variable that holds the endpoint's key; local servers need none.
-        parallel: Questions at a time, in each worker.
-        attempts: Questions about one clip while its answers are not valid.
-        timeout: Of an answer, in seconds.
-        prompt_price: Of a million tokens, to show what the answers cost.
-        completion_price: Of a million tokens.
+        settings: Which model is asked, and how.
         machines: Where the work is done.
     """
-    from animegamer_jax.data.annotate import Usage
-    from animegamer_jax.data.annotations import read_report
     from animegamer_jax.data.cast import read_cast
     from animegamer_jax.data.people import annotate_by_people
 
-    if model is None and people is None:
+    if settings.model is None and people is None:
         raise UserError("expected --model NAME to ask, or --people FILE, or both; found neither")
+    if settings.model is not None:
+        _refuse_out_of_reach(shots, settings, machines)
     folder, cast = open_shots(shots), read_cast(characters)
     if people is not None:
         taken = annotate_by_people(folder, people, cast)
         print(f"{people}: {sum(taken.values())} annotations of {len(taken)} films")
-    if model is None:
+    if settings.model is None:
         return 0
-    settings = AskSettings(
-        model=model,
-        endpoint=endpoint,
-        key_variable=key_variable,
-        workers=parallel,
-        attempts=attempts,
-        timeout=timeout,
-        prompt_price=prompt_price,
-        completion_price=completion_price,
-    )
     every = folder.films()
     if not every:
         raise UserError(f"{shots}: no finished films: run `animegamer data films`")
-    ask = functools.partial(_ask, folder=folder, characters=characters, settings=settings)
-    with show_progress("films and clips") as tell:
+    _annotator.cache_clear()  # of an earlier run in this process
+    asked = _annotator(cast, settings).asked_digest(folder)
+    with show_progress("films and clips", note=_usage_note(folder)) as tell:
         beam.for_each(
             every,
-            ask,
+            functools.partial(_ask, folder=folder, cast=cast, settings=settings),
             machines=machines,
             label="annotate",
+            done=lambda: _count_annotated(folder, every, asked),
             on_progress=tell,
         )
-    reports = [report for film in every if (report := read_report(folder, film))]
-    usage = Usage(
-        requests=sum(report.requests for report in reports),
-        prompt_tokens=sum(report.prompt_tokens for report in reports),
-        completion_tokens=sum(report.completion_tokens for report in reports),
-    )
-    cost = usage.cost(settings)
+    return _tell_annotated(folder, every)
+
+
+def _refuse_out_of_reach(shots: str, settings: AskSettings, machines: beam.Machines) -> None:
+    """Other machines reach neither this one's folders nor its servers by `localhost`."""
+    if machines.is_local:
+        return
+    host = urllib.parse.urlsplit(settings.endpoint).hostname or ""
+    if host in ("localhost", "::1", "0.0.0.0") or host.startswith("127."):
+        raise UserError(
+            f"--endpoint {settings.endpoint}: expected an address that the machines of "
+            f"{machines.runner} reach, found one of this machine alone"
+        )
+    if not is_bucket(shots):
+        raise UserError(
+            f"{shots}: expected a folder that the machines of {machines.runner} reach, such as "
+            "gs://bucket/shots, found one of this machine"
+        )
+
+
+def _tell_annotated(folder: ShotsFolder, films: Sequence[str]) -> int:
+    """Tells what there is now, and which films were set aside; the exit status.
+
+    Raises:
+        UserError: no clip was annotated.
+    """
+    from animegamer_jax.data.annotations import read_failure, read_report, read_unannotated
+    from animegamer_jax.data.usage import read_usage
+
+    failures = {film: reason for film in films if (reason := read_failure(folder, film))}
+    whole = [film for film in films if film not in failures]
+    reports = [report for film in whole if (report := read_report(folder, film))]
+    by_model = sum(report.by_model for report in reports)
+    by_people = sum(report.by_people for report in reports)
+    aside = [report for report in reports if report.set_aside]
     print(
-        f"{shots}: {sum(report.by_model for report in reports)} clips by {model}, "
-        f"{sum(report.by_people for report in reports)} by people, "
-        f"{sum(report.set_aside for report in reports)} set aside; over all runs "
-        f"{usage.requests:,} requests, {usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens"
-        + (f", cost {cost:,.2f}" if cost is not None else "")
+        f"{folder.path}: {by_model} clips annotated by a model, {by_people} by people, "
+        f"{sum(report.set_aside for report in aside)} set aside; {len(failures)} films set aside; "
+        f"over all runs {read_usage(folder)}"
     )
-    return 0
+    for film, reason in failures.items():
+        print(f"  {film}: {reason}")
+    if aside and not by_model + by_people:
+        first = read_unannotated(folder, aside[0].film)[0]
+        raise UserError(
+            f"{folder.path}: no clip has a usable answer, the first: {first.reason}: check the "
+            "server and the model, then run the same command again"
+        )
+    return 2 if failures else 0
 
 
-def _ask(film: str, *, folder: ShotsFolder, characters: str, settings: AskSettings) -> None:
-    from animegamer_jax.data.annotate import Annotator, annotate_film
-    from animegamer_jax.data.cast import read_cast
+def _count_annotated(folder: ShotsFolder, films: Sequence[str], asked: str) -> int:
+    """The films that were asked this, to their end."""
+    from animegamer_jax.data.annotations import read_report
 
-    annotate_film(folder, film, Annotator(read_cast(characters), settings, on_progress=beam.tell))
+    count = 0
+    for film in films:
+        with contextlib.suppress(UserError):  # told when the film's turn comes
+            report = read_report(folder, film)
+            count += report is not None and report.asked == asked
+    return count
+
+
+def _usage_note(folder: ShotsFolder) -> Callable[[], str]:
+    """What was asked since now, in a few words, looked up now and then."""
+    from animegamer_jax.data.usage import Usage, read_usage
+
+    before, found = read_usage(folder), Usage()
+    looked = time.monotonic()
+
+    def note() -> str:
+        nonlocal found, looked
+        if time.monotonic() - looked > _LOOK_EVERY:
+            found, looked = read_usage(folder) - before, time.monotonic()
+        return f"; {found}" if found.requests else ""
+
+    return note
+
+
+@functools.lru_cache(maxsize=1)
+def _annotator(cast: "Cast", settings: AskSettings) -> "Annotator":
+    """One for all films of this process: it counts clips in a row without an answer."""
+    from animegamer_jax.data.annotate import Annotator
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    return Annotator(cast, settings, on_progress=beam.tell, on_wait=say)
+
+
+def _ask(film: str, *, folder: ShotsFolder, cast: "Cast", settings: AskSettings) -> None:
+    from animegamer_jax.data.annotate import FilmError, annotate_film
+    from animegamer_jax.data.annotations import note_failure
+
+    try:
+        annotate_film(folder, film, _annotator(cast, settings))
+    except FilmError as error:
+        note_failure(folder, film, str(error).replace(f"{folder.path}/", ""))
 
 
 def games(
@@ -179,7 +243,7 @@ def games(
     *,
     out: str,
     settings: Annotated[GamesSettings, Unprefixed] = _GAMES,
-    films_a_shard: int = 16,
+    films_a_shard: int = 1,
     machines: Annotated[beam.Machines, Unprefixed] = _HERE,
 ) -> int:
     """Make games of annotated clips: a data set to train on, with a data card.
@@ -197,8 +261,12 @@ def games(
 
     with show_progress("shards") as tell:
 
-        def share(numbers: Sequence[int], function: Callable[[int], None]) -> None:
-            beam.for_each(numbers, function, machines=machines, label="games", on_progress=tell)
+        def share(
+            numbers: Sequence[int], function: Callable[[int], None], done: Callable[[], int]
+        ) -> None:
+            beam.for_each(
+                numbers, function, machines=machines, label="games", done=done, on_progress=tell
+            )
 
         info = write_film_games(
             out, open_shots(shots), settings, films_a_shard=films_a_shard, share=share

@@ -7,8 +7,9 @@ far apart two turns may be, which scenes are held out) the settings decide.
 import dataclasses
 import hashlib
 import itertools
+import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 from animegamer_jax.data.annotations import Annotation, Label, read_labels
 from animegamer_jax.data.cast import Cast
@@ -16,6 +17,10 @@ from animegamer_jax.data.motion import motion_level
 from animegamer_jax.data.sets import Record
 from animegamer_jax.data.shots import ClipRow, ShotsFolder
 from animegamer_jax.errors import UserError
+
+Group = tuple[str, int]
+"""A film, and the first of its scenes that games tie together: they are in one split."""
+Key = TypeVar("Key", int, Group)
 
 _TINY = 1e-6  # seconds: times come from divisions
 
@@ -28,7 +33,8 @@ class GamesSettings:
         max_gap: seconds between two turns of a game at most.
         min_turns, max_turns: of a game; what is longer is divided evenly. The paper trains on 1 to
             5 turns.
-        test_share: of the groups of scenes that are held out; clips of a scene are in one split.
+        test_share: of the groups of scenes that are held out; clips of a scene, and equal clips of
+            all films, are in one split.
         edges: between motion levels: those of the paper's tables, or quantiles of the set, which
             make all levels equally frequent (their motion values are then the levels' medians).
         unannotated: whether films without annotation are refused or left out.
@@ -78,12 +84,12 @@ class FilmGame:
 
     Attributes:
         film: the id.
-        group: the first of the scenes that share games with this one's scenes, and so a split.
+        scene: the first of the scenes that share games with this one's scenes, and so a split.
         shots: a turn each.
     """
 
     film: str
-    group: int
+    scene: int
     shots: tuple[Shot, ...]
 
     @property
@@ -92,13 +98,28 @@ class FilmGame:
         return _hash(f"game {self.film} {self.shots[0].row.clip}") >> 1
 
     @property
-    def draw(self) -> float:
-        """A number in [0, 1) of the film and the group: the smallest are held out."""
-        return _hash(f"split {self.film} {self.group}") / 2**64
+    def group(self) -> Group:
+        return self.film, self.scene
+
+
+def draw(group: Group) -> float:
+    """A number in [0, 1) of a group: the smallest are held out."""
+    film, scene = group
+    return _hash(f"split {film} {scene}") / 2**64
 
 
 def _hash(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def games_digest(games: Iterable[FilmGame]) -> str:
+    """16 digits of all that the records of some games are made of."""
+    digest = hashlib.sha256()
+    for game in games:
+        for shot in game.shots:
+            of_clip = game.number, game.scene, shot.row.digest, shot.row.motion_value
+            digest.update(json.dumps([*of_clip, shot.annotation.model_dump()]).encode())
+    return digest.hexdigest()[:16]
 
 
 # Games of a film
@@ -118,8 +139,8 @@ def film_games(film: str, shots: Iterable[Shot], settings: GamesSettings) -> lis
         for piece in _divided(run, most=settings.max_turns)
         if len(piece) >= settings.min_turns
     ]
-    groups = _groups([[shot.row.scene for shot in piece] for piece in pieces])
-    games = [FilmGame(film, groups[piece[0].row.scene], tuple(piece)) for piece in pieces]
+    first = firsts([shot.row.scene for shot in piece] for piece in pieces)
+    games = [FilmGame(film, first[piece[0].row.scene], tuple(piece)) for piece in pieces]
     return sorted(games, key=lambda game: game.shots[0].row.clip)
 
 
@@ -145,20 +166,20 @@ def _divided(run: Sequence[Shot], *, most: int) -> Iterator[Sequence[Shot]]:
         yield run[start:end]
 
 
-def _groups(games: Sequence[Sequence[int]]) -> dict[int, int]:
-    """For each scene the first scene of those that games tie together."""
-    parents: dict[int, int] = {}
+def firsts(ties: Iterable[Sequence[Key]]) -> dict[Key, Key]:
+    """For each member of the ties the first of all that they hold together."""
+    parents: dict[Key, Key] = {}
 
-    def find(scene: int) -> int:
-        while parents.setdefault(scene, scene) != scene:
-            parents[scene] = scene = parents[parents[scene]]
-        return scene
+    def find(one: Key) -> Key:
+        while parents.setdefault(one, one) != one:
+            parents[one] = one = parents[parents[one]]
+        return one
 
-    for scenes in games:
-        for scene in scenes:
-            first, second = sorted((find(scenes[0]), find(scene)))
+    for tied in ties:
+        for one in tied:
+            first, second = sorted((find(tied[0]), find(one)))
             parents[second] = first
-    return {scene: find(scene) for scene in parents}
+    return {one: find(one) for one in parents}
 
 
 def games_of(folder: ShotsFolder, film: str, cast: Cast, settings: GamesSettings) -> list[FilmGame]:

@@ -7,21 +7,32 @@ by any number of workers.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from etils import epath
 
+from animegamer_jax.bundle_config import to_json
 from animegamer_jax.data.annotations import (
     clips_digest,
     read_kept_cast,
     read_labels,
     read_report,
 )
-from animegamer_jax.data.card import Tally, card_files, first_dropped
+from animegamer_jax.data.card import Tally, card_files, films_set_aside, first_dropped
 from animegamer_jax.data.cast import Cast
-from animegamer_jax.data.filmgames import FilmGame, GamesSettings, game_records, games_of
+from animegamer_jax.data.filmgames import (
+    FilmGame,
+    GamesSettings,
+    Group,
+    draw,
+    firsts,
+    game_records,
+    games_digest,
+    games_of,
+)
 from animegamer_jax.data.motion import PAPER_EDGES, motion_level, quantile_edges
 from animegamer_jax.data.sets import Part, Record, SetInfo
 from animegamer_jax.data.shards import ShardedSet, begin_set
@@ -29,8 +40,9 @@ from animegamer_jax.data.shots import ShotsFolder
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import PAPER, Protocol
 
-# Calls the function once for each number, in any order and anywhere (`beam.for_each`).
-Share = Callable[[Sequence[int], Callable[[int], None]], None]
+# Calls the function once for each number, in any order and anywhere (`beam.for_each`); the second
+# function counts the numbers that are done, asked now and then.
+Share = Callable[[Sequence[int], Callable[[int], None], Callable[[], int]], None]
 Split = Literal["train", "test"]
 
 SPLITS: tuple[Split, ...] = ("train", "test")
@@ -48,7 +60,9 @@ class Plan:
         cast: the characters.
         edges: motion values between the levels.
         protocol: with the motion value of each level.
-        held_out: games that draw less are test games.
+        held_out: groups that draw less are tested on.
+        tied: for groups that show a clip of another one, the first of those that do.
+        digests: of each film's games (`games_digest`).
     """
 
     films: tuple[str, ...]
@@ -57,9 +71,28 @@ class Plan:
     edges: tuple[float, ...]
     protocol: Protocol
     held_out: float
+    tied: Mapping[Group, Group]
+    digests: Mapping[str, str]
 
     def split(self, game: FilmGame) -> Split:
-        return "test" if game.draw < self.held_out else "train"
+        group = self.tied.get(game.group, game.group)
+        return "test" if draw(group) < self.held_out else "train"
+
+    def games(
+        self, folder: ShotsFolder, film: str, settings: GamesSettings
+    ) -> tuple[FilmGame, ...]:
+        """The games of a film, as they were when this was planned.
+
+        Raises:
+            UserError: they are others now.
+        """
+        games = games_of(folder, film, self.cast, settings)
+        if games_digest(games) != self.digests[film]:
+            raise UserError(
+                f"{folder.folder(film)}: annotated or cut again while games were made of it: "
+                "start anew in another folder"
+            )
+        return tuple(games)
 
 
 def make_plan(folder: ShotsFolder, settings: GamesSettings) -> Plan:
@@ -73,18 +106,22 @@ def make_plan(folder: ShotsFolder, settings: GamesSettings) -> Plan:
     done = [film for film in films if cast is not None and is_annotated(folder, film, cast)]
     skipped = [film for film in films if film not in set(done)]
     if cast is None or not done or (skipped and settings.unannotated == "refuse"):
-        which = f"{len(skipped)} of {len(films)} films, the first {skipped[0]}" if skipped else "no"
-        raise UserError(
-            f"{folder.path}: not annotated: {which}: run `animegamer data annotate` to its end"
-            if films
-            else f"{folder.path}: no finished films: run `animegamer data films`"
-        )
-    draws: set[float] = set()
-    values: list[float] = []
+        raise UserError(_not_annotated(folder, films, skipped))
+    groups, values, digests = set[Group](), list[float](), dict[str, str]()
+    shown: dict[str, Group] = {}  # for each clip the first group that shows it
+    ties: set[tuple[Group, Group]] = set()
     for film in done:
-        for game in games_of(folder, film, cast, settings):
-            draws.add(game.draw)
+        games = games_of(folder, film, cast, settings)
+        digests[film] = games_digest(games)
+        for game in games:
+            groups.add(game.group)
             values += [shot.row.motion_value for shot in game.shots]
+            for shot in game.shots:
+                first = shown.setdefault(shot.row.digest, game.group)
+                if first != game.group:
+                    ties.add((first, game.group))
+    tied = firsts(ties)
+    draws = {draw(tied.get(group, group)) for group in groups}
     edges, protocol = _levels(values, settings) if values else (PAPER_EDGES, PAPER)
     return Plan(
         films=tuple(done),
@@ -93,7 +130,19 @@ def make_plan(folder: ShotsFolder, settings: GamesSettings) -> Plan:
         edges=edges,
         protocol=protocol,
         held_out=_threshold(sorted(draws), settings.test_share, folder=folder),
+        tied=tied,
+        digests=digests,
     )
+
+
+def _not_annotated(folder: ShotsFolder, films: Sequence[str], skipped: Sequence[str]) -> str:
+    if not films:
+        return f"{folder.path}: no finished films: run `animegamer data films`"
+    mend = "run `animegamer data annotate` to its end"
+    if len(skipped) < len(films):
+        mend += ", or leave them out with --unannotated skip"
+    told = f"{len(skipped)} of {len(films)} films, the first {skipped[0]}" if skipped else "no"
+    return f"{folder.path}: not annotated: {told}: {mend}"
 
 
 def is_annotated(folder: ShotsFolder, film: str, cast: Cast) -> bool:
@@ -135,7 +184,9 @@ def _levels(values: Sequence[float], settings: GamesSettings) -> tuple[tuple[flo
     return edges, dataclasses.replace(PAPER, motion_values=tuple(medians))
 
 
-def one_by_one(numbers: Sequence[int], function: Callable[[int], None]) -> None:
+def one_by_one(
+    numbers: Sequence[int], function: Callable[[int], None], done: Callable[[], int]
+) -> None:
     """The `Share` that needs no other process."""
     for number in numbers:
         function(number)
@@ -146,7 +197,7 @@ def write_film_games(
     folder: ShotsFolder,
     settings: GamesSettings,
     *,
-    films_a_shard: int = 16,
+    films_a_shard: int = 1,
     share: Share = one_by_one,
 ) -> SetInfo:
     """Writes the games of all annotated films, and the data card beside them, or goes on with it.
@@ -162,7 +213,7 @@ def write_film_games(
 
     Raises:
         UserError: films are not annotated, there are too few games, a clip is damaged, the place
-            is taken, or the disk refuses.
+            is taken, what was begun there was made of something else, or the disk refuses.
     """
     if films_a_shard < 1:
         raise UserError(f"films a shard {films_a_shard}: expected 1 or more")
@@ -184,16 +235,38 @@ def write_film_games(
         plan.films[start : start + films_a_shard]
         for start in range(0, len(plan.films), films_a_shard)
     ]
-    written = begin_set(path, info, shards=dict.fromkeys(SPLITS, len(films)))
-    missing = sorted({shard for split in SPLITS for shard in written.missing(split)})
+    made_of = _made_of(plan, settings, films)
+    written = begin_set(path, info, shards=dict.fromkeys(SPLITS, len(films)), made_of=made_of)
     write = functools.partial(
         _write_shard, written=written, films=films, folder=folder, plan=plan, settings=settings
     )
-    share(missing, write)
+    share(_missing(written), write, lambda: len(films) - len(_missing(written)))
+    digest = hashlib.sha256("".join(plan.digests.values()).encode()).hexdigest()[:16]
     made = {"games": settings, "films": cut, "motion_edges": plan.edges}
     made |= {"motion_values": plan.protocol.motion_values, "films_without_annotation": plan.skipped}
-    card = card_files(count(folder, plan, settings), made=made)
-    return written.finish(extras=card)
+    tally = count(folder, plan, settings)
+    return written.finish(
+        expected={split: tally.turns[split] for split in SPLITS},
+        extras=card_files(tally, made={**made, "digest_of_games": digest}),
+    )
+
+
+def _made_of(plan: Plan, settings: GamesSettings, films: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """What must be the same when a set is gone on with."""
+    shards = {film: shard for shard, some in enumerate(films) for film in some}
+    return {
+        "settings": to_json(settings),
+        "films_a_shard": len(films[0]),
+        "cast": plan.cast.digest[:16],
+        "num_films": len(plan.films),
+        "films": {film: {"games": plan.digests[film], "shard": shards[film]} for film in shards},
+        "held_out": plan.held_out,
+    }
+
+
+def _missing(written: ShardedSet) -> list[int]:
+    """The shards of which a split is missing."""
+    return sorted({shard for split in SPLITS for shard in written.missing(split)})
 
 
 def _write_shard(
@@ -206,23 +279,17 @@ def _write_shard(
     settings: GamesSettings,
 ) -> None:
     """The games of a few films, in all splits."""
+    games = {film: plan.games(folder, film, settings) for film in films[shard]}
     for split in SPLITS:
         if shard in written.missing(split):
-            records = _records(films[shard], split, folder=folder, plan=plan, settings=settings)
-            written.write(split, shard, records)
+            written.write(split, shard, _records(games, split, folder=folder, plan=plan))
 
 
 def _records(
-    films: Sequence[str],
-    split: Split,
-    *,
-    folder: ShotsFolder,
-    plan: Plan,
-    settings: GamesSettings,
+    games: Mapping[str, Sequence[FilmGame]], split: Split, *, folder: ShotsFolder, plan: Plan
 ) -> Iterator[dict[Part, Record]]:
-    for film in films:
-        games = games_of(folder, film, plan.cast, settings)
-        of_split = [game for game in games if plan.split(game) == split]
+    for film, found in games.items():
+        of_split = [game for game in found if plan.split(game) == split]
         for record in _with_clips(folder, film, of_split, plan):
             yield {"games": record}
 
@@ -241,11 +308,11 @@ def _with_clips(
 
 def count(folder: ShotsFolder, plan: Plan, settings: GamesSettings) -> Tally:
     """What the card tells of the films and games, from the rows."""
-    tally = Tally(cast=plan.cast)
+    tally = Tally(cast=plan.cast, aside=films_set_aside(folder))
     for film in plan.films:
         report, labels = read_report(folder, film), read_labels(folder, film)
         assert report is not None  # `make_plan` saw it
-        games = games_of(folder, film, plan.cast, settings)
+        games = plan.games(folder, film, settings)
         for game in games:
             records = list(game_records(game, edges=plan.edges))
             tally.add_game(plan.split(game), game, records)

@@ -1,8 +1,8 @@
 """Data sets written in pieces: by several hosts or workers, and on again after a stop.
 
 A set on its way lies where it will stay, as finished shards and `unfinished.json`, which says what
-it will be; `set.json` comes last and makes it a set. A shard gets its name when it is whole, so
-what is there needs no second look, and nothing is moved at the end.
+it will be and what it is made of; `set.json` comes last and makes it a set. A shard gets its name
+when it is whole, so what is there needs no second look, and nothing is moved at the end.
 
     features/unfinished.json  conditions/1.0.0/conditions-train.array_record-00003-of-00024 ...
 """
@@ -10,16 +10,19 @@ what is there needs no second look, and nothing is moved at the end.
 import contextlib
 import dataclasses
 import errno
+import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any
 
 import tensorflow_datasets as tfds
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 from etils import epath
+from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
 from animegamer_jax.bundle_config import to_json
 from animegamer_jax.bundle_networks import first_difference
@@ -40,6 +43,8 @@ from animegamer_jax.storage import absolute, refuse_existing, telling
 
 _TEMPORARY = ".shard-"
 _MEND = "free space or choose another place, then run the same command again"
+_ENDS = 1 << 16  # bytes: ArrayRecord lists a file's records at its end
+_READERS = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,7 +85,7 @@ class ShardedSet:
         Raises:
             UserError: the disk refuses.
         """
-        specs = {part: record_spec(part, self.info) for part in self._parts}
+        encoders = {part: _encoder(part, self.info) for part in self._parts}
         count = 0
         with telling(self.path, "cannot be written", mend=_MEND), contextlib.ExitStack() as stack:
             writers = {
@@ -90,17 +95,21 @@ class ShardedSet:
             for record in records:
                 count += 1
                 for part in self._parts:
-                    writers[part].write(specs[part].serialize_example(record[part]))
+                    writers[part].write(encoders[part](record[part]))
         return count
 
-    def finish(self, *, extras: Mapping[str, bytes] = MappingProxyType({})) -> SetInfo:
+    def finish(
+        self, *, expected: Mapping[str, int], extras: Mapping[str, bytes] = MappingProxyType({})
+    ) -> SetInfo:
         """Describes the set, when all shards are there: from now on it can be opened.
 
         Args:
+            expected: number of turns of each split.
             extras: further files beside `set.json`, by their names.
 
         Raises:
-            UserError: a shard is missing or damaged, a split has no turns, or the disk refuses.
+            UserError: a shard is missing or damaged, a split has no turns or not those that were
+                expected, or the disk refuses.
         """
         splits = {}
         for split in self.shards:
@@ -115,6 +124,11 @@ class ShardedSet:
             for split, count in counts.items():
                 if not count:
                     raise UserError(f"{self.path}: the split {split!r} would hold no turns")
+                if count != expected[split]:
+                    raise UserError(
+                        f"{self.path}: the split {split!r}: expected {expected[split]} turns, "
+                        f"found {count}: remove the folder and run the same command again"
+                    )
             if splits and counts != splits:
                 raise ValueError(f"the parts differ in length: {splits}, {counts}")
             splits = counts
@@ -178,7 +192,13 @@ class ShardedSet:
             )
 
 
-def begin_set(path: epath.PathLike, info: SetInfo, *, shards: Mapping[str, int]) -> ShardedSet:
+def begin_set(
+    path: epath.PathLike,
+    info: SetInfo,
+    *,
+    shards: Mapping[str, int],
+    made_of: Mapping[str, Any] = MappingProxyType({}),
+) -> ShardedSet:
     """A set to be written in shards: a new one, or one that was begun with the same arguments.
 
     When one host has begun it, others may begin it as well.
@@ -187,12 +207,13 @@ def begin_set(path: epath.PathLike, info: SetInfo, *, shards: Mapping[str, int])
         path: must be free, or hold such a set on its way.
         info: of the set; its `splits` are filled in at the end.
         shards: number of shards of each split.
+        made_of: what else decides what a shard holds, as JSON: settings, digests of the sources.
 
     Raises:
         UserError: the place is taken, what was begun there is another set, or the disk refuses.
     """
     path = absolute(path)
-    plan = {"set": to_json(info), "shards": dict(shards)}
+    plan = {"set": to_json(info), "made_of": dict(made_of), "shards": dict(shards)}
     file = path / UNFINISHED_FILE
     with telling(path, "cannot be written", mend=_MEND):
         if not file.exists():
@@ -204,8 +225,8 @@ def begin_set(path: epath.PathLike, info: SetInfo, *, shards: Mapping[str, int])
     begun = _read_plan(file)
     if differing := first_difference(begun, plan):
         raise UserError(
-            f"{path}: what was begun here is another set: {differing}: go on with the former "
-            "value, or choose another folder"
+            f"{path}: what was begun here is another set: {differing}: go on with what it was "
+            "begun with, or start anew in another folder"
         )
     return ShardedSet(path=path, info=info, shards=dict(shards))
 
@@ -213,6 +234,42 @@ def begin_set(path: epath.PathLike, info: SetInfo, *, shards: Mapping[str, int])
 def shard_ranges(count: int, *, size: int) -> list[range]:
     """The numbers of `count` turns, cut into shards of `size`; the last one may be shorter."""
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def folder_digest(path: epath.PathLike, *, ends: int = _ENDS) -> str:
+    """Tells folders of large files apart: 16 digits of names, sizes, and both ends of each file.
+
+    Args:
+        path: the folder, with all that is below it.
+        ends: bytes of a file's beginning and of its end that are read.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    folder = absolute(path)
+
+    def about(file: epath.Path) -> bytes:
+        size = file.stat().length
+        digest = hashlib.sha256(f"{os.fspath(file.relative_to(folder))} {size}".encode())
+        with file.open("rb") as content:
+            digest.update(content.read(ends))
+            if size > ends:
+                content.seek(max(ends, size - ends))
+                digest.update(content.read(ends))
+        return digest.digest()
+
+    mend = "check the path"
+    with telling(folder, "cannot be read", mend=mend), ThreadPoolExecutor(_READERS) as readers:
+        found = list(readers.map(about, sorted(_files(folder))))
+    return hashlib.sha256(b"".join(found)).hexdigest()[:16]
+
+
+def _files(folder: epath.Path) -> Iterator[epath.Path]:
+    for path in folder.iterdir():
+        if path.is_dir():
+            yield from _files(path)
+        else:
+            yield path
 
 
 def _read_plan(file: epath.Path) -> Mapping[str, Any]:
@@ -229,6 +286,19 @@ def _read_plan(file: epath.Path) -> Mapping[str, Any]:
 
 def _names(folder: epath.Path) -> set[str]:
     return {path.name for path in folder.iterdir()} if folder.exists() else set()
+
+
+def _encoder(part: Part, info: SetInfo) -> Callable[[Record], bytes]:
+    """As TFDS's `serialize_example`, whose bytes are in another order in each process."""
+    spec = record_spec(part, info)
+    specs: Any = spec.get_serialized_info()
+    serializer = ExampleSerializer(specs)
+
+    def encode(record: Record) -> bytes:
+        example: Any = serializer.get_tf_example(spec.encode_example(record))
+        return example.SerializeToString(deterministic=True)
+
+    return encode
 
 
 @contextlib.contextmanager

@@ -37,10 +37,17 @@ def replacing(path: epath.Path) -> Iterator[IO[bytes]]:
     Raises:
         UserError: the disk refuses.
     """
+    with telling(path, "cannot be written", mend=_MEND):
+        remove_old(path.parent.glob(f"{path.name}.part-*"))
+    with _placing(path) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _placing(path: epath.Path) -> Iterator[IO[bytes]]:
     part = path.parent / f"{path.name}.part-{secrets.token_hex(4)}"
     with telling(path, "cannot be written", mend=_MEND):
         path.parent.mkdir(parents=True, exist_ok=True)
-        remove_old(path.parent.glob(f"{path.name}.part-*"))
         try:
             with part.open("wb") as file:
                 yield file
@@ -68,6 +75,16 @@ def write_json(path: epath.Path, value: Any) -> None:
         UserError: the disk refuses.
     """
     with replacing(path) as file:
+        file.write((json.dumps(value, indent=1) + "\n").encode())
+
+
+def add_json(path: epath.Path, value: Any) -> None:
+    """`write_json` for one of very many files: it does not look for what killed processes left.
+
+    Raises:
+        UserError: the disk refuses.
+    """
+    with _placing(path) as file:
         file.write((json.dumps(value, indent=1) + "\n").encode())
 
 
