@@ -8,11 +8,7 @@ OUT ?= out/play
 GAMES := animegamer_jax/assets/instructions
 INSTRUCTIONS ?= $(GAMES)/$(if $(filter toy,$(MODEL)),toy,qiqi).txt
 
-<<<<<<< HEAD
-.PHONY: help play serve demo screenshots test test-all test-hosts lint format clean
-=======
-.PHONY: help play demo train-toy test test-all test-hosts lint format clean
->>>>>>> scripts2
+.PHONY: help play serve demo train-toy screenshots test test-all test-hosts lint format clean
 
 help:
 	@echo "make play             play the demo game with the embedded model; clips in $(OUT)"
@@ -41,11 +37,7 @@ help:
 
 .venv/.dev: .venv/.made pyproject.toml constraints.txt
 	$(PIP) --editable '.[dev]'
-<<<<<<< HEAD
-	@touch $@ .venv/.play .venv/.serve
-=======
-	@touch $@ .venv/.play .venv/.train
->>>>>>> scripts2
+	@touch $@ .venv/.play .venv/.serve .venv/.train
 
 play: .venv/.play
 	$(BIN)/animegamer play --model $(MODEL) --instructions $(INSTRUCTIONS) --out $(OUT)

@@ -3,8 +3,10 @@
 import os
 import signal
 
-# A shell's background job starts with Ctrl-C ignored, and the processes of a test inherit that.
+# A shell's background job starts with Ctrl-C ignored (of nohup, with SIGHUP), and the processes of a
+# test inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Compilation is most of the suite's time: LLVM's optimizations cost three times what they save.
 os.environ["XLA_FLAGS"] = " ".join(

@@ -24,9 +24,14 @@ import pytest
 from browser import open_browser, open_page
 
 from animegamer_jax import media
+from animegamer_jax.data.toyscene import CHARACTERS
 
 gradio_client = pytest.importorskip("gradio_client")
 
+# The client leaves its sockets to the garbage collector.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 PLAYED = [
     "Character: Mika; Motion: gently waving; Background: day town.",
     "Motion: quickly run.",
@@ -235,34 +240,40 @@ def test_what_players_say_is_never_run(browser, address):
 
 
 def test_eight_games_at_once_are_what_each_is_alone(client, address, games):
-    """Each gets its own answer, in batches; states equal, frames within two grey levels."""
+    """Each gets its own answer, in batches: states equal, frames but for sums in another order."""
 
-    def play(game: str) -> None:
+    def play(game: str, name: str) -> None:
         own = gradio_client.Client(address, verbose=False)
-        for text in PLAYED[:2]:
-            play_turn(own, game, text)
+        play_turn(own, game, f"Character: {name}; Motion: gently waving; Background: day town.")
+        play_turn(own, game, PLAYED[1])
 
     alone = [new_game(client, seed) for seed in range(8)]
-    for game in alone:
-        play(game)
+    for game, name in zip(alone, CHARACTERS, strict=True):
+        play(game, name)
     together = [new_game(client, seed) for seed in range(8)]
-    threads = [threading.Thread(target=play, args=(game,)) for game in together]
+    threads = [
+        threading.Thread(target=play, args=pair) for pair in zip(together, CHARACTERS, strict=True)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    clips = []
-    for one, other in zip(alone, together, strict=True):
-        expected, found = (client.predict(game, api_name="/show") for game in (one, other))
-        assert len(found["turns"]) == 2
-        for a, b in zip(expected["turns"], found["turns"], strict=True):
-            for name in ("motion_level", "meters", "seed", "instruction"):
-                assert a[name] == b[name]
-            pair = [media.read_mp4(games / g / t["clip"]) for g, t in ((one, a), (other, b))]
-            difference = np.abs(pair[0].astype(int) - pair[1])
-            assert np.percentile(difference, 99) <= 2
-            clips.append(pair[1])
-    assert any((clips[0] != clip).mean() > 0.01 for clip in clips[2::2]), "other seeds"
+    expected, found = (
+        [client.predict(game, api_name="/show")["turns"] for game in some]
+        for some in (alone, together)
+    )
+    for a, b in zip(expected, found, strict=True):
+        assert len(b) == 2
+        for name in ("motion_level", "meters", "seed", "instruction"):
+            assert [turn[name] for turn in a] == [turn[name] for turn in b]
+    for turn in range(2):
+        clips, others = (
+            np.stack([media.read_mp4(games / g / t[turn]["clip"]) for g, t in zip(ids, told)])
+            for ids, told in ((alone, expected), (together, found))
+        )
+        apart = np.abs(clips[:, None].astype(np.float32) - others[None]).mean(axis=(2, 3, 4, 5))
+        assert apart.diagonal().max() < 1
+        assert apart[~np.eye(8, dtype=bool)].min() > 2 * apart.diagonal().max()
 
 
 def test_the_api(client, games):
@@ -356,7 +367,7 @@ def test_a_server_killed_in_a_turn_has_the_whole_ones(tmp_path):
 
 def test_only_for_those_who_may(tmp_path):
     with serving(tmp_path / "games", "--auth", "kiki:broom", "--max-games", "1") as (address, _):
-        with pytest.raises(Exception, match=r"401|[aA]uth"):
+        with pytest.raises(Exception, match="credentials were not provided"):
             gradio_client.Client(address, verbose=False)
         client = gradio_client.Client(address, auth=("kiki", "broom"), verbose=False)
         new_game(client)
