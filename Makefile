@@ -8,7 +8,7 @@ OUT ?= out/play
 GAMES := animegamer_jax/assets/instructions
 INSTRUCTIONS ?= $(GAMES)/$(if $(filter toy,$(MODEL)),toy,qiqi).txt
 
-.PHONY: help play serve demo train-toy screenshots test test-all test-hosts lint format clean
+.PHONY: help play serve demo train-toy test test-all test-hosts lint format clean
 
 help:
 	@echo "make play             play the demo game with the embedded model; clips in $(OUT)"
@@ -66,9 +66,6 @@ test-all: .venv/.dev
 
 test-hosts: .venv/.dev
 	$(BIN)/python -m pytest -m hosts
-
-screenshots: .venv/.dev
-	SCREENSHOTS=docs/images $(BIN)/python -m pytest -q tests/test_serve_page.py -k 'browser or phone'
 
 lint: .venv/.dev
 	$(BIN)/ruff check .

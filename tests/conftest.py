@@ -3,8 +3,8 @@
 import os
 import signal
 
-# A shell's background job starts with Ctrl-C ignored (of nohup, with SIGHUP), and the processes of a
-# test inherit that.
+# A shell's background job starts with Ctrl-C ignored (after nohup with SIGHUP, too), and the
+# processes of a test inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
