@@ -1,7 +1,6 @@
 """A real browser for tests: Debian's Chromium, driven by Playwright; skipped where it is absent."""
 
 import contextlib
-import re
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -12,9 +11,6 @@ _FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
-
-# Gradio's streams of events and of life signs, which a page ends itself.
-_ENDED = re.compile("/queue/data[?]|/heartbeat/")
 
 
 @contextlib.contextmanager
@@ -39,7 +35,7 @@ def open_page(browser: Any, address: str, **options: Any) -> Iterator[tuple[Any,
     page, wrong = context.new_page(), []
     page.on("console", lambda m: wrong.append(m.text) if m.type == "error" else None)
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("requestfailed", lambda r: _ENDED.search(r.url) or wrong.append(r.url[:200]))
+    page.on("requestfailed", lambda request: wrong.append(request.url[:200]))
     try:
         page.goto(address)
         yield page, wrong

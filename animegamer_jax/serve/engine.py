@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -179,12 +179,17 @@ class Engine:
         levels = self.player.protocol.motion_levels
         if level and level not in levels:
             raise UserError(f"motion level {level}: expected one of {list(levels)}")
+        self.check_settings(seed=seed, window=window, steps=steps)
+
+    def check_settings(self, *, seed: Any, window: Any, steps: Any) -> None:
+        """Raises UserError where one is no whole number, or out of its range; None is not asked."""
         for name, value, low, high in (
             ("seed", seed, 0, _LARGEST_SEED),
             ("window", window, 1, self.player.window),
             ("steps", steps, 1, 1000),
         ):
-            if value is not None and not low <= value <= high:
+            whole = isinstance(value, int | float) and value % 1 == 0
+            if value is not None and not (whole and low <= value <= high):
                 raise UserError(f"{name}: expected a whole number, {low} to {high}, found {value}")
 
     def ticket_of(self, game: str) -> Ticket | None:
@@ -279,9 +284,9 @@ class Engine:
         size = next(size for size in self.batch_sizes if size >= len(batch))
         rows = [*batch, *[batch[0]] * (size - len(batch))]
         histories = [
-            self.shelf.get(t.game).history(before=t.after + 1, window=t.window) for t in rows
+            self.shelf.get(t.game).history(before=t.after + 1, window=t.window) for t in batch
         ]
-        window = self.player.window_of(histories)
+        window = self.player.window_of([*histories, *[histories[0]] * (size - len(batch))])
         began = time.perf_counter()
 
         def tell(stage: str, step: int, total: int) -> None:

@@ -315,12 +315,7 @@ class Page:
 
     def new_game(self, seed: float, window: float, steps: float) -> str:
         """The id of a new game; numbers come as browsers send them."""
-        largest = self.engine.player.window
-        for what, value, low, high in (
-            ("seed", seed, 0, 2**31 - 1), ("window", window, 1, largest), ("steps", steps, 1, 1000),
-        ):  # fmt: skip
-            if not isinstance(value, int | float) or not low <= value <= high or value % 1:
-                raise UserError(f"{what}: expected a whole number, {low} to {high}, found {value}")
+        self.engine.check_settings(seed=seed, window=window, steps=steps)
         return self.shelf.new(seed=int(seed), window=int(window), steps=int(steps))
 
     def undo_turn(self, name: str) -> None:

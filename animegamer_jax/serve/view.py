@@ -42,7 +42,6 @@ CSS = """
 .ag-bar { height: .45em; border-radius: .3em; background: var(--border-color-primary);
   margin-top: .4em; overflow: hidden; }
 .ag-bar > div { height: 100%; background: #5b70d6; transition: width .3s linear; }
-html, body { overflow-x: clip; }
 @media (max-width: 640px) { .ag-meter { grid-template-columns: 6.6em 1fr 2em 2.2em; } }
 """
 
