@@ -67,6 +67,9 @@ test-all: .venv/.dev
 test-hosts: .venv/.dev
 	$(BIN)/python -m pytest -m hosts
 
+screenshots: .venv/.dev
+	SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/test_serve_page.py -k 'browser or phone'
+
 lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -29,13 +29,23 @@ def open_browser() -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def open_page(browser: Any, address: str, **options: Any) -> Iterator[tuple[Any, list[str]]]:
-    """A page, and what went wrong on it so far: errors of the console, of scripts, of requests."""
+def open_page(
+    browser: Any, address: str, *, may_fail: tuple[str, ...] = (), **options: Any
+) -> Iterator[tuple[Any, list[str]]]:
+    """A page, and what went wrong on it so far: errors of the console, of scripts, of requests.
+
+    Requests whose address has a part out of `may_fail` may fail.
+    """
     context = browser.new_context(**options)
     page, wrong = context.new_page(), []
     page.on("console", lambda m: wrong.append(m.text) if m.type == "error" else None)
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("requestfailed", lambda request: wrong.append(request.url[:200]))
+
+    def note_failed(request: Any) -> None:
+        if not any(part in request.url for part in may_fail):
+            wrong.append(request.url[:200])
+
+    page.on("requestfailed", note_failed)
     try:
         page.goto(address)
         yield page, wrong

@@ -187,6 +187,22 @@ def test_no_batch_is_larger_than_the_largest(engine, shelf, player):
     assert [len(batch) for batch in player.batches] == [1, 8, 2]
 
 
+def test_workers_share_those_who_wait_and_play_side_by_side(player, shelf):
+    engine = Engine(player, shelf, batch_sizes=(1, 2, 4), workers=2)
+    player.hold.clear()
+    tickets = [engine.submit(new_game(shelf, seed), str(seed)) for seed in range(6)]
+    eventually(lambda: all(ticket.stage == "decoder" for ticket in tickets))
+    assert sorted(map(sorted, player.batches)) == [["0", "0", "1", "2"], ["3", "3", "4", "5"]]
+    late = engine.submit(new_game(shelf, 6), "6")
+    assert engine.place(late) == 0
+    assert engine.stop(tickets[4].game)
+    player.hold.set()
+    assert all(ticket.wait(20.0) for ticket in (*tickets, late))
+    engine.close()
+    assert [t.status for t in tickets] == ["done"] * 4 + ["stopped", "done"]
+    assert [t.turn.seed for t in (*tickets, late) if t.turn] == [0, 1, 2, 3, 5, 6]
+
+
 def test_other_steps_are_another_batch_and_nobody_is_overtaken(engine, shelf, player):
     player.hold.clear()
     first = engine.submit(new_game(shelf), "first")

@@ -1,6 +1,10 @@
-"""The server as a user starts it, called by Gradio's client: the embedded model plays."""
+"""The page in a real browser, and the API by Gradio's client: the embedded model behind both.
+
+Pictures of the page go to the folder that SCREENSHOTS names (`make screenshots`).
+"""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -10,22 +14,27 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from browser import open_browser, open_page
 
 from animegamer_jax import media
 from animegamer_jax.data.toyscene import CHARACTERS
 
 gradio_client = pytest.importorskip("gradio_client")
+playwright = pytest.importorskip("playwright.sync_api")
 
 # The client leaves its sockets to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
+# Gradio's page ends its own streams, which the browser calls failed.
+STREAMS = ("/queue/data?", "/heartbeat/")
 PLAYED = [
     "Character: Mika; Motion: gently waving; Background: day town.",
     "Motion: quickly run.",
@@ -59,7 +68,8 @@ def serving(games: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen]
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        process.stdout.close()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 @pytest.fixture(scope="module")
@@ -78,12 +88,163 @@ def client(address) -> Any:
     return gradio_client.Client(address, verbose=False)
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with open_browser() as found:
+        yield found
+
+
 def new_game(client: Any, seed: int = 0) -> str:
     return client.predict(seed, 0, 0, api_name="/new_game")["game"]
 
 
 def play_turn(client: Any, game: str, text: str, level: int = 0) -> dict:
     return client.predict(game, text, level, api_name="/play_turn")
+
+
+def shoot(page: Any, name: str) -> None:
+    if folder := os.environ.get("SCREENSHOTS"):
+        page.screenshot(path=str(Path(folder) / name), full_page=True)
+
+
+def wait_for_text(page: Any, place: str, text: str) -> None:
+    element = f"document.querySelector('{place}')"
+    found = f"{element}?.innerText.includes({json.dumps(text)})"
+    try:
+        page.wait_for_function(found, timeout=40_000)
+    except playwright.TimeoutError:
+        shown = {name: page.inner_text(name) for name in ("#about", "#status")}
+        pytest.fail(f"expected {text!r} in {place}, found {shown}")
+
+
+def wait_for_turn(page: Any, number: int, total: int | None = None) -> None:
+    wait_for_text(page, "#about", f"turn {number} of {total or number}")
+
+
+def wait_for_status(page: Any, text: str) -> None:
+    wait_for_text(page, "#status", text)
+
+
+def playing(page: Any) -> bool:
+    """Whether the clip runs: its time goes on, it repeats, it has a picture."""
+    page.wait_for_function(
+        "(v => v && v.readyState >= 2 && v.currentTime > 0)(document.querySelector('#clip video'))",
+        timeout=20_000,
+    )
+    video = "document.querySelector('#clip video')"
+    before = page.evaluate(f"{video}.currentTime")
+    page.wait_for_function(f"{video}.currentTime != {before}", timeout=5_000)
+    return page.evaluate(f"{video}.loop && !{video}.paused && {video}.videoWidth > 0")
+
+
+def test_a_game_in_the_browser(browser, address, tmp_path):
+    """Three turns, one of them without its place; undo, branch, reload, download, load."""
+    options = {"viewport": {"width": 1200, "height": 900}, "accept_downloads": True}
+    with open_page(browser, address, may_fail=STREAMS, **options) as (page, wrong):
+        page.wait_for_selector("#line textarea")
+        wait_for_text(page, "#about", "No turn yet")
+        page.fill("#line textarea", PLAYED[0])
+        page.click("#play-line")
+        wait_for_turn(page, 1)
+        assert playing(page)
+        assert page.input_value("#line textarea") == ""
+        meters = {
+            name: page.get_attribute(f"[data-meter={name}]", "data-value")
+            for name in ("stamina", "social", "entertainment")
+        }
+        assert any(value != "50" for value in meters.values())
+
+        page.get_by_role("tab", name="In parts").click()
+        page.fill("#field-adverb input", "quickly")
+        page.fill("#field-motion input", "running")
+        page.press("#field-motion input", "Enter")
+        page.click("#play-parts")
+        wait_for_turn(page, 2)
+        assert "Motion: quickly running." in page.inner_text("#about")
+
+        page.get_by_role("tab", name="In words").click()
+        page.fill("#line textarea", PLAYED[2])
+        page.press("#line textarea", "Enter")
+        wait_for_turn(page, 3)
+        assert playing(page)
+        page.wait_for_function("document.querySelectorAll('#board img').length == 3")
+        shoot(page, "serve.png")
+
+        page.click("#board img >> nth=0")
+        wait_for_turn(page, 1, 3)
+        page.click("#branch")
+        wait_for_turn(page, 1)
+        wait_for_status(page, "A new game, which goes on after turn 1")
+
+        page.fill("#line textarea", "Motion: jump.")
+        page.press("#line textarea", "Enter")
+        wait_for_turn(page, 2)
+        page.click("#again")
+        page.wait_for_function(
+            "/turn 2 of 2 .* seed [1-9]/.test(document.querySelector('#about').innerText)",
+            timeout=60_000,
+        )  # the game's own seed is 0
+        page.click("#undo")
+        wait_for_turn(page, 1)
+        wait_for_status(page, "The last turn is undone")
+
+        page.reload()
+        wait_for_turn(page, 1)
+        assert playing(page)
+
+        with page.expect_download() as download:
+            page.click("#save")
+        path = tmp_path / "game.zip"
+        download.value.save_as(path)
+        with zipfile.ZipFile(path) as archive:
+            assert {"game.json", "game.mp4", "turn_001.mp4"} <= set(archive.namelist())
+
+        page.click("#new")
+        wait_for_status(page, "A new game")
+        wait_for_text(page, "#about", "No turn yet")
+        with page.expect_file_chooser() as chooser:
+            page.click("#load")
+        chooser.value.set_files(str(path))
+        wait_for_status(page, "The game is loaded")
+        wait_for_turn(page, 1)
+        assert wrong == []
+
+
+def test_on_a_phone_in_the_dark_by_keyboard(browser, address):
+    options = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
+    with open_page(browser, address, may_fail=STREAMS, **options) as (page, wrong):
+        page.wait_for_selector("#line textarea")
+        page.focus("#line textarea")
+        page.keyboard.type(PLAYED[0])
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")  # on the button that plays
+        wait_for_turn(page, 1)
+        assert playing(page)
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert max(map(int, re.findall(r"\d+", ground)[:3])) < 100
+        shoot(page, "serve-phone.png")
+        assert wrong == []
+
+
+def test_what_players_say_is_never_run(browser, address):
+    said = '<img src=x onerror="window.ran=1"> שלום 🎈 &lt;b&gt;'
+    with open_page(browser, address, may_fail=STREAMS) as (page, wrong):
+        page.wait_for_selector("#line textarea")
+        page.fill("#line textarea", said)
+        page.click("#play-line")
+        wait_for_turn(page, 1)
+        assert said in page.inner_text("#about")
+        assert page.evaluate("window.ran") is None
+        assert page.locator("#about img, #about script, #board script").count() == 0
+        for text, told in (
+            ("", "expected an instruction, found nothing"),
+            ("x" * 10_000, "at most 500 letters"),
+        ):
+            page.fill("#line textarea", text)
+            page.click("#play-line")
+            wait_for_status(page, told)
+        assert wrong == []
 
 
 def test_eight_games_at_once_are_what_each_is_alone(client, address, games):

@@ -58,7 +58,7 @@ def serve(
     from animegamer_jax.media import enlarged_size
     from animegamer_jax.player import Player
     from animegamer_jax.serve import view
-    from animegamer_jax.serve.engine import Engine
+    from animegamer_jax.serve.engine import Engine, suitable_batches
     from animegamer_jax.serve.page import Page
     from animegamer_jax.serve.shelf import GameModel, Shelf
     from animegamer_jax.serve.words import known_words
@@ -74,7 +74,9 @@ def serve(
         representation=(mllm.num_queries, mllm.representation_size),
         clip=(*enlarged_size(player.height, player.width), player.num_frames),
     )
-    engine = Engine(player, Shelf(games, model=known, max_games=max_games))
+    shelf = Shelf(games, model=known, max_games=max_games)
+    batch_sizes, workers = suitable_batches()
+    engine = Engine(player, shelf, batch_sizes=batch_sizes, workers=workers)
     if warm_up:
         engine.warm_up(lambda size: console.print(f"compiling for {size} games at once"))
     blocks = Page(engine, words=words, steps=steps, title=f"AnimeGamer: {bundle.name}").build()

@@ -1,13 +1,15 @@
 """Turns of many players on one set of networks: what waits at the same time is played as a batch.
 
 First come, first served. A batch is filled up to one of a few fixed sizes, so that nothing compiles
-again; a turn of its games is the one that each would play alone. A turn is on the disk before its
-player is told of it.
+again; a turn of its games is the one that each would play alone. On a processor with several cores,
+of which one batch does not keep two busy, batches are played side by side. A turn is on the disk
+before its player is told of it.
 """
 
 import collections
 import dataclasses
 import logging
+import math
 import os
 import threading
 import time
@@ -15,6 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
+import jax
 import numpy as np
 
 from animegamer_jax.errors import NonFiniteError, UserError
@@ -23,9 +26,12 @@ from animegamer_jax.play import check_letters
 from animegamer_jax.player import Player, TurnOutput
 from animegamer_jax.serve.shelf import Shelf
 
-BATCH_SIZES = (1, 2, 4, 8)
+BATCH_SIZES = (1, 2, 4, 8)  # where one batch is played at a time
 LONGEST_INSTRUCTION = 500  # letters: more than any caption's tokens
-_GATHER = 0.03  # seconds in which players who press at once become one batch
+# Players who press at once become one batch: it begins when nobody has come for so many seconds, or
+# has waited for so many.
+_QUIET, _GATHER = 0.08, 0.3
+_MOST_WORKERS = 4  # on a processor
 _LARGEST_SEED = 2**31 - 1
 
 Status = Literal["waiting", "playing", "done", "stopped", "failed"]
@@ -81,23 +87,36 @@ class Ticket:
 
 
 class Engine:
-    """Plays the turns of a shelf's games, one batch at a time, on a thread of its own.
+    """Plays the turns of a shelf's games in batches, on threads of its own.
 
     Args:
         player: whose window is the largest that a game may have.
         shelf: of the games.
         batch_sizes: in rising order; the last is the largest batch.
+        workers: batches that are played side by side, among which those who wait are shared.
     """
 
-    def __init__(self, player: Player, shelf: Shelf, *, batch_sizes: Sequence[int] = BATCH_SIZES):
+    def __init__(
+        self,
+        player: Player,
+        shelf: Shelf,
+        *,
+        batch_sizes: Sequence[int] = BATCH_SIZES,
+        workers: int = 1,
+    ):
         self.player, self.shelf, self.batch_sizes = player, shelf, tuple(batch_sizes)
         self._waiting: collections.deque[Ticket] = collections.deque()
         self._playing: list[Ticket] = []
+        self._idle = workers
         self._lock = threading.Condition()
         self._closing = False
         self._savers = ThreadPoolExecutor(max_workers=os.cpu_count(), thread_name_prefix="save")
-        self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"engine-{number}", daemon=True)
+            for number in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def warm_up(self, on_progress: Callable[[int], None] = lambda size: None) -> None:
         """Compiles the programs of every batch size, so that no player waits for them."""
@@ -224,7 +243,8 @@ class Engine:
             for ticket in (*self._playing, *self._waiting):
                 ticket._stop = True
             self._lock.notify_all()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
         self._savers.shutdown()
 
     def _serve(self) -> None:
@@ -236,25 +256,40 @@ class Engine:
                         _end(ticket, "stopped")
                     self._waiting.clear()
                     return
-            time.sleep(_GATHER)
+            self._gather()
             with self._lock:
-                self._playing = self._take()
+                batch = self._take()
+                self._playing += batch
+                self._idle -= 1
             try:
-                self._play(self._playing)
+                if batch:  # another worker may have been quicker
+                    self._play(batch)
             except Exception:  # a defect must not end the others' games
                 logging.getLogger(__name__).exception("a batch of turns failed")
             with self._lock:
-                for ticket in self._playing:
+                for ticket in batch:
                     if not ticket.ended:
                         ticket.error = "an internal error: the game is as it was, try again"
                         _end(ticket, "failed")
-                self._playing = []
+                    self._playing.remove(ticket)
+                self._idle += 1
+
+    def _gather(self) -> None:
+        """Lets those who press at once come together."""
+        until, found = time.monotonic() + _GATHER, 0
+        while found != len(self._waiting) and time.monotonic() < until:
+            found = len(self._waiting)
+            time.sleep(_QUIET)
 
     def _take(self) -> list[Ticket]:
-        """The first that waits, and those after it that can be played beside it."""
+        """The first that waits, and those after it that can be played beside it.
+
+        No more than its share, so that every idle worker has something to do.
+        """
         taken: list[Ticket] = []
+        share = min(self.batch_sizes[-1], math.ceil(len(self._waiting) / self._idle))
         for ticket in list(self._waiting):
-            if len(taken) < self.batch_sizes[-1] and ticket.steps == (taken or [ticket])[0].steps:
+            if len(taken) < share and ticket.steps == (taken or [ticket])[0].steps:
                 taken.append(ticket)
                 self._waiting.remove(ticket)
                 ticket.status = "playing"
@@ -335,6 +370,18 @@ class Engine:
             _end(ticket, "failed")
         else:
             _end(ticket, "done")
+
+
+def suitable_batches() -> tuple[tuple[int, ...], int]:
+    """Batch sizes and workers for this machine's devices.
+
+    An accelerator plays one batch at a time. Of a processor each core plays a smaller one: two
+    batches of four at once are done sooner than one of eight.
+    """
+    if jax.default_backend() != "cpu":
+        return BATCH_SIZES, 1
+    workers = min(os.cpu_count() or 1, _MOST_WORKERS)
+    return BATCH_SIZES if workers == 1 else BATCH_SIZES[:-1], workers
 
 
 def _end(ticket: Ticket, status: Status) -> None:

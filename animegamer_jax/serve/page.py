@@ -64,11 +64,6 @@ class Page:
                     show_label=False, buttons=["download"],
                 )  # fmt: skip
                 self.about = gr.HTML(view.describe(None, 0), elem_id="about")
-                gr.Markdown("**Storyboard.** Choose a turn to see it again.")
-                self.board = gr.Gallery(
-                    label="Storyboard", show_label=False, elem_id="board", columns=4, height="auto",
-                    allow_preview=False, object_fit="contain", buttons=[], fit_columns=False,
-                )  # fmt: skip
             with gr.Column(scale=2, min_width=300):
                 self.meters = gr.HTML(view.meters(Meters(), None), elem_id="meters")
                 with gr.Tabs():
@@ -95,6 +90,11 @@ class Page:
                 with gr.Row():
                     self.again = gr.Button("Try again", elem_id="again", min_width=120)
                     self.branch = gr.Button("Branch here", elem_id="branch", min_width=120)
+        gr.Markdown("**Storyboard.** Choose a turn to see it again.")
+        self.board = gr.Gallery(
+            label="Storyboard", show_label=False, elem_id="board", columns=8, allow_preview=False,
+            object_fit="contain", buttons=[], fit_columns=False,
+        )  # fmt: skip
         with gr.Accordion("Settings", open=False):
             with gr.Row():
                 self.level = gr.Dropdown(
@@ -199,6 +199,13 @@ class Page:
         skip = [gr.skip()] * (len(self._outputs()) - 1)
         return [*skip, view.status(text, bad=bad)]
 
+    def _refuse(self, name: str, error: UserError) -> list[Any]:
+        """Says why not; where a turn is being played its progress has the line of status."""
+        if name and self.engine.ticket_of(name) is not None:
+            gr.Warning(str(error))
+            return [gr.skip()] * len(self._outputs())
+        return self._say(str(error), bad=True)
+
     # What is pressed.
 
     def on_load(self, name: str) -> Iterator[list[Any]]:
@@ -253,7 +260,7 @@ class Page:
                 window=int(window), steps=int(steps), level=int(level or 0),
             )  # fmt: skip
         except UserError as error:
-            yield self._say(str(error), bad=True)
+            yield self._refuse(name, error)
             return
         yield from self._follow(ticket)
 
@@ -267,7 +274,7 @@ class Page:
             self.undo_turn(name)
             return self._show(name, status="The last turn is undone.")
         except UserError as error:
-            return self._say(str(error), bad=True)
+            return self._refuse(name, error)
 
     def on_branch(self, name: str, shown: int) -> list[Any]:
         try:
@@ -276,7 +283,7 @@ class Page:
             new = self.shelf.branch(name, turns)
             return self._show(new, status=f"A new game, which goes on after turn {turns}.")
         except UserError as error:
-            return self._say(str(error), bad=True)
+            return self._refuse(name, error)
 
     def on_new(self, seed: float, window: int, steps: int) -> list[Any]:
         try:
@@ -352,7 +359,7 @@ class Page:
                 name, line or "", window=int(window), steps=int(steps), level=int(level or 0)
             )
         except UserError as error:
-            yield [name, *self._say(str(error), bad=True)[1:]]
+            yield [name, *self._refuse(name, error)[1:]]
             return
         yield [name, *self._say("")[1:]]
         yield from self._follow(ticket)

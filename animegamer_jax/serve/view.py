@@ -21,9 +21,14 @@ _STAGES = {
 }
 
 CSS = """
-.gradio-container { max-width: 1120px !important; margin: 0 auto !important; }
+.gradio-container { width: 100%; max-width: 1120px !important; margin: 0 auto !important; }
 #clip video { object-fit: contain; background: #000; border-radius: 10px; }
-.ag-meter { display: grid; grid-template-columns: 7.5em 1fr 2.2em 2.4em; gap: .6em;
+#board .grid-wrap { min-height: 0; max-height: 26em; overflow-y: auto; }
+#board .grid-container { grid-template-columns: repeat(auto-fill, minmax(84px, 1fr));
+  grid-template-rows: auto; grid-auto-rows: auto; }
+#board .thumbnail-item { aspect-ratio: 3 / 2; }
+#board .caption-label { right: 0; bottom: 0; padding: 0 .5em; font-size: .75em; }
+.ag-meter { display: grid; grid-template-columns: 8em 1fr 2.2em 2.4em; gap: .6em;
   align-items: center; margin: .35em 0; font-variant-numeric: tabular-nums; }
 .ag-track { height: .8em; border-radius: .4em; overflow: hidden;
   background: var(--border-color-primary); }
@@ -37,12 +42,12 @@ CSS = """
 .ag-pip { display: inline-block; width: .7em; height: .7em; border-radius: 50%;
   margin-right: .25em; border: 1px solid var(--body-text-color-subdued); }
 .ag-pip.on { background: #5b70d6; border-color: #5b70d6; }
-.ag-status { min-height: 2.6em; } .ag-status.bad { color: #b3261e; }
+.ag-status { min-height: 1.5em; } .ag-status.bad { color: #b3261e; }
 .dark .ag-status.bad { color: #ff8a80; }
 .ag-bar { height: .45em; border-radius: .3em; background: var(--border-color-primary);
   margin-top: .4em; overflow: hidden; }
 .ag-bar > div { height: 100%; background: #5b70d6; transition: width .3s linear; }
-@media (max-width: 640px) { .ag-meter { grid-template-columns: 6.6em 1fr 2em 2.2em; } }
+@media (max-width: 640px) { .ag-meter { grid-template-columns: 7.4em 1fr 2em 2.2em; } }
 """
 
 
