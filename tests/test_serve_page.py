@@ -94,8 +94,8 @@ def browser() -> Iterator[Any]:
         yield found
 
 
-def new_game(client: Any, seed: int = 0) -> str:
-    return client.predict(seed, 0, 0, api_name="/new_game")["game"]
+def new_game(client: Any, seed: int = 0, *, steps: int = 0) -> str:
+    return client.predict(seed, 0, steps, api_name="/new_game")["game"]
 
 
 def play_turn(client: Any, game: str, text: str, level: int = 0) -> dict:
@@ -197,7 +197,8 @@ def test_a_game_in_the_browser(browser, address, tmp_path):
         path = tmp_path / "game.zip"
         download.value.save_as(path)
         with zipfile.ZipFile(path) as archive:
-            assert {"game.json", "game.mp4", "turn_001.mp4"} <= set(archive.namelist())
+            names = {"game.json", "game.mp4", "storyboard.png", "turn_001.mp4"}
+            assert names <= set(archive.namelist())
 
         page.click("#new")
         wait_for_status(page, "A new game")
@@ -206,6 +207,18 @@ def test_a_game_in_the_browser(browser, address, tmp_path):
             page.click("#load")
         chooser.value.set_files(str(path))
         wait_for_status(page, "The game is loaded")
+        wait_for_turn(page, 1)
+
+        page.get_by_text("Settings").click()
+        page.fill("#steps input[type=number]", "100")
+        page.press("#steps input[type=number]", "Tab")
+        page.fill("#line textarea", "Motion: jump.")
+        page.press("#line textarea", "Enter")
+        wait_for_status(page, "of 100")
+        page.click("#undo")
+        wait_for_text(page, "body", "a turn is being played")
+        page.click("#stop")
+        wait_for_status(page, "Stopped: the game is as it was")
         wait_for_turn(page, 1)
         assert wrong == []
 
@@ -255,10 +268,10 @@ def test_eight_games_at_once_are_what_each_is_alone(client, address, games):
         play_turn(own, game, f"Character: {name}; Motion: gently waving; Background: day town.")
         play_turn(own, game, PLAYED[1])
 
-    alone = [new_game(client, seed) for seed in range(8)]
+    alone = [new_game(client, seed, steps=10) for seed in range(8)]
     for game, name in zip(alone, CHARACTERS, strict=True):
         play(game, name)
-    together = [new_game(client, seed) for seed in range(8)]
+    together = [new_game(client, seed, steps=10) for seed in range(8)]
     threads = [
         threading.Thread(target=play, args=pair) for pair in zip(together, CHARACTERS, strict=True)
     ]
