@@ -10,6 +10,7 @@ from PIL import Image
 from tiny_sets import turns_of, write_games
 
 from animegamer_jax.cli import main
+from animegamer_jax.data import show
 from animegamer_jax.data.filmgames import GamesSettings
 from animegamer_jax.data.games import write_film_games
 from animegamer_jax.data.shots import SetAside
@@ -109,6 +110,13 @@ def test_a_games_set_in_a_browser(browser, tmp_path):
             == 240
         )
         assert wrong == []
+
+
+def test_of_a_large_games_set_some_turns_are_counted(tmp_path, monkeypatch):
+    games = write_games(tmp_path / "games", {"train": 2, "test": 1})
+    assert "counts but the splits" not in make_page(games, clips=0)
+    monkeypatch.setattr(show, "_MOST_COUNTED", 6)
+    assert "counts but the splits&#39; are of 6 turns, evenly spread" in make_page(games, clips=0)
 
 
 def test_what_a_films_set_left_out_in_a_browser(browser, tmp_path):

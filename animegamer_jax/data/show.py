@@ -29,6 +29,7 @@ from animegamer_jax.storage import absolute, is_bucket, telling
 
 _TEMPLATE = Path(__file__).parent.parent / "assets" / "pages" / "show.html.jinja"
 _MOST_BARS = 16
+_MOST_COUNTED = 5_000  # turns of a games set, each read with its clip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -220,7 +221,7 @@ def _shot(
 
 
 def show_games(games: GamesSet, *, clips: int) -> Page:
-    """The page of a games set.
+    """The page of a games set; of a large one the histograms are of some of the turns, as it says.
 
     Raises:
         UserError: a file is damaged.
@@ -228,7 +229,9 @@ def show_games(games: GamesSet, *, clips: int) -> Page:
     info = games.info
     sources = {split: games.turns(split) for split in info.splits}
     places = [(split, number) for split, count in info.splits.items() for number in range(count)]
-    counts = _count(sources[split][number] for split, number in places)
+    counted = [places[number] for number in _spread(len(places), _MOST_COUNTED)]
+    counts = _count(sources[split][number] for split, number in counted)
+    some = f"; counts but the splits' are of {len(counted):,} turns, evenly spread"
     histograms = [
         Histogram(title="turns of each split", counts=info.splits),
         *(
@@ -247,7 +250,8 @@ def show_games(games: GamesSet, *, clips: int) -> Page:
         title=games.path.name,
         note=f"Games of {info.num_frames} frames of {info.height} x {info.width} at {info.fps} a "
         f"second, by `{info.made_by}`; motion levels end at "
-        f"{', '.join(f'{edge:g}' for edge in info.motion_edges)} pixels a frame",
+        f"{', '.join(f'{edge:g}' for edge in info.motion_edges)} pixels a frame"
+        + (some if len(counted) < len(places) else ""),
         histograms=[histogram for histogram in histograms if histogram],
         aside=(),
         examples=examples,
