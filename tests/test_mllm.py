@@ -20,6 +20,7 @@ from animegamer_jax.bundle import abstract_network
 from animegamer_jax.convert.mllm import infer_config, rules
 from animegamer_jax.convert.rules import load
 from animegamer_jax.convert.sources import Source, Tensor
+from animegamer_jax.models import mllm as models_mllm
 from animegamer_jax.models.attention import TokenMask
 from animegamer_jax.models.mistral import Tokens, make_cache
 from animegamer_jax.models.mllm import IGNORED, MLLM, GameBatch
@@ -233,6 +234,17 @@ def test_losses(mllm, losses):
     language, again = losses(mllm, none)
     assert float(language) == 0
     assert float(again) == float(representation)
+
+
+def test_padding_of_a_sequence_counts_for_nothing(mllm, monkeypatch):
+    """As on a TPU, whose kernel takes whole blocks."""
+    batch = game_batch(read("training_loss"))
+    alone = jax.jit(lambda mllm, batch: mllm.errors(batch))(mllm, batch)
+    monkeypatch.setattr(models_mllm, "padded_length", lambda length: length + 13)
+    padded = jax.jit(lambda mllm, batch: mllm.errors(batch))(mllm, batch)
+    for found, expected in zip(padded, alone, strict=True):
+        assert found.shape == expected.shape
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
 # --- the slots of fixed size ----------------------------------------------------------------

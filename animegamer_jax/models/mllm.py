@@ -14,6 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from animegamer_jax.configs import MLLMConfig
+from animegamer_jax.models.attention import padded_length
 from animegamer_jax.models.layers import Dropout, Projection
 from animegamer_jax.models.mistral import KVCache, Mistral, Tokens, make_cache
 from animegamer_jax.models.splash import StaticMask
@@ -63,6 +64,23 @@ def make_batch(
         history=history,
         query_slots=jnp.broadcast_to(jnp.asarray(layout.queries), (b, layout.num_queries)),
         target=target,
+    )
+
+
+def pad_batch(batch: GameBatch, length: int) -> GameBatch:
+    """The sequences with slots behind them that nobody sees and that count for nothing."""
+    more = length - batch.ids.shape[1]
+    if not more:
+        return batch
+
+    def pad(x: jax.Array, value: int = 0) -> jax.Array:
+        return jnp.pad(x, ((0, 0), (0, more)), constant_values=value)
+
+    return batch._replace(
+        ids=pad(batch.ids),
+        tokens=jax.tree.map(pad, batch.tokens),
+        labels=pad(batch.labels, IGNORED),
+        history_mask=pad(batch.history_mask),
     )
 
 
@@ -201,11 +219,12 @@ class MLLM(nnx.Module):
                 the vocabulary are made there only. All but the first if None.
             dropout: of the low-rank updates' inputs.
         """
+        slots = np.arange(1, batch.ids.shape[1]) if label_slots is None else label_slots
+        batch = pad_batch(batch, padded_length(batch.ids.shape[1]))
         x = self.embed(batch.ids, batch.history_mask, batch.history)
         hidden, _ = self.mistral(x, batch.tokens, dropout=dropout)
         at_queries = jnp.take_along_axis(hidden, batch.query_slots[:, :, None], axis=1)
         difference = self.output_resampler(at_queries).astype(jnp.float32) - batch.target
-        slots = np.arange(1, batch.ids.shape[1]) if label_slots is None else label_slots
         labels = batch.labels[:, slots]
         counts = labels != IGNORED
         entropy = optax.softmax_cross_entropy_with_integer_labels(
