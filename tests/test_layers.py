@@ -19,6 +19,7 @@ from animegamer_jax.models.layers import (
     RMSNorm,
     affine,
     count_params,
+    hashed_bits,
 )
 
 FLOAT = NetworkConfig()
@@ -206,11 +207,29 @@ def test_dropout_of_a_low_rank_update():
     np.testing.assert_array_equal(found, frozen(x))
 
 
-def test_the_share_that_is_dropped():
+@pytest.mark.parametrize("rate", [0.05, 0.5, 0.9])
+def test_the_share_that_is_dropped(rate):
     x = jnp.ones((400, 300), jnp.bfloat16)
-    found = np.asarray(Dropout(jax.random.key(1), 0.05)(x), np.float32)
-    assert set(np.unique(found)) == {0, np.float32(jnp.asarray(1 / 0.95, jnp.bfloat16))}
-    np.testing.assert_allclose((found == 0).mean(), 0.05, atol=0.003)
+    found = np.asarray(Dropout(jax.random.key(1), rate)(x), np.float32)
+    assert set(np.unique(found)) == {0, np.float32(jnp.asarray(1 / (1 - rate), jnp.bfloat16))}
+    np.testing.assert_allclose((found == 0).mean(), rate, atol=0.006)
+
+
+def test_what_is_dropped_is_like_chance():
+    """No place knows of its neighbours, of another key's, or of its own bits (5 sigma)."""
+    shape = (3, 96, 1024)
+    keys = jax.random.split(jax.random.key(0), 4)
+    bits = np.stack([np.asarray(jax.jit(hashed_bits, static_argnums=1)(k, shape)) for k in keys])
+    signs = np.stack([((bits >> bit) & 1) * 2.0 - 1 for bit in (31, 24, 16, 8, 0)])
+    assert np.abs(signs.mean(axis=(2, 3, 4))).max() < 5 / np.sqrt(np.prod(shape))
+    views = [signs]
+    views += [np.roll(signs, 1, axis) for axis in range(5)]
+    views += [np.roll(signs, lag, axis) for axis in (3, 4) for lag in (2, 8, 32)]
+    views += [np.roll(signs, (1, 1), (1, 4)), np.roll(signs, (1, 1), (3, 4))]
+    for view in views[1:]:
+        together = (signs * view).mean(axis=(2, 3, 4))
+        assert np.abs(together).max() < 5 / np.sqrt(np.prod(shape))
+    assert len(np.unique(bits)) > 0.999 * bits.size
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -17,6 +17,9 @@ from jaxtyping import Array, Bool, Float
 _LANES = 128
 _UNSEEN = -1e4  # added to a score: exp underflows to 0 in float32, and bfloat16 holds it
 _MOST_PADDING = 0.04  # of a sequence, for greater blocks
+# Rows of a causal mask's blocks: small ones skip more of what nobody sees, and leave room in a
+# core's own memory for the mask, which the kernel holds as four bytes a score.
+_MOST_CAUSAL = 512
 
 
 class Blocks(NamedTuple):
@@ -174,6 +177,8 @@ def splash_attention(
 
     b, heads, t, d = q.shape
     s = k.shape[2]
+    if mask is not None and mask.causal:
+        most_queries, most_keys = min(most_queries, _MOST_CAUSAL), min(most_keys, _MOST_CAUSAL)
     blocks = choose_blocks(
         t, s, most_queries=most_queries, most_keys=most_keys, most_at_once=most_at_once
     )
