@@ -8,7 +8,6 @@ with the reason.
 
 import asyncio
 import contextlib
-import dataclasses
 import hashlib
 import os
 import time
@@ -31,6 +30,7 @@ from animegamer_jax.data.annotations import (
     read_report,
     write_labels,
 )
+from animegamer_jax.data.asking import Asked, ask_until_valid, cut_answer
 from animegamer_jax.data.cast import NOBODY, Cast
 from animegamer_jax.data.endpoint import AskSettings, Endpoint, NoAnswerError, connected
 from animegamer_jax.data.question import VERSION, Question
@@ -43,7 +43,6 @@ from animegamer_jax.storage import telling
 Progress = Callable[[str, int, int], None]
 
 _CACHE = "cache"
-_KEPT = 10_000  # letters of a wrong answer that are kept
 _WRITERS = 4
 _TELL_EVERY = 60.0  # seconds between words on a slow server
 
@@ -59,26 +58,6 @@ def _of_film() -> Iterator[None]:
         yield
     except UserError as error:
         raise FilmError(str(error)) from error
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked:
-    """The last answer about a clip, and what it took to get it.
-
-    Attributes:
-        answer: as it came; valid or not.
-        attempts: questions asked.
-        max_tokens: that the answer could have.
-        is_cut: whether it ended there.
-        prompt_tokens, completion_tokens: of all attempts.
-    """
-
-    answer: str
-    attempts: int
-    max_tokens: int
-    is_cut: bool
-    prompt_tokens: int
-    completion_tokens: int
 
 
 class Annotator:
@@ -151,30 +130,14 @@ class Annotator:
             NoAnswerError: the server does not answer this.
             UserError: the server answers nothing.
         """
-        messages = await asyncio.to_thread(question.ask, clip)
-        attempt = prompt = completion = 0
-        while True:
-            found = await endpoint.ask(messages, question.schema)
-            attempt += 1
-            prompt, completion = prompt + found.prompt_tokens, completion + found.completion_tokens
-            prices = self.settings.prompt_price, self.settings.completion_price
-            self.usage.add_answer((found.prompt_tokens, found.completion_tokens), prices)
-            asked = Asked(
-                answer=found.text[:_KEPT],
-                attempts=attempt,
-                max_tokens=self.settings.max_tokens,
-                is_cut=found.is_cut,
-                prompt_tokens=prompt,
-                completion_tokens=completion,
-            )
-            try:
-                question.read(asked.answer)
-            except ValueError as error:
-                if attempt == self.settings.attempts:
-                    return asked
-                messages = [*messages, *question.again(found.text, wrong=str(error))]
-            else:
-                return asked
+        return await ask_until_valid(
+            endpoint,
+            await asyncio.to_thread(question.ask, clip),
+            schema=question.schema,
+            read=question.read,
+            settings=self.settings,
+            usage=self.usage,
+        )
 
     def succeeded(self) -> None:
         self._failures = 0
@@ -227,12 +190,14 @@ def annotate_film(folder: ShotsFolder, film: str, annotator: Annotator) -> FilmA
             continue
         told = run.told[row.digest]
         if isinstance(told, NoAnswerError):
-            aside.append(Unannotated(clip=row.clip, reason=str(told), answer=_cut(told.found)))
+            aside.append(
+                Unannotated(clip=row.clip, reason=str(told), answer=cut_answer(told.found))
+            )
             continue
         try:
             labels[row.clip] = Label(row.clip, run.question.read(told.answer), "model")
         except ValueError as error:
-            reason = _why(told, error)
+            reason = told.why(error)
             aside.append(Unannotated(clip=row.clip, reason=reason, answer=told.answer))
     asked = [told for told in run.told.values() if isinstance(told, Asked)]
     report = FilmAnnotation(
@@ -292,16 +257,6 @@ def _labels_by_people(
                 "the cast: add the character, or remove the line"
             )
     return by_people
-
-
-def _cut(text: str | None) -> str | None:
-    return text[:_KEPT] if text is not None else None
-
-
-def _why(asked: Asked, error: ValueError) -> str:
-    times = f"{asked.attempts} time" + "s" * (asked.attempts > 1)
-    cut = f" (cut at {asked.max_tokens} tokens)" if asked.is_cut else ""
-    return f"asked {times}, no valid answer{cut}: {error}"
 
 
 class _Run:
@@ -377,7 +332,7 @@ class _Run:
         try:
             self.question.read(asked.answer)
         except ValueError as error:
-            self._annotator.failed(_why(asked, error))
+            self._annotator.failed(asked.why(error))
         else:
             self._annotator.succeeded()
 
