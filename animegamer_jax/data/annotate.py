@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import hashlib
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -30,7 +29,7 @@ from animegamer_jax.data.annotations import (
     read_report,
     write_labels,
 )
-from animegamer_jax.data.asking import Asked, ask_until_valid, cut_answer
+from animegamer_jax.data.asking import Asked, Requests, ask_until_valid, cut_answer
 from animegamer_jax.data.cast import NOBODY, Cast
 from animegamer_jax.data.endpoint import AskSettings, Endpoint, NoAnswerError, connected
 from animegamer_jax.data.question import VERSION, Question
@@ -44,7 +43,6 @@ Progress = Callable[[str, int, int], None]
 
 _CACHE = "cache"
 _WRITERS = 4
-_TELL_EVERY = 60.0  # seconds between words on a slow server
 
 
 class FilmError(UserError):
@@ -87,10 +85,10 @@ class Annotator:
         if settings.model is None:
             raise UserError("model: expected the name of a model at the endpoint, found none")
         self.cast, self.settings = cast, settings
-        self.on_progress, self._on_wait = on_progress, on_wait
+        self.on_progress = on_progress
         self.usage, self.usage_file = Usage(), UsageFile()
+        self.requests = Requests(settings, self.usage, on_wait=on_wait)
         self._failures = 0
-        self._told_to_wait = -_TELL_EVERY
         self._questions: dict[float, Question] = {}
 
     def question(self, folder: ShotsFolder) -> Question:
@@ -109,17 +107,6 @@ class Annotator:
     def asked_digest(self, folder: ShotsFolder) -> str:
         """SHA-256 of it."""
         return hashlib.sha256(self.asked(folder).encode()).hexdigest()
-
-    def sent(self, retry: int) -> None:
-        """Counts a request, and tells of one that was sent before."""
-        s, now = self.settings, time.monotonic()
-        self.usage.requests += 1
-        if retry and now - self._told_to_wait > _TELL_EVERY:
-            self._told_to_wait = now
-            self._on_wait(
-                f"{s.endpoint}: no answer within {s.timeout:g} s, or too busy for one: asking "
-                f"again ({retry} of {s.retries} times)"
-            )
 
     async def ask(
         self, endpoint: Endpoint, question: Question, clip: UInt8[np.ndarray, "f h w 3"]
@@ -293,7 +280,7 @@ class _Run:
                     archive = stack.enter_context(self._folder.clips(self._film))
                 writers = stack.enter_context(ThreadPoolExecutor(_WRITERS))  # waits for the last
                 async with (
-                    connected(settings, on_request=annotator.sent) as endpoint,
+                    connected(settings, on_request=annotator.requests.sent) as endpoint,
                     asyncio.TaskGroup() as group,
                 ):
                     for _ in range(settings.parallel):

@@ -1,6 +1,7 @@
 """Asking a model until its answer is valid: the loop that annotation and judging share."""
 
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from animegamer_jax.data.question import Message, again
 from animegamer_jax.data.usage import Usage
 
 _KEPT = 10_000  # letters of an answer that are kept
+_TELL_EVERY = 60.0  # seconds between words on a slow server
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,31 @@ class Asked:
 def cut_answer(text: str | None) -> str | None:
     """As much of an answer as is kept."""
     return text[:_KEPT] if text is not None else None
+
+
+class Requests:
+    """Counts requests, and tells of a slow or busy server now and then.
+
+    Args:
+        settings: which server.
+        usage: in which they are counted.
+        on_wait: called with a line.
+    """
+
+    def __init__(self, settings: AskSettings, usage: Usage, *, on_wait: Callable[[str], None]):
+        self._settings, self._usage, self._on_wait = settings, usage, on_wait
+        self._told = -_TELL_EVERY
+
+    def sent(self, retry: int) -> None:
+        """Counts a request, and tells of one that was sent before."""
+        s, now = self._settings, time.monotonic()
+        self._usage.requests += 1
+        if retry and now - self._told > _TELL_EVERY:
+            self._told = now
+            self._on_wait(
+                f"{s.endpoint}: no answer within {s.timeout:g} s, or too busy for one: asking "
+                f"again ({retry} of {s.retries} times)"
+            )
 
 
 async def ask_until_valid(
