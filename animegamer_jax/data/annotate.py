@@ -8,10 +8,8 @@ with the reason.
 
 import asyncio
 import contextlib
-import dataclasses
 import hashlib
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -31,6 +29,7 @@ from animegamer_jax.data.annotations import (
     read_report,
     write_labels,
 )
+from animegamer_jax.data.asking import Asked, Requests, ask_until_valid, cut_answer
 from animegamer_jax.data.cast import NOBODY, Cast
 from animegamer_jax.data.endpoint import AskSettings, Endpoint, NoAnswerError, connected
 from animegamer_jax.data.question import VERSION, Question
@@ -43,9 +42,7 @@ from animegamer_jax.storage import telling
 Progress = Callable[[str, int, int], None]
 
 _CACHE = "cache"
-_KEPT = 10_000  # letters of a wrong answer that are kept
 _WRITERS = 4
-_TELL_EVERY = 60.0  # seconds between words on a slow server
 
 
 class FilmError(UserError):
@@ -59,26 +56,6 @@ def _of_film() -> Iterator[None]:
         yield
     except UserError as error:
         raise FilmError(str(error)) from error
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked:
-    """The last answer about a clip, and what it took to get it.
-
-    Attributes:
-        answer: as it came; valid or not.
-        attempts: questions asked.
-        max_tokens: that the answer could have.
-        is_cut: whether it ended there.
-        prompt_tokens, completion_tokens: of all attempts.
-    """
-
-    answer: str
-    attempts: int
-    max_tokens: int
-    is_cut: bool
-    prompt_tokens: int
-    completion_tokens: int
 
 
 class Annotator:
@@ -108,10 +85,10 @@ class Annotator:
         if settings.model is None:
             raise UserError("model: expected the name of a model at the endpoint, found none")
         self.cast, self.settings = cast, settings
-        self.on_progress, self._on_wait = on_progress, on_wait
+        self.on_progress = on_progress
         self.usage, self.usage_file = Usage(), UsageFile()
+        self.requests = Requests(settings, self.usage, on_wait=on_wait)
         self._failures = 0
-        self._told_to_wait = -_TELL_EVERY
         self._questions: dict[float, Question] = {}
 
     def question(self, folder: ShotsFolder) -> Question:
@@ -131,17 +108,6 @@ class Annotator:
         """SHA-256 of it."""
         return hashlib.sha256(self.asked(folder).encode()).hexdigest()
 
-    def sent(self, retry: int) -> None:
-        """Counts a request, and tells of one that was sent before."""
-        s, now = self.settings, time.monotonic()
-        self.usage.requests += 1
-        if retry and now - self._told_to_wait > _TELL_EVERY:
-            self._told_to_wait = now
-            self._on_wait(
-                f"{s.endpoint}: no answer within {s.timeout:g} s, or too busy for one: asking "
-                f"again ({retry} of {s.retries} times)"
-            )
-
     async def ask(
         self, endpoint: Endpoint, question: Question, clip: UInt8[np.ndarray, "f h w 3"]
     ) -> Asked:
@@ -151,30 +117,14 @@ class Annotator:
             NoAnswerError: the server does not answer this.
             UserError: the server answers nothing.
         """
-        messages = await asyncio.to_thread(question.ask, clip)
-        attempt = prompt = completion = 0
-        while True:
-            found = await endpoint.ask(messages, question.schema)
-            attempt += 1
-            prompt, completion = prompt + found.prompt_tokens, completion + found.completion_tokens
-            prices = self.settings.prompt_price, self.settings.completion_price
-            self.usage.add_answer((found.prompt_tokens, found.completion_tokens), prices)
-            asked = Asked(
-                answer=found.text[:_KEPT],
-                attempts=attempt,
-                max_tokens=self.settings.max_tokens,
-                is_cut=found.is_cut,
-                prompt_tokens=prompt,
-                completion_tokens=completion,
-            )
-            try:
-                question.read(asked.answer)
-            except ValueError as error:
-                if attempt == self.settings.attempts:
-                    return asked
-                messages = [*messages, *question.again(found.text, wrong=str(error))]
-            else:
-                return asked
+        return await ask_until_valid(
+            endpoint,
+            await asyncio.to_thread(question.ask, clip),
+            schema=question.schema,
+            read=question.read,
+            settings=self.settings,
+            usage=self.usage,
+        )
 
     def succeeded(self) -> None:
         self._failures = 0
@@ -227,12 +177,14 @@ def annotate_film(folder: ShotsFolder, film: str, annotator: Annotator) -> FilmA
             continue
         told = run.told[row.digest]
         if isinstance(told, NoAnswerError):
-            aside.append(Unannotated(clip=row.clip, reason=str(told), answer=_cut(told.found)))
+            aside.append(
+                Unannotated(clip=row.clip, reason=str(told), answer=cut_answer(told.found))
+            )
             continue
         try:
             labels[row.clip] = Label(row.clip, run.question.read(told.answer), "model")
         except ValueError as error:
-            reason = _why(told, error)
+            reason = told.why(error)
             aside.append(Unannotated(clip=row.clip, reason=reason, answer=told.answer))
     asked = [told for told in run.told.values() if isinstance(told, Asked)]
     report = FilmAnnotation(
@@ -294,16 +246,6 @@ def _labels_by_people(
     return by_people
 
 
-def _cut(text: str | None) -> str | None:
-    return text[:_KEPT] if text is not None else None
-
-
-def _why(asked: Asked, error: ValueError) -> str:
-    times = f"{asked.attempts} time" + "s" * (asked.attempts > 1)
-    cut = f" (cut at {asked.max_tokens} tokens)" if asked.is_cut else ""
-    return f"asked {times}, no valid answer{cut}: {error}"
-
-
 class _Run:
     """The answers about one film's clips, by the clips' digests."""
 
@@ -338,7 +280,7 @@ class _Run:
                     archive = stack.enter_context(self._folder.clips(self._film))
                 writers = stack.enter_context(ThreadPoolExecutor(_WRITERS))  # waits for the last
                 async with (
-                    connected(settings, on_request=annotator.sent) as endpoint,
+                    connected(settings, on_request=annotator.requests.sent) as endpoint,
                     asyncio.TaskGroup() as group,
                 ):
                     for _ in range(settings.parallel):
@@ -377,7 +319,7 @@ class _Run:
         try:
             self.question.read(asked.answer)
         except ValueError as error:
-            self._annotator.failed(_why(asked, error))
+            self._annotator.failed(asked.why(error))
         else:
             self._annotator.succeeded()
 

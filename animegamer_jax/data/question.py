@@ -56,7 +56,7 @@ class Question:
         self._cast = cast
         self.schema = Annotation.model_json_schema()
         self.schema["properties"]["subject"]["enum"] = [*cast.names, *NOBODY]
-        self._about = [_text("Characters that the clip may be about:")]
+        self._about = [text_part("Characters that the clip may be about:")]
         for character in cast.characters:
             self._about += self._introduce(character)
 
@@ -72,7 +72,7 @@ class Question:
         shown = pick_frames(clip, count=self._frames)
         told = f"The clip: {len(shown)} pictures in order, from {self._seconds:.1f} seconds."
         pictures = [self._picture(Image.fromarray(frame)) for frame in shown]
-        content = [*self._about, _text(told), *pictures, _text(_RULES)]
+        content = [*self._about, text_part(told), *pictures, text_part(_RULES)]
         return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": content}]
 
     def read(self, answer: str) -> Annotation:
@@ -81,25 +81,11 @@ class Question:
         Raises:
             ValueError: in one line, what is wrong with it.
         """
-        fenced = _FENCED.fullmatch(answer)
-        text = fenced[1] if fenced else answer
-        try:
-            fields = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"no JSON ({error}), found {answer[:60]!a}") from None
-        if not isinstance(fields, dict):
-            raise ValueError(f"expected a JSON object, found {text[:60]!a}")
-        return validated(fields, self._cast)
-
-    def again(self, answer: str, *, wrong: str) -> list[Message]:
-        """Messages that follow an answer in which something is wrong."""
-        said = answer[:_SHOWN] or "(nothing)"
-        told = f"That cannot be used: {wrong}. Answer again with the whole, corrected JSON object."
-        return [{"role": "assistant", "content": said}, {"role": "user", "content": told}]
+        return validated(read_object(answer), self._cast)
 
     def _introduce(self, character: Character) -> list[Part]:
         called = f" (also called {', '.join(character.aliases)})" if character.aliases else ""
-        parts = [_text(f"{character.name}{called} looks like this:")]
+        parts = [text_part(f"{character.name}{called} looks like this:")]
         for digest in character.images:
             name = f"picture of {character.name}"
             picture = open_picture(self._cast.pictures[digest], name=name, mend="use another one")
@@ -107,13 +93,43 @@ class Question:
         return parts
 
     def _picture(self, picture: Image.Image) -> Part:
-        small = picture.copy()
-        small.thumbnail((self._side, self._side), Image.Resampling.LANCZOS)
-        buffer = io.BytesIO()
-        small.save(buffer, format="JPEG", quality=_QUALITY)
-        url = f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-        return {"type": "image_url", "image_url": {"url": url}}
+        return picture_part(picture, side=self._side)
 
 
-def _text(text: str) -> Part:
+def text_part(text: str) -> Part:
+    """A text in a message."""
     return {"type": "text", "text": text}
+
+
+def picture_part(picture: Image.Image, *, side: int) -> Part:
+    """A picture in a message, as a JPEG of at most `side` pixels on its longer side."""
+    small = picture.copy()
+    small.thumbnail((side, side), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    small.save(buffer, format="JPEG", quality=_QUALITY)
+    url = f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def read_object(answer: str) -> dict[str, Any]:
+    """The JSON object in an answer, alone or in a fenced block.
+
+    Raises:
+        ValueError: in one line, what is there instead.
+    """
+    fenced = _FENCED.fullmatch(answer)
+    text = fenced[1] if fenced else answer
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"no JSON ({error}), found {answer[:60]!a}") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"expected a JSON object, found {text[:60]!a}")
+    return fields
+
+
+def again(answer: str, *, wrong: str) -> list[Message]:
+    """Messages that follow an answer in which something is wrong."""
+    said = answer[:_SHOWN] or "(nothing)"
+    told = f"That cannot be used: {wrong}. Answer again with the whole, corrected JSON object."
+    return [{"role": "assistant", "content": said}, {"role": "user", "content": told}]
