@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 Rules = Mapping[str, str | tuple[str, ...] | None]
@@ -244,7 +245,7 @@ def make_mesh(
     """A mesh; axes not named in `shape` get 1, and all devices go to "data" by default.
 
     Args:
-        shape: size of each axis.
+        shape: size of each axis. Those that are whole axes of a torus are the fastest.
         devices: that it is made of; None: all there are.
 
     Raises:
@@ -259,9 +260,12 @@ def make_mesh(
         raise ValueError(
             f"mesh {dict(shape)} needs {math.prod(sizes)} devices, found {len(devices)}"
         )
-    return jax.make_mesh(
-        sizes, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES), devices=devices
-    )
+    types = (AxisType.Auto,) * len(MESH_AXES)
+    try:
+        return jax.make_mesh(sizes, MESH_AXES, axis_types=types, devices=devices)
+    except NotImplementedError:  # 2 x 32 over a torus of 4 x 4 x 4: its axes must be split
+        places = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+        return Mesh(places, MESH_AXES, axis_types=types)
 
 
 def param_shardings(state: Any, mesh: Mesh, rules: Rules | None = None) -> Any:

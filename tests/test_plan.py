@@ -7,6 +7,7 @@ import math
 from importlib import metadata
 from typing import cast
 
+import numpy as np
 import pytest
 
 from animegamer_jax.bundle import abstract_network
@@ -37,8 +38,8 @@ from animegamer_jax.plan.estimate import (
 )
 from animegamer_jax.plan.hlo import Array
 from animegamer_jax.plan.report import describe_estimate
-from animegamer_jax.plan.topology import check_libtpu, parse_topology
-from animegamer_jax.sharding import PLANS
+from animegamer_jax.plan.topology import check_libtpu, describe, parse_topology
+from animegamer_jax.sharding import PLANS, make_mesh
 from animegamer_jax.train.command import Options, find_stage
 from animegamer_jax.train.decoder import transformer_flops
 from animegamer_jax.train.layout import mesh_shape
@@ -512,6 +513,17 @@ def test_a_real_compilation(stage, capfd):
     peak = 197e12 * seconds["total"]
     useful = products if stage == "decoder" else record["flops"]
     assert record["peak_share"] == pytest.approx(useful / peak)
+
+
+@needs_libtpu
+def test_axes_of_two_chips_on_a_torus_of_four():
+    """JAX's own choice is whole axes of the torus, of which none has 2 chips or 32."""
+    topology = parse_topology("v5p:4x4x4")
+    mesh = make_mesh({"data": 32, "fsdp": 2}, devices=describe(topology))
+    assert dict(mesh.shape) == {"data": 32, "fsdp": 2, "context": 1, "tensor": 1}
+    pairs = mesh.devices.reshape(32, 2)
+    apart = [np.abs(np.subtract(a.coords, b.coords)).sum() for a, b in pairs]
+    assert set(apart) == {1}  # neighbours
 
 
 @needs_libtpu
