@@ -48,6 +48,7 @@ TRAIN = {
     ],
     "mllm": [
         ("v5p:4x4x4", ["--batch", "256", *_DOTS]),
+        ("v5p:4x4x4", ["--batch", "256", "--layout", "sharded", "--mesh", "data=32", "fsdp=2"]),
         ("v6e:4x4", ["--batch", "64"]),
         ("v5e:4x4", ["--batch", "64", "--mesh", "fsdp=16"]),
         ("v6e:2x4", ["--batch", "64", "--accumulate", "2"]),
