@@ -139,13 +139,9 @@ class BenchmarkTurn:
     def full_caption(self) -> str:
         """`caption`, or a sentence of the known parts; where none are known, the instruction."""
         p = self.parts
-        parts = (
-            p.character,
-            self.full_motion,
-            p.place and f"in the background {p.place}",
-            p.time and f"at the time {p.time}",
-        )
-        return self.caption or ", ".join(filter(None, parts)) or self.instruction
+        who = " ".join(filter(None, (p.character, self.full_motion)))
+        where = " ".join(filter(None, (p.time, p.place)))
+        return self.caption or ", ".join(filter(None, (who, where))) or self.instruction
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
