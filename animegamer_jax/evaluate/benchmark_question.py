@@ -1,6 +1,7 @@
 """What a language model is asked for one game of a benchmark, and how its answer is read."""
 
 import dataclasses
+import json
 import re
 from typing import Annotated, Any, Literal
 
@@ -47,6 +48,7 @@ def _number(value: Any) -> Any:
     return value
 
 
+_BEGIN_SMALL = pydantic.AfterValidator(lambda text: text[:1].lower() + text[1:])
 _LOWER = pydantic.AfterValidator(str.lower)
 _WHOLE = pydantic.BeforeValidator(_number)
 
@@ -60,7 +62,7 @@ class TurnAnswer(pydantic.BaseModel):
     adverb: Annotated[str, _text(24), _LOWER] = pydantic.Field(
         description="one word for the manner, such as `slowly`"
     )
-    motion: Annotated[str, _text(MAX_WORDS)] = pydantic.Field(
+    motion: Annotated[str, _text(MAX_WORDS), _BEGIN_SMALL] = pydantic.Field(
         description="one of the motions as listed; words may follow it, such as whom or what with"
     )
     motion_level: Annotated[Literal[1, 2, 3, 4, 5], _WHOLE] = pydantic.Field(
@@ -151,7 +153,11 @@ class GameQuestion:
         fenced = _FENCED.fullmatch(answer)
         text = fenced[1] if fenced else answer
         try:
-            found = GameAnswer.model_validate_json(text)
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"no JSON ({error}), found {answer[:60]!a}") from None
+        try:
+            found = GameAnswer.model_validate(content)
         except pydantic.ValidationError as error:
             raise ValueError(explain(error)[:400]) from None
         if len(found.turns) != self.num_turns:
