@@ -131,14 +131,21 @@ class Endpoint:
     def __init__(self, client: openai.AsyncOpenAI, settings: AskSettings):
         self._client, self._settings = client, settings
 
-    async def ask(self, messages: list[dict[str, Any]], schema: dict[str, Any]) -> Answer:
+    async def ask(
+        self, messages: list[dict[str, Any]], schema: dict[str, Any], *, name: str = "annotation"
+    ) -> Answer:
         """One question.
+
+        Args:
+            messages: of the conversation.
+            schema: of the answer, JSON.
+            name: of the schema.
 
         Raises:
             NoAnswerError: nothing usable came, for this question.
             UserError: no question can be asked.
         """
-        wanted = {"name": "annotation", "strict": True, "schema": schema}
+        wanted = {"name": name, "strict": True, "schema": schema}
         more: dict[str, Any] = {}
         if self._settings.temperature is not None:
             more["temperature"] = self._settings.temperature

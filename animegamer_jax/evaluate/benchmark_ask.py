@@ -1,0 +1,236 @@
+"""A benchmark written by a language model, as the paper's was (PAPER section 4.1).
+
+For each game a model behind an OpenAI-compatible endpoint gets two characters, some motions and
+some places, drawn from a user's lists, and answers with the turns part by part. The instructions
+are composed here in the released form, so what they tell and what they omit is what the answer
+says. Answers are validated; a wrong one is shown to the model again with what is wrong. Each is
+kept on disk under a digest of all that it depends on, so the same question is not paid for twice.
+A game without a valid answer is left out, counted and told.
+"""
+
+import asyncio
+import dataclasses
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+
+from etils import epath
+
+from animegamer_jax.bundle_config import from_json, to_json
+from animegamer_jax.data.annotate import Asked
+from animegamer_jax.data.endpoint import AskSettings, Endpoint, NoAnswerError, connected
+from animegamer_jax.data.shotfiles import add_json, read_json
+from animegamer_jax.data.usage import Usage
+from animegamer_jax.errors import UserError
+from animegamer_jax.evaluate.benchmark import Benchmark, BenchmarkGame, StateValues
+from animegamer_jax.evaluate.benchmark_lists import Lists
+from animegamer_jax.evaluate.benchmark_question import VERSION, GameQuestion, make_questions
+from animegamer_jax.storage import telling
+
+_KEPT = 20_000  # letters of an answer that are kept
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """A game without a valid answer: its number and why."""
+
+    number: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Written:
+    """What a model wrote.
+
+    Attributes:
+        benchmark: of the games with valid answers.
+        left_out: the others.
+        usage: requests, tokens and costs of this run, and how many answers were on disk.
+    """
+
+    benchmark: Benchmark
+    left_out: tuple[LeftOut, ...]
+    usage: Usage
+
+
+def write_games(
+    lists: Lists,
+    settings: AskSettings,
+    *,
+    cache: epath.PathLike,
+    num_games: int = 200,
+    num_turns: int = 10,
+    seed: int = 0,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Written:
+    """Asks a model for games; the result depends on the answers only, not on their order.
+
+    Args:
+        lists: what the games are made of.
+        settings: which model, and how; `max_tokens` holds a whole game.
+        cache: folder in which answers are kept.
+        num_games: how many are asked for.
+        num_turns: of each game.
+        seed: number of the first game, which is also its seed in play.
+        on_progress: called with games done and games.
+
+    Raises:
+        UserError: the settings name no model, the server cannot be used, too many games in a row
+            have no usable answer, none has one, or the disk refuses. Answers that came before are
+            kept.
+    """
+    if settings.model is None:
+        raise UserError("model: expected the name of a model at the endpoint, found none")
+    questions = make_questions(lists, num_games=num_games, num_turns=num_turns, seed=seed)
+    run = _Run(settings, epath.Path(os.path.abspath(os.fspath(cache))), len(questions), on_progress)
+    asyncio.run(run.fill(questions))
+    games, left_out = [], []
+    for question in questions:
+        told = run.told[question.number]
+        if isinstance(told, BenchmarkGame):
+            games.append(told)
+        else:
+            left_out.append(LeftOut(number=question.number, reason=told))
+    if not games:
+        raise UserError(
+            f"{settings.endpoint}: no game with a valid answer, the last: {left_out[-1].reason}: "
+            "use another model, or more attempts"
+        )
+    benchmark = Benchmark(
+        name=re.sub(r"\W+", "-", lists.world.casefold()).strip("-") or "games",
+        world=lists.world,
+        made_by=f"the model {settings.model}, {len(games)} of {num_games} games asked for"[:400],
+        num_turns=num_turns,
+        states=StateValues(),
+        characters=lists.characters,
+        games=tuple(games),
+    )
+    return Written(benchmark=benchmark, left_out=tuple(left_out), usage=run.usage)
+
+
+class _Run:
+    """Answers by the games' numbers: the game, or why there is none."""
+
+    def __init__(
+        self,
+        settings: AskSettings,
+        cache: epath.Path,
+        total: int,
+        on_progress: Callable[[int, int], None],
+    ):
+        self._settings, self._cache, self._total = settings, cache, total
+        self._on_progress = on_progress
+        self._failures = 0
+        self.told: dict[int, BenchmarkGame | str] = {}
+        self.usage = Usage()
+
+    async def fill(self, questions: tuple[GameQuestion, ...]) -> None:
+        """Gets an answer for every game, from the disk or from the model."""
+        for question in questions:
+            if (asked := self._cached(question)) is not None:
+                self.told[question.number] = self._read(question, asked)
+                self.usage.cached += 1
+        self._on_progress(len(self.told), self._total)
+        missing = [question for question in questions if question.number not in self.told]
+        if not missing:
+            return
+        rows = iter(missing)
+        try:
+            async with (
+                connected(self._settings, on_request=self._sent) as endpoint,
+                asyncio.TaskGroup() as group,
+            ):
+                for _ in range(self._settings.parallel):
+                    group.create_task(self._work(endpoint, rows))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def _work(self, endpoint: Endpoint, questions: Iterator[GameQuestion]) -> None:
+        """One worker: game after game, while there are some."""
+        for question in questions:
+            try:
+                asked = await self._ask(endpoint, question)
+            except NoAnswerError as error:
+                told: BenchmarkGame | str = str(error)
+            else:
+                add_json(self._file(question), to_json(asked))
+                told = self._read(question, asked)
+            self.told[question.number] = told
+            self._on_progress(len(self.told), self._total)
+            self._count(told)
+
+    async def _ask(self, endpoint: Endpoint, question: GameQuestion) -> Asked:
+        """Asks until an answer is valid, or often enough; what is wrong is told to the model."""
+        s, messages = self._settings, question.messages()
+        attempt = prompt = completion = 0
+        while True:
+            found = await endpoint.ask(messages, question.schema, name="game")
+            attempt += 1
+            tokens = found.prompt_tokens, found.completion_tokens
+            prompt, completion = prompt + tokens[0], completion + tokens[1]
+            self.usage.add_answer(tokens, (s.prompt_price, s.completion_price))
+            asked = Asked(
+                answer=found.text[:_KEPT],
+                attempts=attempt,
+                max_tokens=s.max_tokens,
+                is_cut=found.is_cut,
+                prompt_tokens=prompt,
+                completion_tokens=completion,
+            )
+            try:
+                question.read(asked.answer)
+            except ValueError as error:
+                if attempt == s.attempts:
+                    return asked
+                messages = [*messages, *question.again(found.text, wrong=str(error))]
+            else:
+                return asked
+
+    def _read(self, question: GameQuestion, asked: Asked) -> BenchmarkGame | str:
+        try:
+            return question.read(asked.answer)
+        except ValueError as error:
+            times = f"{asked.attempts} time" + "s" * (asked.attempts > 1)
+            cut = f" (cut at {asked.max_tokens} tokens)" if asked.is_cut else ""
+            return f"asked {times}, no valid answer{cut}: {error}"
+
+    def _sent(self, retry: int) -> None:
+        self.usage.requests += 1
+
+    def _count(self, told: BenchmarkGame | str) -> None:
+        """Counts games in a row without a usable answer."""
+        if isinstance(told, BenchmarkGame):
+            self._failures = 0
+            return
+        self._failures += 1
+        if self._failures >= self._settings.patience:
+            raise UserError(
+                f"{self._settings.endpoint}: no usable answer for {self._failures} games in a row, "
+                f"the last: {told}: check the server and the model, then run the same command "
+                "again: finished answers are kept"
+            )
+
+    def _file(self, question: GameQuestion) -> epath.Path:
+        s = self._settings
+        about = [VERSION, question.messages(), question.schema, question.number]
+        about += [s.model, s.temperature]
+        key = hashlib.sha256(json.dumps(about).encode()).hexdigest()
+        return self._cache / key[:2] / f"{key}.json"
+
+    def _cached(self, question: GameQuestion) -> Asked | None:
+        """An answer on disk; None: there is none, or one that further attempts may better."""
+        file = self._file(question)
+        with telling(file, "cannot be read", mend="check the path"):
+            if not file.exists():
+                return None
+        try:
+            asked = from_json(Asked, read_json(file), os.fspath(file))
+        except UserError:  # damaged: asked for again
+            return None
+        if isinstance(self._read(question, asked), BenchmarkGame):
+            return asked
+        s = self._settings
+        more = s.attempts > asked.attempts or s.max_tokens > asked.max_tokens
+        return None if more else asked
