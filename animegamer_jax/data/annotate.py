@@ -121,6 +121,7 @@ class Annotator:
             endpoint,
             await asyncio.to_thread(question.ask, clip),
             schema=question.schema,
+            name="annotation",
             read=question.read,
             settings=self.settings,
             usage=self.usage,

@@ -1,4 +1,4 @@
-"""Asking a model until its answer is valid: the loop that annotation and judging share."""
+"""Asking a model until its answer is valid: the loop of annotation, judging and writing games."""
 
 import dataclasses
 import time
@@ -74,6 +74,7 @@ async def ask_until_valid(
     messages: list[Message],
     *,
     schema: dict[str, Any],
+    name: str,
     read: Callable[[str], Any],
     settings: AskSettings,
     usage: Usage,
@@ -84,6 +85,7 @@ async def ask_until_valid(
         endpoint: that answers.
         messages: the question.
         schema: the JSON schema of an answer.
+        name: of the schema.
         read: raises ValueError, in one line, where an answer is not valid.
         settings: how often, and the prices.
         usage: counts each answer.
@@ -94,7 +96,7 @@ async def ask_until_valid(
     """
     attempt = prompt = completion = 0
     while True:
-        found = await endpoint.ask(messages, schema)
+        found = await endpoint.ask(messages, schema, name=name)
         attempt += 1
         prompt, completion = prompt + found.prompt_tokens, completion + found.completion_tokens
         prices = settings.prompt_price, settings.completion_price

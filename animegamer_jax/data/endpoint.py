@@ -132,7 +132,7 @@ class Endpoint:
         self._client, self._settings = client, settings
 
     async def ask(
-        self, messages: list[dict[str, Any]], schema: dict[str, Any], *, name: str = "annotation"
+        self, messages: list[dict[str, Any]], schema: dict[str, Any], *, name: str
     ) -> Answer:
         """One question.
 

@@ -26,7 +26,7 @@ Message = dict[str, Any]
 Part = dict[str, Any]
 
 _QUALITY = 85
-_SHOWN = 2000  # letters of a wrong answer that the model sees again
+_SHOWN = 4000  # letters of a wrong answer that the model sees again
 _SYSTEM = (
     "You look at short clips of an animated film and fill in a form about each. A player of a game "
     "will read what you write as an instruction, so write plain English, say only what the "

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from etils import epath
 
 from animegamer_jax.bundle_config import from_json, to_json
-from animegamer_jax.data.annotate import Asked
+from animegamer_jax.data.asking import Asked, ask_until_valid
 from animegamer_jax.data.endpoint import AskSettings, Endpoint, NoAnswerError, connected
 from animegamer_jax.data.shotfiles import add_json, read_json
 from animegamer_jax.data.usage import Usage
@@ -28,8 +28,6 @@ from animegamer_jax.evaluate.benchmark import Benchmark, BenchmarkGame, StateVal
 from animegamer_jax.evaluate.benchmark_lists import Lists
 from animegamer_jax.evaluate.benchmark_question import VERSION, GameQuestion, make_questions
 from animegamer_jax.storage import telling
-
-_KEPT = 20_000  # letters of an answer that are kept
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -151,7 +149,15 @@ class _Run:
         """One worker: game after game, while there are some."""
         for question in questions:
             try:
-                asked = await self._ask(endpoint, question)
+                asked = await ask_until_valid(
+                    endpoint,
+                    question.messages(),
+                    schema=question.schema,
+                    name="game",
+                    read=question.read,
+                    settings=self._settings,
+                    usage=self.usage,
+                )
             except NoAnswerError as error:
                 told: BenchmarkGame | str = str(error)
             else:
@@ -161,40 +167,11 @@ class _Run:
             self._on_progress(len(self.told), self._total)
             self._count(told)
 
-    async def _ask(self, endpoint: Endpoint, question: GameQuestion) -> Asked:
-        """Asks until an answer is valid, or often enough; what is wrong is told to the model."""
-        s, messages = self._settings, question.messages()
-        attempt = prompt = completion = 0
-        while True:
-            found = await endpoint.ask(messages, question.schema, name="game")
-            attempt += 1
-            tokens = found.prompt_tokens, found.completion_tokens
-            prompt, completion = prompt + tokens[0], completion + tokens[1]
-            self.usage.add_answer(tokens, (s.prompt_price, s.completion_price))
-            asked = Asked(
-                answer=found.text[:_KEPT],
-                attempts=attempt,
-                max_tokens=s.max_tokens,
-                is_cut=found.is_cut,
-                prompt_tokens=prompt,
-                completion_tokens=completion,
-            )
-            try:
-                question.read(asked.answer)
-            except ValueError as error:
-                if attempt == s.attempts:
-                    return asked
-                messages = [*messages, *question.again(found.text, wrong=str(error))]
-            else:
-                return asked
-
     def _read(self, question: GameQuestion, asked: Asked) -> BenchmarkGame | str:
         try:
             return question.read(asked.answer)
         except ValueError as error:
-            times = f"{asked.attempts} time" + "s" * (asked.attempts > 1)
-            cut = f" (cut at {asked.max_tokens} tokens)" if asked.is_cut else ""
-            return f"asked {times}, no valid answer{cut}: {error}"
+            return asked.why(error)
 
     def _sent(self, retry: int) -> None:
         self.usage.requests += 1

@@ -29,7 +29,6 @@ Message = dict[str, Any]
 _STREAM = 20250402  # sets these draws apart from others of the same seed
 _MOTIONS_A_GAME = 15
 _PLACES_A_GAME = 6
-_SHOWN = 4000  # letters of a wrong answer that the model sees again
 _FENCED = re.compile(r"\s*```(?:json)?\s*(.*?)\s*```\s*", re.DOTALL)
 _SYSTEM = (
     "You invent short games of anime life that test a video model. A player names a character, "
@@ -137,12 +136,6 @@ class GameQuestion:
         turn["character"]["enum"] = list(self.characters)
         turn["place"]["enum"] = list(self.places)
         return schema
-
-    def again(self, answer: str, *, wrong: str) -> list[Message]:
-        """Messages that follow an answer in which something is wrong."""
-        said = answer[:_SHOWN] or "(nothing)"
-        told = f"That cannot be used: {wrong}. Answer again with the whole, corrected JSON object."
-        return [{"role": "assistant", "content": said}, {"role": "user", "content": told}]
 
     def read(self, answer: str) -> BenchmarkGame:
         """The game in an answer.

@@ -418,6 +418,7 @@ class _Run:
                 endpoint,
                 messages,
                 schema=question.schema,
+                name="scores",
                 read=question.read,
                 settings=self._settings,
                 usage=self.usage,
