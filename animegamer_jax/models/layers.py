@@ -119,9 +119,9 @@ class Dropout(NamedTuple):
 def hashed_bits(key: Key[Array, ""], shape: tuple[int, ...]) -> UInt32[Array, "..."]:
     """32 bits for each place of an array, from the key and the place alone.
 
-    Good enough for dropout and a tenth of the work of JAX's generator, which on a TPU costs a step
-    of the language model more than its norms, and its compiler minutes. Each place is mixed as the
-    end of MurmurHash3 does (A. Appleby, 2011), with a word of the key before and one after.
+    Good enough for dropout, and far fewer operations than the rounds of JAX's own generator, which
+    the TPU's compiler unrolls for every update of every layer. Each place is mixed as the end of
+    MurmurHash3 does (A. Appleby, 2011), with a word of the key before and one after.
     """
     first, second = jax.random.bits(key, (2,), jnp.uint32)
     place = jnp.zeros(shape, jnp.uint32)
