@@ -9,7 +9,6 @@ with the reason.
 import asyncio
 import contextlib
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,7 +16,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import UInt8
 
-from animegamer_jax.bundle_config import from_json, to_json
+from animegamer_jax.bundle_config import to_json
 from animegamer_jax.data.annotations import (
     FilmAnnotation,
     Label,
@@ -29,15 +28,21 @@ from animegamer_jax.data.annotations import (
     read_report,
     write_labels,
 )
-from animegamer_jax.data.asking import Asked, Requests, ask_until_valid, cut_answer
+from animegamer_jax.data.asking import (
+    Asked,
+    Requests,
+    answer_file,
+    ask_until_valid,
+    cut_answer,
+    kept_answer,
+)
 from animegamer_jax.data.cast import NOBODY, Cast
 from animegamer_jax.data.endpoint import AskSettings, Endpoint, NoAnswerError, connected
 from animegamer_jax.data.question import VERSION, Question
-from animegamer_jax.data.shotfiles import ClipArchive, add_json, read_json
+from animegamer_jax.data.shotfiles import ClipArchive, add_json
 from animegamer_jax.data.shots import ClipRow, ShotsFolder
 from animegamer_jax.data.usage import Usage, UsageFile
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage import telling
 
 Progress = Callable[[str, int, int], None]
 
@@ -330,22 +335,15 @@ class _Run:
 
     def _file(self, digest: str) -> epath.Path:
         key = hashlib.sha256(f"{self._about} {digest}".encode()).hexdigest()
-        return self._folder.path / _CACHE / key[:2] / f"{key}.json"
+        return answer_file(self._folder.path / _CACHE, key)
 
     def _cached(self, digest: str) -> Asked | None:
         """An answer on disk; None: there is none, or one that further attempts may better."""
-        file = self._file(digest)
-        with telling(file, "cannot be read", mend="check the path"):
-            if not file.exists():
-                return None
-        try:
-            asked = from_json(Asked, read_json(file), os.fspath(file))
-        except UserError:  # damaged: asked for again
+        asked = kept_answer(self._file(digest))
+        if asked is None:
             return None
         try:
             self.question.read(asked.answer)
         except ValueError:
-            s = self._annotator.settings
-            more = s.attempts > asked.attempts or s.max_tokens > asked.max_tokens
-            return None if more else asked
+            return None if asked.may_be_bettered(self._annotator.settings) else asked
         return asked

@@ -18,7 +18,8 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from animegamer_jax.bundle_config import from_json, to_json
-from animegamer_jax.data.cast import MAX_NAME, Cast, parse_cast, plain
+from animegamer_jax.data.answers import BEGIN_SMALL, LOWER, WHOLE, text_of
+from animegamer_jax.data.cast import MAX_NAME, Cast, parse_cast
 from animegamer_jax.data.shotfiles import read_json, replacing, write_json
 from animegamer_jax.data.shots import ClipRow, ShotsFolder
 from animegamer_jax.errors import UserError
@@ -33,24 +34,6 @@ _AGAIN = "correct it, or remove the file and annotate again"
 Source = Literal["model", "people"]
 
 
-def _words(most: int) -> Any:
-    return pydantic.AfterValidator(lambda text: plain(text, most=most))
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, bool):  # Python takes True for 1
-        raise ValueError("expected a whole number")
-    return value
-
-
-def _begin_small(text: str) -> str:
-    return text[:1].lower() + text[1:]
-
-
-_LOWER = pydantic.AfterValidator(str.lower)
-_WHOLE = pydantic.BeforeValidator(_number)
-
-
 class Annotation(pydantic.BaseModel):
     """What one clip shows; the descriptions are what a model is told of each field.
 
@@ -59,35 +42,35 @@ class Annotation(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
-    subject: Annotated[str, _words(MAX_NAME)] = pydantic.Field(
+    subject: Annotated[str, text_of(MAX_NAME)] = pydantic.Field(
         description="whom the clip is about: the name of one of the characters, `other` for "
         "somebody else, `none` where nobody is seen"
     )
-    motion: Annotated[str, _words(60), pydantic.AfterValidator(_begin_small)] = pydantic.Field(
+    motion: Annotated[str, text_of(60), BEGIN_SMALL] = pydantic.Field(
         description="what the subject does, in one to six words that begin with an -ing form, "
         "such as `riding a bicycle`"
     )
-    adverb: Annotated[str, _words(24), _LOWER] = pydantic.Field(
+    adverb: Annotated[str, text_of(24), LOWER] = pydantic.Field(
         description="one word for the manner of it, such as `slowly`"
     )
-    motion_level: Annotated[Literal[1, 2, 3, 4, 5], _WHOLE] = pydantic.Field(
+    motion_level: Annotated[Literal[1, 2, 3, 4, 5], WHOLE] = pydantic.Field(
         description="how much moves in the pictures: 1 almost nothing, 2 a little, 3 clearly, "
         "4 much, 5 nearly everything and fast"
     )
-    environment: Annotated[str, _words(32), _LOWER] = pydantic.Field(
+    environment: Annotated[str, text_of(32), LOWER] = pydantic.Field(
         description="where it is, in one or two words, such as `harbour`"
     )
-    time: Annotated[str, _words(24), _LOWER] = pydantic.Field(
+    time: Annotated[str, text_of(24), LOWER] = pydantic.Field(
         description="the time of day, in one word, such as `day`, `evening` or `night`"
     )
-    social: Annotated[Literal[0, 1], _WHOLE] = pydantic.Field(
+    social: Annotated[Literal[0, 1], WHOLE] = pydantic.Field(
         description="1 where the subject deals with somebody (speaks, greets, helps, hugs), "
         "otherwise 0"
     )
-    entertainment: Annotated[Literal[0, 1], _WHOLE] = pydantic.Field(
+    entertainment: Annotated[Literal[0, 1], WHOLE] = pydantic.Field(
         description="1 where the subject enjoys itself (plays, dances, explores), otherwise 0"
     )
-    stamina: Annotated[Literal[-1, 1], _WHOLE] = pydantic.Field(
+    stamina: Annotated[Literal[-1, 1], WHOLE] = pydantic.Field(
         description="-1 where this costs the subject strength, 1 where it rests or eats"
     )
 

@@ -1,13 +1,23 @@
-"""Asking a model until its answer is valid: the loop of annotation, judging and writing games."""
+"""Asking a model until its answer is valid, and the answers that are kept on disk.
+
+For annotation, judging and writing games.
+"""
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable
 from typing import Any
 
+from etils import epath
+
+from animegamer_jax.bundle_config import from_json
 from animegamer_jax.data.endpoint import AskSettings, Endpoint
 from animegamer_jax.data.question import Message, again
+from animegamer_jax.data.shotfiles import read_json
 from animegamer_jax.data.usage import Usage
+from animegamer_jax.errors import UserError
+from animegamer_jax.storage import telling
 
 _KEPT = 10_000  # letters of an answer that are kept
 _TELL_EVERY = 60.0  # seconds between words on a slow server
@@ -37,6 +47,30 @@ class Asked:
         times = f"{self.attempts} time" + "s" * (self.attempts > 1)
         cut = f" (cut at {self.max_tokens} tokens)" if self.is_cut else ""
         return f"asked {times}, no valid answer{cut}: {error}"
+
+    def may_be_bettered(self, settings: AskSettings) -> bool:
+        """Whether these settings ask more often, or for longer answers, than it was asked."""
+        return settings.attempts > self.attempts or settings.max_tokens > self.max_tokens
+
+
+def answer_file(cache: epath.Path, key: str) -> epath.Path:
+    """Where the answer to a question of this digest is kept."""
+    return cache / key[:2] / f"{key}.json"
+
+
+def kept_answer(file: epath.Path) -> Asked | None:
+    """An answer on disk; None: there is none, or it is damaged, and is asked for again.
+
+    Raises:
+        UserError: the disk refuses.
+    """
+    with telling(file, "cannot be read", mend="check the path"):
+        if not file.exists():
+            return None
+    try:
+        return from_json(Asked, read_json(file), os.fspath(file))
+    except UserError:
+        return None
 
 
 def cut_answer(text: str | None) -> str | None:

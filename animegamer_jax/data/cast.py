@@ -142,7 +142,7 @@ def read_cast(path: epath.PathLike) -> Cast:
         UserError: names the file, the character and what is wrong with it.
     """
     file = absolute(path)
-    content = _read_toml(file)
+    content = read_toml(file, form=_FORM)
     tables = content.pop("character", [])
     if content:
         raise UserError(f"{file}: unknown key {next(iter(content))!r}: expected {_FORM}")
@@ -157,8 +157,13 @@ def read_cast(path: epath.PathLike) -> Cast:
     return Cast(tuple(characters), pictures)
 
 
-def _read_toml(file: epath.Path) -> dict[str, Any]:
-    with telling(file, "cannot be read", mend=f"expected a TOML file of {_FORM}"):
+def read_toml(file: epath.Path, *, form: str) -> dict[str, Any]:
+    """A TOML file's content; `form`: what is expected in it, for messages.
+
+    Raises:
+        UserError: it cannot be read, or is no TOML.
+    """
+    with telling(file, "cannot be read", mend=f"expected a TOML file of {form}"):
         content = file.read_bytes()
     try:
         return tomllib.loads(content.decode("utf-8-sig"))
@@ -168,7 +173,7 @@ def _read_toml(file: epath.Path) -> dict[str, Any]:
             f"{error.start}: save it as UTF-8"
         ) from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UserError(f"{file}: no TOML ({error}): expected {_FORM}") from None
+        raise UserError(f"{file}: no TOML ({error}): expected {form}") from None
 
 
 def _read_character(

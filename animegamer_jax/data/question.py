@@ -111,20 +111,33 @@ def picture_part(picture: Image.Image, *, side: int) -> Part:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
+def _bare(answer: str) -> str:
+    """An answer without the fence that some models put around JSON."""
+    fenced = _FENCED.fullmatch(answer)
+    return fenced[1] if fenced else answer
+
+
+def read_content(answer: str) -> Any:
+    """The JSON in an answer, alone or in a fenced block.
+
+    Raises:
+        ValueError: in one line, why there is none.
+    """
+    try:
+        return json.loads(_bare(answer))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"no JSON ({error}), found {answer[:60]!a}") from None
+
+
 def read_object(answer: str) -> dict[str, Any]:
     """The JSON object in an answer, alone or in a fenced block.
 
     Raises:
         ValueError: in one line, what is there instead.
     """
-    fenced = _FENCED.fullmatch(answer)
-    text = fenced[1] if fenced else answer
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"no JSON ({error}), found {answer[:60]!a}") from None
+    fields = read_content(answer)
     if not isinstance(fields, dict):
-        raise ValueError(f"expected a JSON object, found {text[:60]!a}")
+        raise ValueError(f"expected a JSON object, found {_bare(answer)[:60]!a}")
     return fields
 
 

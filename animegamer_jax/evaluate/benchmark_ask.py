@@ -18,16 +18,15 @@ from collections.abc import Callable, Iterator
 
 from etils import epath
 
-from animegamer_jax.bundle_config import from_json, to_json
-from animegamer_jax.data.asking import Asked, ask_until_valid
+from animegamer_jax.bundle_config import to_json
+from animegamer_jax.data.asking import Asked, answer_file, ask_until_valid, kept_answer
 from animegamer_jax.data.endpoint import AskSettings, Endpoint, NoAnswerError, connected
-from animegamer_jax.data.shotfiles import add_json, read_json
+from animegamer_jax.data.shotfiles import add_json
 from animegamer_jax.data.usage import Usage
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmark import Benchmark, BenchmarkGame, StateValues
 from animegamer_jax.evaluate.benchmark_lists import Lists
 from animegamer_jax.evaluate.benchmark_question import VERSION, GameQuestion, make_questions
-from animegamer_jax.storage import telling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -194,20 +193,13 @@ class _Run:
         about = [VERSION, question.messages(), question.schema, question.number]
         about += [s.model, s.temperature]
         key = hashlib.sha256(json.dumps(about).encode()).hexdigest()
-        return self._cache / key[:2] / f"{key}.json"
+        return answer_file(self._cache, key)
 
     def _cached(self, question: GameQuestion) -> Asked | None:
         """An answer on disk; None: there is none, or one that further attempts may better."""
-        file = self._file(question)
-        with telling(file, "cannot be read", mend="check the path"):
-            if not file.exists():
-                return None
-        try:
-            asked = from_json(Asked, read_json(file), os.fspath(file))
-        except UserError:  # damaged: asked for again
+        asked = kept_answer(self._file(question))
+        if asked is None:
             return None
         if isinstance(self._read(question, asked), BenchmarkGame):
             return asked
-        s = self._settings
-        more = s.attempts > asked.attempts or s.max_tokens > asked.max_tokens
-        return None if more else asked
+        return None if asked.may_be_bettered(self._settings) else asked

@@ -1,11 +1,12 @@
 """Lists of characters, motions and places that people write, for benchmarks of their own."""
 
 import dataclasses
-import tomllib
 from pathlib import Path
 from typing import Any
 
-from animegamer_jax.data.cast import MAX_NAME, plain
+from etils import epath
+
+from animegamer_jax.data.cast import MAX_NAME, plain, read_toml
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage import telling
 
@@ -39,18 +40,8 @@ def read_lists(path: str | Path) -> Lists:
     Raises:
         UserError: names the file, the list and what is wrong with it.
     """
-    file = Path(path).expanduser()
-    with telling(file, "cannot be read", mend=f"expected a TOML file of {_FORM}"):
-        data = file.read_bytes()
-    try:
-        content = tomllib.loads(data.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{file}: expected UTF-8 text, found byte 0x{data[error.start]:02x} at offset "
-            f"{error.start}: save it as UTF-8"
-        ) from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UserError(f"{file}: no TOML ({error}): expected {_FORM}") from None
+    file = epath.Path(path).expanduser()
+    content = read_toml(file, form=_FORM)
     if unknown := [name for name in content if name not in _LISTS]:
         raise UserError(f"{file}: unknown key {unknown[0]!a}: expected {_FORM}")
     if missing := [name for name in _LISTS if name not in content]:

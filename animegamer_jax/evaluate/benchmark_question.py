@@ -1,7 +1,7 @@
 """What a language model is asked for one game of a benchmark, and how its answer is read."""
 
 import dataclasses
-import json
+import functools
 import re
 from typing import Annotated, Any, Literal
 
@@ -9,7 +9,8 @@ import numpy as np
 import pydantic
 
 from animegamer_jax.data.annotations import explain
-from animegamer_jax.data.cast import plain
+from animegamer_jax.data.answers import BEGIN_SMALL, LOWER, WHOLE, text_of
+from animegamer_jax.data.question import Message, read_content
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmark import (
     PARTS,
@@ -24,32 +25,14 @@ from animegamer_jax.evaluate.benchmark_lists import MAX_WORDS, Lists
 VERSION = 1
 """Of the wording: answers to another one are asked for again."""
 
-Message = dict[str, Any]
-
 _STREAM = 20250402  # sets these draws apart from others of the same seed
 _MOTIONS_A_GAME = 15
 _PLACES_A_GAME = 6
-_FENCED = re.compile(r"\s*```(?:json)?\s*(.*?)\s*```\s*", re.DOTALL)
 _SYSTEM = (
     "You invent short games of anime life that test a video model. A player names a character, "
     "what it does and where, turn by turn. Write plain English and answer with one JSON object and "
     "nothing around it."
 )
-
-
-def _text(most: int) -> Any:
-    return pydantic.AfterValidator(lambda text: plain(text, most=most))
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, bool):  # Python takes True for 1
-        raise ValueError("expected a whole number")
-    return value
-
-
-_BEGIN_SMALL = pydantic.AfterValidator(lambda text: text[:1].lower() + text[1:])
-_LOWER = pydantic.AfterValidator(str.lower)
-_WHOLE = pydantic.BeforeValidator(_number)
 
 
 class TurnAnswer(pydantic.BaseModel):
@@ -58,17 +41,17 @@ class TurnAnswer(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     character: str = pydantic.Field(description="who acts, one of the two characters")
-    adverb: Annotated[str, _text(24), _LOWER] = pydantic.Field(
+    adverb: Annotated[str, text_of(24), LOWER] = pydantic.Field(
         description="one word for the manner, such as `slowly`"
     )
-    motion: Annotated[str, _text(MAX_WORDS), _BEGIN_SMALL] = pydantic.Field(
+    motion: Annotated[str, text_of(MAX_WORDS), BEGIN_SMALL] = pydantic.Field(
         description="one of the motions as listed; words may follow it, such as whom or what with"
     )
-    motion_level: Annotated[Literal[1, 2, 3, 4, 5], _WHOLE] = pydantic.Field(
+    motion_level: Annotated[Literal[1, 2, 3, 4, 5], WHOLE] = pydantic.Field(
         description="how much moves: 1 almost nothing, 2 a little, 3 clearly, 4 much, 5 nearly "
         "everything and fast; it goes with the adverb"
     )
-    time: Annotated[str, _text(24), _LOWER] = pydantic.Field(
+    time: Annotated[str, text_of(24), LOWER] = pydantic.Field(
         description="the time of day in one word, such as `day`, `evening` or `night`"
     )
     place: str = pydantic.Field(description="one of the places as listed")
@@ -76,13 +59,13 @@ class TurnAnswer(pydantic.BaseModel):
         description="fields among character, adverb, motion, time and place that the player does "
         "not say, because they are as in the turn before; not all five, and none in the first turn"
     )
-    social: Annotated[Literal[0, 1], _WHOLE] = pydantic.Field(
+    social: Annotated[Literal[0, 1], WHOLE] = pydantic.Field(
         description="1 where the character deals with somebody, otherwise 0"
     )
-    entertainment: Annotated[Literal[0, 1], _WHOLE] = pydantic.Field(
+    entertainment: Annotated[Literal[0, 1], WHOLE] = pydantic.Field(
         description="1 where the character enjoys itself, otherwise 0"
     )
-    stamina: Annotated[Literal[-1, 1], _WHOLE] = pydantic.Field(
+    stamina: Annotated[Literal[-1, 1], WHOLE] = pydantic.Field(
         description="-1 where this costs the character strength, 1 where it rests or eats"
     )
 
@@ -128,7 +111,7 @@ class GameQuestion:
         )
         return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": told}]
 
-    @property
+    @functools.cached_property
     def schema(self) -> dict[str, Any]:
         """The JSON Schema of an answer."""
         schema = GameAnswer.model_json_schema()
@@ -143,12 +126,7 @@ class GameQuestion:
         Raises:
             ValueError: in one line, what is wrong with it.
         """
-        fenced = _FENCED.fullmatch(answer)
-        text = fenced[1] if fenced else answer
-        try:
-            content = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"no JSON ({error}), found {answer[:60]!a}") from None
+        content = read_content(answer)
         try:
             found = GameAnswer.model_validate(content)
         except pydantic.ValidationError as error:

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,18 +22,18 @@ from etils import epath
 from jaxtyping import UInt8
 from PIL import Image
 
-from animegamer_jax.bundle_config import from_json, to_json
+from animegamer_jax.bundle_config import to_json
 from animegamer_jax.data.annotations import explain
-from animegamer_jax.data.asking import Asked, Requests, ask_until_valid
+from animegamer_jax.data.asking import Requests, answer_file, ask_until_valid, kept_answer
 from animegamer_jax.data.endpoint import AskSettings, Endpoint, NoAnswerError, connected
 from animegamer_jax.data.question import Message, picture_part, read_object, text_part
-from animegamer_jax.data.shotfiles import add_json, read_json
+from animegamer_jax.data.shotfiles import add_json
 from animegamer_jax.data.usage import Usage
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.verdict import CRITERIA, LEAST_SCORE, MOST_SCORE, Criterion, Verdict
 from animegamer_jax.game import Game
 from animegamer_jax.media import pick_frames, read_mp4
-from animegamer_jax.storage import absolute, telling
+from animegamer_jax.storage import absolute
 
 VERSION = 1
 """Of the wording: answers to another one are not taken from the cache."""
@@ -444,7 +443,7 @@ class _Run:
         return _SetAsideError(reason)
 
     def _file(self, digest: str) -> epath.Path:
-        return self._cache / digest[:2] / f"{digest}.json"
+        return answer_file(self._cache, digest)
 
 
 class _SetAsideError(Exception):
@@ -457,11 +456,8 @@ def _cached(file: epath.Path, question: JudgeQuestion) -> dict[str, list[float]]
     Raises:
         UserError: the disk refuses.
     """
-    with telling(file, "cannot be read", mend="check the path"):
-        if not file.exists():
-            return None
     try:
-        asked = from_json(Asked, read_json(file), os.fspath(file))
-        return question.read(asked.answer)
-    except (UserError, ValueError):  # asked again
+        asked = kept_answer(file)
+        return None if asked is None else question.read(asked.answer)
+    except ValueError:  # asked again
         return None
