@@ -6,6 +6,7 @@ programs can go on from the values, without playing anything again.
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -125,10 +126,9 @@ def write_results(folder: Path, evaluation: Evaluation) -> Path:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        if value.dtype.kind == "f":
-            rounded = np.round(value.astype(np.float64), 6)
-            return np.where(np.isfinite(rounded), rounded, None).tolist()
-        return value.tolist()
+        return _plain(np.round(value, 6).tolist() if value.dtype.kind == "f" else value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
