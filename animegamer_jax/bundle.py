@@ -113,17 +113,23 @@ class Bundle:
     def has(self, name: NetworkName) -> bool:
         return getattr(self.config, name) is not None
 
-    def digest(self) -> str:
+    def digest(self, network: NetworkName | None = None) -> str:
         """Of protocol, configurations, tokenizer and weights as stored: the model by its content.
 
         Its name, its date and how its files are cut do not count. It reads every weight.
+
+        Args:
+            network: of this network's configuration and weights alone.
         """
-        told = to_json({"protocol": self.protocol, "networks": self.config})
-        found = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
-        if (self.path / "tokenizer").is_dir():
+        counted = [n for n in NETWORKS if self.has(n) and network in (None, n)]
+        told: dict[str, Any] = {"protocol": self.protocol, "networks": self.config}
+        if network is not None:
+            told = {network: self._network_config(network)}
+        found = hashlib.sha256(json.dumps(to_json(told), sort_keys=True).encode())
+        if network is None and (self.path / "tokenizer").is_dir():
             for file in sorted((self.path / "tokenizer").iterdir()):
                 found.update(file.name.encode() + file.read_bytes())
-        for name in filter(self.has, NETWORKS):
+        for name in counted:
             for path, array in self.read_in_order(name, sorted(self.leaves(name))):
                 found.update(f"{name}.{path} {array.dtype} {array.shape}".encode())
                 found.update(array.tobytes())

@@ -19,6 +19,10 @@ COMMANDS = {
     "serve": ("animegamer_jax.serve.command:serve", "a web page to play on"),
     "convert": ("animegamer_jax.convert.released:convert", "released checkpoints -> bundle"),
     "export": ("animegamer_jax.convert.released:export", "bundle -> released file formats"),
+    "evaluate": (
+        "animegamer_jax.evaluate.command:evaluate",
+        "plays a benchmark, scores it, writes a report; --make writes one",
+    ),
     "parity": ("animegamer_jax.evaluate.parity:parity", "recorded numbers against this code"),
     "initialise": (
         "animegamer_jax.train.initialise:initialise",

@@ -3,6 +3,9 @@
 import os
 import sys
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmark import SHIPPED, Benchmark, write_benchmark
@@ -11,7 +14,7 @@ _TOLD = 5  # games without a valid answer that are told one by one
 
 
 def make_command(
-    what: str,
+    what: Annotated[str, tyro.conf.arg(name="make")],
     *,
     out: Path,
     games: int | None = None,

@@ -1,0 +1,322 @@
+"""Systems that play a benchmark: models that play here, and games that were played elsewhere.
+
+Every game is a folder as `animegamer play` writes it, with `values.json` beside its turns: the
+value of each metric a turn, and all that they depend on. A game that is there whole, made the same
+way, is not played again, so an evaluation that was stopped goes on.
+"""
+
+import dataclasses
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from animegamer_jax.bundle_config import to_json
+from animegamer_jax.errors import UserError
+from animegamer_jax.evaluate.benchmark import Benchmark, BenchmarkGame
+from animegamer_jax.evaluate.scorers import NUM_FRAMES, Answers, Clips
+from animegamer_jax.evaluate.scoring import FrameSize, Scoring
+from animegamer_jax.game import GAME_FILE, Game, Turn
+from animegamer_jax.media import measure_mp4, read_mp4, write_whole
+from animegamer_jax.player import Player
+from animegamer_jax.storage import telling
+
+VALUES_FILE = "values.json"
+
+OnTurn = Callable[[int, int], None]
+Values = dict[str, Float32[np.ndarray, "g t"]]
+_Lists = dict[str, list[float | None]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Played:
+    """A system's games.
+
+    Attributes:
+        folders: of each game.
+        values: by metric; NaN where there is none.
+        kept: games that were there already.
+    """
+
+    folders: tuple[Path, ...]
+    values: Values
+    kept: int
+
+
+def game_digest(game: BenchmarkGame) -> str:
+    """Of all that is asked and expected in a game."""
+    return hashlib.sha256(json.dumps(to_json(game), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def benchmark_digest(benchmark: Benchmark) -> str:
+    """Of all games."""
+    digests = "".join(map(game_digest, benchmark.games))
+    return hashlib.sha256(digests.encode()).hexdigest()[:16]
+
+
+# Playing here
+
+
+def play_system(
+    player: Player,
+    benchmark: Benchmark,
+    scoring: Scoring,
+    *,
+    home: Path,
+    name: str,
+    settings: Mapping[str, Any],
+    batch_size: int,
+    on_turn: OnTurn = lambda done, total: None,
+) -> Played:
+    """Plays the games that are not there yet, and scores each turn as it is played.
+
+    Args:
+        player: of the model.
+        benchmark: what to play.
+        scoring: of the player's size of frames.
+        home: folder of the games' folders; what lies there under a game's name and is another
+            game is written anew.
+        name: of the model, in the saved games.
+        settings: all that the games depend on: model, window, steps, number format.
+        batch_size: games side by side; the last batch is filled up with its own games, so that
+            nothing is compiled twice.
+        on_turn: called with the turns played and their number.
+
+    Raises:
+        UserError: an instruction is too long for the model, or the disk refuses.
+        NonFiniteError: a network's answer is not finite.
+    """
+    check_instructions(benchmark, player.check_instruction)
+    folders = [home / _safe(game.id) for game in benchmark.games]
+    made = [_made(game, scoring, settings) for game in benchmark.games]
+    kept = [_read_kept(*pair, benchmark.num_turns) for pair in zip(folders, made, strict=True)]
+    todo = [index for index, found in enumerate(kept) if found is None]
+    total = len(todo) * benchmark.num_turns
+    batch_size = min(batch_size, max(1, len(todo)))
+    compiled = False
+    for start in range(0, len(todo), batch_size):
+        here = np.array(todo[start : start + batch_size])
+        chosen = np.resize(here, batch_size).tolist()
+        games = [_begin(folders[i], player, name=name, seed=benchmark.games[i].seed) for i in here]
+        values: list[_Lists] = [{} for _ in here]
+        window = player.start(batch_size)
+        for turn in range(benchmark.num_turns):
+            asked = [benchmark.games[i].turns[turn] for i in chosen]
+            window, output = player.play_turn(
+                window,
+                [one.instruction for one in asked],
+                seeds=[benchmark.games[i].seed for i in chosen],
+                turn=turn + 1,
+            )
+            seconds = output.seconds["total"] / batch_size
+            own = slice(len(here))
+            answers = Answers(
+                turns=asked[own],
+                clips=output.frames[own, :NUM_FRAMES],
+                told=output.states[own].astype(np.int64),
+                seconds=np.full(len(here), seconds if compiled else np.nan),
+                truth=scoring.true_clips(here, turn),
+            )
+            compiled = True
+            _add(values, scoring, answers)
+            with telling(home, "cannot be written", mend="make room there, then again"):
+                for row, game in enumerate(games):
+                    game.add(
+                        asked[row].instruction,
+                        states=output.states[row],
+                        motion_value=float(output.motion_value[row]),
+                        representation=output.representation[row].astype(np.float32),
+                        frames=output.frames[row],
+                        seconds={"total": seconds},
+                    )
+            on_turn(start * benchmark.num_turns + (turn + 1) * len(here), total)
+        for index, found in zip(here, values, strict=True):
+            kept[index] = found
+            _write_kept(folders[index], made[index], found)
+    found = [one for one in kept if one is not None]
+    return Played(
+        folders=tuple(folders),
+        values=_stacked(found, benchmark.num_turns),
+        kept=len(folders) - len(todo),
+    )
+
+
+def check_instructions(benchmark: Benchmark, check: Callable[[str], None]) -> None:
+    """Makes sure that a model can read every instruction, before anything is played.
+
+    Raises:
+        UserError: names game and turn.
+    """
+    for game in benchmark.games:
+        for number, turn in enumerate(game.turns, start=1):
+            try:
+                check(turn.instruction)
+            except UserError as error:
+                raise UserError(
+                    f"benchmark {benchmark.name}: game {game.id}: turn {number}: {error}"
+                ) from None
+
+
+def _begin(folder: Path, player: Player, *, name: str, seed: int) -> Game:
+    if (folder / GAME_FILE).exists() or (folder / VALUES_FILE).exists():
+        shutil.rmtree(folder)
+    return Game.create(
+        folder,
+        model=name,
+        seed=seed,
+        window=player.window,
+        steps=player.steps,
+        protocol=player.protocol.name,
+    )
+
+
+def _safe(name: str) -> str:
+    """A game's name as a folder's."""
+    plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in name).strip(".")[:80]
+    if plain == name:
+        return name
+    return f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+# Games from elsewhere
+
+
+def read_system(
+    home: Path,
+    benchmark: Benchmark,
+    make_scoring: Callable[[FrameSize], Scoring],
+    *,
+    on_turn: OnTurn = lambda done, total: None,
+) -> tuple[Played, Scoring]:
+    """Scores games that `animegamer play` wrote, or another program in its form.
+
+    Args:
+        home: with a folder a game, by its id.
+        benchmark: what was played.
+        make_scoring: scorers for the clips' size, which is that of the first clip.
+        on_turn: called with the turns scored and their number.
+
+    Raises:
+        UserError: a game is missing or damaged, is not the benchmark's, or has clips of another
+            size than the first.
+    """
+    folders = [home / _safe(game.id) for game in benchmark.games]
+    games = [_open(*pair) for pair in zip(folders, benchmark.games, strict=True)]
+    first = folders[0] / games[0][0].clip
+    frames, height, width = measure_mp4(first)
+    scoring = make_scoring(FrameSize(frames, height, width))
+    total = len(games) * benchmark.num_turns
+    values: list[_Lists] = [{} for _ in games]
+    for row, (folder, turns, game) in enumerate(zip(folders, games, benchmark.games, strict=True)):
+        for number, (turn, asked) in enumerate(zip(turns, game.turns, strict=True)):
+            clip = read_mp4(folder / turn.clip)
+            if clip.shape[:3] != (frames, height, width):
+                raise UserError(
+                    f"{folder / turn.clip}: expected {frames} frames of {height} x {width}, as "
+                    f"{first} has, found {clip.shape[0]} of {clip.shape[1]} x {clip.shape[2]}"
+                )
+            told = [turn.motion_level, turn.social, turn.entertainment, turn.stamina]
+            answers = Answers(
+                turns=[asked],
+                clips=clip[None, :NUM_FRAMES],
+                told=np.array([told]),
+                seconds=np.array([turn.seconds["total"]]) if "total" in turn.seconds else None,
+                truth=scoring.true_clips(np.array([row]), number),
+            )
+            _add(values[row : row + 1], scoring, answers)
+            on_turn(row * benchmark.num_turns + number + 1, total)
+    stacked = _stacked(values, benchmark.num_turns)
+    return Played(folders=tuple(folders), values=stacked, kept=len(games)), scoring
+
+
+def _open(folder: Path, game: BenchmarkGame) -> list[Turn]:
+    turns = Game.load(folder).turns
+    if len(turns) < len(game.turns):
+        raise UserError(
+            f"{folder}: expected {len(game.turns)} turns, as in the benchmark, found {len(turns)}"
+        )
+    turns = turns[: len(game.turns)]
+    for turn, asked in zip(turns, game.turns, strict=True):
+        if turn.instruction != asked.instruction:
+            raise UserError(
+                f"{folder}: turn {turn.turn}: expected the benchmark's instruction "
+                f"{asked.instruction!a:.60}, found {turn.instruction!a:.60}"
+            )
+    return turns
+
+
+# What to read scores by
+
+
+def clip_values(clips: Callable[[int], Clips], benchmark: Benchmark, scoring: Scoring) -> Values:
+    """The values that other clips would have in the place of the system's.
+
+    Args:
+        clips: of every game, at a turn, from 0.
+        benchmark: whose expectations they are held to.
+        scoring: the system's.
+    """
+    values: list[_Lists] = [{} for _ in benchmark.games]
+    everyone = np.arange(len(benchmark.games))
+    for turn in range(benchmark.num_turns):
+        answers = Answers(
+            turns=[game.turns[turn] for game in benchmark.games],
+            clips=clips(turn)[:, :NUM_FRAMES],
+            truth=scoring.true_clips(everyone, turn),
+        )
+        _add(values, scoring, answers)
+    return _stacked(values, benchmark.num_turns)
+
+
+# Values
+
+
+def _add(values: Sequence[_Lists], scoring: Scoring, answers: Answers) -> None:
+    """Appends one turn's values to each game's."""
+    for scorer in scoring.scorers:
+        for metric, found in scorer(answers).items():
+            for row, value in zip(values, found.tolist(), strict=True):
+                row.setdefault(metric, []).append(value if np.isfinite(value) else None)
+
+
+def _stacked(values: Sequence[Mapping[str, Sequence[float | None]]], num_turns: int) -> Values:
+    names = {name for row in values for name in row}
+    found: Values = {}
+    for name in names:
+        rows = [row.get(name, [None] * num_turns) for row in values]
+        found[name] = np.array([[np.nan if v is None else v for v in row] for row in rows]).astype(
+            np.float32
+        )
+    return found
+
+
+def _made(game: BenchmarkGame, scoring: Scoring, settings: Mapping[str, Any]) -> dict[str, Any]:
+    scorers = {scorer.group: to_json(scorer.made) for scorer in scoring.scorers}
+    return {"game": game_digest(game), "settings": to_json(settings), "scorers": scorers}
+
+
+def _read_kept(folder: Path, made: Mapping[str, Any], num_turns: int) -> _Lists | None:
+    """A game's values, if they and its clips are there and made the same way."""
+    try:
+        content = json.loads((folder / VALUES_FILE).read_text())
+        if content["made"] != made:
+            return None
+        if len(Game.load(folder).turns) != num_turns:
+            return None
+        values = content["values"]
+    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return None
+    return values
+
+
+def _write_kept(folder: Path, made: Mapping[str, Any], values: _Lists) -> None:
+    content = {"made": made, "values": values, "date": time.strftime("%Y-%m-%d")}
+    path = folder / VALUES_FILE
+    with telling(path, "cannot be written", mend="make room there, then again"):
+        write_whole(path, (json.dumps(content, allow_nan=False) + "\n").encode())
