@@ -255,13 +255,15 @@ class _Run:
 
         options = self._options
         cast = None if options.characters is None else read_cast(options.characters)
-        if options.lpips is not None:
-            for path in options.lpips:
-                if not path.is_file():
-                    raise UserError(f"--lpips {path}: expected a file of weights, found none")
+        clip = None
+        if {"clip", "truth"} & {*self._groups}:
+            try:
+                clip = self._clip()
+            except UserError as error:
+                clip = str(error)
         return Means(
             groups=self._groups,
-            clip=self._clip() if {"clip", "truth"} & {*self._groups} else None,
+            clip=clip,
             lpips=options.lpips,
             characters=cast,
             reader_clips=options.reader_clips,
@@ -497,7 +499,8 @@ def _beneath(out: Path, folder: Path) -> str:
 
 
 def _clip_of(means: "Means") -> dict[str, Any]:
-    return {} if means.clip is None else {"clip": means.clip.digest, "clip_of": means.clip.source}
+    clip = means.scoring_clip
+    return {} if clip is None else {"clip": clip.digest, "clip_of": clip.source}
 
 
 def _judge_name(verdict: Any) -> str:

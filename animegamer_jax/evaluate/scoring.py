@@ -5,6 +5,7 @@ What cannot be had is left out with the reason, and the rest is scored.
 
 import dataclasses
 import functools
+import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -58,17 +59,22 @@ class Means:
 
     Attributes:
         groups: of metrics that are asked for.
-        clip: the CLIP that scores all systems; None: there is none.
+        clip: the CLIP that scores all systems, or why there is none; None: nothing has one.
         lpips: the files of AlexNet and of its channels' weights.
         characters: with pictures to compare with, in worlds without true clips.
         reader_clips: see `READER_CLIPS`.
     """
 
     groups: Sequence[Group] = tuple(GROUPS)
-    clip: "ScoringClip | None" = None
+    clip: "ScoringClip | str | None" = None
     lpips: tuple[Path, Path] | None = None
     characters: Cast | None = None
     reader_clips: int = READER_CLIPS
+
+    @property
+    def scoring_clip(self) -> "ScoringClip | None":
+        """The CLIP, if there is one."""
+        return self.clip if isinstance(self.clip, ScoringClip) else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -177,17 +183,19 @@ def _true_clips(benchmark: Benchmark, size: FrameSize) -> Truth:
 
 
 def _clip(benchmark: Benchmark, means: Means, truth: Truth | None) -> Scorer:
-    if means.clip is None:
-        raise _AbsentError("no CLIP: no model has one, and --clip names none")
+    c = means.clip
+    if c is None:
+        raise _AbsentError("no model has a CLIP, and --clip names none")
+    if isinstance(c, str):
+        raise _AbsentError(c)
     pictures = None
     if truth is None and means.characters is not None:
         pictures = _pictures(means.characters, benchmark.characters)
-    if truth is None and pictures is None and not means.clip.texts:
+    if truth is None and pictures is None and not c.texts:
         raise _AbsentError(
             "nothing to compare with: this world has no true clips, --characters gives no "
             "pictures, and CLIP's tokenizer is not in the model"
         )
-    c = means.clip
     return ClipScorer(c.embedder, digest=c.digest, texts=c.texts, pictures=pictures)
 
 
@@ -223,17 +231,20 @@ def _lpips(means: Means, truth: Truth | None) -> Scorer:
         raise _AbsentError("LPIPS compares with true clips, which this world has none of")
     if means.lpips is None:
         raise _AbsentError("LPIPS: --lpips names no weights")
-    import hashlib
-
-    read = [path.read_bytes() for path in means.lpips]
-    digest = hashlib.sha256(b"".join(read)).hexdigest()[:16]
-    return LpipsScorer(load_lpips(*means.lpips), digest=digest)
+    if absent := [str(path) for path in means.lpips if not path.is_file()]:
+        raise _AbsentError(f"--lpips: no weights there: {', '.join(absent)}")
+    try:
+        model = load_lpips(*means.lpips)
+    except UserError as error:
+        raise _AbsentError(str(error)) from None
+    read = b"".join(path.read_bytes() for path in means.lpips)
+    return LpipsScorer(model, digest=hashlib.sha256(read).hexdigest()[:16])
 
 
 def _readers(means: Means, truth: Truth | None, size: FrameSize, vae: VAE | None) -> Scorer:
     if truth is None:
         raise _AbsentError("who, where and when are read off the toy world's clips only")
-    clip = means.clip
+    clip = means.scoring_clip
     whole = None if vae is None else functools.partial(reconstruct, vae)
     reader = make_readers(
         None if clip is None or not clip.texts else clip.embedder,
