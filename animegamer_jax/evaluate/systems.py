@@ -97,54 +97,87 @@ def play_system(
     made = [_made(game, scoring, settings) for game in benchmark.games]
     kept = [_read_kept(*pair, benchmark.num_turns) for pair in zip(folders, made, strict=True)]
     todo = [index for index, found in enumerate(kept) if found is None]
-    total = len(todo) * benchmark.num_turns
+    turns = benchmark.num_turns
     batch_size = min(batch_size, max(1, len(todo)))
-    compiled = False
     for start in range(0, len(todo), batch_size):
-        here = np.array(todo[start : start + batch_size])
-        chosen = np.resize(here, batch_size).tolist()
-        games = [_begin(folders[i], player, name=name, seed=benchmark.games[i].seed) for i in here]
-        values: list[_Lists] = [{} for _ in here]
-        window = player.start(batch_size)
-        for turn in range(benchmark.num_turns):
-            asked = [benchmark.games[i].turns[turn] for i in chosen]
-            window, output = player.play_turn(
-                window,
-                [one.instruction for one in asked],
-                seeds=[benchmark.games[i].seed for i in chosen],
-                turn=turn + 1,
-            )
-            seconds = output.seconds["total"] / batch_size
-            own = slice(len(here))
-            answers = Answers(
-                turns=asked[own],
-                clips=output.frames[own, :NUM_FRAMES],
-                told=output.states[own].astype(np.int64),
-                seconds=np.full(len(here), seconds if compiled else np.nan),
-                truth=scoring.true_clips(here, turn),
-            )
-            compiled = True
-            _add(values, scoring, answers)
-            with telling(home, "cannot be written", mend="make room there, then again"):
-                for row, game in enumerate(games):
-                    game.add(
-                        asked[row].instruction,
-                        states=output.states[row],
-                        motion_value=float(output.motion_value[row]),
-                        representation=output.representation[row].astype(np.float32),
-                        frames=output.frames[row],
-                        seconds={"total": seconds},
-                    )
-            on_turn(start * benchmark.num_turns + (turn + 1) * len(here), total)
-        for index, found in zip(here, values, strict=True):
-            kept[index] = found
-            _write_kept(folders[index], made[index], found)
-    found = [one for one in kept if one is not None]
+        rows = todo[start : start + batch_size]
+        batch = _Batch(player, benchmark, rows, size=batch_size, first=start == 0)
+        batch.begin([folders[row] for row in rows], name=name)
+        for turn in range(turns):
+            batch.play(turn, scoring)
+            on_turn(start * turns + (turn + 1) * len(rows), len(todo) * turns)
+        for row, found in zip(rows, batch.values, strict=True):
+            kept[row] = found
+            _write_kept(folders[row], made[row], found)
+    there = [found for found in kept if found is not None]
     return Played(
-        folders=tuple(folders),
-        values=_stacked(found, benchmark.num_turns),
-        kept=len(folders) - len(todo),
+        folders=tuple(folders), values=_stacked(there, turns), kept=len(folders) - len(todo)
     )
+
+
+class _Batch:
+    """Games that are played side by side.
+
+    Args:
+        player: of the model.
+        benchmark: of the games.
+        rows: which of its games.
+        size: games that are played: the rows, repeated until there are so many.
+        first: its first turn compiles, and tells nothing of the speed.
+    """
+
+    def __init__(
+        self, player: Player, benchmark: Benchmark, rows: Sequence[int], *, size: int, first: bool
+    ):
+        self._player, self._rows, self._first = player, np.array(rows), first
+        self._games = [benchmark.games[row] for row in np.resize(self._rows, size).tolist()]
+        self._seeds = [game.seed for game in self._games]
+        self._saved: list[Game] = []
+        self._window = player.start(size)
+        self.values: list[_Lists] = [{} for _ in rows]
+
+    def begin(self, folders: Sequence[Path], *, name: str) -> None:
+        """Makes the games' folders; what lies there goes."""
+        player = self._player
+        for folder, seed in zip(folders, self._seeds, strict=False):
+            if (folder / GAME_FILE).exists() or (folder / VALUES_FILE).exists():
+                shutil.rmtree(folder)
+            self._saved.append(
+                Game.create(
+                    folder,
+                    model=name,
+                    seed=seed,
+                    window=player.window,
+                    steps=player.steps,
+                    protocol=player.protocol.name,
+                )
+            )
+
+    def play(self, turn: int, scoring: Scoring) -> None:
+        """Plays, scores and saves the next turn, which has this number from 0."""
+        asked = [game.turns[turn] for game in self._games]
+        self._window, output = self._player.play_turn(
+            self._window, [one.instruction for one in asked], seeds=self._seeds, turn=turn + 1
+        )
+        count, seconds = len(self._rows), output.seconds["total"] / len(asked)
+        answers = Answers(
+            turns=asked[:count],
+            clips=output.frames[:count, :NUM_FRAMES],
+            told=output.states[:count].astype(np.int64),
+            seconds=np.full(count, np.nan if self._first and turn == 0 else seconds),
+            truth=scoring.true_clips(self._rows, turn),
+        )
+        _add(self.values, scoring, answers)
+        for row, game in enumerate(self._saved):
+            with telling(game.folder, "cannot be written", mend="make room there, then again"):
+                game.add(
+                    asked[row].instruction,
+                    states=output.states[row],
+                    motion_value=float(output.motion_value[row]),
+                    representation=output.representation[row].astype(np.float32),
+                    frames=output.frames[row],
+                    seconds={"total": seconds},
+                )
 
 
 def check_instructions(benchmark: Benchmark, check: Callable[[str], None]) -> None:
@@ -161,19 +194,6 @@ def check_instructions(benchmark: Benchmark, check: Callable[[str], None]) -> No
                 raise UserError(
                     f"benchmark {benchmark.name}: game {game.id}: turn {number}: {error}"
                 ) from None
-
-
-def _begin(folder: Path, player: Player, *, name: str, seed: int) -> Game:
-    if (folder / GAME_FILE).exists() or (folder / VALUES_FILE).exists():
-        shutil.rmtree(folder)
-    return Game.create(
-        folder,
-        model=name,
-        seed=seed,
-        window=player.window,
-        steps=player.steps,
-        protocol=player.protocol.name,
-    )
 
 
 def _safe(name: str) -> str:
