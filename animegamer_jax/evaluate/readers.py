@@ -16,8 +16,8 @@ from jaxtyping import Float, Float32, Int, UInt8
 
 from animegamer_jax.data.toydraw import render
 from animegamer_jax.data.toyworld import CHARACTERS, LEVELS, MOTIONS, PLACES, TIMES, Scene
+from animegamer_jax.errors import UserError
 from animegamer_jax.models.clip import CLIP
-from animegamer_jax.tokenizer import Tokenizer
 
 Attribute = Literal["character", "place", "time"]
 ATTRIBUTES: tuple[Attribute, ...] = get_args(Attribute)
@@ -53,16 +53,23 @@ def pick_frames(clips: Clips) -> UInt8[np.ndarray, "n k h w 3"]:
 # Features
 
 
+@runtime_checkable
+class TextTokenizer(Protocol):
+    """What CLIP's text tower needs: a bundle's `Tokenizer`, or CLIP's own."""
+
+    def padded_with_end(self, text: str, length: int) -> Int[np.ndarray, " {length}"]: ...
+
+
 class ClipEmbedder:
     """CLIP's pooled embeddings of clips and texts, of length one, a batch at a time.
 
     Args:
         clip: both towers.
-        tokenizer: of the bundle.
+        tokenizer: of its text tower; None: frames only.
         batch_size: frames or texts that go through a tower together.
     """
 
-    def __init__(self, clip: CLIP, tokenizer: Tokenizer, *, batch_size: int = 64):
+    def __init__(self, clip: CLIP, tokenizer: TextTokenizer | None, *, batch_size: int = 64):
         self.clip, self.tokenizer, self.batch_size = clip, tokenizer, batch_size
 
         def embed_frames(clip: CLIP, frames: jax.Array) -> jax.Array:
@@ -77,7 +84,16 @@ class ClipEmbedder:
         return self._run(self._embed_frames, flat).reshape(*clips.shape[:2], -1)
 
     def texts(self, texts: Sequence[str]) -> Float32[np.ndarray, "n e"]:
-        """Embeddings of texts; what does not fit the context is cut."""
+        """Embeddings of texts; what does not fit the context is cut.
+
+        Raises:
+            UserError: there is no tokenizer, or the text tower has no layers.
+        """
+        if self.tokenizer is None:
+            raise UserError(
+                "CLIP: texts cannot be embedded without its tokenizer: give a folder with CLIP's "
+                "tokenizer.json, or vocab.json and merges.txt"
+            )
         length = self.clip.config.context_length
         rows = [self.tokenizer.padded_with_end(text, length) for text in texts]
         return self._run(self._embed_texts, np.stack(rows))

@@ -1,0 +1,189 @@
+"""Distances between two sets of clips: FVD and JEDi, by the features of a network a user has.
+
+FVD: Unterthiner et al., "Towards Accurate Generative Models of Video" (arXiv 1812.01717), the
+distance of Heusel et al., "GANs Trained by a Two Time-Scale Update Rule" (NeurIPS 2017), of I3D's
+features. JEDi: Luo et al., "Beyond FVD" (ICLR 2025, arXiv 2410.05203), of V-JEPA's. AnimeGamer's
+paper uses neither. They compare what clips are like as a whole: which clip answers which
+instruction does not count, and one number stands for all games.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from animegamer_jax.convert.sources import import_torch
+from animegamer_jax.errors import UserError
+
+VideoFeatures = Callable[[UInt8[np.ndarray, "n f h w 3"]], Float[np.ndarray, "n e"]]
+"""One vector a clip."""
+
+I3D_OPTIONS: Mapping[str, bool] = {"rescale": True, "resize": True, "return_features": True}
+"""What `i3d_torchscript.pt` is called with: it takes 0 to 255 and squashes to 224 x 224 itself."""
+
+LEAST_FRAMES = 10
+"""Of a clip for I3D: of fewer nothing is left after its pooling over time."""
+
+
+def frechet_distance(
+    a: Float[np.ndarray, "n e"], b: Float[np.ndarray, "m e"], *, least: int | None = None
+) -> float:
+    """The Fréchet distance of the Gaussians through two sets of features, in their unit squared.
+
+        d = |mu_a - mu_b|^2 + Tr(S_a + S_b - 2 (S_a S_b)^(1/2))
+
+    (Heusel et al. 2017, equation 6), with means mu and unbiased covariances S, in float64. The
+    trace of the root is the sum of the singular values of A B^T, where S_a = A^T A and S_b = B^T B:
+    exact where the covariances are singular, where a matrix root is not. The estimate is too large,
+    the more so the fewer the clips are: only distances of equal numbers of clips compare.
+
+    Args:
+        a: features, one a clip.
+        b: of the other set.
+        least: clips that each set must have. If None one more than features, without which the
+            covariances have no full rank.
+
+    Raises:
+        UserError: a set has fewer clips.
+        ValueError: a feature is not finite.
+    """
+    a, b = _checked(a, b, "the Fréchet distance", a.shape[1] + 1 if least is None else least)
+    (mean_a, root_a), (mean_b, root_b) = _moments(a), _moments(b)
+    roots = np.linalg.svd(root_a @ root_b.T, compute_uv=False).sum()
+    spread = np.square(root_a).sum() + np.square(root_b).sum() - 2 * roots
+    return float(max(np.square(mean_a - mean_b).sum() + spread, 0.0))
+
+
+def _moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mean, and rows R with R^T R the covariance."""
+    mean = x.mean(0)
+    return mean, (x - mean) / np.sqrt(len(x) - 1)
+
+
+def polynomial_mmd(a: Float[np.ndarray, "n e"], b: Float[np.ndarray, "m e"]) -> float:
+    """The squared maximum mean discrepancy under a polynomial kernel; no unit.
+
+        mmd = mean k(a, a') + mean k(b, b') - 2 mean k(a, b),   k(x, y) = (x . y / e)^2
+
+    for features of length e, over all pairs, each clip's with itself among them, in float64: kernel
+    and pairs are those of JEDi's published code, so it is biased, and 0 for two equal sets.
+
+    Raises:
+        UserError: a set has fewer than 2 clips.
+        ValueError: as `frechet_distance`.
+    """
+    a, b = _checked(a, b, "the maximum mean discrepancy", 2)
+
+    def mean(x: np.ndarray, y: np.ndarray) -> float:
+        return np.square(x @ y.T / x.shape[1]).mean()
+
+    return float(mean(a, a) + mean(b, b) - 2 * mean(a, b))
+
+
+def jedi(a: Float[np.ndarray, "n e"], b: Float[np.ndarray, "m e"]) -> float:
+    """JEDi: 100 times `polynomial_mmd` of V-JEPA's features, as its published code scales it."""
+    return 100 * polynomial_mmd(a, b)
+
+
+def _checked(a: np.ndarray, b: np.ndarray, what: str, least: int) -> tuple[np.ndarray, np.ndarray]:
+    if min(len(a), len(b)) < max(2, least):
+        raise UserError(
+            f"{what}: expected {max(2, least)} clips or more on both sides, for features of length "
+            f"{a.shape[1]}, found {len(a)} and {len(b)}: play more games or longer ones"
+        )
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        raise ValueError("a feature that a distance is made of is not finite")
+    return a, b
+
+
+class TorchScriptFeatures:
+    """Features by a TorchScript file, a program that torch runs: load only what you trust.
+
+    It is called with float32 [b, 3, t, h, w] in 0 to 255 and answers [b, e].
+
+    Args:
+        path: the file.
+        options: keywords of the call: `I3D_OPTIONS` for `i3d_torchscript.pt`.
+        least_frames: that a clip must have.
+        batch_size: clips that go through the network together.
+
+    Raises:
+        UserError: the file is missing or no TorchScript, or torch is not installed.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        options: Mapping[str, bool] | None = None,
+        least_frames: int = 1,
+        batch_size: int = 8,
+    ):
+        self.path, self.options = Path(path), dict(options or {})
+        self.least_frames, self.batch_size = least_frames, batch_size
+        torch = import_torch()
+        if not self.path.is_file():
+            raise UserError(f"{self.path}: no such file: expected a TorchScript file")
+        try:
+            with _no_deprecation():
+                self._model: Any = torch.jit.load(str(self.path), map_location="cpu").eval()
+        except (RuntimeError, ValueError) as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(f"{self.path}: no whole TorchScript file ({first[:120]})") from None
+
+    def __call__(self, clips: UInt8[np.ndarray, "n f h w 3"]) -> Float[np.ndarray, "n e"]:
+        """One vector a clip.
+
+        Raises:
+            UserError: clips are too short, or the network does not take them or answers something
+                else.
+        """
+        torch = import_torch()
+        if clips.shape[1] < self.least_frames:
+            raise UserError(
+                f"{self.path}: expected clips of {self.least_frames} frames or more, found "
+                f"{clips.shape[1]}"
+            )
+        found = []
+        for start in range(0, len(clips), self.batch_size):
+            video = clips[start : start + self.batch_size].transpose(0, 4, 1, 2, 3)
+            try:
+                with torch.inference_mode():
+                    answer = self._model(torch.from_numpy(video.astype(np.float32)), **self.options)
+            except RuntimeError as error:
+                last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+                raise UserError(
+                    f"{self.path}: it does not take clips of shape {video.shape[1:]} ({last[:160]})"
+                ) from None
+            shape = tuple(getattr(answer, "shape", ()))
+            if len(shape) != 2 or shape[0] != len(video):
+                raise UserError(
+                    f"{self.path}: expected one vector for each of {len(video)} clips, found "
+                    f"{shape or type(answer).__name__}"
+                )
+            found.append(answer.float().numpy())
+        return np.concatenate(found)
+
+
+@contextlib.contextmanager
+def _no_deprecation() -> Iterator[None]:
+    """Of TorchScript, which torch deprecates: the published file of I3D is in no other format."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r".*torch\.jit", category=DeprecationWarning)
+        yield
+
+
+def load_i3d(path: str | Path, *, batch_size: int = 8) -> TorchScriptFeatures:
+    """The features of FVD: `i3d_torchscript.pt` as StyleGAN-V's authors published it, 400 a clip.
+
+    Raises:
+        UserError: as `TorchScriptFeatures`.
+    """
+    return TorchScriptFeatures(
+        path, options=I3D_OPTIONS, least_frames=LEAST_FRAMES, batch_size=batch_size
+    )
