@@ -1,6 +1,5 @@
 """Tables to read a system's scores by: ceilings, and answers without looking."""
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from animegamer_jax.evaluate.benchmark import Benchmark
 from animegamer_jax.evaluate.metrics import STATE_SLOTS, Estimate, estimate
 from animegamer_jax.evaluate.results import Table
 from animegamer_jax.evaluate.scorers import Answers, StateScorer
-from animegamer_jax.evaluate.scoring import Scoring
+from animegamer_jax.evaluate.scoring import Scoring, weights_digest
 from animegamer_jax.evaluate.systems import Values, benchmark_digest, clip_values
 from animegamer_jax.evaluate.toytruth import other_take, reconstruct
 from animegamer_jax.media import write_whole
@@ -89,18 +88,8 @@ def _made(benchmark: Benchmark, scoring: Scoring, *, vae: VAE | None) -> dict[st
     return {
         "benchmark": benchmark_digest(benchmark),
         "scorers": scorers,
-        "vae": None if vae is None else _digest(vae),
+        "vae": None if vae is None else weights_digest(vae),
     }
-
-
-def _digest(vae: VAE) -> str:
-    import jax
-    from flax import nnx
-
-    found = hashlib.sha256()
-    for leaf in jax.tree.leaves(nnx.state(vae, nnx.Param)):
-        found.update(np.asarray(leaf, np.float32).tobytes())
-    return found.hexdigest()[:16]
 
 
 def _read(path: Path, made: Mapping[str, Any]) -> Mapping[str, Table] | None:

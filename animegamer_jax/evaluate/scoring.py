@@ -9,37 +9,48 @@ import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
+import jax
 import numpy as np
+from flax import nnx
 from jaxtyping import Int
 from PIL import Image
 
-from animegamer_jax.bundle import Bundle
 from animegamer_jax.data.cast import Cast
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmark import Benchmark
 from animegamer_jax.evaluate.benchmark_toy import WORLD, toy_games
 from animegamer_jax.evaluate.catalogue import GROUPS, Group
+from animegamer_jax.evaluate.dreamsim import DreamSim
+from animegamer_jax.evaluate.fvd import (
+    TorchScriptFeatures,
+    VideoFeatures,
+    frechet_distance,
+    jedi,
+    load_i3d,
+)
 from animegamer_jax.evaluate.lpips import load_lpips
+from animegamer_jax.evaluate.openclip import load_clip_for_scores
 from animegamer_jax.evaluate.readers import ClipEmbedder, make_readers
 from animegamer_jax.evaluate.scorers import (
     NUM_FRAMES,
     Clips,
     ClipScorer,
+    DreamSimScorer,
+    Features,
     LpipsScorer,
     MotionScorer,
     Pictures,
     Scorer,
+    SetScorer,
     SpeedScorer,
     StateScorer,
     TruthScorer,
 )
 from animegamer_jax.evaluate.toytruth import Truth, make_truth, reconstruct
-from animegamer_jax.models.clip import CLIP
+from animegamer_jax.media import read_mp4
 from animegamer_jax.models.vae import VAE
-from animegamer_jax.storage import absolute
-from animegamer_jax.tokenizer import Tokenizer
 
 READER_CLIPS = 960
 """True clips of the toy world that readers learn from; a third as many others check them."""
@@ -60,7 +71,11 @@ class Means:
     Attributes:
         groups: of metrics that are asked for.
         clip: the CLIP that scores all systems, or why there is none; None: nothing has one.
-        lpips: the files of AlexNet and of its channels' weights.
+        lpips: the files of AlexNet and of its channels' weights; None: the package's.
+        dreamsim: the folder of DreamSim's weights.
+        fvd: the TorchScript file of I3D.
+        jedi: a TorchScript file of V-JEPA's features.
+        real_clips: a folder of MP4 files that FVD and JEDi compare with; None: the true clips.
         characters: with pictures to compare with, in worlds without true clips.
         reader_clips: see `READER_CLIPS`.
     """
@@ -68,6 +83,10 @@ class Means:
     groups: Sequence[Group] = tuple(GROUPS)
     clip: "ScoringClip | str | None" = None
     lpips: tuple[Path, Path] | None = None
+    dreamsim: Path | None = None
+    fvd: Path | None = None
+    jedi: Path | None = None
+    real_clips: Path | None = None
     characters: Cast | None = None
     reader_clips: int = READER_CLIPS
 
@@ -99,12 +118,14 @@ class Scoring:
     """The scorers for one size of frames.
 
     Attributes:
-        scorers: one a group.
+        scorers: one a group, of metrics of a turn.
+        set_scorers: of metrics of all clips together.
         left_out: by group, why it is missing.
         truth: of the toy world's games, with whole clips; else None.
     """
 
     scorers: tuple[Scorer, ...]
+    set_scorers: tuple[SetScorer, ...]
     left_out: Mapping[str, str]
     truth: Truth | None
 
@@ -113,35 +134,34 @@ class Scoring:
         return None if self.truth is None else self.truth.clips[games, turn, :NUM_FRAMES]
 
 
+_NO_TRUE_CLIPS = "{} compares with true clips, which this world has none of"
+
+
 class _AbsentError(Exception):
     """Why a group of metrics cannot be had."""
 
 
-def bundle_clip(bundle: Bundle) -> ScoringClip | None:
-    """The CLIP of a bundle, None if it has none.
+def load_clip(path: str, *, tokenizer: Path | None = None) -> ScoringClip:
+    """CLIP of a bundle or of an OpenCLIP checkpoint (`openclip.load_clip_for_scores`).
 
-    Its text tower reads captions where the bundle's tokenizer is CLIP's own, as in the toy world;
-    in converted models the tokenizer is Mistral's, and captions are not read.
+    Raises:
+        UserError: there is none.
     """
-    config = bundle.config.clip
-    if config is None:
-        return None
-    tokenizer = Tokenizer.load(bundle.tokenizer_dir, num_queries=_num_queries(bundle))
+    embedder = load_clip_for_scores(path, tokenizer=tokenizer)
     return ScoringClip(
-        embedder=ClipEmbedder(cast(CLIP, bundle.load("clip")), tokenizer),
-        texts=config.text_layers > 0 and config.vocab_size == len(tokenizer),
-        digest=bundle.digest("clip"),
-        source=str(bundle.path),
+        embedder=embedder,
+        texts=embedder.tokenizer is not None and embedder.clip.config.text_layers > 0,
+        digest=weights_digest(embedder.clip),
+        source=path,
     )
 
 
-def _num_queries(bundle: Bundle) -> int:
-    encoder, mllm = bundle.config.encoder, bundle.config.mllm
-    if encoder is not None:
-        return encoder.num_text_tokens + encoder.num_image_tokens
-    if mllm is not None:
-        return mllm.num_queries
-    raise UserError(f"{bundle.path}: expected an encoder or an mllm beside CLIP, found neither")
+def weights_digest(network: nnx.Module) -> str:
+    """Of a network's weights as they are computed with."""
+    found = hashlib.sha256()
+    for leaf in jax.tree.leaves(nnx.state(network, nnx.Param)):
+        found.update(np.asarray(leaf, np.float32).tobytes())
+    return found.hexdigest()[:16]
 
 
 def make_scoring(
@@ -156,24 +176,31 @@ def make_scoring(
         vae: of the system; readers of the toy world's clips learn what it makes of true ones.
     """
     truth = _true_clips(benchmark, size) if benchmark.world == WORLD else None
-    makers: Mapping[Group, Callable[[], Scorer]] = {
+    makers: Mapping[Group, Callable[[], Scorer | SetScorer]] = {
         "states": StateScorer,
         "motion": functools.partial(MotionScorer, toy=truth is not None),
         "clip": functools.partial(_clip, benchmark, means, truth),
-        "dreamsim": _dreamsim,
+        "dreamsim": functools.partial(_dreamsim, means, truth),
         "lpips": functools.partial(_lpips, means, truth),
         "truth": functools.partial(_readers, means, truth, size, vae),
         "speed": SpeedScorer,
+        "fvd": functools.partial(_fvd, means, truth),
+        "jedi": functools.partial(_jedi, means, truth),
     }
-    scorers, left_out = [], {}
+    made, left_out = [], {}
     for group, make in makers.items():
         if group not in means.groups:
             continue
         try:
-            scorers.append(make())
-        except _AbsentError as reason:
+            made.append(make())
+        except (_AbsentError, UserError) as reason:
             left_out[group] = str(reason)
-    return Scoring(scorers=tuple(scorers), left_out=left_out, truth=truth)
+    return Scoring(
+        scorers=tuple(one for one in made if not isinstance(one, SetScorer)),
+        set_scorers=tuple(one for one in made if isinstance(one, SetScorer)),
+        left_out=left_out,
+        truth=truth,
+    )
 
 
 def _true_clips(benchmark: Benchmark, size: FrameSize) -> Truth:
@@ -222,23 +249,65 @@ def _decode(data: bytes) -> np.ndarray:
         return np.asarray(picture.convert("RGB"))
 
 
-def _dreamsim() -> Scorer:
-    raise _AbsentError("DreamSim: the package or its weights are not here")
+def _dreamsim(means: Means, truth: Truth | None) -> Scorer:
+    if truth is None:
+        raise _AbsentError(_NO_TRUE_CLIPS.format("DreamSim"))
+    if means.dreamsim is None:
+        raise _AbsentError("DreamSim: --dreamsim names no folder of its weights")
+    return DreamSimScorer(DreamSim(means.dreamsim), folder=str(means.dreamsim))
 
 
 def _lpips(means: Means, truth: Truth | None) -> Scorer:
     if truth is None:
-        raise _AbsentError("LPIPS compares with true clips, which this world has none of")
-    if means.lpips is None:
-        raise _AbsentError("LPIPS: --lpips names no weights")
-    if absent := [str(path) for path in means.lpips if not path.is_file()]:
-        raise _AbsentError(f"--lpips: no weights there: {', '.join(absent)}")
-    try:
-        model = load_lpips(*means.lpips)
-    except UserError as error:
-        raise _AbsentError(str(error)) from None
-    read = b"".join(path.read_bytes() for path in means.lpips)
-    return LpipsScorer(model, digest=hashlib.sha256(read).hexdigest()[:16])
+        raise _AbsentError(_NO_TRUE_CLIPS.format("LPIPS"))
+    model = load_lpips(*(means.lpips or ()))
+    return LpipsScorer(model, digest=weights_digest(model))
+
+
+def _fvd(means: Means, truth: Truth | None) -> SetScorer:
+    if means.fvd is None:
+        raise _AbsentError("FVD: --fvd names no file of I3D")
+    features = load_i3d(means.fvd)
+    return _set_scorer("fvd", "FVD", features, frechet_distance, means, truth, path=means.fvd)
+
+
+def _jedi(means: Means, truth: Truth | None) -> SetScorer:
+    if means.jedi is None:
+        raise _AbsentError("JEDi: --jedi names no file of V-JEPA's features")
+    features = TorchScriptFeatures(means.jedi)
+    return _set_scorer("jedi", "JEDi", features, jedi, means, truth, path=means.jedi)
+
+
+def _set_scorer(
+    group: Group,
+    metric: str,
+    features: VideoFeatures,
+    distance: Callable[[Features, Features], float],
+    means: Means,
+    truth: Truth | None,
+    *,
+    path: Path,
+) -> SetScorer:
+    """A metric of two sets; the other one is real clips, or the toy world's true ones."""
+    if means.real_clips is not None:
+        files = sorted(means.real_clips.glob("*.mp4"))
+        if not files:
+            raise _AbsentError(f"{metric}: --real-clips {means.real_clips}: no .mp4 in it")
+        reference = np.concatenate([features(read_mp4(file)[None, :NUM_FRAMES]) for file in files])
+    elif truth is not None:
+        clips = truth.clips.reshape(-1, *truth.clips.shape[2:])
+        reference = features(clips[:, :NUM_FRAMES])
+    else:
+        raise _AbsentError(f"{metric}: --real-clips names no clips to compare with")
+    made = {"features": hashlib.sha256(path.read_bytes()).hexdigest()[:16]}
+    return SetScorer(
+        group=group,
+        metric=metric,
+        features=features,
+        distance=distance,
+        reference=reference,
+        made=made,
+    )
 
 
 def _readers(means: Means, truth: Truth | None, size: FrameSize, vae: VAE | None) -> Scorer:
@@ -269,15 +338,3 @@ def _readers(means: Means, truth: Truth | None, size: FrameSize, vae: VAE | None
             "clip": None if clip is None else clip.digest,
         },
     )
-
-
-def read_bundle(path: str) -> Bundle:
-    """Opens a bundle for its CLIP.
-
-    Raises:
-        UserError: it is none, or has none.
-    """
-    bundle = Bundle.open(absolute(path))
-    if bundle.config.clip is None:
-        raise UserError(f"--clip {path}: expected a bundle with the network clip, found none in it")
-    return bundle

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +32,8 @@ VALUES_FILE = "values.json"
 
 OnTurn = Callable[[int, int], None]
 Values = dict[str, Float32[np.ndarray, "g t"]]
-_Lists = dict[str, list[float | None]]
+_Scored = dict[str, dict[str, list[Any]]]
+"""A game's "values" by metric, a number or None a turn, and its "features", a vector a turn."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,11 +43,13 @@ class Played:
     Attributes:
         folders: of each game.
         values: by metric; NaN where there is none.
+        set_scores: of metrics of all clips together.
         kept: games that were there already.
     """
 
     folders: tuple[Path, ...]
     values: Values
+    set_scores: Mapping[str, float]
     kept: int
 
 
@@ -89,10 +93,10 @@ def play_system(
         on_turn: called with the turns played and their number.
 
     Raises:
-        UserError: an instruction is too long for the model, or the disk refuses.
+        UserError: an instruction is too long for the model (`check_instructions` tells before), or
+            the disk refuses.
         NonFiniteError: a network's answer is not finite.
     """
-    check_instructions(benchmark, player.check_instruction)
     folders = [home / _safe(game.id) for game in benchmark.games]
     made = [_made(game, scoring, settings) for game in benchmark.games]
     kept = [_read_kept(*pair, benchmark.num_turns) for pair in zip(folders, made, strict=True)]
@@ -106,13 +110,11 @@ def play_system(
         for turn in range(turns):
             batch.play(turn, scoring)
             on_turn(start * turns + (turn + 1) * len(rows), len(todo) * turns)
-        for row, found in zip(rows, batch.values, strict=True):
+        for row, found in zip(rows, batch.scored, strict=True):
             kept[row] = found
             _write_kept(folders[row], made[row], found)
     there = [found for found in kept if found is not None]
-    return Played(
-        folders=tuple(folders), values=_stacked(there, turns), kept=len(folders) - len(todo)
-    )
+    return _played(folders, there, scoring, turns, kept=len(folders) - len(todo))
 
 
 class _Batch:
@@ -134,7 +136,7 @@ class _Batch:
         self._seeds = [game.seed for game in self._games]
         self._saved: list[Game] = []
         self._window = player.start(size)
-        self.values: list[_Lists] = [{} for _ in rows]
+        self.scored: list[_Scored] = [_nothing() for _ in rows]
 
     def begin(self, folders: Sequence[Path], *, name: str) -> None:
         """Makes the games' folders; what lies there goes."""
@@ -167,7 +169,7 @@ class _Batch:
             seconds=np.full(count, np.nan if self._first and turn == 0 else seconds),
             truth=scoring.true_clips(self._rows, turn),
         )
-        _add(self.values, scoring, answers)
+        _add(self.scored, scoring, answers)
         for row, game in enumerate(self._saved):
             with telling(game.folder, "cannot be written", mend="make room there, then again"):
                 game.add(
@@ -180,7 +182,7 @@ class _Batch:
                 )
 
 
-def check_instructions(benchmark: Benchmark, check: Callable[[str], None]) -> None:
+def check_instructions(benchmark: Benchmark, check: Callable[[str], object]) -> None:
     """Makes sure that a model can read every instruction, before anything is played.
 
     Raises:
@@ -232,7 +234,7 @@ def read_system(
     frames, height, width = measure_mp4(first)
     scoring = make_scoring(FrameSize(frames, height, width))
     total = len(games) * benchmark.num_turns
-    values: list[_Lists] = [{} for _ in games]
+    scored: list[_Scored] = [_nothing() for _ in games]
     for row, (folder, turns, game) in enumerate(zip(folders, games, benchmark.games, strict=True)):
         for number, (turn, asked) in enumerate(zip(turns, game.turns, strict=True)):
             clip = read_mp4(folder / turn.clip)
@@ -249,10 +251,9 @@ def read_system(
                 seconds=np.array([turn.seconds["total"]]) if "total" in turn.seconds else None,
                 truth=scoring.true_clips(np.array([row]), number),
             )
-            _add(values[row : row + 1], scoring, answers)
+            _add(scored[row : row + 1], scoring, answers)
             on_turn(row * benchmark.num_turns + number + 1, total)
-    stacked = _stacked(values, benchmark.num_turns)
-    return Played(folders=tuple(folders), values=stacked, kept=len(games)), scoring
+    return _played(folders, scored, scoring, benchmark.num_turns, kept=len(games)), scoring
 
 
 def _open(folder: Path, game: BenchmarkGame) -> list[Turn]:
@@ -282,7 +283,7 @@ def clip_values(clips: Callable[[int], Clips], benchmark: Benchmark, scoring: Sc
         benchmark: whose expectations they are held to.
         scoring: the system's.
     """
-    values: list[_Lists] = [{} for _ in benchmark.games]
+    scored = [_nothing() for _ in benchmark.games]
     everyone = np.arange(len(benchmark.games))
     for turn in range(benchmark.num_turns):
         answers = Answers(
@@ -290,38 +291,76 @@ def clip_values(clips: Callable[[int], Clips], benchmark: Benchmark, scoring: Sc
             clips=clips(turn)[:, :NUM_FRAMES],
             truth=scoring.true_clips(everyone, turn),
         )
-        _add(values, scoring, answers)
-    return _stacked(values, benchmark.num_turns)
+        _add(scored, scoring, answers)
+    return _stacked(scored, benchmark.num_turns)
 
 
 # Values
 
 
-def _add(values: Sequence[_Lists], scoring: Scoring, answers: Answers) -> None:
+def _nothing() -> _Scored:
+    return {"values": {}, "features": {}}
+
+
+def _add(scored: Sequence[_Scored], scoring: Scoring, answers: Answers) -> None:
     """Appends one turn's values to each game's."""
     for scorer in scoring.scorers:
         for metric, found in scorer(answers).items():
-            for row, value in zip(values, found.tolist(), strict=True):
-                row.setdefault(metric, []).append(value if np.isfinite(value) else None)
+            for game, value in zip(scored, found.tolist(), strict=True):
+                kept = value if np.isfinite(value) else None
+                game["values"].setdefault(metric, []).append(kept)
+    for scorer in scoring.set_scorers:
+        for game, vector in zip(scored, scorer.features(answers.clips), strict=True):
+            game["features"].setdefault(scorer.metric, []).append(vector.tolist())
 
 
-def _stacked(values: Sequence[Mapping[str, Sequence[float | None]]], num_turns: int) -> Values:
-    names = {name for row in values for name in row}
+def _played(
+    folders: Sequence[Path],
+    scored: Sequence[_Scored],
+    scoring: Scoring,
+    num_turns: int,
+    *,
+    kept: int,
+) -> Played:
+    return Played(
+        folders=tuple(folders),
+        values=_stacked(scored, num_turns),
+        set_scores=_set_scores(scored, scoring),
+        kept=kept,
+    )
+
+
+def _set_scores(scored: Sequence[_Scored], scoring: Scoring) -> dict[str, float]:
+    """NaN where there are too few clips for a distance."""
+    found = {}
+    for scorer in scoring.set_scorers:
+        features = np.concatenate([np.array(game["features"][scorer.metric]) for game in scored])
+        try:
+            found[scorer.metric] = scorer.distance(features, scorer.reference)
+        except UserError as error:
+            print(f"{scorer.metric}: {error}", file=sys.stderr)
+            found[scorer.metric] = float("nan")
+    return found
+
+
+def _stacked(scored: Sequence[_Scored], num_turns: int) -> Values:
+    names = {name for game in scored for name in game["values"]}
     found: Values = {}
     for name in names:
-        rows = [row.get(name, [None] * num_turns) for row in values]
-        found[name] = np.array([[np.nan if v is None else v for v in row] for row in rows]).astype(
-            np.float32
-        )
+        rows = [game["values"].get(name, [None] * num_turns) for game in scored]
+        numbers = [[np.nan if value is None else value for value in row] for row in rows]
+        found[name] = np.array(numbers).astype(np.float32)
     return found
 
 
 def _made(game: BenchmarkGame, scoring: Scoring, settings: Mapping[str, Any]) -> dict[str, Any]:
-    scorers = {scorer.group: to_json(scorer.made) for scorer in scoring.scorers}
+    scorers = {
+        scorer.group: to_json(scorer.made) for scorer in (*scoring.scorers, *scoring.set_scorers)
+    }
     return {"game": game_digest(game), "settings": to_json(settings), "scorers": scorers}
 
 
-def _read_kept(folder: Path, made: Mapping[str, Any], num_turns: int) -> _Lists | None:
+def _read_kept(folder: Path, made: Mapping[str, Any], num_turns: int) -> _Scored | None:
     """A game's values, if they and its clips are there and made the same way."""
     try:
         content = json.loads((folder / VALUES_FILE).read_text())
@@ -329,14 +368,13 @@ def _read_kept(folder: Path, made: Mapping[str, Any], num_turns: int) -> _Lists 
             return None
         if len(Game.load(folder).turns) != num_turns:
             return None
-        values = content["values"]
+        return {"values": content["values"], "features": content["features"]}
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return None
-    return values
 
 
-def _write_kept(folder: Path, made: Mapping[str, Any], values: _Lists) -> None:
-    content = {"made": made, "values": values, "date": time.strftime("%Y-%m-%d")}
+def _write_kept(folder: Path, made: Mapping[str, Any], scored: _Scored) -> None:
+    content = {"made": made, **scored, "date": time.strftime("%Y-%m-%d")}
     path = folder / VALUES_FILE
     with telling(path, "cannot be written", mend="make room there, then again"):
         write_whole(path, (json.dumps(content, allow_nan=False) + "\n").encode())
