@@ -43,9 +43,11 @@ from animegamer_jax.evaluate.systems import (
 )
 from animegamer_jax.evaluate.verdict import agreement
 from animegamer_jax.media import write_whole
+from animegamer_jax.models.vae import VAE
 from animegamer_jax.play import model_folder
 from animegamer_jax.player import Player, check_fit
 from animegamer_jax.storage import telling
+from animegamer_jax.tokenizer import Tokenizer
 
 MARK_FILE = "evaluation.json"
 """Beside `results.json`: whose games lie here, from the start on."""
