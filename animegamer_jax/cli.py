@@ -51,6 +51,7 @@ _EXTRAS = {
     "gradio": "serve",
     "grain": "train",
     "jinja2": "films",
+    "matplotlib": "evaluate",
     "openai": "films",
     "pydantic": "films",
     "scenedetect": "films",
