@@ -10,9 +10,9 @@ import numpy as np
 from animegamer_jax.bundle_config import from_json, to_json
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmark import Benchmark
-from animegamer_jax.evaluate.metrics import STATE_SLOTS, Estimate, estimate
+from animegamer_jax.evaluate.metrics import Estimate, estimate
 from animegamer_jax.evaluate.results import Table
-from animegamer_jax.evaluate.scorers import Answers, StateScorer
+from animegamer_jax.evaluate.scorers import Answers, StateScorer, expected_of
 from animegamer_jax.evaluate.scoring import Scoring, weights_digest
 from animegamer_jax.evaluate.systems import Values, benchmark_digest, clip_values
 from animegamer_jax.evaluate.toytruth import other_take, reconstruct
@@ -62,13 +62,8 @@ def tables_beside(
 
 def most_frequent_values(benchmark: Benchmark) -> Values:
     """What always answering the benchmark's most frequent level and changes would score."""
-    expected = np.array(
-        [
-            [[turn.motion_level, *(getattr(turn, s) for s in STATE_SLOTS)] for turn in game.turns]
-            for game in benchmark.games
-        ]
-    )
-    kinds = [np.unique(column, return_counts=True) for column in expected.reshape(-1, 4).T]
+    expected = np.concatenate([expected_of(game.turns) for game in benchmark.games])
+    kinds = [np.unique(column, return_counts=True) for column in expected.T]
     answer = np.array([values[counts.argmax()] for values, counts in kinds])
     score, parts = StateScorer(), []
     for game in benchmark.games:

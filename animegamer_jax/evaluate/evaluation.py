@@ -26,6 +26,7 @@ from animegamer_jax.evaluate.catalogue import GROUPS, METRICS, Group
 from animegamer_jax.evaluate.command import JudgeOptions, Options
 from animegamer_jax.evaluate.report import write_report
 from animegamer_jax.evaluate.results import Evaluation, SystemResult, Table, write_results
+from animegamer_jax.evaluate.scorers import expected_of
 from animegamer_jax.evaluate.scoring import (
     FrameSize,
     Means,
@@ -167,6 +168,7 @@ class Run:
                 tuple(turn.instruction for turn in game.turns) for game in benchmark.games
             ),
             is_open=np.array([[turn.is_open for turn in g.turns] for g in benchmark.games]),
+            expected=np.stack([expected_of(game.turns) for game in benchmark.games]),
             systems=systems,
             verdicts=verdicts,
             agreements=agreements,
@@ -247,7 +249,7 @@ class Run:
             name=source.name,
             model=source.path,
             digest=digest,
-            settings=settings | {"batch_size": options.batch_size} | _clip_of(means),
+            settings=settings | {"batch_size": options.batch_size} | _scored_with(means, scoring),
             values=played.values,
             set_scores=played.set_scores,
             folders=tuple(_beneath(options.out, folder) for folder in played.folders),
@@ -267,7 +269,7 @@ class Run:
             name=source.name,
             model=source.path,
             digest=None,
-            settings={"played": "elsewhere", **_clip_of(means)},
+            settings={"played": "elsewhere", **_scored_with(means, scoring)},
             values=played.values,
             set_scores=played.set_scores,
             folders=tuple(_beneath(self._options.out, folder) for folder in played.folders),
@@ -420,9 +422,13 @@ def _beneath(out: Path, folder: Path) -> str:
     return os.path.relpath(folder, out)
 
 
-def _clip_of(means: Means) -> dict[str, Any]:
+def _scored_with(means: Means, scoring: Scoring) -> dict[str, Any]:
+    """Which networks scored, for `settings`: values of two are of two scales."""
     clip = means.scoring_clip
-    return {} if clip is None else {"clip": clip.digest, "clip_of": clip.source}
+    found = {} if clip is None else {"clip": clip.digest, "clip_of": clip.source}
+    scorers = (*scoring.scorers, *scoring.set_scorers)
+    named = {"lpips": "lpips", "dreamsim": "dreamsim", "fvd": "features", "jedi": "features"}
+    return found | {s.group: s.made[named[s.group]] for s in scorers if s.group in named}
 
 
 def _judge_name(verdict: Any) -> str:

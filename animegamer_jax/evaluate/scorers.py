@@ -68,6 +68,11 @@ class Scorer(typing.Protocol):
         ...
 
 
+def expected_of(turns: Sequence[BenchmarkTurn]) -> Int[np.ndarray, "b 4"]:
+    """Motion level, social, entertainment and stamina that turns expect."""
+    return np.array([[t.motion_level, *(getattr(t, slot) for slot in STATE_SLOTS)] for t in turns])
+
+
 class StateScorer:
     """ACC-S and MAE-S of the states' changes, ACC-L and MAE-L of the level that the model told."""
 
@@ -77,15 +82,12 @@ class StateScorer:
     def __call__(self, answers: Answers) -> Values:
         if answers.told is None:
             return {}
-        turns = answers.turns
-        expected = np.array([[getattr(turn, slot) for slot in STATE_SLOTS] for turn in turns])
-        levels = np.array([turn.motion_level for turn in turns])
-        told = answers.told[:, 1:]
+        told, expected = answers.told, expected_of(answers.turns)
         return {
-            "ACC-S": metrics.state_accuracy(told, expected).mean(-1),
-            "MAE-S": metrics.state_error(told, expected).mean(-1),
-            "ACC-L": metrics.motion_accuracy(answers.told[:, 0], levels),
-            "MAE-L": metrics.motion_error(answers.told[:, 0], levels),
+            "ACC-S": metrics.state_accuracy(told[:, 1:], expected[:, 1:]).mean(-1),
+            "MAE-S": metrics.state_error(told[:, 1:], expected[:, 1:]).mean(-1),
+            "ACC-L": metrics.motion_accuracy(told[:, 0], expected[:, 0]),
+            "MAE-L": metrics.motion_error(told[:, 0], expected[:, 0]),
         }
 
 
@@ -116,7 +118,7 @@ class MotionScorer:
         self.made: Mapping[str, object] = {"levels": "toy" if toy else "paper"}
 
     def __call__(self, answers: Answers) -> Values:
-        expected = np.array([turn.motion_level for turn in answers.turns])
+        expected = expected_of(answers.turns)[:, 0]
         if self.toy:
             found = measure_levels(answers.clips)
         else:

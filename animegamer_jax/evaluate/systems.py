@@ -231,7 +231,7 @@ def read_system(
     folders = [home / _safe(game.id) for game in benchmark.games]
     games = [_open(*pair) for pair in zip(folders, benchmark.games, strict=True)]
     first = folders[0] / games[0][0].clip
-    frames, height, width = measure_mp4(first)
+    height, width, frames = measure_mp4(first)
     scoring = make_scoring(FrameSize(frames, height, width))
     total = len(games) * benchmark.num_turns
     scored: list[_Scored] = [_nothing() for _ in games]
