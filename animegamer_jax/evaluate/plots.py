@@ -129,7 +129,7 @@ def _draw(axes: Axes, line: Line) -> None:
     if len(turns) == 1:  # side by side
         turns += 0.04 * line.number
     if len(turns) > LONG_GAME:
-        axes.plot(turns, line.means, color=colour, linewidth=0.7, alpha=0.5)
+        axes.plot(turns, line.means, color=colour, linewidth=0.6, alpha=0.4)
     mean = _column(found and found.mean for found in line.estimates)
     low = _column(found and found.low for found in line.estimates)
     high = _column(found and found.high for found in line.estimates)

@@ -9,8 +9,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from markupsafe import Markup
-
 from animegamer_jax.evaluate.ablations import Ablations, read_ablations
 from animegamer_jax.evaluate.catalogue import CONTEXT, METRICS, Metric
 from animegamer_jax.evaluate.plots import LONG_GAME, SMOOTHED, Line, line_plot, line_sample
@@ -31,8 +29,9 @@ from animegamer_jax.evaluate.report_tables import (
     plain,
     set_table,
     settings_table,
+    shortened,
 )
-from animegamer_jax.evaluate.report_text import render_html, render_markdown
+from animegamer_jax.evaluate.report_text import render_html, render_markdown, verbatim
 from animegamer_jax.evaluate.results import Evaluation, SystemResult
 from animegamer_jax.evaluate.verdict import Verdict
 from animegamer_jax.media import write_whole
@@ -63,18 +62,19 @@ class Picture:
         return f"data:{kind};base64,{base64.b64encode(self.content).decode()}"
 
     @property
-    def file(self) -> Markup:
+    def file(self) -> str:
         """Its place beside the Markdown file."""
-        return Markup(f"{PICTURES}/{self.name}")
+        return verbatim(f"{PICTURES}/{self.name}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Plot:
-    """A metric against the turns."""
+    """A metric against the turns; `is_apart`: its lines must not be compared with each other."""
 
     name: str
     metric: Metric | None
     picture: Picture
+    is_apart: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +166,7 @@ def make_view(folder: Path, evaluation: Evaluation, ablations: Ablations | None)
     """What the templates show; reads the clips of the games that are shown."""
     e = evaluation
     systems = [_system(folder, e, number) for number in range(len(e.systems))]
-    names = ", ".join(system.name for system in e.systems)
+    names = " · ".join(system.name for system in e.systems)
     rows = ablations.rows if ablations else ()
     tables = (ablation_table([r for r in rows if r.part == part], _PARTS[part]) for part in _PARTS)
     played = _count(len(e.games), "game")
@@ -218,13 +218,16 @@ def _to_compare(e: Evaluation) -> list[str]:
             f"{_listed(of_network)}: measured by a network. Values by two networks are of two "
             "scales, so these stand beside the paper's still less than the others."
         )
+    apart: dict[str, list[str]] = {}
     for name in names:
         if other := networks(e, name):
-            told = "; ".join(f"{system} with {network}" for system, network in other.items())
-            lines.append(
-                f"{name}: the systems were not measured with the same network ({told}), so they "
-                "may not be compared with each other, and none is marked."
-            )
+            told = "; ".join(f"{system}: {shortened(network)}" for system, network in other.items())
+            apart.setdefault(told, []).append(name)
+    lines += [
+        f"{_listed(which)}: the systems were not measured with the same network ({told}), so they "
+        "may not be compared with each other, and none is marked."
+        for told, which in apart.items()
+    ]
     if len(e.systems) > 1:
         marked = any(best_system(e, name) for name in names)
         lines.append(
@@ -303,7 +306,7 @@ def _plots(e: Evaluation) -> list[Plot]:
         told = "; ".join(f"{e.systems[line.number].name}: {_told(line)}" for line in lines)
         svg = line_plot(lines).encode()
         picture = Picture(f"turns_{place:02d}.svg", svg, f"{name} by turn. {told}")
-        plots.append(Plot(name, METRICS.get(name), picture))
+        plots.append(Plot(name, METRICS.get(name), picture, bool(networks(e, name))))
     return plots
 
 

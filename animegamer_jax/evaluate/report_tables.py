@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from animegamer_jax.evaluate.ablations import AblationRow
-from animegamer_jax.evaluate.catalogue import CONTEXT, METRICS, Metric
+from animegamer_jax.evaluate.catalogue import CONTEXT, METRICS
 from animegamer_jax.evaluate.metrics import Estimate, estimate
 from animegamer_jax.evaluate.results import Evaluation, SystemResult
 from animegamer_jax.evaluate.verdict import CRITERIA, Verdict
@@ -158,7 +158,8 @@ def main_table(evaluation: Evaluation) -> Table:
             found = system.estimate(name)
             remarks = [f"of {found.count:,} turns"] if found and found.count != num_all else []
             if system.name in others and known:
-                remarks.append(f"{_short(others[system.name], known)}: another scale")
+                label = "CLIP" if known.group == "clip" else "network"
+                remarks.append(f"{label} {shortened(others[system.name])}: another scale")
             cell = _cell(found, remark="; ".join(remarks))
             told = {"is_best": system.name == best, "is_apart": system.name in others}
             cells.append(dataclasses.replace(cell, **told))
@@ -176,10 +177,9 @@ def _figure(value: float | None) -> str:
     return f"{value:.4f}" if value < 10 else f"{value:g}"
 
 
-def _short(network: str, metric: Metric) -> str:
-    """A network's name as a cell has room for: a digest's first letters."""
-    label = "CLIP" if metric.group == "clip" else "network"
-    return f"{label} {network if len(network) <= 24 else network[:12] + '…'}"
+def shortened(network: str) -> str:
+    """A network's name as a cell has room for: of a digest its first letters."""
+    return network if len(network) <= 24 else network[:12] + "…"
 
 
 def open_table(evaluation: Evaluation) -> Table | None:

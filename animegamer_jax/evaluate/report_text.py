@@ -32,6 +32,11 @@ def escape_markdown(text: str) -> str:
     return _ISOLATE.format(line) if turns else line
 
 
+def verbatim(text: str) -> Markup:
+    """Text of our own that the templates put in as it is."""
+    return Markup(text)
+
+
 def render_html(view: Any) -> str:
     """`report.html` of a view."""
     environment = jinja2.Environment(
