@@ -206,12 +206,11 @@ class Run:
         """Of --clip, or of the first model that has one, best one that reads captions."""
         options = self._options
         if options.clip is not None:
-            return load_clip(model_folder(options.clip), tokenizer=options.clip_tokenizer)
-        folders = [model_folder(source.path) for source in self._sources if not source.played]
+            return load_clip(options.clip, tokenizer=options.clip_tokenizer)
         found = [
-            load_clip(folder, tokenizer=options.clip_tokenizer)
-            for folder in folders
-            if Bundle.open(folder).has("clip")
+            load_clip(source.path, tokenizer=options.clip_tokenizer)
+            for source in self._sources
+            if not source.played and Bundle.open(model_folder(source.path)).has("clip")
         ]
         return next((clip for clip in found if clip.texts), found[0] if found else None)
 
@@ -226,7 +225,6 @@ class Run:
         scoring = make_scoring(benchmark, means, size, vae=player.networks.vae)
         digest = bundle.digest()
         settings = {
-            "digest": digest,
             "protocol": player.protocol.name,
             "window": player.window,
             "steps": player.steps,
@@ -239,7 +237,7 @@ class Run:
             scoring,
             home=_home(options.out, source),
             name=bundle.name,
-            settings=settings,
+            settings={"digest": digest, **settings},
             batch_size=options.batch_size,
             on_turn=_teller(f"{source.name}: played"),
         )

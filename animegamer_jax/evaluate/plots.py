@@ -97,7 +97,7 @@ class Line:
         return estimate(values, where=np.isfinite(values))
 
 
-def line_plot(lines: Sequence[Line]) -> str:
+def line_plot(lines: Sequence[Line], *, limits: tuple[float, float] | None = None) -> str:
     """An SVG of the lines, each with the band of its intervals, against the turns from 1.
 
     Up to `LONG_GAME` turns a line is the mean of each turn. Beyond, that is drawn thin, and a
@@ -105,6 +105,7 @@ def line_plot(lines: Sequence[Line]) -> str:
 
     Args:
         lines: one or more, of equally many turns.
+        limits: of the values; None: what the lines reach.
     """
     with mpl.rc_context(_OPTIONS):
         figure = Figure(figsize=_INCHES, layout="constrained")
@@ -117,6 +118,9 @@ def line_plot(lines: Sequence[Line]) -> str:
         axes.set_xlabel("turn")
         axes.set_xticks(_ticks(num_turns))
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        if limits is not None:
+            margin = 0.04 * (limits[1] - limits[0])
+            axes.set_ylim(limits[0] - margin, limits[1] + margin)
         axes.grid(axis="y")
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(length=0)

@@ -304,10 +304,16 @@ def _plots(e: Evaluation) -> list[Plot]:
             if is_there(system, name)
         ]
         told = "; ".join(f"{e.systems[line.number].name}: {_told(line)}" for line in lines)
-        svg = line_plot(lines).encode()
+        svg = line_plot(lines, limits=_limits(name)).encode()
         picture = Picture(f"turns_{place:02d}.svg", svg, f"{name} by turn. {told}")
         plots.append(Plot(name, METRICS.get(name), picture, bool(networks(e, name))))
     return plots
+
+
+def _limits(name: str) -> tuple[float, float] | None:
+    """Shares are drawn from none to all, so that a small change looks small."""
+    metric = METRICS.get(name)
+    return (0.0, 1.0) if metric is not None and metric.unit.startswith("share of") else None
 
 
 def _told(line: Line) -> str:

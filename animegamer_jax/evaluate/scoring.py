@@ -51,6 +51,7 @@ from animegamer_jax.evaluate.scorers import (
 from animegamer_jax.evaluate.toytruth import Truth, make_truth, reconstruct
 from animegamer_jax.media import read_mp4
 from animegamer_jax.models.vae import VAE
+from animegamer_jax.play import model_folder
 
 READER_CLIPS = 960
 """True clips of the toy world that readers learn from; a third as many others check them."""
@@ -142,12 +143,12 @@ class _AbsentError(Exception):
 
 
 def load_clip(path: str, *, tokenizer: Path | None = None) -> ScoringClip:
-    """CLIP of a bundle or of an OpenCLIP checkpoint (`openclip.load_clip_for_scores`).
+    """CLIP of a bundle, "toy", or an OpenCLIP checkpoint (`openclip.load_clip_for_scores`).
 
     Raises:
         UserError: there is none.
     """
-    embedder = load_clip_for_scores(path, tokenizer=tokenizer)
+    embedder = load_clip_for_scores(model_folder(path), tokenizer=tokenizer)
     return ScoringClip(
         embedder=embedder,
         texts=embedder.tokenizer is not None and embedder.clip.config.text_layers > 0,
