@@ -1,5 +1,7 @@
 """Trains and scores what the paper leaves out, on the toy world, and writes its table.
 
+The rows go to a page of the docs and to a file that `animegamer evaluate` prints in its reports.
+
     python scripts/toy_ablations.py out/toy [--steps 1200]
 
 needs what `scripts/train_toy.sh` has written there. Each row is trained as the model itself was, by
@@ -28,6 +30,13 @@ from toy_stages import deviations, new_fields, read_about, recipe_options, xla_f
 from animegamer_jax.bundle import Bundle
 from animegamer_jax.bundle_config import to_json
 from animegamer_jax.errors import UserError
+from animegamer_jax.evaluate.ablations import (
+    TOY_ABLATIONS,
+    AblationRow,
+    Ablations,
+    Score,
+    write_ablations,
+)
 from animegamer_jax.evaluate.toyshots import sample_shots
 from animegamer_jax.evaluate.toyworld import Judge, summarise
 from animegamer_jax.media import write_whole
@@ -83,6 +92,7 @@ GAME = (
     Row("window of 1", {}, "adapt", window=1),
 )
 _COLUMNS = ("CLIP-I", "ACC-F", "MAE-F", "character", "place", "time")
+_OPEN = "open turns: all three"
 _MADE = "ablation.json"  # beside what was made: of what, and how
 
 
@@ -270,7 +280,7 @@ def report_row(row: Row, folder: Path, *, home: Path, games: int, seed: int) -> 
 
 def describe(rows: Sequence[Row], reports: Mapping[str, Any], *, context: bool) -> list[str]:
     """A table: every score, and the paper's in brackets where it has one."""
-    names = (*_COLUMNS, *(("ACC-S", "open turns: all three") if context else ()))
+    names = (*_COLUMNS, *(("ACC-S", _OPEN) if context else ()))
     lines = ["| | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
     for row in rows:
         report = reports[row.name]
@@ -387,6 +397,28 @@ def write_table(
     write_whole(path, ("\n".join(lines) + "\n").encode())
 
 
+def write_rows(path: Path, reports: Mapping[str, Any], *, made: str) -> None:
+    """The file for `animegamer evaluate`."""
+    signs = (*judge_signs(DECODER, reports), *judge_signs(GAME, reports))
+    rows = []
+    for row in (*DECODER, *GAME):
+        report, whole = reports[row.name], row in GAME
+        names = (*_COLUMNS, "ACC-S") if whole else _COLUMNS
+        found = {name: report["all_turns"][name] for name in names}
+        if whole:
+            found[_OPEN] = report["open_turns"][_OPEN.split(": ")[-1]]
+        rows.append(
+            AblationRow(
+                name=row.name,
+                part="game" if whole else "decoder",
+                scores={n: Score(x["mean"], x["low"], x["high"]) for n, x in found.items()},
+                paper={name: float(value) for name, value in row.paper.items()},
+            )
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_ablations(path, Ablations(made=made, rows=tuple(rows), signs=signs))
+
+
 def main(
     folder: Path = Path("out/toy"),
     /,
@@ -395,6 +427,7 @@ def main(
     games: int = 100,
     seed: int = 0,
     page: Path = Path("docs/toy-ablations.md"),
+    rows: Path = TOY_ABLATIONS,
 ) -> None:
     """Train and score the ablations.
 
@@ -405,6 +438,7 @@ def main(
         games: Held-out games to score.
         seed: The first one's number.
         page: Where the table goes.
+        rows: Where the file for `animegamer evaluate` goes.
     """
     for option, number in {"--steps": steps, "--games": games}.items():
         if number is not None and number < 1:
@@ -418,7 +452,12 @@ def main(
     }
     training = describe_training(folder, steps=steps)
     write_table(page, reports, games=games, seed=seed, steps=steps, training=training)
-    print(f"{page}: written")
+    command = "python scripts/toy_ablations.py out/toy" + (
+        "" if steps is None else f" --steps {steps}"
+    )
+    made = f"{command}, {games} held-out games, first seed {seed}, {time.strftime('%Y-%m-%d')}"
+    write_rows(rows, reports, made=made)
+    print(f"{page}, {rows}: written")
 
 
 if __name__ == "__main__":

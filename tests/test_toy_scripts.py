@@ -24,6 +24,7 @@ from animegamer_jax.bundle import Bundle
 from animegamer_jax.bundle_config import to_json
 from animegamer_jax.data import command as data_command
 from animegamer_jax.errors import UserError
+from animegamer_jax.evaluate.ablations import read_ablations
 from animegamer_jax.sharding import make_mesh
 from animegamer_jax.train import command as train_command
 from animegamer_jax.train.loop import Run
@@ -240,7 +241,7 @@ def value(words: tuple[str, ...], option: str) -> str:
 
 def test_rows_are_trained_as_the_model_was(trained, runs, scored, tmp_path):
     page, rows = tmp_path / "page.md", (*toy_ablations.DECODER, *toy_ablations.GAME)
-    toy_ablations.main(trained, games=3, page=page)
+    toy_ablations.main(trained, games=3, page=page, rows=page.with_suffix(".json"))
     features, *training = runs
     assert features[:2] == ("data", "features")
     assert value(features, "--frame") == "random"
@@ -278,6 +279,12 @@ def test_rows_are_trained_as_the_model_was(trained, runs, scored, tmp_path):
     assert "has changed since" not in text
     assert text.count("\n| ") == 2 + len(rows)
     assert "ACC-F +0.000 (-0.255), within noise" in text
+    kept = read_ablations(page.with_suffix(".json"))
+    assert [(row.name, row.part) for row in kept.rows] == [
+        (row.name, "game" if row in toy_ablations.GAME else "decoder") for row in rows
+    ]
+    assert kept.rows[-2].scores["open turns: all three"].mean == 0.5
+    assert kept.rows[1].paper["ACC-F"] == 0.474
 
 
 def test_what_is_there_is_made_again_where_it_is_of_something_else(
@@ -286,14 +293,16 @@ def test_what_is_there_is_made_again_where_it_is_of_something_else(
     page = tmp_path / "page.md"
     for games, seed, new in ((3, 0, 7), (3, 0, 0), (4, 0, 7), (4, 5, 7)):
         scored.clear()
-        toy_ablations.main(trained, games=games, seed=seed, page=page)
+        toy_ablations.main(
+            trained, games=games, seed=seed, page=page, rows=page.with_suffix(".json")
+        )
         assert len(scored) == new
     assert len(runs) == 6
     runs.clear()
     scored.clear()
     (trained / "dit" / "model").unlink()
     make_bundle(trained / "dit" / "model", Bundle.open(tiny_bundle).protocol, seed=1)
-    toy_ablations.main(trained, games=4, seed=5, page=page)
+    toy_ablations.main(trained, games=4, seed=5, page=page, rows=page.with_suffix(".json"))
     assert [Path(value(words, "--out")).parent.name for words in runs] == [
         "random-instead-of-first-frame",
         "no-warm-up",
@@ -301,11 +310,11 @@ def test_what_is_there_is_made_again_where_it_is_of_something_else(
     assert scored == []
     (trained / "adapt" / "model").unlink()
     (trained / "adapt" / "model").symlink_to(trained / "dit" / "model")
-    toy_ablations.main(trained, games=4, seed=5, page=page)
+    toy_ablations.main(trained, games=4, seed=5, page=page, rows=page.with_suffix(".json"))
     assert scored == ["whole game", "window of 1"]
     runs.clear()
     write_about(trained, "decoder", 20, recipe={"steps": 12})
-    toy_ablations.main(trained, games=4, seed=5, page=page)
+    toy_ablations.main(trained, games=4, seed=5, page=page, rows=page.with_suffix(".json"))
     assert len(runs) == 3
     assert all(words[1] == "decoder" and value(words, "--steps") == "12" for words in runs)
     assert "fields that the recipe had not" in page.read_text()
@@ -313,10 +322,10 @@ def test_what_is_there_is_made_again_where_it_is_of_something_else(
 
 def test_equal_steps_for_every_row(trained, runs, scored, tmp_path):
     page = tmp_path / "page.md"
-    toy_ablations.main(trained, games=3, page=page)
+    toy_ablations.main(trained, games=3, page=page, rows=page.with_suffix(".json"))
     runs.clear()
     scored.clear()
-    toy_ablations.main(trained, games=3, steps=7, page=page)
+    toy_ablations.main(trained, games=3, steps=7, page=page, rows=page.with_suffix(".json"))
     assert scored == [row.name for row in toy_ablations.DECODER]
     decoders = [words for words in runs if words[1] == "decoder"]
     assert [value(words, "--steps") for words in decoders] == ["7"] * 4

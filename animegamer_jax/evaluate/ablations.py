@@ -22,6 +22,9 @@ from animegamer_jax.storage import telling
 
 Part = Literal["decoder", "game"]
 
+TOY_ABLATIONS = Path(__file__).parents[1] / "assets" / "benchmarks" / "toy-ablations.json"
+"""Of the toy world, where `scripts/toy_ablations.py` has written them."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Score:

@@ -69,7 +69,8 @@ class Options:
         characters: A cast file with pictures of the characters, for CLIP-I in worlds without true
             clips; the benchmark's characters must be in it.
         reader_clips: True clips of the toy world that readers of who, where and when learn from.
-        ablations: A file of ablations to print in the report.
+        ablations: A file of ablations to print in the report. Default: in the toy world those of
+            `scripts/toy_ablations.py`, once it has made them.
     """
 
     model: Annotated[tuple[str, ...], _Append] = ()

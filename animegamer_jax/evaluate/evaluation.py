@@ -20,7 +20,9 @@ from animegamer_jax import __version__
 from animegamer_jax.bundle import Bundle
 from animegamer_jax.data.cast import Cast, read_cast
 from animegamer_jax.errors import UserError
+from animegamer_jax.evaluate.ablations import TOY_ABLATIONS, read_ablations
 from animegamer_jax.evaluate.benchmark import Benchmark, check_characters, read_benchmark
+from animegamer_jax.evaluate.benchmark_toy import WORLD
 from animegamer_jax.evaluate.beside import tables_beside
 from animegamer_jax.evaluate.catalogue import GROUPS, METRICS, Group
 from animegamer_jax.evaluate.command import JudgeOptions, Options
@@ -123,6 +125,8 @@ class Run:
                 raise UserError(f"--{option}: expected 1 or more, found {value}")
         self._groups = _groups(options.metrics)
         self._sources = _sources(options)
+        if options.ablations is not None:
+            read_ablations(options.ablations)
         if judge.judge:
             importlib.import_module("animegamer_jax.evaluate.judge")  # tells what is not installed
 
@@ -176,7 +180,7 @@ class Run:
             about=self._about(benchmark, seconds=time.perf_counter() - began),
         )
         write_results(options.out, evaluation)
-        pages = write_report(options.out, evaluation, ablations=options.ablations)
+        pages = write_report(options.out, evaluation, ablations=self._ablations(benchmark))
         for line in _summary(evaluation.systems):
             print(line)
         print(f"{', '.join(map(str, pages))}: written after {time.perf_counter() - began:.0f} s")
@@ -334,6 +338,12 @@ class Run:
             for b in verdicts[i + 1 :]
         }
         return tuple(verdicts), agreements, "; ".join(notes) or None
+
+    def _ablations(self, benchmark: Benchmark) -> Path | None:
+        """Those that were asked for; of the toy world those that come with the code."""
+        if self._options.ablations is not None:
+            return self._options.ablations
+        return TOY_ABLATIONS if benchmark.world == WORLD and TOY_ABLATIONS.exists() else None
 
     def _about(self, benchmark: Benchmark, *, seconds: float) -> dict[str, Any]:
 
