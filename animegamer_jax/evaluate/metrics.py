@@ -68,29 +68,57 @@ def estimate(
     return Estimate(float(sums.sum() / counts.sum()), float(low), float(high), int(counts.sum()))
 
 
+def context_accuracy(
+    right: Float[np.ndarray, "g t"], is_open: Bool[np.ndarray, "g t"]
+) -> Estimate | None:
+    """Context accuracy, our own: the share of open turns that show all that they should.
+
+    Open turns leave something to the turns before, so only who remembers can be right. `right` is
+    1 where character, place and time read off the clip are all as expected, else 0. The answer is
+    `estimate`'s, None where no turn is open.
+    """
+    return estimate(right, where=is_open)
+
+
+def seconds_a_turn(seconds: Float[np.ndarray, "g t"]) -> float:
+    """Seconds a turn (section 4.2): the mean of what each game's turn took.
+
+    Games that are played side by side share their batch's time equally. First turns, which may
+    compile, do not count unless there are no others.
+    """
+    return float((seconds[:, 1:] if seconds.shape[1] > 1 else seconds).mean())
+
+
 # States and motion levels
 
 
 def state_accuracy(
     predicted: Int[np.ndarray, "*n s"], truth: Int[np.ndarray, "*n s"]
 ) -> Float32[np.ndarray, "*n s"]:
-    """ACC-S of each turn and state slot: 1 where the predicted change is the true one, else 0."""
+    """ACC-S of each turn and state slot (section 4.2): 1 where `predicted = truth`, else 0.
+
+    Both are changes of states; the mean over turns and slots is a share, 0 to 1.
+    """
     return (predicted == truth).astype(np.float32)
 
 
 def state_error(
     predicted: Int[np.ndarray, "*n s"], truth: Int[np.ndarray, "*n s"]
 ) -> Float32[np.ndarray, "*n s"]:
-    """MAE-S of each turn and state slot: `|predicted - truth|`, in steps of the state."""
+    """MAE-S of each turn and state slot (section 4.2): `|predicted - truth|`.
+
+    In steps of the state, of which a character's meter moves by several points.
+    """
     return np.abs(predicted.astype(np.int64) - truth).astype(np.float32)
 
 
 def motion_accuracy(
     measured: Int[np.ndarray, "*n"], requested: Int[np.ndarray, "*n"]
 ) -> Float32[np.ndarray, "*n"]:
-    """ACC-F of each turn: 1 where the clip's measured motion level is the requested one, else 0.
+    """ACC-F of each turn (section 4.2): 1 where `measured = requested`, else 0.
 
-    Levels are whole numbers from 1 to 5, measured by optical flow (`data.motion`).
+    Levels are whole numbers from 1 to 5, measured by optical flow (`data.motion`); the mean over
+    turns is a share, 0 to 1.
     """
     return (measured == requested).astype(np.float32)
 
@@ -98,7 +126,7 @@ def motion_accuracy(
 def motion_error(
     measured: Int[np.ndarray, "*n"], requested: Int[np.ndarray, "*n"]
 ) -> Float32[np.ndarray, "*n"]:
-    """MAE-F of each turn: `|measured - requested|`, in motion levels."""
+    """MAE-F of each turn (section 4.2): `|measured - requested|`, in motion levels."""
     return np.abs(measured.astype(np.int64) - requested).astype(np.float32)
 
 
@@ -117,7 +145,9 @@ def cosine(a: Float[Array, "*n e"], b: Float[Array, "*n e"]) -> Float32[Array, "
 def clip_image_similarity(
     frames: Float[Array, "*n f e"], references: Float[Array, "*n f e"]
 ) -> Float32[Array, "*n"]:
-    """CLIP-I of each clip: the mean over its frames of the cosine with the same reference frame.
+    """CLIP-I of each clip (section 4.2): the mean over frames of `cos(frame, reference)`.
+
+    No unit, -1 to 1; each frame beside the same frame of the reference.
 
     Args:
         frames: CLIP's embeddings of the generated frames, of any length.
@@ -130,7 +160,10 @@ def clip_image_similarity(
 def clip_text_similarity(
     frames: Float[Array, "*n f e"], texts: Float[Array, "*n e"]
 ) -> Float32[Array, "*n"]:
-    """CLIP-T of each clip: the mean over its frames of the cosine with the caption's embedding."""
+    """CLIP-T of each clip (section 4.2): the mean over frames of `cos(frame, caption)`.
+
+    No unit, -1 to 1. Even true clips stay well below 1: pictures and texts lie apart in CLIP.
+    """
     return cosine(frames, jnp.broadcast_to(texts[..., None, :], frames.shape)).mean(-1)
 
 

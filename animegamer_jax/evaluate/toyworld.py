@@ -412,7 +412,6 @@ def score(
         compared = representation_scores(
             played.representations, representations, num_text_tokens=num_text_tokens
         )
-    warm = played.seconds[:, 1:] if played.seconds.shape[1] > 1 else played.seconds
     return Scores(
         num_games=motions.shape[0],
         num_turns=motions.shape[1],
@@ -425,7 +424,7 @@ def score(
         base_rates={name: summarise(value) for name, value in rates.items()},
         open_base_rates={name: summarise_open(value, truth) for name, value in rates.items()},
         representation=compared,
-        seconds_a_turn=float(warm.mean()),
+        seconds_a_turn=metrics.seconds_a_turn(played.seconds),
         checks=reader.checks,
         chosen=reader.chosen,
     )
