@@ -121,7 +121,7 @@ class Bundle:
         Args:
             network: of this network's configuration and weights alone.
         """
-        counted = [n for n in NETWORKS if self.has(n) and network in (None, n)]
+        counted = [n for n in filter(self.has, NETWORKS) if network in (None, n)]
         told: dict[str, Any] = {"protocol": self.protocol, "networks": self.config}
         if network is not None:
             told = {network: self._network_config(network)}
