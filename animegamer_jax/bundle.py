@@ -121,7 +121,6 @@ class Bundle:
         Args:
             network: of this network's configuration and weights alone.
         """
-        counted = [n for n in filter(self.has, NETWORKS) if network in (None, n)]
         told: dict[str, Any] = {"protocol": self.protocol, "networks": self.config}
         if network is not None:
             told = {network: self._network_config(network)}
@@ -129,7 +128,9 @@ class Bundle:
         if network is None and (self.path / "tokenizer").is_dir():
             for file in sorted((self.path / "tokenizer").iterdir()):
                 found.update(file.name.encode() + file.read_bytes())
-        for name in counted:
+        for name in filter(self.has, NETWORKS):
+            if network not in (None, name):
+                continue
             for path, array in self.read_in_order(name, sorted(self.leaves(name))):
                 found.update(f"{name}.{path} {array.dtype} {array.shape}".encode())
                 found.update(array.tobytes())
