@@ -23,6 +23,7 @@ from animegamer_jax.bundle import Bundle
 from animegamer_jax.bundle_config import to_json
 from animegamer_jax.data.toyworld import Split, make_game
 from animegamer_jax.errors import UserError
+from animegamer_jax.evaluate.progress import teller
 from animegamer_jax.evaluate.readers import ChosenReaders, ClipEmbedder, make_readers
 from animegamer_jax.evaluate.toytruth import Truth, make_truth, reconstruct
 from animegamer_jax.evaluate.toyworld import (
@@ -118,12 +119,6 @@ def set_up(
     return Setting(truth, reader, embedder, representations, encoder, vae)
 
 
-def tell_turns(done: int, total: int) -> None:
-    """Progress: one line that changes on a terminal, else a line each time."""
-    begin, end = ("\r", "\n" if done == total else "") if sys.stderr.isatty() else ("", "\n")
-    print(f"{begin}played {done} of {total} turns", end=end, file=sys.stderr, flush=True)
-
-
 def score_model(
     model: str,
     *,
@@ -147,7 +142,7 @@ def score_model(
         setting.truth.games,
         seeds=range(seed, seed + games),
         batch_size=batch_size,
-        on_turn=tell_turns,
+        on_turn=teller("played", "turns"),
     )
     scores = score(
         setting.truth,

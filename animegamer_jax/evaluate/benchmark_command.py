@@ -1,7 +1,6 @@
 """`animegamer evaluate --make`: writes a benchmark of the toy world, of a grammar or of a model."""
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +8,7 @@ import tyro
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmark import SHIPPED, Benchmark, write_benchmark
+from animegamer_jax.evaluate.progress import teller
 
 _TOLD = 5  # games without a valid answer that are told one by one
 
@@ -102,7 +102,7 @@ def make_command(
         num_games=200 if games is None else games,
         num_turns=10 if turns is None else turns,
         seed=seed,
-        on_progress=_tell,
+        on_progress=teller("made", "games"),
     )
     _write(out, written.benchmark)
     print(f"{written.usage}; {written.usage.cached} answers were on disk")
@@ -146,9 +146,3 @@ def _write(out: Path, benchmark: Benchmark) -> None:
     write_benchmark(out, benchmark)
     turns = len(benchmark.games) * benchmark.num_turns
     print(f"{out}: {len(benchmark.games)} games, {turns} turns")
-
-
-def _tell(done: int, total: int) -> None:
-    """Progress: one line that changes on a terminal, else a line each time."""
-    begin, end = ("\r", "\n" if done == total else "") if sys.stderr.isatty() else ("", "\n")
-    print(f"{begin}{done} of {total} games", end=end, file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from animegamer_jax.evaluate.benchmark_toy import WORLD
 from animegamer_jax.evaluate.beside import tables_beside
 from animegamer_jax.evaluate.catalogue import GROUPS, METRICS, Group
 from animegamer_jax.evaluate.command import JudgeOptions, Options
+from animegamer_jax.evaluate.progress import teller
 from animegamer_jax.evaluate.report import write_report
 from animegamer_jax.evaluate.results import Evaluation, SystemResult, Table, write_results
 from animegamer_jax.evaluate.scorers import expected_of
@@ -54,8 +55,6 @@ from animegamer_jax.tokenizer import Tokenizer
 
 MARK_FILE = "evaluation.json"
 """Beside `results.json`: whose games lie here, from the start on."""
-
-_LINE_EVERY = 10.0  # seconds between lines where there is no terminal
 
 
 class _Source:
@@ -243,7 +242,7 @@ class Run:
             name=bundle.name,
             settings={"digest": digest, **settings},
             batch_size=options.batch_size,
-            on_turn=_teller(f"{source.name}: played"),
+            on_turn=teller(f"{source.name}: played", "turns"),
         )
         if played.kept:
             print(f"{source.name}: {played.kept} games were there", file=sys.stderr)
@@ -265,7 +264,7 @@ class Run:
             return make_scoring(benchmark, means, size)
 
         played, scoring = read_system(
-            Path(source.path), benchmark, make, on_turn=_teller(f"{source.name}: scored")
+            Path(source.path), benchmark, make, on_turn=teller(f"{source.name}: scored", "turns")
         )
         return SystemResult(
             name=source.name,
@@ -307,6 +306,7 @@ class Run:
         ]
         verdicts, notes = [], []
         for number, name in enumerate(asked.judge):
+            tell = teller(f"{name}: judged", "games")
             try:
                 settings = JudgeSettings(
                     model=name,
@@ -322,7 +322,7 @@ class Run:
                     settings,
                     cache=out / "judge",
                     seed=asked.judge[:number].count(name),
-                    on_progress=_judging(name),
+                    on_progress=lambda done, total, usage, tell=tell: tell(done, total),
                     on_wait=lambda line: print(line, file=sys.stderr),
                 )
             except UserError as error:
@@ -450,26 +450,6 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())
-
-
-def _teller(what: str) -> Callable[[int, int], None]:
-    """Progress: one line that changes on a terminal, else one now and then."""
-    told = [0.0]
-
-    def tell(done: int, total: int) -> None:
-        now, terminal = time.monotonic(), sys.stderr.isatty()
-        if done != total and not terminal and now - told[0] < _LINE_EVERY:
-            return
-        told[0] = now
-        begin, end = ("\r", "\n" if done == total else "") if terminal else ("", "\n")
-        print(f"{begin}{what} {done} of {total} turns", end=end, file=sys.stderr, flush=True)
-
-    return tell
-
-
-def _judging(name: str) -> Callable[[int, int, Any], None]:
-    tell = _teller(f"{name}: judged")
-    return lambda done, total, usage: tell(done, total)
 
 
 def _summary(systems: Sequence[SystemResult]) -> Iterator[str]:
