@@ -121,6 +121,11 @@ class Inputs(NamedTuple):
     row: SamplerTable
     latents: Float[Array, "g f h w c"]
 
+    @property
+    def of_step(self) -> tuple[rollout.GameState, SamplerState, SamplerTable, Key[Array, " g"]]:
+        """What a denoising step gets beside its network."""
+        return self.state, self.sampler, self.row, self.keys
+
 
 class _PastTurn(NamedTuple):
     instruction: str

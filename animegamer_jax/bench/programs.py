@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from animegamer_jax import rollout
 from animegamer_jax.bench.model import Model
+from animegamer_jax.models.dit import DiT
 from animegamer_jax.train.products import count_products
 
 Outputs = Mapping[str, np.ndarray]
@@ -119,10 +120,10 @@ def play_programs(model: Model) -> dict[str, Program]:
     clip = f"{player.num_frames} frames of {player.height} x {player.width}"
 
     def sample(
-        networks: rollout.Networks, state: rollout.GameState, keys: Any
+        dit: DiT, unconditional: Array | None, state: rollout.GameState, keys: Any
     ) -> Float[Array, "g f h w c"]:
-        start = rollout.start_clip(networks.dit, keys)
-        return rollout.denoise(networks, state, start, table, keys).x
+        start = rollout.start_clip(dit, keys)
+        return rollout.denoise_clip(dit, unconditional, state, start, table, keys).x
 
     def latents(result: Any) -> Outputs:
         return {"latents": np.asarray(result)}
@@ -140,8 +141,8 @@ def play_programs(model: Model) -> dict[str, Program]:
             Program(
                 name="step",
                 about=f"denoising step, {rows} of {model.num_tokens} tokens",
-                function=rollout.denoise,
-                arguments=(networks, inputs.state, inputs.sampler, inputs.row, inputs.keys),
+                function=rollout.denoise_clip,
+                arguments=(networks.dit, networks.unconditional, *inputs.of_step),
                 outputs=lambda result: {
                     "latents": np.asarray(result.x),
                     "clean latents": np.asarray(result.denoised),
@@ -151,7 +152,7 @@ def play_programs(model: Model) -> dict[str, Program]:
                 name="sampler",
                 about=f"{steps}, {rows} of {model.num_tokens} tokens",
                 function=sample,
-                arguments=(networks, inputs.state, inputs.keys),
+                arguments=(networks.dit, networks.unconditional, inputs.state, inputs.keys),
                 outputs=latents,
             ),
             Program(
