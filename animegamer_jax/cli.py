@@ -39,6 +39,7 @@ COMMANDS = {
     "train decoder": ("animegamer_jax.train.command:decoder", "shot encoder and decoder"),
     "train mllm": ("animegamer_jax.train.command:mllm", "the language model"),
     "plan": ("animegamer_jax.plan.command:plan", "what a stage needs of a TPU slice"),
+    "bench": ("animegamer_jax.bench.command:bench", "times this code, beside PyTorch if asked"),
     "train adapt": ("animegamer_jax.train.command:adapt", "decoder, on the MLLM's predictions"),
 }
 
@@ -48,6 +49,7 @@ _EXTRAS = {
     "apache_beam": "films",
     "array_record": "train",
     "cv2": "train",
+    "diffusers": "bench",
     "gradio": "serve",
     "grain": "train",
     "jinja2": "films",
@@ -57,6 +59,7 @@ _EXTRAS = {
     "scenedetect": "films",
     "tensorboardX": "train",
     "tensorflow_datasets": "train",
+    "torch": "torch",
 }
 
 

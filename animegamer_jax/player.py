@@ -25,7 +25,7 @@ from animegamer_jax.rollout import (
     Window,
     advance,
     decode_clip,
-    denoise,
+    denoise_clip,
     empty_window,
     game_keys,
     latent_shape,
@@ -134,7 +134,8 @@ class Player:
         layout = self.layout
         self._predict = jax.jit(functools.partial(predict_state, layout=layout))
         self._start = jax.jit(start_clip)
-        self._denoise = jax.jit(denoise, donate_argnums=2)
+        # A call takes a network's hundreds of weights apart in Python: only what a step needs.
+        self._denoise = jax.jit(denoise_clip, donate_argnums=3)
         self._decode = jax.jit(decode_clip)
         self._advance = jax.jit(advance)
         self._set_levels = jax.jit(functools.partial(set_levels, protocol=protocol))
@@ -306,10 +307,11 @@ class Player:
 
         steps = len(table.step)
         tell("decoder", 0, steps)
-        sampler = self._start(self.networks.dit, keys)
+        dit, unconditional = self.networks.dit, self.networks.unconditional
+        sampler = self._start(dit, keys)
         for step in range(steps):
             row = SamplerTable(*(column[step : step + 1] for column in table))
-            sampler = self._denoise(self.networks, state, sampler, row, keys)
+            sampler = self._denoise(dit, unconditional, state, sampler, row, keys)
             if (np.asarray(sampler.bad_step) >= 0).any():
                 raise NonFiniteError(
                     f"turn {turn}: the latents are not finite after denoising step {step + 1} of "

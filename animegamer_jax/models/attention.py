@@ -25,7 +25,7 @@ _MASKED = -1e30  # finite: a row with nothing to see (padding) gives a mean, not
 _PLAIN_BYTES = 1 << 30  # off the CPU: blocks where the float32 scores of the call would exceed it
 _BLOCK_BYTES = 1 << 28  # and then takes as many rows as make blocks of this size
 _PLAIN_SCORES_CPU = 1 << 15  # on the CPU: blocks where one head has more scores than this
-_BLOCK_ROWS_CPU = 512
+_BLOCK_ROWS_CPU = 1024
 _TOGETHER_SCORES_CPU = 1 << 20  # and one head after the other where a block of all has more
 _KERNEL_ROWS = 256  # on a TPU: the kernel from so many queries on
 
@@ -408,7 +408,7 @@ def attention(
             it, "kernel" none; "auto" chooses by platform and size. The kernel off a TPU is
             interpreted, slowly.
         block_rows: score rows of a block, those of heads that share keys counted together. None:
-            512 on the CPU, elsewhere as many as keep all games' and heads' block within 256 MiB.
+            1,024 on the CPU, elsewhere as many as keep all games' and heads' block within 256 MiB.
 
     Raises:
         ValueError: `h` is no multiple of `g`, a bias is asked of another form than the plain one,

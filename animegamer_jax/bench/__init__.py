@@ -1,0 +1,1 @@
+"""`animegamer bench`: how fast the programs are, and PyTorch beside them."""

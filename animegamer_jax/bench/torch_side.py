@@ -1,0 +1,274 @@
+"""The parts of a turn in PyTorch: the same weights, inputs and noise, the same number of passes.
+
+PyTorch gets what suits it: the prompt already laid out and without the empty slots that a program
+of fixed shapes carries along, noise already drawn, `scaled_dot_product_attention`, no gradients.
+What `torch.compile` compiles are the transformer, Mistral and the VAE's decoder.
+"""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import DynamicCache
+
+from animegamer_jax import rollout
+from animegamer_jax.bench import torch_networks
+from animegamer_jax.bench.model import Model
+from animegamer_jax.models.vae import from_decoder
+from animegamer_jax.protocol import STATE_NAMES
+
+_HIDDEN = -1e30  # of a score: finite, and within bfloat16
+
+Call = Callable[[], dict[str, Tensor]]
+
+
+class _Prompt(NamedTuple):
+    """The tokens of one game's prompt, without empty slots."""
+
+    ids: Int[Tensor, "1 t"]
+    history_slots: Int[Tensor, " k"]
+    history: Float[Tensor, "1 k r"]
+    representation_slots: Int[Tensor, " n"]
+    masks: dict[str, Float[Tensor, "1 1 t t"]]  # by how the states are decoded
+
+
+class _State(NamedTuple):
+    representation: Float[Tensor, "1 n r"]
+    states: Int[Tensor, "1 4"]
+    motion_value: Float[Tensor, " 1"]
+
+
+class TorchModel:
+    """The networks of a model in PyTorch, and its inputs.
+
+    Args:
+        model: ours.
+        folder: for the exported weights: new, and the caller's to remove.
+        dtype: of weights and computation.
+
+    Raises:
+        UserError: the decoder has a form that diffusers' blocks have not.
+    """
+
+    def __init__(self, model: Model, folder: Path, *, dtype: str):
+        self._model = model
+        config: Any = model.bundle.config
+        weights = torch_networks.exported(model.bundle, folder)
+        self.dtype = kind = getattr(torch, dtype)
+        self._dit: Any = torch_networks.make_dit(config.dit, weights["dit"]).to(kind)
+        self._mllm: Any = torch_networks.make_mllm(config.mllm, weights["mllm"]).to(kind)
+        self._mistral = self._mllm.mistral.model
+        self._vae = torch_networks.make_vae(config.vae, weights["vae"]).to(kind)
+        self._unconditional = None
+        if model.networks.unconditional is not None:
+            counts = config.encoder.num_text_tokens, config.encoder.num_image_tokens
+            row = torch_networks.unconditional(weights["encoder"], counts)
+            self._unconditional = row.to(kind)
+        self._prompt = self._lay_out()
+        self._read_inputs()
+
+    def compile(self) -> None:
+        """From now on the networks run as `torch.compile` makes them, at the next call."""
+        self._dit = torch.compile(self._dit, dynamic=False)
+        self._mistral = torch.compile(self._mistral, dynamic=False)
+        self._vae.decoder = torch.compile(self._vae.decoder, dynamic=False)
+
+    def calls(self) -> dict[str, Call]:
+        """The parts of a turn and all of it, by the names of our programs."""
+        parts = {
+            "mllm": self._mllm_call,
+            "step": self._step_call,
+            "sampler": self._sampler_call,
+            "vae": self._vae_call,
+            "turn": self._turn_call,
+        }
+
+        def run(part: Call) -> dict[str, Tensor]:
+            with torch.inference_mode():
+                return part()
+
+        return {name: functools.partial(run, part) for name, part in parts.items()}
+
+    # --- inputs -----------------------------------------------------------------------------
+
+    def _lay_out(self) -> _Prompt:
+        model, inputs = self._model, self._model.inputs
+        layout, window = model.layout, inputs.window
+        prompt = layout.assemble(
+            jnp.concatenate([window.captions, inputs.instruction.captions[:, None]], 1),
+            jnp.concatenate([window.caption_lengths, inputs.instruction.lengths[:, None]], 1),
+            window.states,
+            window.num_turns,
+        )
+        valid = np.asarray(prompt.valid)[0]
+        place = np.cumsum(valid) - 1  # of a slot among those that hold a token
+        history = np.flatnonzero(layout.history & valid)
+        shown = valid[layout.history]
+        size = window.representations.shape[-1]
+        rows = np.asarray(window.representations).reshape(-1, size)[shown]
+        order = np.arange(valid.sum())
+        near = order[:, None] - order[None] < (self._mllm_config.sliding_window or len(order) + 1)
+        causal = (order[:, None] >= order[None]) & near
+        block = np.isin(order, place[layout.queries])
+        masks = {"same": causal | (block[:, None] & block[None]), "causal": causal}
+        return _Prompt(
+            ids=torch.from_numpy(np.asarray(prompt.ids)[:, valid].astype(np.int64)),
+            history_slots=torch.from_numpy(place[history]),
+            history=torch.from_numpy(rows[None].copy()).to(self.dtype),
+            representation_slots=torch.from_numpy(place[layout.representation]),
+            masks={name: self._bias(mask) for name, mask in masks.items()},
+        )
+
+    def _bias(self, seen: np.ndarray) -> Float[Tensor, "1 1 t s"]:
+        return torch.from_numpy(np.where(seen, 0.0, _HIDDEN)[None, None]).to(self.dtype)
+
+    @property
+    def _mllm_config(self) -> Any:
+        config: Any = self._model.bundle.config
+        return config.mllm.mistral
+
+    def _read_inputs(self) -> None:
+        inputs, networks = self._model.inputs, self._model.networks
+        shape = rollout.latent_shape(networks.dit)
+        steps = len(self._model.table.step)
+        self._noise = [  # of the steps; the last one, index -1, is what the sampler starts from
+            _frames_first(rollout._noise(inputs.keys, jnp.asarray(i), shape))
+            for i in (*range(steps), -1)
+        ]
+        row = int(inputs.row.step[0])
+        self._rows = [[float(column[i]) for column in self._model.table] for i in range(steps)]
+        self._row = self._rows[row]
+        self._x, self._before = map(_frames_first, inputs.sampler[:2])
+        state = [torch.from_numpy(np.array(value)) for value in inputs.state]
+        self._state = _State(*state)
+        self._latents = _frames_first(inputs.latents)
+        config: Any = self._model.bundle.config
+        count = shape[0]
+        unit = jnp.eye(count).reshape(count, count, 1, 1, 1)
+        gain = np.asarray(from_decoder(unit, config.vae))[..., 0, 0, 0]
+        plain = not config.vae.frequency_scales
+        self._gain = float(gain[0, 0]) if plain else torch.from_numpy(gain.copy())
+
+    # --- calls ------------------------------------------------------------------------------
+
+    def _mllm_call(self) -> dict[str, Tensor]:
+        state = self._predict()
+        return {"representation": state.representation, "states": state.states}
+
+    def _step_call(self) -> dict[str, Tensor]:
+        x, denoised = self._step(self._x, self._before, self._row, self._state)
+        return {"latents": x.movedim(2, -1), "clean latents": denoised.movedim(2, -1)}
+
+    def _sampler_call(self) -> dict[str, Tensor]:
+        return {"latents": self._sample(self._state).movedim(2, -1)}
+
+    def _vae_call(self) -> dict[str, Tensor]:
+        return {"frames": self._decode(self._latents)}
+
+    def _turn_call(self) -> dict[str, Tensor]:
+        state = self._predict()
+        frames = self._decode(self._sample(state))
+        return {
+            "representation": state.representation,
+            "states": state.states,
+            "frames": frames,
+        }
+
+    # --- parts ------------------------------------------------------------------------------
+
+    def _pass(self, x: Tensor, cache: DynamicCache, mask: Tensor, start: int) -> Tensor:
+        positions = torch.arange(start, start + x.shape[1])[None]
+        return self._mistral(
+            inputs_embeds=x,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+
+    def _predict(self) -> _State:
+        """The game state, in as many passes as ours."""
+        prompt, protocol = self._prompt, self._model.layout.protocol
+        x = self._mllm.mistral.model.embed_tokens(prompt.ids)
+        x = x.clone()
+        x[:, prompt.history_slots] = self._mllm.input_resampler(prompt.history)
+        cache = DynamicCache()
+        hidden = self._pass(x, cache, prompt.masks["same"], 0)
+        found = self._mllm.output_resampler(hidden[:, prompt.representation_slots])
+        if protocol.states_pass == "causal":
+            cache = DynamicCache()
+            hidden = self._pass(x, cache, prompt.masks["causal"], 0)
+        states = self._decode_states(hidden[:, -1], cache)
+        level = protocol.motion_levels.index(int(states[0]))
+        value = torch.tensor([protocol.motion_values[level]])
+        return _State(found.float(), torch.tensor([states]), value)
+
+    def _decode_states(self, last: Float[Tensor, "1 d"], cache: DynamicCache) -> list[int]:
+        layout, found = self._model.layout, []
+        for number, values in enumerate(layout.protocol.state_values):
+            allowed = torch.from_numpy(layout.allowed[number, : len(values)].astype(np.int64))
+            best = int(self._mllm.mistral.lm_head(last)[0, allowed].float().argmax())
+            found.append(values[best])
+            if number == len(STATE_NAMES) - 1:
+                break
+            forced = layout.between[number].tolist()
+            ids = torch.tensor([[int(allowed[best]), *forced]])
+            length = cache.get_seq_length()
+            mask = self._extension_mask(ids.shape[1], length)
+            x = self._mllm.mistral.model.embed_tokens(ids)
+            last = self._pass(x, cache, mask, length)[:, -1]
+        return found
+
+    def _extension_mask(self, count: int, length: int) -> Float[Tensor, "1 1 t s"]:
+        mask = torch.zeros(count, length + count, dtype=self.dtype)
+        mask[:, length:] = torch.full((count, count), _HIDDEN, dtype=self.dtype).triu(1)
+        window = self._mllm_config.sliding_window
+        if window is not None:
+            back = torch.arange(length, length + count)[:, None] - torch.arange(length + count)
+            mask.masked_fill_(back >= window, _HIDDEN)
+        return mask[None, None]
+
+    def _step(
+        self, x: Tensor, before: Tensor, row: list[float], state: _State
+    ) -> tuple[Tensor, Tensor]:
+        """One row of the sampler's table (`diffusion.sample`)."""
+        step, timestep, guidance, signal, noise_level, on_x, on_denoised, on_before, on_noise = row
+        context, motion, twice = state.representation, state.motion_value, x
+        if self._unconditional is not None:
+            context = torch.cat([self._unconditional[None], context.to(self.dtype)])
+            motion, twice = motion.repeat(2), torch.cat([x, x])
+        v = self._dit(twice, torch.full((len(twice),), timestep), motion, context)
+        if self._unconditional is not None:
+            without, v = v.chunk(2)
+            v = without + guidance * (v - without)
+        denoised = signal * x - noise_level * v
+        x = on_x * x + on_denoised * denoised + on_before * before
+        return x + on_noise * self._noise[int(step)], denoised
+
+    def _sample(self, state: _State) -> Tensor:
+        x = self._noise[-1]
+        before = torch.zeros_like(x)
+        for row in self._rows:
+            x, before = self._step(x, before, row, state)
+        return x
+
+    def _decode(self, latents: Float[Tensor, "b f c h w"]) -> Tensor:
+        """Frames, uint8 [b f h w 3]."""
+        if isinstance(self._gain, float):
+            latents = latents * self._gain
+        else:
+            latents = torch.einsum("ef,bechw->bfchw", self._gain, latents)
+        frames = self._vae.decode(latents.transpose(1, 2).to(self.dtype)).sample
+        levels = ((frames.float() + 1) * 0.5).clamp(0, 1) * 255
+        return levels.round().to(torch.uint8).permute(0, 2, 3, 4, 1)
+
+
+def _frames_first(x: Any) -> Float[Tensor, "b f c h w"]:
+    """Our [b f h w c] with channels where PyTorch has them."""
+    return torch.from_numpy(np.moveaxis(np.array(x, np.float32), -1, 2).copy())
