@@ -59,10 +59,10 @@ train-toy: .venv/.train
 	scripts/train_toy.sh out/toy
 
 test: .venv/.dev
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m 'not slow and not hosts'
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not hosts'
 
 test-all: .venv/.dev
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m 'not hosts'
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m 'not hosts'
 
 test-hosts: .venv/.dev
 	$(BIN)/python -m pytest -m hosts

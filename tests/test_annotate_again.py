@@ -218,6 +218,7 @@ def test_a_killed_run_is_finished_without_asking_twice(tmp_path, shots, cast):
 COMMAND = "import sys; from animegamer_jax.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
+@pytest.mark.slow
 def test_killed_beam_workers_have_lost_no_answer(tmp_path, cast):
     """The command on two processes, killed when both wait for an answer, then given again."""
     films = make_shots(tmp_path / "shots", [[Take() for _ in range(5)] for _ in range(4)])

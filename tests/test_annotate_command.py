@@ -113,6 +113,7 @@ def test_a_server_that_goes_away_is_not_a_film_s_mistake(tmp_path, characters, c
     assert [read_failure(shots, film) for film in shots.films()] == [None] * 3
 
 
+@pytest.mark.slow
 def test_films_are_counted_where_two_processes_ask(tmp_path, characters, capfd, monkeypatch):
     """The last answer is late, so that the other three films are told of before."""
     monkeypatch.setattr("animegamer_jax.data.beam._LOOK_EVERY", 0.2)

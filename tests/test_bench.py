@@ -79,7 +79,7 @@ def bench(capsys, *words: str) -> tuple[int, str, str]:
 # --- the command ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["released", "embedded"])
+@pytest.mark.parametrize("form", ["released", pytest.param("embedded", marks=pytest.mark.slow)])
 def test_pytorch_answers_the_same(form, tiny_bundle, embedded_form, capsys, tmp_path):
     """Every program has its rows in the tables and in the file, and all sides agree."""
     path = {"released": tiny_bundle, "embedded": embedded_form}[form]

@@ -287,6 +287,7 @@ def start_hosts(*commands: list[str]) -> list[subprocess.CompletedProcess]:
     ]
 
 
+@pytest.mark.slow
 def test_two_hosts_with_two_devices_each_share_the_shards(games_path, bundle, tmp_path):
     words = ["data", "features", "--model", str(bundle.path), "--data", str(games_path), "--out"]
     assert main([*words, str(tmp_path / "alone"), "--batch", "8"]) == 0
@@ -307,6 +308,7 @@ def test_two_hosts_with_two_devices_each_share_the_shards(games_path, bundle, tm
         np.testing.assert_allclose(*pair, **FLOAT16)
 
 
+@pytest.mark.slow
 def test_a_mistake_of_one_host_stops_both(games_path, bundle, tmp_path):
     words = ["data", "features", "--model", str(bundle.path), "--data", str(games_path)]
     words += ["--out", str(tmp_path / "features"), "--shard", "3", "--batch"]

@@ -58,6 +58,7 @@ def test_good_and_bad_films_in_one_folder(tmp_path, capsys):
     assert "0 films, 0 clips kept" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_two_workers_write_the_bytes_of_one(tmp_path):
     films = make_films(tmp_path / "films", 4)
     for workers in "12":
@@ -66,6 +67,7 @@ def test_two_workers_write_the_bytes_of_one(tmp_path):
     assert len(open_shots(tmp_path / "1").films()) == 4
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path, capsys):
     films, out = make_films(tmp_path / "films", 6), tmp_path / "shots"
     command = [sys.executable, "-m", "animegamer_jax.cli", "data", "films", str(films)]

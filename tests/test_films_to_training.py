@@ -137,6 +137,7 @@ def test_a_real_film_goes_through(big_buck_bunny, shots, games, films):
     assert unused["about nobody of the cast"] == shots.report(bunny).kept
 
 
+@pytest.mark.slow
 def test_every_stage_trains_on_it(games):
     place = games.path.parent
     model = write_model(Path(place) / "tiny", networks=NETWORKS, protocol=PAPER).path
@@ -163,6 +164,7 @@ def first_loss(out) -> float:
     return record["loss"]
 
 
+@pytest.mark.slow
 def test_a_real_film_of_a_player_s_own_character(bikes, tmp_path):
     shots = tmp_path / "shots"
     run("data", "films", bikes, "--out", shots, *SIZE)

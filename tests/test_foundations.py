@@ -281,6 +281,7 @@ def causal_convolutions(vae: VAE) -> list[CausalConv]:
     return [module for _, module in nnx.iter_modules(vae) if isinstance(module, CausalConv)]
 
 
+@pytest.mark.slow
 def test_pictures_teach_no_past(pictures):
     """Drawn frames are clips of their own; the planes that see frames before get no gradient."""
     frames = np.random.default_rng(0).integers(0, 256, (4, 5, 16, 24, 3), dtype=np.uint8)

@@ -479,7 +479,7 @@ def test_a_libtpu_that_is_missing_or_another(monkeypatch):
 
 
 @needs_libtpu
-@pytest.mark.parametrize("stage", ["decoder", "rollout"])
+@pytest.mark.parametrize("stage", [pytest.param("decoder", marks=pytest.mark.slow), "rollout"])
 def test_a_real_compilation(stage, capfd):
     """At toy size, against arithmetic; the same code that plans the full one."""
     words = ["plan", "--stage", stage, "--topology", "v5e:2x4", "--size", "toy", "--json"]

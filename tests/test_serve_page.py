@@ -257,9 +257,27 @@ def test_what_players_say_is_never_run(browser, address):
             page.fill("#line textarea", text)
             page.click("#play-line")
             wait_for_status(page, told)
+            assert page.input_value("#line textarea") == text  # to be mended, not typed again
         assert wrong == []
 
 
+def test_what_is_typed_during_a_turn_stays(browser, address):
+    with open_page(browser, address, may_fail=STREAMS) as (page, wrong):
+        page.wait_for_selector("#line textarea")
+        page.fill("#line textarea", "Character: Mika; Motion: wave; Background: day town.")
+        page.click("#play-line")
+        page.wait_for_function("document.querySelector('#line textarea').value === ''")
+        page.fill("#line textarea", "Go on, faster.")
+        wait_for_turn(page, 1)
+        page.wait_for_timeout(500)
+        assert page.input_value("#line textarea") == "Go on, faster."
+        page.press("#line textarea", "Enter")
+        wait_for_turn(page, 2)
+        assert page.input_value("#line textarea") == ""
+        assert wrong == []
+
+
+@pytest.mark.slow
 def test_eight_games_at_once_are_what_each_is_alone(client, address, games):
     """Each gets its own answer, in batches: states equal, frames but for sums in another order."""
 
@@ -371,6 +389,7 @@ def test_a_player_who_leaves_finds_the_turn(client, address):
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_server_killed_in_a_turn_has_the_whole_ones(tmp_path):
     games = tmp_path / "games"
     with serving(games, "--steps", "300") as (address, process):

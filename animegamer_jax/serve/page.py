@@ -148,8 +148,7 @@ class Page:
 
         on(blocks.load, self.on_load, [self.game])
         for event in (self.say.click, self.line.submit):
-            said = on(event, self.on_line, [self.game, self.line, *settings])
-            said.success(lambda: "", None, self.line, api_visibility="private", queue=False)
+            on(event, self.on_line, [self.game, self.line, *settings], [*out, self.line])
         on(self.go.click, self.on_fields, [self.game, *self.fields, *settings])
         on(self.again.click, self.on_again, [self.game, *settings])
         on(self.stop.click, self.on_stop, [self.game], [self.status])
@@ -225,7 +224,8 @@ class Page:
     def on_line(
         self, name: str, line: str, level: int, seed: float, window: int, steps: int
     ) -> Iterator[list[Any]]:
-        yield from self._play(name, line, level, seed, window, steps)
+        """The line is emptied once its turn is begun: what is typed from then on stays."""
+        yield from self._play(name, line, level, seed, window, steps, emptied=1)
 
     def on_fields(
         self,
@@ -350,8 +350,18 @@ class Page:
             path.unlink(missing_ok=True)
 
     def _play(
-        self, name: str, line: str, level: int, seed: float, window: int, steps: int
+        self,
+        name: str,
+        line: str,
+        level: int,
+        seed: float,
+        window: int,
+        steps: int,
+        *,
+        emptied: int = 0,
     ) -> Iterator[list[Any]]:
+        """A turn; `emptied` more outputs are emptied once it is begun, not where it is refused."""
+        kept = [gr.skip()] * emptied
         try:
             if not name:
                 name = self.new_game(seed, window, steps)
@@ -359,10 +369,11 @@ class Page:
                 name, line or "", window=int(window), steps=int(steps), level=int(level or 0)
             )
         except UserError as error:
-            yield [name, *self._refuse(name, error)[1:]]
+            yield [name, *self._refuse(name, error)[1:], *kept]
             return
-        yield [name, *self._say("")[1:]]
-        yield from self._follow(ticket)
+        yield [name, *self._say("")[1:], *[""] * emptied]
+        for shown in self._follow(ticket):
+            yield [*shown, *kept]
 
     def _follow(self, ticket: Ticket) -> Iterator[list[Any]]:
         """Tells how far a turn is until it has ended, then shows it."""
