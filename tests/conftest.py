@@ -34,7 +34,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
-# Files that take longest, a minute or more each. Workers take whole files in the order in which they
+# Files that take longest. Workers take whole files, in the order in which they
 # were collected: one of these at the end would keep one worker busy and the other idle.
 LONGEST = (
     "test_films_to_training", "test_serve_page", "test_bench", "test_annotate_again", "test_plan",
