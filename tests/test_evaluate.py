@@ -281,3 +281,29 @@ def test_states_and_motion_of_true_answers_are_perfect(films):
     still_values = MotionScorer(toy=False)(answers)
     np.testing.assert_array_equal(still_values["MAE-F"], levels - 1)  # nothing moves: level 1
     assert StateScorer()(dataclasses.replace(answers, told=None)) == {}
+
+
+@pytest.mark.slow
+def test_the_embedded_model_on_its_own_world(tmp_path, capsys):
+    """True clips, and tables to read scores by; readers of clips have their own tests."""
+    benchmark, out = tmp_path / "toy.json", tmp_path / "toy"
+    made = ("--make", "toy", "--games", "2", "--turns", "2", "--out", str(benchmark))
+    assert main(["evaluate", *made]) == 0
+    assert play(out, "toy", benchmark, "--metrics", "states", "ACC-F", "CLIP-I", "fvd") == 0
+    (system,) = read_results(out).systems
+    assert system.left_out.keys() == {"fvd"}
+    assert system.values.keys() == {
+        *("ACC-S", "MAE-S", "ACC-L", "MAE-L", "ACC-F", "MAE-F", "CLIP-I", "CLIP-T")
+    }
+    assert system.estimate("ACC-S").mean > 0.5
+    assert system.estimate("CLIP-I").mean > 0.8
+    assert system.beside.keys() == {
+        "always the most frequent",
+        "another take of the same",
+        "another game's clips",
+        "true clips through its VAE",
+    }
+    others = system.beside["another game's clips"]["CLIP-I"].mean
+    assert others < system.estimate("CLIP-I").mean
+    assert "paper" in capsys.readouterr().out
+    assert "true clips through its VAE" in (out / "report.md").read_text()
