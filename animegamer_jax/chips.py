@@ -6,6 +6,8 @@ is what libtpu's compiler says of programs that are too large.
 """
 
 import dataclasses
+import platform
+from pathlib import Path
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,3 +98,12 @@ CHIPS = {
 def find_chip(kind: str) -> Chip | None:
     """The chip that JAX calls `kind`; None: it is in no table."""
     return next((chip for chip in (*CHIPS.values(), _V4) if kind in chip.kinds), None)
+
+
+def processor() -> str:
+    """What the system calls this machine's processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(x.partition(":")[2].strip() for x in lines if x.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

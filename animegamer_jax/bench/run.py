@@ -1,6 +1,5 @@
 """The measurement itself: what is compiled, checked and timed in which order."""
 
-import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from animegamer_jax.bench.programs import PLAY, Compiled, Outputs, Program, play
 from animegamer_jax.bench.report import OURS, About, Row, Side
 from animegamer_jax.bench.timing import alternate, call_memory, measure_peak
 from animegamer_jax.bundle import Bundle
-from animegamer_jax.chips import find_chip
+from animegamer_jax.chips import find_chip, processor
 from animegamer_jax.configs import Dtype
 from animegamer_jax.errors import UserError
 
@@ -166,7 +165,7 @@ def describe(
     if device.platform == "cpu":
         rates = measure_peak()
         best = max(rates, key=rates.__getitem__)
-        peak, kind = rates[best], _processor()
+        peak, kind = rates[best], processor()
         told = ", ".join(f"{library} {rate / 1e9:,.0f}" for library, rate in rates.items())
         source = f"the faster of float32 products of 2,048 x 2,048 just now, GFLOP/s: {told}"
     elif (chip := find_chip(kind)) is not None:
@@ -181,15 +180,6 @@ def describe(
         peak_source=source,
         versions={library: metadata.version(library) for library in libraries},
     )
-
-
-def _processor() -> str:
-    """What the system calls it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(x.partition(":")[2].strip() for x in lines if x.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def _tell(line: str) -> None:

@@ -1,5 +1,6 @@
 """Tables to read a system's scores by: ceilings, and answers without looking."""
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,6 +39,7 @@ def tables_beside(
         vae: the system's, for the ceiling that its own losses set; None: left out.
         keep: folder in which the tables are kept: scoring takes as long as a system's games.
     """
+    scoring = dataclasses.replace(scoring, set_scorers=())  # tables have values of turns alone
     made = _made(benchmark, scoring, vae=vae)
     kept = _read(keep / _FILE, made)
     if kept is not None:
@@ -79,10 +81,9 @@ def _table(values: Values) -> Table:
 
 
 def _made(benchmark: Benchmark, scoring: Scoring, *, vae: VAE | None) -> dict[str, Any]:
-    scorers = {scorer.group: to_json(scorer.made) for scorer in scoring.scorers}
     return {
         "benchmark": benchmark_digest(benchmark),
-        "scorers": scorers,
+        "scorers": scoring.made,
         "vae": None if vae is None else weights_digest(vae),
     }
 

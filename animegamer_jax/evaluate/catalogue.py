@@ -39,7 +39,6 @@ class Metric:
         baseline: of the best of the paper's baselines there.
         backbone: whether its values depend on a network, so that those of two networks are of two
             scales.
-        of_sets: one number for all clips together, and none of a turn.
     """
 
     name: str
@@ -51,7 +50,6 @@ class Metric:
     paper: float | None = None
     baseline: float | None = None
     backbone: bool = False
-    of_sets: bool = False
 
 
 _SECTION = "AnimeGamer, section 4.2"
@@ -200,7 +198,6 @@ METRICS: Mapping[str, Metric] = {
             formula="Fréchet distance of the Gaussians through I3D's features of both sets",
             source="Unterthiner et al., arXiv 1812.01717",
             backbone=True,
-            of_sets=True,
         ),
         Metric(
             name="JEDi",
@@ -210,7 +207,6 @@ METRICS: Mapping[str, Metric] = {
             formula="maximum mean discrepancy of V-JEPA's features of both sets",
             source="Luo et al., arXiv 2410.05203",
             backbone=True,
-            of_sets=True,
         ),
     )
 }

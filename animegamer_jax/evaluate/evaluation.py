@@ -18,6 +18,7 @@ import numpy as np
 
 from animegamer_jax import __version__
 from animegamer_jax.bundle import Bundle
+from animegamer_jax.chips import processor
 from animegamer_jax.data.cast import Cast, read_cast
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.ablations import TOY_ABLATIONS, read_ablations
@@ -358,7 +359,7 @@ class Run:
             "flax": flax.__version__,
             "python": platform.python_version(),
             "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-            "processor": _processor(),
+            "processor": processor(),
             "cores": os.cpu_count(),
         }
 
@@ -441,15 +442,6 @@ def _scored_with(means: Means, scoring: Scoring) -> dict[str, Any]:
 
 def _judge_name(verdict: Any) -> str:
     return f"{verdict.model}, seed {verdict.seed}"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 def _summary(systems: Sequence[SystemResult]) -> Iterator[str]:

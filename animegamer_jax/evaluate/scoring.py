@@ -9,7 +9,7 @@ import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,6 +17,7 @@ from flax import nnx
 from jaxtyping import Int
 from PIL import Image
 
+from animegamer_jax.bundle_config import to_json
 from animegamer_jax.data.cast import Cast
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmark import Benchmark
@@ -130,6 +131,11 @@ class Scoring:
     left_out: Mapping[str, str]
     truth: Truth | None
 
+    @property
+    def made(self) -> dict[str, Any]:
+        """All that values depend on beside the answers, by group."""
+        return {s.group: to_json(s.made) for s in (*self.scorers, *self.set_scorers)}
+
     def true_clips(self, games: Int[np.ndarray, " b"], turn: int) -> Clips | None:
         """The frames that count of some games' true clips at a turn, from 0; None: no truth."""
         return None if self.truth is None else self.truth.clips[games, turn, :NUM_FRAMES]
@@ -204,6 +210,7 @@ def make_scoring(
     )
 
 
+@functools.lru_cache(maxsize=1)  # systems of one size have the same
 def _true_clips(benchmark: Benchmark, size: FrameSize) -> Truth:
     return make_truth(
         toy_games(benchmark), height=size.height, width=size.width, num_frames=size.num_frames
@@ -229,11 +236,11 @@ def _clip(benchmark: Benchmark, means: Means, truth: Truth | None) -> Scorer:
 
 def _pictures(characters: Cast, names: Sequence[str]) -> Pictures:
     """Of the benchmark's characters; who has none has no CLIP-I."""
-    called = {name.casefold(): name for name in names}
+    wanted = {name.casefold() for name in names}
     found = {
-        called[character.name.casefold()]: [_decode(characters.pictures[d]) for d in digests]
+        character.name: [_decode(characters.pictures[digest]) for digest in character.images]
         for character in characters.characters
-        if character.name.casefold() in called and (digests := character.images)
+        if character.name.casefold() in wanted and character.images
     }
     return Pictures(by_name=found, digest=characters.digest)
 

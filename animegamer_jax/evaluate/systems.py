@@ -354,10 +354,7 @@ def _stacked(scored: Sequence[_Scored], num_turns: int) -> Values:
 
 
 def _made(game: BenchmarkGame, scoring: Scoring, settings: Mapping[str, Any]) -> dict[str, Any]:
-    scorers = {
-        scorer.group: to_json(scorer.made) for scorer in (*scoring.scorers, *scoring.set_scorers)
-    }
-    return {"game": game_digest(game), "settings": to_json(settings), "scorers": scorers}
+    return {"game": game_digest(game), "settings": to_json(settings), "scorers": scoring.made}
 
 
 def _read_kept(folder: Path, made: Mapping[str, Any], num_turns: int) -> _Scored | None:

@@ -21,6 +21,7 @@ from animegamer_jax.data.motion import NOISE, dis_flow, motion_level, motion_val
 from animegamer_jax.data.toyworld import MOTION_EDGES
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate import metrics
+from animegamer_jax.evaluate.catalogue import CONTEXT
 from animegamer_jax.evaluate.metrics import STATE_SLOTS, Estimate, estimate
 from animegamer_jax.evaluate.readers import (
     Attribute,
@@ -42,7 +43,7 @@ from animegamer_jax.tokenizer import Tokenizer
 Values = dict[str, Float32[np.ndarray, "g t"]]
 Table = dict[str, Estimate]
 
-ALL_THREE = "all three"
+ALL_THREE = CONTEXT
 
 
 # Playing

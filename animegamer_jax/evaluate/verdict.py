@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Float
+from scipy.stats import rankdata
 
 from animegamer_jax.data.usage import Usage
 from animegamer_jax.evaluate.metrics import Estimate, estimate
@@ -157,12 +158,6 @@ def _preferences(scores: Float[np.ndarray, " n"], games: np.ndarray) -> Float[np
 
 def spearman(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> float | None:
     """Rank correlation as in `agreement`; None: fewer than two values, or all are the same."""
-    r, s = (_ranks(values) - (len(values) + 1) / 2 for values in (x, y))
+    r, s = (rankdata(values) - (len(values) + 1) / 2 for values in (x, y))
     size = np.sqrt(np.square(r).sum() * np.square(s).sum())
     return float((r * s).sum() / size) if size > 0 else None
-
-
-def _ranks(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """From 1; equal values have the mean of their ranks."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[place]
