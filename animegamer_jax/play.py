@@ -21,7 +21,6 @@ from animegamer_jax.configs import Dtype
 from animegamer_jax.errors import UserError
 from animegamer_jax.game import GAME_FILE, STORYBOARD_FILE, Game, Turn, check_no_game
 
-DEFAULT_STEPS = 50
 ASSETS = Path(__file__).parent / "assets"
 _LARGEST_SEED = 2**31 - 1
 
@@ -48,7 +47,7 @@ def play(
             # are skipped. Without it: a prompt, or the lines of standard input.
         out: The folder for the clips, game.json and storyboard.png.
         window: Turns of context, this one included. Default: the model's own.
-        steps: Denoising steps a turn, 1 to 1000. Default: 50.
+        steps: Denoising steps a turn, 1 to 1000. Default: the model's own.
         seed: The game's seed; the same seed gives the same game. Default: 0.
         dtype: Number format of the computation. Default: the model's own.
         layout: `latency` plays over eight devices, as one program a turn.
@@ -73,7 +72,6 @@ def play(
     else:
         check_no_game(out)
     _check_writable(out)
-    steps = DEFAULT_STEPS if steps is None else steps
     seed = 0 if seed is None else seed
 
     # Imported late: JAX takes a second, and a wrong option should be told at once.
@@ -97,7 +95,7 @@ def play(
             model=bundle.name,
             seed=seed,
             window=player.window,
-            steps=steps,
+            steps=player.steps,
             protocol=bundle.protocol.name,
         )
     command = ["animegamer", "play", "--model", model]

@@ -90,7 +90,7 @@ class Player:
         tokenizer: of the bundle.
         protocol: of the bundle.
         window: turns of context, this one included; the protocol's if None.
-        steps: denoising steps.
+        steps: denoising steps; the protocol's if None.
         schedule: noise levels and guidance; the protocol's if None.
         places: a mesh and the plan by which the networks lie on it: a turn is then one program.
             None: one device, and a program for each part of a turn.
@@ -103,7 +103,7 @@ class Player:
         protocol: Protocol,
         *,
         window: int | None = None,
-        steps: int = 50,
+        steps: int | None = None,
         schedule: Schedule | None = None,
         places: tuple[Mesh, Plan] | None = None,
     ):
@@ -111,7 +111,7 @@ class Player:
         self._home = jax.tree.leaves(nnx.state(networks.vae))[0].sharding
         self.tokenizer, self.protocol = tokenizer, protocol
         self.window = protocol.window if window is None else window
-        self.steps = steps
+        self.steps = protocol.denoising_steps if steps is None else steps
         config = networks.mllm.config
         schedule = self._schedule = schedule or diffusion.schedule_of(protocol)
         # Over a slice both rows stay: a plan may give each of them its own devices.
@@ -119,7 +119,7 @@ class Player:
             networks = networks._replace(unconditional=None)
         self.networks = networks
         try:
-            self.table = diffusion.make_sampler_table(schedule, steps)
+            self.table = diffusion.make_sampler_table(schedule, self.steps)
             self.layout = Layout(
                 protocol, tokenizer.ids, num_queries=config.num_queries, window=self.window
             )
@@ -150,7 +150,7 @@ class Player:
         bundle: Any,
         *,
         window: int | None = None,
-        steps: int = 50,
+        steps: int | None = None,
         dtype: str | None = None,
         layout: str | None = None,
         num_games: int | None = None,

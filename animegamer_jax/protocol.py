@@ -50,6 +50,7 @@ class Protocol:
         motion_values: motion value of each motion level for the decoder, in pixels of mean
             optical flow (the released decoder script's table).
         guidance_scale: of the sampler, see `diffusion.Schedule`; 0 is no guidance.
+        denoising_steps: of a turn, where the player asks for no other number.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Protocol:
     stamina: tuple[int, ...] = (-1, 1)
     motion_values: tuple[float, ...] = (0.5, 2.5, 10.0, 15.0, 40.0)
     guidance_scale: float = 6.0
+    denoising_steps: int = 50
 
     @property
     def state_values(self) -> tuple[tuple[int, ...], ...]:

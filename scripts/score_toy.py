@@ -21,6 +21,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from animegamer_jax.bundle import Bundle
 from animegamer_jax.bundle_config import to_json
+from animegamer_jax.configs import ShotEncoderConfig
 from animegamer_jax.data.toyworld import Split, make_game
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.progress import teller
@@ -39,7 +40,7 @@ from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.encoder import ShotEncoder
 from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.models.vae import VAE
-from animegamer_jax.play import DEFAULT_STEPS, keep_compiled_programs, model_folder
+from animegamer_jax.play import keep_compiled_programs, model_folder
 from animegamer_jax.player import Player
 from animegamer_jax.tokenizer import Tokenizer
 
@@ -50,17 +51,21 @@ _LEAST_READER_CLIPS = 24  # three of each character
 
 
 class Setting(NamedTuple):
-    """Games to score, and what judges them.
+    """Games to score, number `first_seed` and those after it, and what judges them.
 
-    `representations` are the true ones; None, as `embedder`: the model has no T5 or CLIP.
+    `embedder` is None where the model has no CLIP.
     """
 
+    first_seed: int
     truth: Truth
     reader: ChosenReaders
     embedder: ClipEmbedder | None
-    representations: np.ndarray | None
-    encoder: ShotEncoder
     vae: VAE
+
+    @property
+    def seeds(self) -> range:
+        """The games' numbers, which are also their seeds in play."""
+        return range(self.first_seed, self.first_seed + len(self.truth.games))
 
 
 def set_up(
@@ -71,9 +76,10 @@ def set_up(
     turns: int,
     seed: int,
     reader_clips: int,
-    frame: Literal["first", "random"] = "first",
 ) -> Setting:
     """The truth of games number `seed`, `seed + 1`, ... of a split, at the model's size.
+
+    It is the same for all models that have this one's CLIP, VAE and size.
 
     Args:
         bundle: the model.
@@ -82,7 +88,6 @@ def set_up(
         turns: of each.
         seed: number of the first.
         reader_clips: true clips that the readers learn from; a third as many check them.
-        frame: of each true clip, that its representation shows.
     """
     print("rendering the truth, checking the readers", file=sys.stderr)
     d, v = bundle.config.dit, bundle.config.vae
@@ -93,10 +98,10 @@ def set_up(
         "width": d.latent_width * v.spatial_compression,
         "num_frames": 1 + (d.latent_frames - 1) * v.temporal_compression,
     }
-    encoder, vae = cast(ShotEncoder, bundle.load("encoder")), cast(VAE, bundle.load("vae"))
-    clip = cast(CLIP, bundle.load("clip")) if bundle.has("clip") else None
-    tokenizer = Tokenizer.load(bundle.tokenizer_dir, num_queries=encoder.config.num_tokens)
-    embedder = ClipEmbedder(clip, tokenizer) if clip else None
+    vae = cast(VAE, bundle.load("vae"))
+    embedder = None
+    if bundle.has("clip"):
+        embedder = ClipEmbedder(cast(CLIP, bundle.load("clip")), _tokenizer(bundle))
     reader = make_readers(
         embedder,
         **size,
@@ -104,43 +109,69 @@ def set_up(
         num_truth=reader_clips,
         num_checked=max(1, reader_clips // 3),
     )
-    seeds = range(seed, seed + games)
-    drawn = [make_game(number, num_turns=turns, split=split) for number in seeds]
-    truth, representations = make_truth(drawn, **size), None
-    if clip is not None and bundle.has("t5"):
-        shown = None
-        if frame == "random":
-            draws = np.random.default_rng(seed)
-            shown = draws.integers(size["num_frames"], size=truth.levels.shape)
-        t5 = cast(T5Encoder, bundle.load("t5"))
-        representations = true_representations(
-            truth, encoder=encoder, t5=t5, clip=clip, tokenizer=tokenizer, shown=shown
-        )
-    return Setting(truth, reader, embedder, representations, encoder, vae)
+    drawn = [make_game(seed + number, num_turns=turns, split=split) for number in range(games)]
+    return Setting(seed, make_truth(drawn, **size), reader, embedder, vae)
+
+
+def _encoder_config(bundle: Bundle) -> ShotEncoderConfig:
+    if bundle.config.encoder is None:
+        raise UserError(f"{bundle.path}: expected a model with the network encoder")
+    return bundle.config.encoder
+
+
+def _tokenizer(bundle: Bundle) -> Tokenizer:
+    num_queries = _encoder_config(bundle).num_tokens
+    return Tokenizer.load(bundle.tokenizer_dir, num_queries=num_queries)
+
+
+def represent(
+    bundle: Bundle, setting: Setting, *, frame: Literal["first", "random"] = "first"
+) -> np.ndarray | None:
+    """The true representations [g, t, n, r] of the games' shots; None: there is no T5 or CLIP.
+
+    Args:
+        bundle: the model.
+        setting: the games.
+        frame: of each true clip, that its representation shows.
+    """
+    if not (bundle.has("t5") and bundle.has("clip")):
+        return None
+    truth, shown = setting.truth, None
+    if frame == "random":
+        draws = np.random.default_rng(setting.first_seed)
+        shown = draws.integers(truth.clips.shape[2], size=truth.levels.shape)
+    return true_representations(
+        truth,
+        encoder=cast(ShotEncoder, bundle.load("encoder")),
+        t5=cast(T5Encoder, bundle.load("t5")),
+        clip=cast(CLIP, bundle.load("clip")),
+        tokenizer=_tokenizer(bundle),
+        shown=shown,
+    )
 
 
 def score_model(
-    model: str,
+    bundle: Bundle,
+    setting: Setting,
     *,
-    split: Split,
-    games: int,
-    turns: int,
-    window: int | None,
-    steps: int,
-    seed: int,
-    batch_size: int,
-    reader_clips: int,
-) -> tuple[Scores, Truth, PlayedGames]:
-    """Plays games number `seed`, `seed + 1`, ... of a split and judges them."""
-    bundle = Bundle.open(model_folder(model))
+    window: int | None = None,
+    steps: int | None = None,
+    batch_size: int = 10,
+) -> tuple[Scores, PlayedGames]:
+    """Plays a setting's games and judges them.
+
+    Args:
+        bundle: the model.
+        setting: the games.
+        window: turns of context; the model's own if None.
+        steps: denoising steps a turn; the model's own if None.
+        batch_size: games that are played side by side.
+    """
     player = Player.from_bundle(bundle, window=window, steps=steps)
-    setting = set_up(
-        bundle, split=split, games=games, turns=turns, seed=seed, reader_clips=reader_clips
-    )
     played = play_games(
         player,
         setting.truth.games,
-        seeds=range(seed, seed + games),
+        seeds=setting.seeds,
         batch_size=batch_size,
         on_turn=teller("played", "turns"),
     )
@@ -150,10 +181,10 @@ def score_model(
         reader=setting.reader,
         embedder=setting.embedder,
         vae=setting.vae,
-        representations=setting.representations,
-        num_text_tokens=setting.encoder.config.num_text_tokens,
+        representations=represent(bundle, setting),
+        num_text_tokens=_encoder_config(bundle).num_text_tokens,
     )
-    return scores, setting.truth, played
+    return scores, played
 
 
 def format_scores(scores: Scores) -> str:
@@ -256,7 +287,7 @@ def main(
     games: int = 100,
     turns: int = 5,
     window: int | None = None,
-    steps: int = DEFAULT_STEPS,
+    steps: int | None = None,
     seed: int = 0,
     batch_size: int = 10,
     reader_clips: int = 960,
@@ -270,7 +301,7 @@ def main(
         games: How many.
         turns: Of each game.
         window: Turns of context, this one included. Default: the model's own.
-        steps: Denoising steps a turn.
+        steps: Denoising steps a turn. Default: the model's own.
         seed: Number of the first game; a game's number is also its seed in play.
         batch_size: Games played side by side.
         reader_clips: True clips that the readers learn from; a third as many others check them.
@@ -282,26 +313,20 @@ def main(
         if number < least[name]:
             raise UserError(f"{name}: expected {least[name]} or more, found {number}")
     began = time.perf_counter()
-    digest = Bundle.open(model_folder(model)).digest()
-    scores, truth, played = score_model(
-        model,
-        split=split,
-        games=games,
-        turns=turns,
-        window=window,
-        steps=steps,
-        seed=seed,
-        batch_size=batch_size,
-        reader_clips=reader_clips,
+    bundle = Bundle.open(model_folder(model))
+    steps = bundle.protocol.denoising_steps if steps is None else steps
+    setting = set_up(
+        bundle, split=split, games=games, turns=turns, seed=seed, reader_clips=reader_clips
     )
+    scores, played = score_model(bundle, setting, window=window, steps=steps, batch_size=batch_size)
     settings = {"model": model, "split": split, "games": games, "turns": turns, "window": window}
     settings |= {"steps": steps, "first_seed": seed, "reader_clips": reader_clips}
-    settings |= {"model_digest": digest, "date": time.strftime("%Y-%m-%d")}
+    settings |= {"model_digest": bundle.digest(), "date": time.strftime("%Y-%m-%d")}
     document = {"settings": settings, **to_json(scores)}
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
     board = out.with_suffix(".png")
-    write_whole(board, storyboard(truth, played))
+    write_whole(board, storyboard(setting.truth, played))
     print(format_scores(scores))
     print(f"{out}, {board}: written after {time.perf_counter() - began:.0f} s")
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, NamedTuple
 
-from score_toy import score_model, set_up
+from score_toy import Setting, represent, score_model, set_up
 from toy_stages import deviations, new_fields, read_about, recipe_options, xla_flags
 
 from animegamer_jax.bundle import Bundle
@@ -42,7 +42,7 @@ from animegamer_jax.evaluate.toyworld import Judge, summarise
 from animegamer_jax.media import write_whole
 from animegamer_jax.play import keep_compiled_programs
 
-_STEPS, _TURNS, _READER_CLIPS = 50, 5, 960
+_TURNS, _READER_CLIPS = 5, 960
 
 
 class Row(NamedTuple):
@@ -221,58 +221,50 @@ def _run(*arguments: str) -> None:
         raise UserError(f"{name}: left with status {status}")
 
 
-def score_decoder(model: Path, row: Row, *, games: int, seed: int) -> dict[str, Any]:
+@functools.cache
+def make_setting(model: Path, *, games: int, seed: int) -> Setting:
+    """One for all rows: no stage that a row trains changes what judges it."""
+    bundle = Bundle.open(model)
+    return set_up(
+        bundle, split="test", games=games, turns=_TURNS, seed=seed, reader_clips=_READER_CLIPS
+    )
+
+
+def score_decoder(model: Path, row: Row, setting: Setting) -> dict[str, Any]:
     """The decoder on true shot representations of held-out games."""
     bundle = Bundle.open(model)
-    setting = set_up(
-        bundle,
-        split="test",
-        games=games,
-        turns=_TURNS,
-        seed=seed,
-        reader_clips=_READER_CLIPS,
-        frame=row.frame,
-    )
-    if setting.representations is None:
+    representations = represent(bundle, setting, frame=row.frame)
+    if representations is None:
         raise UserError(f"{model}: expected a model with the networks t5 and clip")
     clips = sample_shots(
         bundle,
         setting.truth,
-        representations=setting.representations,
-        seeds=range(seed, seed + games),
-        steps=_STEPS,
+        representations=representations,
+        seeds=setting.seeds,
+        steps=bundle.protocol.denoising_steps,
     )
     values = Judge(setting.reader, setting.embedder).values(clips, setting.truth)
     return {"all_turns": to_json(summarise(values))}
 
 
-def score_game(model: Path, row: Row, *, games: int, seed: int) -> dict[str, Any]:
+def score_game(model: Path, row: Row, setting: Setting) -> dict[str, Any]:
     """Whole games, played from their instructions."""
-    scores, _, _ = score_model(
-        str(model),
-        split="test",
-        games=games,
-        turns=_TURNS,
-        window=row.window,
-        steps=_STEPS,
-        seed=seed,
-        batch_size=10,
-        reader_clips=_READER_CLIPS,
-    )
-    return to_json(scores)
+    return to_json(score_model(Bundle.open(model), setting, window=row.window)[0])
 
 
 def report_row(row: Row, folder: Path, *, home: Path, games: int, seed: int) -> dict[str, Any]:
     """The row's scores: those on disk if they are of this model, these games and this measure."""
     model = train_row(row, folder, home=home)
-    made = {"games": games, "turns": _TURNS, "first_seed": seed, "steps": _STEPS}
+    made = {"games": games, "turns": _TURNS, "first_seed": seed}
+    made["steps"] = Bundle.open(model).protocol.denoising_steps
     made |= {"reader_clips": _READER_CLIPS, "window": row.window, "frame": row.frame}
     made["model_digest"] = digest(model)
     path = home / f"{_file_name(row)}.json"
     report = _read(path)
     if not isinstance(report, dict) or report.get("made") != made:
         score = score_game if row in GAME else score_decoder
-        report = {"made": made, **score(model, row, games=games, seed=seed)}
+        setting = make_setting(folder / "warmup" / "model", games=games, seed=seed)
+        report = {"made": made, **score(model, row, setting)}
         path.parent.mkdir(parents=True, exist_ok=True)
         _write(path, report)
     return report
@@ -354,6 +346,7 @@ def write_table(
     games: int,
     seed: int,
     steps: int | None,
+    denoising_steps: int,
     training: Sequence[str],
 ) -> None:
     """The page of the docs.
@@ -364,6 +357,7 @@ def write_table(
         games: that were scored.
         seed: the first one's number.
         steps: of the decoders' training, as told.
+        denoising_steps: of a clip.
         training: see `describe_training`.
     """
     option = "" if steps is None else f" --steps {steps}"
@@ -372,10 +366,10 @@ def write_table(
         "",
         f"Written by `python scripts/toy_ablations.py out/toy{option}`, "
         f"{time.strftime('%Y-%m-%d')}: {games} held-out games of {_TURNS} turns, seeds {seed} to "
-        f"{seed + games - 1}, {_STEPS} denoising steps. In brackets the paper's figure for the "
-        "same row, on its own films and benchmark, where CLIP is another: only the direction may "
-        "be compared. A difference is within noise where its interval (95 %, over games) holds "
-        "zero.",
+        f"{seed + games - 1}, {denoising_steps} denoising steps. In brackets the paper's figure "
+        "for the same row, on its own films and benchmark, where CLIP is another: only the "
+        "direction may be compared. A difference is within noise where its interval (95 %, over "
+        "games) holds zero.",
         "",
         "## The decoder alone, on true shot representations",
         "",
@@ -451,7 +445,15 @@ def main(
         row.name: report_row(row, folder, home=place, games=games, seed=seed) for row, place in plan
     }
     training = describe_training(folder, steps=steps)
-    write_table(page, reports, games=games, seed=seed, steps=steps, training=training)
+    write_table(
+        page,
+        reports,
+        games=games,
+        seed=seed,
+        steps=steps,
+        denoising_steps=Bundle.open(folder / "adapt" / "model").protocol.denoising_steps,
+        training=training,
+    )
     command = "python scripts/toy_ablations.py out/toy" + (
         "" if steps is None else f" --steps {steps}"
     )

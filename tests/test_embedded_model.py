@@ -65,7 +65,7 @@ def nearest(frames: np.ndarray, scene: Scene) -> Scene:
 @pytest.mark.slow  # compiles the whole turn
 def test_it_shows_who_is_named_and_knows_who_where_and_when_from_the_turn_before(bundle):
     """True clips of anyone else, anywhere or anytime else are farther; an instruction is open."""
-    player = Player.from_bundle(bundle, steps=8)
+    player = Player.from_bundle(bundle)
     first = [
         Scene("Mika", "wave", "meadow", "day", level=2, partner=None),
         Scene("Mika", "wave", "snow", "night", level=2, partner=None),

@@ -222,13 +222,18 @@ def scored(monkeypatch) -> list[str]:
     """The rows that are scored, each as good as any."""
     found: list[str] = []
 
-    def score(model: Path, row: toy_ablations.Row, *, games: int, seed: int) -> dict:
+    def score(model: Path, row: toy_ablations.Row, setting: str) -> dict:
+        assert setting in ("of 3 games", "of 4 games")
         assert (model / "config.json").exists()
         found.append(row.name)
         names = (*toy_ablations._COLUMNS, "ACC-S", "all three")
         scores = dict.fromkeys(names, estimate(0.5, within=0.1))
         return {"all_turns": scores, "open_turns": scores}
 
+    def make_setting(model: Path, *, games: int, seed: int) -> str:
+        return f"of {games} games"
+
+    monkeypatch.setattr(toy_ablations, "make_setting", make_setting)
     monkeypatch.setattr(toy_ablations, "score_decoder", score)
     monkeypatch.setattr(toy_ablations, "score_game", score)
     return found

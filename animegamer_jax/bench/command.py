@@ -36,7 +36,7 @@ def bench(
     model: str = "toy",
     programs: tuple[ProgramName, ...] = (),
     repeats: int = 10,
-    steps: int = 50,
+    steps: int | None = None,
     window: int | None = None,
     dtype: Dtype | None = None,
     batch: int | None = None,
@@ -53,7 +53,7 @@ def bench(
         programs: What to time. Default: the parts of a turn and all of it, and the training step of
             every stage that the model has networks for; with --against the former only.
         repeats: Calls of each, after one that does not count.
-        steps: Denoising steps of the sampler and the turn.
+        steps: Denoising steps of the sampler and the turn. Default: the model's own.
         window: Turns of context, this one included, all of them there. Default: the model's own.
         dtype: Number format of weights and computation. Default: float32 for the parts of a turn,
             the recipe's for the training steps.

@@ -144,7 +144,7 @@ class Model:
     """
 
     def __init__(
-        self, bundle: Bundle, *, dtype: Dtype | None, window: int | None, steps: int
+        self, bundle: Bundle, *, dtype: Dtype | None, window: int | None, steps: int | None
     ) -> None:
         self.bundle = bundle
         self.player = Player.from_bundle(bundle, window=window, steps=steps, dtype=dtype)

@@ -9,7 +9,7 @@ import tyro
 
 from animegamer_jax.configs import Dtype
 from animegamer_jax.evaluate.catalogue import GROUPS
-from animegamer_jax.play import DEFAULT_STEPS, keep_compiled_programs
+from animegamer_jax.play import keep_compiled_programs
 
 _Append = tyro.conf.UseAppendAction
 
@@ -51,7 +51,7 @@ class Options:
         out: The folder of the games and the report. An evaluation that is there goes on.
         games: Of the benchmark, from the first. Default: all.
         metrics: Groups of metrics, or metrics by name. Default: all that can be had.
-        steps: Denoising steps a turn.
+        steps: Denoising steps a turn. Default: the model's own.
         window: Turns of context, this one included. Default: the model's own.
         dtype: Number format of the computation. Default: the model's own.
         batch_size: Games played side by side.
@@ -79,7 +79,7 @@ class Options:
     out: Path = Path("out/evaluate")
     games: int | None = None
     metrics: tuple[str, ...] = tuple(GROUPS)
-    steps: int = DEFAULT_STEPS
+    steps: int | None = None
     window: int | None = None
     dtype: Dtype | None = None
     batch_size: int = 10

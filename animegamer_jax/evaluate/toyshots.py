@@ -1,5 +1,6 @@
 """The decoder alone on the toy world: clips of true shot representations (PAPER, ablations)."""
 
+from collections.abc import Sequence
 from typing import cast
 
 import jax
@@ -31,6 +32,7 @@ def sample_shots(
     representations: Float32[np.ndarray, "g t n r"],
     seeds: range,
     steps: int,
+    motion_values: Sequence[float] | None = None,
     batch_size: int = 20,
 ) -> GameClips:
     """A clip of every turn's shot representation and true motion level.
@@ -41,6 +43,7 @@ def sample_shots(
         representations: of every turn.
         seeds: of the games' noise, which is that of a played game.
         steps: denoising steps.
+        motion_values: that the decoder is told for each level; the protocol's if None.
         batch_size: turns side by side.
     """
     dit, vae, encoder = (bundle.load(name) for name in ("dit", "vae", "encoder"))
@@ -48,7 +51,8 @@ def sample_shots(
     unconditional = cast(ShotEncoder, encoder).unconditional() if guided else None
     table = diffusion.make_sampler_table(diffusion.schedule_of(bundle.protocol), steps)
     num_games, num_turns = truth.levels.shape
-    values = np.asarray(bundle.protocol.motion_values, np.float32)[truth.levels - 1].ravel()
+    told = bundle.protocol.motion_values if motion_values is None else motion_values
+    values = np.asarray(told, np.float32)[truth.levels - 1].ravel()
     shots = representations.reshape(num_games * num_turns, *representations.shape[2:])
     numbers = jnp.arange(1, num_turns + 1)
     keys = jax.vmap(turn_keys, (None, 0), 1)(game_keys(list(seeds)), numbers).reshape(-1)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from animegamer_jax.configs import Dtype
 from animegamer_jax.errors import UserError
-from animegamer_jax.play import DEFAULT_STEPS, keep_compiled_programs, model_folder
+from animegamer_jax.play import keep_compiled_programs, model_folder
 
 
 def serve(
@@ -20,7 +20,7 @@ def serve(
     port: int = 7860,
     max_games: int = 64,
     games: Path = Path("out/serve"),
-    steps: int = DEFAULT_STEPS,
+    steps: int | None = None,
     dtype: Dtype | None = None,
     auth: tuple[str, ...] = (),
     warm_up: bool = True,
@@ -34,7 +34,7 @@ def serve(
         max_games: In play at once. A game that rests for half an hour makes room for another,
             and comes back when its player does.
         games: The folder of all games, saved after every turn.
-        steps: Denoising steps a turn, 1 to 1000, of new games.
+        steps: Denoising steps a turn, 1 to 1000, of new games. Default: the model's own.
         dtype: Number format of the computation. Default: the model's own.
         auth: Who may play, as name:password.
         warm_up: Compile the programs of all batch sizes before the first player comes.
@@ -45,7 +45,7 @@ def serve(
         ("--max-games", max_games, 1, 100_000),
         ("--steps", steps, 1, 1000),
     ):
-        if not low <= value <= high:
+        if value is not None and not low <= value <= high:
             raise UserError(f"{option}: expected a whole number, {low} to {high}, found {value}")
     folder = model_folder(model)
     port = _check_port(host, port)
@@ -79,7 +79,9 @@ def serve(
     engine = Engine(player, shelf, batch_sizes=batch_sizes, workers=workers)
     if warm_up:
         engine.warm_up(lambda size: console.print(f"compiling for {size} games at once"))
-    blocks = Page(engine, words=words, steps=steps, title=f"AnimeGamer: {bundle.name}").build()
+    blocks = Page(
+        engine, words=words, steps=player.steps, title=f"AnimeGamer: {bundle.name}"
+    ).build()
     fonts = ["system-ui", "-apple-system", "Segoe UI", "sans-serif"]
     mono = ["ui-monospace", "Consolas", "monospace"]
     ended = _until_ended()

@@ -1,0 +1,112 @@
+"""How many denoising steps suit a toy model, and what motion its decoder should be told of.
+
+    python scripts/toy_steps.py MODEL --steps 50 10 5 4 [--values 0.6 3 8.5 19 36]
+
+The language model plays held-out games once; their shot representations are then drawn with each
+number of steps, and the clips' motion and likeness measured. The table is Markdown. The games are
+others than those that `scripts/score_toy.py` scores, so that what is chosen by them is not judged
+by them.
+"""
+
+import functools
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from animegamer_jax.bundle import Bundle
+from animegamer_jax.data.motion import dis_flow, motion_level, motion_value
+from animegamer_jax.data.toyworld import LEVELS, MOTION_EDGES, make_game
+from animegamer_jax.errors import UserError
+from animegamer_jax.evaluate import metrics
+from animegamer_jax.evaluate.progress import teller
+from animegamer_jax.evaluate.toyshots import sample_shots
+from animegamer_jax.evaluate.toytruth import Truth, make_truth
+from animegamer_jax.evaluate.toyworld import FLICKER, play_games
+from animegamer_jax.play import keep_compiled_programs, model_folder
+from animegamer_jax.player import Player
+
+_TURNS = 5
+
+
+def measure(clips: np.ndarray) -> np.ndarray:
+    """The motion value [g, t] of clips [g, t, f, h, w, 3]."""
+    flow = functools.partial(dis_flow, noise=FLICKER)
+    flat = clips.reshape(-1, *clips.shape[2:])
+    return np.array([motion_value(clip, estimate=flow) for clip in flat]).reshape(clips.shape[:2])
+
+
+def describe(clips: np.ndarray, truth: Truth) -> Iterator[str]:
+    """The cells of a row: of all clips, then a level's median value and its share of right ones."""
+    values = measure(clips)
+    levels = np.vectorize(functools.partial(motion_level, edges=MOTION_EDGES))(values)
+    right = levels == truth.levels
+    yield f"{right.mean():.3f}"
+    yield f"{np.abs(levels - truth.levels).mean():.3f}"
+    pairs = zip(clips, truth.clips, strict=True)  # a game at a time: float32 takes its room
+    yield f"{np.mean([np.asarray(metrics.psnr(*pair)).mean() for pair in pairs]):.2f}"
+    for level in LEVELS:
+        here = truth.levels == level
+        yield f"{np.median(values[here]):.1f} ({right[here].mean():.2f})"
+
+
+def main(
+    model: str = "toy",
+    /,
+    *,
+    steps: Sequence[int] = (50, 10, 8, 6, 5, 4),
+    values: Sequence[float] | None = None,
+    games: int = 40,
+    seed: int = 1000,
+) -> None:
+    """Print a table, a row a number of steps.
+
+    Args:
+        model: A model folder, or `toy` for the embedded one.
+        steps: Numbers of denoising steps.
+        values: Motion values that the decoder is told for the five levels. Default: the model's.
+        games: Held-out games.
+        seed: Number of the first.
+    """
+    if values is not None and len(values) != len(LEVELS):
+        raise UserError(f"--values: expected {len(LEVELS)} numbers, found {len(values)}")
+    bundle = Bundle.open(model_folder(model))
+    player = Player.from_bundle(bundle, steps=1)
+    drawn = [make_game(seed + i, num_turns=_TURNS, split="test") for i in range(games)]
+    truth = make_truth(
+        drawn, height=player.height, width=player.width, num_frames=player.num_frames
+    )
+    seeds = range(seed, seed + games)
+    played = play_games(player, drawn, seeds=seeds, on_turn=teller("read", "turns"))
+    told = bundle.protocol.motion_values if values is None else tuple(values)
+    print(f"{bundle.name}, games {seed} to {seed + games - 1}, told of motion {told}\n")
+    columns = ("ACC-F", "MAE-F", "PSNR", *(f"level {level}" for level in LEVELS), "s a clip")
+    print(f"| denoising steps | {' | '.join(columns)} |\n" + "|---" * (len(columns) + 1) + "|")
+    for count in (*steps, None):
+        began = time.perf_counter()
+        clips = truth.clips
+        if count is not None:
+            clips = sample_shots(
+                bundle,
+                truth,
+                representations=played.representations,
+                seeds=seeds,
+                steps=count,
+                motion_values=told,
+            )
+        seconds = (time.perf_counter() - began) / truth.levels.size
+        cells = " | ".join(describe(clips, truth))
+        name, took = ("true clips", "") if count is None else (count, f"{seconds:.2f}")
+        print(f"| {name} | {cells} | {took} |", flush=True)
+
+
+if __name__ == "__main__":
+    import tyro
+
+    keep_compiled_programs()
+    try:
+        tyro.cli(main)
+    except UserError as error:
+        print(f"toy_steps: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
