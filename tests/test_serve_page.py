@@ -286,10 +286,10 @@ def test_eight_games_at_once_are_what_each_is_alone(client, address, games):
         play_turn(own, game, f"Character: {name}; Motion: gently waving; Background: day town.")
         play_turn(own, game, PLAYED[1])
 
-    alone = [new_game(client, seed, steps=10) for seed in range(8)]
+    alone = [new_game(client, seed) for seed in range(8)]
     for game, name in zip(alone, CHARACTERS, strict=True):
         play(game, name)
-    together = [new_game(client, seed, steps=10) for seed in range(8)]
+    together = [new_game(client, seed) for seed in range(8)]
     threads = [
         threading.Thread(target=play, args=pair) for pair in zip(together, CHARACTERS, strict=True)
     ]
