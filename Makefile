@@ -8,7 +8,7 @@ OUT ?= out/play
 GAMES := animegamer_jax/assets/instructions
 INSTRUCTIONS ?= $(GAMES)/$(if $(filter toy,$(MODEL)),toy,qiqi).txt
 
-.PHONY: help play serve demo train-toy test test-all test-hosts lint format clean
+.PHONY: help play serve demo train-toy toy-report test test-all test-hosts lint format clean
 
 help:
 	@echo "make play             play the demo game with the embedded model; clips in $(OUT)"
@@ -16,6 +16,7 @@ help:
 	@echo "make serve            a web page to play on, at http://127.0.0.1:7860"
 	@echo "make demo             the same with random weights: noise, but the whole way"
 	@echo "make train-toy        trains the embedded model anew in out/toy, up to 3 hours on two cores"
+	@echo "make toy-report       scores the embedded model on 100 games: docs/toy-report"
 	@echo "make test             the tests, under 10 minutes on two cores"
 	@echo "make test-all         with the slow ones: every recorded number, memory, a VAE's training"
 	@echo "make test-hosts       two real processes as two hosts train every stage, and are killed"
@@ -37,7 +38,7 @@ help:
 
 .venv/.dev: .venv/.made pyproject.toml constraints.txt
 	$(PIP) --editable '.[dev]'
-	@touch $@ .venv/.play .venv/.serve .venv/.train
+	@touch $@ .venv/.play .venv/.serve .venv/.train .venv/.evaluate
 
 play: .venv/.play
 	$(BIN)/animegamer play --model $(MODEL) --instructions $(INSTRUCTIONS) --out $(OUT)
@@ -57,6 +58,15 @@ demo: .venv/.play out/random/config.json
 
 train-toy: .venv/.train
 	scripts/train_toy.sh out/toy
+
+.venv/.evaluate: .venv/.made pyproject.toml constraints.txt
+	$(PIP) --editable '.[evaluate]'
+	@touch $@ .venv/.play
+
+toy-report: .venv/.evaluate
+	$(BIN)/animegamer evaluate --out out/toy-report
+	rm -rf docs/toy-report && mkdir docs/toy-report
+	cp -r out/toy-report/report.md out/toy-report/report docs/toy-report
 
 test: .venv/.dev
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not hosts'
