@@ -53,7 +53,8 @@ PROTOCOL = dataclasses.replace(
 )
 """The paper's protocol in the toy world's sizes: short instructions, three values of stamina.
 
-No guidance: little is left to chance, and it would only overdo contrasts.
+No guidance: little is left to chance, and it would only overdo contrasts. Few denoising steps: many
+of them slow fast motion down (`scripts/toy_steps.py` measures it).
 """
 
 _MEMORY = PROTOCOL.window - 1
