@@ -40,7 +40,8 @@ def measure(clips: np.ndarray) -> np.ndarray:
 def describe(clips: np.ndarray, truth: Truth) -> Iterator[str]:
     """The cells of a row: of all clips, then a level's median value and its share of right ones."""
     values = measure(clips)
-    levels = np.vectorize(functools.partial(motion_level, edges=MOTION_EDGES))(values)
+    found = [motion_level(float(value), edges=MOTION_EDGES) for value in values.ravel()]
+    levels = np.array(found).reshape(values.shape)
     right = levels == truth.levels
     yield f"{right.mean():.3f}"
     yield f"{np.abs(levels - truth.levels).mean():.3f}"
@@ -48,7 +49,7 @@ def describe(clips: np.ndarray, truth: Truth) -> Iterator[str]:
     yield f"{np.mean([np.asarray(metrics.psnr(*pair)).mean() for pair in pairs]):.2f}"
     for level in LEVELS:
         here = truth.levels == level
-        yield f"{np.median(values[here]):.1f} ({right[here].mean():.2f})"
+        yield f"{np.median(values[here]):.1f} ({right[here].mean():.2f})" if here.any() else "none"
 
 
 def main(

@@ -152,7 +152,9 @@ def test_every_stage_trains_on_it(games):
     for stage in ("warmup", "decoder", "mllm", "adapt"):
         out = place / stage
         told = ("--data", place / "features", "--model", model, "--out", out)
-        unseen = ("--watch-clips", 0) if stage == "adapt" else ()  # it draws them as the decoder does
+        unseen = (
+            ("--watch-clips", 0) if stage == "adapt" else ()
+        )  # it draws them as the decoder does
         run("train", stage, *told, *few, *unseen)
         assert first_loss(out) > 0
         model = out / "model"

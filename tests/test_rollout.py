@@ -297,6 +297,13 @@ def test_guidance_is_the_protocols(player):
     np.testing.assert_array_equal(guidance(6.0), player.table.guidance)
 
 
+def test_steps_are_the_protocols_where_none_are_asked_for(player):
+    protocol = dataclasses.replace(player.protocol, denoising_steps=7)
+    for asked, expected in ((None, 7), (3, 3)):
+        found = Player(player.networks, player.tokenizer, protocol, steps=asked)
+        assert found.steps == len(found.table.step) == expected
+
+
 def test_a_game_without_guidance_has_one_row(player):
     """It makes what two rows of guidance one make, from half of the work."""
     protocol = dataclasses.replace(player.protocol, guidance_scale=0.0)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import score_toy
+import toy_steps
 from flax import nnx
 from PIL import Image
 
@@ -294,6 +295,20 @@ def test_embeddings_do_not_depend_on_the_batch(embedder, truth):
 
 
 # Playing
+
+
+def test_a_row_of_the_steps_table(truth):
+    """True clips have all levels right, still ones the lowest."""
+    accuracy, error, _, *levels = toy_steps.describe(truth.clips, truth)
+    assert (accuracy, error) == ("1.000", "0.000")
+    still = truth.clips[:, :, :1].repeat(17, axis=2)
+    accuracy, error, _, *slow = toy_steps.describe(still, truth)
+    assert float(accuracy) == pytest.approx((truth.levels == 1).mean(), abs=5e-4)
+    assert float(error) == pytest.approx((truth.levels - 1).mean(), abs=5e-4)
+    for level, (one, other) in enumerate(zip(levels, slow, strict=True), start=1):
+        if (truth.levels == level).any():
+            assert one.endswith("(1.00)")
+            assert other == ("0.0 (1.00)" if level == 1 else "0.0 (0.00)")
 
 
 @pytest.fixture(scope="module")
