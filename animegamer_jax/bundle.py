@@ -47,7 +47,7 @@ from animegamer_jax.configs import Dtype, ModelConfig, NetworkConfig, Remat
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.sharding import Rules, param_shardings
-from animegamer_jax.storage import absolute, one_host, telling
+from animegamer_jax.storage import absolute, no_late_answers, one_host, telling
 
 _BATCH_BYTES = 1 << 24  # small parameters are read together
 
@@ -56,9 +56,12 @@ def _telling(path: epath.Path) -> contextlib.AbstractContextManager[None]:
     return telling(path, "cannot be read", mend="convert again, or copy the bundle anew")
 
 
-def _checkpointer() -> ocp.Checkpointer:
+@contextlib.contextmanager
+def _reading(path: epath.Path) -> Iterator[Any]:
     """Reads on this host alone: every host reads its parts at its own time."""
-    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**one_host()), **one_host())
+    handler = ocp.PyTreeCheckpointHandler(**one_host())
+    with no_late_answers(), _telling(path), ocp.Checkpointer(handler, **one_host()) as checkpointer:
+        yield checkpointer
 
 
 class Bundle:
@@ -230,7 +233,7 @@ class Bundle:
 
     def _restore(self, name: str, item: Any, arguments: Any, *, partial: bool = False) -> Any:
         restore = ocp.args.PyTreeRestore(item=item, restore_args=arguments, partial_restore=partial)
-        with _telling(self.path / name), _checkpointer() as checkpointer:
+        with _reading(self.path / name) as checkpointer:
             return checkpointer.restore(self.path / name, args=restore)
 
     def leaves(self, name: NetworkName) -> dict[str, jax.ShapeDtypeStruct]:
@@ -246,7 +249,7 @@ class Bundle:
         if not found:
             raise UserError(f"{folder}: no weights there: the bundle is not whole: convert again")
         try:
-            with _telling(folder), _checkpointer() as checkpointer:
+            with _reading(folder) as checkpointer:
                 tree = checkpointer.metadata(folder).item_metadata.tree
         except (AttributeError, KeyError, TypeError, ValueError):  # Orbax on a damaged _METADATA
             raise UserError(

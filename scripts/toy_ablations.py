@@ -255,8 +255,8 @@ def score_game(model: Path, row: Row, setting: Setting) -> dict[str, Any]:
 def report_row(row: Row, folder: Path, *, home: Path, games: int, seed: int) -> dict[str, Any]:
     """The row's scores: those on disk if they are of this model, these games and this measure."""
     model = train_row(row, folder, home=home)
-    made = {"games": games, "turns": _TURNS, "first_seed": seed}
-    made["steps"] = Bundle.open(model).protocol.denoising_steps
+    made: dict[str, Any] = {"games": games, "turns": _TURNS, "first_seed": seed}
+    made |= {"steps": Bundle.open(model).protocol.denoising_steps}
     made |= {"reader_clips": _READER_CLIPS, "window": row.window, "frame": row.frame}
     made["model_digest"] = digest(model)
     path = home / f"{_file_name(row)}.json"

@@ -8,7 +8,6 @@ others than those that `scripts/score_toy.py` scores, so that what is chosen by 
 by them.
 """
 
-import functools
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,39 +15,29 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from animegamer_jax.bundle import Bundle
-from animegamer_jax.data.motion import dis_flow, motion_level, motion_value
-from animegamer_jax.data.toyworld import LEVELS, MOTION_EDGES, make_game
+from animegamer_jax.data.toyworld import LEVELS, make_game
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate import metrics
 from animegamer_jax.evaluate.progress import teller
 from animegamer_jax.evaluate.toyshots import sample_shots
 from animegamer_jax.evaluate.toytruth import Truth, make_truth
-from animegamer_jax.evaluate.toyworld import FLICKER, play_games
+from animegamer_jax.evaluate.toyworld import levels_of, measure_motion, play_games, psnr_by_game
 from animegamer_jax.play import keep_compiled_programs, model_folder
 from animegamer_jax.player import Player
 
 _TURNS = 5
 
 
-def measure(clips: np.ndarray) -> np.ndarray:
-    """The motion value [g, t] of clips [g, t, f, h, w, 3]."""
-    flow = functools.partial(dis_flow, noise=FLICKER)
-    flat = clips.reshape(-1, *clips.shape[2:])
-    return np.array([motion_value(clip, estimate=flow) for clip in flat]).reshape(clips.shape[:2])
-
-
 def describe(clips: np.ndarray, truth: Truth) -> Iterator[str]:
     """The cells of a row: of all clips, then a level's median value and its share of right ones."""
-    values = measure(clips)
-    found = [motion_level(float(value), edges=MOTION_EDGES) for value in values.ravel()]
-    levels = np.array(found).reshape(values.shape)
-    right = levels == truth.levels
+    values, expected = measure_motion(clips.reshape(-1, *clips.shape[2:])), truth.levels.ravel()
+    levels = levels_of(values)
+    right = metrics.motion_accuracy(levels, expected)
     yield f"{right.mean():.3f}"
-    yield f"{np.abs(levels - truth.levels).mean():.3f}"
-    pairs = zip(clips, truth.clips, strict=True)  # a game at a time: float32 takes its room
-    yield f"{np.mean([np.asarray(metrics.psnr(*pair)).mean() for pair in pairs]):.2f}"
+    yield f"{metrics.motion_error(levels, expected).mean():.3f}"
+    yield f"{psnr_by_game(clips, truth.clips).mean():.2f}"
     for level in LEVELS:
-        here = truth.levels == level
+        here = expected == level
         yield f"{np.median(values[here]):.1f} ({right[here].mean():.2f})" if here.any() else "none"
 
 

@@ -94,8 +94,8 @@ def browser() -> Iterator[Any]:
         yield found
 
 
-def new_game(client: Any, seed: int = 0, *, steps: int = 0) -> str:
-    return client.predict(seed, 0, steps, api_name="/new_game")["game"]
+def new_game(client: Any, seed: int = 0) -> str:
+    return client.predict(seed, 0, 0, api_name="/new_game")["game"]
 
 
 def play_turn(client: Any, game: str, text: str, level: int = 0) -> dict:

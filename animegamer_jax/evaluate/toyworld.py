@@ -165,9 +165,14 @@ class Judge:
                 ("CLIP-T", metrics.clip_text_similarity(frames, texts)),
             ):
                 values[name] = np.asarray(found).reshape(shape)
-        pairs = zip(clips, truth.clips, strict=True)  # a game at a time: float32 takes its room
-        values["PSNR"] = np.stack([np.asarray(metrics.psnr(found, true)) for found, true in pairs])
+        values["PSNR"] = psnr_by_game(clips, truth.clips)
         return values
+
+
+def psnr_by_game(clips: GameClips, truth: GameClips) -> Float32[np.ndarray, "g t"]:
+    """PSNR of every turn's clip, a game at a time: float32 takes its room."""
+    pairs = zip(clips, truth, strict=True)
+    return np.stack([np.asarray(metrics.psnr(found, true)) for found, true in pairs])
 
 
 FLICKER = 12.0
@@ -189,9 +194,25 @@ def measure_levels(
         clips: generated ones.
         noise: see `dis_flow`.
     """
+    return levels_of(measure_motion(clips, noise=noise))
+
+
+def measure_motion(
+    clips: UInt8[np.ndarray, "n f h w 3"], *, noise: float = FLICKER
+) -> Float[np.ndarray, " n"]:
+    """The motion value of each clip by optical flow, in pixels.
+
+    Args:
+        clips: generated ones.
+        noise: see `dis_flow`.
+    """
     flow = functools.partial(dis_flow, noise=noise)
-    values = [motion_value(clip, estimate=flow) for clip in clips]
-    return np.array([motion_level(value, edges=MOTION_EDGES) for value in values])
+    return np.array([motion_value(clip, estimate=flow) for clip in clips])
+
+
+def levels_of(values: Float[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+    """The motion levels, 1 to 5, of motion values, by the toy world's edges."""
+    return np.array([motion_level(value, edges=MOTION_EDGES) for value in values.tolist()])
 
 
 def attribute_values(readings: Readings, truth: Truth) -> Values:

@@ -12,10 +12,7 @@ A checkpoint is saved before it is looked at, so its score comes later: the scor
 
 import contextlib
 import json
-import logging
 import math
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +23,7 @@ from orbax.checkpoint import checkpoint_managers as managers
 
 from animegamer_jax.bundle_networks import first_difference, flattened, nested
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage import telling
+from animegamer_jax.storage import no_late_answers, telling
 from animegamer_jax.train.optimizer import parameter_path
 from animegamer_jax.train.step import TrainState
 
@@ -38,7 +35,6 @@ FREE = (
 )
 _SCORE = "score"
 _SCORES_FILE = "scores.json"
-_LATE_SECONDS = 2.0
 
 
 def differing_field(stored: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
@@ -67,26 +63,6 @@ def _named_leaves(state: TrainState) -> tuple[dict[str, jax.Array], Any]:
 
 def _finite(score: float) -> float | None:
     return score if math.isfinite(score) else None
-
-
-@contextlib.contextmanager
-def _no_late_answers() -> Iterator[None]:
-    """After one read or write has failed the others answer to a closed event loop: not told."""
-    former = sys.unraisablehook
-
-    def hook(unraisable: Any) -> None:
-        if "Event loop is closed" not in str(unraisable.exc_value):
-            former(unraisable)
-
-    sys.unraisablehook = hook
-    try:
-        yield
-    except BaseException:
-        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # the run ends here
-        time.sleep(_LATE_SECONDS)
-        raise
-    finally:
-        sys.unraisablehook = former
 
 
 class _KeepBest(managers.PreservationPolicy):
@@ -146,7 +122,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        with _no_late_answers(), self._telling("a checkpoint cannot be written"):
+        with no_late_answers(), self._telling("a checkpoint cannot be written"):
             yield
 
     def steps(self) -> list[int]:
@@ -268,7 +244,7 @@ class Checkpoints:
     def _reading(self, step: int | None) -> Iterator[None]:
         mend = f"remove {self.folder / str(step)} to start from the one before"
         try:
-            with _no_late_answers(), telling(self.folder / str(step), "cannot be read", mend=mend):
+            with no_late_answers(), telling(self.folder / str(step), "cannot be read", mend=mend):
                 yield
         except (ValueError, KeyError, AttributeError, TypeError) as error:  # Orbax, damaged files
             line = next(iter(str(error).splitlines()), type(error).__name__)[:160]
