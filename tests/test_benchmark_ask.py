@@ -228,6 +228,17 @@ def test_a_server_that_refuses(tmp_path):
         write(tmp_path / "new", server)
 
 
+def test_a_busy_server_is_asked_again_and_told(tmp_path):
+    told = []
+    with serving(lambda q: right(q) if q.number else refuses(429)) as server:
+        settings = AskSettings(endpoint=server.endpoint, model="m", parallel=1, retries=1)
+        options = {"cache": tmp_path, "num_games": 2, "num_turns": 3}
+        found = write_games(LISTS, settings, **options, on_wait=told.append)
+    assert (len(found.benchmark.games), found.usage.requests, found.usage.answered) == (2, 3, 2)
+    assert len(told) == 1
+    assert told[0].startswith(f"{server.endpoint}: no answer within")
+
+
 def test_the_command(tmp_path, capsys):
     lists, out = tmp_path / "lists.toml", tmp_path / "b.json"
     lists.write_text(TOML)

@@ -12,14 +12,19 @@ import asyncio
 import dataclasses
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterator
 
 from etils import epath
 
 from animegamer_jax.bundle_config import to_json
-from animegamer_jax.data.asking import Asked, answer_file, ask_until_valid, kept_answer
+from animegamer_jax.data.asking import (
+    Asked,
+    Requests,
+    answer_file,
+    ask_until_valid,
+    kept_answer,
+)
 from animegamer_jax.data.endpoint import AskSettings, Endpoint, NoAnswerError, connected
 from animegamer_jax.data.shotfiles import add_json
 from animegamer_jax.data.usage import Usage
@@ -27,6 +32,7 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmark import Benchmark, BenchmarkGame, StateValues
 from animegamer_jax.evaluate.benchmark_lists import Lists
 from animegamer_jax.evaluate.benchmark_question import VERSION, GameQuestion, make_questions
+from animegamer_jax.storage import absolute
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +67,7 @@ def write_games(
     num_turns: int = 10,
     seed: int = 0,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_wait: Callable[[str], None] = lambda line: None,
 ) -> Written:
     """Asks a model for games; the result depends on the answers only, not on their order.
 
@@ -72,6 +79,7 @@ def write_games(
         num_turns: of each game.
         seed: number of the first game, which is also its seed in play.
         on_progress: called with games done and games.
+        on_wait: called with a line about a slow or busy server, now and then.
 
     Raises:
         UserError: the settings name no model, the server cannot be used, too many games in a row
@@ -81,7 +89,7 @@ def write_games(
     if settings.model is None:
         raise UserError("model: expected the name of a model at the endpoint, found none")
     questions = make_questions(lists, num_games=num_games, num_turns=num_turns, seed=seed)
-    run = _Run(settings, epath.Path(os.path.abspath(os.fspath(cache))), len(questions), on_progress)
+    run = _Run(settings, absolute(cache), len(questions), on_progress=on_progress, on_wait=on_wait)
     asyncio.run(run.fill(questions))
     games, left_out = [], []
     for question in questions:
@@ -115,13 +123,16 @@ class _Run:
         settings: AskSettings,
         cache: epath.Path,
         total: int,
+        *,
         on_progress: Callable[[int, int], None],
+        on_wait: Callable[[str], None],
     ):
         self._settings, self._cache, self._total = settings, cache, total
         self._on_progress = on_progress
         self._failures = 0
         self.told: dict[int, BenchmarkGame | str] = {}
         self.usage = Usage()
+        self._requests = Requests(settings, self.usage, on_wait=on_wait)
 
     async def fill(self, questions: tuple[GameQuestion, ...]) -> None:
         """Gets an answer for every game, from the disk or from the model."""
@@ -136,7 +147,7 @@ class _Run:
         rows = iter(missing)
         try:
             async with (
-                connected(self._settings, on_request=self._sent) as endpoint,
+                connected(self._settings, on_request=self._requests.sent) as endpoint,
                 asyncio.TaskGroup() as group,
             ):
                 for _ in range(self._settings.parallel):
@@ -171,9 +182,6 @@ class _Run:
             return question.read(asked.answer)
         except ValueError as error:
             return asked.why(error)
-
-    def _sent(self, retry: int) -> None:
-        self.usage.requests += 1
 
     def _count(self, told: BenchmarkGame | str) -> None:
         """Counts games in a row without a usable answer."""

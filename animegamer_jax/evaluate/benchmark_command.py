@@ -8,7 +8,7 @@ import tyro
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmark import SHIPPED, Benchmark, write_benchmark
-from animegamer_jax.evaluate.progress import teller
+from animegamer_jax.evaluate.progress import say, teller
 
 _TOLD = 5  # games without a valid answer that are told one by one
 
@@ -103,6 +103,7 @@ def make_command(
         num_turns=10 if turns is None else turns,
         seed=seed,
         on_progress=teller("made", "games"),
+        on_wait=say,
     )
     _write(out, written.benchmark)
     print(f"{written.usage}; {written.usage.cached} answers were on disk")

@@ -27,7 +27,7 @@ from animegamer_jax.evaluate.benchmark_toy import WORLD
 from animegamer_jax.evaluate.beside import tables_beside
 from animegamer_jax.evaluate.catalogue import GROUPS, METRICS, Group
 from animegamer_jax.evaluate.command import JudgeOptions, Options
-from animegamer_jax.evaluate.progress import teller
+from animegamer_jax.evaluate.progress import say, teller
 from animegamer_jax.evaluate.report import write_report
 from animegamer_jax.evaluate.results import Evaluation, SystemResult, Table, write_results
 from animegamer_jax.evaluate.scorers import expected_of
@@ -225,7 +225,7 @@ class Run:
             bundle, window=options.window, steps=options.steps, dtype=options.dtype
         )
         size = FrameSize(player.num_frames, player.height, player.width)
-        print(f"{source.name}: making the scorers", file=sys.stderr)
+        say(f"{source.name}: making the scorers")
         scoring = make_scoring(benchmark, means, size, vae=player.networks.vae)
         digest = bundle.digest()
         settings = {
@@ -246,7 +246,7 @@ class Run:
             on_turn=teller(f"{source.name}: played", "turns"),
         )
         if played.kept:
-            print(f"{source.name}: {played.kept} games were there", file=sys.stderr)
+            say(f"{source.name}: {played.kept} games were there")
         return SystemResult(
             name=source.name,
             model=source.path,
@@ -283,7 +283,7 @@ class Run:
     def _beside(
         self, source: _Source, benchmark: Benchmark, scoring: Scoring, *, vae: VAE | None
     ) -> Mapping[str, Table]:
-        print(f"{source.name}: scoring true and other clips", file=sys.stderr)
+        say(f"{source.name}: scoring true and other clips")
         return tables_beside(benchmark, scoring, vae=vae, keep=_home(self._options.out, source))
 
     def _ask_judges(
@@ -324,7 +324,7 @@ class Run:
                     cache=out / "judge",
                     seed=asked.judge[:number].count(name),
                     on_progress=lambda done, total, usage, tell=tell: tell(done, total),
-                    on_wait=lambda line: print(line, file=sys.stderr),
+                    on_wait=say,
                 )
             except UserError as error:
                 notes.append(f"{name}: {error}")

@@ -7,6 +7,11 @@ from collections.abc import Callable
 _LINE_EVERY = 10.0  # seconds between lines where there is no terminal
 
 
+def say(line: str) -> None:
+    """A line at once, such as of a server that is slow."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def teller(what: str, unit: str) -> Callable[[int, int], None]:
     """A function to be called with how many are done and how many there are.
 
