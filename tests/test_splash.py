@@ -12,14 +12,15 @@ from flax import nnx
 
 from animegamer_jax.configs import LoRAConfig, make_toy
 from animegamer_jax.models import attention as attention_module
-from animegamer_jax.models import dit, splash
+from animegamer_jax.models import dit, mistral, splash
 from animegamer_jax.models.attention import TokenMask, attention
 from animegamer_jax.models.layers import LayerNorm
 from animegamer_jax.models.splash import StaticMask, choose_blocks
 from animegamer_jax.sharding import make_mesh
 
-DIT = make_toy().dit
+DIT, MLLM = make_toy().dit, make_toy().mllm
 assert DIT is not None
+assert MLLM is not None
 
 
 def inputs(b: int, t: int, h: int, g: int, d: int) -> list[jax.Array]:
@@ -121,11 +122,12 @@ def test_masks_that_the_kernel_does_not_know():
 
 @pytest.fixture
 def as_on_a_tpu(monkeypatch):
-    """The transformer's way on a TPU, its kernel interpreted."""
+    """The layers' way on a TPU, its kernel interpreted."""
     attend = functools.partial(attention_module.columns_attention, interpret=True)
-    monkeypatch.setattr(dit, "takes_columns", lambda length: True)
-    monkeypatch.setattr(attention_module, "takes_columns", lambda length: True)
-    monkeypatch.setattr(dit, "columns_attention", attend)
+    for module in (attention_module, dit, mistral):
+        monkeypatch.setattr(module, "takes_columns", lambda *_, **__: True)
+    for module in (dit, mistral):
+        monkeypatch.setattr(module, "columns_attention", attend)
 
 
 @pytest.mark.parametrize("shape", [None, {"fsdp": 2, "context": 4}, {"context": 4, "tensor": 2}])
@@ -153,9 +155,67 @@ def test_a_layer_with_tokens_last_is_the_layer(monkeypatch, as_on_a_tpu, shape, 
         found = jax.jit(lambda *a: run(*a))(block, x)
     monkeypatch.undo()
     expected = jax.jit(lambda *a: run(*a))(block, x)
+    assert_leaves_close(found, expected)
+
+
+def assert_leaves_close(found, expected):
     for ours, plain in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         largest = float(jnp.abs(plain).max())  # of a bias of keys: nothing but rounding
         np.testing.assert_allclose(ours, plain, rtol=2e-4, atol=2e-4 * largest + 1e-8)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("shape", "rate"), [(None, 0.0), ({"data": 2, "tensor": 2}, 0.5)])
+def test_a_language_models_layer_with_tokens_last_is_the_layer(
+    monkeypatch, as_on_a_tpu, head_dim, shape, rate
+):
+    """With the updates' dropout, too: keys of a layer are split alike whatever the way."""
+    config = dataclasses.replace(
+        MLLM.mistral, hidden_size=64, intermediate_size=96, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=head_dim, lora=LoRAConfig(rank=4, alpha=4.0),
+        dtype="float32", remat="none",
+    )  # fmt: skip
+    block = mistral.Block(config, rngs=nnx.Rngs(0))
+    for number, module in enumerate((block.q, block.k, block.v, block.o)):
+        assert module.lora_b is not None
+        shape_b = module.lora_b[...].shape
+        if module is block.o and rate:  # its input's places are others here
+            continue
+        module.lora_b.set_value(0.1 * jax.random.normal(jax.random.key(number), shape_b))
+    mask = game_mask(2, 200, (100, 150))
+    x = jax.random.normal(jax.random.key(9), (2, 200, 64))
+
+    def total(block, x):
+        own = mistral.LayerInput(key=jax.random.key(5) if rate else None)
+        tables = mistral.rotary_tables(mask.query_positions, config)
+        y, cached = block(x, mask, tables, None, rate, own)
+        assert cached is None
+        y = jnp.where(mask.key_valid[:, :, None], y, 0)  # a query of padding may see anything
+        return jnp.square(y).mean(), y
+
+    run = jax.value_and_grad(total, argnums=(0, 1), has_aux=True)
+    places = make_mesh(shape, devices=jax.devices()[:4]) if shape else None
+    with contextlib.nullcontext() if places is None else jax.set_mesh(places):
+        found = jax.jit(lambda *a: run(*a))(block, x)
+    monkeypatch.undo()
+    expected = jax.jit(lambda *a: run(*a))(block, x)
+    if rate:  # the update of the output alone
+        for tree in (found, expected):
+            tree[1][0].o.lora_b.set_value(jnp.zeros_like(tree[1][0].o.lora_b[...]))
+    assert_leaves_close(found, expected)
+
+
+def test_who_takes_tokens_last(monkeypatch):
+    mask = game_mask(1, 300, (0, 0))
+    assert not attention_module.takes_columns(300, mask)  # not here
+    monkeypatch.setattr(attention_module, "platform", lambda: "tpu")
+    takes = attention_module.takes_columns
+    assert takes(300)
+    assert takes(300, mask)
+    assert takes(300, mask, window=300)
+    assert not takes(200)
+    assert not takes(300, mask, window=299)
+    assert not takes(300, mask._replace(static=None))
 
 
 @pytest.mark.parametrize("mean", [0.0, 30.0])

@@ -292,12 +292,13 @@ def _kernel(
     v: Float[Array, "b g s d"],
     mask: TokenMask | StaticMask | None,
     *,
+    columns: bool = False,
     interpret: bool,
 ) -> Float[Array, "b h t d"]:
     """The kernel on each device's games, heads and queries; keys come together from all."""
     valid = mask.key_valid if isinstance(mask, TokenMask) else None
     static = mask.static if isinstance(mask, TokenMask) else mask
-    run = functools.partial(splash_attention, mask=static, interpret=interpret)
+    run = functools.partial(splash_attention, mask=static, columns=columns, interpret=interpret)
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return run(q, k, v, valid=valid)
@@ -347,9 +348,16 @@ def padded_length(length: int) -> int:
     return -(-length // parts) * parts
 
 
-def takes_columns(length: int) -> bool:
-    """Whether `columns_attention` is the way here for so many tokens: on a TPU, but for a few."""
-    return platform() == "tpu" and length >= _KERNEL_ROWS
+def takes_columns(length: int, mask: TokenMask | None = None, *, window: int | None = None) -> bool:
+    """Whether `columns_attention` is the way here for so many tokens: on a TPU, but for a few.
+
+    Args:
+        length: of the sequence; its tokens see each other.
+        mask: who sees whom; the kernel must know it.
+        window: as of `attention`.
+    """
+    known = _is_static(mask, s=length, window=window)
+    return platform() == "tpu" and length >= _KERNEL_ROWS and known
 
 
 def padding_mask(batch: int, total: int, *, length: int) -> TokenMask | None:
@@ -364,22 +372,21 @@ def padding_mask(batch: int, total: int, *, length: int) -> TokenMask | None:
 
 def columns_attention(
     q: Float[Array, "b h d t"],
-    k: Float[Array, "b h d s"],
-    v: Float[Array, "b h d s"],
+    k: Float[Array, "b g d s"],
+    v: Float[Array, "b g d s"],
     *,
-    length: int,
+    mask: TokenMask | StaticMask | None = None,
     scale: float | None = None,
     interpret: bool = False,
 ) -> Float[Array, "b h t d"]:
-    """softmax(q k^T scale) v by the TPU's kernel, tokens last, of which the first `length` count.
+    """`attention` by the TPU's kernel, of arrays with tokens last.
 
-    Tokens last is how the kernel reads heads narrower than a register's lanes: no transposition,
-    and norms over features fill whole registers.
+    That is how the kernel reads heads narrower than a register's lanes: no transposition, and
+    norms and rotations over features fill whole registers.
     """
     q = (q * (q.shape[2] ** -0.5 if scale is None else scale)).astype(k.dtype)
-    mask = None if length == k.shape[3] else StaticMask(causal=False, length=length)
     q, k, v = (x.swapaxes(2, 3) for x in (q, k, v))
-    return _kernel(q, k, v, mask, interpret=interpret)
+    return _kernel(q, k, v, mask, columns=True, interpret=interpret)
 
 
 def attention(

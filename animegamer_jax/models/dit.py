@@ -22,6 +22,7 @@ from animegamer_jax.models.attention import (
     takes_columns,
 )
 from animegamer_jax.models.layers import LayerNorm, LayerStack, Linear, QKVLinear, apart
+from animegamer_jax.models.splash import StaticMask
 from animegamer_jax.sharding import axes, constrain
 
 GATES = (2, 5, 8, 11)
@@ -174,7 +175,9 @@ class Block(nnx.Module):
         q = self.query_norm.of_columns(q, heads=self.num_heads)
         k = self.key_norm.of_columns(k, heads=self.num_heads)
         q, k, v = (rearrange(y, "b (h d) t -> b h d t", h=self.num_heads) for y in (q, k, v))
-        y = columns_attention(q, k, v, length=length)
+        padded = x.shape[1] > length
+        mask = StaticMask(causal=False, length=length) if padded else None
+        y = columns_attention(q, k, v, mask=mask)
         return self.out.of_heads(y)
 
 

@@ -1,7 +1,7 @@
 """Layers that several networks share: linear maps with a low-rank update, norms, layer stacks."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -59,11 +59,6 @@ def apart(x: jax.Array) -> jax.Array:
     or two products become one: by the compiler's own estimate one and a half to six times as slow.
     """
     return jax.lax.optimization_barrier(x) if platform() == "tpu" else x
-
-
-def product(x: Float[Array, "*b i"], kernel: Float[Array, "i o"]) -> Float[Array, "*b o"]:
-    """`affine` without a bias."""
-    return affine(x, kernel, None)
 
 
 def _affine_forward(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> Any:
@@ -136,6 +131,57 @@ def hashed_bits(key: Key[Array, ""], shape: tuple[int, ...]) -> UInt32[Array, ".
     return mix(mix(place ^ first) + second)
 
 
+def _columns(
+    x: Float[Array, "b t i"], kernel: Float[Array, "i o"], bias: Float[Array, " o"] | None
+) -> Float[Array, "b o t"]:
+    """`affine` that leaves tokens last."""
+    y = jnp.einsum("bti,io->bot", x, kernel, preferred_element_type=jnp.float32)
+    return (y if bias is None else y + bias.astype(jnp.float32)[None, :, None]).astype(x.dtype)
+
+
+def _of_heads(
+    x: Float[Array, "b h t d"], kernel: Float[Array, "i o"], bias: Float[Array, " o"] | None
+) -> Float[Array, "b t o"]:
+    """`affine` of features that lie head by head."""
+    kernel = kernel.reshape(x.shape[1], x.shape[3], -1)
+    y = jnp.einsum("bhtd,hdo->bto", x, kernel, preferred_element_type=jnp.float32)
+    return (y if bias is None else y + _last_axis(bias.astype(jnp.float32), y)).astype(x.dtype)
+
+
+class _Form(NamedTuple):
+    """How a linear map's three products lie: of the matrix, and of its update's two."""
+
+    whole: Callable[..., jax.Array]
+    down: Callable[..., jax.Array]
+    up: Callable[..., jax.Array]
+
+
+_ROWS = _Form(affine, affine, affine)
+_COLUMNS = _Form(_columns, affine, _columns)
+_HEADS = _Form(_of_heads, _of_heads, affine)
+
+
+class _Map(NamedTuple):
+    """One linear map's parameters: `x W + b`, and `+ x A B * scale` where there is an update."""
+
+    kernel: Float[Array, "i o"]
+    bias: Float[Array, " o"] | None
+    update: tuple[Float[Array, "i r"], Float[Array, "r o"]] | None
+    scale: float
+
+    def __call__(self, x: jax.Array, form: _Form, dropout: Dropout | None = None) -> jax.Array:
+        """In the format of `x`; a dropout acts on the update's input alone."""
+        kernel = self.kernel.astype(x.dtype)
+        bias = None if self.bias is None else self.bias.astype(x.dtype)
+        if self.update is None:
+            return checkpoint_name(form.whole(x, kernel, bias), _PRODUCT)
+        # The sum goes to the update's narrow product: the large one is slower with it.
+        y = apart(form.whole(apart(x), kernel, bias))
+        a, b = (matrix.astype(x.dtype) for matrix in self.update)
+        down = form.down(x if dropout is None else dropout(x), a, None)
+        return checkpoint_name(y + form.up(down, b, None) * self.scale, _PRODUCT)
+
+
 class Linear(nnx.Module):
     """`y = x W + b`, and `+ x A B * scale` where a LoRA is configured.
 
@@ -174,29 +220,29 @@ class Linear(nnx.Module):
     def __call__(
         self, x: Float[Array, "*b i"], dropout: Dropout | None = None
     ) -> Float[Array, "*b o"]:
-        x = x.astype(self.dtype)
-        bias = None if self.bias is None else self.bias[...].astype(self.dtype)
-        y = affine(x, self.kernel[...].astype(self.dtype), bias)
-        if self.lora_a is not None and self.lora_b is not None:
-            a, b = self.lora_a[...].astype(self.dtype), self.lora_b[...].astype(self.dtype)
-            down = product(x if dropout is None else dropout(x), a)
-            y = y + product(down, b) * self.scale
-        return checkpoint_name(y, _PRODUCT)
+        return self._map(x.astype(self.dtype), _ROWS, dropout)
 
-    def of_heads(self, x: Float[Array, "b h t d"]) -> Float[Array, "b t o"]:
-        """The same of inputs that lie head by head, without moving them first."""
+    def columns(
+        self, x: Float[Array, "b t i"], dropout: Dropout | None = None
+    ) -> Float[Array, "b o t"]:
+        """The same with tokens last, as a TPU's attention kernel reads them."""
+        return self._map(x.astype(self.dtype), _COLUMNS, dropout)
 
-        def run(kernel: jax.Array) -> Float[Array, "b t o"]:
-            kernel = kernel.astype(self.dtype).reshape(x.shape[1], x.shape[3], -1)
-            return jnp.einsum("bhtd,hdo->bto", x, kernel, preferred_element_type=jnp.float32)
+    def of_heads(
+        self, x: Float[Array, "b h t d"], dropout: Dropout | None = None
+    ) -> Float[Array, "b t o"]:
+        """The same of inputs that lie head by head, without moving them first.
 
-        y = run(self.kernel[...])
-        if self.bias is not None:
-            y = y + _last_axis(self.bias[...].astype(jnp.float32), y)
-        if self.lora_a is not None and self.lora_b is not None:
-            down = run(self.lora_a[...]).astype(self.dtype)
-            y = y + product(down, self.lora_b[...].astype(self.dtype)) * self.scale
-        return checkpoint_name(y.astype(self.dtype), _PRODUCT)
+        Dropout goes by an input's place, so others are lost here than where heads lie last.
+        """
+        return self._map(x.astype(self.dtype), _HEADS, dropout)
+
+    @property
+    def _map(self) -> _Map:
+        a, b = self.lora_a, self.lora_b
+        update = None if a is None or b is None else (a[...], b[...])
+        bias = None if self.bias is None else self.bias[...]
+        return _Map(self.kernel[...], bias, update, self.scale)
 
 
 class Projection(nnx.Module):
@@ -247,35 +293,21 @@ class QKVLinear(nnx.Module):
     def __call__(
         self, x: Float[Array, "b t i"]
     ) -> tuple[Float[Array, "b t i"], Float[Array, "b t i"], Float[Array, "b t i"]]:
-        x = x.astype(self.dtype)
-        q, k, v = (self._part(x, i) for i in range(3))
+        q, k, v = self._maps(x.astype(self.dtype), _ROWS)
         return q, k, v
 
     def columns(
         self, x: Float[Array, "b t i"]
     ) -> tuple[Float[Array, "b i t"], Float[Array, "b i t"], Float[Array, "b i t"]]:
         """The same with tokens last, as a TPU's attention kernel takes narrow heads."""
-        x = x.astype(self.dtype)
-        q, k, v = (self._columns(x, i) for i in range(3))
+        q, k, v = self._maps(x.astype(self.dtype), _COLUMNS)
         return q, k, v
 
-    def _columns(self, x: Float[Array, "b t i"], i: int) -> Float[Array, "b i t"]:
-        def run(x: jax.Array, kernel: jax.Array) -> jax.Array:
-            kernel = kernel.astype(self.dtype)
-            return jnp.einsum("bti,io->bot", x, kernel, preferred_element_type=jnp.float32)
-
-        y = run(x, self.kernel[i]) + self.bias[i].astype(jnp.float32)[None, :, None]
-        if self.lora_a is not None and self.lora_b is not None:
-            down = product(x, self.lora_a[i].astype(self.dtype))
-            y = y + run(down, self.lora_b[i]) * self.scale
-        return checkpoint_name(y.astype(self.dtype), _PRODUCT)
-
-    def _part(self, x: Float[Array, "b t i"], i: int) -> Float[Array, "b t i"]:
-        y = affine(x, self.kernel[i].astype(self.dtype), self.bias[i].astype(self.dtype))
-        if self.lora_a is not None and self.lora_b is not None:
-            down = product(x, self.lora_a[i].astype(self.dtype))
-            y = y + product(down, self.lora_b[i].astype(self.dtype)) * self.scale
-        return checkpoint_name(y, _PRODUCT)
+    def _maps(self, x: Float[Array, "b t i"], form: _Form) -> Iterator[jax.Array]:
+        a, b = self.lora_a, self.lora_b
+        for i in range(3):
+            update = None if a is None or b is None else (a[i], b[i])
+            yield _Map(self.kernel[i], self.bias[i], update, self.scale)(x, form)
 
 
 class LayerNorm(nnx.Module):

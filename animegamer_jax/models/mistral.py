@@ -4,6 +4,7 @@ Source: arXiv 2310.06825. The mask may hold one block that attends in both direc
 section 3.3), and the key-value cache is an argument and a result.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -13,8 +14,13 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from animegamer_jax.configs import MistralConfig
-from animegamer_jax.models.attention import TokenMask, attention
-from animegamer_jax.models.layers import Dropout, LayerStack, Linear, RMSNorm
+from animegamer_jax.models.attention import (
+    TokenMask,
+    attention,
+    columns_attention,
+    takes_columns,
+)
+from animegamer_jax.models.layers import Dropout, LayerStack, Linear, RMSNorm, apart
 from animegamer_jax.models.splash import StaticMask
 from animegamer_jax.sharding import axes, constrain
 
@@ -95,6 +101,15 @@ def rotate(
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
+def rotate_columns(
+    x: Float[Array, "b h d t"], cos: Float[Array, "b t 1 f"], sin: Float[Array, "b t 1 f"]
+) -> Float[Array, "b h d t"]:
+    """`rotate` with tokens last."""
+    a, b = (half.astype(jnp.float32) for half in jnp.split(x, 2, axis=2))
+    cos, sin = (rearrange(x, "b t h f -> b h f t") for x in (cos, sin))
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=2).astype(x.dtype)
+
+
 class Block(nnx.Module):
     """One layer, before-norm, without biases."""
 
@@ -129,29 +144,61 @@ class Block(nnx.Module):
 
         `rate` is the dropout of the low-rank updates' inputs, where the layer has a key.
         """
-        c = self.config
         keys = None if own.key is None else iter(jax.random.split(own.key, 7))
 
-        def run(linear: Linear, x: jax.Array) -> jax.Array:
-            return linear(x, None if keys is None else Dropout(next(keys), rate))
+        def dropout() -> Dropout | None:
+            return None if keys is None else Dropout(next(keys), rate)
 
-        y = self.attention_norm(x)
-        q = rearrange(run(self.q, y), "b t (h d) -> b t h d", d=c.head_dim)
-        k = rearrange(run(self.k, y), "b t (h d) -> b t h d", d=c.head_dim)
-        v = rearrange(run(self.v, y), "b t (h d) -> b t h d", d=c.head_dim)
+        y, window, cached = self.attention_norm(x), self.config.sliding_window, None
+        if own.cached is None and takes_columns(x.shape[1], mask, window=window):
+            x = x + self._attend_columns(y, mask, tables, dropout)
+        else:
+            y, cached = self._attend(y, mask, tables, dropout, start, own.cached)
+            x = x + y
+        y = self.mlp_norm(x)
+        y = jax.nn.silu(self.gate(y, dropout())) * self.up(y, dropout())
+        y = constrain(y, "act_batch", "act_length", "act_mlp")
+        x = constrain(x + self.down(y, dropout()), "act_batch", "act_length", "act_embed")
+        return x, cached
+
+    def _attend(
+        self,
+        x: Float[Array, "b t d"],
+        mask: TokenMask,
+        tables: tuple[Array, Array],
+        dropout: Callable[[], Dropout | None],
+        start: Int[Array, ""] | None,
+        cached: tuple[Array, Array] | None,
+    ) -> tuple[Float[Array, "b t d"], tuple[Array, Array] | None]:
+        q, k, v = (
+            rearrange(linear(x, dropout()), "b t (h d) -> b t h d", d=self.config.head_dim)
+            for linear in (self.q, self.k, self.v)
+        )
         q, k = rotate(q, *tables), rotate(k, *tables)
-        if own.cached is not None and start is not None:
+        if cached is not None and start is not None:
             k, v = (
                 jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), start, axis=1)
-                for old, new in zip(own.cached, (k, v), strict=True)
+                for old, new in zip(cached, (k, v), strict=True)
             )
-        y = attention(q, k, v, mask=mask, window=c.sliding_window)
-        x = x + run(self.o, rearrange(y, "b t h d -> b t (h d)"))
-        y = self.mlp_norm(x)
-        y = jax.nn.silu(run(self.gate, y)) * run(self.up, y)
-        y = constrain(y, "act_batch", "act_length", "act_mlp")
-        x = constrain(x + run(self.down, y), "act_batch", "act_length", "act_embed")
-        return x, None if own.cached is None else (k, v)
+            cached = k, v
+        y = attention(q, k, v, mask=mask, window=self.config.sliding_window)
+        return self.o(rearrange(y, "b t h d -> b t (h d)"), dropout()), cached
+
+    def _attend_columns(
+        self,
+        x: Float[Array, "b t d"],
+        mask: TokenMask,
+        tables: tuple[Array, Array],
+        dropout: Callable[[], Dropout | None],
+    ) -> Float[Array, "b t d"]:
+        q, k, v = (
+            rearrange(
+                apart(linear.columns(x, dropout())), "b (h d) t -> b h d t", d=self.config.head_dim
+            )
+            for linear in (self.q, self.k, self.v)
+        )
+        q, k = rotate_columns(q, *tables), rotate_columns(k, *tables)
+        return self.o.of_heads(columns_attention(q, k, v, mask=mask), dropout())
 
 
 class Mistral(nnx.Module):

@@ -96,7 +96,7 @@ def _make_kernel(
     blocks: Blocks,
     mask: StaticMask | None,
     *,
-    narrow: bool,
+    tokens_last: bool,
     interpret: bool,
     mesh: jax.sharding.AbstractMesh,
 ) -> Any:
@@ -118,7 +118,7 @@ def _make_kernel(
         one = masks.NumpyMask(mask.dense(*shape))
     # The backward kernel holds four tiles of scores where the forward one holds one or two.
     halves = blocks.queries // 2 if blocks.queries % (2 * _LANES) == 0 else blocks.queries
-    layout = splash.QKVLayout.SEQ_MINOR if narrow else splash.QKVLayout.HEAD_DIM_MINOR
+    layout = splash.QKVLayout.SEQ_MINOR if tokens_last else splash.QKVLayout.HEAD_DIM_MINOR
     sizes = splash.BlockSizes(
         block_q=blocks.queries,
         block_kv=blocks.keys,
@@ -153,6 +153,7 @@ def splash_attention(
     *,
     valid: Bool[Array, "b s"] | None = None,
     mask: StaticMask | None = None,
+    columns: bool = False,
     interpret: bool = False,
     most_queries: int = 1024,
     most_keys: int = 1792,
@@ -166,6 +167,8 @@ def splash_attention(
         v: values.
         valid: keys that may be seen; all if None.
         mask: which of them, by slot; all see all if None.
+        columns: whether the arrays come from ones with tokens last, of which these are views: the
+            kernel then reads those, as it always does for heads narrower than a register's lanes.
         interpret: runs the kernel on a CPU, slowly.
         most_queries: rows of a block at most.
         most_keys: of keys.
@@ -182,7 +185,7 @@ def splash_attention(
     blocks = choose_blocks(
         t, s, most_queries=most_queries, most_keys=most_keys, most_at_once=most_at_once
     )
-    narrow = d % _LANES != 0
+    narrow = d % _LANES != 0  # one more feature costs nothing
     padded = blocks.key_length > s
     pad_queries, pad_keys = blocks.query_length - t, blocks.key_length - s
     segments = None
@@ -207,7 +210,9 @@ def splash_attention(
         q = jnp.concatenate([q, jnp.ones((*q.shape[:-1], 1), q.dtype)], axis=-1)
         k = jnp.concatenate([k, told], axis=-1)
     mesh = jax.sharding.get_abstract_mesh()
-    kernel = _make_kernel(heads, blocks, mask, narrow=narrow, interpret=interpret, mesh=mesh)
+    kernel = _make_kernel(
+        heads, blocks, mask, tokens_last=narrow or columns, interpret=interpret, mesh=mesh
+    )
     if segments is None:
         out = jax.vmap(lambda q, k, v: kernel(q, k, v))(q, k, v)
     else:
