@@ -32,7 +32,7 @@ DEFAULT_RULES: Rules = {
     "lora_rank": None,
     "norm": None,
     "time_embed": None,
-    "modulation": ("fsdp", "tensor"),
+    "modulation": ("fsdp", "tensor"),  # trained whole, with its moments
     "features": None,  # widths at a network's border: pixels, latents, other networks' features
     "positions": None,
     "kernel": None,  # extent of a convolution
