@@ -151,11 +151,10 @@ def test_every_stage_trains_on_it(games):
         assert first_loss(place / part) > 0
     for stage in ("warmup", "decoder", "mllm", "adapt"):
         out = place / stage
-        told = ("--data", place / "features", "--model", model, "--out", out)
-        unseen = (
-            ("--watch-clips", 0) if stage == "adapt" else ()
-        )  # it draws them as the decoder does
-        run("train", stage, *told, *few, *unseen)
+        told = ["--data", place / "features", "--model", model, "--out", out]
+        if stage == "adapt":  # it draws clips as the decoder does
+            told += ["--watch-clips", 0]
+        run("train", stage, *told, *few)
         assert first_loss(out) > 0
         model = out / "model"
 

@@ -130,8 +130,14 @@ def as_on_a_tpu(monkeypatch):
         monkeypatch.setattr(module, "columns_attention", attend)
 
 
-@pytest.mark.parametrize("shape", [None, {"fsdp": 2, "context": 4}, {"context": 4, "tensor": 2}])
-@pytest.mark.parametrize("lora", [None, LoRAConfig(rank=4, alpha=4.0)])
+@pytest.mark.parametrize(
+    ("shape", "lora"),
+    [
+        (None, None),
+        ({"fsdp": 2, "context": 4}, None),
+        ({"context": 4, "tensor": 2}, LoRAConfig(rank=4, alpha=4.0)),
+    ],
+)
 def test_a_layer_with_tokens_last_is_the_layer(monkeypatch, as_on_a_tpu, shape, lora):
     config = dataclasses.replace(
         DIT, num_layers=1, hidden_size=128, num_attention_heads=2, lora=lora,
@@ -164,10 +170,11 @@ def assert_leaves_close(found, expected):
         np.testing.assert_allclose(ours, plain, rtol=2e-4, atol=2e-4 * largest + 1e-8)
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize(("shape", "rate"), [(None, 0.0), ({"data": 2, "tensor": 2}, 0.5)])
+@pytest.mark.parametrize(
+    ("shape", "rate", "head_dim"), [(None, 0.0, 128), ({"data": 2, "tensor": 2}, 0.5, 64)]
+)
 def test_a_language_models_layer_with_tokens_last_is_the_layer(
-    monkeypatch, as_on_a_tpu, head_dim, shape, rate
+    monkeypatch, as_on_a_tpu, shape, rate, head_dim
 ):
     """With the updates' dropout, too: keys of a layer are split alike whatever the way."""
     config = dataclasses.replace(
