@@ -12,7 +12,7 @@ from flax import nnx
 
 from animegamer_jax.configs import LoRAConfig, make_toy
 from animegamer_jax.models import attention as attention_module
-from animegamer_jax.models import dit, mistral, splash
+from animegamer_jax.models import dit, layers, mistral, splash
 from animegamer_jax.models.attention import TokenMask, attention
 from animegamer_jax.models.layers import LayerNorm
 from animegamer_jax.models.splash import StaticMask, choose_blocks
@@ -230,8 +230,24 @@ def test_norm_of_columns_is_as_exact_as_the_norm(mean):
     """Far from zero too: short squares of what is not centred would lose the variance."""
     norm = LayerNorm(64, eps=1e-6, config=DIT, rngs=nnx.Rngs(0))
     x = (mean + jax.random.normal(jax.random.key(0), (2, 50, 2, 64))).astype(jnp.float16)
-    run = jax.jit(lambda x: norm.of_columns(x.reshape(2, 50, 128).swapaxes(1, 2), heads=2))
-    columns = run(x)
-    columns = columns.swapaxes(1, 2).reshape(x.shape).astype(jnp.float32)
+    columns = jax.jit(norm.of_columns)(x.transpose(0, 2, 3, 1))
+    columns = columns.transpose(0, 3, 1, 2).astype(jnp.float32)
     exact = norm(x.astype(jnp.float32))
     assert jnp.abs(columns - exact).max() < 0.005
+
+
+@pytest.mark.parametrize("mean", [0.0, 30.0])
+def test_norm_on_a_tpu_is_as_exact_as_the_norm(monkeypatch, mean):
+    """Both sums in one pass, of bfloat16: its own rounding is all that differs."""
+    norm = LayerNorm(256, eps=1e-6, config=DIT, rngs=nnx.Rngs(0))
+    x = (mean + jax.random.normal(jax.random.key(0), (2, 50, 256))).astype(jnp.bfloat16)
+
+    def run(x):
+        return jax.value_and_grad(lambda x: jnp.sin(norm(x).astype(jnp.float32)).sum())(x)
+
+    _, exact = run(x.astype(jnp.float32))
+    expected = norm(x.astype(jnp.float32))
+    monkeypatch.setattr(layers, "platform", lambda: "tpu")
+    assert jnp.abs(norm(x).astype(jnp.float32) - expected).max() < 0.02
+    gradient = jax.jit(run)(x)[1].astype(jnp.float32)
+    assert jnp.abs(gradient - exact).max() < 0.02 * jnp.abs(exact).max()

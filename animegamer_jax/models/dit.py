@@ -171,10 +171,11 @@ class Block(nnx.Module):
         return self.out(rearrange(y, "b t h d -> b t (h d)"))
 
     def _attend_columns(self, x: Float[Array, "b t d"], length: int) -> Float[Array, "b t d"]:
-        q, k, v = map(apart, self.qkv.columns(x))
-        q = self.query_norm.of_columns(q, heads=self.num_heads)
-        k = self.key_norm.of_columns(k, heads=self.num_heads)
-        q, k, v = (rearrange(y, "b (h d) t -> b h d t", h=self.num_heads) for y in (q, k, v))
+        q, k, v = (
+            apart(rearrange(y, "b (h d) t -> b h d t", h=self.num_heads))
+            for y in self.qkv.columns(x)
+        )
+        q, k = self.query_norm.of_columns(q), self.key_norm.of_columns(k)
         padded = x.shape[1] > length
         mask = StaticMask(causal=False, length=length) if padded else None
         y = columns_attention(q, k, v, mask=mask)
