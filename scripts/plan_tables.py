@@ -166,10 +166,11 @@ def play_table(only: list[str]) -> list[str]:
             continue
         for topology, options in cases:
             _, found = ask("rollout", topology, options)
-            said = f"{missing_of(found)} | | "
             if found["fits"]:
                 (record,) = found["plans"]
                 said = f"{seconds_of(record)} | {peak_of(record)}"
+            else:
+                said = f"{missing_of(found)} | | "
             lines.append(f"| {name} | {topology} | {said} |")
     return lines
 
