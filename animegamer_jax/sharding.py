@@ -232,6 +232,16 @@ def constrain(x: jax.Array, *names: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, partition_spec(names))
 
 
+def shares(*names: str) -> int:
+    """Among how many devices the rules in force share a dimension, or several together."""
+    mesh = jax.sharding.get_abstract_mesh()
+    found = 1
+    for entry in () if mesh.empty else partition_spec(names):
+        axes_of_one = (entry,) if isinstance(entry, str) else entry or ()
+        found *= math.prod(mesh.shape[axis] for axis in axes_of_one)
+    return found
+
+
 def platform() -> str:
     """What a computation will run on: the mesh in force may describe chips that are elsewhere."""
     mesh = jax.sharding.get_abstract_mesh()

@@ -29,6 +29,7 @@ from animegamer_jax.sharding import (
     make_mesh,
     param_shardings,
     partition_spec,
+    shares,
     use_rules,
 )
 
@@ -51,6 +52,14 @@ def test_partition_spec():
     assert partition_spec(()) == PartitionSpec()
     with pytest.raises(KeyError):
         partition_spec(("nowhere",))
+
+
+def test_shares():
+    assert shares("act_batch", "act_length") == 1  # outside a mesh
+    with jax.set_mesh(make_mesh({"data": 2, "fsdp": 2, "context": 2})):
+        assert shares("act_batch") == 4
+        assert shares("act_batch", "act_length") == 8
+        assert shares("layers", "mlp") == shares() == 1
 
 
 @pytest.mark.parametrize("names", [("embed", "embed"), ("act_batch", "embed"), ("mlp", "heads")])

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from animegamer_jax.models.splash import StaticMask, fitting_length, splash_attention
-from animegamer_jax.sharding import partition_spec, platform
+from animegamer_jax.sharding import partition_spec, platform, shares
 
 Implementation = Literal["auto", "plain", "blocked", "kernel"]
 
@@ -341,8 +341,7 @@ def padded_length(length: int) -> int:
 
     To equal parts for the devices that share it, and to the kernel's blocks where it runs.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    parts = 1 if mesh.empty else _parts(partition_spec(("act_length",))[0], mesh)
+    parts = shares("act_length")
     if takes_columns(length):
         return fitting_length(length, parts=parts)
     return -(-length // parts) * parts

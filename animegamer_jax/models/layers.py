@@ -1,6 +1,7 @@
 """Layers that several networks share: linear maps with a low-rank update, norms, layer stacks."""
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -12,15 +13,19 @@ from jaxtyping import Array, Float, Key, UInt32
 
 from animegamer_jax.configs import LoRAConfig, NetworkConfig, Remat
 from animegamer_jax.models.splash import SAVED
-from animegamer_jax.sharding import axes, platform
+from animegamer_jax.sharding import axes, platform, shares
 
 Names = tuple[str | None, ...]
 
 _PRODUCT = "product"
 """The name of linear maps' results for `jax.checkpoint` policies."""
 
-_MANY_TOKENS = 1024
-"""From so many on a layer's weights are taken out of the stack before products use them."""
+_MANY_TOKENS = 4096
+"""From so many on a device a layer's weights are taken out of the stack before products use them.
+
+A product that takes them out itself does so for every tile of its tokens; for few tokens that is
+less than to write them first.
+"""
 
 _kernel_init = nnx.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=-2, out_axis=-1)
 _zeros = nnx.initializers.zeros_init()
@@ -450,7 +455,7 @@ class LayerStack(nnx.Module):
 
         def body(x: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
             block, extra = layer
-            if x.shape[-2] >= _MANY_TOKENS:
+            if math.prod(x.shape[:-1]) >= _MANY_TOKENS * shares("act_batch", "act_length"):
                 block = jax.tree.map(apart, block)
             return (block(x, *args), None) if extra is None else block(x, *args, extra)
 
