@@ -148,23 +148,27 @@ def start_sampler(x: Float[Array, "b f h w c"]) -> SamplerState:
 
 
 def sample(
-    predict_v: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    predict_v: Callable[..., jax.Array],
     state: SamplerState,
     table: SamplerTable,
     *,
     noise: Callable[[jax.Array], jax.Array],
+    each: tuple[Any, ...] = (),
 ) -> SamplerState:
     """Walks the rows of `table` as one `lax.scan`; a part of the table gives a part of the walk.
 
     Args:
-        predict_v: `(x, timestep [], guidance []) -> v`, guidance already applied.
+        predict_v: `(x, timestep [], guidance [], *own) -> v`, guidance already applied; `own` is
+            the step's part of `each`.
         state: `start_sampler(...)`, or the result of the rows before.
         table: all rows of `make_sampler_table`, or consecutive ones.
         noise: step number (traced) -> Gaussian array of the shape of `x`.
+        each: what was made for all steps before, with a leading axis of them.
     """
 
-    def step(state: SamplerState, row: SamplerTable) -> tuple[SamplerState, None]:
-        v = predict_v(state.x, row.timestep, row.guidance).astype(jnp.float32)
+    def step(state: SamplerState, xs: tuple[SamplerTable, Any]) -> tuple[SamplerState, None]:
+        row, own = xs
+        v = predict_v(state.x, row.timestep, row.guidance, *own).astype(jnp.float32)
         denoised = row.signal * state.x - row.noise_level * v
         x = row.on_x * state.x + row.on_denoised * denoised
         x = x + row.on_previous * state.denoised + row.on_noise * noise(row.step)
@@ -173,36 +177,36 @@ def sample(
         bad_step = jnp.where(first_bad, row.step, state.bad_step)
         return SamplerState(x, denoised, bad_step), None
 
-    return jax.lax.scan(step, state, jax.tree.map(jnp.asarray, table))[0]
+    return jax.lax.scan(step, state, (jax.tree.map(jnp.asarray, table), each))[0]
 
 
 def guide(
-    predict_v: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    predict_v: Callable[..., jax.Array],
     context: Float[Array, "b n d"],
     unconditional: Float[Array, "n d"] | None,
-) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
+) -> Callable[..., jax.Array]:
     """Classifier-free guidance: unconditional and conditional rows in one batch of 2 b.
 
     Args:
-        predict_v: `(x [2b ...], timestep [2b], context [2b n d]) -> v [2b ...]`; of b rows where
-            there is no unconditional one.
+        predict_v: `(x [2b ...], timestep [2b], context [2b n d], *own) -> v [2b ...]`; of b rows
+            where there is no unconditional one. `own` is handed on (`sample`).
         context: shot representations of the games.
         unconditional: E_a of zeros, the same for every game. None: no guidance, whatever its scale.
     """
     if unconditional is None:
 
-        def plain(x: jax.Array, timestep: jax.Array, guidance: jax.Array) -> jax.Array:
+        def plain(x: jax.Array, timestep: jax.Array, guidance: jax.Array, *own: Any) -> jax.Array:
             del guidance
-            return predict_v(x, jnp.broadcast_to(timestep, x.shape[:1]), context)
+            return predict_v(x, jnp.broadcast_to(timestep, x.shape[:1]), context, *own)
 
         return plain
 
     base = jnp.broadcast_to(unconditional.astype(context.dtype), context.shape)
     rows = jnp.concatenate([base, context])
 
-    def guided(x: jax.Array, timestep: jax.Array, guidance: jax.Array) -> jax.Array:
+    def guided(x: jax.Array, timestep: jax.Array, guidance: jax.Array, *own: Any) -> jax.Array:
         twice = jnp.concatenate([x, x])
-        v = predict_v(twice, jnp.broadcast_to(timestep, twice.shape[:1]), rows)
+        v = predict_v(twice, jnp.broadcast_to(timestep, twice.shape[:1]), rows, *own)
         without, with_context = jnp.split(v.astype(jnp.float32), 2)
         return without + guidance * (with_context - without)
 

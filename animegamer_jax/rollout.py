@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 from animegamer_jax import diffusion
 from animegamer_jax.diffusion import SamplerState, SamplerTable
 from animegamer_jax.errors import UserError
-from animegamer_jax.models.dit import DiT
+from animegamer_jax.models.dit import DiT, Modulation
 from animegamer_jax.models.mllm import MLLM
 from animegamer_jax.models.vae import VAE, decode_in_parts, from_decoder, to_uint8
 from animegamer_jax.protocol import Layout, Protocol
@@ -187,16 +187,40 @@ def denoise_clip(
     table: SamplerTable,
     keys: Key[Array, " g"],
 ) -> SamplerState:
-    """The given steps of the sampler; both guidance rows get the motion value."""
+    """The given steps of the sampler; both guidance rows get the motion value.
 
-    def predict_v(x: jax.Array, timestep: jax.Array, context: jax.Array) -> jax.Array:
-        motion = jnp.tile(state.motion_value, len(x) // len(state.motion_value))
-        return dit(x, timestep=timestep, motion=motion, context=context)
+    What timestep and motion do to the layers is made before, for all steps in one product.
+    """
+    games, motion = len(state.motion_value), state.motion_value
+
+    def predict_v(
+        x: jax.Array, timestep: jax.Array, context: jax.Array, modulation: Modulation
+    ) -> jax.Array:
+        rows = len(x) // games
+        layers, output = jnp.tile(modulation.layers, (1, rows, 1)), modulation.output
+        return dit(
+            x,
+            timestep=timestep,
+            motion=jnp.tile(motion, rows),
+            context=context,
+            modulation=Modulation(layers, jnp.tile(output, (rows, 1))),
+        )
+
+    def of_each_step(x: jax.Array) -> jax.Array:
+        return jnp.moveaxis(x.reshape(*x.shape[:-2], -1, games, x.shape[-1]), -3, 0)
 
     guided = diffusion.guide(predict_v, state.representation, unconditional)
     shape = latent_shape(dit)
+    timesteps = jnp.asarray(table.timestep)
     with network_rules("dit"):
-        return diffusion.sample(guided, sampler, table, noise=lambda i: _noise(keys, i, shape))
+        made = dit.modulation(jnp.repeat(timesteps, games), jnp.tile(motion, len(timesteps)))
+        return diffusion.sample(
+            guided,
+            sampler,
+            table,
+            noise=lambda i: _noise(keys, i, shape),
+            each=(jax.tree.map(of_each_step, made),),
+        )
 
 
 def decode_clip(

@@ -317,11 +317,33 @@ def test_one_block_is_diffusers():
     leaves |= {f"layers.blocks.{path}": value[None] for path, value in mapped.items()}
     ours = build("dit", c, leaves.items())
     x = np.concatenate([context, patches], axis=1)
-    found, _ = jax.jit(lambda ours, x, emb: ours.layers(x, emb))(ours, x, emb)
+
+    @jax.jit
+    def layers(ours, x, emb):
+        modulation = ours.layers.blocks.modulation
+        made = jax.vmap(lambda linear: linear(jax.nn.silu(emb)))(modulation)
+        return ours.layers(x, x.shape[1], per_layer=made)[0]
+
+    found = layers(ours, x, emb)
     assert error(found, np.concatenate(expected[::-1], axis=1)) < 1e-5
 
 
 # --- properties -----------------------------------------------------------------------------
+
+
+def test_modulation_may_be_made_before(tiny):
+    x, timestep, motion, context = inputs(TINY)
+
+    @jax.jit
+    def both(dit, x, timestep, motion, context):
+        asked = {"timestep": timestep, "motion": motion, "context": context}
+        made = dit.modulation(timestep, motion)
+        return dit(x, **asked), dit(x, **asked, modulation=made), made
+
+    found, expected, made = both(tiny, x, timestep, motion, context)
+    np.testing.assert_array_equal(found, expected)
+    assert made.layers.shape == (TINY.num_layers, len(x), 12 * TINY.hidden_size)
+    assert made.output.shape == (len(x), 2 * TINY.hidden_size)
 
 
 def test_motion_and_timestep_and_context_matter(tiny):
@@ -351,7 +373,8 @@ def test_recomputing_changes_no_gradient(tiny):
     """Gradients of the low-rank updates of every layer, and of what the layers read."""
     random = np.random.default_rng(9)
     x = jnp.asarray(random.normal(size=(1, NUM_QUERIES + 18, WIDTH)), jnp.float32)
-    emb = jnp.asarray(random.normal(size=(1, TINY.time_embed_size)), jnp.float32)
+    shape = (TINY.num_layers, 1, 12 * WIDTH)
+    modulation = jnp.asarray(random.normal(size=shape), jnp.float32)
     lora, rest = nnx.split_state(nnx.state(tiny.layers), nnx.LoRAParam, ...)
     gradients = {}
     for remat in ("none", "full", "dots"):
@@ -361,7 +384,8 @@ def test_recomputing_changes_no_gradient(tiny):
         @jax.jit
         def gradient(lora, x, rest, graphdef=graphdef):
             def loss(lora, x):
-                return jnp.square(nnx.merge(graphdef, lora, rest)(x, emb)[0]).mean()
+                y, _ = nnx.merge(graphdef, lora, rest)(x, x.shape[1], per_layer=modulation)
+                return jnp.square(y).mean()
 
             return jax.grad(loss, argnums=(0, 1))(lora, x)
 

@@ -5,6 +5,8 @@ has its own modulation. Motion enters beside the timestep: `time_embed(sin t) + 
 (PAPER section 3.2; CogVideoX, arXiv 2408.06072, section 2.2).
 """
 
+from typing import NamedTuple, cast
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,6 +107,13 @@ class Embedding(nnx.Module):
         return self.output(jax.nn.silu(self.input(sinusoid(x, self.size))))
 
 
+class Modulation(NamedTuple):
+    """What timestep and motion do to every layer and to the output; they do not depend on `x`."""
+
+    layers: Float[Array, "*s l b m"]
+    output: Float[Array, "*s b n"]
+
+
 class Block(nnx.Module):
     """One layer. `modulation` gives 12 vectors: shift, scale, gate of attention and of the MLP,
     for patches first and for the context after.
@@ -136,13 +145,11 @@ class Block(nnx.Module):
         )
 
     def __call__(
-        self, x: Float[Array, "b t d"], emb: Float[Array, "b e"], length: int | None = None
-    ) -> Float[Array, "b t d"]:
-        """`length` is that of the sequence without its padding; None: there is none."""
-        length = x.shape[1] if length is None else length
+        self, x: Float[Array, "b t d"], length: int, modulation: Float[Array, "b m"]
+    ) -> tuple[Float[Array, "b t d"], None]:
+        """`length` is that of the sequence without its padding; `modulation` is this layer's."""
         # float32 island: modulation multiplies the residual stream's norms
-        m = self.modulation(jax.nn.silu(emb)).astype(jnp.float32)
-        m = rearrange(m, "b (n d) -> n b d", n=12)
+        m = rearrange(modulation.astype(jnp.float32), "b (n d) -> n b d", n=12)
         is_context = (jnp.arange(x.shape[1]) < self.num_context)[None, :, None]
 
         def per_token(i: int) -> Float[Array, "b t d"]:
@@ -159,7 +166,7 @@ class Block(nnx.Module):
         y = jax.nn.gelu(y.astype(jnp.float32)).astype(y.dtype)  # float32 island
         y = apart(self.mlp_out(apart(y)))
         x = (x + per_token(5) * y).astype(x.dtype)
-        return constrain(x, "act_batch", "act_length", "act_embed")
+        return constrain(x, "act_batch", "act_length", "act_embed"), None
 
     def attend(self, x: Float[Array, "b t d"], length: int) -> Float[Array, "b t d"]:
         """Every token sees every token but the padding from `length` on."""
@@ -212,6 +219,18 @@ class DiT(nnx.Module):
         )
         self.patch_out = Linear(width, patch, names=("embed", "features"), config=c, rngs=rngs)
 
+    def modulation(self, timestep: Float[Array, " b"], motion: Float[Array, " b"]) -> Modulation:
+        """The modulation of all layers at once, as one product.
+
+        Args:
+            timestep: training step, 0..999.
+            motion: motion value (mean optical-flow magnitude in pixels at 480 x 720).
+        """
+        emb = jax.nn.silu(self.time_embed(timestep) + self.motion_embed(motion))
+        linears = cast(Block, self.layers.blocks).modulation
+        layers = jax.vmap(lambda linear: linear(emb))(linears)
+        return Modulation(layers, self.output_modulation(emb))
+
     def __call__(
         self,
         x: Float[Array, "b f h w c"],
@@ -219,14 +238,16 @@ class DiT(nnx.Module):
         timestep: Float[Array, " b"],
         motion: Float[Array, " b"],
         context: Float[Array, "b n d"],
+        modulation: Modulation | None = None,
     ) -> Float[Array, "b f h w c"]:
         """Predicts v.
 
         Args:
             x: noised latents, already scaled by the VAE's factor.
             timestep: training step, 0..999.
-            motion: motion value (mean optical-flow magnitude in pixels at 480 x 720).
+            motion: as of the method `modulation`.
             context: shot representation, one row a sample.
+            modulation: of these timesteps and motions, where it was made before.
 
         Raises:
             ValueError: frames, height or width differ from those of the position table.
@@ -238,20 +259,20 @@ class DiT(nnx.Module):
                 f"latents of {f} x {h} x {w} (frames, height, width): this transformer has "
                 f"positions for {c.latent_frames} x {c.latent_height} x {c.latent_width}"
             )
-        emb = self.time_embed(timestep) + self.motion_embed(motion)
+        made = self.modulation(timestep, motion) if modulation is None else modulation
         tokens = rearrange(x, "b (f g) (h p) (w q) c -> b (f h w) (g p q c)", g=g, p=p, q=p)
         tokens = jnp.concatenate([context.astype(c.dtype), self.patch_in(tokens)], axis=1)
         tokens = tokens + self.positions[...].astype(c.dtype)[None]
         length = tokens.shape[1]
         tokens = jnp.pad(tokens, ((0, 0), (0, padded_length(length) - length), (0, 0)))
         tokens = constrain(tokens, "act_batch", "act_length", "act_embed")
-        tokens, _ = self.layers(tokens, emb, length)
+        tokens, _ = self.layers(tokens, length, per_layer=made.layers)
         tokens = self.output_norm(self.final_norm(tokens)[:, c.num_context_tokens : length])
-        m = self.output_modulation(jax.nn.silu(emb)).astype(jnp.float32)  # float32 island
-        shift, scale = jnp.split(m, 2, axis=-1)
+        # float32 island
+        shift, scale = jnp.split(made.output.astype(jnp.float32), 2, axis=-1)
         tokens = self.patch_out(tokens * (1 + scale[:, None]) + shift[:, None])
         pattern = "b (f h w) (g c p q) -> b (f g) (h p) (w q) c"
-        made = rearrange(tokens, pattern, g=g, p=p, q=p, f=f // g, h=h // p)
+        y = rearrange(tokens, pattern, g=g, p=p, q=p, f=f // g, h=h // p)
         if c.output == "v":
-            return made
-        return diffusion.v_of_clean(diffusion.Schedule(), x, made, timestep, std=c.clean_std)
+            return y
+        return diffusion.v_of_clean(diffusion.Schedule(), x, y, timestep, std=c.clean_std)
