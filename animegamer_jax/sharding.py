@@ -235,11 +235,13 @@ def constrain(x: jax.Array, *names: str | None) -> jax.Array:
 def shares(*names: str) -> int:
     """Among how many devices the rules in force share a dimension, or several together."""
     mesh = jax.sharding.get_abstract_mesh()
-    found = 1
-    for entry in () if mesh.empty else partition_spec(names):
-        axes_of_one = (entry,) if isinstance(entry, str) else entry or ()
-        found *= math.prod(mesh.shape[axis] for axis in axes_of_one)
-    return found
+    return 1 if mesh.empty else math.prod(parts_of(entry, mesh) for entry in partition_spec(names))
+
+
+def parts_of(entry: Any, mesh: jax.sharding.AbstractMesh) -> int:
+    """Among how many devices an entry of a partition spec shares its dimension."""
+    each = (entry,) if isinstance(entry, str) else entry or ()
+    return math.prod(mesh.shape[name] for name in each)
 
 
 def platform() -> str:

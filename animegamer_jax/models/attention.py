@@ -8,7 +8,6 @@ Numbers: `docs/decisions/attention.md`.
 """
 
 import functools
-import math
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -17,7 +16,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from animegamer_jax.models.splash import StaticMask, fitting_length, splash_attention
-from animegamer_jax.sharding import partition_spec, platform, shares
+from animegamer_jax.sharding import partition_spec, parts_of, platform, shares
 
 Implementation = Literal["auto", "plain", "blocked", "kernel"]
 
@@ -328,12 +327,7 @@ def _dividing(
     names: str | tuple[str, ...] | None, mesh: jax.sharding.AbstractMesh, size: int
 ) -> str | tuple[str, ...] | None:
     """Mesh axes, if so many parts divide the dimension; else None."""
-    return None if size % _parts(names, mesh) else names
-
-
-def _parts(names: str | tuple[str, ...] | None, mesh: jax.sharding.AbstractMesh) -> int:
-    each = (names,) if isinstance(names, str) else names or ()
-    return math.prod(mesh.shape[name] for name in each)
+    return None if size % parts_of(names, mesh) else names
 
 
 def padded_length(length: int) -> int:

@@ -94,20 +94,19 @@ def rotary_tables(
 
 
 def rotate(
-    x: Float[Array, "b t h d"], cos: Float[Array, "b t 1 f"], sin: Float[Array, "b t 1 f"]
-) -> Float[Array, "b t h d"]:
-    """Rotates the feature pairs (i, i + d/2), in float32."""
-    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+    x: Float[Array, "..."], cos: Float[Array, "..."], sin: Float[Array, "..."], *, axis: int = -1
+) -> Float[Array, "..."]:
+    """Rotates the feature pairs (i, i + d/2) of an axis, in float32."""
+    a, b = (half.astype(jnp.float32) for half in jnp.split(x, 2, axis=axis))
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=axis).astype(x.dtype)
 
 
 def rotate_columns(
     x: Float[Array, "b h d t"], cos: Float[Array, "b t 1 f"], sin: Float[Array, "b t 1 f"]
 ) -> Float[Array, "b h d t"]:
     """`rotate` with tokens last."""
-    a, b = (half.astype(jnp.float32) for half in jnp.split(x, 2, axis=2))
-    cos, sin = (rearrange(x, "b t h f -> b h f t") for x in (cos, sin))
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=2).astype(x.dtype)
+    cos, sin = (rearrange(table, "b t h f -> b h f t") for table in (cos, sin))
+    return rotate(x, cos, sin, axis=2)
 
 
 class Block(nnx.Module):
