@@ -39,12 +39,11 @@ run() { # what it makes, command: runs it to its end, or after a signal to that 
     "$@" &
     CHILD=$!
     [ -z "$STOPPED" ] || kill -TERM "$CHILD" 2>/dev/null || true # it came between the two lines
-    wait "$CHILD" || status=$?
-    while kill -0 "$CHILD" 2>/dev/null; do # a signal ends the wait, not the child; nor does a halt
-      sleep 0.2
-      status=0
-      wait "$CHILD" || status=$?
+    while kill -0 "$CHILD" 2>/dev/null; do # by naps: bash can miss a signal as a long wait begins
+      sleep 0.3 &
+      wait $! || true
     done
+    wait "$CHILD" || status=$?
     CHILD=
   fi
   if [ -z "$STOPPED" ] && [ "$status" != 0 ]; then exit "$status"; fi # it has said why
