@@ -91,7 +91,7 @@ def compile_case(case: "Case", topology: "Topology") -> "Estimate":
     """
     from animegamer_jax.plan.estimate import make_estimate
     from animegamer_jax.plan.programs import rollout_program, stage_program
-    from animegamer_jax.plan.topology import describe
+    from animegamer_jax.plan.topology import describe, torus_of
     from animegamer_jax.sharding import PLANS, make_mesh
 
     mesh = make_mesh(case.mesh, devices=describe(topology))
@@ -123,6 +123,7 @@ def compile_case(case: "Case", topology: "Topology") -> "Estimate":
         topology=topology,
         plan=case.layout,
         mesh=case.mesh,
+        torus=torus_of(topology, mesh.devices.flat),
         samples=program.samples,
         unit=program.unit,
         sample_flops=program.flops,

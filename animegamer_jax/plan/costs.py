@@ -19,8 +19,10 @@ from animegamer_jax.plan.hlo import (
     HLOError,
     Instruction,
     Module,
+    groups_of,
     parse,
 )
+from animegamer_jax.plan.links import Groups
 
 _COLLECTIVES = (
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute",
@@ -36,12 +38,17 @@ _SAME_VALUE = ("bitcast", "copy", "reshape", "convert", "get-tuple-element")
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """Collectives of one kind over groups of one size: how often, and bytes sent by a chip."""
+    """Collectives of one kind over the same groups: how often, and bytes sent by a chip."""
 
     kind: str
-    group: int
-    count: float
-    sent: float
+    groups: Groups
+    count: float = 0.0
+    sent: float = 0.0
+
+    @property
+    def group(self) -> int:
+        """Devices of a group; of a permutation the two of a pair."""
+        return len(self.groups[0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +71,7 @@ class Cost:
         other_bytes: read and written in HBM by the other instructions.
         product_bytes: by the products.
         kernels: number of calls; the compiler has no estimate for them.
-        collectives: by kind and size of the group.
+        collectives: by kind and groups.
         unknown_loops: loops whose trips are not known, counted once.
         without_estimate: instructions that the compiler has no estimate for.
     """
@@ -75,36 +82,15 @@ class Cost:
     product_bytes: float = 0.0
     other_bytes: float = 0.0
     kernels: dict[Kernel, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
-    collectives: dict[tuple[str, int], Collective] = dataclasses.field(default_factory=dict)
+    collectives: dict[tuple[str, Groups], Collective] = dataclasses.field(default_factory=dict)
     unknown_loops: int = 0
     without_estimate: float = 0.0
 
-    def add_collective(self, kind: str, group: int, sent: float, times: float) -> None:
-        old = self.collectives.get((kind, group), Collective(kind, group, 0.0, 0.0))
-        self.collectives[kind, group] = Collective(
-            kind, group, old.count + times, old.sent + sent * times
+    def add_collective(self, kind: str, groups: Groups, sent: float, times: float) -> None:
+        old = self.collectives.get((kind, groups), Collective(kind, groups))
+        self.collectives[kind, groups] = dataclasses.replace(
+            old, count=old.count + times, sent=old.sent + sent * times
         )
-
-
-def group_size(attributes: str, *, devices: int) -> int:
-    """Devices that take part in a collective together, from its `replica_groups`.
-
-    Raises:
-        HLOError: they are written in a form that is not known.
-    """
-    if found := re.search(r"replica_groups=\[([\d,]+)\]<=", attributes):
-        return int(found[1].split(",")[-1])
-    if found := re.search(r"replica_groups=\{\{([\d,]*)\}", attributes):
-        return len(found[1].split(","))
-    if found := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", attributes):
-        sizes = dict(re.findall(r"'([^']+)'=(\d+)", found[1]))
-        # 'a' is a whole axis, 'a':(2)4 four of its devices
-        axes = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", found[2])
-        return math.prod(int(part or sizes[name]) for name, part in axes)
-    found = re.search(r"replica_groups=([^ ]*)", attributes)
-    if found is not None and not found[1].startswith("{}"):
-        raise HLOError(f"replica_groups={found[1][:80]}: an unknown form")
-    return devices
 
 
 def sent_by_a_chip(kind: str, *, result: float, group: int) -> float:
@@ -196,10 +182,11 @@ class _Walker:
             self.walk(max(walked)[1], times)
 
     def _collective(self, i: Instruction, kind: str, *, result: float, times: float) -> None:
-        group = group_size(i.attributes, devices=self.devices)
+        groups = groups_of(i.attributes, devices=self.devices)
+        group = len(groups[0])
         if group > 1 and result:
             sent = sent_by_a_chip(kind, result=result, group=group)
-            self.cost.add_collective(kind, group, sent, times)
+            self.cost.add_collective(kind, groups, sent, times)
 
     def _fused_collectives(self, name: str) -> list[tuple[Instruction, str, float]]:
         """Those in a fused computation, their kinds, and bytes of their results.

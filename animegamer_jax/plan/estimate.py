@@ -2,18 +2,20 @@
 
 Nothing here was measured on a chip. A step's time is the sum of four parts, none of which overlap:
 products of matrices and all other instructions by the compiler's own estimated cycles, collectives
-by bytes over one link, kernels by arithmetic at the peak of the matrix unit. The compiler's cycles
-of elementwise work look pessimistic: the same instructions' bytes over the memory's bandwidth are
-given beside them, and the truth lies between.
+by bytes over the links within their groups, kernels by arithmetic at the peak of the matrix unit.
+The compiler's cycles of elementwise work look pessimistic: the same instructions' bytes over the
+memory's bandwidth are given beside them, and the truth lies between.
 """
 
 import dataclasses
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 from animegamer_jax.chips import Chip
 from animegamer_jax.plan.costs import Cost, Kernel, cost_of
+from animegamer_jax.plan.links import Torus, link_share
 from animegamer_jax.plan.topology import Topology
 
 _PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 5}  # of the parts of splash attention; dkv makes dq, too
@@ -48,7 +50,8 @@ class Seconds:
         products: instructions that hold a product of matrices, by estimated cycles.
         other: all other instructions, by estimated cycles.
         other_by_bytes: the same, by bytes over the memory's bandwidth.
-        collectives: by bytes over one link, without overlap.
+        collectives: by bytes over the busiest link (`links.link_share`), without overlap.
+        collectives_over_one_link: the same, as if a chip had one link only.
         kernels: by arithmetic.
     """
 
@@ -56,6 +59,7 @@ class Seconds:
     other: float
     other_by_bytes: float
     collectives: float
+    collectives_over_one_link: float
     kernels: float
 
     @property
@@ -173,23 +177,29 @@ def make_estimate(
     topology: Topology,
     plan: str,
     mesh: Mapping[str, int],
+    torus: Torus,
     samples: int,
     unit: str,
     sample_flops: float | None = None,
     sample_tokens: int | None = None,
 ) -> Estimate:
-    """Reads a compiled program; `sample_flops` and the rest are as in `Estimate`."""
+    """Reads a compiled program; `torus`: its chips in the mesh's order; the rest: see `Estimate`."""
     chip, chips = topology.chip, topology.num_chips
     cost = cost_of(compiled.as_text(), devices=chips)
     memory: Any = compiled.memory_analysis()
     in_kernels, kernel_flops = kernel_seconds(cost, chip)
     clock = chip.clock_ghz * 1e9
-    sent = {f"{c.kind} of {c.group}": c.sent / 1e9 for c in cost.collectives.values()}
+    sent: dict[str, float] = defaultdict(float)
+    over_links = 0.0
+    for c in cost.collectives.values():
+        sent[f"{c.kind} of {c.group}"] += c.sent / 1e9
+        over_links += c.sent / 1e9 * link_share(c.kind, c.groups, torus)
     seconds = Seconds(
         products=cost.product_cycles / clock,
         other=cost.other_cycles / clock,
         other_by_bytes=cost.other_bytes / (chip.hbm_gb_per_second * 1e9),
-        collectives=sum(sent.values()) / chip.link_gb_per_second,
+        collectives=over_links / chip.link_gb_per_second,
+        collectives_over_one_link=sum(sent.values()) / chip.link_gb_per_second,
         kernels=in_kernels,
     )
     flops = cost.product_flops + kernel_flops
@@ -208,7 +218,7 @@ def make_estimate(
         seconds=seconds,
         flops=flops,
         gigabytes=(cost.product_bytes + cost.other_bytes) / 1e9,
-        collectives=sent,
+        collectives=dict(sent),
         samples=samples,
         unit=unit,
         sample_flops=sample_flops,

@@ -8,6 +8,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
+from animegamer_jax.plan.links import Groups
+
 _NO_ESTIMATE = 10**12  # greater cycles mean that there is none
 _ITEM_BITS = {
     "pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16,
@@ -18,6 +22,12 @@ _ARRAY = re.compile(r"(\w+)\[([\d,<=]*)\](\{[^}]*\})?")
 _MEMORY_SPACE = re.compile(r"S\((\d+)\)")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _NAME = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = ")
+_WRITTEN_OUT = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{.*?\})\}")
+_COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_OF_AXES = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\]"
+    r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
+)
 OPERAND = re.compile(r"%([\w.\-]+)")
 
 
@@ -189,3 +199,57 @@ def parse(text: str) -> Module:
     if entry is None or entry not in computations:
         raise HLOError("no ENTRY computation: expected the text of a compiled program")
     return Module(computations, entry)
+
+
+def groups_of(attributes: str, *, devices: int) -> Groups:
+    """Devices that take part in a collective together; of a permutation sources and targets.
+
+    Args:
+        attributes: of the instruction.
+        devices: that the program runs on.
+
+    Raises:
+        HLOError: the groups are written in a form that is not known.
+    """
+    if found := _WRITTEN_OUT.search(attributes):
+        return tuple(map(_numbers, re.findall(r"\{([\d,]*)\}", found[1])))
+    if found := _COUNTED.search(attributes):
+        return _rows(_arranged(found[2], found[3]).reshape(_numbers(found[1])))
+    if found := _OF_AXES.search(attributes):
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", found[1])}
+        ids = _arranged(found[2] or str(math.prod(sizes.values())), found[3])
+        return _along(ids.reshape(*sizes.values()), list(sizes), found[4])
+    found = re.search(r"replica_groups=([^ ]*)", attributes)
+    if found is not None and not found[1].startswith("{}"):
+        raise HLOError(f"replica_groups={found[1][:80]}: an unknown form")
+    return (tuple(range(devices)),)
+
+
+def _along(ids: np.ndarray, names: list[str], axes: str) -> Groups:
+    """Groups along some axes: `'a'` is a whole one, `'a':(2)4` parts of 4 after a split in 2."""
+    last = []
+    for name, before, part in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", axes):
+        at = names.index(name)
+        if part:
+            split = (int(before), int(part), -1)
+            ids = ids.reshape(*ids.shape[:at], *split, *ids.shape[at + 1 :])
+            names = [*names[:at], f"{name} outside", name, f"{name} inside", *names[at + 1 :]]
+        last.append(name)
+    order = [n for n, name in enumerate(names) if name not in last]
+    order += [names.index(name) for name in last]
+    size = math.prod(ids.shape[names.index(name)] for name in last)
+    return _rows(ids.transpose(order).reshape(-1, size))
+
+
+def _arranged(shape: str, order: str | None) -> np.ndarray:
+    """0, 1, 2 … in a shape, its axes in another order."""
+    sizes = _numbers(shape)
+    return np.arange(math.prod(sizes)).reshape(sizes).transpose(_numbers(order) if order else None)
+
+
+def _rows(ids: np.ndarray) -> Groups:
+    return tuple(tuple(row) for row in ids.tolist())
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in text.split(",") if n)

@@ -9,15 +9,15 @@ from animegamer_jax.plan.cases import recipe_samples
 if TYPE_CHECKING:
     from animegamer_jax.plan.cases import Case
     from animegamer_jax.plan.compiler import NoRoomError
-    from animegamer_jax.plan.estimate import Estimate
+    from animegamer_jax.plan.estimate import Estimate, Seconds
 
 Found = tuple["Case", "Estimate"]
 _TURNS = 1000  # whose cost is told
 
 CAVEAT = (
     "Estimates of a compiler, not measurements: cycles and memory by libtpu's compiler; "
-    "collectives by\nbytes over one link, without overlap; attention kernels by arithmetic at the "
-    "matrix unit's peak."
+    "collectives by\nbytes over the links within their groups, without overlap; attention kernels "
+    "by arithmetic at\nthe matrix unit's peak."
 )
 
 
@@ -83,6 +83,7 @@ def describe_estimate(case: "Case", e: "Estimate", *, price: float | None) -> li
         f"collectives {s.collectives:.3g} + kernels {s.kernels:.3g}",
         f"                   {s.least:.3g} s with other work as fast as the memory "
         f"({s.other_by_bytes:.3g} s)",
+        *_over_one_link(s),
         f"  speed            {e.samples_per_second / e.num_chips:.3g} {e.unit} a second and chip, "
         f"{e.samples_per_second:.3g} in all{_tokens(e)}; {e.peak_share:.0%} of the peak",
         *_not_counted(e),
@@ -95,6 +96,14 @@ def describe_estimate(case: "Case", e: "Estimate", *, price: float | None) -> li
     if case.command is not None:
         lines.append(f"  {case.command}")
     return lines
+
+
+def _over_one_link(s: "Seconds") -> list[str]:
+    more = s.collectives_over_one_link
+    if more <= s.collectives:
+        return []
+    total = s.total - s.collectives + more
+    return [f"                   {total:.3g} s with collectives over one link ({more:.3g} s)"]
 
 
 def _tokens(e: "Estimate") -> str:

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import warnings
+from collections.abc import Iterable
 from importlib import metadata
 from typing import Any
 
@@ -14,6 +15,7 @@ from packaging.requirements import Requirement
 
 from animegamer_jax.chips import CHIPS, Chip
 from animegamer_jax.errors import UserError
+from animegamer_jax.plan.links import Torus
 
 _FORM = re.compile(r"([a-z0-9]+):(\d+(?:x\d+)*)")
 
@@ -83,6 +85,12 @@ def describe(topology: Topology) -> list[Any]:
         f"--topology {topology}: libtpu {version} with jax {jax.__version__} cannot describe it: "
         f"{told}"
     )
+
+
+def torus_of(topology: Topology, devices: Iterable[Any]) -> Torus:
+    """Where some of a slice's devices are; a flat slice's have a third coordinate, 0."""
+    directions = len(topology.shape)
+    return Torus(topology.shape, tuple(tuple(d.coords[:directions]) for d in devices))
 
 
 def check_libtpu() -> str:
