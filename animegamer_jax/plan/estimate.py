@@ -183,7 +183,7 @@ def make_estimate(
     sample_flops: float | None = None,
     sample_tokens: int | None = None,
 ) -> Estimate:
-    """Reads a compiled program; `torus`: its chips in the mesh's order; the rest: see `Estimate`."""
+    """Reads a compiled program; `torus`: its chips in the mesh's order; else as `Estimate` says."""
     chip, chips = topology.chip, topology.num_chips
     cost = cost_of(compiled.as_text(), devices=chips)
     memory: Any = compiled.memory_analysis()
