@@ -14,7 +14,7 @@ from animegamer_jax.configs import LoRAConfig, make_toy
 from animegamer_jax.models import attention as attention_module
 from animegamer_jax.models import dit, layers, mistral, splash
 from animegamer_jax.models.attention import TokenMask, attention
-from animegamer_jax.models.layers import LayerNorm
+from animegamer_jax.models.layers import LayerNorm, LayerStack, QKVLinear
 from animegamer_jax.models.splash import StaticMask, choose_blocks
 from animegamer_jax.sharding import make_mesh
 
@@ -252,3 +252,34 @@ def test_norm_on_a_tpu_is_as_exact_as_the_norm(monkeypatch, mean):
     assert jnp.abs(norm(x).astype(jnp.float32) - expected).max() < 0.02
     gradient = jax.jit(run)(x)[1].astype(jnp.float32)
     assert jnp.abs(gradient - exact).max() < 0.02 * jnp.abs(exact).max()
+
+
+def test_layers_whose_parts_are_cut_from_the_stack_are_the_layers(monkeypatch):
+    """Few tokens on a TPU; gradients too, though nothing trains this way at full size."""
+
+    class Block(nnx.Module):
+        def __init__(self, rngs):
+            self.qkv = QKVLinear(16, config=DIT, lora=LoRAConfig(rank=2, alpha=2.0), rngs=rngs)
+
+        def __call__(self, x):
+            q, k, v = self.qkv(x)
+            return x + jnp.tanh(q) * k - v
+
+    stack = LayerStack(Block, 3, config=dataclasses.replace(DIT, remat="full"), rngs=nnx.Rngs(0))
+    assert stack.blocks.qkv.lora_b is not None
+    stack.blocks.qkv.lora_b.set_value(
+        jnp.ones((3, 3, 2, 16)) * jnp.arange(3.0)[:, None, None, None]
+    )
+    x = jax.random.normal(jax.random.key(0), (2, 5, 16))
+
+    def run(stack, x):
+        return jax.value_and_grad(lambda *a: jnp.square(a[0](a[1])[0]).sum(), (0, 1))(stack, x)
+
+    expected = jax.jit(lambda *a: run(*a))(stack, x)
+    monkeypatch.setattr(layers, "platform", lambda: "tpu")
+    one = jax.tree.map(lambda leaf: leaf[0], stack.blocks)
+    cut = layers._take_parts(one, stack.blocks, jnp.int32(2))
+    np.testing.assert_array_equal(cut.qkv.kernel[...], stack.blocks.qkv.kernel[2])
+    assert_leaves_close(jax.jit(lambda *a: run(*a))(stack, x), expected)
+    monkeypatch.setattr(layers, "_MANY_TOKENS", 10)
+    assert_leaves_close(jax.jit(lambda *a: run(*a))(stack, x), expected)

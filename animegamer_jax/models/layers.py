@@ -452,14 +452,40 @@ class LayerStack(nnx.Module):
         `per_layer` is a pytree with a leading layers axis (a KV cache), or None: then the block is
         called without it, and returns `x` alone.
         """
+        many = math.prod(x.shape[:-1]) >= _MANY_TOKENS * shares("act_batch", "act_length")
+        num_layers = jax.tree.leaves(self.blocks)[0].shape[0]
 
-        def body(x: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
-            block, extra = layer
-            if math.prod(x.shape[:-1]) >= _MANY_TOKENS * shares("act_batch", "act_length"):
+        def body(x: jax.Array, step: Any) -> tuple[jax.Array, Any]:
+            layer, block, extra = step
+            if many:
                 block = jax.tree.map(apart, block)
+            elif platform() == "tpu":
+                block = _take_parts(block, self.blocks, layer)
             return (block(x, *args), None) if extra is None else block(x, *args, extra)
 
-        return jax.lax.scan(remat(body, self.remat), x, (self.blocks, per_layer))
+        steps = (jnp.arange(num_layers), self.blocks, per_layer)
+        return jax.lax.scan(remat(body, self.remat), x, steps)
+
+
+def _take_parts(block: nnx.Module, stack: nnx.Module, layer: jax.Array) -> nnx.Module:
+    """A layer whose kernels in parts are cut from the stack part by part.
+
+    A product then reads its part from the stack itself; of all three at once a copy is made first.
+    The gradient of such a kernel would be added up over the layers: this is for play.
+    """
+
+    def take(one: nnx.Variable, every: nnx.Variable) -> nnx.Variable:
+        names = every.get_metadata().get("out_sharding") or ()
+        if names[1:2] != ("parts",):
+            return one
+        stacked = every[...]
+        rows = stacked.reshape(-1, *stacked.shape[2:])
+        first, parts = layer * stacked.shape[1], range(stacked.shape[1])
+        return one.replace(
+            jnp.stack([jax.lax.dynamic_index_in_dim(rows, first + i, 0, False) for i in parts])
+        )
+
+    return jax.tree.map(take, block, stack, is_leaf=lambda x: isinstance(x, nnx.Variable))
 
 
 def count_params(module: nnx.Module) -> int:

@@ -59,6 +59,16 @@ class StaticMask:
         return seen
 
 
+@dataclasses.dataclass(frozen=True)
+class _Before:
+    """Which keys come before a length, as the kernel asks: from the slots, without an array."""
+
+    length: int
+
+    def __call__(self, queries: Any, keys: Any) -> Any:
+        return (keys < self.length) & (queries >= 0)
+
+
 def _fit(length: int, most: int) -> tuple[int, int]:
     """A block of at most `most` rows in whole lanes, and the padded length that it divides.
 
@@ -90,6 +100,27 @@ def choose_blocks(
     return Blocks(queries, keys, at_once * _LANES, padded_queries, padded_keys)
 
 
+def _first_keys(size: tuple[int, int], length: int) -> Any:
+    """A mask that the kernel computes from slots; as an array it takes 6 MB of a core's own."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import (
+        splash_attention_mask as masks,
+    )
+
+    class FirstKeys(masks.Mask):
+        q_sequence = np.arange(size[0], dtype=np.int32)
+        mask_function = _Before(length)
+
+        @property
+        def shape(self) -> tuple[int, ...]:
+            return size
+
+        def __getitem__(self, idx: tuple[slice, slice]) -> np.ndarray:
+            rows, columns = (np.arange(n)[s] for n, s in zip(size, idx, strict=True))
+            return self.mask_function(rows[:, None], columns[None])
+
+    return FirstKeys()
+
+
 @functools.lru_cache(maxsize=64)
 def _make_kernel(
     heads: int,
@@ -114,6 +145,8 @@ def _make_kernel(
         one: Any = masks.FullMask(shape)
     elif mask == StaticMask():
         one = masks.CausalMask(shape)
+    elif mask == StaticMask(causal=False, length=mask.length) and mask.length is not None:
+        one = _first_keys(shape, mask.length)
     else:
         one = masks.NumpyMask(mask.dense(*shape))
     # The backward kernel holds four tiles of scores where the forward one holds one or two.
