@@ -3,74 +3,22 @@
 import io
 import json
 import re
-import threading
 import time
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fake_player import FRAMES, MODEL, FakePlayer
 
 from animegamer_jax import media
-from animegamer_jax.errors import NonFiniteError, UserError
+from animegamer_jax.errors import UserError
 from animegamer_jax.game import Game
-from animegamer_jax.player import Player, TurnOutput
 from animegamer_jax.serve import view
 from animegamer_jax.serve.archive import MOVIE_FILE, pack_game, unpack_game
 from animegamer_jax.serve.engine import Engine
-from animegamer_jax.serve.shelf import GameModel, Shelf
+from animegamer_jax.serve.shelf import Shelf
 from animegamer_jax.serve.words import Words, compose, known_words
-
-FRAMES, HEIGHT, WIDTH = 5, 16, 24
-MODEL = GameModel("tiny", "paper", (6, 8), (240, 360, FRAMES))
-SECONDS = {"mllm": 0.0, "decoder": 0.0, "vae": 0.0, "total": 0.1}
-
-
-class FakePlayer(Player):
-    """Answers with the seed as picture; `hold` keeps it in its first denoising step."""
-
-    def __init__(self):
-        self.window = 5
-        self.protocol = SimpleNamespace(motion_levels=(1, 2, 3, 4, 5))
-        self.tokenizer = SimpleNamespace(unknown_words=lambda text: ())
-        self.batches: list[list[str]] = []
-        self.calls: list[dict] = []
-        self.hold = threading.Event()
-        self.hold.set()
-
-    def check_instruction(self, text: str) -> None:
-        if len(text.split()) > 50:
-            raise UserError("the instruction has too many tokens")
-
-    def start(self, num_games: int = 1):
-        return num_games
-
-    def window_of(self, games):
-        return [len(history) for history in games]
-
-    def play_turn(self, window, instructions, *, seeds, turn, steps=2, levels=None, on_progress):
-        self.calls.append({"window": window, "turn": turn, "steps": steps, "seeds": seeds})
-        self.batches.append(list(instructions))
-        on_progress("mllm", 1, 1)
-        for step in range(steps):
-            on_progress("decoder", step, steps)
-            while not self.hold.wait(0.01):
-                on_progress("decoder", step, steps)
-        if "bad" in instructions:
-            raise NonFiniteError("turn 1: the latents are not finite")
-        if "defect" in instructions:
-            raise ZeroDivisionError
-        count = len(instructions)
-        states = np.tile(np.array([3, 1, 0, -1], np.int32), (count, 1))
-        states[:, 0] = [level or 3 for level in levels]
-        return window, TurnOutput(
-            np.stack([np.full((6, 8), seed, np.float32) for seed in seeds]),
-            states,
-            np.full(count, 8.5),
-            np.stack([np.full((FRAMES, HEIGHT, WIDTH, 3), seed % 200, np.uint8) for seed in seeds]),
-            SECONDS,
-        )
 
 
 @pytest.fixture

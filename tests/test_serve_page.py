@@ -42,11 +42,15 @@ PLAYED = [
 ]
 
 
-@contextlib.contextmanager
-def serving(games: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen]]:
+def serving(games: Path, *options: str) -> Any:
     """A server of the embedded model, as a user starts it: its address and its process."""
     command = [sys.executable, "-m", "animegamer_jax.cli", "serve", "--port", "0"]
-    command += ["--games", str(games), "--no-warm-up", *options]
+    return started([*command, "--games", str(games), "--no-warm-up", *options], games)
+
+
+@contextlib.contextmanager
+def started(command: list[str], games: Path) -> Iterator[tuple[str, subprocess.Popen]]:
+    """A server, its address and its process."""
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     log = games.with_suffix(".log")
     with log.open("a") as errors:
@@ -123,6 +127,21 @@ def wait_for_turn(page: Any, number: int, total: int | None = None) -> None:
 
 def wait_for_status(page: Any, text: str) -> None:
     wait_for_text(page, "#status", text)
+
+
+def set_steps(page: Any, steps: str) -> str:
+    """Sets the denoising steps in the settings, which are closed; returns what they were."""
+    number = "#steps input[type=number]"
+    page.get_by_text("Settings").click()
+    page.wait_for_selector(number)
+    before = page.input_value(number)
+    for _ in range(20):  # until it stays: the page sets its own when it has just drawn it
+        page.fill(number, steps)
+        page.press(number, "Tab")
+        page.wait_for_timeout(200)
+        if page.input_value(number) == steps:
+            return before
+    pytest.fail(f"the steps stay {page.input_value(number)}")
 
 
 def playing(page: Any) -> bool:
@@ -208,17 +227,30 @@ def test_a_game_in_the_browser(browser, address, tmp_path):
         chooser.value.set_files(str(path))
         wait_for_status(page, "The game is loaded")
         wait_for_turn(page, 1)
+        assert wrong == []
 
-        page.get_by_text("Settings").click()
-        page.fill("#steps input[type=number]", "100")
-        page.press("#steps input[type=number]", "Tab")
+
+def test_a_turn_is_stopped(browser, tmp_path):
+    """By a player that stays in its first step, so that there is always something to stop."""
+    games = tmp_path / "games"
+    command = [sys.executable, str(Path(__file__).with_name("fake_player.py")), str(games), "200"]
+    with (
+        started(command, games) as (address, process),
+        open_page(browser, address, may_fail=STREAMS) as (page, wrong),
+    ):
+        page.wait_for_selector("#line textarea")
+        assert set_steps(page, "50") == "200"
         page.fill("#line textarea", "Motion: jump.")
         page.press("#line textarea", "Enter")
-        wait_for_status(page, "of 100")
+        wait_for_status(page, "of 50")
         page.click("#undo")
         wait_for_text(page, "body", "a turn is being played")
         page.click("#stop")
         wait_for_status(page, "Stopped: the game is as it was")
+        wait_for_text(page, "#about", "No turn yet")
+        process.send_signal(signal.SIGUSR1)
+        page.fill("#line textarea", "Motion: jump.")
+        page.press("#line textarea", "Enter")
         wait_for_turn(page, 1)
         assert wrong == []
 

@@ -110,8 +110,9 @@ class Page:
                     label="Window: turns that the model sees", elem_id="window",
                 )  # fmt: skip
                 self.num_steps = gr.Slider(
-                    1, 100, value=self.steps, step=1, label="Denoising steps", elem_id="steps"
-                )
+                    1, max(100, self.steps), value=self.steps, step=1, label="Denoising steps",
+                    elem_id="steps",
+                )  # fmt: skip
         with gr.Row():
             self.new = gr.Button("New game", elem_id="new")
             self.save = gr.Button("Download the game", elem_id="save")
