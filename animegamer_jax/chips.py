@@ -24,6 +24,9 @@ class Chip:
         link_gb_per_second: of one link to a neighbour, each direction.
         matrix_width: rows and columns of a matrix unit.
         dimensions: of the torus.
+        cores: that share a chip's work; the peak is theirs together.
+        flash_cycles: what 1,024 scores of `models/flash.py` take a core, with heads of 64, by the
+            compiler's schedule of that kernel (`scripts/attention_schedule.py`).
     """
 
     name: str
@@ -35,6 +38,8 @@ class Chip:
     link_gb_per_second: float
     matrix_width: int
     dimensions: int
+    cores: int
+    flash_cycles: float | None
 
     @property
     def usable_gb(self) -> float:
@@ -53,6 +58,8 @@ _V4 = Chip(
     link_gb_per_second=45.0,
     matrix_width=128,
     dimensions=3,
+    cores=2,
+    flash_cycles=None,
 )
 
 CHIPS = {
@@ -68,6 +75,8 @@ CHIPS = {
             link_gb_per_second=45.0,
             matrix_width=128,
             dimensions=2,
+            cores=1,
+            flash_cycles=3.12,
         ),
         Chip(
             name="v5p",
@@ -79,6 +88,8 @@ CHIPS = {
             link_gb_per_second=90.0,
             matrix_width=128,
             dimensions=3,
+            cores=2,
+            flash_cycles=3.13,
         ),
         Chip(
             name="v6e",
@@ -90,6 +101,8 @@ CHIPS = {
             link_gb_per_second=90.0,
             matrix_width=256,
             dimensions=2,
+            cores=1,
+            flash_cycles=1.69,
         ),
     )
 }

@@ -16,6 +16,8 @@ from flax import nnx
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from animegamer_jax.chips import find_chip
+
 Rules = Mapping[str, str | tuple[str, ...] | None]
 
 MESH_AXES = ("data", "fsdp", "context", "tensor")
@@ -246,9 +248,18 @@ def parts_of(entry: Any, mesh: jax.sharding.AbstractMesh) -> int:
 
 def platform() -> str:
     """What a computation will run on: the mesh in force may describe chips that are elsewhere."""
+    return getattr(_abstract_device(), "platform", None) or jax.default_backend()
+
+
+def has_wide_unit() -> bool:
+    """Whether these chips multiply matrices in squares of 256, as v6e, not of 128."""
+    chip = find_chip(getattr(_abstract_device(), "device_kind", "") or jax.devices()[0].device_kind)
+    return chip is not None and chip.matrix_width > 128
+
+
+def _abstract_device() -> Any:
     mesh = jax.sharding.get_abstract_mesh()
-    device = None if mesh.empty else mesh.abstract_device
-    return getattr(device, "platform", None) or jax.default_backend()
+    return None if mesh.empty else mesh.abstract_device
 
 
 def make_mesh(

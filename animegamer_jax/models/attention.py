@@ -1,9 +1,10 @@
 """Scaled dot-product attention: one function, a form per platform.
 
-Three forms: "kernel" is a TPU's, for masks that are static (`splash.py`); "plain" holds the whole
-score matrix; "blocked" walks blocks of query rows (on a CPU head by head as well, so that a block
-of scores stays in cache), divides by the softmax's sum after the product with the values, and
-recomputes the scores in its backward pass, so that no [t, s] array exists in either direction.
+Three forms: "kernel" is a TPU's, for masks that are static (`splash.py`, and `flash.py` in play);
+"plain" holds the whole score matrix; "blocked" walks blocks of query rows (on a CPU head by head as
+well, so that a block of scores stays in cache), divides by the softmax's sum after the product with
+the values, and recomputes the scores in its backward pass, so that no [t, s] array exists in either
+direction.
 Numbers: `docs/decisions/attention.md`.
 """
 
@@ -15,8 +16,9 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from animegamer_jax.models.flash import flash_attention, takes
 from animegamer_jax.models.splash import StaticMask, fitting_length, splash_attention
-from animegamer_jax.sharding import partition_spec, parts_of, platform, shares
+from animegamer_jax.sharding import has_wide_unit, partition_spec, parts_of, platform, shares
 
 Implementation = Literal["auto", "plain", "blocked", "kernel"]
 
@@ -291,30 +293,47 @@ def _kernel(
     v: Float[Array, "b g s d"],
     mask: TokenMask | StaticMask | None,
     *,
+    scale: float = 1.0,
     columns: bool = False,
+    play: bool = False,
     interpret: bool,
 ) -> Float[Array, "b h t d"]:
-    """The kernel on each device's games, heads and queries; keys come together from all."""
+    """A kernel on each device's games, heads and queries; keys come together from all."""
     valid = mask.key_valid if isinstance(mask, TokenMask) else None
     static = mask.static if isinstance(mask, TokenMask) else mask
-    run = functools.partial(splash_attention, mask=static, columns=columns, interpret=interpret)
+    known = static in (None, StaticMask(causal=False, length=static and static.length))
+
+    def run(q: jax.Array, k: jax.Array, v: jax.Array, valid: jax.Array | None) -> jax.Array:
+        sizes = (q.shape[1], k.shape[1]), q.shape[3], k.shape[2], k.dtype.itemsize
+        if play and columns and known and valid is None and takes(*sizes):
+            q, k, v = (x.swapaxes(2, 3) for x in (q, k, v))
+            length = None if static is None else static.length
+            wide = has_wide_unit()
+            out = flash_attention(
+                q, k, v, length=length, scale=scale, wide=wide, interpret=interpret
+            )
+            return out.swapaxes(2, 3)
+        return splash_attention(
+            q, k, v, valid=valid, mask=static, scale=scale, columns=columns, interpret=interpret
+        )
+
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
-        return run(q, k, v, valid=valid)
+        return run(q, k, v, valid)
     spec = partition_spec(("act_batch", "act_heads", "act_length"))
     # What does not divide lies whole on each device: a look at few clips, one game on many chips.
     batch = _dividing(spec[0], mesh, q.shape[0])
     heads = _dividing(spec[1], mesh, k.shape[1])
-    length = _dividing(spec[2], mesh, k.shape[2])
+    context = _dividing(spec[2], mesh, k.shape[2])
     if static is not None and static.causal:
-        length = None  # a part of the queries would need a part of the mask
+        context = None  # a part of the queries would need a part of the mask
 
     def local(q: jax.Array, k: jax.Array, v: jax.Array, valid: jax.Array | None) -> jax.Array:
-        if length is not None:
-            k, v = (jax.lax.all_gather(x, length, axis=2, tiled=True) for x in (k, v))
-        return run(q, k, v, valid=valid)
+        if context is not None:
+            k, v = (jax.lax.all_gather(x, context, axis=2, tiled=True) for x in (k, v))
+        return run(q, k, v, valid)
 
-    spec = PartitionSpec(batch, heads, length, None)
+    spec = PartitionSpec(batch, heads, context, None)
     return jax.shard_map(
         local,
         in_specs=(spec, spec, spec, None if valid is None else PartitionSpec(batch, None)),
@@ -370,16 +389,18 @@ def columns_attention(
     *,
     mask: TokenMask | StaticMask | None = None,
     scale: float | None = None,
+    play: bool = False,
     interpret: bool = False,
 ) -> Float[Array, "b h t d"]:
-    """`attention` by the TPU's kernel, of arrays with tokens last.
+    """`attention` by a TPU's kernels, of arrays with tokens last.
 
-    That is how the kernel reads heads narrower than a register's lanes: no transposition, and
-    norms and rotations over features fill whole registers.
+    That is how they read heads narrower than a register's lanes: no transposition, and norms and
+    rotations over features fill whole registers. With `play` nothing can be differentiated, and
+    the result is a view of an array with tokens last, where that kernel takes the sizes.
     """
-    q = (q * (q.shape[2] ** -0.5 if scale is None else scale)).astype(k.dtype)
+    factor: float = q.shape[2] ** -0.5 if scale is None else scale
     q, k, v = (x.swapaxes(2, 3) for x in (q, k, v))
-    return _kernel(q, k, v, mask, columns=True, interpret=interpret)
+    return _kernel(q, k, v, mask, scale=factor, columns=True, play=play, interpret=interpret)
 
 
 def attention(

@@ -5,7 +5,7 @@ has its own modulation. Motion enters beside the timestep: `time_embed(sin t) + 
 (PAPER section 3.2; CogVideoX, arXiv 2408.06072, section 2.2).
 """
 
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,14 @@ from animegamer_jax.models.attention import (
     padding_mask,
     takes_columns,
 )
-from animegamer_jax.models.layers import LayerNorm, LayerStack, Linear, QKVLinear, apart
+from animegamer_jax.models.layers import (
+    LayerNorm,
+    LayerStack,
+    Linear,
+    QKVLinear,
+    apart,
+    in_play,
+)
 from animegamer_jax.models.splash import StaticMask
 from animegamer_jax.sharding import axes, constrain
 
@@ -185,8 +192,15 @@ class Block(nnx.Module):
         q, k = self.query_norm.of_columns(q), self.key_norm.of_columns(k)
         padded = x.shape[1] > length
         mask = StaticMask(causal=False, length=length) if padded else None
-        y = columns_attention(q, k, v, mask=mask)
-        return self.out.of_heads(y)
+
+        def play(q: Any, k: Any, v: Any, out: Linear) -> jax.Array:
+            y = columns_attention(q, k, v, mask=mask, play=True)
+            return out.of_columns(rearrange(y, "b h t d -> b (h d) t"))
+
+        def train(q: Any, k: Any, v: Any, out: Linear) -> jax.Array:
+            return out.of_heads(columns_attention(q, k, v, mask=mask))
+
+        return in_play(play, train)(q, k, v, self.out)
 
 
 class DiT(nnx.Module):
@@ -273,6 +287,7 @@ class DiT(nnx.Module):
         tokens = self.patch_out(tokens * (1 + scale[:, None]) + shift[:, None])
         pattern = "b (f h w) (g c p q) -> b (f g) (h p) (w q) c"
         y = rearrange(tokens, pattern, g=g, p=p, q=p, f=f // g, h=h // p)
+        y = apart(y)  # patches are laid out in their own format, not in float32
         if c.output == "v":
             return y
         return diffusion.v_of_clean(diffusion.Schedule(), x, y, timestep, std=c.clean_std)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float, Key, UInt32
 
 from animegamer_jax.configs import LoRAConfig, NetworkConfig, Remat
@@ -153,6 +154,34 @@ def _of_heads(
     return (y if bias is None else y + _last_axis(bias.astype(jnp.float32), y)).astype(x.dtype)
 
 
+def _are_many(batch: int, length: int) -> bool:
+    """Whether each device has so many tokens that a layer's weights are cut from the stack."""
+    return batch * length >= _MANY_TOKENS * shares("act_batch", "act_length")
+
+
+def _as_it_lies(turned: Float[Array, "o i"], *, many: bool) -> Float[Array, "o i"]:
+    """A matrix that was turned around, row by row in memory.
+
+    Left alone, the compiler turns the whole stack of layers around before the loop. That is the
+    least time, and a copy: among many tokens there is no room for it.
+    """
+    if platform() != "tpu":
+        return turned
+    rows = Layout(major_to_minor=(0, 1))
+    if many:
+        turned = with_layout_constraint(with_layout_constraint(turned.T, rows).T, rows)
+    return with_layout_constraint(turned, rows)
+
+
+def _of_columns(
+    x: Float[Array, "b i t"], kernel: Float[Array, "i o"], bias: Float[Array, " o"] | None
+) -> Float[Array, "b t o"]:
+    """`affine` of features with tokens last; on a TPU the matrix is turned around first."""
+    kernel = apart(_as_it_lies(kernel.T, many=_are_many(x.shape[0], x.shape[2])))
+    y = jnp.einsum("bit,oi->bto", x, kernel, preferred_element_type=jnp.float32)
+    return (y if bias is None else y + _last_axis(bias.astype(jnp.float32), y)).astype(x.dtype)
+
+
 class _Form(NamedTuple):
     """How a linear map's three products lie: of the matrix, and of its update's two."""
 
@@ -164,6 +193,7 @@ class _Form(NamedTuple):
 _ROWS = _Form(affine, affine, affine)
 _COLUMNS = _Form(_columns, affine, _columns)
 _HEADS = _Form(_of_heads, _of_heads, affine)
+_FROM_COLUMNS = _Form(_of_columns, _of_columns, affine)
 
 
 class _Map(NamedTuple):
@@ -241,6 +271,10 @@ class Linear(nnx.Module):
         Dropout goes by an input's place, so others are lost here than where heads lie last.
         """
         return self._map(x.astype(self.dtype), _HEADS, dropout)
+
+    def of_columns(self, x: Float[Array, "b i t"]) -> Float[Array, "b t o"]:
+        """The same of inputs with tokens last."""
+        return self._map(x.astype(self.dtype), _FROM_COLUMNS)
 
     @property
     def _map(self) -> _Map:
@@ -381,6 +415,16 @@ class RMSNorm(nnx.Module):
         return (y * _last_axis(self.scale[...].astype(jnp.float32), y)).astype(x.dtype)
 
 
+def in_play(play: Callable[..., Any], train: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of arrays that is `play` where nothing is differentiated, else `train`.
+
+    The two give the same; `play` may take ways that have no gradient.
+    """
+    either = jax.custom_vjp(play)
+    either.defvjp(lambda *args: jax.vjp(train, *args), lambda backward, dout: backward(dout))
+    return either
+
+
 def remat(function: Callable[..., Any], policy: Remat) -> Callable[..., Any]:
     """Wraps a layer so that its backward pass recomputes what `policy` does not save."""
     if policy == "none":
@@ -452,7 +496,7 @@ class LayerStack(nnx.Module):
         `per_layer` is a pytree with a leading layers axis (a KV cache), or None: then the block is
         called without it, and returns `x` alone.
         """
-        many = math.prod(x.shape[:-1]) >= _MANY_TOKENS * shares("act_batch", "act_length")
+        many = _are_many(math.prod(x.shape[:-2]), x.shape[-2])
         num_layers = jax.tree.leaves(self.blocks)[0].shape[0]
 
         def body(x: jax.Array, step: Any) -> tuple[jax.Array, Any]:

@@ -186,13 +186,14 @@ def splash_attention(
     *,
     valid: Bool[Array, "b s"] | None = None,
     mask: StaticMask | None = None,
+    scale: float = 1.0,
     columns: bool = False,
     interpret: bool = False,
     most_queries: int = 1024,
     most_keys: int = 1792,
     most_at_once: int = 896,
 ) -> Float[Array, "b h t d"]:
-    """softmax(q k^T) v of one device's heads; the scale is in q already.
+    """softmax(q k^T * scale) v of one device's heads.
 
     Args:
         q: queries.
@@ -200,6 +201,7 @@ def splash_attention(
         v: values.
         valid: keys that may be seen; all if None.
         mask: which of them, by slot; all see all if None.
+        scale: of the scores.
         columns: whether the arrays come from ones with tokens last, of which these are views: the
             kernel then reads those, as it always does for heads narrower than a register's lanes.
         interpret: runs the kernel on a CPU, slowly.
@@ -213,6 +215,7 @@ def splash_attention(
 
     b, heads, t, d = q.shape
     s = k.shape[2]
+    q = (q * scale).astype(k.dtype)
     if mask is not None and mask.causal:
         most_queries, most_keys = min(most_queries, _MOST_CAUSAL), min(most_keys, _MOST_CAUSAL)
     blocks = choose_blocks(

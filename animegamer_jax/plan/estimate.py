@@ -2,7 +2,8 @@
 
 Nothing here was measured on a chip. A step's time is the sum of four parts, none of which overlap:
 products of matrices and all other instructions by the compiler's own estimated cycles, collectives
-by bytes over the links within their groups, kernels by arithmetic at the peak of the matrix unit.
+by bytes over the links within their groups, kernels by arithmetic at the peak of the matrix unit
+(splash attention) or by the cycles of their schedule (our own).
 The compiler's cycles of elementwise work look pessimistic: the same instructions' bytes over the
 memory's bandwidth are given beside them, and the truth lies between.
 """
@@ -129,34 +130,52 @@ class Estimate:
 
 
 def attention_flops(kernel: Kernel) -> tuple[float, int] | None:
-    """The products of a call of splash attention, and the width of a head; None: another kernel.
+    """The products of a call of an attention kernel, and a head's width; None: another kernel.
 
     All scores are counted: a causal mask is not known here and saves up to half.
     """
+    shapes = _attention_shapes(kernel)
+    if shapes is None:
+        return None
     parts = kernel.name.split("_")
     phase = next((p for p in parts if p in _PRODUCTS), None)
+    products = 2 if parts[0] == "flash" else _PRODUCTS.get(phase or "")
+    if products is None:
+        return None
+    scores, width = shapes
+    return 2.0 * products * scores * width, width
+
+
+def _attention_shapes(kernel: Kernel) -> tuple[float, int] | None:
+    """Scores of all heads, and a head's width."""
     arrays = [a for a in kernel.operands if len(a.shape) >= 3 and a.dtype in ("bf16", "f32")]
-    if parts[0] != "splash" or phase is None or len(arrays) < 3:
+    if kernel.name.split("_")[0] not in ("splash", "flash") or len(arrays) < 3:
         return None
     queries, keys, values = (a.shape for a in arrays[:3])
-    width = min(values[-2:])
     lengths = (max(shape[-2:]) for shape in (queries, keys))
-    flops = 2.0 * _PRODUCTS[phase] * math.prod((*queries[:-2], *lengths, width))
-    return flops, width
+    return math.prod((*queries[:-2], *lengths)), min(values[-2:])
 
 
 def kernel_seconds(cost: Cost, chip: Chip) -> tuple[float, float]:
     """Seconds and operations of a call's kernels.
 
-    A head narrower than the matrix unit leaves the rest of it idle.
+    Splash attention at the peak, of which a head narrower than the matrix unit leaves the rest
+    idle; our own kernel by the cycles of its schedule, of other widths than 64 as its unit's work.
     """
     seconds = flops = 0.0
     for kernel, times in cost.kernels.items():
         if (found := attention_flops(kernel)) is None:
             continue
         operations, width = found
-        idle = math.ceil(width / chip.matrix_width) * chip.matrix_width / width
-        seconds += operations * times * idle / (chip.peak_tflops * 1e12)
+        unit = chip.matrix_width
+        filled = math.ceil(width / unit) * unit
+        if kernel.name.startswith("flash") and chip.flash_cycles is not None:
+            scores, _ = _attention_shapes(kernel) or (0.0, 0)
+            cycles = scores / 1024 * chip.flash_cycles / chip.cores
+            # Products with whole depth for scores, rows of values and 16 of ones for results.
+            seconds += times * cycles * (filled + width + 16) / (unit + 80) / (chip.clock_ghz * 1e9)
+        else:
+            seconds += operations * times * filled / width / (chip.peak_tflops * 1e12)
         flops += operations * times
     return seconds, flops
 

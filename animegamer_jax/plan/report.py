@@ -17,7 +17,7 @@ _TURNS = 1000  # whose cost is told
 CAVEAT = (
     "Estimates of a compiler, not measurements: cycles and memory by libtpu's compiler; "
     "collectives by\nbytes over the links within their groups, without overlap; attention kernels "
-    "by arithmetic at\nthe matrix unit's peak."
+    "by arithmetic at\nthe matrix unit's peak, or by the compiler's schedule of them."
 )
 
 
