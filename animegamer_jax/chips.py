@@ -89,7 +89,7 @@ CHIPS = {
             matrix_width=128,
             dimensions=3,
             cores=2,
-            flash_cycles=3.13,
+            flash_cycles=3.12,
         ),
         Chip(
             name="v6e",

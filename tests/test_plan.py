@@ -432,6 +432,21 @@ def test_attention_by_arithmetic():
         assert seconds == pytest.approx(counted / (share * CHIPS[chip].peak_tflops * 1e12))
 
 
+def test_attention_by_its_schedule():
+    """Our own kernel: so many cycles of a core for 1,024 scores, a core's unit 128 or 256 wide."""
+    one = kernel("flash_attention", 3, 64)
+    assert attention_flops(one) == (2 * 2 * 3 * 1024 * 1024 * 64, 64)
+    cost = Cost()
+    cost.kernels[one] += 10
+    for name, cycles in (("v5e", 3.12 / 1.5e9), ("v5p", 3.12 / 2 / 1.75e9), ("v6e", 1.69 / 1.75e9)):
+        seconds, _ = kernel_seconds(cost, CHIPS[name])
+        assert seconds == pytest.approx(10 * 3 * 1024 * cycles)
+    narrow = Cost()
+    narrow.kernels[kernel("flash_attention", 3, 32)] += 10
+    seconds, _ = kernel_seconds(narrow, CHIPS["v5e"])
+    assert seconds == pytest.approx(10 * 3 * 1024 * 3.12 / 1.5e9 * (128 + 32 + 16) / (128 + 80))
+
+
 @pytest.mark.parametrize(
     "told",
     [

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from flax import nnx
 
 from animegamer_jax.configs import LoRAConfig, make_toy
 from animegamer_jax.models import attention as attention_module
-from animegamer_jax.models import dit, layers, mistral, splash
+from animegamer_jax.models import dit, flash, layers, mistral, splash
 from animegamer_jax.models.attention import TokenMask, attention
 from animegamer_jax.models.layers import LayerNorm, LayerStack, QKVLinear
 from animegamer_jax.models.splash import StaticMask, choose_blocks
@@ -160,9 +161,46 @@ def test_a_layer_with_tokens_last_is_the_layer(monkeypatch, as_on_a_tpu, shape, 
     run = jax.value_and_grad(total, argnums=(0, 1), has_aux=True)
     with contextlib.nullcontext() if shape is None else jax.set_mesh(make_mesh(shape)):
         found = jax.jit(lambda *a: run(*a))(block, x)
+        played, kernels = jax.jit(lambda *a: total(*a))(block, x), kernels_of(total, block, x)
+        assert kernels == {"flash_attention"}
+        assert "flash_attention" not in kernels_of(run, block, x)
     monkeypatch.undo()
     expected = jax.jit(lambda *a: run(*a))(block, x)
     assert_leaves_close(found, expected)
+    assert_leaves_close(played, expected[0])
+
+
+def kernels_of(function, *args) -> set[str]:
+    """Names of the kernels that a program calls, but for numbers at their end."""
+    text = str(jax.make_jaxpr(lambda *a: function(*a))(*args))
+    return {name.rstrip("_0123456789") for name in re.findall(r"name=(\w*attention\w*)", text)}
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "length", "wide"),
+    [(300, 300, None, False), (256, 1200, 1100, False), (128, 1200, 500, True)],
+)
+def test_attention_for_play(queries, keys, length, wide):
+    """Several blocks of keys, the last of them cut; large scores in one row and one column."""
+    parts = jax.random.split(jax.random.key(0), 3)
+    sizes = (queries, keys, keys)
+    q, k, v = (jax.random.normal(key, (2, 3, 16, n)) for key, n in zip(parts, sizes, strict=True))
+    q, k = q.at[..., 5].multiply(40.0), k.at[..., 7].multiply(40.0)
+    found = flash.flash_attention(q, k, v, length=length, scale=0.25, wide=wide, interpret=True)
+    rows, columns, values = (x.swapaxes(2, 3) for x in (q, k[..., :length], v[..., :length]))
+    weights = jax.nn.softmax(0.25 * rows @ columns.swapaxes(2, 3), axis=-1)
+    np.testing.assert_allclose(found, (weights @ values).swapaxes(2, 3), rtol=2e-5, atol=2e-5)
+
+
+def test_sizes_that_attention_for_play_takes():
+    assert flash.takes((30, 30), 64, 6976, 2)
+    assert not flash.takes((32, 8), 64, 6976, 2)  # keys shared by heads
+    assert not flash.takes((30, 30), 24, 6976, 2)  # half a register of values
+    assert not flash.takes((30, 30), 64, 40_000, 2)  # too many for a core's memory
+    assert (flash.rows_at_once(7168), flash.rows_at_once(6976), flash.rows_at_once(1744)) == (
+        1792, 1408, 1792,
+    )  # fmt: skip
+    assert (flash.keys_at_once(7168), flash.keys_at_once(7168, wide=True)) == (512, 256)
 
 
 def assert_leaves_close(found, expected):

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-LANES = 128
-MOST_QUERIES = 1792  # rows of a block
+_LANES = 128
+_MOST_ROWS = 1792
 # Keys in one product: of 512, a unit of 128 x 128 loses least between them; a wider one, which has
 # less to do for the same scores, is held up less by the softmax of 256.
 _AT_ONCE, _AT_ONCE_WIDE = 512, 256
@@ -39,7 +39,12 @@ def takes(heads: tuple[int, int], width: int, keys: int, itemsize: int) -> bool:
 
 
 def _in_lanes(length: int) -> int:
-    return -(-length // LANES) * LANES
+    return -(-length // _LANES) * _LANES
+
+
+def rows_at_once(queries: int) -> int:
+    """Queries of a block: the most that divide them, in whole registers."""
+    return _largest_divisor(_in_lanes(queries), _MOST_ROWS)
 
 
 def keys_at_once(keys: int, *, wide: bool = False) -> int:
@@ -48,8 +53,8 @@ def keys_at_once(keys: int, *, wide: bool = False) -> int:
 
 
 def _largest_divisor(length: int, most: int) -> int:
-    lanes = length // LANES
-    return LANES * max(n for n in range(1, most // LANES + 1) if lanes % n == 0)
+    lanes = length // _LANES
+    return _LANES * max(n for n in range(1, most // _LANES + 1) if lanes % n == 0)
 
 
 def flash_attention(
@@ -87,7 +92,7 @@ def flash_attention(
         for x in (q, k, v)
     )
     t, s = q.shape[2], k.shape[2]
-    rows = _largest_divisor(t, MOST_QUERIES)
+    rows = rows_at_once(t)
     queries = pl.BlockSpec((None, d, rows), lambda head, block: (head, 0, block))
     whole = pl.BlockSpec((None, d, s), lambda head, block: (head, 0, 0))
     out = pl.pallas_call(

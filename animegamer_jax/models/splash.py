@@ -90,7 +90,12 @@ def fitting_length(length: int, *, parts: int = 1, most: int = 1024) -> int:
 
 
 def choose_blocks(
-    query_length: int, key_length: int, *, most_queries: int, most_keys: int, most_at_once: int
+    query_length: int,
+    key_length: int,
+    *,
+    most_queries: int = 1024,
+    most_keys: int = 1792,
+    most_at_once: int = 896,
 ) -> Blocks:
     """Blocks that fit the lengths with little padding."""
     queries, padded_queries = _fit(query_length, most_queries)

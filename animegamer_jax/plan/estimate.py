@@ -146,7 +146,7 @@ def attention_flops(kernel: Kernel) -> tuple[float, int] | None:
     return 2.0 * products * scores * width, width
 
 
-def _attention_shapes(kernel: Kernel) -> tuple[float, int] | None:
+def _attention_shapes(kernel: Kernel) -> tuple[int, int] | None:
     """Scores of all heads, and a head's width."""
     arrays = [a for a in kernel.operands if len(a.shape) >= 3 and a.dtype in ("bf16", "f32")]
     if kernel.name.split("_")[0] not in ("splash", "flash") or len(arrays) < 3:
@@ -170,7 +170,7 @@ def kernel_seconds(cost: Cost, chip: Chip) -> tuple[float, float]:
         unit = chip.matrix_width
         filled = math.ceil(width / unit) * unit
         if kernel.name.startswith("flash") and chip.flash_cycles is not None:
-            scores, _ = _attention_shapes(kernel) or (0.0, 0)
+            scores, _ = _attention_shapes(kernel) or (0, 0)
             cycles = scores / 1024 * chip.flash_cycles / chip.cores
             # Products with whole depth for scores, rows of values and 16 of ones for results.
             seconds += times * cycles * (filled + width + 16) / (unit + 80) / (chip.clock_ghz * 1e9)
