@@ -30,10 +30,8 @@ PLAY = {
     ],
     "frames (VAE decode), one game": [
         ("v6e:2x4", ["--part", "vae"]),
-        ("v5e:2x4", ["--part", "vae"]),
-        ("v5p:2x2x2", ["--part", "vae"]),
     ],
-    "whole turn, one game": [("v6e:2x4", []), ("v5e:2x4", []), ("v5p:2x2x2", [])],
+    "whole turn, one game": [("v6e:2x4", [])],
     "whole turns, two or eight games": [("v5e:4x4", []), ("v6e:4x4", []), ("v5p:4x4x4", [])],
 }
 _DOTS = ["--remat", "dots"]
