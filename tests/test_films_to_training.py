@@ -152,7 +152,7 @@ def test_every_stage_trains_on_it(games):
     for stage in ("warmup", "decoder", "mllm", "adapt"):
         out = place / stage
         told = ["--data", place / "features", "--model", model, "--out", out]
-        if stage == "adapt":  # it draws clips as the decoder does
+        if stage in ("decoder", "adapt"):  # they draw clips as the part "dit" does
             told += ["--watch-clips", 0]
         run("train", stage, *told, *few)
         assert first_loss(out) > 0

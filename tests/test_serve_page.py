@@ -313,14 +313,14 @@ def test_what_is_typed_during_a_turn_stays(browser, address):
 def test_eight_games_at_once_are_what_each_is_alone(client, address, games):
     """Each gets its own answer, in batches: states equal, frames but for sums in another order."""
 
-    def play(game: str, name: str) -> None:
-        own = gradio_client.Client(address, verbose=False)
+    def play(game: str, name: str, own: Any = None) -> None:
+        own = own or gradio_client.Client(address, verbose=False)
         play_turn(own, game, f"Character: {name}; Motion: gently waving; Background: day town.")
         play_turn(own, game, PLAYED[1])
 
     alone = [new_game(client, seed) for seed in range(8)]
     for game, name in zip(alone, CHARACTERS, strict=True):
-        play(game, name)
+        play(game, name, client)
     together = [new_game(client, seed) for seed in range(8)]
     threads = [
         threading.Thread(target=play, args=pair) for pair in zip(together, CHARACTERS, strict=True)
