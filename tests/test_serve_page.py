@@ -129,6 +129,22 @@ def wait_for_status(page: Any, text: str) -> None:
     wait_for_text(page, "#status", text)
 
 
+def say(page: Any, text: str) -> None:
+    """Types a line and presses Enter until its turn is begun: then the page has emptied the line.
+
+    Gradio ignores what is pressed until the browser knows that the turn before has ended, a moment
+    after it was shown.
+    """
+    page.fill("#line textarea", text)
+    for _ in range(40):
+        page.press("#line textarea", "Enter")
+        with contextlib.suppress(playwright.TimeoutError):
+            emptied = "document.querySelector('#line textarea').value === ''"
+            page.wait_for_function(emptied, timeout=1000)
+            return
+    pytest.fail(f"the turn is not begun: {page.inner_text('#status')!r}")
+
+
 def set_steps(page: Any, steps: str) -> str:
     """Sets the denoising steps in the settings, which are closed; returns what they were."""
     number = "#steps input[type=number]"
@@ -182,8 +198,7 @@ def test_a_game_in_the_browser(browser, address, tmp_path):
         assert "Motion: quickly running." in page.inner_text("#about")
 
         page.get_by_role("tab", name="In words").click()
-        page.fill("#line textarea", PLAYED[2])
-        page.press("#line textarea", "Enter")
+        say(page, PLAYED[2])
         wait_for_turn(page, 3)
         assert playing(page)
         page.wait_for_function("document.querySelectorAll('#board img').length == 3")
@@ -195,8 +210,7 @@ def test_a_game_in_the_browser(browser, address, tmp_path):
         wait_for_turn(page, 1)
         wait_for_status(page, "A new game, which goes on after turn 1")
 
-        page.fill("#line textarea", "Motion: jump.")
-        page.press("#line textarea", "Enter")
+        say(page, "Motion: jump.")
         wait_for_turn(page, 2)
         page.click("#again")
         page.wait_for_function(
@@ -240,8 +254,7 @@ def test_a_turn_is_stopped(browser, tmp_path):
     ):
         page.wait_for_selector("#line textarea")
         assert set_steps(page, "50") == "200"
-        page.fill("#line textarea", "Motion: jump.")
-        page.press("#line textarea", "Enter")
+        say(page, "Motion: jump.")
         wait_for_status(page, "of 50")
         page.click("#undo")
         wait_for_text(page, "body", "a turn is being played")
@@ -249,8 +262,7 @@ def test_a_turn_is_stopped(browser, tmp_path):
         wait_for_status(page, "Stopped: the game is as it was")
         wait_for_text(page, "#about", "No turn yet")
         process.send_signal(signal.SIGUSR1)
-        page.fill("#line textarea", "Motion: jump.")
-        page.press("#line textarea", "Enter")
+        say(page, "Motion: jump.")
         wait_for_turn(page, 1)
         assert wrong == []
 
@@ -286,6 +298,7 @@ def test_what_players_say_is_never_run(browser, address):
             ("", "expected an instruction, found nothing"),
             ("x" * 10_000, "at most 500 letters"),
         ):
+            page.wait_for_timeout(500)  # the turn before has ended for the browser too
             page.fill("#line textarea", text)
             page.click("#play-line")
             wait_for_status(page, told)

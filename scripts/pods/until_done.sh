@@ -12,10 +12,11 @@ if [ "${2:-}" = train ]; then
 fi
 
 # The first process of a container gets the signal and must hand it on.
+child='' stopped=''
+trap 'stopped=yes; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM
 "$@" &
 child=$!
-stopped=''
-trap 'stopped=yes; kill -TERM "$child" 2>/dev/null' TERM
+[ -z "$stopped" ] || kill -TERM "$child" 2>/dev/null
 while wait "$child"; status=$?; kill -0 "$child" 2>/dev/null; do :; done
 [ "$status" -ne 0 ] && exit "$status"
 [ -n "${out:-}" ] || exit 0
