@@ -54,14 +54,14 @@ TRAIN = {
         ("v5e:16x16", ["--batch", "256"]),
     ],
     "warmup": [
-        ("v5p:4x4x4", ["--batch", "64"]),
+        ("v5p:4x4x4", ["--batch", "64", *_DOTS]),
         ("v6e:4x4", []),
         ("v5e:4x4", []),
         ("v6e:2x4", ["--batch", "16", "--accumulate", "2"]),
         ("v5e:2x4", ["--batch", "16", "--accumulate", "2"]),
     ],
     "adapt": [
-        ("v5p:4x4x4", ["--batch", "64"]),
+        ("v5p:4x4x4", ["--batch", "64", *_DOTS]),
         ("v6e:4x4", []),
         ("v5e:4x4", []),
         ("v6e:2x4", ["--batch", "16", "--accumulate", "2"]),
