@@ -44,6 +44,15 @@ made.parent.mkdir(exist_ok=True)
 made.touch()
 """
 
+# Whoever runs the tests by `nohup` or behind a shell's & has them begin with some signals ignored,
+# and a shell cannot trap what it began with ignored.
+FRESH = """
+import os, signal, sys
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
 
 @pytest.fixture
 def script(tmp_path):
@@ -56,7 +65,7 @@ def script(tmp_path):
     def start(**environment: str) -> subprocess.Popen[str]:
         told = {"BIN": str(stub.parent), "TOLD": str(tmp_path), "CORES": "3", "XLA_FLAGS": "--own"}
         return subprocess.Popen(
-            [ROOT / "scripts" / "train_toy.sh", tmp_path / "toy"],
+            [sys.executable, "-c", FRESH, ROOT / "scripts" / "train_toy.sh", tmp_path / "toy"],
             env=os.environ | told | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -23,9 +23,8 @@ _MOST_ROWS = 1792
 # less to do for the same scores, is held up less by the softmax of 256.
 _AT_ONCE, _AT_ONCE_WIDE = 512, 256
 _MOST_KEYS = 1 << 14  # their products are written out one by one
-_OWN_BYTES = (
-    1 << 24
-)  # of keys and values in a core's memory, twice: the next head's are on their way
+# Of keys and values in a core's memory, twice: the next head's are on their way.
+_OWN_BYTES = 1 << 24
 _VMEM_BYTES = 48 << 20
 _ROWS = 16  # of two-byte numbers in a register
 _LEAST = -1e30
