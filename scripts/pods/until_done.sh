@@ -17,7 +17,12 @@ trap 'stopped=yes; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM
 "$@" &
 child=$!
 [ -z "$stopped" ] || kill -TERM "$child" 2>/dev/null
-while wait "$child"; status=$?; kill -0 "$child" 2>/dev/null; do :; done
+while kill -0 "$child" 2>/dev/null; do # by naps: bash can miss a signal as a long wait begins
+  sleep 0.3 &
+  wait $!
+done
+wait "$child"
+status=$?
 [ "$status" -ne 0 ] && exit "$status"
 [ -n "${out:-}" ] || exit 0
 
