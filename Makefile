@@ -57,7 +57,7 @@ demo: .venv/.play out/random/config.json
 	$(BIN)/animegamer play --model out/random --instructions $(INSTRUCTIONS) --out out/demo
 
 train-toy: .venv/.train
-	scripts/train_toy.sh out/toy
+	scripts/toy/train.sh out/toy
 
 .venv/.evaluate: .venv/.made pyproject.toml constraints.txt
 	$(PIP) --editable '.[evaluate]'
@@ -78,7 +78,7 @@ test-hosts: .venv/.dev
 	$(BIN)/python -m pytest -m hosts
 
 screenshots: .venv/.dev
-	SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/test_serve_page.py -k 'browser or phone'
+	SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/serve/test_page.py -k 'browser or phone'
 
 lint: .venv/.dev
 	$(BIN)/ruff check .

@@ -15,7 +15,7 @@ from typing import Any
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 COMMANDS = {
-    "play": ("animegamer_jax.play:play", "play a file of instructions, or from a prompt"),
+    "play": ("animegamer_jax.play.command:play", "play a file of instructions, or from a prompt"),
     "serve": ("animegamer_jax.serve.command:serve", "a web page to play on"),
     "convert": ("animegamer_jax.convert.released:convert", "released checkpoints -> bundle"),
     "export": ("animegamer_jax.convert.released:export", "bundle -> released file formats"),
@@ -23,16 +23,16 @@ COMMANDS = {
         "animegamer_jax.evaluate.command:evaluate",
         "plays a benchmark, scores it, writes a report; --make writes one",
     ),
-    "parity": ("animegamer_jax.evaluate.parity:parity", "recorded numbers against this code"),
+    "parity": ("animegamer_jax.convert.parity:parity", "recorded numbers against this code"),
     "initialise": (
-        "animegamer_jax.train.initialise:initialise",
+        "animegamer_jax.convert.initialise:initialise",
         "pre-trained parts -> a bundle to train",
     ),
     "data toyworld": ("animegamer_jax.data.command:toyworld", "draw games of the toy world"),
-    "data films": ("animegamer_jax.data.filmcommands:films", "films -> two-second clips"),
-    "data annotate": ("animegamer_jax.data.filmcommands:annotate", "who does what in each clip"),
-    "data games": ("animegamer_jax.data.filmcommands:games", "annotated clips -> games"),
-    "data show": ("animegamer_jax.data.filmcommands:show", "a page of a folder's clips"),
+    "data films": ("animegamer_jax.data.films.command:films", "films -> two-second clips"),
+    "data annotate": ("animegamer_jax.data.films.command:annotate", "who does what in each clip"),
+    "data games": ("animegamer_jax.data.films.command:games", "annotated clips -> games"),
+    "data show": ("animegamer_jax.data.films.command:show", "a page of a folder's clips"),
     "data features": ("animegamer_jax.data.command:features", "games -> features to train on"),
     "train foundations": ("animegamer_jax.train.command:foundations", "a toy's VAE, CLIP, T5"),
     "train warmup": ("animegamer_jax.train.command:warmup", "the shot encoder, decoder frozen"),

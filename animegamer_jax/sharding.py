@@ -16,7 +16,7 @@ from flax import nnx
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from animegamer_jax.chips import find_chip
+from animegamer_jax.devices import find_chip
 
 Rules = Mapping[str, str | tuple[str, ...] | None]
 

@@ -37,14 +37,19 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 # Files that take longest. Workers take whole files, in the order in which they
 # were collected: one of these at the end would keep one worker busy and the other idle.
 LONGEST = (
-    "test_films_to_training", "test_serve_page", "test_bench", "test_annotate_again", "test_plan",
-    "test_decoder_stages", "test_foundations", "test_play", "test_train_loop",
+    "data/films/test_films_to_training", "serve/test_page", "bench/test_bench",
+    "data/films/annotation/test_annotate_again", "plan/test_plan", "train/stages/test_decoder",
+    "train/stages/test_foundations", "play/test_command", "train/test_loop",
 )  # fmt: skip
+
+
+def path_of(item: pytest.Item) -> str:
+    return item.path.relative_to(TESTS).with_suffix("").as_posix()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {name: number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))  # stable: others stay
+    items.sort(key=lambda item: place.get(path_of(item), len(LONGEST)))  # stable: others stay
 
 
 SHARED = TESTS.parent.parent / "shared" / "reference"

@@ -10,7 +10,7 @@ import pytest
 
 from animegamer_jax import cli
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage import absolute, telling
+from animegamer_jax.storage.paths import absolute, telling
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_control_c_in_a_collector_callback_is_not_lost(capsys, monkeypatch):
         time.sleep(20)
         return 0
 
-    monkeypatch.setattr("animegamer_jax.play.play", play)
+    monkeypatch.setattr("animegamer_jax.play.command.play", play)
     assert cli.main(["play"]) == 130
     assert capsys.readouterr().err == "animegamer play: stopped\n"
 
@@ -117,7 +117,7 @@ def test_an_extra_that_is_not_installed(monkeypatch, capsys, tmp_path):
     }
     for place, mend in mends.items():
         monkeypatch.setattr(cli, "__file__", place)
-        monkeypatch.delitem(sys.modules, "animegamer_jax.data.show", raising=False)
+        monkeypatch.delitem(sys.modules, "animegamer_jax.data.films.gallery", raising=False)
         assert cli.main(["data", "show", str(tmp_path)]) == 2
         told = capsys.readouterr().err
         assert told == f"animegamer data show: needs jinja2, which is not installed: {mend}\n"

@@ -12,12 +12,17 @@ import pytest
 from flax import nnx
 
 from animegamer_jax import diffusion
-from animegamer_jax.bundle import NetworkName, abstract_network, abstract_params, flat_params
+from animegamer_jax.bundle.bundle import (
+    NetworkName,
+    abstract_network,
+    abstract_params,
+    flat_params,
+)
 from animegamer_jax.configs import NetworkConfig
-from animegamer_jax.convert import dit as dit_table
-from animegamer_jax.convert import encoder as encoder_table
 from animegamer_jax.convert.rules import convert
 from animegamer_jax.convert.sources import open_torch
+from animegamer_jax.convert.tables import dit as dit_table
+from animegamer_jax.convert.tables import encoder as encoder_table
 from animegamer_jax.diffusion import SamplerTable, Schedule, make_sampler_table
 from animegamer_jax.protocol import PAPER, RELEASED
 

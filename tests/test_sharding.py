@@ -11,7 +11,7 @@ from flax import nnx
 from helpers import random_leaves, tiny_config
 from jax.sharding import NamedSharding, PartitionSpec
 
-from animegamer_jax.bundle import (
+from animegamer_jax.bundle.bundle import (
     NETWORKS,
     Bundle,
     NetworkName,

@@ -1,1 +1,1 @@
-"""`animegamer bench`: how fast the programs are, and PyTorch beside them."""
+"""`animegamer bench`: times the programs of a turn and the training steps, next to PyTorch if asked."""

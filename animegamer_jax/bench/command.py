@@ -12,7 +12,7 @@ from animegamer_jax.configs import Dtype
 from animegamer_jax.errors import UserError
 
 if TYPE_CHECKING:
-    from animegamer_jax.bundle import Bundle
+    from animegamer_jax.bundle.bundle import Bundle
 
 PlayName = Literal["mllm", "step", "sampler", "vae", "turn"]
 ProgramName = Literal[

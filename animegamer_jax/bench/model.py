@@ -9,8 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from animegamer_jax import rollout
-from animegamer_jax.bundle import Bundle, BundleWriter, NetworkName, abstract_params
+from animegamer_jax.bundle.bundle import (
+    Bundle,
+    BundleWriter,
+    NetworkName,
+    abstract_params,
+)
 from animegamer_jax.configs import (
     DiTConfig,
     Dtype,
@@ -22,8 +26,13 @@ from animegamer_jax.configs import (
     VAEConfig,
 )
 from animegamer_jax.diffusion import SamplerState, SamplerTable
-from animegamer_jax.play import ASSETS, model_folder, parse_instructions
-from animegamer_jax.player import Player
+from animegamer_jax.game import rollout
+from animegamer_jax.game.player import Player
+from animegamer_jax.play.command import (
+    ASSETS,
+    model_folder,
+    parse_instructions,
+)
 from animegamer_jax.protocol import PAPER
 
 _PLAYING: tuple[NetworkName, ...] = ("mllm", "encoder", "dit", "vae")
@@ -91,8 +100,8 @@ def write_random(folder: Path, config: ModelConfig, *, name: str) -> Bundle:
 
     The vocabulary is the tokenizer's, and the game the paper's.
     """
-    from animegamer_jax.data.toywords import words
     from animegamer_jax.tokenizer import write_word_tokenizer
+    from animegamer_jax.toy.vocabulary import words
 
     assert config.mllm is not None
     tokenizer = folder / "tokenizer"

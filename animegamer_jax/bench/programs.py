@@ -11,10 +11,10 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from animegamer_jax import rollout
 from animegamer_jax.bench.model import Model
+from animegamer_jax.game import rollout
 from animegamer_jax.models.dit import DiT
-from animegamer_jax.train.products import count_products
+from animegamer_jax.train.stages.flops import count_products
 
 Outputs = Mapping[str, np.ndarray]
 

@@ -14,9 +14,9 @@ from animegamer_jax.bench.model import Model
 from animegamer_jax.bench.programs import PLAY, Compiled, Outputs, Program, play_programs
 from animegamer_jax.bench.report import OURS, About, Row, Side
 from animegamer_jax.bench.timing import alternate, call_memory, measure_peak
-from animegamer_jax.bundle import Bundle
-from animegamer_jax.chips import find_chip, processor
+from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.configs import Dtype
+from animegamer_jax.devices import find_chip, processor
 from animegamer_jax.errors import UserError
 
 if TYPE_CHECKING:

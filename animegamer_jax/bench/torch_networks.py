@@ -22,7 +22,7 @@ from diffusers.models.transformers.cogvideox_transformer_3d import CogVideoXBloc
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from animegamer_jax.bundle import Bundle, NetworkName
+from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.configs import DiTConfig, MistralConfig, MLLMConfig, VAEConfig
 from animegamer_jax.convert import rules as tables
 from animegamer_jax.convert.export import export

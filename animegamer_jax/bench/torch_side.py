@@ -17,9 +17,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import DynamicCache
 
-from animegamer_jax import rollout
 from animegamer_jax.bench import torch_networks
 from animegamer_jax.bench.model import Model
+from animegamer_jax.game import rollout
 from animegamer_jax.models.vae import from_decoder
 from animegamer_jax.protocol import STATE_NAMES
 

@@ -10,14 +10,18 @@ import jax
 import numpy as np
 
 from animegamer_jax.bench.programs import Program
-from animegamer_jax.bundle import Bundle, NetworkName
+from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.configs import SIZES, Dtype
-from animegamer_jax.data.turns import CaptionSample, ClipSample, TextSample
+from animegamer_jax.data.samples import (
+    CaptionSample,
+    ClipSample,
+    TextSample,
+)
 from animegamer_jax.plan.stand_in import write_features
 from animegamer_jax.sharding import PLANS, make_mesh, use_plan
 from animegamer_jax.train.command import find_stage
 from animegamer_jax.train.optimizer import make_optimizer
-from animegamer_jax.train.stage import DataSource, Stage
+from animegamer_jax.train.stages.base import DataSource, Stage
 from animegamer_jax.train.step import make_state, make_train_step, state_shardings
 
 # By name: stage, part, and the networks that it loads.

@@ -1,1 +1,1 @@
-"""Released PyTorch checkpoints to bundles and back: one table a network, one strict function."""
+"""Released PyTorch checkpoints to bundles and back, and parity with recorded numbers."""

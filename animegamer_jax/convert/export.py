@@ -12,13 +12,18 @@ import jax
 import numpy as np
 from etils import epath
 
-from animegamer_jax.bundle import (
+from animegamer_jax.bundle.bundle import (
     NETWORKS,
     Bundle,
     NetworkName,
     abstract_params,
 )
-from animegamer_jax.bundle_config import SIZES_FILE, Placement, Sizes, to_json
+from animegamer_jax.bundle.config import (
+    SIZES_FILE,
+    Placement,
+    Sizes,
+    to_json,
+)
 from animegamer_jax.configs import ModelConfig
 from animegamer_jax.convert import rules as tables
 from animegamer_jax.convert.networks import (
@@ -30,7 +35,12 @@ from animegamer_jax.convert.networks import (
 )
 from animegamer_jax.convert.sources import write_safetensors, write_torch
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage import absolute, move_into_place, refuse_existing, telling
+from animegamer_jax.storage.paths import (
+    absolute,
+    move_into_place,
+    refuse_existing,
+    telling,
+)
 
 
 def export(*, bundle: str, out: Path, networks: tuple[NetworkName, ...] = ()) -> int:

@@ -8,8 +8,8 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from animegamer_jax.bundle import Bundle, NetworkName
-from animegamer_jax.bundle_config import Placement, Weights
+from animegamer_jax.bundle.bundle import Bundle, NetworkName
+from animegamer_jax.bundle.config import Placement, Weights
 from animegamer_jax.configs import LoRAConfig, NetworkConfig
 from animegamer_jax.convert.sources import Source
 from animegamer_jax.errors import UserError
@@ -71,7 +71,7 @@ def check_kind(source: Source, option: str) -> None:
 
 def table_of(name: NetworkName) -> Any:
     """The module with a network's `rules` and `infer_config`."""
-    return importlib.import_module(f"animegamer_jax.convert.{name}")
+    return importlib.import_module(f"animegamer_jax.convert.tables.{name}")
 
 
 def lora_of(name: NetworkName, config: Any) -> LoRAConfig | None:

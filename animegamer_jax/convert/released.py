@@ -10,13 +10,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from animegamer_jax.bundle import (
+from animegamer_jax.bundle.bundle import (
     NETWORKS,
     BundleWriter,
     NetworkName,
     abstract_params,
 )
-from animegamer_jax.bundle_config import SIZES_FILE, Placement, Sizes, from_json
+from animegamer_jax.bundle.config import (
+    SIZES_FILE,
+    Placement,
+    Sizes,
+    from_json,
+)
 from animegamer_jax.configs import ModelConfig, NetworkConfig, disagreements
 from animegamer_jax.convert import rules as tables
 from animegamer_jax.convert.export import export as export  # the command line's other half
@@ -39,7 +44,11 @@ from animegamer_jax.convert.sources import (
 )
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import PROTOCOLS
-from animegamer_jax.storage import absolute, refuse_existing, telling
+from animegamer_jax.storage.paths import (
+    absolute,
+    refuse_existing,
+    telling,
+)
 
 
 @dataclasses.dataclass(frozen=True)

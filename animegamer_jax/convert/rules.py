@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from animegamer_jax.bundle import flat_params
+from animegamer_jax.bundle.bundle import flat_params
 from animegamer_jax.errors import UserError
 
 if TYPE_CHECKING:

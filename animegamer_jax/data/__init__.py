@@ -1,1 +1,1 @@
-"""Data: the toy world, films, motion, and what becomes of them on the way to training."""
+"""Data sets: games, their features, and the loader that training reads."""

@@ -41,7 +41,7 @@ def toyworld(
         processes: That draw at the same time.
         films: Number of films (shots joined by cuts, with their truth) to write to OUT/films.
     """
-    from animegamer_jax.data.toygames import ToySize, write_toy_games
+    from animegamer_jax.toy.dataset import ToySize, write_toy_games
 
     size = ToySize(games=games, test_games=test_games, turns=turns, height=height, width=width)
     if films < 0:
@@ -56,8 +56,8 @@ def toyworld(
 
 
 def _write_films(folder: Path, count: int, *, size: tuple[int, int], seed: int) -> None:
-    from animegamer_jax.data.toyfilms import make_film, write_film
-    from animegamer_jax.storage import telling
+    from animegamer_jax.storage.paths import telling
+    from animegamer_jax.toy.films import make_film, write_film
 
     mend = "free space; the games are whole"
     with telling(folder, "cannot be written", mend=mend), show_progress("films") as tell:
@@ -100,15 +100,19 @@ def features(
         host: The number of this one, with --coordinator.
         connect_seconds: To wait for the other hosts.
     """
-    from animegamer_jax.train.hosts import check_agreement, join_hosts, together
+    from animegamer_jax.distributed import (
+        check_agreement,
+        join_hosts,
+        together,
+    )
 
     join_hosts(coordinator=coordinator, hosts=hosts, host=host, seconds=connect_seconds)
     import jax
 
-    from animegamer_jax.bundle import Bundle
+    from animegamer_jax.bundle.bundle import Bundle
     from animegamer_jax.configs import SIZES
+    from animegamer_jax.data.datasets import open_games
     from animegamer_jax.data.features import write_features
-    from animegamer_jax.data.sets import open_games
 
     with together():
         bundle, games = Bundle.open(model), open_games(data)

@@ -21,8 +21,8 @@ from etils import epath
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Float16, Int, UInt8
 
-from animegamer_jax.bundle import Bundle
-from animegamer_jax.data.sets import (
+from animegamer_jax.bundle.bundle import Bundle
+from animegamer_jax.data.datasets import (
     INFO_FILE,
     FeatureInfo,
     GamesSet,
@@ -30,16 +30,20 @@ from animegamer_jax.data.sets import (
     Record,
     SetInfo,
 )
+from animegamer_jax.data.samples import (
+    Frame,
+    check_clips,
+    read_frames,
+)
 from animegamer_jax.data.shards import ShardedSet, begin_set, folder_digest, shard_ranges
-from animegamer_jax.data.turns import Frame, check_clips, read_frames
+from animegamer_jax.distributed import together
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.models.vae import VAE
 from animegamer_jax.sharding import make_mesh, partition_spec
-from animegamer_jax.storage import telling
+from animegamer_jax.storage.paths import telling
 from animegamer_jax.tokenizer import Tokenizer
-from animegamer_jax.train.hosts import together
 
 Progress = Callable[[str, int, int], None]
 T = TypeVar("T")

@@ -24,9 +24,9 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from etils import epath
 from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
-from animegamer_jax.bundle_config import to_json
-from animegamer_jax.bundle_networks import first_difference
-from animegamer_jax.data.sets import (
+from animegamer_jax.bundle.config import to_json
+from animegamer_jax.bundle.networks import first_difference
+from animegamer_jax.data.datasets import (
     INFO_FILE,
     PARTS,
     UNFINISHED_FILE,
@@ -37,9 +37,13 @@ from animegamer_jax.data.sets import (
     disk_refusal,
     record_spec,
 )
-from animegamer_jax.data.shotfiles import write_json
+from animegamer_jax.data.films.clips.archive import write_json
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage import absolute, refuse_existing, telling
+from animegamer_jax.storage.paths import (
+    absolute,
+    refuse_existing,
+    telling,
+)
 
 _TEMPORARY = ".shard-"
 _MEND = "free space or choose another place, then run the same command again"

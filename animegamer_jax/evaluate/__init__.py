@@ -1,1 +1,1 @@
-"""Measuring: parity with recorded numbers of another implementation."""
+"""`animegamer evaluate`: plays a benchmark, scores it, writes a report."""

@@ -8,8 +8,8 @@ from typing import Annotated
 import tyro
 
 from animegamer_jax.configs import Dtype
-from animegamer_jax.evaluate.catalogue import GROUPS
-from animegamer_jax.play import keep_compiled_programs
+from animegamer_jax.evaluate.metrics.registry import GROUPS
+from animegamer_jax.play.command import keep_compiled_programs
 
 _Append = tyro.conf.UseAppendAction
 
@@ -70,7 +70,7 @@ class Options:
             clips; the benchmark's characters must be in it.
         reader_clips: True clips of the toy world that readers of who, where and when learn from.
         ablations: A file of ablations to print in the report. Default: in the toy world those of
-            `scripts/toy_ablations.py`, once it has made them.
+            `scripts/toy/ablations.py`, once it has made them.
     """
 
     model: Annotated[tuple[str, ...], _Append] = ()
@@ -101,7 +101,7 @@ class _Command:
     def for_words(self, words: Sequence[str]) -> Callable[..., int]:
         """The function whose arguments are the command's options."""
         if any(word.partition("=")[0] == "--make" for word in words):
-            from animegamer_jax.evaluate.benchmark_command import make_command
+            from animegamer_jax.evaluate.benchmarks.command import make_command
 
             return make_command
         return run

@@ -17,21 +17,24 @@ import jax
 import numpy as np
 
 from animegamer_jax import __version__
-from animegamer_jax.bundle import Bundle
-from animegamer_jax.chips import processor
-from animegamer_jax.data.cast import Cast, read_cast
+from animegamer_jax.bundle.bundle import Bundle
+from animegamer_jax.data.characters import Cast, read_cast
+from animegamer_jax.devices import processor
 from animegamer_jax.errors import UserError
-from animegamer_jax.evaluate.ablations import TOY_ABLATIONS, read_ablations
-from animegamer_jax.evaluate.benchmark import Benchmark, check_characters, read_benchmark
-from animegamer_jax.evaluate.benchmark_toy import WORLD
-from animegamer_jax.evaluate.beside import tables_beside
-from animegamer_jax.evaluate.catalogue import GROUPS, METRICS, Group
+from animegamer_jax.evaluate.benchmarks.format import (
+    Benchmark,
+    check_characters,
+    read_benchmark,
+)
 from animegamer_jax.evaluate.command import JudgeOptions, Options
-from animegamer_jax.evaluate.progress import say, teller
-from animegamer_jax.evaluate.report import write_report
-from animegamer_jax.evaluate.results import Evaluation, SystemResult, Table, write_results
-from animegamer_jax.evaluate.scorers import expected_of
-from animegamer_jax.evaluate.scoring import (
+from animegamer_jax.evaluate.judge.scores import agreement
+from animegamer_jax.evaluate.metrics.registry import (
+    GROUPS,
+    METRICS,
+    Group,
+)
+from animegamer_jax.evaluate.metrics.scorers import expected_of
+from animegamer_jax.evaluate.metrics.suite import (
     FrameSize,
     Means,
     Scoring,
@@ -40,19 +43,24 @@ from animegamer_jax.evaluate.scoring import (
     load_clip,
     make_scoring,
 )
-from animegamer_jax.evaluate.systems import (
+from animegamer_jax.evaluate.play_games import (
     benchmark_digest,
     check_instructions,
     play_system,
     read_system,
 )
-from animegamer_jax.evaluate.verdict import agreement
-from animegamer_jax.media import write_whole
+from animegamer_jax.evaluate.progress import say, teller
+from animegamer_jax.evaluate.reference_scores import tables_beside
+from animegamer_jax.evaluate.report.ablations import TOY_ABLATIONS, read_ablations
+from animegamer_jax.evaluate.report.build import write_report
+from animegamer_jax.evaluate.results import Evaluation, SystemResult, Table, write_results
+from animegamer_jax.game.player import Player, check_fit
+from animegamer_jax.media.video import write_whole
 from animegamer_jax.models.vae import VAE
-from animegamer_jax.play import model_folder
-from animegamer_jax.player import Player, check_fit
-from animegamer_jax.storage import telling
+from animegamer_jax.play.command import model_folder
+from animegamer_jax.storage.paths import telling
 from animegamer_jax.tokenizer import Tokenizer
+from animegamer_jax.toy.scoring.benchmark import WORLD
 
 MARK_FILE = "evaluation.json"
 """Beside `results.json`: whose games lie here, from the start on."""
@@ -128,7 +136,9 @@ class Run:
         if options.ablations is not None:
             read_ablations(options.ablations)
         if judge.judge:
-            importlib.import_module("animegamer_jax.evaluate.judge")  # tells what is not installed
+            importlib.import_module(
+                "animegamer_jax.evaluate.judge.judge"
+            )  # tells what is not installed
 
     def run(self) -> None:
         """Plays, scores and writes; a folder that holds a part of it already goes on.
@@ -293,7 +303,11 @@ class Run:
         asked = self._judge
         if not asked.judge:
             return (), {}, None
-        from animegamer_jax.evaluate.judge import JudgedGame, JudgeSettings, judge
+        from animegamer_jax.evaluate.judge.judge import (
+            JudgedGame,
+            JudgeSettings,
+            judge,
+        )
 
         out = self._options.out
         pictures = {} if cast is None else first_pictures(cast)

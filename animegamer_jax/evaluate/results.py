@@ -17,13 +17,17 @@ from typing import Any
 import numpy as np
 from jaxtyping import AbstractArray, Bool, Float, Int
 
-from animegamer_jax.bundle_config import from_json, to_json
+from animegamer_jax.bundle.config import from_json, to_json
 from animegamer_jax.errors import UserError
-from animegamer_jax.evaluate.metrics import Estimate, estimate
+from animegamer_jax.evaluate.judge.scores import (
+    CRITERIA,
+    Agreement,
+    Verdict,
+)
+from animegamer_jax.evaluate.metrics.formulas import Estimate, estimate
 from animegamer_jax.evaluate.strictjson import fields, load, shown, some
-from animegamer_jax.evaluate.verdict import CRITERIA, Agreement, Verdict
-from animegamer_jax.media import write_whole
-from animegamer_jax.storage import telling
+from animegamer_jax.media.video import write_whole
+from animegamer_jax.storage.paths import telling
 
 FORMAT_VERSION = 1
 RESULTS_FILE = "results.json"

@@ -10,7 +10,7 @@ from animegamer_jax.errors import UserError
 
 if TYPE_CHECKING:
     from animegamer_jax.plan.topology import Topology
-    from animegamer_jax.train.recipe import Recipe
+    from animegamer_jax.train.stages.recipe import Recipe
 
 StageName = Literal["warmup", "decoder", "mllm", "adapt", "rollout"]
 PartName = Literal["turn", "mllm", "decoder", "vae"]
@@ -153,7 +153,7 @@ def _training_case(
     given: Mapping[str, Any],
 ) -> Case:
     from animegamer_jax.configs import SIZES
-    from animegamer_jax.train.layout import check_mesh
+    from animegamer_jax.train.mesh import check_mesh
 
     recipe = _recipe(stage, size, given)
     if "trained" in given and _trains_the_same(recipe):
@@ -187,7 +187,7 @@ def _play_case(
     given: Mapping[str, Any],
 ) -> Case:
     from animegamer_jax.configs import SIZES
-    from animegamer_jax.train.layout import check_divides
+    from animegamer_jax.train.mesh import check_divides
 
     if layout is None:
         layout = _default_layout(stage, topology, trains_all=False)
@@ -219,7 +219,7 @@ def _play_case(
 
 
 def _default_layout(stage: StageName, topology: "Topology", *, trains_all: bool) -> str:
-    from animegamer_jax.train.layout import default_layout
+    from animegamer_jax.train.mesh import default_layout
 
     return default_layout(
         stage,
@@ -237,7 +237,7 @@ def _recipe(stage: str, size: str, changes: Mapping[str, Any]) -> "Recipe":
 
 def _trains_the_same(recipe: "Recipe") -> bool:
     """Whether `trained` is no option of the stage's command."""
-    from animegamer_jax.train.recipe import FixedRecipe
+    from animegamer_jax.train.stages.recipe import FixedRecipe
 
     return isinstance(recipe, FixedRecipe)
 

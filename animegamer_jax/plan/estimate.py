@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from animegamer_jax.chips import Chip
+from animegamer_jax.devices import Chip
 from animegamer_jax.plan.costs import Cost, Kernel, cost_of
 from animegamer_jax.plan.links import Torus, link_share
 from animegamer_jax.plan.topology import Topology

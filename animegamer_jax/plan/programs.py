@@ -15,20 +15,21 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from animegamer_jax import diffusion, rollout
-from animegamer_jax.bundle import abstract_network
-from animegamer_jax.bundle_config import with_dtypes
+from animegamer_jax import diffusion
+from animegamer_jax.bundle.bundle import abstract_network
+from animegamer_jax.bundle.config import with_dtypes
 from animegamer_jax.configs import SIZES, ModelConfig
 from animegamer_jax.convert.networks import with_lora
+from animegamer_jax.game import rollout
 from animegamer_jax.plan.stand_in import AbstractBundle, write_features, write_tokenizer
 from animegamer_jax.protocol import PAPER, Layout, Protocol
 from animegamer_jax.sharding import Plan, network_rules, param_shardings, partition_spec, use_plan
 from animegamer_jax.tokenizer import Tokenizer
 from animegamer_jax.train.command import find_stage
-from animegamer_jax.train.mllm import MLLMStage
 from animegamer_jax.train.optimizer import make_optimizer
-from animegamer_jax.train.recipe import Recipe
-from animegamer_jax.train.stage import DataSource, Stage
+from animegamer_jax.train.stages.base import DataSource, Stage
+from animegamer_jax.train.stages.mllm import MLLMStage
+from animegamer_jax.train.stages.recipe import Recipe
 from animegamer_jax.train.step import abstract_state, batch_sharding, make_train_step
 
 

@@ -9,11 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from animegamer_jax.bundle import Bundle, abstract_network
-from animegamer_jax.bundle_config import with_dtypes
+from animegamer_jax.bundle.bundle import Bundle, abstract_network
+from animegamer_jax.bundle.config import with_dtypes
 from animegamer_jax.configs import ModelConfig
-from animegamer_jax.data.motion import PAPER_EDGES
-from animegamer_jax.data.sets import FeatureInfo, Record, SetInfo, write_set
+from animegamer_jax.data.datasets import (
+    FeatureInfo,
+    Record,
+    SetInfo,
+    write_set,
+)
+from animegamer_jax.media.motion import PAPER_EDGES
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.tokenizer import write_word_tokenizer
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from packaging.requirements import Requirement
 
-from animegamer_jax.chips import CHIPS, Chip
+from animegamer_jax.devices import CHIPS, Chip
 from animegamer_jax.errors import UserError
 from animegamer_jax.plan.links import Torus
 

@@ -14,9 +14,13 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from animegamer_jax import media
 from animegamer_jax.errors import UserError
-from animegamer_jax.game import GAME_FILE, STORYBOARD_FILE, Game
+from animegamer_jax.game.saved_game import (
+    GAME_FILE,
+    STORYBOARD_FILE,
+    Game,
+)
+from animegamer_jax.media import video
 
 MOVIE_FILE = "game.mp4"
 _WANTED = re.compile(r"game\.json|[A-Za-z0-9_-]{1,60}\.(mp4|npz)")
@@ -37,7 +41,7 @@ def pack_game(game: Game, path: Path) -> None:
     if not game.turns:
         raise UserError("the game has no turns yet: play one first")
     game.save_storyboard()
-    media.join_mp4([game.folder / turn.clip for turn in game.turns], game.folder / MOVIE_FILE)
+    video.join_mp4([game.folder / turn.clip for turn in game.turns], game.folder / MOVIE_FILE)
     names = [GAME_FILE, STORYBOARD_FILE, MOVIE_FILE]
     names += [name for turn in game.turns for name in (turn.clip, turn.representation_file)]
     part = path.with_name(path.name + ".part")

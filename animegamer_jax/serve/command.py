@@ -10,7 +10,7 @@ from rich.console import Console
 
 from animegamer_jax.configs import Dtype
 from animegamer_jax.errors import UserError
-from animegamer_jax.play import keep_compiled_programs, model_folder
+from animegamer_jax.play.command import keep_compiled_programs, model_folder
 
 
 def serve(
@@ -54,9 +54,9 @@ def serve(
 
     import gradio as gr
 
-    from animegamer_jax.bundle import Bundle
-    from animegamer_jax.media import enlarged_size
-    from animegamer_jax.player import Player
+    from animegamer_jax.bundle.bundle import Bundle
+    from animegamer_jax.game.player import Player
+    from animegamer_jax.media.video import enlarged_size
     from animegamer_jax.serve import view
     from animegamer_jax.serve.engine import Engine, suitable_batches
     from animegamer_jax.serve.page import Page

@@ -11,7 +11,7 @@ import gradio as gr
 from gradio import processing_utils
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.game import Game, Meters
+from animegamer_jax.game.saved_game import Game, Meters
 from animegamer_jax.serve import view
 from animegamer_jax.serve.archive import pack_game
 from animegamer_jax.serve.engine import Engine, Ticket

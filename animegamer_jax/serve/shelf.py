@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from animegamer_jax import media
 from animegamer_jax.errors import UserError
-from animegamer_jax.game import GAME_FILE, Game
+from animegamer_jax.game.saved_game import GAME_FILE, Game
+from animegamer_jax.media import video
 from animegamer_jax.serve.archive import unpack_game
 
 _ID = re.compile(r"[0-9a-f]{24}")
@@ -175,7 +175,7 @@ def check_game(game: Game, model: GameModel) -> None:
             )
     height, width, frames = model.clip
     for turn in game.turns:
-        found = media.measure_mp4(game.folder / turn.clip)
+        found = video.measure_mp4(game.folder / turn.clip)
         if found[:2] != (height, width) or found[2] > frames:
             raise UserError(
                 f"{turn.clip}: expected {frames} frames of {width} x {height}, found {found[2]} of "

@@ -8,8 +8,12 @@ from pathlib import Path
 
 from PIL import Image
 
-from animegamer_jax import media
-from animegamer_jax.game import Game, Meters, Turn
+from animegamer_jax.game.saved_game import (
+    Game,
+    Meters,
+    Turn,
+)
+from animegamer_jax.media import video
 from animegamer_jax.serve.engine import Ticket
 
 _METERS = ("stamina", "social", "entertainment")
@@ -125,7 +129,7 @@ def thumbnail(game: Game, turn: Turn) -> Path:
     path = clip.with_suffix(".jpg")
     # An undone turn's name may be another turn's by now.
     if not path.exists() or path.stat().st_mtime_ns < clip.stat().st_mtime_ns:
-        frames = media.read_mp4(clip)
+        frames = video.read_mp4(clip)
         picture = Image.fromarray(frames[len(frames) // 2])
         size = round(picture.width * _THUMB_ROWS / picture.height), _THUMB_ROWS
         picture.resize(size, Image.Resampling.LANCZOS).save(path, quality=85)

@@ -34,8 +34,12 @@ def known_words(model: str, folder: Path) -> Words:
         return _read(path)
     if model != "toy":
         return Words()
-    from animegamer_jax.data.toyscene import CHARACTERS, PLACES, TIMES
-    from animegamer_jax.data.toywords import ADVERBS, VERBS
+    from animegamer_jax.toy.scene import (
+        CHARACTERS,
+        PLACES,
+        TIMES,
+    )
+    from animegamer_jax.toy.vocabulary import ADVERBS, VERBS
 
     motions = [
         verb.gerund.format(partner=partner)

@@ -18,16 +18,24 @@ from etils import epath
 
 from animegamer_jax.configs import SIZES, ModelConfig, disagreements
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage import absolute, is_bucket, telling
-from animegamer_jax.train.layout import check_mesh, default_layout, mesh_shape
-from animegamer_jax.train.recipe import Recipe
+from animegamer_jax.storage.paths import (
+    absolute,
+    is_bucket,
+    telling,
+)
+from animegamer_jax.train.mesh import (
+    check_mesh,
+    default_layout,
+    mesh_shape,
+)
+from animegamer_jax.train.stages.recipe import Recipe
 
 if TYPE_CHECKING:
-    from animegamer_jax.bundle import Bundle
+    from animegamer_jax.bundle.bundle import Bundle
     from animegamer_jax.protocol import Protocol
     from animegamer_jax.sharding import Plan
     from animegamer_jax.train.loop import Run
-    from animegamer_jax.train.stage import DataSource, Stage
+    from animegamer_jax.train.stages.base import DataSource, Stage
 
 STAGES = ("foundations", "warmup", "decoder", "mllm", "adapt")
 PARTS = ("clip", "t5", "vae", "dit")
@@ -153,7 +161,7 @@ def find_stage(
         if part is not None:
             told = f"stage {name}: --part {part}: only foundations has parts: leave it out"
         raise UserError(told)
-    module = importlib.import_module(f"animegamer_jax.train.{name}")
+    module = importlib.import_module(f"animegamer_jax.train.stages.{name}")
     if part is None:
         stage, recipes = module.STAGE, module.RECIPES
     elif part in module.PARTS:
@@ -176,7 +184,7 @@ def sources(words: tuple[str, ...]) -> tuple["DataSource", ...]:
     Raises:
         UserError: there is none, or a weight is no positive number.
     """
-    from animegamer_jax.train.stage import DataSource
+    from animegamer_jax.train.stages.base import DataSource
 
     if not words:
         raise UserError("--data: expected one data set or more, found none")
@@ -274,9 +282,9 @@ def _tokenizer_and_protocol(
         )
     import jax
 
-    from animegamer_jax.data.toywords import words
-    from animegamer_jax.data.toyworld import PROTOCOL
     from animegamer_jax.tokenizer import write_word_tokenizer
+    from animegamer_jax.toy.vocabulary import words
+    from animegamer_jax.toy.world import PROTOCOL
 
     if is_bucket(out) or jax.process_count() > 1:
         folder = Path(tempfile.mkdtemp(prefix="tokenizer-"))
@@ -290,7 +298,7 @@ def _layout(stage: str, options: Options, recipe: Recipe) -> "Plan":
     """The plan as told, or the one that suits."""
     import jax
 
-    from animegamer_jax.chips import find_chip
+    from animegamer_jax.devices import find_chip
     from animegamer_jax.sharding import PLANS
 
     if options.layout is not None:
@@ -328,12 +336,16 @@ def start(stage_class: type["Stage[Any]"], options: Options, recipe: Recipe) -> 
     Raises:
         UserError: something does not fit.
     """
-    from animegamer_jax.play import keep_compiled_programs
+    from animegamer_jax.play.command import keep_compiled_programs
 
     keep_compiled_programs()
     import jax
 
-    from animegamer_jax.train.hosts import check_agreement, join_hosts, together
+    from animegamer_jax.distributed import (
+        check_agreement,
+        join_hosts,
+        together,
+    )
 
     join_hosts(
         coordinator=options.coordinator,
@@ -367,7 +379,7 @@ def make_run(
     """
     import jax
 
-    from animegamer_jax.bundle import Bundle
+    from animegamer_jax.bundle.bundle import Bundle
     from animegamer_jax.sharding import make_mesh
     from animegamer_jax.tokenizer import Tokenizer
     from animegamer_jax.train.loop import Run

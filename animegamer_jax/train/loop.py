@@ -19,18 +19,30 @@ from flax import nnx
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from animegamer_jax.bundle import Bundle
-from animegamer_jax.bundle_config import to_json
-from animegamer_jax.data.pipeline import make_iterator, on_mesh, rows_here
-from animegamer_jax.data.sets import INFO_FILE
+from animegamer_jax.bundle.bundle import Bundle
+from animegamer_jax.bundle.config import to_json
+from animegamer_jax.data.datasets import INFO_FILE
+from animegamer_jax.data.loader import (
+    make_iterator,
+    on_mesh,
+    rows_here,
+)
+from animegamer_jax.distributed import check_agreement, together
 from animegamer_jax.errors import NonFiniteError, UserError
-from animegamer_jax.storage import absolute, telling
+from animegamer_jax.storage.paths import absolute, telling
 from animegamer_jax.train.checkpoint import Checkpoints
-from animegamer_jax.train.hosts import check_agreement, together
+from animegamer_jax.train.metric_logger import (
+    Recorder,
+    peak_tflops,
+    utilization,
+)
 from animegamer_jax.train.optimizer import make_optimizer
-from animegamer_jax.train.progress import Recorder, peak_tflops, utilization
 from animegamer_jax.train.result import write_result
-from animegamer_jax.train.stage import DataSource, Stage, Watched
+from animegamer_jax.train.stages.base import (
+    DataSource,
+    Stage,
+    Watched,
+)
 from animegamer_jax.train.step import (
     TrainState,
     averaged,

@@ -14,12 +14,18 @@ from flax import nnx
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
-from animegamer_jax.bundle import NETWORKS, Bundle, BundleWriter, NetworkName, abstract_params
-from animegamer_jax.bundle_config import with_dtypes
-from animegamer_jax.bundle_networks import flat_params
+from animegamer_jax.bundle.bundle import (
+    NETWORKS,
+    Bundle,
+    BundleWriter,
+    NetworkName,
+    abstract_params,
+)
+from animegamer_jax.bundle.config import with_dtypes
+from animegamer_jax.bundle.networks import flat_params
 from animegamer_jax.configs import Dtype, NetworkConfig
-from animegamer_jax.train.hosts import together
-from animegamer_jax.train.stage import Stage
+from animegamer_jax.distributed import together
+from animegamer_jax.train.stages.base import Stage
 from animegamer_jax.train.step import TrainState
 
 _Leaves = Iterator[tuple[str, np.ndarray]]

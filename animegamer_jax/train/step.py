@@ -22,7 +22,11 @@ from animegamer_jax.train.optimizer import (
     parameter_path,
     update_average,
 )
-from animegamer_jax.train.stage import Networks, Scalars, Stage
+from animegamer_jax.train.stages.base import (
+    Networks,
+    Scalars,
+    Stage,
+)
 
 
 class TrainState(NamedTuple):

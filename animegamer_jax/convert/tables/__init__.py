@@ -1,0 +1,1 @@
+"""One strict table of weights a network: PyTorch names, our names, transforms."""

@@ -1,0 +1,441 @@
+"""Data sets on disk: games (what was seen) and features (what the networks make of it).
+
+A set is a folder, local or in a bucket: `set.json` says what it is, and beside it lie ordinary
+TFDS data sets of ArrayRecord files, which other programs can read as well:
+
+    games set      set.json  games/VERSION/...
+    features set   set.json  conditions/VERSION/...  latents/VERSION/...
+
+A record is a turn, and a game's turns are neighbours in order: record i with `turn` t belongs to
+the game that starts at record i - t. The records of a features set are those of the games set that
+it was made from, in the same order.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import io
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow_datasets as tfds
+from etils import epath
+
+from animegamer_jax.bundle.config import from_json, to_json
+from animegamer_jax.configs import CLIPConfig, T5Config, VAEConfig
+from animegamer_jax.errors import UserError
+from animegamer_jax.protocol import Protocol
+from animegamer_jax.storage.paths import (
+    absolute,
+    move_into_place,
+    refuse_existing,
+    telling,
+)
+
+LAYOUT = 1  # of set.json and of the records
+VERSION = f"{LAYOUT}.0.0"  # the same, as TFDS writes it
+INFO_FILE = "set.json"
+UNFINISHED_FILE = "unfinished.json"  # in its place while hosts write (`shards`)
+
+Kind = Literal["games", "features"]
+Part = Literal["games", "conditions", "latents"]
+Record = dict[str, Any]
+Records = Callable[[], Iterable[Record]]
+
+PARTS: Mapping[Kind, tuple[Part, ...]] = {
+    "games": ("games",),
+    "features": ("conditions", "latents"),
+}
+_MADE_BY = {
+    "games": "animegamer data toyworld` or `animegamer data games",
+    "features": "animegamer data features",
+}
+
+# What is known of a turn without its clip. `motion_value` is in pixels a frame at 480 x 720;
+# `captions` starts with the complete one, the others leave parts out.
+TEXTS = ("film", "instruction", "motion_text", "character", "motion", "place", "time")
+NUMBERS = {
+    "game": np.int64,
+    "turn": np.int32,
+    "num_turns": np.int32,
+    "is_open": np.int32,
+    "motion_level": np.int32,
+    "motion_value": np.float32,
+    "social": np.int32,
+    "entertainment": np.int32,
+    "stamina": np.int32,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeatureInfo:
+    """Where a features set came from, and the shape of each array in a record.
+
+    Attributes:
+        bundle: name of the bundle whose networks made the features.
+        games: path of the games set.
+        frame: the frame of the clip that CLIP saw.
+        text: tokens and width of T5's features of the motion text.
+        image: tokens and width of CLIP's features.
+        moments: frames, height, width and channels of the VAE's means and log-variances.
+        t5, clip, vae: the networks' configurations.
+    """
+
+    bundle: str
+    games: str
+    frame: Literal["first", "random"]
+    text: tuple[int, int]
+    image: tuple[int, int]
+    moments: tuple[int, int, int, int]
+    t5: T5Config
+    clip: CLIPConfig
+    vae: VAEConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SetInfo:
+    """The content of `set.json`.
+
+    Attributes:
+        layout: version of the format.
+        kind: what the records hold.
+        made_by: the command.
+        seed: that the set was made from; None: it was not drawn.
+        num_frames, height, width, fps: of every clip.
+        protocol: of the games: the states that there are, and the motion value of each level.
+        motion_edges: motion values at which one motion level ends and the next begins.
+        splits: number of records of each.
+        features: None for a games set.
+    """
+
+    layout: int = LAYOUT
+    kind: Kind
+    made_by: str
+    seed: int | None
+    num_frames: int
+    height: int
+    width: int
+    fps: int
+    protocol: Protocol
+    motion_edges: tuple[float, ...]
+    splits: dict[str, int]
+    features: FeatureInfo | None = None
+
+
+# Writing
+
+
+def record_spec(part: Part, info: SetInfo) -> tfds.features.FeaturesDict:
+    """TFDS's description of one part's records."""
+    f = tfds.features
+    place = {name: f.Scalar(NUMBERS[name]) for name in ("game", "turn", "num_turns")}
+    if part == "latents":
+        return f.FeaturesDict({**place, "moments": _array(_of(info).moments)})
+    turn = {
+        **{name: f.Text() for name in TEXTS},
+        **{name: f.Scalar(kind) for name, kind in NUMBERS.items()},
+        "captions": f.Sequence(f.Text()),
+    }
+    if part == "games":
+        return f.FeaturesDict({**turn, "clip": f.Scalar(np.object_)})
+    features = _of(info)
+    return f.FeaturesDict(
+        {**turn, "text_features": _array(features.text), "image_features": _array(features.image)}
+    )
+
+
+def _of(info: SetInfo) -> FeatureInfo:
+    if info.features is None:
+        raise ValueError("a features set needs its FeatureInfo")
+    return info.features
+
+
+def _array(shape: tuple[int, ...]) -> tfds.features.Tensor:
+    """As bytes: half the size, and written ten times faster than TFDS's lists of numbers."""
+    return tfds.features.Tensor(shape=shape, dtype=np.float16, encoding="bytes")
+
+
+class SetBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """Writes the records that it is given, in order."""
+
+    VERSION = tfds.core.Version(VERSION)
+    part: Part
+
+    def __init__(self, *, info: SetInfo, splits: Mapping[str, Records], data_dir: str):
+        self._set_info, self._splits = info, splits
+        super().__init__(data_dir=data_dir, file_format="array_record")
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description=f"AnimeGamer turns ({self.part}): see {INFO_FILE} above",
+            features=record_spec(self.part, self._set_info),
+            disable_shuffling=True,
+            metadata=tfds.core.MetadataDict(to_json(self._set_info)),
+        )
+
+    def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
+        return {s: enumerate(_checked(make(), split=s)) for s, make in self._splits.items()}
+
+    def _generate_examples(self) -> Any:
+        raise NotImplementedError  # the generators of the splits are enough
+
+
+class Games(SetBuilder, skip_registration=True):
+    part = "games"
+
+
+class Conditions(SetBuilder, skip_registration=True):
+    part = "conditions"
+
+
+class Latents(SetBuilder, skip_registration=True):
+    part = "latents"
+
+
+_BUILDERS: Mapping[Part, Any] = {
+    "games": Games,
+    "conditions": Conditions,
+    "latents": Latents,
+}
+
+
+def _checked(records: Iterable[Record], *, split: str) -> Iterator[Record]:
+    """Refuses no records, and records whose games are torn apart or out of order."""
+    expected = None  # game, turn and number of turns of the next record; None: a new game
+    record = None
+    for record in records:
+        game, turn, num_turns = (int(record[k]) for k in ("game", "turn", "num_turns"))
+        if (game, turn, num_turns) != (expected or (game, 0, num_turns)):
+            raise ValueError(
+                f"game, turn, number of turns {game, turn, num_turns}: expected "
+                f"{expected or 'the turn 0 of a game'}"
+            )
+        expected = (game, turn + 1, num_turns) if turn + 1 < num_turns else None
+        yield record
+    if record is None:
+        raise UserError(f"the split {split!r}: no records to write: expected one game or more")
+    if expected:
+        raise ValueError(f"game, turn, number of turns {expected}: missing at the end")
+
+
+def write_set(
+    path: epath.PathLike, info: SetInfo, *, parts: Mapping[Part, Mapping[str, Records]]
+) -> SetInfo:
+    """Writes a set in whole or not at all: beside its place first, then renamed.
+
+    Args:
+        path: must be free.
+        info: of the set; its `splits` are filled in here.
+        parts: for each part of this kind of set, what makes the records of each split.
+
+    Returns:
+        `info` with the number of records of each split.
+
+    Raises:
+        UserError: the place is taken, the disk refuses, or there are no records.
+    """
+    path = absolute(path)
+    refuse_existing(path, overwrite=None)
+    temporary = path.parent / f"{path.name}.tmp-{os.getpid()}"
+    try:
+        with telling(path, "cannot be written", mend="free space or choose another place"):
+            temporary.mkdir(parents=True)
+            counts = {part: _build(part, temporary, info, parts[part]) for part in PARTS[info.kind]}
+            splits = counts[PARTS[info.kind][0]]
+            if any(count != splits for count in counts.values()):
+                raise ValueError(f"the parts differ in length: {counts}")
+            info = dataclasses.replace(info, splits=splits)
+            (temporary / INFO_FILE).write_text(json.dumps(to_json(info), indent=1) + "\n")
+            if path.exists():  # an empty folder
+                path.rmdir()
+            move_into_place(temporary, path)
+    finally:
+        if temporary.exists():
+            temporary.rmtree()
+    return info
+
+
+_REFUSED = re.compile(r"(?:open|write|close|sync)\(\) failed: ([^;]*)")
+
+
+def disk_refusal(error: RuntimeError) -> str | None:
+    """What a disk said, in the words of ArrayRecord's error; None: it is another error."""
+    found = _REFUSED.search(str(error))
+    return found[1] if found else None
+
+
+def _build(
+    part: Part, folder: epath.Path, info: SetInfo, splits: Mapping[str, Records]
+) -> dict[str, int]:
+    tfds.display_progress_bar(False)
+    builder = _BUILDERS[part](info=info, splits=splits, data_dir=os.fspath(folder))
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # TFDS tells of a download
+            builder.download_and_prepare(download_dir=os.fspath(folder / "downloads"))
+    except RuntimeError as error:
+        if (reason := disk_refusal(error)) is None:
+            raise
+        raise OSError(errno.EIO, reason) from error
+    if (folder / "downloads").exists():
+        (folder / "downloads").rmtree()
+    return {name: split.num_examples for name, split in builder.info.splits.items()}
+
+
+# Reading
+
+
+class RecordSource:
+    """The records of one split of one part, by number; a random-access source for Grain."""
+
+    def __init__(self, source: Any, *, name: str):
+        self._source, self._name = source, name
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __repr__(self) -> str:  # Grain puts it into its own messages
+        return f"RecordSource({self._name})"
+
+    def __getitem__(self, index: int) -> Record:
+        """A record with its texts as str.
+
+        Raises:
+            UserError: the file is damaged.
+        """
+        try:
+            record = self._source[int(index)]
+        except Exception as error:  # ArrayRecord and protobuf raise types of their own
+            raise _damaged(self._name, error) from error
+        for name in TEXTS:
+            if name in record:
+                record[name] = record[name].decode()
+        if "captions" in record:
+            record["captions"] = [caption.decode() for caption in record["captions"]]
+        return record
+
+
+def _damaged(name: str, error: Exception) -> UserError:
+    reason = next(iter(str(error).splitlines()), type(error).__name__)[:160]
+    return UserError(f"{name}: cannot be read: {reason}: copy or make the set again")
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenSet:
+    """A set that was found and whose description was read."""
+
+    path: epath.Path
+    info: SetInfo
+
+    def records(self, split: str, *, part: Part) -> RecordSource:
+        """The records of a split.
+
+        Raises:
+            UserError: there is no such split, it is empty, or the files are not those of the
+                description.
+        """
+        folder = self.path / part / VERSION
+        if not self.info.splits.get(split):
+            there = ", ".join(f"{name} ({n})" for name, n in self.info.splits.items()) or "none"
+            raise UserError(
+                f"{self.path}: no records in the split {split!r}: expected one of: {there}"
+            )
+        name = f"{folder} ({split})"
+        try:
+            open_builder: Any = tfds.builder_from_directory
+            source = open_builder(folder).as_data_source(split)
+            found = len(source)
+        except Exception as error:  # TFDS raises anything for a folder that is not whole
+            raise _damaged(name, error) from error
+        if found != self.info.splits[split]:
+            raise UserError(
+                f"{name}: expected {self.info.splits[split]} records, found {found}: copy or make "
+                "the set again"
+            )
+        return RecordSource(source, name=name)
+
+
+class GamesSet(OpenSet):
+    """Turns with their clips."""
+
+    def turns(self, split: str) -> RecordSource:
+        """Text, numbers and `clip`, MP4 bytes, of each turn."""
+        return self.records(split, part="games")
+
+
+class FeaturesSet(OpenSet):
+    """Turns with what the networks make of their texts and clips."""
+
+    @property
+    def features(self) -> FeatureInfo:
+        return _of(self.info)
+
+    def turns(self, split: str) -> RecordSource:
+        """Text, numbers, `text_features` and `image_features` (float16) of each turn."""
+        return self.records(split, part="conditions")
+
+    def latents(self, split: str) -> RecordSource:
+        """The VAE's `moments` (float16, not scaled) of each turn."""
+        return self.records(split, part="latents")
+
+
+def read_info(path: epath.PathLike) -> SetInfo:
+    """What a set says of itself.
+
+    Raises:
+        UserError: no set is there, or another version of this code wrote it.
+    """
+    path = absolute(path)
+    file = path / INFO_FILE
+    with telling(file, "cannot be read", mend="copy or make the set again"):
+        if not file.exists() and (path / UNFINISHED_FILE).exists():
+            raise UserError(f"{path}: not finished: run the command that began it again")
+        if not file.exists():
+            raise UserError(
+                f"{path}: no data set: expected a folder with {INFO_FILE}, as `animegamer data` "
+                "writes it"
+            )
+        text = file.read_text()
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{file}: no JSON ({error}): make the set again") from None
+    layout = content.get("layout") if isinstance(content, dict) else None
+    if layout != LAYOUT:
+        raise UserError(
+            f"{file}: layout: expected {LAYOUT}, found {json.dumps(layout)}: make the set again "
+            "with this version, or update animegamer_jax"
+        )
+    return from_json(SetInfo, content, str(file))
+
+
+def _open(path: epath.PathLike, kind: Kind) -> tuple[epath.Path, SetInfo]:
+    info = read_info(path)
+    if info.kind != kind:
+        raise UserError(
+            f"{os.fspath(path)}: expected a {kind} set, found a {info.kind} set: pass one that "
+            f"`{_MADE_BY[kind]}` wrote"
+        )
+    return absolute(path), info
+
+
+def open_games(path: epath.PathLike) -> GamesSet:
+    """A games set.
+
+    Raises:
+        UserError: there is none, it is a set of another kind, or of another version.
+    """
+    return GamesSet(*_open(path, "games"))
+
+
+def open_features(path: epath.PathLike) -> FeaturesSet:
+    """A features set.
+
+    Raises:
+        UserError: there is none, it is a set of another kind, or of another version.
+    """
+    return FeaturesSet(*_open(path, "features"))

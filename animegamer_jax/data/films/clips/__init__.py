@@ -1,0 +1,1 @@
+"""Clips of a film on disk: records, archives, the store."""

@@ -1,0 +1,1 @@
+"""From a film to two-second clips: cuts, fades, letterbox, filters."""

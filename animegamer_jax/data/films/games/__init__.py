@@ -1,0 +1,1 @@
+"""From annotated clips to games."""

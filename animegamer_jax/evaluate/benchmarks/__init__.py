@@ -1,0 +1,1 @@
+"""Benchmarks: their format, and what writes one."""

@@ -1,0 +1,111 @@
+"""Lists of characters, motions and places that people write, for benchmarks of their own."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from etils import epath
+
+from animegamer_jax.data.characters import (
+    MAX_NAME,
+    plain,
+    read_toml,
+)
+from animegamer_jax.errors import UserError
+from animegamer_jax.storage.paths import telling
+
+MAX_WORDS = 60
+"""Letters of a motion or a place at most."""
+
+_LISTS = ("world", "characters", "motions", "places")
+_FORM = 'world = "...", characters = ["..."], motions = ["..."], places = ["..."]'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lists:
+    """What a model makes games of.
+
+    Attributes:
+        world: whose characters these are, such as a film's name.
+        characters: two names or more.
+        motions: in the -ing form; a game may go on after them ("talking" to somebody).
+        places: where things happen.
+    """
+
+    world: str
+    characters: tuple[str, ...]
+    motions: tuple[str, ...]
+    places: tuple[str, ...]
+
+
+def read_lists(path: str | Path) -> Lists:
+    """Reads a TOML file of `world`, `characters`, `motions` and `places`.
+
+    Raises:
+        UserError: names the file, the list and what is wrong with it.
+    """
+    file = epath.Path(path).expanduser()
+    content = read_toml(file, form=_FORM)
+    if unknown := [name for name in content if name not in _LISTS]:
+        raise UserError(f"{file}: unknown key {unknown[0]!a}: expected {_FORM}")
+    if missing := [name for name in _LISTS if name not in content]:
+        raise UserError(f"{file}: {missing[0]}: missing: expected {_FORM}")
+    world = _plain(content["world"], f"{file}: world", most=MAX_WORDS)
+    limits = {"characters": (2, MAX_NAME), "motions": (1, MAX_WORDS), "places": (1, MAX_WORDS)}
+    words = {
+        name: _words(content[name], f"{file}: {name}", least=least, most=most)
+        for name, (least, most) in limits.items()
+    }
+    return Lists(world=world, **words)
+
+
+def read_names(path: str | Path) -> tuple[str, ...]:
+    """Reads characters' names, one a line; empty lines and those that begin with # are none.
+
+    Raises:
+        UserError: names the file, the line and what is wrong with it.
+    """
+    file = Path(path).expanduser()
+    with telling(file, "cannot be read", mend="expected a text file of names, one a line"):
+        data = file.read_bytes()
+    try:
+        lines = data.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{file}: expected UTF-8 text, found byte 0x{data[error.start]:02x} at offset "
+            f"{error.start}: save it as UTF-8"
+        ) from None
+    names: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            names.append(_plain(line, f"{file}: line {number}", most=MAX_NAME))
+            _refuse_double(names, f"{file}: line {number}")
+    if len(names) < 2:
+        raise UserError(f"{file}: expected two names or more, one a line, found {len(names)}")
+    return tuple(names)
+
+
+def _words(value: Any, where: str, *, least: int, most: int) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) < least:
+        found = f"{len(value)}" if isinstance(value, list) else f"{str(value)[:40]!a}"
+        raise UserError(f"{where}: expected a list of {least} or more, found {found}")
+    words: list[str] = []
+    for item in value:
+        words.append(_plain(item, where, most=most))
+        _refuse_double(words, where)
+    return tuple(words)
+
+
+def _plain(value: Any, where: str, *, most: int) -> str:
+    if not isinstance(value, str):
+        raise UserError(f"{where}: expected a text, found {str(value)[:40]!a}")
+    try:
+        return plain(value, most=most)
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def _refuse_double(words: list[str], where: str) -> None:
+    *before, last = (word.casefold() for word in words)
+    if last in before:
+        raise UserError(f"{where}: {words[-1]!r} again: expected each once")

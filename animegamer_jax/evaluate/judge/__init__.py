@@ -1,0 +1,1 @@
+"""A vision-language model as a judge of games."""

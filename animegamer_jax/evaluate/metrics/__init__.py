@@ -1,0 +1,1 @@
+"""Metrics of clips and states, and the networks that they need."""

@@ -1,0 +1,196 @@
+"""The games that a report shows: each system's best, median and worst one, pictures and words."""
+
+import dataclasses
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, UInt8
+from PIL import Image
+from scipy.stats import rankdata
+
+from animegamer_jax.errors import UserError
+from animegamer_jax.evaluate.metrics.registry import CONTEXT, METRICS
+from animegamer_jax.evaluate.report.tables import is_there, measured
+from animegamer_jax.evaluate.results import Evaluation, SystemResult
+from animegamer_jax.game.saved_game import Game, Turn
+from animegamer_jax.media.video import pick_frames, read_mp4
+
+MOST_TURNS = 20
+"""Turns of a game that are shown."""
+
+_OF_TOY_WORLD = (CONTEXT, "ACC-F", "ACC-S")
+_FRAMES, _FRAME_WIDTH, _GAP = 4, 220, 4
+_STATES = ("motion level", "social", "entertainment", "stamina")
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """A motion level or a change, as a system told it and as it is expected (None: not known)."""
+
+    name: str
+    told: str
+    expected: str | None
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.expected is not None and self.told != self.expected
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShownTurn:
+    """A turn: `picture` is a JPEG of some of its frames side by side."""
+
+    turn: int
+    instruction: str
+    is_open: bool
+    picture: bytes
+    size: tuple[int, int]
+    num_frames: int
+    states: Sequence[State]
+    values: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShownGame:
+    """A game: "best", "median" or "worst"; `note` tells its rank, and what cannot be shown."""
+
+    place: str
+    name: str
+    note: str
+    turns: Sequence[ShownTurn]
+
+
+def ranked_by(system: SystemResult) -> list[str]:
+    """The metrics that a system's games are ranked by.
+
+    Of the toy world the context metric, ACC-F and ACC-S, as far as it has them; else all that have
+    a direction, but the time.
+    """
+    names = measured(name for name in system.values if is_there(system, name))
+    if CONTEXT in names:
+        return [name for name in _OF_TOY_WORLD if name in names]
+    return [name for name in names if name in METRICS and METRICS[name].group != "speed"]
+
+
+def mean_ranks(system: SystemResult) -> Float[np.ndarray, " g"]:
+    """Each game's rank, 1 the best, by its mean of each metric of `ranked_by`; the mean of these.
+
+    Equal games have the mean of their ranks. NaN: a game has no value.
+    """
+    ranks = []
+    for name in ranked_by(system):
+        values, sign = system.values[name], -1 if METRICS[name].better == "higher" else 1
+        there = np.isfinite(values)
+        counts = np.maximum(there.sum(1), 1)
+        means = np.where(there, values, 0.0).sum(1, dtype=np.float64) / counts
+        means = np.where(there.any(1), means, np.nan)
+        ranks.append(rankdata(sign * means.round(9), nan_policy="omit"))
+    if not ranks:
+        return np.full(len(system.folders), np.nan)
+    there = np.isfinite(ranks)
+    sums, counts = np.where(there, ranks, 0.0).sum(0), there.sum(0)
+    return np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0)
+
+
+def chosen_games(ranks: Float[np.ndarray, " g"]) -> dict[str, int]:
+    """The best, the median (of an even number the better one) and the worst game's number.
+
+    Of equal games the first counts as better. Fewer than three games have fewer places; where
+    nothing is ranked the first game is shown.
+    """
+    order = [int(n) for n in np.argsort(ranks, kind="stable") if np.isfinite(ranks[n])]
+    if not order:
+        return {"first": 0} if len(ranks) else {}
+    places = {"best": order[0], "median": order[(len(order) - 1) // 2], "worst": order[-1]}
+    if len(order) < 3:
+        del places["median"]
+    if len(order) < 2:
+        del places["worst"]
+    return places
+
+
+def shown_games(folder: Path, evaluation: Evaluation, system: SystemResult) -> list[ShownGame]:
+    """The games of a system that a report shows; those that cannot be read tell why."""
+    if not system.folders:
+        return []
+    ranks, shown = mean_ranks(system), []
+    num_ranked = int(np.isfinite(ranks).sum())
+    for place, which in chosen_games(ranks).items():
+        note = "not ranked: there are no scores"
+        if np.isfinite(ranks[which]):
+            note = f"mean rank {ranks[which]:.1f} of {num_ranked:,} games"
+        try:
+            turns = _turns(folder / system.folders[which], evaluation, system, which)
+            if len(turns) < evaluation.num_turns:
+                note += f"; {len(turns)} of {evaluation.num_turns} turns, evenly spread"
+        except UserError as error:
+            turns, note = [], f"{note}; cannot be shown: {error}"
+        name = evaluation.games[which]
+        shown.append(ShownGame(place=place, name=name, note=note, turns=turns))
+    return shown
+
+
+def _turns(
+    folder: Path, evaluation: Evaluation, system: SystemResult, which: int
+) -> list[ShownTurn]:
+    game = Game.load(folder)
+    if len(game.turns) < evaluation.num_turns:
+        found = len(game.turns)
+        raise UserError(f"{folder}: expected {evaluation.num_turns} turns, found {found}")
+    numbers = np.linspace(0, evaluation.num_turns - 1, min(MOST_TURNS, evaluation.num_turns))
+    return [
+        _turn(game, evaluation, system, which, int(number)) for number in numbers.round().tolist()
+    ]
+
+
+def _turn(
+    game: Game, evaluation: Evaluation, system: SystemResult, which: int, turn: int
+) -> ShownTurn:
+    told = game.turns[turn]
+    frames = pick_frames(read_mp4(game.folder / told.clip), count=_FRAMES)
+    picture, size = _strip(frames)
+    values = {
+        name: f"{system.values[name][which, turn]:.3g}"
+        for name in ranked_by(system)
+        if np.isfinite(system.values[name][which, turn])
+    }
+    expected = None if evaluation.expected is None else evaluation.expected[which, turn]
+    return ShownTurn(
+        turn=turn + 1,
+        instruction=evaluation.instructions[which][turn],
+        is_open=bool(evaluation.is_open[which, turn]),
+        picture=picture,
+        size=size,
+        num_frames=len(frames),
+        states=_states(told, expected),
+        values=values,
+    )
+
+
+def _states(told: Turn, expected: np.ndarray | None) -> list[State]:
+    values = told.motion_level, told.social, told.entertainment, told.stamina
+    wanted = [None] * 4 if expected is None else [int(value) for value in expected]
+    return [
+        State(name, _told(name, value), None if want is None else _told(name, want))
+        for name, value, want in zip(_STATES, values, wanted, strict=True)
+    ]
+
+
+def _told(name: str, value: int) -> str:
+    return str(value) if name == _STATES[0] or value == 0 else f"{value:+d}".replace("-", "\u2212")
+
+
+def _strip(frames: UInt8[np.ndarray, "k h w 3"]) -> tuple[bytes, tuple[int, int]]:
+    """Frames side by side as a JPEG, and its width and height."""
+    count, height, width = frames.shape[:3]
+    rows = max(1, round(height * _FRAME_WIDTH / width))
+    size = count * _FRAME_WIDTH + (count - 1) * _GAP, rows
+    board = Image.new("RGB", size, (128, 128, 128))
+    for place, frame in enumerate(frames):
+        smaller = Image.fromarray(frame).resize((_FRAME_WIDTH, rows), Image.Resampling.LANCZOS)
+        board.paste(smaller, (place * (_FRAME_WIDTH + _GAP), 0))
+    buffer = io.BytesIO()
+    board.save(buffer, format="JPEG", quality=82)
+    return buffer.getvalue(), size

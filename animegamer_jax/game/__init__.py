@@ -1,0 +1,1 @@
+"""One turn and the whole game: rollout (read first), player, saved games."""

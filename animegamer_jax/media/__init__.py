@@ -1,0 +1,1 @@
+"""Video files, storyboards, and motion by optical flow."""

@@ -1,0 +1,169 @@
+"""Motion magnitude of a clip and its level, as in the paper's data: from optical flow.
+
+The paper takes the absolute flow, drops what is below 0.2 pixels as background, and averages the
+rest; the mean is sorted into five levels. Its flow network is replaced by OpenCV's DIS; any other
+`FlowEstimator` can take its place. Films repeat drawings, which `clip_motion` corrects.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+
+import cv2
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from animegamer_jax.errors import UserError
+
+PAPER_EDGES = (0.75, 3.5, 12.5, 30.0)
+"""Values between the levels, in pixels at 480 x 720: not published; both released tables fit."""
+BACKGROUND_BELOW = 0.2
+REFERENCE_HEIGHT = 480
+
+FlowEstimator = Callable[[UInt8[np.ndarray, "f h w 3"]], Float[np.ndarray, "f-1 a b 2"]]
+"""Flow between neighbouring frames, in pixels of its own height `a`, which is free."""
+
+# With DIS's medium preset, of what was tried (`scripts/bench/bench_films.py flow`), the most levels are
+# right, and what moves by 60 pixels is followed; more rows cost more and lose that.
+_WORKING_HEIGHT = 144
+NOISE = 2.0
+"""Grey levels by which frames of a film differ where nothing moves."""
+_STAYS = 0.02  # of a pair's usual moving pixels: what a repeated drawing shows at most
+_LONGEST_HOLD = 2  # repeated pairs in a row: a longer stay is a pause
+
+
+def dis_flow(
+    frames: UInt8[np.ndarray, "f h w 3"],
+    *,
+    noise: float = NOISE,
+    rows: int = _WORKING_HEIGHT,
+    preset: int = cv2.DISOPTICAL_FLOW_PRESET_MEDIUM,
+) -> Float[np.ndarray, "f-1 a b 2"]:
+    """Dense inverse search on brightness, at a working height.
+
+    Small frames are enlarged first (cubic), large ones reduced (by areas). Where two frames differ
+    by no more than noise, the second is replaced by the first, so that the flicker of a codec or
+    an autoencoder is not taken for motion.
+
+    Args:
+        frames: of a clip.
+        noise: grey levels up to which a difference is noise; from twice that it all counts.
+        rows: of the working height.
+        preset: OpenCV's number of how thoroughly it searches.
+    """
+    height, width = frames.shape[1:3]
+    scale = rows / height
+    size = max(16, round(width * scale)), rows
+    how = cv2.INTER_CUBIC if scale > 1 else cv2.INTER_AREA
+    grey = [
+        cv2.resize(cv2.cvtColor(f, cv2.COLOR_RGB2GRAY), size, interpolation=how) for f in frames
+    ]
+    dis = cv2.DISOpticalFlow.create(preset)
+    flows = []
+    for first, second in itertools.pairwise(grey):
+        visible = _visible_change(first, second, noise=noise)
+        calm = np.rint(first + visible * (second.astype(np.float32) - first))
+        still = np.zeros((*first.shape, 2), np.float32)
+        flow = dis.calc(first, calm.clip(0, 255).astype(np.uint8), still)
+        flows.append(flow * (visible > 0)[..., None])
+    return np.stack(flows)
+
+
+def _visible_change(
+    first: UInt8[np.ndarray, "a b"], second: UInt8[np.ndarray, "a b"], *, noise: float
+) -> Float[np.ndarray, "a b"]:
+    """0 where two frames differ by no more than noise, 1 where they differ clearly."""
+    change = np.abs(cv2.GaussianBlur(second.astype(np.float32) - first, (0, 0), 2))
+    around = cv2.dilate(change, np.ones((9, 9), np.uint8))
+    return np.clip(around / noise - 1, 0, 1)
+
+
+def motion_value(
+    frames: UInt8[np.ndarray, "f h w 3"], *, estimate: FlowEstimator = dis_flow
+) -> float:
+    """Mean flow of what moves, in pixels a frame at a height of 480; 0 where nothing moves."""
+    return _mean_of_moving(_lengths(frames, estimate))
+
+
+@dataclasses.dataclass(frozen=True)
+class ClipMotion:
+    """How a clip of a film moves.
+
+    Attributes:
+        value: mean flow of what moves, in pixels a frame at a height of 480.
+        flow: the same for each pair of neighbouring frames.
+        share: of the pixels of all pairs, those that move.
+    """
+
+    value: float
+    flow: tuple[float, ...]
+    share: float
+
+
+def clip_motion(
+    frames: UInt8[np.ndarray, "f h w 3"], *, estimate: FlowEstimator = dis_flow
+) -> ClipMotion:
+    """As `motion_value`, for clips in which drawings may stay for several frames.
+
+    A pair that shows one drawing has no flow, and the pair after it that of several frames' time:
+    the second is shared out between them. So a film with fewer drawings than frames has the value
+    of its speed; without repeated drawings the value is that of `motion_value`.
+    """
+    lengths = _lengths(frames, estimate)
+    share = float((lengths >= BACKGROUND_BELOW).mean())
+    lengths = _shared_out(lengths)
+    return ClipMotion(_mean_of_moving(lengths), tuple(map(_mean_of_moving, lengths)), share)
+
+
+def _lengths(
+    frames: UInt8[np.ndarray, "f h w 3"], estimate: FlowEstimator
+) -> Float[np.ndarray, "f-1 a b"]:
+    """Lengths of the flow, in pixels at a height of 480."""
+    flow = estimate(frames)
+    return np.linalg.norm(flow, axis=-1) * (REFERENCE_HEIGHT / flow.shape[1])
+
+
+def _mean_of_moving(lengths: Float[np.ndarray, "*p a b"]) -> float:
+    moving = lengths[lengths >= BACKGROUND_BELOW]
+    return float(moving.mean()) if moving.size else 0.0
+
+
+def _shared_out(lengths: Float[np.ndarray, "p a b"]) -> Float[np.ndarray, "p a b"]:
+    """Lengths in which each pair after repeated drawings shares its own with theirs.
+
+    Where something swings, a pair at its end moves little, but all over: that is no repetition.
+    """
+    moving = (lengths >= BACKGROUND_BELOW).mean(axis=(1, 2))
+    stays = moving <= _STAYS * moving.mean()
+    shared, start = lengths.copy(), 0
+    for pair in np.flatnonzero(~stays):
+        if 0 < pair - start <= _LONGEST_HOLD:
+            shared[start : pair + 1] = lengths[pair] / (pair + 1 - start)
+        start = pair + 1
+    return shared
+
+
+def motion_level(value: float, *, edges: Sequence[float] = PAPER_EDGES) -> int:
+    """1 to 5: the number of edges at or below the value, and one."""
+    return 1 + sum(value >= edge for edge in edges)
+
+
+def quantile_edges(values: Sequence[float], *, levels: int = 5) -> tuple[float, ...]:
+    """Edges that sort the values into levels of equal size, for films of another kind of motion.
+
+    Args:
+        values: motion values of all clips of a set.
+        levels: number of levels; one more than edges.
+
+    Raises:
+        UserError: too few different values.
+    """
+    edges: tuple[float, ...] = ()
+    if len(values):
+        edges = tuple(float(e) for e in np.quantile(values, np.arange(1, levels) / levels))
+    if len({motion_level(value, edges=edges) for value in values}) != levels:
+        raise UserError(
+            f"motion of {len(values)} clips: expected enough different values for {levels} levels, "
+            f"found {len(set(values))}: add films, or use the paper's edges"
+        )
+    return edges

@@ -1,0 +1,1 @@
+"""`animegamer play`: a game on the terminal."""

@@ -1,0 +1,1 @@
+"""Local folders and buckets: paths, atomic writes, serialization."""

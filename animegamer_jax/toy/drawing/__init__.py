@@ -1,0 +1,1 @@
+"""Draws the toy world's scenes."""

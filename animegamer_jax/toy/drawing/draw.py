@@ -1,0 +1,103 @@
+"""Draws scenes of the toy world: 17 frames at 8 a second, at any size, with motion below a pixel.
+
+A unit is 1/48 of the frame's height. People are drawn without smoothing on a canvas of at least
+`_FINEST` rows a frame and reduced by averaging; scenery is sampled at fractional offsets from
+strips (`toyplaces.strips`), so that both move by less than a pixel. Canvases hold colours
+multiplied by their coverage, in Pillow's mode RGBX, which resampling takes as four plain channels.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image, ImageDraw
+
+from animegamer_jax.toy.drawing.places import (
+    FAR_SPEED,
+    PERIOD,
+    strip_scale,
+    strips,
+)
+from animegamer_jax.toy.drawing.poses import Layer, pose
+from animegamer_jax.toy.drawing.shapes import Colour
+from animegamer_jax.toy.scene import NUM_FRAMES, Scene
+
+_FINEST = 384
+_NIGHT_VEIL = (36, 40, 110)
+_VEIL = {"day": 0.0, "night": 0.16}
+
+
+def render(
+    scene: Scene, *, height: int = 48, width: int = 72, num_frames: int = NUM_FRAMES
+) -> UInt8[np.ndarray, "f h w 3"]:
+    """The clip of a scene, a function of the scene alone; sizes differ in resolution only.
+
+    Args:
+        scene: what to show.
+        height: rows of a frame, the measure of everything.
+        width: columns; a frame wider than 3:2 shows more of the world on both sides.
+        num_frames: frames, 8 a second.
+    """
+    shot = pose(scene, num_frames=num_frames)
+    scenery = _scenery(scene, shot.start, height=height, width=width)
+    frames = np.repeat(scenery[None], num_frames, axis=0)
+    colours = [(*_veiled(layer.colour, _VEIL[scene.time]), 255) for layer in shot.layers]
+    _paint(frames, shot.layers, colours)
+    return frames
+
+
+def _veiled(colour: Colour, amount: float) -> Colour:
+    red, green, blue = (
+        round(c + amount * (v - c)) for c, v in zip(colour, _NIGHT_VEIL, strict=True)
+    )
+    return red, green, blue
+
+
+def _scenery(scene: Scene, start: float, *, height: int, width: int) -> UInt8[np.ndarray, "h w 3"]:
+    far, near = strips(scene.place, scene.time, height=height, width=width)
+    frame = np.array(_window(far, start * FAR_SPEED, height=height, width=width))
+    _cover(frame, _window(near, start, height=height, width=width))
+    return frame[..., :3]
+
+
+def _window(strip: Image.Image, x: float, *, height: int, width: int) -> np.ndarray:
+    scale = strip_scale(height)
+    left = x % PERIOD * scale * height / 48
+    box = (left, 0.0, left + width * scale, height)
+    return np.asarray(strip.resize((width, height), Image.Resampling.HAMMING, box=box))
+
+
+def _cover(frame: UInt8[np.ndarray, "*f h w _"], layer: UInt8[np.ndarray, "*f h w 4"]) -> None:
+    """Lays colours that are multiplied by their coverage over frames, in place."""
+    clear = 255 - layer[..., 3:].astype(np.uint16)
+    frame[..., :3] = layer[..., :3] + ((frame[..., :3] * clear + 127) // 255).astype(np.uint8)
+
+
+def _paint(
+    frames: UInt8[np.ndarray, "f h w 3"],
+    layers: Sequence[Layer],
+    colours: Sequence[tuple[int, int, int, int]],
+) -> None:
+    """Paints polygons over frames, in place; only the box that they touch is supersampled."""
+    height, width = frames.shape[1:3]
+    supersample = max(2, math.ceil(_FINEST / height))
+    points = np.concatenate([layer.points for layer in layers], axis=1) * (height / 48)
+    points[..., 0] += width / 2
+    ends = 2 * np.cumsum([layer.points.shape[1] for layer in layers])
+    slices = [slice(start, end) for start, end in zip((0, *ends[:-1]), ends, strict=True)]
+    low = np.clip(np.floor(points.min(axis=1)), 0, (width, height)).astype(int)
+    high = np.clip(np.ceil(points.max(axis=1)) + 1, 0, (width, height)).astype(int)
+    corners = np.rint((points - low[:, None]) * supersample).astype(int)
+    for frame, polygons, (left, top), (right, bottom) in zip(
+        frames, corners, low, high, strict=True
+    ):
+        if right <= left or bottom <= top:
+            continue
+        box = int(right - left) * supersample, int(bottom - top) * supersample
+        canvas = Image.new("RGBX", box)
+        draw = ImageDraw.Draw(canvas)
+        flat = polygons.ravel().tolist()
+        for where, colour in zip(slices, colours, strict=True):
+            draw.polygon(flat[where], fill=colour)
+        _cover(frame[top:bottom, left:right], np.asarray(canvas.reduce(supersample)))

@@ -1,0 +1,1 @@
+"""Scores that the toy world's known truth allows."""

@@ -1,0 +1,254 @@
+"""The toy world: its games, and what a scene does to who is in it.
+
+A game is a list of turns, each an instruction and the scene that answers it, with the paper's
+states (section 3): motion level, social, entertainment, stamina. First turns say everything;
+later ones may be open: what they leave out carries on from the turn before, and nothing else
+tells it. Scenes are in `toyscene`, sentences in `toywords`, pictures in `toydraw`.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from animegamer_jax.protocol import PAPER
+from animegamer_jax.toy.scene import (
+    CHARACTERS,
+    LEVELS,
+    MOTION_EDGES,
+    MOTION_VALUES,
+    MOTIONS,
+    NUM_FRAMES,
+    PLACES,
+    TIMES,
+    Scene,
+)
+from animegamer_jax.toy.vocabulary import (
+    ADVERBS,
+    Kind,
+    split_words,
+    words,
+    write_caption,
+    write_instruction,
+    write_motion,
+    write_partial_captions,
+)
+
+__all__ = [
+    "ADVERBS", "CHARACTERS", "LEVELS", "MOTIONS", "MOTION_EDGES", "MOTION_VALUES", "NUM_FRAMES",
+    "PLACES", "PROTOCOL", "SPLITS", "TIMES", "Scene", "Split", "ToyTurn", "is_held_out",
+    "make_game", "next_states", "partial_captions", "split_words", "words",
+]  # fmt: skip
+
+Split = Literal["train", "test", "combinations", "phrasings"]
+SPLITS: tuple[Split, ...] = ("train", "test", "combinations", "phrasings")
+PROTOCOL = dataclasses.replace(
+    PAPER,
+    caption_length=32,
+    stamina=(-2, -1, 1),
+    motion_values=MOTION_VALUES,
+    guidance_scale=0.0,
+    denoising_steps=4,
+)
+"""The paper's protocol in the toy world's sizes: short instructions, three values of stamina.
+
+No guidance: little is left to chance, and it would only overdo contrasts. Few denoising steps: many
+of them slow fast motion down (`scripts/toy/steps.py` measures it).
+"""
+
+_MEMORY = PROTOCOL.window - 1
+_OPEN_SHARE = 0.6
+
+
+@dataclasses.dataclass(frozen=True)
+class ToyTurn:
+    """One turn of a game.
+
+    Attributes:
+        instruction: what the player says.
+        is_open: whether it leaves something out that the turns before tell.
+        motion_text: the motion in full, for T5.
+        caption: the scene in full, for CLIP.
+        scene: what the clip shows.
+        social, entertainment: 0 or 1.
+        stamina: -2, -1 or 1.
+    """
+
+    instruction: str
+    is_open: bool
+    motion_text: str
+    caption: str
+    scene: Scene
+    social: int
+    entertainment: int
+    stamina: int
+
+
+def partial_captions(turn: ToyTurn, rng: np.random.Generator) -> tuple[str, ...]:
+    """Captions that leave parts out: character, place and time each alone, then one mixture.
+
+    For training a CLIP that is asked later about one thing at a time ("Mika", "the beach",
+    "night").
+    """
+    return write_partial_captions(turn.scene, rng)
+
+
+def is_held_out(character: str, motion: str, place: str) -> bool:
+    """Whether only the split `combinations` shows this: one triple in twelve, and no whole pair."""
+    c, m, p = CHARACTERS.index(character), MOTIONS.index(motion), PLACES.index(place)
+    return (c + p) % 3 == 0 and (m + c + 2 * p) % 4 == 0
+
+
+def next_states(history: Sequence[ToyTurn], scene: Scene) -> tuple[int, int, int]:
+    """What a scene does to its character, given the turns before (the last four count).
+
+    Stamina: rest gives 1; effort costs 1, or 2 when the last two turns together cost 2 or more.
+    Social: talking gives 1, unless the same partner was talked to within four turns; so does
+    waving, unless the turn before was a wave. Entertainment: running, jumping and flying from
+    level 3 and talking from level 4 give 1, unless the turn before had the same motion; walking
+    gives 1 in a place where the turn before was not.
+
+    Returns:
+        social (0, 1), entertainment (0, 1), stamina (-2, -1, 1).
+    """
+    history = history[-_MEMORY:]
+    return _social(history, scene), _entertainment(history, scene), _stamina(history, scene)
+
+
+def _social(history: Sequence[ToyTurn], scene: Scene) -> int:
+    if scene.motion == "talk":
+        return int(all(turn.scene.partner != scene.partner for turn in history))
+    return int(scene.motion == "wave" and not _repeats(history, scene))
+
+
+_THRILL_FROM = {"run": 3, "jump": 3, "fly": 3, "talk": 4}
+
+
+def _entertainment(history: Sequence[ToyTurn], scene: Scene) -> int:
+    if scene.motion == "walk":
+        return int(not history or history[-1].scene.place != scene.place)
+    thrilling = scene.motion in _THRILL_FROM and scene.level >= _THRILL_FROM[scene.motion]
+    return int(thrilling and not _repeats(history, scene))
+
+
+_REST_UP_TO = {"sleep": 5, "sit": 5, "walk": 2, "wave": 3, "talk": 3}
+
+
+def _stamina(history: Sequence[ToyTurn], scene: Scene) -> int:
+    if scene.level <= _REST_UP_TO.get(scene.motion, 0):
+        return 1
+    tired = sum(turn.stamina for turn in history[-2:]) <= -2
+    return -2 if tired else -1
+
+
+def _repeats(history: Sequence[ToyTurn], scene: Scene) -> bool:
+    return bool(history) and history[-1].scene.motion == scene.motion
+
+
+def make_game(seed: int, *, num_turns: int = 5, split: Split = "train") -> tuple[ToyTurn, ...]:
+    """A game, a function of its arguments alone.
+
+    `test` is drawn like `train`, from other seeds; `combinations` shows only held-out triples of
+    character, motion and place (`is_held_out`), which no other split shows; `phrasings` speaks in
+    forms of sentences that no other split uses. Scenes have no seed: what no instruction tells is
+    alike in all games, because nothing that the language model reads could foretell it.
+    """
+    number = SPLITS.index(split)
+    rng = np.random.default_rng((number, seed))
+    turns: list[ToyTurn] = []
+    for _ in range(num_turns):
+        kind, scene = _draw_turn(rng, turns, split=split)
+        social, entertainment, stamina = next_states(turns, scene)
+        turns.append(
+            ToyTurn(
+                instruction=write_instruction(scene, kind=kind, split=split, rng=rng),
+                is_open=kind != "full",
+                motion_text=write_motion(scene, rng),
+                caption=write_caption(scene, rng),
+                scene=scene,
+                social=social,
+                entertainment=entertainment,
+                stamina=stamina,
+            )
+        )
+    return tuple(turns)
+
+
+_OPEN_KINDS: dict[Kind, float] = {
+    "again": 0.09,
+    "faster": 0.11,
+    "slower": 0.11,
+    "level": 0.08,
+    "motion": 0.10,
+    "motion level": 0.11,
+    "place": 0.09,
+    "time": 0.09,
+    "place time": 0.05,
+    "character": 0.09,
+    "character motion": 0.04,
+    "motion level place": 0.04,
+}
+
+
+def _draw_turn(
+    rng: np.random.Generator, turns: Sequence[ToyTurn], *, split: Split
+) -> tuple[Kind, Scene]:
+    """What the next turn asks for, drawn again until it belongs to the split."""
+    is_open = bool(turns) and rng.random() < _OPEN_SHARE
+    while True:
+        if is_open:
+            kind: Kind = rng.choice(list(_OPEN_KINDS), p=list(_OPEN_KINDS.values()))
+            scene = _open_scene(rng, turns, kind=kind)
+        else:
+            kind, scene = "full", _full_scene(rng, turns)
+        if scene.character == scene.partner:
+            continue
+        if is_held_out(scene.character, scene.motion, scene.place) == (split == "combinations"):
+            return kind, scene
+
+
+_KEPT = {"character": 0.5, "motion": 0.25, "place": 0.4, "time": 0.3}
+_OPTIONS = {"character": CHARACTERS, "motion": MOTIONS, "place": PLACES, "time": TIMES}
+
+
+def _full_scene(rng: np.random.Generator, turns: Sequence[ToyTurn]) -> Scene:
+    """Everything anew, or as it was before: repeats make the rules' exceptions happen."""
+    told: dict[str, str] = {}
+    for name, options in _OPTIONS.items():
+        told[name] = str(rng.choice(options))
+        if turns and rng.random() < _KEPT[name]:
+            told[name] = getattr(turns[-1].scene, name)
+    partner = None
+    if told["motion"] == "talk":
+        partner = _draw_partner(rng, turns, character=told["character"])
+    return Scene(**told, level=int(rng.choice(LEVELS)), partner=partner, seed=None)
+
+
+def _draw_partner(rng: np.random.Generator, turns: Sequence[ToyTurn], *, character: str) -> str:
+    """Often somebody who was talked to before."""
+    known = [turn.scene.partner for turn in turns if turn.scene.partner not in (None, character)]
+    if known and rng.random() < 0.6:
+        return str(rng.choice(known))
+    return str(rng.choice([name for name in CHARACTERS if name != character]))
+
+
+def _open_scene(rng: np.random.Generator, turns: Sequence[ToyTurn], *, kind: Kind) -> Scene:
+    """The scene before with what the kind tells drawn anew."""
+    before = turns[-1].scene
+    told = kind.split()
+    new: dict[str, str | int | None] = {}
+    for name, options in (("character", CHARACTERS), ("place", PLACES), ("time", TIMES)):
+        if name in told:
+            new[name] = str(rng.choice([o for o in options if o != getattr(before, name)]))
+    if "motion" in told:
+        motion = str(rng.choice(MOTIONS))
+        character = str(new.get("character", before.character))
+        partner = _draw_partner(rng, turns, character=character) if motion == "talk" else None
+        new |= {"motion": motion, "partner": partner}
+    if "level" in told:
+        new["level"] = int(rng.choice(LEVELS))
+    if kind in ("faster", "slower"):
+        step = 1 if kind == "faster" else -1
+        new["level"] = min(max(before.level + step, LEVELS[0]), LEVELS[-1])
+    return dataclasses.replace(before, **new)

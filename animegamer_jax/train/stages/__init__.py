@@ -1,0 +1,1 @@
+"""The training stages: what each trains, on what data, with which loss."""

@@ -1,0 +1,171 @@
+"""Toy foundations: CLIP's two towers by contrast (arXiv 2103.00020), from nothing.
+
+The paper takes OpenCLIP as it is; a toy world needs its own. Its image tower gives the condition
+f_v and the VAE's perceptual loss, both towers read what clips show.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from animegamer_jax.bundle.bundle import Bundle, NetworkName
+from animegamer_jax.data.datasets import open_games
+from animegamer_jax.data.features import signed
+from animegamer_jax.data.samples import (
+    CaptionSample,
+    Frame,
+    caption_samples,
+)
+from animegamer_jax.models.clip import CLIP
+from animegamer_jax.train.stages.base import (
+    DataSource,
+    Networks,
+    Scalars,
+    Stage,
+)
+from animegamer_jax.train.stages.networks import (
+    load_or_make,
+    load_tokenizer,
+    matrix_size,
+    mixed_samples,
+)
+from animegamer_jax.train.stages.recipe import FixedRecipe, OptimizerConfig
+
+_GREATEST_SCALE = float(np.log(100.0))  # CLIP, section 2.5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CLIPRecipe(FixedRecipe):
+    """What CLIP's training needs to know beside.
+
+    Attributes:
+        frame: which frame of a clip is shown.
+    """
+
+    frame: Frame = "random"
+
+
+RECIPES = {
+    "toy": CLIPRecipe(
+        steps=1000,
+        batch_size=128,
+        optimizer=OptimizerConfig(
+            learning_rate=1e-3, warmup_steps=100, decay="cosine", b2=0.98, weight_decay=0.05
+        ),
+        ema_decay=0.999,
+    )
+}
+
+
+def same_rows(tokens: Int[Array, "b n"]) -> Bool[Array, "b b"]:
+    """Which rows are equal."""
+    return (tokens[:, None] == tokens[None]).all(axis=-1)
+
+
+def contrastive_loss(
+    images: Float[Array, "b e"],
+    texts: Float[Array, "b e"],
+    *,
+    log_scale: Float[Array, ""],
+    same: Bool[Array, "b b"],
+) -> tuple[Float[Array, ""], Scalars]:
+    """Symmetric cross-entropy over the cosines of a batch (CLIP, figure 3), float32.
+
+    Of samples with the same caption only a sample's own pair counts: the others are neither
+    positives nor negatives. A caption that leaves things out may also be true of other images,
+    which the tokens do not tell: these stay negatives.
+
+    Args:
+        images: embeddings, of any length.
+        texts: theirs.
+        log_scale: logarithm of the temperature's inverse; above log(100) it counts as that.
+        same: pairs of samples with the same caption.
+
+    Returns:
+        the loss, and the shares of images and texts whose nearest counterpart is right.
+    """
+
+    def unit(x: jax.Array) -> jax.Array:
+        x = x.astype(jnp.float32)
+        return x * jax.lax.rsqrt(jnp.square(x).sum(-1, keepdims=True) + 1e-12)
+
+    scale = jnp.exp(jnp.minimum(log_scale.astype(jnp.float32), _GREATEST_SCALE))
+    cosines = unit(images) @ unit(texts).T
+    own = jnp.eye(len(cosines), dtype=bool)
+    logits = jnp.where(same & ~own, -jnp.inf, scale * cosines)
+
+    def entropy(axis: int) -> jax.Array:
+        return -jnp.diagonal(jax.nn.log_softmax(logits, axis=axis)).mean()
+
+    def accuracy(axis: int) -> jax.Array:
+        right = (logits.argmax(axis) == jnp.arange(len(logits))).mean()
+        return right.astype(jnp.float32)
+
+    parts = {"image_to_text": accuracy(1), "text_to_image": accuracy(0), "scale": scale}
+    return (entropy(1) + entropy(0)) / 2, parts
+
+
+class CLIPStage(Stage[CLIPRecipe]):
+    """Trains CLIP's two towers on frames and captions of the toy world."""
+
+    name: ClassVar[str] = "foundations-clip"
+    needs: ClassVar[Mapping[NetworkName, str]] = {}
+    changes: ClassVar[tuple[NetworkName, ...]] = ("clip",)
+    unit: ClassVar[str] = "frames"
+
+    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> Networks:
+        return {"clip": load_or_make("clip", self, bundle, mesh=mesh)}
+
+    def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
+        del network, path, variable
+        return True
+
+    def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
+        recipe, clip, tokenizer = self.recipe, self.config.clip, load_tokenizer(self)
+        assert clip is not None
+
+        def make(path: str) -> grain.MapDataset:
+            return caption_samples(
+                open_games(path),
+                split=split,
+                tokenizer=tokenizer,
+                length=clip.context_length,
+                frame=recipe.frame,
+                seed=recipe.seed,
+            )
+
+        return mixed_samples(sources, make)
+
+    def loss(
+        self, networks: Networks, batch: Any, key: Key[Array, ""]
+    ) -> tuple[Float[Array, ""], Scalars]:
+        """`contrastive_loss` within the batch (within a part of it, where it is accumulated)."""
+        del key
+        clip, sample = cast(CLIP, networks["clip"]), cast(CaptionSample, batch)
+        tokens = jnp.asarray(sample.tokens)
+        return contrastive_loss(
+            clip.embed_image(clip.preprocess(signed(jnp.asarray(sample.frame)))),
+            clip.embed_text(tokens),
+            log_scale=clip.logit_scale[...],
+            same=same_rows(tokens),
+        )
+
+    def sample_flops(self, networks: Networks) -> float:
+        """6 a matrix weight and token, and the attention's products, forward and back."""
+        clip = cast(CLIP, networks["clip"])
+        c = clip.config
+
+        def tower(module: nnx.Module, *, tokens: int, width: int, layers: int) -> float:
+            return 6.0 * matrix_size(module) * tokens + 12.0 * tokens**2 * width * layers
+
+        patches = c.num_patches + 1
+        return tower(
+            clip.image, tokens=patches, width=c.vision_width, layers=c.vision_layers
+        ) + tower(clip.text, tokens=c.context_length, width=c.text_width, layers=c.text_layers)

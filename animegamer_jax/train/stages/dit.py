@@ -1,0 +1,177 @@
+"""Toy foundations: the diffusion transformer from text to video, from nothing.
+
+The paper starts from CogVideoX-2B, which was so trained, and pre-trains it further on WebVid
+(section 4.1). Here T5's features of a whole caption stand where the shot representation will; the
+map between is thrown away afterwards, and the motion layer is silent.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+import grain
+import jax
+import jax.numpy as jnp
+from einops import rearrange
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from animegamer_jax.bundle.bundle import Bundle, NetworkName
+from animegamer_jax.configs import DiTConfig, NetworkConfig, T5Config
+from animegamer_jax.data.datasets import open_features
+from animegamer_jax.data.samples import TurnSample, turn_samples
+from animegamer_jax.models.dit import GATES, Block, DiT
+from animegamer_jax.models.layers import Linear
+from animegamer_jax.models.t5 import T5Encoder
+from animegamer_jax.tokenizer import Tokenizer
+from animegamer_jax.train.stages.base import (
+    DataSource,
+    Networks,
+    Scalars,
+    Stage,
+)
+from animegamer_jax.train.stages.decoder import (
+    drawn_loss,
+    transformer_flops,
+    vae_config_of,
+    zero_motion_layer,
+)
+from animegamer_jax.train.stages.networks import (
+    load_or_make,
+    load_tokenizer,
+    matrix_size,
+    mixed_samples,
+)
+from animegamer_jax.train.stages.recipe import FixedRecipe, OptimizerConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DiTRecipe(FixedRecipe):
+    """What the transformer's pre-training needs to know beside.
+
+    Attributes:
+        context_dropout: share of samples whose context is zero.
+    """
+
+    context_dropout: float = 0.1
+
+
+RECIPES = {
+    "toy": DiTRecipe(
+        steps=800,
+        batch_size=16,
+        optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=100, decay="cosine"),
+        ema_decay=0.999,
+        dtype="bfloat16",
+        remat="full",
+        context_dropout=0.0,
+    )
+}
+
+
+def open_gates(dit: DiT) -> None:
+    """Makes timestep and motion mean nothing yet: no shift, no scale, every gate one.
+
+    A new transformer learns faster as a plain one (docs/decisions/training-the-toy.md).
+    """
+    blocks = cast(Block, dit.layers.blocks)  # their parameters, stacked over the layers
+    for modulation in (blocks.modulation, dit.output_modulation):
+        modulation.kernel.set_value(jnp.zeros_like(modulation.kernel[...]))
+    bias = blocks.modulation.bias
+    assert bias is not None
+    parts = jnp.zeros_like(rearrange(bias[...], "l (n d) -> l n d", n=12))
+    parts = parts.at[:, GATES].set(1.0)
+    bias.set_value(rearrange(parts, "l n d -> l (n d)"))
+
+
+class DiTStage(Stage[DiTRecipe]):
+    """Trains the transformer to make clips of their captions."""
+
+    name: ClassVar[str] = "foundations-dit"
+    needs: ClassVar[Mapping[NetworkName, str]] = {
+        "vae": "foundations --part vae",
+        "t5": "foundations --part t5",
+    }
+    changes: ClassVar[tuple[NetworkName, ...]] = ("dit",)
+    unit: ClassVar[str] = "clips"
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self)
+
+    @property
+    def _dit(self) -> DiTConfig:
+        assert self.config.dit is not None
+        return self.config.dit
+
+    @property
+    def _t5(self) -> T5Config:
+        assert self.config.t5 is not None
+        return self.config.t5
+
+    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> Networks:
+        """The transformer, the bundle's or a new one; T5; and the map of T5's features."""
+        assert bundle is not None, "the command has checked what the stage needs"
+        recipe = self.recipe
+        dit = cast(DiT, load_or_make("dit", self, bundle, mesh=mesh))
+        if not bundle.has("dit"):
+            zero_motion_layer(dit)
+            open_gates(dit)
+        context = Linear(
+            self._t5.d_model,
+            self._dit.hidden_size,
+            names=("features", "embed"),
+            config=NetworkConfig(dtype=recipe.dtype),
+            rngs=nnx.Rngs(recipe.seed),
+        )
+        t5 = bundle.load("t5", mesh=mesh, dtype=recipe.dtype)
+        return {"dit": dit, "t5": t5, "context": context}
+
+    def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
+        if network == "dit":
+            frozen = path[0] in ("positions", "motion_embed")
+            return not (frozen or isinstance(variable, nnx.LoRAParam))
+        return network == "context"
+
+    def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
+        def make(path: str) -> grain.MapDataset:
+            return turn_samples(
+                open_features(path),
+                split=split,
+                tokenizer=self.tokenizer,
+                caption_length=self._dit.num_context_tokens,
+                config=self.config,
+            )
+
+        return mixed_samples(sources, make)
+
+    def context(
+        self, networks: Networks, batch: TurnSample, key: Key[Array, ""]
+    ) -> Float[Array, "b n d"]:
+        """The captions as the transformer sees them; zero in dropped samples."""
+        t5, to_context = cast(T5Encoder, networks["t5"]), cast(Linear, networks["context"])
+        context = to_context(jax.lax.stop_gradient(t5(jnp.asarray(batch.caption))))
+        dropped = jax.random.bernoulli(key, self.recipe.context_dropout, (context.shape[0], 1, 1))
+        return jnp.where(dropped, 0.0, context).astype(context.dtype)
+
+    def loss(
+        self, networks: Networks, batch: Any, key: Key[Array, ""]
+    ) -> tuple[Float[Array, ""], Scalars]:
+        """Mean squared error on v."""
+        drop, draw = jax.random.split(key)
+        losses = drawn_loss(
+            cast(DiT, networks["dit"]),
+            batch.moments,
+            draw,
+            vae_config=vae_config_of(self.config),
+            context=self.context(networks, batch, drop),
+            motion=jnp.zeros_like(batch.motion_value),
+        )
+        return losses.mean(), {}
+
+    def sample_flops(self, networks: Networks) -> float:
+        """As the joint stage's, with T5 forward in the encoder's place."""
+        tokens = self._dit.num_context_tokens
+        t5 = 2.0 * matrix_size(networks["t5"]) + 6.0 * matrix_size(networks["context"])
+        return t5 * tokens + transformer_flops(cast(DiT, networks["dit"]), trained="all")

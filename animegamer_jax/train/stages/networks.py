@@ -1,0 +1,80 @@
+"""What stages share: networks from a bundle or new, the tokenizer, mixed data sets, sizes."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grain
+import jax
+from flax import nnx
+
+from animegamer_jax.bundle.bundle import (
+    Bundle,
+    NetworkName,
+    make_network,
+)
+from animegamer_jax.bundle.config import with_dtypes
+from animegamer_jax.configs import NetworkConfig
+from animegamer_jax.data.loader import mixture
+from animegamer_jax.errors import UserError
+from animegamer_jax.sharding import param_shardings
+from animegamer_jax.tokenizer import Tokenizer
+from animegamer_jax.train.optimizer import DECAYED
+from animegamer_jax.train.stages.base import DataSource, Stage
+
+
+def load_or_make(
+    name: NetworkName, stage: Stage[Any], bundle: Bundle | None, *, mesh: jax.sharding.Mesh
+) -> nnx.Module:
+    """A network to train: the bundle's, or a new one of the recipe's seed."""
+    recipe = stage.recipe
+    if bundle is not None and bundle.has(name):
+        return bundle.load(name, mesh=mesh, dtype=recipe.dtype, remat=recipe.remat)
+    config = with_dtypes(getattr(stage.config, name), dtype=recipe.dtype, remat=recipe.remat)
+    return new_network(name, config, seed=recipe.seed, mesh=mesh)
+
+
+def new_network(
+    name: NetworkName, config: NetworkConfig, *, seed: int, mesh: jax.sharding.Mesh
+) -> nnx.Module:
+    """A network of new weights, each born where the mesh wants it."""
+
+    def make() -> nnx.Module:
+        return make_network(name, config, rngs=nnx.Rngs(seed))
+
+    graphdef, params = nnx.split(nnx.eval_shape(make))
+    shardings = param_shardings(params, mesh)
+    if mesh.size == 1:
+        # As one program, a small VAE's random numbers alone take minutes to compile.
+        return nnx.merge(graphdef, jax.device_put(nnx.state(make()), shardings))
+    return nnx.merge(graphdef, jax.jit(lambda: nnx.state(make()), out_shardings=shardings)())
+
+
+def load_tokenizer(
+    stage: Stage[Any], *, vocab_size: int | None = None, num_queries: int = 1
+) -> Tokenizer:
+    """The model's tokenizer, with that many frame tokens at least.
+
+    Raises:
+        UserError: there is none, or it is another model's.
+    """
+    if stage.tokenizer_dir is None:
+        raise UserError(f"stage {stage.name}: no tokenizer in the bundle: convert with --tokenizer")
+    return Tokenizer.load(stage.tokenizer_dir, vocab_size=vocab_size, num_queries=num_queries)
+
+
+def mixed_samples(
+    sources: Sequence[DataSource], make: Callable[[str], grain.MapDataset]
+) -> grain.MapDataset:
+    """The samples that `make` reads from each data set, mixed by weight.
+
+    Raises:
+        UserError: a data set is missing, empty or of another layout.
+    """
+    sets = [make(source.path) for source in sources]
+    return mixture(sets, weights=[source.weight for source in sources])
+
+
+def matrix_size(module: nnx.Module) -> int:
+    """Number of weights in the matrices of a (possibly abstract) module, whose products count."""
+    flat = nnx.to_flat_state(nnx.state(module, nnx.Param))
+    return sum(variable.size for path, variable in flat if str(path[-1]) in DECAYED)

@@ -1,0 +1,173 @@
+"""Toy foundations: T5's encoder by guessing masked words (arXiv 1810.04805, section 3.1).
+
+The paper takes T5-v1.1-XXL as it is. The toy's reads motion texts, captions and instructions of a
+few dozen words; that it has no decoder makes masked words the natural task.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, cast
+
+import grain
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from animegamer_jax.bundle.bundle import Bundle, NetworkName
+from animegamer_jax.data.datasets import open_games
+from animegamer_jax.data.samples import TextSample, text_samples
+from animegamer_jax.models.t5 import T5Encoder
+from animegamer_jax.tokenizer import Tokenizer
+from animegamer_jax.train.stages.base import (
+    DataSource,
+    Networks,
+    Scalars,
+    Stage,
+)
+from animegamer_jax.train.stages.networks import (
+    load_or_make,
+    load_tokenizer,
+    matrix_size,
+    mixed_samples,
+)
+from animegamer_jax.train.stages.recipe import FixedRecipe, OptimizerConfig
+
+_PAD = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class T5Recipe(FixedRecipe):
+    """What T5's training needs to know beside.
+
+    Attributes:
+        length: tokens of a text; longer ones are cut.
+        least_masked, most_masked: shares of a text's tokens to guess, drawn between.
+        shown: of these, the share that is not hidden, so that what is not hidden is read as well.
+    """
+
+    length: int = 28
+    least_masked: float = 0.15
+    most_masked: float = 0.30
+    shown: float = 0.1
+
+
+RECIPES = {
+    "toy": T5Recipe(
+        steps=600,
+        batch_size=128,
+        optimizer=OptimizerConfig(
+            learning_rate=1e-3, warmup_steps=100, decay="cosine", b2=0.98, weight_decay=0.01
+        ),
+        ema_decay=0.999,
+    )
+}
+
+
+class Masked(NamedTuple):
+    """Texts with gaps.
+
+    Attributes:
+        tokens: ids, those to guess hidden.
+        guessed: which tokens are to be guessed.
+        valid: the tokens that are attended to.
+    """
+
+    tokens: Int[Array, "b n"]
+    guessed: Bool[Array, "b n"]
+    valid: Bool[Array, "b n"]
+
+
+def mask_tokens(
+    tokens: Int[Array, "b n"], key: Key[Array, ""], *, recipe: T5Recipe, mask: int
+) -> Masked:
+    """Hides some of each text's tokens, at least one, none of them padding.
+
+    The encoder in use attends to padding, of which there is more or less as the length asks for.
+    So a number of paddings is drawn for each text, and the rest is out of sight.
+    """
+    b, n = tokens.shape
+    real = tokens != _PAD
+    count = real.sum(1, keepdims=True)
+    order_key, rate_key, show_key, length_key = jax.random.split(key, 4)
+    rate = jax.random.uniform(
+        rate_key, (b, 1), minval=recipe.least_masked, maxval=recipe.most_masked
+    )
+    # Each token's place in a random order of the text's own tokens.
+    place = jnp.where(real, jax.random.uniform(order_key, (b, n)), 2.0).argsort(1).argsort(1)
+    guessed = real & (place < jnp.maximum(jnp.round(rate * count), 1))
+    hidden = guessed & ~jax.random.bernoulli(show_key, recipe.shown, (b, n))
+    seen = count + jnp.floor(jax.random.uniform(length_key, (b, 1)) * (n - count + 1))
+    valid = jnp.arange(n)[None] < jnp.maximum(seen, 1)
+    return Masked(jnp.where(hidden, mask, tokens), guessed, valid)
+
+
+def guess_tokens(t5: T5Encoder, masked: Masked) -> Float[Array, "b n v"]:
+    """Logits of the token at each place, through the embedding's own rows; float32."""
+    features = t5(masked.tokens, masked.valid).astype(jnp.float32)
+    rows = t5.embedding[...].astype(jnp.float32)
+    return jnp.einsum("bnd,vd->bnv", features * t5.config.d_model**-0.5, rows)
+
+
+class T5Stage(Stage[T5Recipe]):
+    """Trains T5's encoder on the texts of the toy world."""
+
+    name: ClassVar[str] = "foundations-t5"
+    needs: ClassVar[Mapping[NetworkName, str]] = {}
+    changes: ClassVar[tuple[NetworkName, ...]] = ("t5",)
+    unit: ClassVar[str] = "texts"
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self)
+
+    @functools.cached_property
+    def _mask(self) -> int:
+        return self.tokenizer.id_of("<mask>")
+
+    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> Networks:
+        """The bundle's encoder, or a new one as T5 starts: scores are not scaled, queries are."""
+        t5 = cast(T5Encoder, load_or_make("t5", self, bundle, mesh=mesh))
+        if bundle is None or not bundle.has("t5"):
+            kernel = cast(Any, t5.layers.blocks).query.kernel
+            kernel.set_value(kernel[...] * t5.config.d_kv**-0.5)
+        return {"t5": t5}
+
+    def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
+        del network, path, variable
+        return True
+
+    def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
+        recipe = self.recipe
+
+        def make(path: str) -> grain.MapDataset:
+            return text_samples(
+                open_games(path),
+                split=split,
+                tokenizer=self.tokenizer,
+                length=recipe.length,
+                seed=recipe.seed,
+            )
+
+        return mixed_samples(sources, make)
+
+    def loss(
+        self, networks: Networks, batch: Any, key: Key[Array, ""]
+    ) -> tuple[Float[Array, ""], Scalars]:
+        """Cross-entropy of the tokens to guess: each text's mean, and the mean of these."""
+        tokens = jnp.asarray(cast(TextSample, batch).tokens)
+        masked = mask_tokens(tokens, key, recipe=self.recipe, mask=self._mask)
+        logits = guess_tokens(cast(T5Encoder, networks["t5"]), masked)
+        weight = masked.guessed / jnp.maximum(masked.guessed.sum(1, keepdims=True), 1)
+        entropy = optax.softmax_cross_entropy_with_integer_labels(logits, tokens)
+        right = (logits.argmax(-1) == tokens).astype(jnp.float32)
+        return (entropy * weight).sum(1).mean(), {"accuracy": (right * weight).sum(1).mean()}
+
+    def sample_flops(self, networks: Networks) -> float:
+        """6 a matrix weight and token, the tied embedding's among them, and the scores."""
+        t5 = cast(T5Encoder, networks["t5"])
+        c, n = t5.config, self.recipe.length
+        weights = matrix_size(t5) + t5.embedding[...].size
+        return 6.0 * weights * n + 12.0 * n**2 * c.num_heads * c.d_kv * c.num_layers

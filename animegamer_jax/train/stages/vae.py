@@ -1,0 +1,333 @@
+"""Toy foundations: the causal 3D VAE (CogVideoX, arXiv 2408.06072, section 2.1), from nothing.
+
+The paper takes CogVideoX's as it is. Its recipe in small: an L1 reconstruction, a KL term, and a
+perceptual distance; in place of LPIPS stand features of the toy's own CLIP.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Key, UInt8
+
+from animegamer_jax.bundle.bundle import Bundle, NetworkName
+from animegamer_jax.configs import NetworkConfig, VAEConfig
+from animegamer_jax.data.datasets import open_games
+from animegamer_jax.data.features import signed
+from animegamer_jax.data.samples import ClipSample, clip_samples
+from animegamer_jax.errors import UserError
+from animegamer_jax.models.clip import CLIP
+from animegamer_jax.models.convolution import CausalConv
+from animegamer_jax.models.vae import (
+    VAE,
+    ResBlock,
+    cosines,
+    mode,
+    sample,
+    split_moments,
+    to_uint8,
+)
+from animegamer_jax.sharding import constrain
+from animegamer_jax.train.stages.base import (
+    DataSource,
+    Networks,
+    Scalars,
+    Stage,
+    Watched,
+)
+from animegamer_jax.train.stages.flops import count_products
+from animegamer_jax.train.stages.networks import load_or_make, mixed_samples
+from animegamer_jax.train.stages.recipe import FixedRecipe, OptimizerConfig
+
+_SHOWN = 4  # clips at a look
+_FIRST_LOG_VARIANCE = -5.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VAERecipe(FixedRecipe):
+    """What the VAE's training needs to know beside.
+
+    Attributes:
+        pictures: so many frames of each clip are trained on, drawn anew, each as a clip of its own;
+            None: whole clips. Kernels of a new VAE then see nothing but the frame itself, and the
+            result is an image's autoencoder in a clip's clothes (inflation, arXiv 2310.05737).
+        crop: rows and columns of the window that is trained on, a new place for each clip; None:
+            whole frames.
+        l2_weight: of the mean squared error beside the mean absolute one, of pixels in [-1, 1].
+        change_weight: of the mean absolute error of what changes from frame to frame: without it
+            a small VAE shows the mean of neighbouring frames, and nothing moves.
+        kl_weight: of the KL divergence from the unit Gaussian, summed over a whole clip's latents.
+        perceptual_weight: of the distance of CLIP's features.
+        perceptual_frames: of each clip, drawn anew each step.
+        finish_batches: training batches that the scaling factor is measured on.
+        frequency_power: how far the frequencies of time are made alike for the decoder: each is
+            divided by its deviation to this power. 0: the decoder sees the latents themselves.
+    """
+
+    pictures: int | None = 4
+    crop: tuple[int, int] | None = None
+    l2_weight: float = 0.5
+    change_weight: float = 0.5
+    kl_weight: float = 1e-6
+    perceptual_weight: float = 0.1
+    perceptual_frames: int = 2
+    finish_batches: int = 64
+    frequency_power: float = 0.5
+
+
+RECIPES = {
+    "toy": VAERecipe(
+        steps=1500,
+        batch_size=4,
+        optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=100, decay="cosine"),
+        ema_decay=0.995,
+        watch_every=250,
+        save_every=250,
+    )
+}
+
+
+def start_calmly(vae: VAE) -> None:
+    """Makes a new VAE an easy one to train: nearly linear, of little noise, and without a past.
+
+    Every residual block begins as its shortcut, and the encoder's log-variance at -5, so that
+    latents tell more than noise from the first step on. Causal kernels begin with the plane of the
+    frame itself alone: other ones would show a mean of three frames.
+    """
+    for _, module in nnx.iter_modules(vae):
+        if isinstance(module, CausalConv):
+            kernel = module.kernel[...]
+            module.kernel[...] = (kernel * np.sqrt(3)).at[:-1].set(0)
+        if isinstance(module, ResBlock):
+            module.conv2.kernel[...] = jnp.zeros_like(module.conv2.kernel[...])
+    out, means = vae.encoder.conv_out, vae.config.latent_channels
+    out.kernel[...] = out.kernel[...].at[..., means:].multiply(0.1)
+    out.bias[...] = out.bias[...].at[means:].set(_FIRST_LOG_VARIANCE)
+
+
+def hold_past(vae: VAE) -> VAE:
+    """The network without gradients of the planes of causal kernels that see the frames before.
+
+    Of pictures they see the frame itself three times, and would learn to share its work.
+    """
+    held = nnx.clone(vae)
+    for _, module in nnx.iter_modules(held):
+        if isinstance(module, CausalConv):
+            past, now = jnp.split(module.kernel[...], [2])
+            module.kernel[...] = jnp.concatenate([jax.lax.stop_gradient(past), now])
+    return held
+
+
+def crop_clips(
+    frames: UInt8[Array, "b f h w 3"], key: Key[Array, ""], *, size: tuple[int, int]
+) -> UInt8[Array, "b f y x 3"]:
+    """The same window of all frames of a clip, at a place drawn for each clip."""
+    b, f, h, w, c = frames.shape
+    rows, columns = size
+    least = jnp.zeros(2, jnp.int32)
+    most = jnp.array([h - rows + 1, w - columns + 1])
+    corners = jax.random.randint(key, (b, 2), least[None], most[None])
+
+    def one(clip: jax.Array, corner: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_slice(clip, (0, *corner, 0), (f, rows, columns, c))
+
+    return jax.vmap(one)(frames, corners)
+
+
+def kl_divergence(moments: Float[Array, "b t y x m"]) -> Float[Array, ""]:
+    """From the unit Gaussian, in nats a latent number."""
+    mean, log_variance = split_moments(moments)
+    return 0.5 * (jnp.square(mean) + jnp.exp(log_variance) - 1.0 - log_variance).mean()
+
+
+def perceptual_distance(
+    clip: CLIP, made: Float[Array, "b h w 3"], true: Float[Array, "b h w 3"]
+) -> Float[Array, ""]:
+    """One minus the cosine of CLIP's patch features, on average over patches; pixels in [-1, 1]."""
+
+    def features(frames: jax.Array) -> jax.Array:
+        x = clip.image_features(clip.preprocess(frames)).astype(jnp.float32)
+        return x * jax.lax.rsqrt(jnp.square(x).sum(-1, keepdims=True) + 1e-6)
+
+    return 1.0 - (features(made) * jax.lax.stop_gradient(features(true))).sum(-1).mean()
+
+
+def draw_frames(videos: Sequence[Array], key: Key[Array, ""], *, count: int) -> list[Array]:
+    """`count` frames of each clip, the same of all `videos`: [b f h w 3] to [(b count) h w 3]."""
+    b, f = videos[0].shape[:2]
+    chosen = jax.random.randint(key, (b, count, 1, 1, 1), 0, f)
+    taken = [jnp.take_along_axis(video, chosen, axis=1) for video in videos]
+    return [x.reshape(b * count, *x.shape[2:]) for x in taken]
+
+
+def psnr(made: Float[Array, "b f h w 3"], true: Float[Array, "b f h w 3"]) -> Float[Array, ""]:
+    """Peak signal-to-noise ratio in dB, the mean over clips; pixels in [-1, 1], `made` clipped."""
+    error = jnp.square(jnp.clip(made, -1, 1) - true).mean(axis=(1, 2, 3, 4))
+    return (10 * jnp.log10(4.0 / jnp.maximum(error, 1e-10))).mean()
+
+
+class VAEStage(Stage[VAERecipe]):
+    """Trains the VAE on clips of the toy world."""
+
+    name: ClassVar[str] = "foundations-vae"
+    needs: ClassVar[Mapping[NetworkName, str]] = {"clip": "foundations --part clip"}
+    changes: ClassVar[tuple[NetworkName, ...]] = ("vae",)
+    unit: ClassVar[str] = "clips"
+
+    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> Networks:
+        """The VAE, the bundle's or a new one, and CLIP."""
+        assert bundle is not None, "the command has checked what the stage needs"
+        vae = cast(VAE, load_or_make("vae", self, bundle, mesh=mesh))
+        if not bundle.has("vae"):
+            start_calmly(vae)
+        return {
+            "vae": vae,
+            "clip": bundle.load("clip", mesh=mesh, dtype=self.recipe.dtype),
+        }
+
+    def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
+        del path, variable
+        return network == "vae"
+
+    def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
+        """Whole clips.
+
+        Raises:
+            UserError: of the data, or the crop does not fit the clips or the VAE.
+        """
+
+        def make(path: str) -> grain.MapDataset:
+            games = open_games(path)
+            self._check_crop(games.info.height, games.info.width, path=path)
+            return clip_samples(games, split=split, config=self.config)
+
+        return mixed_samples(sources, make)
+
+    def _check_crop(self, height: int, width: int, *, path: str) -> None:
+        crop, space = self.recipe.crop, _config(self).spatial_compression
+        if crop is None:
+            return
+        fits = (0 < c <= s and c % space == 0 for c, s in zip(crop, (height, width), strict=True))
+        if not all(fits):
+            raise UserError(
+                f"--crop {crop[0]} {crop[1]}: expected multiples of {space} up to the {height} x "
+                f"{width} pixels of {path}"
+            )
+
+    def loss(
+        self, networks: Networks, batch: Any, key: Key[Array, ""]
+    ) -> tuple[Float[Array, ""], Scalars]:
+        """Reconstruction, KL and perceptual terms; its parts are these without their weights."""
+        recipe = self.recipe
+        picture_key, crop_key, latent_key, frame_key = jax.random.split(key, 4)
+        frames = jnp.asarray(cast(ClipSample, batch).frames)
+        vae = cast(VAE, networks["vae"])
+        if recipe.pictures is not None:
+            vae = hold_past(vae)
+            frames = draw_frames([frames], picture_key, count=recipe.pictures)[0][:, None]
+        num_latents = _num_latents(_config(self), frames.shape[1:4])
+        if recipe.crop is not None:
+            frames = crop_clips(frames, crop_key, size=recipe.crop)
+        true = signed(frames)
+        moments = vae.encode(true)
+        made = vae.decode(sample(moments, key=latent_key))
+        parts = {"l1": jnp.abs(made - true).mean(), "l2": jnp.square(made - true).mean()}
+        parts["kl"] = kl_divergence(moments)
+        loss = parts["l1"] + recipe.l2_weight * parts["l2"]
+        if recipe.change_weight and true.shape[1] > 1:
+            parts["change"] = jnp.abs(jnp.diff(made, axis=1) - jnp.diff(true, axis=1)).mean()
+            loss += recipe.change_weight * parts["change"]
+        loss += recipe.kl_weight * num_latents * parts["kl"]
+        if recipe.perceptual_weight:
+            count = min(recipe.perceptual_frames, true.shape[1])
+            shown = draw_frames([made, true], frame_key, count=count)
+            parts["perceptual"] = perceptual_distance(cast(CLIP, networks["clip"]), *shown)
+            loss += recipe.perceptual_weight * parts["perceptual"]
+        return loss, parts
+
+    def sample_flops(self, networks: Networks) -> float:
+        """Three times the convolutions and products of a pass forward: encoder and decoder.
+
+        CLIP's share is small and not counted.
+        """
+        d = self.config.dit
+        assert d is not None
+        c = _config(self)
+        rows, columns = self.recipe.crop or (
+            d.latent_height * c.spatial_compression,
+            d.latent_width * c.spatial_compression,
+        )
+        pictures = self.recipe.pictures
+        frames = 1 if pictures else 1 + (d.latent_frames - 1) * c.temporal_compression
+
+        def forward(vae: VAE, clip: jax.Array) -> jax.Array:
+            return vae.decode(mode(vae.encode(clip)))
+
+        shape = jax.ShapeDtypeStruct((1, frames, rows, columns, c.image_channels), jnp.float32)
+        return 3 * (pictures or 1) * count_products(forward, networks["vae"], shape)
+
+    @functools.cached_property
+    def _reconstruct(self) -> Callable[..., tuple[Array, Array]]:
+        def reconstruct(vae: VAE, frames: jax.Array) -> tuple[jax.Array, jax.Array]:
+            true = signed(frames)
+            made = vae.decode(mode(vae.encode(true)))
+            pairs = jnp.concatenate([frames, to_uint8(made)], axis=3)[:_SHOWN]
+            return psnr(made, true), constrain(pairs, *(None,) * 5)
+
+        return jax.jit(reconstruct)
+
+    def watch(self, networks: Networks, batch: Any, key: Key[Array, ""]) -> Watched:
+        """PSNR of whole clips from their most likely latents, and some beside their originals."""
+        del key
+        ratio, pairs = self._reconstruct(networks["vae"], jnp.asarray(batch.frames))
+        return Watched({"psnr": float(ratio)}, {"true_and_reconstructed": pairs})
+
+    def finish(
+        self, networks: Networks, batches: Iterator[Any]
+    ) -> dict[NetworkName, NetworkConfig]:
+        """The configuration with the scaling factor that gives latents a deviation of one.
+
+        And with scales of the frequencies, which leave it so.
+        """
+
+        @jax.jit
+        def means(vae: VAE, frames: jax.Array) -> tuple[jax.Array, jax.Array]:
+            frames = constrain(frames, *(None,) * 5)  # sums in one order on any mesh
+            latents, log_variance = split_moments(vae.encode(signed(frames)))
+            frequencies = jnp.einsum("kf,bfhwz->bkhwz", cosines(latents.shape[1]), latents)
+            noise = jnp.exp(log_variance).mean()  # alike in all frequencies
+            return latents.mean(), jnp.square(frequencies).mean((0, 2, 3, 4)) + noise
+
+        found = [
+            means(cast(VAE, networks["vae"]), jnp.asarray(next(batches).frames))
+            for _ in range(self.recipe.finish_batches)
+        ]
+        mean = np.mean([f[0] for f in found], dtype=np.float64)
+        squares = np.array([f[1] for f in found], np.float64).mean(0)
+        squares[0] -= len(squares) * mean**2
+        factor = 1 / np.sqrt(squares.mean())
+        changed = dataclasses.replace(_config(self), scaling_factor=float(factor))
+        if power := self.recipe.frequency_power:
+            deviations = np.sqrt(squares) * factor
+            scales = deviations**-power / np.sqrt(np.mean(deviations ** (2 - 2 * power)))
+            changed = dataclasses.replace(changed, frequency_scales=tuple(map(float, scales)))
+        return {"vae": changed}
+
+
+def _config(stage: Stage[Any]) -> VAEConfig:
+    assert stage.config.vae is not None
+    return stage.config.vae
+
+
+def _num_latents(config: VAEConfig, size: tuple[int, ...]) -> int:
+    """Numbers in the latents of a clip of so many frames, rows and columns."""
+    frames, rows, columns = size
+    latent_frames = 1 + (frames - 1) // config.temporal_compression
+    space = config.spatial_compression
+    return latent_frames * (rows // space) * (columns // space) * config.latent_channels

@@ -1,0 +1,1 @@
+"""Questions to a language model behind an endpoint."""

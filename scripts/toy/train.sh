@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# Trains the embedded toy model from nothing: games, foundations, features, warm-up, decoder, MLLM,
+# adaptation. Stop it at any time: the same command goes on where it stopped.
+#
+#   make train-toy                       (makes .venv with the extra `train`, then this)
+#   scripts/toy/train.sh [FOLDER]        (default out/toy; at most 3 hours on two cores)
+#
+# The finished model is FOLDER/adapt/model. `scripts/toy/score.py` scores it, `scripts/toy/embed.py`
+# puts it into the package. SIGTERM and Ctrl-C go to the stage that runs, which saves first; the
+# script then leaves with 143 or 130.
+set -euo pipefail
+set -m # a stage is a process group of its own: a terminal's Ctrl-C comes to it once, from here
+cd "$(dirname "$0")/.."
+OUT=${1:-out/toy}
+BIN=${BIN:-.venv/bin}
+[ -x "$BIN/animegamer" ] || { echo "train_toy: no $BIN/animegamer: run make train-toy" >&2; exit 2; }
+# A core is a device: half a batch on each is faster than the whole on both.
+DEVICES=--xla_force_host_platform_device_count=${CORES:-2}
+# Products of bfloat16 are the faster ones only where the processor has tiles for them.
+DTYPE=float32
+if grep -qs amx_bf16 /proc/cpuinfo; then DTYPE=bfloat16; fi
+
+have() { [ -e "$1" ] && echo "$(date +%T) there: $1"; }
+say() { echo "$(date +%T) $*"; }
+
+CHILD= STOPPED=
+forward() { # signal, status to leave with
+  STOPPED=$2
+  if [ -n "$CHILD" ]; then kill -"$1" "$CHILD" 2>/dev/null || true; fi
+}
+trap 'forward TERM 143' TERM
+trap 'forward INT 130' INT
+trap 'forward TERM 129' HUP
+
+run() { # what it makes, command: runs it to its end, or after a signal to that of its save
+  local made=$1 status=0
+  shift
+  if [ -z "$STOPPED" ]; then
+    "$@" &
+    CHILD=$!
+    [ -z "$STOPPED" ] || kill -TERM "$CHILD" 2>/dev/null || true # it came between the two lines
+    while kill -0 "$CHILD" 2>/dev/null; do # by naps: bash can miss a signal as a long wait begins
+      sleep 0.3 &
+      wait $! || true
+    done
+    wait "$CHILD" || status=$?
+    CHILD=
+  fi
+  if [ -z "$STOPPED" ] && [ "$status" != 0 ]; then exit "$status"; fi # it has said why
+  if [ -n "$STOPPED" ] || [ ! -e "$made" ]; then
+    say "stopped before $made: the same command goes on" >&2
+    exit "${STOPPED:-1}"
+  fi
+}
+
+train() { # name, bundle to start from ("" for none), data set, options of `animegamer train`
+  local name=$1 model=$2 data=$3
+  shift 3
+  have "$OUT/$name/model/config.json" && return
+  say "$name"
+  run "$OUT/$name/model/config.json" env XLA_FLAGS="$DEVICES ${XLA_FLAGS:-}" "$BIN/animegamer" \
+    train "$@" --data "$data" ${model:+--model "$model"} --out "$OUT/$name"
+}
+
+mkdir -p "$OUT"
+have "$OUT/games/set.json" || {
+  say games
+  run "$OUT/games/set.json" "$BIN/animegamer" data toyworld --out "$OUT/games"
+}
+train clip "" "$OUT/games" foundations --part clip
+train t5 "$OUT/clip/model" "$OUT/games" foundations --part t5
+train vae "$OUT/t5/model" "$OUT/games" foundations --part vae
+have "$OUT/features/set.json" || {
+  say features
+  run "$OUT/features/set.json" "$BIN/animegamer" data features --model "$OUT/vae/model" \
+    --data "$OUT/games" --out "$OUT/features"
+}
+train dit "$OUT/vae/model" "$OUT/features" foundations --part dit --dtype "$DTYPE"
+train warmup "$OUT/dit/model" "$OUT/features" warmup --dtype "$DTYPE"
+train decoder "$OUT/warmup/model" "$OUT/features" decoder --dtype "$DTYPE"
+train mllm "$OUT/decoder/model" "$OUT/features" mllm --dtype "$DTYPE"
+train adapt "$OUT/mllm/model" "$OUT/features" adapt --dtype "$DTYPE"
+say "done: $OUT/adapt/model"

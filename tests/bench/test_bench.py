@@ -1,0 +1,321 @@
+"""`animegamer bench`: its rows, PyTorch's answers beside ours, what is refused, the stopwatch."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from helpers import random_leaves, tiny_config, write_tokenizer
+from tiny_games import write_model
+
+from animegamer_jax import cli
+from animegamer_jax.bench import command, run, timing, torch_networks, training
+from animegamer_jax.bench.compare import Difference, check_agreement, differences
+from animegamer_jax.bench.model import Model, make_middle, write_random
+from animegamer_jax.bench.programs import PLAY, Compiled, Program, play_programs
+from animegamer_jax.bundle.bundle import Bundle, BundleWriter
+from animegamer_jax.convert.export import _is_as_released
+from animegamer_jax.errors import UserError
+from animegamer_jax.game.player import check_fit
+from animegamer_jax.protocol import RELEASED
+
+use_threads = command._use_threads
+
+
+@pytest.fixture(autouse=True)
+def _small_peak(monkeypatch):
+    """The product by which the peak is found would be most of a test's time."""
+    monkeypatch.setattr(timing, "_PEAK_SIZE", 64)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch):
+    """PyTorch's threads wait for one another, and other tests run on the same cores."""
+    monkeypatch.setattr(command, "_use_threads", lambda threads: 1)
+
+
+@pytest.fixture(scope="module")
+def embedded_form(tmp_path_factory) -> Path:
+    """A tiny model of the embedded one's form, that plays by the released protocol."""
+    folder = tmp_path_factory.mktemp("bench")
+    size = write_tokenizer(folder / "tokenizer")
+    config: Any = tiny_config(size)
+    dit = dataclasses.replace(
+        config.dit, output="clean", clean_std=0.05, context_grid=(2, 3), intermediate_size=96
+    )
+    vae = dataclasses.replace(
+        config.vae,
+        multipliers=(1, 2),
+        temporal_compression=1,
+        scaling_factor=0.7,
+        frequency_scales=(0.7, 2.0, 1.5),
+    )
+    mistral = dataclasses.replace(config.mllm.mistral, rotary_dtype="float16", lora=None)
+    protocol = dataclasses.replace(RELEASED, window=2, caption_length=96, guidance_scale=0.0)
+    networks = {
+        "mllm": dataclasses.replace(config.mllm, mistral=mistral),
+        "encoder": config.encoder,
+        "dit": dataclasses.replace(dit, lora=None),
+        "vae": vae,
+    }
+    with BundleWriter(folder / "model", name="tiny", protocol=protocol) as writer:
+        for name, network in networks.items():
+            writer.write_network(name, network, random_leaves(name, network, 0))
+        writer.write_tokenizer(folder / "tokenizer")
+    return folder / "model"
+
+
+def bench(capsys, *words: str) -> tuple[int, str, str]:
+    """Status, standard output, and the last line of the other one."""
+    status = cli.main(["bench", "--repeats", "3", "--steps", "2", *words])
+    out, err = capsys.readouterr()
+    return status, out, err.strip().splitlines()[-1] if err.strip() else ""
+
+
+# --- the command ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["released", pytest.param("embedded", marks=pytest.mark.slow)])
+def test_pytorch_answers_the_same(form, tiny_bundle, embedded_form, capsys, tmp_path):
+    """Every program has its rows in the tables and in the file, and all sides agree."""
+    path = {"released": tiny_bundle, "embedded": embedded_form}[form]
+    released = _is_as_released(Bundle.open(path).config)
+    assert released == (form == "released")
+    file = tmp_path / "found.json"
+    words = ("--model", str(path), "--against", "torch", "--torch", "eager", "--json", str(file))
+    status, out, err = bench(capsys, *words)
+    assert status == 0, err
+    found = json.loads(file.read_text())
+    assert [row["name"] for row in found["programs"]] == list(PLAY)
+    assert found["about"]["dtype"] == "float32"
+    assert found["about"]["threads"] >= 1
+    assert set(found["about"]["versions"]) >= {"jax", "torch", "diffusers", "transformers"}
+    for row in found["programs"]:
+        assert out.count(f"| {row['name']} ") == 3, out  # a row of ours, and both sides beside
+        assert set(row["sides"]) == {"this code", "eager"}
+        ours, theirs = row["sides"]["this code"], row["sides"]["eager"]
+        assert len(ours["seconds"]) == len(theirs["seconds"]) == 3
+        assert ours["p10"] <= ours["median"] <= ours["p90"]
+        assert row["flops"] > 0
+        assert ours["before_seconds"] > 0
+        assert row["memory"]["temporaries"] > 0
+        assert theirs["times_as_long"]["low"] <= theirs["times_as_long"]["high"]
+        assert ours["share_of_peak"] > 0
+        for difference in theirs["differences"]:
+            small = 0 if difference["what"] == "states" else 0.02
+            small = small if difference["what"] == "frames" else min(small, 3e-5)
+            assert difference["rms"] <= small, (row["name"], difference)
+    turn = found["programs"][-1]["sides"]["eager"]["differences"]
+    assert [one["what"] for one in turn] == ["representation", "states", "frames"]
+
+
+def test_another_answer_is_refused(tiny_bundle, capsys, monkeypatch):
+    exported = torch_networks.exported
+
+    def perturbed(bundle, folder):
+        weights = exported(bundle, folder)
+        weights["dit"]["transformer.layers.1.mlp.dense_h_to_4h.weight"] *= 1.05
+        return weights
+
+    monkeypatch.setattr(torch_networks, "exported", perturbed)
+    words = ("--model", str(tiny_bundle), "--programs", "mllm", "step", "--against", "torch")
+    status, out, err = bench(capsys, *words, "--torch", "eager")
+    assert status == 2
+    assert out == ""
+    assert err.startswith("animegamer bench: step: PyTorch, eager, answers otherwise: ")
+    assert "expected 0.001 or less" in err
+
+
+def test_low_rank_updates_come_along(tiny_bundle, tmp_path):
+    """The tiny model has some: without them PyTorch would answer otherwise."""
+    weights = torch_networks.exported(Bundle.open(tiny_bundle), tmp_path)
+    name = "transformer.layers.0.attention.dense"
+    plain = weights["dit"][f"{name}.original.weight"]
+    merged = torch_networks._merged(weights["dit"], name, scale=0.5)
+    assert float((merged - plain).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--programs", "frob"], "invalid choice 'frob'"),
+        (["--repeats", "0"], "--repeats 0: expected 1 or more"),
+        (["--model", "/nowhere"], "/nowhere: no bundle"),
+        (["--json", "/nowhere/found.json"], "--json /nowhere/found.json: expected a file in"),
+        (["--against", "torch", "--programs", "vae", "train-mllm"], "train-mllm: only the parts"),
+    ],
+)
+def test_one_line_for_a_mistake(capsys, words, told):
+    assert cli.main(["bench", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert told in err
+    assert err.count("\n") == 1, err
+
+
+def test_cores(monkeypatch):
+    there = 2
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(there)), raising=False)
+    monkeypatch.setattr("os.sched_setaffinity", lambda *_: None, raising=False)
+    for threads in (0, there + 1):
+        with pytest.raises(UserError, match="expected 1 to 2, which are there"):
+            use_threads(threads)
+    with pytest.raises(UserError, match="JAX has started with 2"):
+        use_threads(1)
+    assert use_threads(None) == use_threads(there) == there
+
+
+def test_a_stage_without_its_networks(tiny_bundle, capsys):
+    words = ("--model", str(tiny_bundle), "--programs", "train-clip")
+    status, _, err = bench(capsys, *words)
+    assert status == 2
+    assert "--programs train-clip: tiny has not its networks" in err
+    assert "train-mllm, train-adapt" in err
+
+
+@pytest.mark.parametrize("library", ["torch", "diffusers"])
+def test_pytorch_that_is_not_installed(library, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    assert cli.main(["bench", "--against", "torch"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"animegamer bench: needs {library}, which is not installed: pip")
+    assert told.count("\n") == 1
+
+
+# --- programs -------------------------------------------------------------------------------
+
+
+def test_the_middle_size_is_what_it_says(tmp_path):
+    config = make_middle()
+    check_fit(config)
+    assert _is_as_released(config)
+    assert config.dit is not None
+    assert (config.dit.hidden_size, config.dit.num_layers) == (480, 8)
+    assert config.dit.num_patches + config.dit.num_context_tokens == 2000
+    assert config.vae is not None
+    assert config.vae.channels == 32
+    space = config.vae.spatial_compression
+    assert (config.dit.latent_height * space, config.dit.latent_width * space) == (128, 192)
+
+
+def test_a_random_model_is_the_same_every_time(tmp_path):
+    digests = []
+    for place in ("a", "b"):
+        bundle = write_random(tmp_path / place, tiny_config(0), name="tiny")
+        digests.append(bundle.digest())
+        words = "Character: Mika; Motion: run."
+        model = Model(bundle, dtype="float32", window=None, steps=2)
+        assert model.player.tokenizer.unknown_words(words) == ()
+    assert digests[0] == digests[1]
+    assert int(model.inputs.window.num_turns[0]) == model.player.window - 1
+    assert set(play_programs(model)) == set(PLAY)
+
+
+def test_products_are_counted_in_all_steps(tiny_bundle):
+    model = Model(Bundle.open(tiny_bundle), dtype=None, window=None, steps=4)
+    programs = play_programs(model)
+    one, four = (Compiled(programs[name]).flops for name in ("step", "sampler"))
+    assert four == 4 * one
+
+
+def test_a_training_step_goes_on_from_its_state(tmp_path, capsys):
+    bundle = write_model(tmp_path)
+    assert training.trainable(bundle) == (
+        *("train-warmup", "train-decoder", "train-mllm", "train-adapt"),
+    )
+    program = training.training_program("train-warmup", bundle, dtype="float32", batch_size=2)
+    compiled = Compiled(program)
+    states = [compiled()[0] for _ in range(2)]
+    assert int(states[1].step) == 2
+    assert compiled.flops > 0
+    row = run._time(compiled, {}, repeats=2)
+    assert len(row.sides[0].seconds) == 2
+    assert "2 clips" in row.about
+
+
+# --- stopwatch ------------------------------------------------------------------------------
+
+
+def test_sides_take_turns():
+    called: list[str] = []
+    calls = {name: (lambda name=name: called.append(name)) for name in "abc"}
+    taken = timing.alternate(calls, repeats=4, rest=0.0)
+    rounds = ["".join(called[i : i + 3]) for i in range(0, 12, 3)]
+    assert rounds == ["abc", "bca", "cab", "abc"]
+    assert {name: len(seconds) for name, seconds in taken.items()} == {"a": 4, "b": 4, "c": 4}
+    assert all(second >= 0 for seconds in taken.values() for second in seconds)
+
+
+def test_spread_and_ratio():
+    values = [float(x) for x in range(1, 12)]
+    assert timing.spread(values) == (6.0, 2.0, 10.0)
+    assert timing.spread([3.0]) == (3.0, 3.0, 3.0)
+    # Of neighbours: that both were slow in the second round does not show.
+    assert timing.ratio([2.0, 20.0, 2.0], [1.0, 10.0, 1.0]) == (2.0, 2.0, 2.0)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells")
+def test_memory_of_a_call():
+    def call() -> float:
+        return float(np.ones(25_000_000, np.float32).sum())
+
+    found = timing.call_memory(call)
+    assert found is not None
+    assert 90e6 < found < 200e6
+
+
+def test_the_peak_is_a_rate():
+    rates = timing.measure_peak(size=64, rounds=2)
+    assert set(rates) == {"numpy", "XLA"}
+    assert min(rates.values()) > 1e6
+
+
+def test_a_compiled_program_says_its_memory():
+    x = jax.numpy.ones((8, 16))
+    program = Program(name="p", about="a product", function=lambda x: x @ x.T, arguments=(x,))
+    compiled = Compiled(program)
+    assert compiled.flops == 2 * 8 * 8 * 16
+    assert compiled.memory is not None
+    assert compiled.memory.arguments == 4 * 8 * 16
+    assert compiled.memory.outputs == 4 * 8 * 8
+    assert compiled.outputs() == {}
+
+
+# --- agreement ------------------------------------------------------------------------------
+
+
+def test_differences_by_kind():
+    ours = {
+        "latents": np.full((2, 3), 2.0, np.float32),
+        "states": np.array([[3, 1, 0, -1]]),
+        "frames": np.full((4,), 200, np.uint8),
+    }
+    found = {
+        "latents": ours["latents"] + np.float32(0.2),
+        "states": np.array([[3, 1, 1, -1]]),
+        "frames": np.array([200, 200, 200, 202], np.uint8),
+    }
+    latents, states, frames = differences(found, ours, dtype="float32")
+    assert latents.rms == pytest.approx(0.1)
+    assert latents.largest == pytest.approx(0.2)
+    assert (states.rms, states.agrees) == (0.25, False)
+    assert (frames.rms, frames.largest) == (1.0, 2.0)
+    assert not any(one.agrees for one in (latents, states, frames))
+    assert differences(found, ours, dtype="bfloat16")[0].agrees
+    with pytest.raises(ValueError, match="shape"):
+        differences({"a": np.zeros(2)}, {"a": np.zeros(3)}, dtype="float32")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_never_agrees(bad):
+    ours = {"latents": np.ones(3, np.float32)}
+    found = {"latents": np.array([1, 1, bad], np.float32)}
+    told = differences(found, ours, dtype="float32")
+    with pytest.raises(UserError, match=r"^step: PyTorch answers otherwise: latents differs"):
+        check_agreement("step", "PyTorch", told)
+    fine = Difference(what="latents", largest=1e-6, rms=1e-6, tolerance=1e-3)
+    check_agreement("step", "PyTorch", [fine])

@@ -1,0 +1,91 @@
+"""The model that comes with the package: it fits, plays, answers, and says what it scores."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import embed
+import numpy as np
+import pytest
+
+from animegamer_jax.bundle.bundle import Bundle
+from animegamer_jax.game.player import Player
+from animegamer_jax.play.command import ASSETS, model_folder
+from animegamer_jax.toy.drawing.draw import render
+from animegamer_jax.toy.world import (
+    CHARACTERS,
+    PLACES,
+    PROTOCOL,
+    TIMES,
+    Scene,
+)
+
+TOY = ASSETS / "toy"
+OPTIONS = {"character": CHARACTERS, "place": PLACES, "time": TIMES}
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    return Bundle.open(model_folder("toy"))
+
+
+def test_it_is_small_and_has_a_card(bundle):
+    assert Path(str(bundle.path)) == Path(str(TOY))
+    size = sum(path.stat().st_size for path in Path(str(TOY)).rglob("*") if path.is_file())
+    assert size <= 12e6
+    card = (TOY / "README.md").read_text()
+    assert re.search(r"Written \d{4}-\d\d-\d\d by `scripts/toy/embed.py` of commit \w{7,}", card)
+    for stage in embed.STAGES:
+        assert re.search(rf"^\| {stage} \| [\d,]+ \| \d+ \| [\d.e-]+ \| \w+ \| \d+ \|$", card, re.M)
+
+
+def test_the_card_tells_the_stored_scores_of_these_weights(bundle):
+    stored = json.loads((TOY / embed.SCORES_FILE).read_text())
+    assert stored["embedded"] == bundle.digest()
+    scored = {report["settings"]["model_digest"] for report in stored["reports"]}
+    assert scored in ({stored["trained"]}, {stored["embedded"]})
+    card = (TOY / "README.md").read_text().splitlines()
+    table = list(embed.describe_scores(stored["reports"]))
+    assert len(table) > 15
+    start = card.index(table[0])
+    assert card[start : start + len(table)] == table
+
+
+def test_it_plays_by_the_toy_worlds_protocol(bundle):
+    assert bundle.protocol == PROTOCOL
+    stored = json.loads((TOY / "config.json").read_text())
+    assert stored["name"] == "toy"
+
+
+def nearest(frames: np.ndarray, scene: Scene) -> Scene:
+    """The scene with what its true clip would show in place of it, if that is nearer."""
+    found = {}
+    for name, options in OPTIONS.items():
+        scenes = [dataclasses.replace(scene, **{name: option}) for option in options]
+        distances = [np.square(frames - render(s).astype(np.float32)).mean() for s in scenes]
+        found[name] = options[int(np.argmin(distances))]
+    return dataclasses.replace(scene, **found)
+
+
+@pytest.mark.slow  # compiles the whole turn
+def test_it_shows_who_is_named_and_knows_who_where_and_when_from_the_turn_before(bundle):
+    """True clips of anyone else, anywhere or anytime else are farther; an instruction is open."""
+    player = Player.from_bundle(bundle)
+    first = [
+        Scene("Mika", "wave", "meadow", "day", level=2, partner=None),
+        Scene("Mika", "wave", "snow", "night", level=2, partner=None),
+    ]
+    turns = [
+        [f"Character: Mika; Motion: gently waving; Background: {s.time} {s.place}." for s in first],
+        ["Then run."] * 2,
+    ]
+    scenes = [first, [dataclasses.replace(scene, motion="run") for scene in first]]
+    states = [[2, 1, 0, 1], [2, 0, 0, -1]]  # level, social, entertainment, stamina: its rules
+    window = player.start(2)
+    for number, instructions in enumerate(turns):
+        window, output = player.play_turn(window, instructions, seeds=[0, 1], turn=number + 1)
+        frames = np.asarray(output.frames, np.float32)
+        shown = [nearest(*pair) for pair in zip(frames, scenes[number], strict=True)]
+        assert shown == scenes[number]
+        np.testing.assert_array_equal(output.states, [states[number]] * 2)

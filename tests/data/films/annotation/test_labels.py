@@ -1,0 +1,219 @@
+"""Annotations on disk, and those that people wrote: what is taken, and what is told by its line."""
+
+import json
+
+import pytest
+from annotated_shots import (
+    CAST,
+    Take,
+    annotate,
+    film_name,
+    label,
+    lines_of,
+    make_shots,
+    says_of,
+)
+
+from animegamer_jax.data.characters import Cast, Character
+from animegamer_jax.data.films.annotation.labels import (
+    Annotation,
+    read_kept_cast,
+    read_labels,
+    read_report,
+    read_unannotated,
+)
+from animegamer_jax.data.films.annotation.manual import COLUMNS, annotate_by_people
+from animegamer_jax.errors import UserError
+
+FIRST, SECOND = film_name(0), film_name(1)
+
+
+@pytest.fixture
+def shots(tmp_path):
+    takes = [Take(), Take(dropped="black"), Take(), Take()]
+    return make_shots(tmp_path / "shots", [takes, [Take(), Take()]])
+
+
+def row(film: str, clip: int, **changes: object) -> dict[str, object]:
+    return {"film": film, "clip": clip, **says_of(clip), **changes}
+
+
+def write_table(path, rows, *, delimiter: str = ",") -> None:
+    lines = [delimiter.join(rows[0])]
+    lines += [delimiter.join(map(str, fields.values())) for fields in rows]
+    path.write_text("\ufeff" + "\r\n".join([*lines, "", ""]))
+
+
+def write_lines(path, rows) -> None:
+    path.write_text("".join(json.dumps(fields) + "\n" for fields in rows))
+
+
+# The record
+
+
+def test_texts_of_a_record_are_cleaned():
+    said = Annotation.model_validate(
+        says_of(
+            0, motion=" Riding\n a bicycle. ", adverb="Slowly", time="DAY", environment="Old Town"
+        )
+    )
+    found = (said.motion, said.adverb, said.time, said.environment)
+    assert found == ("riding a bicycle", "slowly", "day", "old town")
+
+
+def test_labels_come_back(shots):
+    labels = [label(3), label(0, source="people")]
+    annotate(shots, 0, labels, aside=[2])
+    assert read_labels(shots, FIRST) == {0: labels[1], 3: labels[0]}
+    assert [one["clip"] for one in shots.annotations(FIRST)] == [0, 3]
+    assert [one.clip for one in read_unannotated(shots, FIRST)] == [2]
+    assert read_kept_cast(shots) == CAST
+    assert (read_report(shots, SECOND), read_labels(shots, SECOND)) == (None, {})
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"motion_level": 7}, "line 2: motion_level: Input should be 1, 2, 3, 4 or 5, found 7"),
+        ({"clip": 0}, "line 2: clip 0 once more"),
+        ({"source": "a cat"}, "line 2: source: expected one of 'model', 'people', found"),
+        ({"more": 1}, "line 2: more: Extra inputs"),
+    ],
+)
+def test_damaged_annotations_are_told(shots, line, message):
+    annotate(shots, 0, [label(0), label(2)])
+    file = shots.folder(FIRST) / "annotations.jsonl"
+    first, second = lines_of(file)
+    write_lines(file, [first, second | line])
+    with pytest.raises(UserError, match=message):
+        read_labels(shots, FIRST)
+
+
+# What people wrote
+
+
+@pytest.mark.parametrize("form", [".csv", ".tsv", ".jsonl", ";"])
+def test_people_annotate_films_by_id_and_by_name(tmp_path, shots, form):
+    rows = [row(FIRST, 3, subject="mika the cat"), row("Film 0.mp4", 0), row("Film 1.mp4", 1)]
+    path = tmp_path / f"people{'.csv' if form == ';' else form}"
+    if form == ".jsonl":
+        write_lines(path, rows)
+    else:
+        write_table(path, rows, delimiter={".csv": ",", ".tsv": "\t", ";": ";"}[form])
+    assert annotate_by_people(shots, path, CAST) == {FIRST: 2, SECOND: 1}
+    assert [(one["clip"], one["source"], one["subject"]) for one in shots.annotations(FIRST)] == [
+        (0, "people", "Mika"), (3, "people", "Mika")
+    ]  # fmt: skip
+    assert shots.annotations(SECOND) == [{"clip": 1, **says_of(1), "source": "people"}]
+    report = read_report(shots, FIRST)
+    assert (report.model, report.by_model, report.by_people) == (None, 0, 2)
+    assert read_kept_cast(shots) == CAST
+
+
+def test_people_replace_a_models_words_and_what_it_set_aside(tmp_path, shots):
+    annotate(shots, 0, [label(0), label(2)], aside=[3])
+    write_lines(tmp_path / "people.jsonl", [row(FIRST, 2, motion="sleeping"), row(FIRST, 3)])
+    annotate_by_people(shots, tmp_path / "people.jsonl", CAST)
+    labels = read_labels(shots, FIRST)
+    assert [(one.clip, one.source) for one in labels.values()] == [
+        (0, "model"), (2, "people"), (3, "people")
+    ]  # fmt: skip
+    assert labels[2].annotation.motion == "sleeping"
+    assert read_unannotated(shots, FIRST) == []
+    report = read_report(shots, FIRST)
+    assert (report.model, report.by_model, report.by_people) == ("a test", 1, 2)
+    write_lines(tmp_path / "more.jsonl", [row(FIRST, 0)])
+    annotate_by_people(shots, tmp_path / "more.jsonl", CAST)
+    assert {one.source for one in read_labels(shots, FIRST).values()} == {"people"}
+
+
+def test_a_models_words_for_another_cast_go(tmp_path, shots):
+    annotate(shots, 0, [label(0), label(2, source="people"), label(3, source="people")])
+    other = Cast((Character(name="Mika", aliases=(), images=("c" * 64,)),))
+    write_lines(tmp_path / "people.jsonl", [row(SECOND, 0)])
+    annotate_by_people(shots, tmp_path / "people.jsonl", other)
+    assert len(read_labels(shots, FIRST)) == 3  # not in the file: as it was
+    write_lines(tmp_path / "people.jsonl", [row(FIRST, 2, motion="sleeping")])
+    annotate_by_people(shots, tmp_path / "people.jsonl", other)
+    (kept,) = read_labels(shots, FIRST).values()  # 3 is Ren's, who is not of this cast
+    assert kept.annotation.motion == "sleeping"
+
+
+GOOD = row(FIRST, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"film": "Film 7.mp4"}, "line 3: film: expected the id or the file's name of a film in"),
+        ({"film": "../../x"}, r"line 3: film: expected .*, found '\.\./\.\./x'"),
+        ({"clip": 4}, "line 3: clip: expected a number from 0 to 3, found 4"),
+        ({"clip": -1}, "line 3: clip: expected a number from 0 to 3, found -1"),
+        ({"clip": "two"}, "line 3: clip: expected a number from 0 to 3, found 'two'"),
+        ({"clip": 1}, r"line 3: clip 1 was dropped \(black\): remove the line"),
+        ({"clip": 0}, r"line 3: clip 0: expected once, is also at .*, line 2"),
+        ({"subject": "Yuki"}, "line 3: subject: expected one of: Mika, Ren, other, none; found"),
+        ({"motion_level": 6}, "line 3: motion_level: Input should be 1, 2, 3, 4 or 5, found 6"),
+        ({"stamina": 0}, "line 3: stamina: Input should be -1 or 1, found 0"),
+        ({"social": "yes"}, "line 3: social: Input should be 0 or 1, found 'yes'"),
+        ({"motion": "run; jump"}, "line 3: motion: expected letters"),
+        ({"time": ""}, "line 3: time: expected a word or more"),
+    ],
+)
+@pytest.mark.parametrize("form", [".csv", ".jsonl"])
+def test_a_wrong_line_is_told_and_nothing_is_written(tmp_path, shots, form, changes, message):
+    rows, path = [row(FIRST, 0), GOOD | changes], tmp_path / f"people{form}"
+    if form == ".csv":
+        write_table(path, rows)
+    else:
+        write_lines(path, [{}, *rows])
+        path.write_text(path.read_text().replace("{}\n", "\n"))
+    with pytest.raises(UserError, match=rf"people\{form}, {message}") as caught:
+        annotate_by_people(shots, path, CAST)
+    assert "\n" not in str(caught.value)
+    assert read_kept_cast(shots) is None
+    assert not (shots.folder(FIRST) / "annotations.jsonl").exists()
+
+
+HEAD = ",".join(COLUMNS)
+LINE = ",".join(map(str, GOOD.values()))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.csv", "", r"x\.csv, line 1: missing film, clip, subject, .*: expected the columns"),
+        ("x.csv", HEAD, r"x\.csv: no annotations: expected a line for each clip"),
+        ("x.csv", HEAD.replace("clip,", ""), "line 1: missing clip: expected the columns film"),
+        ("x.csv", f"{HEAD},notes", "line 1: unknown column 'notes': expected film, clip"),
+        ("x.csv", f"{HEAD},clip", "line 1: a column stands there twice"),
+        ("x.csv", f"{HEAD}\n{LINE},x", "line 2: expected 11 cells, found 12"),
+        ("x.csv", f'{HEAD}\n\n{LINE}\n"{"x" * 140_000}"', "line 4: no table"),
+        ("x.csv", b"film\xff", "line 1: expected UTF-8 text"),
+        ("x.csv", HEAD.encode() + b"\n\xff", "line 2: expected UTF-8 text"),
+        ("x.jsonl", "", r"x\.jsonl: no annotations"),
+        ("x.jsonl", "{", "line 1: no JSON"),
+        ("x.jsonl", "[1]", r"line 1: expected an object, found '\[1\]'"),
+        ("x.jsonl", '{"film": "x"}', "line 1: missing clip, subject"),
+        ("x.jsonl", json.dumps({**GOOD, "note": 1}), "line 1: unknown column 'note'"),
+        ("x.txt", "", r"x\.txt: expected a name that ends in \.csv, \.tsv, \.jsonl, \.ndjson"),
+    ],
+)
+def test_files_that_are_none(tmp_path, shots, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError, match=message) as caught:
+        annotate_by_people(shots, path, CAST)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+    with pytest.raises(UserError, match="cannot be read: No such file"):
+        annotate_by_people(shots, tmp_path / "absent.csv", CAST)
+
+
+def test_a_name_of_two_films(tmp_path, shots):
+    for film in (FIRST, SECOND):
+        file = shots.folder(film) / "film.json"
+        file.write_text(file.read_text().replace("Film 1.mp4", "Film 0.mp4"))
+    write_lines(tmp_path / "people.jsonl", [row("Film 0.mp4", 0)])
+    with pytest.raises(UserError, match=f"'Film 0.mp4' is the name of {FIRST} and {SECOND}: use"):
+        annotate_by_people(shots, tmp_path / "people.jsonl", CAST)

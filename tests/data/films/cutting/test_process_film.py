@@ -1,0 +1,480 @@
+"""From a film to clips: what is cut, dropped and set aside, and that it is the same every time."""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from real_films import big_buck_bunny as big_buck_bunny
+from tiny_films import moving, rolling, texture, write_frames, write_sound
+
+from animegamer_jax.data.films.clips.store import (
+    FilmReport,
+    FilmSettings,
+    SetAside,
+    ShotsFolder,
+    film_id,
+    open_shots,
+)
+from animegamer_jax.data.films.cutting.process_film import list_films, process_film
+from animegamer_jax.errors import UserError
+from animegamer_jax.media.motion import motion_level
+from animegamer_jax.toy.films import (
+    CrossFade,
+    Cut,
+    FadeThroughBlack,
+    Film,
+    FilmStyle,
+    make_film,
+    write_film,
+)
+from animegamer_jax.toy.scene import MOTION_EDGES
+
+SETTINGS = FilmSettings(height=48, width=72)
+CLIP = 17
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ShotsFolder:
+    return open_shots(tmp_path / "shots", SETTINGS)
+
+
+def cut(path: Path, folder: ShotsFolder, **options) -> FilmReport:
+    report = process_film(path, folder, **options)
+    assert isinstance(report, FilmReport), report
+    return report
+
+
+def even_flow(frames: np.ndarray) -> np.ndarray:
+    """Flow without an estimator: one pixel everywhere."""
+    return np.ones((len(frames) - 1, 8, 12, 2), np.float32)
+
+
+# A film with its truth
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory) -> tuple[Path, Film]:
+    path = tmp_path_factory.mktemp("films") / "A toy film.mp4"
+    film = make_film(
+        12,
+        num_shots=7,
+        height=96,
+        width=144,
+        transitions=(Cut(), Cut(), CrossFade(12), FadeThroughBlack(12)),
+        style=FilmStyle(fps=24, hold=3),
+    )
+    write_film(path, film)
+    return path, film
+
+
+@pytest.fixture(scope="module")
+def toy_shots(toy, tmp_path_factory) -> ShotsFolder:
+    settings = dataclasses.replace(SETTINGS, height=96, width=144)
+    folder = open_shots(tmp_path_factory.mktemp("shots") / "shots", settings)
+    cut(toy[0], folder)
+    return folder
+
+
+def test_the_report_tells_of_the_film(toy, toy_shots):
+    (film,) = toy_shots.films()
+    report = toy_shots.report(film)
+    shots = toy[1].shots
+    assert film == film_id(toy[0])
+    assert film.startswith("a-toy-film-")
+    assert (report.name, report.height, report.width) == ("A toy film.mp4", 96, 144)
+    assert report.fps == pytest.approx(24, abs=0.01)
+    assert report.seconds == pytest.approx(shots[-1].end / 24, abs=0.01)
+    assert report.missing == 0
+    assert report.bars == (0, 0, 0, 0)
+    assert report.scenes == len(shots) == len(report.cuts) + 1
+    rows = toy_shots.rows(film)
+    assert len({row.scene for row in rows}) == report.scenes - report.short_scenes
+    assert report.kept == len(rows) > 5
+    assert report.dropped == {}
+
+
+def test_clips_lie_within_scenes_side_by_side(toy, toy_shots):
+    (film,) = toy_shots.films()
+    rows, shots = toy_shots.rows(film), toy[1].shots
+    for row in rows:
+        shot = shots[row.scene]
+        overlap = shot.transition.overlap if shot.transition else 0
+        assert row.start * 24 >= shot.start + overlap - 1
+        assert row.end * 24 <= shot.end + 1
+        assert row.end - row.start == pytest.approx(CLIP / 8, abs=1e-3)
+    for before, after in itertools.pairwise(rows):
+        assert before.end <= after.start + 1e-3
+    for scene, shot in enumerate(shots):
+        overlap = shot.transition.overlap if shot.transition else 0
+        room = (shot.end - shot.start - overlap) / 24 - 2 * SETTINGS.guard_seconds
+        found = sum(row.scene == scene for row in rows)
+        assert int((room - 0.5) * 8 / CLIP) <= found <= int((room + 0.2) * 8 / CLIP)
+
+
+def test_a_clip_shows_the_frames_of_its_times(toy, toy_shots):
+    (film,) = toy_shots.films()
+    shown = list(toy[1].frames())
+    with toy_shots.clips(film) as clips:
+        for row in toy_shots.rows(film):
+            frames = clips.frames(row.clip)
+            assert frames.shape == (CLIP, 96, 144, 3)
+            numbers = np.rint((row.start + np.arange(CLIP) / 8) * 24).astype(int)
+            expected = np.stack([shown[number] for number in numbers])
+            assert np.abs(frames.astype(int) - expected).mean() < 8  # compressed twice
+            assert hashlib.sha256(clips.clip(row.clip)).hexdigest() == row.digest
+
+
+def test_motion_has_the_level_of_the_truth(toy, toy_shots):
+    (film,) = toy_shots.films()
+    for row in toy_shots.rows(film):
+        truth = toy[1].truth()["shots"][row.scene]  # type: ignore
+        expected = motion_level(truth["motion_value"], edges=MOTION_EDGES)
+        assert motion_level(row.motion_value, edges=MOTION_EDGES) == expected
+        assert len(row.flow) == CLIP - 1
+        assert min(row.flow) > 0
+
+
+def files_of(folder: ShotsFolder) -> dict[str, bytes]:
+    root = Path(folder.path)
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def test_another_process_writes_the_same_bytes(toy, toy_shots, tmp_path):
+    other = open_shots(tmp_path / "shots", toy_shots.settings)
+    code = (
+        "import sys; from animegamer_jax.data.films.cutting.process_film import process_film;"
+        "from animegamer_jax.data.films.clips.store import open_shots;"
+        "process_film(sys.argv[1], open_shots(sys.argv[2]), threads=2)"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code, str(toy[0]), str(other.path)],
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+    )
+    assert files_of(other) == files_of(toy_shots)
+
+
+def test_a_finished_film_is_not_cut_again(toy, toy_shots, tmp_path):
+    (film,) = toy_shots.films()
+    before = {path: path.stat().st_mtime_ns for path in Path(toy_shots.path).rglob("*")}
+
+    def no_flow(frames: np.ndarray) -> np.ndarray:
+        raise AssertionError("a clip is measured again")
+
+    assert process_film(toy[0], toy_shots, estimate=no_flow) == toy_shots.report(film)
+    assert {path: path.stat().st_mtime_ns for path in Path(toy_shots.path).rglob("*")} == before
+
+
+# What is dropped
+
+
+def test_useless_clips_are_dropped_with_their_reason_and_a_picture(tmp_path):
+    folder = open_shots(
+        tmp_path / "shots", dataclasses.replace(SETTINGS, height=240, width=360, num_frames=9)
+    )
+    size = {"height": 240, "width": 360}
+    first = moving(12, speed=4, seed=1, **size)
+    flashing = moving(12, speed=4, seed=2, **size)
+    flashing[6] = np.full_like(flashing[6], 255)
+    scenes = {
+        "black": [np.full((240, 360, 3), 4, np.uint8)] * 12,
+        "kept": first,
+        "still": [texture(240, 360, seed=3)] * 12,
+        "flash": flashing,
+        "credits": list(rolling(12, speed=3)),
+        "kept too": moving(12, speed=4, seed=5, **size),
+        "duplicate": first,
+    }
+    path = write_frames(tmp_path / "film.mp4", itertools.chain(*scenes.values()), fps=8)
+    report = cut(path, folder)
+    rows = folder.rows(report.film)
+    expected = [name if "kept" not in name else None for name in scenes]
+    assert [row.dropped for row in rows] == expected
+    assert report.kept == 2
+    assert report.dropped == dict.fromkeys(sorted(name for name in expected if name), 1)
+    for row, frames in zip(rows, scenes.values(), strict=True):
+        if row.dropped is None:
+            assert folder.read_frames(report.film, row.clip).shape == (9, 240, 360, 3)
+            continue
+        assert row.digest == ""
+        data = np.frombuffer(folder.read_picture(report.film, row.clip), np.uint8)
+        picture = cv2.cvtColor(cv2.imdecode(data, cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
+        assert picture.shape == (160, 240, 3)
+        shown = cv2.resize(frames[1], (240, 160), interpolation=cv2.INTER_AREA)
+        assert np.abs(picture.astype(int) - shown).mean() < 8
+
+
+# Films of many kinds
+
+
+def test_bars_are_removed(tmp_path, folder):
+    frames = [np.pad(f[:, :72], ((10, 8), (0, 0), (0, 0))) for f in moving(72, height=48, speed=1)]
+    report = cut(write_frames(tmp_path / "film.mp4", frames), folder)
+    assert report.bars[2:] == (0, 0)
+    assert 10 <= report.bars[0] <= 12
+    assert 8 <= report.bars[1] <= 10
+    assert (report.height, report.width) == (66, 72)
+    shown = folder.read_frames(report.film, 0)
+    assert shown.mean(axis=(0, 2, 3)).min() > 20
+
+
+def test_frames_of_any_rate_are_taken_at_their_times(tmp_path, folder):
+    rng = np.random.default_rng(0)
+    times = np.concatenate([[0], np.cumsum(rng.choice([0.03, 0.05, 0.1], 60))])
+    values = np.linspace(1.0, 0.3, len(times))
+    frames = [(texture(48, 72) * value).astype(np.uint8) for value in values]
+    shown_at = [float(time) for time in times]
+    path = write_frames(tmp_path / "film.mkv", frames, times=shown_at, codec="ffv1")  # lossless
+    report = cut(path, folder, estimate=even_flow)
+    assert report.fps == pytest.approx(1 / np.diff(times).mean(), rel=0.01)
+    row = folder.rows(report.film)[0]
+    wanted = row.start + np.arange(CLIP) / 8
+    nearest = values[np.abs(times[:, None] - wanted).argmin(axis=0)]
+    found = folder.read_frames(report.film, 0).mean(axis=(1, 2, 3)) / texture(48, 72).mean()
+    error = found - nearest
+    assert np.abs(error - error.mean()).max() < 0.6 * (values[0] - values[1])
+
+
+def test_turned_and_portrait_films_fill_the_clip(tmp_path, folder):
+    upright = moving(60, height=96, width=54, speed=1)
+    stored = [np.rot90(frame, -1) for frame in upright]
+    report = cut(write_frames(tmp_path / "film.mp4", stored, rotation=90), folder)
+    assert (report.height, report.width) == (96, 54)
+    middle = upright[3][30:66]
+    shown = folder.read_frames(report.film, 0)[0]
+    expected = cv2.resize(middle, (72, 48), interpolation=cv2.INTER_CUBIC)
+    assert np.abs(shown.astype(int) - expected).mean() < 6
+    padded = open_shots(tmp_path / "padded", dataclasses.replace(SETTINGS, fit="pad"))
+    cut(tmp_path / "film.mp4", padded)
+    shown = padded.read_frames(report.film, 0)
+    assert shown[:, :, :20].max() < 12
+    assert shown[:, :, 24:48].mean() > 50
+
+
+def test_holes_in_a_film_are_not_crossed(tmp_path, folder):
+    times = [k / 24 for k in range(120) if not 50 <= k < 90]
+    frames = moving(120, speed=1)
+    kept = [frames[round(time * 24)] for time in times]
+    report = cut(write_frames(tmp_path / "film.mkv", kept, times=times), folder)
+    assert report.scenes == 2
+    assert report.cuts == (pytest.approx(90 / 24, abs=0.01),)
+    assert report.short_scenes == 2
+
+
+def test_a_film_that_is_cut_off_is_used_as_far_as_it_goes(tmp_path, folder):
+    whole = write_frames(tmp_path / "whole.mkv", moving(144, speed=3), options={}).read_bytes()
+    path = tmp_path / "cut.mkv"
+    path.write_bytes(whole[: len(whole) * 2 // 3])
+    report = cut(path, folder)
+    assert report.kept >= 1
+    assert report.seconds + report.missing == pytest.approx(6, abs=0.1)
+    assert 1.5 < report.missing < 3
+    path.write_bytes(whole[: len(whole) // 4])
+    aside = process_film(path, folder)
+    assert isinstance(aside, SetAside)
+    assert "expected at least 2.12 seconds, a clip's length" in aside.reason
+    assert "that can be read" in aside.reason
+
+
+def test_films_that_cannot_be_used_are_set_aside_and_tried_again(tmp_path, folder):
+    (tmp_path / "junk.mp4").write_bytes(b"no film" * 500)
+    write_sound(tmp_path / "song.mp4", cover=True)
+    write_frames(tmp_path / "slow.mp4", moving(30, speed=3), fps=1)
+    write_frames(tmp_path / "six.mp4", moving(60, speed=3), fps=6)
+    write_frames(tmp_path / "short.mp4", moving(12))
+    write_frames(tmp_path / "one.mp4", moving(1))
+    reasons = {
+        "junk": r"expected a film, found: Invalid data",
+        "song": "expected a film, found sound only",
+        "slow": r"expected at least 8 frames a second, as clips have them, found 1: ",
+        "six": "expected at least 8 frames a second, as clips have them, found 6: ",
+        "short": r"expected at least 2\.12 seconds, a clip's length, found 0\.5: ",
+        "one": "expected at least ",
+        "missing": "cannot be read: No such file",
+    }
+    asides = {name: process_film(tmp_path / f"{name}.mp4", folder) for name in reasons}
+    for aside, reason in zip(asides.values(), reasons.values(), strict=True):
+        assert isinstance(aside, SetAside)
+        with pytest.raises(UserError, match=reason):
+            raise UserError(aside.reason)
+        assert "\n" not in aside.reason
+        stored = json.loads((folder.path / "failed" / f"{aside.film}.json").read_text())
+        assert stored == {"film": aside.name, "reason": aside.reason}
+    assert folder.films() == []
+    assert len(folder.failed()) == len(reasons)
+    path = write_frames(tmp_path / "missing.mp4", moving(60, speed=3))
+    assert cut(path, folder).kept == 1
+    assert folder.films() == [film_id(path)]
+    assert "missing.mp4" not in {failed.name for failed in folder.failed()}
+
+
+def test_a_folder_that_cannot_be_written_is_not_the_film_s_fault(tmp_path, folder):
+    path = write_frames(tmp_path / "film.mp4", moving(60, speed=3))
+    (folder.path / film_id(path)).write_text("in the way")
+    with pytest.raises(UserError, match="cannot be written"):
+        process_film(path, folder)
+    assert folder.failed() == []
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), ValueError("no\nroom"), cv2.error("no")])
+def test_what_goes_wrong_inside_is_the_film_s_fault(tmp_path, folder, error):
+    path = write_frames(tmp_path / "film.mp4", moving(60, speed=3))
+
+    def failing(frames: np.ndarray) -> np.ndarray:
+        raise error
+
+    aside = process_film(path, folder, estimate=failing)
+    assert isinstance(aside, SetAside)
+    assert f"film.mp4: cannot be decoded ({type(error).__name__}: no" in aside.reason
+    assert "\n" not in aside.reason
+    assert folder.films() == []
+    assert cut(path, folder, estimate=even_flow).kept == 1
+    assert folder.failed() == []
+
+
+def test_a_film_that_is_mended_is_no_longer_set_aside(tmp_path, folder):
+    path = write_frames(tmp_path / "film.mp4", moving(60, speed=3))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    aside = process_film(path, folder)
+    assert folder.failed() == [aside]
+    path.write_bytes(whole)
+    cut(path, folder, estimate=even_flow)
+    assert folder.failed() == []
+
+
+def test_names_may_be_any_bytes(tmp_path, folder):
+    path = tmp_path / os.fsdecode(b"M\xf6we\n1.mp4")
+    path.write_bytes(b"no film" * 500)
+    aside = process_film(path, folder)
+    assert isinstance(aside, SetAside)
+    assert aside.name == r"M\udcf6we\n1.mp4"
+    assert f"{tmp_path}/{aside.name}: expected a film, found: Invalid" in aside.reason
+    write_frames(tmp_path / "film.mp4", moving(60, speed=3)).rename(path)
+    report = cut(path, folder, estimate=even_flow)
+    assert report.name == aside.name
+    assert report.film.startswith("mwe-1-")
+    assert folder.failed() == []
+
+
+def test_another_film_of_the_same_id_is_refused(tmp_path, folder):
+    path = write_frames(tmp_path / "film.mp4", moving(60, speed=3))
+    report = cut(path, folder, estimate=even_flow)
+    file = Path(folder.path) / report.film / "film.json"
+    text = file.read_text()
+    assert text.count(report.content) == 1
+    file.write_text(text.replace(report.content, report.content[:8] + "0" * 56))
+    aside = process_film(path, folder)
+    assert isinstance(aside, SetAside)
+    assert f"its id {report.film} is that of another film" in aside.reason
+    assert folder.films() == [report.film]
+
+
+def test_damaged_places_are_counted(tmp_path, folder):
+    frames = [np.roll(texture(48, 72, seed=k), k, axis=0) for k in range(80)]
+    path = write_frames(tmp_path / "film.mp4", frames)
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 400] = bytes(400)
+    path.write_bytes(data)
+    report = cut(path, folder, estimate=even_flow)
+    assert report.damaged + report.skipped > 0
+    assert report.flow == "even_flow"
+
+
+def test_progress_is_told_in_seconds(tmp_path, folder):
+    path = write_frames(tmp_path / "film [1].mp4", moving(24 * 5, speed=3))
+    told = []
+    cut(path, folder, estimate=even_flow, on_progress=lambda *now: told.append(now))
+    assert told == [
+        *(("film [1].mp4, cuts", second, 5) for second in range(5)),
+        *(("film [1].mp4, clips", second, 5) for second in (2, 4)),
+    ]
+
+
+def test_an_interrupted_film_is_cut_again_in_whole(tmp_path, folder):
+    path = write_frames(tmp_path / "film.mp4", moving(120, speed=3))
+    calls = []
+
+    def interrupting(frames: np.ndarray) -> np.ndarray:
+        calls.append(len(frames))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return even_flow(frames)
+
+    with pytest.raises(KeyboardInterrupt):
+        process_film(path, folder, estimate=interrupting)
+    assert folder.films() == []
+    assert cut(path, folder, estimate=even_flow).kept == 2
+    assert len(folder.rows(film_id(path))) == 2
+
+
+def test_memory_does_not_grow_with_the_film(tmp_path):
+    settings = dataclasses.replace(SETTINGS, height=16, width=24)
+    folder = open_shots(tmp_path / "shots", settings)
+    peaks = []
+    for number, seconds in enumerate((6, 6, 36)):
+        frames = itertools.islice(itertools.cycle(moving(24, speed=1, seed=number)), 8 * seconds)
+        path = write_frames(tmp_path / f"{number}.mp4", frames, fps=8)
+        tracemalloc.start()
+        assert cut(path, folder, estimate=even_flow).seconds == pytest.approx(seconds, abs=0.1)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    frame = 48 * 72 * 3
+    assert peaks[2] < peaks[1] + 24 * frame  # of 240 frames more
+
+
+def test_a_real_film(big_buck_bunny, tmp_path):
+    settings = dataclasses.replace(SETTINGS, height=120, width=180)
+    folder = open_shots(tmp_path / "shots", settings)
+    report = cut(big_buck_bunny, folder)
+    assert (report.height, report.width, report.scenes) == (720, 1280, 1)
+    assert report.seconds == pytest.approx(5.28, abs=0.01)
+    assert report.cuts == ()
+    assert (report.kept, report.dropped) == (2, {})
+    for row in folder.rows(report.film):
+        assert 1 < row.motion_value < 8
+        assert min(row.flow) > 0
+
+
+# Paths
+
+
+def test_folders_patterns_and_files_name_films(tmp_path):
+    names = ("b.mkv", "a.mp4", "[x] c.webm", "notes.txt", ".hidden.mp4", "D.MP4")
+    for name in names:
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "inner.mp4").mkdir()
+    (tmp_path / "inner.mp4" / "e.ts").write_bytes(b"x")
+
+    def listed(*paths: str) -> list[str]:
+        return [
+            str(p.relative_to(tmp_path)) for p in list_films([f"{tmp_path}/{p}" for p in paths])
+        ]
+
+    assert listed("") == ["D.MP4", "[x] c.webm", "a.mp4", "b.mkv"]
+    assert listed("b.mkv", "*.mp4", "b.mkv") == ["b.mkv", "a.mp4"]
+    assert listed("[x] c.webm") == ["[x] c.webm"]
+    assert listed("notes.txt") == ["notes.txt"]  # named outright, it is tried
+    assert listed("inn*/?.ts") == ["inner.mp4/e.ts"]
+    for paths, message in (
+        (["nothing.mp4"], r"nothing\.mp4: expected films, found nothing there: check the path"),
+        (["a.mp4", "*.avi"], r"\*\.avi: expected films, found nothing there"),
+        (["**/e.ts"], r"expected a pattern without \*\*: name folders"),
+    ):
+        with pytest.raises(UserError, match=message):
+            listed(*paths)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"empty: expected films, found no film \(\.avi .*\) in it"):
+        listed("empty")
+    with pytest.raises(UserError, match="expected the path of a film or a folder, found none"):
+        list_films([])

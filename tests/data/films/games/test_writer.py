@@ -1,0 +1,654 @@
+"""Annotated films to games: which turns, which split, which numbers, and the card beside them."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from annotated_shots import (
+    CAST,
+    SECONDS,
+    SETTINGS,
+    Take,
+    annotate,
+    damage_clip,
+    film_name,
+    label,
+    make_shots,
+    write_film,
+)
+
+from animegamer_jax.cli import main
+from animegamer_jax.data.characters import Cast
+from animegamer_jax.data.datasets import open_games
+from animegamer_jax.data.films.annotation.labels import note_failure
+from animegamer_jax.data.films.clips.store import (
+    ClipRow,
+    SetAside,
+    open_shots,
+)
+from animegamer_jax.data.films.games.grouping import (
+    FilmGame,
+    GamesSettings,
+    Shot,
+    captions,
+    draw,
+    film_games,
+    instruction,
+)
+from animegamer_jax.data.films.games.writer import make_plan, write_film_games
+from animegamer_jax.errors import UserError
+from animegamer_jax.media.motion import PAPER_EDGES
+from animegamer_jax.protocol import PAPER
+
+FILM = film_name(0)
+
+
+def shot(clip: int, *, scene: int = 0, start: float | None = None, who: str = "Mika") -> Shot:
+    start = clip * SECONDS if start is None else start
+    row = ClipRow(
+        clip=clip,
+        scene=scene,
+        start=start,
+        end=start + SECONDS,
+        dropped=None,
+        motion_value=2.0,
+        flow=(),
+        digest="",
+    )
+    return Shot(row, label(clip, subject=who))
+
+
+def clips_of(games: list[FilmGame]) -> list[list[int]]:
+    return [[shot.row.clip for shot in game.shots] for game in games]
+
+
+# Which turns make a game
+
+
+def test_a_run_of_one_character_is_a_game():
+    shots = [shot(0), shot(1), shot(2, who="Ren"), shot(3, who="Ren"), shot(4)]
+    settings = GamesSettings(max_gap=0.0)
+    assert clips_of(film_games(FILM, shots, settings)) == [[0, 1], [2, 3], [4]]
+
+
+def test_a_gap_ends_a_game_and_somebody_else_does_not():
+    shots = [shot(0), shot(1, who="Ren"), shot(2), shot(3, start=9.0)]
+    gap = 9.0 - 3 * SECONDS
+    for max_gap, expected in (
+        (0.9 * SECONDS, [[0], [1], [2], [3]]),
+        (SECONDS, [[0, 2], [1], [3]]),
+        (gap - 0.01, [[0, 2], [1], [3]]),
+        (gap, [[0, 2, 3], [1]]),
+    ):
+        assert clips_of(film_games(FILM, shots, GamesSettings(max_gap=max_gap))) == expected
+
+
+@pytest.mark.parametrize(
+    ("turns", "lengths"), [(1, [1]), (5, [5]), (6, [3, 3]), (11, [3, 4, 4]), (0, [])]
+)
+def test_long_runs_are_divided_evenly(turns, lengths):
+    games = film_games(FILM, [shot(n) for n in range(turns)], GamesSettings(max_turns=5))
+    assert [len(game.shots) for game in games] == lengths
+    assert [clip for clips in clips_of(games) for clip in clips] == list(range(turns))
+
+
+def test_short_games_are_left_out():
+    shots = [shot(0), shot(1), shot(2, who="Ren")]
+    games = film_games(FILM, shots, GamesSettings(min_turns=2))
+    assert clips_of(games) == [[0, 1]]
+
+
+def test_scenes_that_share_a_game_are_one_group():
+    shots = [
+        shot(0, scene=0),
+        shot(1, scene=1),  # with 0
+        shot(2, scene=2, start=50.0),
+        shot(3, scene=3, start=100.0),
+        shot(4, scene=4, start=100.0 + SECONDS),  # with 3
+        shot(5, scene=4, start=150.0),  # and so this
+        shot(6, scene=5, start=150.0 + SECONDS),
+    ]
+    games = film_games(FILM, shots, GamesSettings())
+    assert clips_of(games) == [[0, 1], [2], [3, 4], [5, 6]]
+    assert [game.group for game in games] == [(FILM, 0), (FILM, 2), (FILM, 3), (FILM, 3)]
+    assert len({draw(game.group) for game in games}) == 3
+
+
+def test_a_games_number_is_of_its_film_and_first_clip():
+    games = [FilmGame(FILM, 0, (shot(n),)) for n in range(500)]
+    games += [FilmGame(film_name(1), 0, (shot(n),)) for n in range(500)]
+    assert len({game.number for game in games}) == 1000
+    assert all(0 <= game.number < 2**63 for game in games)
+    assert FilmGame(FILM, 9, (shot(3), shot(4))).number == games[3].number
+    draws = [draw((FILM, n)) for n in range(2000)]
+    assert np.mean(np.array(draws) < 0.1) == pytest.approx(0.1, abs=0.02)
+
+
+# What a turn says
+
+
+def test_the_words_of_a_turn():
+    said = label(
+        0, subject="Qiqi", motion="flying on broomstick", adverb="quickly", environment="sky"
+    ).annotation
+    told = "Character: Qiqi; Motion: quickly flying on broomstick; Background: day sky."
+    assert instruction(said) == told
+    complete, *partial = captions(said)
+    for word in ("Qiqi", "quickly", "flying on broomstick", "day", "sky"):
+        assert word in complete
+    assert {"Qiqi", "sky", "day"} <= set(partial)
+    assert len(set(partial)) == len(partial) >= 5
+
+
+# A set from two films
+
+
+def takes(count: int, *, per_scene: int = 2, first_value: float = 0.5) -> list[Take]:
+    """Scenes that are far apart; every fifth clip is dropped."""
+    return [
+        Take(
+            scene=number // per_scene,
+            start=number * SECONDS + 20.0 * (number // per_scene),
+            dropped="still" if number % 5 == 4 else None,
+            value=first_value + number,
+        )
+        for number in range(count)
+    ]
+
+
+def annotated(path, *films: int):
+    """Films with so many clips each: every seventh is set aside, every third is nobody's."""
+    shots = make_shots(
+        path, [takes(count, first_value=0.5 + n / 3) for n, count in enumerate(films)]
+    )
+    for number, count in enumerate(films):
+        kept = [n for n in range(count) if n % 5 != 4]
+        aside = [n for n in kept if n % 7 == 6]
+        labels = [
+            label(n, subject="none" if n % 3 == 2 else "Mika") for n in kept if n not in aside
+        ]
+        annotate(shots, number, labels, aside=aside)
+    return shots
+
+
+@pytest.fixture(scope="module")
+def shots(tmp_path_factory):
+    return annotated(tmp_path_factory.mktemp("films") / "shots", 24, 18)
+
+
+@pytest.fixture(scope="module")
+def made(shots, tmp_path_factory):
+    path = tmp_path_factory.mktemp("games") / "games"
+    info = write_film_games(path, shots, GamesSettings(test_share=0.3))
+    return path, info
+
+
+def turns_of(path) -> dict[str, list[dict]]:
+    games = open_games(path)
+    return {
+        split: [games.turns(split)[number] for number in range(count)]
+        for split, count in games.info.splits.items()
+    }
+
+
+def test_the_set_holds_the_films_clips(shots, made):
+    path, info = made
+    assert open_games(path).info == info
+    assert (info.num_frames, info.height, info.width, info.fps) == (5, 16, 24, 8)
+    assert (info.protocol, info.motion_edges, info.seed) == (PAPER, PAPER_EDGES, None)
+    found = {}
+    for turns in turns_of(path).values():
+        for turn in turns:
+            found[turn["film"], turn["clip"]] = turn
+    expected = [
+        (film, shots.read_clip(film, row["clip"]), row, clip)
+        for film in shots.films()
+        for row in shots.annotations(film)
+        for clip in [shots.rows(film)[row["clip"]]]
+        if row["subject"] == "Mika"
+    ]
+    assert len(found) == len(expected) == sum(info.splits.values())
+    for film, clip, said, row in expected:
+        turn = found[film, clip]
+        assert turn["character"] == "Mika"
+        assert turn["motion"] == said["motion"]
+        assert (turn["place"], turn["time"]) == (said["environment"], said["time"])
+        assert turn["motion_text"] == f"{said['adverb']} {said['motion']}"
+        assert turn["motion_value"] == pytest.approx(row.motion_value, rel=1e-6)
+        assert turn["motion_level"] == 1 + sum(row.motion_value >= edge for edge in PAPER_EDGES)
+        states = [turn[name] for name in ("social", "entertainment", "stamina", "is_open")]
+        assert states == [said["social"], 1, -1, 0]
+
+
+def scenes_of(shots, turns) -> set[tuple[str, int]]:
+    by_clip = {
+        (film, shots.read_clip(film, row.clip)): row.scene
+        for film in shots.films()
+        for row in shots.rows(film)
+        if row.dropped is None
+    }
+    return {(turn["film"], by_clip[turn["film"], turn["clip"]]) for turn in turns}
+
+
+@pytest.mark.parametrize("per_scene", [1, 3])
+def test_no_scene_is_in_both_splits(tmp_path, per_scene):
+    films = [
+        [Take(scene=n // per_scene, start=n * SECONDS + 9.0 * (n // 4)) for n in range(20)]
+        for _ in range(2)
+    ]
+    shots = make_shots(tmp_path / "shots", films)
+    for number in range(2):
+        annotate(shots, number, [label(n) for n in range(20)])
+    write_film_games(tmp_path / "games", shots, GamesSettings(test_share=0.4, max_turns=3))
+    turns = turns_of(tmp_path / "games")
+    train, test = (scenes_of(shots, turns[split]) for split in ("train", "test"))
+    assert train
+    assert test
+    assert not train & test
+
+
+def test_splits_do_not_depend_on_other_films(shots, made, tmp_path):
+    alone = annotated(tmp_path / "shots", 24)
+    write_film_games(tmp_path / "games", alone, GamesSettings(test_share=0.3))
+    for split, turns in turns_of(tmp_path / "games").items():
+        whole = [turn for turn in turns_of(made[0])[split] if turn["film"] == FILM]
+        assert [(t["game"], t["turn"]) for t in turns] == [(t["game"], t["turn"]) for t in whole]
+
+
+@pytest.mark.parametrize("share", [1e-9, 1 - 1e-9])
+def test_both_splits_have_a_game_whatever_the_share(shots, tmp_path, share):
+    info = write_film_games(tmp_path / "games", shots, GamesSettings(test_share=share))
+    assert min(info.splits.values()) >= 1
+
+
+def files_of(path) -> dict[str, bytes]:
+    return {str(f.relative_to(path)): f.read_bytes() for f in path.rglob("*") if f.is_file()}
+
+
+def test_the_same_films_give_the_same_set(shots, made, tmp_path):
+    write_film_games(tmp_path / "again", shots, GamesSettings(test_share=0.3))
+    assert turns_of(tmp_path / "again") == turns_of(made[0])
+    assert files_of(tmp_path / "again") == files_of(made[0])
+
+
+def test_whoever_writes_the_shards_and_whenever(shots, made, tmp_path):
+    settings = GamesSettings(test_share=0.3)
+
+    def stop(numbers, function, done):
+        assert done() == 0
+        function(numbers[1])
+        assert done() == 1
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_film_games(tmp_path / "games", shots, settings, films_a_shard=1, share=stop)
+    with pytest.raises(UserError, match="not finished"):
+        open_games(tmp_path / "games")
+    asked = []
+
+    def backwards(numbers, function, done):
+        asked.extend(numbers)
+        for number in reversed(numbers):
+            function(number)
+
+    write_film_games(tmp_path / "games", shots, settings, films_a_shard=1, share=backwards)
+    assert asked == [0]  # shard 1 was whole
+    assert turns_of(tmp_path / "games") == turns_of(made[0])
+    with pytest.raises(UserError, match="films a shard 0: expected 1 or more"):
+        write_film_games(tmp_path / "other", shots, settings, films_a_shard=0)
+
+
+def begun(path, shots, **changes):
+    """A set of which one shard is written."""
+
+    def stop(numbers, function, done):
+        function(numbers[0])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_film_games(path, shots, GamesSettings(**changes), films_a_shard=1, share=stop)
+
+
+def again(shots, number: int, count: int, **changes) -> None:
+    annotate(
+        shots, number, [label(n, subject="Mika", **changes) for n in range(count) if n % 5 < 4]
+    )
+
+
+CHANGED = {
+    "share": ({"test_share": 0.6}, None, "settings.test_share was 0.3, is 0.6"),
+    "gap": ({"max_gap": 1.0}, None, "settings.max_gap was 4.0, is 1.0"),
+    "words": (
+        {},
+        lambda shots: again(shots, 1, 18, motion="sleeping"),
+        f"{film_name(1)}.games was",
+    ),
+    "flow": (
+        {},
+        lambda shots: write_film(shots, 1, takes(18, first_value=9.0)),
+        f"{film_name(1)}.games was",
+    ),
+    "a film": ({}, lambda shots: added(shots), "num_films was 2, is 3"),
+    "cast": ({}, lambda shots: recast(shots), "cast was"),
+}
+
+
+def added(shots) -> None:
+    write_film(shots, 2, takes(8))
+    again(shots, 2, 8)
+
+
+def recast(shots) -> None:
+    for number, count in enumerate((24, 18)):
+        labels = [label(n, subject="Mika") for n in range(count) if n % 5 < 4]
+        annotate(shots, number, labels, cast=Cast(CAST.characters[:1]))
+
+
+@pytest.mark.parametrize("what", CHANGED)
+def test_a_set_that_was_begun_with_something_else_is_not_gone_on_with(tmp_path, what):
+    changes, change, told = CHANGED[what]
+    shots = annotated(tmp_path / "shots", 24, 18)
+    begun(tmp_path / "games", shots, test_share=0.3)
+    if change is not None:
+        change(shots)
+    settings = GamesSettings(**({"test_share": 0.3} | changes))
+    with pytest.raises(UserError) as caught:
+        write_film_games(tmp_path / "games", shots, settings, films_a_shard=1)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "games" / "set.json").exists()
+
+
+def test_as_many_shards_of_other_films(tmp_path):
+    """Five films by three or by four are two shards."""
+    shots = annotated(tmp_path / "shots", 8, 8, 8, 8, 8)
+    settings = GamesSettings(test_share=0.3)
+
+    def stop(numbers, function, done):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_film_games(tmp_path / "games", shots, settings, films_a_shard=3, share=stop)
+    with pytest.raises(UserError, match=r"set: made_of\.films_a_shard was 3, is 4"):
+        write_film_games(tmp_path / "games", shots, settings, films_a_shard=4)
+
+
+def test_annotations_that_change_while_games_are_made(tmp_path):
+    shots = annotated(tmp_path / "shots", 24, 18)
+
+    def change(numbers, function, done):
+        again(shots, 1, 18, motion="sleeping")
+        for number in numbers:
+            function(number)
+
+    with pytest.raises(UserError, match=f"{film_name(1)}: annotated or cut again while games were"):
+        write_film_games(tmp_path / "games", shots, GamesSettings(), share=change)
+
+
+def test_equal_clips_of_two_films_are_in_one_split(tmp_path):
+    """The same footage under two names, with scenes of its own between: what it ties is tied."""
+    one = [Take(scene=n, start=20.0 * n) for n in range(12)]
+    shots = make_shots(tmp_path / "shots", [one, [], one])
+    with shots.writing(film_name(1)) as writer:  # every second clip is one of the first film
+        for row in shots.rows(film_name(2)):
+            film = FILM if row.clip % 2 else film_name(2)
+            writer.keep(row, shots.read_clip(film, row.clip))
+        writer.finish(dataclasses.replace(shots.report(film_name(2)), film=film_name(1)))
+    for number in range(3):
+        annotate(shots, number, [label(n, subject="Mika") for n in range(12)])
+    for share in (0.2, 0.5):
+        path = tmp_path / f"games {share}"
+        info = write_film_games(path, shots, GamesSettings(test_share=share, max_turns=1))
+        assert sum(info.splits.values()) == 36
+        train, test = ({turn["clip"] for turn in turns_of(path)[s]} for s in ("train", "test"))
+        assert len(train | test) == 24
+        assert not train & test
+
+
+KILLED = """
+import os, signal, sys
+from animegamer_jax.cli import main
+from animegamer_jax.data.shards import ShardedSet
+
+write, written = ShardedSet.write, []
+
+def torn(records):
+    for number, record in enumerate(records):
+        if number == 1 and len(written) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield record
+
+def write_some(self, split, shard, records):
+    written.append((split, shard))
+    return write(self, split, shard, torn(records))
+
+ShardedSet.write = write_some
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_killed_command_goes_on(shots, made, tmp_path):
+    out = tmp_path / "games"
+    words = ["data", "games", str(shots.path), "--out", str(out), "--test-share", "0.3"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    killed = subprocess.run([sys.executable, "-c", KILLED, *words], env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list(out.rglob("games-*.array_record-*"))) == 2  # both splits of one film
+    assert len(list(out.rglob(".shard-*"))) == 1
+    assert main(words) == 0
+    assert files_of(out) == files_of(made[0])
+
+
+def test_two_workers_make_the_same_set(shots, made, tmp_path):
+    out = tmp_path / "games"
+    words = ["data", "games", str(shots.path), "--out", str(out), "--test-share", "0.3"]
+    assert main([*words, "--workers", "2"]) == 0
+    assert files_of(out) == files_of(made[0])
+
+
+# Motion levels
+
+
+def test_quantiles_make_levels_equally_frequent(shots, tmp_path):
+    info = write_film_games(tmp_path / "games", shots, GamesSettings(edges="quantiles"))
+    turns = [turn for split in turns_of(tmp_path / "games").values() for turn in split]
+    levels, values = (np.array([t[k] for t in turns]) for k in ("motion_level", "motion_value"))
+    counts = np.bincount(levels)[1:]
+    assert counts.max() - counts.min() <= 1
+    assert len(counts) == 5
+    for level, value in enumerate(info.protocol.motion_values, start=1):
+        assert value == pytest.approx(np.median(values[levels == level]), rel=1e-6)
+        assert 1 + sum(value >= edge for edge in info.motion_edges) == level
+    same = dataclasses.replace(info.protocol, motion_values=PAPER.motion_values)
+    assert same == PAPER
+
+
+def test_quantiles_of_equal_values(tmp_path):
+    films = make_shots(tmp_path / "shots", [[Take(scene=n, start=9.0 * n) for n in range(6)]])
+    annotate(films, 0, [label(n) for n in range(6)])
+    with pytest.raises(
+        UserError, match="motion of 6 clips: expected enough different values for 5 levels, found 1"
+    ):
+        write_film_games(tmp_path / "games", films, GamesSettings(edges="quantiles"))
+
+
+# The card
+
+
+def test_the_card_counts_what_is_there(shots, made):
+    path, info = made
+    card, turns = json.loads((path / "card.json").read_text()), turns_of(path)
+    every = [turn for split in turns.values() for turn in split]
+    total = card["totals"]
+    assert (total["films"], total["turns"]) == (2, len(every))
+    assert card["splits"] == {
+        split: {"games": len({turn["game"] for turn in turns[split]}), "turns": count}
+        for split, count in info.splits.items()
+    }
+    rows = [row for film in shots.films() for row in shots.rows(film)]
+    assert total["clips_kept"] == sum(row.dropped is None for row in rows)
+    assert total["clips_dropped"] == {"still": sum(row.dropped is not None for row in rows)}
+    unused = total["clips_unused"]
+    assert total["clips_kept"] == len(every) + sum(unused.values())
+    assert unused.keys() == {"set aside by annotation", "about nobody of the cast"}
+    lengths = [turn["num_turns"] for turn in every if turn["turn"] == 0]
+    assert card["turns_of_a_game"] == {str(n): lengths.count(n) for n in sorted(set(lengths))}
+    for name in ("character", "motion_level", "social", "motion"):
+        found = card["values"][name]["counts"]
+        values = [turn[name] for turn in every]
+        assert found == {str(value): values.count(value) for value in set(values)}
+    assert card["made"]["films"]["height"] == SETTINGS.height
+    assert card["made"]["games"]["test_share"] == 0.3
+    text = (path / "card.md").read_text()
+    assert f"{total['games']} games of {len(every)} turns" in text
+    assert "Credits: name here" in text
+    assert "| Mika |" in text
+
+
+def test_the_card_compares_the_models_levels_with_the_flows(shots, made):
+    found = json.loads((made[0] / "card.json").read_text())["level_agreement"]
+    pairs = []
+    for film in shots.films():
+        rows = shots.rows(film)
+        for said in shots.annotations(film):
+            if said["subject"] == "Mika":
+                value = rows[said["clip"]].motion_value
+                pairs.append((said["motion_level"], 1 + sum(value >= e for e in PAPER_EDGES)))
+    gaps = np.abs(np.diff(pairs, axis=1))
+    assert found["turns"] == len(pairs) == np.sum(found["by_model_then_flow"])
+    assert found["equal"] == pytest.approx(np.mean(gaps == 0), abs=1e-4)
+    assert found["within_one"] == pytest.approx(np.mean(gaps <= 1), abs=1e-4)
+    assert found["mean_difference"] == pytest.approx(np.mean(gaps), abs=1e-4)
+    for said, measured in set(pairs):
+        count = found["by_model_then_flow"][said - 1][measured - 1]
+        assert count == pairs.count((said, measured))
+
+
+def test_names_that_would_break_the_card(tmp_path):
+    films = annotated(tmp_path / "shots", 12)
+    file = films.folder(FILM) / "film.json"
+    name = "a|b\n# <script>\udcff.mp4"
+    file.write_text(file.read_text().replace('"Film 0.mp4"', json.dumps(name)))
+    write_film_games(tmp_path / "games", films, GamesSettings())
+    text = (tmp_path / "games" / "card.md").read_text()
+    assert r"| a\|b \# \<script\>" in text
+    card = json.loads((tmp_path / "games" / "card.json").read_text())
+    assert card["films"][0]["name"] == name
+
+
+def test_people_are_not_compared_with_the_flow(tmp_path):
+    films = make_shots(tmp_path / "shots", [[Take(scene=n, start=9.0 * n) for n in range(4)]])
+    annotate(films, 0, [label(n, source="people") for n in range(3)])
+    write_film_games(tmp_path / "games", films, GamesSettings())
+    card = json.loads((tmp_path / "games" / "card.json").read_text())
+    assert card["level_agreement"] is None
+    assert card["totals"]["clips_unused"] == {"not annotated": 1}
+    assert "No model was asked" in (tmp_path / "games" / "card.md").read_text()
+
+
+def test_the_card_names_films_that_were_set_aside(tmp_path):
+    shots = annotated(tmp_path / "shots", 12, 8)
+    shots.set_aside(SetAside(film="song-0000000a", name="song.mp3", reason="no video"))
+    note_failure(shots, film_name(1), "clips.zip: 00000.mp4 is damaged")
+    write_film_games(tmp_path / "games", shots, GamesSettings())
+    card = json.loads((tmp_path / "games" / "card.json").read_text())
+    assert card["totals"]["films_set_aside"] == 2
+    assert card["films_set_aside"] == [
+        {"film": "song-0000000a", "name": "song.mp3", "reason": "no video"},
+        {
+            "film": film_name(1),
+            "name": "Film 1.mp4",
+            "reason": "clips.zip: 00000.mp4 is damaged",
+        },
+    ]
+    assert "| song.mp3 | no video |" in (tmp_path / "games" / "card.md").read_text()
+
+
+# What cannot be made
+
+
+def refusal(path, shots, settings=None) -> str:
+    with pytest.raises(UserError) as caught:
+        write_film_games(path / "games", shots, settings or GamesSettings())
+    assert "\n" not in str(caught.value)
+    assert not (path / "games" / "set.json").exists()
+    return str(caught.value)
+
+
+def test_films_that_are_not_annotated(tmp_path):
+    shots = make_shots(tmp_path / "shots", [takes(8), takes(8)])
+    told = refusal(tmp_path, shots)
+    assert f"not annotated: 2 of 2 films, the first {FILM}: run `animegamer data annotate`" in told
+    annotate(shots, 1, [label(n) for n in (0, 1, 2, 3, 5, 6, 7)])
+    told = refusal(tmp_path, shots)
+    assert "not annotated: 1 of 2 films" in told
+    assert told.endswith("to its end, or leave them out with --unannotated skip")
+    settings = GamesSettings(unannotated="skip")
+    assert make_plan(shots, settings).skipped == (FILM,)
+    write_film_games(tmp_path / "games", shots, settings)
+    turns = turns_of(tmp_path / "games")
+    assert {turn["film"] for split in turns.values() for turn in split} == {film_name(1)}
+    card = json.loads((tmp_path / "games" / "card.json").read_text())
+    assert card["made"]["films_without_annotation"] == [FILM]
+
+
+def test_a_folder_without_films(tmp_path):
+    shots = open_shots(tmp_path / "shots", SETTINGS)
+    assert "no finished films: run `animegamer data films`" in refusal(tmp_path, shots)
+
+
+def test_annotations_of_another_cast_or_of_other_clips(tmp_path):
+    shots = make_shots(tmp_path / "shots", [takes(8), takes(8)])
+    annotate(shots, 0, [label(0)])
+    annotate(shots, 1, [label(0)], cast=Cast(CAST.characters[:1]))
+    assert f"{FILM}: annotated with another cast: run" in refusal(tmp_path, shots)
+    annotate(shots, 1, [label(0)])
+    file = shots.folder(FILM) / "clips.jsonl"
+    file.write_text(file.read_text().replace('"digest": "', '"digest": "0', 1))
+    assert f"{FILM}: cut again since it was annotated" in refusal(tmp_path, shots)
+
+
+def test_too_few_games(tmp_path):
+    shots = make_shots(tmp_path / "shots", [[Take() for _ in range(4)]])
+    annotate(shots, 0, [label(n, subject="none") for n in range(4)])
+    assert "0 groups of scenes with games: expected 2 or more" in refusal(tmp_path, shots)
+    annotate(shots, 0, [label(n, subject="Mika") for n in range(4)])
+    assert "1 group of scenes with games: expected 2 or more" in refusal(tmp_path, shots)
+
+
+def test_a_damaged_clip_leaves_no_set(tmp_path):
+    shots = annotated(tmp_path / "shots", 12)
+    damage_clip(shots, FILM)
+    assert "clips.zip: 00000.mp4 is damaged" in refusal(tmp_path, shots)
+    with pytest.raises(UserError, match="not finished"):
+        open_games(tmp_path / "games")
+    assert len(list((tmp_path / "games").rglob("*.array_record-*"))) <= 1  # the other split's
+    assert not list((tmp_path / "games").rglob(".shard-*"))
+
+
+def test_a_taken_place(shots, made):
+    before = (made[0] / "set.json").read_bytes()
+    with pytest.raises(UserError, match="already there: choose another folder"):
+        write_film_games(made[0], shots, GamesSettings())
+    assert (made[0] / "set.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_gap": -1.0}, r"max_gap -1\.0: expected seconds, 0 or more"),
+        ({"max_gap": float("nan")}, "max_gap nan: expected seconds"),
+        ({"min_turns": 0}, "min_turns 0, max_turns 5: expected 1 or more"),
+        ({"min_turns": 6}, "min_turns 6, max_turns 5: expected 1 or more, and the first not above"),
+        ({"test_share": 0.0}, r"test_share 0\.0: expected more than 0 and less"),
+        ({"test_share": 1.0}, r"test_share 1\.0: expected more than 0 and less"),
+    ],
+)
+def test_settings_that_cannot_be(changes, message):
+    with pytest.raises(UserError, match=message):
+        GamesSettings(**changes)

@@ -1,0 +1,140 @@
+"""The cast: what a player's file may say, and what is refused in one line."""
+
+import numpy as np
+import pytest
+from annotated_shots import write_cast
+from PIL import Image
+
+from animegamer_jax.data.characters import (
+    NOBODY,
+    open_picture,
+    parse_cast,
+    plain,
+    read_cast,
+)
+from animegamer_jax.errors import UserError
+
+
+def test_a_cast_is_read_with_its_pictures(tmp_path):
+    cast = read_cast(write_cast(tmp_path))
+    assert cast.names == ("Mika", "Ren")
+    (digest,) = cast.characters[0].images
+    picture = open_picture(cast.pictures[digest], name="mika", mend="")
+    assert picture.size == (40, 60)
+    assert picture.getpixel((3, 3)) == (200, 30, 30)
+    for called in ("Mika", "mika", "MIKA THE CAT"):
+        assert cast.resolve(called) == "Mika"
+    assert [cast.resolve(nobody.title()) for nobody in NOBODY] == list(NOBODY)
+    with pytest.raises(ValueError, match="expected one of: Mika, Ren, other, none; found 'Yuki'"):
+        cast.resolve("Yuki")
+
+
+def test_a_cast_is_kept_without_its_pictures(tmp_path):
+    cast = read_cast(write_cast(tmp_path))
+    kept = parse_cast(cast.to_text(), where="there")
+    assert (kept.characters, kept.digest, kept.pictures) == (cast.characters, cast.digest, {})
+    for text in ("{", "[]", '{"layout": 2}'):
+        with pytest.raises(UserError, match=r"^there: .*annotate again"):
+            parse_cast(text, where="there")
+
+
+def test_the_digest_is_that_of_names_and_pictures(tmp_path):
+    file = write_cast(tmp_path)
+    before = read_cast(file).digest
+    assert read_cast(file).digest == before
+    Image.new("RGB", (40, 60), (201, 30, 30)).save(tmp_path / "mika.png")
+    other_picture = read_cast(file).digest
+    file.write_text(file.read_text().replace("Mika the cat", "The cat"))
+    assert len({before, other_picture, read_cast(file).digest}) == 3
+
+
+def test_transparent_and_turned_pictures(tmp_path):
+    pixels = np.zeros((4, 6, 4), np.uint8)
+    pixels[:, 3:] = (10, 20, 30, 255)
+    Image.fromarray(pixels).save(tmp_path / "half.png")
+    picture = open_picture((tmp_path / "half.png").read_bytes(), name="half", mend="")
+    assert picture.getpixel((0, 0)) == (255, 255, 255)
+    assert picture.getpixel((5, 0)) == (10, 20, 30)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a camera held upright
+    Image.new("RGB", (40, 20)).save(tmp_path / "turned.jpg", exif=exif)
+    turned = open_picture((tmp_path / "turned.jpg").read_bytes(), name="turned", mend="")
+    assert turned.size == (20, 40)
+
+
+MIKA = '[[character]]\nname = "Mika"\nimages = ["mika.png"]\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"cast\.toml: no characters: expected one or more of \[\[character\]\]"),
+        ("[[character]\n", r"cast\.toml: no TOML \(.*\): expected \[\[character\]\]"),
+        ("character = []\n", "no characters"),
+        ("character = [3]\n", "character 1: expected a table"),
+        ('title = "x"\n' + MIKA, "unknown key 'title'"),
+        (MIKA + 'picture = "mika.png"\n', "character 1: unknown key 'picture': expected name, ali"),
+        ('[[character]]\nimages = ["mika.png"]\n', "character 1: name: expected a text, found 'No"),
+        (MIKA.replace('"Mika"', "3"), "character 1: name: expected a text, found '3'"),
+        (MIKA.replace("Mika", "Mi; ka"), "name: expected letters, .*, found ';'"),
+        (MIKA.replace("Mika", "M" * 41), "name: expected at most 40 characters, found 41"),
+        (MIKA.replace("Mika", "Other"), "name: expected a name, found 'Other', which means that"),
+        (MIKA.replace('["mika.png"]', "[]"), "Mika: images: expected one picture of Mika or more"),
+        (MIKA.replace('["mika.png"]', '"mika.png"'), "Mika: images: expected a list"),
+        (MIKA.replace("mika.png", "a\\u0000b"), "Mika: images: expected a list"),
+        (MIKA + "aliases = [1]\n", "Mika: aliases: expected a list"),
+        (MIKA + 'aliases = ["<img>"]\n', "Mika: aliases: expected letters, .*, found '<'"),
+        (MIKA.replace("mika.png", "absent.png"), r"absent\.png: cannot be read: No such file"),
+        (MIKA.replace("mika.png", "cast.toml"), r"cast\.toml: no image \(.*\): expected a picture"),
+        (MIKA.replace("mika.png", "cut.png"), r"cut\.png: no image \(.*\): expected a picture of"),
+        (MIKA + MIKA.replace("Mika", "mika"), "mika: a name or alias of Mika and again of mika"),
+        (MIKA + MIKA.replace("Mika", "Ren") + 'aliases = ["MIKA"]', "MIKA: a name or alias of Mi"),
+        (MIKA + 'aliases = ["Mi", "mi"]\n', "mi: a name or alias of Mika and again of Mika"),
+    ],
+)
+def test_what_no_cast_can_say(tmp_path, text, message):
+    file = write_cast(tmp_path)
+    (tmp_path / "cut.png").write_bytes((tmp_path / "mika.png").read_bytes()[:60])
+    file.write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        read_cast(file)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_file_and_no_text(tmp_path):
+    with pytest.raises(UserError, match=r"absent\.toml: cannot be read: No such file"):
+        read_cast(tmp_path / "absent.toml")
+    (tmp_path / "cast.toml").write_bytes(b'[[character]]\nname = "\xff"')
+    with pytest.raises(UserError, match="expected UTF-8 text, found byte 0xff at offset 22"):
+        read_cast(tmp_path / "cast.toml")
+
+
+def test_a_picture_beyond_all_measure(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(UserError, match=r"mika\.png: no image \(.*exceeds limit"):
+        read_cast(write_cast(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("  riding\n a\tbicycle. ", "riding a bicycle"),
+        ("Dr. Nori & Co", "Dr. Nori & Co"),
+        ("the cat\u2019s paw", "the cat's paw"),
+        ("\uff52\uff55\uff4e", "run"),
+        ("走る", "走る"),
+        ("café", "café"),
+    ],
+)
+def test_texts_are_cleaned(text, expected):
+    assert plain(text, most=20) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " . ", "../../x", "a;b", "a\uff1bb", "a: b", "<img>", "run\x00", "run\x1b[2J", "run 🏃",
+     "a\u202eb", "a\u200bb", "\ud800", "{x}", "a\\b", "'-'", "x" * 21, "ﷺ" * 2],
+)  # fmt: skip
+def test_texts_that_are_refused(text):
+    with pytest.raises(ValueError, match=r"^expected "):
+        plain(text, most=20)

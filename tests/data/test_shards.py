@@ -1,0 +1,171 @@
+"""Sets written shard by shard: equal to those written at once, whole or not there, gone on with."""
+
+import dataclasses
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from tiny_sets import INFO, turns_of
+
+from animegamer_jax.data.datasets import (
+    INFO_FILE,
+    open_games,
+    write_set,
+)
+from animegamer_jax.data.shards import begin_set, folder_digest, shard_ranges
+from animegamer_jax.errors import UserError
+
+SHARDS = {"train": 3, "test": 1}
+TURNS = {"train": 15, "test": 5}
+
+
+def records(first: int, count: int):
+    return [{**turn, "clip": b"clip"} for turn in turns_of(count, first=first)]
+
+
+def begin(path, *, info=INFO, shards=SHARDS, made_of=None):
+    return begin_set(path, info, shards=shards, made_of=made_of or {"films": {"a": 1, "b": 2}})
+
+
+def fill(written, *, but=None):
+    for split, first, shard in (("train", 0, 0), ("train", 1, 1), ("train", 2, 2), ("test", 3, 0)):
+        if (split, shard) != but:
+            written.write(split, shard, [{"games": r} for r in records(first, 1)])
+
+
+def test_shards_hold_what_a_set_written_at_once_holds(tmp_path):
+    written = begin(tmp_path / "shards")
+    assert written.missing("train") == [0, 1, 2]
+    fill(written)
+    assert written.finish(expected=TURNS).splits == TURNS
+    whole = {"train": lambda: records(0, 3), "test": lambda: records(3, 1)}
+    info = write_set(tmp_path / "whole", INFO, parts={"games": whole})
+    found, expected = open_games(tmp_path / "shards"), open_games(tmp_path / "whole")
+    assert found.info == expected.info == info
+    for split, count in info.splits.items():
+        sources = found.turns(split), expected.turns(split)
+        assert all(sources[0][k] == sources[1][k] for k in range(count))
+
+
+def test_any_tfds_program_reads_it(tmp_path):
+    written = begin(tmp_path / "set")
+    fill(written)
+    written.finish(expected=TURNS)
+    builder = tfds.builder_from_directory(tmp_path / "set" / "games" / "1.0.0")
+    assert builder.info.splits["train"].shard_lengths == [5, 5, 5]
+    source = builder.as_data_source("train")
+    assert [int(source[k]["turn"]) for k in (4, 5)] == [4, 0]
+
+
+def test_a_shard_is_there_in_whole_or_not_at_all(tmp_path):
+    written = begin(tmp_path / "set")
+
+    def torn():
+        yield {"games": records(0, 1)[0]}
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        written.write("train", 1, torn())
+    folder = tmp_path / "set" / "games" / "1.0.0"
+    assert list(folder.iterdir()) == []
+    assert written.missing("train") == [0, 1, 2]
+
+
+def test_going_on_writes_what_is_missing(tmp_path):
+    fill(begin(tmp_path / "set"), but=("train", 1))
+    (tmp_path / "set" / "games" / "1.0.0" / ".shard-left").write_bytes(b"of a run that was killed")
+    again = begin(tmp_path / "set")
+    assert (again.missing("train"), again.missing("test")) == ([1], [])
+    with pytest.raises(UserError, match=r"set: shards \[1\] of 'train' are missing: run the same"):
+        again.finish(expected=TURNS)
+    with pytest.raises(UserError, match="not finished"):
+        open_games(tmp_path / "set")
+    again.write("train", 1, [{"games": r} for r in records(1, 1)])
+    again.finish(expected=TURNS)
+    assert len(open_games(tmp_path / "set").turns("train")) == 15
+    assert not list((tmp_path / "set").rglob(".shard-*"))
+    with pytest.raises(UserError, match="already there"):
+        begin(tmp_path / "set")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"info": dataclasses.replace(INFO, fps=9)}, "set.fps was 8, is 9"),
+        ({"shards": {"train": 2, "test": 1}}, "shards.train was 3, is 2"),
+        ({"made_of": {"films": {"a": 1, "b": 3}}}, "made_of.films.b was 2, is 3"),
+        ({"made_of": {"films": {"a": 1, "b": 2}, "c": 4}}, "made_of.c was 'absent', is 4"),
+    ],
+)
+def test_another_set_was_begun_there(tmp_path, changes, told):
+    begin(tmp_path / "set")
+    with pytest.raises(UserError, match="another set") as caught:
+        begin(tmp_path / "set", **changes)
+    assert told in str(caught.value)
+
+
+def test_a_damaged_plan_and_a_damaged_shard(tmp_path):
+    written = begin(tmp_path / "set")
+    fill(written)
+    shard = next((tmp_path / "set").rglob("*train*-00001-of-*"))
+    shard.write_bytes(b"no records")
+    with pytest.raises(UserError, match=r"00001-of-00003: cannot be read: .*: delete it"):
+        written.finish(expected=TURNS)
+    (tmp_path / "set" / "unfinished.json").write_text("{")
+    with pytest.raises(UserError, match=r"unfinished.json: no JSON object: delete the folder"):
+        begin(tmp_path / "set")
+
+
+def test_a_split_without_turns(tmp_path):
+    written = begin(tmp_path / "set", shards={"train": 1, "test": 1})
+    written.write("train", 0, [{"games": r} for r in records(0, 1)])
+    written.write("test", 0, [])
+    with pytest.raises(UserError, match="the split 'test' would hold no turns"):
+        written.finish(expected={"train": 5, "test": 0})
+    assert not (tmp_path / "set" / INFO_FILE).exists()
+
+
+def test_turns_that_are_not_those_expected(tmp_path):
+    written = begin(tmp_path / "set")
+    fill(written)
+    with pytest.raises(
+        UserError, match=r"set: the split 'train': expected 16 turns, found 15: rem"
+    ):
+        written.finish(expected={"train": 16, "test": 5})
+    assert not (tmp_path / "set" / INFO_FILE).exists()
+
+
+def test_a_disk_that_refuses(tmp_path):
+    written = begin(tmp_path / "set")
+    (tmp_path / "set" / "games" / "1.0.0").rmdir()
+    with pytest.raises(UserError, match=r"set: cannot be written: No such file or directory: free"):
+        fill(written)
+
+
+def test_ranges():
+    assert shard_ranges(7, size=3) == [range(3), range(3, 6), range(6, 7)]
+    assert shard_ranges(0, size=3) == []
+    assert np.concatenate(shard_ranges(6, size=3)).tolist() == list(range(6))
+
+
+def test_the_digest_of_a_folder(tmp_path):
+    """Names, sizes and both ends count; where the folder lies does not."""
+    folder = tmp_path / "one"
+    (folder / "d").mkdir(parents=True)
+    (folder / "small").write_bytes(b"1234")
+    (folder / "d" / "large").write_bytes(bytes(100))
+    shutil.copytree(folder, tmp_path / "two")
+    before = folder_digest(folder, ends=8)
+    assert folder_digest(tmp_path / "two", ends=8) == before
+    for name, content in (
+        ("small", b"1235"),
+        ("d/large", bytes(101)),
+        ("d/large", b"x" + bytes(99)),
+        ("d/large", bytes(99) + b"x"),
+        ("d/more", b""),
+    ):
+        shutil.copytree(folder, tmp_path / "three")
+        (tmp_path / "three" / name).write_bytes(content)
+        assert folder_digest(tmp_path / "three", ends=8) != before
+        shutil.rmtree(tmp_path / "three")

@@ -1,0 +1,536 @@
+"""Benchmarks: the format and its strict reader, the makers, and the two shipped files."""
+
+import copy
+import dataclasses
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from animegamer_jax.errors import UserError
+from animegamer_jax.evaluate.benchmarks.command import make_command
+from animegamer_jax.evaluate.benchmarks.format import (
+    PARTS,
+    SCHEMA_FILE,
+    SHIPPED,
+    Benchmark,
+    BenchmarkGame,
+    BenchmarkTurn,
+    Parts,
+    StateValues,
+    ToyTruth,
+    benchmark_path,
+    check_characters,
+    compose,
+    format_benchmark,
+    parse_benchmark,
+    read_benchmark,
+    write_benchmark,
+)
+from animegamer_jax.evaluate.benchmarks.paper import make_paper_benchmark
+from animegamer_jax.evaluate.benchmarks.spec import read_lists, read_names
+from animegamer_jax.evaluate.benchmarks.vocabulary import (
+    ADVERBS,
+    CHARACTERS,
+    MOTIONS,
+    PLACES,
+    TIMES,
+)
+from animegamer_jax.toy.scoring.benchmark import make_toy_benchmark, toy_games
+from animegamer_jax.toy.world import make_game
+
+SMALL = {
+    "format_version": 1,
+    "name": "small",
+    "world": "a film",
+    "made_by": "hand",
+    "num_turns": 2,
+    "states": {"social": [0, 1], "entertainment": [0, 1], "stamina": [-1, 1]},
+    "characters": ["Aki", "Botan"],
+    "games": [
+        {
+            "id": name,
+            "seed": seed,
+            "characters": ["Aki"],
+            "turns": [
+                {
+                    "turn": 1,
+                    "instruction": "Character: Aki; Motion: slowly walking; Background: day park.",
+                    "parts": {
+                        "character": "Aki",
+                        "adverb": "slowly",
+                        "motion": "walking",
+                        "time": "day",
+                        "place": "park",
+                    },
+                    "motion_level": 2,
+                    "social": 0,
+                    "entertainment": 0,
+                    "stamina": 1,
+                },
+                {
+                    "turn": 2,
+                    "instruction": "Now run.",
+                    "parts": {"character": "Aki", "motion": "running", "place": "park"},
+                    "omitted": ["character", "place"],
+                    "motion_level": 4,
+                    "social": 1,
+                    "entertainment": 1,
+                    "stamina": -1,
+                    "caption": "Aki runs in the park",
+                },
+            ],
+        }
+        for name, seed in (("first", 3), ("second", 4))
+    ],
+}
+
+
+def changed(*path, to=..., without=None, **more) -> dict:
+    """`SMALL` with a value set at a path, a field of the object there removed, or fields added."""
+    content = copy.deepcopy(SMALL)
+    *way, last = path or (None,)
+    at = content
+    for step in way:
+        at = at[step]
+    if to is not ...:
+        at[last] = to
+        return content
+    here = at if last is None else at[last]
+    if without is not None:
+        del here[without]
+    here |= more
+    return content
+
+
+TURN = ("games", 1, "turns", 1)
+GOOD = [
+    SMALL,
+    changed(*TURN, "omitted", to=[]),
+    changed(*TURN, without="omitted"),
+    changed(*TURN, "parts", to={}),
+    changed(*TURN, motion_text="running", scene={"motion": "run"}),
+    changed(*TURN, scene={"motion": "talk", "partner": "Kai", "seed": 5}),
+    changed("states", "stamina", to=[-2, -1, 1]),
+    changed("games", 0, "id", to="erste Übung"),
+]
+WRONG = [
+    (changed("format_version", to=2), "format_version: expected 1, found 2: make it anew"),
+    (changed(without="format_version"), "format_version: expected 1, found none"),
+    (changed("format_version", to=True), "format_version: expected 1, found true"),
+    (changed("format_version", to="1"), 'format_version: expected 1, found "1"'),
+    (changed(without="world"), "world: missing"),
+    (changed(extra=1), "unknown field 'extra'"),
+    (changed("characters", to=[]), "characters: expected one or more"),
+    (changed("characters", to=["Aki", "Aki"]), "characters: Aki: expected every name once"),
+    (changed("states", "stamina", to=[-9, 1]), "states: stamina: expected one of -5, -4"),
+    (changed("states", mood=[0]), "states: unknown field 'mood'"),
+    (changed("num_turns", to=0), "num_turns: expected a whole number from 1"),
+    (changed("games", to=[]), "games: expected one or more"),
+    (changed("games", to={}), "games: expected a list, found {}"),
+    (changed("games", 1, to=None), "game number 2: expected an object, found null"),
+    (changed("games", 1, "seed", to=-1), "game second: seed: expected a whole number from 0 to"),
+    (changed("games", 1, without="seed"), "game second: seed: missing"),
+    (changed("games", 1, "id", to=""), "game number 2: id: expected a text, found an empty one"),
+    (changed("games", 1, note="x"), "game second: unknown field 'note'"),
+    (changed(*TURN, to=[]), "game second: turn 2: expected an object, found []"),
+    (changed(*TURN, "instruction", to=""), "turn 2: instruction: expected a text, found an empty"),
+    (changed(*TURN, "instruction", to="   "), "turn 2: instruction: expected a text, found an e"),
+    (changed(*TURN, "instruction", to=" Go."), "turn 2: instruction: expected one line without"),
+    (changed(*TURN, "instruction", to="Go\non."), "turn 2: instruction: expected one line"),
+    (changed(*TURN, "instruction", to="x" * 401), "turn 2: instruction: expected at most 400"),
+    (changed(*TURN, "instruction", to=7), "turn 2: instruction: expected a text, found 7"),
+    (changed(*TURN, without="instruction"), "second: turn 2: instruction: missing"),
+    (changed(*TURN, "motion_level", to=6), "turn 2: motion_level: expected one of 1, 2, 3, 4, 5,"),
+    (changed(*TURN, "motion_level", to=0), "motion_level: expected one of 1, 2, 3, 4, 5, found 0"),
+    (changed(*TURN, "motion_level", to=2.5), "turn 2: motion_level: expected one of"),
+    (changed(*TURN, "motion_level", to=True), "turn 2: motion_level: expected one of"),
+    (changed(*TURN, without="motion_level"), "second: turn 2: motion_level: missing"),
+    (changed(*TURN, "stamina", to="-1"), "turn 2: stamina: expected one of -1, 1, found"),
+    (changed(*TURN, mood=1), "second: turn 2: unknown field 'mood'"),
+    (changed(*TURN, "parts", to=[]), "turn 2: parts: expected an object, found []"),
+    (changed(*TURN, "parts", weather="rain"), "turn 2: parts: unknown field 'weather'"),
+    (changed(*TURN, "parts", time=None), "turn 2: parts: time: expected a text, found null"),
+    (changed(*TURN, "omitted", to=["mood"]), "turn 2: omitted: expected one of character, adverb"),
+    (changed(*TURN, "omitted", to=["place", "place"]), "omitted: place: expected every part once"),
+    (changed(*TURN, "caption", to=""), "turn 2: caption: expected a text, found an empty one"),
+    (changed(*TURN, scene={}), "turn 2: scene: motion: missing"),
+    (changed(*TURN, scene={"motion": "run", "seed": -1}), "turn 2: scene: seed: expected a whole"),
+]
+# What a schema cannot say.
+ASTRAY = [
+    (changed("games", 1, "id", to="first"), "game: first: expected every id once"),
+    (changed(*TURN, "stamina", to=0), "game second: turn 2: stamina: expected one of -1, 1, fou"),
+    (changed(*TURN, "stamina", to=-2), "stamina: expected one of -1, 1, found -2"),
+    (changed(*TURN, "social", to=2), "game second: turn 2: social: expected one of 0, 1, found 2"),
+    (changed(*TURN, "entertainment", to=-1), "turn 2: entertainment: expected one of 0, 1, found"),
+    (changed("games", 1, "turns", to=SMALL["games"][1]["turns"][:1]), "turn 2: missing: expected"),
+    (changed("games", 1, "turns", to=SMALL["games"][1]["turns"][1:]), "turn 1: missing: in its"),
+    (changed("num_turns", to=1), "game first: turn 2: expected 1 turns (num_turns), found 2"),
+    (changed(*TURN, "turn", to=3), "turn 2: missing: in its place (field turn), found turn 3"),
+    (changed(*TURN, "turn", to=1), "turn 2: missing: in its place (field turn), found turn 1"),
+    (changed("games", 1, "characters", to=["Mika"]), "second: characters: expected a character"),
+    (changed(*TURN, "parts", character="Botan"), "parts: character: expected a character of the g"),
+    (changed(*TURN, "parts", place="sea"), "parts: place: expected 'park' as in the turn before"),
+    (
+        changed("games", 1, "turns", 0, omitted=["place"]),
+        "turn 1: omitted: expected none in a first turn",
+    ),
+    (changed("states", "stamina", to=[1, -1]), "states: stamina: expected rising numbers"),
+    (changed(*TURN, "instruction", to="Go \x07 on."), "instruction: expected one line"),
+]
+
+
+# The format
+
+
+@pytest.mark.parametrize("content", GOOD)
+def test_reads_and_writes_the_same(tmp_path, content):
+    file = tmp_path / "small.json"
+    file.write_text(json.dumps(content), encoding="utf-8")
+    found = read_benchmark(file)
+    again = tmp_path / "again.json"
+    write_benchmark(again, found)
+    assert read_benchmark(again) == found
+    assert format_benchmark(found) == again.read_text(encoding="utf-8")
+
+
+def test_what_is_read():
+    found = parse_benchmark(json.dumps(SMALL), where="small")
+    first, then = found.games[1].turns
+    assert found.states == StateValues(social=(0, 1), entertainment=(0, 1), stamina=(-1, 1))
+    assert (found.games[1].id, found.games[1].seed) == ("second", 4)
+    assert first == BenchmarkTurn(
+        instruction="Character: Aki; Motion: slowly walking; Background: day park.",
+        parts=Parts(character="Aki", adverb="slowly", motion="walking", time="day", place="park"),
+        motion_level=2,
+        social=0,
+        entertainment=0,
+        stamina=1,
+    )
+    assert (then.omitted, then.is_open, first.is_open) == (("character", "place"), True, False)
+    assert (first.full_motion, then.full_motion) == ("slowly walking", "running")
+    assert first.full_caption == "Aki slowly walking, day park"
+    assert then.full_caption == "Aki runs in the park"
+    bare = dataclasses.replace(first, parts=Parts())
+    assert (bare.full_motion, bare.full_caption) == (None, bare.instruction)
+
+
+@pytest.mark.parametrize(("content", "told"), WRONG + ASTRAY)
+def test_what_is_wrong_is_told_in_one_line(content, told):
+    with pytest.raises(UserError) as caught:
+        parse_benchmark(json.dumps(content), where="bench.json")
+    message = str(caught.value)
+    assert message.startswith("bench.json: ")
+    assert told in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"", "no JSON"),
+        (b"{", "no JSON"),
+        (b"[1]", "expected a JSON object, found [1]"),
+        (b'{"name": "\xff"}', "expected UTF-8 text, found byte 0xff at offset 10"),
+        (b'{"name": NaN}', "no JSON (NaN is no JSON number)"),
+        (b'{"name": 1, "name": 2}', "the field 'name' twice in one object"),
+        (b"[" * 100_000, "no JSON (nested too deep)"),
+    ],
+)
+def test_a_file_that_is_no_benchmark(tmp_path, data, told):
+    file = tmp_path / "bad.json"
+    file.write_bytes(data)
+    with pytest.raises(UserError, match=re.escape(told)) as caught:
+        read_benchmark(file)
+    assert str(caught.value).startswith(f"{file}: ")
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(UserError, match="No such file or directory: give a file, or one of toy, p"):
+        read_benchmark(tmp_path / "none.json")
+
+
+def test_what_the_reader_refuses_is_not_written(tmp_path):
+    found = parse_benchmark(json.dumps(SMALL), where="small")
+    with pytest.raises(UserError, match="game first: turn 3: missing"):
+        write_benchmark(tmp_path / "x.json", dataclasses.replace(found, num_turns=3))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bom_is_no_error(tmp_path):
+    file = tmp_path / "small.json"
+    file.write_text(json.dumps(SMALL), encoding="utf-8-sig")
+    assert read_benchmark(file).name == "small"
+
+
+def test_compose():
+    parts = Parts(character="Aki", adverb="slowly", motion="walking", time="day", place="park")
+    assert compose(parts) == "Character: Aki; Motion: slowly walking; Background: day park."
+    assert compose(parts, omitted=("character", "time")) == (
+        "Motion: slowly walking; Background: park."
+    )
+    assert compose(parts, omitted=PARTS) == compose(Parts()) == ""
+
+
+def test_a_model_that_lacks_characters():
+    found = parse_benchmark(json.dumps(SMALL), where="small")
+    check_characters(found, ["aki", "BOTAN", "Chika"], model="toy")
+    with pytest.raises(UserError, match="benchmark small: characters that toy does not know: Bot"):
+        check_characters(found, ["Aki"], model="toy")
+
+
+# The schema
+
+
+def test_the_schema_has_the_fields_of_the_dataclasses():
+    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    kinds = schema["$defs"]
+    extra = {Benchmark: {"format_version"}, BenchmarkTurn: {"turn"}}
+    for kind, described in (
+        (Benchmark, schema),
+        (BenchmarkGame, kinds["game"]),
+        (BenchmarkTurn, kinds["turn"]),
+        (Parts, kinds["parts"]),
+        (StateValues, kinds["states"]),
+        (ToyTruth, kinds["scene"]),
+    ):
+        fields = {field.name for field in dataclasses.fields(kind)} | extra.get(kind, set())
+        assert set(described["properties"]) == fields
+        assert described["additionalProperties"] is False
+        assert set(described["required"]) <= fields
+
+
+def test_the_reader_requires_what_the_schema_requires():
+    kinds = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))["$defs"]
+    content = changed(*TURN, scene={"motion": "run", "partner": "Kai", "seed": 5})
+    turn = content["games"][1]["turns"][1]
+    objects = {"turn": turn, "game": content["games"][1], "states": content["states"]}
+    objects |= {"parts": turn["parts"], "scene": turn["scene"]}
+    for kind, found in objects.items():
+        for name in list(found):
+            kept = found.pop(name)
+            if name in kinds[kind]["required"]:
+                with pytest.raises(UserError, match=f"{name}: missing|turn 2: missing"):
+                    parse_benchmark(json.dumps(content), where="x")
+            else:
+                parse_benchmark(json.dumps(content), where="x")
+            found[name] = kept
+
+
+def test_the_schema_and_the_reader_agree():
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    for name in SHIPPED:
+        validator.validate(json.loads(benchmark_path(name).read_text(encoding="utf-8")))
+    assert all(validator.is_valid(content) for content in GOOD)
+    assert [told for content, told in WRONG if validator.is_valid(content)] == []
+
+
+# The shipped files
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_makers_give_the_shipped_files(tmp_path, name, capsys):
+    out = tmp_path / "made" / "file.json"
+    assert make_command(name, out=out) == 0
+    shipped = benchmark_path(name).read_bytes()
+    assert out.read_bytes() == shipped
+    assert len(shipped) < 600_000
+    turns = {"toy": "100 games, 500 turns", "paper": "200 games, 2000 turns"}[name]
+    assert capsys.readouterr().out == f"{out}: {turns}\n"
+
+
+def test_the_wheel_has_the_shipped_files():
+    import tomllib
+
+    root = Path(__file__).parents[3]
+    build = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    assert build["targets"]["wheel"] == {"packages": ["animegamer_jax"]}  # all files in it
+    for file in (*map(benchmark_path, SHIPPED), SCHEMA_FILE):
+        assert file.is_relative_to(root / "animegamer_jax")
+        assert file.is_file()
+    ignored = (root / ".gitignore").read_text().splitlines()
+    assert not any(line.strip() in ("*.json", "assets", "assets/") for line in ignored)
+
+
+# The toy world
+
+
+def test_the_toy_games_are_those_that_the_script_scores():
+    found = read_benchmark("toy")
+    assert toy_games(found) == tuple(make_game(n, split="test") for n in range(100))
+    assert [game.seed for game in found.games] == list(range(100))
+    assert found.states.stamina == (-2, -1, 1)
+
+
+@pytest.mark.parametrize("split", ["train", "combinations", "phrasings"])
+def test_other_splits_and_seeds(split):
+    found = make_toy_benchmark(num_games=30, num_turns=8, split=split, seed=7)
+    assert parse_benchmark(format_benchmark(found), where="x") == found
+    games = tuple(make_game(n, num_turns=8, split=split) for n in range(7, 37))
+    assert toy_games(found) == games
+
+
+def test_what_toy_turns_omit():
+    found = make_toy_benchmark(num_games=40)
+    omitted = {turn.instruction: turn.omitted for game in found.games for turn in game.turns}
+    for instruction, expected in {
+        "Again.": PARTS,
+        "Faster.": PARTS,
+        "Motion: sleep.": ("character", "adverb", "time", "place"),
+        "Character: Nori; Motion: sleep.": ("adverb", "time", "place"),
+        "Character: Toma; Motion: barely waving; Background: night meadow.": (),
+    }.items():
+        assert omitted[instruction] == expected
+    turn = found.games[0].turns[0]
+    assert turn.parts == Parts(
+        character="Kai", adverb="barely", motion="sitting", time="night", place="bedroom"
+    )
+
+
+def test_toy_games_of_something_else():
+    with pytest.raises(UserError, match="benchmark paper: expected games of the world toy"):
+        toy_games(read_benchmark("paper"))
+    toy = make_toy_benchmark(num_games=1, num_turns=1)
+    turn = toy.games[0].turns[0]
+    for change, told in (
+        ({"scene": None}, "turn 1: expected caption, motion_text and scene"),
+        ({"parts": Parts(character="Kai")}, "turn 1: parts: expected character, place and time"),
+        ({"scene": ToyTruth(motion="swim")}, "game test-000: turn 1: scene: motion"),
+    ):
+        turns = (dataclasses.replace(turn, **change),)
+        games = (dataclasses.replace(toy.games[0], turns=turns),)
+        with pytest.raises(UserError, match=told):
+            toy_games(dataclasses.replace(toy, games=games))
+
+
+# The grammar
+
+
+def test_the_grammar_has_the_papers_size():
+    found = read_benchmark("paper")
+    assert found.characters == CHARACTERS
+    assert (len(CHARACTERS), len(found.games), found.num_turns) == (20, 200, 10)
+    assert Counter(game.characters[0] for game in found.games) == dict.fromkeys(CHARACTERS, 10)
+
+
+def test_the_grammars_turns_follow_its_rules():
+    motions = {motion.text.format(partner="X"): motion for motion in MOTIONS}
+    kinds = {place: kind for kind, places in PLACES.items() for place in places}
+    assert len(motions) == len(MOTIONS)
+    for game in read_benchmark("paper").games:
+        names = "|".join(game.characters)
+        for turn in game.turns:
+            p = turn.parts
+            motion = motions[re.sub(rf"\b({names})\b", "X", p.motion)]
+            assert turn.instruction == compose(p, omitted=turn.omitted)
+            assert p.adverb in ADVERBS[turn.motion_level]
+            assert motion.levels[0] <= turn.motion_level <= motion.levels[1]
+            assert kinds[p.place] in motion.kinds
+            assert p.time in TIMES
+            assert turn.social == ("{partner}" in motion.text)
+            assert p.character not in p.motion.split()
+            assert turn.entertainment == (turn.motion_level >= motion.thrills_from)
+            assert turn.stamina == (1 if turn.motion_level <= motion.rests_up_to else -1)
+
+
+def test_the_grammars_games_vary():
+    turns = [turn for game in read_benchmark("paper").games for turn in game.turns]
+    opened = sum(turn.is_open for turn in turns)
+    assert opened == pytest.approx(0.4 * 1800, rel=0.1)
+    assert {turn.motion_level for turn in turns} == {1, 2, 3, 4, 5}
+    for name in ("social", "entertainment", "stamina"):
+        counts = Counter(getattr(turn, name) for turn in turns)
+        assert len(counts) == 2
+        assert min(counts.values()) > 0.2 * len(turns)
+    assert all(any(part in turn.omitted for turn in turns) for part in PARTS)
+
+
+def test_the_grammar_with_other_names(tmp_path):
+    names = tmp_path / "names.txt"
+    names.write_text("# mine\nZoë\n\n  Old Tom \n", encoding="utf-8")
+    out = tmp_path / "b.json"
+    make_command("paper", out=out, characters=names, games=3, turns=4, seed=5)
+    found = read_benchmark(out)
+    assert found.characters == ("Zoë", "Old Tom")
+    assert [game.characters for game in found.games] == [
+        ("Old Tom", "Zoë"), ("Zoë", "Old Tom"), ("Old Tom", "Zoë"),
+    ]  # fmt: skip
+    assert [(len(game.turns), game.seed) for game in found.games] == [(4, 5), (4, 6), (4, 7)]
+    with pytest.raises(UserError, match=r"b\.json: already there"):
+        make_command("paper", out=out)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"characters": ["Aki"]}, "characters 1: expected 2 or more"),
+        ({"num_games": 0}, "games 0: expected 1 or more"),
+        ({"num_turns": 0}, "turns 0: expected 1 or more"),
+        ({"seed": -1}, "seed -1: expected 0 or more"),
+    ],
+)
+def test_sizes_that_cannot_be(change, told):
+    with pytest.raises(UserError, match=told):
+        make_paper_benchmark(**change)
+    if "characters" not in change:
+        with pytest.raises(UserError, match=told):
+            make_toy_benchmark(**change)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("Aki\n", "expected two names or more, one a line, found 1"),
+        ("Aki\nBotan\naki\n", "line 3: 'aki' again: expected each once"),
+        ("Aki\nBo;tan\n", "line 2: expected letters, digits, spaces"),
+    ],
+)
+def test_names_that_cannot_be(tmp_path, text, told):
+    file = tmp_path / "names.txt"
+    file.write_text(text)
+    with pytest.raises(UserError, match=told):
+        read_names(file)
+
+
+LISTS = 'world = "w"\ncharacters = ["A", "B"]\nmotions = ["walking"]\nplaces = ["park"]\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (LISTS.replace('"B"', '"a"'), "characters: 'a' again: expected each once"),
+        (LISTS.replace(', "B"', ""), "characters: expected a list of 2 or more, found 1"),
+        (LISTS.replace('["park"]', '"park"'), "places: expected a list of 1 or more, found 'park'"),
+        (LISTS.replace('"walking"', "3"), "motions: expected a text, found '3'"),
+        (LISTS.replace('"w"', '"a;b"'), "world: expected letters, digits, spaces"),
+        (LISTS.replace("places", "rooms"), "unknown key 'rooms': expected world"),
+        (LISTS.replace('motions = ["walking"]\n', ""), "motions: missing: expected world"),
+        ("world", "no TOML"),
+    ],
+)
+def test_lists_that_cannot_be(tmp_path, text, told):
+    file = tmp_path / "lists.toml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=told) as caught:
+        read_lists(file)
+    assert str(caught.value).startswith(f"{file}: ")
+
+
+def test_options_that_do_not_go_together(tmp_path):
+    out, lists = tmp_path / "b.json", tmp_path / "lists.toml"
+    lists.write_text(LISTS)
+    for what, options, told in (
+        ("toy", {"characters": lists}, "--characters: expected with --make paper"),
+        ("toy", {"ask_model": "m"}, "--ask-model: --make toy asks no model"),
+        (str(lists), {}, "expected --ask-model NAME"),
+        (str(tmp_path / "none"), {}, "cannot be read: No such file or directory"),
+    ):
+        with pytest.raises(UserError, match=told):
+            make_command(what, out=out, **options)
+        assert not out.exists()

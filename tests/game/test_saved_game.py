@@ -1,0 +1,400 @@
+"""A game on the disk: its schema, whole turns whatever happens, and what a damaged one is told."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from animegamer_jax.errors import UserError
+from animegamer_jax.game.saved_game import Game, Meters
+from animegamer_jax.media import video
+
+SECONDS = {"mllm": 0.1, "decoder": 0.2, "vae": 0.3, "total": 0.6}
+
+
+def make_game(folder: Path, **fields) -> Game:
+    defaults = {"model": "tiny", "seed": 0, "window": 3, "steps": 5, "protocol": "paper"}
+    return Game.create(folder, **(defaults | fields))
+
+
+def add_turn(game: Game, *, changes=(1, 0, -1), **played) -> None:
+    number = len(game.turns) + 1
+    game.add(
+        f"instruction {number}",
+        states=np.array([3, *changes], np.int32),
+        motion_value=10.0,
+        representation=np.full((6, 8), number, np.float32),
+        frames=np.full((5, 16, 24, 3), number % 256, np.uint8),
+        seconds=SECONDS,
+        **played,
+    )
+
+
+@pytest.fixture
+def saved(tmp_path) -> Path:
+    game = make_game(tmp_path / "saved")
+    for _ in range(4):
+        add_turn(game)
+    return game.folder
+
+
+def test_meters_start_at_fifty_and_stay_within_their_range():
+    meters = Meters()
+    assert meters == Meters(stamina=50, social=50, entertainment=50)
+    meters = meters.after(stamina=-1, social=1, entertainment=0)
+    assert meters == Meters(stamina=45, social=55, entertainment=50)
+    for _ in range(12):
+        meters = meters.after(stamina=-1, social=1, entertainment=0)
+    assert meters == Meters(stamina=0, social=100, entertainment=50)
+
+
+def test_the_schema_of_the_file(saved):
+    document = json.loads((saved / "game.json").read_text())
+    assert set(document) == {
+        *("model", "seed", "window", "turns"),
+        *("format_version", "steps", "protocol"),
+    }
+    assert document["turns"][1] == {
+        "turn": 2,
+        "instruction": "instruction 2",
+        "motion_level": 3,
+        "motion_value": 10.0,
+        "social": 1,
+        "entertainment": 0,
+        "stamina": -1,
+        "meters": {"stamina": 40, "social": 60, "entertainment": 50},
+        "clip": "turn_002.mp4",
+        "seconds": SECONDS,
+        "seed": 0,
+        "window": 3,
+        "steps": 5,
+        "chosen_level": False,
+    }
+    files = {path.name for path in saved.iterdir()}
+    clips = {f"turn_{n:03d}.{kind}" for n in range(1, 5) for kind in ("mp4", "npz")}
+    assert files == {"game.json"} | clips
+
+
+def test_a_saved_game_comes_back(saved):
+    game = Game.load(saved)
+    assert (game.model, game.seed, game.window, game.steps) == ("tiny", 0, 3, 5)
+    assert [turn.turn for turn in game.turns] == [1, 2, 3, 4]
+    assert game.meters == Meters(stamina=30, social=70, entertainment=50)
+    history = game.history()
+    assert [record.instruction for record in history] == ["instruction 3", "instruction 4"]
+    assert history[0].states.tolist() == [3, 1, 0, -1]
+    np.testing.assert_array_equal(history[1].representation, np.full((6, 8), 4, np.float32))
+    add_turn(game)
+    assert len(Game.load(saved).turns) == 5
+
+
+def test_history_is_what_the_window_holds(tmp_path):
+    for window, expected in ((1, 0), (2, 1), (9, 3)):
+        game = make_game(tmp_path / str(window), window=window)
+        for _ in range(3):
+            add_turn(game)
+        assert len(game.history()) == expected
+
+
+def files_of(game: Game) -> set[str]:
+    return {path.name for path in game.folder.iterdir()}
+
+
+def test_an_undone_turn_is_gone_with_its_files(saved):
+    game = Game.load(saved)
+    game.undo(3)
+    assert game.meters == Meters(stamina=45, social=55, entertainment=50)
+    assert files_of(game) == {"game.json", "turn_001.mp4", "turn_001.npz"}
+    assert [turn.instruction for turn in Game.load(saved).turns] == ["instruction 1"]
+    for turns in (0, 2):
+        with pytest.raises(UserError, match="undo: expected 1 to 1 turns"):
+            game.undo(turns)
+
+
+def test_a_turn_tried_again_takes_the_place_of_the_old_one(saved):
+    game = Game.load(saved)
+    old = game.turns[-1]
+    add_turn(game, changes=(0, 1, 0), after=3, seed=9, steps=7, window=2, chosen_level=True)
+    found = Game.load(saved).turns
+    assert len(found) == 4
+    assert (found[3].seed, found[3].steps, found[3].window, found[3].chosen_level) == (
+        9,
+        7,
+        2,
+        True,
+    )
+    assert found[3].meters == Meters(stamina=35, social=65, entertainment=55)
+    assert found[3].clip == "turn_004_2.mp4"
+    assert old.clip not in files_of(game)
+    assert old.representation_file not in files_of(game)
+    add_turn(game, after=1)
+    assert [turn.clip for turn in Game.load(saved).turns] == ["turn_001.mp4", "turn_002_2.mp4"]
+    assert len(files_of(game)) == 5
+
+
+def test_a_branch_is_a_game_of_its_own(saved, tmp_path):
+    game = Game.load(saved)
+    branch = game.branch(tmp_path / "branch", 2)
+    add_turn(branch)
+    assert len(Game.load(branch.folder).turns) == 3
+    assert len(Game.load(saved).turns) == 4
+    assert branch.history()[0].instruction == "instruction 2"
+    with pytest.raises(UserError, match="branch: expected 0 to 4 turns, found 5"):
+        game.branch(tmp_path / "other", 5)
+    with pytest.raises(UserError, match="expected a folder without a game"):
+        game.branch(branch.folder, 1)
+
+
+def test_history_of_a_turn_before(saved):
+    game = Game.load(saved)
+    told = [record.instruction for record in game.history(before=3, window=9)]
+    assert told == ["instruction 1", "instruction 2"]
+    assert game.history(before=3, window=1) == []
+
+
+def test_a_game_of_before_turns_knew_their_seed(saved):
+    path = saved / "game.json"
+    document = json.loads(path.read_text())
+    document["seed"] = 5
+    for turn in document["turns"]:
+        for name in ("seed", "window", "steps", "chosen_level"):
+            del turn[name]
+    path.write_text(json.dumps(document))
+    turn = Game.load(saved).turns[0]
+    assert (turn.seed, turn.window, turn.steps, turn.chosen_level) == (5, 3, 5, False)
+
+
+def test_clips_are_joined_in_order(saved, tmp_path):
+    game = Game.load(saved)
+    path = tmp_path / "game.mp4"
+    video.join_mp4([saved / turn.clip for turn in game.turns], path)
+    frames = video.read_mp4(path)
+    assert len(frames) == 4 * 5
+    np.testing.assert_allclose(frames[::5].mean(axis=(1, 2, 3)), [1, 2, 3, 4], atol=1.5)
+    video.write_mp4(tmp_path / "other.mp4", np.zeros((2, 32, 32, 3), np.uint8))
+    with pytest.raises(UserError, match=r"other\.mp4: expected"):
+        video.join_mp4([saved / game.turns[0].clip, tmp_path / "other.mp4"], path)
+
+
+def test_the_storyboard_lies_beside_the_clips(saved):
+    path = Game.load(saved).save_storyboard()
+    assert path == saved / "storyboard.png"
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_long_games_have_their_own_names(saved):
+    game = Game.load(saved)
+    game.turns = game.turns * 300  # 1200 turns
+    add_turn(game)
+    assert game.turns[-1].clip == "turn_1201.mp4"
+
+
+def edit(folder: Path, change) -> None:
+    path = folder / "game.json"
+    document = json.loads(path.read_text())
+    change(document, document["turns"])
+    path.write_text(json.dumps(document))
+
+
+DAMAGE = {
+    "no model": (lambda d, t: d.pop("model"), r"model: expected a text, found no such field"),
+    "empty model": (lambda d, t: d.update(model=" "), r'model: expected a text, found " "'),
+    "text seed": (lambda d, t: d.update(seed="1"), r'seed: expected a whole number, .*found "1"'),
+    "true seed": (lambda d, t: d.update(seed=True), r"seed: expected a whole number.*found true"),
+    "window 0": (lambda d, t: d.update(window=0), r"window: expected .* 1 or more, found 0"),
+    "steps": (lambda d, t: d.update(steps=1.5), r"steps: expected .*found 1\.5"),
+    "version": (lambda d, t: d.update(format_version=2), r"format_version: expected 1, .*found 2"),
+    "turns": (lambda d, t: d.update(turns={}), r"turns: expected a list, found {}"),
+    "turn": (lambda d, t: t.__setitem__(1, 7), r"turns\[1\]: expected an object, found 7"),
+    "order": (lambda d, t: t.reverse(), r"turns\[0\]\.turn: expected 1, .*found 4"),
+    "gap": (lambda d, t: t.pop(1), r"turns\[1\]\.turn: expected 2, .*found 3"),
+    "level": (
+        lambda d, t: t[0].update(motion_level=0),
+        r"turns\[0\]\.motion_level: expected a whole number, 1 to 5, found 0",
+    ),
+    "value": (lambda d, t: t[2].update(motion_value=None), r"turns\[2\]\.motion_value: expected"),
+    "nan": (lambda d, t: t[2].update(motion_value=float("nan")), r"motion_value: .*found NaN"),
+    "change": (lambda d, t: t[3].update(social="+1"), r"turns\[3\]\.social: expected"),
+    "meter": (
+        lambda d, t: t[1]["meters"].update(stamina=41),
+        r"turns\[1\]\.meters\.stamina: expected 40, .*found 41",
+    ),
+    "turn's seed": (lambda d, t: t[1].update(seed=-1), r"turns\[1\]\.seed: expected .* 0 or more"),
+    "flag": (lambda d, t: t[1].update(chosen_level=1), r"\.chosen_level: expected true or false"),
+    "meters": (lambda d, t: t[1].update(meters=[]), r"turns\[1\]\.meters: expected an object"),
+    "seconds": (lambda d, t: t[1]["seconds"].pop("total"), r"turns\[1\]\.seconds\.total: expected"),
+    "path": (lambda d, t: t[0].update(clip="../turn_001.mp4"), r"\.clip: expected the bare name"),
+    "root": (lambda d, t: t[0].update(clip="/etc/turn.mp4"), r"\.clip: expected the bare name"),
+    "windows": (lambda d, t: t[0].update(clip="..\\a.mp4"), r"\.clip: expected the bare name"),
+    "kind": (lambda d, t: t[0].update(clip="turn_001.npz"), r"\.clip: expected the bare name"),
+    "twice": (lambda d, t: t[1].update(clip="turn_001.mp4"), r"turns\[1\]\.clip: .* of its own"),
+    "other": (lambda d, t: t[1].update(clip="b.mp4"), r"b\.mp4: expected a video, found no such"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_wrong_field_is_named(saved, name):
+    change, message = DAMAGE[name]
+    edit(saved, change)
+    with pytest.raises(UserError, match=message) as error:
+        Game.load(saved)
+    assert "\n" not in str(error.value)
+    assert str(saved) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"game\.json: expected JSON, found an error at line 1, column 1"),
+        (b'{"model": "tiny",', r"game\.json: expected JSON, .*; restore the file"),
+        (b"[]", r"game\.json: the document: expected an object, found \[\]"),
+        (b'{"model": "\xff"}', r"expected UTF-8 text, found byte 0xff at offset 11"),
+        (b"[" * 100_000, r"game\.json: expected"),
+    ],
+)
+def test_a_corrupt_file_is_named(saved, content, message):
+    (saved / "game.json").write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        Game.load(saved)
+
+
+def test_missing_and_damaged_parts_are_named(saved, tmp_path):
+    def broken(name: str, content: bytes | None) -> Path:
+        folder = tmp_path / "broken"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(saved, folder)
+        (folder / name).unlink()
+        if content is not None:
+            (folder / name).write_bytes(content)
+        return folder
+
+    whole = (saved / "turn_002.npz").read_bytes()
+    cases = [
+        ("game.json", None, r"game\.json: expected a saved game, found no such file"),
+        ("turn_002.mp4", None, r"turn_002\.mp4: expected a video, found no such file"),
+        ("turn_002.mp4", b"", r"turn_002\.mp4: expected a video, found"),
+        ("turn_002.npz", None, r"turn_002\.npz: expected a float32 array .* found no such file"),
+        ("turn_002.npz", b"", r"turn_002\.npz: expected a float32 array"),
+        ("turn_002.npz", whole[: len(whole) // 2], r"turn_002\.npz: expected a float32 array"),
+        ("turn_002.npz", whole[:60] + b"\0" * 40 + whole[100:], r"turn_002\.npz: expected"),
+    ]
+    for name, content, message in cases:
+        with pytest.raises(UserError, match=message):
+            Game.load(broken(name, content))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"other": np.zeros((6, 8), np.float32)}, "representation"),
+        ({"representation": np.zeros((6, 8))}, r"found float64 of shape \[6, 8\]"),
+        ({"representation": np.zeros((6, 9), np.float32)}, r"shape \[6, 8\], found .*\[6, 9\]"),
+        ({"representation": np.full((6, 8), np.nan, np.float32)}, "finite"),
+        ({"representation": np.array([[object()]])}, "turn_003"),
+    ],
+)
+def test_a_foreign_representation_is_refused(saved, arrays, message):
+    np.savez(saved / "turn_003.npz", **arrays)
+    with pytest.raises(UserError, match=message):
+        Game.load(saved)
+
+
+def test_a_folder_that_holds_a_game_is_not_taken(saved, tmp_path):
+    with pytest.raises(UserError, match=r"found game\.json.*--resume"):
+        make_game(saved)
+    (saved / "game.json").unlink()
+    with pytest.raises(UserError, match=r"found turn_001\.mp4 but no game\.json.*--out"):
+        make_game(saved)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="found a file"):
+        make_game(tmp_path / "file")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "notes.txt").write_text("mine")
+    make_game(tmp_path / "notes")
+    assert (tmp_path / "notes" / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("full", ["turn_005.mp4", "turn_005.npz", "game.json"])
+def test_a_full_disk_leaves_the_earlier_turns_whole(saved, full):
+    game = Game.load(saved)
+    (saved / f"{full}.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        add_turn(game)
+    assert len(game.turns) == 4
+    assert [turn.turn for turn in Game.load(saved).turns] == [1, 2, 3, 4]
+    assert not list(saved.glob("*.part"))
+    add_turn(game)  # the space is there again
+    assert len(Game.load(saved).turns) == 5
+
+
+SCRIPT = """
+import resource, sys
+import numpy as np
+from pathlib import Path
+from animegamer_jax.game import Game
+folder, limit = Path(sys.argv[1]), int(sys.argv[2])
+game = Game.create(folder, model="tiny", seed=0, window=3, steps=5, protocol="paper")
+rng = np.random.default_rng(0)
+for number in range(1, 1000):
+    if number == 5 and limit:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    game.add(
+        f"instruction {number}",
+        states=np.array([3, 1, 0, -1], np.int32),
+        motion_value=10.0,
+        representation=rng.normal(size=(60, 80)).astype(np.float32),
+        frames=rng.integers(0, 255, (5, 48, 72, 3), dtype=np.uint8),
+        seconds={"mllm": 0.0, "decoder": 0.0, "vae": 0.0, "total": 0.0},
+    )
+    print(number, flush=True)
+"""
+
+
+def run_script(folder: Path, limit: int) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(folder), str(limit)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_file_size_limit_in_turn_five_leaves_four_turns(tmp_path):
+    process = run_script(tmp_path / "game", 4096)
+    _, errors = process.communicate(timeout=120)
+    assert "File too large" in errors
+    assert [turn.turn for turn in Game.load(tmp_path / "game").turns] == [1, 2, 3, 4]
+    assert not list((tmp_path / "game").glob("*.part"))
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL])
+def test_a_killed_process_leaves_whole_turns(tmp_path, kind):
+    process = run_script(tmp_path / "game", 0)
+    for line in process.stdout:
+        if int(line) == 7:
+            process.send_signal(kind)
+            break
+    process.communicate(timeout=120)
+    game = Game.load(tmp_path / "game")
+    assert len(game.turns) >= 7
+    for turn in game.turns:
+        assert len(video.read_mp4(game.folder / turn.clip)) == 5
+    assert game.history()[0].representation.shape == (60, 80)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
+def test_a_read_only_folder_is_told(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(UserError, match="Permission denied"):
+        make_game(tmp_path / "game")
+
+
+def test_the_module_needs_no_jax():
+    code = "import animegamer_jax.game.saved_game, sys; assert 'jax' not in sys.modules, 'jax'"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,401 @@
+import dataclasses
+import json
+import re
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from helpers import array_source
+from jax.sharding import NamedSharding
+
+from animegamer_jax.configs import SIZES, VAEConfig
+from animegamer_jax.convert.rules import load
+from animegamer_jax.convert.tables.vae import infer_config, rules
+from animegamer_jax.errors import UserError
+from animegamer_jax.models.convolution import CausalConv, conv3d, conv3d_direct, conv3d_planes
+from animegamer_jax.models.layers import count_params
+from animegamer_jax.models.vae import (
+    VAE,
+    DecoderCache,
+    chunk_bounds,
+    cosines,
+    from_decoder,
+    mode,
+    sample,
+    split_moments,
+    to_decoder,
+    to_uint8,
+)
+from animegamer_jax.sharding import make_mesh, param_shardings, partition_spec
+
+TESTS = Path(__file__).parents[1]
+TINY = VAEConfig(
+    channels=8,
+    multipliers=(1, 2),
+    num_res_blocks=1,
+    latent_channels=4,
+    temporal_compression=2,
+    norm_groups=4,
+)
+
+# Decoding: float32 itself. Against diffusers in float64, the recorded chunks are off by 1.03e-5 of
+# their RMS and ours by 1.1e-5, so that the two may differ by the sum.
+ENCODE_TOLERANCE, DECODE_TOLERANCE = 1e-5, 3e-5
+
+
+@jax.jit
+def _encode(vae: VAE, video: jax.Array) -> jax.Array:
+    return vae.encode(video)
+
+
+@jax.jit
+def _decode(vae: VAE, latents: jax.Array) -> jax.Array:
+    return vae.decode(latents)
+
+
+def _params(module: nnx.Module) -> dict[str, nnx.Variable]:
+    return {".".join(map(str, path)): p for path, p in nnx.to_flat_state(nnx.state(module))}
+
+
+def _make(config: VAEConfig, seed: int = 0) -> VAE:
+    """A VAE of random numbers, norms and maps too (made by numpy: nothing to compile)."""
+    vae = nnx.eval_shape(lambda: VAE(config, rngs=nnx.Rngs(0)))
+    rng = np.random.default_rng(seed)
+    for name, param in _params(vae).items():
+        fan_in = int(np.prod(param.shape[:-1]))
+        scale = fan_in**-0.5 if name.endswith("kernel") else 0.1
+        center = 1.0 if name.endswith(("scale", "conv_y.bias")) else 0.0
+        value = center + scale * rng.normal(size=param.shape)
+        param.set_value(jnp.asarray(value.astype(np.float32), param.dtype))
+    return vae
+
+
+def _error(value: jax.Array, expected: np.ndarray) -> float:
+    """Largest difference over the RMS of `expected`, a PyTorch array (channels second)."""
+    expected = np.moveaxis(expected, 1, -1)
+    assert value.shape == expected.shape
+    return float(np.abs(np.asarray(value) - expected).max() / np.sqrt(np.square(expected).mean()))
+
+
+def _channels_last(x: np.ndarray) -> jax.Array:
+    return jnp.asarray(np.moveaxis(x, 1, -1))
+
+
+# Names and shapes
+
+
+@pytest.fixture(scope="module")
+def manifest() -> dict[str, tuple[int, ...]]:
+    names = json.loads((TESTS / "manifests" / "vae.json").read_text())
+    return {name: tuple(shape) for name, shape in names.items()}
+
+
+def test_rules_cover_the_released_file(manifest):
+    config = infer_config(manifest)
+    assert config == VAEConfig()
+    vae = nnx.eval_shape(lambda: VAE(config, rngs=nnx.Rngs(0)))
+    shapes = {name: p.shape for name, p in _params(vae).items()}
+    table = [rule for rule in rules(config) if rule.target is not None]
+    assert sorted(rule.source for rule in table) == sorted(manifest)
+    assert sorted(rule.target for rule in table) == sorted(shapes)
+    for rule in table:
+        tensor = np.broadcast_to(np.float32(0), manifest[rule.source])  # one number: no memory
+        assert rule.transform.forward(tensor).shape == shapes[rule.target], rule
+        assert rule.transform.inverse(rule.transform.forward(tensor)).shape == tensor.shape
+    assert [rule.source for rule in rules(config) if rule.target is None] == ["loss.*"]
+    assert count_params(vae) == sum(int(np.prod(shape)) for shape in manifest.values())
+
+
+@pytest.mark.parametrize("config", [SIZES["toy"]().vae, TINY])
+def test_rules_fit_other_sizes(config):
+    vae = nnx.eval_shape(lambda: VAE(config, rngs=nnx.Rngs(0)))
+    params = _params(vae)
+    table = [rule for rule in rules(config) if rule.target is not None]
+    assert sorted(rule.target for rule in table) == sorted(params)
+    shapes = {}
+    for rule in table:
+        value = np.broadcast_to(np.float32(0), params[rule.target].shape)
+        shapes[rule.source] = rule.transform.inverse(value).shape
+    found = infer_config(shapes)
+    told = ("channels", "multipliers", "num_res_blocks", "latent_channels", "image_channels")
+    assert [getattr(found, name) for name in told] == [getattr(config, name) for name in told]
+
+
+def test_every_parameter_has_an_axis_name_a_dimension():
+    vae = nnx.eval_shape(lambda: VAE(TINY, rngs=nnx.Rngs(0)))
+    for name, param in _params(vae).items():
+        names = param.get_metadata()["out_sharding"]
+        assert len(names) == len(param.shape), name
+        partition_spec(names)
+
+
+def test_other_checkpoints_are_refused(manifest):
+    with pytest.raises(UserError, match=r"encoder\.conv_in\.conv\.weight is missing"):
+        infer_config({"model.weight": (3, 3)})
+    shapes = manifest | {"encoder.down.1.block.0.conv1.conv.weight": (200, 128, 3, 3, 3)}
+    with pytest.raises(UserError, match="200 channels"):
+        infer_config(shapes)
+
+
+# Third-party truth
+
+
+def test_recorded_numbers():
+    torch = pytest.importorskip("torch")
+    folder = TESTS / "reference" / "vae"
+    checkpoint = torch.load(folder / "3d-vae.pt", weights_only=True)["state_dict"]
+    tensors = {name: value.float().numpy() for name, value in checkpoint.items()}
+    vae = _make(infer_config({k: v.shape for k, v in tensors.items()}))
+    load(rules(vae.config), array_source(tensors), vae)
+    recorded = np.load(folder / "vae.npz")
+    video, latents = (_channels_last(recorded[name]) for name in ("video", "latents"))
+    assert chunk_bounds(latents.shape[1]) == [tuple(row) for row in recorded["chunk_bounds"]]
+
+    assert _error(_encode(vae, video), recorded["moments"]) <= ENCODE_TOLERANCE
+    assert _error(_encode(vae, video[:, :1]), recorded["image_moments"]) <= ENCODE_TOLERANCE
+    assert _error(_decode(vae, latents), recorded["decoded_in_chunks"]) <= DECODE_TOLERANCE
+    first = recorded["decoded_first_latent_only"]
+    assert _error(_decode(vae, latents[:, :1]), first) <= DECODE_TOLERANCE
+
+
+def _released_name(name: str, num_levels: int) -> str:
+    """Diffusers' name to the released file's; it counts the decoder's levels from the coarsest."""
+
+    def level(match: re.Match) -> str:
+        return f"up.{num_levels - 1 - int(match[1])}"
+
+    name = re.sub(r"up_blocks\.(\d+)", level, name).replace("down_blocks", "down")
+    name = re.sub(r"mid_block\.resnets\.(\d)", lambda match: f"mid.block_{int(match[1]) + 1}", name)
+    name = re.sub(r"(down|up)samplers\.0", r"\1sample", name)
+    return name.replace("resnets", "block").replace("conv_shortcut", "nin_shortcut")
+
+
+def test_diffusers_autoencoder():
+    torch = pytest.importorskip("torch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        diffusers = pytest.importorskip("diffusers")
+        theirs = diffusers.AutoencoderKLCogVideoX(
+            down_block_types=("CogVideoXDownBlock3D",) * 3,
+            up_block_types=("CogVideoXUpBlock3D",) * 3,
+            block_out_channels=(8, 16, 16),
+            layers_per_block=1,
+            latent_channels=3,
+            norm_num_groups=4,
+        )
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    state = theirs.state_dict()
+    tensors = {_released_name(name, 3): value.numpy() for name, value in state.items()}
+    config = infer_config({name: value.shape for name, value in tensors.items()})
+    assert config.multipliers == (1, 2, 2)
+    assert config.num_res_blocks == 1
+    vae = _make(dataclasses.replace(config, norm_groups=4))
+    load(rules(vae.config), array_source(tensors), vae)
+
+    rng = np.random.default_rng(0)
+    # 9 frames: diffusers encodes longer clips in pieces. 7 latents: three chunks, the same as ours.
+    video = rng.uniform(-1, 1, (2, 3, 9, 8, 12)).astype(np.float32)
+    latents = rng.normal(size=(2, 3, 7, 2, 3)).astype(np.float32)
+    with torch.no_grad():
+        expected_moments = theirs.encode(torch.tensor(video)).latent_dist.parameters.numpy()
+        expected_frames = theirs.decode(torch.tensor(latents)).sample.numpy()
+    assert _error(_encode(vae, _channels_last(video)), expected_moments) <= ENCODE_TOLERANCE
+    assert _error(_decode(vae, _channels_last(latents)), expected_frames) <= DECODE_TOLERANCE
+
+
+# Chunks
+
+
+@pytest.fixture(scope="module")
+def tiny() -> VAE:
+    return _make(TINY)
+
+
+def test_chunk_bounds():
+    assert chunk_bounds(1) == [(0, 1)]
+    assert chunk_bounds(3) == [(0, 3)]
+    assert chunk_bounds(7) == [(0, 3), (3, 5), (5, 7)]
+    for number in (0, 2, 4, -1):
+        with pytest.raises(ValueError, match="odd number"):
+            chunk_bounds(number)
+
+
+def test_decode_walks_the_chunks_with_their_cache(tiny):
+    step = jax.jit(lambda vae, latents, cache: vae.decode_chunk(latents, cache))
+    latents = jax.random.normal(jax.random.key(1), (2, 5, 3, 2, 4))
+    first, cache = step(tiny, latents[:, :3], None)
+    assert isinstance(cache, DecoderCache)
+    assert cache.conv_in.shape == (2, 2, 3, 2, 4)
+    assert cache.conv_out.shape == (2, 2, 6, 4, 8)
+    rest, last_cache = step(tiny, latents[:, 3:], cache)
+    assert jax.tree.map(jnp.shape, last_cache) == jax.tree.map(jnp.shape, cache)
+    frames = _decode(tiny, latents)
+    assert (first.shape[1], rest.shape[1]) == (5, 4)
+    assert frames.shape == (2, 9, 6, 4, 3)
+    np.testing.assert_allclose(frames, jnp.concatenate([first, rest], 1), atol=1e-5)
+    blank, _ = step(tiny, latents[:, 3:], jax.tree.map(jnp.zeros_like, cache))
+    assert float(jnp.abs(blank - rest).max()) > 1e-2
+
+
+def test_a_batch_is_its_clips_one_by_one(tiny):
+    latents = jax.random.normal(jax.random.key(2), (2, 1, 3, 2, 4))
+    together = _decode(tiny, latents)
+    alone = [_decode(tiny, latents[i : i + 1]) for i in range(2)]
+    np.testing.assert_allclose(together, jnp.concatenate(alone), atol=1e-5)
+
+
+def test_causal_convolution():
+    conv = CausalConv(4, 8, config=TINY, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(3), (1, 4, 4, 3, 4))
+    whole, _ = conv(x)
+    first, cache = conv(x[:, :2])
+    np.testing.assert_array_equal(cache, x[:, :2])
+    rest, cache = conv(x[:, 2:], cache)
+    np.testing.assert_array_equal(cache, x[:, -2:])
+    np.testing.assert_allclose(whole, jnp.concatenate([first, rest], 1), atol=1e-5)
+    picture, cache = conv(x[:, :1])  # one plane for all three; a chunk shorter than the cache
+    np.testing.assert_allclose(picture, whole[:, :1], atol=1e-5)
+    np.testing.assert_array_equal(cache, x[:, [0, 0]])
+
+
+def test_sizes_that_do_not_fit_are_refused(tiny):
+    for shape in [(1, 4, 4, 4, 3), (1, 3, 5, 4, 3), (1, 3, 4, 7, 3)]:
+        with pytest.raises(ValueError, match="frames of"):
+            tiny.encode(jnp.zeros(shape))
+    with pytest.raises(ValueError, match="norm groups"):
+        VAE(dataclasses.replace(TINY, norm_groups=3), rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="temporal compression 3"):
+        VAE(dataclasses.replace(TINY, temporal_compression=3), rngs=nnx.Rngs(0))
+
+
+# Moments and pixels
+
+
+def test_mode_and_sample():
+    mean = jnp.full((4, 1000, 2), 0.5)
+    log_variance = jnp.broadcast_to(jnp.log(jnp.array([0.01, 4.0])), mean.shape)
+    moments = jnp.concatenate([mean, log_variance], -1)
+    np.testing.assert_array_equal(mode(moments), mean)
+    drawn = sample(moments, key=jax.random.key(0))
+    np.testing.assert_allclose(drawn.std((0, 1)), [0.1, 2.0], rtol=0.05)
+    np.testing.assert_allclose(drawn.mean((0, 1)), [0.5, 0.5], atol=0.1)
+    _, clipped = split_moments(jnp.array([0.0, 0.0, -1e3, 1e3]))
+    np.testing.assert_array_equal(clipped, [-30.0, 20.0])
+
+
+def test_latents_as_the_decoder_sees_them():
+    """Each frequency over time times its scale, and back; without scales only the factor."""
+    latents = jax.random.normal(jax.random.key(0), (2, 3, 4, 5, 2))
+    config = VAEConfig(scaling_factor=0.5, frequency_scales=(0.5, 1.0, 4.0))
+    seen = to_decoder(latents, config)
+    assert seen.shape == latents.shape
+    np.testing.assert_allclose(from_decoder(seen, config), latents, atol=1e-5)
+    before, after = (np.einsum("kf,bfhwz->kbhwz", cosines(3), x) for x in (latents, seen))
+    for frequency, scale in enumerate(config.frequency_scales):
+        np.testing.assert_allclose(after[frequency], 0.5 * scale * before[frequency], atol=1e-5)
+    still = jnp.broadcast_to(latents[:, :1], latents.shape)
+    np.testing.assert_allclose(to_decoder(still, config), 0.5 * 0.5 * still, atol=1e-5)
+    np.testing.assert_allclose(cosines(17) @ cosines(17).T, np.eye(17), atol=1e-12)
+    plain = dataclasses.replace(config, frequency_scales=())
+    np.testing.assert_array_equal(to_decoder(latents, plain), latents * 0.5)
+    np.testing.assert_array_equal(from_decoder(latents, plain), latents / 0.5)
+    with pytest.raises(ValueError, match=r"latents of 4 frames: .* frequency scales of 3"):
+        to_decoder(jnp.zeros((1, 4, 1, 1, 1)), config)
+
+
+def test_to_uint8():
+    levels = jnp.arange(256) / 255 * 2 - 1
+    np.testing.assert_array_equal(to_uint8(levels), np.arange(256))
+    values = jnp.array([-3.0, -1.0, 0.0, 0.999, 1.0, 7.0])
+    np.testing.assert_array_equal(to_uint8(values), [0, 0, 128, 255, 255, 255])
+
+
+# Convolutions, gradients, number formats, meshes
+
+
+def test_both_forms_of_the_convolution_agree():
+    keys = jax.random.split(jax.random.key(0))
+    x = jax.random.normal(keys[0], (2, 5, 6, 4, 8))
+    kernel = jax.random.normal(keys[1], (3, 3, 3, 8, 12))
+
+    @jax.jit
+    def everything(x: jax.Array, kernel: jax.Array) -> list[list[jax.Array]]:
+        def loss(x, kernel, form):
+            y = form(x, kernel)
+            return jnp.square(y).mean(), y
+
+        forms = (conv3d, conv3d_planes, conv3d_direct)
+        both = [jax.grad(loss, (0, 1), has_aux=True)(x, kernel, form) for form in forms]
+        return [jax.tree.leaves(values) for values in both]
+
+    chosen, planes, direct = everything(x, kernel)
+    for a, b, c in zip(chosen, planes, direct, strict=True):
+        np.testing.assert_array_equal(a, b)  # on a CPU
+        scale = float(jnp.sqrt(jnp.square(c).mean()))
+        np.testing.assert_allclose(b / scale, c / scale, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_gradients():
+    video = jax.random.uniform(jax.random.key(1), (1, 5, 4, 4, 3), minval=-1)
+    graphdef, params = nnx.split(_make(TINY))
+
+    @jax.jit
+    @jax.grad
+    def run(params: nnx.State) -> jax.Array:
+        vae = nnx.merge(graphdef, params)
+        latents = sample(vae.encode(video), key=jax.random.key(2))
+        return jnp.square(vae.decode(latents) - video).mean()
+
+    gradients = nnx.to_flat_state(run(params))
+    assert len(gradients) == len(jax.tree.leaves(params))
+    for path, gradient in gradients:
+        assert bool(jnp.isfinite(gradient[...]).all()), path
+        assert bool((gradient[...] != 0).any()), path
+
+
+def test_recomputed_gradients_equal_saved_ones():
+    config = dataclasses.replace(TINY, multipliers=(1,), temporal_compression=1)
+    video = jax.random.uniform(jax.random.key(1), (1, 2, 4, 4, 3), minval=-1)
+
+    def gradients(remat: str) -> list[jax.Array]:
+        graphdef, params = nnx.split(_make(dataclasses.replace(config, remat=remat)).encoder)
+        loss = jax.jit(jax.grad(lambda p: jnp.square(nnx.merge(graphdef, p)(video)).mean()))
+        return jax.tree.leaves(loss(params))
+
+    for saved, recomputed in zip(gradients("none"), gradients("full"), strict=True):
+        scale = float(jnp.abs(saved).max())
+        np.testing.assert_allclose(saved, recomputed, atol=1e-4 * scale)
+
+
+def test_bfloat16(tiny):
+    half = _make(dataclasses.replace(TINY, dtype="bfloat16", param_dtype="bfloat16"))
+    latents = jax.random.normal(jax.random.key(2), (2, 1, 3, 2, 4))
+    frames, expected = _decode(half, latents), _decode(tiny, latents)
+    assert frames.dtype == jnp.float32
+    error = jnp.sqrt(jnp.square(frames - expected).mean() / jnp.square(expected).mean())
+    assert 1e-5 < float(error) < 0.05
+    moments = _encode(half, jnp.zeros((1, 1, 4, 4, 3)))
+    assert moments.dtype == jnp.float32
+    assert bool(jnp.isfinite(moments).all())
+
+
+def test_eight_devices_compute_what_one_does(tiny):
+    latents = jax.random.normal(jax.random.key(5), (4, 3, 4, 2, 4))
+    expected = _decode(tiny, latents)
+    mesh = make_mesh({"data": 2, "fsdp": 2, "context": 2})
+    graphdef, params = nnx.split(tiny)
+    names = ("act_batch", "act_frames", "act_rows", "act_columns", None)
+    with jax.set_mesh(mesh):
+        params = jax.device_put(params, param_shardings(params, mesh))
+        latents = jax.device_put(latents, NamedSharding(mesh, partition_spec(names)))
+        frames = jax.jit(lambda params, z: nnx.merge(graphdef, params).decode(z))(params, latents)
+    assert not frames.sharding.is_fully_replicated
+    np.testing.assert_allclose(frames, expected, atol=1e-5)

@@ -1,0 +1,555 @@
+"""`animegamer plan`: what is refused, the arithmetic, and real compilations at toy size."""
+
+import dataclasses
+import importlib.util
+import json
+import math
+from importlib import metadata
+from typing import cast
+
+import numpy as np
+import pytest
+
+from animegamer_jax.bundle.bundle import abstract_network
+from animegamer_jax.cli import main
+from animegamer_jax.configs import SIZES
+from animegamer_jax.devices import CHIPS, find_chip
+from animegamer_jax.errors import UserError
+from animegamer_jax.models.dit import DiT
+from animegamer_jax.plan import command as plan_command
+from animegamer_jax.plan.cases import (
+    LAYOUTS,
+    Case,
+    StageName,
+    first_case,
+    larger_slices,
+    nearest_cases,
+    sweep_cases,
+)
+from animegamer_jax.plan.compiler import ScratchError, TooLargeError, read_no_room
+from animegamer_jax.plan.costs import Cost, Kernel
+from animegamer_jax.plan.estimate import (
+    Estimate,
+    Memory,
+    Seconds,
+    attention_flops,
+    kernel_seconds,
+    unknown_kernels,
+)
+from animegamer_jax.plan.hlo import Array
+from animegamer_jax.plan.report import describe_estimate
+from animegamer_jax.plan.topology import check_libtpu, describe, parse_topology
+from animegamer_jax.sharding import PLANS, make_mesh
+from animegamer_jax.train.command import Options, find_stage
+from animegamer_jax.train.mesh import mesh_shape
+from animegamer_jax.train.stages.decoder import transformer_flops
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"
+)
+
+
+def case_of(stage: StageName, topology: str, **given) -> Case:
+    return first_case(stage, parse_topology(topology), **given)
+
+
+def axes(**sizes: int) -> dict[str, int]:
+    return {"data": 1, "fsdp": 1, "context": 1, "tensor": 1} | sizes
+
+
+def estimate_of(case: Case, topology: str, **changes) -> Estimate:
+    """Of a program that takes 2 s and does its batch or its games in them."""
+    made = Estimate(
+        program="a program",
+        topology=topology,
+        plan=case.layout,
+        mesh=case.mesh,
+        memory=Memory(arguments=1.0, temporaries=2.0, peak=3.0, chip=16.9),
+        seconds=Seconds(
+            products=1.0,
+            other=0.5,
+            other_by_bytes=0.1,
+            collectives=0.25,
+            collectives_over_one_link=0.5,
+            kernels=0.25,
+        ),
+        flops=1e12,
+        gigabytes=10.0,
+        collectives={"all-gather of 4": 2.0},
+        samples=case.batch_size or case.games,
+        unit="turns" if case.batch_size is None else "clips",
+        sample_flops=None,
+        sample_tokens=None,
+        peak_share=0.25,
+        unknown_loops=0,
+        unknown_instructions=0.0,
+        unknown_kernels={},
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def test_topologies():
+    topology = parse_topology("v5p:4x4x4")
+    assert (str(topology), topology.num_chips) == ("v5p:4x4x4", 64)
+    assert topology.chip is CHIPS["v5p"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("v5p", "expected CHIP:AxB or CHIP:AxBxC"),
+        ("v9:2x2", "unknown chip 'v9': expected one of v5e, v5p, v6e"),
+        ("v4:2x2x2", "unknown chip 'v4'"),
+        ("v5e:2x2x2", "expected v5e:AxB"),
+        ("v5p:4x4", "expected v5p:AxBxC"),
+        ("v6e:0x4", "expected v6e:AxB, one chip or more each"),
+    ],
+)
+def test_topologies_that_cannot_be(text, message):
+    with pytest.raises(UserError, match=message):
+        parse_topology(text)
+
+
+def test_what_is_planned_by_default():
+    layouts = {
+        (stage, topology): case_of(stage, topology).layout
+        for stage in ("rollout", "mllm", "decoder")
+        for topology in ("v5e:4x4", "v6e:4x4", "v6e:1x1")
+    }
+    assert {case for case, layout in layouts.items() if layout == "latency"} == {
+        ("rollout", "v5e:4x4"),
+        ("rollout", "v6e:4x4"),
+    }
+    assert layouts["rollout", "v6e:1x1"] == "throughput"
+    assert {case for case, layout in layouts.items() if layout == "whole"} == {
+        ("mllm", "v6e:4x4"),
+        ("mllm", "v6e:1x1"),
+    }
+    assert case_of("mllm", "v6e:4x4", trained="all").layout == "sharded"
+    decoder = case_of("decoder", "v5p:4x4x4")
+    assert decoder.mesh == axes(data=4, fsdp=16)
+    assert decoder.batch_size == 64, "the recipe's 16 are too few for 64 chips"
+    assert (decoder.remat, decoder.accumulate, decoder.trained) == ("full", 1, "recipe")
+    assert case_of("rollout", "v5e:4x4").games == 2, "two groups of eight chips"
+    assert case_of("mllm", "v5p:4x4x4").layout == "whole"
+    shared = case_of("mllm", "v5p:4x4x4", mesh=("fsdp=16",))
+    assert (shared.layout, shared.mesh) == ("sharded", axes(data=4, fsdp=16))
+
+
+def test_every_plan_is_of_training_or_of_play():
+    assert {name for names in LAYOUTS.values() for name in names} == set(PLANS)
+
+
+def test_memory_is_what_a_program_may_use():
+    """libtpu's compiler: "exceeds available HBM (15.75G)"."""
+    limits = {name: round(chip.usable_gb, 2) for name, chip in CHIPS.items()}
+    assert limits == {"v5e": 16.91, "v5p": 102.8, "v6e": 33.55}
+    v4 = find_chip("TPU v4")
+    assert v4 is not None
+    assert v4.peak_tflops == 275
+
+
+def test_the_command_that_trains_what_was_planned():
+    """Its options are those of `animegamer train`."""
+    case = case_of("decoder", "v5p:4x4x4", mesh=("fsdp=8", "context=2"), batch_size=64)
+    command = (
+        "animegamer train decoder --size full --layout sharded --fsdp 8 --context 2 "
+        "--batch-size 64 --remat full --accumulate 1 --trained recipe "
+        "--data DATA --model MODEL --out OUT"
+    )
+    assert case.command == command
+    recipe = find_stage("decoder", size="full")[1]
+    known = {field.name for of in (Options, recipe) for field in dataclasses.fields(of)}
+    asked = {w[2:].replace("-", "_") for w in command.split() if w.startswith("--")}
+    assert asked <= known
+    assert case_of("rollout", "v6e:2x4").command is None
+    warmup = case_of("warmup", "v5p:4x4x4").command
+    assert warmup is not None
+    assert "--accumulate 1 --data DATA" in warmup  # which has no --trained
+
+
+def test_training_makes_the_mesh_that_was_planned():
+    """With the command's options, and with none where none were given to the plan."""
+    given = case_of("decoder", "v5p:4x4x4", mesh=("fsdp=8", "context=2"), batch_size=64)
+    for case in (given, case_of("decoder", "v5e:16x16"), case_of("mllm", "v6e:4x4")):
+        sizes = {name: case.mesh[name] for name in ("fsdp", "context", "tensor")}
+        chips = math.prod(case.mesh.values())
+        plan = PLANS[case.layout]
+        assert mesh_shape(plan, num_devices=chips, **sizes) == case.mesh
+        if case is not given:
+            default = mesh_shape(plan, num_devices=chips, fsdp=None, context=1, tensor=1)
+            assert default == case.mesh
+
+
+@pytest.mark.parametrize(
+    ("stage", "given", "message"),
+    [
+        ("decoder", {"mesh": ("rows=2",)}, "--mesh rows=2: expected AXIS=SIZE"),
+        ("decoder", {"mesh": ("fsdp=x",)}, "--mesh fsdp=x: expected AXIS=SIZE"),
+        ("decoder", {"mesh": ("fsdp=3",)}, "--mesh fsdp=3: 3 devices, found 16 in the slice"),
+        (
+            "decoder",
+            {"mesh": ("tensor=4",)},
+            "tensor=4: the transformer's heads are 30: expected one of 1, 2, 3, 5",
+        ),
+        ("mllm", {"mesh": ("tensor=16",)}, "key and value heads are 8: expected one of 1, 2, 4, 8"),
+        ("decoder", {"batch_size": 24}, "--batch-size 24: expected a multiple of 16"),
+        ("decoder", {"batch_size": 0}, "--batch-size 0: expected 1 or more"),
+        ("decoder", {"accumulate": 0}, "--accumulate 0: expected 1 or more"),
+        ("decoder", {"layout": "tall"}, "--layout tall: expected one of sharded, whole"),
+        ("decoder", {"layout": "latency"}, "--layout latency: expected one of sharded, whole"),
+        ("decoder", {"layout": "whole", "mesh": ("fsdp=4",)}, "expected one of them"),
+        ("decoder", {"mesh": ("fsdp=4", "fsdp=2")}, "fsdp is there twice"),
+        ("decoder", {"part": "vae"}, "--part is of play: --stage rollout, found --stage decoder"),
+        ("decoder", {"games": 2}, "--games is of play"),
+        ("decoder", {"denoising_steps": 2}, "--denoising-steps is of play"),
+        ("rollout", {"batch_size": 8}, "--batch-size is of training, found --stage rollout"),
+        ("rollout", {"trained": "all"}, "--trained is of training"),
+        ("warmup", {"trained": "all"}, "--trained: stage warmup always trains the same weights"),
+        ("rollout", {"layout": "whole"}, "--layout whole: expected one of latency, throughput"),
+        ("rollout", {"games": 3}, "--games 3: expected a multiple of 2"),
+        ("rollout", {"games": 1}, "--games 1: expected a multiple of 2"),
+        ("rollout", {"games": 0}, "--games 0: expected 1 or more"),
+        ("rollout", {"denoising_steps": 0}, "--denoising-steps 0: expected 1 or more"),
+        ("rollout", {"denoising_steps": 1001}, "--denoising-steps 1001: expected 1 to 1000"),
+        ("rollout", {"mesh": ("tensor=4",)}, "--mesh tensor=4: play shares over data, fsdp and"),
+        ("rollout", {"mesh": ("context=8",)}, "rows of latents are 60: expected one of 1, 2, 3, 4"),
+        ("rollout", {"mesh": ("fsdp=4",)}, "rows of guidance are 2: expected one of 1, 2"),
+    ],
+)
+def test_plans_that_cannot_be(stage, given, message):
+    with pytest.raises(UserError, match=message):
+        case_of(stage, "v5e:4x4", **given)
+
+
+def test_options_of_the_other_kind(capsys):
+    """Both names of the batch's option."""
+    for option in ("--batch", "--batch-size"):
+        words = ["plan", "--stage", "rollout", "--topology", "v5e:4x4", option, "8"]
+        assert main(words) == 2
+        assert "--batch-size is of training" in capsys.readouterr().err
+
+
+def test_a_price_of_nothing(capsys):
+    assert main(["plan", "--stage", "mllm", "--topology", "v5e:4x4", "--price", "0"]) == 2
+    assert "--price 0.0: expected a number above 0" in capsys.readouterr().err
+
+
+def swept(stage: StageName, topology: str, **given) -> list[Case]:
+    case = case_of(stage, topology, **given)
+    return list(sweep_cases(case, parse_topology(topology), given=set(given)))
+
+
+def test_sweeps():
+    cases = swept("decoder", "v5p:4x4x4")
+    assert len({str(case) for case in cases}) == len(cases) == 4 * 3 * 3
+    assert all(math.prod(case.mesh.values()) == 64 for case in cases)
+    assert {case.batch_size for case in cases} == {64, 128, 256}
+    played = swept("rollout", "v5p:4x4x4")
+    assert {(case.layout, case.games) for case in played} == {
+        ("latency", 8),
+        ("latency", 32),
+        ("throughput", 64),
+        ("throughput", 256),
+    }
+
+
+def test_sweeps_keep_what_was_given():
+    mesh = ("fsdp=8",)
+    cases = swept("decoder", "v5p:4x4x4", mesh=mesh)
+    assert {str(case.mesh) for case in cases} == {str(axes(data=8, fsdp=8))}
+    assert len(cases) == 3 * 3
+    cases = swept("decoder", "v5p:4x4x4", batch_size=128, remat="dots")
+    assert {(case.batch_size, case.remat) for case in cases} == {(128, "dots")}
+    assert len(cases) == 4
+    cases = swept("decoder", "v5p:4x4x4", accumulate=2)
+    assert {(case.batch_size, case.accumulate) for case in cases} == {(128, 2), (256, 2), (512, 2)}
+    assert {case.layout for case in swept("mllm", "v5p:4x4x4", layout="sharded")} == {"sharded"}
+    assert {case.games for case in swept("rollout", "v5p:4x4x4", games=64)} == {64}
+    played = swept("rollout", "v5p:4x4x4", layout="latency", part="vae")
+    assert {(case.layout, case.part) for case in played} == {("latency", "vae")}
+
+
+def near(stage: StageName, topology: str, **given) -> list[tuple[Case, str]]:
+    case = case_of(stage, topology, **given)
+    found = nearest_cases(case, parse_topology(topology))
+    assert case not in [other for other, slice_ in found if str(slice_) == topology]
+    assert len({str(pair) for pair in found}) == len(found), "none is compiled twice"
+    return [(other, str(slice_)) for other, slice_ in found]
+
+
+def test_what_is_near_a_stage():
+    """On the smallest batch with weights shared by all, only a larger slice is left."""
+    found = near("decoder", "v5e:4x4")
+    assert [slice_ for _, slice_ in found] == ["v5e:4x8", "v5e:8x8"]
+    assert found[0][0].mesh == axes(fsdp=32)
+    assert found[0][0].batch_size == 32
+    found = near("decoder", "v5e:2x4", remat="none", mesh=("fsdp=2",), batch_size=16)
+    here = [
+        (c.mesh["fsdp"], c.remat, c.batch_size, c.accumulate) for c, at in found if at == "v5e:2x4"
+    ]
+    assert here == [
+        (2, "full", 16, 1),
+        (2, "full", 16, 2),
+        (4, "full", 16, 2),
+        (8, "full", 16, 2),
+        (8, "full", 8, 1),
+    ]
+
+
+def test_what_is_near_a_game():
+    found = near("rollout", "v5e:1x1")
+    assert [(c.layout, c.games, at) for c, at in found] == [("latency", 1, "v5e:2x4")]
+    found = near("rollout", "v5e:4x4", layout="throughput", games=256)
+    assert [(c.layout, c.games, at) for c, at in found[:4]] == [
+        ("throughput", 64, "v5e:4x4"),
+        ("throughput", 16, "v5e:4x4"),
+        ("latency", 256, "v5e:4x4"),
+        ("latency", 2, "v5e:4x4"),
+    ]
+
+
+def test_larger_slices():
+    for text, larger in (("v5e:2x2", ["v5e:2x4", "v5e:4x4"]), ("v5p:8x16x16", [])):
+        assert [str(t) for t in larger_slices(parse_topology(text))] == larger
+
+
+def plan_with(monkeypatch, *, fits) -> list[str]:
+    """Compiles nothing: `fits(case)` tells which programs would; returns what was asked for."""
+    asked: list[str] = []
+
+    def compile_case(case: Case, topology) -> Estimate:
+        asked.append(f"{case} on {topology}")
+        if not fits(case):
+            raise TooLargeError(30.0, 16.9)
+        return estimate_of(case, str(topology))
+
+    monkeypatch.setattr(plan_command, "compile_case", compile_case)
+    return asked
+
+
+NEAR = ["plan", "--stage", "decoder", "--topology", "v5e:4x4", "--batch", "32"]
+
+
+def test_the_nearest_that_fits_is_told(monkeypatch, capsys):
+    asked = plan_with(monkeypatch, fits=lambda case: case.accumulate == 2)
+    assert main([*NEAR, "--json"]) == 2
+    told = capsys.readouterr()
+    assert len(asked) == 2
+    assert f"the nearest found to fit is {asked[1]}: peak 3.0 GB" in told.err
+    found = json.loads(told.out)
+    assert (found["fits"], found["needed_gb"], found["plans"]) == (False, 30.0, [])
+    assert found["nearest"]["accumulate"] == 2
+    assert found["nearest"]["mesh"] == axes(fsdp=16)
+
+
+def test_nothing_near_fits(monkeypatch, capsys):
+    asked = plan_with(monkeypatch, fits=lambda case: False)
+    assert main([*NEAR, "--json"]) == 2
+    told = capsys.readouterr()
+    others = len(asked) - 1
+    assert len(set(asked)) == len(asked), "none is compiled twice"
+    assert f"nor does any of {others} others: {'; '.join(asked[1:])}" in told.err
+    assert json.loads(told.out)["nearest"] is None
+
+
+def test_one_object_for_programs(monkeypatch, capsys):
+    plan_with(monkeypatch, fits=lambda case: True)
+    assert main([*NEAR, "--json", "--price", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (record,) = found["plans"]
+    assert (found["fits"], found["needed_gb"], found["nearest"]) == (True, None, None)
+    assert (record["stage"], record["size"], record["layout"]) == ("decoder", "full", "sharded")
+    assert (record["batch_size"], record["remat"], record["accumulate"]) == (32, "full", 1)
+    assert record["mesh"] == axes(fsdp=16)
+    assert record["command"].startswith("animegamer train decoder --size full --layout sharded")
+    assert "games" not in record
+    recipe = find_stage("decoder", size="full")[1]
+    hours = recipe.steps * recipe.batch_size / 32 * 2.0 * 16 / 3600
+    assert record["recipe"]["chip_hours"] == pytest.approx(hours)
+    assert record["recipe"]["cost"] == pytest.approx(2 * hours)
+    words = ["plan", "--stage", "rollout", "--topology", "v5e:2x4", "--json", "--price", "3"]
+    assert main(words) == 0
+    (record,) = json.loads(capsys.readouterr().out)["plans"]
+    assert (record["games"], record["part"], record["denoising_steps"]) == (1, "turn", 50)
+    assert "batch_size" not in record
+    assert record["thousand_turns"]["cost"] == pytest.approx(3 * 1000 * 2.0 * 8 / 3600)
+
+
+def test_a_sweep_tells_the_best(monkeypatch, capsys):
+    plan_with(monkeypatch, fits=lambda case: case.remat != "none")
+    assert main([*NEAR[:-2], "--sweep", "--json"]) == 0
+    plans = json.loads(capsys.readouterr().out)["plans"]
+    speeds = [record["samples_per_second"] for record in plans]
+    assert len(plans) == 5
+    assert speeds == sorted(speeds, reverse=True)
+    assert speeds[0] == 4 * 16 / 2.0
+    assert all(record["remat"] != "none" for record in plans)
+    plan_with(monkeypatch, fits=lambda case: False)
+    assert main([*NEAR[:-2], "--sweep"]) == 2
+    assert "none of 27 programs fits" in capsys.readouterr().err
+
+
+def test_what_was_not_counted_is_told():
+    case = case_of("decoder", "v5e:4x4")
+    e = estimate_of(
+        case,
+        "v5e:4x4",
+        sample_tokens=100,
+        unknown_loops=1,
+        unknown_instructions=40.0,
+        unknown_kernels={"gmm": 1200.0},
+    )
+    told = "\n".join(describe_estimate(case, e, price=None))
+    assert "0.5 clips a second and chip, 8 in all, 800 tokens; 25% of the peak" in told
+    assert "1 loops of unknown length were counted once" in told
+    assert "40 runs of instructions without an estimate were counted as no time" in told
+    assert "kernels of unknown work were counted as no time: gmm x 1,200" in told
+    assert f"  {case.command}" in told
+
+
+def kernel(name: str, heads: int, width: int, length: int = 1024) -> Kernel:
+    part = Array("bf16", (1, heads, width, length), True)
+    schedule = Array("s8", (1, 7, 4), True)
+    return Kernel(name, (schedule, part, part, part), (part,))
+
+
+def test_attention_by_arithmetic():
+    """Two products of 1024 x 1024 scores and heads of 64, which fill half of a unit of 128."""
+    one = kernel("splash_mha_fwd_no_residuals", 3, 64)
+    flops, width = attention_flops(one) or (0, 0)
+    assert (flops, width) == (2 * 2 * 3 * 1024 * 1024 * 64, 64)
+    backward = attention_flops(kernel("splash_mha_dkv_segmented", 3, 64))
+    assert backward == (flops * 5 / 2, 64)
+    assert attention_flops(kernel("another_kernel", 3, 64)) is None
+    cost = Cost()
+    cost.kernels[one] += 10
+    cost.kernels[kernel("another_kernel", 3, 64)] += 5
+    assert unknown_kernels(cost) == {"another_kernel": 5}
+    for chip, share in (("v5e", 0.5), ("v6e", 0.25)):
+        seconds, counted = kernel_seconds(cost, CHIPS[chip])
+        assert counted == 10 * flops
+        assert seconds == pytest.approx(counted / (share * CHIPS[chip].peak_tflops * 1e12))
+
+
+def test_attention_by_its_schedule():
+    """Our own kernel: so many cycles of a core for 1,024 scores, a core's unit 128 or 256 wide."""
+    one = kernel("flash_attention", 3, 64)
+    assert attention_flops(one) == (2 * 2 * 3 * 1024 * 1024 * 64, 64)
+    cost = Cost()
+    cost.kernels[one] += 10
+    for name, cycles in (("v5e", 3.12 / 1.5e9), ("v5p", 3.12 / 2 / 1.75e9), ("v6e", 1.69 / 1.75e9)):
+        seconds, _ = kernel_seconds(cost, CHIPS[name])
+        assert seconds == pytest.approx(10 * 3 * 1024 * cycles)
+    narrow = Cost()
+    narrow.kernels[kernel("flash_attention", 3, 32)] += 10
+    seconds, _ = kernel_seconds(narrow, CHIPS["v5e"])
+    assert seconds == pytest.approx(10 * 3 * 1024 * 3.12 / 1.5e9 * (128 + 32 + 16) / (128 + 80))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "Ran out of memory in memory space hbm. Used 26.30G of 15.75G hbm. Exceeded by 10.55G.",
+        "Ran out of memory on HBM, the total memory required for HLO temporaries (26.30G) exceeds "
+        "available HBM (15.75G).",
+    ],
+)
+def test_what_does_not_fit_tells_how_much(told):
+    error = read_no_room(f"RESOURCE_EXHAUSTED: {told}", limit=1.0)
+    assert isinstance(error, TooLargeError)
+    assert error.needed == pytest.approx(26.3 * 2**30 / 1e9)
+    assert error.limit == pytest.approx(15.75 * 2**30 / 1e9)
+    assert "does not fit: it needs 28.2 GB of a chip's 16.9 GB" in str(error)
+
+
+def test_a_core_s_own_memory_is_not_the_chip_s():
+    told = "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. Used 18.5M of 16.0M vmem."
+    error = read_no_room(told, limit=16.9)
+    assert isinstance(error, ScratchError)
+    assert "own memory (vmem) than it has, 18.5M of 16.0M" in str(error)
+    assert read_no_room("RESOURCE_EXHAUSTED: too many threads", limit=16.9) is None
+    assert read_no_room("INTERNAL: Ran out of memory in memory space hbm", limit=16.9) is None
+
+
+def test_a_libtpu_that_is_missing_or_another(monkeypatch):
+    asked = metadata.requires("jax") or []
+    assert any(text.startswith("libtpu==") for text in asked), "what jax asks for is in its data"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"not installed: pip install 'animegamer-jax\[plan\]'"):
+        check_libtpu()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    installed = {"libtpu": "0.0.17"}
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(metadata, "requires", lambda name: ['libtpu==0.0.42.*; extra == "tpu"'])
+    with pytest.raises(UserError, match=r"libtpu 0.0.17 with jax .*: expected libtpu==0.0.42.\*"):
+        check_libtpu()
+    installed["libtpu"] = "0.0.42.1"
+    assert check_libtpu() == "0.0.42.1"
+    del installed["libtpu"]
+    installed["libtpu-nightly"] = "0.1.dev20260101"
+    with pytest.raises(UserError, match=r"libtpu-nightly 0.1.dev20260101 with jax"):
+        check_libtpu()
+
+
+@needs_libtpu
+@pytest.mark.parametrize("stage", [pytest.param("decoder", marks=pytest.mark.slow), "rollout"])
+def test_a_real_compilation(stage, capfd):
+    """At toy size, against arithmetic; the same code that plans the full one."""
+    words = ["plan", "--stage", stage, "--topology", "v5e:2x4", "--size", "toy", "--json"]
+    steps = ["--denoising-steps", "2", "--part", "decoder"] if stage == "rollout" else []
+    assert main([*words, *steps]) == 0
+    found = json.loads(capfd.readouterr().out)
+    (record,) = found["plans"]
+    assert found["fits"]
+    assert found["libtpu"] == metadata.version("libtpu")
+    assert math.prod(record["mesh"].values()) == 8
+    assert record["memory"]["fits"]
+    seconds = record["seconds"]
+    assert record["memory"]["chip"] == pytest.approx(15.75 * 2**30 / 1e9)
+    assert record["unknown_loops"] == 0
+    assert record["unknown_kernels"] == {}
+    one_link = sum(record["collectives"].values()) / 45
+    assert seconds["collectives_over_one_link"] == pytest.approx(one_link)
+    assert one_link / 4 <= seconds["collectives"] <= 4 * one_link
+    assert all(size > 0 for size in record["collectives"].values())
+    parts = ("products", "other", "collectives", "kernels")
+    assert seconds["total"] == pytest.approx(sum(seconds[name] for name in parts))
+    if stage == "decoder":
+        products = record["sample_flops"] * record["batch_size"] / 8
+        most = 1.5  # the forward pass once more, and what the arithmetic leaves out
+        assert any(name.startswith("reduce-scatter") for name in record["collectives"])
+    else:
+        config = SIZES["toy"]().dit
+        assert config is not None
+        dit = cast(DiT, abstract_network("dit", config))
+        forward = transformer_flops(dit, trained="all") / 3
+        products, most = 2 * 2 * forward / 8, 1.3  # two steps of two rows
+    assert products <= record["flops"] <= most * products
+    peak = 197e12 * seconds["total"]
+    useful = products if stage == "decoder" else record["flops"]
+    assert record["peak_share"] == pytest.approx(useful / peak)
+
+
+@needs_libtpu
+def test_axes_of_two_chips_on_a_torus_of_four():
+    """JAX's own choice is whole axes of the torus, of which none has 2 chips or 32."""
+    topology = parse_topology("v5p:4x4x4")
+    mesh = make_mesh({"data": 32, "fsdp": 2}, devices=describe(topology))
+    assert dict(mesh.shape) == {"data": 32, "fsdp": 2, "context": 1, "tensor": 1}
+    pairs = mesh.devices.reshape(32, 2)
+    apart = [np.abs(np.subtract(a.coords, b.coords)).sum() for a, b in pairs]
+    assert set(apart) == {1}  # neighbours
+
+
+@needs_libtpu
+def test_a_slice_that_libtpu_does_not_know(capsys):
+    words = ["plan", "--stage", "decoder", "--topology", "v5e:3x7", "--size", "toy"]
+    assert main([*words, "--batch", "21"]) == 2
+    assert "--topology v5e:3x7: " in capsys.readouterr().err

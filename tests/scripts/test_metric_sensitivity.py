@@ -1,0 +1,211 @@
+"""Each metric is perfect on the truth, at chance on shuffled clips, and sees its own damage."""
+
+import itertools
+
+import jax
+import metric_sensitivity
+import numpy as np
+import pytest
+from metric_sensitivity import Answers, Meter
+
+from animegamer_jax.errors import UserError
+from animegamer_jax.evaluate.metrics import formulas
+from animegamer_jax.evaluate.metrics.lpips import LPIPS
+from animegamer_jax.evaluate.metrics.openclip import load_clip_for_scores
+from animegamer_jax.play.command import model_folder
+from animegamer_jax.toy.scoring.classifiers import ATTRIBUTES, make_readers
+from animegamer_jax.toy.scoring.scores import ALL_THREE, other_game_values
+from animegamer_jax.toy.scoring.truth import make_truth
+from animegamer_jax.toy.world import make_game
+
+NUM_GAMES = 4
+SIZE = {"height": 48, "width": 72, "num_frames": 17}
+SHARES = (0, 0.5, 1)
+
+
+@pytest.fixture(scope="module")
+def truth():
+    games = [make_game(seed, num_turns=3, split="test") for seed in range(NUM_GAMES)]
+    return make_truth(games, **SIZE)
+
+
+def random_lpips() -> LPIPS:
+    """Weights as a network begins with, so that no package is needed: noise grows all the same."""
+    model = LPIPS()
+    key = jax.random.key(0)
+    for number, convolution in enumerate(model.backbone.convolutions):
+        shape = convolution.kernel.shape
+        draw = jax.random.normal(jax.random.fold_in(key, number), shape)
+        convolution.kernel.set_value(draw * (2 / np.prod(shape[:3])) ** 0.5)
+    for weights in model.linear.weights:
+        weights.set_value(weights[...] + 1)
+    return model
+
+
+@pytest.fixture(scope="module")
+def meter(truth) -> Meter:
+    """The embedded model's CLIP, and a reader that needs no network; LPIPS takes long."""
+    reader = make_readers(None, **SIZE, num_truth=128, num_checked=24)
+    return Meter(
+        truth, reader=reader, embedder=load_clip_for_scores(model_folder("toy")), lpips=None
+    )
+
+
+def means(meter: Meter, answers: Answers) -> dict[str, float]:
+    values, distances = meter(answers)
+    return {name: found.mean for name, found in meter.estimates(values).items()} | distances
+
+
+@pytest.fixture(scope="module")
+def perfect(meter, truth) -> dict[str, float]:
+    return means(meter, Answers(truth.clips, truth.states))
+
+
+def test_the_truth_is_perfect(perfect):
+    ones = ("CLIP-I", "ACC-F", *ATTRIBUTES, ALL_THREE, "context", "ACC-S")
+    assert {name: perfect[name] for name in ones} == pytest.approx(dict.fromkeys(ones, 1), abs=1e-6)
+    zeros = ("MAE-F", "MAE-S", "Fréchet, toy CLIP", "MMD, toy CLIP")
+    found = {name: perfect[name] for name in zeros}
+    assert found == pytest.approx(dict.fromkeys(zeros, 0), abs=1e-6)
+    assert perfect["PSNR"] > 84
+    assert 0.5 < perfect["CLIP-T"] < 1  # pictures and words are never the same
+
+
+def test_another_games_answers_are_at_chance(meter, truth, perfect):
+    """Over all ways to shuffle whole games, the rate is what counting the truth's values gives."""
+    shifts = [means(meter, metric_sensitivity.shuffle(truth, k)) for k in range(1, NUM_GAMES)]
+    counted = {name: v.mean() for name, v in other_game_values(truth, hear=False).items()}
+    counted |= {"ACC-F": counted["ACC-L"], "MAE-F": counted["MAE-L"]}
+    for name in ("ACC-F", "MAE-F", *ATTRIBUTES, ALL_THREE, "ACC-S", "MAE-S"):
+        found = np.mean([scores[name] for scores in shifts])
+        assert found == pytest.approx(counted[name], abs=1e-6), name
+    table = metric_sensitivity.chance(truth)
+    assert table["ACC-F"].mean == pytest.approx(counted["ACC-L"], abs=1e-6)
+    assert counted[ALL_THREE] < 0.1
+    for scores in shifts:
+        assert scores["CLIP-I"] < 0.6
+        assert scores["CLIP-T"] < perfect["CLIP-T"] - 0.4
+        # Distances of sets do not see which clip answers what.
+        assert scores["Fréchet, toy CLIP"] == pytest.approx(0, abs=1e-6)
+
+
+def moves(found: list[dict[str, float]], name: str, *, by: float) -> None:
+    """The metric grows (or with a negative `by` falls) with every step, by so much in all."""
+    values = [scores[name] for scores in found]
+    steps = [(b - a) * np.sign(by) for a, b in itertools.pairwise(values)]
+    assert min(steps) > 0, (name, values)
+    assert abs(values[-1] - values[0]) > abs(by), (name, values)
+
+
+def stays(found: list[dict[str, float]], perfect: dict[str, float], *names: str) -> None:
+    for name, scores in itertools.product(names, found):
+        assert scores[name] == pytest.approx(perfect[name], abs=1e-6), name
+
+
+STATES = "ACC-S", "MAE-S"
+
+
+@pytest.mark.parametrize("attribute", ["character", "place", "time"])
+def test_another_character_place_or_time(meter, truth, perfect, attribute):
+    found = [means(meter, metric_sensitivity.swap(truth, attribute, share)) for share in SHARES]
+    for name in (attribute, ALL_THREE):
+        moves(found, name, by=-0.9)
+    moves(found, "CLIP-I", by=-0.1)
+    moves(found, "CLIP-T", by=-0.1)
+    moves(found, "Fréchet, toy CLIP", by=0.1)
+    stays(found, perfect, *(set(ATTRIBUTES) - {attribute}), *STATES)
+
+
+def test_what_is_forgotten_is_wrong_on_open_turns_only(meter, truth, perfect):
+    found = [means(meter, metric_sensitivity.forget(truth, share)) for share in SHARES]
+    moves(found, "context", by=-0.9)
+    stays(found, perfect, *STATES)
+    values, _ = meter(metric_sensitivity.forget(truth, 1))
+    assert (values[ALL_THREE][~truth.is_open] == 1).all()
+    said_all = np.prod([truth.named[name] for name in ATTRIBUTES], axis=0).astype(bool)
+    assert (values[ALL_THREE][truth.is_open & ~said_all] == 0).all()
+    for name in ATTRIBUTES:
+        assert (values[name][truth.named[name]] == 1).all()
+
+
+def test_motion_that_stops_or_slows(meter, truth, perfect):
+    frozen = [means(meter, metric_sensitivity.freeze(truth, share)) for share in SHARES]
+    moves(frozen, "MAE-F", by=1)
+    assert frozen[-1]["ACC-F"] == np.mean(truth.levels == 1)  # still clips have the first level
+    stays(frozen, perfect, *ATTRIBUTES, ALL_THREE, "context", *STATES)
+    slower = [means(meter, metric_sensitivity.slow(truth, levels)) for levels in (1, 2, 4)]
+    moves([perfect, *slower], "MAE-F", by=1)
+    stays(slower, perfect, *ATTRIBUTES, *STATES)
+
+
+@pytest.mark.parametrize(
+    ("damage", "strengths", "ratio"),
+    [(metric_sensitivity.add_noise, (8, 32, 96), -60), (metric_sensitivity.blur, (0.5, 1, 2), -60)],
+)
+def test_noise_and_blur(meter, truth, perfect, damage, strengths, ratio):
+    found = [perfect, *(means(meter, damage(truth, strength)) for strength in strengths)]
+    moves(found, "CLIP-I", by=-0.02)
+    moves(found, "PSNR", by=ratio)
+    stays(found, perfect, *STATES)
+
+
+def test_lpips_sees_noise_and_another_place(meter):
+    two = make_truth([make_game(seed, num_turns=1) for seed in range(2)], **SIZE)
+    short = Meter(two, reader=meter.reader, embedder=meter.embedder, lpips=random_lpips())
+    true = means(short, Answers(two.clips, two.states))
+    assert true["LPIPS"] == 0
+    assert means(short, metric_sensitivity.swap(two, "place", 1))["LPIPS"] > 0.01
+    noisy = [means(short, metric_sensitivity.add_noise(two, sigma)) for sigma in (16, 64)]
+    moves([true, *noisy], "LPIPS", by=1e-3)
+
+
+def test_wrong_states_are_seen_in_states_alone(meter, truth, perfect):
+    found = [means(meter, metric_sensitivity.mistake(truth, share)) for share in SHARES]
+    moves(found, "ACC-S", by=-0.9)
+    moves(found, "MAE-S", by=0.9)
+    stays(found, perfect, *(set(perfect) - set(STATES)))
+
+
+def test_the_interval_holds_the_mean_and_games_are_resampled(meter, truth):
+    values, _ = meter(metric_sensitivity.swap(truth, "place", 0.5))
+    found = formulas.context_accuracy(values[ALL_THREE], truth.is_open)
+    assert found is not None
+    assert found.low <= found.mean <= found.high
+    assert found.count == truth.is_open.sum()
+    assert formulas.context_accuracy(values[ALL_THREE], np.zeros_like(truth.is_open)) is None
+
+
+def test_first_turns_may_compile_and_do_not_count():
+    seconds = np.array([[60.0, 1, 2], [60, 3, 2]])
+    assert formulas.seconds_a_turn(seconds) == 2
+    assert formulas.seconds_a_turn(seconds[:, :1]) == 60
+
+
+# Flow levels at a larger size
+
+
+def test_levels_of_larger_clips_are_the_scenes():
+    counts = metric_sensitivity.confusion(height=128, width=192, clips=1)
+    assert counts.sum(1).tolist() == [8] * 5
+    assert np.trace(counts) >= 38
+    assert np.abs(np.subtract(*np.nonzero(counts))).max() <= 1  # where wrong, by one level
+    text = metric_sensitivity.confusion_table(counts, height=128, width=192)
+    assert text.startswith(f"| 128 x 192: {np.trace(counts)} of 40 right | measured 1 |")
+
+
+# The page
+
+
+def test_tables_take_their_place_in_the_page(truth):
+    chance = metric_sensitivity.chance(truth)
+    text = metric_sensitivity.table(
+        [("none", "", {"ACC-S": 1.0}), ("other", "x", chance)], ("ACC-S", "place", "LPIPS")
+    )
+    head, _, perfect, other = text.splitlines()
+    assert head == "| damage | strength | ACC-S | place |"
+    assert perfect == "| none |  | 1.000 |  |"
+    assert other.startswith(f"| other | x | {chance['ACC-S'].mean:.3f} ±.")
+    page = metric_sensitivity.write_between("a\n<!-- t -->\nold\n<!-- /t -->\nb", "t", "new")
+    assert page == "a\n<!-- t -->\nnew\n<!-- /t -->\nb"
+    with pytest.raises(UserError, match="expected <!-- u --> and <!-- /u -->, each once"):
+        metric_sensitivity.write_between(page, "u", "")

@@ -1,0 +1,516 @@
+"""Games of a server: kept by id, played in batches, packed and unpacked; no browser, no JAX."""
+
+import io
+import json
+import re
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_player import FRAMES, MODEL, FakePlayer
+
+from animegamer_jax.errors import UserError
+from animegamer_jax.game.saved_game import Game
+from animegamer_jax.media import video
+from animegamer_jax.serve import view
+from animegamer_jax.serve.archive import MOVIE_FILE, pack_game, unpack_game
+from animegamer_jax.serve.engine import Engine
+from animegamer_jax.serve.shelf import Shelf
+from animegamer_jax.serve.words import Words, compose, known_words
+
+
+@pytest.fixture
+def shelf(tmp_path) -> Shelf:
+    return Shelf(tmp_path / "games", model=MODEL, max_games=12)
+
+
+@pytest.fixture
+def player() -> FakePlayer:
+    return FakePlayer()
+
+
+@pytest.fixture
+def engine(player, shelf):
+    found = Engine(player, shelf)
+    yield found
+    player.hold.set()
+    found.close()
+
+
+def new_game(shelf: Shelf, seed: int = 0) -> str:
+    return shelf.new(seed=seed, window=3, steps=2)
+
+
+def play(engine: Engine, game: str, text: str = "wave", **asked):
+    ticket = engine.submit(game, text, **asked)
+    assert ticket.wait(20.0)
+    assert ticket.status == "done", ticket.error
+    return ticket.turn
+
+
+def eventually(condition) -> None:
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+# --- the shelf ------------------------------------------------------------------------------
+
+
+def test_ids_cannot_be_guessed_and_name_no_path(shelf):
+    names = {new_game(shelf) for _ in range(5)}
+    assert all(re.fullmatch("[0-9a-f]{24}", name) for name in names)
+    (shelf.folder.parent / "secret").mkdir()
+    (shelf.folder.parent / "secret" / "game.json").write_text("{}")
+    for name in ("../secret", "", "0" * 24, "..", f"{next(iter(names))}/..", "a" * 10_000):
+        with pytest.raises(UserError, match=r"no game .* here"):
+            shelf.get(name)
+
+
+def test_a_full_server_says_so_until_a_game_rests(tmp_path):
+    shelf = Shelf(tmp_path / "games", model=MODEL, max_games=2, idle=0.2)
+    first, second = new_game(shelf), new_game(shelf)
+    with pytest.raises(UserError, match="2 games are in play, as many as this server takes"):
+        new_game(shelf)
+    assert len(list(shelf.folder.iterdir())) == 2
+    time.sleep(0.25)
+    shelf.get(second)
+    third = new_game(shelf)  # in the place of the first
+    assert shelf.in_play() == 2
+    with pytest.raises(UserError, match="2 games are in play"):
+        shelf.get(first)
+    time.sleep(0.25)
+    assert shelf.get(first).turns == []
+    assert shelf.get(first) is shelf.get(first)
+    assert third != first
+
+
+def test_games_outlive_the_server(engine, shelf):
+    game = new_game(shelf, seed=3)
+    play(engine, game, "one")
+    again = Shelf(shelf.folder, model=MODEL)
+    assert [turn.instruction for turn in again.get(game).turns] == ["one"]
+    other = Shelf(shelf.folder, model=MODEL._replace(name="large"))
+    with pytest.raises(UserError, match="model: expected 'large', which plays here, found 'tiny'"):
+        other.get(game)
+
+
+def test_a_file_for_a_folder(tmp_path):
+    (tmp_path / "games").write_text("")
+    with pytest.raises(UserError, match="expected a folder for the games"):
+        Shelf(tmp_path / "games", model=MODEL)
+
+
+# --- the engine -----------------------------------------------------------------------------
+
+
+def test_turns_that_wait_together_are_one_batch_filled_up(engine, shelf, player):
+    player.hold.clear()
+    first = engine.submit(new_game(shelf, 1), "first")
+    eventually(lambda: first.status == "playing")
+    games = [new_game(shelf, seed) for seed in (5, 6, 7)]
+    tickets = [engine.submit(game, f"of {n}") for n, game in enumerate(games)]
+    assert [engine.place(ticket) for ticket in tickets] == [0, 1, 2]
+    assert engine.place(first) == 0
+    player.hold.set()
+    for ticket in tickets:
+        assert ticket.wait(20.0)
+    assert player.batches == [["first"], ["of 0", "of 1", "of 2", "of 0"]]
+    for game, seed in zip(games, (5, 6, 7), strict=True):
+        (turn,) = shelf.get(game).turns
+        frames = video.read_mp4(shelf.folder / game / turn.clip)
+        np.testing.assert_allclose(frames.mean(), seed, atol=2)
+
+
+def test_no_batch_is_larger_than_the_largest(engine, shelf, player):
+    player.hold.clear()
+    first = engine.submit(new_game(shelf), "first")
+    eventually(lambda: first.status == "playing")
+    tickets = [engine.submit(new_game(shelf), str(n)) for n in range(10)]
+    player.hold.set()
+    assert all(ticket.wait(20.0) for ticket in tickets)
+    assert [len(batch) for batch in player.batches] == [1, 8, 2]
+
+
+def test_workers_share_those_who_wait_and_play_side_by_side(player, shelf):
+    engine = Engine(player, shelf, batch_sizes=(1, 2, 4), workers=2)
+    player.hold.clear()
+    tickets = [engine.submit(new_game(shelf, seed), str(seed)) for seed in range(6)]
+    eventually(lambda: all(ticket.stage == "decoder" for ticket in tickets))
+    assert sorted(map(sorted, player.batches)) == [["0", "0", "1", "2"], ["3", "3", "4", "5"]]
+    late = engine.submit(new_game(shelf, 6), "6")
+    assert engine.place(late) == 0
+    assert engine.stop(tickets[4].game)
+    player.hold.set()
+    assert all(ticket.wait(20.0) for ticket in (*tickets, late))
+    engine.close()
+    assert [t.status for t in tickets] == ["done"] * 4 + ["stopped", "done"]
+    assert [t.turn.seed for t in (*tickets, late) if t.turn] == [0, 1, 2, 3, 5, 6]
+
+
+def test_other_steps_are_another_batch_and_nobody_is_overtaken(engine, shelf, player):
+    player.hold.clear()
+    first = engine.submit(new_game(shelf), "first")
+    eventually(lambda: first.status == "playing")
+    tickets = [
+        engine.submit(new_game(shelf), text, steps=steps)
+        for text, steps in (("a", 3), ("b", 2), ("c", 3))
+    ]
+    player.hold.set()
+    assert all(ticket.wait(20.0) for ticket in tickets)
+    assert [(call["steps"], len(call["turn"])) for call in player.calls] == [(2, 1), (3, 2), (2, 1)]
+
+
+def test_turns_of_a_game_follow_one_another(engine, shelf, player):
+    game = new_game(shelf)
+    for text in ("one", "two", "three", "four"):
+        play(engine, game, text)
+    assert [call["turn"] for call in player.calls] == [[1], [2], [3], [4]]
+    assert engine.ticket_of(game) is None
+    assert [call["window"] for call in player.calls] == [[0], [1], [2], [2]]
+    play(engine, game, "five", window=5)
+    assert player.calls[-1]["window"] == [4]
+    assert shelf.get(game).turns[-1].window == 5
+
+
+def test_a_turn_tried_again_sees_what_was_before_it(engine, shelf, player):
+    game = new_game(shelf, seed=1)
+    for text in ("one", "two"):
+        play(engine, game, text)
+    turn = play(engine, game, "two", after=1, seed=9, level=5)
+    assert (turn.turn, turn.seed, turn.motion_level, turn.chosen_level) == (2, 9, 5, True)
+    assert (player.calls[-1]["turn"], player.calls[-1]["window"]) == ([2], [1])
+    assert player.calls[-1]["seeds"] == [9]
+    assert len(shelf.get(game).turns) == 2
+
+
+def test_a_stopped_turn_leaves_the_game_as_it_was(engine, shelf, player):
+    game, other = new_game(shelf), new_game(shelf)
+    play(engine, game, "one")
+    player.hold.clear()
+    playing = engine.submit(game, "two")
+    eventually(lambda: playing.status == "playing" and playing.stage == "decoder")
+    waiting = engine.submit(other, "three")
+    assert engine.stop(other)
+    assert waiting.status == "stopped"
+    assert engine.stop(game)
+    assert playing.wait(20.0)
+    assert playing.status == "stopped"
+    assert len(shelf.get(game).turns) == 1
+    assert not engine.stop(game)
+    player.hold.set()
+    play(engine, game, "two")
+
+
+def test_one_of_a_batch_is_stopped_and_the_others_go_on(engine, shelf, player):
+    player.hold.clear()
+    first = engine.submit(new_game(shelf), "first")
+    eventually(lambda: first.status == "playing")
+    tickets = [engine.submit(new_game(shelf), str(n)) for n in range(2)]
+    player.hold.set()
+    assert first.wait(20.0)
+    player.hold.clear()
+    eventually(lambda: tickets[0].status == "playing")
+    engine.stop(tickets[0].game)
+    player.hold.set()
+    assert all(ticket.wait(20.0) for ticket in tickets)
+    assert [ticket.status for ticket in tickets] == ["stopped", "done"]
+
+
+def test_a_game_has_one_turn_at_a_time(engine, shelf, player):
+    game = new_game(shelf)
+    player.hold.clear()
+    ticket = engine.submit(game, "one")
+    with pytest.raises(UserError, match="a turn of this game is being played"):
+        engine.submit(game, "two")
+    player.hold.set()
+    assert ticket.wait(20.0)
+
+
+def test_one_games_failure_is_not_the_others(engine, shelf, player, caplog):
+    player.hold.clear()
+    first = engine.submit(new_game(shelf), "first")
+    eventually(lambda: first.status == "playing")
+    texts = ("good", "bad", "fine")
+    tickets = [engine.submit(new_game(shelf), text) for text in texts]
+    player.hold.set()
+    assert all(ticket.wait(20.0) for ticket in tickets)
+    assert [ticket.status for ticket in tickets] == ["done", "failed", "done"]
+    assert "try another seed" in tickets[1].error
+    broken = engine.submit(new_game(shelf), "defect")
+    assert broken.wait(20.0)
+    assert "an internal error" in broken.error
+    assert "ZeroDivisionError" in caplog.text
+    play(engine, tickets[0].game, "and on")
+
+
+def test_a_full_disk_is_told(engine, shelf, monkeypatch):
+    game = new_game(shelf)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(video, "write_mp4", full)
+        ticket = engine.submit(game, "one")
+        assert ticket.wait(20.0)
+    assert ticket.error == "the turn could not be saved: No space left on device"
+    play(engine, game, "one")
+
+
+def test_what_cannot_be_played(engine, shelf):
+    game = new_game(shelf)
+    for text, message in (
+        ("", "expected an instruction, found nothing"),
+        (" \n ", "expected an instruction, found nothing"),
+        ("x" * 10_000, "at most 500 letters, found 10000"),
+        ("a\x00b", "a control character"),
+        ("a\x1b[31m", "a control character"),
+        ("word " * 60, "too many tokens"),
+    ):
+        with pytest.raises(UserError, match=message):
+            engine.submit(game, text)
+    for asked, message in (
+        ({"level": 7}, "motion level 7"),
+        ({"seed": -1}, "seed: expected a whole number"),
+        ({"steps": 0}, "steps: expected"),
+        ({"window": 6}, "window: expected a whole number, 1 to 5, found 6"),
+        ({"after": 1}, "after turn 1: expected 0 to 0"),
+    ):
+        with pytest.raises(UserError, match=message):
+            engine.submit(game, "wave", **asked)
+    with pytest.raises(UserError, match="no game 'nowhere' here"):
+        engine.submit("nowhere", "wave")
+
+
+def test_a_closing_server_ends_its_turns(player, shelf):
+    engine = Engine(player, shelf)
+    games = new_game(shelf), new_game(shelf)
+    player.hold.clear()
+    playing = engine.submit(games[0], "one")
+    eventually(lambda: playing.stage == "decoder")
+    waiting = engine.submit(games[1], "two", steps=3)
+    engine.close()
+    assert (playing.status, waiting.status) == ("stopped", "stopped")
+    assert Game.load(shelf.folder / games[0]).turns == []
+    with pytest.raises(UserError, match="the server is going down"):
+        engine.submit(games[0], "one")
+
+
+# --- archives -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def packed(engine, shelf, tmp_path) -> Path:
+    game = new_game(shelf, seed=4)
+    for text in ("one", "two"):
+        play(engine, game, text)
+    path = tmp_path / "game.zip"
+    pack_game(shelf.get(game), path)
+    return path
+
+
+def test_a_game_packed_and_loaded(packed, shelf, engine):
+    with zipfile.ZipFile(packed) as archive:
+        names = set(archive.namelist())
+        assert names == {
+            *("game.json", "storyboard.png", MOVIE_FILE),
+            *(f"turn_00{n}.{kind}" for n in (1, 2) for kind in ("mp4", "npz")),
+        }
+        film = video.decode_mp4(archive.read(MOVIE_FILE))
+    assert len(film) == 2 * FRAMES
+    name = shelf.load(packed)
+    assert [turn.instruction for turn in shelf.get(name).turns] == ["one", "two"]
+    assert play(engine, name, "three").turn == 3
+
+
+def test_a_game_without_turns_is_not_packed(shelf, tmp_path):
+    with pytest.raises(UserError, match="no turns yet"):
+        pack_game(shelf.get(new_game(shelf)), tmp_path / "game.zip")
+
+
+def test_a_branch_goes_its_own_way(engine, shelf):
+    game = new_game(shelf)
+    for text in ("one", "two", "three"):
+        play(engine, game, text)
+    branch = shelf.branch(game, 1)
+    play(engine, branch, "other")
+    assert [turn.instruction for turn in shelf.get(branch).turns] == ["one", "other"]
+    assert len(shelf.get(game).turns) == 3
+
+
+def rewrite(path: Path, change) -> Path:
+    """The archive with its members changed: `change` gets and gives a dict of bytes."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    members = change(members) or members
+    new = path.with_name("changed.zip")
+    with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return new
+
+
+def with_clip(members, frames):
+    members["turn_001.mp4"] = video.encode_mp4(frames)
+
+
+def edit(members, **fields):
+    document = json.loads(members["game.json"])
+    document["turns"][0] |= {k: v for k, v in fields.items() if k in document["turns"][0]}
+    document |= {k: v for k, v in fields.items() if k in document and k != "turns"}
+    members["game.json"] = json.dumps(document).encode()
+
+
+def large_array() -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, representation=np.zeros((7, 8), np.float32))
+    return buffer.getvalue()
+
+
+BAD = {
+    "no game": (lambda m: m.pop("game.json") and None, "a zip without game.json"),
+    "a path": (lambda m: m.update({"../../evil.mp4": b"x"}), "a game's files only"),
+    "absolute": (lambda m: m.update({"/etc/evil.mp4": b"x"}), "a game's files only"),
+    "foreign": (lambda m: m.update({"run.sh": b"x"}), "a game's files only"),
+    "a path inside": (lambda m: edit(m, clip="../../x.mp4"), "clip: expected the bare name"),
+    "another model": (lambda m: edit(m, model="qiqi"), "model: expected 'tiny'"),
+    "another protocol": (lambda m: edit(m, protocol="released"), "protocol: expected 'paper'"),
+    "corrupt": (lambda m: m.update({"game.json": b"{"}), "expected JSON"),
+    "a meter": (lambda m: edit(m, stamina=4), "meters"),
+    "no clip": (lambda m: m.pop("turn_001.mp4") and None, "turn_001.mp4: expected a video"),
+    "no video": (lambda m: m.update({"turn_001.mp4": b"MZ"}), "turn_001.mp4: expected a video"),
+    "a large clip": (
+        lambda m: with_clip(m, np.zeros((2, 480, 720, 3), np.uint8)),
+        "turn_001.mp4: expected 5 frames of 360 x 240, found 2 of 720 x 480",
+    ),
+    "a long clip": (
+        lambda m: with_clip(m, np.zeros((30, 240, 360, 3), np.uint8)),
+        "turn_001.mp4: expected 5 frames",
+    ),
+    "another size": (
+        lambda m: m.update({"turn_001.npz": large_array(), "turn_002.npz": large_array()}),
+        r"expected a shot representation of shape \[6, 8\], found \[7, 8\]",
+    ),
+    "a bomb": (
+        lambda m: m.update({"turn_001.npz": bytes(65 << 20)}),
+        "turn_001.npz: expected at most 64 MB",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_game_is_not_loaded(packed, shelf, name):
+    change, message = BAD[name]
+    before = sorted(shelf.folder.iterdir())
+    with pytest.raises(UserError, match=message) as caught:
+        shelf.load(rewrite(packed, change))
+    assert str(shelf.folder) not in str(caught.value)
+    assert sorted(shelf.folder.iterdir()) == before
+    assert not list(shelf.folder.parent.rglob("evil*"))
+
+
+def test_an_archive_that_lies_about_a_size(packed, shelf):
+    """A member with more bytes than its entry tells is not unpacked further."""
+    data = bytearray(packed.read_bytes())
+    with zipfile.ZipFile(packed) as archive:
+        entry = archive.getinfo("turn_001.npz")
+    told = entry.file_size.to_bytes(4, "little")
+    at = data.rindex(b"turn_001.npz") - 46 + 24  # of the central directory
+    assert data[at : at + 4] == told
+    data[at : at + 4] = (7).to_bytes(4, "little")
+    packed.write_bytes(data)
+    with pytest.raises(UserError, match=r"damaged zip|more bytes|turn_001\.npz"):
+        shelf.load(packed)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"no zip at all", b"\x00" * 1000])
+def test_what_is_no_zip(shelf, tmp_path, content):
+    path = tmp_path / "any.zip"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="found a damaged zip"):
+        shelf.load(path)
+    assert list(shelf.folder.iterdir()) == []
+
+
+def test_an_archive_cut_short(packed, shelf):
+    packed.write_bytes(packed.read_bytes()[:-200])
+    with pytest.raises(UserError, match=r"damaged zip|a game's files only"):
+        shelf.load(packed)
+
+
+def test_two_files_of_one_name(packed, shelf, tmp_path):
+    with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(packed, "a") as archive:
+        archive.writestr("turn_001.npz", b"other")
+    with pytest.raises(UserError, match="two files of one name"):
+        unpack_game(packed, tmp_path / "game", check=lambda game: None)
+
+
+# --- words and pieces -----------------------------------------------------------------------
+
+
+def test_instructions_from_fields():
+    said = {"character": "Mika", "adverb": "gently", "motion": "waving", "time": "day"}
+    assert compose(**said, place="town") == (
+        "Character: Mika; Motion: gently waving; Background: day town."
+    )
+    none = dict.fromkeys(("character", "adverb", "motion", "time", "place"), "")
+    assert compose(**(none | {"motion": " wave "})) == "Motion: wave."
+    assert compose(**(none | {"place": "beach"})) == "Background: beach."
+    assert compose(**none) == ""
+
+
+def test_words_of_the_toy_and_of_others(tmp_path):
+    words = known_words("toy", tmp_path)
+    assert "Mika" in words.characters
+    assert {"waving", "talking to Mika"} <= set(words.motions)
+    assert words.times == ("day", "night")
+    assert known_words("qiqi", tmp_path) == Words()
+    (tmp_path / "words.json").write_text('{"characters": ["Qiqi"]}')
+    assert known_words("qiqi", tmp_path) == Words(characters=("Qiqi",))
+    for wrong in ("[]", "{", '{"names": []}', '{"places": [1]}'):
+        (tmp_path / "words.json").write_text(wrong)
+        with pytest.raises(UserError, match=r"words\.json"):
+            known_words("qiqi", tmp_path)
+
+
+def test_what_a_player_says_is_text(engine, shelf):
+    game = new_game(shelf)
+    said = '<img src=x onerror="alert(1)"> שלום 🎈'
+    turn = play(engine, game, said)
+    shown = view.describe(turn, 1, unknown=("<b>",))
+    assert "<img" not in shown
+    assert "&lt;img" in shown
+    assert "<b>" not in shown
+    assert "<script>" not in view.status("<script>")
+
+
+def test_pictures_and_meters(engine, shelf):
+    game = new_game(shelf, seed=150)
+    turn = play(engine, game)
+    path = view.thumbnail(shelf.get(game), turn)
+    assert path.stat().st_size < 5000
+    before = path.read_bytes()
+    shelf.get(game).undo()
+    again = play(engine, game, seed=20)
+    assert again.clip == turn.clip
+    assert view.thumbnail(shelf.get(game), again).read_bytes() != before
+    shown = view.meters(turn.meters, turn)
+    assert 'data-meter="stamina" data-value="45"' in shown
+    assert '<span class="ag-down">-1</span>' in shown
+    assert '<span class="ag-up">+1</span>' in shown
+
+
+def test_progress_in_words(engine, shelf, player):
+    player.hold.clear()
+    first = engine.submit(new_game(shelf), "first")
+    eventually(lambda: first.stage == "decoder")
+    second, third = (engine.submit(new_game(shelf), "more") for _ in range(2))
+    assert "you are next" in view.progress(second, engine.place(second))
+    assert "1 before you" in view.progress(third, engine.place(third))
+    assert "step 0 of 2" in view.progress(first, 0)
+    player.hold.set()
+    assert third.wait(20.0)

@@ -1,0 +1,101 @@
+"""What storage refuses, told in one line with its remedy."""
+
+import http.server
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from animegamer_jax.errors import UserError
+from animegamer_jax.storage.paths import absolute, telling
+
+MEND = "make room there"
+# The library comes with the extra `tpu` alone.
+NoCredentials = type("NoCredentials", (Exception,), {"__module__": "google.auth.exceptions"})
+
+
+def told(path: str, error: Exception) -> str:
+    with pytest.raises(UserError) as caught, telling(path, "cannot be written", mend=MEND):
+        raise error
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def wrapped(cause: Exception) -> Exception:
+    """As Orbax raises what tensorstore raised."""
+    error = Exception("a write failed")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NoCredentials("Your defaults were not found. To set up Application"),
+        ValueError("UNAUTHENTICATED: Error opening kvstore: HTTP response code: 401"),
+        ValueError("PERMISSION_DENIED: Error writing gs://bucket/x: HTTP response code: 403"),
+        wrapped(ValueError("PERMISSION_DENIED: Error writing gs://bucket/x")),
+        OSError("Forbidden: bucket/x\nnobody@nowhere does not have storage.objects.create access"),
+        OSError("Anonymous caller does not have storage.objects.list access, 401"),
+    ],
+)
+def test_a_bucket_without_credentials(error):
+    line = told("gs://bucket/x", error)
+    assert line.startswith("gs://bucket/x: cannot be written: ")
+    assert "sign in with `gcloud auth application-default login`" in line
+    assert MEND not in line
+
+
+def test_other_refusals_keep_their_remedy():
+    full = ValueError("RESOURCE_EXHAUSTED: Error writing: No space left on device")
+    assert told("gs://bucket/x", full).endswith(MEND)
+    mine = ValueError("PERMISSION_DENIED: Error opening /x: Permission denied [OS error 13]")
+    assert told("/x", mine) == f"/x: cannot be written: Permission denied: {MEND}"
+
+
+def test_addresses_in_buckets_stay():
+    assert str(absolute("gs://bucket/a/../b")) == "gs://bucket/a/../b"
+    assert str(absolute("a")).startswith("/")
+
+
+class Refusing(http.server.BaseHTTPRequestHandler):
+    """A bucket's server that knows nobody."""
+
+    def refuse(self) -> None:
+        body = b'{"error": {"code": 401, "message": "Anonymous caller does not have access"}}'
+        self.send_response(401)
+        self.send_header("Content-Length", f"{len(body)}")
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = do_PUT = refuse  # noqa: N815 - as the library names them
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+WRITE = """
+from animegamer_jax.storage import absolute, telling
+path = absolute("gs://bucket/x")
+try:
+    with telling(path, "cannot be written", mend="make room there"):
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "a").write_text("x")
+except Exception as error:
+    print(f"{type(error).__name__}: {error}")
+"""
+
+
+def test_a_real_library_for_buckets_that_is_refused(monkeypatch):
+    pytest.importorskip("gcsfs")
+    server = http.server.ThreadingHTTPServer(("localhost", 0), Refusing)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://localhost:{server.server_port}")
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    done = subprocess.run([sys.executable, "-c", WRITE], capture_output=True, text=True, check=True)
+    server.shutdown()
+    server.server_close()
+    assert done.stdout.startswith("UserError: gs://bucket/x: cannot be written: Anonymous caller")
+    assert "sign in with `gcloud auth application-default login`" in done.stdout
+    assert "Traceback" not in done.stderr

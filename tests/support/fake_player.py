@@ -1,0 +1,95 @@
+"""A player of a server's tests, which needs no networks and no JAX program.
+
+As a program: a page with it on a free port, `python tests/support/fake_player.py GAMES STEPS`. It stays in
+the first step of its first turns until it gets SIGUSR1, and ends by SIGTERM.
+"""
+
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from animegamer_jax.errors import NonFiniteError, UserError
+from animegamer_jax.game.player import Player, TurnOutput
+from animegamer_jax.serve.shelf import GameModel, Shelf
+
+FRAMES, HEIGHT, WIDTH = 5, 16, 24
+MODEL = GameModel("tiny", "paper", (6, 8), (240, 360, FRAMES))
+SECONDS = {"mllm": 0.0, "decoder": 0.0, "vae": 0.0, "total": 0.1}
+
+
+class FakePlayer(Player):
+    """Answers with the seed as picture; `hold` keeps it in its first denoising step."""
+
+    def __init__(self):
+        self.window = 5
+        self.protocol = SimpleNamespace(motion_levels=(1, 2, 3, 4, 5))
+        self.tokenizer = SimpleNamespace(unknown_words=lambda text: ())
+        self.batches: list[list[str]] = []
+        self.calls: list[dict] = []
+        self.hold = threading.Event()
+        self.hold.set()
+
+    def check_instruction(self, text: str) -> None:
+        if len(text.split()) > 50:
+            raise UserError("the instruction has too many tokens")
+
+    def start(self, num_games: int = 1):
+        return num_games
+
+    def window_of(self, games):
+        return [len(history) for history in games]
+
+    def play_turn(self, window, instructions, *, seeds, turn, steps=2, levels=None, on_progress):
+        self.calls.append({"window": window, "turn": turn, "steps": steps, "seeds": seeds})
+        self.batches.append(list(instructions))
+        on_progress("mllm", 1, 1)
+        for step in range(steps):
+            on_progress("decoder", step, steps)
+            while not self.hold.wait(0.01):
+                on_progress("decoder", step, steps)
+        if "bad" in instructions:
+            raise NonFiniteError("turn 1: the latents are not finite")
+        if "defect" in instructions:
+            raise ZeroDivisionError
+        count = len(instructions)
+        states = np.tile(np.array([3, 1, 0, -1], np.int32), (count, 1))
+        states[:, 0] = [level or 3 for level in levels]
+        return window, TurnOutput(
+            np.stack([np.full((6, 8), seed, np.float32) for seed in seeds]),
+            states,
+            np.full(count, 8.5),
+            np.stack([np.full((FRAMES, HEIGHT, WIDTH, 3), seed % 200, np.uint8) for seed in seeds]),
+            SECONDS,
+        )
+
+
+def main(games: Path, steps: int) -> None:
+    """Serves a page of a held player."""
+    from animegamer_jax.serve.engine import Engine
+    from animegamer_jax.serve.page import Page
+    from animegamer_jax.serve.words import Words
+
+    player, ended = FakePlayer(), threading.Event()
+    player.hold.clear()
+    signal.signal(signal.SIGUSR1, lambda *_: player.hold.set())
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    engine = Engine(player, Shelf(games, model=MODEL, max_games=2))
+    blocks = Page(engine, words=Words(), steps=steps).build()
+    try:
+        blocks.launch(
+            server_name="127.0.0.1", footer_links=[], prevent_thread_lock=True, quiet=True
+        )
+        print(blocks.local_url, flush=True)
+        ended.wait()
+    finally:
+        player.hold.set()
+        engine.close()
+        blocks.close(verbose=False)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

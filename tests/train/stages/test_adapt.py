@@ -1,0 +1,243 @@
+"""The adaptation stage: the decoder's loss on what the frozen language model predicts."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from tiny_games import batch_of, make_key, make_stage, run, write_model
+from tiny_sets import write_features_set
+from tiny_stage import arrays, one_device
+
+from animegamer_jax.bundle.bundle import Bundle, abstract_network
+from animegamer_jax.convert.rules import load
+from animegamer_jax.convert.sources import open_torch
+from animegamer_jax.convert.tables.dit import infer_config, rules
+from animegamer_jax.data.samples import AdaptSample
+from animegamer_jax.errors import UserError
+from animegamer_jax.models import vae
+from animegamer_jax.protocol import RELEASED
+from animegamer_jax.sharding import make_mesh
+from animegamer_jax.train.stages.adapt import (
+    RECIPES,
+    AdaptRecipe,
+    AdaptStage,
+)
+from animegamer_jax.train.stages.decoder import diffusion_loss, spread_timesteps
+from animegamer_jax.train.stages.mllm import lay_out
+from animegamer_jax.train.stages.recipe import OptimizerConfig
+
+RECORDED = Path(__file__).parents[2] / "reference" / "vdm"
+RECIPE = AdaptRecipe(
+    steps=2, batch_size=8, optimizer=OptimizerConfig(learning_rate=3e-3), context_dropout=0.3
+)
+
+
+def error(found: Any, expected: Any) -> float:
+    """Largest difference over the RMS of `expected`."""
+    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    assert found.shape == expected.shape
+    return float(np.abs(found - expected).max() / np.sqrt(np.square(expected).mean()))
+
+
+def read(name: str) -> dict[str, np.ndarray]:
+    with np.load(RECORDED / f"{name}.npz") as file:
+        return dict(file)
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory):
+    return write_features_set(tmp_path_factory.mktemp("features") / "set", 2)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory) -> Bundle:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def stage(bundle) -> AdaptStage:
+    return make_stage(AdaptStage, RECIPE, bundle)
+
+
+@pytest.fixture(scope="module")
+def networks(stage, bundle) -> dict[str, Any]:
+    return stage.load(bundle, mesh=one_device())
+
+
+@pytest.fixture(scope="module")
+def batch(stage, features) -> AdaptSample:
+    return batch_of(stage, features, 8)
+
+
+def test_the_loss_under_the_language_models_context_is_the_recorded_one():
+    source = open_torch(RECORDED / "1" / "mp_rank_00_model_states.pt")
+    source = source.under("model.diffusion_model.")
+    config = infer_config(source.shapes, latent_height=8, latent_width=12)
+    dit = abstract_network("dit", config)
+    names = {rule.source.split(".{")[0].split("{")[0] for rule in rules(config)}
+    load(rules(config), source.select(lambda name: name.startswith(tuple(names))), dit)
+    arrays, forward = read("diffusion_loss"), read("dit_forward")
+
+    @jax.jit
+    def run(dit: nnx.Module, clean, noise, context, motion, timestep):
+        return diffusion_loss(
+            dit, clean, context=context, motion=motion, noise=noise, timestep=timestep
+        )
+
+    clean, noise = (np.moveaxis(arrays[name], 2, -1) for name in ("clean", "noise"))
+    context, timestep = forward["mllm_train"][:, 0], arrays["idx"].astype(np.int32)
+    found = run(dit, clean, noise, context, arrays["flow"], timestep)
+    assert error(found, arrays["loss_mllm"]) < 1e-5
+
+
+def test_the_context_is_what_is_predicted(stage, networks, batch):
+    """By play's own function; in some samples E_a of zeros; and no gradient reaches it."""
+
+    @jax.jit
+    def run(networks, batch):
+        prompts = lay_out(networks["encoder"], batch.game, stage.layout)
+        predicted, _ = networks["mllm"].predict(prompts.prompt, prompts.history, stage.layout)
+        keys = jax.random.split(make_key(), 100)
+        context = jax.lax.map(lambda key: stage.context(networks, batch, key), keys)
+        return context, predicted, networks["encoder"].unconditional()
+
+    context, predicted, empty = map(np.asarray, run(networks, jax.tree.map(jnp.asarray, batch)))
+    dropped = np.isclose(context, empty, atol=1e-5).all(axis=(2, 3))
+    np.testing.assert_allclose(dropped.mean(), 0.3, atol=0.06)
+    kept = np.where(dropped[:, :, None, None], predicted, context)
+    np.testing.assert_allclose(kept, np.broadcast_to(predicted, kept.shape), atol=1e-4)
+
+
+def test_what_a_look_shows(stage, networks, batch):
+    """Clips from predictions beside the true ones; none where none are asked for."""
+    shown = stage.watch(networks, jax.tree.map(jnp.asarray, batch), make_key())
+    (pairs,) = shown.clips.values()
+    c, v = stage.config.dit, stage.config.vae
+    size = c.latent_height * v.spatial_compression, 2 * c.latent_width * v.spatial_compression
+    assert pairs.shape[0] == stage.recipe.watch_clips
+    assert (pairs.shape[2:4], pairs.dtype) == (size, np.uint8)
+    silent = AdaptStage(
+        dataclasses.replace(stage.recipe, watch_clips=0),
+        stage.config,
+        stage.protocol,
+        tokenizer_dir=stage.tokenizer_dir,
+    )
+    assert silent.watch(networks, batch, make_key()) == ({}, {})
+
+
+def test_the_loss_is_the_decoders(bundle, networks, batch):
+    """On latents drawn from the moments and scaled, with the true motion value."""
+    stage = make_stage(AdaptStage, dataclasses.replace(RECIPE, context_dropout=0.0), bundle)
+    batch = jax.tree.map(jnp.asarray, batch)
+    still = dataclasses.replace(bundle.protocol, motion_values=(0.0,) * 5)
+    told_nothing = AdaptStage(stage.recipe, bundle.config, still, tokenizer_dir=stage.tokenizer_dir)
+
+    @jax.jit
+    def found(networks, batch):
+        (loss, parts), (other, _) = (
+            s.loss(networks, batch, make_key()) for s in (stage, told_nothing)
+        )
+        assert parts == {}
+        return loss, other
+
+    @jax.jit
+    def expected(networks, batch, key):
+        drop, draws = jax.random.split(key)
+        latent, noise, step = jax.random.split(draws, 3)
+        latents = vae.sample(batch.moments, key=latent) * 0.7
+        return diffusion_loss(
+            networks["dit"],
+            latents,
+            context=stage.context(networks, batch, drop),
+            motion=batch.motion_value,
+            noise=jax.random.normal(noise, latents.shape),
+            timestep=spread_timesteps(step, 8),
+        ).mean()
+
+    loss, without = found(networks, batch)
+    np.testing.assert_allclose(loss, expected(networks, batch, make_key()), rtol=1e-5)
+    batch = batch._replace(motion_value=jnp.zeros(8))
+    np.testing.assert_allclose(without, expected(networks, batch, make_key()), rtol=1e-5)
+    assert loss != without
+
+
+@pytest.fixture(scope="module")
+def trained(stage, bundle, batch):
+    return run(stage, bundle, batch, steps=2)
+
+
+def test_what_the_recipe_trains(trained):
+    """The decoder's LoRA, modulation and motion input; the rest, the others too, bit for bit."""
+    before, after, _ = trained
+    frozen = arrays(after.frozen)
+    assert {name.split(".")[0] for name in frozen} == {"dit", "encoder", "mllm", "vae"}
+    for name, value in arrays(before.frozen).items():
+        np.testing.assert_array_equal(frozen[name], value, err_msg=name)
+    assert {name.removeprefix("dit.") for name in arrays(before.params)} == {
+        *(f"layers.blocks.{linear}.lora_{letter}" for linear in ("qkv", "out") for letter in "ab"),
+        *(f"layers.blocks.modulation.{leaf}" for leaf in ("kernel", "bias")),
+        *(
+            f"motion_embed.{layer}.{leaf}"
+            for layer in ("input", "output")
+            for leaf in ("kernel", "bias")
+        ),
+    }
+    moved = arrays(after.params)
+    for name, value in arrays(before.params).items():
+        assert (moved[name] != value).any(), name
+
+
+def test_all_of_the_decoder_but_its_positions(bundle):
+    stage = make_stage(AdaptStage, dataclasses.replace(RECIPE, trained="all"), bundle)
+    weight = nnx.Param(jnp.zeros(1))
+    assert stage.is_trained("dit", ("patch_in", "kernel"), weight)
+    assert not stage.is_trained("dit", ("positions",), weight)
+    assert not stage.is_trained("mllm", ("mistral", "embedding"), weight)
+    assert not stage.is_trained("encoder", ("text", "input", "kernel"), weight)
+
+
+def test_eight_devices_give_one_devices_losses(trained, stage, bundle, batch):
+    mesh = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
+    _, _, found = run(stage, bundle, batch, steps=2, mesh=mesh)
+    for a, b in zip(trained[2], found, strict=True):
+        for name in ("loss", "grad_norm"):
+            np.testing.assert_allclose(b[name], a[name], rtol=1e-4)
+
+
+def test_operations_of_a_step(stage, networks):
+    """The language model's matrices once; the decoder's forward, and back for the inputs."""
+    length, width, tokens = stage.layout.length, 32, 7 + 3 * 2 * 3
+    attention = 2 * width * width + 2 * width * 16
+    low_rank = 2 * (2 * 2 * width + 2 * (width + 16) + 3 * (width + 64))
+    language = 2 * 2 * (attention + 3 * width * 64 + low_rank) * length
+    language += 2 * 4 * length**2 * width
+    decoder = 2 * (4 * width * width + 2 * width * 64 + 4 * 2 * 2 * width) * tokens
+    decoder += 2 * 16 * width * 3 * 2 * 3  # patches in and out
+    modulation = 2 * 16 * 12 * width
+    scores = 2 * 12 * tokens**2 * width
+    expected = language + 4 * decoder + 6 * modulation + scores
+    assert stage.sample_flops(networks) == expected
+
+
+def test_what_is_refused(bundle):
+    dit = dataclasses.replace(bundle.config.dit, lora=None)
+    config = dataclasses.replace(bundle.config, dit=dit)
+    folder = bundle.tokenizer_dir
+    for stage, message in (
+        (AdaptStage(RECIPE, config, bundle.protocol, tokenizer_dir=folder), "give --trained all"),
+        (AdaptStage(RECIPE, bundle.config, RELEASED, tokenizer_dir=folder), "found released"),
+    ):
+        with pytest.raises(UserError, match=message):
+            stage.load(bundle, mesh=one_device())
+
+
+def test_recipes():
+    """PAPER section 4.1; the optimizer as in the decoder's stages."""
+    full = RECIPES["full"]
+    assert (full.steps, full.optimizer.learning_rate, full.context_dropout) == (10_000, 5e-5, 0.05)
+    assert (full.optimizer.clip_norm, full.ema_decay, full.trained) == (0.1, 0.9999, "recipe")

@@ -1,0 +1,284 @@
+"""Checkpoints: what comes back, what stays, what is refused, and a disk that is full."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+from tiny_stage import RECIPE, TinyStage, arrays, make_networks, make_stage, one_device
+
+from animegamer_jax.bundle.config import to_json
+from animegamer_jax.errors import UserError
+from animegamer_jax.sharding import make_mesh
+from animegamer_jax.train.checkpoint import Checkpoints, differing_field
+from animegamer_jax.train.optimizer import make_optimizer
+from animegamer_jax.train.step import TrainState, make_state
+
+ABOUT = {"stage": "tiny", "recipe": to_json(RECIPE)}
+
+
+def new_state(mesh: jax.sharding.Mesh | None = None, stage: TinyStage | None = None) -> TrainState:
+    optimizer = make_optimizer(RECIPE.optimizer, steps=6)
+    mesh = one_device() if mesh is None else mesh
+    return make_state(make_networks(), stage or make_stage(), optimizer, mesh=mesh)
+
+
+@pytest.fixture(scope="module")
+def fresh() -> TrainState:
+    return new_state()
+
+
+def at(state: TrainState, step: int) -> TrainState:
+    """A state that differs from every other step's, in arrays of its own."""
+    state = jax.tree.map(lambda x: x + 0, state)
+    return jax.tree.map(lambda x: x + jnp.asarray(step).astype(x.dtype), state)
+
+
+def kept(state: TrainState) -> dict[str, np.ndarray]:
+    return arrays(state._replace(graphdef=None, frozen=None))
+
+
+def open_at(folder: Path, *, about: Any = None, keep_last: int = 2, best_mode: str = "min"):
+    return Checkpoints(
+        epath.Path(folder), about=about or ABOUT, keep_last=keep_last, best_mode=best_mode
+    )
+
+
+@pytest.fixture(scope="module")
+def saved(fresh, tmp_path_factory) -> Path:
+    """A folder with one checkpoint, of step 4."""
+    folder = tmp_path_factory.mktemp("saved") / "checkpoints"
+    checkpoints = open_at(folder)
+    checkpoints.save(at(fresh, 4), {"index": 32})
+    checkpoints.close()
+    return folder
+
+
+# --- what comes back ------------------------------------------------------------------------
+
+
+def test_everything_comes_back_bit_for_bit(fresh, saved):
+    checkpoints = open_at(saved)
+    assert checkpoints.steps() == [4]
+    start = jax.tree.map(jnp.copy, fresh)
+    state, position = checkpoints.restore(start)
+    checkpoints.close()
+    assert position == {"index": 32}
+    expected = kept(at(fresh, 4))
+    assert {name.split(".")[0] for name in expected} == {"step", "params", "opt_state", "ema"}
+    for name, value in kept(state).items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    assert state.frozen is start.frozen
+    assert state.graphdef == start.graphdef
+
+
+def test_what_is_stored_is_the_state_of_its_step(fresh, tmp_path):
+    """Though the next step takes its arrays over while they are being written."""
+    checkpoints = open_at(tmp_path / "c")
+    grow = jax.jit(lambda s: jax.tree.map(lambda x: x + jnp.ones((), x.dtype), s), donate_argnums=0)
+    state = at(fresh, 1)
+    expected = kept(state)
+    checkpoints.save(state, {})
+    for _ in range(3):
+        state = grow(state)
+    state, _ = checkpoints.restore(state, step=1)
+    checkpoints.close()
+    for name, value in kept(state).items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+@pytest.mark.parametrize("shape", [{"data": 8}, {"data": 2, "fsdp": 4}])
+def test_restored_onto_another_mesh(fresh, saved, shape):
+    start = new_state(make_mesh(shape))
+    wanted = jax.tree.map(lambda x: x.sharding, start)
+    checkpoints = open_at(saved)
+    state, _ = checkpoints.restore(start)
+    checkpoints.close()
+    assert jax.tree.map(lambda x: x.sharding, state) == wanted
+    for name, value in kept(state).items():
+        np.testing.assert_array_equal(value, kept(at(fresh, 4))[name], err_msg=name)
+
+
+# --- what stays -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "best"), [("min", 2), ("max", 3)])
+def test_the_last_ones_and_the_best_stay(fresh, tmp_path, mode, best):
+    """A score that is not finite is nobody's best, and comes back as known."""
+    scores = {2: 0.5, 3: 0.9, 4: 0.7, 5: float("nan"), 6: float("-inf" if mode == "min" else "inf")}
+    checkpoints = open_at(tmp_path / "c", best_mode=mode)
+    assert checkpoints.best_step() is None
+    for step in range(1, 8):
+        checkpoints.save(at(fresh, step), {})
+        if step in scores:
+            checkpoints.set_score(step, scores[step])
+    checkpoints.wait()
+    assert checkpoints.best_step() == best
+    assert checkpoints.steps() == [best, 6, 7]
+    checkpoints.close()
+    again = open_at(tmp_path / "c", best_mode=mode)
+    assert again.steps() == [best, 6, 7]
+    assert again.best_step() == best
+    assert (again.scores[best], again.scores[6]) == (scores[best], None)
+    assert 7 not in again.scores
+    again.close()
+
+
+def test_scores_in_the_checkpoints_of_earlier_versions(saved, tmp_path):
+    folder = tmp_path / "c"
+    shutil.copytree(saved, folder)
+    (folder / "4" / "metrics").mkdir()
+    (folder / "4" / "metrics" / "metrics").write_text('{"score": 0.25}')
+    checkpoints = open_at(folder)
+    assert (checkpoints.scores, checkpoints.best_step()) == ({4: 0.25}, 4)
+    checkpoints.close()
+    (folder / "scores.json").write_text('{"4": 0.')
+    with pytest.raises(UserError, match=r"c/scores.json: damaged \(.*\): remove it"):
+        open_at(folder)
+
+
+def test_a_half_written_one_is_ignored_and_removed(fresh, saved, tmp_path):
+    folder = tmp_path / "c"
+    shutil.copytree(saved, folder)
+    half = folder / "9.orbax-checkpoint-tmp-1234567"
+    shutil.copytree(folder / "4", half)
+    checkpoints = open_at(folder)
+    assert checkpoints.steps() == [4]
+    state, _ = checkpoints.restore(jax.tree.map(jnp.copy, fresh))
+    assert int(state.step) == 4
+    checkpoints.close()
+    assert not half.exists()
+
+
+# --- what is refused ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((f"recipe.{name}", 77) for name in ("batch_size", "seed", "ema_decay")),
+        ("recipe.optimizer.learning_rate", 0.5),
+        ("stage", "mllm"),
+    ],
+)
+def test_another_configuration_is_refused(fresh, saved, field, value):
+    about = json.loads(json.dumps(ABOUT))
+    *parents, last = field.split(".")
+    node = about
+    for parent in parents:
+        node = node[parent]
+    before, node[last] = node[last], value
+    checkpoints = open_at(saved, about=about)
+    with pytest.raises(UserError) as caught:
+        checkpoints.restore(fresh)
+    checkpoints.close()
+    told = f"the checkpoint of step 4 is of another configuration: {field} was {before!r}, is"
+    assert f"{told} {value!r}:" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_fields_that_may_change():
+    free = {"save_every": 9, "keep_last": 9, "watch_every": 9, "log_every": 9, "remat": "full"}
+    free |= {"watch_clips": 1, "watch_sampling_steps": 2}  # which this recipe does not even have
+    other = {"stage": "tiny", "recipe": {**ABOUT["recipe"], **free, "steps": 99}}
+    assert differing_field(ABOUT, other) is None
+    cosine = {"stage": "tiny", "recipe": {"steps": 5, "optimizer": {"decay": "cosine"}}}
+    longer = {"stage": "tiny", "recipe": {"steps": 6, "optimizer": {"decay": "cosine"}}}
+    assert differing_field(cosine, longer) == "recipe.steps was 5, is 6"
+    assert differing_field(cosine, {**cosine, "new": 1}) == "new was 'absent', is 1"
+
+
+def test_a_data_set_of_another_content_is_refused(fresh, tmp_path):
+    """Named; one that was stored without its digest, by an earlier version, is not compared."""
+
+    def about(*contents: str | None) -> dict[str, Any]:
+        data = {
+            f"{i}": {"name": f"film{i}", "weight": 1.0} | ({"content": c} if c else {})
+            for i, c in enumerate(contents)
+        }
+        return {**ABOUT, "data": data}
+
+    folder = tmp_path / "c"
+    checkpoints = open_at(folder, about=about(None, "aa"))
+    checkpoints.save(at(fresh, 1), {})
+    checkpoints.close()
+    same = open_at(folder, about=about("xx", "aa"))
+    assert same.check() == 1
+    same.close()
+    other = open_at(folder, about=about("xx", "bb"))
+    told = (
+        "the data set film1 is another one than the checkpoint of step 1 was trained on "
+        "(data.1.content was 'aa', is 'bb'): train on the former, or choose another --out"
+    )
+    with pytest.raises(UserError) as caught:
+        other.check()
+    assert str(caught.value) == f"{folder}: {told}"
+    other.close()
+    more = open_at(folder, about=about(None, "aa", "cc"))
+    with pytest.raises(UserError, match=r"data\.2\.name was 'absent', is 'film2'"):
+        more.check()
+    more.close()
+
+
+def test_a_damaged_one_is_told(fresh, saved, tmp_path):
+    folder = tmp_path / "c"
+    shutil.copytree(saved, folder)
+    for file in (folder / "4" / "state").rglob("*"):
+        if file.is_file() and file.parent.name == "d":
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    checkpoints = open_at(folder)
+    with pytest.raises(UserError, match=r"c/4.*remove .*c/4 to start from the one before") as told:
+        checkpoints.restore(jax.tree.map(jnp.copy, fresh))
+    assert "\n" not in str(told.value)
+    checkpoints.close()
+
+
+def test_none_is_told(fresh, tmp_path):
+    checkpoints = open_at(tmp_path / "c")
+    with pytest.raises(UserError, match="no checkpoint of step None: it has none"):
+        checkpoints.restore(fresh)
+    checkpoints.close()
+
+
+# --- a full disk ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=220k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small disk cannot be mounted here: needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(fresh, small_disk):
+    checkpoints = open_at(small_disk / "c", keep_last=5)
+    checkpoints.save(at(fresh, 1), {"index": 8})
+    checkpoints.wait()
+    step = 1
+    told = ""
+    while not told and step < 9:
+        step += 1
+        try:
+            checkpoints.save(at(fresh, step), {"index": 8 * step})
+            checkpoints.wait()
+        except UserError as error:
+            told = str(error)
+    assert "\n" not in told
+    assert "a checkpoint cannot be written: No space left on device: make room there" in told
+    again = open_at(small_disk / "c", keep_last=5)
+    assert again.steps() == list(range(1, step))
+    state, position = again.restore(jax.tree.map(jnp.copy, fresh))
+    again.close()
+    assert position == {"index": 8 * (step - 1)}
+    for name, value in kept(state).items():
+        np.testing.assert_array_equal(value, kept(at(fresh, step - 1))[name], err_msg=name)

@@ -1,0 +1,472 @@
+"""The loop: the same run whether it is interrupted or not, and what it leaves and says."""
+
+import dataclasses
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from check_resume import curve as metrics
+from flax import nnx
+from helpers import random_leaves, write_tokenizer
+from jax.sharding import NamedSharding, PartitionSpec
+from PIL import Image, ImageSequence
+from tiny_stage import CONFIG, RECIPE, TinyRecipe, TinyStage, one_device
+
+from animegamer_jax.bundle.bundle import (
+    Bundle,
+    BundleWriter,
+    flat_params,
+)
+from animegamer_jax.data.loader import make_iterator
+from animegamer_jax.errors import NonFiniteError, UserError
+from animegamer_jax.protocol import PAPER
+from animegamer_jax.sharding import make_mesh
+from animegamer_jax.storage.paths import absolute
+from animegamer_jax.train import loop, metric_logger
+from animegamer_jax.train.loop import Run, train
+from animegamer_jax.train.result import one_layer
+from animegamer_jax.train.stages.base import (
+    DataSource,
+    Networks,
+    Watched,
+)
+
+TESTS = Path(__file__).parents[1]
+STEPS = 12
+LONG = dataclasses.replace(RECIPE, steps=STEPS, save_every=3, watch_every=9, noise=0.1)
+
+
+class Signalled(TinyStage):
+    """Sends its own process a signal when it is looked at."""
+
+    number = signal.SIGTERM
+
+    def watch(self, networks: Networks, batch: Any, key: jax.Array) -> Watched:
+        signal.raise_signal(self.number)
+        return super().watch(networks, batch, key)
+
+
+class Interrupted(Signalled):
+    number = signal.SIGINT
+
+
+class Hungry(TinyStage):
+    """Has no room for a look."""
+
+    def watch(self, networks: Networks, batch: Any, key: jax.Array) -> Watched:
+        raise MemoryError
+
+
+class Unreadable(TinyStage):
+    """One record of the training data cannot be read: `record`."""
+
+    record = -1
+
+    def samples(self, sources: Any, *, split: str) -> grain.MapDataset:
+        def read(index: int, sample: Any) -> Any:
+            if split == "train" and index % 64 == self.record:
+                raise UserError(f"record {index}: cannot be read")
+            return sample
+
+        return super().samples(sources, split=split).map_with_index(read)
+
+
+class Worsening(TinyStage):
+    """Scores no look well."""
+
+    def watch(self, networks: Networks, batch: Any, key: jax.Array) -> Watched:
+        return Watched({"error": 1e9}, {})
+
+
+class Measuring(TinyStage):
+    """Writes something that it measures into the result's configuration."""
+
+    def finish(self, networks: Networks, batches: Any) -> Any:
+        (config,) = self.configs().values()
+        batch = next(batches)
+        assert batch["text"].shape == (8, 6, 12)
+        return {"encoder": dataclasses.replace(config, dtype="bfloat16")}
+
+
+def make_run(
+    out: Path,
+    bundle: Bundle,
+    *,
+    recipe: TinyRecipe = LONG,
+    kind: type[TinyStage] = TinyStage,
+    mesh: jax.sharding.Mesh | None = None,
+    peak: float | None = None,
+    result: Literal["last", "best"] = "last",
+) -> Run:
+    stage = kind(recipe, bundle.config, bundle.protocol, tokenizer_dir=bundle.tokenizer_dir)
+    mesh = one_device() if mesh is None else mesh
+    sources = (DataSource("somewhere"),)
+    return Run(
+        stage=stage,
+        bundle=bundle,
+        sources=sources,
+        out=absolute(out),
+        mesh=mesh,
+        peak=peak,
+        result=result,
+    )
+
+
+def weights(folder: Path) -> dict[str, np.ndarray]:
+    bundle = Bundle.open(folder)
+    return {
+        f"{name}.{path}": array
+        for name in ("encoder", "vae")
+        for path, array in bundle.read_in_order(name, bundle.leaves(name))
+    }
+
+
+def assert_same_bits(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        np.testing.assert_array_equal(value, b[name], err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory) -> Bundle:
+    """The network that the stage changes, and one that it does not."""
+    folder = tmp_path_factory.mktemp("bundle")
+    write_tokenizer(folder / "tokenizer")
+    stages = ("foundations-clip",)
+    with BundleWriter(folder / "start", name="start", protocol=PAPER, stages=stages) as writer:
+        for name in ("encoder", "vae"):
+            config = getattr(CONFIG, name)
+            writer.write_network(name, config, random_leaves(name, config, 0))
+        writer.write_tokenizer(folder / "tokenizer")
+    return Bundle.open(folder / "start")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(bundle, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("whole")
+    assert train(make_run(out, bundle, peak=0.001)) == 0
+    return out
+
+
+# --- interrupted runs -----------------------------------------------------------------------
+
+CHILD = """
+import sys, time
+from pathlib import Path
+import conftest
+from test_loop import Bundle, TinyStage, make_run, train
+
+class Slow(TinyStage):
+    def samples(self, sources, *, split):
+        def wait(sample):
+            time.sleep(0.02)
+            return sample
+        return super().samples(sources, split=split).map(wait)
+
+train(make_run(Path(sys.argv[2]), Bundle.open(sys.argv[1]), kind=Slow))
+"""
+
+
+def test_killed_and_terminated_equals_uninterrupted(bundle, uninterrupted, tmp_path, capfd):
+    """SIGKILL at a random step, then SIGTERM, then to the end: the same curve, the same weights."""
+    step = random.SystemRandom().randrange(2, 9)
+    paths = os.pathsep.join(
+        [*map(str, (TESTS, TESTS / "support", TESTS / "train", TESTS.parent / "scripts"))]
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(bundle.path), str(tmp_path)],
+        env=dict(os.environ, PYTHONPATH=paths),
+        stderr=subprocess.DEVNULL,
+    )
+    file = tmp_path / metric_logger.METRICS_FILE
+    deadline = time.monotonic() + 300
+    while not file.exists() or f'"step": {step},' not in file.read_text():
+        assert child.poll() is None, "the run ended before it was killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
+    assert not (tmp_path / "model").exists()
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    assert train(make_run(tmp_path, bundle, kind=Signalled)) == 0  # in the look at step 9
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    told = f"tiny: SIGTERM after step 9 of 12: saved in {tmp_path}; the same command goes on"
+    assert told in capfd.readouterr().err
+    assert not (tmp_path / "model").exists()
+    assert train(make_run(tmp_path, bundle)) == 0
+    assert "12 steps of 8 shots, 9 of them done before" in capfd.readouterr().err  # none is lost
+    assert metrics(tmp_path) == metrics(uninterrupted)
+    assert_same_bits(weights(tmp_path / "model"), weights(uninterrupted / "model"))
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(bundle, tmp_path, capfd):
+    recipe = dataclasses.replace(LONG, save_every=100, watch_every=2)
+    assert train(make_run(tmp_path, bundle, recipe=recipe, kind=Interrupted)) == 130
+    told = f"tiny: Ctrl-C after step 2 of 12: saved in {tmp_path}; the same command goes on"
+    assert told in capfd.readouterr().err
+    assert (tmp_path / "checkpoints" / "2").is_dir()
+
+
+def test_a_second_ctrl_c_stops_at_once():
+    with loop._Signals() as signals:
+        assert not signals.received(1)
+        signal.raise_signal(signal.SIGINT)
+        assert signals.received(2)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_onto_eight_devices_and_on_for_longer(bundle, uninterrupted, tmp_path):
+    """Half on one device, half on eight: the same losses; and then further than was planned."""
+    recipe = dataclasses.replace(LONG, steps=9, result_dtype="bfloat16")
+    assert train(make_run(tmp_path, bundle, recipe=recipe)) == 0
+    first = weights(tmp_path / "model")
+    assert Bundle.open(tmp_path / "model").info.weights["encoder"].dtypes.keys() == {"bfloat16"}
+    assert Bundle.open(tmp_path / "model").info.weights["vae"] == bundle.info.weights["vae"]
+    mesh = make_mesh({"data": 4, "fsdp": 2})
+    assert train(make_run(tmp_path, bundle, mesh=mesh)) == 0
+    for a, b in zip(metrics(tmp_path), metrics(uninterrupted), strict=True):
+        for name in b:
+            np.testing.assert_allclose(a[name], b[name], rtol=1e-5)
+    second = weights(tmp_path / "model")
+    assert not np.array_equal(
+        first["encoder.text.input.kernel"], second["encoder.text.input.kernel"]
+    )
+
+
+def test_a_look_that_fails_loses_no_step_and_comes_again(bundle, uninterrupted, tmp_path):
+    with pytest.raises(MemoryError):
+        train(make_run(tmp_path, bundle, kind=Hungry))
+    assert (tmp_path / "checkpoints" / "9").is_dir()
+    assert not (tmp_path / "checkpoints" / "scores.json").exists()
+    assert train(make_run(tmp_path, bundle)) == 0
+    assert metrics(tmp_path) == metrics(uninterrupted)
+    assert_same_bits(weights(tmp_path / "model"), weights(uninterrupted / "model"))
+
+
+def nth_batch(number: int) -> list[int]:
+    """Numbers of the samples in a batch of the runs here, the first of which is 1."""
+    with make_iterator(grain.MapDataset.range(64), batch_size=8, seed=LONG.seed) as order:
+        return [int(k) for k in [next(order) for _ in range(number)][-1]]
+
+
+def test_a_record_that_cannot_be_read_loses_no_step(bundle, uninterrupted, tmp_path):
+    recipe = dataclasses.replace(LONG, save_every=100)
+    broken = type("Broken", (Unreadable,), {"record": nth_batch(6)[2]})
+    for _ in range(2):  # the second time it cannot begin
+        with pytest.raises(UserError) as caught:
+            train(make_run(tmp_path, bundle, recipe=recipe, kind=broken))
+        assert str(caught.value) == f"record {broken.record}: cannot be read"
+        assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["5"]
+    assert train(make_run(tmp_path, bundle)) == 0  # the record is whole again
+    assert metrics(tmp_path) == metrics(uninterrupted)
+    assert_same_bits(weights(tmp_path / "model"), weights(uninterrupted / "model"))
+
+
+# --- what it leaves -------------------------------------------------------------------------
+
+
+def test_the_best_checkpoint_as_the_result(bundle, tmp_path, capfd):
+    recipe = dataclasses.replace(LONG, steps=9, keep_last=1)
+    assert train(make_run(tmp_path, bundle, recipe=recipe)) == 0
+    best = weights(tmp_path / "model")
+    longer = dataclasses.replace(recipe, steps=STEPS)
+    assert train(make_run(tmp_path, bundle, recipe=longer, kind=Worsening, result="best")) == 0
+    assert "in steps, of step 9, the best: error " in capfd.readouterr().err
+    assert_same_bits(weights(tmp_path / "model"), best)
+    assert train(make_run(tmp_path, bundle, recipe=longer)) == 0
+    last = weights(tmp_path / "model")
+    assert (last["encoder.text.input.kernel"] != best["encoder.text.input.kernel"]).any()
+
+
+def test_the_result_is_a_bundle_with_the_averaged_weights(bundle, uninterrupted):
+    result = Bundle.open(uninterrupted / "model")
+    assert result.name == "tiny"
+    assert result.protocol == bundle.protocol
+    assert result.config == bundle.config
+    assert result.info.stages == ("foundations-clip", "tiny")
+    before, after = weights(bundle.path), weights(uninterrupted / "model")
+    moved = {name for name, value in after.items() if not np.array_equal(value, before[name])}
+    assert {".".join(name.split(".")[:2]) for name in moved} == {
+        "encoder.text",
+        "encoder.text_norm",
+    }
+    files = {path.name: path.read_bytes() for path in (result.tokenizer_dir).iterdir()}
+    assert files == {path.name: path.read_bytes() for path in (bundle.tokenizer_dir).iterdir()}
+    network = result.load("encoder")
+    assert len(flat_params(nnx.state(network))) == len(result.leaves("encoder"))
+
+
+def test_checkpoints_that_stay(uninterrupted):
+    """The last two, and the best: the losses fall, so it is one of them."""
+    folder = uninterrupted / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["12", "9", "scores.json"]
+    looks = [line for line in metrics(uninterrupted) if "watch/error" in line]
+    scores = {f"{line['step']}": line["watch/error"] for line in looks}
+    assert json.loads((folder / "scores.json").read_text()) == scores
+
+
+def test_the_records(uninterrupted):
+    lines = metrics(uninterrupted)
+    trained = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in trained] == list(range(1, STEPS + 1))
+    watched = [line for line in lines if "watch/error" in line]
+    assert [line["step"] for line in watched] == [9, 12]
+    assert trained[0]["loss"] > trained[-1]["loss"]
+    (events,) = (uninterrupted / "events").iterdir()
+    data = events.read_bytes()
+    for tag in (b"train/loss", b"train/mfu", b"watch/error", b"watch/clips", b"GIF89a"):
+        assert tag in data
+    raw = (uninterrupted / metric_logger.METRICS_FILE).read_text().splitlines()
+    timed = json.loads(raw[2])
+    expected = timed["steps_per_second"] * 8 * 6.0 * 6 * (12 * 32 + 32 * 32) / (0.001 * 1e12)
+    assert timed["mfu"] == pytest.approx(expected)
+    assert timed["shots_per_second_per_chip"] == pytest.approx(timed["steps_per_second"] * 8)
+
+
+def test_what_a_stage_measures_and_the_digits_of_frozen_weights(bundle, tmp_path, capfd):
+    """`finish` sets a field; frozen weights, used in bfloat16, are written as they were read."""
+    recipe = dataclasses.replace(LONG, steps=2, dtype="bfloat16")
+    assert train(make_run(tmp_path, bundle, recipe=recipe, kind=Measuring)) == 0
+    result = Bundle.open(tmp_path / "model")
+    assert result.config.encoder is not None
+    assert result.config.encoder.dtype == "bfloat16"
+    before, after = weights(bundle.path), weights(tmp_path / "model")
+    name = "encoder.image.input.kernel"
+    np.testing.assert_array_equal(after[name], before[name])
+    assert not np.array_equal(before[name].astype(jnp.bfloat16), before[name])
+    told = capfd.readouterr().err
+    assert "FLOP of a shot's step x shots a second / (chips x peak FLOP/s) = 5.069e+04" in told
+    assert "n/a for 'cpu': give --peak-tflops" in told
+
+
+# --- what stops it --------------------------------------------------------------------------
+
+
+def test_a_nan_stops_names_and_leaves_the_last_good_state(bundle, uninterrupted, tmp_path):
+    recipe = dataclasses.replace(LONG, bad_sample=nth_batch(5)[3])
+    run = make_run(tmp_path, bundle, recipe=recipe)
+    with pytest.raises(NonFiniteError) as caught:
+        train(run)
+    told = str(caught.value)
+    assert told.startswith("step 5: the batch's text is not finite: stopped; the state before it")
+    assert "\n" not in told
+    assert told.endswith("from the start: with --start anew, or another --out")
+    good = [line for line in metrics(uninterrupted) if line["step"] <= 4]
+    assert good
+    assert metrics(tmp_path) == good
+    assert (tmp_path / "checkpoints" / "4").is_dir()
+    assert not (tmp_path / "model").exists()
+
+
+def test_another_configuration_is_refused(bundle, uninterrupted):
+    recipe = dataclasses.replace(LONG, batch_size=16)
+    with pytest.raises(UserError, match=r"recipe.batch_size was 8, is 16: start with the former"):
+        train(make_run(uninterrupted, bundle, recipe=recipe))
+
+
+def test_another_model_to_start_from_is_refused(bundle, uninterrupted):
+    class Other(Bundle):
+        name = "other"
+
+    other = Other(bundle.path, bundle.info)
+    with pytest.raises(UserError, match=r"model was 'start \w+', is 'other \w+'"):
+        train(make_run(uninterrupted, other))
+
+
+def test_data_of_another_content_is_refused(bundle, uninterrupted, tmp_path):
+    """A set that says something else of itself than when the run began: then it said nothing."""
+    (tmp_path / "somewhere").mkdir()
+    (tmp_path / "somewhere" / "set.json").write_text("{}")
+    run = make_run(uninterrupted, bundle)
+    moved = dataclasses.replace(run, sources=(DataSource(str(tmp_path / "somewhere")),))
+    told = r"the data set somewhere is another one than .* \(data\.0\.content was '', is '\w+'\)"
+    with pytest.raises(UserError, match=told):
+        train(moved)
+
+
+# --- pieces ---------------------------------------------------------------------------------
+
+
+def test_peaks_and_utilization():
+    assert metric_logger.peak_tflops() is None  # a CPU
+    assert metric_logger.peak_tflops(3.5) == 3.5
+    found = metric_logger.utilization(
+        sample_flops=1e12, samples_per_second=50.0, chips=2, peak=100.0
+    )
+    assert found == pytest.approx(0.25)
+
+
+def test_a_gif_of_clips():
+    clips = np.zeros((9, 4, 6, 10, 3), np.uint8)
+    clips[8, 2] = (255, 0, 0)
+    picture = Image.open(io.BytesIO(metric_logger.gif(clips)))
+    frames = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(picture)]
+    assert [f.shape for f in frames[:1]] == [(12, 80, 3)]
+    assert (frames[-2][6:, :10] == (255, 0, 0)).all()
+
+
+def test_the_curve_that_is_compared_has_no_clock(uninterrupted, tmp_path):
+    """Two equal runs on two days; and of a real run all that the training alone decides."""
+    scalars = {"loss": 0.5, "grad_norm": 1.0}
+    for day in (1.0, 2.0):
+        recorder = metric_logger.Recorder(
+            absolute(tmp_path / f"{day}"), step=0, steps=1, name="tiny"
+        )
+        clocked = ("steps_per_second", "shots_per_second_per_chip", "goodput", "mfu")
+        recorder.log(1, scalars | dict.fromkeys(clocked, day), steps_per_second=day)
+        recorder.close()
+    assert metrics(tmp_path / "1.0") == metrics(tmp_path / "2.0") == [{"step": 1, **scalars}]
+    names = {"step", "loss", "text_error", "grad_norm", "update_norm", "param_norm"}
+    assert metrics(uninterrupted)[5].keys() == names | {"learning_rate"}
+
+
+def test_an_unfinished_line_of_metrics_is_dropped(tmp_path):
+    file = tmp_path / metric_logger.METRICS_FILE
+    file.write_text('{"step": 1, "loss": 2}\n{"step": 2, "loss": 1}\n{"step": 3, "lo')
+    recorder = metric_logger.Recorder(absolute(tmp_path), step=1, steps=5, name="tiny")
+    recorder.log(2, {"loss": float("nan")}, steps_per_second=None)
+    recorder.close()
+    assert file.read_text() == '{"step": 1, "loss": 2}\n{"step": 2, "loss": null}\n'
+
+
+def test_records_that_grow_elsewhere_are_copied(tmp_path, capfd):
+    """As those of a run in a bucket do."""
+    far, near = tmp_path / "far", tmp_path / "near"
+    far.mkdir()
+    before = '{"step": 1, "loss": 2}\n'
+    (far / metric_logger.METRICS_FILE).write_text(before + '{"step": 2, "loss": 9}\n')
+    recorder = metric_logger.Recorder(absolute(far), step=1, steps=5, name="tiny", local=near)
+    assert f"metrics.jsonl and events/ grow in {near}" in capfd.readouterr().err
+    recorder.log(2, {"loss": 1.0}, steps_per_second=None)
+    recorder.copy()
+    lines = before + '{"step": 2, "loss": 1.0}\n'
+    assert (far / metric_logger.METRICS_FILE).read_text() == lines
+    recorder.log(3, {"loss": 0.5}, steps_per_second=None)
+    recorder.close()
+    assert (far / metric_logger.METRICS_FILE).read_text() == lines + '{"step": 3, "loss": 0.5}\n'
+    (events,) = (far / metric_logger.EVENTS).iterdir()
+    assert b"train/loss" in events.read_bytes()
+
+
+def test_a_layer_of_a_stack_comes_alone():
+    """No program holds the whole stack on one device."""
+    mesh = make_mesh({"data": 2, "fsdp": 4})
+    stack = np.arange(6 * 8 * 12, dtype=np.float32).reshape(6, 8, 12)
+    placed = jax.device_put(stack, NamedSharding(mesh, PartitionSpec(None, "fsdp")))
+    take = one_layer(NamedSharding(mesh, PartitionSpec()))
+    np.testing.assert_array_equal(np.stack([take(placed, i) for i in range(6)]), stack)
+    assert take(placed, 1).is_fully_replicated
+    assert "[6,8,12]" not in take.lower(placed, 1).compile().as_text()
