@@ -28,7 +28,7 @@ COMMANDS = {
         "animegamer_jax.convert.initialise:initialise",
         "pre-trained parts -> a bundle to train",
     ),
-    "data toyworld": ("animegamer_jax.data.command:toyworld", "draw games of the toy world"),
+    "data toyworld": ("animegamer_jax.toy.command:toyworld", "draw games of the toy world"),
     "data films": ("animegamer_jax.data.films.command:films", "films -> two-second clips"),
     "data annotate": ("animegamer_jax.data.films.command:annotate", "who does what in each clip"),
     "data games": ("animegamer_jax.data.films.command:games", "annotated clips -> games"),

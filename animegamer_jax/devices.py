@@ -6,6 +6,7 @@ is what libtpu's compiler says of programs that are too large.
 """
 
 import dataclasses
+import os
 import platform
 from pathlib import Path
 
@@ -120,3 +121,13 @@ def processor() -> str:
         return next(x.partition(":")[2].strip() for x in lines if x.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
+
+
+def keep_compiled_programs() -> None:
+    """Lets JAX keep compiled programs in the user's cache folder, unless another one is set.
+
+    The first turn of the next game on this machine then need not compile again. To be called
+    before JAX is imported.
+    """
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(caches) / "animegamer_jax"))

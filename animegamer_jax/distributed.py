@@ -16,8 +16,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from animegamer_jax.bundle.networks import flattened
 from animegamer_jax.errors import UserError
+from animegamer_jax.storage.serialization import flattened
 
 _CLUSTERS = ("JAX_COORDINATOR_ADDRESS", "SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri")
 _CHIPS = ("/dev/accel*", "/dev/vfio/[0-9]*")

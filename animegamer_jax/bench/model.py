@@ -15,6 +15,7 @@ from animegamer_jax.bundle.bundle import (
     NetworkName,
     abstract_params,
 )
+from animegamer_jax.bundle.embedded import ASSETS, model_folder
 from animegamer_jax.configs import (
     DiTConfig,
     Dtype,
@@ -27,12 +28,8 @@ from animegamer_jax.configs import (
 )
 from animegamer_jax.diffusion import SamplerState, SamplerTable
 from animegamer_jax.game import rollout
+from animegamer_jax.game.instructions import parse_instructions
 from animegamer_jax.game.player import Player
-from animegamer_jax.play.command import (
-    ASSETS,
-    model_folder,
-    parse_instructions,
-)
 from animegamer_jax.protocol import PAPER
 
 _PLAYING: tuple[NetworkName, ...] = ("mllm", "encoder", "dit", "vae")

@@ -39,7 +39,6 @@ from animegamer_jax.bundle.networks import NetworkName as NetworkName
 from animegamer_jax.bundle.networks import abstract_network as abstract_network
 from animegamer_jax.bundle.networks import abstract_params as abstract_params
 from animegamer_jax.bundle.networks import flat_params as flat_params
-from animegamer_jax.bundle.networks import flattened, nested
 from animegamer_jax.bundle.networks import make_network as make_network
 from animegamer_jax.bundle.networks import param_leaves as param_leaves
 from animegamer_jax.bundle.writer import BundleWriter as BundleWriter
@@ -53,6 +52,7 @@ from animegamer_jax.storage.paths import (
     one_host,
     telling,
 )
+from animegamer_jax.storage.serialization import flattened, nested
 
 _BATCH_BYTES = 1 << 24  # small parameters are read together
 

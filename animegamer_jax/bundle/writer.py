@@ -28,11 +28,7 @@ from animegamer_jax.bundle.config import (
     to_json,
     with_dtypes,
 )
-from animegamer_jax.bundle.networks import (
-    NetworkName,
-    abstract_params,
-    nested,
-)
+from animegamer_jax.bundle.networks import NetworkName, abstract_params
 from animegamer_jax.configs import Dtype, ModelConfig, NetworkConfig
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import Protocol
@@ -43,6 +39,7 @@ from animegamer_jax.storage.paths import (
     refuse_existing,
     telling,
 )
+from animegamer_jax.storage.serialization import nested
 
 _BATCH_BYTES = 1 << 24
 _CHUNK_BYTES = 1 << 26  # of an array on disk: what a write holds in memory beside the array

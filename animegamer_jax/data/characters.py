@@ -14,7 +14,6 @@ import hashlib
 import io
 import json
 import tomllib
-import unicodedata
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,13 +24,13 @@ from PIL import Image, ImageOps
 from animegamer_jax.bundle.config import from_json, to_json
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.paths import absolute, telling
+from animegamer_jax.vlm.fields import plain
 
 MAX_NAME = 40
 NOBODY = ("other", "none")
 """What a subject may be besides a character: somebody else, or nobody at all."""
 
 _LAYOUT = 1
-_MARKS = " '-,.&"
 _KEYS = ("name", "aliases", "images")
 _FORM = '[[character]] with name = "...", aliases = ["..."], images = ["..."]'
 
@@ -96,25 +95,6 @@ class Cast:
         """The cast without its pictures, for `parse_cast`."""
         content = {"layout": _LAYOUT, "characters": to_json(self.characters)}
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-
-
-def plain(text: str, *, most: int) -> str:
-    """A text in one line, of letters, digits, spaces and a few marks, as instructions can hold it.
-
-    Raises:
-        ValueError: other signs (they would break the form of an instruction), no letter, or more
-            than `most` characters.
-    """
-    text = unicodedata.normalize("NFKC", text).replace("\u2019", "'")
-    text = " ".join(text.split()).strip(" .,")
-    for sign in text:
-        if unicodedata.category(sign)[0] not in "LMN" and sign not in _MARKS:
-            raise ValueError(f"expected letters, digits, spaces and {_MARKS[1:]}, found {sign!a}")
-    if not any(sign.isalnum() for sign in text):
-        raise ValueError("expected a word or more, found none")
-    if len(text) > most:
-        raise ValueError(f"expected at most {most} characters, found {len(text)}")
-    return text
 
 
 def parse_cast(text: str, *, where: str) -> Cast:

@@ -1,71 +1,8 @@
 """`animegamer data`: what makes data sets."""
 
-import contextlib
-import sys
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-from animegamer_jax.errors import UserError
-
-_LINE_EVERY = 20.0  # seconds between lines where there is no terminal
-_MOST_BARS = 8
-
-
-def toyworld(
-    *,
-    out: Path,
-    games: int = 2000,
-    test_games: int = 100,
-    turns: int = 5,
-    height: int = 48,
-    width: int = 72,
-    seed: int = 0,
-    processes: int = 2,
-    films: int = 0,
-) -> int:
-    """Draw games of the toy world: a data set to train on, and three to test on.
-
-    Args:
-        out: The folder to write.
-        games: Number of training games.
-        test_games: Number of games of each held-out split (test, combinations, phrasings).
-        turns: Turns of a game.
-        height: Rows of a frame.
-        width: Columns of a frame.
-        seed: Of all games.
-        processes: That draw at the same time.
-        films: Number of films (shots joined by cuts, with their truth) to write to OUT/films.
-    """
-    from animegamer_jax.toy.dataset import ToySize, write_toy_games
-
-    size = ToySize(games=games, test_games=test_games, turns=turns, height=height, width=width)
-    if films < 0:
-        raise UserError(f"films {films}: expected 0 or more")
-    with show_progress("games") as tell:
-        info = write_toy_games(str(out), size, seed=seed, processes=processes, on_progress=tell)
-    if films:
-        _write_films(out / "films", films, size=(height, width), seed=seed)
-    counts = ", ".join(f"{split} {count}" for split, count in info.splits.items())
-    print(f"{out}: {sum(info.splits.values())} turns ({counts})")
-    return 0
-
-
-def _write_films(folder: Path, count: int, *, size: tuple[int, int], seed: int) -> None:
-    from animegamer_jax.storage.paths import telling
-    from animegamer_jax.toy.films import make_film, write_film
-
-    mend = "free space; the games are whole"
-    with telling(folder, "cannot be written", mend=mend), show_progress("films") as tell:
-        folder.mkdir(exist_ok=True)
-        for number in range(count):
-            film = make_film(seed + number, height=size[0], width=size[1])
-            write_film(folder / f"film_{number + 1:03d}.mp4", film)
-            tell("films", number + 1, count)
+from animegamer_jax.progress import show_progress
 
 
 def features(
@@ -135,35 +72,3 @@ def features(
         counts = ", ".join(f"{split} {count}" for split, count in info.splits.items())
         print(f"{out}: features of {sum(info.splits.values())} turns ({counts})")
     return 0
-
-
-@contextlib.contextmanager
-def show_progress(
-    unit: str, *, note: Callable[[], str] = lambda: ""
-) -> Iterator[Callable[[str, int, int], None]]:
-    """Tells how far each split is, with a note: a bar on a terminal, else a line now and then."""
-    console = Console(stderr=True)
-    if console.is_terminal:
-        name = TextColumn("{task.description}", markup=False)  # films have brackets in their names
-        told = TextColumn(unit + "{task.fields[note]}")
-        columns = (name, BarColumn(), MofNCompleteColumn(), told, TimeRemainingColumn())
-        with Progress(*columns, console=console) as bar:
-            tasks = {}
-
-            def draw(split: str, done: int, total: int) -> None:
-                if split not in tasks:
-                    if len(tasks) == _MOST_BARS:  # the first stays
-                        bar.remove_task(tasks.pop(list(tasks)[1]))
-                    tasks[split] = bar.add_task(split, total=total, note="")
-                bar.update(tasks[split], completed=done, note=note())
-
-            yield draw
-        return
-    last = [time.monotonic()]
-
-    def say(split: str, done: int, total: int) -> None:
-        if done == total or time.monotonic() - last[0] > _LINE_EVERY:
-            last[0] = time.monotonic()
-            print(f"{split}: {done} of {total} {unit}{note()}", file=sys.stderr, flush=True)
-
-    yield say

@@ -25,7 +25,6 @@ from etils import epath
 from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
 from animegamer_jax.bundle.config import to_json
-from animegamer_jax.bundle.networks import first_difference
 from animegamer_jax.data.datasets import (
     INFO_FILE,
     PARTS,
@@ -37,13 +36,14 @@ from animegamer_jax.data.datasets import (
     disk_refusal,
     record_spec,
 )
-from animegamer_jax.data.films.clips.archive import write_json
 from animegamer_jax.errors import UserError
+from animegamer_jax.storage.files import write_json
 from animegamer_jax.storage.paths import (
     absolute,
     refuse_existing,
     telling,
 )
+from animegamer_jax.storage.serialization import first_difference
 
 _TEMPORARY = ".shard-"
 _MEND = "free space or choose another place, then run the same command again"

@@ -18,6 +18,7 @@ import numpy as np
 
 from animegamer_jax import __version__
 from animegamer_jax.bundle.bundle import Bundle
+from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.data.characters import Cast, read_cast
 from animegamer_jax.devices import processor
 from animegamer_jax.errors import UserError
@@ -26,7 +27,6 @@ from animegamer_jax.evaluate.benchmarks.format import (
     check_characters,
     read_benchmark,
 )
-from animegamer_jax.evaluate.command import JudgeOptions, Options
 from animegamer_jax.evaluate.judge.scores import agreement
 from animegamer_jax.evaluate.metrics.registry import (
     GROUPS,
@@ -43,6 +43,7 @@ from animegamer_jax.evaluate.metrics.suite import (
     load_clip,
     make_scoring,
 )
+from animegamer_jax.evaluate.options import JudgeOptions, Options
 from animegamer_jax.evaluate.play_games import (
     benchmark_digest,
     check_instructions,
@@ -55,9 +56,8 @@ from animegamer_jax.evaluate.report.ablations import TOY_ABLATIONS, read_ablatio
 from animegamer_jax.evaluate.report.build import write_report
 from animegamer_jax.evaluate.results import Evaluation, SystemResult, Table, write_results
 from animegamer_jax.game.player import Player, check_fit
-from animegamer_jax.media.video import write_whole
 from animegamer_jax.models.vae import VAE
-from animegamer_jax.play.command import model_folder
+from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import telling
 from animegamer_jax.tokenizer import Tokenizer
 from animegamer_jax.toy.scoring.benchmark import WORLD
@@ -303,11 +303,8 @@ class Run:
         asked = self._judge
         if not asked.judge:
             return (), {}, None
-        from animegamer_jax.evaluate.judge.judge import (
-            JudgedGame,
-            JudgeSettings,
-            judge,
-        )
+        from animegamer_jax.evaluate.judge.judge import judge
+        from animegamer_jax.evaluate.judge.prompt import JudgedGame, JudgeSettings
 
         out = self._options.out
         pictures = {} if cast is None else first_pictures(cast)

@@ -33,11 +33,8 @@ from animegamer_jax.game.saved_game import (
     Game,
     Turn,
 )
-from animegamer_jax.media.video import (
-    measure_mp4,
-    read_mp4,
-    write_whole,
-)
+from animegamer_jax.media.video import measure_mp4, read_mp4
+from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import telling
 
 VALUES_FILE = "values.json"

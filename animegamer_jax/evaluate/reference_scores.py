@@ -24,8 +24,8 @@ from animegamer_jax.evaluate.play_games import (
     clip_values,
 )
 from animegamer_jax.evaluate.results import Table
-from animegamer_jax.media.video import write_whole
 from animegamer_jax.models.vae import VAE
+from animegamer_jax.storage.files import write_whole
 from animegamer_jax.toy.scoring.truth import other_take, reconstruct
 
 THROUGH_VAE = "true clips through its VAE"

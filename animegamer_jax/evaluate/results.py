@@ -26,7 +26,7 @@ from animegamer_jax.evaluate.judge.scores import (
 )
 from animegamer_jax.evaluate.metrics.formulas import Estimate, estimate
 from animegamer_jax.evaluate.strictjson import fields, load, shown, some
-from animegamer_jax.media.video import write_whole
+from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import telling
 
 FORMAT_VERSION = 1

@@ -20,7 +20,8 @@ import numpy as np
 from jaxtyping import Float32, Int32, UInt8
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.media import video
+from animegamer_jax.media import storyboard, video
+from animegamer_jax.storage.files import write_whole
 
 FORMAT_VERSION = 1
 GAME_FILE = "game.json"
@@ -230,7 +231,7 @@ class Game:
         arrays = io.BytesIO()
         np.savez_compressed(arrays, representation=representation)
         video.write_mp4(self.folder / turn.clip, video.enlarge(frames))
-        video.write_whole(self.folder / turn.representation_file, arrays.getvalue())
+        write_whole(self.folder / turn.representation_file, arrays.getvalue())
         self._keep([*kept, turn])
         return turn
 
@@ -265,7 +266,7 @@ class Game:
         kept = self.turns[:turns]
         for turn in kept:
             for name in (turn.clip, turn.representation_file):
-                video.write_whole(folder / name, (self.folder / name).read_bytes())
+                write_whole(folder / name, (self.folder / name).read_bytes())
         game._keep(kept)
         return game
 
@@ -316,9 +317,9 @@ class Game:
             OSError: it cannot be written.
             UserError: a clip cannot be read.
         """
-        shown = self.turns[-video.MAX_PANELS :]
+        shown = self.turns[-storyboard.MAX_PANELS :]
         panels = [
-            video.Panel(
+            storyboard.Panel(
                 turn=turn.turn,
                 instruction=turn.instruction,
                 frames=video.pick_frames(video.read_mp4(self.folder / turn.clip)),
@@ -333,7 +334,7 @@ class Game:
             count = f"turns {shown[0].turn} to {shown[-1].turn} of {count}"
         note = f"{count}  ·  seed {self.seed}  ·  window {self.window}  ·  {self.steps} steps"
         path = self.folder / STORYBOARD_FILE
-        video.write_whole(path, video.storyboard(panels, title=self.model, note=note))
+        write_whole(path, storyboard.storyboard(panels, title=self.model, note=note))
         return path
 
     def _save(self, turns: list[Turn]) -> None:
@@ -347,7 +348,7 @@ class Game:
             "turns": [dataclasses.asdict(turn) for turn in turns],
         }
         text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-        video.write_whole(self.folder / GAME_FILE, (text + "\n").encode())
+        write_whole(self.folder / GAME_FILE, (text + "\n").encode())
 
 
 def check_no_game(folder: Path) -> None:

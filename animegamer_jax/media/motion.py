@@ -6,14 +6,16 @@ rest; the mean is sorted into five levels. Its flow network is replaced by OpenC
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 
 import cv2
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 
 from animegamer_jax.errors import UserError
+from animegamer_jax.toy.world import MOTION_EDGES
 
 PAPER_EDGES = (0.75, 3.5, 12.5, 30.0)
 """Values between the levels, in pixels at 480 x 720: not published; both released tables fit."""
@@ -167,3 +169,41 @@ def quantile_edges(values: Sequence[float], *, levels: int = 5) -> tuple[float, 
             f"found {len(set(values))}: add films, or use the paper's edges"
         )
     return edges
+
+
+FLICKER = 12.0
+"""Grey levels by which a generated clip may differ from frame to frame where nothing moves.
+
+Its value of motion is a mean over what moves: scenery that shimmers a little would take part in it
+as slow motion. As much as leaves true clips their levels ("true clips" among the ceilings).
+"""
+
+
+def measure_levels(
+    clips: UInt8[np.ndarray, "n f h w 3"], *, noise: float = FLICKER
+) -> Int[np.ndarray, " n"]:
+    """The motion level of each clip by optical flow, 1 to 5, by the toy world's edges.
+
+    Args:
+        clips: generated ones.
+        noise: see `dis_flow`.
+    """
+    return levels_of(measure_motion(clips, noise=noise))
+
+
+def measure_motion(
+    clips: UInt8[np.ndarray, "n f h w 3"], *, noise: float = FLICKER
+) -> Float[np.ndarray, " n"]:
+    """The motion value of each clip by optical flow, in pixels.
+
+    Args:
+        clips: generated ones.
+        noise: see `dis_flow`.
+    """
+    flow = functools.partial(dis_flow, noise=noise)
+    return np.array([motion_value(clip, estimate=flow) for clip in clips])
+
+
+def levels_of(values: Float[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+    """The motion levels, 1 to 5, of motion values, by the toy world's edges."""
+    return np.array([motion_level(value, edges=MOTION_EDGES) for value in values.tolist()])

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.configs import Dtype
+from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.errors import UserError
-from animegamer_jax.play.command import keep_compiled_programs, model_folder
 
 
 def serve(

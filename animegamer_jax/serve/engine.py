@@ -21,9 +21,9 @@ import jax
 import numpy as np
 
 from animegamer_jax.errors import NonFiniteError, UserError
+from animegamer_jax.game.instructions import check_letters
 from animegamer_jax.game.player import Player, TurnOutput
 from animegamer_jax.game.saved_game import Game, Turn
-from animegamer_jax.play.command import check_letters
 from animegamer_jax.serve.shelf import Shelf
 
 BATCH_SIZES = (1, 2, 4, 8)  # where one batch is played at a time

@@ -15,11 +15,8 @@ import numpy as np
 from jaxtyping import UInt8
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.media.video import (
-    FRAMES_PER_SECOND,
-    write_bt709,
-    write_whole,
-)
+from animegamer_jax.media.video import FRAMES_PER_SECOND, write_bt709
+from animegamer_jax.storage.files import write_whole
 from animegamer_jax.toy.drawing.draw import render
 from animegamer_jax.toy.drawing.style import PLAIN as PLAIN
 from animegamer_jax.toy.drawing.style import CrossFade as CrossFade

@@ -21,13 +21,9 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers as managers
 
-from animegamer_jax.bundle.networks import (
-    first_difference,
-    flattened,
-    nested,
-)
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.paths import no_late_answers, telling
+from animegamer_jax.storage.serialization import first_difference, flattened, nested
 from animegamer_jax.train.optimizer import parameter_path
 from animegamer_jax.train.step import TrainState
 

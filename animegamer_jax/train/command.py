@@ -336,7 +336,7 @@ def start(stage_class: type["Stage[Any]"], options: Options, recipe: Recipe) -> 
     Raises:
         UserError: something does not fit.
     """
-    from animegamer_jax.play.command import keep_compiled_programs
+    from animegamer_jax.devices import keep_compiled_programs
 
     keep_compiled_programs()
     import jax

@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from animegamer_jax.devices import find_chip
-from animegamer_jax.media.video import FRAMES_PER_SECOND, write_whole
+from animegamer_jax.media.video import FRAMES_PER_SECOND
+from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import is_bucket, telling
 from animegamer_jax.train.stages.base import Watched
 

@@ -12,11 +12,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from animegamer_jax.train.stages.recipe import OptimizerConfig
-
-# The last names of the parameters that decay: matrices and convolutions, low-rank ones as well.
-# Not norms, biases, embeddings, positions, temperatures and tables of relative positions.
-DECAYED = ("kernel", "lora_a", "lora_b", "patch_kernel", "projection")
+from animegamer_jax.train.stages.recipe import DECAYED, OptimizerConfig
 
 
 def parameter_path(path: tuple[Any, ...]) -> str:

@@ -12,12 +12,12 @@ from typing import Any
 from etils import epath
 
 from animegamer_jax.bundle.config import from_json
-from animegamer_jax.data.films.annotation.prompt import Message, again
-from animegamer_jax.data.films.annotation.usage_log import Usage
-from animegamer_jax.data.films.clips.archive import read_json
 from animegamer_jax.errors import UserError
+from animegamer_jax.storage.files import read_json
 from animegamer_jax.storage.paths import telling
 from animegamer_jax.vlm.client import AskSettings, Endpoint
+from animegamer_jax.vlm.messages import Message, again
+from animegamer_jax.vlm.usage import Usage
 
 _KEPT = 10_000  # letters of an answer that are kept
 _TELL_EVERY = 60.0  # seconds between words on a slow server

@@ -29,6 +29,7 @@ from stages import deviations, new_fields, read_about, recipe_options, xla_flags
 
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.bundle.config import to_json
+from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.report.ablations import (
     TOY_ABLATIONS,
@@ -37,8 +38,7 @@ from animegamer_jax.evaluate.report.ablations import (
     Score,
     write_ablations,
 )
-from animegamer_jax.media.video import write_whole
-from animegamer_jax.play.command import keep_compiled_programs
+from animegamer_jax.storage.files import write_whole
 from animegamer_jax.toy.scoring.decoder_samples import sample_shots
 from animegamer_jax.toy.scoring.scores import Judge, summarise
 

@@ -28,12 +28,12 @@ from animegamer_jax.bundle.bundle import (
     BundleWriter,
 )
 from animegamer_jax.bundle.config import with_dtypes
+from animegamer_jax.bundle.embedded import ASSETS
 from animegamer_jax.errors import UserError
-from animegamer_jax.media.motion import NOISE
-from animegamer_jax.media.video import write_whole
-from animegamer_jax.play.command import ASSETS
+from animegamer_jax.media.motion import FLICKER, NOISE
+from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import move_into_place, refuse_existing
-from animegamer_jax.toy.scoring.scores import DATA_NOISE, FLICKER
+from animegamer_jax.toy.scoring.scores import DATA_NOISE
 
 ROOT = Path(__file__).parents[2]
 SCORES_FILE = "scores.json"

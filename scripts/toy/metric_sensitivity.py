@@ -20,8 +20,11 @@ import cv2
 import numpy as np
 
 from animegamer_jax.bundle.bundle import Bundle
+from animegamer_jax.bundle.embedded import model_folder
+from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.metrics import formulas
+from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder
 from animegamer_jax.evaluate.metrics.formulas import STATE_SLOTS, Estimate
 from animegamer_jax.evaluate.metrics.lpips import (
     LPIPS,
@@ -30,20 +33,13 @@ from animegamer_jax.evaluate.metrics.lpips import (
 )
 from animegamer_jax.evaluate.metrics.openclip import load_clip_for_scores
 from animegamer_jax.evaluate.metrics.video_distance import frechet_distance, jedi
+from animegamer_jax.media.motion import measure_levels
 from animegamer_jax.models.vae import VAE
-from animegamer_jax.play.command import keep_compiled_programs, model_folder
 from animegamer_jax.toy.drawing.draw import render
-from animegamer_jax.toy.scoring.classifiers import (
-    CANDIDATES,
-    Attribute,
-    ClipEmbedder,
-    Reader,
-    make_readers,
-)
+from animegamer_jax.toy.scoring.classifiers import CANDIDATES, Attribute, Reader, make_readers
 from animegamer_jax.toy.scoring.scores import (
     ALL_THREE,
     attribute_values,
-    measure_levels,
     other_game_values,
     state_values,
 )

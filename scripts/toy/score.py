@@ -21,22 +21,21 @@ from PIL import Image, ImageDraw, ImageFont
 
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.bundle.config import to_json
+from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.configs import ShotEncoderConfig
+from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.errors import UserError
+from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder
 from animegamer_jax.evaluate.progress import teller
 from animegamer_jax.game.player import Player
-from animegamer_jax.media.video import pick_frames, write_whole
+from animegamer_jax.media.video import pick_frames
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.encoder import ShotEncoder
 from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.models.vae import VAE
-from animegamer_jax.play.command import keep_compiled_programs, model_folder
+from animegamer_jax.storage.files import write_whole
 from animegamer_jax.tokenizer import Tokenizer
-from animegamer_jax.toy.scoring.classifiers import (
-    ChosenReaders,
-    ClipEmbedder,
-    make_readers,
-)
+from animegamer_jax.toy.scoring.classifiers import ChosenReaders, make_readers
 from animegamer_jax.toy.scoring.scores import (
     PlayedGames,
     Scores,

@@ -15,18 +15,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from animegamer_jax.bundle.bundle import Bundle
+from animegamer_jax.bundle.embedded import model_folder
+from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.metrics import formulas
 from animegamer_jax.evaluate.progress import teller
 from animegamer_jax.game.player import Player
-from animegamer_jax.play.command import keep_compiled_programs, model_folder
+from animegamer_jax.media.motion import levels_of, measure_motion
 from animegamer_jax.toy.scoring.decoder_samples import sample_shots
-from animegamer_jax.toy.scoring.scores import (
-    levels_of,
-    measure_motion,
-    play_games,
-    psnr_by_game,
-)
+from animegamer_jax.toy.scoring.scores import play_games, psnr_by_game
 from animegamer_jax.toy.scoring.truth import Truth, make_truth
 from animegamer_jax.toy.world import LEVELS, make_game
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from animegamer_jax.bundle.bundle import Bundle
+from animegamer_jax.bundle.embedded import ASSETS, model_folder
 from animegamer_jax.game.player import Player
-from animegamer_jax.play.command import ASSETS, model_folder
 from animegamer_jax.toy.drawing.draw import render
 from animegamer_jax.toy.world import (
     CHARACTERS,

@@ -5,14 +5,9 @@ import pytest
 from annotated_shots import write_cast
 from PIL import Image
 
-from animegamer_jax.data.characters import (
-    NOBODY,
-    open_picture,
-    parse_cast,
-    plain,
-    read_cast,
-)
+from animegamer_jax.data.characters import NOBODY, open_picture, parse_cast, read_cast
 from animegamer_jax.errors import UserError
+from animegamer_jax.vlm.fields import plain
 
 
 def test_a_cast_is_read_with_its_pictures(tmp_path):

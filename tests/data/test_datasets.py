@@ -19,7 +19,6 @@ from tiny_sets import (
     write_games,
 )
 
-from animegamer_jax.data import command
 from animegamer_jax.data.datasets import (
     VERSION,
     Record,
@@ -35,6 +34,7 @@ from animegamer_jax.media.video import (
     encode_lossless_mp4,
     read_mp4,
 )
+from animegamer_jax.toy import command
 from animegamer_jax.toy.dataset import (
     ToySize,
     game_number,

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from tiny_evaluation import ABLATIONS, emptied, make_evaluation, with_judges
 
-from animegamer_jax.data.films.annotation.usage_log import Usage
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.judge.scores import CRITERIA, Verdict
 from animegamer_jax.evaluate.report.ablations import read_ablations, write_ablations
 from animegamer_jax.evaluate.results import read_results, write_results
+from animegamer_jax.vlm.usage import Usage
 
 
 def test_results_come_back(tmp_path):

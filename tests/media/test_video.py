@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.media import video
+from animegamer_jax.media import storyboard, video
+from animegamer_jax.storage.files import write_whole
 
 
 def make_clip(num_frames: int = 5, *, height: int = 48, width: int = 72) -> np.ndarray:
@@ -64,11 +65,11 @@ def test_a_file_that_is_no_clip_is_named(tmp_path, content):
 
 def test_a_full_disk_keeps_the_old_file(tmp_path):
     path = tmp_path / "game.json"
-    video.write_whole(path, b"old")
+    write_whole(path, b"old")
     # A device that is always full stands where the bytes would go first.
     (tmp_path / "game.json.part").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"):
-        video.write_whole(path, b"new")
+        write_whole(path, b"new")
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["game.json"]
 
@@ -77,7 +78,7 @@ def make_panels(count: int, *, instruction: str = "Character: Qiqi; Motion: run;
     meters = {"stamina": 0, "social": 55, "entertainment": 100}
     changes = {"stamina": -1, "social": 1, "entertainment": 0}
     return [
-        video.Panel(
+        storyboard.Panel(
             turn=number,
             instruction=instruction,
             frames=video.pick_frames(make_clip(3)),
@@ -95,7 +96,7 @@ def open_png(data: bytes) -> Image.Image:
 
 def test_the_storyboard_grows_down_and_then_sideways():
     one, ten, eleven, sixty = (
-        open_png(video.storyboard(make_panels(count), title="toy", note="seed 0"))
+        open_png(storyboard.storyboard(make_panels(count), title="toy", note="seed 0"))
         for count in (1, 10, 11, 60)
     )
     assert ten.width == one.width
@@ -108,7 +109,7 @@ def test_the_storyboard_grows_down_and_then_sideways():
 def test_the_storyboard_shows_the_frames():
     panels = make_panels(1)
     red = np.zeros((4, 48, 72, 3), np.uint8) + np.array([200, 10, 20], np.uint8)
-    picture = np.asarray(open_png(video.storyboard([panels[0]._replace(frames=red)])))
+    picture = np.asarray(open_png(storyboard.storyboard([panels[0]._replace(frames=red)])))
     share = (np.abs(picture.astype(int) - [200, 10, 20]).max(axis=-1) < 3).mean()
     assert share > 0.1
 
@@ -125,13 +126,13 @@ def test_the_storyboard_shows_the_frames():
     ],
 )
 def test_any_instruction_can_be_drawn(instruction):
-    picture = open_png(video.storyboard(make_panels(1, instruction=instruction)))
-    assert picture.width == open_png(video.storyboard(make_panels(1))).width
+    picture = open_png(storyboard.storyboard(make_panels(1, instruction=instruction)))
+    assert picture.width == open_png(storyboard.storyboard(make_panels(1))).width
 
 
 def test_a_game_longer_than_the_storyboard_shows_its_last_turns():
-    short = open_png(video.storyboard(make_panels(video.MAX_PANELS)))
-    long = open_png(video.storyboard(make_panels(video.MAX_PANELS + 7)))
+    short = open_png(storyboard.storyboard(make_panels(storyboard.MAX_PANELS)))
+    long = open_png(storyboard.storyboard(make_panels(storyboard.MAX_PANELS + 7)))
     assert short.size == long.size
 
 

@@ -13,21 +13,23 @@ import pytest
 import tiny_games
 
 from animegamer_jax import cli
+from animegamer_jax.bundle.embedded import ASSETS
 from animegamer_jax.errors import UserError
+from animegamer_jax.game import instructions
 from animegamer_jax.game.saved_game import Game
 from animegamer_jax.media import video
-from animegamer_jax.play import command as play
+from animegamer_jax.play import terminal
 
-DEMO = play.ASSETS / "instructions" / "qiqi.txt"
+DEMO = ASSETS / "instructions" / "qiqi.txt"
 TESTS = Path(__file__).parents[1]
 
 
 def texts(data: bytes) -> list[tuple[int, str]]:
-    return [tuple(line) for line in play.parse_instructions(data, "game.txt")]
+    return [tuple(line) for line in instructions.parse_instructions(data, "game.txt")]
 
 
 def test_the_demo_has_eight_lines():
-    lines = play.read_instructions(DEMO)
+    lines = instructions.read_instructions(DEMO)
     assert len(lines) == 8
     assert lines[0].text.startswith("Character: Qiqi; Motion: quickly flying on broomstick;")
 
@@ -53,7 +55,7 @@ def test_files_of_instructions_in_all_their_forms():
 )
 def test_files_that_cannot_be_played(data, message):
     with pytest.raises(UserError, match=message) as error:
-        play.parse_instructions(data, "game.txt")
+        instructions.parse_instructions(data, "game.txt")
     assert "\n" not in str(error.value)
 
 
@@ -62,9 +64,9 @@ def test_every_bad_line_is_counted():
         if len(text) > 5:
             raise UserError(f"{len(text)} letters")
 
-    lines = play.parse_instructions(b"short\nmuch longer\n\nlonger again\n", "game.txt")
+    lines = instructions.parse_instructions(b"short\nmuch longer\n\nlonger again\n", "game.txt")
     with pytest.raises(UserError, match=r"^game\.txt, line 2: 11 letters \(and 1 more\)"):
-        play.check_instructions(lines, "game.txt", check=check)
+        instructions.check_instructions(lines, "game.txt", check=check)
 
 
 def run(capsys, *args: str) -> tuple[int, str, str]:
@@ -138,7 +140,7 @@ def test_another_game_is_not_overwritten_nor_continued(tmp_path, capsys):
 def test_a_turn_in_one_line(tmp_path):
     make_saved_game(tmp_path / "game", "one")
     turn = Game.load(tmp_path / "game").turns[0]
-    assert play.describe(turn, Path("out/play"), total=8) == (
+    assert terminal.describe(turn, Path("out/play"), total=8) == (
         "turn 1/8  motion 3  stamina 45 (-1)  social 55 (+1)  entertainment 50 (+0)  0.0 s  "
         "out/play/turn_001.mp4"
     )

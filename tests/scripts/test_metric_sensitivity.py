@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from metric_sensitivity import Answers, Meter
 
+from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.metrics import formulas
 from animegamer_jax.evaluate.metrics.lpips import LPIPS
 from animegamer_jax.evaluate.metrics.openclip import load_clip_for_scores
-from animegamer_jax.play.command import model_folder
 from animegamer_jax.toy.scoring.classifiers import ATTRIBUTES, make_readers
 from animegamer_jax.toy.scoring.scores import ALL_THREE, other_game_values
 from animegamer_jax.toy.scoring.truth import make_truth

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from animegamer_jax.data.films.annotation.usage_log import Usage
 from animegamer_jax.evaluate.judge.scores import (
     CRITERIA,
     Agreement,
@@ -20,6 +19,7 @@ from animegamer_jax.evaluate.report.ablations import (
 )
 from animegamer_jax.evaluate.results import Evaluation, SystemResult
 from animegamer_jax.game.saved_game import Game
+from animegamer_jax.vlm.usage import Usage
 
 HTML = '<img src=x onerror="document.title=1">'
 EVIL = f"{HTML} | `a` *b* [c](d) \u202e \U0001f98a \u05e9\u05dc\u05d5\u05dd"

@@ -17,10 +17,12 @@ from PIL import Image
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.configs import CLIPConfig, ShotEncoderConfig, T5Config
 from animegamer_jax.errors import UserError
+from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder
 from animegamer_jax.evaluate.metrics.formulas import clip_image_similarity, psnr
 from animegamer_jax.game.player import Player
 from animegamer_jax.media.motion import (
     NOISE,
+    measure_levels,
     motion_level,
     motion_value,
 )
@@ -35,14 +37,12 @@ from animegamer_jax.toy.scoring.classifiers import (
     ATTRIBUTES,
     CANDIDATES,
     ChosenReaders,
-    ClipEmbedder,
     ReaderCheck,
 )
 from animegamer_jax.toy.scoring.decoder_samples import sample_shots
 from animegamer_jax.toy.scoring.scores import (
     ALL_THREE,
     attribute_values,
-    measure_levels,
     other_game_values,
     play_games,
     state_values,

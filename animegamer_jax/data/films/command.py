@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from animegamer_jax.data.command import show_progress
 from animegamer_jax.data.films import beam
 from animegamer_jax.data.films.clips.store import (
     FilmSettings,
@@ -21,6 +20,7 @@ from animegamer_jax.data.films.clips.store import (
 )
 from animegamer_jax.data.films.games.grouping import GamesSettings
 from animegamer_jax.errors import UserError
+from animegamer_jax.progress import show_progress
 from animegamer_jax.storage.paths import is_bucket
 from animegamer_jax.vlm.client import AskSettings
 
@@ -212,7 +212,8 @@ def _count_annotated(folder: ShotsFolder, films: Sequence[str], asked: str) -> i
 
 def _usage_note(folder: ShotsFolder) -> Callable[[], str]:
     """What was asked since now, in a few words, looked up now and then."""
-    from animegamer_jax.data.films.annotation.usage_log import Usage, read_usage
+    from animegamer_jax.data.films.annotation.usage_log import read_usage
+    from animegamer_jax.vlm.usage import Usage
 
     before, found = read_usage(folder), Usage()
     looked = time.monotonic()

@@ -39,12 +39,8 @@ from animegamer_jax.data.films.games.card import (
 )
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.motion import clip_motion, motion_level
-from animegamer_jax.media.video import (
-    decode_mp4,
-    encode_mp4,
-    enlarge,
-    write_whole,
-)
+from animegamer_jax.media.video import decode_mp4, encode_mp4, enlarge
+from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import (
     absolute,
     is_bucket,

@@ -27,8 +27,8 @@ from animegamer_jax.evaluate.strictjson import (
     texts,
     whole,
 )
-from animegamer_jax.media.video import write_whole
 from animegamer_jax.protocol import PAPER, STRENGTHS
+from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import telling
 
 __all__ = [

@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterator
 from etils import epath
 
 from animegamer_jax.bundle.config import to_json
-from animegamer_jax.data.films.annotation.usage_log import Usage
-from animegamer_jax.data.films.clips.archive import add_json
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import (
     Benchmark,
@@ -32,6 +30,7 @@ from animegamer_jax.evaluate.benchmarks.prompt import (
     make_questions,
 )
 from animegamer_jax.evaluate.benchmarks.spec import Lists
+from animegamer_jax.storage.files import add_json
 from animegamer_jax.storage.paths import absolute
 from animegamer_jax.vlm.client import (
     AskSettings,
@@ -46,6 +45,7 @@ from animegamer_jax.vlm.retry import (
     ask_until_valid,
     kept_answer,
 )
+from animegamer_jax.vlm.usage import Usage
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,6 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pydantic
 
-from animegamer_jax.data.films.annotation.labels import explain
-from animegamer_jax.data.films.annotation.prompt import Message, read_content
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import (
     PARTS,
@@ -24,8 +22,10 @@ from animegamer_jax.vlm.fields import (
     BEGIN_SMALL,
     LOWER,
     WHOLE,
+    explain,
     text_of,
 )
+from animegamer_jax.vlm.messages import Message, read_content
 
 VERSION = 1
 """Of the wording: answers to another one are asked for again."""

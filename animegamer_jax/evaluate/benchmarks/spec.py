@@ -6,13 +6,10 @@ from typing import Any
 
 from etils import epath
 
-from animegamer_jax.data.characters import (
-    MAX_NAME,
-    plain,
-    read_toml,
-)
+from animegamer_jax.data.characters import MAX_NAME, read_toml
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.paths import telling
+from animegamer_jax.vlm.fields import plain
 
 MAX_WORDS = 60
 """Letters of a motion or a place at most."""

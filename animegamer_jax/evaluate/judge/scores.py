@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Float
 from scipy.stats import rankdata
 
-from animegamer_jax.data.films.annotation.usage_log import Usage
 from animegamer_jax.evaluate.metrics.formulas import Estimate, estimate
+from animegamer_jax.vlm.usage import Usage
 
 Criterion = Literal[
     "overall",

@@ -21,9 +21,9 @@ from animegamer_jax.convert.rules import load
 from animegamer_jax.convert.sources import Source, open_checkpoint
 from animegamer_jax.convert.tables.clip import rules
 from animegamer_jax.errors import UserError
+from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder, TextTokenizer
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.tokenizer import END, Tokenizer
-from animegamer_jax.toy.scoring.classifiers import ClipEmbedder, TextTokenizer
 
 CONFIG_FILE = "open_clip_config.json"
 _WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")

@@ -13,6 +13,7 @@ from jaxtyping import Float, Float32, Int, UInt8
 
 from animegamer_jax.evaluate.benchmarks.format import BenchmarkTurn
 from animegamer_jax.evaluate.metrics import formulas
+from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder
 from animegamer_jax.evaluate.metrics.dreamsim import DreamSim
 from animegamer_jax.evaluate.metrics.formulas import STATE_SLOTS
 from animegamer_jax.evaluate.metrics.lpips import LPIPS, lpips_distance
@@ -20,15 +21,11 @@ from animegamer_jax.evaluate.metrics.registry import CONTEXT, Group
 from animegamer_jax.evaluate.metrics.video_distance import VideoFeatures
 from animegamer_jax.media.motion import (
     PAPER_EDGES,
+    measure_levels,
     motion_level,
     motion_value,
 )
-from animegamer_jax.toy.scoring.classifiers import (
-    CANDIDATES,
-    ClipEmbedder,
-    Reader,
-)
-from animegamer_jax.toy.scoring.scores import measure_levels
+from animegamer_jax.toy.scoring.classifiers import CANDIDATES, Reader
 
 NUM_FRAMES = 16
 """Frames of a clip that count: the paper's clips have 16, the VAE's 17."""

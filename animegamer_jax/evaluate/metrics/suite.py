@@ -18,9 +18,11 @@ from jaxtyping import Int
 from PIL import Image
 
 from animegamer_jax.bundle.config import to_json
+from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.data.characters import Cast
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark
+from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder
 from animegamer_jax.evaluate.metrics.dreamsim import DreamSim
 from animegamer_jax.evaluate.metrics.lpips import load_lpips
 from animegamer_jax.evaluate.metrics.openclip import load_clip_for_scores
@@ -49,9 +51,8 @@ from animegamer_jax.evaluate.metrics.video_distance import (
 )
 from animegamer_jax.media.video import read_mp4
 from animegamer_jax.models.vae import VAE
-from animegamer_jax.play.command import model_folder
 from animegamer_jax.toy.scoring.benchmark import WORLD, toy_games
-from animegamer_jax.toy.scoring.classifiers import ClipEmbedder, make_readers
+from animegamer_jax.toy.scoring.classifiers import make_readers
 from animegamer_jax.toy.scoring.truth import (
     Truth,
     make_truth,

@@ -17,7 +17,7 @@ from typing import Literal
 from animegamer_jax.bundle.config import from_json, to_json
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.strictjson import load
-from animegamer_jax.media.video import write_whole
+from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import telling
 
 Part = Literal["decoder", "game"]

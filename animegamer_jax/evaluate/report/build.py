@@ -52,7 +52,7 @@ from animegamer_jax.evaluate.report.tables import (
     shortened,
 )
 from animegamer_jax.evaluate.results import Evaluation, SystemResult
-from animegamer_jax.media.video import write_whole
+from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import telling
 
 HTML_FILE = "report.html"

@@ -10,6 +10,7 @@ from jaxtyping import Float32, Key
 
 from animegamer_jax import diffusion
 from animegamer_jax.bundle.bundle import Bundle
+from animegamer_jax.evaluate.metrics.clip_embedder import in_batches
 from animegamer_jax.game.rollout import (
     GameState,
     decode_clip,
@@ -21,7 +22,6 @@ from animegamer_jax.game.rollout import (
 from animegamer_jax.models.dit import DiT
 from animegamer_jax.models.encoder import ShotEncoder
 from animegamer_jax.models.vae import VAE
-from animegamer_jax.toy.scoring.classifiers import in_batches
 from animegamer_jax.toy.scoring.truth import GameClips, Truth
 
 

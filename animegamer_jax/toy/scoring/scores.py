@@ -7,7 +7,6 @@ the ceilings (true clips judged the same way) and the base rates (answers withou
 """
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,10 +14,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Int, UInt8
+from jaxtyping import Bool, Float, Float32, Int
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.metrics import formulas
+from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder, in_batches
 from animegamer_jax.evaluate.metrics.formulas import (
     STATE_SLOTS,
     Estimate,
@@ -27,10 +27,9 @@ from animegamer_jax.evaluate.metrics.formulas import (
 from animegamer_jax.evaluate.metrics.registry import CONTEXT
 from animegamer_jax.game.player import Player
 from animegamer_jax.media.motion import (
+    FLICKER,
     NOISE,
-    dis_flow,
-    motion_level,
-    motion_value,
+    measure_levels,
 )
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.encoder import ShotEncoder
@@ -40,11 +39,9 @@ from animegamer_jax.tokenizer import Tokenizer
 from animegamer_jax.toy.scoring.classifiers import (
     Attribute,
     ChosenReaders,
-    ClipEmbedder,
     Reader,
     ReaderCheck,
     Readings,
-    in_batches,
 )
 from animegamer_jax.toy.scoring.truth import (
     GameClips,
@@ -53,7 +50,6 @@ from animegamer_jax.toy.scoring.truth import (
     other_take,
     reconstruct,
 )
-from animegamer_jax.toy.world import MOTION_EDGES
 
 Values = dict[str, Float32[np.ndarray, "g t"]]
 Table = dict[str, Estimate]
@@ -190,44 +186,8 @@ def psnr_by_game(clips: GameClips, truth: GameClips) -> Float32[np.ndarray, "g t
     return np.stack([np.asarray(formulas.psnr(found, true)) for found, true in pairs])
 
 
-FLICKER = 12.0
-"""Grey levels by which a generated clip may differ from frame to frame where nothing moves.
-
-Its value of motion is a mean over what moves: scenery that shimmers a little would take part in it
-as slow motion. As much as leaves true clips their levels ("true clips" among the ceilings).
-"""
 DATA_NOISE = " as in data"
 """Names the scores of motion above `NOISE`, as the training's clips were measured."""
-
-
-def measure_levels(
-    clips: UInt8[np.ndarray, "n f h w 3"], *, noise: float = FLICKER
-) -> Int[np.ndarray, " n"]:
-    """The motion level of each clip by optical flow, 1 to 5, by the toy world's edges.
-
-    Args:
-        clips: generated ones.
-        noise: see `dis_flow`.
-    """
-    return levels_of(measure_motion(clips, noise=noise))
-
-
-def measure_motion(
-    clips: UInt8[np.ndarray, "n f h w 3"], *, noise: float = FLICKER
-) -> Float[np.ndarray, " n"]:
-    """The motion value of each clip by optical flow, in pixels.
-
-    Args:
-        clips: generated ones.
-        noise: see `dis_flow`.
-    """
-    flow = functools.partial(dis_flow, noise=noise)
-    return np.array([motion_value(clip, estimate=flow) for clip in clips])
-
-
-def levels_of(values: Float[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """The motion levels, 1 to 5, of motion values, by the toy world's edges."""
-    return np.array([motion_level(value, edges=MOTION_EDGES) for value in values.tolist()])
 
 
 def attribute_values(readings: Readings, truth: Truth) -> Values:

@@ -8,15 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int, UInt8
 
+from animegamer_jax.evaluate.metrics.clip_embedder import in_batches
 from animegamer_jax.evaluate.metrics.formulas import STATE_SLOTS
 from animegamer_jax.models.vae import VAE, mode, to_uint8
-from animegamer_jax.toy.scoring.classifiers import (
-    ATTRIBUTES,
-    Attribute,
-    in_batches,
-    labels,
-    render_all,
-)
+from animegamer_jax.toy.scoring.classifiers import ATTRIBUTES, Attribute, labels, render_all
 from animegamer_jax.toy.world import ToyTurn, split_words
 
 Games = Sequence[Sequence[ToyTurn]]

@@ -18,8 +18,8 @@ from animegamer_jax.data.loader import mixture
 from animegamer_jax.errors import UserError
 from animegamer_jax.sharding import param_shardings
 from animegamer_jax.tokenizer import Tokenizer
-from animegamer_jax.train.optimizer import DECAYED
 from animegamer_jax.train.stages.base import DataSource, Stage
+from animegamer_jax.train.stages.recipe import DECAYED
 
 
 def load_or_make(

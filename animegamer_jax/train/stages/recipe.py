@@ -76,3 +76,8 @@ class FixedRecipe(Recipe):
     """Of a stage that trains the same weights whatever is asked for: `trained` is no option."""
 
     trained: Annotated[Literal["recipe", "all"], tyro.conf.Suppress] = "recipe"
+
+
+# The last names of the parameters that decay: matrices and convolutions, low-rank ones as well.
+# Not norms, biases, embeddings, positions, temperatures and tables of relative positions.
+DECAYED = ("kernel", "lora_a", "lora_b", "patch_kernel", "projection")

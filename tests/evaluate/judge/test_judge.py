@@ -12,14 +12,9 @@ import pytest
 import scipy.stats
 from stand_in_server import Question, Reply, refuses, says, serving
 
-from animegamer_jax.data.films.annotation.usage_log import Usage
 from animegamer_jax.errors import UserError
-from animegamer_jax.evaluate.judge.judge import (
-    JudgedGame,
-    JudgeSettings,
-    PlayedTurn,
-    judge,
-)
+from animegamer_jax.evaluate.judge.judge import judge
+from animegamer_jax.evaluate.judge.prompt import JudgedGame, JudgeSettings, PlayedTurn
 from animegamer_jax.evaluate.judge.scores import (
     CRITERIA,
     Verdict,
@@ -27,6 +22,7 @@ from animegamer_jax.evaluate.judge.scores import (
     spearman,
 )
 from animegamer_jax.game.saved_game import Game
+from animegamer_jax.vlm.usage import Usage
 
 # Every system's clips have a brightness of their own: so the stand-in knows whom it looks at.
 SYSTEMS = {"theirs": 40, "ours": 120, "third": 200}

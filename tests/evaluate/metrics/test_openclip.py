@@ -10,11 +10,11 @@ import pytest
 import torch
 from test_clip import _openclip_names
 
+from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.errors import UserError
+from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder
 from animegamer_jax.evaluate.metrics.formulas import clip_image_similarity, clip_text_similarity
 from animegamer_jax.evaluate.metrics.openclip import BytePairTokenizer, load_clip_for_scores
-from animegamer_jax.play.command import model_folder
-from animegamer_jax.toy.scoring.classifiers import ClipEmbedder
 from animegamer_jax.toy.world import make_game
 
 TEXTS = ["Mika walks quickly, at night", "the beach", "a  Meadow: 3 o'clock <|endoftext|> x" * 3]

@@ -10,6 +10,7 @@ from flax import nnx
 
 from animegamer_jax.configs import CLIPConfig
 from animegamer_jax.errors import UserError
+from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder
 from animegamer_jax.evaluate.metrics.lpips import LPIPS
 from animegamer_jax.evaluate.metrics.scorers import (
     NUM_FRAMES,
@@ -39,7 +40,6 @@ from animegamer_jax.evaluate.play_games import (
 from animegamer_jax.evaluate.reference_scores import most_frequent_values, tables_beside
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.toy.scoring.benchmark import make_toy_benchmark, toy_games
-from animegamer_jax.toy.scoring.classifiers import ClipEmbedder
 from animegamer_jax.toy.scoring.truth import make_truth
 from animegamer_jax.toy.world import (
     CHARACTERS,

@@ -30,10 +30,11 @@ from animegamer_jax.data.films.annotation.labels import (
     write_labels,
 )
 from animegamer_jax.data.films.annotation.prompt import VERSION, Question
-from animegamer_jax.data.films.annotation.usage_log import Usage, UsageFile
-from animegamer_jax.data.films.clips.archive import ClipArchive, add_json
+from animegamer_jax.data.films.annotation.usage_log import UsageFile
+from animegamer_jax.data.films.clips.archive import ClipArchive
 from animegamer_jax.data.films.clips.store import ClipRow, ShotsFolder
 from animegamer_jax.errors import UserError
+from animegamer_jax.storage.files import add_json
 from animegamer_jax.vlm.client import (
     AskSettings,
     Endpoint,
@@ -48,6 +49,7 @@ from animegamer_jax.vlm.retry import (
     cut_answer,
     kept_answer,
 )
+from animegamer_jax.vlm.usage import Usage
 
 Progress = Callable[[str, int, int], None]
 

@@ -23,18 +23,15 @@ from animegamer_jax.data.characters import (
     Cast,
     parse_cast,
 )
-from animegamer_jax.data.films.clips.archive import (
-    read_json,
-    replacing,
-    write_json,
-)
 from animegamer_jax.data.films.clips.store import ClipRow, ShotsFolder
 from animegamer_jax.errors import UserError
+from animegamer_jax.storage.files import read_json, replacing, write_json
 from animegamer_jax.storage.paths import telling
 from animegamer_jax.vlm.fields import (
     BEGIN_SMALL,
     LOWER,
     WHOLE,
+    explain,
     text_of,
 )
 
@@ -95,20 +92,6 @@ class Annotation(pydantic.BaseModel):
 
 
 FIELDS = tuple(Annotation.model_fields)
-
-
-def explain(error: pydantic.ValidationError) -> str:
-    """What is wrong with a record, in one line: field, what was expected, what was found."""
-    told = []
-    for problem in error.errors(include_url=False):
-        where = ".".join(str(part) for part in problem["loc"])
-        cause = problem.get("ctx", {}).get("error")  # of our own checks
-        text = str(cause) if cause is not None else problem["msg"]
-        found = problem["input"]
-        if cause is None and isinstance(found, (str, int, float)):
-            text += f", found {found!a:.60}"
-        told.append(f"{where}: {text}" if where else text)
-    return "; ".join(told)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,13 +31,7 @@ from animegamer_jax.bundle.config import from_json, to_json
 from animegamer_jax.data.films.clips.archive import (
     ArchiveWriter,
     ClipArchive,
-    as_rows,
-    read_json,
-    read_lines,
     reading_archive,
-    remove_old,
-    write_json,
-    write_lines,
     writing_archive,
 )
 from animegamer_jax.data.films.clips.records import ClipRow as ClipRow
@@ -46,6 +40,14 @@ from animegamer_jax.data.films.clips.records import FilmReport as FilmReport
 from animegamer_jax.data.films.clips.records import FilmSettings as FilmSettings
 from animegamer_jax.data.films.clips.records import SetAside as SetAside
 from animegamer_jax.errors import UserError
+from animegamer_jax.storage.files import (
+    as_rows,
+    read_json,
+    read_lines,
+    remove_old,
+    write_json,
+    write_lines,
+)
 from animegamer_jax.storage.paths import absolute, telling
 
 LAYOUT = 1  # of all files in the folder

@@ -123,7 +123,7 @@ def test_films_are_counted_where_two_processes_ask(tmp_path, characters, capfd, 
     """The last answer is late, so that the other three films are told of before."""
     monkeypatch.setattr("animegamer_jax.data.films.beam._LOOK_EVERY", 0.2)
     monkeypatch.setattr("animegamer_jax.data.films.beam._LOOK_SHARE", 0.0)
-    monkeypatch.setattr("animegamer_jax.data.command._LINE_EVERY", 0.0)
+    monkeypatch.setattr("animegamer_jax.progress._LINE_EVERY", 0.0)
     shots = films(tmp_path, 4, clips=1)
 
     def answer(question):
@@ -143,8 +143,12 @@ def test_films_are_counted_where_two_processes_ask(tmp_path, characters, capfd, 
 
 
 def test_the_cost_is_told_on_the_way(tmp_path, characters, capfd, monkeypatch):
-    for name in ("filmcommands._LOOK_EVERY", "usage._EVERY", "command._LINE_EVERY"):
-        monkeypatch.setattr(f"animegamer_jax.data.{name}", 0.0)
+    for name in (
+        "data.films.command._LOOK_EVERY",
+        "data.films.annotation.usage_log._EVERY",
+        "progress._LINE_EVERY",
+    ):
+        monkeypatch.setattr(f"animegamer_jax.{name}", 0.0)
     shots = films(tmp_path, 1, clips=4)
     with serving(right) as server:
         assert annotate(shots, characters, server, "--prompt-price", 1000) == 0

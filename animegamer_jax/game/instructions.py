@@ -1,0 +1,99 @@
+"""Instructions: the lines of a file or a prompt, parsed and checked before a game begins."""
+
+import codecs
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from animegamer_jax.errors import UserError
+
+
+class Line(NamedTuple):
+    """An instruction and the number of its line, from 1."""
+
+    number: int
+    text: str
+
+
+def parse_instructions(data: bytes, source: str) -> list[Line]:
+    """Instructions of a file's bytes: UTF-8, one a line, blank lines and # comments left out.
+
+    Raises:
+        UserError: other encodings (names the byte offset), control characters, no instruction.
+    """
+    try:
+        text = data.removeprefix(codecs.BOM_UTF8).decode()
+    except UnicodeDecodeError as error:
+        skipped = len(codecs.BOM_UTF8) if data.startswith(codecs.BOM_UTF8) else 0
+        offset = error.start + skipped
+        raise UserError(
+            f"{source}: expected UTF-8 text, found byte 0x{data[offset]:02x} at offset {offset}: "
+            "save the file as UTF-8"
+        ) from error
+    lines = []
+    for number, line in enumerate(re.split(r"\r\n|\r|\n", text), start=1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        try:
+            check_letters(line)
+        except UserError as error:
+            raise UserError(f"{source}, line {number}: {error}") from error
+        lines.append(Line(number, line))
+    if not lines:
+        raise UserError(
+            f"{source}: expected instructions, one a line, found none: write for example "
+            "'Character: Qiqi; Motion: gently turn head; Background: day town.'"
+        )
+    return lines
+
+
+def read_instructions(path: Path) -> list[Line]:
+    """Reads a file of instructions (`parse_instructions`).
+
+    Raises:
+        UserError: the file cannot be read, or its content cannot be played.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: expected a file of instructions, found no such file") from error
+    except OSError as error:
+        raise UserError(
+            f"{path}: expected a file of instructions, found: {error.strerror}"
+        ) from error
+    return parse_instructions(data, str(path))
+
+
+def check_letters(text: str) -> None:
+    """Refuses what no saved game can hold: control characters and broken Unicode.
+
+    Raises:
+        UserError: names the character and where it stands.
+    """
+    for index, letter in enumerate(text):
+        if (ord(letter) < 32 and letter != "\t") or ord(letter) == 127:
+            kind = "a control character"
+        elif 0xD800 <= ord(letter) <= 0xDFFF:
+            kind = "a broken character"
+        else:
+            continue
+        raise UserError(f"expected text, found {kind}, U+{ord(letter):04X}, at column {index + 1}")
+
+
+def check_instructions(lines: list[Line], source: str, *, check: Callable[[str], None]) -> None:
+    """Checks every instruction before the first is played.
+
+    Raises:
+        UserError: names the first line that cannot be played, and how many more there are.
+    """
+    errors = []
+    for line in lines:
+        try:
+            check(line.text)
+        except UserError as error:
+            errors.append(f"{source}, line {line.number}: {error}")
+    if errors:
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        raise UserError(errors[0] + more)

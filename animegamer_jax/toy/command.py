@@ -1,0 +1,58 @@
+"""`animegamer data toyworld`: draws games and films of the toy world."""
+
+from pathlib import Path
+
+from animegamer_jax.data.command import show_progress
+from animegamer_jax.errors import UserError
+
+
+def toyworld(
+    *,
+    out: Path,
+    games: int = 2000,
+    test_games: int = 100,
+    turns: int = 5,
+    height: int = 48,
+    width: int = 72,
+    seed: int = 0,
+    processes: int = 2,
+    films: int = 0,
+) -> int:
+    """Draw games of the toy world: a data set to train on, and three to test on.
+
+    Args:
+        out: The folder to write.
+        games: Number of training games.
+        test_games: Number of games of each held-out split (test, combinations, phrasings).
+        turns: Turns of a game.
+        height: Rows of a frame.
+        width: Columns of a frame.
+        seed: Of all games.
+        processes: That draw at the same time.
+        films: Number of films (shots joined by cuts, with their truth) to write to OUT/films.
+    """
+    from animegamer_jax.toy.dataset import ToySize, write_toy_games
+
+    size = ToySize(games=games, test_games=test_games, turns=turns, height=height, width=width)
+    if films < 0:
+        raise UserError(f"films {films}: expected 0 or more")
+    with show_progress("games") as tell:
+        info = write_toy_games(str(out), size, seed=seed, processes=processes, on_progress=tell)
+    if films:
+        _write_films(out / "films", films, size=(height, width), seed=seed)
+    counts = ", ".join(f"{split} {count}" for split, count in info.splits.items())
+    print(f"{out}: {sum(info.splits.values())} turns ({counts})")
+    return 0
+
+
+def _write_films(folder: Path, count: int, *, size: tuple[int, int], seed: int) -> None:
+    from animegamer_jax.storage.paths import telling
+    from animegamer_jax.toy.films import make_film, write_film
+
+    mend = "free space; the games are whole"
+    with telling(folder, "cannot be written", mend=mend), show_progress("films") as tell:
+        folder.mkdir(exist_ok=True)
+        for number in range(count):
+            film = make_film(seed + number, height=size[0], width=size[1])
+            write_film(folder / f"film_{number + 1:03d}.mp4", film)
+            tell("films", number + 1, count)
