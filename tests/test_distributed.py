@@ -43,7 +43,7 @@ import sys
 from pathlib import Path
 import jax
 jax.config.update("jax_platforms", "cpu")
-from animegamer_jax.train.hosts import join_hosts
+from animegamer_jax.distributed import join_hosts
 port, host, out, kind = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 join_hosts(coordinator=f"localhost:{port}", hosts=2, host=host, seconds=60)
 import dataclasses, time
@@ -434,7 +434,7 @@ def test_a_call_of_something_else_and_one_that_hung_up():
 
 ALONE = """
 import jax
-from animegamer_jax.train import hosts
+from animegamer_jax import distributed as hosts
 assert hosts.on_cluster()
 hosts.join_hosts(coordinator=None, hosts=None, host=None, seconds=5)
 assert not jax.distributed.is_initialized()

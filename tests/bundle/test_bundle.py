@@ -383,7 +383,8 @@ def test_tokenizer_folder(tmp_path):
 PROGRAM = """
 import sys, time
 import numpy as np
-from animegamer_jax.bundle import BundleWriter, abstract_params
+from animegamer_jax.bundle.writer import BundleWriter
+from animegamer_jax.bundle.networks import abstract_params
 from animegamer_jax.configs import ShotEncoderConfig
 from animegamer_jax.protocol import PAPER
 

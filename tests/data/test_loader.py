@@ -191,7 +191,7 @@ jax.distributed.initialize(f"localhost:{port}", 2, host)
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
-from animegamer_jax.data.pipeline import make_iterator, on_mesh
+from animegamer_jax.data.loader import make_iterator, on_mesh
 from animegamer_jax.errors import UserError
 from animegamer_jax.sharding import MESH_AXES, make_mesh
 from numbered import numbers, take

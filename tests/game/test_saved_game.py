@@ -337,7 +337,7 @@ SCRIPT = """
 import resource, sys
 import numpy as np
 from pathlib import Path
-from animegamer_jax.game import Game
+from animegamer_jax.game.saved_game import Game
 folder, limit = Path(sys.argv[1]), int(sys.argv[2])
 game = Game.create(folder, model="tiny", seed=0, window=3, steps=5, protocol="paper")
 rng = np.random.default_rng(0)

@@ -76,7 +76,7 @@ class Refusing(http.server.BaseHTTPRequestHandler):
 
 
 WRITE = """
-from animegamer_jax.storage import absolute, telling
+from animegamer_jax.storage.paths import absolute, telling
 path = absolute("gs://bucket/x")
 try:
     with telling(path, "cannot be written", mend="make room there"):

@@ -184,9 +184,10 @@ def test_a_slow_disk_holds_no_question_up(tmp_path, cast, monkeypatch):
 
 KILLED = """
 import sys
-from animegamer_jax.data.annotate import Annotator, AskSettings, annotate_film
-from animegamer_jax.data.cast import read_cast
-from animegamer_jax.data.shots import open_shots
+from animegamer_jax.data.films.annotation.annotator import Annotator, annotate_film
+from animegamer_jax.vlm.client import AskSettings
+from animegamer_jax.data.characters import read_cast
+from animegamer_jax.data.films.clips.store import open_shots
 shots, cast, endpoint, film = sys.argv[1:]
 settings = AskSettings(model="stand-in", endpoint=endpoint, parallel=1, side=64)
 annotate_film(open_shots(shots), film, Annotator(read_cast(cast), settings))
