@@ -1,7 +1,6 @@
-"""The cast: the characters that annotation looks for, with reference images (PAPER section 3.1).
+"""The characters that annotation looks for, with reference images (PAPER section 3.1).
 
-A TOML file with a table a character; images lie beside it. This is how a player's own character
-comes in:
+They come from a TOML file; the images are in the file's folder:
 
     [[character]]
     name = "Mika"
@@ -28,10 +27,9 @@ from animegamer_jax.vlm.fields import plain
 
 MAX_NAME = 40
 NOBODY = ("other", "none")
-"""What a subject may be besides a character: somebody else, or nobody at all."""
+"""Subjects of clips without a character: somebody else, or nobody at all."""
 
 _LAYOUT = 1
-_KEYS = ("name", "aliases", "images")
 _FORM = '[[character]] with name = "...", aliases = ["..."], images = ["..."]'
 
 
@@ -40,9 +38,9 @@ class Character:
     """One character.
 
     Attributes:
-        name: as instructions say it.
+        name: as in instructions.
         aliases: other names of the same character.
-        images: SHA-256 of each reference image's file.
+        images: SHA-256 of each reference image's file; in the TOML file, the images' paths.
     """
 
     name: str
@@ -51,15 +49,15 @@ class Character:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cast:
+class Characters:
     """The characters of some films.
 
     Attributes:
-        characters: in the order of the file.
-        pictures: the image files by their digests; none where only the names were kept.
+        entries: the characters, in the order of the file.
+        pictures: image files by their digests; empty if only the names were saved.
     """
 
-    characters: tuple[Character, ...]
+    entries: tuple[Character, ...]
     pictures: Mapping[str, bytes] = dataclasses.field(
         default_factory=dict,
         repr=False,
@@ -68,37 +66,42 @@ class Cast:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(character.name for character in self.characters)
+        return tuple(character.name for character in self.entries)
+
+    @property
+    def subjects(self) -> list[str]:
+        """Everything that the subject of an annotation can be."""
+        return [*self.names, *NOBODY]
 
     @property
     def digest(self) -> str:
-        """SHA-256 of names, aliases and images: another cast has another one."""
-        return hashlib.sha256(json.dumps(to_json(self.characters)).encode()).hexdigest()
+        """SHA-256 of names, aliases and images."""
+        return hashlib.sha256(json.dumps(to_json(self.entries)).encode()).hexdigest()
 
     def resolve(self, subject: str) -> str:
-        """The name of whom a name, an alias, "other" or "none" means, in any case.
+        """Returns the subject that a name, an alias, "other" or "none" stands for, in any case.
 
         Raises:
-            ValueError: nobody of the cast is called so.
+            ValueError: no character has this name.
         """
         known = {name: name for name in NOBODY}
-        for character in self.characters:
-            for called in (character.name, *character.aliases):
-                known[called.casefold()] = character.name
+        for character in self.entries:
+            for name in (character.name, *character.aliases):
+                known[name.casefold()] = character.name
         found = known.get(subject.casefold())
         if found is None:
-            expected = ", ".join((*self.names, *NOBODY))
+            expected = ", ".join(self.subjects)
             raise ValueError(f"expected one of: {expected}; found {subject[:MAX_NAME]!r}")
         return found
 
     def to_text(self) -> str:
-        """The cast without its pictures, for `parse_cast`."""
-        content = {"layout": _LAYOUT, "characters": to_json(self.characters)}
+        """Returns the characters without their pictures, for `parse_characters`."""
+        content = {"layout": _LAYOUT, "characters": to_json(self.entries)}
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def parse_cast(text: str, *, where: str) -> Cast:
-    """The inverse of `Cast.to_text`: names and digests, no pictures.
+def parse_characters(text: str, *, where: str) -> Characters:
+    """Reads what `Characters.to_text` wrote: names and digests, no pictures.
 
     Raises:
         UserError: the text is something else.
@@ -106,17 +109,17 @@ def parse_cast(text: str, *, where: str) -> Cast:
     try:
         content = json.loads(text)
     except ValueError as error:
-        raise UserError(f"{where}: no JSON ({error}): annotate again") from None
+        raise UserError(f"{where}: not valid JSON ({error}): annotate again") from None
     if not isinstance(content, dict) or content.get("layout") != _LAYOUT:
-        raise UserError(f"{where}: expected a cast of layout {_LAYOUT}: annotate again")
-    return Cast(from_json(tuple[Character, ...], content.get("characters"), where))
+        raise UserError(f"{where}: expected characters of layout {_LAYOUT}: annotate again")
+    return Characters(from_json(tuple[Character, ...], content.get("characters"), where))
 
 
-# The file that people write
+# The TOML file
 
 
-def read_cast(path: epath.PathLike) -> Cast:
-    """Reads a cast and its reference images.
+def read_characters(path: epath.PathLike) -> Characters:
+    """Reads characters and their reference images from a TOML file.
 
     Raises:
         UserError: names the file, the character and what is wrong with it.
@@ -130,18 +133,18 @@ def read_cast(path: epath.PathLike) -> Cast:
         raise UserError(f"{file}: no characters: expected one or more of {_FORM}")
     pictures: dict[str, bytes] = {}
     characters = [
-        _read_character(table, file=file, number=number, pictures=pictures)
+        _read_character(table, file=file, where=f"{file}: character {number}", pictures=pictures)
         for number, table in enumerate(tables, start=1)
     ]
     _refuse_doubles(characters, file=file)
-    return Cast(tuple(characters), pictures)
+    return Characters(tuple(characters), pictures)
 
 
 def read_toml(file: epath.Path, *, form: str) -> dict[str, Any]:
-    """A TOML file's content; `form`: what is expected in it, for messages.
+    """Returns the content of a TOML file; `form` is what messages say is expected in it.
 
     Raises:
-        UserError: it cannot be read, or is no TOML.
+        UserError: the file cannot be read, or is not valid TOML.
     """
     with telling(file, "cannot be read", mend=f"expected a TOML file of {form}"):
         content = file.read_bytes()
@@ -153,81 +156,63 @@ def read_toml(file: epath.Path, *, form: str) -> dict[str, Any]:
             f"{error.start}: save it as UTF-8"
         ) from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UserError(f"{file}: no TOML ({error}): expected {form}") from None
+        raise UserError(f"{file}: not valid TOML ({error}): expected {form}") from None
 
 
 def _read_character(
-    table: Any, *, file: epath.Path, number: int, pictures: dict[str, bytes]
+    table: Any, *, file: epath.Path, where: str, pictures: dict[str, bytes]
 ) -> Character:
-    """One table; its images are added to `pictures`."""
-    where = f"{file}: character {number}"
-    if not isinstance(table, dict):
-        raise UserError(f"{where}: expected a table, {_FORM}, found {str(table)[:40]!r}")
-    if unknown := [key for key in table if key not in _KEYS]:
-        raise UserError(f"{where}: unknown key {unknown[0]!r}: expected {', '.join(_KEYS)}")
-    name = _name(table.get("name"), f"{where}: name")
-    where = f"{file}: {name}"
-    aliases = _texts(table.get("aliases", []), f"{where}: aliases")
-    images = _texts(table.get("images", []), f"{where}: images")
-    if not images:
+    """Reads one table and adds its images to `pictures`."""
+    if isinstance(table, dict):
+        table = {"aliases": [], **table}
+    written = from_json(Character, table, where)
+    name = _name(written.name, f"{where}: name")
+    aliases = tuple(_name(alias, f"{where}: aliases") for alias in written.aliases)
+    if not written.images:
         raise UserError(f"{where}: images: expected one picture of {name} or more, found none")
-    digests = []
-    for image in images:
-        content = _read_image(file.parent / image, whose=name)
-        digests.append(hashlib.sha256(content).hexdigest())
-        pictures[digests[-1]] = content
-    return Character(
-        name=name,
-        aliases=tuple(_name(alias, f"{where}: aliases") for alias in aliases),
-        images=tuple(digests),
-    )
+    contents = [_read_image(file.parent, image, whose=name) for image in written.images]
+    digests = tuple(hashlib.sha256(content).hexdigest() for content in contents)
+    pictures.update(zip(digests, contents, strict=True))
+    return Character(name=name, aliases=aliases, images=digests)
 
 
-def _texts(value: Any, where: str) -> list[str]:
-    if not isinstance(value, list) or not all(
-        isinstance(item, str) and "\0" not in item for item in value
-    ):
-        raise UserError(f'{where}: expected a list, ["..."], found {str(value)[:40]!r}')
-    return value
-
-
-def _name(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise UserError(f"{where}: expected a text, found {str(value)[:40]!r}")
+def _name(text: str, where: str) -> str:
     try:
-        name = plain(value, most=MAX_NAME)
+        name = plain(text, most=MAX_NAME)
     except ValueError as error:
         raise UserError(f"{where}: {error}") from None
     if name.casefold() in NOBODY:
-        raise UserError(f"{where}: expected a name, found {name!r}, which means that nobody fits")
+        raise UserError(f"{where}: {name!r} is reserved for clips without a character: rename it")
     return name
 
 
 def _refuse_doubles(characters: Sequence[Character], *, file: epath.Path) -> None:
     owners: dict[str, str] = {}
     for character in characters:
-        for called in (character.name, *character.aliases):
-            if (owner := owners.get(called.casefold())) is not None:
+        for name in (character.name, *character.aliases):
+            if (owner := owners.get(name.casefold())) is not None:
                 raise UserError(
-                    f"{file}: {called}: a name or alias of {owner} and again of {character.name}: "
+                    f"{file}: {name}: name or alias of {owner} and again of {character.name}: "
                     "expected each once"
                 )
-            owners[called.casefold()] = character.name
+            owners[name.casefold()] = character.name
 
 
-def _read_image(path: epath.Path, *, whose: str) -> bytes:
-    mend = f"expected a picture of {whose}"
-    with telling(path, "cannot be read", mend=mend):
-        content = path.read_bytes()
-    open_picture(content, name=f"{path}", mend=mend)
+def _read_image(folder: epath.Path, name: str, *, whose: str) -> bytes:
+    expected = f"expected a picture of {whose}"
+    if "\0" in name:
+        raise UserError(f"{folder}: {expected}, found the path {name!a}")
+    with telling(folder / name, "cannot be read", mend=expected):
+        content = (folder / name).read_bytes()
+    open_picture(content, name=f"{folder / name}", mend=expected)
     return content
 
 
 def open_picture(content: bytes, *, name: str, mend: str) -> Image.Image:
-    """An image file as red, green and blue, upright; what is transparent becomes white.
+    """Decodes an image file to RGB, upright, on white.
 
     Raises:
-        UserError: the bytes are no image, damaged, or beyond Pillow's limit of pixels.
+        UserError: the bytes are not an image, or damaged, or exceed Pillow's limit of pixels.
     """
     try:
         with warnings.catch_warnings():
@@ -237,12 +222,12 @@ def open_picture(content: bytes, *, name: str, mend: str) -> Image.Image:
     except Exception as error:  # Pillow's readers raise types of their own
         reason = (str(error).splitlines() or [""])[0].partition("<_io")[0].rstrip()
         reason = reason[:80] or type(error).__name__
-        raise UserError(f"{name}: no image ({reason}): {mend}") from None
+        raise UserError(f"{name}: not an image ({reason}): {mend}") from None
     return picture
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """An opened image turned as its camera says, on white."""
+    """Turns an opened image upright, as its EXIF data says, and puts it on white."""
     picture = ImageOps.exif_transpose(image).convert("RGBA")
     white = Image.new("RGBA", picture.size, "white")
     return Image.alpha_composite(white, picture).convert("RGB")

@@ -19,7 +19,7 @@ import numpy as np
 from animegamer_jax import __version__
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.bundle.embedded import model_folder
-from animegamer_jax.data.characters import Cast, read_cast
+from animegamer_jax.data.characters import Characters, read_characters
 from animegamer_jax.devices import processor
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import (
@@ -171,7 +171,7 @@ class Run:
             else self._play(source, benchmark, means)
             for source in self._sources
         )
-        verdicts, agreements, note = self._ask_judges(benchmark, systems, means.characters)
+        judge_scores, agreements, note = self._ask_judges(benchmark, systems, means.characters)
         evaluation = Evaluation(
             benchmark=benchmark.name,
             benchmark_digest=digest,
@@ -184,7 +184,7 @@ class Run:
             is_open=np.array([[turn.is_open for turn in g.turns] for g in benchmark.games]),
             expected=np.stack([expected_of(game.turns) for game in benchmark.games]),
             systems=systems,
-            verdicts=verdicts,
+            judge_scores=judge_scores,
             agreements=agreements,
             judge_note=note,
             about=self._about(benchmark, seconds=time.perf_counter() - began),
@@ -197,7 +197,7 @@ class Run:
 
     def _means(self) -> Means:
         options = self._options
-        cast = None if options.characters is None else read_cast(options.characters)
+        characters = None if options.characters is None else read_characters(options.characters)
         clip = None
         if {"clip", "truth"} & {*self._groups}:
             try:
@@ -212,7 +212,7 @@ class Run:
             fvd=options.fvd,
             jedi=options.jedi,
             real_clips=options.real_clips,
-            characters=cast,
+            characters=characters,
             reader_clips=options.reader_clips,
         )
 
@@ -297,9 +297,9 @@ class Run:
         return tables_beside(benchmark, scoring, vae=vae, keep=_home(self._options.out, source))
 
     def _ask_judges(
-        self, benchmark: Benchmark, systems: Sequence[SystemResult], cast: Cast | None
+        self, benchmark: Benchmark, systems: Sequence[SystemResult], characters: Characters | None
     ) -> tuple[tuple[Any, ...], Mapping[str, Any], str | None]:
-        """Verdicts, agreements by "A and B", and why there is none."""
+        """Returns the judges' scores, agreements by "A and B", and why a judge gave no scores."""
         asked = self._judge
         if not asked.judge:
             return (), {}, None
@@ -307,7 +307,7 @@ class Run:
         from animegamer_jax.evaluate.judge.prompt import JudgedGame, JudgeSettings
 
         out = self._options.out
-        pictures = {} if cast is None else first_pictures(cast)
+        pictures = {} if characters is None else first_pictures(characters)
         games = [
             JudgedGame.saved(
                 game.id,
@@ -316,7 +316,7 @@ class Run:
             )
             for row, game in enumerate(benchmark.games)
         ]
-        verdicts, notes = [], []
+        every, notes = [], []
         for number, name in enumerate(asked.judge):
             tell = teller(f"{name}: judged", "games")
             try:
@@ -329,7 +329,7 @@ class Run:
                     prompt_price=asked.prompt_price,
                     completion_price=asked.completion_price,
                 )
-                verdict = judge(
+                scores = judge(
                     games,
                     settings,
                     cache=out / "judge",
@@ -340,16 +340,16 @@ class Run:
             except UserError as error:
                 notes.append(f"{name}: {error}")
                 continue
-            print(verdict)
-            verdicts.append(verdict)
-            if not verdict.num_judged:
-                notes.append(str(verdict))
+            print(scores)
+            every.append(scores)
+            if not scores.num_judged:
+                notes.append(str(scores))
         agreements = {
             f"{_judge_name(a)} and {_judge_name(b)}": agreement(a, b)
-            for i, a in enumerate(verdicts)
-            for b in verdicts[i + 1 :]
+            for i, a in enumerate(every)
+            for b in every[i + 1 :]
         }
-        return tuple(verdicts), agreements, "; ".join(notes) or None
+        return tuple(every), agreements, "; ".join(notes) or None
 
     def _ablations(self, benchmark: Benchmark) -> Path | None:
         """Those that were asked for; of the toy world those that come with the code."""
@@ -451,8 +451,8 @@ def _scored_with(means: Means, scoring: Scoring) -> dict[str, Any]:
     return found | {s.group: s.made[named[s.group]] for s in scorers if s.group in named}
 
 
-def _judge_name(verdict: Any) -> str:
-    return f"{verdict.model}, seed {verdict.seed}"
+def _judge_name(scores: Any) -> str:
+    return f"{scores.model}, seed {scores.seed}"
 
 
 def _summary(systems: Sequence[SystemResult]) -> Iterator[str]:

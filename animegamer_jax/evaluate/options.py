@@ -17,14 +17,15 @@ class JudgeOptions:
     """A vision-language model that scores the games from 0 to 10.
 
     Attributes:
-        judge: Its name at the endpoint; a second one, or the same again in another order of
-            systems, tells how far two judges agree. Default: nobody is asked.
-        endpoint: OpenAI-compatible: the address before /chat/completions.
-        key_variable: Environment variable that holds the key; local servers need none.
-        parallel: Questions at a time.
-        judge_frames: Of a turn that are shown.
-        prompt_price: Of a million tokens, in any currency; None: not counted.
-        completion_price: Of a million tokens.
+        judge: Name of the judge at the endpoint; may be given several times. A second judge, or
+            the same one again with the systems in another order, adds the agreement of the two.
+            Default: no judge.
+        endpoint: Address of the judge's OpenAI-compatible server, without /chat/completions.
+        key_variable: Environment variable that holds the API key; local servers need none.
+        parallel: Number of simultaneous requests to the judge.
+        judge_frames: Number of frames of each turn that the judge sees.
+        prompt_price: Price of a million prompt tokens, in any currency. None: not counted.
+        completion_price: Price of a million completion tokens. None: not counted.
     """
 
     judge: Annotated[tuple[str, ...], _Append] = ()
@@ -64,8 +65,8 @@ class Options:
         jedi: A TorchScript file of V-JEPA's features of a clip.
         real_clips: A folder of MP4 files that FVD and JEDi compare with. Default: the toy world's
             true clips.
-        characters: A cast file with pictures of the characters, for CLIP-I in worlds without true
-            clips; the benchmark's characters must be in it.
+        characters: TOML file with pictures of the characters, for CLIP-I in worlds without true
+            clips; it must name all of the benchmark's characters.
         reader_clips: True clips of the toy world that readers of who, where and when learn from.
         ablations: A file of ablations to print in the report. Default: in the toy world those of
             `scripts/toy/ablations.py`, once it has made them.

@@ -22,14 +22,14 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.judge.scores import (
     CRITERIA,
     Agreement,
-    Verdict,
+    JudgeScores,
 )
 from animegamer_jax.evaluate.metrics.formulas import Estimate, estimate
 from animegamer_jax.evaluate.strictjson import fields, load, shown, some
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import telling
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 RESULTS_FILE = "results.json"
 
 Table = Mapping[str, Estimate]
@@ -95,9 +95,9 @@ class Evaluation:
         is_open: turns that leave something to the turns before.
         expected: motion level, social, entertainment and stamina of each turn; None: not known.
         systems: in the order that they were asked for.
-        verdicts: of judges.
-        agreements: of two judges, by "A and B".
-        judge_note: why there is no verdict, where one was asked for.
+        judge_scores: scores of each judge.
+        agreements: agreement of two judges, by "A and B".
+        judge_note: why a judge gave no scores; None if none failed.
         about: date, command, versions, hardware, seeds.
     """
 
@@ -109,7 +109,7 @@ class Evaluation:
     instructions: tuple[tuple[str, ...], ...]
     is_open: Bool[np.ndarray, "g t"]
     systems: tuple[SystemResult, ...]
-    verdicts: tuple[Verdict, ...] = ()
+    judge_scores: tuple[JudgeScores, ...] = ()
     agreements: Mapping[str, Agreement] = dataclasses.field(default_factory=dict)
     judge_note: str | None = None
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -252,7 +252,7 @@ def _fitted(found: dict[str, Any], where: str) -> Evaluation:
     told = [len(of_game) for of_game in found["instructions"]]
     if told != [turns] * games:
         raise UserError(f"{where}: instructions: expected {turns} of each of {games} games")
-    systems, verdicts = [], []
+    systems, judge_scores = [], []
     for s in found["systems"]:
         values = {n: fit(v, (games, turns), f"{s.name}: {n}") for n, v in s.values.items()}
         if len(s.folders) not in (0, games):
@@ -260,12 +260,12 @@ def _fitted(found: dict[str, Any], where: str) -> Evaluation:
                 f"{where}: {s.name}: expected {games} folders or none, found {len(s.folders)}"
             )
         systems.append(dataclasses.replace(s, values=values))
-    for v in found["verdicts"]:
+    for v in found["judge_scores"]:
         shape = (len(v.games), len(v.systems), len(CRITERIA))
         scores = fit(v.scores, shape, f"{v.model}: scores")
-        verdicts.append(dataclasses.replace(v, scores=scores))
+        judge_scores.append(dataclasses.replace(v, scores=scores))
     found["is_open"] = fit(found["is_open"], (games, turns), "is_open")
     if found["expected"] is not None:
         found["expected"] = fit(found["expected"], (games, turns, 4), "expected")
-    found["systems"], found["verdicts"] = tuple(systems), tuple(verdicts)
+    found["systems"], found["judge_scores"] = tuple(systems), tuple(judge_scores)
     return Evaluation(**found)

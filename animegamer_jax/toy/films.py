@@ -37,7 +37,7 @@ from animegamer_jax.toy.scene import (
 )
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 2, 6
-_CAST_SIZE = 3
+_NUM_CHARACTERS = 3
 _PAN_SPEEDS = (15.0, 60.0)  # pixels a drawing at 480 x 720: fast camera moves
 
 
@@ -167,7 +167,7 @@ def make_film(
     transitions: Sequence[Transition] = (Cut(),),
     style: FilmStyle = PLAIN,
 ) -> Film:
-    """A film of a cast of three; neighbouring shots are in different places.
+    """A film of three characters; neighbouring shots are in different places.
 
     Args:
         seed: of everything that is drawn.
@@ -185,7 +185,7 @@ def make_film(
             f"a film of {num_shots} shots: expected 1 or more; raise the number of shots"
         )
     rng = np.random.default_rng((7919, seed))
-    cast = [str(name) for name in rng.choice(CHARACTERS, _CAST_SIZE, replace=False)]
+    characters = [str(name) for name in rng.choice(CHARACTERS, _NUM_CHARACTERS, replace=False)]
     shots: list[FilmShot] = []
     for _ in range(num_shots):
         start = shots[-1].end if shots else 0
@@ -195,7 +195,9 @@ def make_film(
             )
         )
         last_place = shots[-1].scene.place if shots else None
-        scene = _draw_scene(rng, cast=cast, places=[p for p in PLACES if p != last_place])
+        scene = _draw_scene(
+            rng, characters=characters, places=[p for p in PLACES if p != last_place]
+        )
         transition = transitions[int(rng.integers(len(transitions)))] if shots else None
         end = start + length * style.fps // FRAMES_PER_SECOND
         shots.append(FilmShot(start, end, scene, transition))
@@ -217,8 +219,10 @@ def _with_moves(seed: int, shots: Sequence[FilmShot], style: FilmStyle) -> tuple
     return tuple(moved)
 
 
-def _draw_scene(rng: np.random.Generator, *, cast: Sequence[str], places: Sequence[str]) -> Scene:
-    actor, partner = (str(name) for name in rng.choice(cast, 2, replace=False))
+def _draw_scene(
+    rng: np.random.Generator, *, characters: Sequence[str], places: Sequence[str]
+) -> Scene:
+    actor, partner = (str(name) for name in rng.choice(characters, 2, replace=False))
     motion = str(rng.choice(MOTIONS))
     return Scene(
         character=actor,

@@ -1,7 +1,7 @@
-"""Asking a model behind an OpenAI-compatible `/v1/chat/completions`, a hosted or a local one.
+"""Client of an OpenAI-compatible `/v1/chat/completions` endpoint, hosted or local.
 
-What goes wrong for one clip raises `NoAnswerError`; what would go wrong for every clip (a wrong
-key, no server) raises `UserError`, which ends the run.
+`NoAnswerError` concerns one request. An error that every request would meet (a wrong key, no
+server) is a `UserError`, which ends the run.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ import pydantic
 
 from animegamer_jax.errors import UserError
 
-_GO_ON = "then run the same command again: finished answers are kept"
-_LOCAL_KEY = "none"  # local servers read no key, but the client wants one
+RERUN = "then run the same command again (answers received so far are cached)"
+_LOCAL_KEY = "none"  # local servers ignore the key, but the client requires one
 _LONGEST = 160
 
 
@@ -26,26 +26,26 @@ class AskSettings:
     """Which model is asked, and how.
 
     Attributes:
-        model: its name at the endpoint; None: nobody is asked.
-        endpoint: OpenAI-compatible: the address before /chat/completions.
-        key_variable: environment variable that holds the key, on every machine that asks; local
-            servers need none.
-        parallel: questions at a time, in each process.
-        attempts: questions about one clip, while its answers are not valid.
-        retries: of a request that the server refuses (429, 5xx) or does not answer in time; the
-            pauses between them grow.
-        timeout: of an answer, in seconds.
-        patience: clips without a usable answer in a row, of all films of a process, that end the
-            run.
-        frames: of a clip that are shown.
-        side: pixels of a picture's longer side at most.
-        max_tokens: of an answer, with what the model thinks before it.
-        temperature: of the model; None: not sent, for models that have one of their own.
-        prompt_price: of a million tokens, in any currency; None: not counted.
-        completion_price: of a million tokens.
+        model: Name of the model at the endpoint. Default: no model is asked.
+        endpoint: Address of an OpenAI-compatible server, without /chat/completions.
+        key_variable: Environment variable that holds the API key, on every machine that sends
+            requests; local servers need none.
+        parallel: Number of simultaneous requests of each process.
+        attempts: Maximum number of questions about one clip until an answer is valid.
+        retries: Number of times that a request is sent again if the server is busy (status 429
+            or 5xx) or too slow; the pauses in between grow.
+        timeout: Seconds to wait for an answer.
+        patience: Number of clips in a row without a usable answer, over all films of a process,
+            that ends the run.
+        frames: Number of frames shown of each clip.
+        side: Maximum length of a picture's longer side, in pixels.
+        max_tokens: Maximum number of tokens of an answer, reasoning included.
+        temperature: Sampling temperature. None: not sent, for models that accept none.
+        prompt_price: Price of a million prompt tokens, in any currency. None: not counted.
+        completion_price: Price of a million completion tokens. None: not counted.
 
     Raises:
-        UserError: a value out of range.
+        UserError: a value is out of range.
     """
 
     model: str | None = None
@@ -81,10 +81,10 @@ class AskSettings:
             raise UserError("model: expected the name of a model at the endpoint, found none")
 
     def key(self) -> str:
-        """The key from the environment.
+        """Returns the API key from the environment.
 
         Raises:
-            UserError: it holds signs that a key cannot have.
+            UserError: it holds characters that no key has.
         """
         key = os.environ.get(self.key_variable, "").strip() or _LOCAL_KEY
         if not re.fullmatch(r"[!-~]+", key):
@@ -93,15 +93,15 @@ class AskSettings:
 
 
 class NoAnswerError(Exception):
-    """A request that brought nothing for one clip; `found` is what came instead, if anything."""
+    """One request got no usable response; `found` is the response's text, if there is any."""
 
     def __init__(self, reason: str, *, found: str | None = None):
         super().__init__(reason)
         self.found = found
 
 
-class Answer(NamedTuple):
-    """A model's answer and what it took."""
+class Completion(NamedTuple):
+    """A model's text, whether it ends at the token limit, and the tokens that it took."""
 
     text: str
     is_cut: bool
@@ -118,130 +118,133 @@ class _Choice(pydantic.BaseModel):
     finish_reason: str | None = None
 
 
-class _Completion(pydantic.BaseModel):
-    """Of a response, what is read here."""
+class _Response(pydantic.BaseModel):
+    """The fields of a response that are used."""
 
     choices: list[_Choice] = pydantic.Field(min_length=1)
     usage: Any = None
 
 
 class Endpoint:
-    """An open connection to the server."""
+    """An open connection to the server; `connect` makes one."""
 
     def __init__(self, client: openai.AsyncOpenAI, settings: AskSettings):
         self._client, self._settings = client, settings
 
-    async def ask(
+    async def complete(
         self, messages: list[dict[str, Any]], schema: dict[str, Any], *, name: str
-    ) -> Answer:
-        """One question.
+    ) -> Completion:
+        """Sends a conversation and returns the model's next message.
 
         Args:
-            messages: of the conversation.
-            schema: of the answer, JSON.
-            name: of the schema.
+            messages: the conversation.
+            schema: JSON schema of the answer.
+            name: name of the schema.
 
         Raises:
-            NoAnswerError: nothing usable came, for this question.
-            UserError: no question can be asked.
+            NoAnswerError: there is no usable response to this request.
+            UserError: the server answers no request.
         """
-        wanted = {"name": name, "strict": True, "schema": schema}
         more: dict[str, Any] = {}
         if self._settings.temperature is not None:
             more["temperature"] = self._settings.temperature
         create: Any = self._client.chat.completions.with_raw_response.create
-        with self._telling():
+        with self._own_errors():
             response = await create(
                 model=self._settings.model,
                 messages=messages,
-                response_format={"type": "json_schema", "json_schema": wanted},
+                response_format={
+                    "type": "json_schema",
+                    "json_schema": {"name": name, "strict": True, "schema": schema},
+                },
                 max_completion_tokens=self._settings.max_tokens,
                 **more,
             )
-        return _read(response.text)
+        return _parse(response.text)
 
     @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
-        """The client's errors as ours."""
+    def _own_errors(self) -> Iterator[None]:
+        """Turns the client's errors into ours."""
         s = self._settings
         try:
             yield
         except openai.APITimeoutError:
             raise NoAnswerError(f"no answer within {s.timeout:g} seconds") from None
         except openai.APIConnectionError as error:
-            reason = _line(str(error.__cause__ or error))
+            reason = _one_line(str(error.__cause__ or error))
             raise UserError(
                 f"{s.endpoint}: cannot be reached ({reason}): start the server or check the "
-                f"address, {_GO_ON}"
+                f"address, {RERUN}"
             ) from None
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
-            what = "asks for a key" if s.key() == _LOCAL_KEY else "does not take the key"
+            what = "asks for a key" if s.key() == _LOCAL_KEY else "rejects the key"
             raise UserError(
                 f"{s.endpoint}: {what} ({error.status_code}): put a valid one into the environment "
-                f"variable {s.key_variable}, {_GO_ON}"
+                f"variable {s.key_variable}, {RERUN}"
             ) from None
         except openai.NotFoundError as error:
             raise UserError(
                 f"{s.endpoint}: no such address, or no model {s.model!r} there "
-                f"({_line(error.message)}): check both, {_GO_ON}"
+                f"({_one_line(error.message)}): check both, {RERUN}"
             ) from None
         except openai.APIStatusError as error:
-            found = error.response.text[:_LONGEST]
             raise NoAnswerError(
-                f"the server answers {error.status_code}: {_line(error.message)}", found=found
+                f"the server answers {error.status_code}: {_one_line(error.message)}",
+                found=error.response.text[:_LONGEST],
             ) from None
         except openai.OpenAIError as error:
-            raise NoAnswerError(_line(str(error))) from None
+            raise NoAnswerError(_one_line(str(error))) from None
 
 
-def _line(text: str) -> str:
-    line = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+def _one_line(text: str) -> str:
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return line[:_LONGEST] or "no reason given"
 
 
-def _read(text: str) -> Answer:
-    """What a response says, whatever the server is."""
+def _parse(text: str) -> Completion:
+    """Reads a response of any server."""
     try:
-        completion = _Completion.model_validate_json(text)
+        response = _Response.model_validate_json(text)
     except pydantic.ValidationError:
         raise NoAnswerError(
-            f"expected a chat completion, found {_line(text)[:60]!a}", found=text
+            f"expected a chat completion, found {_one_line(text)[:60]!a}", found=text
         ) from None
-    choice, usage = completion.choices[0], completion.usage
+    choice, usage = response.choices[0], response.usage
     prompt, answer = (_count(usage, name) for name in ("prompt_tokens", "completion_tokens"))
-    return Answer(choice.message.content or "", choice.finish_reason == "length", prompt, answer)
+    return Completion(
+        choice.message.content or "", choice.finish_reason == "length", prompt, answer
+    )
 
 
 def _count(usage: Any, name: str) -> int:
-    """A number of tokens; 0 where the server does not count."""
+    """Returns a number of tokens; 0 if the server does not count."""
     count = usage.get(name) if isinstance(usage, dict) else None
     return count if type(count) is int and count > 0 else 0
 
 
 @contextlib.asynccontextmanager
-async def connected(
+async def connect(
     settings: AskSettings, *, on_request: Callable[[int], None] = lambda retry: None
 ) -> AsyncIterator[Endpoint]:
-    """A connection for some questions.
+    """Opens a connection.
 
     Args:
         settings: which model is asked, and how.
-        on_request: called with each request: 0, or how many times it was sent before.
+        on_request: called before each request with 0, or with the number of times that it was
+            sent before.
 
     Raises:
         UserError: the key cannot be one.
     """
-    key = settings.key()
 
-    async def tell(request: Any) -> None:
+    async def report(request: Any) -> None:
         on_request(int(request.headers.get("x-stainless-retry-count", 0)))  # the client's own
 
-    client = openai.AsyncOpenAI(
-        api_key=key,
+    async with openai.AsyncOpenAI(
+        api_key=settings.key(),
         base_url=settings.endpoint,
         max_retries=settings.retries,
         timeout=settings.timeout,
-        http_client=openai.DefaultAsyncHttpxClient(event_hooks={"request": [tell]}),
-    )
-    async with client:
+        http_client=openai.DefaultAsyncHttpxClient(event_hooks={"request": [report]}),
+    ) as client:
         yield Endpoint(client, settings)

@@ -1,11 +1,7 @@
-"""Asking a model until its answer is valid, and the answers that are kept on disk.
-
-For annotation, judging and writing games.
-"""
+"""Asks one question until the answer is valid; replies cached on disk."""
 
 import dataclasses
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,23 +12,23 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.storage.files import read_json
 from animegamer_jax.storage.paths import telling
 from animegamer_jax.vlm.client import AskSettings, Endpoint
-from animegamer_jax.vlm.messages import Message, again
+from animegamer_jax.vlm.messages import Message, retry_messages
 from animegamer_jax.vlm.usage import Usage
 
-_KEPT = 10_000  # letters of an answer that are kept
-_TELL_EVERY = 60.0  # seconds between words on a slow server
+MAX_TEXT = 10_000
+"""Maximum number of characters of an answer that are kept."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked:
-    """The last answer to a question, and what it took to get it.
+class Reply:
+    """The last answer to a prompt, valid or not, and what it took to get it.
 
     Attributes:
-        answer: as it came; valid or not.
-        attempts: questions asked.
-        max_tokens: that the answer could have.
-        is_cut: whether it ended there.
-        prompt_tokens, completion_tokens: of all attempts.
+        answer: the text.
+        attempts: number of questions.
+        max_tokens: limit of the answer.
+        is_cut: whether the answer ends at the limit.
+        prompt_tokens, completion_tokens: number of tokens of all attempts.
     """
 
     answer: str
@@ -42,65 +38,30 @@ class Asked:
     prompt_tokens: int
     completion_tokens: int
 
-    def why(self, error: ValueError) -> str:
-        """Why this is no usable answer, where reading it raised `error`."""
+    def reason(self, error: ValueError) -> str:
+        """Returns why there is no valid answer, if parsing this one raised `error`."""
         times = f"{self.attempts} time" + "s" * (self.attempts > 1)
         cut = f" (cut at {self.max_tokens} tokens)" if self.is_cut else ""
         return f"asked {times}, no valid answer{cut}: {error}"
 
-    def may_be_bettered(self, settings: AskSettings) -> bool:
-        """Whether these settings ask more often, or for longer answers, than it was asked."""
+    def is_worth_retrying(self, settings: AskSettings) -> bool:
+        """Whether the settings allow more attempts or longer answers than this reply had."""
         return settings.attempts > self.attempts or settings.max_tokens > self.max_tokens
 
 
-def answer_file(cache: epath.Path, key: str) -> epath.Path:
-    """Where the answer to a question of this digest is kept."""
-    return cache / key[:2] / f"{key}.json"
-
-
-def kept_answer(file: epath.Path) -> Asked | None:
-    """An answer on disk; None: there is none, or it is damaged, and is asked for again.
+def load_cached_reply(file: epath.Path) -> Reply | None:
+    """Loads a reply from the cache; None if there is none, or if the file is damaged.
 
     Raises:
-        UserError: the disk refuses.
+        UserError: the cache cannot be read.
     """
     with telling(file, "cannot be read", mend="check the path"):
         if not file.exists():
             return None
     try:
-        return from_json(Asked, read_json(file), os.fspath(file))
+        return from_json(Reply, read_json(file), os.fspath(file))
     except UserError:
         return None
-
-
-def cut_answer(text: str | None) -> str | None:
-    """As much of an answer as is kept."""
-    return text[:_KEPT] if text is not None else None
-
-
-class Requests:
-    """Counts requests, and tells of a slow or busy server now and then.
-
-    Args:
-        settings: which server.
-        usage: in which they are counted.
-        on_wait: called with a line.
-    """
-
-    def __init__(self, settings: AskSettings, usage: Usage, *, on_wait: Callable[[str], None]):
-        self._settings, self._usage, self._on_wait = settings, usage, on_wait
-        self._told = -_TELL_EVERY
-
-    def sent(self, retry: int) -> None:
-        """Counts a request, and tells of one that was sent before."""
-        s, now = self._settings, time.monotonic()
-        self._usage.requests += 1
-        if retry and now - self._told > _TELL_EVERY:
-            self._told = now
-            self._on_wait(
-                f"{s.endpoint}: no answer within {s.timeout:g} s, or too busy for one: asking "
-                f"again ({retry} of {s.retries} times)"
-            )
 
 
 async def ask_until_valid(
@@ -109,45 +70,46 @@ async def ask_until_valid(
     *,
     schema: dict[str, Any],
     name: str,
-    read: Callable[[str], Any],
+    parse: Callable[[str], Any],
     settings: AskSettings,
     usage: Usage,
-) -> Asked:
-    """Asks until an answer is valid, or often enough; what is wrong is told to the model.
+) -> Reply:
+    """Asks until an answer is valid or the attempts are used up; the model sees its mistakes.
 
     Args:
-        endpoint: that answers.
+        endpoint: the connection to the model.
         messages: the question.
-        schema: the JSON schema of an answer.
-        name: of the schema.
-        read: raises ValueError, in one line, where an answer is not valid.
-        settings: how often, and the prices.
-        usage: counts each answer.
+        schema: JSON schema of an answer.
+        name: name of the schema.
+        parse: raises ValueError, in one line, if an answer is not valid.
+        settings: number of attempts, and the prices.
+        usage: counter of answers, tokens and costs; updated here.
 
     Raises:
-        NoAnswerError: the server does not answer this.
-        UserError: the server answers nothing.
+        NoAnswerError: there is no usable response to this question.
+        UserError: the server answers no question.
     """
-    attempt = prompt = completion = 0
+    attempt = prompt_tokens = completion_tokens = 0
     while True:
-        found = await endpoint.ask(messages, schema, name=name)
+        found = await endpoint.complete(messages, schema, name=name)
         attempt += 1
-        prompt, completion = prompt + found.prompt_tokens, completion + found.completion_tokens
+        prompt_tokens += found.prompt_tokens
+        completion_tokens += found.completion_tokens
         prices = settings.prompt_price, settings.completion_price
         usage.add_answer((found.prompt_tokens, found.completion_tokens), prices)
-        asked = Asked(
-            answer=found.text[:_KEPT],
+        reply = Reply(
+            answer=found.text[:MAX_TEXT],
             attempts=attempt,
             max_tokens=settings.max_tokens,
             is_cut=found.is_cut,
-            prompt_tokens=prompt,
-            completion_tokens=completion,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
         )
         try:
-            read(asked.answer)
+            parse(reply.answer)
         except ValueError as error:
             if attempt == settings.attempts:
-                return asked
-            messages = [*messages, *again(found.text, wrong=str(error))]
+                return reply
+            messages = [*messages, *retry_messages(found.text, error=str(error))]
         else:
-            return asked
+            return reply

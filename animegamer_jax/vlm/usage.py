@@ -1,18 +1,18 @@
-"""Counts the tokens that questions used, and what they cost."""
+"""Requests, tokens and costs of a model."""
 
 import dataclasses
 
 
 @dataclasses.dataclass
 class Usage:
-    """What was asked.
+    """What was asked, and what it cost.
 
     Attributes:
-        requests: that were sent, each time that they were.
-        answered: of these.
-        prompt_tokens, completion_tokens: as the server counts them.
-        cost: of them, in the currency of the prices; None: there were none.
-        cached: answers that were on disk.
+        requests: number of requests sent, repeated ones included.
+        answered: number of requests with an answer.
+        prompt_tokens, completion_tokens: number of tokens, as the server counts them.
+        cost: in the currency of the prices; None if no price is set.
+        cached: number of answers found on disk.
     """
 
     requests: int = 0
@@ -23,7 +23,7 @@ class Usage:
     cached: int = 0
 
     def add_answer(self, tokens: tuple[int, int], prices: tuple[float | None, ...]) -> None:
-        """Counts one answer: tokens of prompt and completion, and the prices of a million."""
+        """Adds one answer, by its tokens of prompt and completion and their prices a million."""
         self.answered += 1
         self.prompt_tokens += tokens[0]
         self.completion_tokens += tokens[1]
@@ -32,28 +32,14 @@ class Usage:
             self.cost = (self.cost or 0.0) + paid
 
     def __add__(self, other: "Usage") -> "Usage":
-        costs = [cost for cost in (self.cost, other.cost) if cost is not None]
-        return Usage(
-            requests=self.requests + other.requests,
-            answered=self.answered + other.answered,
-            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
-            completion_tokens=self.completion_tokens + other.completion_tokens,
-            cost=sum(costs) if costs else None,
-            cached=self.cached + other.cached,
-        )
+        pairs = zip(vars(self).items(), vars(other).values(), strict=True)
+        return Usage(**{name: a if b is None else (a or 0) + b for (name, a), b in pairs})
 
     def __sub__(self, other: "Usage") -> "Usage":
-        """What came since `other`."""
-        return self + Usage(
-            requests=-other.requests,
-            answered=-other.answered,
-            prompt_tokens=-other.prompt_tokens,
-            completion_tokens=-other.completion_tokens,
-            cost=None if other.cost is None else -other.cost,
-            cached=-other.cached,
-        )
+        """Returns what came since `other`."""
+        return self + Usage(**{name: n if n is None else -n for name, n in vars(other).items()})
 
     def __str__(self) -> str:
-        told = f"{self.requests:,} requests ({self.requests - self.answered:,} unanswered), "
-        told += f"{self.prompt_tokens:,} + {self.completion_tokens:,} tokens"
-        return told + (f", cost {self.cost:,.2f}" if self.cost is not None else "")
+        text = f"{self.requests:,} requests ({self.requests - self.answered:,} unanswered), "
+        text += f"{self.prompt_tokens:,} + {self.completion_tokens:,} tokens"
+        return text + (f", cost {self.cost:,.2f}" if self.cost is not None else "")

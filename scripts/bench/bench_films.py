@@ -374,30 +374,26 @@ def rows(*, films: int = 5, clips: int = 2000) -> None:
         films: How many.
         clips: Of each.
     """
-    from animegamer_jax.data.characters import Cast, Character
+    from animegamer_jax.data.characters import Character, Characters
     from animegamer_jax.data.films.annotation.labels import (
         Annotation,
         FilmAnnotation,
         Label,
         clips_digest,
-        keep_cast,
+        save_characters,
         write_labels,
     )
-    from animegamer_jax.data.films.clips.store import (
-        ClipRow,
-        FilmReport,
-        FilmSettings,
-    )
+    from animegamer_jax.data.films.clips.store import ClipRow, FilmReport, FilmSettings
     from animegamer_jax.data.films.games.grouping import GamesSettings
     from animegamer_jax.data.films.games.writer import make_plan, write_film_games
 
     said = {"motion": "riding a bicycle", "adverb": "slowly", "environment": "harbour"}
     said |= {"time": "day", "social": 0, "entertainment": 1, "stamina": -1, "motion_level": 3}
     annotation = Annotation.model_validate({"subject": "Mika", **said})
-    cast = Cast((Character(name="Mika", aliases=(), images=("0" * 64,)),))
+    characters = Characters((Character(name="Mika", aliases=(), images=("0" * 64,)),))
     with tempfile.TemporaryDirectory() as place:
         folder = open_shots(Path(place) / "shots", FilmSettings())
-        keep_cast(folder, cast)
+        save_characters(folder, characters)
         for number in range(films):
             film = f"film-{number:08x}"
             with folder.writing(film) as writer:
@@ -432,8 +428,10 @@ def rows(*, films: int = 5, clips: int = 2000) -> None:
                     )
                 )
             digest = clips_digest(folder.rows(film))
-            report = FilmAnnotation(film=film, cast=cast.digest, clips=digest, by_people=clips)
-            labels = [Label(clip, annotation, "people") for clip in range(clips)]
+            report = FilmAnnotation(
+                film=film, characters=characters.digest, clips=digest, num_manual=clips
+            )
+            labels = [Label(clip, annotation, "manual") for clip in range(clips)]
             write_labels(folder, report, labels, unannotated=())
         settings, taken = GamesSettings(), [time.process_time()]
         make_plan(folder, settings)

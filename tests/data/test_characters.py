@@ -1,46 +1,55 @@
-"""The cast: what a player's file may say, and what is refused in one line."""
+"""The characters: what a player's file may say, and what is refused in one line."""
 
 import numpy as np
 import pytest
-from annotated_shots import write_cast
+from annotated_shots import write_characters
 from PIL import Image
 
-from animegamer_jax.data.characters import NOBODY, open_picture, parse_cast, read_cast
+from animegamer_jax.data.characters import (
+    NOBODY,
+    open_picture,
+    parse_characters,
+    read_characters,
+)
 from animegamer_jax.errors import UserError
 from animegamer_jax.vlm.fields import plain
 
 
 def test_a_cast_is_read_with_its_pictures(tmp_path):
-    cast = read_cast(write_cast(tmp_path))
-    assert cast.names == ("Mika", "Ren")
-    (digest,) = cast.characters[0].images
-    picture = open_picture(cast.pictures[digest], name="mika", mend="")
+    characters = read_characters(write_characters(tmp_path))
+    assert characters.names == ("Mika", "Ren")
+    (digest,) = characters.entries[0].images
+    picture = open_picture(characters.pictures[digest], name="mika", mend="")
     assert picture.size == (40, 60)
     assert picture.getpixel((3, 3)) == (200, 30, 30)
     for called in ("Mika", "mika", "MIKA THE CAT"):
-        assert cast.resolve(called) == "Mika"
-    assert [cast.resolve(nobody.title()) for nobody in NOBODY] == list(NOBODY)
+        assert characters.resolve(called) == "Mika"
+    assert [characters.resolve(nobody.title()) for nobody in NOBODY] == list(NOBODY)
     with pytest.raises(ValueError, match="expected one of: Mika, Ren, other, none; found 'Yuki'"):
-        cast.resolve("Yuki")
+        characters.resolve("Yuki")
 
 
 def test_a_cast_is_kept_without_its_pictures(tmp_path):
-    cast = read_cast(write_cast(tmp_path))
-    kept = parse_cast(cast.to_text(), where="there")
-    assert (kept.characters, kept.digest, kept.pictures) == (cast.characters, cast.digest, {})
+    characters = read_characters(write_characters(tmp_path))
+    kept = parse_characters(characters.to_text(), where="there")
+    assert (kept.entries, kept.digest, kept.pictures) == (
+        characters.entries,
+        characters.digest,
+        {},
+    )
     for text in ("{", "[]", '{"layout": 2}'):
         with pytest.raises(UserError, match=r"^there: .*annotate again"):
-            parse_cast(text, where="there")
+            parse_characters(text, where="there")
 
 
 def test_the_digest_is_that_of_names_and_pictures(tmp_path):
-    file = write_cast(tmp_path)
-    before = read_cast(file).digest
-    assert read_cast(file).digest == before
+    file = write_characters(tmp_path)
+    before = read_characters(file).digest
+    assert read_characters(file).digest == before
     Image.new("RGB", (40, 60), (201, 30, 30)).save(tmp_path / "mika.png")
-    other_picture = read_cast(file).digest
+    other_picture = read_characters(file).digest
     file.write_text(file.read_text().replace("Mika the cat", "The cat"))
-    assert len({before, other_picture, read_cast(file).digest}) == 3
+    assert len({before, other_picture, read_characters(file).digest}) == 3
 
 
 def test_transparent_and_turned_pictures(tmp_path):
@@ -63,51 +72,72 @@ MIKA = '[[character]]\nname = "Mika"\nimages = ["mika.png"]\n'
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"cast\.toml: no characters: expected one or more of \[\[character\]\]"),
-        ("[[character]\n", r"cast\.toml: no TOML \(.*\): expected \[\[character\]\]"),
+        ("", r"characters\.toml: no characters: expected one or more of \[\[character\]\]"),
+        ("[[character]\n", r"characters\.toml: not valid TOML \(.*\): expected \[\[character\]\]"),
         ("character = []\n", "no characters"),
-        ("character = [3]\n", "character 1: expected a table"),
+        ("character = [3]\n", "character 1: expected an object, found 3"),
         ('title = "x"\n' + MIKA, "unknown key 'title'"),
-        (MIKA + 'picture = "mika.png"\n', "character 1: unknown key 'picture': expected name, ali"),
-        ('[[character]]\nimages = ["mika.png"]\n', "character 1: name: expected a text, found 'No"),
-        (MIKA.replace('"Mika"', "3"), "character 1: name: expected a text, found '3'"),
+        (
+            MIKA + 'picture = "mika.png"\n',
+            "character 1: unknown picture: expected the fields name, ali",
+        ),
+        (
+            '[[character]]\nimages = ["mika.png"]\n',
+            "character 1: missing name: expected the fields name",
+        ),
+        (MIKA.replace('"Mika"', "3"), "character 1.name: expected a value of type str, found 3"),
         (MIKA.replace("Mika", "Mi; ka"), "name: expected letters, .*, found ';'"),
         (MIKA.replace("Mika", "M" * 41), "name: expected at most 40 characters, found 41"),
-        (MIKA.replace("Mika", "Other"), "name: expected a name, found 'Other', which means that"),
-        (MIKA.replace('["mika.png"]', "[]"), "Mika: images: expected one picture of Mika or more"),
-        (MIKA.replace('["mika.png"]', '"mika.png"'), "Mika: images: expected a list"),
-        (MIKA.replace("mika.png", "a\\u0000b"), "Mika: images: expected a list"),
-        (MIKA + "aliases = [1]\n", "Mika: aliases: expected a list"),
-        (MIKA + 'aliases = ["<img>"]\n', "Mika: aliases: expected letters, .*, found '<'"),
+        (MIKA.replace("Mika", "Other"), "name: 'Other' is reserved for clips without a char"),
+        (
+            MIKA.replace('["mika.png"]', "[]"),
+            "character 1: images: expected one picture of Mika or more",
+        ),
+        (MIKA.replace('["mika.png"]', '"mika.png"'), "character 1.images: expected a list, found"),
+        (
+            MIKA.replace("mika.png", "a\\u0000b"),
+            r"expected a picture of Mika, found the path 'a\\x00b'",
+        ),
+        (
+            MIKA + "aliases = [1]\n",
+            r"character 1.aliases\[0\]: expected a value of type str, found 1",
+        ),
+        (MIKA + 'aliases = ["<img>"]\n', "character 1: aliases: expected letters, .*, found '<'"),
         (MIKA.replace("mika.png", "absent.png"), r"absent\.png: cannot be read: No such file"),
-        (MIKA.replace("mika.png", "cast.toml"), r"cast\.toml: no image \(.*\): expected a picture"),
-        (MIKA.replace("mika.png", "cut.png"), r"cut\.png: no image \(.*\): expected a picture of"),
-        (MIKA + MIKA.replace("Mika", "mika"), "mika: a name or alias of Mika and again of mika"),
-        (MIKA + MIKA.replace("Mika", "Ren") + 'aliases = ["MIKA"]', "MIKA: a name or alias of Mi"),
-        (MIKA + 'aliases = ["Mi", "mi"]\n', "mi: a name or alias of Mika and again of Mika"),
+        (
+            MIKA.replace("mika.png", "characters.toml"),
+            r"characters\.toml: not an image \(.*\): expected a picture",
+        ),
+        (
+            MIKA.replace("mika.png", "cut.png"),
+            r"cut\.png: not an image \(.*\): expected a picture of",
+        ),
+        (MIKA + MIKA.replace("Mika", "mika"), "mika: name or alias of Mika and again of mika"),
+        (MIKA + MIKA.replace("Mika", "Ren") + 'aliases = ["MIKA"]', "MIKA: name or alias of Mi"),
+        (MIKA + 'aliases = ["Mi", "mi"]\n', "mi: name or alias of Mika and again of Mika"),
     ],
 )
 def test_what_no_cast_can_say(tmp_path, text, message):
-    file = write_cast(tmp_path)
+    file = write_characters(tmp_path)
     (tmp_path / "cut.png").write_bytes((tmp_path / "mika.png").read_bytes()[:60])
     file.write_text(text)
     with pytest.raises(UserError, match=message) as caught:
-        read_cast(file)
+        read_characters(file)
     assert "\n" not in str(caught.value)
 
 
 def test_no_file_and_no_text(tmp_path):
     with pytest.raises(UserError, match=r"absent\.toml: cannot be read: No such file"):
-        read_cast(tmp_path / "absent.toml")
-    (tmp_path / "cast.toml").write_bytes(b'[[character]]\nname = "\xff"')
+        read_characters(tmp_path / "absent.toml")
+    (tmp_path / "characters.toml").write_bytes(b'[[character]]\nname = "\xff"')
     with pytest.raises(UserError, match="expected UTF-8 text, found byte 0xff at offset 22"):
-        read_cast(tmp_path / "cast.toml")
+        read_characters(tmp_path / "characters.toml")
 
 
 def test_a_picture_beyond_all_measure(tmp_path, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    with pytest.raises(UserError, match=r"mika\.png: no image \(.*exceeds limit"):
-        read_cast(write_cast(tmp_path))
+    with pytest.raises(UserError, match=r"mika\.png: not an image \(.*exceeds limit"):
+        read_characters(write_characters(tmp_path))
 
 
 @pytest.mark.parametrize(

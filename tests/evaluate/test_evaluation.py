@@ -145,11 +145,11 @@ def test_judges_are_asked_and_their_agreement_is_reported(played, tiny_bundle, f
         judge = ("--judge", "vlm", "--judge", "vlm", "--endpoint", server.endpoint)
         assert play(out, f"tiny={tiny_bundle}", films, judge=judge) == 0
     found = read_results(out)
-    assert [(v.model, v.seed, v.num_judged) for v in found.verdicts] == [
+    assert [(v.model, v.seed, v.num_judged) for v in found.judge_scores] == [
         ("vlm", 0, GAMES),
         ("vlm", 1, GAMES),
     ]
-    assert found.verdicts[0].estimate("tiny", "overall").mean == 6
+    assert found.judge_scores[0].estimate("tiny", "overall").mean == 6
     assert list(found.agreements) == ["vlm, seed 0 and vlm, seed 1"]
     assert "vlm" in (out / "report.md").read_text()
 
@@ -218,10 +218,11 @@ def test_a_model_that_lacks_a_character_is_told(films, tmp_path, capsys):
 
 def test_a_cast_that_lacks_a_character_is_told(films, tiny_bundle, tmp_path, capsys):
     Image.new("RGB", (32, 32)).save(tmp_path / "nobody.png")
-    cast = '[[character]]\nname = "Nobody"\nimages = ["nobody.png"]\n'
-    (tmp_path / "cast.toml").write_text(cast)
+    characters = '[[character]]\nname = "Nobody"\nimages = ["nobody.png"]\n'
+    (tmp_path / "characters.toml").write_text(characters)
     assert (
-        play(tmp_path / "o", tiny_bundle, films, "--characters", str(tmp_path / "cast.toml")) == 2
+        play(tmp_path / "o", tiny_bundle, films, "--characters", str(tmp_path / "characters.toml"))
+        == 2
     )
     assert "does not know" in capsys.readouterr().err
 

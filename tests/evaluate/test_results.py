@@ -8,7 +8,7 @@ import pytest
 from tiny_evaluation import ABLATIONS, emptied, make_evaluation, with_judges
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.evaluate.judge.scores import CRITERIA, Verdict
+from animegamer_jax.evaluate.judge.scores import CRITERIA, JudgeScores
 from animegamer_jax.evaluate.report.ablations import read_ablations, write_ablations
 from animegamer_jax.evaluate.results import read_results, write_results
 from animegamer_jax.vlm.usage import Usage
@@ -37,9 +37,9 @@ def test_results_come_back(tmp_path):
     assert np.isnan(again.systems[1].set_scores["FVD"])
     assert again.systems[1].settings == {"steps": 50, "scale": 0.5, "list": [1, {"a": None}]}
     assert again.about == {"t": [1, 2]}
-    for verdict, other in zip(evaluation.verdicts, again.verdicts, strict=True):
-        np.testing.assert_equal(other.scores, verdict.scores)
-        assert (other.usage, other.set_aside) == (verdict.usage, verdict.set_aside)
+    for scores, other in zip(evaluation.judge_scores, again.judge_scores, strict=True):
+        np.testing.assert_equal(other.scores, scores.scores)
+        assert (other.usage, other.skipped) == (scores.usage, scores.skipped)
     assert again.agreements == evaluation.agreements
     np.testing.assert_equal(again.is_open, evaluation.is_open)
     np.testing.assert_equal(again.expected, evaluation.expected)
@@ -52,13 +52,13 @@ def test_results_come_back(tmp_path):
 
 def test_results_of_no_games_come_back(tmp_path):
     evaluation = make_evaluation(None)
-    none = Verdict(
+    none = JudgeScores(
         model="j", seed=0, games=(), systems=("a",), scores=np.zeros((0, 1, len(CRITERIA))),
-        set_aside={}, usage=Usage(),
+        skipped={}, usage=Usage(),
     )  # fmt: skip
-    write_results(tmp_path, dataclasses.replace(evaluation, verdicts=(none,), expected=None))
+    write_results(tmp_path, dataclasses.replace(evaluation, judge_scores=(none,), expected=None))
     again = read_results(tmp_path)
-    assert again.verdicts[0].scores.shape == (0, 1, len(CRITERIA))
+    assert again.judge_scores[0].scores.shape == (0, 1, len(CRITERIA))
     assert again.expected is None
     write_results(tmp_path, make_evaluation(None, games=0))
     assert read_results(tmp_path).games == ()
@@ -67,7 +67,7 @@ def test_results_of_no_games_come_back(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format_version": 2}, "format_version: expected 1, found 2: read it with the version"),
+        ({"format_version": 3}, "format_version: expected 2, found 3: read it with the version"),
         ({"world": None}, "world: expected a value of type str, found null"),
         ({"colour": 1}, "unknown field 'colour'"),
         ({"is_open": [[True], [False, True]]}, r"is_open: expected lists of bool in 2 dimensions"),

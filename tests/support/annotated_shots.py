@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from animegamer_jax.data.characters import Cast, Character
+from animegamer_jax.data.characters import Character, Characters
 from animegamer_jax.data.films.annotation.labels import (
     Annotation,
     FilmAnnotation,
     Label,
     Unannotated,
     clips_digest,
-    keep_cast,
+    save_characters,
     write_labels,
 )
 from animegamer_jax.data.films.clips.store import (
@@ -29,7 +29,7 @@ from animegamer_jax.media.video import encode_mp4
 
 SETTINGS = FilmSettings(height=16, width=24, num_frames=5)
 SECONDS = 0.625  # of a clip
-CAST = Cast(
+CHARACTERS = Characters(
     (
         Character(name="Mika", aliases=("Mika the cat",), images=("a" * 64,)),
         Character(name="Ren", aliases=(), images=("b" * 64,)),
@@ -136,35 +136,35 @@ def annotate(
     number: int,
     labels: Sequence[Label],
     *,
-    cast: Cast = CAST,
+    characters: Characters = CHARACTERS,
     aside: Sequence[int] = (),
 ) -> None:
     """Writes annotations as the command does."""
-    keep_cast(folder, cast)
+    save_characters(folder, characters)
     film = film_name(number)
-    by_people = sum(one.source == "people" for one in labels)
+    num_manual = sum(one.source == "manual" for one in labels)
     report = FilmAnnotation(
         film=film,
-        cast=cast.digest,
+        characters=characters.digest,
         clips=clips_digest(folder.rows(film)),
-        model="a test" if by_people < len(labels) else None,
-        by_model=len(labels) - by_people,
-        by_people=by_people,
-        set_aside=len(aside),
+        model="a test" if num_manual < len(labels) else None,
+        num_model=len(labels) - num_manual,
+        num_manual=num_manual,
+        num_unannotated=len(aside),
     )
     unannotated = [Unannotated(clip=clip, reason="a test", answer=None) for clip in aside]
     write_labels(folder, report, labels, unannotated=unannotated)
 
 
-def write_cast(folder: Path) -> Path:
-    """A cast of two with a picture each."""
+def write_characters(folder: Path) -> Path:
+    """Two characters with a picture each."""
     for name, colour in (("mika", (200, 30, 30)), ("ren", (30, 30, 200))):
         Image.new("RGB", (40, 60), colour).save(folder / f"{name}.png")
-    (folder / "cast.toml").write_text(
+    (folder / "characters.toml").write_text(
         '[[character]]\nname = "Mika"\naliases = ["Mika the cat"]\nimages = ["mika.png"]\n'
         '[[character]]\nname = "Ren"\nimages = ["ren.png"]\n'
     )
-    return folder / "cast.toml"
+    return folder / "characters.toml"
 
 
 def lines_of(path: Path) -> list[dict[str, object]]:

@@ -29,25 +29,25 @@ def right(question: Question) -> Reply:
     return says(json.dumps(says_of(clip_of(question))))
 
 
-def annotator_for(cast, server, **changes) -> Annotator:
+def annotator_for(characters, server, **changes) -> Annotator:
     settings = {"model": "stand-in", "parallel": 1, "retries": 1, "timeout": 5.0, "side": 64}
-    return Annotator(cast, AskSettings(endpoint=server.endpoint, **(settings | changes)))
+    return Annotator(characters, AskSettings(endpoint=server.endpoint, **(settings | changes)))
 
 
-def run(shots, cast, answer, **changes):
+def run(shots, characters, answer, **changes):
     """A run with a server of its own: the annotator, the questions, and what was written."""
     with serving(answer) as server:
-        annotator = annotator_for(cast, server, **changes)
+        annotator = annotator_for(characters, server, **changes)
         report = annotate_film(shots, FILM, annotator)
     folder = shots.folder(FILM)
     said, aside = (lines_of(folder / f"{n}.jsonl") for n in ("annotations", "unannotated"))
     return annotator, server.questions, report, said, aside
 
 
-def stopped(shots, cast, answer, **changes):
+def stopped(shots, characters, answer, **changes):
     """A run that ends with a message: the message, and the questions."""
     with serving(answer) as server, pytest.raises(UserError) as caught:
-        annotate_film(shots, FILM, annotator_for(cast, server, **changes))
+        annotate_film(shots, FILM, annotator_for(characters, server, **changes))
     assert "\n" not in str(caught.value)
     assert read_report(shots, FILM) is None
     assert not (shots.folder(FILM) / "annotations.jsonl").exists()

@@ -8,7 +8,7 @@ import numpy as np
 from animegamer_jax.evaluate.judge.scores import (
     CRITERIA,
     Agreement,
-    Verdict,
+    JudgeScores,
 )
 from animegamer_jax.evaluate.metrics.formulas import Estimate
 from animegamer_jax.evaluate.metrics.registry import METRICS
@@ -126,13 +126,13 @@ def judged(evaluation, *, model="judge-1"):
     shape = len(evaluation.games), len(names), len(CRITERIA)
     scores = np.random.default_rng(1).integers(4, 10, shape).astype(np.float64)
     scores[1] = np.nan
-    return Verdict(
+    return JudgeScores(
         model=model,
         seed=0,
         games=evaluation.games,
         systems=names,
         scores=scores,
-        set_aside={evaluation.games[1]: f"no answer in time {EVIL}"},
+        skipped={evaluation.games[1]: f"no answer in time {EVIL}"},
         usage=Usage(requests=7, answered=5, prompt_tokens=9000, completion_tokens=400, cost=0.02),
     )
 
@@ -140,7 +140,7 @@ def judged(evaluation, *, model="judge-1"):
 def with_judges(evaluation):
     return dataclasses.replace(
         evaluation,
-        verdicts=(judged(evaluation), judged(evaluation, model=f"judge-2 {EVIL}")),
+        judge_scores=(judged(evaluation), judged(evaluation, model=f"judge-2 {EVIL}")),
         agreements={
             "judge-1 and judge-2": Agreement(
                 spearman=0.4, num_scores=10, preference=None, num_pairs=0, num_tied=5

@@ -25,7 +25,7 @@ from animegamer_jax.storage.paths import is_bucket
 from animegamer_jax.vlm.client import AskSettings
 
 if TYPE_CHECKING:
-    from animegamer_jax.data.characters import Cast
+    from animegamer_jax.data.characters import Characters
     from animegamer_jax.data.films.annotation.annotator import Annotator
 
 Unprefixed = tyro.conf.arg(name="")
@@ -100,71 +100,71 @@ def annotate(
     shots: Annotated[str, tyro.conf.Positional],
     *,
     characters: str,
-    people: str | None = None,
+    manual: str | None = None,
     settings: Annotated[AskSettings, Unprefixed] = _ASK,
     machines: Annotated[beam.Machines, Unprefixed] = _HERE,
 ) -> int:
-    """Say of every clip who does what, where and when: by a model, by people, or by both.
+    """Annotate every clip with who does what, where and when: by a model, by hand, or both.
 
-    The same command goes on after a stop: no answer is asked for twice. A film that cannot be
-    annotated is set aside and told at the end, with status 2.
+    After an interruption, run the same command again: no answer is asked for twice. A film that
+    cannot be annotated is skipped and listed at the end; the exit status is then 2.
 
     Args:
-        shots: The shots folder.
-        characters: TOML file of the characters: name, aliases, images.
-        people: CSV or JSONL file of annotations that people wrote; taken over first.
+        shots: Shots folder to annotate.
+        characters: TOML file of the characters, with names, aliases and images.
+        manual: CSV or JSONL file of manual annotations, which are added before a model is asked.
         settings: Which model is asked, and how.
         machines: Where the work is done.
     """
-    from animegamer_jax.data.characters import read_cast
-    from animegamer_jax.data.films.annotation.manual import annotate_by_people
+    from animegamer_jax.data.characters import read_characters
+    from animegamer_jax.data.films.annotation.manual import add_manual_annotations
 
-    if settings.model is None and people is None:
-        raise UserError("expected --model NAME to ask, or --people FILE, or both; found neither")
+    if settings.model is None and manual is None:
+        raise UserError("expected --model NAME to ask, or --manual FILE, or both; found neither")
     if settings.model is not None:
         _refuse_out_of_reach(shots, settings, machines)
-    folder, cast = open_shots(shots), read_cast(characters)
-    if people is not None:
-        taken = annotate_by_people(folder, people, cast)
-        print(f"{people}: {sum(taken.values())} annotations of {len(taken)} films")
+    folder, known = open_shots(shots), read_characters(characters)
+    if manual is not None:
+        added = add_manual_annotations(folder, manual, known)
+        print(f"{manual}: {sum(added.values())} annotations of {len(added)} films")
     if settings.model is None:
         return 0
     every = folder.films()
     if not every:
         raise UserError(f"{shots}: no finished films: run `animegamer data films`")
     _annotator.cache_clear()  # of an earlier run in this process
-    asked = _annotator(cast, settings).asked_digest(folder)
+    digest = _annotator(known, settings).key(folder)
     with show_progress("films and clips", note=_usage_note(folder)) as tell:
         beam.for_each(
             every,
-            functools.partial(_ask, folder=folder, cast=cast, settings=settings),
+            functools.partial(_annotate, folder=folder, characters=known, settings=settings),
             machines=machines,
             label="annotate",
-            done=lambda: _count_annotated(folder, every, asked),
+            done=lambda: _count_annotated(folder, every, digest),
             on_progress=tell,
         )
-    return _tell_annotated(folder, every)
+    return _report_annotated(folder, every)
 
 
 def _refuse_out_of_reach(shots: str, settings: AskSettings, machines: beam.Machines) -> None:
-    """Other machines reach neither this one's folders nor its servers by `localhost`."""
+    """Makes sure that other machines can reach the folder and the server."""
     if machines.is_local:
         return
     host = urllib.parse.urlsplit(settings.endpoint).hostname or ""
     if host in ("localhost", "::1", "0.0.0.0") or host.startswith("127."):
         raise UserError(
             f"--endpoint {settings.endpoint}: expected an address that the machines of "
-            f"{machines.runner} reach, found one of this machine alone"
+            f"{machines.runner} can reach, found one of this machine only"
         )
     if not is_bucket(shots):
         raise UserError(
-            f"{shots}: expected a folder that the machines of {machines.runner} reach, such as "
+            f"{shots}: expected a folder that the machines of {machines.runner} can reach, such as "
             "gs://bucket/shots, found one of this machine"
         )
 
 
-def _tell_annotated(folder: ShotsFolder, films: Sequence[str]) -> int:
-    """Tells what there is now, and which films were set aside; the exit status.
+def _report_annotated(folder: ShotsFolder, films: Sequence[str]) -> int:
+    """Prints what is annotated and which films were skipped; returns the exit status.
 
     Raises:
         UserError: no clip was annotated.
@@ -177,20 +177,20 @@ def _tell_annotated(folder: ShotsFolder, films: Sequence[str]) -> int:
     from animegamer_jax.data.films.annotation.usage_log import read_usage
 
     failures = {film: reason for film in films if (reason := read_failure(folder, film))}
-    whole = [film for film in films if film not in failures]
-    reports = [report for film in whole if (report := read_report(folder, film))]
-    by_model = sum(report.by_model for report in reports)
-    by_people = sum(report.by_people for report in reports)
-    aside = [report for report in reports if report.set_aside]
+    found = [read_report(folder, film) for film in films if film not in failures]
+    reports = [report for report in found if report is not None]
+    num_model = sum(report.num_model for report in reports)
+    num_manual = sum(report.num_manual for report in reports)
+    incomplete = [report for report in reports if report.num_unannotated]
     print(
-        f"{folder.path}: {by_model} clips annotated by a model, {by_people} by people, "
-        f"{sum(report.set_aside for report in aside)} set aside; {len(failures)} films set aside; "
-        f"over all runs {read_usage(folder)}"
+        f"{folder.path}: {num_model} clips annotated by a model, {num_manual} by hand, "
+        f"{sum(report.num_unannotated for report in incomplete)} without a valid answer; "
+        f"{len(failures)} films skipped; over all runs {read_usage(folder)}"
     )
     for film, reason in failures.items():
         print(f"  {film}: {reason}")
-    if aside and not by_model + by_people:
-        first = read_unannotated(folder, aside[0].film)[0]
+    if incomplete and not num_model + num_manual:
+        first = read_unannotated(folder, incomplete[0].film)[0]
         raise UserError(
             f"{folder.path}: no clip has a usable answer, the first: {first.reason}: check the "
             "server and the model, then run the same command again"
@@ -198,20 +198,20 @@ def _tell_annotated(folder: ShotsFolder, films: Sequence[str]) -> int:
     return 2 if failures else 0
 
 
-def _count_annotated(folder: ShotsFolder, films: Sequence[str], asked: str) -> int:
-    """The films that were asked this, to their end."""
+def _count_annotated(folder: ShotsFolder, films: Sequence[str], digest: str) -> int:
+    """Returns the number of films that are annotated with the prompt of this digest."""
     from animegamer_jax.data.films.annotation.labels import read_report
 
     count = 0
     for film in films:
-        with contextlib.suppress(UserError):  # told when the film's turn comes
+        with contextlib.suppress(UserError):  # raised again when the film is annotated
             report = read_report(folder, film)
-            count += report is not None and report.asked == asked
+            count += report is not None and report.prompt_digest == digest
     return count
 
 
 def _usage_note(folder: ShotsFolder) -> Callable[[], str]:
-    """What was asked since now, in a few words, looked up now and then."""
+    """Returns a function that formats the usage since now, reading the files now and then."""
     from animegamer_jax.data.films.annotation.usage_log import read_usage
     from animegamer_jax.vlm.usage import Usage
 
@@ -228,22 +228,25 @@ def _usage_note(folder: ShotsFolder) -> Callable[[], str]:
 
 
 @functools.lru_cache(maxsize=1)
-def _annotator(cast: "Cast", settings: AskSettings) -> "Annotator":
-    """One for all films of this process: it counts clips in a row without an answer."""
+def _annotator(characters: "Characters", settings: AskSettings) -> "Annotator":
+    """Returns the annotator of this process, which counts failures over all films."""
     from animegamer_jax.data.films.annotation.annotator import Annotator
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    return Annotator(cast, settings, on_progress=beam.tell, on_wait=say)
+    return Annotator(characters, settings, on_progress=beam.tell, on_wait=say)
 
 
-def _ask(film: str, *, folder: ShotsFolder, cast: "Cast", settings: AskSettings) -> None:
-    from animegamer_jax.data.films.annotation.annotator import FilmError, annotate_film
+def _annotate(
+    film: str, *, folder: ShotsFolder, characters: "Characters", settings: AskSettings
+) -> None:
+    from animegamer_jax.data.films.annotation.annotator import annotate_film
     from animegamer_jax.data.films.annotation.labels import note_failure
+    from animegamer_jax.data.films.cutting.video_reader import FilmError
 
     try:
-        annotate_film(folder, film, _annotator(cast, settings))
+        annotate_film(folder, film, _annotator(characters, settings))
     except FilmError as error:
         note_failure(folder, film, str(error).replace(f"{folder.path}/", ""))
 

@@ -14,7 +14,7 @@ from animegamer_jax.evaluate.benchmarks.format import (
 )
 from animegamer_jax.evaluate.progress import say, teller
 
-_TOLD = 5  # games without a valid answer that are told one by one
+_LISTED = 5  # games without a valid answer that are listed one by one
 
 
 def make_command(
@@ -48,17 +48,17 @@ def make_command(
         turns: Of each game. Default: 5 in the toy world, else 10.
         seed: Number of the first game.
         characters: With `paper`: a text file of names, one a line, instead of our own.
-        ask_model: With a TOML file: the model's name at the endpoint.
-        endpoint: OpenAI-compatible: the address before /chat/completions.
-        key_variable: Environment variable that holds the key; local servers need none.
-        parallel: Questions at a time.
-        attempts: Questions about one game, while its answers are not valid.
-        timeout: Of an answer, in seconds.
-        max_tokens: Of an answer, which is a whole game.
-        temperature: Of the model; None: not sent.
-        prompt_price: Of a million tokens, in any currency; None: not counted.
-        completion_price: Of a million tokens.
-        cache: Folder in which answers are kept. Default: OUT with .answers at its end.
+        ask_model: With a TOML file: name of the model at the endpoint.
+        endpoint: Address of an OpenAI-compatible server, without /chat/completions.
+        key_variable: Environment variable that holds the API key; local servers need none.
+        parallel: Number of simultaneous requests.
+        attempts: Maximum number of questions for one game until an answer is valid.
+        timeout: Seconds to wait for an answer.
+        max_tokens: Maximum number of tokens of an answer, which is a whole game.
+        temperature: Sampling temperature. None: not sent, for models that accept none.
+        prompt_price: Price of a million prompt tokens, in any currency. None: not counted.
+        completion_price: Price of a million completion tokens. None: not counted.
+        cache: Folder of the answers. Default: OUT with .answers appended.
 
     Returns:
         The exit status, 0.
@@ -110,12 +110,12 @@ def make_command(
         on_wait=say,
     )
     _write(out, written.benchmark)
-    print(f"{written.usage}; {written.usage.cached} answers were on disk")
-    if written.left_out:
-        print(f"{len(written.left_out)} games left out, which have no valid answer:")
-    for game in written.left_out[:_TOLD]:
+    print(f"{written.usage}, {written.usage.cached} answers from the cache")
+    if written.skipped:
+        print(f"{len(written.skipped)} games skipped, without a valid answer:")
+    for game in written.skipped[:_LISTED]:
         print(f"  game {game.number}: {game.reason}".encode("ascii", "backslashreplace").decode())
-    if more := len(written.left_out[_TOLD:]):
+    if more := len(written.skipped[_LISTED:]):
         print(f"  and {more} more")
     return 0
 

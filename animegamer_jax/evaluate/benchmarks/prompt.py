@@ -1,4 +1,4 @@
-"""What a language model is asked for one game of a benchmark, and how its answer is read."""
+"""The question for one game of a benchmark, and how its answer is read."""
 
 import dataclasses
 import functools
@@ -19,8 +19,8 @@ from animegamer_jax.evaluate.benchmarks.format import (
 )
 from animegamer_jax.evaluate.benchmarks.spec import MAX_WORDS, Lists
 from animegamer_jax.vlm.fields import (
-    BEGIN_SMALL,
     LOWER,
+    LOWER_FIRST,
     WHOLE,
     explain,
     text_of,
@@ -28,9 +28,9 @@ from animegamer_jax.vlm.fields import (
 from animegamer_jax.vlm.messages import Message, read_content
 
 VERSION = 1
-"""Of the wording: answers to another one are asked for again."""
+"""Version of the wording; another version is another question."""
 
-_STREAM = 20250402  # sets these draws apart from others of the same seed
+_STREAM = 20250402  # keeps these draws independent of others with the same seed
 _MOTIONS_A_GAME = 15
 _PLACES_A_GAME = 6
 _SYSTEM = (
@@ -41,7 +41,7 @@ _SYSTEM = (
 
 
 class TurnAnswer(pydantic.BaseModel):
-    """One turn of an answer; the descriptions are what the model is told of each field."""
+    """One turn of an answer; the prompt shows the fields' descriptions."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
@@ -49,7 +49,7 @@ class TurnAnswer(pydantic.BaseModel):
     adverb: Annotated[str, text_of(24), LOWER] = pydantic.Field(
         description="one word for the manner, such as `slowly`"
     )
-    motion: Annotated[str, text_of(MAX_WORDS), BEGIN_SMALL] = pydantic.Field(
+    motion: Annotated[str, text_of(MAX_WORDS), LOWER_FIRST] = pydantic.Field(
         description="one of the motions as listed; words may follow it, such as whom or what with"
     )
     motion_level: Annotated[Literal[1, 2, 3, 4, 5], WHOLE] = pydantic.Field(
@@ -84,14 +84,14 @@ class GameAnswer(pydantic.BaseModel):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GameQuestion:
-    """What is asked about one game, and how its answer is read.
+class GamePrompt:
+    """The question for one game.
 
     Attributes:
-        number: of the game, also its seed in play.
-        characters: the two that it is about.
-        motions, places: to choose from.
-        num_turns: of the game.
+        number: number of the game, also its seed in play.
+        characters: the two characters of the game.
+        motions, places: lists that the model chooses from.
+        num_turns: number of turns.
     """
 
     number: int
@@ -101,11 +101,11 @@ class GameQuestion:
     num_turns: int
 
     def messages(self) -> list[Message]:
-        """The conversation's begin."""
+        """Returns the conversation."""
         fields = "\n".join(
             f"- {name}: {field.description}." for name, field in TurnAnswer.model_fields.items()
         )
-        told = (
+        text = (
             f"Write a game of exactly {self.num_turns} turns, a little story in which things vary "
             "and some carry on. In about four turns of ten the player leaves something out.\n"
             f"Characters: {'; '.join(self.characters)}.\n"
@@ -114,19 +114,19 @@ class GameQuestion:
             'Answer {"turns": [...]}; every turn has all of these fields, also those that the '
             f"player does not say:\n{fields}"
         )
-        return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": told}]
+        return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": text}]
 
     @functools.cached_property
     def schema(self) -> dict[str, Any]:
-        """The JSON Schema of an answer."""
+        """JSON schema of an answer."""
         schema = GameAnswer.model_json_schema()
         turn = schema["$defs"]["TurnAnswer"]["properties"]
         turn["character"]["enum"] = list(self.characters)
         turn["place"]["enum"] = list(self.places)
         return schema
 
-    def read(self, answer: str) -> BenchmarkGame:
-        """The game in an answer.
+    def parse(self, answer: str) -> BenchmarkGame:
+        """Returns the game in an answer.
 
         Raises:
             ValueError: in one line, what is wrong with it.
@@ -184,20 +184,20 @@ class GameQuestion:
 
 
 def _listed(value: str, options: tuple[str, ...], name: str) -> str:
-    """The option that a value means, in any case."""
+    """Returns the option that equals a value, in any case."""
     known = {option.casefold(): option for option in options}
     if (found := known.get(value.strip().casefold())) is None:
         raise ValueError(f"{name}: expected one of {'; '.join(options)}; found {value[:40]!a}")
     return found
 
 
-def make_questions(
+def make_prompts(
     lists: Lists, *, num_games: int, num_turns: int, seed: int
-) -> tuple[GameQuestion, ...]:
-    """What is asked: game `n` is led by character `n` modulo their count, the rest is drawn.
+) -> tuple[GamePrompt, ...]:
+    """Returns the questions: character `n` (modulo their number) leads game `n`, the rest is drawn.
 
     Raises:
-        UserError: no games, no turns, or a seed below 0.
+        UserError: there are no games, no turns, or the seed is below 0.
     """
     for name, value, low in (("games", num_games, 1), ("turns", num_turns, 1), ("seed", seed, 0)):
         if value < low:
@@ -207,14 +207,14 @@ def make_questions(
         rng = np.random.default_rng((_STREAM, number))
         lead = lists.characters[number % len(lists.characters)]
         others = [name for name in lists.characters if name != lead]
-        question = GameQuestion(
+        prompt = GamePrompt(
             number=number,
             characters=(lead, others[int(rng.integers(len(others)))]),
             motions=_some(rng, lists.motions, _MOTIONS_A_GAME),
             places=_some(rng, lists.places, _PLACES_A_GAME),
             num_turns=num_turns,
         )
-        found.append(question)
+        found.append(prompt)
     return tuple(found)
 
 

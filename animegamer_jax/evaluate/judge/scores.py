@@ -1,7 +1,7 @@
-"""What a judge said of played games (PAPER section 4.2), and how far two judges agree.
+"""A judge's scores of played games (PAPER section 4.2), and the agreement of two judges.
 
-The paper lets GPT-4V and people score games from 0 to 10 by the criteria here. A score of one judge
-stands beside others of the same judge only.
+In the paper GPT-4V and people score games from 0 to 10 by the criteria here. Only scores of the
+same judge are comparable.
 """
 
 import dataclasses
@@ -24,24 +24,24 @@ Criterion = Literal[
     "state_update",
 ]
 CRITERIA: tuple[Criterion, ...] = get_args(Criterion)
-"""The order of the criteria wherever scores have an axis of them."""
+"""The criteria, in the order of the scores' last axis."""
 
 LEAST_SCORE, MOST_SCORE = 0, 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Verdict:
+class JudgeScores:
     """A judge's scores of all systems' games.
 
     Attributes:
-        model: that judged.
-        seed: of the systems' order in each question.
-        games: names, in the order that they were given.
-        systems: names, sorted.
-        scores: by game, system and criterion, 0 to 10; NaN where a game was set aside, or a system
-            did not play it.
-        set_aside: reason by game.
-        usage: what was asked for this, and what it took.
+        model: name of the judge.
+        seed: seed of the systems' order in each question.
+        games: names of the games, in the given order.
+        systems: names of the systems, sorted.
+        scores: scores by game, system and criterion, 0 to 10; NaN if the game was skipped, or if
+            the system did not play it.
+        skipped: reasons of the games without scores, by game.
+        usage: requests, tokens and costs of the questions.
     """
 
     model: str
@@ -49,51 +49,50 @@ class Verdict:
     games: tuple[str, ...]
     systems: tuple[str, ...]
     scores: Float[np.ndarray, "g s c"]
-    set_aside: Mapping[str, str]
+    skipped: Mapping[str, str]
     usage: Usage
 
     @property
     def num_judged(self) -> int:
-        """Games that have scores."""
-        return len(self.games) - len(self.set_aside)
+        """Number of games with scores."""
+        return len(self.games) - len(self.skipped)
 
     def of(self, system: str, criterion: Criterion) -> Float[np.ndarray, " g"]:
-        """One system's scores by game."""
+        """Returns one system's scores by game."""
         return self.scores[:, self.systems.index(system), CRITERIA.index(criterion)]
 
     def estimate(self, system: str, criterion: Criterion) -> Estimate | None:
-        """The mean over judged games with its bootstrap interval; None: no game was judged."""
+        """Returns the mean over judged games and its bootstrap interval; None if there are none."""
         values = self.of(system, criterion)[:, None]
         return estimate(values, where=np.isfinite(values))
 
     def estimates(self) -> dict[str, dict[Criterion, Estimate | None]]:
-        """`estimate` of every system and criterion."""
+        """Returns `estimate` of every system and criterion."""
         return {s: {c: self.estimate(s, c) for c in CRITERIA} for s in self.systems}
 
     def __str__(self) -> str:
-        """One line: how many games were judged, why others were not, and what it took."""
+        """Returns in one line how many games were judged, why others were not, and the usage."""
         if not self.games:
-            return f"{self.model}: there was no game to judge"
-        told = f"{self.model}: {self.num_judged} of {len(self.games)} games judged"
-        if self.set_aside:
-            first = next(name for name in self.games if name in self.set_aside)
-            told += f", {len(self.set_aside)} set aside (the first, {first}: "
-            told += f"{self.set_aside[first]})"
-        return f"{told}; {self.usage}, {self.usage.cached:,} answers from the cache"
+            return f"{self.model}: no games to judge"
+        text = f"{self.model}: {self.num_judged} of {len(self.games)} games judged"
+        if self.skipped:
+            first = next(name for name in self.games if name in self.skipped)
+            text += f", {len(self.skipped)} skipped (the first, {first}: {self.skipped[first]})"
+        return f"{text}; {self.usage}, {self.usage.cached:,} answers from the cache"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """How far two judges agree (`agreement`).
+    """The agreement of two judges (`agreement`).
 
     Attributes:
-        spearman: rank correlation of their scores, -1 to 1; None: fewer than two scores, or all
-            of one judge's are the same.
-        num_scores: pairs of scores that it is made of.
-        preference: share of pairs of systems in which both prefer the same one, 0 to 1; None:
-            there is no pair.
-        num_pairs: of systems within a game, of which each judge prefers one.
-        num_tied: pairs in which a judge scored both the same; they are not counted.
+        spearman: rank correlation of their scores, -1 to 1; None if there are fewer than two
+            scores, or if all scores of one judge are the same.
+        num_scores: number of pairs of scores in the correlation.
+        preference: share of pairs of systems of which both judges prefer the same one, 0 to 1;
+            None if there is no pair.
+        num_pairs: number of pairs of systems within a game of which each judge prefers one.
+        num_tied: number of pairs to which a judge gave the same score; they are not counted.
     """
 
     spearman: float | None
@@ -103,11 +102,11 @@ class Agreement:
     num_tied: int
 
 
-def agreement(a: Verdict, b: Verdict, *, criterion: Criterion = "overall") -> Agreement:
-    """The agreement of two judges on the games and systems that both have scored.
+def agreement(a: JudgeScores, b: JudgeScores, *, criterion: Criterion = "overall") -> Agreement:
+    """Returns the agreement of two judges on the games and systems that both have scored.
 
-    Rank correlation (Spearman 1904): Pearson's correlation of the scores' ranks over games and
-    systems, equal scores having the mean of their ranks,
+    Rank correlation (Spearman 1904) is Pearson's correlation of the scores' ranks over games and
+    systems; equal scores have the mean of their ranks:
 
         sum (r - mean r) (s - mean s) / sqrt(sum (r - mean r)^2 sum (s - mean s)^2).
 
@@ -116,8 +115,8 @@ def agreement(a: Verdict, b: Verdict, *, criterion: Criterion = "overall") -> Ag
 
         share of sign(a_i - a_j) = sign(b_i - b_j) where neither is 0.
 
-    Chance is 0 for the former and 1/2 for the latter. The same judge with two seeds tells how much
-    the order of systems matters.
+    By chance the former is 0 and the latter 1/2. The same judge with two seeds shows how much the
+    order of the systems matters.
     """
     x, y, rows = _matched(a, b, criterion)
     preferred = _preferences(x, rows), _preferences(y, rows)
@@ -133,16 +132,16 @@ def agreement(a: Verdict, b: Verdict, *, criterion: Criterion = "overall") -> Ag
 
 
 def _matched(
-    a: Verdict, b: Verdict, criterion: Criterion
+    a: JudgeScores, b: JudgeScores, criterion: Criterion
 ) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"], np.ndarray]:
-    """Both judges' scores of what both have scored, and which game each is of."""
+    """Returns the scores of what both judges have scored, and the index of each score's game."""
     games = [name for name in a.games if name in b.games]
     systems = [name for name in a.systems if name in b.systems]
 
-    def chosen(verdict: Verdict) -> np.ndarray:
-        rows = [verdict.games.index(name) for name in games]
-        columns = [verdict.systems.index(name) for name in systems]
-        return verdict.scores[:, :, CRITERIA.index(criterion)][rows][:, columns]
+    def chosen(judge: JudgeScores) -> np.ndarray:
+        rows = [judge.games.index(name) for name in games]
+        columns = [judge.systems.index(name) for name in systems]
+        return judge.scores[:, :, CRITERIA.index(criterion)][rows][:, columns]
 
     of_a, of_b = chosen(a), chosen(b)
     both = np.isfinite(of_a) & np.isfinite(of_b)
@@ -150,14 +149,14 @@ def _matched(
 
 
 def _preferences(scores: Float[np.ndarray, " n"], games: np.ndarray) -> Float[np.ndarray, " p"]:
-    """Of each pair within a game: 1 where the former scores higher, -1 the latter, 0 neither."""
+    """Returns for each pair within a game 1 if the former is better, -1 the latter, 0 neither."""
     first, second = np.triu_indices(len(scores), k=1)
     within = games[first] == games[second]
     return np.sign(scores[first] - scores[second])[within]
 
 
 def spearman(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> float | None:
-    """Rank correlation as in `agreement`; None: fewer than two values, or all are the same."""
+    """Returns the rank correlation; None for fewer than two values, or if all are the same."""
     r, s = (rankdata(values) - (len(values) + 1) / 2 for values in (x, y))
     size = np.sqrt(np.square(r).sum() * np.square(s).sum())
     return float((r * s).sum() / size) if size > 0 else None

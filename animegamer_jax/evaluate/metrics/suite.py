@@ -19,7 +19,7 @@ from PIL import Image
 
 from animegamer_jax.bundle.config import to_json
 from animegamer_jax.bundle.embedded import model_folder
-from animegamer_jax.data.characters import Cast
+from animegamer_jax.data.characters import Characters
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark
 from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder
@@ -94,7 +94,7 @@ class Means:
     fvd: Path | None = None
     jedi: Path | None = None
     real_clips: Path | None = None
-    characters: Cast | None = None
+    characters: Characters | None = None
     reader_clips: int = READER_CLIPS
 
     @property
@@ -239,21 +239,21 @@ def _clip(benchmark: Benchmark, means: Means, truth: Truth | None) -> Scorer:
     return ClipScorer(c.embedder, digest=c.digest, texts=c.texts, pictures=pictures)
 
 
-def _pictures(characters: Cast, names: Sequence[str]) -> Pictures:
+def _pictures(characters: Characters, names: Sequence[str]) -> Pictures:
     """Of the benchmark's characters; who has none has no CLIP-I."""
     wanted = {name.casefold() for name in names}
     found = {
         character.name: [_decode(characters.pictures[digest]) for digest in character.images]
-        for character in characters.characters
+        for character in characters.entries
         if character.name.casefold() in wanted and character.images
     }
     return Pictures(by_name=found, digest=characters.digest)
 
 
-def first_pictures(characters: Cast) -> dict[str, np.ndarray]:
+def first_pictures(characters: Characters) -> dict[str, np.ndarray]:
     """The first picture of each character that has one, RGB."""
     return {
-        c.name: _decode(characters.pictures[c.images[0]]) for c in characters.characters if c.images
+        c.name: _decode(characters.pictures[c.images[0]]) for c in characters.entries if c.images
     }
 
 

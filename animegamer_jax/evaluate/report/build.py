@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from animegamer_jax.evaluate.judge.scores import Verdict
+from animegamer_jax.evaluate.judge.scores import JudgeScores
 from animegamer_jax.evaluate.metrics.registry import (
     CONTEXT,
     METRICS,
@@ -108,9 +108,9 @@ class System:
 
 @dataclasses.dataclass(frozen=True)
 class Judged:
-    """A verdict and its table."""
+    """A judge's scores and their table."""
 
-    verdict: Verdict
+    scores: JudgeScores
     table: Table
 
 
@@ -202,7 +202,7 @@ def make_view(folder: Path, evaluation: Evaluation, ablations: Ablations | None)
         systems=systems,
         plots=_plots(e),
         plots_note=_plots_note(e),
-        judged=[Judged(verdict, judge_table(e, verdict)) for verdict in e.verdicts],
+        judged=[Judged(scores, judge_table(e, scores)) for scores in e.judge_scores],
         agreements=agreement_table(e),
         ablations=ablations,
         ablation_tables=[table for table in tables if table],

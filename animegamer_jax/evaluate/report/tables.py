@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from animegamer_jax.evaluate.judge.scores import CRITERIA, Verdict
+from animegamer_jax.evaluate.judge.scores import CRITERIA, JudgeScores
 from animegamer_jax.evaluate.metrics.formulas import Estimate, estimate
 from animegamer_jax.evaluate.metrics.registry import CONTEXT, METRICS
 from animegamer_jax.evaluate.report.ablations import AblationRow
@@ -225,10 +225,10 @@ def beside_table(system: SystemResult) -> Table | None:
     return Table(title=system.name, corner="metric", columns=columns, rows=rows) if rows else None
 
 
-def judge_table(evaluation: Evaluation, verdict: Verdict) -> Table:
-    """Criteria by systems, which are in the evaluation's order."""
-    found, order = verdict.estimates(), [s.name for s in evaluation.systems]
-    systems = sorted(verdict.systems, key=lambda s: order.index(s) if s in order else len(order))
+def judge_table(evaluation: Evaluation, scores: JudgeScores) -> Table:
+    """Returns a judge's scores by criterion and system, in the evaluation's order of systems."""
+    found, order = scores.estimates(), [s.name for s in evaluation.systems]
+    systems = sorted(scores.systems, key=lambda s: order.index(s) if s in order else len(order))
     rows = [
         Row(
             name=criterion.replace("_", " "),
@@ -238,7 +238,7 @@ def judge_table(evaluation: Evaluation, verdict: Verdict) -> Table:
         )
         for criterion in CRITERIA
     ]
-    title = f"Scores by {verdict.model}"
+    title = f"Scores by {scores.model}"
     return Table(title=title, corner="criterion", columns=systems, rows=rows)
 
 

@@ -95,11 +95,11 @@ def games(shots, films):
     characters = {scene.scene.character for film in films.values() for scene in film.shots}
     Image.new("RGB", (40, 60), (200, 30, 30)).save(place / "anybody.png")
     form = '[[character]]\nname = "{}"\nimages = ["anybody.png"]\n'
-    (place / "cast.toml").write_text("".join(map(form.format, sorted(characters))))
+    (place / "characters.toml").write_text("".join(map(form.format, sorted(characters))))
     with serving(a_server_that_knows(truths_of(shots, films))) as server:
         told = ("--endpoint", server.endpoint, "--model", "stand-in", "--parallel", 2)
         for _ in range(2):  # the second time nothing is asked
-            run("data", "annotate", shots.path, "--characters", place / "cast.toml", *told)
+            run("data", "annotate", shots.path, "--characters", place / "characters.toml", *told)
         asked = len(server.questions)
     kept = sum(shots.report(film).kept for film in shots.films())
     assert asked == kept
@@ -129,17 +129,17 @@ def test_a_real_film_goes_through(big_buck_bunny, shots, games, films):
     assert len(shots.films()) == before + 1
     bunny = next(f for f in shots.films() if "bunny" in f)
     assert shots.report(bunny).kept >= 2  # five seconds, one shot
-    cast = shots.path.parent / "cast.toml"
+    characters = shots.path.parent / "characters.toml"
     with serving(a_server_that_knows(truths_of(shots, films))) as server:
         told = ("--endpoint", server.endpoint, "--model", "stand-in")
-        run("data", "annotate", shots.path, "--characters", cast, *told)
+        run("data", "annotate", shots.path, "--characters", characters, *told)
         assert len(server.questions) == shots.report(bunny).kept  # of the others nothing
     assert {row["subject"] for row in shots.annotations(bunny)} == {"other"}
     run("data", "games", shots.path, "--out", shots.path.parent / "with", "--test-share", 0.3)
     card = json.loads((shots.path.parent / "with" / "card.json").read_text())
     assert card["totals"]["films"] == 3
     unused = card["totals"]["clips_unused"]
-    assert unused["about nobody of the cast"] == shots.report(bunny).kept
+    assert unused["about none of the characters"] == shots.report(bunny).kept
 
 
 @pytest.mark.slow
@@ -181,11 +181,13 @@ def test_a_real_film_of_a_player_s_own_character(bikes, tmp_path):
     assert len(kept) >= 4
     assert len({row.scene for row in kept}) >= 4
     Image.new("RGB", (40, 60), (200, 30, 30)).save(tmp_path / "rider.png")
-    (tmp_path / "cast.toml").write_text('[[character]]\nname = "Rider"\nimages = ["rider.png"]\n')
+    (tmp_path / "characters.toml").write_text(
+        '[[character]]\nname = "Rider"\nimages = ["rider.png"]\n'
+    )
     said = says_of(subject="Rider", motion="cycling", environment="street")
     with serving(lambda question: says(json.dumps(said))) as server:
         told = ("--endpoint", server.endpoint, "--model", "stand-in")
-        run("data", "annotate", shots, "--characters", tmp_path / "cast.toml", *told)
+        run("data", "annotate", shots, "--characters", tmp_path / "characters.toml", *told)
         assert len(server.questions) == len(kept)
     games = tmp_path / "games"
     options = ("--test-share", 0.3, "--min-turns", 1, "--max-turns", 2)

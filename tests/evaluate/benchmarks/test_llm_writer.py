@@ -14,7 +14,7 @@ from animegamer_jax.evaluate.benchmarks.format import (
     read_benchmark,
 )
 from animegamer_jax.evaluate.benchmarks.llm_writer import write_games
-from animegamer_jax.evaluate.benchmarks.prompt import make_questions
+from animegamer_jax.evaluate.benchmarks.prompt import make_prompts
 from animegamer_jax.evaluate.benchmarks.spec import Lists, read_lists
 from animegamer_jax.vlm.client import AskSettings
 
@@ -81,7 +81,7 @@ def test_a_model_writes_a_benchmark(tmp_path):
         assert game.turns[1].omitted == ("character", "place")
         assert game.turns[1].parts.place == "park"
         assert [turn.stamina for turn in game.turns] == [-1, -1, 1]
-    assert found.left_out == ()
+    assert found.skipped == ()
     assert (found.usage.requests, found.usage.answered, found.usage.cached) == (4, 4, 0)
     assert found.usage.cost == pytest.approx((400 * 2 + 80 * 5) / 1e6)
 
@@ -104,11 +104,11 @@ def test_the_question(tmp_path):
 def test_long_lists_are_drawn_from_anew_for_each_game():
     words = tuple(f"doing {number}" for number in range(100))
     lists = Lists(world="w", characters=("A", "B"), motions=words, places=words)
-    questions = make_questions(lists, num_games=20, num_turns=10, seed=0)
+    questions = make_prompts(lists, num_games=20, num_turns=10, seed=0)
     assert {len(question.motions) for question in questions} == {15}
     assert {len(question.places) for question in questions} == {6}
     assert len({question.motions for question in questions}) == 20
-    assert questions[5:7] == make_questions(lists, num_games=2, num_turns=10, seed=5)
+    assert questions[5:7] == make_prompts(lists, num_games=2, num_turns=10, seed=5)
 
 
 @pytest.mark.parametrize(
@@ -146,17 +146,17 @@ def test_a_wrong_answer_is_asked_again_with_what_is_wrong(tmp_path, change, told
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        (lambda turns: "I would rather not.", "no JSON (Expecting value"),
+        (lambda turns: "I would rather not.", "not valid JSON (Expecting value"),
         (lambda turns: json.dumps({"turns": turns[:2]}), "expected 3 turns, found 2"),
         (lambda turns: json.dumps(turns), "valid dictionary"),
         (
             lambda turns: json.dumps({"turns": [turns[0] | {"omitted": ["place"]}, *turns[1:]]}),
             "turn 1: omitted: expected none in the first turn",
         ),
-        (lambda turns: None, "no JSON (Expecting value"),
+        (lambda turns: None, "not valid JSON (Expecting value"),
     ],
 )
-def test_a_game_without_a_valid_answer_is_left_out_and_told(tmp_path, answer, told):
+def test_a_game_without_a_valid_answer_is_skipped_and_told(tmp_path, answer, told):
     def reply(question):
         if "Characters: Botan" in question.text:
             return says(answer(turns_for(question)))
@@ -166,13 +166,13 @@ def test_a_game_without_a_valid_answer_is_left_out_and_told(tmp_path, answer, to
         found = write(tmp_path, server, attempts=2)
         assert len(server.questions) == 5
         assert [game.seed for game in found.benchmark.games] == [0, 2, 3]
-        (left_out,) = found.left_out
-        assert left_out.number == 1
-        assert left_out.reason.startswith("asked 2 times, no valid answer: ")
-        assert told in left_out.reason
+        (skipped,) = found.skipped
+        assert skipped.number == 1
+        assert skipped.reason.startswith("asked 2 times, no valid answer: ")
+        assert told in skipped.reason
         again = write(tmp_path, server, attempts=2)
         assert len(server.questions) == 5  # what was answered is on disk, also what was wrong
-        assert (again.benchmark, again.left_out) == (found.benchmark, found.left_out)
+        assert (again.benchmark, again.skipped) == (found.benchmark, found.skipped)
         assert (again.usage.requests, again.usage.cached) == (0, 4)
         write(tmp_path, server, attempts=3)
         assert len(server.questions) == 8  # more attempts may better it
@@ -183,7 +183,7 @@ def test_a_fence_is_taken_off(tmp_path):
         return says(f"```json\n{json.dumps({'turns': turns_for(question)})}\n```")
 
     with serving(answer) as server:
-        assert write(tmp_path, server).left_out == ()
+        assert write(tmp_path, server).skipped == ()
     assert len(server.questions) == 4
 
 
@@ -223,10 +223,10 @@ def test_a_server_that_refuses(tmp_path):
 
     with serving(answer) as server:
         found = write(tmp_path, server, num_games=3)
-    (left_out,) = found.left_out
-    assert "the server answers 500" in left_out.reason
+    (skipped,) = found.skipped
+    assert "the server answers 500" in skipped.reason
     with serving(right) as server:  # a refusal is not kept
-        assert write(tmp_path, server, num_games=3).left_out == ()
+        assert write(tmp_path, server, num_games=3).skipped == ()
     assert len(server.questions) == 1
     with pytest.raises(UserError, match="cannot be reached"):
         write(tmp_path / "new", server)
@@ -240,7 +240,7 @@ def test_a_busy_server_is_asked_again_and_told(tmp_path):
         found = write_games(LISTS, settings, **options, on_wait=told.append)
     assert (len(found.benchmark.games), found.usage.requests, found.usage.answered) == (2, 3, 2)
     assert len(told) == 1
-    assert told[0].startswith(f"{server.endpoint}: no answer within")
+    assert told[0].startswith(f"{server.endpoint}: busy, or no answer within")
 
 
 def test_the_command(tmp_path, capsys):
@@ -257,9 +257,9 @@ def test_the_command(tmp_path, capsys):
     assert len(read_benchmark(out).games) == 3
     assert (tmp_path / "b.json.answers").is_dir()
     told = capsys.readouterr()
-    first, usage, left_out, game = told.out.splitlines()
+    first, usage, skipped, game = told.out.splitlines()
     assert first == f"{out}: 3 games, 9 turns"
-    assert usage.startswith("4 requests (0 unanswered), 400 + 80 tokens; 0 answers were on disk")
-    assert left_out == "1 games left out, which have no valid answer:"
+    assert usage.startswith("4 requests (0 unanswered), 400 + 80 tokens, 0 answers from the cache")
+    assert skipped == "1 games skipped, without a valid answer:"
     assert game.startswith("  game 1: asked 1 time, no valid answer: ")
     assert "4 of 4 games" in told.err

@@ -15,12 +15,7 @@ from stand_in_server import Question, Reply, refuses, says, serving
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.judge.judge import judge
 from animegamer_jax.evaluate.judge.prompt import JudgedGame, JudgeSettings, PlayedTurn
-from animegamer_jax.evaluate.judge.scores import (
-    CRITERIA,
-    Verdict,
-    agreement,
-    spearman,
-)
+from animegamer_jax.evaluate.judge.scores import CRITERIA, JudgeScores, agreement, spearman
 from animegamer_jax.game.saved_game import Game
 from animegamer_jax.vlm.usage import Usage
 
@@ -106,17 +101,17 @@ def expected_scores(systems: tuple[str, ...], count: int = 4) -> np.ndarray:
 
 
 def test_scores_come_back_to_their_systems(tmp_path):
-    verdict, questions = run(tmp_path, right, make_games(8), prompt_price=2.0, completion_price=5.0)
-    assert verdict.systems == ("ours", "theirs")
-    assert verdict.games == tuple(f"game {number}" for number in range(8))
-    np.testing.assert_array_equal(verdict.scores, expected_scores(verdict.systems, 8))
+    judged, questions = run(tmp_path, right, make_games(8), prompt_price=2.0, completion_price=5.0)
+    assert judged.systems == ("ours", "theirs")
+    assert judged.games == tuple(f"game {number}" for number in range(8))
+    np.testing.assert_array_equal(judged.scores, expected_scores(judged.systems, 8))
     assert {tuple(seen_order(question)) for question in questions} == {
         ("ours", "theirs"),
         ("theirs", "ours"),
     }
-    assert verdict.set_aside == {}
-    assert verdict.usage.cost == pytest.approx(8 * (100 * 2 + 20 * 5) / 1e6)
-    assert str(verdict).startswith("stand-in: 8 of 8 games judged; 8 requests (0 unanswered)")
+    assert judged.skipped == {}
+    assert judged.usage.cost == pytest.approx(8 * (100 * 2 + 20 * 5) / 1e6)
+    assert str(judged).startswith("stand-in: 8 of 8 games judged; 8 requests (0 unanswered)")
 
 
 def test_the_question_shows_everything_but_names(tmp_path):
@@ -174,10 +169,10 @@ def test_the_order_depends_on_seed_and_game_alone(tmp_path):
 
 def test_a_system_that_did_not_play_a_game_has_no_score(tmp_path):
     games = [*make_games(1, ("ours", "theirs")), make_games(2, ("ours",))[1]]
-    verdict, _ = run(tmp_path, right, games)
-    np.testing.assert_array_equal(np.isnan(verdict.of("theirs", "overall")), [False, True])
-    assert verdict.estimate("theirs", "overall").count == 1
-    assert verdict.estimate("ours", "overall").count == 2
+    judged, _ = run(tmp_path, right, games)
+    np.testing.assert_array_equal(np.isnan(judged.of("theirs", "overall")), [False, True])
+    assert judged.estimate("theirs", "overall").count == 1
+    assert judged.estimate("ours", "overall").count == 2
 
 
 def test_saved_games_are_read_from_their_folders(tmp_path):
@@ -196,12 +191,12 @@ def test_saved_games_are_read_from_their_folders(tmp_path):
             )
     saved = JudgedGame.saved("a", folders)
     (folders["theirs"] / "turn_002.mp4").rename(tmp_path / "kept.mp4")
-    verdict, questions = run(tmp_path, right, [saved, make_games(1)[0]])
+    judged, questions = run(tmp_path, right, [saved, make_games(1)[0]])
     assert len(questions) == 1
-    assert re.fullmatch(r".*turn_002\.mp4: .*found no such file", verdict.set_aside["a"])
+    assert re.fullmatch(r".*turn_002\.mp4: .*found no such file", judged.skipped["a"])
     (tmp_path / "kept.mp4").rename(folders["theirs"] / "turn_002.mp4")
-    verdict, (question,) = run(tmp_path, right, [saved])
-    np.testing.assert_array_equal(verdict.scores, expected_scores(("ours", "theirs"), 1))
+    judged, (question,) = run(tmp_path, right, [saved])
+    np.testing.assert_array_equal(judged.scores, expected_scores(("ours", "theirs"), 1))
     assert "stamina -1, social +1, entertainment +0 (now stamina 40, social 60" in question.text
 
 
@@ -217,7 +212,7 @@ def test_nothing_is_asked_twice(tmp_path):
 
 
 @pytest.mark.parametrize("change", ["model", "temperature", "frames", "seed", "clip", "state"])
-def test_another_question_is_asked_anew(tmp_path, change):
+def test_another_question_is_asked(tmp_path, change):
     run(tmp_path, right, make_games(1))
     turns = turns_of("ours", 0)
     seed, changes, last = 0, {}, turns[-1]
@@ -235,7 +230,7 @@ def test_another_question_is_asked_anew(tmp_path, change):
     assert len(questions) == 1
 
 
-def test_a_damaged_file_is_asked_for_again_and_mended(tmp_path):
+def test_a_damaged_file_is_asked_for_again_and_repaired(tmp_path):
     first, _ = run(tmp_path, right)
     files = sorted((tmp_path / "cache").rglob("*.json"))
     assert len(files) == 4
@@ -291,7 +286,7 @@ FAULTS = {
     "a criterion is missing": "B.state_update: Field required",
     "a criterion is unknown": "A.beauty: Extra inputs are not permitted, found 3",
     "no object": "expected a JSON object",
-    "prose": "no JSON",
+    "prose": "not valid JSON",
     "too much": "A.overall: Input should be less than or equal to 10, found 10.5",
     "too little": "A.overall: Input should be greater than or equal to 0, found -1",
     "text": "A.overall: expected a number, found '7'",
@@ -308,57 +303,57 @@ def test_a_wrong_answer_is_told_to_the_model_and_asked_again(tmp_path, change):
     def answer(question: Question) -> Reply:
         return right(question) if question.number else says(altered(question, change))
 
-    verdict, questions = run(tmp_path, answer, make_games(1))
+    judged, questions = run(tmp_path, answer, make_games(1))
     assert len(questions) == 2
     told = questions[1].body["messages"][-1]["content"]
     assert f"That cannot be used: {FAULTS[change]}" in told
-    np.testing.assert_array_equal(verdict.scores, expected_scores(verdict.systems, 1))
-    assert (verdict.usage.requests, verdict.usage.answered) == (2, 2)
+    np.testing.assert_array_equal(judged.scores, expected_scores(judged.systems, 1))
+    assert (judged.usage.requests, judged.usage.answered) == (2, 2)
 
 
 def test_an_answer_in_a_fence_is_taken(tmp_path):
-    verdict, _ = run(
+    judged, _ = run(
         tmp_path,
         lambda q: says(f"```json\n{json.dumps(scores_for(q))}\n```"),
         make_games(1),
     )
-    np.testing.assert_array_equal(verdict.scores, expected_scores(verdict.systems, 1))
+    np.testing.assert_array_equal(judged.scores, expected_scores(judged.systems, 1))
 
 
 # A judge that cannot judge
 
 
-def test_a_game_without_a_valid_answer_is_set_aside_and_asked_again_later(tmp_path):
+def test_a_game_without_a_valid_answer_is_skipped_and_asked_again_later(tmp_path):
     def answer(question: Question) -> Reply:
         return says("nonsense") if game_of(question) == 2 else right(question)
 
-    verdict, questions = run(tmp_path, answer)
+    judged, questions = run(tmp_path, answer)
     assert len(questions) == 3 + 3
-    assert list(verdict.set_aside) == ["game 2"]
-    assert verdict.set_aside["game 2"].startswith("asked 3 times, no valid answer: no JSON")
-    assert np.isnan(verdict.scores[2]).all()
+    assert list(judged.skipped) == ["game 2"]
+    assert judged.skipped["game 2"].startswith("asked 3 times, no valid answer: not valid JSON")
+    assert np.isnan(judged.scores[2]).all()
     kept = [0, 1, 3]
-    np.testing.assert_array_equal(verdict.scores[kept], expected_scores(verdict.systems)[kept])
-    found = verdict.estimate("ours", "style_consistency")
+    np.testing.assert_array_equal(judged.scores[kept], expected_scores(judged.systems)[kept])
+    found = judged.estimate("ours", "style_consistency")
     expected = [score("ours", game, 4) for game in kept]
     assert found.count == 3
     assert found.mean == pytest.approx(np.mean(expected))
     assert min(expected) <= found.low < found.mean < found.high <= max(expected)
-    assert ": 3 of 4 games judged, 1 set aside (the first, game 2: asked 3 times" in str(verdict)
-    mended, questions = run(tmp_path, right)
+    assert ": 3 of 4 games judged, 1 skipped (the first, game 2: asked 3 times" in str(judged)
+    repaired, questions = run(tmp_path, right)
     assert len(questions) == 1
-    np.testing.assert_array_equal(mended.scores, expected_scores(mended.systems))
+    np.testing.assert_array_equal(repaired.scores, expected_scores(repaired.systems))
 
 
 def test_a_slow_judge_and_a_broken_one(tmp_path):
     replies = {0: says("", delay=1.0), 1: refuses(500), 2: Reply(body=b"<html>")}
-    verdict, _ = run(tmp_path, lambda q: replies.get(game_of(q)) or right(q), timeout=0.3)
-    assert verdict.set_aside == {
+    judged, _ = run(tmp_path, lambda q: replies.get(game_of(q)) or right(q), timeout=0.3)
+    assert judged.skipped == {
         "game 0": "no answer within 0.3 seconds",
         "game 1": "the server answers 500: Error code: 500 - refused with 500",
         "game 2": "expected a chat completion, found '<html>'",
     }
-    assert verdict.num_judged == 1
+    assert judged.num_judged == 1
 
 
 def test_a_refused_request_is_sent_again(tmp_path):
@@ -369,8 +364,8 @@ def test_a_refused_request_is_sent_again(tmp_path):
 
     with serving(answer) as server:
         settings = JudgeSettings(endpoint=server.endpoint, model="stand-in", retries=1)
-        verdict = judge(make_games(1), settings, cache=tmp_path, on_wait=waits.append)
-    assert (verdict.num_judged, verdict.usage.requests, verdict.usage.answered) == (1, 2, 1)
+        judged = judge(make_games(1), settings, cache=tmp_path, on_wait=waits.append)
+    assert (judged.num_judged, judged.usage.requests, judged.usage.answered) == (1, 2, 1)
     assert len(waits) == 1
 
 
@@ -380,46 +375,46 @@ def test_a_judge_that_is_down_is_told_in_one_line(tmp_path):
         endpoint = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
     settings = JudgeSettings(endpoint=endpoint, model="m", retries=0, patience=2, parallel=1)
     done = []
-    verdict = judge(
+    judged = judge(
         make_games(),
         settings,
         cache=tmp_path,
         on_progress=lambda number, total, usage: done.append((number, total, usage.requests)),
     )
-    assert verdict.usage.requests == 2  # then nobody is asked any more
-    assert list(verdict.set_aside) == list(verdict.games)
-    assert "cannot be reached" in verdict.set_aside["game 0"]
-    assert verdict.set_aside["game 3"].startswith(
-        "not asked, after 2 games in a row without a usable answer, the last: http://"
+    assert judged.usage.requests == 2  # then nobody is asked any more
+    assert list(judged.skipped) == list(judged.games)
+    assert "cannot be reached" in judged.skipped["game 0"]
+    assert judged.skipped["game 3"].startswith(
+        "not asked: no usable answer for 2 games in a row, the last: http://"
     )
-    assert np.isnan(verdict.scores).all()
-    assert verdict.estimates() == {s: dict.fromkeys(CRITERIA) for s in verdict.systems}
-    assert str(verdict).startswith("m: 0 of 4 games judged, 4 set aside (the first, game 0: http")
-    assert "\n" not in str(verdict)
+    assert np.isnan(judged.scores).all()
+    assert judged.estimates() == {s: dict.fromkeys(CRITERIA) for s in judged.systems}
+    assert str(judged).startswith("m: 0 of 4 games judged, 4 skipped (the first, game 0: http")
+    assert "\n" not in str(judged)
     assert done == [(0, 4, 0), (1, 4, 1), (2, 4, 2), (3, 4, 2), (4, 4, 2)]
 
 
 def test_answers_on_disk_count_though_the_judge_is_gone(tmp_path, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     run(tmp_path, right, make_games(4)[3:])
-    verdict, questions = run(tmp_path, lambda q: refuses(401), patience=1)
+    judged, questions = run(tmp_path, lambda q: refuses(401), patience=1)
     assert len(questions) == 1
-    assert "asks for a key (401)" in verdict.set_aside["game 0"]
-    np.testing.assert_array_equal(verdict.scores[3], expected_scores(verdict.systems)[3])
+    assert "asks for a key (401)" in judged.skipped["game 0"]
+    np.testing.assert_array_equal(judged.scores[3], expected_scores(judged.systems)[3])
 
 
 def test_failures_that_are_not_in_a_row_do_not_end_it(tmp_path):
-    verdict, _ = run(
+    judged, _ = run(
         tmp_path,
         lambda q: refuses(500) if game_of(q) % 2 else right(q),
         make_games(6),
         patience=2,
     )
-    assert list(verdict.set_aside) == ["game 1", "game 3", "game 5"]
-    assert not any("not asked" in reason for reason in verdict.set_aside.values())
+    assert list(judged.skipped) == ["game 1", "game 3", "game 5"]
+    assert not any("not asked" in reason for reason in judged.skipped.values())
 
 
-def test_games_that_cannot_be_compared_are_set_aside_without_a_question(tmp_path):
+def test_games_that_cannot_be_compared_are_skipped_without_a_question(tmp_path):
     first = make_games(1)[0].answers["ours"]
     games = [
         JudgedGame(
@@ -430,12 +425,12 @@ def test_games_that_cannot_be_compared_are_set_aside_without_a_question(tmp_path
         JudgedGame(name="empty", answers={"ours": list}),
         *make_games(1),
     ]
-    verdict, questions = run(tmp_path, right, games, patience=1)
+    judged, questions = run(tmp_path, right, games, patience=1)
     assert len(questions) == 1
-    assert list(verdict.set_aside) == ["short", "other", "empty"]
-    assert re.search(r"expected [23] turns, as \w+ has, found [23]", verdict.set_aside["short"])
-    assert "turn 1: expected the instruction " in verdict.set_aside["other"]
-    assert verdict.set_aside["empty"] == "ours: expected turns, found none"
+    assert list(judged.skipped) == ["short", "other", "empty"]
+    assert re.search(r"expected [23] turns, as \w+ has, found [23]", judged.skipped["short"])
+    assert "turn 1: expected the instruction " in judged.skipped["other"]
+    assert judged.skipped["empty"] == "ours: expected turns, found none"
 
 
 def test_no_more_questions_at_a_time_than_allowed(tmp_path):
@@ -451,9 +446,9 @@ def test_no_more_questions_at_a_time_than_allowed(tmp_path):
             now -= 1
         return right(question)
 
-    verdict, _ = run(tmp_path, answer, make_games(6), parallel=2)
+    judged, _ = run(tmp_path, answer, make_games(6), parallel=2)
     assert most == 2
-    np.testing.assert_array_equal(verdict.scores, expected_scores(verdict.systems, 6))
+    np.testing.assert_array_equal(judged.scores, expected_scores(judged.systems, 6))
 
 
 def test_mistakes_of_the_caller(tmp_path):
@@ -464,24 +459,24 @@ def test_mistakes_of_the_caller(tmp_path):
         judge(make_games(1) * 2, settings, cache=tmp_path)
     with pytest.raises(ValueError, match="0 systems"):
         judge([JudgedGame(name="a", answers={})], settings, cache=tmp_path)
-    assert str(judge([], settings, cache=tmp_path)) == "m: there was no game to judge"
+    assert str(judge([], settings, cache=tmp_path)) == "m: no games to judge"
 
 
 # Two judges
 
 
-def verdict_of(scores: list, *, games: str = "", systems: str = "pqr") -> Verdict:
+def scores_of(scores: list, *, games: str = "", systems: str = "pqr") -> JudgeScores:
     """Of overall scores by game and system; the other criteria are zero."""
     overall = np.array(scores, np.float64)
     full = np.zeros((*overall.shape, len(CRITERIA)))
     full[:, :, 0] = overall
-    return Verdict(
+    return JudgeScores(
         model="m",
         seed=0,
         games=tuple(games or string.ascii_lowercase[: len(overall)]),
         systems=tuple(systems[: overall.shape[1]]),
         scores=full,
-        set_aside={},
+        skipped={},
         usage=Usage(),
     )
 
@@ -496,31 +491,31 @@ def test_rank_correlation_is_scipys():
 
 
 def test_judges_that_agree_and_judges_that_do_not():
-    a = verdict_of([[1, 2, 3], [4, 6, 9]])
-    same = agreement(a, verdict_of([[0, 1, 2], [5, 6, 10]]))
+    a = scores_of([[1, 2, 3], [4, 6, 9]])
+    same = agreement(a, scores_of([[0, 1, 2], [5, 6, 10]]))
     assert (same.spearman, same.preference) == (pytest.approx(1), 1)
     assert (same.num_scores, same.num_pairs, same.num_tied) == (6, 6, 0)
-    turned = agreement(a, verdict_of([[9, 8, 7], [6, 4, 1]]))
+    turned = agreement(a, scores_of([[9, 8, 7], [6, 4, 1]]))
     assert (turned.spearman, turned.preference) == (pytest.approx(-1), 0)
 
 
 def test_preference_is_within_games_and_ties_do_not_count():
-    a = verdict_of([[1, 2, 3], [5, 5, 6]])
-    b = verdict_of([[2, 1, 3], [1, 2, 3]])
+    a = scores_of([[1, 2, 3], [5, 5, 6]])
+    b = scores_of([[2, 1, 3], [1, 2, 3]])
     # First game: p < q against p > q, the other two alike. Second: a is undecided on (p, q).
     found = agreement(a, b)
     assert (found.preference, found.num_pairs, found.num_tied) == (4 / 5, 5, 1)
-    constant = agreement(a, verdict_of([[5, 5, 5], [5, 5, 5]]))
+    constant = agreement(a, scores_of([[5, 5, 5], [5, 5, 5]]))
     assert (constant.spearman, constant.preference, constant.num_tied) == (None, None, 6)
     assert agreement(a, b, criterion="state_update").spearman is None
 
 
 def test_only_what_both_have_scored_is_compared():
     nan = float("nan")
-    a = verdict_of([[1, 2], [nan, nan], [3, 4], [9, 1]], games="abcx", systems="pq")
-    b = verdict_of([[7, 8, 5], [1, 2, nan], [6, nan, 4]], games="bac", systems="qpr")
+    a = scores_of([[1, 2], [nan, nan], [3, 4], [9, 1]], games="abcx", systems="pq")
+    b = scores_of([[7, 8, 5], [1, 2, nan], [6, nan, 4]], games="bac", systems="qpr")
     # Both: game a (p 1 and 2, q 2 and 1) and game c (q 4 and 6).
     found = agreement(a, b)
     assert (found.num_scores, found.num_pairs, found.preference) == (3, 1, 0)
     assert found.spearman == pytest.approx(scipy.stats.spearmanr([1, 2, 4], [2, 1, 6]).statistic)
-    assert agreement(a, verdict_of([[1, 2]], games="z")).num_scores == 0
+    assert agreement(a, scores_of([[1, 2]], games="z")).num_scores == 0

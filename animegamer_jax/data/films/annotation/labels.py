@@ -1,10 +1,10 @@
-"""What is said of a clip (PAPER section 3.1): the record, and how it lies in the shots folder.
+"""Annotations (PAPER section 3.1): the record of a clip, and the files in the shots folder.
 
-    FILM/annotations.jsonl    {"clip": n, FIELDS, "source": "model" or "people"} a line
+    FILM/annotations.jsonl    {"clip": n, FIELDS, "source": "model" or "manual"} a line
     FILM/unannotated.jsonl    {"clip": n, "reason": ..., "answer": ...} a line
-    FILM/annotation.json      a `FilmAnnotation`; written last: a film that has one is annotated
-    FILM/annotation-failed.json   {"reason": ...}, where the last attempt ended with it
-    characters.json           the cast
+    FILM/annotation.json      a `FilmAnnotation`, written last: a film that has one is annotated
+    FILM/annotation-failed.json   {"reason": ...}, if the last attempt failed
+    characters.json           the characters
 
 FILM is the film's id, FIELDS are those of `Annotation`.
 """
@@ -16,38 +16,36 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import pydantic
+from etils import epath
 
 from animegamer_jax.bundle.config import from_json, to_json
-from animegamer_jax.data.characters import (
-    MAX_NAME,
-    Cast,
-    parse_cast,
-)
+from animegamer_jax.data.characters import MAX_NAME, Characters, parse_characters
 from animegamer_jax.data.films.clips.store import ClipRow, ShotsFolder
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.files import read_json, replacing, write_json
 from animegamer_jax.storage.paths import telling
 from animegamer_jax.vlm.fields import (
-    BEGIN_SMALL,
     LOWER,
+    LOWER_FIRST,
     WHOLE,
     explain,
     text_of,
 )
 
-CAST_FILE = "characters.json"
+CHARACTERS_FILE = "characters.json"
 REPORT_FILE = "annotation.json"
 FAILURE_FILE = "annotation-failed.json"
 
 _AGAIN = "correct it, or remove the file and annotate again"
 
-Source = Literal["model", "people"]
+Source = Literal["model", "manual"]
 
 
 class Annotation(pydantic.BaseModel):
-    """What one clip shows; the descriptions are what a model is told of each field.
+    """What one clip shows; the prompt shows the fields' descriptions.
 
-    Validated with a cast in the context (`{"cast": cast}`), the subject is one of it, by its name.
+    With characters in the context of the validation (`{"characters": characters}`), the subject
+    becomes the name of one of them.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
@@ -56,7 +54,7 @@ class Annotation(pydantic.BaseModel):
         description="whom the clip is about: the name of one of the characters, `other` for "
         "somebody else, `none` where nobody is seen"
     )
-    motion: Annotated[str, text_of(60), BEGIN_SMALL] = pydantic.Field(
+    motion: Annotated[str, text_of(60), LOWER_FIRST] = pydantic.Field(
         description="what the subject does, in one to six words that begin with an -ing form, "
         "such as `riding a bicycle`"
     )
@@ -86,17 +84,29 @@ class Annotation(pydantic.BaseModel):
 
     @pydantic.field_validator("subject")
     @classmethod
-    def _of_the_cast(cls, subject: str, info: Any) -> str:
-        cast = (info.context or {}).get("cast")
-        return cast.resolve(subject) if cast is not None else subject
+    def _resolve(cls, subject: str, info: Any) -> str:
+        characters = (info.context or {}).get("characters")
+        return subject if characters is None else characters.resolve(subject)
 
 
 FIELDS = tuple(Annotation.model_fields)
 
 
+def validated(fields: Mapping[str, Any], characters: Characters | None = None) -> Annotation:
+    """Returns the annotation of these fields; the subject is one of the characters, if given.
+
+    Raises:
+        ValueError: in one line, what is wrong.
+    """
+    try:
+        return Annotation.model_validate(dict(fields), context={"characters": characters})
+    except pydantic.ValidationError as error:
+        raise ValueError(explain(error)) from None
+
+
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """The annotation of one clip, and who made it."""
+    """The annotation of one clip, and where it comes from."""
 
     clip: int
     annotation: Annotation
@@ -108,7 +118,7 @@ class Label:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Unannotated:
-    """A clip that was set aside: why, and what the model had answered, if it did."""
+    """A clip without a valid answer: the reason, and what the model answered, if anything."""
 
     clip: int
     reason: str
@@ -120,40 +130,39 @@ class FilmAnnotation:
     """How one film was annotated.
 
     Attributes:
-        film: the id.
-        cast: digest of the cast (`Cast.digest`).
+        film: id of the film.
+        characters: digest of the characters (`Characters.digest`).
         clips: digest of the clips (`clips_digest`).
-        model: that was asked; None: nobody but people.
-        prompt: version of the question.
-        asked: digest of all that was asked but the clips: question, model, temperature; None: of
-            people, or by a version that did not note it.
-        by_model, by_people: number of annotations from each.
-        set_aside: number of clips in `unannotated.jsonl`.
-        requests, prompt_tokens, completion_tokens: that the model's answers took.
+        model: name of the model; None if all annotations are manual.
+        prompt_version: version of the prompt's wording.
+        prompt_digest: digest of prompt, model and temperature; None if all is manual.
+        num_model, num_manual: number of annotations of each source.
+        num_unannotated: number of clips in `unannotated.jsonl`.
+        requests, prompt_tokens, completion_tokens: cost of the model's answers.
     """
 
     film: str
-    cast: str
+    characters: str
     clips: str
     model: str | None = None
-    prompt: int | None = None
-    asked: str | None = None
-    by_model: int = 0
-    by_people: int = 0
-    set_aside: int = 0
+    prompt_version: int | None = None
+    prompt_digest: str | None = None
+    num_model: int = 0
+    num_manual: int = 0
+    num_unannotated: int = 0
     requests: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
 
 def clips_digest(rows: Iterable[ClipRow]) -> str:
-    """SHA-256 of the numbers and digests of the kept clips: annotations belong to these only."""
+    """SHA-256 of the numbers and digests of the kept clips; annotations belong to these only."""
     lines = (f"{row.clip} {row.digest}\n" for row in rows if row.dropped is None)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def read_labels(folder: ShotsFolder, film: str) -> dict[int, Label]:
-    """The annotations of a film by clip; none where there are none.
+    """Returns the annotations of a film by clip; empty if there are none.
 
     Raises:
         UserError: the file is damaged.
@@ -161,15 +170,13 @@ def read_labels(folder: ShotsFolder, film: str) -> dict[int, Label]:
     labels: dict[int, Label] = {}
     for number, row in enumerate(folder.annotations(film), start=1):
         where = f"{folder.folder(film) / 'annotations.jsonl'}, line {number}"
-        fields = {name: value for name, value in row.items() if name not in ("clip", "source")}
-        source = from_json(Source, row.get("source"), f"{where}: source")
         try:
-            annotation = Annotation.model_validate(fields)
-        except pydantic.ValidationError as error:
-            raise UserError(f"{where}: {explain(error)}: {_AGAIN}") from None
-        if row["clip"] in labels:
-            raise UserError(f"{where}: clip {row['clip']} once more: {_AGAIN}")
-        labels[row["clip"]] = Label(row["clip"], annotation, source)
+            clip, source = row.pop("clip"), from_json(Source, row.pop("source", None), "source")
+            if clip in labels:
+                raise ValueError(f"clip {clip} appears twice")
+            labels[clip] = Label(clip, validated(row), source)
+        except (UserError, ValueError) as error:
+            raise UserError(f"{where}: {error}: {_AGAIN}") from None
     return labels
 
 
@@ -180,14 +187,13 @@ def write_labels(
     *,
     unannotated: Iterable[Unannotated],
 ) -> None:
-    """Replaces what is said of a film, by clip; the report comes last, and no failure is left.
+    """Replaces the annotations of a film; writes the report last and removes the failure note.
 
     Raises:
-        UserError: the disk refuses.
+        UserError: the files cannot be written.
     """
     file = folder.folder(report.film) / REPORT_FILE
-    with telling(file, "cannot be written", mend="check the path"):
-        file.unlink(missing_ok=True)
+    _remove(file)
     folder.write_annotations(
         report.film,
         [label.to_row() for label in sorted(labels, key=lambda label: label.clip)],
@@ -198,58 +204,44 @@ def write_labels(
 
 
 def read_report(folder: ShotsFolder, film: str) -> FilmAnnotation | None:
-    """How a film was annotated; None: it was not, or not to its end.
+    """Returns how a film was annotated; None if it was not, or not to its end.
 
     Raises:
-        UserError: the file is damaged.
+        UserError: the file is damaged, or an older version wrote it.
     """
-    file = folder.folder(film) / REPORT_FILE
-    with telling(file, "cannot be read", mend="check the path"):
-        there = file.exists()
-    if not there:
-        return None
-    value = read_json(file)
-    if isinstance(value, dict):
-        value = {"asked": None, **value}  # older files lack it
-    return from_json(FilmAnnotation, value, os.fspath(file))
+    return _read(FilmAnnotation, folder.folder(film) / REPORT_FILE)
 
 
 def note_failure(folder: ShotsFolder, film: str, reason: str) -> None:
     """Notes that a film cannot be annotated.
 
     Raises:
-        UserError: the disk refuses.
+        UserError: the file cannot be written.
     """
     write_json(folder.folder(film) / FAILURE_FILE, {"reason": reason})
 
 
 def read_failure(folder: ShotsFolder, film: str) -> str | None:
-    """Why a film could not be annotated; None: no attempt failed since it was.
+    """Returns why the last attempt to annotate a film failed; None if it did not.
 
     Raises:
         UserError: the file is damaged.
     """
-    file = folder.folder(film) / FAILURE_FILE
-    with telling(file, "cannot be read", mend="check the path"):
-        there = file.exists()
-    if not there:
-        return None
-    return from_json(dict[str, str], read_json(file), os.fspath(file)).get("reason", "?")
+    found = _read(dict[str, str], folder.folder(film) / FAILURE_FILE)
+    return None if found is None else found.get("reason", "?")
 
 
 def forget_failure(folder: ShotsFolder, film: str) -> None:
-    """Removes the note that a film could not be annotated, if there is one.
+    """Removes the note that a film cannot be annotated, if there is one.
 
     Raises:
-        UserError: the disk refuses.
+        UserError: the file cannot be removed.
     """
-    file = folder.folder(film) / FAILURE_FILE
-    with telling(file, "cannot be written", mend="check the path"):
-        file.unlink(missing_ok=True)
+    _remove(folder.folder(film) / FAILURE_FILE)
 
 
 def read_unannotated(folder: ShotsFolder, film: str) -> list[Unannotated]:
-    """The clips of a film that were set aside.
+    """Returns the clips of a film without a valid answer.
 
     Raises:
         UserError: the file is damaged.
@@ -258,39 +250,44 @@ def read_unannotated(folder: ShotsFolder, film: str) -> list[Unannotated]:
     return [from_json(Unannotated, row, where) for row in folder.unannotated(film)]
 
 
-def read_kept_cast(folder: ShotsFolder) -> Cast | None:
-    """The cast that annotation used, without its pictures; None: nothing was annotated.
+def read_saved_characters(folder: ShotsFolder) -> Characters | None:
+    """Returns the characters of the last annotation, without pictures; None if there was none.
 
     Raises:
         UserError: the file is damaged.
     """
-    file = folder.path / CAST_FILE
+    file = folder.path / CHARACTERS_FILE
     with telling(file, "cannot be read", mend="check the path"):
         text = file.read_text() if file.exists() else None
-    return parse_cast(text, where=os.fspath(file)) if text is not None else None
+    return parse_characters(text, where=os.fspath(file)) if text is not None else None
 
 
-def keep_cast(folder: ShotsFolder, cast: Cast) -> None:
-    """Notes the cast in the shots folder.
+def save_characters(folder: ShotsFolder, characters: Characters) -> None:
+    """Writes the characters into the shots folder, if they are not there yet.
 
     Raises:
-        UserError: the disk refuses.
+        UserError: the file cannot be written.
     """
-    file, content = folder.path / CAST_FILE, cast.to_text().encode()
+    file, content = folder.path / CHARACTERS_FILE, characters.to_text().encode()
     with telling(file, "cannot be read", mend="check the path"):
-        kept = file.read_bytes() if file.exists() else None
-    if kept != content:
+        saved = file.read_bytes() if file.exists() else None
+    if saved != content:
         with replacing(file) as new:
             new.write(content)
 
 
-def validated(fields: Mapping[str, Any], cast: Cast) -> Annotation:
-    """A record of a clip whose subject is of the cast.
-
-    Raises:
-        ValueError: in one line, what is wrong.
-    """
+def _read(kind: Any, file: epath.Path) -> Any:
+    """Reads a file that need not be there."""
+    with telling(file, "cannot be read", mend="check the path"):
+        if not file.exists():
+            return None
+    value = read_json(file)
     try:
-        return Annotation.model_validate(dict(fields), context={"cast": cast})
-    except pydantic.ValidationError as error:
-        raise ValueError(explain(error)) from None
+        return from_json(kind, value, os.fspath(file))
+    except UserError as error:
+        raise UserError(f"{error}: remove the file and annotate again") from None
+
+
+def _remove(file: epath.Path) -> None:
+    with telling(file, "cannot be removed", mend="check the path"):
+        file.unlink(missing_ok=True)

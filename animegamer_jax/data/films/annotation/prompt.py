@@ -1,4 +1,4 @@
-"""What a model is shown and asked of a clip: pictures of the cast, frames, and the fields to fill.
+"""The question about a clip: pictures of the characters, frames, and the fields to fill in.
 
 The paper shows four frames and reference images to a vision-language model (PAPER section 3.1);
 the wording here is our own.
@@ -11,19 +11,13 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from animegamer_jax.data.characters import (
-    NOBODY,
-    Cast,
-    Character,
-    open_picture,
-)
+from animegamer_jax.data.characters import Character, Characters, open_picture
 from animegamer_jax.data.films.annotation.labels import Annotation, validated
 from animegamer_jax.media.video import pick_frames
 from animegamer_jax.vlm.messages import Message, Part, picture_part, read_object, text_part
 
 VERSION = 1
-"""Of the wording: answers to another one are asked for again."""
-
+"""Version of the wording; another version is another question."""
 
 _SYSTEM = (
     "You look at short clips of an animated film and fill in a form about each. A player of a game "
@@ -35,59 +29,56 @@ _RULES = "Fill in every field:\n" + "\n".join(
 )
 
 
-class Question:
-    """The question about a clip, with the cast's pictures made ready once.
+class ClipPrompt:
+    """The question about a clip; the characters' pictures are encoded once, for all clips.
 
     Args:
-        cast: with its pictures.
-        frames: that are shown of a clip.
-        side: pixels of a picture's longer side at most.
-        seconds: of a clip.
+        characters: with their pictures.
+        frames: number of frames shown of a clip.
+        side: maximum length of a picture's longer side, in pixels.
+        seconds: length of a clip.
 
     Attributes:
-        schema: the JSON schema of an answer; the subjects are the cast's.
+        schema: JSON schema of an answer; it lists the possible subjects.
     """
 
-    def __init__(self, cast: Cast, *, frames: int, side: int, seconds: float):
+    def __init__(self, characters: Characters, *, frames: int, side: int, seconds: float):
         self._frames, self._side, self._seconds = frames, side, seconds
-        self._cast = cast
+        self._characters = characters
         self.schema = Annotation.model_json_schema()
-        self.schema["properties"]["subject"]["enum"] = [*cast.names, *NOBODY]
-        self._about = [text_part("Characters that the clip may be about:")]
-        for character in cast.characters:
-            self._about += self._introduce(character)
+        self.schema["properties"]["subject"]["enum"] = characters.subjects
+        self._introduction = [text_part("Characters that the clip may be about:")]
+        for character in characters.entries:
+            self._introduction += self._introduce(character)
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all but the clip: the wording, the cast, the number and size of pictures."""
-        about = [VERSION, _SYSTEM, _RULES, self._cast.digest]
-        about += [self._frames, self._side, round(self._seconds, 3)]
-        return hashlib.sha256(json.dumps(about).encode()).hexdigest()
+        """SHA-256 of all but the clip: wording, characters, number and size of the pictures."""
+        content = [VERSION, _SYSTEM, _RULES, self._characters.digest]
+        content += [self._frames, self._side, round(self._seconds, 3)]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
-    def ask(self, clip: UInt8[np.ndarray, "f h w 3"]) -> list[Message]:
-        """The messages about one clip."""
+    def messages(self, clip: UInt8[np.ndarray, "f h w 3"]) -> list[Message]:
+        """Returns the conversation about one clip."""
         shown = pick_frames(clip, count=self._frames)
-        told = f"The clip: {len(shown)} pictures in order, from {self._seconds:.1f} seconds."
-        pictures = [self._picture(Image.fromarray(frame)) for frame in shown]
-        content = [*self._about, text_part(told), *pictures, text_part(_RULES)]
+        text = f"The clip: {len(shown)} pictures in order, from {self._seconds:.1f} seconds."
+        pictures = [picture_part(Image.fromarray(frame), side=self._side) for frame in shown]
+        content = [*self._introduction, text_part(text), *pictures, text_part(_RULES)]
         return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": content}]
 
-    def read(self, answer: str) -> Annotation:
-        """The record in an answer.
+    def parse(self, answer: str) -> Annotation:
+        """Returns the record in an answer.
 
         Raises:
             ValueError: in one line, what is wrong with it.
         """
-        return validated(read_object(answer), self._cast)
+        return validated(read_object(answer), self._characters)
 
     def _introduce(self, character: Character) -> list[Part]:
-        called = f" (also called {', '.join(character.aliases)})" if character.aliases else ""
-        parts = [text_part(f"{character.name}{called} looks like this:")]
+        aliases = f" (also called {', '.join(character.aliases)})" if character.aliases else ""
+        parts = [text_part(f"{character.name}{aliases} looks like this:")]
         for digest in character.images:
-            name = f"picture of {character.name}"
-            picture = open_picture(self._cast.pictures[digest], name=name, mend="use another one")
-            parts.append(self._picture(picture))
+            name, content = f"picture of {character.name}", self._characters.pictures[digest]
+            picture = open_picture(content, name=name, mend="use another one")
+            parts.append(picture_part(picture, side=self._side))
         return parts
-
-    def _picture(self, picture: Image.Image) -> Part:
-        return picture_part(picture, side=self._side)

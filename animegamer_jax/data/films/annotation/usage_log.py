@@ -1,15 +1,13 @@
-"""What a model was asked and what it took, over all runs: `usage/` in the shots folder.
+"""Requests, tokens and costs of a model; over all runs in `usage/` of the shots folder.
 
-Each process keeps a file of its own there, written anew now and then; a killed one loses a few
-seconds of it. What failed and what was answered in vain is counted as well.
+Each process writes a file of its own there every few seconds. Failed requests and invalid answers
+count too.
 """
 
 import json
 import os
 import secrets
-import threading
 import time
-from typing import Any
 
 from animegamer_jax.bundle.config import from_json, to_json
 from animegamer_jax.data.films.clips.store import ShotsFolder
@@ -23,46 +21,41 @@ _EVERY = 5.0  # seconds
 
 
 class UsageFile:
-    """This process's file; threads may write it."""
+    """The usage file of this process."""
 
     def __init__(self):
         self._name = f"{time.time():.0f}-{secrets.token_hex(4)}.json"
-        self._lock = threading.Lock()
-        self._written: Any = None
-        self._when = 0.0
+        self._written_at = 0.0
 
     def update(self, folder: ShotsFolder, usage: Usage) -> None:
-        """Writes it, unless that was done a few seconds ago.
+        """Writes the file, unless that was done a few seconds ago.
 
         Raises:
-            UserError: the disk refuses.
+            UserError: the file cannot be written.
         """
-        if time.monotonic() - self._when > _EVERY:
+        if time.monotonic() - self._written_at > _EVERY:
             self.write(folder, usage)
 
     def write(self, folder: ShotsFolder, usage: Usage) -> None:
-        """Writes it, if something was asked since.
+        """Writes the file, if there was any request.
 
         Raises:
-            UserError: the disk refuses.
+            UserError: the file cannot be written.
         """
-        with self._lock:
-            self._when = time.monotonic()
-            content = to_json(usage)
-            if usage.requests and content != self._written:
-                write_json(folder.path / _USAGE / self._name, content)
-                self._written = content
+        self._written_at = time.monotonic()
+        if usage.requests:
+            write_json(folder.path / _USAGE / self._name, to_json(usage))
 
 
 def read_usage(folder: ShotsFolder) -> Usage:
-    """What all processes of all runs asked about a folder's clips.
+    """Returns the usage of all processes of all runs.
 
     Raises:
         UserError: a file is damaged.
     """
-    total, place = Usage(), folder.path / _USAGE
-    with telling(place, "cannot be read", mend="check the path"):
-        files = sorted(place.glob("*.json")) if place.exists() else []
+    total, path = Usage(), folder.path / _USAGE
+    with telling(path, "cannot be read", mend="check the path"):
+        files = sorted(path.glob("*.json")) if path.exists() else []
         texts = {os.fspath(file): file.read_bytes() for file in files}
     for name, text in texts.items():
         try:

@@ -36,26 +36,17 @@ from animegamer_jax.data.films.cutting.analysis import (
     plan_clips,
     survey_film,
 )
-from animegamer_jax.data.films.cutting.filters import (
-    Repetitions,
-    brightness,
-    clip_look,
-    is_credits,
-)
+from animegamer_jax.data.films.cutting.filters import Repetitions, brightness, clip_look, is_credits
 from animegamer_jax.data.films.cutting.letterbox import fitted
 from animegamer_jax.data.films.cutting.video_reader import (
     FilmError,
     Footage,
+    film_errors,
     open_film,
     printable,
 )
 from animegamer_jax.errors import UserError
-from animegamer_jax.media.motion import (
-    ClipMotion,
-    FlowEstimator,
-    clip_motion,
-    dis_flow,
-)
+from animegamer_jax.media.motion import ClipMotion, FlowEstimator, clip_motion, dis_flow
 from animegamer_jax.media.video import encode_mp4
 from animegamer_jax.storage.paths import absolute, telling
 
@@ -152,7 +143,7 @@ def process_film(
     cv2.setNumThreads(1)
     path = absolute(path)
     try:
-        with _of_film():
+        with film_errors():
             content = film_content(path)
         film = film_id(path, content=content)
         for note in (path_id(path), film):  # older versions noted the film's id
@@ -190,15 +181,6 @@ def _same(report: FilmReport, *, content: str, path: epath.Path) -> FilmReport:
 
 
 @contextlib.contextmanager
-def _of_film() -> Iterator[None]:
-    """What goes wrong here is the film's fault: it is set aside, others go on."""
-    try:
-        yield
-    except UserError as error:
-        raise FilmError(str(error)) from error
-
-
-@contextlib.contextmanager
 def _decoding(path: epath.Path) -> Iterator[None]:
     """What a decoder or a filter raises here is the film's fault, whatever it is."""
     try:
@@ -223,7 +205,7 @@ def _local(path: epath.Path) -> Iterator[Path]:
         copy = Path(place) / f"film{path.suffix}"
         mend = "check the path and the free space"
         with (
-            _of_film(),
+            film_errors(),
             telling(path, "cannot be copied", mend=mend),
             path.open("rb") as source,
             copy.open("wb") as target,

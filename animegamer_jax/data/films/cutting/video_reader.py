@@ -49,6 +49,15 @@ class FilmError(UserError):
         super().__init__(printable(message))
 
 
+@contextlib.contextmanager
+def film_errors() -> Iterator[None]:
+    """Turns errors into FilmError, so that this film is skipped and the run continues."""
+    try:
+        yield
+    except UserError as error:
+        raise FilmError(str(error)) from error
+
+
 @dataclasses.dataclass(frozen=True)
 class FilmFrame:
     """One frame of a film.

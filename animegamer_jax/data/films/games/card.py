@@ -15,13 +15,9 @@ from typing import Any
 from etils import epath
 
 from animegamer_jax.bundle.config import to_json
-from animegamer_jax.data.characters import Cast
+from animegamer_jax.data.characters import Characters
 from animegamer_jax.data.datasets import Record
-from animegamer_jax.data.films.annotation.labels import (
-    FilmAnnotation,
-    Label,
-    read_failure,
-)
+from animegamer_jax.data.films.annotation.labels import FilmAnnotation, Label, read_failure
 from animegamer_jax.data.films.clips.store import FilmReport, ShotsFolder
 from animegamer_jax.data.films.games.grouping import FilmGame
 from animegamer_jax.errors import UserError
@@ -65,7 +61,7 @@ class Tally:
     """Counts over films and games, filled film by film.
 
     Attributes:
-        cast: the characters.
+        characters: the characters.
         aside: films that could not be used (`films_set_aside`).
         films: what the card tells of each film.
         games, turns: number of each, by split.
@@ -76,7 +72,7 @@ class Tally:
         examples: the first dropped clip, by reason.
     """
 
-    cast: Cast
+    characters: Characters
     aside: list[dict[str, str]] = dataclasses.field(default_factory=list)
     films: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     games: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
@@ -111,11 +107,11 @@ class Tally:
     ) -> None:
         """Counts one film, whose games were counted before."""
         turns = sum(len(game.shots) for game in games)
-        known = sum(label.annotation.subject in self.cast.names for label in labels.values())
+        known = sum(label.annotation.subject in self.characters.names for label in labels.values())
         unused = {
-            "set aside by annotation": annotation.set_aside,
-            "not annotated": report.kept - len(labels) - annotation.set_aside,
-            "about nobody of the cast": len(labels) - known,
+            "without a valid annotation": annotation.num_unannotated,
+            "not annotated": report.kept - len(labels) - annotation.num_unannotated,
+            "about none of the characters": len(labels) - known,
             "in too short a game": known - turns,
         }
         self.unused.update(unused)
@@ -267,7 +263,7 @@ def _text(card: Mapping[str, Any]) -> list[str]:
     lines += _table(("split", "games", "turns"), splits)
     lines += ["## Films", ""]
     lines += _table(
-        ("film", "file", "minutes", "kept", "dropped", "games", "turns", "annotated by"),
+        ("film", "file", "minutes", "kept", "dropped", "games", "turns", "annotations"),
         [_film_cells(film) for film in card["films"]],
     )
     if card["films_set_aside"]:
@@ -295,8 +291,8 @@ def _text(card: Mapping[str, Any]) -> list[str]:
 
 def _film_cells(film: Mapping[str, Any]) -> tuple[object, ...]:
     annotation = film["annotation"]
-    by = [annotation["model"]] if annotation["by_model"] else []
-    by += ["people"] if annotation["by_people"] else []
+    by = [annotation["model"]] if annotation["num_model"] else []
+    by += ["manual"] if annotation["num_manual"] else []
     return (
         film["film"],
         film["name"],
@@ -305,7 +301,7 @@ def _film_cells(film: Mapping[str, Any]) -> tuple[object, ...]:
         sum(film["clips_dropped"].values()),
         film["games"],
         film["turns"],
-        ", ".join(by) or "nobody",
+        ", ".join(by) or "none",
     )
 
 

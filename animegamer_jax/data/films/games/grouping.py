@@ -11,13 +11,9 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, TypeVar
 
-from animegamer_jax.data.characters import Cast
+from animegamer_jax.data.characters import Characters
 from animegamer_jax.data.datasets import Record
-from animegamer_jax.data.films.annotation.labels import (
-    Annotation,
-    Label,
-    read_labels,
-)
+from animegamer_jax.data.films.annotation.labels import Annotation, Label, read_labels
 from animegamer_jax.data.films.clips.store import ClipRow, ShotsFolder
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.motion import motion_level
@@ -134,7 +130,7 @@ def film_games(film: str, shots: Iterable[Shot], settings: GamesSettings) -> lis
 
     Args:
         film: the id.
-        shots: in order, of characters of the cast.
+        shots: in order, of known characters.
         settings: which of them make a game.
     """
     pieces = [
@@ -186,7 +182,9 @@ def firsts(ties: Iterable[Sequence[Key]]) -> dict[Key, Key]:
     return {one: find(one) for one in parents}
 
 
-def games_of(folder: ShotsFolder, film: str, cast: Cast, settings: GamesSettings) -> list[FilmGame]:
+def games_of(
+    folder: ShotsFolder, film: str, characters: Characters, settings: GamesSettings
+) -> list[FilmGame]:
     """The games of a film in a folder."""
     labels = read_labels(folder, film)
     shots = (
@@ -194,7 +192,7 @@ def games_of(folder: ShotsFolder, film: str, cast: Cast, settings: GamesSettings
         for row in folder.rows(film)
         if row.dropped is None
         and row.clip in labels
-        and labels[row.clip].annotation.subject in cast.names
+        and labels[row.clip].annotation.subject in characters.names
     )
     return film_games(film, shots, settings)
 

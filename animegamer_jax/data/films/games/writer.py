@@ -15,7 +15,7 @@ import numpy as np
 from etils import epath
 
 from animegamer_jax.bundle.config import to_json
-from animegamer_jax.data.characters import Cast
+from animegamer_jax.data.characters import Characters
 from animegamer_jax.data.datasets import (
     Part,
     Record,
@@ -23,17 +23,12 @@ from animegamer_jax.data.datasets import (
 )
 from animegamer_jax.data.films.annotation.labels import (
     clips_digest,
-    read_kept_cast,
     read_labels,
     read_report,
+    read_saved_characters,
 )
 from animegamer_jax.data.films.clips.store import ShotsFolder
-from animegamer_jax.data.films.games.card import (
-    Tally,
-    card_files,
-    films_set_aside,
-    first_dropped,
-)
+from animegamer_jax.data.films.games.card import Tally, card_files, films_set_aside, first_dropped
 from animegamer_jax.data.films.games.grouping import (
     FilmGame,
     GamesSettings,
@@ -70,7 +65,7 @@ class Plan:
     Attributes:
         films: with annotations, in order.
         skipped: without.
-        cast: the characters.
+        characters: the characters.
         edges: motion values between the levels.
         protocol: with the motion value of each level.
         held_out: groups that draw less are tested on.
@@ -80,7 +75,7 @@ class Plan:
 
     films: tuple[str, ...]
     skipped: tuple[str, ...]
-    cast: Cast
+    characters: Characters
     edges: tuple[float, ...]
     protocol: Protocol
     held_out: float
@@ -99,7 +94,7 @@ class Plan:
         Raises:
             UserError: they are others now.
         """
-        games = games_of(folder, film, self.cast, settings)
+        games = games_of(folder, film, self.characters, settings)
         if games_digest(games) != self.digests[film]:
             raise UserError(
                 f"{folder.folder(film)}: annotated or cut again while games were made of it: "
@@ -112,19 +107,21 @@ def make_plan(folder: ShotsFolder, settings: GamesSettings) -> Plan:
     """Reads all rows once.
 
     Raises:
-        UserError: films are not annotated, or with another cast, or there are too few games.
+        UserError: films are not annotated, or with other characters, or there are too few games.
     """
-    cast = read_kept_cast(folder)
+    characters = read_saved_characters(folder)
     films = folder.films()
-    done = [film for film in films if cast is not None and is_annotated(folder, film, cast)]
+    done = [
+        film for film in films if characters is not None and is_annotated(folder, film, characters)
+    ]
     skipped = [film for film in films if film not in set(done)]
-    if cast is None or not done or (skipped and settings.unannotated == "refuse"):
+    if characters is None or not done or (skipped and settings.unannotated == "refuse"):
         raise UserError(_not_annotated(folder, films, skipped))
     groups, values, digests = set[Group](), list[float](), dict[str, str]()
     shown: dict[str, Group] = {}  # for each clip the first group that shows it
     ties: set[tuple[Group, Group]] = set()
     for film in done:
-        games = games_of(folder, film, cast, settings)
+        games = games_of(folder, film, characters, settings)
         digests[film] = games_digest(games)
         for game in games:
             groups.add(game.group)
@@ -139,7 +136,7 @@ def make_plan(folder: ShotsFolder, settings: GamesSettings) -> Plan:
     return Plan(
         films=tuple(done),
         skipped=tuple(skipped),
-        cast=cast,
+        characters=characters,
         edges=edges,
         protocol=protocol,
         held_out=_threshold(sorted(draws), settings.test_share, folder=folder),
@@ -158,18 +155,18 @@ def _not_annotated(folder: ShotsFolder, films: Sequence[str], skipped: Sequence[
     return f"{folder.path}: not annotated: {told}: {mend}"
 
 
-def is_annotated(folder: ShotsFolder, film: str, cast: Cast) -> bool:
+def is_annotated(folder: ShotsFolder, film: str, characters: Characters) -> bool:
     """Whether a film's annotation is whole.
 
     Raises:
-        UserError: it is of another cast or of other clips.
+        UserError: it is of other characters or of other clips.
     """
     report = read_report(folder, film)
     if report is None:
         return False
     where = folder.folder(film)
-    if report.cast != cast.digest:
-        raise UserError(f"{where}: annotated with another cast: run `animegamer data annotate`")
+    if report.characters != characters.digest:
+        raise UserError(f"{where}: annotated with other characters: run `animegamer data annotate`")
     if report.clips != clips_digest(folder.rows(film)):
         raise UserError(f"{where}: cut again since it was annotated: annotate it again")
     return True
@@ -181,7 +178,7 @@ def _threshold(draws: Sequence[float], share: float, *, folder: ShotsFolder) -> 
         raise UserError(
             f"{folder.path}: {len(draws)} group{'s' * (len(draws) != 1)} of scenes with games: "
             "expected 2 or more, one to train on and one to test on: add films, name more "
-            "characters in the cast, or lower max_gap"
+            "characters, or lower max_gap"
         )
     if draws[0] >= share:
         return draws[1]
@@ -270,7 +267,7 @@ def _made_of(plan: Plan, settings: GamesSettings, films: Sequence[Sequence[str]]
     return {
         "settings": to_json(settings),
         "films_a_shard": len(films[0]),
-        "cast": plan.cast.digest[:16],
+        "characters": plan.characters.digest[:16],
         "num_films": len(plan.films),
         "films": {film: {"games": plan.digests[film], "shard": shards[film]} for film in shards},
         "held_out": plan.held_out,
@@ -321,7 +318,7 @@ def _with_clips(
 
 def count(folder: ShotsFolder, plan: Plan, settings: GamesSettings) -> Tally:
     """What the card tells of the films and games, from the rows."""
-    tally = Tally(cast=plan.cast, aside=films_set_aside(folder))
+    tally = Tally(characters=plan.characters, aside=films_set_aside(folder))
     for film in plan.films:
         report, labels = read_report(folder, film), read_labels(folder, film)
         assert report is not None  # `make_plan` saw it

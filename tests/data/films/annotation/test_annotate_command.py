@@ -13,12 +13,12 @@ from annotated_shots import (
     lines_of,
     make_shots,
     says_of,
-    write_cast,
+    write_characters,
 )
 from stand_in_server import Reply, refuses, says, serving
 
 from animegamer_jax.cli import main
-from animegamer_jax.data.characters import read_cast
+from animegamer_jax.data.characters import read_characters
 from animegamer_jax.data.films.annotation.labels import (
     FIELDS,
     read_failure,
@@ -26,7 +26,7 @@ from animegamer_jax.data.films.annotation.labels import (
     read_report,
 )
 from animegamer_jax.data.films.annotation.usage_log import read_usage
-from animegamer_jax.data.films.command import _ask
+from animegamer_jax.data.films.command import _annotate
 from animegamer_jax.vlm.client import AskSettings
 
 HTML = Reply(body=b"<html>hello</html>", content_type="text/html")
@@ -34,8 +34,8 @@ HTML = Reply(body=b"<html>hello</html>", content_type="text/html")
 
 @pytest.fixture
 def characters(tmp_path):
-    (tmp_path / "cast").mkdir()
-    return write_cast(tmp_path / "cast")
+    (tmp_path / "characters").mkdir()
+    return write_characters(tmp_path / "characters")
 
 
 def right(question):
@@ -58,12 +58,12 @@ def test_patience_is_for_all_films(tmp_path, characters, capfd):
     with serving(lambda question: HTML) as server:
         assert annotate(shots, characters, server) == 2
     assert len(server.questions) == 10
-    assert "no usable answer about 10 clips in a row, the last: expected" in capfd.readouterr().err
+    assert "no usable answer for 10 clips in a row, the last: expected" in capfd.readouterr().err
     with serving(lambda question: HTML) as server:  # a run has a patience of its own
         assert annotate(shots, characters, server, "--patience", 20) == 2
     assert len(server.questions) == 18
     told = capfd.readouterr()
-    assert "0 clips annotated by a model, 0 by people, 18 set aside; 0 films" in told.out
+    assert "0 clips annotated by a model, 0 by hand, 18 without a valid answer; 0 films" in told.out
     assert "over all runs 28 requests (28 unanswered), 0 + 0 tokens" in told.out
     assert "shots: no clip has a usable answer, the first: expected a chat completion" in told.err
 
@@ -90,7 +90,7 @@ def test_what_was_asked_is_counted_over_all_runs(tmp_path, characters, capfd):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_damaged_film_is_set_aside_and_the_rest_goes_on(tmp_path, characters, capfd, workers):
+def test_a_damaged_film_is_skipped_and_the_rest_goes_on(tmp_path, characters, capfd, workers):
     shots = films(tmp_path, 3)
     whole = (shots.folder(film_name(1)) / "clips.zip").read_bytes()
     damage_clip(shots, film_name(1))
@@ -99,7 +99,9 @@ def test_a_damaged_film_is_set_aside_and_the_rest_goes_on(tmp_path, characters, 
     told = capfd.readouterr().out
     reason = read_failure(shots, film_name(1))
     assert reason.startswith(f"{film_name(1)}/clips.zip: 00000.mp4 is damaged")
-    assert "6 clips annotated by a model, 0 by people, 0 set aside; 1 films set aside" in told
+    assert (
+        "6 clips annotated by a model, 0 by hand, 0 without a valid answer; 1 films skipped" in told
+    )
     assert f"  {film_name(1)}: {reason}\n" in told
     assert [read_report(shots, film) is None for film in shots.films()] == [False, True, False]
     (shots.folder(film_name(1)) / "clips.zip").write_bytes(whole)
@@ -170,29 +172,29 @@ def test_options_of_the_question(tmp_path, characters):
         assert [max(picture.shape) for picture in question.pictures] == [32, 32, 24, 24]
 
 
-def test_what_people_wrote(tmp_path, characters, capfd):
+def test_manual_annotations(tmp_path, characters, capfd):
     shots = films(tmp_path, 2)
     said = {"film": "Film 1.mp4", "clip": 2, **says_of(2, motion="sleeping")}
-    file = tmp_path / "people.csv"
+    file = tmp_path / "manual.csv"
     file.write_text(",".join(said) + "\n" + ",".join(map(str, said.values())) + "\n")
     assert tuple(said)[2:] == FIELDS
     words = ["data", "annotate", str(shots.path), "--characters", str(characters)]
-    assert main([*words, "--people", str(file)]) == 0
+    assert main([*words, "--manual", str(file)]) == 0
     assert f"{file}: 1 annotations of 1 films" in capfd.readouterr().out
     assert [*read_labels(shots, film_name(1))] == [2]
     assert read_report(shots, film_name(0)) is None
     with serving(right) as server:
         assert annotate(shots, characters, server) == 0
     assert len(server.questions) == 5
-    assert "5 clips annotated by a model, 1 by people" in capfd.readouterr().out
-    (by_people,) = [
+    assert "5 clips annotated by a model, 1 by hand" in capfd.readouterr().out
+    (manual,) = [
         row
         for row in lines_of(shots.folder(film_name(1)) / "annotations.jsonl")
-        if row["source"] == "people"
+        if row["source"] == "manual"
     ]
-    assert (by_people["clip"], by_people["motion"]) == (2, "sleeping")
+    assert (manual["clip"], manual["motion"]) == (2, "sleeping")
     assert main(words) == 2
-    assert "expected --model NAME to ask, or --people FILE, or both" in capfd.readouterr().err
+    assert "expected --model NAME to ask, or --manual FILE, or both" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -203,8 +205,8 @@ def test_what_people_wrote(tmp_path, characters, capfd):
             "gs://bucket/shots",
             "--endpoint http://localhost:8000/v1: exp",
         ),
-        ("http://127.0.0.2/v1", "gs://bucket/shots", "found one of this machine alone"),
-        ("http://[::1]:80/v1", "gs://bucket/shots", "machines of FlinkRunner reach"),
+        ("http://127.0.0.2/v1", "gs://bucket/shots", "found one of this machine only"),
+        ("http://[::1]:80/v1", "gs://bucket/shots", "machines of FlinkRunner can reach"),
         ("http://10.0.0.2/v1", "here/shots", "here/shots: expected a folder that the machines of"),
     ],
 )
@@ -217,13 +219,15 @@ def test_what_a_cluster_cannot_reach(characters, capfd, endpoint, place, told):
 
 
 def test_workers_need_no_file_of_this_machine(tmp_path, characters):
-    """They get the cast with its pictures."""
-    shots, cast = films(tmp_path, 1), read_cast(characters)
+    """They get the characters with their pictures."""
+    shots, known = films(tmp_path, 1), read_characters(characters)
     with serving(right) as server:
         settings = AskSettings(model="stand-in", endpoint=server.endpoint)
-        sent = pickle.dumps(functools.partial(_ask, folder=shots, cast=cast, settings=settings))
+        sent = pickle.dumps(
+            functools.partial(_annotate, folder=shots, characters=known, settings=settings)
+        )
         for file in characters.parent.iterdir():
             file.unlink()
         pickle.loads(sent)(film_name(0))
     assert len(server.questions[0].pictures) == 2 + 4
-    assert read_report(shots, film_name(0)).by_model == 3
+    assert read_report(shots, film_name(0)).num_model == 3

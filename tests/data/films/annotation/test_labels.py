@@ -4,7 +4,7 @@ import json
 
 import pytest
 from annotated_shots import (
-    CAST,
+    CHARACTERS,
     Take,
     annotate,
     film_name,
@@ -14,15 +14,15 @@ from annotated_shots import (
     says_of,
 )
 
-from animegamer_jax.data.characters import Cast, Character
+from animegamer_jax.data.characters import Character, Characters
 from animegamer_jax.data.films.annotation.labels import (
     Annotation,
-    read_kept_cast,
     read_labels,
     read_report,
+    read_saved_characters,
     read_unannotated,
 )
-from animegamer_jax.data.films.annotation.manual import COLUMNS, annotate_by_people
+from animegamer_jax.data.films.annotation.manual import COLUMNS, add_manual_annotations
 from animegamer_jax.errors import UserError
 
 FIRST, SECOND = film_name(0), film_name(1)
@@ -62,12 +62,12 @@ def test_texts_of_a_record_are_cleaned():
 
 
 def test_labels_come_back(shots):
-    labels = [label(3), label(0, source="people")]
+    labels = [label(3), label(0, source="manual")]
     annotate(shots, 0, labels, aside=[2])
     assert read_labels(shots, FIRST) == {0: labels[1], 3: labels[0]}
     assert [one["clip"] for one in shots.annotations(FIRST)] == [0, 3]
     assert [one.clip for one in read_unannotated(shots, FIRST)] == [2]
-    assert read_kept_cast(shots) == CAST
+    assert read_saved_characters(shots) == CHARACTERS
     assert (read_report(shots, SECOND), read_labels(shots, SECOND)) == (None, {})
 
 
@@ -75,8 +75,8 @@ def test_labels_come_back(shots):
     ("line", "message"),
     [
         ({"motion_level": 7}, "line 2: motion_level: Input should be 1, 2, 3, 4 or 5, found 7"),
-        ({"clip": 0}, "line 2: clip 0 once more"),
-        ({"source": "a cat"}, "line 2: source: expected one of 'model', 'people', found"),
+        ({"clip": 0}, "line 2: clip 0 appears twice"),
+        ({"source": "a cat"}, "line 2: source: expected one of 'model', 'manual', found"),
         ({"more": 1}, "line 2: more: Extra inputs"),
     ],
 )
@@ -89,7 +89,7 @@ def test_damaged_annotations_are_told(shots, line, message):
         read_labels(shots, FIRST)
 
 
-# What people wrote
+# Manual annotations
 
 
 @pytest.mark.parametrize("form", [".csv", ".tsv", ".jsonl", ";"])
@@ -100,42 +100,42 @@ def test_people_annotate_films_by_id_and_by_name(tmp_path, shots, form):
         write_lines(path, rows)
     else:
         write_table(path, rows, delimiter={".csv": ",", ".tsv": "\t", ";": ";"}[form])
-    assert annotate_by_people(shots, path, CAST) == {FIRST: 2, SECOND: 1}
+    assert add_manual_annotations(shots, path, CHARACTERS) == {FIRST: 2, SECOND: 1}
     assert [(one["clip"], one["source"], one["subject"]) for one in shots.annotations(FIRST)] == [
-        (0, "people", "Mika"), (3, "people", "Mika")
+        (0, "manual", "Mika"), (3, "manual", "Mika")
     ]  # fmt: skip
-    assert shots.annotations(SECOND) == [{"clip": 1, **says_of(1), "source": "people"}]
+    assert shots.annotations(SECOND) == [{"clip": 1, **says_of(1), "source": "manual"}]
     report = read_report(shots, FIRST)
-    assert (report.model, report.by_model, report.by_people) == (None, 0, 2)
-    assert read_kept_cast(shots) == CAST
+    assert (report.model, report.num_model, report.num_manual) == (None, 0, 2)
+    assert read_saved_characters(shots) == CHARACTERS
 
 
 def test_people_replace_a_models_words_and_what_it_set_aside(tmp_path, shots):
     annotate(shots, 0, [label(0), label(2)], aside=[3])
     write_lines(tmp_path / "people.jsonl", [row(FIRST, 2, motion="sleeping"), row(FIRST, 3)])
-    annotate_by_people(shots, tmp_path / "people.jsonl", CAST)
+    add_manual_annotations(shots, tmp_path / "people.jsonl", CHARACTERS)
     labels = read_labels(shots, FIRST)
     assert [(one.clip, one.source) for one in labels.values()] == [
-        (0, "model"), (2, "people"), (3, "people")
+        (0, "model"), (2, "manual"), (3, "manual")
     ]  # fmt: skip
     assert labels[2].annotation.motion == "sleeping"
     assert read_unannotated(shots, FIRST) == []
     report = read_report(shots, FIRST)
-    assert (report.model, report.by_model, report.by_people) == ("a test", 1, 2)
+    assert (report.model, report.num_model, report.num_manual) == ("a test", 1, 2)
     write_lines(tmp_path / "more.jsonl", [row(FIRST, 0)])
-    annotate_by_people(shots, tmp_path / "more.jsonl", CAST)
-    assert {one.source for one in read_labels(shots, FIRST).values()} == {"people"}
+    add_manual_annotations(shots, tmp_path / "more.jsonl", CHARACTERS)
+    assert {one.source for one in read_labels(shots, FIRST).values()} == {"manual"}
 
 
 def test_a_models_words_for_another_cast_go(tmp_path, shots):
-    annotate(shots, 0, [label(0), label(2, source="people"), label(3, source="people")])
-    other = Cast((Character(name="Mika", aliases=(), images=("c" * 64,)),))
+    annotate(shots, 0, [label(0), label(2, source="manual"), label(3, source="manual")])
+    other = Characters((Character(name="Mika", aliases=(), images=("c" * 64,)),))
     write_lines(tmp_path / "people.jsonl", [row(SECOND, 0)])
-    annotate_by_people(shots, tmp_path / "people.jsonl", other)
+    add_manual_annotations(shots, tmp_path / "people.jsonl", other)
     assert len(read_labels(shots, FIRST)) == 3  # not in the file: as it was
     write_lines(tmp_path / "people.jsonl", [row(FIRST, 2, motion="sleeping")])
-    annotate_by_people(shots, tmp_path / "people.jsonl", other)
-    (kept,) = read_labels(shots, FIRST).values()  # 3 is Ren's, who is not of this cast
+    add_manual_annotations(shots, tmp_path / "people.jsonl", other)
+    (kept,) = read_labels(shots, FIRST).values()  # 3 is Ren's, who is not of this characters
     assert kept.annotation.motion == "sleeping"
 
 
@@ -169,9 +169,9 @@ def test_a_wrong_line_is_told_and_nothing_is_written(tmp_path, shots, form, chan
         write_lines(path, [{}, *rows])
         path.write_text(path.read_text().replace("{}\n", "\n"))
     with pytest.raises(UserError, match=rf"people\{form}, {message}") as caught:
-        annotate_by_people(shots, path, CAST)
+        add_manual_annotations(shots, path, CHARACTERS)
     assert "\n" not in str(caught.value)
-    assert read_kept_cast(shots) is None
+    assert read_saved_characters(shots) is None
     assert not (shots.folder(FIRST) / "annotations.jsonl").exists()
 
 
@@ -185,17 +185,17 @@ LINE = ",".join(map(str, GOOD.values()))
         ("x.csv", "", r"x\.csv, line 1: missing film, clip, subject, .*: expected the columns"),
         ("x.csv", HEAD, r"x\.csv: no annotations: expected a line for each clip"),
         ("x.csv", HEAD.replace("clip,", ""), "line 1: missing clip: expected the columns film"),
-        ("x.csv", f"{HEAD},notes", "line 1: unknown column 'notes': expected film, clip"),
-        ("x.csv", f"{HEAD},clip", "line 1: a column stands there twice"),
-        ("x.csv", f"{HEAD}\n{LINE},x", "line 2: expected 11 cells, found 12"),
-        ("x.csv", f'{HEAD}\n\n{LINE}\n"{"x" * 140_000}"', "line 4: no table"),
+        ("x.csv", f"{HEAD},notes", "line 1: unexpected 'notes': expected the columns film, clip"),
+        ("x.csv", f"{HEAD},clip", "line 1: unexpected 'clip': expected the columns .*, each once"),
+        ("x.csv", f"{HEAD}\n{LINE},x", "line 2: unexpected '\\(extra cells\\)'"),
+        ("x.csv", f'{HEAD}\n\n{LINE}\n"{"x" * 140_000}"', "line 4: not a table"),
         ("x.csv", b"film\xff", "line 1: expected UTF-8 text"),
         ("x.csv", HEAD.encode() + b"\n\xff", "line 2: expected UTF-8 text"),
         ("x.jsonl", "", r"x\.jsonl: no annotations"),
-        ("x.jsonl", "{", "line 1: no JSON"),
-        ("x.jsonl", "[1]", r"line 1: expected an object, found '\[1\]'"),
+        ("x.jsonl", "{", "line 1: not valid JSON"),
+        ("x.jsonl", "[1]", r"line 1: expected a JSON object, found \[1\]"),
         ("x.jsonl", '{"film": "x"}', "line 1: missing clip, subject"),
-        ("x.jsonl", json.dumps({**GOOD, "note": 1}), "line 1: unknown column 'note'"),
+        ("x.jsonl", json.dumps({**GOOD, "note": 1}), "line 1: unexpected 'note'"),
         ("x.txt", "", r"x\.txt: expected a name that ends in \.csv, \.tsv, \.jsonl, \.ndjson"),
     ],
 )
@@ -203,11 +203,11 @@ def test_files_that_are_none(tmp_path, shots, name, content, message):
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError, match=message) as caught:
-        annotate_by_people(shots, path, CAST)
+        add_manual_annotations(shots, path, CHARACTERS)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
     with pytest.raises(UserError, match="cannot be read: No such file"):
-        annotate_by_people(shots, tmp_path / "absent.csv", CAST)
+        add_manual_annotations(shots, tmp_path / "absent.csv", CHARACTERS)
 
 
 def test_a_name_of_two_films(tmp_path, shots):
@@ -216,4 +216,4 @@ def test_a_name_of_two_films(tmp_path, shots):
         file.write_text(file.read_text().replace("Film 1.mp4", "Film 0.mp4"))
     write_lines(tmp_path / "people.jsonl", [row("Film 0.mp4", 0)])
     with pytest.raises(UserError, match=f"'Film 0.mp4' is the name of {FIRST} and {SECOND}: use"):
-        annotate_by_people(shots, tmp_path / "people.jsonl", CAST)
+        add_manual_annotations(shots, tmp_path / "people.jsonl", CHARACTERS)

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 from annotated_shots import (
-    CAST,
+    CHARACTERS,
     SECONDS,
     SETTINGS,
     Take,
@@ -23,14 +23,10 @@ from annotated_shots import (
 )
 
 from animegamer_jax.cli import main
-from animegamer_jax.data.characters import Cast
+from animegamer_jax.data.characters import Characters
 from animegamer_jax.data.datasets import open_games
 from animegamer_jax.data.films.annotation.labels import note_failure
-from animegamer_jax.data.films.clips.store import (
-    ClipRow,
-    SetAside,
-    open_shots,
-)
+from animegamer_jax.data.films.clips.store import ClipRow, SetAside, open_shots
 from animegamer_jax.data.films.games.grouping import (
     FilmGame,
     GamesSettings,
@@ -334,7 +330,7 @@ CHANGED = {
         f"{film_name(1)}.games was",
     ),
     "a film": ({}, lambda shots: added(shots), "num_films was 2, is 3"),
-    "cast": ({}, lambda shots: recast(shots), "cast was"),
+    "characters": ({}, lambda shots: change_characters(shots), "characters was"),
 }
 
 
@@ -343,10 +339,10 @@ def added(shots) -> None:
     again(shots, 2, 8)
 
 
-def recast(shots) -> None:
+def change_characters(shots) -> None:
     for number, count in enumerate((24, 18)):
         labels = [label(n, subject="Mika") for n in range(count) if n % 5 < 4]
-        annotate(shots, number, labels, cast=Cast(CAST.characters[:1]))
+        annotate(shots, number, labels, characters=Characters(CHARACTERS.entries[:1]))
 
 
 @pytest.mark.parametrize("what", CHANGED)
@@ -495,7 +491,7 @@ def test_the_card_counts_what_is_there(shots, made):
     assert total["clips_dropped"] == {"still": sum(row.dropped is not None for row in rows)}
     unused = total["clips_unused"]
     assert total["clips_kept"] == len(every) + sum(unused.values())
-    assert unused.keys() == {"set aside by annotation", "about nobody of the cast"}
+    assert unused.keys() == {"without a valid annotation", "about none of the characters"}
     lengths = [turn["num_turns"] for turn in every if turn["turn"] == 0]
     assert card["turns_of_a_game"] == {str(n): lengths.count(n) for n in sorted(set(lengths))}
     for name in ("character", "motion_level", "social", "motion"):
@@ -543,7 +539,7 @@ def test_names_that_would_break_the_card(tmp_path):
 
 def test_people_are_not_compared_with_the_flow(tmp_path):
     films = make_shots(tmp_path / "shots", [[Take(scene=n, start=9.0 * n) for n in range(4)]])
-    annotate(films, 0, [label(n, source="people") for n in range(3)])
+    annotate(films, 0, [label(n, source="manual") for n in range(3)])
     write_film_games(tmp_path / "games", films, GamesSettings())
     card = json.loads((tmp_path / "games" / "card.json").read_text())
     assert card["level_agreement"] is None
@@ -605,8 +601,8 @@ def test_a_folder_without_films(tmp_path):
 def test_annotations_of_another_cast_or_of_other_clips(tmp_path):
     shots = make_shots(tmp_path / "shots", [takes(8), takes(8)])
     annotate(shots, 0, [label(0)])
-    annotate(shots, 1, [label(0)], cast=Cast(CAST.characters[:1]))
-    assert f"{FILM}: annotated with another cast: run" in refusal(tmp_path, shots)
+    annotate(shots, 1, [label(0)], characters=Characters(CHARACTERS.entries[:1]))
+    assert f"{FILM}: annotated with other characters: run" in refusal(tmp_path, shots)
     annotate(shots, 1, [label(0)])
     file = shots.folder(FILM) / "clips.jsonl"
     file.write_text(file.read_text().replace('"digest": "', '"digest": "0', 1))
