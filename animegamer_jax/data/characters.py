@@ -29,7 +29,6 @@ MAX_NAME = 40
 NOBODY = ("other", "none")
 """Subjects of clips without a character: somebody else, or nobody at all."""
 
-_LAYOUT = 1
 _FORM = '[[character]] with name = "...", aliases = ["..."], images = ["..."]'
 
 
@@ -93,26 +92,6 @@ class Characters:
             expected = ", ".join(self.subjects)
             raise ValueError(f"expected one of: {expected}; found {subject[:MAX_NAME]!r}")
         return found
-
-    def to_text(self) -> str:
-        """Returns the characters without their pictures, for `parse_characters`."""
-        content = {"layout": _LAYOUT, "characters": to_json(self.entries)}
-        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-
-
-def parse_characters(text: str, *, where: str) -> Characters:
-    """Reads what `Characters.to_text` wrote: names and digests, no pictures.
-
-    Raises:
-        UserError: the text is something else.
-    """
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{where}: not valid JSON ({error}): annotate again") from None
-    if not isinstance(content, dict) or content.get("layout") != _LAYOUT:
-        raise UserError(f"{where}: expected characters of layout {_LAYOUT}: annotate again")
-    return Characters(from_json(tuple[Character, ...], content.get("characters"), where))
 
 
 # The TOML file

@@ -5,7 +5,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from etils import epath
 
@@ -13,33 +13,13 @@ from animegamer_jax.bundle.config import to_json
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.files import add_json
 from animegamer_jax.vlm.client import RERUN, AskSettings, Endpoint, NoAnswerError, connect
-from animegamer_jax.vlm.messages import Message
-from animegamer_jax.vlm.retry import MAX_TEXT, Reply, ask_until_valid, load_cached_reply
+from animegamer_jax.vlm.retry import MAX_TEXT, Prompt, Reply, ask_until_valid, load_cached_reply
 from animegamer_jax.vlm.usage import Usage
 
 T = TypeVar("T")
 
 _WRITERS = 4  # threads that write the cache
 _REPORT_EVERY = 60.0  # seconds between lines about a slow server
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Prompt(Generic[T]):
-    """One question, and how its answer is read.
-
-    Attributes:
-        key: SHA-256 of everything that the answer depends on; names the file in the cache.
-        messages: makes the conversation; called in a thread, and only if nothing is cached.
-        schema: JSON schema of an answer.
-        name: name of the schema.
-        parse: returns the value of an answer; raises ValueError, in one line, if it is not valid.
-    """
-
-    key: str
-    messages: Callable[[], list[Message]]
-    schema: dict[str, Any]
-    name: str
-    parse: Callable[[str], T]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,10 +45,8 @@ class AskMany:
     Args:
         settings: which model is asked, and how.
         noun: what the prompts are about, in the plural, for messages.
-        best_effort: if True, a prompt that cannot be made or answered gets a reason, and after
-            `settings.patience` failures in a row the others do too, unless their answers are
-            cached; invalid cached replies are asked for again. If False, all of these end the
-            run, and an invalid cached reply counts unless the settings allow more than it had.
+        best_effort: whether failures only skip prompts, also those left after `settings.patience`
+            failures in a row, unless they are cached. Otherwise they end the run.
         on_wait: called with a line about a slow or busy server, once a minute at most.
 
     Attributes:
@@ -103,98 +81,78 @@ class AskMany:
         """Returns the answers in the order of the prompts.
 
         Args:
-            prompts: functions that make the prompts, so that few are in memory at a time; they
-                are called in threads.
-            cache: folder of the replies; a reply is written as soon as it has come.
+            prompts: functions that make the prompts, in threads, so that few are in memory.
+            cache: folder of the replies; each is written as soon as it comes.
             on_progress: called with the numbers of finished and of all prompts.
 
         Raises:
             UserError: no prompt can be answered, or the cache cannot be read or written. Replies
                 received so far are cached.
         """
+        answers: dict[int, Answer[T]] = {}
+        left = iter(enumerate(prompts))
+
+        async def work(endpoint: Endpoint, writers: ThreadPoolExecutor) -> None:
+            for index, make in left:
+                answers[index] = await self._answer(make, endpoint, cache, writers)
+                on_progress(len(answers), len(prompts))
+
+        async def run() -> None:
+            with ThreadPoolExecutor(_WRITERS) as writers:  # waits for the last file
+                async with (
+                    connect(self._settings, on_request=self._count_request) as endpoint,
+                    asyncio.TaskGroup() as group,
+                ):
+                    for _ in range(self._settings.parallel):
+                        group.create_task(work(endpoint, writers))
+
+        on_progress(0, len(prompts))
         try:
-            return asyncio.run(self._ask_all(prompts, cache, on_progress))
+            asyncio.run(run())
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
-
-    async def _ask_all(
-        self,
-        prompts: Sequence[Callable[[], Prompt[T]]],
-        cache: epath.Path,
-        on_progress: Callable[[int, int], None],
-    ) -> list[Answer[T]]:
-        answers: dict[int, Answer[T]] = {}
-        todo = iter(enumerate(prompts))
-        on_progress(0, len(prompts))
-        with ThreadPoolExecutor(_WRITERS) as writers:  # waits for the last file
-            async with (
-                connect(self._settings, on_request=self._count_request) as endpoint,
-                asyncio.TaskGroup() as group,
-            ):
-
-                async def work() -> None:
-                    for index, make in todo:
-                        answers[index] = await self._ask(make, endpoint, cache, writers)
-                        on_progress(len(answers), len(prompts))
-
-                for _ in range(self._settings.parallel):
-                    group.create_task(work())
         return [answers[index] for index in range(len(prompts))]
 
-    async def _ask(
+    async def _answer(
         self,
         make: Callable[[], Prompt[T]],
         endpoint: Endpoint,
         cache: epath.Path,
         writers: ThreadPoolExecutor,
     ) -> Answer[T]:
+        tolerated: tuple[type[UserError], ...] = (UserError,) if self._best_effort else ()
         try:
             prompt = await asyncio.to_thread(make)
-        except UserError as error:
-            if not self._best_effort:
-                raise
+        except tolerated as error:
             return Answer(reason=str(error))
         file = cache / prompt.key[:2] / f"{prompt.key}.json"
         if reply := await asyncio.to_thread(load_cached_reply, file):
-            retry = self._best_effort or reply.is_worth_retrying(self._settings)
             answer = _parsed(reply, prompt)
-            if answer.reason is None or not retry:
+            again = self._best_effort or reply.is_worth_retrying(self._settings)
+            if answer.reason is None or not again:
                 self.usage.cached += 1
                 return answer
         if self._gave_up:
             return Answer(reason=self._gave_up)
-        messages = await asyncio.to_thread(prompt.messages)
         try:
-            reply = await ask_until_valid(
-                endpoint,
-                messages,
-                schema=prompt.schema,
-                name=prompt.name,
-                parse=prompt.parse,
-                settings=self._settings,
-                usage=self.usage,
-            )
+            reply = await ask_until_valid(endpoint, prompt, self._settings, usage=self.usage)
         except NoAnswerError as error:
-            text = None if error.found is None else error.found[:MAX_TEXT]
-            answer = Answer[T](reason=str(error), text=text)
-        except UserError as error:
-            if not self._best_effort:
-                raise
-            answer = Answer[T](reason=str(error))
+            answer = Answer(reason=str(error), text=error.found and error.found[:MAX_TEXT])
+        except tolerated as error:
+            answer = Answer(reason=str(error))
         else:
             answer = _parsed(reply, prompt)
             # Shielded: a run that ends now still writes what it has paid for.
             written = writers.submit(add_json, file, to_json(reply))
             await asyncio.shield(asyncio.wrap_future(written))
-        self._count_failures(answer)
+        self._count_failures(answer.reason)
         return answer
 
-    def _count_failures(self, answer: Answer[Any]) -> None:
-        self._failures = 0 if answer.reason is None else self._failures + 1
+    def _count_failures(self, reason: str | None) -> None:
+        self._failures = 0 if reason is None else self._failures + 1
         if self._failures < self._settings.patience or self._gave_up:
             return
-        line = f"no usable answer for {self._failures} {self._noun} in a row, the last: "
-        line += str(answer.reason)
+        line = f"no usable answer for {self._failures} {self._noun} in a row, the last: {reason}"
         if not self._best_effort:
             endpoint = self._settings.endpoint
             raise UserError(f"{endpoint}: {line}: check the server and the model, {RERUN}")

@@ -131,15 +131,12 @@ class Endpoint:
     def __init__(self, client: openai.AsyncOpenAI, settings: AskSettings):
         self._client, self._settings = client, settings
 
-    async def complete(
-        self, messages: list[dict[str, Any]], schema: dict[str, Any], *, name: str
-    ) -> Completion:
+    async def complete(self, messages: list[dict[str, Any]], schema: dict[str, Any]) -> Completion:
         """Sends a conversation and returns the model's next message.
 
         Args:
             messages: the conversation.
             schema: JSON schema of the answer.
-            name: name of the schema.
 
         Raises:
             NoAnswerError: there is no usable response to this request.
@@ -155,7 +152,7 @@ class Endpoint:
                 messages=messages,
                 response_format={
                     "type": "json_schema",
-                    "json_schema": {"name": name, "strict": True, "schema": schema},
+                    "json_schema": {"name": "answer", "strict": True, "schema": schema},
                 },
                 max_completion_tokens=self._settings.max_tokens,
                 **more,

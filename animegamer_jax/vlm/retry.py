@@ -1,9 +1,10 @@
 """Asks one question until the answer is valid; replies cached on disk."""
 
+import asyncio
 import dataclasses
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from etils import epath
 
@@ -15,8 +16,27 @@ from animegamer_jax.vlm.client import AskSettings, Endpoint
 from animegamer_jax.vlm.messages import Message, retry_messages
 from animegamer_jax.vlm.usage import Usage
 
+T = TypeVar("T")
+
 MAX_TEXT = 10_000
 """Maximum number of characters of an answer that are kept."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prompt(Generic[T]):
+    """One question, and how its answer is read.
+
+    Attributes:
+        key: SHA-256 of all that the answer depends on; names the file in the cache.
+        messages: makes the conversation; called in a thread, and only if nothing is cached.
+        schema: JSON schema of an answer.
+        parse: returns the value of an answer; raises ValueError, in one line, if it is not valid.
+    """
+
+    key: str
+    messages: Callable[[], list[Message]]
+    schema: dict[str, Any]
+    parse: Callable[[str], T]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,23 +85,13 @@ def load_cached_reply(file: epath.Path) -> Reply | None:
 
 
 async def ask_until_valid(
-    endpoint: Endpoint,
-    messages: list[Message],
-    *,
-    schema: dict[str, Any],
-    name: str,
-    parse: Callable[[str], Any],
-    settings: AskSettings,
-    usage: Usage,
+    endpoint: Endpoint, prompt: Prompt[Any], settings: AskSettings, *, usage: Usage
 ) -> Reply:
     """Asks until an answer is valid or the attempts are used up; the model sees its mistakes.
 
     Args:
         endpoint: the connection to the model.
-        messages: the question.
-        schema: JSON schema of an answer.
-        name: name of the schema.
-        parse: raises ValueError, in one line, if an answer is not valid.
+        prompt: the question.
         settings: number of attempts, and the prices.
         usage: counter of answers, tokens and costs; updated here.
 
@@ -89,9 +99,10 @@ async def ask_until_valid(
         NoAnswerError: there is no usable response to this question.
         UserError: the server answers no question.
     """
+    messages = await asyncio.to_thread(prompt.messages)
     attempt = prompt_tokens = completion_tokens = 0
     while True:
-        found = await endpoint.complete(messages, schema, name=name)
+        found = await endpoint.complete(messages, prompt.schema)
         attempt += 1
         prompt_tokens += found.prompt_tokens
         completion_tokens += found.completion_tokens
@@ -106,7 +117,7 @@ async def ask_until_valid(
             completion_tokens=completion_tokens,
         )
         try:
-            parse(reply.answer)
+            prompt.parse(reply.answer)
         except ValueError as error:
             if attempt == settings.attempts:
                 return reply

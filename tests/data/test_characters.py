@@ -8,7 +8,6 @@ from PIL import Image
 from animegamer_jax.data.characters import (
     NOBODY,
     open_picture,
-    parse_characters,
     read_characters,
 )
 from animegamer_jax.errors import UserError
@@ -27,19 +26,6 @@ def test_a_cast_is_read_with_its_pictures(tmp_path):
     assert [characters.resolve(nobody.title()) for nobody in NOBODY] == list(NOBODY)
     with pytest.raises(ValueError, match="expected one of: Mika, Ren, other, none; found 'Yuki'"):
         characters.resolve("Yuki")
-
-
-def test_a_cast_is_kept_without_its_pictures(tmp_path):
-    characters = read_characters(write_characters(tmp_path))
-    kept = parse_characters(characters.to_text(), where="there")
-    assert (kept.entries, kept.digest, kept.pictures) == (
-        characters.entries,
-        characters.digest,
-        {},
-    )
-    for text in ("{", "[]", '{"layout": 2}'):
-        with pytest.raises(UserError, match=r"^there: .*annotate again"):
-            parse_characters(text, where="there")
 
 
 def test_the_digest_is_that_of_names_and_pictures(tmp_path):

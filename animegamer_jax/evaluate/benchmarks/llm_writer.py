@@ -20,8 +20,9 @@ from animegamer_jax.evaluate.benchmarks.format import Benchmark, BenchmarkGame, 
 from animegamer_jax.evaluate.benchmarks.prompt import VERSION, GamePrompt, make_prompts
 from animegamer_jax.evaluate.benchmarks.spec import Lists
 from animegamer_jax.storage.paths import absolute
-from animegamer_jax.vlm.ask_many import AskMany, Prompt
+from animegamer_jax.vlm.ask_many import AskMany
 from animegamer_jax.vlm.client import AskSettings
+from animegamer_jax.vlm.retry import Prompt
 from animegamer_jax.vlm.usage import Usage
 
 
@@ -103,13 +104,8 @@ def write_games(
     return Written(benchmark=benchmark, skipped=skipped, usage=ask.usage)
 
 
-def _prompt(prompt: GamePrompt, settings: AskSettings) -> Prompt[BenchmarkGame]:
-    content = [VERSION, prompt.messages(), prompt.schema, prompt.number]
+def _prompt(game: GamePrompt, settings: AskSettings) -> Prompt[BenchmarkGame]:
+    content = [VERSION, game.messages(), game.schema, game.number]
     content += [settings.model, settings.temperature]
-    return Prompt(
-        key=hashlib.sha256(json.dumps(content).encode()).hexdigest(),
-        messages=prompt.messages,
-        schema=prompt.schema,
-        name="game",
-        parse=prompt.parse,
-    )
+    key = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    return Prompt(key=key, messages=game.messages, schema=game.schema, parse=game.parse)

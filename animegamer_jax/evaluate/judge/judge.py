@@ -14,7 +14,8 @@ import numpy as np
 from animegamer_jax.evaluate.judge.prompt import LABELS, JudgedGame, JudgePrompt, JudgeSettings
 from animegamer_jax.evaluate.judge.scores import CRITERIA, JudgeScores
 from animegamer_jax.storage.paths import absolute
-from animegamer_jax.vlm.ask_many import AskMany, Prompt
+from animegamer_jax.vlm.ask_many import AskMany
+from animegamer_jax.vlm.retry import Prompt
 from animegamer_jax.vlm.usage import Usage
 
 Progress = Callable[[int, int, Usage], None]
@@ -82,11 +83,5 @@ def judge(
 def _prompt(
     game: JudgedGame, *, settings: JudgeSettings, seed: int
 ) -> Prompt[dict[str, list[float]]]:
-    prompt = JudgePrompt(game, settings=settings, seed=seed)
-    return Prompt(
-        key=prompt.key,
-        messages=prompt.messages,
-        schema=prompt.schema,
-        name="scores",
-        parse=prompt.parse,
-    )
+    made = JudgePrompt(game, settings=settings, seed=seed)
+    return Prompt(key=made.key, messages=made.messages, schema=made.schema, parse=made.parse)

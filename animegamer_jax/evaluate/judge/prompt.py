@@ -210,16 +210,8 @@ class JudgePrompt:
         return {system: [getattr(of, name) for name in CRITERIA] for system, of in scores.items()}
 
 
-def _number(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"expected a number, found {value!a:.60}")
-    return value
-
-
 _Score = Annotated[
-    float,
-    pydantic.Field(ge=LEAST_SCORE, le=MOST_SCORE, allow_inf_nan=False),
-    pydantic.BeforeValidator(_number),  # runs first; behind `Field`, or the schema has no limits
+    float, pydantic.Field(strict=True, ge=LEAST_SCORE, le=MOST_SCORE, allow_inf_nan=False)
 ]
 
 

@@ -92,7 +92,7 @@ def test_the_question(tmp_path):
     (question,) = server.questions
     wanted = question.body["response_format"]["json_schema"]
     turn = wanted["schema"]["$defs"]["TurnAnswer"]
-    assert (wanted["name"], wanted["strict"]) == ("game", True)
+    assert (wanted["name"], wanted["strict"]) == ("answer", True)
     assert turn["properties"]["character"]["enum"][0] == "Aki"
     assert sorted(turn["properties"]["place"]["enum"]) == ["harbour", "park"]
     assert set(turn["required"]) == set(turn["properties"])  # as strict schemas must

@@ -28,9 +28,10 @@ from animegamer_jax.data.films.clips.archive import ClipArchive
 from animegamer_jax.data.films.clips.store import ClipRow, ShotsFolder
 from animegamer_jax.data.films.cutting.video_reader import film_errors
 from animegamer_jax.errors import UserError
-from animegamer_jax.vlm.ask_many import AskMany, Prompt
+from animegamer_jax.vlm.ask_many import AskMany
 from animegamer_jax.vlm.client import AskSettings
 from animegamer_jax.vlm.messages import Message
+from animegamer_jax.vlm.retry import Prompt
 from animegamer_jax.vlm.usage import Usage
 
 Progress = Callable[[str, int, int], None]
@@ -167,13 +168,8 @@ def _prompt(
             clip = archive.frames(row.clip)
         return prompt.messages(clip)
 
-    return Prompt(
-        key=annotator.key(folder, row.digest),
-        messages=messages,
-        schema=prompt.schema,
-        name="annotation",
-        parse=prompt.parse,
-    )
+    key = annotator.key(folder, row.digest)
+    return Prompt(key=key, messages=messages, schema=prompt.schema, parse=prompt.parse)
 
 
 def _manual_labels(

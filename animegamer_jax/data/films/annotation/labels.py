@@ -9,6 +9,7 @@
 FILM is the film's id, FIELDS are those of `Annotation`.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -19,10 +20,10 @@ import pydantic
 from etils import epath
 
 from animegamer_jax.bundle.config import from_json, to_json
-from animegamer_jax.data.characters import MAX_NAME, Characters, parse_characters
+from animegamer_jax.data.characters import MAX_NAME, Character, Characters
 from animegamer_jax.data.films.clips.store import ClipRow, ShotsFolder
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.files import read_json, replacing, write_json
+from animegamer_jax.storage.files import read_json, write_json
 from animegamer_jax.storage.paths import telling
 from animegamer_jax.vlm.fields import (
     LOWER,
@@ -155,6 +156,12 @@ class FilmAnnotation:
     completion_tokens: int = 0
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _SavedCharacters:
+    layout: Literal[1]
+    characters: tuple[Character, ...]
+
+
 def clips_digest(rows: Iterable[ClipRow]) -> str:
     """SHA-256 of the numbers and digests of the kept clips; annotations belong to these only."""
     lines = (f"{row.clip} {row.digest}\n" for row in rows if row.dropped is None)
@@ -256,24 +263,21 @@ def read_saved_characters(folder: ShotsFolder) -> Characters | None:
     Raises:
         UserError: the file is damaged.
     """
-    file = folder.path / CHARACTERS_FILE
-    with telling(file, "cannot be read", mend="check the path"):
-        text = file.read_text() if file.exists() else None
-    return parse_characters(text, where=os.fspath(file)) if text is not None else None
+    saved = _read(_SavedCharacters, folder.path / CHARACTERS_FILE)
+    return None if saved is None else Characters(saved.characters)
 
 
 def save_characters(folder: ShotsFolder, characters: Characters) -> None:
-    """Writes the characters into the shots folder, if they are not there yet.
+    """Writes the characters into the shots folder, without pictures, if they are not there yet.
 
     Raises:
         UserError: the file cannot be written.
     """
-    file, content = folder.path / CHARACTERS_FILE, characters.to_text().encode()
-    with telling(file, "cannot be read", mend="check the path"):
-        saved = file.read_bytes() if file.exists() else None
-    if saved != content:
-        with replacing(file) as new:
-            new.write(content)
+    with contextlib.suppress(UserError):  # a damaged file is written again
+        if read_saved_characters(folder) == characters:
+            return
+    saved = _SavedCharacters(layout=1, characters=characters.entries)
+    write_json(folder.path / CHARACTERS_FILE, to_json(saved))
 
 
 def _read(kind: Any, file: epath.Path) -> Any:

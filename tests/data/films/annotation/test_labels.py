@@ -12,15 +12,17 @@ from annotated_shots import (
     lines_of,
     make_shots,
     says_of,
+    write_characters,
 )
 
-from animegamer_jax.data.characters import Character, Characters
+from animegamer_jax.data.characters import Character, Characters, read_characters
 from animegamer_jax.data.films.annotation.labels import (
     Annotation,
     read_labels,
     read_report,
     read_saved_characters,
     read_unannotated,
+    save_characters,
 )
 from animegamer_jax.data.films.annotation.manual import COLUMNS, add_manual_annotations
 from animegamer_jax.errors import UserError
@@ -87,6 +89,24 @@ def test_damaged_annotations_are_told(shots, line, message):
     write_lines(file, [first, second | line])
     with pytest.raises(UserError, match=message):
         read_labels(shots, FIRST)
+
+
+def test_characters_are_saved_without_their_pictures(tmp_path, shots):
+    characters = read_characters(write_characters(tmp_path))
+    save_characters(shots, characters)
+    saved = read_saved_characters(shots)
+    assert (saved.entries, saved.digest, saved.pictures) == (
+        characters.entries,
+        characters.digest,
+        {},
+    )
+    file = shots.path / "characters.json"
+    for text in ("{", "[]", '{"layout": 2}', '{"layout": 2, "characters": []}'):
+        file.write_text(text)
+        with pytest.raises(UserError, match=r"characters\.json: "):
+            read_saved_characters(shots)
+        save_characters(shots, characters)
+        assert read_saved_characters(shots) == characters
 
 
 # Manual annotations
