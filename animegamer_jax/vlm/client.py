@@ -26,7 +26,7 @@ class AskSettings:
     """Which model is asked, and how.
 
     Attributes:
-        model: Name of the model at the endpoint. Default: no model is asked.
+        model: Name of the model at the endpoint. None: no model is asked.
         endpoint: Address of an OpenAI-compatible server, without /chat/completions.
         key_variable: Environment variable that holds the API key, on every machine that sends
             requests; local servers need none.

@@ -1,6 +1,7 @@
 """Requests, tokens and costs of a model."""
 
 import dataclasses
+from typing import Any
 
 
 @dataclasses.dataclass
@@ -37,7 +38,8 @@ class Usage:
 
     def __sub__(self, other: "Usage") -> "Usage":
         """Returns what came since `other`."""
-        return self + Usage(**{name: n if n is None else -n for name, n in vars(other).items()})
+        negative: Any = {name: n if n is None else -n for name, n in vars(other).items()}
+        return self + Usage(**negative)
 
     def __str__(self) -> str:
         text = f"{self.requests:,} requests ({self.requests - self.answered:,} unanswered), "

@@ -14,7 +14,7 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.vlm.fields import plain
 
 
-def test_a_cast_is_read_with_its_pictures(tmp_path):
+def test_characters_are_read_with_its_pictures(tmp_path):
     characters = read_characters(write_characters(tmp_path))
     assert characters.names == ("Mika", "Ren")
     (digest,) = characters.entries[0].images
@@ -103,7 +103,7 @@ MIKA = '[[character]]\nname = "Mika"\nimages = ["mika.png"]\n'
         (MIKA + 'aliases = ["Mi", "mi"]\n', "mi: name or alias of Mika and again of Mika"),
     ],
 )
-def test_what_no_cast_can_say(tmp_path, text, message):
+def test_files_that_are_refused(tmp_path, text, message):
     file = write_characters(tmp_path)
     (tmp_path / "cut.png").write_bytes((tmp_path / "mika.png").read_bytes()[:60])
     file.write_text(text)

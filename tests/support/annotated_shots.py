@@ -1,4 +1,4 @@
-"""Tiny shots folders for tests: each clip is of one brightness, which tells who it is."""
+"""Tiny shots folders for tests: the brightness of a clip identifies it."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ CHARACTERS = Characters(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Take:
-    """One candidate clip: where it lies, and whether it is kept."""
+    """One candidate clip: its time, and whether it is kept."""
 
     scene: int = 0
     start: float | None = None  # None: after the clip before

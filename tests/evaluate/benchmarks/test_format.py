@@ -511,7 +511,7 @@ LISTS = 'world = "w"\ncharacters = ["A", "B"]\nmotions = ["walking"]\nplaces = [
         (LISTS.replace('"w"', '"a;b"'), "world: expected letters, digits, spaces"),
         (LISTS.replace("places", "rooms"), "unknown key 'rooms': expected world"),
         (LISTS.replace('motions = ["walking"]\n', ""), "motions: missing: expected world"),
-        ("world", "no TOML"),
+        ("world", "not valid TOML"),
     ],
 )
 def test_lists_that_cannot_be(tmp_path, text, told):

@@ -1,4 +1,4 @@
-"""Benchmarks that a model writes: what is asked, what is taken, and what becomes of the rest."""
+"""Benchmarks that a model writes: its questions, valid and invalid answers, failures."""
 
 import json
 import re
@@ -101,7 +101,7 @@ def test_the_question(tmp_path):
     assert all(motion in question.text for motion in LISTS.motions)
 
 
-def test_long_lists_are_drawn_from_anew_for_each_game():
+def test_long_lists_are_drawn_from_again_for_each_game():
     words = tuple(f"doing {number}" for number in range(100))
     lists = Lists(world="w", characters=("A", "B"), motions=words, places=words)
     questions = make_prompts(lists, num_games=20, num_turns=10, seed=0)
@@ -112,7 +112,7 @@ def test_long_lists_are_drawn_from_anew_for_each_game():
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"motion_level": 6}, "turns.1.motion_level"),
         ({"motion_level": True}, "turns.1.motion_level: expected a whole number"),
@@ -130,7 +130,7 @@ def test_long_lists_are_drawn_from_anew_for_each_game():
         ),
     ],
 )
-def test_a_wrong_answer_is_asked_again_with_what_is_wrong(tmp_path, change, told):
+def test_a_wrong_answer_is_asked_again_with_what_is_wrong(tmp_path, change, message):
     def answer(question):
         wrong = change if len(question.body["messages"]) == 2 else {}
         return says(json.dumps({"turns": turns_for(question, **wrong)}))
@@ -140,11 +140,11 @@ def test_a_wrong_answer_is_asked_again_with_what_is_wrong(tmp_path, change, told
     assert len(found.benchmark.games) == 1
     said = server.questions[1].body["messages"]
     assert [message["role"] for message in said] == ["system", "user", "assistant", "user"]
-    assert told in said[3]["content"]
+    assert message in said[3]["content"]
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "message"),
     [
         (lambda turns: "I would rather not.", "not valid JSON (Expecting value"),
         (lambda turns: json.dumps({"turns": turns[:2]}), "expected 3 turns, found 2"),
@@ -156,7 +156,7 @@ def test_a_wrong_answer_is_asked_again_with_what_is_wrong(tmp_path, change, told
         (lambda turns: None, "not valid JSON (Expecting value"),
     ],
 )
-def test_a_game_without_a_valid_answer_is_skipped_and_told(tmp_path, answer, told):
+def test_a_game_without_a_valid_answer_is_skipped_with_the_reason(tmp_path, answer, message):
     def reply(question):
         if "Characters: Botan" in question.text:
             return says(answer(turns_for(question)))
@@ -169,7 +169,7 @@ def test_a_game_without_a_valid_answer_is_skipped_and_told(tmp_path, answer, tol
         (skipped,) = found.skipped
         assert skipped.number == 1
         assert skipped.reason.startswith("asked 2 times, no valid answer: ")
-        assert told in skipped.reason
+        assert message in skipped.reason
         again = write(tmp_path, server, attempts=2)
         assert len(server.questions) == 5  # what was answered is on disk, also what was wrong
         assert (again.benchmark, again.skipped) == (found.benchmark, found.skipped)
@@ -232,15 +232,15 @@ def test_a_server_that_refuses(tmp_path):
         write(tmp_path / "new", server)
 
 
-def test_a_busy_server_is_asked_again_and_told(tmp_path):
-    told = []
+def test_a_busy_server_is_asked_again_and_reported(tmp_path):
+    message = []
     with serving(lambda q: right(q) if q.number else refuses(429)) as server:
         settings = AskSettings(endpoint=server.endpoint, model="m", parallel=1, retries=1)
         options = {"cache": tmp_path, "num_games": 2, "num_turns": 3}
-        found = write_games(LISTS, settings, **options, on_wait=told.append)
+        found = write_games(LISTS, settings, **options, on_wait=message.append)
     assert (len(found.benchmark.games), found.usage.requests, found.usage.answered) == (2, 3, 2)
-    assert len(told) == 1
-    assert told[0].startswith(f"{server.endpoint}: busy, or no answer within")
+    assert len(message) == 1
+    assert message[0].startswith(f"{server.endpoint}: busy, or no answer within")
 
 
 def test_the_command(tmp_path, capsys):
@@ -256,10 +256,10 @@ def test_the_command(tmp_path, capsys):
         assert make_command(str(lists), out=out, endpoint=server.endpoint, **options) == 0
     assert len(read_benchmark(out).games) == 3
     assert (tmp_path / "b.json.answers").is_dir()
-    told = capsys.readouterr()
-    first, usage, skipped, game = told.out.splitlines()
+    message = capsys.readouterr()
+    first, usage, skipped, game = message.out.splitlines()
     assert first == f"{out}: 3 games, 9 turns"
     assert usage.startswith("4 requests (0 unanswered), 400 + 80 tokens, 0 answers from the cache")
     assert skipped == "1 games skipped, without a valid answer:"
     assert game.startswith("  game 1: asked 1 time, no valid answer: ")
-    assert "4 of 4 games" in told.err
+    assert "4 of 4 games" in message.err

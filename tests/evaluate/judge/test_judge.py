@@ -1,4 +1,4 @@
-"""A judge of games: what it is asked, what is taken of its answers, and how two judges agree."""
+"""A judge of games: its questions, valid and invalid answers, and the agreement of two judges."""
 
 import json
 import re
@@ -122,12 +122,12 @@ def test_the_question_shows_everything_but_names(tmp_path):
         characters={"Mika": picture},
     )
     _, (question,) = run(tmp_path, right, [game], frames=3, temperature=0.5)
-    told = "".join(
+    message = "".join(
         part.get("text", "<picture>") for part in question.body["messages"][1]["content"]
     )
-    said = told + question.body["messages"][0]["content"]
+    said = message + question.body["messages"][0]["content"]
     assert not re.search(r"\b(ours|theirs|secret|stand-in)\b", said)
-    assert told.startswith('"Mika" looks like this:<picture>System A:')
+    assert message.startswith('"Mika" looks like this:<picture>System A:')
     for label in "AB":
         for turn in range(NUM_TURNS):
             line = (
@@ -135,8 +135,8 @@ def test_the_question_shows_everything_but_names(tmp_path):
                 f'Background: 森.". State: stamina -1, social +{turn}, entertainment +0 (now '
                 f"stamina 45, social {50 + 5 * turn}, entertainment 50 of 100). 3 pictures"
             )
-            assert told.count(line) == 1, line
-    assert all(f"- {name}: " in told for name in CRITERIA)
+            assert message.count(line) == 1, line
+    assert all(f"- {name}: " in message for name in CRITERIA)
     strips = question.pictures[1:]
     assert [strip.shape for strip in strips] == [(16, 72, 3)] * 2 * NUM_TURNS
     means = strips[0].reshape(16, 3, 24, 3).mean((0, 2, 3))
@@ -230,7 +230,7 @@ def test_another_question_is_asked(tmp_path, change):
     assert len(questions) == 1
 
 
-def test_a_damaged_file_is_asked_for_again_and_repaired(tmp_path):
+def test_a_damaged_file_is_asked_for_again(tmp_path):
     first, _ = run(tmp_path, right)
     files = sorted((tmp_path / "cache").rglob("*.json"))
     assert len(files) == 4
@@ -299,14 +299,14 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("change", FAULTS)
-def test_a_wrong_answer_is_told_to_the_model_and_asked_again(tmp_path, change):
+def test_a_wrong_answer_is_shown_to_the_model_and_asked_again(tmp_path, change):
     def answer(question: Question) -> Reply:
         return right(question) if question.number else says(altered(question, change))
 
     judged, questions = run(tmp_path, answer, make_games(1))
     assert len(questions) == 2
-    told = questions[1].body["messages"][-1]["content"]
-    assert f"That cannot be used: {FAULTS[change]}" in told
+    message = questions[1].body["messages"][-1]["content"]
+    assert f"That cannot be used: {FAULTS[change]}" in message
     np.testing.assert_array_equal(judged.scores, expected_scores(judged.systems, 1))
     assert (judged.usage.requests, judged.usage.answered) == (2, 2)
 
@@ -369,7 +369,7 @@ def test_a_refused_request_is_sent_again(tmp_path):
     assert len(waits) == 1
 
 
-def test_a_judge_that_is_down_is_told_in_one_line(tmp_path):
+def test_a_judge_that_is_down_is_reported_in_one_line(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{free.getsockname()[1]}/v1"

@@ -36,7 +36,12 @@ from animegamer_jax.data.films.cutting.analysis import (
     plan_clips,
     survey_film,
 )
-from animegamer_jax.data.films.cutting.filters import Repetitions, brightness, clip_look, is_credits
+from animegamer_jax.data.films.cutting.filters import (
+    Repetitions,
+    brightness,
+    clip_look,
+    is_credits,
+)
 from animegamer_jax.data.films.cutting.letterbox import fitted
 from animegamer_jax.data.films.cutting.video_reader import (
     FilmError,
@@ -46,7 +51,12 @@ from animegamer_jax.data.films.cutting.video_reader import (
     printable,
 )
 from animegamer_jax.errors import UserError
-from animegamer_jax.media.motion import ClipMotion, FlowEstimator, clip_motion, dis_flow
+from animegamer_jax.media.motion import (
+    ClipMotion,
+    FlowEstimator,
+    clip_motion,
+    dis_flow,
+)
 from animegamer_jax.media.video import encode_mp4
 from animegamer_jax.storage.paths import absolute, telling
 

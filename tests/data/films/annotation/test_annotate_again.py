@@ -1,4 +1,4 @@
-"""Annotation that ends early and begins again: nothing finished is lost, nothing is asked twice."""
+"""Annotation that is interrupted and continued: nothing is lost, nothing is asked twice."""
 
 import dataclasses
 import json
@@ -60,7 +60,9 @@ def test_a_second_run_asks_nothing(shots, characters):
     annotator, questions, *_ = run(shots, characters, answer, attempts=2)
     assert (questions, files_of(shots)) == ([], before)
     assert (annotator.usage.cached, annotator.usage.requests) == (4, 0)
-    _, questions, *_, aside = run(shots, characters, right, attempts=3)  # more attempts: asked anew
+    _, questions, *_, aside = run(
+        shots, characters, right, attempts=3
+    )  # more attempts: asked again
     assert [clip_of(question) for question in questions] == [2]
     assert aside == []
 
@@ -77,9 +79,7 @@ def test_a_whole_film_is_not_written_again(shots, characters):
     assert (annotator.usage.cached, report) == (4, read_report(shots, FILM))
     file = shots.folder(FILM) / "annotations.jsonl"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]))
-    assert (
-        run(shots, characters, right)[1] == []
-    )  # not whole: made anew from the answers that are kept
+    assert run(shots, characters, right)[1] == []  # not whole: made again from the cached answers
     assert files_of(shots) == written
 
 
@@ -96,7 +96,7 @@ def test_a_report_of_an_older_version(shots, characters):
     assert files_of(shots) == written
 
 
-def test_other_models_casts_and_questions_are_asked_anew(tmp_path, shots, characters):
+def test_other_models_casts_and_questions_are_asked_again(tmp_path, shots, characters):
     run(shots, characters, right)
     file = tmp_path / "characters" / "characters.toml"
     file.write_text(file.read_text().replace("Mika the cat", "The cat"))
@@ -112,7 +112,7 @@ def test_other_models_casts_and_questions_are_asked_anew(tmp_path, shots, charac
         assert run(shots, characters, right, **changes)[1] == []
 
 
-def test_damaged_answers_on_disk_are_asked_anew(shots, characters):
+def test_damaged_answers_on_disk_are_asked_again(shots, characters):
     run(shots, characters, right)
     before = files_of(shots)
     files = sorted((shots.path / "cache").glob("*/*.json"))
@@ -270,8 +270,8 @@ def test_killed_beam_workers_have_lost_no_answer(tmp_path, characters):
         assert process.returncode == -signal.SIGKILL
     with serving(second) as server:
         again = start(server)
-        _, told = again.communicate(timeout=120)
-    assert again.returncode == 0, told.decode()
+        _, output = again.communicate(timeout=120)
+    assert again.returncode == 0, output.decode()
     asked = [*rounds[0], *rounds[1]]
     assert len(rounds[0]) == 6
     assert len(set(asked)) == len(asked)

@@ -1,4 +1,4 @@
-"""`animegamer data annotate` as people give it: many films, what it tells, when it fails."""
+"""`animegamer data annotate`: many films, its output, its failures."""
 
 import functools
 import json
@@ -62,10 +62,12 @@ def test_patience_is_for_all_films(tmp_path, characters, capfd):
     with serving(lambda question: HTML) as server:  # a run has a patience of its own
         assert annotate(shots, characters, server, "--patience", 20) == 2
     assert len(server.questions) == 18
-    told = capfd.readouterr()
-    assert "0 clips annotated by a model, 0 by hand, 18 without a valid answer; 0 films" in told.out
-    assert "over all runs 28 requests (28 unanswered), 0 + 0 tokens" in told.out
-    assert "shots: no clip has a usable answer, the first: expected a chat completion" in told.err
+    output = capfd.readouterr()
+    assert (
+        "0 clips annotated by a model, 0 by hand, 18 without a valid answer; 0 films" in output.out
+    )
+    assert "over all runs 28 requests (28 unanswered), 0 + 0 tokens" in output.out
+    assert "shots: no clip has a usable answer, the first: expected a chat completion" in output.err
 
 
 def test_what_was_asked_is_counted_over_all_runs(tmp_path, characters, capfd):
@@ -96,13 +98,14 @@ def test_a_damaged_film_is_skipped_and_the_rest_goes_on(tmp_path, characters, ca
     damage_clip(shots, film_name(1))
     with serving(right) as server:
         assert annotate(shots, characters, server, "--workers", workers) == 2
-    told = capfd.readouterr().out
+    output = capfd.readouterr().out
     reason = read_failure(shots, film_name(1))
     assert reason.startswith(f"{film_name(1)}/clips.zip: 00000.mp4 is damaged")
     assert (
-        "6 clips annotated by a model, 0 by hand, 0 without a valid answer; 1 films skipped" in told
+        "6 clips annotated by a model, 0 by hand, 0 without a valid answer; 1 films skipped"
+        in output
     )
-    assert f"  {film_name(1)}: {reason}\n" in told
+    assert f"  {film_name(1)}: {reason}\n" in output
     assert [read_report(shots, film) is None for film in shots.films()] == [False, True, False]
     (shots.folder(film_name(1)) / "clips.zip").write_bytes(whole)
     with serving(right) as server:
@@ -122,7 +125,7 @@ def test_a_server_that_goes_away_is_not_a_film_s_mistake(tmp_path, characters, c
 
 @pytest.mark.slow
 def test_films_are_counted_where_two_processes_ask(tmp_path, characters, capfd, monkeypatch):
-    """The last answer is late, so that the other three films are told of before."""
+    """The last answer is late, so that the other three films are reported before."""
     monkeypatch.setattr("animegamer_jax.data.films.beam._LOOK_EVERY", 0.2)
     monkeypatch.setattr("animegamer_jax.data.films.beam._LOOK_SHARE", 0.0)
     monkeypatch.setattr("animegamer_jax.progress._LINE_EVERY", 0.0)
@@ -139,12 +142,12 @@ def test_films_are_counted_where_two_processes_ask(tmp_path, characters, capfd, 
 
     with serving(answer) as server:
         assert annotate(shots, characters, server, "--workers", 2) == 0
-    told = capfd.readouterr().err.split("\n")
-    counts = {line.split(";")[0] for line in told}  # after it, in a slow run, what was asked
+    output = capfd.readouterr().err.split("\n")
+    counts = {line.split(";")[0] for line in output}  # after it, in a slow run, what was asked
     assert {"annotate: 0 of 4 films and clips", "annotate: 3 of 4 films and clips"} <= counts
 
 
-def test_the_cost_is_told_on_the_way(tmp_path, characters, capfd, monkeypatch):
+def test_the_cost_is_reported_on_the_way(tmp_path, characters, capfd, monkeypatch):
     for name in (
         "data.films.command._LOOK_EVERY",
         "data.films.annotation.usage_log._EVERY",
@@ -154,11 +157,11 @@ def test_the_cost_is_told_on_the_way(tmp_path, characters, capfd, monkeypatch):
     shots = films(tmp_path, 1, clips=4)
     with serving(right) as server:
         assert annotate(shots, characters, server, "--prompt-price", 1000) == 0
-    told = capfd.readouterr().err
+    output = capfd.readouterr().err
     assert (
-        f"{film_name(0)}: 3 of 4 films and clips; 3 requests (0 unanswered), 300 + 60 tok" in told
+        f"{film_name(0)}: 3 of 4 films and clips; 3 requests (0 unanswered), 300 + 60 tok" in output
     )
-    assert "tokens, cost 0.30" in told
+    assert "tokens, cost 0.30" in output
 
 
 def test_options_of_the_question(tmp_path, characters):
@@ -198,7 +201,7 @@ def test_manual_annotations(tmp_path, characters, capfd):
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "place", "told"),
+    ("endpoint", "place", "output"),
     [
         (
             "http://localhost:8000/v1",
@@ -210,11 +213,11 @@ def test_manual_annotations(tmp_path, characters, capfd):
         ("http://10.0.0.2/v1", "here/shots", "here/shots: expected a folder that the machines of"),
     ],
 )
-def test_what_a_cluster_cannot_reach(characters, capfd, endpoint, place, told):
+def test_what_a_cluster_cannot_reach(characters, capfd, endpoint, place, output):
     words = ["data", "annotate", place, "--characters", str(characters), "--model", "m"]
     assert main([*words, "--endpoint", endpoint, "--runner", "FlinkRunner"]) == 2
     error = capfd.readouterr().err
-    assert told in error
+    assert output in error
     assert error.count("\n") == 1
 
 

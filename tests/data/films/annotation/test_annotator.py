@@ -1,4 +1,4 @@
-"""Asking a model about clips: what is asked, what is taken, and what becomes of everything else."""
+"""Annotation by a model: its questions, valid and invalid answers, failures of the server."""
 
 import json
 import re
@@ -72,13 +72,13 @@ def test_the_question(shots, characters, monkeypatch):
         assert pictures[0].shape == (60, 40, 3)
         assert pictures[-1].shape == (16, 24, 3)
         assert abs(pictures[0].reshape(-1, 3).mean(0) - (200, 30, 30)).max() < 5
-        for told in (
+        for message in (
             "Mika (also called Mika the cat)",
             "Ren looks",
             "3 pictures in order",
             *FIELDS,
         ):
-            assert told in question.text
+            assert message in question.text
     assert [clip_of(question) for question in questions] == list(KEPT)
 
 
@@ -120,9 +120,9 @@ def test_a_wrong_answer_is_asked_again_with_what_is_wrong(shots, characters):
     annotator, questions, report, said, aside = run(shots, characters, answer)
     assert [row["motion_level"] for row in said] == [1 + clip % 5 for clip in KEPT]
     assert (aside, len(questions), report.requests, annotator.usage.requests) == ([], 8, 8, 8)
-    _, _, before, told = questions[1].body["messages"]
+    _, _, before, message = questions[1].body["messages"]
     assert json.loads(before["content"])["motion_level"] == 9
-    assert "motion_level: Input should be 1, 2, 3, 4 or 5, found 9" in told["content"]
+    assert "motion_level: Input should be 1, 2, 3, 4 or 5, found 9" in message["content"]
 
 
 WRONG = [
@@ -154,7 +154,7 @@ NO_RECORD = [
 ]
 
 
-def test_clips_without_a_valid_answer_are_set_aside(tmp_path, characters):
+def test_clips_without_a_valid_answer_stay_unannotated(tmp_path, characters):
     cases = [(json.dumps(says_of(0, **changes)), reason) for changes, reason in WRONG] + NO_RECORD
     shots = make_shots(tmp_path / "shots", [[Take()] * (len(cases) + 1)])
 
@@ -168,10 +168,10 @@ def test_clips_without_a_valid_answer_are_set_aside(tmp_path, characters):
     assert report.num_unannotated == len(aside) == len(cases)
     for clip, ((text, reason), row) in enumerate(zip(cases, aside, strict=True)):
         assert (row["clip"], row["answer"]) == (clip, (text or "")[:10_000])
-        start, _, told = row["reason"].partition(": ")
+        start, _, message = row["reason"].partition(": ")
         assert start == "asked 2 times, no valid answer"
-        assert re.match(reason, told), told
-        assert "\n" not in told
+        assert re.match(reason, message), message
+        assert "\n" not in message
     assert {path.name for path in tmp_path.iterdir()} == {"shots", "characters"}
     there = {path.name for path in (tmp_path / "shots").iterdir()}
     assert there == {"shots.json", "characters.json", "cache", "usage", FILM}
@@ -252,7 +252,7 @@ def test_a_busy_server_is_asked_again(shots, characters, status):
 
 
 @pytest.mark.parametrize("status", [400, 429, 500])
-def test_a_clip_that_the_server_refuses_is_set_aside(shots, characters, status):
+def test_a_clip_that_the_server_refuses_stays_unannotated(shots, characters, status):
     def answer(question):
         return refuses(status) if clip_of(question) == 3 else right(question)
 
@@ -290,9 +290,9 @@ def test_a_slow_server(shots, characters):
     assert row == {"clip": 2, "reason": "no answer within 0.2 seconds", "answer": None}
 
 
-def test_waiting_for_a_server_is_told(shots, characters):
+def test_waiting_for_a_server_is_reported(shots, characters):
     """After the first time that no answer came, not after the last."""
-    told = []
+    message = []
 
     def answer(question):
         reply = right(question)
@@ -300,9 +300,9 @@ def test_waiting_for_a_server_is_told(shots, characters):
 
     with serving(answer) as server:
         annotator = annotator_for(characters, server, timeout=0.2, retries=2)
-        annotator = Annotator(characters, annotator.settings, on_wait=told.append)
+        annotator = Annotator(characters, annotator.settings, on_wait=message.append)
         report = annotate_film(shots, FILM, annotator)
-    assert told == [
+    assert message == [
         f"{server.endpoint}: busy, or no answer within 0.2 s: sending the request again (1 of 2 "
         "times)"
     ]

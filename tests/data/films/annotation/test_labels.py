@@ -1,4 +1,4 @@
-"""Annotations on disk, and those that people wrote: what is taken, and what is told by its line."""
+"""Annotations on disk, and manual ones: what is accepted, and which line an error names."""
 
 import json
 
@@ -82,7 +82,7 @@ def test_labels_come_back(shots):
         ({"more": 1}, "line 2: more: Extra inputs"),
     ],
 )
-def test_damaged_annotations_are_told(shots, line, message):
+def test_damaged_annotations_are_refused(shots, line, message):
     annotate(shots, 0, [label(0), label(2)])
     file = shots.folder(FIRST) / "annotations.jsonl"
     first, second = lines_of(file)
@@ -113,9 +113,9 @@ def test_characters_are_saved_without_their_pictures(tmp_path, shots):
 
 
 @pytest.mark.parametrize("form", [".csv", ".tsv", ".jsonl", ";"])
-def test_people_annotate_films_by_id_and_by_name(tmp_path, shots, form):
+def test_manual_annotations_name_films_by_id_and_by_name(tmp_path, shots, form):
     rows = [row(FIRST, 3, subject="mika the cat"), row("Film 0.mp4", 0), row("Film 1.mp4", 1)]
-    path = tmp_path / f"people{'.csv' if form == ';' else form}"
+    path = tmp_path / f"manual{'.csv' if form == ';' else form}"
     if form == ".jsonl":
         write_lines(path, rows)
     else:
@@ -130,10 +130,10 @@ def test_people_annotate_films_by_id_and_by_name(tmp_path, shots, form):
     assert read_saved_characters(shots) == CHARACTERS
 
 
-def test_people_replace_a_models_words_and_what_it_set_aside(tmp_path, shots):
+def test_manual_annotations_replace_a_models(tmp_path, shots):
     annotate(shots, 0, [label(0), label(2)], aside=[3])
-    write_lines(tmp_path / "people.jsonl", [row(FIRST, 2, motion="sleeping"), row(FIRST, 3)])
-    add_manual_annotations(shots, tmp_path / "people.jsonl", CHARACTERS)
+    write_lines(tmp_path / "manual.jsonl", [row(FIRST, 2, motion="sleeping"), row(FIRST, 3)])
+    add_manual_annotations(shots, tmp_path / "manual.jsonl", CHARACTERS)
     labels = read_labels(shots, FIRST)
     assert [(one.clip, one.source) for one in labels.values()] == [
         (0, "model"), (2, "manual"), (3, "manual")
@@ -147,14 +147,14 @@ def test_people_replace_a_models_words_and_what_it_set_aside(tmp_path, shots):
     assert {one.source for one in read_labels(shots, FIRST).values()} == {"manual"}
 
 
-def test_a_models_words_for_another_cast_go(tmp_path, shots):
+def test_a_models_annotations_for_other_characters_go(tmp_path, shots):
     annotate(shots, 0, [label(0), label(2, source="manual"), label(3, source="manual")])
     other = Characters((Character(name="Mika", aliases=(), images=("c" * 64,)),))
-    write_lines(tmp_path / "people.jsonl", [row(SECOND, 0)])
-    add_manual_annotations(shots, tmp_path / "people.jsonl", other)
+    write_lines(tmp_path / "manual.jsonl", [row(SECOND, 0)])
+    add_manual_annotations(shots, tmp_path / "manual.jsonl", other)
     assert len(read_labels(shots, FIRST)) == 3  # not in the file: as it was
-    write_lines(tmp_path / "people.jsonl", [row(FIRST, 2, motion="sleeping")])
-    add_manual_annotations(shots, tmp_path / "people.jsonl", other)
+    write_lines(tmp_path / "manual.jsonl", [row(FIRST, 2, motion="sleeping")])
+    add_manual_annotations(shots, tmp_path / "manual.jsonl", other)
     (kept,) = read_labels(shots, FIRST).values()  # 3 is Ren's, who is not of this characters
     assert kept.annotation.motion == "sleeping"
 
@@ -181,14 +181,14 @@ GOOD = row(FIRST, 2)
     ],
 )
 @pytest.mark.parametrize("form", [".csv", ".jsonl"])
-def test_a_wrong_line_is_told_and_nothing_is_written(tmp_path, shots, form, changes, message):
-    rows, path = [row(FIRST, 0), GOOD | changes], tmp_path / f"people{form}"
+def test_a_wrong_line_is_named_and_nothing_is_written(tmp_path, shots, form, changes, message):
+    rows, path = [row(FIRST, 0), GOOD | changes], tmp_path / f"manual{form}"
     if form == ".csv":
         write_table(path, rows)
     else:
         write_lines(path, [{}, *rows])
         path.write_text(path.read_text().replace("{}\n", "\n"))
-    with pytest.raises(UserError, match=rf"people\{form}, {message}") as caught:
+    with pytest.raises(UserError, match=rf"manual\{form}, {message}") as caught:
         add_manual_annotations(shots, path, CHARACTERS)
     assert "\n" not in str(caught.value)
     assert read_saved_characters(shots) is None
@@ -234,6 +234,6 @@ def test_a_name_of_two_films(tmp_path, shots):
     for film in (FIRST, SECOND):
         file = shots.folder(film) / "film.json"
         file.write_text(file.read_text().replace("Film 1.mp4", "Film 0.mp4"))
-    write_lines(tmp_path / "people.jsonl", [row("Film 0.mp4", 0)])
+    write_lines(tmp_path / "manual.jsonl", [row("Film 0.mp4", 0)])
     with pytest.raises(UserError, match=f"'Film 0.mp4' is the name of {FIRST} and {SECOND}: use"):
-        add_manual_annotations(shots, tmp_path / "people.jsonl", CHARACTERS)
+        add_manual_annotations(shots, tmp_path / "manual.jsonl", CHARACTERS)
