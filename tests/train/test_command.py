@@ -341,8 +341,8 @@ class Filling(TinyStage):
         resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000))
         return super().watch(networks, batch, key)
 
-train_tiny = command.make_command(Filling, RECIPE)
-cli.COMMANDS["train tiny"] = ("__main__:train_tiny", "")
+command.train_tiny = command.make_command(Filling, RECIPE)
+cli.COMMANDS["train tiny"] = ("train.command:train_tiny", "")
 sys.exit(cli.main(["train", "tiny", *sys.argv[1:]]))
 """
 
