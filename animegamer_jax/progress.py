@@ -6,9 +6,15 @@ import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 
 OnProgress = Callable[[str, int, int], None]
+Progress = OnProgress
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """Shows nothing: the default of functions that take a `Progress`."""
 
 
 _STAGES = {"mllm": "language model", "decoder": "denoising", "vae": "frames"}
@@ -25,7 +31,7 @@ def show_turn_progress(turn: int, total: int | None) -> Iterator[OnProgress]:
         yield _PlainProgress(turn, console)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+    with Bars(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
         if total:
             progress.add_task("turns", total=total, completed=turn - 1)
         task = progress.add_task(f"turn {turn}: {_STAGES['mllm']}", total=None)
@@ -82,7 +88,7 @@ def show_progress(
         name = TextColumn("{task.description}", markup=False)  # films have brackets in their names
         told = TextColumn(unit + "{task.fields[note]}")
         columns = (name, BarColumn(), MofNCompleteColumn(), told, TimeRemainingColumn())
-        with Progress(*columns, console=console) as bar:
+        with Bars(*columns, console=console) as bar:
             tasks = {}
 
             def draw(split: str, done: int, total: int) -> None:

@@ -198,7 +198,7 @@ class Model:
             jnp.full((1,), -1, jnp.int32),
         )
         return Inputs(
-            window=player.window_of([turns]),
+            window=player.restore([turns]),
             instruction=player.read(texts[-1:]),
             games=games,
             turn=turn,

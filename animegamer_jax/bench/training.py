@@ -72,7 +72,7 @@ def training_program(
     )
     stage = stage_class(recipe, bundle.config, bundle.protocol, tokenizer_dir=bundle.tokenizer_dir)
     batch = _batch(stage, part=part)
-    mesh, plan = make_mesh(devices=jax.devices()[:1]), PLANS["whole"]
+    mesh, plan = make_mesh(devices=jax.devices()[:1]), PLANS["replicated"]
     with use_plan(plan):
         networks = stage.load(bundle, mesh=mesh)
         optimizer = make_optimizer(recipe.optimizer, steps=recipe.steps)

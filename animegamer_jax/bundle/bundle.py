@@ -6,6 +6,7 @@ A bundle is a folder, local or in a bucket:
                   of the weights, where each network lay in the released files, and which stages of
                   training the model has been through
     tokenizer/    the tokenizer's files
+    words.json    optional: the words that the model's world understands
     mllm/ dit/ …  one ordinary Orbax checkpoint a network, a nested dictionary of arrays
 
 It is written to a temporary name beside its place and renamed when it is whole.
@@ -14,7 +15,6 @@ It is written to a temporary name beside its place and renamed when it is whole.
 import contextlib
 import hashlib
 import json
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from animegamer_jax.bundle.networks import abstract_params as abstract_params
 from animegamer_jax.bundle.networks import flat_params as flat_params
 from animegamer_jax.bundle.networks import make_network as make_network
 from animegamer_jax.bundle.networks import param_leaves as param_leaves
+from animegamer_jax.bundle.vocabulary import Vocabulary, local_tokenizer, read_vocabulary
 from animegamer_jax.bundle.writer import BundleWriter as BundleWriter
 from animegamer_jax.configs import Dtype, ModelConfig, NetworkConfig, Remat
 from animegamer_jax.errors import UserError
@@ -158,15 +159,16 @@ class Bundle:
         Raises:
             UserError: the bundle has no tokenizer.
         """
-        folder = self.path / "tokenizer"
-        if not folder.is_dir():
-            raise UserError(f"{self.path}: no tokenizer/ in this bundle: convert with --tokenizer")
-        if "://" not in str(folder):
-            return Path(folder)
-        local = Path(tempfile.mkdtemp(prefix="tokenizer-"))
-        for file in folder.iterdir():
-            (local / file.name).write_bytes(file.read_bytes())
-        return local
+        return local_tokenizer(self.path, hint="convert again with --tokenizer")
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The words that the model's world understands; empty if the bundle does not list them.
+
+        Raises:
+            UserError: its `words.json` is damaged.
+        """
+        return read_vocabulary(self.path)
 
     def load(
         self,

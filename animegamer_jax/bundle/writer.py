@@ -29,6 +29,7 @@ from animegamer_jax.bundle.config import (
     with_dtypes,
 )
 from animegamer_jax.bundle.networks import NetworkName, abstract_params
+from animegamer_jax.bundle.vocabulary import TOKENIZER_FOLDER, copy_tokenizer_folder
 from animegamer_jax.configs import Dtype, ModelConfig, NetworkConfig
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import Protocol
@@ -300,17 +301,13 @@ class BundleWriter:
         return weights
 
     def write_tokenizer(self, folder: epath.PathLike) -> None:
-        """Copies a tokenizer's files.
+        """Copies a tokenizer's files, and the `words.json` beside its folder if there is one.
 
         Raises:
             UserError: the folder is missing or holds no file.
         """
         folder = epath.Path(folder)
-        files = sorted(p for p in folder.iterdir() if p.is_file()) if folder.is_dir() else []
-        if not files:
+        if not folder.is_dir() or not any(file.is_file() for file in folder.iterdir()):
             raise UserError(f"{folder}: expected a folder with a tokenizer's files")
-        target = self.temporary / "tokenizer"
         with self._telling():
-            target.mkdir(parents=True, exist_ok=True)
-            for file in files:
-                (target / file.name).write_bytes(file.read_bytes())
+            copy_tokenizer_folder(folder, self.temporary / TOKENIZER_FOLDER)

@@ -3,7 +3,7 @@
 A set is a folder, local or in a bucket: `set.json` says what it is, and beside it lie ordinary
 TFDS data sets of ArrayRecord files, which other programs can read as well:
 
-    games set      set.json  games/VERSION/...
+    games set      set.json  games/VERSION/...  (of the toy world also tokenizer/ and words.json)
     features set   set.json  conditions/VERSION/...  latents/VERSION/...
 
 A record is a turn, and a game's turns are neighbours in order: record i with `turn` t belongs to
@@ -26,6 +26,7 @@ import tensorflow_datasets as tfds
 from etils import epath
 
 from animegamer_jax.bundle.config import from_json, to_json
+from animegamer_jax.bundle.vocabulary import TOKENIZER_FOLDER, copy_tokenizer_folder
 from animegamer_jax.configs import CLIPConfig, T5Config, VAEConfig
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import Protocol
@@ -224,7 +225,11 @@ def _checked(records: Iterable[Record], *, split: str) -> Iterator[Record]:
 
 
 def write_set(
-    path: epath.PathLike, info: SetInfo, *, parts: Mapping[Part, Mapping[str, Records]]
+    path: epath.PathLike,
+    info: SetInfo,
+    *,
+    parts: Mapping[Part, Mapping[str, Records]],
+    tokenizer: epath.PathLike | None = None,
 ) -> SetInfo:
     """Writes a set in whole or not at all: beside its place first, then renamed.
 
@@ -232,6 +237,7 @@ def write_set(
         path: must be free.
         info: of the set; its `splits` are filled in here.
         parts: for each part of this kind of set, what makes the records of each split.
+        tokenizer: Folder of a tokenizer to copy into the set, with the words.json beside it.
 
     Returns:
         `info` with the number of records of each split.
@@ -251,6 +257,8 @@ def write_set(
                 raise ValueError(f"the parts differ in length: {counts}")
             info = dataclasses.replace(info, splits=splits)
             (temporary / INFO_FILE).write_text(json.dumps(to_json(info), indent=1) + "\n")
+            if tokenizer is not None:
+                copy_tokenizer_folder(epath.Path(tokenizer), temporary / TOKENIZER_FOLDER)
             if path.exists():  # an empty folder
                 path.rmdir()
             move_into_place(temporary, path)

@@ -179,16 +179,10 @@ class _Batch:
             truth=scoring.true_clips(self._rows, turn),
         )
         _add(self.scored, scoring, answers)
+        output = output._replace(seconds={"total": seconds})
         for row, game in enumerate(self._saved):
             with telling(game.folder, "cannot be written", mend="make room there, then again"):
-                game.add(
-                    asked[row].instruction,
-                    states=output.states[row],
-                    motion_value=float(output.motion_value[row]),
-                    representation=output.representation[row].astype(np.float32),
-                    frames=output.frames[row],
-                    seconds={"total": seconds},
-                )
+                game.add(output.row(row), asked[row].instruction)
 
 
 def check_instructions(benchmark: Benchmark, check: Callable[[str], object]) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 StageName = Literal["warmup", "decoder", "mllm", "adapt", "rollout"]
 PartName = Literal["turn", "mllm", "decoder", "vae"]
 SizeName = Literal["toy", "full"]
-LAYOUTS = {"training": ("sharded", "whole"), "play": ("latency", "throughput")}
+LAYOUTS = {"training": ("sharded", "replicated"), "play": ("latency", "throughput")}
 _REMATS = ("full", "dots", "none")
 _OF_TRAINING = ("batch_size", "remat", "accumulate", "trained")
 _OF_PLAY = ("part", "games", "denoising_steps")
@@ -159,9 +159,9 @@ def _training_case(
     if "trained" in given and _trains_the_same(recipe):
         raise UserError(f"--trained: stage {stage} always trains the same weights: leave it out")
     shares = sizes is not None and sizes["fsdp"] > 1
-    if layout == "whole" and shares:
+    if layout == "replicated" and shares:
         raise UserError(
-            "--layout whole keeps all weights on each device, which --mesh fsdp shares: "
+            "--layout replicated keeps all weights on each device, which --mesh fsdp shares: "
             "expected one of them"
         )
     if layout is None:
@@ -304,7 +304,7 @@ def sweep_cases(case: Case, topology: "Topology", *, given: Collection[str]) -> 
     chips, accumulate = topology.num_chips, case.accumulate or 1
     meshes = [(case.layout, case.mesh)]
     if "mesh" not in given:
-        meshes = [("whole", _all_axes({"data": chips}))]
+        meshes = [("replicated", _all_axes({"data": chips}))]
         meshes += [("sharded", _shared(chips, n)) for n in (4, 16, 64, 256) if chips % n == 0]
         meshes = [m for m in meshes if "layout" not in given or m[0] == case.layout]
         meshes = meshes or [(case.layout, case.mesh)]

@@ -23,7 +23,13 @@ from animegamer_jax.convert.networks import with_lora
 from animegamer_jax.game import rollout
 from animegamer_jax.plan.stand_in import AbstractBundle, write_features, write_tokenizer
 from animegamer_jax.protocol import PAPER, Layout, Protocol
-from animegamer_jax.sharding import Plan, network_rules, param_shardings, partition_spec, use_plan
+from animegamer_jax.sharding import (
+    ShardingPlan,
+    network_rules,
+    param_shardings,
+    partition_spec,
+    use_plan,
+)
 from animegamer_jax.tokenizer import Tokenizer
 from animegamer_jax.train.command import find_stage
 from animegamer_jax.train.optimizer import make_optimizer
@@ -55,7 +61,7 @@ class Program:
     flops: float | None
     tokens: int | None = None
 
-    def lower(self, mesh: Mesh, plan: Plan) -> Any:
+    def lower(self, mesh: Mesh, plan: ShardingPlan) -> Any:
         """The program for the mesh's devices."""
         # A kernel's bfloat16 products have one precision; the compiler refuses a higher one.
         precision = jax.default_matmul_precision("default")
@@ -96,7 +102,7 @@ def make_stage(
 
 
 def stage_program(
-    name: str, *, mesh: Mesh, plan: Plan, size: str = "full", **changes: Any
+    name: str, *, mesh: Mesh, plan: ShardingPlan, size: str = "full", **changes: Any
 ) -> Program:
     """A stage's training step.
 
@@ -151,7 +157,7 @@ def _key(mesh: Mesh) -> jax.ShapeDtypeStruct:
 
 
 def abstract_networks(
-    config: ModelConfig, *, mesh: Mesh, plan: Plan, dtype: str = "bfloat16"
+    config: ModelConfig, *, mesh: Mesh, plan: ShardingPlan, dtype: str = "bfloat16"
 ) -> rollout.Networks:
     """What plays, as shapes in the places that the plan gives them."""
 
@@ -175,7 +181,7 @@ def abstract_networks(
 def rollout_program(
     *,
     mesh: Mesh,
-    plan: Plan,
+    plan: ShardingPlan,
     size: str = "full",
     games: int = 1,
     steps: int = 50,

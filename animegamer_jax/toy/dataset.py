@@ -5,7 +5,9 @@ import dataclasses
 import functools
 import multiprocessing
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import cv2
@@ -20,6 +22,7 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.media.motion import motion_value
 from animegamer_jax.media.video import FRAMES_PER_SECOND, encode_lossless_mp4
 from animegamer_jax.toy.drawing.draw import render
+from animegamer_jax.toy.vocabulary import write_tokenizer
 from animegamer_jax.toy.world import (
     MOTION_EDGES,
     NUM_FRAMES,
@@ -156,7 +159,8 @@ def write_toy_games(
         motion_edges=MOTION_EDGES,
         splits={},
     )
-    with _mapping(processes) as mapped:
+    with _mapping(processes) as mapped, tempfile.TemporaryDirectory() as folder:
+        tokenizer = write_tokenizer(Path(folder))
 
         def records(split: Split) -> Iterator[Record]:
             make = functools.partial(make_records, split=split, size=size, seed=seed)
@@ -167,7 +171,7 @@ def write_toy_games(
                 on_progress(split, done, total)
 
         splits = {split: functools.partial(records, split) for split in SPLITS}
-        return write_set(path, info, parts={"games": splits})
+        return write_set(path, info, parts={"games": splits}, tokenizer=tokenizer)
 
 
 @contextlib.contextmanager

@@ -6,11 +6,16 @@ are those of the split `phrasings`, which training never sees, made of words tha
 """
 
 import dataclasses
+import json
 import re
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from animegamer_jax.bundle.config import to_json
+from animegamer_jax.bundle.vocabulary import TOKENIZER_FOLDER, WORDS_FILE, Vocabulary
+from animegamer_jax.tokenizer import write_word_tokenizer
 from animegamer_jax.toy.scene import (
     CHARACTERS,
     LEVELS,
@@ -209,3 +214,29 @@ def words() -> tuple[str, ...]:
     whens = (when for time in TIMES for when in WHEN[time])
     texts = (*literal, *verbs, *adverbs, *whens, *CHARACTERS, *WHERE.values(), *TIMES)
     return tuple(sorted({word for text in texts for word in split_words(text) if word.isalpha()}))
+
+
+def vocabulary() -> Vocabulary:
+    """Returns the words that a prompt or a page offers for the toy world."""
+    motions = (
+        verb.gerund.format(partner=partner)
+        for verb in VERBS.values()
+        for partner in (CHARACTERS if "{" in verb.gerund else ("",))
+    )
+    return Vocabulary(
+        characters=CHARACTERS,
+        adverbs=tuple(adverb for level in LEVELS for adverb in ADVERBS[level]),
+        motions=tuple(motions),
+        times=TIMES,
+        places=PLACES,
+        examples=("Mika is gently waving in the town by day.", "Go on, faster."),
+    )
+
+
+def write_tokenizer(folder: Path) -> Path:
+    """Writes the toy world's tokenizer and `words.json`; returns the tokenizer's folder."""
+    tokenizer = folder / TOKENIZER_FOLDER
+    write_word_tokenizer(tokenizer, words())
+    text = json.dumps(to_json(vocabulary()), indent=1)
+    (folder / WORDS_FILE).write_text(text + "\n")
+    return tokenizer

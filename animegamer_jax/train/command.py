@@ -8,7 +8,6 @@ import dataclasses
 import importlib
 import inspect
 import math
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,7 +19,6 @@ from animegamer_jax.configs import SIZES, ModelConfig, disagreements
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.paths import (
     absolute,
-    is_bucket,
     telling,
 )
 from animegamer_jax.train.mesh import (
@@ -33,7 +31,7 @@ from animegamer_jax.train.stages.recipe import Recipe
 if TYPE_CHECKING:
     from animegamer_jax.bundle.bundle import Bundle
     from animegamer_jax.protocol import Protocol
-    from animegamer_jax.sharding import Plan
+    from animegamer_jax.sharding import ShardingPlan
     from animegamer_jax.train.loop import Run
     from animegamer_jax.train.stages.base import DataSource, Stage
 
@@ -61,9 +59,9 @@ class Options:
             as many as the layout has.
         tensor: Devices that share every head and layer.
         context: Devices that share every sequence.
-        layout: How weights lie: sharded over --fsdp devices, or whole on each. None: what suits
-            stage and devices, as `animegamer plan` takes it; for --size toy whole; with --fsdp or
-            --tensor sharded.
+        layout: Layout of the weights: sharded over --fsdp devices, or replicated on each device.
+            None: sharded with --fsdp or --tensor; else replicated for --size toy; else what suits
+            stage and devices, as in `animegamer plan`.
         peak_tflops: Of one chip in bfloat16, for the MFU, where its kind is unknown.
         coordinator: HOST:PORT of host 0, where JAX does not find the hosts by itself (it does on
             TPU machines and under Slurm).
@@ -83,7 +81,7 @@ class Options:
     fsdp: int | None = None
     tensor: int = 1
     context: int = 1
-    layout: Literal["sharded", "whole"] | None = None
+    layout: Literal["sharded", "replicated"] | None = None
     peak_tflops: float | None = None
     coordinator: str | None = None
     hosts: int | None = None
@@ -267,12 +265,9 @@ def complete_config(bundle: "Bundle | None", *, size: str, vocab_size: int | Non
 
 
 def _tokenizer_and_protocol(
-    bundle: "Bundle | None", *, out: epath.Path, size: str
+    bundle: "Bundle | None", *, data: "DataSource", size: str
 ) -> tuple[Path, "Protocol"]:
-    """The bundle's, or for the first stage of a toy the toy world's, written to `out`.
-
-    Hosts that share `out`, and those that write to a bucket, have one of their own.
-    """
+    """Returns the bundle's, or for the first stage of a toy those of its dataset."""
     if bundle is not None:
         return bundle.tokenizer_dir, bundle.protocol
     if size != "toy":
@@ -280,21 +275,15 @@ def _tokenizer_and_protocol(
             f"--size {size}: expected --model with the pre-trained networks: `animegamer "
             "initialise` makes such a bundle"
         )
-    import jax
+    from animegamer_jax.bundle.vocabulary import local_tokenizer
+    from animegamer_jax.data.datasets import read_info
 
-    from animegamer_jax.tokenizer import write_word_tokenizer
-    from animegamer_jax.toy.vocabulary import words
-    from animegamer_jax.toy.world import PROTOCOL
-
-    if is_bucket(out) or jax.process_count() > 1:
-        folder = Path(tempfile.mkdtemp(prefix="tokenizer-"))
-    else:
-        folder = Path(out) / "tokenizer"
-    write_word_tokenizer(folder, words())
-    return folder, PROTOCOL
+    protocol = read_info(data.path).protocol
+    hint = "make the dataset again with `animegamer data toyworld`, or start from a --model"
+    return local_tokenizer(absolute(data.path), hint=hint), protocol
 
 
-def _layout(stage: str, options: Options, recipe: Recipe) -> "Plan":
+def _layout(stage: str, options: Options, recipe: Recipe) -> "ShardingPlan":
     """The plan as told, or the one that suits."""
     import jax
 
@@ -306,7 +295,7 @@ def _layout(stage: str, options: Options, recipe: Recipe) -> "Plan":
     if (options.fsdp or 1) * options.tensor > 1:
         return PLANS["sharded"]
     if options.size == "toy":  # gathering its weights would cost more than they do
-        return PLANS["whole"]
+        return PLANS["replicated"]
     chip = find_chip(jax.devices()[0].device_kind)
     name = default_layout(
         stage,
@@ -371,7 +360,7 @@ def start(stage_class: type["Stage[Any]"], options: Options, recipe: Recipe) -> 
 
 def make_run(
     stage_class: type["Stage[Any]"], options: Options, recipe: Recipe
-) -> tuple["Run", "Plan"]:
+) -> tuple["Run", "ShardingPlan"]:
     """What the options mean, on the devices that there are.
 
     Raises:
@@ -396,7 +385,7 @@ def make_run(
     bundle = None if options.model is None else Bundle.open(options.model)
     check_needs(stage_class, bundle, model=options.model)
     out = absolute(options.out)
-    tokenizer_dir, protocol = _tokenizer_and_protocol(bundle, out=out, size=options.size)
+    tokenizer_dir, protocol = _tokenizer_and_protocol(bundle, data=data[0], size=options.size)
     num_queries = 1  # of frame tokens the stage asks itself
     vocab_size = len(Tokenizer.load(tokenizer_dir, num_queries=num_queries))
     config = complete_config(bundle, size=options.size, vocab_size=vocab_size)

@@ -121,7 +121,7 @@ def test_what_is_planned_by_default():
         ("rollout", "v6e:4x4"),
     }
     assert layouts["rollout", "v6e:1x1"] == "throughput"
-    assert {case for case, layout in layouts.items() if layout == "whole"} == {
+    assert {case for case, layout in layouts.items() if layout == "replicated"} == {
         ("mllm", "v6e:4x4"),
         ("mllm", "v6e:1x1"),
     }
@@ -131,7 +131,7 @@ def test_what_is_planned_by_default():
     assert decoder.batch_size == 64, "the recipe's 16 are too few for 64 chips"
     assert (decoder.remat, decoder.accumulate, decoder.trained) == ("full", 1, "recipe")
     assert case_of("rollout", "v5e:4x4").games == 2, "two groups of eight chips"
-    assert case_of("mllm", "v5p:4x4x4").layout == "whole"
+    assert case_of("mllm", "v5p:4x4x4").layout == "replicated"
     shared = case_of("mllm", "v5p:4x4x4", mesh=("fsdp=16",))
     assert (shared.layout, shared.mesh) == ("sharded", axes(data=4, fsdp=16))
 
@@ -196,9 +196,9 @@ def test_training_makes_the_mesh_that_was_planned():
         ("decoder", {"batch_size": 24}, "--batch-size 24: expected a multiple of 16"),
         ("decoder", {"batch_size": 0}, "--batch-size 0: expected 1 or more"),
         ("decoder", {"accumulate": 0}, "--accumulate 0: expected 1 or more"),
-        ("decoder", {"layout": "tall"}, "--layout tall: expected one of sharded, whole"),
-        ("decoder", {"layout": "latency"}, "--layout latency: expected one of sharded, whole"),
-        ("decoder", {"layout": "whole", "mesh": ("fsdp=4",)}, "expected one of them"),
+        ("decoder", {"layout": "tall"}, "--layout tall: expected one of sharded, replicated"),
+        ("decoder", {"layout": "latency"}, "--layout latency: expected one of sharded, replicated"),
+        ("decoder", {"layout": "replicated", "mesh": ("fsdp=4",)}, "expected one of them"),
         ("decoder", {"mesh": ("fsdp=4", "fsdp=2")}, "fsdp is there twice"),
         ("decoder", {"part": "vae"}, "--part is of play: --stage rollout, found --stage decoder"),
         ("decoder", {"games": 2}, "--games is of play"),
@@ -206,7 +206,11 @@ def test_training_makes_the_mesh_that_was_planned():
         ("rollout", {"batch_size": 8}, "--batch-size is of training, found --stage rollout"),
         ("rollout", {"trained": "all"}, "--trained is of training"),
         ("warmup", {"trained": "all"}, "--trained: stage warmup always trains the same weights"),
-        ("rollout", {"layout": "whole"}, "--layout whole: expected one of latency, throughput"),
+        (
+            "rollout",
+            {"layout": "replicated"},
+            "--layout replicated: expected one of latency, throughput",
+        ),
         ("rollout", {"games": 3}, "--games 3: expected a multiple of 2"),
         ("rollout", {"games": 1}, "--games 1: expected a multiple of 2"),
         ("rollout", {"games": 0}, "--games 0: expected 1 or more"),

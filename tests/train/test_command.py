@@ -177,7 +177,7 @@ def test_meshes():
     assert shape("sharded", 24) == (2, 12, 1, 1)
     assert shape("sharded", 64, tensor=2, context=4) == (1, 8, 4, 2)
     assert shape("sharded", 64, fsdp=4, tensor=2) == (8, 4, 1, 2)
-    assert shape("whole", 8) == (8, 1, 1, 1)
+    assert shape("replicated", 8) == (8, 1, 1, 1)
     for bad in ({"fsdp": 3}, {"tensor": 0}, {"context": 16}):
         with pytest.raises(UserError, match="expected a divisor of the 8 devices"):
             shape("sharded", 8, **bad)
@@ -188,11 +188,11 @@ def test_layouts_by_default():
         options, recipe = parsed(stage, *words)
         return command._layout(stage, options, recipe).name
 
-    assert name("mllm") == name("decoder") == "whole"  # toys
+    assert name("mllm") == name("decoder") == "replicated"  # toys
     assert name("mllm", "--size", "full") == name("decoder", "--size", "full") == "sharded"
     assert name("decoder", "--fsdp", "4") == name("decoder", "--layout", "sharded") == "sharded"
     assert name("decoder", "--tensor", "2") == "sharded"
-    assert name("decoder", "--size", "full", "--layout", "whole") == "whole"
+    assert name("decoder", "--size", "full", "--layout", "replicated") == "replicated"
 
 
 def test_heads_that_the_mesh_does_not_divide():
@@ -315,7 +315,7 @@ def test_a_run_in_a_bucket(tiny_bundle):
     options = Options(data=("x",), out="gs://bucket/runs/tiny", model=str(tiny_bundle))
     run, plan = command.make_run(TinyStage, options, RECIPE)
     assert str(run.out) == "gs://bucket/runs/tiny"
-    assert plan.name == "whole"
+    assert plan.name == "replicated"
     tokenizer, _ = command._tokenizer_and_protocol(None, out=run.out, size="toy")
     assert (tokenizer / "tokenizer.json").is_file()
     assert not Path("gs:").exists()
