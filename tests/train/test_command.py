@@ -15,11 +15,13 @@ from tiny_stage import RECIPE, TinyStage
 
 from animegamer_jax.bundle.bundle import Bundle, BundleWriter
 from animegamer_jax.bundle.config import BundleConfig
+from animegamer_jax.bundle.embedded import ASSETS
 from animegamer_jax.cli import parse
 from animegamer_jax.configs import make_full, make_toy
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import PAPER
 from animegamer_jax.sharding import PLANS
+from animegamer_jax.toy.dataset import ToySize, write_toy_games
 from animegamer_jax.train import command
 from animegamer_jax.train.command import Options, StageCommand, complete_config, find_stage
 from animegamer_jax.train.mesh import (
@@ -316,9 +318,24 @@ def test_a_run_in_a_bucket(tiny_bundle):
     run, plan = command.make_run(TinyStage, options, RECIPE)
     assert str(run.out) == "gs://bucket/runs/tiny"
     assert plan.name == "replicated"
-    tokenizer, _ = command._tokenizer_and_protocol(None, out=run.out, size="toy")
-    assert (tokenizer / "tokenizer.json").is_file()
     assert not Path("gs:").exists()
+
+
+def test_the_first_stage_of_a_toy_takes_the_datasets_tokenizer_and_protocol(tmp_path):
+    size = ToySize(games=1, test_games=1, turns=1, height=16, width=24)
+    info = write_toy_games(str(tmp_path / "games"), size)
+    source = DataSource(str(tmp_path / "games"))
+    tokenizer, protocol = command._tokenizer_and_protocol(None, data=source, size="toy")
+    assert protocol == info.protocol
+    embedded = ASSETS / "toy"
+    for file in (tokenizer / "tokenizer.json", tmp_path / "games" / "words.json"):
+        expected = embedded / file.relative_to(tmp_path / "games")
+        assert file.read_bytes() == expected.read_bytes()
+    (tokenizer / "tokenizer.json").unlink()
+    tokenizer.rmdir()
+    with pytest.raises(UserError, match=r"no tokenizer/ there: make the dataset again") as error:
+        command._tokenizer_and_protocol(None, data=source, size="toy")
+    assert "\n" not in str(error.value)
 
 
 def run(stage: type[TinyStage], tmp_path: Path, *words: str) -> int:
