@@ -317,6 +317,8 @@ def test_a_game_without_guidance_has_one_row(player):
 
     def clips(networks: rollout.Networks) -> np.ndarray:
         start = rollout.start_clip(networks.dit, keys)
-        return np.asarray(rollout.denoise(networks, state, start, single.table, keys).x)
+        context = networks.unconditional
+        sampler = rollout.denoise_clip(networks.dit, context, state, start, single.table, keys)
+        return np.asarray(sampler.x)
 
     np.testing.assert_allclose(clips(single.networks), clips(double), rtol=1e-4, atol=1e-5)
