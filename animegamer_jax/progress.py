@@ -17,6 +17,11 @@ def no_progress(what: str, done: int, total: int) -> None:
     """Shows nothing: the default of functions that take a `Progress`."""
 
 
+def print_status(line: str) -> None:
+    """Prints a line on standard error at once; where there are bars, above them."""
+    print(line, file=sys.stderr, flush=True)
+
+
 _STAGES = {"mllm": "language model", "decoder": "denoising", "vae": "frames"}
 
 

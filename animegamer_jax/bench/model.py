@@ -1,6 +1,7 @@
-"""What is timed: a bundle's networks, one game in the middle of its course, and the middle size."""
+"""The networks and inputs to time: a bundle, or random weights of a middle size."""
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -31,22 +32,23 @@ from animegamer_jax.game import rollout
 from animegamer_jax.game.instructions import parse_instructions
 from animegamer_jax.game.player import Player
 from animegamer_jax.protocol import PAPER
+from animegamer_jax.tokenizer import write_word_tokenizer
 
 _PLAYING: tuple[NetworkName, ...] = ("mllm", "encoder", "dit", "vae")
 _NUM_QUERIES = 80
 
 
 def make_middle() -> ModelConfig:
-    """Between the embedded and the released size, in the released form (v, guidance).
+    """Returns a size between the embedded and the released one, in the released form.
 
-    17 frames of 128 x 192 (5 latent frames of 32 x 48); the transformer has 1,920 patch tokens
-    and 80 of context.
+    17 frames of 128 x 192 (5 latent frames of 32 x 48); the transformer predicts v with guidance
+    and has 1,920 patch tokens and 80 context tokens.
     """
     width = 480
     return ModelConfig(
         mllm=MLLMConfig(
             mistral=MistralConfig(
-                vocab_size=0,  # the tokenizer's
+                vocab_size=0,  # set from the tokenizer
                 hidden_size=512,
                 intermediate_size=1408,
                 num_hidden_layers=8,
@@ -84,7 +86,7 @@ def make_middle() -> ModelConfig:
 def _random_leaves(
     name: NetworkName, config: NetworkConfig
 ) -> Iterator[tuple[str, Float[np.ndarray, "..."]]]:
-    """The same values every time, for every parameter; scales are near one, biases near zero."""
+    """Yields the same random values every time; scales are near one, biases near zero."""
     random = np.random.default_rng(0)
     for path, leaf in abstract_params(name, config).items():
         fan_in = np.prod(leaf.shape[:-1] if name == "vae" else leaf.shape[-2:-1])
@@ -93,17 +95,11 @@ def _random_leaves(
 
 
 def write_random(folder: Path, config: ModelConfig, *, name: str) -> Bundle:
-    """A bundle of these networks with random weights and the toy world's words.
-
-    The vocabulary is the tokenizer's, and the game the paper's.
-    """
-    from animegamer_jax.tokenizer import write_word_tokenizer
-    from animegamer_jax.toy.vocabulary import words
-
+    """Writes a bundle with random weights, the embedded model's words and the paper's protocol."""
     assert config.mllm is not None
     tokenizer = folder / "tokenizer"
     count = config.mllm.num_queries
-    size = write_word_tokenizer(tokenizer, words(), num_frame_tokens=count)
+    size = write_word_tokenizer(tokenizer, _embedded_words(), num_frame_tokens=count)
     mistral = dataclasses.replace(config.mllm.mistral, vocab_size=size)
     config = dataclasses.replace(config, mllm=dataclasses.replace(config.mllm, mistral=mistral))
     with BundleWriter(folder / "model", name=name, protocol=PAPER) as writer:
@@ -114,8 +110,13 @@ def write_random(folder: Path, config: ModelConfig, *, name: str) -> Bundle:
     return Bundle.open(folder / "model")
 
 
+def _embedded_words() -> list[str]:
+    file = ASSETS / "toy" / "tokenizer" / "tokenizer.json"
+    return [word for word in json.loads(file.read_text())["model"]["vocab"] if word.isalpha()]
+
+
 class Inputs(NamedTuple):
-    """One turn of one game whose window is full, and what its parts get from those before them."""
+    """One turn of one game with a full window: the inputs of all its parts."""
 
     window: rollout.Window
     instruction: rollout.Instruction
@@ -127,11 +128,6 @@ class Inputs(NamedTuple):
     row: SamplerTable
     latents: Float[Array, "g f h w c"]
 
-    @property
-    def of_step(self) -> tuple[rollout.GameState, SamplerState, SamplerTable, Key[Array, " g"]]:
-        """What a denoising step gets beside its network."""
-        return self.state, self.sampler, self.row, self.keys
-
 
 class _PastTurn(NamedTuple):
     instruction: str
@@ -140,13 +136,13 @@ class _PastTurn(NamedTuple):
 
 
 class Model:
-    """The networks of a bundle, ready to play, and the inputs of all that is timed.
+    """The networks of a bundle, ready to play, and the inputs of all programs.
 
     Args:
-        bundle: that has them.
-        dtype: of weights and computation; the bundle's own if None.
-        window: turns of context; the protocol's if None.
-        steps: of denoising.
+        bundle: The bundle that has them.
+        dtype: Number format of weights and computation; the bundle's own if None.
+        window: Turns of context; the protocol's if None.
+        steps: Denoising steps; the protocol's if None.
     """
 
     def __init__(
@@ -161,12 +157,12 @@ class Model:
 
     @property
     def num_rows(self) -> int:
-        """Rows of a denoising step: two with guidance."""
+        """Number of rows of a denoising step: two with guidance."""
         return 1 if self.networks.unconditional is None else 2
 
     @property
     def num_tokens(self) -> int:
-        """That the transformer attends to."""
+        """Number of tokens that the transformer attends to."""
         dit = self.networks.dit.config
         return dit.num_context_tokens + dit.num_patches
 
@@ -214,8 +210,8 @@ class Model:
         )
 
 
-def opened(model: str, folder: Path) -> Bundle:
-    """A bundle by its folder or by the name `toy`; `middle` is written to `folder` first."""
+def open_model(model: str, folder: Path) -> Bundle:
+    """Opens a bundle by its folder or the name `toy`; writes `middle` to `folder` first."""
     if model == "middle":
         return write_random(folder, make_middle(), name="middle")
     return Bundle.open(model_folder(model))

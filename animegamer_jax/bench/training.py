@@ -1,4 +1,4 @@
-"""The training step of each stage, ready to be compiled: real networks, made-up samples."""
+"""The training step of each stage, ready to compile: real networks, random samples."""
 
 import dataclasses
 import tempfile
@@ -24,7 +24,7 @@ from animegamer_jax.train.optimizer import make_optimizer
 from animegamer_jax.train.stages.base import DataSource, Stage
 from animegamer_jax.train.step import make_state, make_train_step, state_shardings
 
-# By name: stage, part, and the networks that it loads.
+# By name of the program: stage, part, and the networks that the stage loads.
 STAGES: Mapping[str, tuple[str, str | None, tuple[NetworkName, ...]]] = {
     "train-clip": ("foundations", "clip", ("clip",)),
     "train-t5": ("foundations", "t5", ("t5",)),
@@ -38,17 +38,17 @@ STAGES: Mapping[str, tuple[str, str | None, tuple[NetworkName, ...]]] = {
 
 
 def trainable(bundle: Bundle) -> tuple[str, ...]:
-    """The stages whose networks are all there, and that have a recipe for them."""
-    has_all = _recipe_size(bundle) == "toy"  # the released size's foundations are pre-trained
+    """Returns the stages that have a recipe for the bundle and all of whose networks it has."""
+    has_recipe = _recipe_size(bundle) == "toy"  # at released size the foundations are pre-trained
     return tuple(
         name
         for name, (_, part, needed) in STAGES.items()
-        if all(map(bundle.has, needed)) and (part is None or has_all)
+        if all(map(bundle.has, needed)) and (part is None or has_recipe)
     )
 
 
 def _recipe_size(bundle: Bundle) -> Literal["toy", "full"]:
-    """The recipes are for networks of their own, or for low-rank updates of pre-trained ones."""
+    """Returns the size of the recipe: "full" is for low-rank updates of pre-trained networks."""
     dit = bundle.config.dit
     return "toy" if dit is None or dit.lora is None else "full"
 
@@ -56,13 +56,13 @@ def _recipe_size(bundle: Bundle) -> Literal["toy", "full"]:
 def training_program(
     name: str, bundle: Bundle, *, dtype: Dtype | None, batch_size: int | None
 ) -> Program:
-    """A stage's training step on this bundle's networks, on the first device.
+    """Returns a stage's training step on this bundle's networks, on the first device.
 
     Args:
-        name: one of `STAGES`.
-        bundle: that has the stage's networks.
-        dtype: of activations and frozen weights; the recipe's if None.
-        batch_size: the recipe's if None.
+        name: One of `STAGES`.
+        bundle: The bundle, with the stage's networks.
+        dtype: Number format of activations and frozen weights; the recipe's if None.
+        batch_size: Samples of a step; the recipe's if None.
     """
     stage_name, part, _ = STAGES[name]
     stage_class, recipe = find_stage(stage_name, part=part, size=_recipe_size(bundle))
@@ -78,27 +78,26 @@ def training_program(
         optimizer = make_optimizer(recipe.optimizer, steps=recipe.steps)
         state = make_state(networks, stage, optimizer, mesh=mesh)
         step = make_train_step(stage, optimizer, shardings=state_shardings(state, mesh))
-    told = f"{recipe.batch_size} {stage.unit}, {recipe.dtype}"
     return Program(
         name=name,
-        about=f"{told}, remat {recipe.remat}",
+        description=f"{recipe.batch_size} {stage.unit}, {recipe.dtype}, remat {recipe.remat}",
         function=step,
         arguments=(state, batch, jax.random.key(0)),
-        hands_on=True,
-        within=lambda: jax.set_mesh(mesh),
+        carries_state=True,
+        context=lambda: jax.set_mesh(mesh),
     )
 
 
 def _batch(stage: Stage[Any], *, part: str | None) -> Any:
-    """Samples of the shapes that the stage reads, filled with random numbers."""
+    """Makes a batch of the shapes that the stage reads, filled with random numbers."""
     random = np.random.default_rng(2)
     count, config = stage.recipe.batch_size, stage.config
     if part in _SAMPLES:
         return _SAMPLES[part](config, stage.recipe, count, random)
-    toy = SIZES["toy"]()  # what made the features does not matter, but is told in their set
-    there = dataclasses.replace(config, t5=config.t5 or toy.t5, clip=config.clip or toy.clip)
+    toy = SIZES["toy"]()  # the dataset must name the networks that made its features
+    complete = dataclasses.replace(config, t5=config.t5 or toy.t5, clip=config.clip or toy.clip)
     with tempfile.TemporaryDirectory() as folder:
-        features = write_features(Path(folder), there, stage.protocol)
+        features = write_features(Path(folder), complete, stage.protocol)
         samples = stage.samples([DataSource(str(features))], split="train")
         found = [samples[number % len(samples)] for number in range(count)]
 
