@@ -17,7 +17,7 @@ from animegamer_jax.data.samples import (
     ClipSample,
     TextSample,
 )
-from animegamer_jax.plan.stand_in import write_features
+from animegamer_jax.plan.abstract_inputs import write_features
 from animegamer_jax.sharding import PLANS, make_mesh, use_plan
 from animegamer_jax.train.command import find_stage
 from animegamer_jax.train.optimizer import make_optimizer

@@ -1,6 +1,6 @@
-"""What a stage is given to plan with: a data set of zeros and a tokenizer of the right size.
+"""Inputs of a stage that is planned: networks without weights, a dataset of zeros, a tokenizer.
 
-So the shapes of a batch come from the code that reads real data.
+The shapes of a batch then come from the code that reads real data.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _WORDS = ("character", "motion", "background", "mika", "walking", "the", "beach"
 
 
 class AbstractBundle(Bundle):
-    """A bundle whose networks have shapes and no weights."""
+    """A bundle whose networks have shapes but no weights."""
 
     def __init__(self, config: ModelConfig, protocol: Protocol, *, tokenizer: Path):
         self._config, self._protocol, self._tokenizer = config, protocol, tokenizer
@@ -49,23 +49,23 @@ class AbstractBundle(Bundle):
         return self._tokenizer
 
     def load(self, name: Any, *, mesh: Any = None, rules: Any = None, **formats: Any) -> Any:
-        """The network of these number formats, of shapes only."""
+        """Returns a network of shapes only."""
         del mesh, rules
         return abstract_network(name, with_dtypes(getattr(self._config, name), **formats))
 
 
 def write_tokenizer(folder: Path, config: ModelConfig) -> Path:
-    """A tokenizer of a few words, the game's own tokens, and as many others as the model has."""
+    """Writes a tokenizer of the model's vocabulary size: the game's tokens and made-up words."""
     assert config.mllm is not None
-    place, count = folder / "tokenizer", config.mllm.num_queries
-    least = write_word_tokenizer(place, _WORDS, num_frame_tokens=count)
-    others = [f"word{number}" for number in range(config.mllm.mistral.vocab_size - least)]
-    write_word_tokenizer(place, (*_WORDS, *others), num_frame_tokens=count)
-    return place
+    tokenizer, count = folder / "tokenizer", config.mllm.num_queries
+    smallest = write_word_tokenizer(tokenizer, _WORDS, num_frame_tokens=count)
+    others = [f"word{number}" for number in range(config.mllm.mistral.vocab_size - smallest)]
+    write_word_tokenizer(tokenizer, (*_WORDS, *others), num_frame_tokens=count)
+    return tokenizer
 
 
 def write_features(folder: Path, config: ModelConfig, protocol: Protocol) -> Path:
-    """A features set of one game of the window's length in each split, all zeros."""
+    """Writes a features set with one game of the window's length in each split, all zeros."""
     encoder, dit, vae, t5, clip = (
         getattr(config, name) for name in ("encoder", "dit", "vae", "t5", "clip")
     )
@@ -94,15 +94,15 @@ def write_features(folder: Path, config: ModelConfig, protocol: Protocol) -> Pat
         ),
     )
 
-    def places() -> Iterator[Record]:
+    def positions() -> Iterator[Record]:
         for turn in range(protocol.window):
             yield {"game": 0, "turn": turn, "num_turns": protocol.window}
 
     def conditions() -> Iterator[Record]:
         assert info.features
-        for place in places():
+        for position in positions():
             yield {
-                **place,
+                **position,
                 "film": "none",
                 "instruction": "Character: Mika; Motion: walking; Background: day the beach.",
                 "is_open": 0,
@@ -122,8 +122,8 @@ def write_features(folder: Path, config: ModelConfig, protocol: Protocol) -> Pat
             }
 
     def latents() -> Iterator[Record]:
-        for place in places():
-            yield {**place, "moments": np.zeros(moments, np.float16)}
+        for position in positions():
+            yield {**position, "moments": np.zeros(moments, np.float16)}
 
     splits = ("train", "test")
     parts: Any = {
