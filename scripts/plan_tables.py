@@ -1,11 +1,10 @@
-"""The tables of `docs/pods.md`, by the TPU's compiler: every program of play and of the recipe.
+"""Makes the tables of `docs/pods.md`: all programs of play and of the recipe, by libtpu.
 
     python scripts/plan_tables.py [--only NAME ...] [--write docs/pods.md]
 
-Each program is compiled in a process of its own, from one to five minutes; what was compiled is
-kept in `out/plans` for as long as the package's code and the compiler stay the same, so the same
-command goes on after a stop. Anything but a program that fits, or one that the compiler says does
-not, stops it.
+Each program is compiled in its own process, in one to five minutes. Results are cached in
+`out/plans` as long as the package's code and the compiler are the same, so the same command
+continues after a stop. Any failure other than a program that does not fit ends the script.
 """
 
 import argparse
@@ -72,17 +71,18 @@ FILMS = (10, 1_000, 100_000)
 CLIPS_A_FILM = 2_000  # as the paper's ten films gave
 KEPT = Path("out/plans")
 PACKAGE = Path(__file__).parent.parent / "animegamer_jax"
-_SOURCES = ("*.py", "convert/*.py", "models/*.py", "plan/*.py", "train/*.py")
-_FILMS_TOLD = (
-    f"Films of {CLIPS_A_FILM:,} clips each; a stage sees as many as in the paper's recipe, or\n"
-    "each clip once where there are more. Chip-hours:"
+_FOLDERS = ("bundle", "convert", "models", "plan", "train")
+_SOURCES = ("*.py", "game/rollout.py", *(f"{name}/**/*.py" for name in _FOLDERS))
+_FILMS_NOTE = (
+    f"Films of {CLIPS_A_FILM:,} clips each; a stage sees as many clips as in the paper's recipe,\n"
+    "or each clip once if there are more. In chip-hours:"
 )
 BEGIN, END = "<!-- plan_tables.py -->", "<!-- /plan_tables.py -->"
 
 
 @functools.cache
 def code_digest() -> str:
-    """Of what a plan depends on: the package's code, libtpu and jax."""
+    """Returns a digest of what a plan depends on: the package's code, libtpu and jax."""
     digest = hashlib.sha256()
     for name in ("libtpu", "jax"):
         digest.update(f"{name} {metadata.version(name)}\n".encode())
@@ -92,30 +92,30 @@ def code_digest() -> str:
 
 
 def ask(stage: str, topology: str, options: list[str]) -> tuple[str, dict[str, Any]]:
-    """The command, and the object that it prints.
+    """Returns the command, and the object that it prints.
 
     Raises:
-        SystemExit: it failed otherwise than by a program that does not fit.
+        SystemExit: it failed for another reason than a program that does not fit.
     """
     words = ["plan", "--stage", stage, "--topology", topology, *options]
-    told = f"animegamer {' '.join(words)}"
-    key = hashlib.sha256(f"{told}\n{code_digest()}".encode()).hexdigest()[:16]
+    command = f"animegamer {' '.join(words)}"
+    key = hashlib.sha256(f"{command}\n{code_digest()}".encode()).hexdigest()[:16]
     file = KEPT / f"{key}.json"
     if not file.exists():
-        print(told, file=sys.stderr, flush=True)
+        print(command, file=sys.stderr, flush=True)
         run = [sys.executable, "-m", "animegamer_jax.cli", *words, "--json"]
         done = subprocess.run(run, capture_output=True, text=True, check=False)
-        read_verdict(done.stdout, status=done.returncode, command=told, errors=done.stderr)
+        read_verdict(done.stdout, status=done.returncode, command=command, errors=done.stderr)
         KEPT.mkdir(parents=True, exist_ok=True)
         file.write_text(done.stdout)
-    return told, json.loads(file.read_text())
+    return command, json.loads(file.read_text())
 
 
 def read_verdict(text: str, *, status: int, command: str, errors: str) -> dict[str, Any]:
-    """What `animegamer plan --json` printed, if it is a plan that fits, or an explicit no.
+    """Returns the output of `animegamer plan --json`, whether the program fits or not.
 
     Raises:
-        SystemExit: it is neither.
+        SystemExit: the output is not a plan.
     """
     try:
         found = json.loads(text)
@@ -129,32 +129,32 @@ def read_verdict(text: str, *, status: int, command: str, errors: str) -> dict[s
 
 
 def seconds_of(record: dict[str, Any]) -> str:
-    """Time in all, at the least, and its parts."""
+    """Formats the total time, the least, and its parts."""
     s = record["seconds"]
     parts = " + ".join(f"{s[name]:.2g}" for name in ("products", "other", "collectives", "kernels"))
     return f"{s['total']:.2f} ({s['least']:.2f}) | {parts}"
 
 
 def peak_of(record: dict[str, Any]) -> str:
-    """Memory of a chip."""
+    """Formats the peak memory of a chip."""
     memory = record["memory"]
     return f"{memory['peak']:.1f} of {memory['chip']:.1f}"
 
 
 def speed_of(record: dict[str, Any]) -> str:
-    """Samples, or tokens where a sample has some."""
+    """Formats samples a second, or tokens if a sample has some."""
     if record["sample_tokens"] is not None:
         return f"{record['sample_tokens'] * record['samples_per_second']:,.0f} tokens"
     return f"{record['samples_per_second']:.3g} {record['unit']}"
 
 
 def missing_of(found: dict[str, Any]) -> str:
-    """By how much a program does not fit."""
+    """Formats the memory that a program needs which does not fit."""
     return f"does not fit: {found['needed_gb']:.1f} GB"
 
 
 def play_table(only: list[str]) -> list[str]:
-    """Rows of what a turn is made of."""
+    """Returns the rows of a turn and its parts."""
     lines = [
         "| program | slice | seconds (least) | products + other + sent + kernels | peak GB |",
         "|---|---|---|---|---|",
@@ -166,15 +166,15 @@ def play_table(only: list[str]) -> list[str]:
             _, found = ask("rollout", topology, options)
             if found["fits"]:
                 (record,) = found["plans"]
-                said = f"{seconds_of(record)} | {peak_of(record)}"
+                cells = f"{seconds_of(record)} | {peak_of(record)}"
             else:
-                said = f"{missing_of(found)} | | "
-            lines.append(f"| {name} | {topology} | {said} |")
+                cells = f"{missing_of(found)} | | "
+            lines.append(f"| {name} | {topology} | {cells} |")
     return lines
 
 
 def train_table(only: list[str]) -> list[str]:
-    """Rows of the stages."""
+    """Returns the rows of the training stages."""
     lines = [
         "| stage | command | seconds (least) | products + other + sent + kernels | "
         "peak GB | a second | of the peak | the recipe, chip-hours |",
@@ -184,13 +184,13 @@ def train_table(only: list[str]) -> list[str]:
         if only and stage not in only:
             continue
         for topology, options in cases:
-            told, found = ask(stage, topology, options)
+            command, found = ask(stage, topology, options)
             if not found["fits"]:
-                lines.append(f"| {stage} | `{told}` | {missing_of(found)} | | | | | |")
+                lines.append(f"| {stage} | `{command}` | {missing_of(found)} | | | | | |")
                 continue
             (record,) = found["plans"]
             lines.append(
-                f"| {stage} | `{told}` | {seconds_of(record)} | {peak_of(record)} | "
+                f"| {stage} | `{command}` | {seconds_of(record)} | {peak_of(record)} | "
                 f"{speed_of(record)} | {record['peak_share']:.0%} | "
                 f"{record['recipe']['chip_hours']:,.0f} |"
             )
@@ -198,9 +198,9 @@ def train_table(only: list[str]) -> list[str]:
 
 
 def films_table() -> list[str]:
-    """Chip-hours of each stage for so many films, on the first slice of its rows.
+    """Returns chip-hours of each stage by number of films, on the first slice of its rows.
 
-    A stage sees as many clips as the paper's recipe, or each clip once where there are more.
+    A stage sees as many clips as in the paper's recipe, or each clip once if there are more.
     """
     slices = {cases[0][0] for cases in TRAIN.values()}
     (topology,) = slices
@@ -220,8 +220,8 @@ def films_table() -> list[str]:
             work = record["recipe"]
             hours.append(work["chip_hours"] * max(1.0, clips / work["samples"]))
         (chips,) = {math.prod(record["mesh"].values()) for record in plans.values()}
-        told = " | ".join(f"{h:,.0f}" for h in (*hours, sum(hours)))
-        lines.append(f"| {films:,} | {clips:,} | {told} | {sum(hours) / chips / 24:,.1f} |")
+        cells = " | ".join(f"{h:,.0f}" for h in (*hours, sum(hours)))
+        lines.append(f"| {films:,} | {clips:,} | {cells} | {sum(hours) / chips / 24:,.1f} |")
     return lines
 
 
@@ -235,7 +235,7 @@ def main() -> None:
         parser.error("--only prints some rows: --write would remove all others")
     tables = [*play_table(options.only), "", *train_table(options.only)]
     if not options.only:
-        tables += ["", _FILMS_TOLD, "", *films_table()]
+        tables += ["", _FILMS_NOTE, "", *films_table()]
     text = "\n".join(tables)
     if options.write is None:
         print(text)
