@@ -15,7 +15,7 @@ from pathlib import Path
 _TPU_FILES = ("/dev/accel*", "/dev/vfio/[0-9]*")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Chip:
     """One kind of TPU chip.
 
@@ -52,70 +52,20 @@ class Chip:
         return self.usable_gib * 2**30 / 1e9
 
 
-# Not in CHIPS: libtpu describes the two cores of a v4 chip as two devices, so no plan fits it.
-_V4 = Chip(
-    name="v4",
-    kinds=("TPU v4",),
-    peak_tflops=275.0,
-    usable_gib=30.5,
-    hbm_gb_per_second=1228.0,
-    clock_ghz=1.05,
-    link_gb_per_second=45.0,
-    matrix_width=128,
-    dimensions=3,
-    cores=2,
-    flash_cycles=None,
+# In the order of the attributes.
+_CHIPS = (
+    Chip("v4", ("TPU v4",), 275.0, 30.5, 1228.0, 1.05, 45.0, 128, 3, 2, None),
+    Chip("v5e", ("TPU v5 lite", "TPU v5e"), 197.0, 15.75, 819.0, 1.5, 45.0, 128, 2, 1, 3.12),
+    Chip("v5p", ("TPU v5", "TPU v5p"), 459.0, 95.74, 2765.0, 1.75, 90.0, 128, 3, 2, 3.12),
+    Chip("v6e", ("TPU v6 lite", "TPU v6e"), 918.0, 31.25, 1640.0, 1.75, 90.0, 256, 2, 1, 1.69),
 )
-
-CHIPS = {
-    chip.name: chip
-    for chip in (
-        Chip(
-            name="v5e",
-            kinds=("TPU v5 lite", "TPU v5e"),
-            peak_tflops=197.0,
-            usable_gib=15.75,
-            hbm_gb_per_second=819.0,
-            clock_ghz=1.5,
-            link_gb_per_second=45.0,
-            matrix_width=128,
-            dimensions=2,
-            cores=1,
-            flash_cycles=3.12,
-        ),
-        Chip(
-            name="v5p",
-            kinds=("TPU v5", "TPU v5p"),
-            peak_tflops=459.0,
-            usable_gib=95.74,
-            hbm_gb_per_second=2765.0,
-            clock_ghz=1.75,
-            link_gb_per_second=90.0,
-            matrix_width=128,
-            dimensions=3,
-            cores=2,
-            flash_cycles=3.12,
-        ),
-        Chip(
-            name="v6e",
-            kinds=("TPU v6 lite", "TPU v6e"),
-            peak_tflops=918.0,
-            usable_gib=31.25,
-            hbm_gb_per_second=1640.0,
-            clock_ghz=1.75,
-            link_gb_per_second=90.0,
-            matrix_width=256,
-            dimensions=2,
-            cores=1,
-            flash_cycles=1.69,
-        ),
-    )
-}
+# Chips to plan for. libtpu describes the two cores of a v4 chip as two devices, so no plan fits it.
+CHIPS = {chip.name: chip for chip in _CHIPS if chip.name != "v4"}
 
 
 def find_chip(kind: str) -> Chip | None:
     """Returns the chip that JAX calls `kind`, or None if it is not in the table."""
-    return next((chip for chip in (*CHIPS.values(), _V4) if kind in chip.kinds), None)
+    return next((chip for chip in _CHIPS if kind in chip.kinds), None)
 
 
 def processor() -> str:

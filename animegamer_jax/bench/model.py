@@ -31,7 +31,7 @@ from animegamer_jax.diffusion import SamplerState, SamplerTable
 from animegamer_jax.game import rollout
 from animegamer_jax.game.instructions import parse_instructions
 from animegamer_jax.game.player import Player
-from animegamer_jax.protocol import PAPER
+from animegamer_jax.protocol import PAPER, Protocol
 from animegamer_jax.tokenizer import write_word_tokenizer
 
 _PLAYING: tuple[NetworkName, ...] = ("mllm", "encoder", "dit", "vae")
@@ -83,36 +83,54 @@ def make_middle() -> ModelConfig:
     )
 
 
-def _random_leaves(
-    name: NetworkName, config: NetworkConfig
+def random_leaves(
+    name: NetworkName, config: NetworkConfig, seed: int = 0
 ) -> Iterator[tuple[str, Float[np.ndarray, "..."]]]:
-    """Yields the same random values every time; scales are near one, biases near zero."""
-    random = np.random.default_rng(0)
+    """Yields random values for every parameter of a network, without compiling anything.
+
+    Scales are near one and everything else is small and not zero, so that no zero or one hides a
+    mistake.
+    """
+    random = np.random.default_rng(seed)
     for path, leaf in abstract_params(name, config).items():
         fan_in = np.prod(leaf.shape[:-1] if name == "vae" else leaf.shape[-2:-1])
         value = random.normal(size=leaf.shape) * (fan_in**-0.5 if leaf.ndim > 1 else 0.1)
         yield path, (value + path.endswith("scale")).astype(np.float32)
 
 
-def write_random(folder: Path, config: ModelConfig, *, name: str) -> Bundle:
-    """Writes a bundle with random weights, the embedded model's words and the paper's protocol."""
+def write_random(
+    path: Path,
+    config: ModelConfig,
+    *,
+    name: str,
+    protocol: Protocol = PAPER,
+    tokenizer: Path,
+    vocab_size: int,
+    seed: int = 0,
+) -> Path:
+    """Writes a bundle of random weights with a tokenizer and its vocabulary size."""
     assert config.mllm is not None
-    tokenizer = folder / "tokenizer"
-    count = config.mllm.num_queries
-    size = write_word_tokenizer(tokenizer, _embedded_words(), num_frame_tokens=count)
-    mistral = dataclasses.replace(config.mllm.mistral, vocab_size=size)
+    mistral = dataclasses.replace(config.mllm.mistral, vocab_size=vocab_size)
     config = dataclasses.replace(config, mllm=dataclasses.replace(config.mllm, mistral=mistral))
-    with BundleWriter(folder / "model", name=name, protocol=PAPER) as writer:
+    with BundleWriter(path, name=name, protocol=protocol) as writer:
         for network in _PLAYING:
             size = getattr(config, network)
-            writer.write_network(network, size, _random_leaves(network, size))
+            writer.write_network(network, size, random_leaves(network, size, seed))
         writer.write_tokenizer(tokenizer)
-    return Bundle.open(folder / "model")
+    return path
 
 
-def _embedded_words() -> list[str]:
-    file = ASSETS / "toy" / "tokenizer" / "tokenizer.json"
-    return [word for word in json.loads(file.read_text())["model"]["vocab"] if word.isalpha()]
+def write_middle(folder: Path, config: ModelConfig | None = None) -> Bundle:
+    """Writes the middle size with random weights and the embedded model's words."""
+    config = config or make_middle()
+    assert config.mllm is not None
+    embedded = json.loads((ASSETS / "toy" / "tokenizer" / "tokenizer.json").read_text())
+    words = [word for word in embedded["model"]["vocab"] if word.isalpha()]
+    tokenizer, count = folder / "tokenizer", config.mllm.num_queries
+    size = write_word_tokenizer(tokenizer, words, num_frame_tokens=count)
+    return Bundle.open(
+        write_random(folder / "model", config, name="middle", tokenizer=tokenizer, vocab_size=size)
+    )
 
 
 class Inputs(NamedTuple):
@@ -213,5 +231,5 @@ class Model:
 def open_model(model: str, folder: Path) -> Bundle:
     """Opens a bundle by its folder or the name `toy`; writes `middle` to `folder` first."""
     if model == "middle":
-        return write_random(folder, make_middle(), name="middle")
+        return write_middle(folder)
     return Bundle.open(model_folder(model))

@@ -145,10 +145,6 @@ class GameStore:
             self._open[name] = _OpenGame(game, time.monotonic())
         return name
 
-    def num_open(self) -> int:
-        """Returns the number of open games."""
-        return len(self._open)
-
     def _new_id(self) -> str:
         return secrets.token_hex(12)
 

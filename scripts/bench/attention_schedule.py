@@ -4,7 +4,7 @@
 it packs a kernel's instructions into bundles, one a cycle. A kernel without branches takes as many
 cycles a block as it has bundles, if memory keeps up. Compiled here: `models/flash.py`, and JAX's
 splash attention with the blocks that training gives it, for heads of 64 and the released clip's
-7,168 tokens: the table of `docs/decisions/attention.md`, and `flash_cycles` of `chips.py`. Splash
+7,168 tokens: the table of `docs/decisions/attention.md`, and `flash_cycles` of `devices.py`. Splash
 attention's first and last blocks of keys do more than those between, and all its instructions are
 counted for each: it takes no more than what is told.
 """
@@ -30,11 +30,11 @@ def compile_kernel(chip: str, kernel: str, queries: int) -> int:
     import jax.numpy as jnp
 
     from animegamer_jax.models import flash, splash
-    from animegamer_jax.plan.topology import describe, parse_topology
+    from animegamer_jax.plan.topology import describe_devices, parse_topology
     from animegamer_jax.sharding import has_wide_unit, make_mesh
 
     topology = parse_topology(f"{chip}:1x1" + ("x1" if chip == "v5p" else ""))
-    mesh = make_mesh(devices=describe(topology))
+    mesh = make_mesh(devices=describe_devices(topology))
     one = jax.NamedSharding(mesh, jax.P())
     shapes = ((1, HEADS, WIDTH, n) for n in (queries, TOKENS, TOKENS))
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=one) for shape in shapes]

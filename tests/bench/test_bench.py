@@ -15,7 +15,7 @@ from tiny_games import write_model
 from animegamer_jax import cli
 from animegamer_jax.bench import command, run, timing, torch_networks, training
 from animegamer_jax.bench.compare import Difference, check_agreement, compute_differences
-from animegamer_jax.bench.model import Model, make_middle, write_random
+from animegamer_jax.bench.model import Model, make_middle, write_middle
 from animegamer_jax.bench.programs import PLAY, Compiled, Program, play_programs
 from animegamer_jax.bundle.bundle import Bundle, BundleWriter
 from animegamer_jax.convert.export import _is_as_released
@@ -207,7 +207,7 @@ def test_the_middle_size_is_what_it_says(tmp_path):
 def test_a_random_model_is_the_same_every_time(tmp_path):
     digests = []
     for place in ("a", "b"):
-        bundle = write_random(tmp_path / place, tiny_config(0), name="tiny")
+        bundle = write_middle(tmp_path / place, tiny_config(0))
         digests.append(bundle.digest())
         words = "Character: Mika; Motion: run."
         model = Model(bundle, dtype="float32", window=None, steps=2)

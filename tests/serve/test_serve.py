@@ -79,7 +79,7 @@ def test_a_full_server_says_so_until_a_game_rests(tmp_path):
     time.sleep(0.25)
     store.get(second)
     third = new_game(store)  # in the place of the first
-    assert store.num_open() == 2
+    assert len(store._open) == 2
     with pytest.raises(UserError, match="2 games are in play"):
         store.get(first)
     time.sleep(0.25)

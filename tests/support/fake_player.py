@@ -1,6 +1,6 @@
 """A player for tests of the server that needs no networks and no JAX program.
 
-Run as a program, `python tests/support/fake_player.py GAMES STEPS`, it serves a page on a free port.
+As a program, `python tests/support/fake_player.py GAMES STEPS`, it serves a page on a free port.
 It stays in the first step of its first turns until it gets SIGUSR1, and ends on SIGTERM.
 """
 
