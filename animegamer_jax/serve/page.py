@@ -19,6 +19,8 @@ from animegamer_jax.serve.archive import pack_game
 from animegamer_jax.serve.engine import Engine, TurnRequest
 from animegamer_jax.serve.game_store import GameStore
 
+Number = int | float  # as a browser sends it
+
 _POLL_SECONDS = 0.2  # between two updates of a turn that is being played
 _INTRODUCTION = """# AnimeGamer
 Say what happens next; leave out what stays as it is."""
@@ -231,7 +233,7 @@ class Page:
             yield from self._follow(request)
 
     def on_line(
-        self, name: str, line: str, level: int, seed: float, window: int, steps: int
+        self, name: str, line: str, level: int, seed: Number, window: Number, steps: Number
     ) -> Iterator[list[Any]]:
         """Plays the line and empties it once the turn has begun: later typing is kept."""
         yield from self._play(name, line, level, seed, window, steps, emptied=1)
@@ -245,9 +247,9 @@ class Page:
         time: str | None,
         place: str | None,
         level: int,
-        seed: float,
-        window: int,
-        steps: int,
+        seed: Number,
+        window: Number,
+        steps: Number,
     ) -> Iterator[list[Any]]:
         line = compose_instruction(
             character=character or "", adverb=adverb or "", motion=motion or "",
@@ -256,7 +258,7 @@ class Page:
         yield from self._play(name, line, level, seed, window, steps)
 
     def on_again(
-        self, name: str, level: int, seed: float, window: int, steps: int
+        self, name: str, level: int, seed: Number, window: Number, steps: Number
     ) -> Iterator[list[Any]]:
         """Plays the last turn again, from another seed."""
         try:
@@ -294,7 +296,7 @@ class Page:
         except UserError as error:
             return self._refuse(name, error)
 
-    def on_new(self, seed: float, window: int, steps: int) -> list[Any]:
+    def on_new(self, seed: Number, window: Number, steps: Number) -> list[Any]:
         try:
             name = self.new_game(seed, window, steps)
             return self._show(name, status="A new game.")
@@ -329,7 +331,7 @@ class Page:
             raise UserError("no game yet: play a turn first")
         return self.store.get(name)
 
-    def new_game(self, seed: float, window: float, steps: float) -> str:
+    def new_game(self, seed: Number, window: Number, steps: Number) -> str:
         """Creates a game and returns its id; browsers send numbers as floats."""
         self.engine.check_settings(seed=seed, window=window, steps=steps)
         return self.store.new(seed=int(seed), window=int(window), steps=int(steps))
@@ -363,9 +365,9 @@ class Page:
         name: str,
         line: str,
         level: int,
-        seed: float,
-        window: int,
-        steps: int,
+        seed: Number,
+        window: Number,
+        steps: Number,
         *,
         emptied: int = 0,
     ) -> Iterator[list[Any]]:
@@ -404,7 +406,7 @@ class Api:
     """The API: named endpoints, called with `gradio_client` or over HTTP."""
 
     def __init__(self, page: Page):
-        self.page, self.engine, self.store = page, page.engine, page.shelf
+        self.page, self.engine, self.store = page, page.engine, page.store
 
     def add(self) -> None:
         """Declares the endpoints within the page that is being built."""
