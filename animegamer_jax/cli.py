@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib
+import inspect
 import io
 import itertools
 import logging
@@ -10,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -106,9 +107,21 @@ def parse(command: Callable[..., int], prog: str, argv: list[str]) -> _Arguments
 
     from animegamer_jax.errors import UserError
 
-    @functools.wraps(command)
-    def collect(*args: Any, **kwargs: Any) -> _Arguments:
-        return args, kwargs
+    def document(parameter: inspect.Parameter) -> inspect.Parameter:
+        """Drops "(default: None)" from an option's help, whose text describes the default."""
+        if parameter.default not in (None, ()):
+            return parameter
+        silent = tyro.conf.arg(help_behavior_hint="")
+        annotation: Any = Annotated[parameter.annotation, silent]
+        return parameter.replace(annotation=tyro.conf.DisallowNone[annotation])
+
+    signature = inspect.signature(command)
+    parameters = [document(parameter) for parameter in signature.parameters.values()]
+    collect: Any = lambda *args, **kwargs: (args, kwargs)  # noqa: E731 - tests wrap functions
+    functools.update_wrapper(collect, command)
+    del collect.__wrapped__  # whose signature has the other annotations
+    collect.__signature__ = signature.replace(parameters=parameters)
+    collect.__annotations__ = {p.name: p.annotation for p in parameters}
 
     output = io.StringIO()
     try:

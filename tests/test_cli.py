@@ -62,7 +62,9 @@ def test_help_is_printed(capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(["play", "--help"])
     assert stopped.value.code == 0
-    assert "--instructions" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "--instructions PATH" in printed
+    assert "None" not in printed  # an option's text says what happens without it
 
 
 def test_libtpu_prints_nothing_where_there_is_no_tpu(tiny_bundle, tmp_path):
