@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,12 @@ from animegamer_jax.convert import rules as tables
 from animegamer_jax.convert.networks import (
     DEFAULT_PLACES,
     exported_config,
-    show_progress,
     show_summary,
     table_of,
 )
 from animegamer_jax.convert.sources import write_safetensors, write_torch
 from animegamer_jax.errors import UserError
+from animegamer_jax.progress import Progress, show_progress, track
 from animegamer_jax.storage.paths import (
     absolute,
     move_into_place,
@@ -80,11 +80,10 @@ def export(*, bundle: str, out: Path, networks: tuple[NetworkName, ...] = ()) ->
     try:
         with (
             telling(out, "cannot be written", mend=full),
-            show_progress(sum(len(opened.leaves(name)) for name in names)) as (doing, step),
+            show_progress(transient=True) as progress,
         ):
             for file, inside in files.items():
-                doing(inside[0])
-                _write_file(opened, temporary / file, inside, step)
+                _write_file(opened, temporary / file, inside, progress)
             _write_sizes(opened, temporary, names)
             move_into_place(epath.Path(temporary), epath.Path(out))
     finally:
@@ -135,7 +134,7 @@ def _read(
 
 
 def _write_file(
-    bundle: Bundle, path: Path, names: Sequence[NetworkName], step: Callable[[int], None]
+    bundle: Bundle, path: Path, names: Sequence[NetworkName], progress: Progress
 ) -> None:
     """One file in the released format, with the networks that lie in it."""
     shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
@@ -158,10 +157,11 @@ def _write_file(
             order = [rule.target for rule in rules if rule.target in stored]
             reader = bundle.read_in_order(name, order)
             read = functools.partial(_read, reader=reader, stored=stored, abstract=abstract)
-            for tensor, value in tables.export(rules, read, abstract):
+            found = tables.export(rules, read, abstract)
+            total = len(tables.export_shapes(rules, abstract))
+            for tensor, value in track(found, progress, f"{name}: tensors", total=total):
                 yield prefix + tensor, value
                 del value
-            step(len(order))
 
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".safetensors":

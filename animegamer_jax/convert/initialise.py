@@ -31,7 +31,7 @@ from animegamer_jax.configs import (
 )
 from animegamer_jax.convert import released
 from animegamer_jax.convert import rules as tables
-from animegamer_jax.convert.networks import check_kind, infer, show_progress, show_summary
+from animegamer_jax.convert.networks import check_kind, infer, show_summary
 from animegamer_jax.convert.rules import Abstract, Rule
 from animegamer_jax.convert.sources import Source, open_checkpoint
 from animegamer_jax.convert.tables import cogvideox
@@ -39,6 +39,7 @@ from animegamer_jax.convert.tables import mistral as mistral_folder
 from animegamer_jax.convert.tables.mllm import mistral_rules
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.dit import position_table
+from animegamer_jax.progress import show_progress, track
 from animegamer_jax.protocol import PAPER
 from animegamer_jax.storage.paths import (
     absolute,
@@ -74,17 +75,15 @@ class _Part:
             if path in targets or self.make is None
         }
 
-    def leaves(self, problems: list[str], step: Callable[[int], None]) -> Iterator[Any]:
+    def leaves(self, problems: list[str]) -> Iterator[Any]:
         """Every parameter, one in memory at a time."""
         read = self.read()
         for path, leaf in tables.convert(self.rules, self.source, read, problems=problems):
             yield path, leaf if self.change is None else self.change(path, leaf)
-            step(1)
             del leaf
         for path, leaf in abstract_params(self.name, self.config).items():
             if path not in read and self.make is not None:
                 yield path, self.make(path, leaf.shape)
-                step(1)
 
 
 def new_leaf(path: str, shape: tuple[int, ...], *, seed: int) -> np.ndarray:
@@ -341,15 +340,18 @@ def write_bundle(
     if tokenizer is not None:
         vocab_size = len(Tokenizer.load(tokenizer, num_queries=sizes.mllm.num_queries))
     parts = find_parts(files, sizes, vocab_size=vocab_size, seed=seed)
-    total = sum(len(abstract_params(part.name, part.config)) for part in parts)
     problems: dict[str, list[str]] = {part.source.label: [] for part in parts}
     writer = BundleWriter(target, name=target.name, protocol=PAPER, overwrite=overwrite, stages=())
-    with writer, show_progress(total) as (doing, step):
+    with writer, show_progress(transient=True) as progress:
         if tokenizer is not None:
             _write_tokenizer(writer, tokenizer, parts)
         for part in parts:
-            doing(part.name)
-            leaves = part.leaves(problems[part.source.label], step)
+            leaves = track(
+                part.leaves(problems[part.source.label]),
+                progress,
+                f"{part.name}: parameters",
+                total=len(abstract_params(part.name, part.config)),
+            )
             writer.write_network(part.name, part.config, leaves)
         tables.raise_problems(problems)
     show_summary(f"{target} (to be trained)", writer.weights)

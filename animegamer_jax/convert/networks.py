@@ -2,10 +2,9 @@
 progress and summary that they show.
 """
 
-import contextlib
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
@@ -111,29 +110,6 @@ def infer(name: NetworkName, source: Source, **options: Any) -> Any:
         ) from None
     except (TypeError, ValueError, UserError) as error:
         raise UserError(f"{source.label}: network {name}: {error}") from None
-
-
-@contextlib.contextmanager
-def show_progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
-    """A bar over all parameters: what is being done, and how many more are."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description:<8}"), BarColumn(), MofNCompleteColumn())
-    console = Console(stderr=True)
-    bar = Progress(
-        *columns,
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with bar as progress:
-        task = progress.add_task("", total=total)
-        yield (
-            lambda text: progress.update(task, description=text),
-            lambda count: progress.advance(task, count),
-        )
 
 
 def show_summary(title: str, weights: Mapping[str, Weights]) -> None:

@@ -32,7 +32,6 @@ from animegamer_jax.convert.networks import (
     check_kind,
     infer,
     lora_of,
-    show_progress,
     show_summary,
     table_of,
     with_lora,
@@ -43,6 +42,7 @@ from animegamer_jax.convert.sources import (
     open_checkpoint,
 )
 from animegamer_jax.errors import UserError
+from animegamer_jax.progress import show_progress, track
 from animegamer_jax.protocol import PROTOCOLS
 from animegamer_jax.storage.paths import (
     absolute,
@@ -261,9 +261,7 @@ def _merged_leaves(
         del leaf
 
 
-def _leaves(
-    part: _Part, problems: list[str], *, merge: bool, step: Callable[[int], None]
-) -> Iterator[tuple[str, np.ndarray]]:
+def _leaves(part: _Part, problems: list[str], *, merge: bool) -> Iterator[tuple[str, np.ndarray]]:
     abstract = abstract_params(part.name, part.config)
     if merge:
         pairs = _merged_leaves(part, abstract, problems)
@@ -272,7 +270,6 @@ def _leaves(
     for path, leaf in pairs:
         yield path, leaf
         del leaf
-        step(1)
 
 
 def print_line(text: str) -> None:
@@ -435,19 +432,22 @@ def convert(
     _check_groups(groups)
     _check_fit(parts)
     parts.sort(key=lambda part: list(NETWORKS).index(part.name))
-    total = sum(len(abstract_params(part.name, part.config)) for part in parts)
     problems: dict[str, list[str]] = {part.source.label: [] for part in parts}
     chosen = sizes.protocol if sizes and not protocol else PROTOCOLS[protocol or "released"]
     writer = BundleWriter(target, name=target.name, protocol=chosen, overwrite=overwrite)
-    with writer, show_progress(total) as (doing, step):
+    with writer, show_progress(transient=True) as progress:
         if "tokenizer" in options:
             _write_tokenizer(writer, options["tokenizer"], parts)
         for part in parts:
-            doing(part.name)
             lora = lora_of(part.name, part.config) if merge else None
             config = with_lora(part.name, part.config, None) if lora else part.config
             place = dataclasses.replace(part.place, merged_lora=lora)
-            leaves = _leaves(part, problems[part.source.label], merge=bool(lora), step=step)
+            leaves = track(
+                _leaves(part, problems[part.source.label], merge=bool(lora)),
+                progress,
+                f"{part.name}: parameters",
+                total=len(abstract_params(part.name, part.config)),
+            )
             writer.write_network(part.name, config, leaves, released=place)
         tables.raise_problems(problems)
     show_summary(f"{target} (protocol {chosen.name})", writer.weights)

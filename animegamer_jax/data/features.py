@@ -11,7 +11,7 @@ its devices, and the same command goes on after a stop.
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import jax
@@ -41,11 +41,11 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.models.vae import VAE
+from animegamer_jax.progress import Progress, no_progress
 from animegamer_jax.sharding import make_mesh, partition_spec
 from animegamer_jax.storage.paths import telling
 from animegamer_jax.tokenizer import Tokenizer
 
-Progress = Callable[[str, int, int], None]
 T = TypeVar("T")
 
 _GROUP = 4  # batches that are read ahead, so that what is new in them fills whole ones
@@ -206,7 +206,7 @@ def write_features(
     frame: Frame = "first",
     batch_size: int = 16,
     shard_size: int = 256,
-    on_progress: Progress = lambda what, done, total: None,
+    on_progress: Progress = no_progress,
 ) -> SetInfo:
     """Writes the features of every turn of a games set, or goes on with what was begun.
 
@@ -220,7 +220,7 @@ def write_features(
         frame: the frame of the clip that CLIP sees; the paper's is the first.
         batch_size: turns at a time on a host.
         shard_size: turns of a file; what a stop may lose.
-        on_progress: called with what is being made, turns done, and turns.
+        on_progress: Called with the split, the number of finished turns and the total.
 
     Raises:
         UserError: a network or the tokenizer is missing or of another size, a clip cannot be read,
@@ -331,11 +331,11 @@ def _write_split(
     hosts, host = jax.process_count(), jax.process_index()
     # By number: hosts look at different times, and find different ones missing.
     mine = [shard for shard in missing if shard % hosts == host]
-    on_progress(split, done, len(turns))
+    on_progress(f"{split} turns", done, len(turns))
     for shard in mine:
         records = maker.records((turns[i] for i in places[shard]), games.info)
         done += written.write(split, shard, records)
-        on_progress(split, done, len(turns))
+        on_progress(f"{split} turns", done, len(turns))
 
 
 def _tokenizer(bundle: Bundle) -> Tokenizer:

@@ -1,6 +1,7 @@
 """One evaluation, from its options to the report: systems play, scorers score, judges judge."""
 
 import dataclasses
+import functools
 import importlib
 import json
 import os
@@ -50,13 +51,13 @@ from animegamer_jax.evaluate.play_games import (
     play_system,
     read_system,
 )
-from animegamer_jax.evaluate.progress import say, teller
 from animegamer_jax.evaluate.reference_scores import tables_beside
 from animegamer_jax.evaluate.report.ablations import TOY_ABLATIONS, read_ablations
 from animegamer_jax.evaluate.report.build import write_report
 from animegamer_jax.evaluate.results import Evaluation, SystemResult, Table, write_results
 from animegamer_jax.game.player import Player, check_fit
 from animegamer_jax.models.vae import VAE
+from animegamer_jax.progress import print_status, show_progress
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import telling
 from animegamer_jax.tokenizer import Tokenizer
@@ -235,7 +236,7 @@ class Run:
             bundle, window=options.window, steps=options.steps, dtype=options.dtype
         )
         size = FrameSize(player.num_frames, player.height, player.width)
-        say(f"{source.name}: making the scorers")
+        print_status(f"{source.name}: making the scorers")
         scoring = make_scoring(benchmark, means, size, vae=player.networks.vae)
         digest = bundle.digest()
         settings = {
@@ -245,18 +246,19 @@ class Run:
             "dtype": options.dtype or "the model's own",
             "guidance": player.protocol.guidance_scale,
         }
-        played = play_system(
-            player,
-            benchmark,
-            scoring,
-            home=_home(options.out, source),
-            name=bundle.name,
-            settings={"digest": digest, **settings},
-            batch_size=options.batch_size,
-            on_turn=teller(f"{source.name}: played", "turns"),
-        )
+        with show_progress() as progress:
+            played = play_system(
+                player,
+                benchmark,
+                scoring,
+                home=_home(options.out, source),
+                name=bundle.name,
+                settings={"digest": digest, **settings},
+                batch_size=options.batch_size,
+                on_turn=functools.partial(progress, f"{source.name}: turns played"),
+            )
         if played.kept:
-            say(f"{source.name}: {played.kept} games were there")
+            print_status(f"{source.name}: {played.kept} games were there")
         return SystemResult(
             name=source.name,
             model=source.path,
@@ -274,9 +276,9 @@ class Run:
         def make(size: FrameSize) -> Scoring:
             return make_scoring(benchmark, means, size)
 
-        played, scoring = read_system(
-            Path(source.path), benchmark, make, on_turn=teller(f"{source.name}: scored", "turns")
-        )
+        with show_progress() as progress:
+            on_turn = functools.partial(progress, f"{source.name}: turns scored")
+            played, scoring = read_system(Path(source.path), benchmark, make, on_turn=on_turn)
         return SystemResult(
             name=source.name,
             model=source.path,
@@ -293,7 +295,7 @@ class Run:
     def _beside(
         self, source: _Source, benchmark: Benchmark, scoring: Scoring, *, vae: VAE | None
     ) -> Mapping[str, Table]:
-        say(f"{source.name}: scoring true and other clips")
+        print_status(f"{source.name}: scoring true and other clips")
         return tables_beside(benchmark, scoring, vae=vae, keep=_home(self._options.out, source))
 
     def _ask_judges(
@@ -318,7 +320,6 @@ class Run:
         ]
         every, notes = [], []
         for number, name in enumerate(asked.judge):
-            tell = teller(f"{name}: judged", "games")
             try:
                 settings = JudgeSettings(
                     model=name,
@@ -329,14 +330,17 @@ class Run:
                     prompt_price=asked.prompt_price,
                     completion_price=asked.completion_price,
                 )
-                scores = judge(
-                    games,
-                    settings,
-                    cache=out / "judge",
-                    seed=asked.judge[:number].count(name),
-                    on_progress=lambda done, total, usage, tell=tell: tell(done, total),
-                    on_wait=say,
-                )
+                with show_progress() as progress:
+                    scores = judge(
+                        games,
+                        settings,
+                        cache=out / "judge",
+                        seed=asked.judge[:number].count(name),
+                        on_progress=lambda done, total, usage, name=name, progress=progress: (
+                            progress(f"{name}: games judged", done, total)
+                        ),
+                        on_wait=print_status,
+                    )
             except UserError as error:
                 notes.append(f"{name}: {error}")
                 continue

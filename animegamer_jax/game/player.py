@@ -4,7 +4,7 @@ import contextlib
 import functools
 import time
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -34,13 +34,12 @@ from animegamer_jax.game.rollout import (
     turn_keys,
 )
 from animegamer_jax.models.layers import merge_low_rank
+from animegamer_jax.progress import Progress, no_progress
 from animegamer_jax.protocol import Layout, Protocol
 from animegamer_jax.sharding import PLANS, Plan, make_mesh, use_plan
 from animegamer_jax.tokenizer import Tokenizer
 
 FRAMES_PER_SECOND = 8
-
-Progress = Callable[[str, int, int], None]
 
 
 @typing.runtime_checkable
@@ -263,7 +262,7 @@ class Player:
         turn: int | Sequence[int],
         steps: int | None = None,
         levels: Sequence[int] | None = None,
-        on_progress: Progress | None = None,
+        on_progress: Progress = no_progress,
     ) -> tuple[Window, TurnOutput]:
         """Plays turn number `turn` (from 1) of each game.
 
@@ -282,12 +281,13 @@ class Player:
                 `steps` or `levels` are given to a player over a slice, whose turn is one program.
             NonFiniteError: names the turn and the stage or denoising step.
         """
-        tell = on_progress or (lambda stage, step, total: None)
         instruction = self.read(instructions)
         if self._places is not None:
             if levels is not None or steps not in (None, self.steps):
                 raise UserError("a player over a slice takes no other steps and no motion levels")
-            return self._play_whole(window, instruction, seeds=seeds, turn=turn, tell=tell)
+            return self._play_whole(
+                window, instruction, seeds=seeds, turn=turn, on_progress=on_progress
+            )
         table = self._table(steps)
         allowed = self.protocol.motion_levels
         for level in levels or []:
@@ -296,17 +296,17 @@ class Player:
         keys = self._place(turn_keys(game_keys(seeds), jnp.asarray(turn)))
         clock = [time.perf_counter()]
 
-        tell("mllm", 0, 1)
+        on_progress("mllm", 0, 1)
         state = jax.block_until_ready(self._predict(self.networks.mllm, window, instruction))
         if levels is not None and any(levels):
             state = self._set_levels(state, self._place(jnp.asarray(levels, jnp.int32)))
         if not np.isfinite(np.asarray(state.representation)).all():
             raise NonFiniteError(f"turn {turn}: the MLLM's shot representation is not finite")
-        tell("mllm", 1, 1)
+        on_progress("mllm", 1, 1)
         clock.append(time.perf_counter())
 
         steps = len(table.step)
-        tell("decoder", 0, steps)
+        on_progress("decoder", 0, steps)
         dit, unconditional = self.networks.dit, self.networks.unconditional
         sampler = self._start(dit, keys)
         for step in range(steps):
@@ -317,14 +317,14 @@ class Player:
                     f"turn {turn}: the latents are not finite after denoising step {step + 1} of "
                     f"{steps}"
                 )
-            tell("decoder", step + 1, steps)
+            on_progress("decoder", step + 1, steps)
         clock.append(time.perf_counter())
 
-        tell("vae", 0, 1)
+        on_progress("vae", 0, 1)
         frames, finite = (np.asarray(x) for x in self._decode(self.networks.vae, sampler.x))
         if not finite.all():
             raise NonFiniteError(f"turn {turn}: the frames that the VAE decodes are not finite")
-        tell("vae", 1, 1)
+        on_progress("vae", 1, 1)
         clock.append(time.perf_counter())
 
         parts = dict(zip(("mllm", "decoder", "vae"), np.diff(clock).tolist(), strict=True))
@@ -349,11 +349,11 @@ class Player:
         *,
         seeds: Sequence[int],
         turn: int | Sequence[int],
-        tell: Progress,
+        on_progress: Progress,
     ) -> tuple[Window, TurnOutput]:
         """A turn as one program over the slice."""
         began = time.perf_counter()
-        tell("decoder", 0, self.steps)
+        on_progress("decoder", 0, self.steps)
         games = self._place(game_keys(seeds))
         with _in_slice(self._places):
             window, result = self._turn(
@@ -369,7 +369,7 @@ class Player:
                 f"turn {turn}: the {what} are not finite after denoising step "
                 f"{min(step + 1, self.steps)} of {self.steps}"
             )
-        tell("decoder", self.steps, self.steps)
+        on_progress("decoder", self.steps, self.steps)
         seconds = {"total": time.perf_counter() - began}
         return window, TurnOutput(representation, states, motion_value, frames, seconds)
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from animegamer_jax.data.command import show_progress
 from animegamer_jax.errors import UserError
+from animegamer_jax.progress import show_progress
 
 
 def toyworld(
@@ -36,8 +36,8 @@ def toyworld(
     size = ToySize(games=games, test_games=test_games, turns=turns, height=height, width=width)
     if films < 0:
         raise UserError(f"films {films}: expected 0 or more")
-    with show_progress("games") as tell:
-        info = write_toy_games(str(out), size, seed=seed, processes=processes, on_progress=tell)
+    with show_progress() as progress:
+        info = write_toy_games(str(out), size, seed=seed, processes=processes, on_progress=progress)
     if films:
         _write_films(out / "films", films, size=(height, width), seed=seed)
     counts = ", ".join(f"{split} {count}" for split, count in info.splits.items())
@@ -50,9 +50,9 @@ def _write_films(folder: Path, count: int, *, size: tuple[int, int], seed: int) 
     from animegamer_jax.toy.films import make_film, write_film
 
     mend = "free space; the games are whole"
-    with telling(folder, "cannot be written", mend=mend), show_progress("films") as tell:
+    with telling(folder, "cannot be written", mend=mend), show_progress() as progress:
         folder.mkdir(exist_ok=True)
         for number in range(count):
             film = make_film(seed + number, height=size[0], width=size[1])
             write_film(folder / f"film_{number + 1:03d}.mp4", film)
-            tell("films", number + 1, count)
+            progress("films", number + 1, count)

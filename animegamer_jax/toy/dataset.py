@@ -19,6 +19,7 @@ from animegamer_jax.data.datasets import (
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.motion import motion_value
 from animegamer_jax.media.video import FRAMES_PER_SECOND, encode_lossless_mp4
+from animegamer_jax.progress import Progress, no_progress, track
 from animegamer_jax.toy.drawing.draw import render
 from animegamer_jax.toy.world import (
     MOTION_EDGES,
@@ -30,8 +31,6 @@ from animegamer_jax.toy.world import (
     make_game,
     partial_captions,
 )
-
-Progress = Callable[[str, int, int], None]
 
 FILM = "toy"
 _GAMES_A_SPLIT = 2**24
@@ -126,7 +125,7 @@ def write_toy_games(
     *,
     seed: int = 0,
     processes: int = 1,
-    on_progress: Progress = lambda split, done, games: None,
+    on_progress: Progress = no_progress,
 ) -> SetInfo:
     """Writes a games set; the same records whatever the number of processes.
 
@@ -135,7 +134,7 @@ def write_toy_games(
         size: how many games of what size.
         seed: of all games, below 2**32.
         processes: that render.
-        on_progress: called with the split, its finished games, and its games.
+        on_progress: Called with the split, the number of finished games and the total.
 
     Raises:
         UserError: the place is taken, the disk refuses, or a number is out of range.
@@ -161,10 +160,10 @@ def write_toy_games(
         def records(split: Split) -> Iterator[Record]:
             make = functools.partial(make_records, split=split, size=size, seed=seed)
             total = size.num_games(split)
-            on_progress(split, 0, total)
-            for done, game in enumerate(mapped(make, range(total)), start=1):
+            for game in track(
+                mapped(make, range(total)), on_progress, f"{split} games", total=total
+            ):
                 yield from game
-                on_progress(split, done, total)
 
         splits = {split: functools.partial(records, split) for split in SPLITS}
         return write_set(path, info, parts={"games": splits})

@@ -26,13 +26,13 @@ from animegamer_jax.configs import ShotEncoderConfig
 from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder
-from animegamer_jax.evaluate.progress import teller
 from animegamer_jax.game.player import Player
 from animegamer_jax.media.video import pick_frames
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.encoder import ShotEncoder
 from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.models.vae import VAE
+from animegamer_jax.progress import show_progress
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.tokenizer import Tokenizer
 from animegamer_jax.toy.scoring.classifiers import ChosenReaders, make_readers
@@ -175,13 +175,14 @@ def score_model(
         batch_size: games that are played side by side.
     """
     player = Player.from_bundle(bundle, window=window, steps=steps)
-    played = play_games(
-        player,
-        setting.truth.games,
-        seeds=setting.seeds,
-        batch_size=batch_size,
-        on_turn=teller("played", "turns"),
-    )
+    with show_progress() as progress:
+        played = play_games(
+            player,
+            setting.truth.games,
+            seeds=setting.seeds,
+            batch_size=batch_size,
+            on_turn=functools.partial(progress, "turns"),
+        )
     scores = score(
         setting.truth,
         played,

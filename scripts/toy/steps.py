@@ -8,6 +8,7 @@ others than those that `scripts/toy/score.py` scores, so that what is chosen by 
 by them.
 """
 
+import functools
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -19,9 +20,9 @@ from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.metrics import formulas
-from animegamer_jax.evaluate.progress import teller
 from animegamer_jax.game.player import Player
 from animegamer_jax.media.motion import levels_of, measure_motion
+from animegamer_jax.progress import show_progress
 from animegamer_jax.toy.scoring.decoder_samples import sample_shots
 from animegamer_jax.toy.scoring.scores import play_games, psnr_by_game
 from animegamer_jax.toy.scoring.truth import Truth, make_truth
@@ -70,7 +71,9 @@ def main(
         drawn, height=player.height, width=player.width, num_frames=player.num_frames
     )
     seeds = range(seed, seed + games)
-    played = play_games(player, drawn, seeds=seeds, on_turn=teller("read", "turns"))
+    with show_progress() as progress:
+        on_turn = functools.partial(progress, "turns")
+        played = play_games(player, drawn, seeds=seeds, on_turn=on_turn)
     told = bundle.protocol.motion_values if values is None else tuple(values)
     print(f"{bundle.name}, games {seed} to {seed + games - 1}, told of motion {told}\n")
     columns = ("ACC-F", "MAE-F", "PSNR", *(f"level {level}" for level in LEVELS), "s a clip")

@@ -326,7 +326,7 @@ def test_the_command_tells_what_it_made(tmp_path, capsys):
     told = capsys.readouterr()
     assert status == 0
     assert f"{out}: 4 turns (train 1, test 1, combinations 1, phrasings 1)" in told.out
-    assert "phrasings: 1 of 1 games" in told.err
+    assert "train games: 1 of 1" in told.err
     assert read_mp4(out / "films" / "film_001.mp4").shape[1:] == (16, 24, 3)
     assert (out / "films" / "film_001.json").is_file()
     with pytest.raises(UserError, match="already there"):

@@ -88,7 +88,9 @@ def test_the_set_says_what_it_holds(features, games_path, told):
     assert dataclasses.replace(
         features.info, kind="games", made_by="a test", features=None
     ) == dataclasses.replace(games.info)
-    assert told == [("train", n, 10) for n in (0, 6, 10)] + [("test", n, 5) for n in (0, 5)]
+    assert told == [("train turns", n, 10) for n in (0, 6, 10)] + [
+        ("test turns", n, 5) for n in (0, 5)
+    ]
 
 
 @jax.jit
@@ -177,7 +179,7 @@ def test_the_same_call_goes_on_after_a_stop(features, games_path, bundle, tmp_pa
     options |= {"batch_size": 8, "shard_size": 6}
 
     def stop(split, done, total):
-        if (split, done) == ("train", 10):
+        if (split, done) == ("train turns", 10):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -195,7 +197,7 @@ def test_the_same_call_goes_on_after_a_stop(features, games_path, bundle, tmp_pa
     assert len(before) == 4  # two shards of two parts
     told = []
     write_features(path, **options, on_progress=lambda *progress: told.append(progress))
-    assert told == [("train", 10, 10), ("test", 0, 5), ("test", 5, 5)]
+    assert told == [("train turns", 10, 10), ("test turns", 0, 5), ("test turns", 5, 5)]
     after = shards_of(path)
     assert len(after) == 6
     assert before.items() <= after.items()  # not written again

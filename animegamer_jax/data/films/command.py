@@ -59,7 +59,7 @@ def films(
     folder = open_shots(out, settings)
     folder.tidy()
     cut = functools.partial(_cut, folder=folder, threads=threads)
-    with show_progress("films and seconds") as tell:
+    with show_progress() as tell:
         beam.for_each(
             [os.fsencode(path) for path in found],  # a name may be no text
             cut,
@@ -134,7 +134,7 @@ def annotate(
         raise UserError(f"{shots}: no finished films: run `animegamer data films`")
     _annotator.cache_clear()  # of an earlier run in this process
     digest = _annotator(known, settings).key(folder)
-    with show_progress("films and clips", note=_usage_note(folder)) as tell:
+    with show_progress(note=_usage_note(folder)) as tell:
         beam.for_each(
             every,
             functools.partial(_annotate, folder=folder, characters=known, settings=settings),
@@ -272,7 +272,7 @@ def games(
     """
     from animegamer_jax.data.films.games.writer import write_film_games
 
-    with show_progress("shards") as tell:
+    with show_progress() as tell:
 
         def share(
             numbers: Sequence[int], function: Callable[[int], None], done: Callable[[], int]

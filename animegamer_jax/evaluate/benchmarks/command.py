@@ -1,5 +1,6 @@
 """`animegamer evaluate --make`: writes a benchmark of the toy world, of a grammar or of a model."""
 
+import functools
 import os
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,7 @@ from animegamer_jax.evaluate.benchmarks.format import (
     Benchmark,
     write_benchmark,
 )
-from animegamer_jax.evaluate.progress import say, teller
+from animegamer_jax.progress import print_status, show_progress
 
 _LISTED = 5  # games without a valid answer that are listed one by one
 
@@ -99,16 +100,17 @@ def make_command(
         prompt_price=prompt_price,
         completion_price=completion_price,
     )
-    written = write_games(
-        lists,
-        settings,
-        cache=cache if cache is not None else out.with_name(f"{out.name}.answers"),
-        num_games=200 if games is None else games,
-        num_turns=10 if turns is None else turns,
-        seed=seed,
-        on_progress=teller("made", "games"),
-        on_wait=say,
-    )
+    with show_progress() as progress:
+        written = write_games(
+            lists,
+            settings,
+            cache=cache if cache is not None else out.with_name(f"{out.name}.answers"),
+            num_games=200 if games is None else games,
+            num_turns=10 if turns is None else turns,
+            seed=seed,
+            on_progress=functools.partial(progress, "games"),
+            on_wait=print_status,
+        )
     _write(out, written.benchmark)
     print(f"{written.usage}, {written.usage.cached} answers from the cache")
     if written.skipped:
