@@ -46,7 +46,7 @@ COMMANDS = {
 
 # The extra that brings what the plain installation lacks.
 _EXTRAS = {
-    "apache_beam": "films",
+    "apache_beam": "beam",
     "array_record": "train",
     "cv2": "train",
     "diffusers": "bench",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from annotated_shots import says_of
+from annotated_shots import annotations_of, says_of
 from PIL import Image
 from real_films import big_buck_bunny as big_buck_bunny
 from real_films import bikes as bikes
@@ -134,7 +134,7 @@ def test_a_real_film_goes_through(big_buck_bunny, shots, games, films):
         told = ("--endpoint", server.endpoint, "--model", "stand-in")
         run("data", "annotate", shots.path, "--characters", characters, *told)
         assert len(server.questions) == shots.report(bunny).kept  # of the others nothing
-    assert {row["subject"] for row in shots.annotations(bunny)} == {"other"}
+    assert {row["subject"] for row in annotations_of(shots, bunny)} == {"other"}
     run("data", "games", shots.path, "--out", shots.path.parent / "with", "--test-share", 0.3)
     card = json.loads((shots.path.parent / "with" / "card.json").read_text())
     assert card["totals"]["films"] == 3
