@@ -17,15 +17,15 @@ _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 COMMANDS = {
     "play": ("animegamer_jax.play.command:play", "play a file of instructions, or from a prompt"),
     "serve": ("animegamer_jax.serve.command:serve", "a web page to play on"),
-    "convert": ("animegamer_jax.convert.released:convert", "released checkpoints -> bundle"),
-    "export": ("animegamer_jax.convert.released:export", "bundle -> released file formats"),
+    "convert": ("animegamer_jax.convert.command:convert", "released checkpoints -> bundle"),
+    "export": ("animegamer_jax.convert.command:export", "bundle -> released file formats"),
     "evaluate": (
         "animegamer_jax.evaluate.command:evaluate",
         "plays a benchmark, scores it, writes a report; --make writes one",
     ),
-    "parity": ("animegamer_jax.convert.parity:parity", "recorded numbers against this code"),
+    "parity": ("animegamer_jax.convert.command:parity", "recorded numbers against this code"),
     "initialise": (
-        "animegamer_jax.convert.initialise:initialise",
+        "animegamer_jax.convert.command:initialise",
         "pre-trained parts -> a bundle to train",
     ),
     "data toyworld": ("animegamer_jax.toy.command:toyworld", "draw games of the toy world"),

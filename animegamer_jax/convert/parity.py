@@ -13,15 +13,16 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 
 from animegamer_jax import diffusion
 from animegamer_jax.bundle.bundle import Bundle
+from animegamer_jax.convert.options import ConvertOptions
+from animegamer_jax.convert.released import convert_released
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.mistral import Tokens
 from animegamer_jax.models.mllm import MLLM, GameBatch
@@ -432,7 +433,33 @@ def _latent_size(folder: Path) -> tuple[int, int] | tuple[None, None]:
     return None, None
 
 
-def _print(rows: list[Row]) -> None:
+def compare_folder(folder: Path) -> list[Row]:
+    """Converts the checkpoints of a reference folder and compares everything that it recorded.
+
+    Raises:
+        UserError: The folder does not exist or holds nothing to compare, or one of its files is
+            damaged.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; expected checkpoints and recorded arrays")
+    if not list(folder.glob("*/*.npz")):
+        raise UserError(f"{folder}: no recorded arrays there (expected mllm/rollout.npz and such)")
+    with tempfile.TemporaryDirectory() as temporary:
+        out = Path(temporary) / "bundle"
+        height, width = _latent_size(folder)
+        options = ConvertOptions(
+            out=str(out), reference=folder, latent_height=height, latent_width=width
+        )
+        convert_released(options)
+        with jax.default_matmul_precision("highest"):
+            rows = list(compare(folder, Bundle.open(out)))
+    if not rows:
+        raise UserError(f"{folder}: arrays, but no checkpoint that they belong to")
+    return rows
+
+
+def print_rows(rows: list[Row]) -> None:
+    """Prints a table of the comparisons, and how many pass."""
     from rich.console import Console
     from rich.table import Table
 
@@ -452,44 +479,11 @@ def _print(rows: list[Row]) -> None:
     if not console.is_terminal:
         console = Console(width=120)
     console.print(table)
+    num_passed = sum(row.verdict == "pass" for row in rows)
+    print(f"{num_passed} of {len(rows)} rows pass")
 
 
-def parity(
-    folder: Annotated[Path, tyro.conf.Positional],
-    /,
-    *,
-    json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
-) -> int:
-    """Compares every number that FOLDER recorded with this code, in float32.
-
-    Args:
-        folder: checkpoints and arrays, laid out as `docs/parity.md` says.
-        json_file: the table as JSON, too.
-
-    Returns:
-        The exit status: 1 if a row fails.
-
-    Raises:
-        UserError: the folder is missing, holds nothing to compare, or a file of it is bad.
-    """
-    from animegamer_jax.convert.released import convert
-
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; expected checkpoints and recorded arrays")
-    if not list(folder.glob("*/*.npz")):
-        raise UserError(f"{folder}: no recorded arrays there (expected mllm/rollout.npz and such)")
-    with tempfile.TemporaryDirectory() as temporary:
-        out = Path(temporary) / "bundle"
-        height, width = _latent_size(folder)
-        convert(out=str(out), reference=folder, latent_height=height, latent_width=width)
-        with jax.default_matmul_precision("highest"):
-            rows = list(compare(folder, Bundle.open(out)))
-    if not rows:
-        raise UserError(f"{folder}: arrays, but no checkpoint that they belong to")
-    _print(rows)
-    failed = [row for row in rows if row.verdict == "FAIL"]
-    print(f"{len(rows) - len(failed)} of {len(rows)} rows pass")
-    if json_file:
-        entries = [dataclasses.asdict(row) | {"verdict": row.verdict} for row in rows]
-        json_file.write_text(json.dumps(entries, indent=1) + "\n")
-    return 1 if failed else 0
+def write_rows(path: Path, rows: list[Row]) -> None:
+    """Writes the comparisons as JSON."""
+    entries = [dataclasses.asdict(row) | {"verdict": row.verdict} for row in rows]
+    path.write_text(json.dumps(entries, indent=1) + "\n")

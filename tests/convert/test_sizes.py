@@ -170,7 +170,7 @@ def test_sizes_that_the_shapes_tell_are_the_configured_ones():
 
 
 def test_a_position_table_of_another_frame_is_refused():
-    with pytest.raises(ValueError, match="no whole number of frames of 48 x 90"):
+    with pytest.raises(ValueError, match="not a whole number of frames of 48 x 90"):
         dit_table.infer_config(manifest("vdm_decoder", DECODER), latent_height=48)
 
 

@@ -1,4 +1,4 @@
-"""OpenCLIP: its tensor names to ours. The caller strips any prefix of the file."""
+"""OpenCLIP's tensor names. The caller strips any prefix of the file."""
 
 import math
 import re
@@ -10,19 +10,19 @@ from animegamer_jax.errors import UserError
 
 
 def _tower(source: str, target: str) -> tuple[Rule, ...]:
-    """The layers of either tower; `source` is the prefix of its transformer."""
+    """Returns the rules of one tower's layers; `source` is the prefix of its transformer."""
     source, target = f"{source}.resblocks.{{layer}}", f"{target}.layers.blocks"
 
-    def norm(name: str, ours: str) -> tuple[Rule, Rule]:
+    def norm(name: str, target_name: str) -> tuple[Rule, Rule]:
         return (
-            Rule(f"{source}.{name}.weight", f"{target}.{ours}.scale"),
-            Rule(f"{source}.{name}.bias", f"{target}.{ours}.bias"),
+            Rule(f"{source}.{name}.weight", f"{target}.{target_name}.scale"),
+            Rule(f"{source}.{name}.bias", f"{target}.{target_name}.bias"),
         )
 
-    def linear(name: str, ours: str) -> tuple[Rule, Rule]:
+    def linear(name: str, target_name: str) -> tuple[Rule, Rule]:
         return (
-            Rule(f"{source}.{name}.weight", f"{target}.{ours}.kernel", TRANSPOSE),
-            Rule(f"{source}.{name}.bias", f"{target}.{ours}.bias"),
+            Rule(f"{source}.{name}.weight", f"{target}.{target_name}.kernel", TRANSPOSE),
+            Rule(f"{source}.{name}.bias", f"{target}.{target_name}.bias"),
         )
 
     return (
@@ -37,7 +37,7 @@ def _tower(source: str, target: str) -> tuple[Rule, ...]:
 
 
 def rules(config: CLIPConfig) -> tuple[Rule, ...]:
-    """The table of OpenCLIP's state dict; a tower without layers has no layer rules."""
+    """Returns the table of OpenCLIP's state dict; a tower without layers has no layer rules."""
     image = (
         Rule("visual.conv1.weight", "image.patch_kernel", CONV2D),
         Rule("visual.class_embedding", "image.class_embedding"),
@@ -61,12 +61,12 @@ def rules(config: CLIPConfig) -> tuple[Rule, ...]:
 
 
 def infer_config(shapes: Mapping[str, tuple[int, ...]], *, head_width: int = 64) -> CLIPConfig:
-    """The sizes that a state dict's shapes imply, at `head_width` features a head.
+    """Returns the sizes that a state dict's shapes imply, at `head_width` features a head.
 
-    The released decoder file leaves out the text tower's layers: so does the configuration then.
+    The released decoder file has no layers of the text tower; neither has its configuration.
 
     Raises:
-        UserError: a tensor that tells a size is missing or of another rank, or the towers do not
+        UserError: A tensor that gives a size is missing or of another rank, or the towers do not
             divide into heads of `head_width`.
     """
 
@@ -76,7 +76,7 @@ def infer_config(shapes: Mapping[str, tuple[int, ...]], *, head_width: int = 64)
             raise UserError(
                 f"CLIP weights: expected {name!r} with {rank} dimensions, found "
                 f"{'no such tensor' if found is None else found} among {len(shapes)} tensors: "
-                "give an OpenCLIP vision transformer, its names without prefix"
+                "pass an OpenCLIP vision transformer, its names without prefix"
             )
         return tuple(found)
 
@@ -87,8 +87,8 @@ def infer_config(shapes: Mapping[str, tuple[int, ...]], *, head_width: int = 64)
     def num_heads(width: int, tower: str) -> int:
         if width % head_width:
             raise UserError(
-                f"CLIP weights: the {tower} tower's width {width} is no multiple of the head "
-                f"width {head_width}: give the head width of this model"
+                f"CLIP weights: the {tower} tower's width {width} is not a multiple of the head "
+                f"width {head_width}: pass the head width of this model"
             )
         return width // head_width
 

@@ -1,6 +1,6 @@
 """The diffusion transformer in the released decoder file (names after `model.diffusion_model.`).
 
-The file is SwissArmyTransformer's: fused query-key-value, LoRA as `original` with `matrix_A` and
+It is a file of SwissArmyTransformer: fused query-key-value, LoRA as `original` with `matrix_A` and
 `matrix_B` (three pairs for the fused projection), alpha 1.
 """
 
@@ -14,7 +14,7 @@ _ADALN = "mixins.adaln_layer."
 
 
 def _patch_embedding(patch: int) -> Transform:
-    """A convolution over patches [width, c, p, q] <-> a linear map [(p q c), width]."""
+    """Returns the transform of a convolution [width, c, p, q] to a linear map [(p q c), width]."""
     return Transform(
         "patch_embedding",
         lambda x: x.transpose(2, 3, 1, 0).reshape(-1, x.shape[0]),
@@ -37,7 +37,7 @@ def _norm(source: str, target: str) -> list[Rule]:
 
 
 def rules(config: DiTConfig) -> tuple[Rule, ...]:
-    """The table, with or without LoRA as the configuration says."""
+    """Returns the table, with LoRA if the configuration has it."""
     blocks = "layers.blocks."
     qkv, dense = f"{_LAYER}attention.query_key_value", f"{_LAYER}attention.dense"
     inner = ".original" if config.lora else ""
@@ -85,11 +85,11 @@ def infer_config(
     latent_width: int = 90,
     num_context_tokens: int = 226,
 ) -> DiTConfig:
-    """The configuration from the tensors' shapes, but for the frame's height and width.
+    """Returns the configuration that the shapes imply, given the frame's height and width.
 
     Raises:
-        ValueError: that size is no whole number of patches, or the position table holds no whole
-            number of frames of it.
+        ValueError: The frame is not a whole number of patches, or the position table is not a
+            whole number of such frames.
     """
     width, channels, patch, _ = shapes["mixins.patch_embed.proj.weight"]
     head = shapes[f"{_ADALN}query_layernorm_list.0.weight"][0]
@@ -106,7 +106,7 @@ def infer_config(
     patches = shapes["mixins.pos_embed.pos_embedding"][1] - num_context_tokens
     if patches < per_frame or patches % per_frame:
         raise ValueError(
-            f"the position table holds {patches} patches, no whole number of frames of "
+            f"the position table holds {patches} patches, not a whole number of frames of "
             f"{latent_height} x {latent_width} latents with patches of {patch}"
         )
     a = shapes.get("transformer.layers.0.attention.dense.matrix_A.0")

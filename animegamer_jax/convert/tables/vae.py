@@ -1,4 +1,4 @@
-"""The 3D VAE's names in the released file (`state_dict` of `3d-vae.pt`) and their parameters."""
+"""The 3D VAE's tensor names in the released file (`state_dict` of `3d-vae.pt`)."""
 
 from collections.abc import Iterator, Mapping
 
@@ -36,7 +36,7 @@ def _block(source: str, target: str, *, has_shortcut: bool = False) -> Iterator[
 
 
 def _half(name: str) -> Iterator[Rule]:
-    """What the encoder and the decoder have alike."""
+    """Yields the rules that the encoder and the decoder share."""
     yield from _conv(f"{name}.conv_in.conv", f"{name}.conv_in")
     for i in (0, 1):
         yield from _block(f"{name}.mid.block_{i + 1}", f"{name}.mid.{i}")
@@ -45,7 +45,7 @@ def _half(name: str) -> Iterator[Rule]:
 
 
 def rules(config: VAEConfig) -> tuple[Rule, ...]:
-    """Every tensor of the released file; the training loss's own ones are known and not used."""
+    """Returns the table of the released file; the training loss's tensors are allowed, not used."""
     multipliers, last = config.multipliers, len(config.multipliers) - 1
     table = [*_half("encoder"), *_half("decoder")]
     for level, width in enumerate(multipliers):
@@ -66,13 +66,13 @@ def rules(config: VAEConfig) -> tuple[Rule, ...]:
 
 
 def infer_config(shapes: Mapping[str, tuple[int, ...]]) -> VAEConfig:
-    """The sizes that a released file's tensors show (names and PyTorch shapes).
+    """Returns the sizes that a released file's names and PyTorch shapes imply.
 
-    Shapes do not tell the number of norm groups, the temporal compression and the scaling factor:
+    Shapes do not give the number of norm groups, the temporal compression and the scaling factor:
     these are the released model's (with fewer levels, time is compressed in all of them).
 
     Raises:
-        UserError: a tensor that tells a size is missing, or widths are no multiples of the first.
+        UserError: A tensor that gives a size is missing, or a width is not a multiple of the first.
     """
 
     def out_channels(name: str) -> int:

@@ -1,14 +1,14 @@
 """CLIP for scores: embeddings of frames and captions as transformers makes them from one model."""
 
+import dataclasses
 import json
 import shutil
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from test_clip import _openclip_names
+from tiny_clip import TINY, make_transformers_clip, openclip_tensors
 
 from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.errors import UserError
@@ -42,41 +42,10 @@ def theirs(tmp_path_factory):
     """A tiny random CLIPModel of transformers, and its folder as OpenCLIP would lay it out."""
     folder = tmp_path_factory.mktemp("openclip")
     vocab_size = write_tokenizer(folder)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import transformers
-
-        torch.manual_seed(0)
-        common = {"hidden_act": "gelu", "projection_dim": 20}
-        model = transformers.CLIPModel(
-            transformers.CLIPConfig(
-                vision_config=dict(
-                    hidden_size=32,
-                    intermediate_size=128,
-                    num_hidden_layers=3,
-                    num_attention_heads=4,
-                    image_size=24,
-                    patch_size=8,
-                    **common,
-                ),
-                text_config=dict(
-                    vocab_size=vocab_size,
-                    hidden_size=16,
-                    intermediate_size=64,
-                    num_hidden_layers=2,
-                    num_attention_heads=2,
-                    max_position_embeddings=24,
-                    bos_token_id=vocab_size - 2,
-                    eos_token_id=vocab_size - 1,
-                    **common,
-                ),
-                projection_dim=20,
-            )
-        ).eval()
-        for param in model.parameters():
-            torch.nn.init.normal_(param, std=0.2)
-    state = {name: value.numpy() for name, value in model.state_dict().items()}
-    tensors = {name: torch.from_numpy(x.copy()) for name, x in _openclip_names(state).items()}
+    config = dataclasses.replace(TINY, vocab_size=vocab_size, context_length=24)
+    model = make_transformers_clip(config)
+    weights = openclip_tensors(model, config)
+    tensors = {name: torch.from_numpy(x.copy()) for name, x in weights.items()}
     torch.save(tensors, folder / "open_clip_pytorch_model.bin")
     return model, folder
 
