@@ -43,8 +43,12 @@ _HEAD_WIDTH = 64  # of OpenCLIP ViT-B/16
 _KNOWN_SIZES = ("representation size", "latent channels")
 
 
-def convert_released(options: ConvertOptions) -> None:
+def convert_released(options: ConvertOptions, *, must_fit: bool = True) -> None:
     """Converts released files to a bundle, or writes nothing.
+
+    Args:
+        options: The files, and how to read them.
+        must_fit: Whether networks that exchange arrays must agree on their sizes.
 
     Raises:
         UserError: A file has problems, or the output exists.
@@ -66,7 +70,8 @@ def convert_released(options: ConvertOptions) -> None:
     if not parts:
         raise UserError("nothing to convert: pass --agent, --decoder, --vae, --clip or --t5")
     check_groups(groups)
-    check_fit(parts, sizes=_KNOWN_SIZES)
+    if must_fit:
+        check_fit(parts, sizes=_KNOWN_SIZES)
     if options.merge:
         parts = [_merged(part) for part in parts]
     protocol = PROTOCOLS[options.protocol or "released"]
