@@ -22,11 +22,7 @@ from typing import Any
 import numpy as np
 
 from animegamer_jax.bundle.bundle import NETWORKS, Bundle
-from animegamer_jax.train.metric_logger import (
-    METRICS_FILE,
-    is_clocked,
-    read_lines,
-)
+from animegamer_jax.train.metric_logger import METRICS_FILE, is_clocked, read_lines
 
 
 def last_step(out: Path) -> int:

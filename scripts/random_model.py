@@ -14,11 +14,7 @@ from typing import Literal
 import numpy as np
 import tokenizers
 
-from animegamer_jax.bundle.bundle import (
-    BundleWriter,
-    NetworkName,
-    abstract_params,
-)
+from animegamer_jax.bundle.bundle import BundleWriter, NetworkName, abstract_params
 from animegamer_jax.configs import SIZES, ModelConfig, NetworkConfig
 from animegamer_jax.protocol import PAPER, SPECIAL_TOKENS, Protocol
 

@@ -14,13 +14,7 @@ import numpy as np
 from jaxtyping import Float32, Int32, UInt8
 
 from animegamer_jax.configs import ModelConfig, NetworkConfig
-from animegamer_jax.data.datasets import (
-    FeaturesSet,
-    GamesSet,
-    Record,
-    RecordSource,
-    SetInfo,
-)
+from animegamer_jax.data.datasets import FeaturesSet, GamesSet, Record, RecordSource, SetInfo
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.video import decode_mp4
 from animegamer_jax.protocol import STATE_NAMES, Protocol

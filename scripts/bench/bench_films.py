@@ -40,11 +40,7 @@ from animegamer_jax.data.datasets import (
 )
 from animegamer_jax.data.films.clips.store import ClipRow, open_shots
 from animegamer_jax.data.loader import make_iterator
-from animegamer_jax.media.motion import (
-    dis_flow,
-    motion_level,
-    motion_value,
-)
+from animegamer_jax.media.motion import dis_flow, motion_level, motion_value
 from animegamer_jax.protocol import PAPER
 from animegamer_jax.toy.drawing.draw import render
 from animegamer_jax.toy.films import (
@@ -56,15 +52,7 @@ from animegamer_jax.toy.films import (
     make_film,
     write_film,
 )
-from animegamer_jax.toy.scene import (
-    CHARACTERS,
-    LEVELS,
-    MOTION_EDGES,
-    MOTIONS,
-    PLACES,
-    TIMES,
-    Scene,
-)
+from animegamer_jax.toy.scene import CHARACTERS, LEVELS, MOTION_EDGES, MOTIONS, PLACES, TIMES, Scene
 
 app = SubcommandApp()
 _STYLE = FilmStyle(fps=24, hold=3, pans=0.2, flashes=0.1)

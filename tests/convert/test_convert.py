@@ -18,11 +18,7 @@ from flax import nnx
 from safetensors.torch import save_file
 
 from animegamer_jax import cli
-from animegamer_jax.bundle.bundle import (
-    Bundle,
-    abstract_params,
-    flat_params,
-)
+from animegamer_jax.bundle.bundle import Bundle, abstract_params, flat_params
 from animegamer_jax.configs import (
     CLIPConfig,
     DiTConfig,

@@ -9,11 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from animegamer_jax.bundle.bundle import (
-    NETWORKS,
-    NetworkName,
-    abstract_params,
-)
+from animegamer_jax.bundle.bundle import NETWORKS, NetworkName, abstract_params
 from animegamer_jax.configs import (
     SIZES,
     CLIPConfig,

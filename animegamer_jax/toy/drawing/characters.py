@@ -1,36 +1,20 @@
-"""The people of the toy world: their shapes, part by part.
+"""The characters of the toy world: their shapes, part by part.
 
-A person is a tuple of pieces in drawing order. Each piece belongs to a part that moves as a whole;
-coordinates are the part's own: the head's origin is the neck, an arm's the shoulder, a leg's the
-hip's end, the body's the middle of the hip. Everybody looks a little to the right; who faces left
-is mirrored.
+A character is a tuple of pieces in drawing order. Each piece belongs to a part that moves as a
+whole, and has coordinates of this part: the origin of the head is the neck, of an arm the shoulder,
+of a leg the end of the hip, of the body the middle of the hip. Characters look a little to the
+right; those that face left are mirrored.
 """
 
 import dataclasses
 from typing import Literal, NamedTuple
 
-from animegamer_jax.toy.drawing.shapes import (
-    INK,
-    Colour,
-    Shape,
-    blob,
-    ellipse,
-    limb,
-    polygon,
-)
+from animegamer_jax.toy.drawing.shapes import INK, Colour, Shape, blob, ellipse, limb, polygon
 
 Part = Literal[
-    "far_leg",
-    "near_leg",
-    "far_arm",
-    "near_arm",
-    "body",
-    "head",
-    "tails",
-    "awake",
-    "asleep",
+    "far_leg", "near_leg", "far_arm", "near_arm", "body", "head", "tails", "awake", "asleep",
     "mouth",
-]
+]  # fmt: skip
 Hair = Literal["twin", "spiky", "bob", "flame", "long", "cap", "buns", "hat"]
 Clothes = Literal["dress", "suit"]
 
@@ -44,7 +28,7 @@ class Piece(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Looks:
-    """What one person looks like."""
+    """Hair, clothes and colours of one character."""
 
     hair: Hair
     hair_colour: Colour
@@ -83,7 +67,7 @@ LOOKS: dict[str, Looks] = {
 
 
 def pieces(looks: Looks) -> tuple[Piece, ...]:
-    """One person's pieces, the farthest first."""
+    """Returns the pieces of one character, the farthest first."""
     return (
         *_back_hair(looks),
         *_limb("far_arm", looks),
@@ -165,11 +149,10 @@ def _back_hair(looks: Looks) -> tuple[Piece, ...]:
     match looks.hair:
         case "twin":
             tails = (
-                blob(
-                    (-8, -13), (-12, -14), (-15.5, -8), (-14.5, 1), (-12, 5), (-11, -1), (-8.5, -8)
-                ),
+                blob((-8, -13), (-12, -14), (-15.5, -8), (-14.5, 1), (-12, 5), (-11, -1),
+                     (-8.5, -8)),
                 blob((8, -13), (11.5, -14), (14, -8), (13, 0), (10.8, 4), (10.5, -2), (8.3, -8)),
-            )
+            )  # fmt: skip
             return tuple(Piece("tails", Shape(tail, colour)) for tail in tails)
         case "long":
             mane = blob((-9.5, -12), (-11, -4), (-11, 5), (-8, 9), (-2, 8), (5, 9), (9.5, 5),
@@ -195,15 +178,8 @@ def _back_hair(looks: Looks) -> tuple[Piece, ...]:
 
 def _front_hair(looks: Looks) -> tuple[Piece, ...]:
     colour = looks.hair_colour
-    crown = [
-        (9.6, -9.5),
-        (8.8, -14),
-        (5, -17.4),
-        (0, -18.4),
-        (-5, -17.4),
-        (-9.2, -14),
-        (-9.9, -9.5),
-    ]
+    crown = [(9.6, -9.5), (8.8, -14), (5, -17.4), (0, -18.4), (-5, -17.4), (-9.2, -14),
+             (-9.9, -9.5)]  # fmt: skip
     match looks.hair:
         case "spiky":
             hair = polygon((9.8, -5), (10.6, -10), (12.8, -12.5), (9.6, -14), (10.5, -18.5),
@@ -220,26 +196,15 @@ def _front_hair(looks: Looks) -> tuple[Piece, ...]:
                            (2.6, -25), (-1, -19.5), (-5.5, -24), (-6, -18.5), (-11.5, -20.5),
                            (-9.6, -14.5),
                            (-12.6, -13), (-10.3, -9.5), (-9.8, -6), (-7.8, -9), (-6, -12.5),
-                           (0, -13.8),
-                           (5, -12.8), (8, -9.5))  # fmt: skip
-            scarf = blob(
-                (-6, -0.8),
-                (-3, 0.4),
-                (0.6, 1),
-                (4, 0.4),
-                (6.4, -0.8),
-                (6, 1.6),
-                (0.6, 2.8),
-                (-5.6, 1.6),
-            )
+                           (0, -13.8), (5, -12.8), (8, -9.5))  # fmt: skip
+            scarf = blob((-6, -0.8), (-3, 0.4), (0.6, 1), (4, 0.4), (6.4, -0.8), (6, 1.6),
+                         (0.6, 2.8), (-5.6, 1.6))  # fmt: skip
             return Piece("head", Shape(hair, colour)), Piece("head", Shape(scarf, looks.extra))
         case "cap":
             fringe = polygon((9.6, -6), (9.6, -12), (-9.6, -12), (-10.2, -5), (-8.4, -7),
-                             (-7, -10.5),
-                             (6.5, -10.5), (8.4, -7.5))  # fmt: skip
+                             (-7, -10.5), (6.5, -10.5), (8.4, -7.5))  # fmt: skip
             dome = blob((-10, -11.5), (-9.6, -16), (-5, -19.6), (1, -20.2), (6.5, -18.6),
-                        (10, -14.5),
-                        (10.2, -11.4), (0, -12))  # fmt: skip
+                        (10, -14.5), (10.2, -11.4), (0, -12))  # fmt: skip
             peak = blob((1, -13.2), (9, -13.6), (15.4, -11.8), (16, -10.2), (9, -10.8), (1, -11))
             return (
                 Piece("head", Shape(fringe, colour)),
@@ -252,11 +217,9 @@ def _front_hair(looks: Looks) -> tuple[Piece, ...]:
                              (-0.6, -9.8),
                              (2.4, -8.4), (5, -9.8), (7.6, -7.6), (9.8, -4.6))  # fmt: skip
             cone = blob((-8, -13), (-6.4, -18), (-3.6, -22.5), (-4.6, -26), (-9.5, -27),
-                        (-3, -29.4),
-                        (2.2, -26), (5.4, -20), (7.8, -13))  # fmt: skip
+                        (-3, -29.4), (2.2, -26), (5.4, -20), (7.8, -13))  # fmt: skip
             brim = blob((-15, -12), (-9, -15), (0, -15.8), (9, -15), (15, -12), (8, -11.2),
-                        (0, -12.2),
-                        (-8, -11.2))  # fmt: skip
+                        (0, -12.2), (-8, -11.2))  # fmt: skip
             ribbon = polygon((-7.4, -16.4), (7.0, -16.4), (7.7, -14.2), (-7.9, -14.2))
             return (
                 Piece("head", Shape(fringe, colour)),
@@ -266,8 +229,7 @@ def _front_hair(looks: Looks) -> tuple[Piece, ...]:
             )
         case "bob" | "buns":
             hair = polygon(*crown, (-10.2, -5), (-8.4, -6.5), (-7.4, -9.3), (7.2, -9.3),
-                           (8.6, -6.5),
-                           (9.8, -5))  # fmt: skip
+                           (8.6, -6.5), (9.8, -5))  # fmt: skip
             if looks.hair == "buns":
                 flower = ellipse(6.6, -12.4, rx=2.1, ry=2.0, count=12)
                 heart = ellipse(6.6, -12.4, rx=0.8, ry=0.8, count=8)
@@ -287,8 +249,7 @@ def _front_hair(looks: Looks) -> tuple[Piece, ...]:
             )
         case "long":
             hair = polygon(*crown, (-10.4, -3), (-8.2, -5.5), (-6.8, -9.6), (-2.8, -11.4),
-                           (0.6, -14),
-                           (3, -11), (7, -9.4), (8.6, -5.5), (10, -3))  # fmt: skip
+                           (0.6, -14), (3, -11), (7, -9.4), (8.6, -5.5), (10, -3))  # fmt: skip
             band = polygon((-9.4, -13.6), (-5, -17.2), (0, -18.4), (5, -17.2), (9, -13.6),
                            (8.2, -12),
                            (4.6, -15.4), (0, -16.6), (-4.8, -15.4), (-8.8, -12))  # fmt: skip
