@@ -1,11 +1,11 @@
-"""The tables of `docs/pods.md`, by the TPU's compiler: every program of play and of the recipe.
+"""Makes the tables of `docs/pods.md` with the TPU's compiler: all programs of play and training.
 
     python scripts/plan_tables.py [--only NAME ...] [--write docs/pods.md]
 
-Each program is compiled in a process of its own, from one to five minutes; what was compiled is
-kept in `out/plans` for as long as the package's code and the compiler stay the same, so the same
-command goes on after a stop. Anything but a program that fits, or one that the compiler says does
-not, stops it.
+Each program is compiled in a process of its own, which takes one to five minutes. Results are
+cached in `out/plans` while the package's code and the compiler stay the same, so the command can be
+stopped and run again. It ends at the first program that neither fits nor is refused by the compiler
+for its size.
 """
 
 import argparse
@@ -69,53 +69,55 @@ TRAIN = {
     ],
 }
 FILMS = (10, 1_000, 100_000)
-CLIPS_A_FILM = 2_000  # as the paper's ten films gave
-KEPT = Path("out/plans")
+CLIPS_PER_FILM = 2_000  # the average of the paper's ten films
+CACHE = Path("out/plans")
 PACKAGE = Path(__file__).parent.parent / "animegamer_jax"
-_SOURCES = ("*.py", "convert/*.py", "models/*.py", "plan/*.py", "train/*.py")
-_FILMS_TOLD = (
-    f"Films of {CLIPS_A_FILM:,} clips each; a stage sees as many as in the paper's recipe, or\n"
-    "each clip once where there are more. Chip-hours:"
+_PACKAGES = ("bundle", "convert", "game", "models", "plan", "train")
+_FILMS_NOTE = (
+    f"Films of {CLIPS_PER_FILM:,} clips each; a stage sees as many as in the paper's recipe, or\n"
+    "each clip once if there are more. Chip-hours:"
 )
 BEGIN, END = "<!-- plan_tables.py -->", "<!-- /plan_tables.py -->"
 
 
 @functools.cache
 def code_digest() -> str:
-    """Of what a plan depends on: the package's code, libtpu and jax."""
+    """Returns a digest of the package's code and the versions of libtpu and jax."""
     digest = hashlib.sha256()
     for name in ("libtpu", "jax"):
         digest.update(f"{name} {metadata.version(name)}\n".encode())
-    for file in sorted(file for form in _SOURCES for file in PACKAGE.glob(form)):
+    folders = [PACKAGE / name for name in _PACKAGES]
+    files = [*PACKAGE.glob("*.py"), *(file for folder in folders for file in folder.rglob("*.py"))]
+    for file in sorted(files):
         digest.update(f"{file.relative_to(PACKAGE)}\n".encode() + file.read_bytes())
     return digest.hexdigest()
 
 
 def ask(stage: str, topology: str, options: list[str]) -> tuple[str, dict[str, Any]]:
-    """The command, and the object that it prints.
+    """Returns the command, and the object that it prints.
 
     Raises:
-        SystemExit: it failed otherwise than by a program that does not fit.
+        SystemExit: It failed for another reason than a program that does not fit.
     """
     words = ["plan", "--stage", stage, "--topology", topology, *options]
-    told = f"animegamer {' '.join(words)}"
-    key = hashlib.sha256(f"{told}\n{code_digest()}".encode()).hexdigest()[:16]
-    file = KEPT / f"{key}.json"
+    command = f"animegamer {' '.join(words)}"
+    key = hashlib.sha256(f"{command}\n{code_digest()}".encode()).hexdigest()[:16]
+    file = CACHE / f"{key}.json"
     if not file.exists():
-        print(told, file=sys.stderr, flush=True)
+        print(command, file=sys.stderr, flush=True)
         run = [sys.executable, "-m", "animegamer_jax.cli", *words, "--json"]
         done = subprocess.run(run, capture_output=True, text=True, check=False)
-        read_verdict(done.stdout, status=done.returncode, command=told, errors=done.stderr)
-        KEPT.mkdir(parents=True, exist_ok=True)
+        read_verdict(done.stdout, status=done.returncode, command=command, errors=done.stderr)
+        CACHE.mkdir(parents=True, exist_ok=True)
         file.write_text(done.stdout)
-    return told, json.loads(file.read_text())
+    return command, json.loads(file.read_text())
 
 
 def read_verdict(text: str, *, status: int, command: str, errors: str) -> dict[str, Any]:
-    """What `animegamer plan --json` printed, if it is a plan that fits, or an explicit no.
+    """Returns what `animegamer plan --json` printed: a plan that fits, or an explicit refusal.
 
     Raises:
-        SystemExit: it is neither.
+        SystemExit: It is neither.
     """
     try:
         found = json.loads(text)
@@ -129,32 +131,32 @@ def read_verdict(text: str, *, status: int, command: str, errors: str) -> dict[s
 
 
 def seconds_of(record: dict[str, Any]) -> str:
-    """Time in all, at the least, and its parts."""
+    """Returns the cells of the total time, its lower bound, and its parts."""
     s = record["seconds"]
     parts = " + ".join(f"{s[name]:.2g}" for name in ("products", "other", "collectives", "kernels"))
     return f"{s['total']:.2f} ({s['least']:.2f}) | {parts}"
 
 
 def peak_of(record: dict[str, Any]) -> str:
-    """Memory of a chip."""
+    """Returns the cell of a chip's memory."""
     memory = record["memory"]
     return f"{memory['peak']:.1f} of {memory['chip']:.1f}"
 
 
 def speed_of(record: dict[str, Any]) -> str:
-    """Samples, or tokens where a sample has some."""
+    """Returns the cell of samples per second, or of tokens if samples consist of tokens."""
     if record["sample_tokens"] is not None:
         return f"{record['sample_tokens'] * record['samples_per_second']:,.0f} tokens"
     return f"{record['samples_per_second']:.3g} {record['unit']}"
 
 
 def missing_of(found: dict[str, Any]) -> str:
-    """By how much a program does not fit."""
+    """Returns the cell of a program that does not fit."""
     return f"does not fit: {found['needed_gb']:.1f} GB"
 
 
 def play_table(only: list[str]) -> list[str]:
-    """Rows of what a turn is made of."""
+    """Returns the lines of the table of a turn's programs."""
     lines = [
         "| program | slice | seconds (least) | products + other + sent + kernels | peak GB |",
         "|---|---|---|---|---|",
@@ -166,15 +168,15 @@ def play_table(only: list[str]) -> list[str]:
             _, found = ask("rollout", topology, options)
             if found["fits"]:
                 (record,) = found["plans"]
-                said = f"{seconds_of(record)} | {peak_of(record)}"
+                cells = f"{seconds_of(record)} | {peak_of(record)}"
             else:
-                said = f"{missing_of(found)} | | "
-            lines.append(f"| {name} | {topology} | {said} |")
+                cells = f"{missing_of(found)} | | "
+            lines.append(f"| {name} | {topology} | {cells} |")
     return lines
 
 
 def train_table(only: list[str]) -> list[str]:
-    """Rows of the stages."""
+    """Returns the lines of the table of training stages."""
     lines = [
         "| stage | command | seconds (least) | products + other + sent + kernels | "
         "peak GB | a second | of the peak | the recipe, chip-hours |",
@@ -184,13 +186,13 @@ def train_table(only: list[str]) -> list[str]:
         if only and stage not in only:
             continue
         for topology, options in cases:
-            told, found = ask(stage, topology, options)
+            command, found = ask(stage, topology, options)
             if not found["fits"]:
-                lines.append(f"| {stage} | `{told}` | {missing_of(found)} | | | | | |")
+                lines.append(f"| {stage} | `{command}` | {missing_of(found)} | | | | | |")
                 continue
             (record,) = found["plans"]
             lines.append(
-                f"| {stage} | `{told}` | {seconds_of(record)} | {peak_of(record)} | "
+                f"| {stage} | `{command}` | {seconds_of(record)} | {peak_of(record)} | "
                 f"{speed_of(record)} | {record['peak_share']:.0%} | "
                 f"{record['recipe']['chip_hours']:,.0f} |"
             )
@@ -198,9 +200,9 @@ def train_table(only: list[str]) -> list[str]:
 
 
 def films_table() -> list[str]:
-    """Chip-hours of each stage for so many films, on the first slice of its rows.
+    """Returns the lines of the table of chip-hours, on the first slice of each stage's rows.
 
-    A stage sees as many clips as the paper's recipe, or each clip once where there are more.
+    A stage sees as many clips as in the paper's recipe, or each clip once if there are more.
     """
     slices = {cases[0][0] for cases in TRAIN.values()}
     (topology,) = slices
@@ -208,34 +210,38 @@ def films_table() -> list[str]:
     for stage, (first, *_) in TRAIN.items():
         _, found = ask(stage, *first)
         if not found["fits"]:
-            raise SystemExit(f"{stage} does not fit on {topology}: no films can be counted")
+            raise SystemExit(f"{stage} does not fit on {topology}: expected a first row that fits")
         (plans[stage],) = found["plans"]
     lines = [
         f"| films | clips | {' | '.join(plans)} | chip-hours in all | days on one {topology} |",
         "|---|---|" + "---|" * len(plans) + "---|---|",
     ]
     for films in FILMS:
-        clips, hours = films * CLIPS_A_FILM, []
+        clips, hours = films * CLIPS_PER_FILM, []
         for record in plans.values():
             work = record["recipe"]
             hours.append(work["chip_hours"] * max(1.0, clips / work["samples"]))
         (chips,) = {math.prod(record["mesh"].values()) for record in plans.values()}
-        told = " | ".join(f"{h:,.0f}" for h in (*hours, sum(hours)))
-        lines.append(f"| {films:,} | {clips:,} | {told} | {sum(hours) / chips / 24:,.1f} |")
+        cells = " | ".join(f"{h:,.0f}" for h in (*hours, sum(hours)))
+        lines.append(f"| {films:,} | {clips:,} | {cells} | {sum(hours) / chips / 24:,.1f} |")
     return lines
 
 
 def main() -> None:
     """Prints the tables, or writes them into a page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=[], help="stages, or words of play's programs")
-    parser.add_argument("--write", type=Path, help="the file whose tables are replaced")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="stages, or words in the names of play's programs"
+    )
+    parser.add_argument("--write", type=Path, help="page whose tables are replaced")
     options = parser.parse_args()
     if options.only and options.write:
-        parser.error("--only prints some rows: --write would remove all others")
+        parser.error(
+            "--only prints some rows, and --write would remove all others: pass one of them"
+        )
     tables = [*play_table(options.only), "", *train_table(options.only)]
     if not options.only:
-        tables += ["", _FILMS_TOLD, "", *films_table()]
+        tables += ["", _FILMS_NOTE, "", *films_table()]
     text = "\n".join(tables)
     if options.write is None:
         print(text)

@@ -1,9 +1,9 @@
-"""Writes a whole model of random weights: to try the way from instruction to frames without any.
+"""Writes a complete model of random weights, to try play without trained ones.
 
     python scripts/random_model.py out/random [--size toy]
 
-Its pictures are noise and its states mean nothing; its files, shapes and speed are the real ones.
-The tokenizer reads single bytes and knows the game's special tokens.
+Its clips are noise and its states mean nothing, but files, shapes and speed are those of a trained
+model. The tokenizer reads single bytes and knows the game's special tokens.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from animegamer_jax.protocol import PAPER, SPECIAL_TOKENS, Protocol
 
 
 def write_tokenizer(folder: Path) -> int:
-    """A tokenizer of single bytes with the game's special tokens; returns its size."""
+    """Writes a tokenizer of single bytes with the game's special tokens; returns its size."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate(["<unk>", "<s>", "</s>", *alphabet])}
     model = tokenizers.models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>")
@@ -37,10 +37,9 @@ def write_tokenizer(folder: Path) -> int:
 def random_leaves(
     name: NetworkName, config: NetworkConfig, seed: int
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Values for every parameter of a network, made without compiling anything.
+    """Yields a value for every parameter of a network, without compiling anything.
 
-    Scales are near one and everything else is small and not zero, so that no zero or one hides a
-    mistake.
+    Scales are near one and all other values small and not zero, so that no zero or one hides a bug.
     """
     random = np.random.default_rng(seed)
     for path, leaf in abstract_params(name, config).items():
@@ -52,7 +51,7 @@ def random_leaves(
 def write_model(
     path: Path, config: ModelConfig, protocol: Protocol, *, name: str, seed: int = 0
 ) -> Path:
-    """A bundle of the networks that play; the vocabulary is the tokenizer's."""
+    """Writes a bundle of the networks that play; the vocabulary is the tokenizer's."""
     assert config.mllm is not None
     tokenizer = path.parent / f"{path.name}-tokenizer"
     mistral = dataclasses.replace(config.mllm.mistral, vocab_size=write_tokenizer(tokenizer))
@@ -69,14 +68,14 @@ def main(out: Path, /, *, size: Literal["toy", "full"] = "toy", seed: int = 0) -
     """Write a model of random weights.
 
     Args:
-        out: The folder to write.
-        size: The networks' size; `full` is 37 GB.
-        seed: Of the weights.
+        out: Folder to write.
+        size: Size of the networks; `full` takes 37 GB.
+        seed: Seed of the weights.
     """
-    # Single bytes need more places than the words of a real tokenizer.
+    # Single bytes take more tokens than the words of a real tokenizer.
     protocol = dataclasses.replace(PAPER, caption_length=96)
     write_model(out, SIZES[size](), protocol, name=f"random {size}", seed=seed)
-    print(f"{out}: a {size} model of random weights; animegamer play --model {out}")
+    print(f"{out}: a {size} model of random weights: play it with animegamer play --model {out}")
 
 
 if __name__ == "__main__":
