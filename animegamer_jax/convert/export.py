@@ -1,10 +1,9 @@
 """Writes a bundle's networks as the released PyTorch code reads them."""
 
 import dataclasses
-import functools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,21 +106,6 @@ def _checked_placement(bundle: Bundle, name: NetworkName) -> Placement:
     return placement
 
 
-def _read_next(
-    leaf: str,
-    *,
-    reader: Iterator[tuple[str, np.ndarray]],
-    stored: Mapping[str, Any],
-    abstract: tables.Abstract,
-) -> np.ndarray:
-    """Returns the next parameter of a reader in the table's order."""
-    if leaf not in stored:  # a low-rank update that was merged: zeros have the same effect
-        return np.zeros(abstract[leaf].shape, abstract[leaf].dtype)
-    path, value = next(reader)
-    assert path == leaf, (path, leaf)
-    return value
-
-
 def _write_file(
     bundle: Bundle, path: Path, names: Sequence[NetworkName], progress: Progress
 ) -> None:
@@ -145,7 +129,12 @@ def _write_file(
         for name, prefix, rules, abstract, stored, total in jobs:
             order = [rule.target for rule in rules if rule.target in stored]
             reader = bundle.read_in_order(name, order)
-            read = functools.partial(_read_next, reader=reader, stored=stored, abstract=abstract)
+
+            def read(leaf: str, reader=reader, stored=stored, abstract=abstract) -> np.ndarray:
+                if leaf in stored:
+                    return next(reader)[1]  # it goes in the same order
+                return np.zeros(abstract[leaf].shape, abstract[leaf].dtype)  # a merged update
+
             found = tables.export(rules, read, abstract)
             for tensor, value in track(found, progress, f"{name}: tensors", total=total):
                 yield prefix + tensor, value

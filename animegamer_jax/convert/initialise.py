@@ -17,7 +17,7 @@ import numpy as np
 from animegamer_jax.bundle.bundle import abstract_params
 from animegamer_jax.configs import DiTConfig, MLLMConfig, ModelConfig
 from animegamer_jax.convert import rules as tables
-from animegamer_jax.convert.networks import EMBEDDED, check_kind, read_config
+from animegamer_jax.convert.networks import EMBEDDED, check_kind, read_config, size_errors
 from animegamer_jax.convert.options import InitialiseOptions
 from animegamer_jax.convert.parts import (
     Group,
@@ -114,14 +114,8 @@ def _dit_groups(path: Path, *, like: DiTConfig, seed: int) -> Iterator[Group]:
             f"{source.label}: --cogvideox: expected tensors whose names start with "
             f"{cogvideox.PREFIX!r}, found none: {hint}"
         )
-    try:
+    with size_errors(f"{source.label}: --cogvideox", hint=hint):
         config = cogvideox.infer_config(inner.shapes, like=like)
-    except KeyError as error:
-        raise UserError(
-            f"{source.label}: --cogvideox: {error.args[0]} is missing, which gives a size: {hint}"
-        ) from None
-    except ValueError as error:
-        raise UserError(f"{source.label}: --cogvideox: {error}") from None
 
     def make(name: str, shape: tuple[int, ...]) -> np.ndarray:
         if name == "positions":
@@ -142,16 +136,10 @@ def _mllm_group(folder: Path, *, like: MLLMConfig, width: int, vocab_size: int, 
     base_config = read_config(folder / "config.json")
     source = open_checkpoint(folder)
     check_kind(source, "mistral")
-    try:
+    with size_errors(f"{folder}: --mistral", hint="expected the folder of a Mistral model"):
         base = mistral_table.infer_config(
             source.shapes, base=base_config, like=like, representation_size=width
         )
-    except KeyError as error:
-        raise UserError(
-            f"{folder}: --mistral: {error.args[0]} is missing: expected a Mistral model's folder"
-        ) from None
-    except ValueError as error:
-        raise UserError(f"{folder}: --mistral: {error}") from None
     rows, hidden = base.mistral.vocab_size, base.mistral.hidden_size
     if vocab_size < rows:
         raise UserError(

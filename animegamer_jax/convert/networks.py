@@ -1,9 +1,10 @@
 """Each network's table, place in the released files and low-rank update, for both directions."""
 
+import contextlib
 import dataclasses
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,15 +106,26 @@ def infer(name: NetworkName, source: Source, **options: Any) -> Any:
     Raises:
         UserError: A tensor that gives a size is missing, or sizes contradict one another.
     """
-    try:
+    hint = "expected the released file, or one with the same names"
+    with size_errors(f"{source.label}: network {name}", hint=hint):
         return table_of(name).infer_config(source.shapes, **options)
+
+
+@contextlib.contextmanager
+def size_errors(where: str, *, hint: str) -> Iterator[None]:
+    """Turns the errors of a table's `infer_config` into `UserError`.
+
+    Raises:
+        UserError: A tensor that gives a size is missing, or sizes contradict one another.
+    """
+    try:
+        yield
     except KeyError as error:
         raise UserError(
-            f"{source.label}: {error.args[0]} is missing, which gives a size of network {name}: "
-            "expected the released file, or one with the same names"
+            f"{where}: {error.args[0]} is missing, which gives a size: {hint}"
         ) from None
     except (TypeError, ValueError, UserError) as error:
-        raise UserError(f"{source.label}: network {name}: {error}") from None
+        raise UserError(f"{where}: {error}") from None
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -376,6 +376,21 @@ def _allocate(path: Path) -> None:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
 
+def _checked(
+    tensors: Iterable[tuple[str, np.ndarray]], names: Iterable[str], path: Path
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Passes tensors on, and makes sure that there is one for each name."""
+    missing = set(names)
+    for name, tensor in tensors:
+        if name not in missing:
+            raise ValueError(f"{path}: unknown tensor {name}")
+        missing.remove(name)
+        yield name, tensor
+        del tensor
+    if missing:
+        raise ValueError(f"{path}: no values for {sorted(missing)}")
+
+
 def write_torch(
     path: Path,
     shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]],
@@ -417,10 +432,7 @@ def write_torch(
     with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     content = content if key is None else content[key]
-    missing = set(content)
-    for name, tensor in tensors:
-        if name not in content:
-            raise ValueError(f"{path}: unknown tensor {name}")
+    for name, tensor in _checked(tensors, content, path):
         target = torch_numpy(content[name].reshape(-1))
         step = _BLOCK_BYTES // target.itemsize
         values = np.ascontiguousarray(tensor).reshape(-1)
@@ -429,9 +441,6 @@ def write_torch(
             block[:] = values[i : i + step]
             release_pages(block.ctypes.data, block.nbytes)
         del tensor, values  # before the next one is created
-        missing.discard(name)
-    if missing:
-        raise ValueError(f"{path}: no values for {sorted(missing)}")
 
 
 def write_safetensors(
@@ -454,17 +463,11 @@ def write_safetensors(
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    missing = set(shapes)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         start = file.tell()
         file.truncate(start + offset)
-        for name, tensor in tensors:
-            if name not in shapes:
-                raise ValueError(f"{path}: unknown tensor {name}")
+        for name, tensor in _checked(tensors, shapes, path):
             file.seek(start + header[name]["data_offsets"][0])
             file.write(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
             del tensor  # before the next one is created
-            missing.discard(name)
-    if missing:
-        raise ValueError(f"{path}: no values for {sorted(missing)}")

@@ -3,4 +3,5 @@
 mllm, dit, encoder, vae, clip, t5   the released files: `rules(config)` and `infer_config(shapes)`
 mistral, cogvideox                  the pre-trained files that training starts from
 lpips                               AlexNet, for a metric
+layers                              rules of one layer, which the tables share
 """

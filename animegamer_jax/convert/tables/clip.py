@@ -5,7 +5,8 @@ import re
 from collections.abc import Mapping
 
 from animegamer_jax.configs import CLIPConfig
-from animegamer_jax.convert.rules import CONV2D, QKV, QKV_BIAS, TRANSPOSE, Rule
+from animegamer_jax.convert.rules import CONV2D, QKV, QKV_BIAS, Rule
+from animegamer_jax.convert.tables.layers import norm, weight_and_bias
 from animegamer_jax.errors import UserError
 
 
@@ -13,26 +14,14 @@ def _tower(source: str, target: str) -> tuple[Rule, ...]:
     """Returns the rules of one tower's layers; `source` is the prefix of its transformer."""
     source, target = f"{source}.resblocks.{{layer}}", f"{target}.layers.blocks"
 
-    def norm(name: str, target_name: str) -> tuple[Rule, Rule]:
-        return (
-            Rule(f"{source}.{name}.weight", f"{target}.{target_name}.scale"),
-            Rule(f"{source}.{name}.bias", f"{target}.{target_name}.bias"),
-        )
-
-    def linear(name: str, target_name: str) -> tuple[Rule, Rule]:
-        return (
-            Rule(f"{source}.{name}.weight", f"{target}.{target_name}.kernel", TRANSPOSE),
-            Rule(f"{source}.{name}.bias", f"{target}.{target_name}.bias"),
-        )
-
     return (
-        *norm("ln_1", "attention_norm"),
+        *norm(f"{source}.ln_1", f"{target}.attention_norm"),
         Rule(f"{source}.attn.in_proj_weight", f"{target}.qkv.kernel", QKV),
         Rule(f"{source}.attn.in_proj_bias", f"{target}.qkv.bias", QKV_BIAS),
-        *linear("attn.out_proj", "out"),
-        *norm("ln_2", "mlp_norm"),
-        *linear("mlp.c_fc", "up"),
-        *linear("mlp.c_proj", "down"),
+        *weight_and_bias(f"{source}.attn.out_proj", f"{target}.out"),
+        *norm(f"{source}.ln_2", f"{target}.mlp_norm"),
+        *weight_and_bias(f"{source}.mlp.c_fc", f"{target}.up"),
+        *weight_and_bias(f"{source}.mlp.c_proj", f"{target}.down"),
     )
 
 
@@ -42,19 +31,16 @@ def rules(config: CLIPConfig) -> tuple[Rule, ...]:
         Rule("visual.conv1.weight", "image.patch_kernel", CONV2D),
         Rule("visual.class_embedding", "image.class_embedding"),
         Rule("visual.positional_embedding", "image.position_embedding"),
-        Rule("visual.ln_pre.weight", "image.pre_norm.scale"),
-        Rule("visual.ln_pre.bias", "image.pre_norm.bias"),
+        *norm("visual.ln_pre", "image.pre_norm"),
         *(_tower("visual.transformer", "image") if config.vision_layers else ()),
-        Rule("visual.ln_post.weight", "image.post_norm.scale"),
-        Rule("visual.ln_post.bias", "image.post_norm.bias"),
+        *norm("visual.ln_post", "image.post_norm"),
         Rule("visual.proj", "image.projection"),
     )
     text = (
         Rule("token_embedding.weight", "text.embedding"),
         Rule("positional_embedding", "text.position_embedding"),
         *(_tower("transformer", "text") if config.text_layers else ()),
-        Rule("ln_final.weight", "text.final_norm.scale"),
-        Rule("ln_final.bias", "text.final_norm.bias"),
+        *norm("ln_final", "text.final_norm"),
         Rule("text_projection", "text.projection"),
     )
     return (*image, *text, Rule("logit_scale", "logit_scale"))
@@ -117,9 +103,7 @@ def infer_config(shapes: Mapping[str, tuple[int, ...]], *, head_width: int = 64)
         vision_heads=num_heads(vision_width, "image"),
         text_width=text_width,
         text_layers=text_layers,
-        text_heads=num_heads(text_width, "text")
-        if text_layers
-        else max(1, text_width // head_width),
+        text_heads=num_heads(text_width, "text") if text_layers else text_width // head_width or 1,
         vocab_size=vocab_size,
         context_length=shape("positional_embedding", 2)[0],
         embed_size=shape("visual.proj", 2)[1],

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from animegamer_jax.configs import DiTConfig, LoRAConfig
 from animegamer_jax.convert.rules import QKV, QKV_BIAS, TRANSPOSE, Rule, Transform
+from animegamer_jax.convert.tables.layers import norm, weight_and_bias
 
 _LAYER = "transformer.layers.{layer}."
 _ADALN = "mixins.adaln_layer."
@@ -25,17 +26,6 @@ def _patch_embedding(patch: int) -> Transform:
 POSITIONS = Transform("positions", lambda x: x[0], lambda x: x[None])  # [1, t, d] -> [t, d]
 
 
-def _linear(source: str, target: str) -> list[Rule]:
-    return [
-        Rule(f"{source}.weight", f"{target}.kernel", TRANSPOSE),
-        Rule(f"{source}.bias", f"{target}.bias"),
-    ]
-
-
-def _norm(source: str, target: str) -> list[Rule]:
-    return [Rule(f"{source}.weight", f"{target}.scale"), Rule(f"{source}.bias", f"{target}.bias")]
-
-
 def rules(config: DiTConfig) -> tuple[Rule, ...]:
     """Returns the table, with LoRA if the configuration has it."""
     blocks = "layers.blocks."
@@ -43,30 +33,27 @@ def rules(config: DiTConfig) -> tuple[Rule, ...]:
     inner = ".original" if config.lora else ""
     table = [
         Rule("mixins.pos_embed.pos_embedding", "positions", POSITIONS),
-        Rule(
-            "mixins.patch_embed.proj.weight",
-            "patch_in.kernel",
-            _patch_embedding(config.patch_size),
+        *weight_and_bias(
+            "mixins.patch_embed.proj", "patch_in", _patch_embedding(config.patch_size)
         ),
-        Rule("mixins.patch_embed.proj.bias", "patch_in.bias"),
-        *_linear("time_embed.0", "time_embed.input"),
-        *_linear("time_embed.2", "time_embed.output"),
-        *_linear("flow_embed.0", "motion_embed.input"),
-        *_linear("flow_embed.2", "motion_embed.output"),
-        *_linear(f"{_ADALN}adaLN_modulations.{{layer}}.1", f"{blocks}modulation"),
-        *_norm(f"{_ADALN}query_layernorm_list.{{layer}}", f"{blocks}query_norm"),
-        *_norm(f"{_ADALN}key_layernorm_list.{{layer}}", f"{blocks}key_norm"),
-        *_norm(f"{_LAYER}input_layernorm", f"{blocks}attention_norm"),
-        *_norm(f"{_LAYER}post_attention_layernorm", f"{blocks}mlp_norm"),
+        *weight_and_bias("time_embed.0", "time_embed.input"),
+        *weight_and_bias("time_embed.2", "time_embed.output"),
+        *weight_and_bias("flow_embed.0", "motion_embed.input"),
+        *weight_and_bias("flow_embed.2", "motion_embed.output"),
+        *weight_and_bias(f"{_ADALN}adaLN_modulations.{{layer}}.1", f"{blocks}modulation"),
+        *norm(f"{_ADALN}query_layernorm_list.{{layer}}", f"{blocks}query_norm"),
+        *norm(f"{_ADALN}key_layernorm_list.{{layer}}", f"{blocks}key_norm"),
+        *norm(f"{_LAYER}input_layernorm", f"{blocks}attention_norm"),
+        *norm(f"{_LAYER}post_attention_layernorm", f"{blocks}mlp_norm"),
         Rule(f"{qkv}{inner}.weight", f"{blocks}qkv.kernel", QKV),
         Rule(f"{qkv}{inner}.bias", f"{blocks}qkv.bias", QKV_BIAS),
-        *_linear(f"{dense}{inner}", f"{blocks}out"),
-        *_linear(f"{_LAYER}mlp.dense_h_to_4h", f"{blocks}mlp_in"),
-        *_linear(f"{_LAYER}mlp.dense_4h_to_h", f"{blocks}mlp_out"),
-        *_norm("transformer.final_layernorm", "final_norm"),
-        *_norm("mixins.final_layer.norm_final", "output_norm"),
-        *_linear("mixins.final_layer.adaLN_modulation.1", "output_modulation"),
-        *_linear("mixins.final_layer.linear", "patch_out"),
+        *weight_and_bias(f"{dense}{inner}", f"{blocks}out"),
+        *weight_and_bias(f"{_LAYER}mlp.dense_h_to_4h", f"{blocks}mlp_in"),
+        *weight_and_bias(f"{_LAYER}mlp.dense_4h_to_h", f"{blocks}mlp_out"),
+        *norm("transformer.final_layernorm", "final_norm"),
+        *norm("mixins.final_layer.norm_final", "output_norm"),
+        *weight_and_bias("mixins.final_layer.adaLN_modulation.1", "output_modulation"),
+        *weight_and_bias("mixins.final_layer.linear", "patch_out"),
     ]
     if config.lora:
         for letter in "AB":

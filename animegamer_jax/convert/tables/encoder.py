@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from animegamer_jax.configs import ShotEncoderConfig
-from animegamer_jax.convert.rules import TRANSPOSE, Rule
+from animegamer_jax.convert.rules import Rule
+from animegamer_jax.convert.tables.layers import norm, weight_and_bias
 
 _PREFIX = "mixins.patch_embed."
 
@@ -11,16 +12,12 @@ _PREFIX = "mixins.patch_embed."
 def rules(config: ShotEncoderConfig) -> tuple[Rule, ...]:
     """Returns the table: E_a's four linear maps and three norms."""
     del config
-    table = []
+    table: list[Rule] = []
     for source, target in (("text_proj", "text"), ("ip_proj", "image")):
         for index, layer in ((0, "input"), (2, "output")):
-            name = f"{_PREFIX}{source}.{index}"
-            table.append(Rule(f"{name}.weight", f"{target}.{layer}.kernel", TRANSPOSE))
-            table.append(Rule(f"{name}.bias", f"{target}.{layer}.bias"))
+            table += weight_and_bias(f"{_PREFIX}{source}.{index}", f"{target}.{layer}")
     for source, target in (("txt", "text"), ("ip", "image"), ("output", "output")):
-        name = f"{_PREFIX}{source}_mix_layer_norm"
-        table.append(Rule(f"{name}.weight", f"{target}_norm.scale"))
-        table.append(Rule(f"{name}.bias", f"{target}_norm.bias"))
+        table += norm(f"{_PREFIX}{source}_mix_layer_norm", f"{target}_norm")
     return tuple(table)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from animegamer_jax.configs import Dtype, LoRAConfig, MistralConfig, MLLMConfig
 from animegamer_jax.convert.rules import TRANSPOSE, Rule
+from animegamer_jax.convert.tables.layers import weight_and_bias
 
 _LINEARS = {
     "self_attn.q_proj": "q",
@@ -61,9 +62,7 @@ def adapter_rules(config: MLLMConfig) -> tuple[Rule, ...]:
                 table.append(Rule(name, f"{_BLOCKS}{target}.lora_{letter.lower()}", TRANSPOSE))
     for resampler in ("input_resampler", "output_resampler"):
         for index, layer in ((0, "input"), (2, "output")):
-            name = f"{resampler}.proj.{index}"
-            table.append(Rule(f"{name}.weight", f"{resampler}.{layer}.kernel", TRANSPOSE))
-            table.append(Rule(f"{name}.bias", f"{resampler}.{layer}.bias"))
+            table += weight_and_bias(f"{resampler}.proj.{index}", f"{resampler}.{layer}")
     return tuple(table)
 
 

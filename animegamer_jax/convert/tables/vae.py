@@ -3,33 +3,30 @@
 from collections.abc import Iterator, Mapping
 
 from animegamer_jax.configs import VAEConfig
-from animegamer_jax.convert.rules import CONV2D, CONV3D, IDENTITY, Rule, Transform
+from animegamer_jax.convert.rules import CONV2D, CONV3D, Rule
+from animegamer_jax.convert.tables.layers import norm, weight_and_bias
 from animegamer_jax.errors import UserError
 
 
-def _conv(source: str, target: str, transform: Transform = CONV3D) -> Iterator[Rule]:
-    yield Rule(f"{source}.weight", f"{target}.kernel", transform)
-    yield Rule(f"{source}.bias", f"{target}.bias", IDENTITY)
+def _conv(source: str, target: str) -> list[Rule]:
+    return weight_and_bias(source, target, CONV3D)
 
 
-def _group_norm(source: str, target: str) -> Iterator[Rule]:
-    yield Rule(f"{source}.weight", f"{target}.scale", IDENTITY)
-    yield Rule(f"{source}.bias", f"{target}.bias", IDENTITY)
+def _spatial_norm(source: str, target: str) -> list[Rule]:
+    return [
+        *norm(f"{source}.norm_layer", f"{target}.norm"),
+        *_conv(f"{source}.conv_y.conv", f"{target}.conv_y"),
+        *_conv(f"{source}.conv_b.conv", f"{target}.conv_b"),
+    ]
 
 
-def _spatial_norm(source: str, target: str) -> Iterator[Rule]:
-    yield from _group_norm(f"{source}.norm_layer", f"{target}.norm")
-    yield from _conv(f"{source}.conv_y.conv", f"{target}.conv_y")
-    yield from _conv(f"{source}.conv_b.conv", f"{target}.conv_b")
-
-
-_NORMS = {"encoder": _group_norm, "decoder": _spatial_norm}
+_NORMS = {"encoder": norm, "decoder": _spatial_norm}
 
 
 def _block(source: str, target: str, *, has_shortcut: bool = False) -> Iterator[Rule]:
-    norm = _NORMS[target.split(".")[0]]
+    norm_of_half = _NORMS[target.split(".")[0]]
     for i in (1, 2):
-        yield from norm(f"{source}.norm{i}", f"{target}.norm{i}")
+        yield from norm_of_half(f"{source}.norm{i}", f"{target}.norm{i}")
         yield from _conv(f"{source}.conv{i}.conv", f"{target}.conv{i}")
     if has_shortcut:
         yield from _conv(f"{source}.nin_shortcut", f"{target}.shortcut")
@@ -59,9 +56,9 @@ def rules(config: VAEConfig) -> tuple[Rule, ...]:
             changes = i == 0 and width != coarser
             table += _block(f"{up}.block.{i}", f"{up}.blocks.{i}", has_shortcut=changes)
         if level != last:
-            table += _conv(f"{down}.downsample.conv", f"{down}.downsample", CONV2D)
+            table += weight_and_bias(f"{down}.downsample.conv", f"{down}.downsample", CONV2D)
         if level != 0:
-            table += _conv(f"{up}.upsample.conv", f"{up}.upsample", CONV2D)
+            table += weight_and_bias(f"{up}.upsample.conv", f"{up}.upsample", CONV2D)
     return (*table, Rule("loss.*", None))
 
 
