@@ -67,7 +67,7 @@ class Times(NamedTuple):
 def time_in_turns(
     calls: Mapping[str, Callable[[], jax.Array]], *, rounds: int, seconds: float = 0.0
 ) -> dict[str, Times]:
-    """Runs each call once in each round, for at least so many rounds and seconds per call."""
+    """Runs each call once in each round, for at least these rounds and seconds per call."""
     for call in calls.values():
         jax.block_until_ready(call())
     times = {name: Times([], []) for name in calls}

@@ -504,7 +504,7 @@ def test_convert_export_convert_is_the_identity(bundle, released, tmp_path):
 
 
 def test_a_model_of_our_own_comes_back_from_its_export(tiny_bundle, tmp_path):
-    """Numbers of tokens, norm groups and protocol are not in the tensors: the export tells them."""
+    """Numbers of tokens, norm groups and protocol are not in tensors: the export records them."""
     export_bundle(str(tiny_bundle), tmp_path / "out")
     convert(out=str(tmp_path / "back"), reference=tmp_path / "out")
     first, second = Bundle.open(tiny_bundle), Bundle.open(tmp_path / "back")
@@ -752,7 +752,7 @@ def test_memory_stays_small(tmp_path):
             Bundle.open(tmp_path / "b").path.rmtree()
 
 
-def test_files_of_another_network_are_told_apart(released, tmp_path):
+def test_files_of_another_network_are_recognised(released, tmp_path):
     out = str(tmp_path / "b")
     torch.save({"visual.conv1.weight": torch.zeros(2, 3, 2, 2)}, tmp_path / "clip.pt")
     with pytest.raises(UserError, match=r"--vae: expected the 3D VAE, found tensors of OpenCLIP"):
@@ -782,7 +782,7 @@ def test_blocked_code_and_odd_formats_are_named(tmp_path):
         open_torch(tmp_path / "f8.pt")
 
 
-def test_a_full_disk_is_told(released, bundle, tmp_path):
+def test_a_full_disk_is_reported(released, bundle, tmp_path):
     """Files may not grow beyond 100 kB: as a full disk, in a process of its own."""
     code = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"

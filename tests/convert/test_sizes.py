@@ -147,7 +147,7 @@ def test_numbers_of_parameters():
     assert {name: round(count / 1e6) for name, count in found.items()} == MILLIONS
 
 
-def test_sizes_that_the_shapes_tell_are_the_configured_ones():
+def test_sizes_that_the_shapes_imply_are_the_configured_ones():
     base = {
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
@@ -189,7 +189,7 @@ def test_the_networks_of_a_size_fit(size):
         (config.clip, "text_heads", "text_width"),
     ):
         assert getattr(network, width) % getattr(network, heads) == 0
-    assert dit.hidden_size % 16 == 0  # quarters and eighths of it tell frame, row and column
+    assert dit.hidden_size % 16 == 0  # quarters and eighths of it encode frame, row and column
     assert mllm.mistral.num_attention_heads % mllm.mistral.num_key_value_heads == 0
 
 
