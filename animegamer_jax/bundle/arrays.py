@@ -7,6 +7,7 @@ replaces the scalars in Orbax's key-value store.
 """
 
 import itertools
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -84,9 +85,7 @@ def _write_batch(
             delete_existing=True,
             dtype=array.dtype,
             shape=array.shape,
-            chunk_layout=ts.ChunkLayout(
-                chunk=ts.ChunkLayout.Grid(elements=max(1, _CHUNK_BYTES // array.itemsize))
-            ),
+            chunk_layout=ts.ChunkLayout(chunk_shape=_chunk_shape(array)),
         )
         for name, array in batch
     )
@@ -99,6 +98,15 @@ def _write_batch(
                 _results(writes)
                 writes.clear()
     _results(writes)
+
+
+def _chunk_shape(array: np.ndarray) -> tuple[int, ...]:
+    """The array's shape with its largest dimensions halved until a chunk is small enough."""
+    shape = [max(1, size) for size in array.shape]
+    while math.prod(shape) * array.itemsize > max(_CHUNK_BYTES, array.itemsize):
+        axis = shape.index(max(shape))
+        shape[axis] = -(-shape[axis] // 2)
+    return tuple(shape)
 
 
 def _chunks(store: Any) -> Iterator[tuple[slice, ...]]:
