@@ -1,17 +1,10 @@
 """Where bundles lie: local folders and buckets, and what can go wrong there, told in one line."""
 
 import contextlib
-import gc
-import inspect
 import logging
 import os
 import re
-import sys
-import time
-import traceback
-import warnings
 from collections.abc import Iterator
-from typing import Any
 
 from etils import epath
 
@@ -145,61 +138,3 @@ def telling(path: epath.PathLike, what: str, *, mend: str) -> Iterator[None]:
         if is_bucket(path) and _lacks_credentials(error):
             mend = _SIGN_IN
         raise UserError(f"{os.fspath(path)}: {what}: {reason}: {mend}") from error
-
-
-_LATE_SECONDS = 2.0
-
-
-def _drop_frames(error: BaseException | None) -> None:
-    """Frees what the functions that an error went through still hold."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
-
-
-@contextlib.contextmanager
-def no_late_answers() -> Iterator[None]:
-    """Around Orbax's reads and writes: once one has failed, the others' complaints are not told.
-
-    Orbax closes its event loop at the first failure. Reads that are still under way answer to the
-    closed loop, and those that wait for them complain when they are collected.
-    """
-    former = sys.unraisablehook
-
-    def hook(unraisable: Any) -> None:
-        late = "Event loop is closed" in str(unraisable.exc_value)
-        if not late and not inspect.iscoroutine(unraisable.object):
-            former(unraisable)
-
-    sys.unraisablehook = hook
-    try:
-        yield
-    except BaseException as error:
-        _drop_frames(error)
-        logger = logging.getLogger("asyncio")
-        level = logger.level
-        logger.setLevel(logging.CRITICAL + 1)
-        try:
-            time.sleep(_LATE_SECONDS)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of coroutines that were never awaited
-                gc.collect()
-        finally:
-            logger.setLevel(level)
-        raise
-    finally:
-        sys.unraisablehook = former
-
-
-def one_host() -> dict[str, Any]:
-    """Options of an Orbax checkpointer or handler that waits for no other host."""
-    import jax
-    import orbax.checkpoint as ocp
-
-    if jax.process_count() == 1:
-        return {}
-    host = jax.process_index()
-    options = ocp.options.MultiprocessingOptions(
-        primary_host=host, active_processes={host}, barrier_sync_key_prefix=f"host{host}"
-    )
-    return {"multiprocessing_options": options}
