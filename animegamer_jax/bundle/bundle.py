@@ -143,7 +143,7 @@ class Bundle:
         config = getattr(self.config, name)
         if config is None:
             there = ", ".join(n for n in NETWORKS if self.has(n)) or "none"
-            raise UserError(f"{self.path}: the bundle has no network {name}: it has {there}")
+            raise UserError(f"{self.path}: no network {name} in this bundle: it has {there}")
         return config
 
     @property

@@ -38,7 +38,7 @@ def to_json(value: Any, *, leaf: Callable[[Any], Any] = lambda value: value) -> 
     return leaf(value)
 
 
-def read_json(path: epath.PathLike, kind: type[T], *, hint: str) -> T:
+def read_json(path: epath.PathLike, kind: type[T] | Any, *, hint: str) -> T:
     """Reads a JSON file into a dataclass.
 
     Args:
@@ -87,11 +87,11 @@ def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def from_json(kind: type[T], value: Any, where: str, *, hint: str = "") -> T:
+def from_json(kind: type[T] | Any, value: Any, where: str, *, hint: str = "") -> T:
     """Makes a dataclass from parsed JSON; the inverse of `to_json`.
 
     Args:
-        kind: the dataclass, with dataclasses, tuples, dictionaries or numbers in it.
+        kind: the dataclass, or any other type that `pydantic` can check.
         value: as `json.loads` returns it.
         where: name of the file, for the error.
         hint: what to do about a wrong value, for the error.

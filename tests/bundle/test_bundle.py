@@ -246,7 +246,7 @@ def test_bad_bundles_in_one_line(bundle, tmp_path):
     empty = copy_with(bundle, tmp_path / "empty", lambda c: None)
     with pytest.raises(UserError, match="holds no weights"):
         Bundle.open(empty).load("encoder")
-    with pytest.raises(UserError, match="the bundle has no network t5: it has encoder"):
+    with pytest.raises(UserError, match="no network t5 in this bundle: it has encoder"):
         bundle.load("t5")
     with pytest.raises(UserError, match="no tokenizer/"):
         _ = bundle.tokenizer_dir

@@ -245,8 +245,10 @@ def write_film_games(
         plan.films[start : start + films_a_shard]
         for start in range(0, len(plan.films), films_a_shard)
     ]
-    made_of = _made_of(plan, settings, films)
-    written = begin_set(path, info, shards=dict.fromkeys(SPLITS, len(films)), made_of=made_of)
+    fingerprint = _fingerprint(plan, settings, films)
+    written = begin_set(
+        path, info, shards=dict.fromkeys(SPLITS, len(films)), fingerprint=fingerprint
+    )
     write = functools.partial(
         _write_shard, written=written, films=films, folder=folder, plan=plan, settings=settings
     )
@@ -261,7 +263,9 @@ def write_film_games(
     )
 
 
-def _made_of(plan: Plan, settings: GamesSettings, films: Sequence[Sequence[str]]) -> dict[str, Any]:
+def _fingerprint(
+    plan: Plan, settings: GamesSettings, films: Sequence[Sequence[str]]
+) -> dict[str, Any]:
     """What must be the same when a set is gone on with."""
     shards = {film: shard for shard, some in enumerate(films) for film in some}
     return {
