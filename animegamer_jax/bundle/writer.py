@@ -8,7 +8,7 @@ import json
 import os
 import typing
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,17 +23,20 @@ from animegamer_jax.protocol import Protocol
 from animegamer_jax.storage.paths import absolute, move_into_place, refuse_existing, telling
 from animegamer_jax.storage.serialization import to_json
 
-_CHECKED_BYTES = 1 << 26  # of an array, in memory at a time
+_CHECKED_BYTES = 1 << 26  # bytes of an array that `_checksum` copies at a time
 
 
 def _checked(
-    name: str, leaves: Iterable[tuple[str, Any]], abstract: Mapping[str, Any], count: Any
+    name: str,
+    leaves: Iterable[tuple[str, Any]],
+    abstract: Mapping[str, Any],
+    count: Callable[[str, np.ndarray], None],
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Passes the arrays on, if they are the network's parameters; `count(path, array)` of each."""
+    """Yields the arrays after a check that they are the network's parameters; counts each."""
     left = dict(abstract)
     for path, array in leaves:
         if path not in left:
-            raise ValueError(f"{name}: parameter {path} is unknown or comes twice")
+            raise ValueError(f"{name}: parameter {path} is unknown or occurs twice")
         if array.shape != left[path].shape:
             raise ValueError(
                 f"{name}: parameter {path}: expected the shape {left[path].shape}, "
@@ -49,9 +52,9 @@ def _checked(
 
 
 def _checksum(array: np.ndarray) -> int:
-    """CRC-32 of an array's values in C order, which need not lie so; a chunk in memory at a time.
+    """Computes the CRC-32 of an array's values in C order, with one copied chunk in memory.
 
-    2 GB/s: a small part of what writing takes.
+    It reads 2 GB/s, much faster than the array is written.
     """
     found, rows = 0, np.atleast_1d(array)
     step = max(1, _CHECKED_BYTES * len(rows) // max(1, rows.nbytes))
@@ -62,7 +65,7 @@ def _checksum(array: np.ndarray) -> int:
 
 
 class BundleWriter:
-    """Writes a bundle: all of it or nothing.
+    """Writes a bundle completely or not at all.
 
     ```python
     with BundleWriter(path, name="mine", protocol=PAPER) as writer:
@@ -70,14 +73,15 @@ class BundleWriter:
         writer.write_tokenizer(folder)
     ```
 
-    The folder appears at the end of the block. After an exception or Ctrl-C inside it nothing is
-    left, and what stood at `path` is untouched. Of several hosts one writes. `packing` "bytes"
-    takes a quarter off bfloat16 weights on disk, at the cost of a second copy of what is being
-    written. `stages` are those of its training, None where they are not known.
+    The folder appears at the end of the block. An exception or Ctrl-C inside the block leaves
+    nothing behind and does not touch an earlier bundle at `path`. Only one of several hosts may
+    write. `packing` "bytes" takes a quarter off bfloat16 weights on disk, at the cost of a second
+    copy of the weights that are being written. `stages` are the completed training stages; None:
+    not known.
 
     Raises:
-        UserError: on entering, `path` is taken and `overwrite` is not set, or holds something that
-            is no bundle.
+        UserError: on entry, if `path` is taken and `overwrite` is not set, or if it is not a
+            bundle.
     """
 
     def __init__(
@@ -100,22 +104,21 @@ class BundleWriter:
         self.released: dict[str, Placement] = {}
 
     def __enter__(self) -> "BundleWriter":
-        with self._telling():
+        with self._writing():
             refuse_existing(self.path, overwrite=self.overwrite, marker="config.json")
             if self.temporary.exists():
                 self.temporary.rmtree()
             self.temporary.mkdir(parents=True)
         return self
 
-    def _telling(self) -> contextlib.AbstractContextManager[None]:
-        return telling(
-            self.path, "cannot be written", mend="make room there or choose another folder"
-        )
+    def _writing(self) -> contextlib.AbstractContextManager[None]:
+        hint = "free space there or choose another folder"
+        return telling(self.path, "cannot be written", mend=hint)
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         try:
             if kind is None:
-                with self._telling():
+                with self._writing():
                     self._finish()
         finally:
             if self.temporary.exists():
@@ -144,19 +147,19 @@ class BundleWriter:
         *,
         released: Placement | None = None,
     ) -> Weights:
-        """Writes one network from its parameters, holding one of them at a time.
+        """Writes one network with one of its parameters in memory at a time.
 
-        The stored configuration's `param_dtype` is the format that most scalars have.
+        The `param_dtype` of the stored configuration is the most frequent format of the scalars.
 
         Args:
-            name: which network; also the name of its folder.
-            config: its configuration.
+            name: name of the network and of its folder.
+            config: configuration of the network.
             leaves: dotted path and array of every parameter, in any order.
-            released: where it lay in released files, if it came from there.
+            released: place of the network in the released files, if it was converted.
 
         Raises:
             ValueError: the leaves are not the parameters of this network.
-            UserError: most of them are in a number format that no network computes in.
+            UserError: the most frequent number format is none of `Dtype`.
         """
         dtypes: collections.Counter[str] = collections.Counter()
         checksums: dict[str, int] = {}
@@ -169,7 +172,7 @@ class BundleWriter:
             checksums[path] = _checksum(array)
 
         abstract = abstract_params(name, config)
-        with self._telling():
+        with self._writing():
             write_arrays(
                 self.temporary / name,
                 abstract,
@@ -194,7 +197,7 @@ class BundleWriter:
         return weights
 
     def write_tokenizer(self, folder: epath.PathLike) -> None:
-        """Copies a tokenizer's files.
+        """Copies the files of a tokenizer.
 
         Raises:
             UserError: the folder is missing or holds no file.
@@ -202,9 +205,9 @@ class BundleWriter:
         folder = epath.Path(folder)
         files = sorted(p for p in folder.iterdir() if p.is_file()) if folder.is_dir() else []
         if not files:
-            raise UserError(f"{folder}: expected a folder with a tokenizer's files")
+            raise UserError(f"{folder}: expected a folder with the files of a tokenizer")
         target = self.temporary / "tokenizer"
-        with self._telling():
+        with self._writing():
             target.mkdir(parents=True, exist_ok=True)
             for file in files:
                 (target / file.name).write_bytes(file.read_bytes())

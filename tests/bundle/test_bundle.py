@@ -293,7 +293,7 @@ def test_existing_folders_are_safe(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["b"]
     (tmp_path / "home").mkdir()
     (tmp_path / "home/precious").write_text("text")
-    with pytest.raises(UserError, match=r"holds no config\.json: it is something else"):
+    with pytest.raises(UserError, match=r"holds no config\.json: choose another folder"):
         write(tmp_path / "home", overwrite=True)
     assert (tmp_path / "home/precious").exists()
     (tmp_path / "free").mkdir()
@@ -302,7 +302,7 @@ def test_existing_folders_are_safe(tmp_path):
 
 def test_wrong_leaves_are_refused(tmp_path):
     for change, message in (
-        (lambda leaves: leaves.update(more=np.zeros(1)), "more is unknown or comes twice"),
+        (lambda leaves: leaves.update(more=np.zeros(1)), "more is unknown or occurs twice"),
         (
             lambda leaves: leaves.update({"text.input.bias": np.zeros(3)}),
             r"expected the shape \(32,\)",
@@ -331,7 +331,7 @@ def test_relative_paths(tmp_path, monkeypatch):
 def test_tokenizer_folder(tmp_path):
     (tmp_path / "tokenizer").mkdir()
     with (
-        pytest.raises(UserError, match="expected a folder with a tokenizer's files"),
+        pytest.raises(UserError, match="expected a folder with the files of a tokenizer"),
         BundleWriter(tmp_path / "b", name="b", protocol=PAPER) as writer,
     ):
         writer.write_tokenizer(tmp_path / "tokenizer")
