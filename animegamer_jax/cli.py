@@ -55,7 +55,6 @@ _EXTRAS = {
     "jinja2": "films",
     "matplotlib": "evaluate",
     "openai": "films",
-    "pydantic": "films",
     "scenedetect": "films",
     "tensorboardX": "train",
     "tensorflow_datasets": "train",

@@ -247,8 +247,8 @@ def test_a_mistake_of_one_host_stops_both(place):
     lost[lost.index("--data") + 1] = str(place / "lost" / "features")
     done = on_two_hosts([words(place, "warmup", out)], [lost])
     assert [d.returncode for d in done] == [2, 2], done[0].stderr + done[1].stderr
-    assert "host 1: " + str(place / "lost" / "features: no data set") in done[0].stderr
-    assert str(place / "lost" / "features: no data set") in done[1].stderr
+    assert "host 1: " + str(place / "lost" / "features: not a dataset") in done[0].stderr
+    assert str(place / "lost" / "features: not a dataset") in done[1].stderr
 
     (out / "model").mkdir(parents=True)
     (out / "model" / "something").write_text("else")

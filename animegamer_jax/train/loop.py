@@ -286,7 +286,7 @@ class _Trainer:
             about["data"][number]["content"] = digest
         self._checkpoints = Checkpoints(
             run.out / "checkpoints",
-            about=about,
+            run_config=about,
             keep_last=recipe.keep_last,
             best_mode=stage.best[1],
         )

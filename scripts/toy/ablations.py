@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any, Literal, NamedTuple
 
 from score import Setting, represent, score_model, set_up
-from stages import deviations, new_fields, read_about, recipe_options, xla_flags
+from stages import deviations, new_fields, read_run_config, recipe_options, xla_flags
 
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.bundle.config import to_json
@@ -316,7 +316,7 @@ def difference(one: Mapping[str, float], other: Mapping[str, float]) -> tuple[fl
 
 def describe_training(folder: Path, *, steps: int | None) -> list[str]:
     """How the decoders of the rows were trained, and in what the model's own was otherwise."""
-    own = read_about(folder, "decoder")["recipe"]["steps"]
+    own = read_run_config(folder, "decoder")["recipe"]["steps"]
     stages = ("warmup", "decoder") if steps is None else ("warmup",)
     lines = [
         f"The first row is the model's own decoder; those of the other rows were trained by the "

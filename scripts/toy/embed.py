@@ -20,7 +20,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
-from stages import STAGES, deviations, read_about
+from stages import STAGES, deviations, read_run_config
 
 from animegamer_jax.bundle.bundle import (
     NETWORKS,
@@ -251,7 +251,7 @@ def main(
     out = out.absolute()
     refuse_existing(epath.Path(out), overwrite=True)
     source = Bundle.open(folder / STAGES[-1] / "model")
-    recipes = {stage: read_about(folder, stage)["recipe"] for stage in STAGES}
+    recipes = {stage: read_run_config(folder, stage)["recipe"] for stage in STAGES}
     reports = {path: read_report(path) for path in scores}
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:

@@ -30,13 +30,13 @@ def xla_flags() -> str:
     return f"{devices} {os.environ.get('XLA_FLAGS', '')}"
 
 
-def read_about(folder: Path, stage: str) -> dict[str, Any]:
+def read_run_config(folder: Path, stage: str) -> dict[str, Any]:
     """What the stage's last checkpoint tells.
 
     Raises:
         UserError: it has none.
     """
-    found = sorted((folder / stage / "checkpoints").glob("*/about/metadata"), key=_step)
+    found = sorted((folder / stage / "checkpoints").glob("*/run_config/metadata"), key=_step)
     if not found:
         raise UserError(f"{folder / stage}: expected the stage's checkpoints, found none")
     return json.loads(found[-1].read_text())
@@ -75,7 +75,7 @@ def new_fields(folder: Path, stage: str) -> list[str]:
 
 def _recipes(folder: Path, stage: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The recipe that the stage had, and the one it has now, by dotted names."""
-    was = flattened(read_about(folder, stage)["recipe"])
+    was = flattened(read_run_config(folder, stage)["recipe"])
     return dict(was), dict(flattened(to_json(_find(stage)[1])))
 
 
@@ -88,7 +88,7 @@ def deviations(folder: Path, bundle: Bundle, stages: Sequence[str] = STAGES) -> 
     moved: list[str] = []
     others: dict[tuple[str, str, str], list[str]] = {}
     for stage in stages:
-        about = read_about(folder, stage)
+        about = read_run_config(folder, stage)
         if about["model"] != _left_before(folder, stage):
             moved.append(stage)
         for field, was, now in _differences(stage, about, bundle):

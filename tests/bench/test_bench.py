@@ -144,7 +144,7 @@ def test_low_rank_updates_come_along(tiny_bundle, tmp_path):
     [
         (["--programs", "frob"], "invalid choice 'frob'"),
         (["--repeats", "0"], "--repeats 0: expected 1 or more"),
-        (["--model", "/nowhere"], "/nowhere: no bundle"),
+        (["--model", "/nowhere"], "/nowhere: not a bundle"),
         (["--json", "/nowhere/found.json"], "--json /nowhere/found.json: expected a file in"),
         (["--against", "torch", "--programs", "vae", "train-mllm"], "train-mllm: only the parts"),
     ],

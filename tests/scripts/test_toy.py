@@ -44,7 +44,7 @@ def report(model: Bundle, *, split="test", window: int | None = None, score: flo
     return {"settings": settings | {"model": "/a/folder/of/mine"}, **tables}
 
 
-def write_about(folder: Path, stage: str, step: int, **changes: Any) -> None:
+def write_run_config(folder: Path, stage: str, step: int, **changes: Any) -> None:
     """What a checkpoint tells of itself, of a stage that went as it should."""
     bundle = Bundle.open(folder / stage / "model")
     recipe = to_json(stages._find(stage)[1]) | OWN.get(stage, {})
@@ -55,7 +55,7 @@ def write_about(folder: Path, stage: str, step: int, **changes: Any) -> None:
         "protocol": to_json(bundle.protocol),
         "model": stages._left_before(folder, stage),
     }
-    file = folder / stage / "checkpoints" / str(step) / "about" / "metadata"
+    file = folder / stage / "checkpoints" / str(step) / "run_config" / "metadata"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(about | changes))
 
@@ -69,7 +69,7 @@ def trained(tiny_bundle, tmp_path) -> Path:
         (folder / stage / "model").symlink_to(Path(tiny_bundle).absolute())
     for stage in stages.STAGES:
         for step in (2, 10):
-            write_about(folder, stage, step)
+            write_run_config(folder, stage, step)
     return folder
 
 
@@ -128,10 +128,10 @@ def test_a_card_tells_what_was_changed_between_stages(trained, tiny_bundle, tmp_
     measured = networks | {"vae": networks["vae"] | {"scaling_factor": 0.125}}
     protocol = to_json(bundle.protocol)
     protocol.pop("guidance_scale")
-    write_about(trained, "vae", 10, networks=measured)  # what this stage measures at its end
-    write_about(trained, "warmup", 10, networks=measured, protocol=protocol)
-    write_about(trained, "decoder", 10, networks=other, model="warmup 0123456789ab")
-    write_about(trained, "mllm", 10, networks=other)  # which has no need of the decoder
+    write_run_config(trained, "vae", 10, networks=measured)  # what this stage measures at its end
+    write_run_config(trained, "warmup", 10, networks=measured, protocol=protocol)
+    write_run_config(trained, "decoder", 10, networks=other, model="warmup 0123456789ab")
+    write_run_config(trained, "mllm", 10, networks=other)  # which has no need of the decoder
     scale, layers = json.dumps(bundle.protocol.guidance_scale), networks["dit"]["num_layers"]
     found = stages.deviations(trained, bundle)
     assert found == [
@@ -314,7 +314,7 @@ def test_what_is_there_is_made_again_where_it_is_of_something_else(
     ablations.main(trained, games=4, seed=5, page=page, rows=page.with_suffix(".json"))
     assert scored == ["whole game", "window of 1"]
     runs.clear()
-    write_about(trained, "decoder", 20, recipe={"steps": 12})
+    write_run_config(trained, "decoder", 20, recipe={"steps": 12})
     ablations.main(trained, games=4, seed=5, page=page, rows=page.with_suffix(".json"))
     assert len(runs) == 3
     assert all(words[1] == "decoder" and value(words, "--steps") == "12" for words in runs)
@@ -356,7 +356,7 @@ def test_a_training_that_was_stopped_keeps_its_checkpoints(trained, runs, scored
 
 
 def test_a_recipe_whose_field_there_is_no_more(trained):
-    write_about(trained, "decoder", 20, recipe={"steps": 5, "spin": 1})
+    write_run_config(trained, "decoder", 20, recipe={"steps": 5, "spin": 1})
     with pytest.raises(UserError, match="decoder: its recipe has spin, which recipes have no more"):
         stages.recipe_options(trained, "decoder")
 

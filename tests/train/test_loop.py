@@ -373,7 +373,7 @@ def test_a_nan_stops_names_and_leaves_the_last_good_state(bundle, uninterrupted,
 
 def test_another_configuration_is_refused(bundle, uninterrupted):
     recipe = dataclasses.replace(LONG, batch_size=16)
-    with pytest.raises(UserError, match=r"recipe.batch_size was 8, is 16: start with the former"):
+    with pytest.raises(UserError, match=r"recipe.batch_size was 8, is 16: start with the earlier"):
         train(make_run(uninterrupted, bundle, recipe=recipe))
 
 
@@ -392,7 +392,7 @@ def test_data_of_another_content_is_refused(bundle, uninterrupted, tmp_path):
     (tmp_path / "somewhere" / "set.json").write_text("{}")
     run = make_run(uninterrupted, bundle)
     moved = dataclasses.replace(run, sources=(DataSource(str(tmp_path / "somewhere")),))
-    told = r"the data set somewhere is another one than .* \(data\.0\.content was '', is '\w+'\)"
+    told = r"the data set somewhere differs from .* \(data\.0\.content was '', is '\w+'\)"
     with pytest.raises(UserError, match=told):
         train(moved)
 

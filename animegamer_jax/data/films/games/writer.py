@@ -67,7 +67,7 @@ def write_film_games(
     starts = range(0, len(plan.films), films_a_shard)
     films = [plan.films[start : start + films_a_shard] for start in starts]
     config = _run_config(plan, films)
-    written = begin_set(path, info, shards=dict.fromkeys(SPLITS, len(films)), made_of=config)
+    written = begin_set(path, info, shards=dict.fromkeys(SPLITS, len(films)), fingerprint=config)
     write = functools.partial(_write_shard, written=written, films=films, plan=plan)
     for_each(_missing(written), write, count_done=lambda: len(films) - len(_missing(written)))
     made = {

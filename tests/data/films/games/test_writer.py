@@ -372,7 +372,9 @@ def test_as_many_shards_of_other_films(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         write_film_games(tmp_path / "games", shots, settings, films_a_shard=3, for_each=stop)
-    with pytest.raises(UserError, match=r"set: made_of\.films_a_shard was 3, is 4"):
+    with pytest.raises(
+        UserError, match=r"dataset was begun here: fingerprint\.films_a_shard was 3, is 4"
+    ):
         write_film_games(tmp_path / "games", shots, settings, films_a_shard=4)
 
 
