@@ -116,7 +116,7 @@ def make_card(
     }
     files = {
         CARD_JSON: (json.dumps(content, indent=1) + "\n").encode(),
-        CARD_TEXT: _text(content).encode(errors="replace"),  # a file's name may hold anything
+        CARD_TEXT: _text(content).encode(),
         **{_picture_name(reason): clip.picture for reason, clip in examples.items()},
     }
     return content, files

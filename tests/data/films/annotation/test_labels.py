@@ -81,7 +81,7 @@ def test_labels_come_back(shots):
     [
         ({"motion_level": 7}, "line 2: motion_level: Input should be 1, 2, 3, 4 or 5, found 7"),
         ({"clip": 0}, "line 2: clip 0 appears twice"),
-        ({"source": "a cat"}, "line 2: source: expected one of 'model', 'manual', found"),
+        ({"source": "a cat"}, "line 2: source: expected 'model' or 'manual', found"),
         ({"more": 1}, "line 2: more: Extra inputs"),
         ({"clip": None}, "line 2: expected an object with the number of its `clip`"),
     ],

@@ -532,7 +532,7 @@ def test_the_card_compares_the_models_levels_with_the_flows(shots, made):
 def test_names_that_would_break_the_card(tmp_path):
     films = annotated(tmp_path / "shots", 12)
     file = films.folder(FILM) / "film.json"
-    name = "a|b\n# <script>\udcff.mp4"
+    name = "a|b\n# <script>\u2028é.mp4"
     file.write_text(file.read_text().replace('"Film 0.mp4"', json.dumps(name)))
     write_film_games(tmp_path / "games", films, GamesSettings())
     text = (tmp_path / "games" / "card.md").read_text()
