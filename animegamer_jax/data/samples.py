@@ -3,6 +3,11 @@
 A sample is a named tuple of numpy arrays of fixed shapes, without a batch axis. Windows of turns
 are those of play (`rollout.Window`): the newest turn last, zeros for absent turns at the front, and
 a history never crosses the start of its game (PAPER section 3.4: trained on 1 to 5 turns).
+
+Each function `*_samples` reads a split of a data set. `config` is the configuration of the model
+that will read the samples, `tokenizer` that of its bundle, `seed` seeds the draws. The functions
+raise `UserError` if there is no such split, or if the model cannot read the clips, features or
+states.
 """
 
 import dataclasses
@@ -96,17 +101,7 @@ class AdaptSample(NamedTuple):
 def clip_samples(
     games: GamesSet, *, split: str, config: ModelConfig | None = None
 ) -> grain.MapDataset[ClipSample]:
-    """Returns every complete clip.
-
-    Args:
-        games: The data set.
-        split: Split of the data set.
-        config: Configuration whose VAE and transformer must be able to read the clips; None: no
-            check.
-
-    Raises:
-        UserError: There is no such split, or clips have another size.
-    """
+    """Returns every complete clip; without `config`, clips are not checked."""
     if config is not None:
         check_clips(games, config)
     info = games.info
@@ -124,18 +119,9 @@ def caption_samples(
     frame: Frame = "random",
     seed: int = 0,
 ) -> grain.MapDataset[CaptionSample]:
-    """Returns a frame of each clip with one of its captions, drawn again in each epoch.
+    """Returns the first or a random frame of each clip with one of its captions.
 
-    Args:
-        games: The data set.
-        split: Split of the data set.
-        tokenizer: Tokenizer of the bundle.
-        length: Length of CLIP's context in tokens.
-        frame: Whether to take the first frame or a random one.
-        seed: Seed of the draws.
-
-    Raises:
-        UserError: There is no such split.
+    Both are drawn again in each epoch; captions are padded to `length` tokens.
     """
 
     def draw(record: Record, rng: np.random.Generator) -> CaptionSample:
@@ -150,11 +136,7 @@ def caption_samples(
 def text_samples(
     turns: GamesSet | FeaturesSet, *, split: str, tokenizer: Tokenizer, length: int, seed: int = 0
 ) -> grain.MapDataset[TextSample]:
-    """Returns the motion text, a caption or the instruction of each turn, drawn in each epoch.
-
-    Raises:
-        UserError: There is no such split.
-    """
+    """Returns the motion text, a caption or the instruction of each turn, drawn in each epoch."""
 
     def draw(record: Record, rng: np.random.Generator) -> TextSample:
         caption = str(rng.choice(record["captions"]))
@@ -195,18 +177,7 @@ def turn_samples(
     caption_length: int,
     config: ModelConfig,
 ) -> grain.MapDataset[TurnSample]:
-    """Returns every turn, without history.
-
-    Args:
-        features: The data set.
-        split: Split of the data set.
-        tokenizer: Tokenizer of the bundle.
-        caption_length: Length of the complete caption in tokens.
-        config: Configuration of the model that reads the features.
-
-    Raises:
-        UserError: There is no such split, or features have another size.
-    """
+    """Returns every turn, without history."""
     check_features(features, config)
     turns, latents = features.turns(split), features.latents(split)
 
@@ -292,18 +263,7 @@ def _pad_front(rows: Sequence[Any], window: int, dtype: type) -> np.ndarray:
 def game_samples(
     features: FeaturesSet, *, split: str, windows: Windows, config: ModelConfig
 ) -> grain.MapDataset[GameSample]:
-    """Returns as many samples as there are turns, each with its history.
-
-    Args:
-        features: The data set.
-        split: Split of the data set.
-        windows: The turns of a sample.
-        config: Configuration of the model that reads the features.
-
-    Raises:
-        UserError: There is no such split, features have another size, or the protocol lacks some
-            of the states.
-    """
+    """Returns as many samples as there are turns, each with its history."""
     turns = _checked_turns(features, split, windows, config)
 
     def read(number: int, rng: np.random.Generator) -> GameSample:

@@ -17,6 +17,7 @@ from animegamer_jax.media.motion import motion_value
 from animegamer_jax.media.video import FRAMES_PER_SECOND, encode_lossless_mp4
 from animegamer_jax.progress import Progress, no_progress, track
 from animegamer_jax.toy.drawing.draw import render
+from animegamer_jax.toy.vocabulary import write_partial_captions
 from animegamer_jax.toy.world import (
     MOTION_EDGES,
     NUM_FRAMES,
@@ -25,7 +26,6 @@ from animegamer_jax.toy.world import (
     Scene,
     Split,
     make_game,
-    partial_captions,
 )
 
 FILM = "toy"
@@ -99,7 +99,7 @@ def make_records(number: int, *, split: Split, size: ToySize, seed: int) -> list
                 "instruction": turn.instruction,
                 "is_open": int(turn.is_open),
                 "motion_text": turn.motion_text,
-                "captions": [turn.caption, *partial_captions(turn, rng)],
+                "captions": [turn.caption, *write_partial_captions(scene, rng)],
                 "character": scene.character,
                 "motion": scene.motion,
                 "place": scene.place,

@@ -155,7 +155,10 @@ def write_caption(scene: Scene, rng: np.random.Generator) -> str:
 
 
 def write_partial_captions(scene: Scene, rng: np.random.Generator) -> tuple[str, ...]:
-    """Returns captions that leave parts out: character, place and time alone, and one mixture."""
+    """Returns captions that leave parts out: character, place, time alone, then one mixture.
+
+    They train a CLIP that later classifies one thing at a time ("Mika", "the beach", "night").
+    """
     adverb = str(rng.choice(ADVERBS[scene.level]))
     templates = (
         "{character}",

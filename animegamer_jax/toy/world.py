@@ -31,13 +31,12 @@ from animegamer_jax.toy.vocabulary import (
     write_caption,
     write_instruction,
     write_motion,
-    write_partial_captions,
 )
 
 __all__ = [
     "ADVERBS", "CHARACTERS", "LEVELS", "MOTIONS", "MOTION_EDGES", "MOTION_VALUES", "NUM_FRAMES",
     "PLACES", "PROTOCOL", "SPLITS", "TIMES", "Scene", "Split", "ToyTurn", "is_held_out",
-    "make_game", "next_states", "partial_captions", "split_words", "words",
+    "make_game", "next_states", "split_words", "words",
 ]  # fmt: skip
 
 Split = Literal["train", "test", "combinations", "phrasings"]
@@ -82,14 +81,6 @@ class ToyTurn:
     social: int
     entertainment: int
     stamina: int
-
-
-def partial_captions(turn: ToyTurn, rng: np.random.Generator) -> tuple[str, ...]:
-    """Returns captions that leave parts out: character, place, time alone, then one mixture.
-
-    They train a CLIP that later classifies one thing at a time ("Mika", "the beach", "night").
-    """
-    return write_partial_captions(turn.scene, rng)
 
 
 def is_held_out(character: str, motion: str, place: str) -> bool:

@@ -15,7 +15,7 @@ from animegamer_jax.media.video import read_mp4
 from animegamer_jax.toy.drawing.draw import render
 from animegamer_jax.toy.drawing.poses import pose
 from animegamer_jax.toy.films import make_film, write_film
-from animegamer_jax.toy.vocabulary import VERBS, WHERE
+from animegamer_jax.toy.vocabulary import VERBS, WHERE, write_partial_captions
 from animegamer_jax.toy.world import (
     ADVERBS,
     CHARACTERS,
@@ -30,7 +30,6 @@ from animegamer_jax.toy.world import (
     is_held_out,
     make_game,
     next_states,
-    partial_captions,
     split_words,
     words,
 )
@@ -141,7 +140,7 @@ def test_words_are_closed_and_instructions_fit(games):
     assert words() == tuple(sorted(known))
     used = set()
     for t in (t for split in SPLITS for t in turns_of(games[split])):
-        texts = (t.instruction, t.motion_text, t.caption, *partial_captions(t, rng))
+        texts = (t.instruction, t.motion_text, t.caption, *write_partial_captions(t.scene, rng))
         used |= {word for text in texts for word in split_words(text) if word.isalpha()}
         assert len(split_words(t.instruction)) <= 26 < PROTOCOL.caption_length
     assert used == known
@@ -155,7 +154,7 @@ def test_texts_are_complete_and_parts_are_parts(games):
         assert t.scene.place in caption
         assert t.scene.time in caption
         assert any(adverb in t.motion_text for adverb in ADVERBS[t.scene.level])
-        character, place, time, mixture = partial_captions(t, rng)
+        character, place, time, mixture = write_partial_captions(t.scene, rng)
         assert character == t.scene.character
         assert t.scene.place in place
         assert t.scene.time in time

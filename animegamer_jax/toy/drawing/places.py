@@ -133,8 +133,7 @@ def _beach(far: Pen, near: Pen) -> None:
     _hills(near, (250, 222, 150), top=31.4, height=1.2, wave=6)
     for x in (6, 78):
         near.fill(blob((x, 35), (x + 1.4, 26), (x + 1, 17), (x + 3.4, 17), (x + 4, 26),
-                       (x + 3.4, 35)),
-                  (165, 115, 65))  # fmt: skip
+                       (x + 3.4, 35)), (165, 115, 65))  # fmt: skip
         for tip_x, tip_y in ((-9, 19), (-6, 11), (3, 9), (10, 12), (12, 20)):
             root, middle, drop = x + 2.2, x + 2.2 + tip_x * 0.5, tip_y - 17
             leaf = blob((root, 17), (middle, 14 + drop * 0.8), (root + tip_x, tip_y),
@@ -186,8 +185,7 @@ def _forest(far: Pen, near: Pen) -> None:
     near.band(36, 48, (140, 115, 70))
     for x in (3, 39, 75, 111):
         near.fill(polygon((x, -2), (x + 8, -2), (x + 7.5, 28), (x + 10, 36), (x - 2, 36),
-                          (x + 0.5, 28)),
-                  (120, 80, 50))  # fmt: skip
+                          (x + 0.5, 28)), (120, 80, 50))  # fmt: skip
         near.fill(ellipse(x + 4, 16, rx=1.3, ry=2.2, count=14), (85, 55, 40), edge=0)
         near.fill(blob((x - 12, 2), (x - 6, 9), (x, 6), (x + 4, 10), (x + 9, 6), (x + 15, 9),
                        (x + 20, 2), (x + 4, -6)), (50, 125, 65))  # fmt: skip
@@ -224,8 +222,7 @@ def _bedroom(far: Pen, near: Pen) -> None:
         near.fill(_rect(x + 8.6, 5, 0.8, 15), (255, 255, 255), edge=0)
         for dx in (-3, 16.5):
             near.fill(polygon((x + dx, 3), (x + dx + 4.5, 3), (x + dx + 3.6, 23),
-                              (x + dx + 0.4, 23)),
-                      (235, 110, 130), edge=0.4)  # fmt: skip
+                              (x + dx + 0.4, 23)), (235, 110, 130), edge=0.4)  # fmt: skip
     for x in (32, 104):
         near.fill(_rect(x, 12, 3, 22), (150, 100, 65))
         near.fill(_rect(x, 24, 34, 8), (250, 250, 250))
@@ -243,15 +240,13 @@ def _snow(far: Pen, near: Pen) -> None:
     for x in (10, 58, 106):
         far.fill(polygon((x - 20, 34), (x + 4, 11), (x + 28, 34)), (150, 170, 205), edge=0.3)
         far.fill(polygon((x - 3, 17.7), (x + 4, 11), (x + 11, 17.7), (x + 7, 20), (x + 4, 17.5),
-                         (x, 20.5)),
-                 (255, 255, 255), edge=0)  # fmt: skip
+                         (x, 20.5)), (255, 255, 255), edge=0)  # fmt: skip
     _hills(near, (238, 245, 255), top=29, height=3, wave=3)
     for x in (6, 54, 102):
         near.fill(_rect(x + 5, 29, 2.4, 6), (120, 80, 60), edge=0.35)
         for top, width in ((21, 8.5), (16, 7), (11, 5)):
             near.fill(polygon((x + 6.2, top - 4), (x + 6.2 + width, top + 9),
-                              (x + 6.2 - width, top + 9)),
-                      (60, 130, 110), edge=0.4)  # fmt: skip
+                              (x + 6.2 - width, top + 9)), (60, 130, 110), edge=0.4)  # fmt: skip
             cap = polygon((x + 6.2, top - 4), (x + 6.2 + width * 0.5, top + 2.5),
                           (x + 6.2, top + 1), (x + 6.2 - width * 0.5, top + 2.5))  # fmt: skip
             near.fill(cap, (255, 255, 255), edge=0)

@@ -303,9 +303,8 @@ def _fly(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     stick = Shape(polygon((-12, 0.2), (19, -0.6), (19, 0.9), (-12, 1.8)), (170, 110, 60))
     brush = Shape(blob((-10.5, -1), (-13.5, -2.6), (-21.5, -3.4), (-20.4, 0.8), (-21.5, 5.2),
                        (-13.5, 4.2), (-10.5, 2.6)), (240, 195, 80))  # fmt: skip
-    ring = Shape(
-        polygon((-12.4, -1.8), (-10.8, -1.4), (-10.8, 2.8), (-12.4, 3.2)), (200, 60, 60), 0.3
-    )
+    band = polygon((-12.4, -1.8), (-10.8, -1.4), (-10.8, 2.8), (-12.4, 3.2))
+    ring = Shape(band, (200, 60, 60), 0.3)
     return [
         *_shadow(rhythm, width=0.6),
         *_character(scene.character, root, body, parts=frozenset({"far_arm", "far_leg"})),
@@ -349,24 +348,13 @@ def _sleep(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     looks = characters.LOOKS[scene.character]
     sway = _sway(rhythm)
     bed = _shift(0.4 * rhythm.x + sway, GROUND) @ _scale(rhythm.facing, 1)
-    futon = Shape(
-        blob((-24, -2), (-22, -5), (22, -5), (25, -2), (23, 3), (-22, 3)), (250, 250, 245)
-    )
-    pillow = Shape(
-        blob((-24, -5), (-22, -9), (-8, -9), (-6, -5), (-9, -2), (-21, -2)), (255, 245, 250)
-    )
+    futon = blob((-24, -2), (-22, -5), (22, -5), (25, -2), (23, 3), (-22, 3))
+    pillow = blob((-24, -5), (-22, -9), (-8, -9), (-6, -5), (-9, -2), (-21, -2))
     head = bed @ _shift(-10, -1.0) @ _scale(0.8, 0.8) @ _turn(-0.55)
     breath = 1 + 0.012 * scene.level * _sine(rhythm)
     cover = bed @ _scale(1, breath)
-    quilt = Shape(
-        blob((-8, -1), (-7.5, -7), (-2, -10), (8, -9), (18, -7.5), (22, -3), (22, 2), (-7, 2)),
-        looks.cloth,
-    )
-    hem = Shape(
-        blob((-8.6, -1), (-8, -6.5), (-4, -9.6), (-2.4, -9), (-4.6, -5), (-5, 1.8), (-7.6, 1.8)),
-        looks.trim,
-        0.3,
-    )
+    quilt = blob((-8, -1), (-7.5, -7), (-2, -10), (8, -9), (18, -7.5), (22, -3), (22, 2), (-7, 2))
+    hem = blob((-8.6, -1), (-8, -6.5), (-4, -9.6), (-2.4, -9), (-4.6, -5), (-5, 1.8), (-7.6, 1.8))
     zed = polygon((-1.5, -1.8), (1.5, -1.8), (1.5, -0.9), (-0.3, 1), (1.5, 1), (1.5, 1.9),
                   (-1.5, 1.9), (-1.5, 1), (0.3, -0.9), (-1.5, -0.9))  # fmt: skip
     zs = []
@@ -377,9 +365,9 @@ def _sleep(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     body = Body(mouth=0.5)
     lying = head @ _shift(0, 15.2)
     return [
-        *_layers(bed, futon, pillow),
+        *_layers(bed, Shape(futon, (250, 250, 245)), Shape(pillow, (255, 245, 250))),
         *_character(scene.character, lying, body, parts=_HEAD | {"asleep"}),
-        *_layers(cover, quilt, hem),
+        *_layers(cover, Shape(quilt, looks.cloth), Shape(hem, looks.trim, 0.3)),
         *zs,
     ]
 
