@@ -15,7 +15,6 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.toy.world import MOTION_EDGES
 
 PAPER_EDGES = (0.75, 3.5, 12.5, 30.0)
 """Motion values between the levels, in pixels per frame at 480 x 720.
@@ -175,38 +174,33 @@ def quantile_edges(values: Sequence[float], *, levels: int = 5) -> tuple[float, 
 
 
 FLICKER = 12.0
-"""Grey levels by which a generated clip may differ from frame to frame where nothing moves.
+"""Noise of generated clips for `dis_flow`, in grey levels.
 
-Its value of motion is a mean over what moves: scenery that shimmers a little would take part in it
-as slow motion. As much as leaves true clips their levels ("true clips" among the ceilings).
+Generated scenery shimmers where nothing moves, and would count as slow motion. At this value true
+clips still have their own levels (the reference "true clips" of an evaluation).
 """
 
 
-def measure_levels(
-    clips: UInt8[np.ndarray, "n f h w 3"], *, noise: float = FLICKER
-) -> Int[np.ndarray, " n"]:
-    """The motion level of each clip by optical flow, 1 to 5, by the toy world's edges.
-
-    Args:
-        clips: generated ones.
-        noise: see `dis_flow`.
-    """
-    return levels_of(measure_motion(clips, noise=noise))
-
-
 def measure_motion(
-    clips: UInt8[np.ndarray, "n f h w 3"], *, noise: float = FLICKER
+    clips: UInt8[np.ndarray, "n f h w 3"], *, noise: float = NOISE
 ) -> Float[np.ndarray, " n"]:
-    """The motion value of each clip by optical flow, in pixels.
-
-    Args:
-        clips: generated ones.
-        noise: see `dis_flow`.
-    """
+    """Returns the motion value of each clip, in pixels a frame; `noise` is that of `dis_flow`."""
     flow = functools.partial(dis_flow, noise=noise)
     return np.array([motion_value(clip, estimate=flow) for clip in clips])
 
 
-def levels_of(values: Float[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """The motion levels, 1 to 5, of motion values, by the toy world's edges."""
-    return np.array([motion_level(value, edges=MOTION_EDGES) for value in values.tolist()])
+def measure_levels(
+    clips: UInt8[np.ndarray, "n f h w 3"],
+    *,
+    edges: Sequence[float] = PAPER_EDGES,
+    noise: float = NOISE,
+) -> Int[np.ndarray, " n"]:
+    """Returns the motion level of each clip, 1 to 5.
+
+    Args:
+        clips: Clips of one size.
+        edges: Motion values between the levels.
+        noise: Grey levels up to which a difference is noise, as in `dis_flow`.
+    """
+    values = measure_motion(clips, noise=noise).tolist()
+    return np.array([motion_level(value, edges=edges) for value in values])
