@@ -29,7 +29,7 @@ from animegamer_jax.evaluate.results import Evaluation, read_results, write_resu
 from animegamer_jax.sharding import make_mesh
 from animegamer_jax.toy.evaluation import WORLD
 from animegamer_jax.train import command as train_command
-from animegamer_jax.train.loop import Run
+from animegamer_jax.train.run import TrainingRun
 
 ROOT = Path(__file__).parents[2]
 OWN = {"decoder": {"dtype": "float32", "text_dropout": 0.3, "steps": 11}}  # no recipe's defaults
@@ -169,14 +169,14 @@ def test_a_card_shows_what_was_changed_between_stages(trained, tiny_bundle, tmp_
 def test_the_model_before_is_named_as_a_checkpoint_names_it(trained, tmp_path):
     kind, recipe = stages._find("warmup")
     bundle = Bundle.open(trained / "dit" / "model")
-    run = Run(
+    run = TrainingRun(
         stage=kind(recipe, bundle.config, bundle.protocol),
         bundle=bundle,
         sources=(),
         out=epath.Path(tmp_path),
         mesh=make_mesh(),
     )
-    assert run.about()["model"] == stages._left_before(trained, "warmup")
+    assert run.run_config()["model"] == stages._left_before(trained, "warmup")
 
 
 def test_what_cannot_be_embedded(trained, tiny_bundle, tmp_path, monkeypatch):
