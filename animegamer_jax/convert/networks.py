@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import importlib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from animegamer_jax.bundle.config import Placement, Weights
 from animegamer_jax.configs import LoRAConfig, NetworkConfig
 from animegamer_jax.convert.sources import Source
 from animegamer_jax.errors import UserError
+from animegamer_jax.storage.serialization import read_json
 
 DECODER_FILE = "vdm/1/mp_rank_00_model_states.pt"
 DECODER_PREFIX = "model.diffusion_model."
@@ -129,22 +129,12 @@ def size_errors(where: str, *, hint: str) -> Iterator[None]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Reads the JSON object of a `config.json` file, with the sizes that weights do not imply.
+    """Reads a `config.json`, with the sizes that weights do not imply.
 
     Raises:
-        UserError: The file does not exist, or holds something else.
+        UserError: The file does not exist, or is not a JSON object.
     """
-    try:
-        content = json.loads(path.read_text())
-    except OSError:
-        raise UserError(
-            f"{path}: no such file: it is needed for sizes that the weights do not imply"
-        ) from None
-    except ValueError as error:
-        raise UserError(f"{path}: not valid JSON ({error}): get the file again") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected a JSON object, found {type(content).__name__}")
-    return content
+    return read_json(path, dict[str, Any], hint="it has sizes that weights do not imply: get it")
 
 
 def show_summary(title: str, weights: Mapping[str, Weights]) -> None:

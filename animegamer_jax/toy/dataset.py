@@ -17,16 +17,9 @@ from animegamer_jax.media.motion import motion_value
 from animegamer_jax.media.video import FRAMES_PER_SECOND, encode_lossless_mp4
 from animegamer_jax.progress import Progress, no_progress, track
 from animegamer_jax.toy.drawing.draw import render
+from animegamer_jax.toy.scene import MOTION_EDGES, NUM_FRAMES, Scene
 from animegamer_jax.toy.vocabulary import write_partial_captions
-from animegamer_jax.toy.world import (
-    MOTION_EDGES,
-    NUM_FRAMES,
-    PROTOCOL,
-    SPLITS,
-    Scene,
-    Split,
-    make_game,
-)
+from animegamer_jax.toy.world import PROTOCOL, SPLITS, Split, make_game
 
 FILM = "toy"
 _MAX_GAMES = 2**24

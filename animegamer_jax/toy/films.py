@@ -18,14 +18,7 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.media.video import FRAMES_PER_SECOND, write_bt709
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.toy.drawing.draw import render
-from animegamer_jax.toy.drawing.style import PLAIN as PLAIN
-from animegamer_jax.toy.drawing.style import CrossFade as CrossFade
-from animegamer_jax.toy.drawing.style import Cut as Cut
-from animegamer_jax.toy.drawing.style import FadeThroughBlack as FadeThroughBlack
-from animegamer_jax.toy.drawing.style import FilmStyle as FilmStyle
-from animegamer_jax.toy.drawing.style import Frames as Frames
-from animegamer_jax.toy.drawing.style import Pan as Pan
-from animegamer_jax.toy.drawing.style import Transition as Transition
+from animegamer_jax.toy.drawing.style import PLAIN, Cut, FilmStyle, Frames, Pan, Transition
 from animegamer_jax.toy.scene import (
     CHARACTERS,
     LEVELS,

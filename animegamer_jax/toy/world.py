@@ -15,29 +15,13 @@ from animegamer_jax.protocol import PAPER
 from animegamer_jax.toy.scene import (
     CHARACTERS,
     LEVELS,
-    MOTION_EDGES,
     MOTION_VALUES,
     MOTIONS,
-    NUM_FRAMES,
     PLACES,
     TIMES,
     Scene,
 )
-from animegamer_jax.toy.vocabulary import (
-    ADVERBS,
-    Kind,
-    split_words,
-    words,
-    write_caption,
-    write_instruction,
-    write_motion,
-)
-
-__all__ = [
-    "ADVERBS", "CHARACTERS", "LEVELS", "MOTIONS", "MOTION_EDGES", "MOTION_VALUES", "NUM_FRAMES",
-    "PLACES", "PROTOCOL", "SPLITS", "TIMES", "Scene", "Split", "ToyTurn", "is_held_out",
-    "make_game", "next_states", "split_words", "words",
-]  # fmt: skip
+from animegamer_jax.toy.vocabulary import Kind, write_caption, write_instruction, write_motion
 
 Split = Literal["train", "test", "combinations", "phrasings"]
 SPLITS: tuple[Split, ...] = ("train", "test", "combinations", "phrasings")

@@ -43,15 +43,8 @@ from animegamer_jax.data.loader import make_iterator
 from animegamer_jax.media.motion import dis_flow, motion_level, motion_value
 from animegamer_jax.protocol import PAPER
 from animegamer_jax.toy.drawing.draw import render
-from animegamer_jax.toy.films import (
-    CrossFade,
-    Cut,
-    FadeThroughBlack,
-    Film,
-    FilmStyle,
-    make_film,
-    write_film,
-)
+from animegamer_jax.toy.drawing.style import CrossFade, Cut, FadeThroughBlack, FilmStyle
+from animegamer_jax.toy.films import Film, make_film, write_film
 from animegamer_jax.toy.scene import CHARACTERS, LEVELS, MOTION_EDGES, MOTIONS, PLACES, TIMES, Scene
 
 app = SubcommandApp()

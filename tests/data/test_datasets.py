@@ -42,11 +42,7 @@ from animegamer_jax.toy.dataset import (
     write_toy_games,
 )
 from animegamer_jax.toy.drawing.draw import render
-from animegamer_jax.toy.world import (
-    PROTOCOL,
-    SPLITS,
-    make_game,
-)
+from animegamer_jax.toy.world import PROTOCOL, SPLITS, make_game
 
 
 @pytest.fixture(scope="module")

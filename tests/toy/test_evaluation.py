@@ -46,6 +46,7 @@ from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.tokenizer import Tokenizer, write_word_tokenizer
 from animegamer_jax.toy.drawing.draw import render
 from animegamer_jax.toy.evaluation import WORLD
+from animegamer_jax.toy.scene import CHARACTERS, MOTION_EDGES, PLACES
 from animegamer_jax.toy.scoring import classifiers
 from animegamer_jax.toy.scoring.benchmark import toy_games
 from animegamer_jax.toy.scoring.classifiers import (
@@ -54,12 +55,7 @@ from animegamer_jax.toy.scoring.classifiers import (
     ClassifierCheck,
 )
 from animegamer_jax.toy.scoring.decoder_samples import sample_shots, true_representations
-from animegamer_jax.toy.world import (
-    CHARACTERS,
-    MOTION_EDGES,
-    PLACES,
-    words,
-)
+from animegamer_jax.toy.vocabulary import words
 
 NUM_GAMES, NUM_TURNS = 8, 3
 SIZE = FrameSize(num_frames=17, height=48, width=72)

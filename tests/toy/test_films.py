@@ -11,15 +11,8 @@ import pytest
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.video import read_mp4
-from animegamer_jax.toy.films import (
-    CrossFade,
-    Cut,
-    FadeThroughBlack,
-    Film,
-    FilmStyle,
-    make_film,
-    write_film,
-)
+from animegamer_jax.toy.drawing.style import CrossFade, Cut, FadeThroughBlack, FilmStyle
+from animegamer_jax.toy.films import Film, make_film, write_film
 
 SMALL = {"height": 24, "width": 36}
 

@@ -15,24 +15,16 @@ from animegamer_jax.media.video import read_mp4
 from animegamer_jax.toy.drawing.draw import render
 from animegamer_jax.toy.drawing.poses import pose
 from animegamer_jax.toy.films import make_film, write_film
-from animegamer_jax.toy.vocabulary import VERBS, WHERE, write_partial_captions
-from animegamer_jax.toy.world import (
+from animegamer_jax.toy.scene import CHARACTERS, LEVELS, MOTIONS, PLACES, TIMES, Scene
+from animegamer_jax.toy.vocabulary import (
     ADVERBS,
-    CHARACTERS,
-    LEVELS,
-    MOTIONS,
-    PLACES,
-    PROTOCOL,
-    SPLITS,
-    TIMES,
-    Scene,
-    ToyTurn,
-    is_held_out,
-    make_game,
-    next_states,
+    VERBS,
+    WHERE,
     split_words,
     words,
+    write_partial_captions,
 )
+from animegamer_jax.toy.world import PROTOCOL, SPLITS, ToyTurn, is_held_out, make_game, next_states
 
 NUM_GAMES = 160
 
@@ -60,7 +52,7 @@ def turn(shown: Scene, *, stamina: int = 1) -> ToyTurn:
 
 def test_a_game_is_a_function_of_its_seed():
     code = (
-        "import hashlib; from animegamer_jax.toy.world import *;"
+        "import hashlib; from animegamer_jax.toy.world import make_game;"
         "from animegamer_jax.toy.drawing.draw import render;"
         "game = make_game(5, split='test');"
         "print(hashlib.sha256(repr(game).encode() + render(game[1].scene).tobytes()).hexdigest())"

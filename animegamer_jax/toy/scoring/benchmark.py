@@ -21,12 +21,7 @@ from animegamer_jax.toy.vocabulary import (
     VERBS,
     split_words,
 )
-from animegamer_jax.toy.world import (
-    PROTOCOL,
-    Split,
-    ToyTurn,
-    make_game,
-)
+from animegamer_jax.toy.world import PROTOCOL, Split, ToyTurn, make_game
 
 WORLD = "toy"
 

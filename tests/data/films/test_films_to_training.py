@@ -19,12 +19,8 @@ from animegamer_jax.cli import main
 from animegamer_jax.data.datasets import open_features, open_games
 from animegamer_jax.data.films.clips.store import open_shots
 from animegamer_jax.protocol import PAPER
-from animegamer_jax.toy.films import (
-    Film,
-    FilmStyle,
-    make_film,
-    write_film,
-)
+from animegamer_jax.toy.drawing.style import FilmStyle
+from animegamer_jax.toy.films import Film, make_film, write_film
 
 SIZE = ("--height", 16, "--width", 24, "--num-frames", 9)  # that of the tiny model
 NETWORKS = ("mllm", "encoder", "dit", "vae", "clip", "t5")

@@ -20,15 +20,8 @@ from tiny_films import moving, texture
 from animegamer_jax.data.films.clips.store import FilmSettings
 from animegamer_jax.data.films.cutting.analysis import analyze_film
 from animegamer_jax.data.films.cutting.cuts import Break, CutFinder
-from animegamer_jax.toy.films import (
-    CrossFade,
-    Cut,
-    FadeThroughBlack,
-    Film,
-    FilmStyle,
-    make_film,
-    write_film,
-)
+from animegamer_jax.toy.drawing.style import CrossFade, Cut, FadeThroughBlack, FilmStyle
+from animegamer_jax.toy.films import Film, make_film, write_film
 
 SETTINGS = FilmSettings()
 CUT = (Cut(),)

@@ -29,15 +29,8 @@ from animegamer_jax.data.films.clips.store import (
 from animegamer_jax.data.films.cutting.process_film import list_films, process_film
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.motion import motion_level
-from animegamer_jax.toy.films import (
-    CrossFade,
-    Cut,
-    FadeThroughBlack,
-    Film,
-    FilmStyle,
-    make_film,
-    write_film,
-)
+from animegamer_jax.toy.drawing.style import CrossFade, Cut, FadeThroughBlack, FilmStyle
+from animegamer_jax.toy.films import Film, make_film, write_film
 from animegamer_jax.toy.scene import MOTION_EDGES
 
 SETTINGS = FilmSettings(height=48, width=72)
