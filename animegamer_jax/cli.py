@@ -19,9 +19,9 @@ _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 COMMANDS = {
     "play": ("play.command:play", "play a game in the terminal"),
     "serve": ("serve.command:serve", "serve a web page to play on, with an API"),
-    "convert": ("convert.released:convert", "convert released files to a bundle"),
-    "export": ("convert.released:export", "export a bundle to the released formats"),
-    "parity": ("convert.parity:parity", "compare with numbers recorded from other code"),
+    "convert": ("convert.command:convert", "convert released files to a bundle"),
+    "export": ("convert.command:export", "export a bundle to the released formats"),
+    "parity": ("convert.command:parity", "compare with numbers recorded from other code"),
     "evaluate": ("evaluate.command:evaluate", "play and score a benchmark, or write one (--make)"),
     "data toyworld": ("toy.command:toyworld", "draw games of the toy world"),
     "data films": ("data.films.command:films", "cut films into two-second clips"),
@@ -29,7 +29,7 @@ COMMANDS = {
     "data games": ("data.films.command:games", "group annotated clips into games"),
     "data show": ("data.films.command:show", "make a page of a folder's clips"),
     "data features": ("data.command:features", "compute the features that training reads"),
-    "initialise": ("convert.initialise:initialise", "make a bundle of pre-trained networks"),
+    "initialise": ("convert.command:initialise", "make a bundle of pre-trained networks"),
     "train foundations": ("train.command:foundations", "train the toy's CLIP, T5, VAE and DiT"),
     "train warmup": ("train.command:warmup", "train the shot encoder, the decoder frozen"),
     "train decoder": ("train.command:decoder", "train the shot encoder and the decoder"),
@@ -41,7 +41,7 @@ COMMANDS = {
 
 # The extra that installs a package which the plain installation lacks.
 _EXTRAS = {
-    "apache_beam": "films",
+    "apache_beam": "beam",
     "array_record": "train",
     "cv2": "train",
     "diffusers": "bench",
@@ -50,7 +50,6 @@ _EXTRAS = {
     "jinja2": "films",
     "matplotlib": "evaluate",
     "openai": "films",
-    "pydantic": "films",
     "scenedetect": "films",
     "tensorboardX": "train",
     "tensorflow_datasets": "train",

@@ -1,9 +1,9 @@
 """Sizes of the networks: frozen dataclasses, and the named sizes `full` and `toy`.
 
 `full` is the released model: CogVideoX-2B, Mistral-7B, T5-v1.1-XXL, OpenCLIP ViT-B/16 and the
-3D VAE of CogVideoX (PAPER section 3 and 4.1; names and shapes as in the released files). `toy`
-has the same parts at a size that two CPU cores train and play. Names follow Hugging Face's
-configurations where the network has one.
+3D VAE of CogVideoX (PAPER section 3 and 4.1; names and shapes as in the released files). `toy` has
+the same networks at sizes that can be trained and played on two CPU cores. Field names follow
+Hugging Face's configuration of the network if there is one.
 """
 
 import dataclasses
@@ -15,12 +15,15 @@ Remat = Literal["none", "full", "dots"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NetworkConfig:
-    """What every network has: number formats, and what the backward pass recomputes.
+    """Fields of every network's configuration.
 
-    `dtype` is the format of activations and matrix products, `param_dtype` that of the stored
-    weights. Softmax, norms, modulation, timestep embedding and rotary angles stay in float32.
-    `remat`: "none" saves all activations, "full" only the layers' inputs, "dots" also the
-    results of matrix products.
+    Softmax, norms, modulation, timestep embedding and rotary angles are always in float32.
+
+    Attributes:
+        dtype: number format of activations and matrix products.
+        param_dtype: number format of the stored weights.
+        remat: activations that are saved for the backward pass: "none": all; "full": only the
+            layers' inputs; "dots": also the results of matrix products.
     """
 
     dtype: Dtype = "float32"
@@ -30,7 +33,7 @@ class NetworkConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoRAConfig:
-    """A low-rank update `x A B * alpha / rank` beside a frozen linear layer."""
+    """A low-rank update `x A B * alpha / rank` that is added to a frozen linear layer."""
 
     rank: int
     alpha: float
@@ -44,8 +47,8 @@ class LoRAConfig:
 class MistralConfig(NetworkConfig):
     """The decoder-only language model (Mistral-7B-Instruct-v0.1 with an enlarged vocabulary).
 
-    `rotary_dtype`: the format that the rotary cosines and sines are rounded to. The released code
-    keeps these tables in the checkpoint's format even where it computes in float32.
+    `rotary_dtype` is the format to which the rotary cosines and sines are rounded. The released
+    code keeps these tables in the checkpoint's format even if it computes in float32.
     """
 
     vocab_size: int = 32_284
@@ -64,7 +67,7 @@ class MistralConfig(NetworkConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MLLMConfig(NetworkConfig):
-    """The language model with its resamplers to and from shot representations."""
+    """The language model, with resamplers to and from shot representations."""
 
     mistral: MistralConfig = MistralConfig()
     num_queries: int = 226
@@ -73,7 +76,7 @@ class MLLMConfig(NetworkConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShotEncoderConfig(NetworkConfig):
-    """E_a: text features and first-frame features to a shot representation."""
+    """E_a, from text features and first-frame features to a shot representation."""
 
     num_text_tokens: int = 30
     num_image_tokens: int = 196
@@ -90,12 +93,13 @@ class ShotEncoderConfig(NetworkConfig):
 class DiTConfig(NetworkConfig):
     """The 3D-attention diffusion transformer (CogVideoX-2B with a motion input).
 
-    `latent_frames`, `latent_height` and `latent_width` size the position table, before patches. A
-    patch is `patch_frames` x `patch_size` x `patch_size` latents. The last layer's output is v, or
-    a guess of the clean latents, `clean_std` off, from which v follows (`diffusion.v_of_clean`):
-    small networks cannot carry a large patch's noise through their width
-    (docs/decisions/training-the-toy.md). With a `context_grid` the last rows x columns context
-    tokens are a picture's, and have positions over the first frame; without, none has a position.
+    `latent_frames`, `latent_height` and `latent_width` are the size of the position table, in
+    latents. A patch is `patch_frames` x `patch_size` x `patch_size` latents. The last layer's
+    `output` is v, or an estimate of the clean latents with an error of `clean_std`, from which v is
+    computed (`diffusion.v_of_clean`), because a small network is too narrow for the noise of a
+    large patch (docs/decisions/training-the-toy.md). With a `context_grid` the last rows x columns
+    context tokens are those of a picture and have positions over the first frame; without one, no
+    context token has a position.
     """
 
     hidden_size: int = 1920
@@ -125,11 +129,12 @@ class DiTConfig(NetworkConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VAEConfig(NetworkConfig):
-    """The causal 3D VAE; `multipliers` are channels a level over `channels`, finest level first.
+    """The causal 3D VAE.
 
-    The decoder sees latents times `scaling_factor`. With `frequency_scales`, one for each latent
-    frame, each of their cosine frequencies over time is also times its scale (`vae.to_decoder`;
-    docs/decisions/training-the-toy.md); the released one has none.
+    A level has `channels` times its multiplier channels; the finest level comes first. The decoder
+    receives latents times `scaling_factor`. If there are `frequency_scales`, one per latent frame,
+    each cosine frequency over time is multiplied by its scale as well (`vae.to_decoder`;
+    docs/decisions/training-the-toy.md); the released VAE has none.
     """
 
     channels: int = 128
@@ -149,7 +154,7 @@ class VAEConfig(NetworkConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CLIPConfig(NetworkConfig):
-    """OpenCLIP's two towers."""
+    """The two towers of OpenCLIP."""
 
     image_size: int = 224
     patch_size: int = 16
@@ -186,9 +191,9 @@ class T5Config(NetworkConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The networks of one AnimeGamer; None where it has none.
+    """The networks of one AnimeGamer model; None for a network that it lacks.
 
-    The first four play; `clip` and `t5` are needed to train.
+    The first four are needed to play, `clip` and `t5` also to train.
     """
 
     mllm: MLLMConfig | None = None
@@ -199,7 +204,7 @@ class ModelConfig:
     t5: T5Config | None = None
 
 
-# Sizes that several networks of a model share, and each one's name for them.
+# Sizes that several networks of a model share, and the field of each network.
 _SHARED_SIZES = {
     "representation size": {
         "mllm": "representation_size",
@@ -216,18 +221,18 @@ _SHARED_SIZES = {
 
 
 def disagreements(config: ModelConfig) -> dict[str, str]:
-    """Sizes on which the networks that are there do not agree, each with what they say of it."""
+    """Returns the shared sizes that differ between networks, each with the networks' values."""
     found = {}
     for size, fields in _SHARED_SIZES.items():
         networks = {name: getattr(config, name) for name in fields}
-        said = {n: getattr(c, fields[n]) for n, c in networks.items() if c is not None}
-        if len(set(said.values())) > 1:
-            found[size] = ", ".join(f"{name} {value}" for name, value in said.items())
+        sizes = {n: getattr(c, fields[n]) for n, c in networks.items() if c is not None}
+        if len(set(sizes.values())) > 1:
+            found[size] = ", ".join(f"{name} {value}" for name, value in sizes.items())
     return found
 
 
 def make_full() -> ModelConfig:
-    """The released size: every tensor of the released files and no other."""
+    """Returns the released sizes, with exactly the tensors of the released files."""
     return ModelConfig(
         mllm=MLLMConfig(),
         encoder=ShotEncoderConfig(),
@@ -239,13 +244,11 @@ def make_full() -> ModelConfig:
 
 
 def make_toy() -> ModelConfig:
-    """17 frames of 48 x 72 on two CPU cores: the same parts, 17 latent frames of 12 x 18.
+    """Returns the sizes of the toy: 17 frames of 48 x 72, and 17 latent frames of 12 x 18.
 
-    Every frame has its own latent, and a patch of the transformer is 6 x 6 latents of one: see
-    `docs/decisions/training-the-toy.md`.
-
-    Nothing is low-rank here: there is no pre-trained weight to keep. Vocabularies are enlarged or
-    cut to the tokenizer's when weights are made.
+    Every frame has its own latent frame, and a patch of the transformer is 6 x 6 latents of one
+    (docs/decisions/training-the-toy.md). There are no low-rank updates, because there are no
+    pre-trained weights. Vocabularies get the tokenizer's size when weights are made.
     """
     width, vocab_size = 192, 512
     return ModelConfig(

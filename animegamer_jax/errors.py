@@ -1,9 +1,9 @@
-"""A user's mistake, told in one line: what is wrong, what was expected, how to mend it."""
+"""Errors for the user, in one line: what is wrong, what was expected, and what to do."""
 
 
 class UserError(Exception):
-    """Shown without a traceback by the command line, which then exits with status 2."""
+    """Printed by the command line without a traceback; the exit status is 2."""
 
 
 class NonFiniteError(UserError):
-    """A network answered with a NaN or an infinity; the message names the turn and the step."""
+    """A network returned a NaN or an infinity; the message names the turn and the step."""

@@ -1,16 +1,25 @@
-"""Progress on the terminal: bars, or a line now and then where there is no terminal."""
+"""Progress of long work on standard error: bars on a terminal, a line now and then elsewhere.
 
+Both show the number done, the rate and the time left.
+"""
+
+import collections
 import contextlib
+import datetime
+import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
+T = TypeVar("T")
 
-OnProgress = Callable[[str, int, int], None]
-Progress = OnProgress
+Progress = Callable[[str, int, int], None]
+"""Receives what is counted ("films", "turn 3: denoising steps"), the number done and the total."""
+
+_LINE_EVERY = 10.0  # seconds between two lines about the same thing
+_SAMPLE_EVERY = 1.0  # seconds between two measurements of the rate
+_NUM_SAMPLES = 30  # the rate is their median, which one slow step (a compilation) does not change
 
 
 def no_progress(what: str, done: int, total: int) -> None:
@@ -22,94 +31,103 @@ def print_status(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-_STAGES = {"mllm": "language model", "decoder": "denoising", "vae": "frames"}
-
-
-_PLAIN_INTERVAL = 10.0
-
-
-@contextlib.contextmanager
-def show_turn_progress(turn: int, total: int | None) -> Iterator[OnProgress]:
-    """Bars on a terminal, a plain line every ten seconds elsewhere; both on standard error."""
-    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    if not console.is_terminal:
-        yield _PlainProgress(turn, console)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Bars(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
-        if total:
-            progress.add_task("turns", total=total, completed=turn - 1)
-        task = progress.add_task(f"turn {turn}: {_STAGES['mllm']}", total=None)
-        current = "mllm"
-
-        def on_progress(stage: str, step: int, steps: int) -> None:
-            nonlocal current
-            if stage != current:
-                current = stage
-                progress.reset(task, total=steps, description=f"turn {turn}: {_STAGES[stage]}")
-            progress.update(task, total=steps, completed=step)
-
-        yield on_progress
-
-
-class _PlainProgress:
-    """Denoising steps and time left as lines, no more often than every ten seconds."""
-
-    def __init__(self, turn: int, console: Console):
-        self.turn, self.console = turn, console
-        self.started: tuple[float, int] | None = None
-        self.told = time.monotonic()
-
-    def __call__(self, stage: str, step: int, total: int) -> None:
-        if stage != "decoder" or step == 0:
-            return
-        now = time.monotonic()
-        if self.started is None:  # the first step may have compiled: time the others
-            self.started = now, step
-            return
-        if now - self.told < _PLAIN_INTERVAL or step == total:
-            return
-        self.told = now
-        began, first = self.started
-        left = (now - began) / (step - first) * (total - step)
-        self.console.print(
-            f"turn {self.turn}: {_STAGES[stage]} {step}/{total}, about {left:.0f} s left"
-        )
-
-
-_LINE_EVERY = 20.0  # seconds between lines where there is no terminal
-
-
-_MOST_BARS = 8
+def track(items: Iterable[T], progress: Progress, what: str, *, total: int) -> Iterator[T]:
+    """Passes items on and reports their number; does not hold one while the next is made."""
+    done = 0
+    progress(what, done, total)
+    for item in items:
+        yield item
+        del item
+        done += 1
+        progress(what, done, total)
 
 
 @contextlib.contextmanager
 def show_progress(
-    unit: str, *, note: Callable[[], str] = lambda: ""
-) -> Iterator[Callable[[str, int, int], None]]:
-    """Tells how far each split is, with a note: a bar on a terminal, else a line now and then."""
-    console = Console(stderr=True)
-    if console.is_terminal:
-        name = TextColumn("{task.description}", markup=False)  # films have brackets in their names
-        told = TextColumn(unit + "{task.fields[note]}")
-        columns = (name, BarColumn(), MofNCompleteColumn(), told, TimeRemainingColumn())
-        with Bars(*columns, console=console) as bar:
-            tasks = {}
+    *, note: Callable[[], str] = lambda: "", transient: bool = False
+) -> Iterator[Progress]:
+    """Shows the progress of the work in the block.
 
-            def draw(split: str, done: int, total: int) -> None:
-                if split not in tasks:
-                    if len(tasks) == _MOST_BARS:  # the first stays
-                        bar.remove_task(tasks.pop(list(tasks)[1]))
-                    tasks[split] = bar.add_task(split, total=total, note="")
-                bar.update(tasks[split], completed=done, note=note())
+    What is counted first stays visible; the rest disappears once it is finished.
 
-            yield draw
+    Args:
+        note: Returns text to show after the numbers, such as a loss or a cost.
+        transient: Whether the bars disappear at the end of the block, and its end prints no line.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskID, TextColumn
+    from rich.progress import Progress as Bars
+
+    console = Console(stderr=True, highlight=False)
+    name = TextColumn("{task.description}", markup=False)  # names of films have brackets
+    numbers = TextColumn("{task.fields[numbers]}", markup=False)
+    bars = Bars(name, BarColumn(), numbers, console=console, transient=transient)
+    counts: dict[str, _Count] = {}
+    tasks: dict[str, TaskID] = {}
+
+    def draw(what: str, done: int, total: int) -> None:
+        for old in [old for old in list(counts)[1:] if counts[old].finished and old != what]:
+            del counts[old]
+            bars.remove_task(tasks.pop(old))
+        text = counts.setdefault(what, _Count()).update(done, total) + note()
+        if what not in tasks:
+            tasks[what] = bars.add_task(what, numbers=text)
+        bars.update(tasks[what], completed=done, total=total, numbers=text)
+
+    def write(what: str, done: int, total: int) -> None:
+        count = counts.setdefault(what, _Count())
+        text = count.update(done, total)
+        is_first = not transient and what == next(iter(counts))
+        if count.is_due() or (count.finished and (is_first or count.printed)):
+            count.printed = True
+            print_status(f"{what}: {text}{note()}")
+
+    if not console.is_terminal:
+        yield write
         return
-    last = [time.monotonic()]
+    with bars:
+        yield draw
 
-    def say(split: str, done: int, total: int) -> None:
-        if done == total or time.monotonic() - last[0] > _LINE_EVERY:
-            last[0] = time.monotonic()
-            print(f"{split}: {done} of {total} {unit}{note()}", file=sys.stderr, flush=True)
 
-    yield say
+class _Count:
+    """The number done of one thing, and how fast it grows."""
+
+    def __init__(self):
+        self.finished = self.printed = False
+        self._line_time = time.monotonic()
+        self._last: tuple[float, int] | None = None  # time of the last sample, number done then
+        self._paces = collections.deque[float](maxlen=_NUM_SAMPLES)  # seconds for each one
+
+    def update(self, done: int, total: int) -> str:
+        """Takes the number done; returns "3 of 10, 2.0/min, 0:03:30 left"."""
+        self.finished = done >= total
+        now = time.monotonic()
+        if self._last is None:
+            self._last = now, done
+        elapsed, new = now - self._last[0], done - self._last[1]
+        if new > 0 and elapsed >= _SAMPLE_EVERY:
+            self._paces.append(elapsed / new)
+            self._last = now, done
+        if self.finished or not self._paces:
+            return f"{done:,} of {total:,}"
+        pace = statistics.median_low(self._paces)
+        left = datetime.timedelta(seconds=round(pace * (total - done)))
+        return f"{done:,} of {total:,}, {_rate(pace)}, {left} left"
+
+    def is_due(self) -> bool:
+        """Whether it is time for another line; asked once a line."""
+        now = time.monotonic()
+        if now - self._line_time < _LINE_EVERY:
+            return False
+        self._line_time = now
+        return True
+
+
+def _rate(pace: float) -> str:
+    """The rate in the smallest unit of time in which at least one is done."""
+    unit, seconds = next((u for u in _UNITS if u[1] >= pace), _UNITS[-1])
+    rate = seconds / pace
+    return f"{rate:,.0f}/{unit}" if rate >= 10 else f"{rate:.1f}/{unit}"
+
+
+_UNITS = (("s", 1), ("min", 60), ("h", 3600), ("day", 86400))

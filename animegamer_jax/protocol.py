@@ -1,17 +1,17 @@
-"""The game protocol: how turns become tokens, how states are read, what the decoder is told.
+"""The game protocol: how turns become tokens, how states are read, and the decoder's conditions.
 
-Two values, `PAPER` and `RELEASED`; a bundle stores the one that its weights were trained for. A
+There are two, `PAPER` and `RELEASED`; a bundle stores the one that its weights were trained for. A
 turn, as in the released code:
 
     <s> { <TURN>instruction<img><frame> f_0..f_225 </frame></img><ML>L</ML><SC>a</SC><ET>b</ET>
           <ST>c</ST></TURN> }  for each turn of the history, oldest first, then for this turn
         <TURN>instruction<img><frame> q_0..q_225 </frame></img><ML>
 
-and in training also what it is to answer, `L</ML><SC>a</SC><ET>b</ET><ST>c`.
+and in training also the expected answer, `L</ML><SC>a</SC><ET>b</ET><ST>c`.
 
-`Layout` lays that out in arrays of fixed size: every instruction has `caption_length` slots and
-every history turn its place, whether filled or not. Slots without a token are masked, and
-positions count tokens only, so the numbers are those of the sequence without the gaps.
+`Layout` lays this out in arrays of fixed size: every instruction has `caption_length` slots and
+every history turn has its slots, whether they are filled or not. Slots without a token are masked,
+and positions count only tokens, so the result equals that of the sequence without the gaps.
 """
 
 import dataclasses
@@ -34,23 +34,24 @@ SPECIAL_TOKENS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """One way to play; nobody sets these one by one.
+    """One way to play; its values belong together and are not options of any command.
 
     Attributes:
+        name: name of the protocol.
         window: turns of context, this one included.
-        representation_shift: how many positions after the queries the shot representation is
-            read (the release reads the last 226 of the sequence, three late).
-        states_pass: whether the states are decoded from the cache of the pass that made the
-            representation ("same"), or from a second, purely causal one ("causal").
-        history_states: the turns' own states, or `<Strength_0>` everywhere ("zero").
+        representation_shift: distance in positions from the queries to the shot representation (the
+            release reads the last 226 positions of the sequence, three late).
+        states_pass: pass from whose cache the states are decoded: "same" as that of the
+            representation, or a second, "causal" one.
+        history_states: states of history turns: their "true" ones, or "zero": `<Strength_0>`.
         turn_end: tokens that close a history turn.
-        caption_length: tokens of an instruction at most; with 226 frame tokens and 18 others a turn
-            has 300, the figure in the released data's leftovers.
-        motion_levels, social, entertainment, stamina: values a state token may take.
-        motion_values: motion value of each motion level for the decoder, in pixels of mean
-            optical flow (the released decoder script's table).
-        guidance_scale: of the sampler, see `diffusion.Schedule`; 0 is no guidance.
-        denoising_steps: of a turn, where the player asks for no other number.
+        caption_length: maximum number of tokens of an instruction; with 226 frame tokens and 18
+            others a turn has 300, a number that occurs in the released data.
+        motion_levels, social, entertainment, stamina: possible values of each state token.
+        motion_values: the decoder's motion value for each motion level, in pixels of mean optical
+            flow (table of the released decoder script).
+        guidance_scale: guidance scale of the sampler, see `diffusion.Schedule`; 0: no guidance.
+        denoising_steps: denoising steps per turn, unless the player chooses another number.
     """
 
     name: str
@@ -94,7 +95,7 @@ PROTOCOLS = {protocol.name: protocol for protocol in (PAPER, RELEASED)}
 
 
 class TokenIds(NamedTuple):
-    """Ids that the layout needs: special tokens by their text, frame tokens in order."""
+    """Token ids that the layout needs: special tokens by text, and frame tokens in order."""
 
     bos: int
     special: dict[str, int]
@@ -102,7 +103,7 @@ class TokenIds(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """A batch of laid-out sequences, one a game. `t` is `Layout.length`."""
+    """A batch of sequences, one per game; `t` is `Layout.length`."""
 
     ids: Int[Array, "b t"]
     valid: Bool[Array, "b t"]
@@ -110,17 +111,18 @@ class Prompt(NamedTuple):
 
 
 class Layout:
-    """Where everything stands in the sequence of one turn of the MLLM.
+    """Slots of all tokens in the sequence of one turn of the MLLM.
 
-    Static numpy only, so that it can be closed over by a jitted function.
+    It holds only numpy arrays, so that a jitted function can close over it.
 
     Attributes:
-        length: slots of the sequence.
+        length: number of slots in the sequence.
         queries: slots [226] of this turn's frame tokens.
-        answers: slots [4] of this turn's states, in a sequence that goes on with its answer.
-        history: True [length] at slots that take history turns' representations.
-        representation: slots [226] at which the representation is read.
-        values, allowed: what each of the four states may be, and its token's id; -1 pads.
+        answers: slots [4] of this turn's states in a sequence that includes the answer.
+        history: mask [length] of the slots for representations of history turns.
+        representation: slots [226] of the shot representation.
+        values, allowed: possible values of each of the four states, and their token ids; padded
+            with -1.
     """
 
     def __init__(self, protocol: Protocol, ids: TokenIds, *, num_queries: int, window: int):
@@ -175,9 +177,9 @@ class Layout:
         states: Int[Array, "b h 4"],
         num_history: Int[Array, " b"],
     ) -> Prompt:
-        """Fills the slots: `w` instructions of which the last is this turn's, `h = w - 1` states.
+        """Fills the slots with `w` instructions, the last of this turn, and `h = w - 1` states.
 
-        The history stands at the end of its `h` places: of these the last `num_history` are real.
+        Of the `h` history turns only the last `num_history` are real.
         """
         b = captions.shape[0]
         ids = jnp.broadcast_to(jnp.asarray(self.template), (b, self.length))
@@ -194,11 +196,11 @@ class Layout:
         return Prompt(ids, valid, jnp.maximum(positions, 0))
 
     def state_tokens(self, states: Int[Array, "*b 4"]) -> Int[Array, "*b 4"]:
-        """Ids of the tokens that say these states."""
+        """Returns the ids of the states' tokens."""
         return jnp.asarray(self.strength)[states - STRENGTHS[0]]
 
     def append_answer(self, prompt: Prompt, states: Int[Array, "b 4"]) -> Prompt:
-        """The prompt, and after it this turn's states with the forced tokens between them."""
+        """Appends this turn's states to the prompt, with the forced tokens between them."""
         b, count = states.shape[0], len(self.answer)
         ids = jnp.broadcast_to(jnp.asarray(self.answer), (b, count))
         ids = ids.at[:, self.answers - self.length].set(self.state_tokens(states))
@@ -213,7 +215,7 @@ class Layout:
 def inject(
     x: Float[Array, "b t d"], where: Bool[Array, "b t"], values: Float[Array, "b k d"]
 ) -> Float[Array, "b t d"]:
-    """`x` with `values` in order at the positions where `where` holds (at most `k` of them)."""
+    """Replaces `x` by `values`, in order, at the (at most `k`) positions where `where` holds."""
     if values.shape[1] == 0:
         return x
     order = jnp.clip(jnp.cumsum(where, axis=1) - 1, 0, values.shape[1] - 1)

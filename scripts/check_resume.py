@@ -1,11 +1,11 @@
-r"""Trains a stage twice, once without a stop, once killed, terminated and resumed, and compares.
+r"""Trains a stage twice, once uninterrupted, once killed, terminated and resumed, and compares.
 
     python scripts/check_resume.py foundations --part t5 --steps 2000 --batch-size 32 \
         --data out/toy/games --model out/toy/clip/model --scratch out/resume
 
-What follows the script's name is what `animegamer train` takes, but for `--out`. The second run
-gets SIGKILL at a random step of its first half and SIGTERM at one of its second half. Losses and
-final weights must be equal bit for bit.
+The arguments are those of `animegamer train` without `--out`. The second run gets SIGKILL at a
+random step of its first half and SIGTERM at one of its second half. Losses and final weights must
+be equal bit for bit.
 """
 
 import json
@@ -22,21 +22,17 @@ from typing import Any
 import numpy as np
 
 from animegamer_jax.bundle.bundle import NETWORKS, Bundle
-from animegamer_jax.train.metric_logger import (
-    METRICS_FILE,
-    is_clocked,
-    read_lines,
-)
+from animegamer_jax.train.metric_logger import METRICS_FILE, is_clocked, read_lines
 
 
 def last_step(out: Path) -> int:
-    """The last step in a run's records, 0 where there is none."""
+    """Returns the last step in a run's records; 0 if there is none."""
     lines = read_lines(out / METRICS_FILE)
     return json.loads(lines[-1])["step"] if lines else 0
 
 
 def run(arguments: list[str], out: Path, *, stop: tuple[int, signal.Signals] | None = None) -> str:
-    """One start of the command; with `stop` = (step, signal), what became of it."""
+    """Starts the command once, stops it at `stop` = (step, signal), and says how it ended."""
     command = [sys.executable, "-m", "animegamer_jax.cli", "train", *arguments, "--out", str(out)]
     with open(f"{out}.log", "a") as log:
         child = subprocess.Popen(command, stderr=log, stdout=log)
@@ -49,17 +45,17 @@ def run(arguments: list[str], out: Path, *, stop: tuple[int, signal.Signals] | N
         code = child.wait()
     if stop is None and code:
         raise SystemExit(f"{out}.log: the run failed with {code}")
-    return f"left with {code} at step {last_step(out)}"
+    return f"ended with status {code} at step {last_step(out)}"
 
 
 def curve(out: Path) -> list[dict[str, Any]]:
-    """The records without what a clock gave."""
+    """Returns the records without fields that depend on the clock."""
     records = [json.loads(line) for line in read_lines(out / METRICS_FILE)]
     return [{k: v for k, v in record.items() if not is_clocked(k)} for record in records]
 
 
 def weights(out: Path) -> dict[str, np.ndarray]:
-    """All weights of a run's result."""
+    """Returns all weights of a run's result."""
     bundle = Bundle.open(out / "model")
     return {
         f"{name}.{path}": leaf
@@ -70,18 +66,18 @@ def weights(out: Path) -> dict[str, np.ndarray]:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs, compares and tells; 0 where all is equal."""
-    place = arguments.index("--scratch")
-    scratch, seed = Path(arguments[place + 1]), int.from_bytes(os.urandom(4), "big")
-    del arguments[place : place + 2]
+    """Runs both and prints the comparison; returns 0 if everything is equal."""
+    index = arguments.index("--scratch")
+    scratch, seed = Path(arguments[index + 1]), int.from_bytes(os.urandom(4), "big")
+    del arguments[index : index + 2]
     steps = int(arguments[arguments.index("--steps") + 1])
     random.seed(seed)
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     kill, term = random.randrange(1, steps // 2), random.randrange(steps // 2, steps - 20)
-    print(f"seed {seed}: SIGKILL once step {kill} is on record, SIGTERM once {term} is", flush=True)
+    print(f"seed {seed}: SIGKILL after step {kill}, SIGTERM after step {term}", flush=True)
     whole, parts = scratch / "whole", scratch / "parts"
-    print("without a stop:", run(arguments, whole), flush=True)
+    print("uninterrupted:", run(arguments, whole), flush=True)
     print("SIGKILL:", run(arguments, parts, stop=(kill, signal.SIGKILL)), flush=True)
     print("SIGTERM:", run(arguments, parts, stop=(term, signal.SIGTERM)), flush=True)
     print("to the end:", run(arguments, parts), flush=True)

@@ -3,9 +3,9 @@
     python scripts/make_test_reference.py REFERENCE [OUT]
 
 REFERENCE is laid out as `animegamer parity` reads it (`docs/parity.md`); OUT is `tests/reference`
-if not told. The decoder is copied, but for arrays that two of its files share. Of the language
-model's 32,284 vocabulary rows only those stay that a recorded sequence uses, and all special
-tokens; ids are numbered anew and logits cut to these rows. No tokenizer is copied.
+by default. The decoder is copied, except for arrays that two of its files share. Of the language
+model's 32,284 vocabulary rows, only those of recorded sequences and special tokens are kept; ids
+are renumbered and logits cut accordingly. No tokenizer is copied.
 """
 
 import json
@@ -19,20 +19,20 @@ from transformers import MistralConfig, MistralForCausalLM
 
 AGENT = "llm.base_model.model."
 ROWS = (f"{AGENT}model.embed_tokens.weight", f"{AGENT}lm_head.weight")
-# What generated text and its parse say follows from the greedy ids; a turn's history is the
+# Generated text and parsed states follow from the greedy ids; a turn's history is made of the
 # released representations of the turns before it.
 DROPPED = ("generated_text", "states", "history_embeds", "instructions")
 SHARED = ("clip", "text", "mllm_train")  # the same numbers in both of the decoder's batches
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of an .npz file."""
+    """Returns all arrays of an .npz file."""
     with np.load(path) as file:
         return dict(file)
 
 
 def make_decoder(reference: Path, out: Path) -> None:
-    """The checkpoint as it is; the loss's inputs only where they are not the forward pass's."""
+    """Copies the checkpoint, and the loss's inputs that differ from the forward pass's."""
     shutil.rmtree(out, ignore_errors=True)
     (out / "1").mkdir(parents=True)
     names = ("latest", "config.json", "1/mp_rank_00_model_states.pt", "sample_50.npz")
@@ -45,14 +45,14 @@ def make_decoder(reference: Path, out: Path) -> None:
 
 
 def special_tokens(tokenizer: Path) -> dict[str, int]:
-    """Every token that is not of the base model's text vocabulary."""
+    """Returns every token that is not in the base model's text vocabulary."""
     return {"<s>": 1, **json.loads((tokenizer / "added_tokens.json").read_text())}
 
 
 def language_loss(
     weights: dict[str, np.ndarray], config: dict, arrays: dict[str, np.ndarray]
 ) -> float:
-    """The cross-entropy that transformers computes, with the low-rank updates folded in."""
+    """Returns transformers' cross-entropy, with the low-rank updates folded in."""
     tensors = {name: torch.from_numpy(value).float() for name, value in weights.items()}
     state = {}
     for name, value in tensors.items():
@@ -95,7 +95,7 @@ def language_loss(
 
 
 def make_language_model(reference: Path, tokenizer: Path, out: Path) -> None:
-    """Weights and recorded numbers on the vocabulary rows that the recorded sequences use."""
+    """Writes weights and recorded numbers, cut to the vocabulary rows of recorded sequences."""
     rollout, batch = read(reference / "rollout.npz"), read(reference / "training_loss.npz")
     special = special_tokens(tokenizer)
     used = set(special.values()) | set(batch["input_ids"].ravel().tolist())
@@ -125,8 +125,8 @@ def make_language_model(reference: Path, tokenizer: Path, out: Path) -> None:
             array = array[kept]
         arrays[name] = array
     batch["input_ids"], batch["labels"] = renumber(batch["input_ids"]), renumber(batch["labels"])
-    # With rows cut from the softmax this is another number than the recorded one; so transformers
-    # computes it, which has just answered the recorded one on all rows.
+    # With rows cut from the softmax, the loss differs from the recorded one; so transformers
+    # computes it, which has just reproduced the recorded one with all rows.
     batch["lm_loss"] = np.float32(language_loss(weights, config, batch))
     batch["total_loss"] = batch["lm_loss"] + batch["rec_loss"]
 
@@ -143,7 +143,7 @@ def make_language_model(reference: Path, tokenizer: Path, out: Path) -> None:
 
 
 def main() -> None:
-    """Both folders, and their sizes."""
+    """Writes both folders and prints their sizes."""
     if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
     reference = Path(sys.argv[1])

@@ -1,10 +1,11 @@
-"""Makes the tables of `docs/pods.md`: all programs of play and of the recipe, by libtpu.
+"""Makes the tables of `docs/pods.md` with the TPU's compiler: all programs of play and training.
 
     python scripts/plan_tables.py [--only NAME ...] [--write docs/pods.md]
 
-Each program is compiled in its own process, in one to five minutes. Results are cached in
-`out/plans` as long as the package's code and the compiler are the same, so the same command
-continues after a stop. Any failure other than a program that does not fit ends the script.
+Each program is compiled in a process of its own, which takes one to five minutes. Results are
+cached in `out/plans` while the package's code and the compiler stay the same, so the command can be
+stopped and run again. It ends at the first program that neither fits nor is refused by the compiler
+for its size.
 """
 
 import argparse
@@ -68,25 +69,26 @@ TRAIN = {
     ],
 }
 FILMS = (10, 1_000, 100_000)
-CLIPS_A_FILM = 2_000  # as the paper's ten films gave
-KEPT = Path("out/plans")
+CLIPS_PER_FILM = 2_000  # the average of the paper's ten films
+CACHE = Path("out/plans")
 PACKAGE = Path(__file__).parent.parent / "animegamer_jax"
-_FOLDERS = ("bundle", "convert", "models", "plan", "train")
-_SOURCES = ("*.py", "game/rollout.py", *(f"{name}/**/*.py" for name in _FOLDERS))
+_PACKAGES = ("bundle", "convert", "game", "models", "plan", "train")
 _FILMS_NOTE = (
-    f"Films of {CLIPS_A_FILM:,} clips each; a stage sees as many clips as in the paper's recipe,\n"
-    "or each clip once if there are more. In chip-hours:"
+    f"Films of {CLIPS_PER_FILM:,} clips each; a stage sees as many as in the paper's recipe, or\n"
+    "each clip once if there are more. Chip-hours:"
 )
 BEGIN, END = "<!-- plan_tables.py -->", "<!-- /plan_tables.py -->"
 
 
 @functools.cache
 def code_digest() -> str:
-    """Returns a digest of what a plan depends on: the package's code, libtpu and jax."""
+    """Returns a digest of the package's code and the versions of libtpu and jax."""
     digest = hashlib.sha256()
     for name in ("libtpu", "jax"):
         digest.update(f"{name} {metadata.version(name)}\n".encode())
-    for file in sorted(file for form in _SOURCES for file in PACKAGE.glob(form)):
+    folders = [PACKAGE / name for name in _PACKAGES]
+    files = [*PACKAGE.glob("*.py"), *(file for folder in folders for file in folder.rglob("*.py"))]
+    for file in sorted(files):
         digest.update(f"{file.relative_to(PACKAGE)}\n".encode() + file.read_bytes())
     return digest.hexdigest()
 
@@ -95,27 +97,27 @@ def ask(stage: str, topology: str, options: list[str]) -> tuple[str, dict[str, A
     """Returns the command, and the object that it prints.
 
     Raises:
-        SystemExit: it failed for another reason than a program that does not fit.
+        SystemExit: It failed for another reason than a program that does not fit.
     """
     words = ["plan", "--stage", stage, "--topology", topology, *options]
     command = f"animegamer {' '.join(words)}"
     key = hashlib.sha256(f"{command}\n{code_digest()}".encode()).hexdigest()[:16]
-    file = KEPT / f"{key}.json"
+    file = CACHE / f"{key}.json"
     if not file.exists():
         print(command, file=sys.stderr, flush=True)
         run = [sys.executable, "-m", "animegamer_jax.cli", *words, "--json"]
         done = subprocess.run(run, capture_output=True, text=True, check=False)
         read_verdict(done.stdout, status=done.returncode, command=command, errors=done.stderr)
-        KEPT.mkdir(parents=True, exist_ok=True)
+        CACHE.mkdir(parents=True, exist_ok=True)
         file.write_text(done.stdout)
     return command, json.loads(file.read_text())
 
 
 def read_verdict(text: str, *, status: int, command: str, errors: str) -> dict[str, Any]:
-    """Returns the output of `animegamer plan --json`, whether the program fits or not.
+    """Returns what `animegamer plan --json` printed: a plan that fits, or an explicit refusal.
 
     Raises:
-        SystemExit: the output is not a plan.
+        SystemExit: It is neither.
     """
     try:
         found = json.loads(text)
@@ -129,32 +131,32 @@ def read_verdict(text: str, *, status: int, command: str, errors: str) -> dict[s
 
 
 def seconds_of(record: dict[str, Any]) -> str:
-    """Formats the total time, the least, and its parts."""
+    """Returns the cells of the total time, its lower bound, and its parts."""
     s = record["seconds"]
     parts = " + ".join(f"{s[name]:.2g}" for name in ("products", "other", "collectives", "kernels"))
     return f"{s['total']:.2f} ({s['least']:.2f}) | {parts}"
 
 
 def peak_of(record: dict[str, Any]) -> str:
-    """Formats the peak memory of a chip."""
+    """Returns the cell of a chip's memory."""
     memory = record["memory"]
     return f"{memory['peak']:.1f} of {memory['chip']:.1f}"
 
 
 def speed_of(record: dict[str, Any]) -> str:
-    """Formats samples a second, or tokens if a sample has some."""
+    """Returns the cell of samples per second, or of tokens if samples consist of tokens."""
     if record["sample_tokens"] is not None:
         return f"{record['sample_tokens'] * record['samples_per_second']:,.0f} tokens"
     return f"{record['samples_per_second']:.3g} {record['unit']}"
 
 
 def missing_of(found: dict[str, Any]) -> str:
-    """Formats the memory that a program needs which does not fit."""
+    """Returns the cell of a program that does not fit."""
     return f"does not fit: {found['needed_gb']:.1f} GB"
 
 
 def play_table(only: list[str]) -> list[str]:
-    """Returns the rows of a turn and its parts."""
+    """Returns the lines of the table of a turn's programs."""
     lines = [
         "| program | slice | seconds (least) | products + other + sent + kernels | peak GB |",
         "|---|---|---|---|---|",
@@ -174,7 +176,7 @@ def play_table(only: list[str]) -> list[str]:
 
 
 def train_table(only: list[str]) -> list[str]:
-    """Returns the rows of the training stages."""
+    """Returns the lines of the table of training stages."""
     lines = [
         "| stage | command | seconds (least) | products + other + sent + kernels | "
         "peak GB | a second | of the peak | the recipe, chip-hours |",
@@ -198,7 +200,7 @@ def train_table(only: list[str]) -> list[str]:
 
 
 def films_table() -> list[str]:
-    """Returns chip-hours of each stage by number of films, on the first slice of its rows.
+    """Returns the lines of the table of chip-hours, on the first slice of each stage's rows.
 
     A stage sees as many clips as in the paper's recipe, or each clip once if there are more.
     """
@@ -208,14 +210,14 @@ def films_table() -> list[str]:
     for stage, (first, *_) in TRAIN.items():
         _, found = ask(stage, *first)
         if not found["fits"]:
-            raise SystemExit(f"{stage} does not fit on {topology}: no films can be counted")
+            raise SystemExit(f"{stage} does not fit on {topology}: expected a first row that fits")
         (plans[stage],) = found["plans"]
     lines = [
         f"| films | clips | {' | '.join(plans)} | chip-hours in all | days on one {topology} |",
         "|---|---|" + "---|" * len(plans) + "---|---|",
     ]
     for films in FILMS:
-        clips, hours = films * CLIPS_A_FILM, []
+        clips, hours = films * CLIPS_PER_FILM, []
         for record in plans.values():
             work = record["recipe"]
             hours.append(work["chip_hours"] * max(1.0, clips / work["samples"]))
@@ -228,11 +230,15 @@ def films_table() -> list[str]:
 def main() -> None:
     """Prints the tables, or writes them into a page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=[], help="stages, or words of play's programs")
-    parser.add_argument("--write", type=Path, help="the file whose tables are replaced")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="stages, or words in the names of play's programs"
+    )
+    parser.add_argument("--write", type=Path, help="page whose tables are replaced")
     options = parser.parse_args()
     if options.only and options.write:
-        parser.error("--only prints some rows: --write would remove all others")
+        parser.error(
+            "--only prints some rows, and --write would remove all others: pass one of them"
+        )
     tables = [*play_table(options.only), "", *train_table(options.only)]
     if not options.only:
         tables += ["", _FILMS_NOTE, "", *films_table()]

@@ -4,8 +4,6 @@ Weights are those that `animegamer export` writes. The motion input, the given p
 output of clean latents and the two resamplers are not in these libraries and are written here.
 """
 
-import contextlib
-import io
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,8 +22,8 @@ from torch import Tensor, nn
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.configs import DiTConfig, MistralConfig, MLLMConfig, VAEConfig
 from animegamer_jax.convert import rules as tables
-from animegamer_jax.convert.export import export
-from animegamer_jax.convert.networks import DEFAULT_PLACES, lora_of, table_of
+from animegamer_jax.convert.export import export_bundle
+from animegamer_jax.convert.networks import lora_of, placement_of, table_of
 from animegamer_jax.diffusion import Schedule
 from animegamer_jax.errors import UserError
 
@@ -50,34 +48,31 @@ def exported(bundle: Bundle, folder: Path) -> dict[NetworkName, State]:
     names: tuple[NetworkName, ...] = ("mllm", "encoder", "dit", "vae")
     out = folder / "exported"
     try:
-        _export_quietly(bundle, out, names)
+        export_bundle(str(bundle.path), out, networks=names)
     except UserError:
         names = ("mllm", "encoder", "vae")
-        _export_quietly(bundle, out, names)
+        export_bundle(str(bundle.path), out, networks=names)
     found: dict[NetworkName, State] = {name: _read(bundle, out, name) for name in names}
     if "dit" not in found:
         found["dit"] = _renamed(bundle, "dit")
     return found
 
 
-def _export_quietly(bundle: Bundle, out: Path, names: tuple[NetworkName, ...]) -> None:
-    with contextlib.redirect_stdout(io.StringIO()):
-        export(bundle=str(bundle.path), out=out, networks=names)
-
-
 def _read(bundle: Bundle, out: Path, name: NetworkName) -> State:
-    place = bundle.info.released.get(name, DEFAULT_PLACES[name])
-    file = out / place.file
+    placement = placement_of(bundle, name)
+    file = out / placement.file
     if file.suffix == ".safetensors":
         import safetensors.torch
 
         content = safetensors.torch.load_file(file)
     else:
         content = torch.load(file, weights_only=True)
-        content = content[place.key] if place.key else content
-    cut = len(place.prefix)
+        content = content[placement.key] if placement.key else content
+    cut = len(placement.prefix)
     return {
-        key[cut:]: value.float() for key, value in content.items() if key.startswith(place.prefix)
+        key[cut:]: value.float()
+        for key, value in content.items()
+        if key.startswith(placement.prefix)
     }
 
 

@@ -1,1 +1,9 @@
-"""A model on disk: its configuration, its tokenizer and one Orbax checkpoint a network."""
+"""A model on disk.
+
+bundle     opens a bundle and loads its networks
+config     content of its config.json
+networks   networks that a bundle may hold
+writer     writes a bundle, one parameter in memory at a time
+arrays     weights of a network as an Orbax checkpoint, streamed
+embedded   the model that comes with the package
+"""

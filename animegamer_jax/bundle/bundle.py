@@ -2,14 +2,14 @@
 
 A bundle is a folder, local or in a bucket:
 
-    config.json   name, game protocol, every network's configuration, number formats and checksums
-                  of the weights, where each network lay in the released files, and which stages of
-                  training the model has been through
-    tokenizer/    the tokenizer's files
+    config.json   name, game protocol, configuration of every network, number formats and checksums
+                  of the weights, place of each network in the released files, and completed stages
+                  of training
+    tokenizer/    files of the tokenizer
     words.json    optional: the words that the model's world understands
-    mllm/ dit/ …  one ordinary Orbax checkpoint a network, a nested dictionary of arrays
+    mllm/ dit/ …  one ordinary Orbax checkpoint per network, a nested dictionary of arrays
 
-It is written to a temporary name beside its place and renamed when it is whole.
+It is written under a temporary name in the same folder and renamed when it is complete.
 """
 
 import contextlib
@@ -17,23 +17,16 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 from etils import epath
 from flax import nnx
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from animegamer_jax.bundle.config import (
-    FORMAT_VERSION,
-    BundleConfig,
-    from_json,
-    to_json,
-    with_dtypes,
-)
+from animegamer_jax.bundle.arrays import BATCH_BYTES, array_shapes, load_arrays, read_arrays
+from animegamer_jax.bundle.config import BundleConfig, with_dtypes
 from animegamer_jax.bundle.networks import NETWORKS as NETWORKS
 from animegamer_jax.bundle.networks import NetworkName as NetworkName
 from animegamer_jax.bundle.networks import abstract_network as abstract_network
@@ -47,31 +40,43 @@ from animegamer_jax.configs import Dtype, ModelConfig, NetworkConfig, Remat
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.sharding import Rules, param_shardings
-from animegamer_jax.storage.paths import (
-    absolute,
-    no_late_answers,
-    one_host,
-    telling,
-)
-from animegamer_jax.storage.serialization import flattened, nested
+from animegamer_jax.storage.paths import absolute, telling
+from animegamer_jax.storage.serialization import read_json, to_json
 
-_BATCH_BYTES = 1 << 24  # small parameters are read together
-
-
-def _telling(path: epath.Path) -> contextlib.AbstractContextManager[None]:
-    return telling(path, "cannot be read", mend="convert again, or copy the bundle anew")
+if TYPE_CHECKING:
+    from animegamer_jax.models.clip import CLIP
+    from animegamer_jax.models.dit import DiT
+    from animegamer_jax.models.encoder import ShotEncoder
+    from animegamer_jax.models.mllm import MLLM
+    from animegamer_jax.models.t5 import T5Encoder
+    from animegamer_jax.models.vae import VAE
 
 
-@contextlib.contextmanager
-def _reading(path: epath.Path) -> Iterator[Any]:
-    """Reads on this host alone: every host reads its parts at its own time."""
-    handler = ocp.PyTreeCheckpointHandler(**one_host())
-    with no_late_answers(), _telling(path), ocp.Checkpointer(handler, **one_host()) as checkpointer:
-        yield checkpointer
+class LoadOptions(TypedDict, total=False):
+    """Options of `Bundle.load`.
+
+    Attributes:
+        mesh: devices on which the weights are placed; None: the first device.
+        rules: mesh axes of the logical axes; the current rules if None.
+        dtype: number format of activations; the bundle's if None.
+        param_dtype: number format to which the weights are cast as they are read; that of the
+            files if None.
+        remat: what a backward pass computes again; the bundle's if None.
+    """
+
+    mesh: Mesh | None
+    rules: Rules | None
+    dtype: Dtype | None
+    param_dtype: Dtype | None
+    remat: Remat | None
+
+
+def _reading(path: epath.Path) -> contextlib.AbstractContextManager[None]:
+    return telling(path, "cannot be read", mend="convert again, or copy the bundle again")
 
 
 class Bundle:
-    """An opened bundle. Weights are read on `load` and `read` only."""
+    """An opened bundle; only `load`, `leaves` and the `read` methods read weights."""
 
     def __init__(self, path: epath.Path, config: BundleConfig):
         self.path = path
@@ -82,29 +87,19 @@ class Bundle:
         """Reads a bundle's configuration.
 
         Raises:
-            UserError: there is no bundle, or its configuration is not as this version writes it.
+            UserError: there is no bundle, or its configuration has another form.
         """
         path = absolute(path)
         file = path / "config.json"
-        with _telling(file):
+        with _reading(file):
             found = file.exists()
         if not found:
             raise UserError(
-                f"{path}: no bundle: expected a folder with a config.json, as `animegamer convert` "
-                "writes it"
+                f"{path}: not a bundle: expected a folder with config.json, which "
+                "`animegamer convert` writes"
             )
-        try:
-            with _telling(file):
-                content = json.loads(file.read_text())
-        except ValueError as error:
-            raise UserError(f"{file}: no JSON ({error}): write the bundle again") from None
-        version = content.get("format_version") if isinstance(content, dict) else None
-        if version != FORMAT_VERSION:
-            raise UserError(
-                f"{file}: format_version: expected {FORMAT_VERSION}, found {json.dumps(version)}: "
-                "write the bundle again with this version, or update animegamer_jax"
-            )
-        return cls(path, from_json(BundleConfig, content, str(file)))
+        hint = "convert again with this version, or update animegamer_jax"
+        return cls(path, read_json(file, BundleConfig, hint=hint))
 
     @property
     def name(self) -> str:
@@ -116,24 +111,24 @@ class Bundle:
 
     @property
     def config(self) -> ModelConfig:
-        """Each network's configuration, None where it is absent."""
+        """Configuration of each network; None for a network that the bundle lacks."""
         return self.info.networks
 
     def has(self, name: NetworkName) -> bool:
         return getattr(self.config, name) is not None
 
     def digest(self, network: NetworkName | None = None) -> str:
-        """Of protocol, configurations, tokenizer and weights as stored: the model by its content.
+        """Computes a digest of protocol, configurations, tokenizer and weights; reads all of them.
 
-        Its name, its date and how its files are cut do not count. It reads every weight.
+        It does not depend on name, date and layout of the files.
 
         Args:
-            network: of this network's configuration and weights alone.
+            network: network whose configuration and weights alone are digested; None: all.
         """
-        told: dict[str, Any] = {"protocol": self.protocol, "networks": self.config}
+        content: dict[str, Any] = {"protocol": self.protocol, "networks": self.config}
         if network is not None:
-            told = {network: self._network_config(network)}
-        found = hashlib.sha256(json.dumps(to_json(told), sort_keys=True).encode())
+            content = {network: self._network_config(network)}
+        found = hashlib.sha256(json.dumps(to_json(content), sort_keys=True).encode())
         if network is None and (self.path / "tokenizer").is_dir():
             for file in sorted((self.path / "tokenizer").iterdir()):
                 found.update(file.name.encode() + file.read_bytes())
@@ -154,7 +149,7 @@ class Bundle:
 
     @property
     def tokenizer_dir(self) -> Path:
-        """The tokenizer's folder; from a bucket its files are copied to a temporary one.
+        """The tokenizer's folder; a temporary copy of it if the bundle is in a bucket.
 
         Raises:
             UserError: the bundle has no tokenizer.
@@ -170,6 +165,20 @@ class Bundle:
         """
         return read_vocabulary(self.path)
 
+    @overload
+    def load(self, name: Literal["mllm"], **options: Unpack[LoadOptions]) -> "MLLM": ...
+    @overload
+    def load(self, name: Literal["encoder"], **options: Unpack[LoadOptions]) -> "ShotEncoder": ...
+    @overload
+    def load(self, name: Literal["dit"], **options: Unpack[LoadOptions]) -> "DiT": ...
+    @overload
+    def load(self, name: Literal["vae"], **options: Unpack[LoadOptions]) -> "VAE": ...
+    @overload
+    def load(self, name: Literal["clip"], **options: Unpack[LoadOptions]) -> "CLIP": ...
+    @overload
+    def load(self, name: Literal["t5"], **options: Unpack[LoadOptions]) -> "T5Encoder": ...
+    @overload
+    def load(self, name: NetworkName, **options: Unpack[LoadOptions]) -> Any: ...
     def load(
         self,
         name: NetworkName,
@@ -179,19 +188,20 @@ class Bundle:
         dtype: Dtype | None = None,
         param_dtype: Dtype | None = None,
         remat: Remat | None = None,
-    ) -> nnx.Module:
-        """A network with its weights, read straight to where the mesh wants them.
+    ) -> Any:
+        """Loads a network, each weight read straight to where the mesh needs it.
 
         Args:
-            name: which network.
-            mesh: None: all on the first device.
-            rules: logical axes to mesh axes; those in force if None.
-            dtype: format of activations; as the bundle says if None.
-            param_dtype: the weights are cast to it while they are read; as stored if None.
-            remat: what a backward pass recomputes; as the bundle says if None.
+            name: name of the network in the bundle.
+            mesh: devices on which the weights are placed; None: the first device.
+            rules: mesh axes of the logical axes; the current rules if None.
+            dtype: number format of activations; the bundle's if None.
+            param_dtype: number format to which the weights are cast as they are read; that of the
+                files if None.
+            remat: what a backward pass computes again; the bundle's if None.
 
         Raises:
-            UserError: the bundle has no such network, or its weights are not what config.json says.
+            UserError: the bundle lacks the network, or the weights differ from config.json.
         """
         config = with_dtypes(
             self._network_config(name), dtype=dtype, param_dtype=param_dtype, remat=remat
@@ -200,7 +210,7 @@ class Bundle:
             network = abstract_network(name, config)
         except (ValueError, TypeError, ArithmeticError) as error:
             raise UserError(
-                f"{self.path / 'config.json'}: networks.{name}: no such network can be made "
+                f"{self.path / 'config.json'}: networks.{name}: describes an impossible network "
                 f"({str(error).splitlines()[0]}): convert again"
             ) from error
         graphdef, params, rest = nnx.split(network, nnx.Param, ...)
@@ -210,76 +220,56 @@ class Bundle:
         else:
             specs = jax.tree.leaves(param_shardings(params, mesh, rules))
             shardings = dict(zip(variables, specs, strict=True))
-        cast = None if param_dtype is None else jnp.dtype(param_dtype)
-        stored = self.leaves(name)
+        folder, stored = self.path / name, self.leaves(name)
         if stored.keys() != variables.keys():
             lacking, extra = set(variables) - set(stored), set(stored) - set(variables)
             raise UserError(
-                f"{self.path / name}: the weights are not those of config.json: "
-                f"missing {sorted(lacking)[:3]}, unknown {sorted(extra)[:3]}: convert again"
+                f"{folder}: the weights are not those of config.json: missing "
+                f"{sorted(lacking)[:3]}, unknown {sorted(extra)[:3]}: convert again"
             )
-        wanted, arguments = {}, {}
+        wanted = {}
         for path, variable in variables.items():
             if stored[path].shape != variable.shape:
                 raise UserError(
-                    f"{self.path / name}: parameter {path}: expected the shape {variable.shape}, "
+                    f"{folder}: parameter {path}: expected the shape {variable.shape}, "
                     f"found {stored[path].shape}: convert again"
                 )
-            kind = cast or stored[path].dtype
-            wanted[path] = jax.ShapeDtypeStruct(variable.shape, kind, sharding=shardings[path])
-            arguments[path] = ocp.ArrayRestoreArgs(
-                restore_type=jax.Array,
-                sharding=shardings[path],
-                global_shape=variable.shape,
-                dtype=kind,
+            wanted[path] = jax.ShapeDtypeStruct(
+                variable.shape, param_dtype or stored[path].dtype, sharding=shardings[path]
             )
-        arrays = dict(flattened(self._restore(name, nested(wanted), nested(arguments))))
+        with _reading(folder):
+            arrays = load_arrays(folder, wanted)
         for path, variable in variables.items():
             variable.set_value(arrays[path])
         return nnx.merge(graphdef, params, rest)
 
-    def _restore(self, name: str, item: Any, arguments: Any, *, partial: bool = False) -> Any:
-        restore = ocp.args.PyTreeRestore(item=item, restore_args=arguments, partial_restore=partial)
-        with _reading(self.path / name) as checkpointer:
-            return checkpointer.restore(self.path / name, args=restore)
-
     def leaves(self, name: NetworkName) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shape and stored format of each parameter of a network, by its dotted path.
+        """Returns shape and stored format of each parameter of a network by its dotted path.
 
         Raises:
-            UserError: the bundle has no such network, or its folder is missing.
+            UserError: the bundle lacks the network, or its folder is missing or damaged.
         """
         self._network_config(name)
         folder = self.path / name
-        with _telling(folder):
-            found = (folder / "_METADATA").exists() and (folder / "manifest.ocdbt").exists()
+        with _reading(folder):
+            found = array_shapes(folder)
         if not found:
-            raise UserError(f"{folder}: no weights there: the bundle is not whole: convert again")
-        try:
-            with _reading(folder) as checkpointer:
-                tree = checkpointer.metadata(folder).item_metadata.tree
-        except (AttributeError, KeyError, TypeError, ValueError):  # Orbax on a damaged _METADATA
-            raise UserError(
-                f"{folder}: its _METADATA cannot be read: damaged: convert again"
-            ) from None
-        return {
-            path: jax.ShapeDtypeStruct(meta.shape, meta.dtype) for path, meta in flattened(tree)
-        }
+            raise UserError(f"{folder}: holds no weights: the bundle is incomplete: convert again")
+        return found
 
     def read(self, name: NetworkName, path: str) -> np.ndarray:
-        """One parameter as stored, by its dotted path."""
+        """Reads one parameter as it is stored, by its dotted path."""
         return self.read_together(name, [path])[path]
 
     def read_together(self, name: NetworkName, paths: Sequence[str]) -> dict[str, np.ndarray]:
-        """Some parameters as stored; together small ones are read much faster than singly."""
-        item = nested(dict.fromkeys(paths, 0))
-        arguments = nested(dict.fromkeys(paths, ocp.RestoreArgs(restore_type=np.ndarray)))
-        return dict(flattened(self._restore(name, item, arguments, partial=True)))
+        """Reads parameters as they are stored; small ones are much faster together."""
+        with _reading(self.path / name):
+            return read_arrays(self.path / name, paths)
 
     def read_in_order(
         self, name: NetworkName, paths: Iterable[str]
     ) -> Iterator[tuple[str, np.ndarray]]:
-        """Parameters as stored, a batch of small ones or a large one in memory at a time."""
+        """Yields parameters as they are stored, with one large one or a batch in memory."""
         stored, batch, num_bytes = self.leaves(name), [], 0
 
         def read_batch() -> Iterator[tuple[str, np.ndarray]]:
@@ -290,7 +280,7 @@ class Bundle:
         for path in paths:
             batch.append(path)
             num_bytes += stored[path].size * stored[path].dtype.itemsize
-            if num_bytes >= _BATCH_BYTES:
+            if num_bytes >= BATCH_BYTES:
                 yield from read_batch()
                 batch, num_bytes = [], 0
         yield from read_batch()

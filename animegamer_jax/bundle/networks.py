@@ -24,24 +24,24 @@ NETWORKS: Mapping[NetworkName, str] = {
 
 
 def make_network(name: NetworkName, config: NetworkConfig, *, rngs: nnx.Rngs) -> nnx.Module:
-    """A network of a bundle, by its name there."""
+    """Makes a network by its name in a bundle."""
     module, class_name = NETWORKS[name].split(":")
     return getattr(importlib.import_module(module), class_name)(config, rngs=rngs)
 
 
 def abstract_network(name: NetworkName, config: NetworkConfig) -> nnx.Module:
-    """The same without any memory: its parameters are shapes."""
+    """Makes a network whose parameters are only shapes, without memory."""
     return nnx.eval_shape(lambda: make_network(name, config, rngs=nnx.Rngs(0)))
 
 
 def flat_params(state: nnx.State) -> dict[str, nnx.Variable]:
-    """The parameters of a (possibly abstract) state by their dotted paths."""
+    """Returns the parameters of a (possibly abstract) state by dotted path."""
     return {".".join(map(str, path)): variable for path, variable in nnx.to_flat_state(state)}
 
 
 @functools.lru_cache(maxsize=32)
 def abstract_params(name: NetworkName, config: NetworkConfig) -> Mapping[str, jax.ShapeDtypeStruct]:
-    """Shape and format of each parameter of a network, by its dotted path."""
+    """Returns shape and format of each parameter of a network by dotted path."""
     state = nnx.state(abstract_network(name, config), nnx.Param)
     shapes = {
         path: jax.ShapeDtypeStruct(variable.shape, variable.dtype)
@@ -51,6 +51,6 @@ def abstract_params(name: NetworkName, config: NetworkConfig) -> Mapping[str, ja
 
 
 def param_leaves(module: nnx.Module) -> Iterator[tuple[str, np.ndarray]]:
-    """The parameters of a module as `BundleWriter.write_network` takes them, one at a time."""
+    """Yields path and array of each parameter, as `BundleWriter.write_network` takes them."""
     for path, variable in flat_params(nnx.state(module, nnx.Param)).items():
         yield path, np.asarray(variable[...])

@@ -5,18 +5,18 @@ offer them.
 """
 
 import dataclasses
-import json
 import tempfile
 from pathlib import Path
 
 from etils import epath
 
-from animegamer_jax.bundle.config import from_json
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.paths import is_bucket, telling
+from animegamer_jax.storage.serialization import read_json
 
 TOKENIZER_FOLDER = "tokenizer"
 WORDS_FILE = "words.json"
+_HINT = "write it again, or remove it"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,17 +47,10 @@ def read_vocabulary(folder: epath.Path) -> Vocabulary:
         UserError: the file is not an object of lists of texts.
     """
     path = folder / WORDS_FILE
-    with telling(path, "cannot be read", mend="write it again, or remove it"):
+    with telling(path, "cannot be read", mend=_HINT):
         if not path.exists():
             return Vocabulary()
-        text = path.read_text()
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{path}: not valid JSON ({error}): write it again, or remove it") from None
-    if isinstance(content, dict):
-        content = {field.name: [] for field in dataclasses.fields(Vocabulary)} | content
-    return from_json(Vocabulary, content, str(path))
+    return read_json(path, Vocabulary, hint=_HINT)
 
 
 def local_tokenizer(folder: epath.Path, *, hint: str) -> Path:

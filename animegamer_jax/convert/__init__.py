@@ -1,1 +1,8 @@
-"""Released PyTorch checkpoints to bundles and back, and parity with recorded numbers."""
+"""Released PyTorch checkpoints to bundles and back, and parity with recorded numbers.
+
+command, options    `animegamer convert`, `initialise`, `export`, `parity`
+released, initialise   files to the networks of a bundle; parts checks and writes them
+export              a bundle to the released files; networks holds what both directions share
+rules, tables/      which tensor becomes which parameter; sources reads and writes the files
+parity              recorded numbers against this code
+"""

@@ -1,10 +1,9 @@
-"""`animegamer export`: a bundle's networks as the released PyTorch code reads them."""
+"""Writes a bundle's networks as the released PyTorch code reads them."""
 
 import dataclasses
-import functools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,47 +11,39 @@ import jax
 import numpy as np
 from etils import epath
 
-from animegamer_jax.bundle.bundle import (
-    NETWORKS,
-    Bundle,
-    NetworkName,
-    abstract_params,
-)
-from animegamer_jax.bundle.config import (
-    SIZES_FILE,
-    Placement,
-    Sizes,
-    to_json,
-)
+from animegamer_jax.bundle.bundle import NETWORKS, Bundle, NetworkName, abstract_params
+from animegamer_jax.bundle.config import SIZES_FILE, Placement, Sizes, Weights
 from animegamer_jax.configs import ModelConfig
 from animegamer_jax.convert import rules as tables
-from animegamer_jax.convert.networks import (
-    DEFAULT_PLACES,
-    exported_config,
-    show_progress,
-    show_summary,
-    table_of,
-)
+from animegamer_jax.convert.networks import exported_config, placement_of, table_of
 from animegamer_jax.convert.sources import write_safetensors, write_torch
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.paths import (
-    absolute,
-    move_into_place,
-    refuse_existing,
-    telling,
+from animegamer_jax.progress import Progress, show_progress, track
+from animegamer_jax.storage.paths import absolute, move_into_place, refuse_existing, telling
+from animegamer_jax.storage.serialization import to_json
+
+# What a base model's config.json holds of a `MistralConfig`.
+_MISTRAL_FIELDS = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta", "sliding_window"),
 )
 
 
-def export(*, bundle: str, out: Path, networks: tuple[NetworkName, ...] = ()) -> int:
-    """Writes a bundle's networks as the released PyTorch code reads them.
+def export_bundle(
+    bundle: str, out: Path, *, networks: Sequence[NetworkName] = ()
+) -> dict[str, Weights]:
+    """Writes networks of a bundle in the released formats, or nothing.
 
     Args:
-        bundle: the bundle: a folder, or a gs:// address.
-        out: the folder to write.
-        networks: which networks; all of the bundle if none is named.
+        bundle: Bundle to read: a folder, or a gs:// address.
+        out: Folder to write.
+        networks: Networks to export; none: all that the bundle has.
+
+    Returns:
+        What was written of each network.
 
     Raises:
-        UserError: there is no such bundle or network, or `out` is taken.
+        UserError: The bundle or a network does not exist, or `out` does.
     """
     if "://" in str(out) or ":/" in str(out):
         raise UserError(f"--out {out}: expected a folder on this machine: copy it from there")
@@ -64,38 +55,35 @@ def export(*, bundle: str, out: Path, networks: tuple[NetworkName, ...] = ()) ->
     for name in names:
         if not opened.has(name):
             raise UserError(f"{bundle}: no network {name} in this bundle: leave it out")
-    if "dit" in names and not _is_as_released(opened.config):
+    if "dit" in names and not fits_released_code(opened.config):
         raise UserError(
             f"{bundle}: dit: the released code has neither patches of several frames, nor an "
-            "output of clean latents, nor latents' frequencies: name the other networks with "
-            "--networks"
+            "output of clean latents, nor frequency scales of latents: name the other networks "
+            "with --networks"
         )
     refuse_existing(epath.Path(out), overwrite=None)
     files: dict[str, list[NetworkName]] = {}
     for name in names:
-        files.setdefault(_place(opened, name).file, []).append(name)
+        files.setdefault(_checked_placement(opened, name).file, []).append(name)
     temporary = out.parent / f"{out.name}.tmp-{os.getpid()}"
-    weights = {name: opened.info.weights[name] for name in names}
-    full = "make room there, or choose another folder"
+    hint = "free space there, or choose another folder"
     try:
         with (
-            telling(out, "cannot be written", mend=full),
-            show_progress(sum(len(opened.leaves(name)) for name in names)) as (doing, step),
+            telling(out, "cannot be written", mend=hint),
+            show_progress(transient=True) as progress,
         ):
             for file, inside in files.items():
-                doing(inside[0])
-                _write_file(opened, temporary / file, inside, step)
+                _write_file(opened, temporary / file, inside, progress)
             _write_sizes(opened, temporary, names)
             move_into_place(epath.Path(temporary), epath.Path(out))
     finally:
         if temporary.exists():
             epath.Path(temporary).rmtree()
-    show_summary(str(out), weights)
-    return 0
+    return {name: opened.info.weights[name] for name in names}
 
 
-def _is_as_released(config: ModelConfig) -> bool:
-    """Whether the released code can run the transformer, sizes apart."""
+def fits_released_code(config: ModelConfig) -> bool:
+    """Returns whether the released code can run the transformer, whatever its sizes."""
     dit, vae = config.dit, config.vae
     plain = dit and dataclasses.replace(
         dit, patch_frames=1, output="v", clean_std=0.0, context_grid=None
@@ -103,45 +91,30 @@ def _is_as_released(config: ModelConfig) -> bool:
     return dit == plain and not (vae and vae.frequency_scales)
 
 
-def _place(bundle: Bundle, name: NetworkName) -> Placement:
-    """Where the network lay, or would lie, in the released files.
+def _checked_placement(bundle: Bundle, name: NetworkName) -> Placement:
+    """Returns a network's place, which must not be outside of the folder (bundles may be foreign).
 
     Raises:
-        UserError: a bundle that was not made here points out of the folder.
+        UserError: It is.
     """
-    place = bundle.info.released.get(name, DEFAULT_PLACES[name])
-    parts = Path(place.file).parts
-    if Path(place.file).is_absolute() or ".." in parts or len(parts) < 2:
+    placement = placement_of(bundle, name)
+    file = Path(placement.file)
+    if file.is_absolute() or ".." in file.parts or len(file.parts) < 2:
         raise UserError(
             f"{bundle.path / 'config.json'}: released.{name}.file: expected a path inside a "
-            f"folder, found {place.file!r}"
+            f"folder, found {placement.file!r}"
         )
-    return place
-
-
-def _read(
-    leaf: str,
-    *,
-    reader: Iterator[tuple[str, np.ndarray]],
-    stored: Mapping[str, Any],
-    abstract: tables.Abstract,
-) -> np.ndarray:
-    """The next parameter of a reader that goes in the table's order."""
-    if leaf not in stored:  # a low-rank update that was merged: zeros say the same
-        return np.zeros(abstract[leaf].shape, abstract[leaf].dtype)
-    path, value = next(reader)
-    assert path == leaf, (path, leaf)
-    return value
+    return placement
 
 
 def _write_file(
-    bundle: Bundle, path: Path, names: Sequence[NetworkName], step: Callable[[int], None]
+    bundle: Bundle, path: Path, names: Sequence[NetworkName], progress: Progress
 ) -> None:
-    """One file in the released format, with the networks that lie in it."""
+    """Writes one file in the released format, with the networks that it holds."""
     shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
     jobs = []
     for name in names:
-        place = _place(bundle, name)
+        prefix = placement_of(bundle, name).prefix
         config = exported_config(bundle, name)
         stored = bundle.leaves(name)
         abstract = {
@@ -149,31 +122,36 @@ def _write_file(
             for leaf, shape in abstract_params(name, config).items()
         }
         rules = table_of(name).rules(config)
-        jobs.append((name, place.prefix, rules, abstract, stored))
-        for tensor, entry in tables.export_shapes(rules, abstract).items():
-            shapes[place.prefix + tensor] = entry
+        entries = tables.export_shapes(rules, abstract)
+        jobs.append((name, prefix, rules, abstract, stored, len(entries)))
+        shapes |= {prefix + tensor: entry for tensor, entry in entries.items()}
 
     def tensors() -> Iterator[tuple[str, np.ndarray]]:
-        for name, prefix, rules, abstract, stored in jobs:
+        for name, prefix, rules, abstract, stored, total in jobs:
             order = [rule.target for rule in rules if rule.target in stored]
             reader = bundle.read_in_order(name, order)
-            read = functools.partial(_read, reader=reader, stored=stored, abstract=abstract)
-            for tensor, value in tables.export(rules, read, abstract):
+
+            def read(leaf: str, reader=reader, stored=stored, abstract=abstract) -> np.ndarray:
+                if leaf in stored:
+                    return next(reader)[1]  # it goes in the same order
+                return np.zeros(abstract[leaf].shape, abstract[leaf].dtype)  # a merged update
+
+            found = tables.export(rules, read, abstract)
+            for tensor, value in track(found, progress, f"{name}: tensors", total=total):
                 yield prefix + tensor, value
                 del value
-            step(len(order))
 
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".safetensors":
         write_safetensors(path, shapes, tensors())
     else:
-        write_torch(path, shapes, tensors(), key=_place(bundle, names[0]).key)
+        write_torch(path, shapes, tensors(), key=placement_of(bundle, names[0]).key)
 
 
 def _write_sizes(bundle: Bundle, folder: Path, names: Sequence[NetworkName]) -> None:
-    """What the weights do not tell, so that the folder converts again: small files beside them.
+    """Writes small files with what the weights do not imply, so that the folder converts again.
 
-    `SIZES_FILE` holds all of it; the others are what the released layout has.
+    `SIZES_FILE` holds all of it; the others are part of the released layout.
     """
 
     def write(name: str, content: Any) -> None:
@@ -181,14 +159,11 @@ def _write_sizes(bundle: Bundle, folder: Path, names: Sequence[NetworkName]) -> 
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1) + "\n")
 
-    sizes = Sizes(
-        protocol=bundle.protocol,
-        networks=ModelConfig(**{name: exported_config(bundle, name) for name in names}),
-    )
-    write(SIZES_FILE, to_json(sizes))
+    networks = ModelConfig(**{name: exported_config(bundle, name) for name in names})
+    write(SIZES_FILE, to_json(Sizes(protocol=bundle.protocol, networks=networks)))
     config: Any = bundle.config
     if "dit" in names:
-        file = Path(_place(bundle, "dit").file)
+        file = Path(placement_of(bundle, "dit").file)
         (folder / file.parts[0] / "latest").write_text(file.parts[1])
         latents = {"lat_h": config.dit.latent_height, "lat_w": config.dit.latent_width}
         write("vdm/config.json", latents)
@@ -197,20 +172,9 @@ def _write_sizes(bundle: Bundle, folder: Path, names: Sequence[NetworkName]) -> 
         write("clip/config.json", {"head_width": head_width})
     if "mllm" in names:
         mistral = config.mllm.mistral
-        fields = (
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "head_dim",
-            "rms_norm_eps",
-            "rope_theta",
-            "sliding_window",
-        )
-        base = {field: getattr(mistral, field) for field in fields}
-        base["torch_dtype"] = mistral.rotary_dtype
-        write("mllm/Mistral/config.json", {"model_type": "mistral", **base})
+        base = {field: getattr(mistral, field) for field in _MISTRAL_FIELDS}
+        base = {"model_type": "mistral", **base, "torch_dtype": mistral.rotary_dtype}
+        write("mllm/Mistral/config.json", base)
     if (bundle.path / "tokenizer").is_dir():
         (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
         for file in bundle.tokenizer_dir.iterdir():

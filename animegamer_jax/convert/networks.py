@@ -1,11 +1,10 @@
-"""What the conversions in both directions share: each network's table, place and LoRA, and the
-progress and summary that they show.
-"""
+"""Each network's table, place in the released files and low-rank update, for both directions."""
 
 import contextlib
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
@@ -13,17 +12,18 @@ from animegamer_jax.bundle.config import Placement, Weights
 from animegamer_jax.configs import LoRAConfig, NetworkConfig
 from animegamer_jax.convert.sources import Source
 from animegamer_jax.errors import UserError
+from animegamer_jax.storage.serialization import read_json
 
 DECODER_FILE = "vdm/1/mp_rank_00_model_states.pt"
 DECODER_PREFIX = "model.diffusion_model."
-# Networks that the decoder file may hold beside the decoder.
+# Networks that the decoder file may also hold, and what their tensors' names start with there.
 EMBEDDED: Mapping[NetworkName, str] = {
     "vae": "first_stage_model.",
     "clip": "clip_img_encoder.model.",
     "t5": "conditioner.embedders.0.transformer.",
 }
 # Where an export puts what did not come from released files, and the ranks it gives merged weights.
-DEFAULT_PLACES: Mapping[NetworkName, Placement] = {
+_DEFAULT_PLACEMENTS: Mapping[NetworkName, Placement] = {
     "mllm": Placement(file="mllm/pytorch_model.bin", merged_lora=LoRAConfig(rank=32, alpha=32.0)),
     "dit": Placement(
         file=DECODER_FILE,
@@ -37,10 +37,9 @@ DEFAULT_PLACES: Mapping[NetworkName, Placement] = {
     "t5": Placement(file="t5/model.safetensors"),
 }
 
-
-# What the names of a file's tensors start with, by the option that takes the file. The decoder
-# first: its file may hold others.
-_SIGNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+# What the tensors' names start with, by the option that takes the file. The decoder comes first,
+# because its file may hold others.
+_KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "decoder": ("the decoder", (DECODER_PREFIX,)),
     "agent": ("the language model", ("llm.", "input_resampler.", "output_resampler.")),
     "vae": ("the 3D VAE", (EMBEDDED["vae"], "encoder.conv_in.", "decoder.conv_in.")),
@@ -51,93 +50,95 @@ _SIGNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 
 def check_kind(source: Source, option: str) -> None:
-    """Tells of a file that was given by the option of another one.
+    """Checks that a file was passed with the option of its network.
 
     Raises:
-        UserError: its tensors are those of another network.
+        UserError: Its tensors are those of another network.
     """
 
     def holds(key: str) -> bool:
-        return any(name.startswith(_SIGNS[key][1]) for name in source.tensors)
+        return any(name.startswith(_KINDS[key][1]) for name in source.tensors)
 
-    for key, (what, _) in _SIGNS.items():
+    for key, (network, _) in _KINDS.items():
         if key != option and holds(key) and (key == "decoder" or not holds(option)):
-            how = "its folder by" if key == "mistral" else "it by"
+            what = "its folder" if key == "mistral" else "it"
             raise UserError(
-                f"{source.label}: --{option}: expected {_SIGNS[option][0]}, found tensors of "
-                f"{what}: give {how} --{key}"
+                f"{source.label}: --{option}: expected {_KINDS[option][0]}, found tensors of "
+                f"{network}: pass {what} with --{key}"
             )
 
 
 def table_of(name: NetworkName) -> Any:
-    """The module with a network's `rules` and `infer_config`."""
+    """Returns the module with a network's `rules` and `infer_config`."""
     return importlib.import_module(f"animegamer_jax.convert.tables.{name}")
 
 
 def lora_of(name: NetworkName, config: Any) -> LoRAConfig | None:
-    """The low-rank update of a network; None where it has none."""
+    """Returns the low-rank update of a network; None if it has none."""
     if name == "mllm":
         return config.mistral.lora
     return config.lora if name == "dit" else None
 
 
 def with_lora(name: NetworkName, config: Any, lora: LoRAConfig | None) -> NetworkConfig:
-    """The configuration with another low-rank update, where the network may have one."""
+    """Returns the configuration with another low-rank update, if the network can have one."""
     if name == "mllm":
         mistral = dataclasses.replace(config.mistral, lora=lora)
         return dataclasses.replace(config, mistral=mistral)
     return dataclasses.replace(config, lora=lora) if name == "dit" else config
 
 
+def placement_of(bundle: Bundle, name: NetworkName) -> Placement:
+    """Returns the place of a network in the released files, where an export puts it."""
+    return bundle.info.released.get(name, _DEFAULT_PLACEMENTS[name])
+
+
 def exported_config(bundle: Bundle, name: NetworkName) -> Any:
-    """The configuration of a network as an export writes it: with the update that was merged."""
+    """Returns the configuration that an export writes: with the update that was merged."""
     config: Any = getattr(bundle.config, name)
-    place = bundle.info.released.get(name, DEFAULT_PLACES[name])
-    return with_lora(name, config, lora_of(name, config) or place.merged_lora)
+    merged = placement_of(bundle, name).merged_lora
+    return with_lora(name, config, lora_of(name, config) or merged)
 
 
 def infer(name: NetworkName, source: Source, **options: Any) -> Any:
-    """The configuration that the shapes tell.
+    """Returns the configuration that the tensors' shapes imply.
 
     Raises:
-        UserError: a tensor that tells a size is missing, or sizes contradict one another.
+        UserError: A tensor that gives a size is missing, or sizes contradict one another.
     """
-    try:
+    hint = "expected the released file, or one with the same names"
+    with size_errors(f"{source.label}: network {name}", hint=hint):
         return table_of(name).infer_config(source.shapes, **options)
-    except KeyError as error:
-        raise UserError(
-            f"{source.label}: {error.args[0]} is missing, which the size of network {name} is read "
-            "from: expected the released file, or one of the same names"
-        ) from None
-    except (TypeError, ValueError, UserError) as error:
-        raise UserError(f"{source.label}: network {name}: {error}") from None
 
 
 @contextlib.contextmanager
-def show_progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
-    """A bar over all parameters: what is being done, and how many more are."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+def size_errors(where: str, *, hint: str) -> Iterator[None]:
+    """Turns the errors of a table's `infer_config` into `UserError`.
 
-    columns = (TextColumn("{task.description:<8}"), BarColumn(), MofNCompleteColumn())
-    console = Console(stderr=True)
-    bar = Progress(
-        *columns,
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with bar as progress:
-        task = progress.add_task("", total=total)
-        yield (
-            lambda text: progress.update(task, description=text),
-            lambda count: progress.advance(task, count),
-        )
+    Raises:
+        UserError: A tensor that gives a size is missing, or sizes contradict one another.
+    """
+    try:
+        yield
+    except KeyError as error:
+        raise UserError(
+            f"{where}: {error.args[0]} is missing, which gives a size: {hint}"
+        ) from None
+    except (TypeError, ValueError, UserError) as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Reads a `config.json`, with the sizes that weights do not imply.
+
+    Raises:
+        UserError: The file does not exist, or is not a JSON object.
+    """
+    return read_json(path, dict[str, Any], hint="it has sizes that weights do not imply: get it")
 
 
 def show_summary(title: str, weights: Mapping[str, Weights]) -> None:
-    """A table: parameters, number formats and size of each network."""
+    """Prints a table of the networks: parameters, number formats and size of each."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,8 +1,8 @@
 """Parity: every number that a reference folder recorded, against this code.
 
-The folder is laid out like the released checkpoints with arrays beside them: `mllm/`, `vdm/`,
-`vae/`, `clip/`, `tokenizer/` (`docs/parity.md` has the arrays' names and shapes). What is there is
-converted to a bundle, loaded from it in float32, and compared; so the whole way is under test.
+The folder is laid out like the released checkpoints, with recorded arrays in the same sub-folders:
+`mllm/`, `vdm/`, `vae/`, `clip/`, `tokenizer/` (`docs/parity.md` lists the arrays). The checkpoints
+are converted to a bundle, loaded from it in float32, and compared; this tests conversion as well.
 """
 
 import dataclasses
@@ -13,15 +13,16 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 
 from animegamer_jax import diffusion
 from animegamer_jax.bundle.bundle import Bundle
+from animegamer_jax.convert.options import ConvertOptions
+from animegamer_jax.convert.released import convert_released
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.mistral import Tokens
 from animegamer_jax.models.mllm import MLLM, GameBatch
@@ -36,7 +37,7 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One comparison. For exact quantities `tolerance` is 0 and the error counts differences."""
+    """One comparison. For exact quantities, `tolerance` is 0 and the errors count differences."""
 
     quantity: str
     shape: tuple[int, ...]
@@ -50,7 +51,7 @@ class Row:
 
 
 def close(quantity: str, found: Any, expected: Any, tolerance: float) -> Row:
-    """A row for real numbers; a wrong shape or a NaN fails whatever the tolerance."""
+    """Returns a row for real numbers; a wrong shape or a NaN fails whatever the tolerance."""
     found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
     if found.shape != expected.shape:
         return Row(f"{quantity} (shape {found.shape})", expected.shape, np.inf, np.inf, tolerance)
@@ -63,7 +64,7 @@ def close(quantity: str, found: Any, expected: Any, tolerance: float) -> Row:
 
 
 def exact(quantity: str, found: Any, expected: Any) -> Row:
-    """A row for ids and masks: the number of entries that differ."""
+    """Returns a row for ids and masks: the number of entries that differ."""
     found, expected = np.asarray(found), np.asarray(expected)
     differ = (
         int((found != expected).sum())
@@ -74,7 +75,7 @@ def exact(quantity: str, found: Any, expected: Any) -> Row:
 
 
 def channels_last(x: np.ndarray, channels: int) -> np.ndarray:
-    """Moves PyTorch's channel axis behind the others."""
+    """Moves PyTorch's channel axis to the end."""
     return np.moveaxis(x, channels, -1)
 
 
@@ -84,7 +85,7 @@ def channels_last(x: np.ndarray, channels: int) -> np.ndarray:
 def _prompt(
     layout: Layout, tokenizer: Tokenizer, instructions: list[str], num_history: int
 ) -> Prompt:
-    """The layout of one game's turn; `instructions` end with this turn's."""
+    """Returns the prompt of one game's turn; `instructions` end with this turn's."""
     size = layout.protocol.caption_length
     captions = np.zeros((1, layout.window, size), np.int32)
     lengths = np.zeros((1, layout.window), np.int32)
@@ -101,7 +102,7 @@ def _prompt(
 def _answers(
     mllm: MLLM, prompt: Prompt, history: jax.Array, layout: Layout, *, num_greedy: int
 ) -> dict[str, jax.Array]:
-    """What the recorded arrays hold of one prompt, under both masks."""
+    """Returns what the recorded arrays hold of one prompt, under both masks."""
     answers = {}
     for mask in ("bidirectional", "causal"):
         hidden, cache = mllm.prefill(
@@ -130,7 +131,7 @@ def _answers(
 
 
 def compare_rollout(mllm: MLLM, tokenizer: Tokenizer, arrays: Arrays) -> Iterator[Row]:
-    """Every turn of every recorded window: ids, masks, logits, representations, greedy ids."""
+    """Compares every turn of every recorded window: ids, masks, logits, representations."""
     found = {re.fullmatch(r"w(\d+)_instructions", name) for name in arrays} - {None}
     for window in sorted(int(match[1]) for match in found if match):
         instructions = [str(text) for text in arrays[f"w{window}_instructions"]]
@@ -180,7 +181,7 @@ def compare_rollout(mllm: MLLM, tokenizer: Tokenizer, arrays: Arrays) -> Iterato
 
 
 def compare_mllm_losses(mllm: MLLM, arrays: Arrays) -> Iterator[Row]:
-    """Cross-entropy, reconstruction and their sum on a padded batch of games."""
+    """Compares cross-entropy, reconstruction and their sum on a padded batch of games."""
     mask = arrays["attention_mask"]
     rows = np.arange(len(mask))
     embeds = arrays["turn_embeds"]
@@ -192,7 +193,7 @@ def compare_mllm_losses(mllm: MLLM, arrays: Arrays) -> Iterator[Row]:
             valid=jnp.asarray(mask != 0),
             blocks=jnp.asarray(mask == -1, jnp.int32),
         ),
-        labels=jnp.asarray(arrays["labels"], jnp.int32),  # marked -100 as ours: PyTorch's custom
+        labels=jnp.asarray(arrays["labels"], jnp.int32),  # -100 is ignored, as in PyTorch
         history_mask=jnp.asarray(arrays["history_mask"]),
         history=jnp.asarray(embeds.reshape(len(embeds), -1, embeds.shape[-1])),
         query_slots=jnp.asarray(queries),
@@ -224,7 +225,7 @@ def _run_dit(dit, x, timestep, motion, context):
 
 
 def compare_dit(dit: Any, encoder: Any, arrays: Arrays) -> Iterator[Row]:
-    """E_a's context, and the transformer under it and under the MLLM's representations."""
+    """Compares E_a's context, and the transformer with it and with the MLLM's representations."""
     context = np.asarray(encoder(jnp.asarray(arrays["text"]), jnp.asarray(arrays["clip"])))
     if "context" in arrays:
         yield close("encoder: context", context, arrays["context"], NETWORK)
@@ -243,11 +244,11 @@ def compare_dit(dit: Any, encoder: Any, arrays: Arrays) -> Iterator[Row]:
 
 
 def compare_sampler(dit: Any, encoder: Any, arrays: Arrays) -> Iterator[Row]:
-    """The schedules, and the whole sampler with the recorded noise."""
+    """Compares the schedules, and the whole sampler with the recorded noise."""
     scale = np.asarray(arrays["cfg_scale"], np.float64)
     num_steps = len(scale)
     steps = diffusion.Schedule().sampling_steps(num_steps)[::-1]
-    # The guidance's period is an option of the release beside the number of steps: 50, or that.
+    # The guidance's period is an option of its own in the release: 50, or the number of steps.
     schedule = min(
         (diffusion.Schedule(guidance_period=period) for period in (50, num_steps)),
         key=lambda schedule: np.abs(schedule.guidance(steps) - scale).max(),
@@ -261,8 +262,8 @@ def compare_sampler(dit: Any, encoder: Any, arrays: Arrays) -> Iterator[Row]:
         yield close(name + "timesteps", table.timestep, arrays["sigma_idx"][:, 1], 0.0)
     yield close(name + "guidance", schedule.guidance(steps), scale, TABLE)
 
-    # Recorded in call order: one draw in the first step, then two a step of which the second is
-    # used, none in the last.
+    # Recorded in call order: one draw in the first step, then two in each step, of which the second
+    # is used, and none in the last.
     x0 = channels_last(arrays["x0"], 2)
     draws = channels_last(arrays["noise_draws"], 3)
     used = [*draws[:1], *draws[2 : 2 * (num_steps - 1) : 2], np.zeros_like(x0)]
@@ -284,7 +285,7 @@ def compare_sampler(dit: Any, encoder: Any, arrays: Arrays) -> Iterator[Row]:
 
 
 def compare_diffusion_losses(dit: Any, encoder: Any, arrays: Arrays) -> Iterator[Row]:
-    """The noise levels of training, and the loss with either context."""
+    """Compares the noise levels of training, and the loss with either context."""
     schedule = diffusion.Schedule()
     if "sigmas" in arrays:
         yield close("loss: signal levels", schedule.signal_levels(), arrays["sigmas"], TABLE)
@@ -308,7 +309,7 @@ def compare_diffusion_losses(dit: Any, encoder: Any, arrays: Arrays) -> Iterator
 
 
 def compare_vae(vae: Any, arrays: Arrays) -> Iterator[Row]:
-    """Moments of a clip and of a picture; latents decoded in the recorded chunks."""
+    """Compares moments of a clip and of an image, and latents decoded in the recorded chunks."""
     encode = jax.jit(lambda vae, video: vae.encode(video))
     decode = jax.jit(lambda vae, latents, cache: vae.decode_chunk(latents, cache))
     for name, frames in (("moments", None), ("image_moments", 1)):
@@ -333,7 +334,7 @@ def compare_vae(vae: Any, arrays: Arrays) -> Iterator[Row]:
 
 
 def compare_clip(clip: Any, arrays: Arrays) -> Iterator[Row]:
-    """The released preprocessing, and the features of the last block but one."""
+    """Compares the released preprocessing, and the features of the last block but one."""
     pixels = channels_last(arrays["preprocessed"], 1)
     if "image" in arrays:
         image = jnp.asarray(channels_last(arrays["image"], 1))
@@ -343,11 +344,11 @@ def compare_clip(clip: Any, arrays: Arrays) -> Iterator[Row]:
         yield close("clip: features", features, arrays["features"], NETWORK)
 
 
-# The command
+# The folder
 
 
 class _Arrays(dict[str, np.ndarray]):
-    """The arrays of one file, which say so when one is asked for that is not there."""
+    """Arrays of one file; a missing one raises `UserError`."""
 
     def __init__(self, path: Path, arrays: Arrays):
         super().__init__(arrays)
@@ -366,10 +367,10 @@ def _arrays(path: Path) -> Arrays:
 
 
 def _fitting(path: Path, rows: Iterator[Row]) -> Iterator[Row]:
-    """`rows`, of the arrays in `path`; arrays that the networks cannot take are told in one line.
+    """Yields `rows`, made from the arrays in `path`.
 
     Raises:
-        UserError: they cannot.
+        UserError: The networks cannot take the arrays.
     """
     try:
         yield from rows
@@ -379,12 +380,12 @@ def _fitting(path: Path, rows: Iterator[Row]) -> Iterator[Row]:
 
 
 def compare(folder: Path, bundle: Bundle) -> Iterator[Row]:
-    """All comparisons for which `folder` has arrays and `bundle` the networks.
+    """Yields all comparisons for which `folder` has arrays and `bundle` has networks.
 
-    What is to be compared may be missing from the arrays; what it is computed from may not.
+    Recorded results may be missing; their inputs may not.
 
     Raises:
-        UserError: an array is missing, or does not fit the checkpoint.
+        UserError: An array is missing, or does not fit the checkpoint.
     """
 
     def load(name: Any) -> Any:
@@ -422,7 +423,7 @@ def compare(folder: Path, bundle: Bundle) -> Iterator[Row]:
 
 
 def _latent_size(folder: Path) -> tuple[int, int] | tuple[None, None]:
-    """Height and width of the recorded latents, which the decoder's file does not tell."""
+    """Returns height and width of the recorded latents, which the decoder's file does not give."""
     for path in sorted(folder.glob("vdm/*.npz")):
         arrays = _arrays(path)
         for name in ("x", "x0", "clean"):
@@ -432,7 +433,33 @@ def _latent_size(folder: Path) -> tuple[int, int] | tuple[None, None]:
     return None, None
 
 
-def _print(rows: list[Row]) -> None:
+def compare_folder(folder: Path) -> list[Row]:
+    """Converts the checkpoints of a reference folder and compares everything that it recorded.
+
+    Raises:
+        UserError: The folder does not exist or holds nothing to compare, or one of its files is
+            damaged.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; expected checkpoints and recorded arrays")
+    if not list(folder.glob("*/*.npz")):
+        raise UserError(f"{folder}: no recorded arrays there (expected mllm/rollout.npz and such)")
+    with tempfile.TemporaryDirectory() as temporary:
+        out = Path(temporary) / "bundle"
+        height, width = _latent_size(folder)
+        options = ConvertOptions(
+            out=str(out), reference=folder, latent_height=height, latent_width=width
+        )
+        convert_released(options, must_fit=False)  # networks are compared one by one
+        with jax.default_matmul_precision("highest"):
+            rows = list(compare(folder, Bundle.open(out)))
+    if not rows:
+        raise UserError(f"{folder}: arrays, but no checkpoint that they belong to")
+    return rows
+
+
+def print_rows(rows: list[Row]) -> None:
+    """Prints a table of the comparisons, and how many pass."""
     from rich.console import Console
     from rich.table import Table
 
@@ -452,44 +479,11 @@ def _print(rows: list[Row]) -> None:
     if not console.is_terminal:
         console = Console(width=120)
     console.print(table)
+    num_passed = sum(row.verdict == "pass" for row in rows)
+    print(f"{num_passed} of {len(rows)} rows pass")
 
 
-def parity(
-    folder: Annotated[Path, tyro.conf.Positional],
-    /,
-    *,
-    json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
-) -> int:
-    """Compares every number that FOLDER recorded with this code, in float32.
-
-    Args:
-        folder: checkpoints and arrays, laid out as `docs/parity.md` says.
-        json_file: the table as JSON, too.
-
-    Returns:
-        The exit status: 1 if a row fails.
-
-    Raises:
-        UserError: the folder is missing, holds nothing to compare, or a file of it is bad.
-    """
-    from animegamer_jax.convert.released import convert
-
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; expected checkpoints and recorded arrays")
-    if not list(folder.glob("*/*.npz")):
-        raise UserError(f"{folder}: no recorded arrays there (expected mllm/rollout.npz and such)")
-    with tempfile.TemporaryDirectory() as temporary:
-        out = Path(temporary) / "bundle"
-        height, width = _latent_size(folder)
-        convert(out=str(out), reference=folder, latent_height=height, latent_width=width)
-        with jax.default_matmul_precision("highest"):
-            rows = list(compare(folder, Bundle.open(out)))
-    if not rows:
-        raise UserError(f"{folder}: arrays, but no checkpoint that they belong to")
-    _print(rows)
-    failed = [row for row in rows if row.verdict == "FAIL"]
-    print(f"{len(rows) - len(failed)} of {len(rows)} rows pass")
-    if json_file:
-        entries = [dataclasses.asdict(row) | {"verdict": row.verdict} for row in rows]
-        json_file.write_text(json.dumps(entries, indent=1) + "\n")
-    return 1 if failed else 0
+def write_rows(path: Path, rows: list[Row]) -> None:
+    """Writes the comparisons as JSON."""
+    entries = [dataclasses.asdict(row) | {"verdict": row.verdict} for row in rows]
+    path.write_text(json.dumps(entries, indent=1) + "\n")

@@ -1,8 +1,8 @@
-"""Tables that say which PyTorch tensor becomes which parameter, and the functions that apply them,
-in both directions. PyTorch names live in these tables only.
+"""Tables from PyTorch tensors to parameters, and the functions that apply them in both directions.
 
-The order of work: `check` on names and shapes alone (it tells every problem at once), then
-`convert`, which reads one tensor at a time; `export` is its inverse, `load` fills a module.
+PyTorch names appear in these tables only. First `find_problems` compares names and shapes, and
+lists every problem at once; then `convert` reads one tensor at a time. `export` is the inverse of
+`convert`, `load` fills a module.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ Abstract = Mapping[str, jax.ShapeDtypeStruct]  # dotted path of a parameter -> s
 
 @dataclasses.dataclass(frozen=True)
 class Transform:
-    """How one source tensor becomes (its slice of) the parameter, and back, bit for bit."""
+    """Turns one source tensor into (its slice of) a parameter, and back, bit for bit."""
 
     name: str
     forward: Callable[[Array], Array]
@@ -57,9 +57,9 @@ class Rule:
     """`source` in the PyTorch checkpoint becomes `target`, a dotted path of the module.
 
     Each `{...}` in `source` is expanded: `{layer}` over the parameter's leading axis and, after it,
-    `{part}` over the next; the transformed tensors are stacked there. `target` None: the tensor may
-    be there and is not used (`*` at the end of `source`: all names that start so); `copy_of` then
-    names the source whose value an export writes in its place.
+    `{part}` over the next; the transformed tensors are stacked there. With `target` None, the
+    tensor may exist and is not used (`*` at the end of `source` stands for the rest of the name);
+    `copy_of` then names the source whose value an export writes in its place.
     """
 
     source: str
@@ -71,7 +71,7 @@ class Rule:
 Index = tuple[int, ...]
 
 _PLACEHOLDERS = ("layer", "part")  # in the order of the axes that they stack on
-_BLOCK = 1 << 22  # elements looked at for infinities in one go
+_BLOCK = 1 << 22  # elements tested for infinities at a time
 
 
 def _placeholders(pattern: str) -> tuple[str, ...]:
@@ -88,20 +88,20 @@ def _name(pattern: str, index: Index) -> str:
 
 
 def _expand(rule: Rule, shape: tuple[int, ...]) -> dict[Index, str]:
-    """Where in a parameter of `shape` each source of the rule goes."""
+    """Returns the sources of a rule by their index in a parameter of `shape`."""
     lead = shape[: len(_placeholders(rule.source))]
     indices = itertools.product(*(range(size) for size in lead))
     return {index: _name(rule.source, index) for index in indices}
 
 
 def _torch_shape(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of one source tensor of a rule whose parameter has `shape`."""
+    """Returns the shape of one source tensor of a rule whose parameter has `shape`."""
     piece = shape[len(_placeholders(rule.source)) :]
     return rule.transform.inverse(np.broadcast_to(np.int8(0), piece)).shape
 
 
 def _used(rules: Sequence[Rule], abstract: Abstract) -> Iterator[tuple[str, Rule]]:
-    """The rules that fill a parameter of this module, with the parameter's path."""
+    """Yields the rules that fill a parameter of this module, with the parameter's path."""
     for rule in rules:
         if rule.target is not None and rule.target in abstract:
             yield rule.target, rule
@@ -121,12 +121,14 @@ def _dims(shape: Sequence[int]) -> str:
 
 @dataclasses.dataclass
 class _Findings:
-    """What `check` has seen of a file so far."""
+    """Problems of a file, and the tensors that are read from it."""
 
     shapes: Shapes
     prefix: str
     problems: list[str] = dataclasses.field(default_factory=list)
-    readers: dict[str, str] = dataclasses.field(default_factory=dict)  # tensor -> who reads it
+    readers: dict[str, str] = dataclasses.field(
+        default_factory=dict
+    )  # tensor -> parameter that reads it
 
     def read(self, name: str, reader: str, expected: tuple[int, ...]) -> None:
         found = self.shapes.get(name)
@@ -141,8 +143,8 @@ class _Findings:
             )
         self.readers[name] = reader
 
-    def pass_over(self, rule: Rule) -> None:
-        """A tensor that is known and not used: it may be there."""
+    def allow(self, rule: Rule) -> None:
+        """Allows a tensor that is known and not used."""
         if rule.source.endswith("*"):
             prefix = rule.source[:-1]
             names = [name for name in self.shapes if name.startswith(prefix)]
@@ -158,9 +160,9 @@ def find_problems(
     """Compares names and shapes with all the tables that read them.
 
     Args:
-        parts: a table and the parameters that it is to fill, for each network in the file.
-        shapes: the tensors, in PyTorch layout.
-        prefix: what their names start with in the file, for the messages.
+        parts: Table and parameters to fill, for each network in the file.
+        shapes: Shapes of the tensors, in PyTorch layout.
+        prefix: Start of the tensors' names in the file, for the messages.
 
     Returns:
         A line for each tensor that is missing, unused, read twice or of another shape, and for
@@ -171,7 +173,7 @@ def find_problems(
         filled: dict[str, str] = {}
         for rule in rules:
             if rule.target is None:
-                seen.pass_over(rule)
+                seen.allow(rule)
                 continue
             if rule.target not in abstract:
                 seen.problems.append(f"no such parameter: {rule.target}, from {rule.source}")
@@ -199,10 +201,10 @@ def find_problems(
 def check(
     parts: Sequence[tuple[Sequence[Rule], Abstract]], shapes: Shapes, *, file: str = "checkpoint"
 ) -> None:
-    """Raises what `find_problems` finds in one file, called `file` in the message.
+    """Raises an error with what `find_problems` finds in one file, called `file` in the message.
 
     Raises:
-        UserError: there are problems. All are listed, one a line.
+        UserError: There are problems; the message lists all, one a line.
     """
     raise_problems({file: find_problems(parts, shapes)})
 
@@ -211,7 +213,7 @@ def raise_problems(problems: Mapping[str, Sequence[str]]) -> None:
     """Raises one error that lists the problems of all files, if there are any.
 
     Raises:
-        UserError: a file has problems.
+        UserError: A file has problems.
     """
     blocks = []
     for file, found in problems.items():
@@ -224,17 +226,17 @@ def raise_problems(problems: Mapping[str, Sequence[str]]) -> None:
 
 
 def common_dtype(dtypes: Sequence[np.dtype]) -> np.dtype:
-    """The narrowest format that holds all of `dtypes`."""
+    """Returns the narrowest format that holds all of `dtypes`."""
     try:
         return np.result_type(*dtypes)
-    except TypeError:  # bfloat16 and float16 have no common format but a wider one
+    except TypeError:  # bfloat16 and float16 have only a wider common format
         return np.dtype(np.float32)
 
 
 def _count_non_finite(array: Array) -> int:
     flat = array.reshape(-1)
     blocks = (flat[i : i + _BLOCK] for i in range(0, flat.size, _BLOCK))
-    # bfloat16 is no number format of numpy: its own test is slow.
+    # numpy has no bfloat16, and ml_dtypes' own test is slow.
     return sum(
         int(np.count_nonzero(~np.isfinite(b.astype(np.float32) if b.dtype.kind == "V" else b)))
         for b in blocks
@@ -248,16 +250,16 @@ def convert(
     *,
     problems: list[str] | None = None,
 ) -> Iterator[tuple[str, Array]]:
-    """Makes the parameters of a checked file one after the other, each from one tensor at a time.
+    """Converts the tensors of a checked file, one parameter and one tensor at a time.
 
-    A parameter keeps its tensors' number format. Tensors with infinities or NaNs are counted in
-    `problems`, for the caller to raise when it has gone through all its files.
+    A parameter keeps its tensors' number format. Tensors with infinities or NaNs are added to
+    `problems`, which the caller raises after all its files.
 
     Yields:
         The parameter's dotted path and its value.
 
     Raises:
-        UserError: after the last parameter, if `problems` is None and tensors were not finite.
+        UserError: After the last parameter, if `problems` is None and tensors were not finite.
     """
     found: list[str] = [] if problems is None else problems
     for path, rule in _used(rules, abstract):
@@ -271,10 +273,10 @@ def convert(
             if count := _count_non_finite(tensor):
                 found.append(f"not finite: {source.prefix}{name} ({count} of {tensor.size} values)")
             if not stacked:
-                leaf = np.ascontiguousarray(
-                    rule.transform.forward(tensor).astype(dtype, copy=False)
-                )
-                leaf = leaf.reshape(abstract[path].shape)  # ascontiguousarray makes scalars 1-D
+                value = rule.transform.forward(tensor).astype(dtype, copy=False)
+                leaf = np.ascontiguousarray(value).reshape(
+                    abstract[path].shape
+                )  # scalars are 1-D there
             else:
                 leaf[index] = rule.transform.forward(tensor)
             del tensor
@@ -287,7 +289,7 @@ def convert(
 def export_shapes(
     rules: Sequence[Rule], abstract: Abstract
 ) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Name, shape and format of every tensor that `export` makes, copies included."""
+    """Returns the shape and format of every tensor that `export` makes, copies included."""
     out = {}
     for path, rule in _used(rules, abstract):
         entry = (_torch_shape(rule, abstract[path].shape), np.dtype(abstract[path].dtype))
@@ -300,12 +302,12 @@ def export_shapes(
 def export(
     rules: Sequence[Rule], read_leaf: Callable[[str], Array], abstract: Abstract
 ) -> Iterator[tuple[str, Array]]:
-    """The inverse of `convert`: tensors in PyTorch layout, from one parameter at a time.
+    """Converts parameters back to tensors in PyTorch layout, one parameter at a time.
 
     Args:
-        rules: the table.
-        read_leaf: gives a parameter's value by its dotted path.
-        abstract: the parameters' shapes.
+        rules: The table.
+        read_leaf: Returns a parameter's value, by its dotted path.
+        abstract: Shapes of the parameters.
 
     Yields:
         The tensor's name and value (a view of the parameter where the layouts agree).
@@ -328,10 +330,10 @@ def load(
     *,
     dtype: str | None = "float32",
 ) -> None:
-    """Fills a module from one file, in `dtype` (None: as the file has it).
+    """Fills a module from one file, in `dtype` (None: the formats of the file).
 
     Raises:
-        UserError: as `check` and `convert`.
+        UserError: As `check` and `convert`.
     """
     state = nnx.state(module, nnx.Param)
     variables = flat_params(state)
@@ -339,9 +341,8 @@ def load(
         path: jax.ShapeDtypeStruct(variable.shape, variable.dtype)
         for path, variable in variables.items()
     }
-    raise_problems(
-        {source.label: find_problems([(rules, abstract)], source.shapes, prefix=source.prefix)}
-    )
+    problems = find_problems([(rules, abstract)], source.shapes, prefix=source.prefix)
+    raise_problems({source.label: problems})
     for path, leaf in convert(rules, source, abstract):
         variables[path].set_value(jnp.asarray(leaf, dtype=dtype))
     nnx.update(module, state)

@@ -1,8 +1,8 @@
 """Checkpoint files in PyTorch's formats, read one tensor at a time.
 
 A `Source` knows every tensor's name, shape and format before any is read, so that tables can be
-checked first. Reading copies a tensor in blocks and gives the file's memory pages back, so that a
-file much larger than the memory can be gone through. torch is needed for its own format only.
+checked first. Reading copies a tensor in blocks and releases the file's memory pages, so that a
+file may be much larger than the memory. torch is needed for its own format only.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ import numpy as np
 
 from animegamer_jax.errors import UserError
 
-_BLOCK_BYTES = 1 << 25  # copied between two returns of memory pages
+_BLOCK_BYTES = 1 << 25  # copied before the pages are released
 
 _SAFETENSORS_DTYPES = {
     "F64": np.float64,
@@ -49,7 +49,7 @@ _TORCH_DTYPES = (
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """One tensor of a file: what it is, and how to get a copy of it."""
+    """Shape and format of one tensor of a file, and the function that reads a copy of it."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -60,9 +60,11 @@ class Tensor:
 class Source:
     """Named tensors that are not read yet.
 
-    `label` is what messages call it; `key` is the entry of the file's dictionary that holds the
-    tensors, None where they lie at the top; `prefix` is what their names start with in the file
-    and not here.
+    Attributes:
+        label: Name for error messages.
+        tensors: The tensors by name.
+        key: Entry of the file's dictionary that holds the tensors; None: the top level.
+        prefix: Start of the tensors' names in the file, which the names here leave out.
     """
 
     label: str
@@ -75,37 +77,37 @@ class Source:
         return {name: tensor.shape for name, tensor in self.tensors.items()}
 
     def read(self, name: str) -> np.ndarray:
-        """A copy of one tensor, in PyTorch layout."""
+        """Returns a copy of one tensor, in PyTorch layout."""
         return self.tensors[name].read()
 
     def under(self, prefix: str) -> "Source":
-        """The tensors whose names start with `prefix`, which the new names leave out."""
+        """Returns the tensors whose names start with `prefix`, under names without it."""
         inside = self.renamed(
             lambda name: name.removeprefix(prefix) if name.startswith(prefix) else None
         )
         return dataclasses.replace(inside, prefix=self.prefix + prefix)
 
     def select(self, keep: Callable[[str], bool]) -> "Source":
-        """The tensors whose names satisfy `keep`."""
+        """Returns the tensors whose names satisfy `keep`."""
         return self.renamed(lambda name: name if keep(name) else None)
 
     def renamed(self, new_name: Callable[[str], str | None]) -> "Source":
-        """Every tensor under its new name; None drops it."""
+        """Returns every tensor under its new name; None drops it."""
         pairs = ((new_name(name), tensor) for name, tensor in self.tensors.items())
         kept = {name: tensor for name, tensor in pairs if name is not None}
         return dataclasses.replace(self, tensors=kept)
 
     def joined(self, other: "Source") -> "Source":
-        """These tensors, and those of `other` whose names are not among them."""
+        """Returns these tensors, and those of `other` whose names are not among them."""
         label = f"{self.label} with {other.label}"
         return dataclasses.replace(self, label=label, tensors={**other.tensors, **self.tensors})
 
 
 def import_torch() -> ModuleType:
-    """torch, or a line that tells how to get it.
+    """Returns torch.
 
     Raises:
-        UserError: torch is not installed.
+        UserError: torch is not installed; the message says how to install it.
     """
     try:
         import torch
@@ -122,10 +124,10 @@ def _libc() -> ctypes.CDLL | None:
 
 
 def release_pages(address: int, num_bytes: int) -> None:
-    """Lets the system take back the pages of a file mapping; a later access reads them again.
+    """Releases the memory pages of a file mapping; a later access reads them again.
 
-    Only for mapped files that nobody writes through a private mapping: elsewhere data are lost.
-    Does nothing on systems other than Linux.
+    Use it only on mappings of files, and not on private ones that were written to: data are lost
+    there. Does nothing on systems other than Linux.
     """
     libc = _libc()
     if libc is None or num_bytes == 0:
@@ -136,7 +138,7 @@ def release_pages(address: int, num_bytes: int) -> None:
 
 
 def torch_numpy(tensor: Any) -> np.ndarray:
-    """A torch tensor as numpy, without a copy where it is contiguous."""
+    """Returns a torch tensor as numpy, without a copy if it is contiguous."""
     torch = import_torch()
     tensor = tensor.detach().contiguous()
     if tensor.dtype is torch.bfloat16:
@@ -165,11 +167,11 @@ def _read_torch(tensor: Any, mapped: bool) -> np.ndarray:
 
 
 def _load_torch(path: Path) -> tuple[Any, bool]:
-    """The file's content, and whether its tensors lie in a mapping of the file."""
+    """Returns the file's content, and whether its tensors are a mapping of the file."""
     torch = import_torch()
 
     def load(*, mmap: bool) -> Any:
-        with warnings.catch_warnings(action="ignore"):  # of a pickle that is then refused anyhow
+        with warnings.catch_warnings(action="ignore"):  # about pickles, which are then refused
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
     try:
@@ -182,23 +184,22 @@ def _load_torch(path: Path) -> tuple[Any, bool]:
     except pickle.UnpicklingError as error:
         text = " ".join(str(error).split())
         wanted = re.search(r"GLOBAL ([\w.]+)", text)
-        strange = "WeightsUnpickler error" not in text or "Unsupported operand" in text
-        if strange and wanted is None:
-            raise UserError(_no_checkpoint(path)) from None
+        is_other = "WeightsUnpickler error" not in text or "Unsupported operand" in text
+        if is_other and wanted is None:
+            raise UserError(_damaged(path)) from None
         raise UserError(
             f"{path}: refused, because it asks to run {wanted[1] if wanted else 'code'} while it "
-            "is read: expected tensors alone (save the state dict again with torch.save, or get "
-            "the file anew)"
+            "is read: expected tensors alone (save the state dict again with torch.save, or "
+            "download the file again)"
         ) from None
     except (RuntimeError, EOFError, ValueError, KeyError, AttributeError, OSError) as error:
-        raise UserError(f"{_no_checkpoint(path)} ({_first_line(error)})") from None
+        raise UserError(f"{_damaged(path)} ({_first_line(error)})") from None
 
 
-def _no_checkpoint(path: Path) -> str:
-    size = path.stat().st_size
+def _damaged(path: Path) -> str:
     return (
-        f"{path}: {size:,} bytes that are no whole torch.save file: truncated, or of another "
-        "kind; get it again"
+        f"{path}: {path.stat().st_size:,} bytes, not a complete torch.save file: truncated, or of "
+        "another kind; get it again"
     )
 
 
@@ -208,16 +209,16 @@ def _first_line(error: BaseException) -> str:
 
 
 def open_torch(path: str | Path, *, keys: Iterable[str] = ("module", "state_dict")) -> Source:
-    """The tensors of a torch.save file, never running code that the file holds.
+    """Returns the tensors of a torch.save file; never runs code that the file holds.
 
     Args:
-        path: the file.
-        keys: entries of the file's dictionary in which the tensors may lie; without any of them
-            they are expected at the top.
+        path: The file.
+        keys: Entries of the file's dictionary that may hold the tensors; if none of them exists,
+            the tensors are expected at the top level.
 
     Raises:
-        UserError: the file is missing, truncated or of another kind, wants to run code, or holds
-            something else than tensors; or torch is not installed.
+        UserError: The file is missing, truncated or of another kind, asks to run code, or holds
+            something other than tensors; or torch is not installed.
     """
     path = Path(path)
     import_torch()
@@ -240,19 +241,7 @@ def _torch_tensors(
     content: Mapping[Any, Any], path: Path, mapped: bool
 ) -> Iterator[tuple[str, Tensor]]:
     torch = import_torch()
-    names = [
-        "float32",
-        "bfloat16",
-        "float16",
-        "float64",
-        "int64",
-        "int32",
-        "int16",
-        "int8",
-        "uint8",
-        "bool",
-    ]
-    known = {getattr(torch, name) for name in names}
+    known = {getattr(torch, name) for name in _TORCH_DTYPES}
     for name, tensor in content.items():
         if not isinstance(tensor, torch.Tensor):
             raise UserError(
@@ -260,8 +249,8 @@ def _torch_tensors(
             )
         if tensor.layout is not torch.strided or tensor.dtype not in known:
             raise UserError(
-                f"{path}: tensor {name} is a {tensor.dtype} of layout {tensor.layout}: expected "
-                "a dense one in float32, bfloat16 or float16: save it again in one of these"
+                f"{path}: tensor {name} is a {tensor.dtype} of layout {tensor.layout}: expected a "
+                "dense one in float32, bfloat16 or float16: save it again in one of these formats"
             )
         read = lambda tensor=tensor: _read_torch(tensor, mapped)  # noqa: E731
         yield str(name), Tensor(tuple(tensor.shape), _torch_dtype(tensor), read)
@@ -286,8 +275,8 @@ def _safetensors_file(path: Path) -> dict[str, Tensor]:
                 header = json.loads(file.read(length))
     if not isinstance(header, dict):
         raise UserError(
-            f"{path}: {size:,} bytes that are no safetensors file: truncated, or of another kind; "
-            "get it again"
+            f"{path}: {size:,} bytes, not a safetensors file: truncated, or of another kind; get "
+            "it again"
         )
     header.pop("__metadata__", None)
     tensors = {}
@@ -310,10 +299,10 @@ def _safetensors_file(path: Path) -> dict[str, Tensor]:
 
 
 def open_safetensors(path: str | Path) -> Source:
-    """The tensors of a safetensors file.
+    """Returns the tensors of a safetensors file.
 
     Raises:
-        UserError: the file is missing, truncated or of another kind.
+        UserError: The file is missing, truncated or of another kind.
     """
     path = Path(path)
     if not path.is_file():
@@ -322,7 +311,7 @@ def open_safetensors(path: str | Path) -> Source:
 
 
 def _open_sharded(index: Path) -> Source:
-    """All shards that an index file (`weight_map`: tensor to file) names."""
+    """Opens all shards that an index file (`weight_map`: tensor to file) names."""
     try:
         weight_map = json.loads(index.read_text())["weight_map"]
         files = sorted(set(weight_map.values()))
@@ -340,7 +329,7 @@ def _open_sharded(index: Path) -> Source:
     if lacking:
         raise UserError(
             f"{index}: {len(lacking)} tensors are not in the shard that it names, the first "
-            f"{lacking[0]} in {weight_map[lacking[0]]}: get index and shards anew"
+            f"{lacking[0]} in {weight_map[lacking[0]]}: download index and shards again"
         )
     tensors = {name: sources[file].tensors[name] for name, file in weight_map.items()}
     return Source(str(index.parent), tensors)
@@ -355,10 +344,10 @@ _IN_FOLDER = (
 
 
 def open_checkpoint(path: str | Path, *, keys: Iterable[str] = ("module", "state_dict")) -> Source:
-    """A file in either format, or a folder as Hugging Face lays it out, sharded or not.
+    """Opens a file in either format, or a folder in Hugging Face's layout, sharded or not.
 
     Raises:
-        UserError: as `open_torch` and `open_safetensors`; a shard is missing; or a folder holds
+        UserError: As `open_torch` and `open_safetensors`; a shard is missing; or the folder holds
             none of the known files.
     """
     path = Path(path)
@@ -377,14 +366,29 @@ def open_checkpoint(path: str | Path, *, keys: Iterable[str] = ("module", "state
 
 
 def _allocate(path: Path) -> None:
-    """Gives a file with holes its room on the disk: a full one would kill whoever maps the file.
+    """Allocates the blocks of a sparse file: on a full disk, writing to its mapping would crash.
 
     Raises:
-        OSError: there is no room.
+        OSError: The disk is full.
     """
     if hasattr(os, "posix_fallocate"):  # not on macOS
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+
+
+def _checked(
+    tensors: Iterable[tuple[str, np.ndarray]], names: Iterable[str], path: Path
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Passes tensors on, and makes sure that there is one for each name."""
+    missing = set(names)
+    for name, tensor in tensors:
+        if name not in missing:
+            raise ValueError(f"{path}: unknown tensor {name}")
+        missing.remove(name)
+        yield name, tensor
+        del tensor
+    if missing:
+        raise ValueError(f"{path}: no values for {sorted(missing)}")
 
 
 def write_torch(
@@ -394,19 +398,19 @@ def write_torch(
     *,
     key: str | None = None,
 ) -> None:
-    """Writes a torch.save file, holding one of its tensors at a time.
+    """Writes a torch.save file, with one of its tensors in memory at a time.
 
-    The file is laid out first, with holes for the values; then it is mapped and filled.
+    The file is first written with holes in place of values; then it is mapped and filled.
 
     Args:
-        path: where to; the caller renames it when it is whole.
-        shapes: shape and format of every tensor, in the file's order.
-        tensors: their values, in any order.
-        key: entry of the file's dictionary under which they go; None for the top.
+        path: The file to write; the caller renames it when it is complete.
+        shapes: Shape and format of every tensor, in the file's order.
+        tensors: Values of the tensors, in any order.
+        key: Entry of the file's dictionary that holds the tensors; None: the top level.
 
     Raises:
-        ValueError: a value is missing or unknown.
-        OSError: there is no room.
+        ValueError: A value is missing or unknown.
+        OSError: The disk is full.
     """
     torch = import_torch()
 
@@ -415,21 +419,20 @@ def write_torch(
             return torch.empty(shape, dtype=torch.bfloat16)
         return torch.empty(shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype)
 
-    holes = {name: hole(*entry) for name, entry in shapes.items()}  # never touched: no memory
+    holes = {
+        name: hole(*entry) for name, entry in shapes.items()
+    }  # never touched, so they take no memory
     try:
         with torch.serialization.skip_data():
             torch.save(holes if key is None else {key: holes}, path)
-    except RuntimeError as error:  # of its C++ stream, which does not say more
+    except RuntimeError as error:  # from its C++ stream, without a reason
         raise OSError(errno.EIO, "the disk is full, or files may not grow so large") from error
     del holes
     _allocate(path)
     with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     content = content if key is None else content[key]
-    missing = set(content)
-    for name, tensor in tensors:
-        if name not in content:
-            raise ValueError(f"{path}: no place for tensor {name}")
+    for name, tensor in _checked(tensors, content, path):
         target = torch_numpy(content[name].reshape(-1))
         step = _BLOCK_BYTES // target.itemsize
         values = np.ascontiguousarray(tensor).reshape(-1)
@@ -437,10 +440,7 @@ def write_torch(
             block = target[i : i + step]
             block[:] = values[i : i + step]
             release_pages(block.ctypes.data, block.nbytes)
-        del tensor, values  # before the next one is made
-        missing.discard(name)
-    if missing:
-        raise ValueError(f"{path}: no values for {sorted(missing)}")
+        del tensor, values  # before the next one is created
 
 
 def write_safetensors(
@@ -448,35 +448,26 @@ def write_safetensors(
     shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]],
     tensors: Iterable[tuple[str, np.ndarray]],
 ) -> None:
-    """Writes a safetensors file, holding one of its tensors at a time.
+    """Writes a safetensors file, with one of its tensors in memory at a time.
 
     Raises:
-        ValueError: a value is missing or unknown.
+        ValueError: A value is missing or unknown.
     """
     codes = {np.dtype(dtype): code for code, dtype in _SAFETENSORS_DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, (shape, dtype) in shapes.items():
         end = offset + math.prod(shape) * dtype.itemsize
-        header[name] = {
-            "dtype": codes[dtype],
-            "shape": list(shape),
-            "data_offsets": [offset, end],
-        }
+        code, offsets = codes[dtype], [offset, end]
+        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": offsets}
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    missing = set(shapes)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         start = file.tell()
         file.truncate(start + offset)
-        for name, tensor in tensors:
-            if name not in shapes:
-                raise ValueError(f"{path}: no place for tensor {name}")
+        for name, tensor in _checked(tensors, shapes, path):
             file.seek(start + header[name]["data_offsets"][0])
             file.write(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
-            del tensor  # before the next one is made
-            missing.discard(name)
-    if missing:
-        raise ValueError(f"{path}: no values for {sorted(missing)}")
+            del tensor  # before the next one is created

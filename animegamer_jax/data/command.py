@@ -1,7 +1,10 @@
-"""`animegamer data`: what makes data sets."""
+"""`animegamer data features`: the networks' features of a game dataset."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
+import tyro
+
+from animegamer_jax.distributed import HostOptions
 from animegamer_jax.progress import show_progress
 
 
@@ -14,36 +17,25 @@ def features(
     batch: int = 16,
     shard: int = 256,
     size: Literal["toy", "full"] = "toy",
-    coordinator: str | None = None,
-    hosts: int | None = None,
-    host: int | None = None,
-    connect_seconds: int = 300,
+    host_options: Annotated[HostOptions, tyro.conf.arg(name="")],
 ) -> int:
-    """Compute what the networks make of a games set: texts, frames and clips.
+    """Compute the networks' features of a game dataset: of its texts, frames and clips.
 
-    The same command goes on after a stop. Given on several hosts, it shares the work out.
+    After an interruption, run the same command again. Several hosts share the work.
 
     Args:
-        model: The bundle with T5, CLIP and the VAE.
-        data: The games set.
-        out: The folder to write: a path that all hosts share, or gs://.
-        frame: The frame of each clip that CLIP sees; the paper's is the first.
-        batch: Turns at a time on a host, a multiple of its devices.
-        shard: Turns of a file; a stop loses no more.
-        size: Where the bundle has no shot encoder yet, motion texts have this size's tokens.
-        coordinator: HOST:PORT of host 0, where JAX does not find the hosts by itself (it does on
-            TPU machines and under Slurm).
-        hosts: How many there are, with --coordinator.
-        host: The number of this one, with --coordinator.
-        connect_seconds: To wait for the other hosts.
+        model: Bundle with T5, CLIP and the VAE.
+        data: Game dataset.
+        out: Folder to write: a path that all hosts share, or gs://.
+        frame: Frame of each clip that CLIP sees; the paper uses the first.
+        batch: Number of turns that a host computes at a time, a multiple of its devices.
+        shard: Number of turns in a file, which is also what an interruption loses at most.
+        size: Size whose number of text tokens is used if the bundle has no shot encoder yet.
+        host_options: Options for several hosts.
     """
-    from animegamer_jax.distributed import (
-        check_agreement,
-        join_hosts,
-        together,
-    )
+    from animegamer_jax.distributed import check_agreement, raise_on_all_hosts
 
-    join_hosts(coordinator=coordinator, hosts=hosts, host=host, seconds=connect_seconds)
+    host_options.join()
     import jax
 
     from animegamer_jax.bundle.bundle import Bundle
@@ -51,13 +43,13 @@ def features(
     from animegamer_jax.data.datasets import open_games
     from animegamer_jax.data.features import write_features
 
-    with together():
+    with raise_on_all_hosts():
         bundle, games = Bundle.open(model), open_games(data)
         encoder = bundle.config.encoder or SIZES[size]().encoder
         assert encoder is not None  # each named size has one
-    about = {"model": model, "data": data, "out": out, "frame": frame, "shard": shard}
-    check_agreement({**about, "size": size})
-    with show_progress("turns") as tell:
+    settings = {"model": model, "data": data, "out": out, "frame": frame, "shard": shard}
+    check_agreement({**settings, "size": size})
+    with show_progress() as progress:
         info = write_features(
             out,
             bundle=bundle,
@@ -66,7 +58,7 @@ def features(
             frame=frame,
             batch_size=batch,
             shard_size=shard,
-            on_progress=tell,
+            on_progress=progress,
         )
     if jax.process_index() == 0:
         counts = ", ".join(f"{split} {count}" for split, count in info.splits.items())

@@ -1,14 +1,14 @@
-"""Data sets on disk: games (what was seen) and features (what the networks make of it).
+"""Datasets on disk: game datasets hold turns with their clips, feature datasets their features.
 
-A set is a folder, local or in a bucket: `set.json` says what it is, and beside it lie ordinary
-TFDS data sets of ArrayRecord files, which other programs can read as well:
+A dataset is a folder, local or in a bucket, with its description in `set.json` and ordinary TFDS
+datasets of ArrayRecord files, which other programs can read as well:
 
-    games set      set.json  games/VERSION/...  (of the toy world also tokenizer/ and words.json)
-    features set   set.json  conditions/VERSION/...  latents/VERSION/...
+    game dataset      set.json  games/VERSION/...  (the toy world's also: tokenizer/  words.json)
+    feature dataset   set.json  conditions/VERSION/...  latents/VERSION/...
 
-A record is a turn, and a game's turns are neighbours in order: record i with `turn` t belongs to
-the game that starts at record i - t. The records of a features set are those of the games set that
-it was made from, in the same order.
+A record is a turn. The turns of a game follow one another: record i with `turn` t belongs to the
+game that starts at record i - t. A feature dataset has the records of the game dataset from which
+it was made, in the same order.
 """
 
 import contextlib
@@ -25,22 +25,16 @@ import numpy as np
 import tensorflow_datasets as tfds
 from etils import epath
 
-from animegamer_jax.bundle.config import from_json, to_json
 from animegamer_jax.bundle.vocabulary import TOKENIZER_FOLDER, copy_tokenizer_folder
 from animegamer_jax.configs import CLIPConfig, T5Config, VAEConfig
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import Protocol
-from animegamer_jax.storage.paths import (
-    absolute,
-    move_into_place,
-    refuse_existing,
-    telling,
-)
+from animegamer_jax.storage.paths import absolute, move_into_place, refuse_existing, telling
+from animegamer_jax.storage.serialization import read_json, to_json
 
-LAYOUT = 1  # of set.json and of the records
-VERSION = f"{LAYOUT}.0.0"  # the same, as TFDS writes it
+VERSION = "1.0.0"  # of the records, for TFDS; the first number is `SetInfo.layout`
 INFO_FILE = "set.json"
-UNFINISHED_FILE = "unfinished.json"  # in its place while hosts write (`shards`)
+UNFINISHED_FILE = "unfinished.json"  # until the dataset is complete (`shards`)
 
 Kind = Literal["games", "features"]
 Part = Literal["games", "conditions", "latents"]
@@ -51,13 +45,14 @@ PARTS: Mapping[Kind, tuple[Part, ...]] = {
     "games": ("games",),
     "features": ("conditions", "latents"),
 }
+_AGAIN = "make the dataset again with this version"
 _MADE_BY = {
     "games": "animegamer data toyworld` or `animegamer data games",
     "features": "animegamer data features",
 }
 
-# What is known of a turn without its clip. `motion_value` is in pixels a frame at 480 x 720;
-# `captions` starts with the complete one, the others leave parts out.
+# The fields of a turn besides its clip. `motion_value` is in pixels per frame at 480 x 720; the
+# first of the `captions` is complete, the others omit parts.
 TEXTS = ("film", "instruction", "motion_text", "character", "motion", "place", "time")
 NUMBERS = {
     "game": np.int64,
@@ -74,16 +69,16 @@ NUMBERS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeatureInfo:
-    """Where a features set came from, and the shape of each array in a record.
+    """Origin of a feature dataset, and the shape of each array in a record.
 
     Attributes:
-        bundle: name of the bundle whose networks made the features.
-        games: path of the games set.
-        frame: the frame of the clip that CLIP saw.
+        bundle: name of the bundle whose networks computed the features.
+        games: path of the game dataset.
+        frame: frame of the clip from which CLIP's features were computed.
         text: tokens and width of T5's features of the motion text.
         image: tokens and width of CLIP's features.
         moments: frames, height, width and channels of the VAE's means and log-variances.
-        t5, clip, vae: the networks' configurations.
+        t5, clip, vae: configurations of the networks.
     """
 
     bundle: str
@@ -103,17 +98,17 @@ class SetInfo:
 
     Attributes:
         layout: version of the format.
-        kind: what the records hold.
-        made_by: the command.
-        seed: that the set was made from; None: it was not drawn.
-        num_frames, height, width, fps: of every clip.
-        protocol: of the games: the states that there are, and the motion value of each level.
-        motion_edges: motion values at which one motion level ends and the next begins.
-        splits: number of records of each.
-        features: None for a games set.
+        kind: kind of the records.
+        made_by: command that made the dataset.
+        seed: random seed of the dataset; None: nothing in it is random.
+        num_frames, height, width, fps: size of every clip.
+        protocol: game protocol, with the possible states and the motion value of each level.
+        motion_edges: motion values between two motion levels.
+        splits: number of records by split.
+        features: origin and shapes of the features; None for a game dataset.
     """
 
-    layout: int = LAYOUT
+    layout: Literal[1] = 1
     kind: Kind
     made_by: str
     seed: int | None
@@ -131,7 +126,7 @@ class SetInfo:
 
 
 def record_spec(part: Part, info: SetInfo) -> tfds.features.FeaturesDict:
-    """TFDS's description of one part's records."""
+    """Returns TFDS's description of the records of a part."""
     f = tfds.features
     place = {name: f.Scalar(NUMBERS[name]) for name in ("game", "turn", "num_turns")}
     if part == "latents":
@@ -151,17 +146,17 @@ def record_spec(part: Part, info: SetInfo) -> tfds.features.FeaturesDict:
 
 def _of(info: SetInfo) -> FeatureInfo:
     if info.features is None:
-        raise ValueError("a features set needs its FeatureInfo")
+        raise ValueError("a feature dataset needs its FeatureInfo")
     return info.features
 
 
 def _array(shape: tuple[int, ...]) -> tfds.features.Tensor:
-    """As bytes: half the size, and written ten times faster than TFDS's lists of numbers."""
+    """A tensor in bytes: half the size of TFDS's lists of numbers, and written ten times faster."""
     return tfds.features.Tensor(shape=shape, dtype=np.float16, encoding="bytes")
 
 
 class SetBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """Writes the records that it is given, in order."""
+    """Writes given records in order."""
 
     VERSION = tfds.core.Version(VERSION)
     part: Part
@@ -206,7 +201,7 @@ _BUILDERS: Mapping[Part, Any] = {
 
 
 def _checked(records: Iterable[Record], *, split: str) -> Iterator[Record]:
-    """Refuses no records, and records whose games are torn apart or out of order."""
+    """Checks that there are records, and that the turns of each game are complete and in order."""
     expected = None  # game, turn and number of turns of the next record; None: a new game
     record = None
     for record in records:
@@ -231,19 +226,19 @@ def write_set(
     parts: Mapping[Part, Mapping[str, Records]],
     tokenizer: epath.PathLike | None = None,
 ) -> SetInfo:
-    """Writes a set in whole or not at all: beside its place first, then renamed.
+    """Writes a dataset under a temporary name, then renames it: it is complete or missing.
 
     Args:
-        path: must be free.
-        info: of the set; its `splits` are filled in here.
-        parts: for each part of this kind of set, what makes the records of each split.
-        tokenizer: Folder of a tokenizer to copy into the set, with the words.json beside it.
+        path: path of the dataset, which must be free.
+        info: description of the dataset; its `splits` are replaced.
+        parts: functions that return the records, by part and split.
+        tokenizer: folder of a tokenizer to copy into the dataset, with the words.json beside it.
 
     Returns:
         `info` with the number of records of each split.
 
     Raises:
-        UserError: the place is taken, the disk refuses, or there are no records.
+        UserError: the path is taken or cannot be written, or there are no records.
     """
     path = absolute(path)
     refuse_existing(path, overwrite=None)
@@ -272,7 +267,7 @@ _REFUSED = re.compile(r"(?:open|write|close|sync)\(\) failed: ([^;]*)")
 
 
 def disk_refusal(error: RuntimeError) -> str | None:
-    """What a disk said, in the words of ArrayRecord's error; None: it is another error."""
+    """Returns why the disk failed, from an error of ArrayRecord; None for other errors."""
     found = _REFUSED.search(str(error))
     return found[1] if found else None
 
@@ -283,7 +278,7 @@ def _build(
     tfds.display_progress_bar(False)
     builder = _BUILDERS[part](info=info, splits=splits, data_dir=os.fspath(folder))
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # TFDS tells of a download
+        with contextlib.redirect_stdout(io.StringIO()):  # TFDS prints about a download
             builder.download_and_prepare(download_dir=os.fspath(folder / "downloads"))
     except RuntimeError as error:
         if (reason := disk_refusal(error)) is None:
@@ -298,7 +293,7 @@ def _build(
 
 
 class RecordSource:
-    """The records of one split of one part, by number; a random-access source for Grain."""
+    """The records of one split of one part by number: a random-access source for Grain."""
 
     def __init__(self, source: Any, *, name: str):
         self._source, self._name = source, name
@@ -306,11 +301,11 @@ class RecordSource:
     def __len__(self) -> int:
         return len(self._source)
 
-    def __repr__(self) -> str:  # Grain puts it into its own messages
+    def __repr__(self) -> str:  # for Grain's own messages
         return f"RecordSource({self._name})"
 
     def __getitem__(self, index: int) -> Record:
-        """A record with its texts as str.
+        """Returns a record with its texts decoded.
 
         Raises:
             UserError: the file is damaged.
@@ -329,22 +324,21 @@ class RecordSource:
 
 def _damaged(name: str, error: Exception) -> UserError:
     reason = next(iter(str(error).splitlines()), type(error).__name__)[:160]
-    return UserError(f"{name}: cannot be read: {reason}: copy or make the set again")
+    return UserError(f"{name}: cannot be read: {reason}: copy the dataset again, or make it again")
 
 
 @dataclasses.dataclass(frozen=True)
 class OpenSet:
-    """A set that was found and whose description was read."""
+    """A dataset whose description was read."""
 
     path: epath.Path
     info: SetInfo
 
     def records(self, split: str, *, part: Part) -> RecordSource:
-        """The records of a split.
+        """Opens the records of a split.
 
         Raises:
-            UserError: there is no such split, it is empty, or the files are not those of the
-                description.
+            UserError: the split is missing or empty, or the files differ from the description.
         """
         folder = self.path / part / VERSION
         if not self.info.splits.get(split):
@@ -357,12 +351,12 @@ class OpenSet:
             open_builder: Any = tfds.builder_from_directory
             source = open_builder(folder).as_data_source(split)
             found = len(source)
-        except Exception as error:  # TFDS raises anything for a folder that is not whole
+        except Exception as error:  # TFDS raises all kinds for an incomplete folder
             raise _damaged(name, error) from error
         if found != self.info.splits[split]:
             raise UserError(
-                f"{name}: expected {self.info.splits[split]} records, found {found}: copy or make "
-                "the set again"
+                f"{name}: expected {self.info.splits[split]} records, found {found}: copy the "
+                "dataset again, or make it again"
             )
         return RecordSource(source, name=name)
 
@@ -371,79 +365,68 @@ class GamesSet(OpenSet):
     """Turns with their clips."""
 
     def turns(self, split: str) -> RecordSource:
-        """Text, numbers and `clip`, MP4 bytes, of each turn."""
+        """Opens text, numbers and `clip` (MP4 bytes) of each turn."""
         return self.records(split, part="games")
 
 
 class FeaturesSet(OpenSet):
-    """Turns with what the networks make of their texts and clips."""
+    """Turns with the features of their texts and clips."""
 
     @property
     def features(self) -> FeatureInfo:
         return _of(self.info)
 
     def turns(self, split: str) -> RecordSource:
-        """Text, numbers, `text_features` and `image_features` (float16) of each turn."""
+        """Opens text, numbers, `text_features` and `image_features` (float16) of each turn."""
         return self.records(split, part="conditions")
 
     def latents(self, split: str) -> RecordSource:
-        """The VAE's `moments` (float16, not scaled) of each turn."""
+        """Opens the VAE's `moments` (float16, not scaled) of each turn."""
         return self.records(split, part="latents")
 
 
 def read_info(path: epath.PathLike) -> SetInfo:
-    """What a set says of itself.
+    """Reads the description of a dataset.
 
     Raises:
-        UserError: no set is there, or another version of this code wrote it.
+        UserError: there is no dataset, it is not finished, or its description has another form.
     """
     path = absolute(path)
     file = path / INFO_FILE
-    with telling(file, "cannot be read", mend="copy or make the set again"):
+    with telling(file, "cannot be read", mend=_AGAIN):
         if not file.exists() and (path / UNFINISHED_FILE).exists():
             raise UserError(f"{path}: not finished: run the command that began it again")
         if not file.exists():
             raise UserError(
-                f"{path}: no data set: expected a folder with {INFO_FILE}, as `animegamer data` "
-                "writes it"
+                f"{path}: not a dataset: expected a folder with {INFO_FILE}, which `animegamer "
+                "data` writes"
             )
-        text = file.read_text()
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{file}: no JSON ({error}): make the set again") from None
-    layout = content.get("layout") if isinstance(content, dict) else None
-    if layout != LAYOUT:
-        raise UserError(
-            f"{file}: layout: expected {LAYOUT}, found {json.dumps(layout)}: make the set again "
-            "with this version, or update animegamer_jax"
-        )
-    return from_json(SetInfo, content, str(file))
+    return read_json(file, SetInfo, hint=_AGAIN)
 
 
 def _open(path: epath.PathLike, kind: Kind) -> tuple[epath.Path, SetInfo]:
     info = read_info(path)
     if info.kind != kind:
         raise UserError(
-            f"{os.fspath(path)}: expected a {kind} set, found a {info.kind} set: pass one that "
-            f"`{_MADE_BY[kind]}` wrote"
+            f"{os.fspath(path)}: expected a dataset of {kind}, found one of {info.kind}: give one "
+            f"that `{_MADE_BY[kind]}` made"
         )
     return absolute(path), info
 
 
 def open_games(path: epath.PathLike) -> GamesSet:
-    """A games set.
+    """Opens a game dataset.
 
     Raises:
-        UserError: there is none, it is a set of another kind, or of another version.
+        UserError: there is none, or it is of another kind or another version.
     """
     return GamesSet(*_open(path, "games"))
 
 
 def open_features(path: epath.PathLike) -> FeaturesSet:
-    """A features set.
+    """Opens a feature dataset.
 
     Raises:
-        UserError: there is none, it is a set of another kind, or of another version.
+        UserError: there is none, or it is of another kind or another version.
     """
     return FeaturesSet(*_open(path, "features"))

@@ -1,18 +1,18 @@
-"""A games set and a bundle to a features set: what the decoder's and the MLLM's stages train on.
+"""Makes feature datasets, on which the decoder and the MLLM are trained, from game datasets.
 
-For every turn: T5's features of its motion text, CLIP's features of its first frame (PAPER section
-3.1: f_md and f_v) and the VAE's moments of its clip, computed once, stored in float16. Latents are
-drawn from the moments, and scaled, at training time.
+For every turn it stores T5's features of the motion text, CLIP's features of the first frame (PAPER
+section 3.1: f_md and f_v) and the VAE's moments of the clip, in float16. Training draws latents
+from the moments and scales them.
 
-The set is written shard by shard (`shards`): hosts share the shards out, each computes on all of
-its devices, and the same command goes on after a stop.
+The dataset is written shard by shard (`shards`): hosts divide the shards among them, each host
+computes on all of its devices, and the same command continues after a stop.
 """
 
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -36,49 +36,49 @@ from animegamer_jax.data.samples import (
     read_frames,
 )
 from animegamer_jax.data.shards import ShardedSet, begin_set, folder_digest, shard_ranges
-from animegamer_jax.distributed import together
+from animegamer_jax.distributed import raise_on_all_hosts
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.models.vae import VAE
+from animegamer_jax.progress import Progress, no_progress
 from animegamer_jax.sharding import make_mesh, partition_spec
 from animegamer_jax.storage.paths import telling
 from animegamer_jax.tokenizer import Tokenizer
 
-Progress = Callable[[str, int, int], None]
 T = TypeVar("T")
 
-_GROUP = 4  # batches that are read ahead, so that what is new in them fills whole ones
-_REMEMBERED = 1 << 28  # bytes of features that are kept for clips which come again
-_WHOLE = 1 << 24  # bytes of a tokenizer's file, which are all read
+_GROUP = 4  # batches that are read ahead, so that the new clips in them fill batches
+_REMEMBERED = 1 << 28  # bytes of features to keep for clips that occur again
+_WHOLE = 1 << 24  # bytes at each end of a tokenizer's file: all of it is read
 _CARD = "card.json"  # `card.CARD_JSON`, whose module needs more than this one
 
 
 def signed(frames: UInt8[Array, "*b h w 3"]) -> Float[Array, "*b h w 3"]:
-    """Pixels 0..255 as the networks read them, -1 to 1."""
+    """Scales pixels from 0..255 to -1..1."""
     return frames.astype(jnp.float32) / 127.5 - 1.0
 
 
 @jax.jit
 def read_texts(t5: T5Encoder, tokens: Int[Array, "b n"]) -> Float[Array, "b n d"]:
-    """T5's features of padded motion texts; the padding takes part, as in the release."""
+    """Computes T5's features of padded motion texts, padding included, as in the release."""
     return t5(tokens)
 
 
 @jax.jit
 def see_frames(clip: CLIP, frames: UInt8[Array, "b h w 3"]) -> Float[Array, "b k e"]:
-    """CLIP's patch features of single frames."""
+    """Computes CLIP's patch features of single frames."""
     return clip.image_features(clip.preprocess(signed(frames)))
 
 
 @jax.jit
 def encode_clips(vae: VAE, clips: UInt8[Array, "b f h w 3"]) -> Float[Array, "b t y x m"]:
-    """The VAE's moments of clips, not scaled."""
+    """Computes the VAE's moments of clips, not scaled."""
     return vae.encode(signed(clips))
 
 
 def shown_frame(turn: Record, *, num_frames: int, frame: Frame) -> int:
-    """The number of the frame that CLIP sees: a random one is drawn from the turn's own place."""
+    """Returns the index of CLIP's frame; a random one depends only on the turn's place."""
     if frame == "first":
         return 0
     return int(np.random.default_rng((turn["game"], turn["turn"])).integers(num_frames))
@@ -86,15 +86,15 @@ def shown_frame(turn: Record, *, num_frames: int, frame: Frame) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeatureMaker:
-    """The networks that make features, and how they are used.
+    """The networks that compute features, and their settings.
 
     Attributes:
-        t5, clip, vae: of the bundle.
-        tokenizer: of the bundle.
-        num_text_tokens: that a motion text is padded to.
-        frame: the frame of the clip that CLIP sees.
-        batch_size: turns at a time.
-        mesh: devices of this host, over which a batch is spread; None: the first device.
+        t5, clip, vae: networks of the bundle.
+        tokenizer: tokenizer of the bundle.
+        num_text_tokens: number of tokens to which a motion text is padded.
+        frame: frame of the clip that CLIP sees.
+        batch_size: number of turns in a batch.
+        mesh: devices of this host over which a batch is sharded; None: the first device.
     """
 
     t5: T5Encoder
@@ -110,7 +110,7 @@ class FeatureMaker:
     )
 
     def records(self, turns: Iterable[Record], info: SetInfo) -> Iterator[Mapping[Part, Record]]:
-        """The turns of a games set with features for their clips, and the moments of the clips.
+        """Yields the records of a feature dataset for the turns of a game dataset.
 
         Raises:
             UserError: a clip cannot be read, or a feature is too large to be stored.
@@ -127,15 +127,15 @@ class FeatureMaker:
                     yield _record(turn, text=text, image=image, moments=moments)
 
     def _key(self, turn: Record, info: SetInfo) -> tuple[bytes, int]:
-        """What CLIP's features and the moments of a turn depend on."""
+        """Returns everything on which CLIP's features and the moments of a turn depend."""
         shown = shown_frame(turn, num_frames=info.num_frames, frame=self.frame)
         return hashlib.sha256(turn["clip"]).digest(), shown
 
     def _see(self, group: list[Record], info: SetInfo) -> list[tuple[bytes, int]]:
-        """CLIP's features and moments of clips not seen lately: a toy's games show some again.
+        """Computes CLIP's features and moments of clips that are not in `_seen`.
 
         Returns:
-            The turns' keys in `_seen`.
+            The keys of the turns in `_seen`.
         """
         keys = [self._key(turn, info) for turn in group]
         new = {k: turn for k, turn in zip(keys, group, strict=True) if k not in self._seen}
@@ -143,14 +143,14 @@ class FeatureMaker:
             turns = [turn for _, turn in batch]
             clips = [read_frames(turn, info, num_frames=info.num_frames) for turn in turns]
             shown = [clip[frame] for ((_, frame), _), clip in zip(batch, clips, strict=True)]
-            made = (  # both are under way before the first is waited for
+            computed = (  # both are dispatched before the first is awaited
                 ("CLIP", see_frames(self.clip, self._whole(shown))),
                 ("the VAE", encode_clips(self.vae, self._whole(clips))),
             )
-            stored = [_stored(values, turns, network=name) for name, values in made]
+            stored = [_stored(values, turns, network=name) for name, values in computed]
             for (key, _), image, moments in zip(batch, *stored, strict=True):
                 self._seen[key] = image, moments
-        for key in keys:  # the latest last
+        for key in keys:  # the most recent last
             self._seen[key] = self._seen.pop(key)
         size = sum(row.nbytes for row in self._seen[keys[0]])
         for key in list(self._seen)[: -max(len(set(keys)), _REMEMBERED // size)]:
@@ -158,7 +158,7 @@ class FeatureMaker:
         return keys
 
     def _whole(self, rows: list[np.ndarray]) -> jax.Array:
-        """A batch of one shape: a short one is filled up with its last row."""
+        """Stacks a batch of constant shape: a short one is padded with its last row."""
         whole = np.stack(rows + rows[-1:] * (self.batch_size - len(rows)))
         if self.mesh is None:
             return jnp.asarray(whole)
@@ -186,13 +186,13 @@ def _batches(turns: Iterable[T], size: int) -> Iterator[list[T]]:
 def _stored(
     features: Float[Array, "b ..."], turns: list[Record], *, network: str
 ) -> Float16[np.ndarray, "n ..."]:
-    with np.errstate(over="ignore"):  # told below
+    with np.errstate(over="ignore"):  # rejected below
         stored = np.asarray(features, np.float32)[: len(turns)].astype(np.float16)
     for turn, row in zip(turns, stored, strict=True):
         if not np.isfinite(row).all():
             raise UserError(
-                f"{turn['film']}, game {turn['game']}, turn {turn['turn']}: {network} gives a "
-                "feature that is not finite in float16: the network is broken, train it again"
+                f"{turn['film']}, game {turn['game']}, turn {turn['turn']}: {network} computed a "
+                "feature that is not finite in float16: the network is broken: train it again"
             )
     return stored
 
@@ -206,28 +206,28 @@ def write_features(
     frame: Frame = "first",
     batch_size: int = 16,
     shard_size: int = 256,
-    on_progress: Progress = lambda what, done, total: None,
+    on_progress: Progress = no_progress,
 ) -> SetInfo:
-    """Writes the features of every turn of a games set, or goes on with what was begun.
+    """Writes the features of every turn of a game dataset, or continues an unfinished dataset.
 
-    Called on every host of a run, it writes each shard once; a mistake of one host stops them all.
+    All hosts of a run call it, and each shard is written once; an error on one host stops them all.
 
     Args:
-        path: must be free, or hold such a set on its way.
-        bundle: has T5, CLIP, the VAE and a tokenizer of their vocabulary.
-        games: the set.
-        num_text_tokens: that a motion text is padded to.
-        frame: the frame of the clip that CLIP sees; the paper's is the first.
-        batch_size: turns at a time on a host.
-        shard_size: turns of a file; what a stop may lose.
+        path: path of the dataset, which must be free or hold the same unfinished dataset.
+        bundle: bundle with T5, CLIP, the VAE and a tokenizer of their vocabulary.
+        games: the game dataset.
+        num_text_tokens: number of tokens to which a motion text is padded.
+        frame: frame of the clip that CLIP sees; the first in the paper.
+        batch_size: number of turns in a batch on each host.
+        shard_size: number of turns in a file; a stop may lose as many.
         on_progress: called with what is being made, turns done, and turns.
 
     Raises:
         UserError: a network or the tokenizer is missing or of another size, a clip cannot be read,
-            the place is taken, what was begun there was made of another games set, bundle or shard
-            size, the devices do not divide the batch, the disk refuses.
+            the path is taken, cannot be written or holds an unfinished dataset of other games,
+            another bundle or shard size, or the devices do not divide the batch.
     """
-    with together():
+    with raise_on_all_hosts():
         maker = _make_maker(
             bundle,
             games,
@@ -245,18 +245,20 @@ def write_features(
         )
         ranges = {s: shard_ranges(n, size=shard_size) for s, n in games.info.splits.items()}
         shards = {split: len(found) for split, found in ranges.items()}
-        made_of: dict[str, Any] = {
+        fingerprint: dict[str, Any] = {
             "shard_size": shard_size,
             "games": _games_digest(games),
             "bundle": _bundle_digest(bundle),
         }
         if jax.process_index() == 0:
-            begin_set(path, info, shards=shards, made_of=made_of)
-    with together():
-        written = begin_set(path, info, shards=shards, made_of=made_of)  # the others find it so
+            begin_set(path, info, shards=shards, fingerprint=fingerprint)
+    with raise_on_all_hosts():
+        written = begin_set(
+            path, info, shards=shards, fingerprint=fingerprint
+        )  # now other hosts find it
         for split, places in ranges.items():
             _write_split(written, split, places, maker=maker, games=games, on_progress=on_progress)
-    with together():
+    with raise_on_all_hosts():
         if jax.process_index() == 0:
             written.finish(expected=games.info.splits)
     return dataclasses.replace(info, splits=dict(games.info.splits))
@@ -271,7 +273,7 @@ def _make_maker(
     batch_size: int,
     shard_size: int,
 ) -> FeatureMaker:
-    """The networks on this host's devices, when all numbers can be.
+    """Loads the networks to this host's devices, after a check of all numbers.
 
     Raises:
         UserError: as `write_features`.
@@ -289,9 +291,9 @@ def _make_maker(
     tokenizer = _tokenizer(bundle)
     mesh = make_mesh({"data": devices}, devices=jax.local_devices())
     return FeatureMaker(
-        t5=cast(T5Encoder, bundle.load("t5", mesh=mesh)),
-        clip=cast(CLIP, bundle.load("clip", mesh=mesh)),
-        vae=cast(VAE, bundle.load("vae", mesh=mesh)),
+        t5=bundle.load("t5", mesh=mesh),
+        clip=bundle.load("clip", mesh=mesh),
+        vae=bundle.load("vae", mesh=mesh),
         tokenizer=tokenizer,
         num_text_tokens=num_text_tokens,
         frame=frame,
@@ -301,17 +303,18 @@ def _make_maker(
 
 
 def _games_digest(games: GamesSet) -> dict[str, str]:
-    """Tells a games set from another one: its description, its card, its files."""
-    about = hashlib.sha256()
+    """Computes digests of a game dataset: of its description with its card, and of its files."""
+    description = hashlib.sha256()
     with telling(games.path, "cannot be read", mend="check the path"):
         for name in (INFO_FILE, _CARD):
             if (file := games.path / name).exists():
-                about.update(file.read_bytes())
-    return {"about": about.hexdigest()[:16], "records": folder_digest(games.path / "games")}
+                description.update(file.read_bytes())
+    records = folder_digest(games.path / "games")
+    return {"description": description.hexdigest()[:16], "records": records}
 
 
 def _bundle_digest(bundle: Bundle) -> dict[str, str]:
-    """Tells the networks that make features from others: all but the middle of large files."""
+    """Computes digests of the networks that compute features, without the middle of large files."""
     networks = {name: folder_digest(bundle.path / name) for name in ("t5", "clip", "vae")}
     return {**networks, "tokenizer": folder_digest(bundle.path / "tokenizer", ends=_WHOLE)}
 
@@ -325,17 +328,17 @@ def _write_split(
     games: GamesSet,
     on_progress: Progress,
 ) -> None:
-    """This host's part of the shards that are missing."""
+    """Writes this host's part of the missing shards."""
     turns, missing = games.turns(split), written.missing(split)
     done = len(turns) - sum(len(places[shard]) for shard in missing)
     hosts, host = jax.process_count(), jax.process_index()
-    # By number: hosts look at different times, and find different ones missing.
+    # By number, because hosts list the missing shards at different times.
     mine = [shard for shard in missing if shard % hosts == host]
-    on_progress(split, done, len(turns))
+    on_progress(f"{split} turns", done, len(turns))
     for shard in mine:
         records = maker.records((turns[i] for i in places[shard]), games.info)
         done += written.write(split, shard, records)
-        on_progress(split, done, len(turns))
+        on_progress(f"{split} turns", done, len(turns))
 
 
 def _tokenizer(bundle: Bundle) -> Tokenizer:

@@ -1,7 +1,7 @@
-"""Samples to batches: mixed by film, shuffled over everything, shared among hosts, resumable.
+"""Samples to batches: mixed by data set, fully shuffled, shared among hosts, resumable.
 
-A data set is a `grain.MapDataset` of single samples (`data/samples.py`). Its place in the stream is
-one number, so that a checkpoint restores it exactly, on the same or another number of hosts.
+A data set is a `grain.MapDataset` of single samples (`data/samples.py`). The position in the stream
+is one number, so that a checkpoint restores it exactly, on the same or another number of hosts.
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,13 @@ _BATCH_AXES = ("data", "fsdp")
 def mixture(
     datasets: Sequence[grain.MapDataset[T]], *, weights: Sequence[float]
 ) -> grain.MapDataset[T]:
-    """Films mixed so that each gives its share of the samples, whatever their lengths.
+    """Mixes data sets so that each gives its share of the samples, whatever their lengths.
 
-    An epoch ends where the first film would have to repeat itself; the others go on where they
-    were in the next one. Each is shuffled, so that a short epoch is no excerpt of a long film.
+    An epoch ends where the first data set would have to repeat itself; the next epoch continues the
+    others. Each is shuffled, so that a short epoch is not an excerpt of a long film.
 
     Raises:
-        UserError: a weight is not positive, or the number of weights is not that of the sets.
+        UserError: A weight is not positive, or the numbers of weights and data sets differ.
     """
     if len(weights) != len(datasets) or not datasets:
         raise UserError(
@@ -46,7 +46,7 @@ def mixture(
 
 
 class BatchIterator:
-    """Batches without end, the samples of this host; see `make_iterator`."""
+    """An endless stream of this host's batches; see `make_iterator`."""
 
     def __init__(self, iterator: grain.DatasetIterator[Batch]):
         self._iterator = iterator
@@ -64,29 +64,29 @@ class BatchIterator:
         self.close()
 
     def get_state(self) -> dict[str, Any]:
-        """The place in the stream after the last batch that was taken, as JSON takes it."""
+        """Returns the position in the stream after the last batch, ready for JSON."""
         return dict(self._iterator.get_state())
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on behind the batch after which `state` was got, on any number of hosts."""
+        """Continues after the batch at which `state` was taken, on any number of hosts."""
         self._iterator.set_state(state)
 
     def close(self) -> None:
-        """Ends the reading threads."""
+        """Stops the reading threads."""
         self._iterator.close()
 
 
 def rows_of_hosts(owners: np.ndarray, *, batch_size: int) -> list[list[int]]:
-    """Which rows of a batch lie on which host's devices, host by host, rising.
+    """Returns the rows of a batch that each host's devices hold, in ascending order.
 
-    A host's rows need not be neighbours: a mesh follows a slice's links and not its hosts.
+    A host's rows need not be adjacent: a mesh follows a slice's interconnect, not its hosts.
 
     Args:
-        owners: the hosts' numbers [parts of the batch, devices that share such a part].
-        batch_size: over all hosts.
+        owners: Index of the host of each device [parts of the batch, devices that share a part].
+        batch_size: Number of samples over all hosts.
 
     Raises:
-        UserError: the parts do not divide the batch, or hosts would have to hold the same rows.
+        UserError: The parts do not divide the batch, or hosts would have to hold the same rows.
     """
     parts = len(owners)
     if batch_size % parts:
@@ -110,10 +110,10 @@ def _rows(mesh: Mesh, *, batch_size: int) -> list[list[int]]:
 
 
 def rows_here(mesh: Mesh, *, batch_size: int) -> list[int]:
-    """The rows of a batch over all hosts that lie on this host's devices, rising.
+    """Returns the rows of the global batch that this host's devices hold, in ascending order.
 
     Raises:
-        UserError: as `rows_of_hosts`.
+        UserError: As `rows_of_hosts`.
     """
     return _rows(mesh, batch_size=batch_size)[jax.process_index()]
 
@@ -126,19 +126,19 @@ def make_iterator(
     num_threads: int = 2,
     mesh: Mesh | None = None,
 ) -> BatchIterator:
-    """Batches of a data set, shuffled anew each epoch, without end.
+    """Returns an endless stream of batches, shuffled again in each epoch.
 
-    With a mesh the hosts' parts make the batch that one host would have, row by row.
+    With a mesh, the hosts' parts form the batch that one host would have, row by row.
 
     Args:
-        dataset: single samples, each a pytree of arrays of fixed shapes.
-        batch_size: over all hosts; the batches of a host have its part.
-        seed: of the order.
-        num_threads: that read; twice as many batches wait in memory at most.
-        mesh: on whose devices the batches will lie; None: each host takes the next piece.
+        dataset: Single samples, each a pytree of arrays of fixed shapes.
+        batch_size: Number of samples over all hosts; a host's batches hold its part.
+        seed: Seed of the order.
+        num_threads: Number of reading threads; at most twice as many batches wait in memory.
+        mesh: Mesh on which the batches will be placed; None: each host takes the next piece.
 
     Raises:
-        UserError: the data set is empty, or the hosts or the mesh do not divide the batch.
+        UserError: The data set is empty, or the hosts or the mesh do not divide the batch.
     """
     hosts = jax.process_count()
     if len(dataset) == 0:
@@ -148,9 +148,9 @@ def make_iterator(
             f"a batch of {batch_size}: expected a positive multiple of the {hosts} hosts: change "
             "--batch-size"
         )
-    # Not `shuffle(seed)`: there the second epoch of a seed is the first of the next seed.
+    # Not `shuffle(seed)`: with that, the second epoch of a seed is the first of the next seed.
     stream = dataset.seed(seed).shuffle().repeat(None)
-    # Grain's defaults are for tiny records: they fill the memory with clips.
+    # Grain's defaults suit tiny records; with clips they would fill the memory.
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=2 * num_threads)
     shards = ShardByJaxProcess(drop_remainder=True)
     if hosts > 1:
@@ -161,10 +161,10 @@ def make_iterator(
 
 
 class _ByHost(grain.MapDataset[Any]):
-    """A stream in another order inside of each batch, for hosts that take every n-th sample.
+    """Reorders a stream within each batch, for hosts that take every n-th sample.
 
-    Each host so gets the rows of the batch that lie on its devices: the batch over all hosts has
-    the order that it has on one, and with it the same noise for the same sample.
+    Each host then gets the rows that its devices hold: the global batch has the same order as on
+    one host, and so the same noise for the same sample.
     """
 
     def __init__(self, stream: grain.MapDataset[Any], rows: Sequence[Sequence[int]]):
@@ -177,28 +177,60 @@ class _ByHost(grain.MapDataset[Any]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.slice(index)
-        batch, place = divmod(index, len(self._order))
-        return self._parent[batch * len(self._order) + self._order[place]]
+        batch, row = divmod(index, len(self._order))
+        return self._parent[batch * len(self._order) + self._order[row]]
 
 
 def on_mesh(batch: Batch, mesh: Mesh) -> Batch:
-    """The hosts' parts as one global batch, its rows over the mesh's "data" and "fsdp" axes.
+    """Returns the hosts' parts as one global batch, sharded over the axes "data" and "fsdp".
 
     A part holds the rows of `rows_here`, in that order.
 
     Raises:
-        UserError: the mesh does not divide the batch, or hosts would have to hold the same rows.
+        UserError: The mesh does not divide the batch, or hosts would have to hold the same rows.
     """
     sharding = NamedSharding(mesh, PartitionSpec(_BATCH_AXES))
     num_rows = len(jax.tree.leaves(batch)[0]) * jax.process_count()
-    place = {row: i for i, row in enumerate(rows_here(mesh, batch_size=num_rows))}
+    index_here = {row: i for i, row in enumerate(rows_here(mesh, batch_size=num_rows))}
 
     def one(part: np.ndarray) -> jax.Array:
         def piece(index: tuple[slice, ...] | None) -> np.ndarray:
             assert index is not None
             first, stop, _ = index[0].indices(num_rows)
-            return part[place[first] : place[stop - 1] + 1]
+            return part[index_here[first] : index_here[stop - 1] + 1]
 
         return jax.make_array_from_callback((num_rows, *part.shape[1:]), sharding, piece)
 
     return jax.tree.map(one, batch)
+
+
+class PrefetchedBatches:
+    """Batches on a mesh, read one ahead.
+
+    Attributes:
+        batch: the batch that was read last; None before the first.
+        position: state of the iterator before that batch; restoring it gives the batch again.
+    """
+
+    def __init__(self, iterator: BatchIterator, mesh: Mesh):
+        self._iterator, self._mesh = iterator, mesh
+        self.batch: Batch = None
+        self.position = iterator.get_state()
+
+    def restore(self, position: dict[str, Any]) -> None:
+        """Makes the batch at `position` the next one to be read."""
+        self._iterator.set_state(position)
+        self.batch, self.position = None, position
+
+    def advance(self) -> None:
+        """Reads the next batch.
+
+        Raises:
+            UserError: a record cannot be read; `position` is the one before it.
+        """
+        self.position = self._iterator.get_state()
+        self.batch = on_mesh(next(self._iterator), self._mesh)
+
+    def close(self) -> None:
+        """Ends the reading threads."""
+        self._iterator.close()

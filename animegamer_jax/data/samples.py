@@ -1,8 +1,13 @@
-"""Records to samples: what each training stage reads of a turn, or of a turn and its history.
+"""Samples of each training stage, made from the records of a turn, or of a turn and its history.
 
-A sample is a named tuple of numpy arrays of fixed shapes, without a batch axis. The windows of
-turns are those of play (`rollout.Window`): the newest turn last, absent turns zeros at the front,
-and a history never crosses the start of its game (PAPER section 3.4: trained on 1 to 5 turns).
+A sample is a named tuple of numpy arrays of fixed shapes, without a batch axis. Windows of turns
+are those of play (`rollout.Window`): the newest turn last, zeros for absent turns at the front, and
+a history never crosses the start of its game (PAPER section 3.4: trained on 1 to 5 turns).
+
+Each function `*_samples` reads a split of a data set. `config` is the configuration of the model
+that will read the samples, `tokenizer` that of its bundle, `seed` seeds the draws. The functions
+raise `UserError` if there is no such split, or if the model cannot read the clips, features or
+states.
 """
 
 import dataclasses
@@ -10,17 +15,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import grain
+import jax
 import numpy as np
 from jaxtyping import Float32, Int32, UInt8
 
 from animegamer_jax.configs import ModelConfig, NetworkConfig
-from animegamer_jax.data.datasets import (
-    FeaturesSet,
-    GamesSet,
-    Record,
-    RecordSource,
-    SetInfo,
-)
+from animegamer_jax.data.datasets import FeaturesSet, GamesSet, Record, RecordSource, SetInfo
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.video import decode_mp4
 from animegamer_jax.protocol import STATE_NAMES, Protocol
@@ -37,28 +37,28 @@ class ClipSample(NamedTuple):
 
 
 class CaptionSample(NamedTuple):
-    """A frame and the ids of what it shows, for CLIP."""
+    """A frame and the token ids of its caption, for CLIP."""
 
     frame: UInt8[np.ndarray, "*b h w 3"]
     tokens: Int32[np.ndarray, "*b n"]
 
 
 class TextSample(NamedTuple):
-    """Ids of a text, for T5."""
+    """The token ids of a text, for T5."""
 
     tokens: Int32[np.ndarray, "*b n"]
 
 
 class TurnSample(NamedTuple):
-    """A turn as the decoder's stages read it.
+    """A turn, for the decoder's stages.
 
     Attributes:
-        moments: of the VAE: means, then log-variances, not scaled.
+        moments: Output of the VAE's encoder: means, then log-variances, not scaled.
         text: T5's features of the motion text.
         image: CLIP's features of the clip's first frame.
-        motion_value: mean optical flow, pixels a frame at 480 x 720.
-        caption: ids of the complete caption, padded.
-        level: motion level.
+        motion_value: Mean optical flow in pixels per frame at 480 x 720.
+        caption: Token ids of the complete caption, padded.
+        level: Motion level.
     """
 
     moments: Float32[np.ndarray, "*b t y x m"]
@@ -70,14 +70,14 @@ class TurnSample(NamedTuple):
 
 
 class GameSample(NamedTuple):
-    """A turn and the turns before it, as the language model's stages read them.
+    """A turn and the turns before it, for the language model's stages.
 
     Attributes:
-        captions: ids of `w` instructions, padded.
-        caption_lengths: how many of the ids count.
-        states: motion level, social, entertainment, stamina.
-        num_history: number of turns before this one that are there.
-        text, image: features, as in `TurnSample`.
+        captions: Token ids of `w` instructions, padded.
+        caption_lengths: Numbers of ids before the padding.
+        states: Motion level, social, entertainment, stamina.
+        num_history: Number of turns before this one.
+        text, image: Features, as in `TurnSample`.
     """
 
     captions: Int32[np.ndarray, "*b w c"]
@@ -89,11 +89,81 @@ class GameSample(NamedTuple):
 
 
 class AdaptSample(NamedTuple):
-    """A turn with its history, and the latents that the decoder is to make of it."""
+    """A turn with its history, and the latents that the decoder should predict."""
 
     game: GameSample
     moments: Float32[np.ndarray, "*b t y x m"]
     motion_value: Float32[np.ndarray, "*b"]
+
+
+# Shapes of samples that networks of a configuration read
+
+
+def _spec(dtype: str, *shape: int) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def clip_spec(config: ModelConfig) -> ClipSample:
+    """Returns the shapes of `clip_samples`."""
+    vae, dit = config.vae, config.dit
+    assert vae is not None
+    assert dit is not None
+    frames = 1 + (dit.latent_frames - 1) * vae.temporal_compression
+    space = vae.spatial_compression
+    size = (dit.latent_height * space, dit.latent_width * space)
+    return ClipSample(_spec("uint8", frames, *size, 3))
+
+
+def caption_spec(config: ModelConfig) -> CaptionSample:
+    """Returns the shapes of `caption_samples`."""
+    assert config.clip is not None
+    frame = _spec("uint8", *clip_spec(config).frames.shape[1:])
+    return CaptionSample(frame, _spec("int32", config.clip.context_length))
+
+
+def text_spec(length: int) -> TextSample:
+    """Returns the shapes of `text_samples`."""
+    return TextSample(_spec("int32", length))
+
+
+def turn_spec(config: ModelConfig, *, caption_length: int) -> TurnSample:
+    """Returns the shapes of `turn_samples`."""
+    e = config.encoder
+    assert e is not None
+    return TurnSample(
+        moments=_moments_spec(config),
+        text=_spec("float32", e.num_text_tokens, e.text_size),
+        image=_spec("float32", e.num_image_tokens, e.image_size),
+        motion_value=_spec("float32"),
+        caption=_spec("int32", caption_length),
+        level=_spec("int32"),
+    )
+
+
+def _moments_spec(config: ModelConfig) -> Any:
+    d = config.dit
+    assert d is not None
+    size = (d.latent_frames, d.latent_height, d.latent_width)
+    return _spec("float32", *size, 2 * d.latent_channels)
+
+
+def game_spec(config: ModelConfig, protocol: Protocol) -> GameSample:
+    """Returns the shapes of `game_samples`."""
+    e, w = config.encoder, protocol.window
+    assert e is not None
+    return GameSample(
+        captions=_spec("int32", w, protocol.caption_length),
+        caption_lengths=_spec("int32", w),
+        states=_spec("int32", w, len(STATE_NAMES)),
+        num_history=_spec("int32"),
+        text=_spec("float32", w, e.num_text_tokens, e.text_size),
+        image=_spec("float32", w, e.num_image_tokens, e.image_size),
+    )
+
+
+def adapt_spec(config: ModelConfig, protocol: Protocol) -> AdaptSample:
+    """Returns the shapes of `adapt_samples`."""
+    return AdaptSample(game_spec(config, protocol), _moments_spec(config), _spec("float32"))
 
 
 # Games
@@ -102,16 +172,7 @@ class AdaptSample(NamedTuple):
 def clip_samples(
     games: GamesSet, *, split: str, config: ModelConfig | None = None
 ) -> grain.MapDataset[ClipSample]:
-    """Every clip, whole.
-
-    Args:
-        games: the set.
-        split: of the set.
-        config: if given, the clips must be those that its VAE and transformer read.
-
-    Raises:
-        UserError: no such split, or clips of another size.
-    """
+    """Returns every complete clip; without `config`, clips are not checked."""
     if config is not None:
         check_clips(games, config)
     info = games.info
@@ -129,18 +190,9 @@ def caption_samples(
     frame: Frame = "random",
     seed: int = 0,
 ) -> grain.MapDataset[CaptionSample]:
-    """A frame of each clip with one of its captions, drawn anew each epoch.
+    """Returns the first or a random frame of each clip with one of its captions.
 
-    Args:
-        games: the set.
-        split: of the set.
-        tokenizer: of the bundle.
-        length: of CLIP's context.
-        frame: which one.
-        seed: of the draws.
-
-    Raises:
-        UserError: no such split.
+    Both are drawn again in each epoch; captions are padded to `length` tokens.
     """
 
     def draw(record: Record, rng: np.random.Generator) -> CaptionSample:
@@ -155,11 +207,7 @@ def caption_samples(
 def text_samples(
     turns: GamesSet | FeaturesSet, *, split: str, tokenizer: Tokenizer, length: int, seed: int = 0
 ) -> grain.MapDataset[TextSample]:
-    """One text of each turn, drawn anew each epoch: its motion, a caption or its instruction.
-
-    Raises:
-        UserError: no such split.
-    """
+    """Returns the motion text, a caption or the instruction of each turn, drawn in each epoch."""
 
     def draw(record: Record, rng: np.random.Generator) -> TextSample:
         caption = str(rng.choice(record["captions"]))
@@ -172,19 +220,19 @@ def text_samples(
 def read_frames(
     turn: Record, info: SetInfo, *, num_frames: int
 ) -> UInt8[np.ndarray, "{num_frames} h w 3"]:
-    """The first frames of a turn's clip.
+    """Returns the first frames of a turn's clip.
 
     Raises:
-        UserError: the clip cannot be read, or is not as the set says.
+        UserError: The clip is damaged, or has another size than the data set declares.
     """
     name = f"{turn['film']}, game {turn['game']}, turn {turn['turn']}: clip"
     frames = decode_mp4(turn["clip"], name=name, num_frames=num_frames)
-    # H.264 with halved colours has even sides: an odd one was padded by a row or column.
+    # H.264 with halved chroma has even sides: an odd side was padded by a row or column.
     frames = frames[:, : info.height, : info.width]
     if frames.shape[:3] != (num_frames, info.height, info.width):
         raise UserError(
             f"{name}: expected {num_frames} frames or more of {info.height} x {info.width}, found "
-            f"{frames.shape[0]} of {frames.shape[1]} x {frames.shape[2]}: make the set again"
+            f"{frames.shape[0]} of {frames.shape[1]} x {frames.shape[2]}: make the data set again"
         )
     return frames
 
@@ -200,18 +248,7 @@ def turn_samples(
     caption_length: int,
     config: ModelConfig,
 ) -> grain.MapDataset[TurnSample]:
-    """Every turn by itself.
-
-    Args:
-        features: the set.
-        split: of the set.
-        tokenizer: of the bundle.
-        caption_length: of the complete caption's ids.
-        config: of the model that reads the features.
-
-    Raises:
-        UserError: no such split, or features of another size.
-    """
+    """Returns every turn, without history."""
     check_features(features, config)
     turns, latents = features.turns(split), features.latents(split)
 
@@ -231,15 +268,16 @@ def turn_samples(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Windows:
-    """Which turns a sample holds, and how their instructions are read.
+    """The turns of a sample, and the tokens of their instructions.
 
     Attributes:
-        tokenizer: of the bundle.
-        protocol: its window is the number of turns, its caption length that of the instructions.
-        starts: "game": all turns before this one in its game, as many as the window holds, as in
-            play; "anywhere": a number of turns, this one included, drawn uniformly from 1 to what
-            window and game hold, and a turn of the game that has so many, anew each epoch.
-        seed: of the draws.
+        tokenizer: Tokenizer of the bundle.
+        protocol: Protocol with the number of turns (window) and the length of instructions.
+        starts: Start of the history. "game": at the start of the game, or as far back as the
+            window reaches, as in play. "anywhere": the number of turns, including this one, is
+            drawn uniformly from 1 to what window and game hold, again in each epoch; then a turn
+            of the game with enough turns before it.
+        seed: Seed of the draws.
     """
 
     tokenizer: Tokenizer
@@ -250,13 +288,14 @@ class Windows:
     def read(
         self, turns: RecordSource, number: int, rng: np.random.Generator
     ) -> tuple[int, list[Record]]:
-        """A turn with its history: record `number`, or with "anywhere" one of the same game.
+        """Returns a turn with its history: record `number`, or with "anywhere" one of its game.
 
-        Record `number` stays where it has turns enough before it, so that an epoch goes through
-        all of a set; given their number, all turns of a game that have so many are equally likely.
+        Record `number` is kept if it has enough turns before it, so that an epoch covers all of a
+        data set; given the number of turns, all turns of a game that have enough are equally
+        likely.
 
         Returns:
-            the number of the turn's record, and the records in the order of play.
+            The index of the turn's record, and the records in the order of play.
         """
         record = turns[number]
         turn, num_turns = int(record["turn"]), int(record["num_turns"])
@@ -265,50 +304,38 @@ class Windows:
             count = int(rng.integers(1, min(self.protocol.window, num_turns) + 1))
             if count > turn + 1:
                 last += int(rng.integers(count - 1, num_turns)) - turn
-        places = range(last - count + 1, last + 1)
-        return last, [record if place == number else turns[place] for place in places]
+        indices = range(last - count + 1, last + 1)
+        return last, [record if index == number else turns[index] for index in indices]
 
     def sample(self, records: Sequence[Record]) -> GameSample:
-        """Turns in the order of play, at most a window of them, as arrays."""
+        """Returns turns in the order of play, at most a window of them, as arrays."""
         window, length = self.protocol.window, self.protocol.caption_length
         texts = (record["instruction"] for record in records)
         captions, lengths = zip(*(self.tokenizer.caption(t, length) for t in texts), strict=True)
         states = [np.array([record[name] for name in STATE_NAMES]) for record in records]
         return GameSample(
-            captions=_at_the_end(captions, window, np.int32),
-            caption_lengths=_at_the_end(lengths, window, np.int32),
-            states=_at_the_end(states, window, np.int32),
+            captions=_pad_front(captions, window, np.int32),
+            caption_lengths=_pad_front(lengths, window, np.int32),
+            states=_pad_front(states, window, np.int32),
             num_history=np.asarray(len(records) - 1, np.int32),
-            text=_at_the_end([r["text_features"] for r in records], window, np.float32),
-            image=_at_the_end([r["image_features"] for r in records], window, np.float32),
+            text=_pad_front([r["text_features"] for r in records], window, np.float32),
+            image=_pad_front([r["image_features"] for r in records], window, np.float32),
         )
 
 
-def _at_the_end(rows: Sequence[Any], window: int, dtype: type) -> np.ndarray:
-    """Rows at the end of `window` places, and zeros before them."""
+def _pad_front(rows: Sequence[Any], window: int, dtype: type) -> np.ndarray:
+    """Returns an array of `window` rows: zeros, then the given rows."""
     newest = np.stack(rows)
-    placed = np.zeros((window, *newest.shape[1:]), dtype)
-    placed[window - len(rows) :] = newest
-    return placed
+    padded = np.zeros((window, *newest.shape[1:]), dtype)
+    padded[window - len(rows) :] = newest
+    return padded
 
 
 def game_samples(
     features: FeaturesSet, *, split: str, windows: Windows, config: ModelConfig
 ) -> grain.MapDataset[GameSample]:
-    """As many samples as there are turns, each with turns before it.
-
-    Args:
-        features: the set.
-        split: of the set.
-        windows: which turns, and how they are read.
-        config: of the model that reads the features.
-
-    Raises:
-        UserError: no such split, features of another size, or states that the protocol lacks.
-    """
-    check_features(features, config)
-    check_states(features, windows.protocol)
-    turns = features.turns(split)
+    """Returns as many samples as there are turns, each with its history."""
+    turns = _checked_turns(features, split, windows, config)
 
     def read(number: int, rng: np.random.Generator) -> GameSample:
         _, records = windows.read(turns, number, rng)
@@ -320,10 +347,9 @@ def game_samples(
 def adapt_samples(
     features: FeaturesSet, *, split: str, windows: Windows, config: ModelConfig
 ) -> grain.MapDataset[AdaptSample]:
-    """As `game_samples`, with the latents and the motion value of this turn."""
-    check_features(features, config)
-    check_states(features, windows.protocol)
-    turns, latents = features.turns(split), features.latents(split)
+    """Returns `game_samples` with the latents and the motion value of each turn."""
+    turns = _checked_turns(features, split, windows, config)
+    latents = features.latents(split)
 
     def read(number: int, rng: np.random.Generator) -> AdaptSample:
         last, records = windows.read(turns, number, rng)
@@ -333,24 +359,32 @@ def adapt_samples(
     return grain.MapDataset.range(len(turns)).random_map(read, seed=windows.seed)
 
 
+def _checked_turns(
+    features: FeaturesSet, split: str, windows: Windows, config: ModelConfig
+) -> RecordSource:
+    check_features(features, config)
+    check_states(features, windows.protocol)
+    return features.turns(split)
+
+
 def _moments(latents: RecordSource, number: int, turn: Record) -> Float32[np.ndarray, "t y x m"]:
     found = latents[number]
     if (found["game"], found["turn"]) != (turn["game"], turn["turn"]):
         raise UserError(
             f"{latents}: record {number} is game {found['game']}, turn {found['turn']}, but its "
-            f"conditions are of game {turn['game']}, turn {turn['turn']}: make the set again"
+            f"conditions are of game {turn['game']}, turn {turn['turn']}: make the data set again"
         )
     return np.asarray(found["moments"], np.float32)
 
 
-# Does a set fit a model?
+# Whether a data set fits a model
 
 
 def check_clips(games: GamesSet, config: ModelConfig) -> None:
-    """Whether a model's VAE can read the clips, and its transformer their latents.
+    """Checks that a model's VAE can read the clips, and its transformer their latents.
 
     Raises:
-        UserError: names the first field that differs.
+        UserError: They cannot; the message names the first field that differs.
     """
     info, vae, dit = games.info, config.vae, config.dit
     if vae is None:
@@ -360,45 +394,40 @@ def check_clips(games: GamesSet, config: ModelConfig) -> None:
         raise UserError(
             f"{games.path}: clips of {info.num_frames} frames of {info.height} x {info.width}: "
             f"expected 1 + a multiple of {time} frames and sides that are multiples of {space}, "
-            "as the VAE reads them: make the set at another size"
+            "as the VAE reads them: make the data set at another size"
         )
     if dit is not None:
-        there = {"num_frames": info.num_frames, "height": info.height, "width": info.width}
-        expected = {
-            "num_frames": 1 + (dit.latent_frames - 1) * time,
-            "height": dit.latent_height * space,
-            "width": dit.latent_width * space,
-        }
-        _same(games.path, there, expected, mend="make the games set at the model's size")
+        found = {"num_frames": info.num_frames, "height": info.height, "width": info.width}
+        expected = dict(zip(found, clip_spec(config).frames.shape, strict=False))
+        _check_equal(games.path, found, expected, hint="make the game data set at its size")
 
 
 def check_features(features: FeaturesSet, config: ModelConfig) -> None:
-    """Whether features have the sizes that a model's networks read, of those that it has.
+    """Checks that features have the sizes that the networks of a model read.
 
     Raises:
-        UserError: names the first field that differs.
+        UserError: They have not; the message names the first field that differs.
     """
-    has, e, d = features.features, config.encoder, config.dit
-    there, expected = {}, {}
+    info, e, d = features.features, config.encoder, config.dit
+    found, expected = {}, {}
     if e is not None:
-        there |= {"text features": has.text, "image features": has.image}
+        found |= {"text features": info.text, "image features": info.image}
         expected |= {
             "text features": (e.num_text_tokens, e.text_size),
             "image features": (e.num_image_tokens, e.image_size),
         }
     if d is not None:
-        shape = (d.latent_frames, d.latent_height, d.latent_width, 2 * d.latent_channels)
-        there |= {"moments": has.moments}
-        expected |= {"moments": shape}
+        found |= {"moments": info.moments}
+        expected |= {"moments": _moments_spec(config).shape}
     for name in ("t5", "clip", "vae"):
         if (network := getattr(config, name)) is not None:
-            there |= _sizes(name, getattr(has, name))
+            found |= _sizes(name, getattr(info, name))
             expected |= _sizes(name, network)
-    mend = "make the features with this model (`animegamer data features`)"
-    _same(features.path, there, expected, mend=mend)
+    hint = "make the features with this model (`animegamer data features`)"
+    _check_equal(features.path, found, expected, hint=hint)
 
 
-# What does not change the shapes of features.
+# Fields that do not change features.
 _NO_SIZES = (
     "dtype", "param_dtype", "remat", "scaling_factor", "frequency_scales", "vocab_size"
 )  # fmt: skip
@@ -410,25 +439,25 @@ def _sizes(name: str, network: NetworkConfig) -> dict[str, object]:
 
 
 def check_states(turns: GamesSet | FeaturesSet, protocol: Protocol) -> None:
-    """Whether a set's states are among those that a model's protocol knows.
+    """Checks that a model's protocol knows all states of a data set.
 
     Raises:
-        UserError: names the first state with others.
+        UserError: It does not; the message names the first state with others.
     """
     found, known = turns.info.protocol.state_values, protocol.state_values
     for name, values, allowed in zip(STATE_NAMES, found, known, strict=True):
         if not set(values) <= set(allowed):
             raise UserError(
                 f"{turns.path}: {name}: expected some of {allowed}, as the model's protocol has "
-                f"them, found {values}: train a model with the protocol of this set"
+                f"them, found {values}: train a model with the protocol of this data set"
             )
 
 
-def _same(
-    path: object, there: Mapping[str, object], expected: Mapping[str, object], *, mend: str
+def _check_equal(
+    path: object, found: Mapping[str, object], expected: Mapping[str, object], *, hint: str
 ) -> None:
     for name, value in expected.items():
-        if there[name] != value:
+        if found[name] != value:
             raise UserError(
-                f"{path}: {name}: expected {value}, as in the model, found {there[name]}: {mend}"
+                f"{path}: {name}: expected {value}, as in the model, found {found[name]}: {hint}"
             )

@@ -1,8 +1,8 @@
-"""Data sets written in pieces: by several hosts or workers, and on again after a stop.
+"""Writes datasets in shards: by several hosts or workers, and resumable.
 
-A set on its way lies where it will stay, as finished shards and `unfinished.json`, which says what
-it will be and what it is made of; `set.json` comes last and makes it a set. A shard gets its name
-when it is whole, so what is there needs no second look, and nothing is moved at the end.
+An unfinished dataset is in its final folder: finished shards and `unfinished.json`, which describes
+the dataset and its sources. A shard gets its name when it is complete, so a file with that name
+needs no check. `set.json` is written last and makes the folder a dataset.
 
     features/unfinished.json  conditions/1.0.0/conditions-train.array_record-00003-of-00024 ...
 """
@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
-import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,7 +23,6 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from etils import epath
 from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
-from animegamer_jax.bundle.config import to_json
 from animegamer_jax.data.datasets import (
     INFO_FILE,
     PARTS,
@@ -38,27 +36,23 @@ from animegamer_jax.data.datasets import (
 )
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.files import write_json
-from animegamer_jax.storage.paths import (
-    absolute,
-    refuse_existing,
-    telling,
-)
-from animegamer_jax.storage.serialization import first_difference
+from animegamer_jax.storage.paths import absolute, is_bucket, refuse_existing, telling
+from animegamer_jax.storage.serialization import first_difference, read_json, to_json
 
 _TEMPORARY = ".shard-"
-_MEND = "free space or choose another place, then run the same command again"
-_ENDS = 1 << 16  # bytes: ArrayRecord lists a file's records at its end
+_HINT = "free space or choose another place, then run the same command again"
+_ENDS = 1 << 16  # bytes; the index of an ArrayRecord file is at its end
 _READERS = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardedSet:
-    """A set on its way.
+    """An unfinished dataset.
 
     Attributes:
-        path: the folder.
-        info: of the set; its `splits` are filled in at the end.
-        shards: number of shards of each split.
+        path: folder of the dataset.
+        info: description of the dataset; `finish` sets its `splits`.
+        shards: number of shards by split.
     """
 
     path: epath.Path
@@ -66,7 +60,7 @@ class ShardedSet:
     shards: Mapping[str, int]
 
     def missing(self, split: str) -> list[int]:
-        """The shards of a split that are still to be written, in order."""
+        """Returns the shards of a split that are still to be written, in order."""
         count = self.shards[split]
         there = {part: _names(self._folder(part)) for part in self._parts}
         return [
@@ -76,22 +70,22 @@ class ShardedSet:
         ]
 
     def write(self, split: str, shard: int, records: Iterable[Mapping[Part, Record]]) -> int:
-        """Writes one shard: in whole, or not at all.
+        """Writes one shard completely or not at all.
 
         Args:
-            split: of the set.
-            shard: its number.
+            split: split of the shard.
+            shard: number of the shard.
             records: for each turn, in order, a record of each part.
 
         Returns:
             The number of turns.
 
         Raises:
-            UserError: the disk refuses.
+            UserError: the shard cannot be written.
         """
         encoders = {part: _encoder(part, self.info) for part in self._parts}
         count = 0
-        with telling(self.path, "cannot be written", mend=_MEND), contextlib.ExitStack() as stack:
+        with telling(self.path, "cannot be written", mend=_HINT), contextlib.ExitStack() as stack:
             writers = {
                 part: stack.enter_context(_writing(self._file(part, split, shard)))
                 for part in self._parts
@@ -105,15 +99,15 @@ class ShardedSet:
     def finish(
         self, *, expected: Mapping[str, int], extras: Mapping[str, bytes] = MappingProxyType({})
     ) -> SetInfo:
-        """Describes the set, when all shards are there: from now on it can be opened.
+        """Writes the description of a dataset whose shards are complete: now it can be opened.
 
         Args:
-            expected: number of turns of each split.
-            extras: further files beside `set.json`, by their names.
+            expected: number of turns by split.
+            extras: content of further files next to `set.json`, by name.
 
         Raises:
-            UserError: a shard is missing or damaged, a split has no turns or not those that were
-                expected, or the disk refuses.
+            UserError: a shard is missing or damaged, a split has no turns or another number than
+                expected, or a file cannot be written.
         """
         splits = {}
         for split in self.shards:
@@ -138,9 +132,9 @@ class ShardedSet:
             splits = counts
             self._describe(part, lengths)
         info = dataclasses.replace(self.info, splits=splits)
-        with telling(self.path, "cannot be written", mend=_MEND):
+        with telling(self.path, "cannot be written", mend=_HINT):
             for part in self._parts:
-                for left in self._folder(part).glob(f"{_TEMPORARY}*"):  # by a run that was killed
+                for left in self._folder(part).glob(f"{_TEMPORARY}*"):  # of a killed run
                     left.unlink(missing_ok=True)
             for name, content in extras.items():
                 (self.path / name).write_bytes(content)
@@ -171,7 +165,7 @@ class ShardedSet:
         return [_num_records(self._file(part, split, k)) for k in range(self.shards[split])]
 
     def _describe(self, part: Part, lengths: Mapping[str, list[int]]) -> None:
-        """What TFDS keeps beside the shards of a part."""
+        """Writes TFDS's description next to the shards of a part."""
         folder = self._folder(part)
         infos = [
             tfds.core.SplitInfo(
@@ -184,7 +178,7 @@ class ShardedSet:
             )
             for split, found in lengths.items()
         ]
-        with telling(self.path, "cannot be written", mend=_MEND):
+        with telling(self.path, "cannot be written", mend=_HINT):
             write_metadata: Any = tfds.folder_dataset.write_metadata
             write_metadata(
                 data_dir=folder,
@@ -201,58 +195,58 @@ def begin_set(
     info: SetInfo,
     *,
     shards: Mapping[str, int],
-    made_of: Mapping[str, Any] = MappingProxyType({}),
+    fingerprint: Mapping[str, Any] = MappingProxyType({}),
 ) -> ShardedSet:
-    """A set to be written in shards: a new one, or one that was begun with the same arguments.
+    """Begins a dataset in shards, or continues one that was begun with the same arguments.
 
-    When one host has begun it, others may begin it as well.
+    Once one host has begun it, others may begin it as well.
 
     Args:
-        path: must be free, or hold such a set on its way.
-        info: of the set; its `splits` are filled in at the end.
-        shards: number of shards of each split.
-        made_of: what else decides what a shard holds, as JSON: settings, digests of the sources.
+        path: path of the dataset, which must be free or hold the same unfinished dataset.
+        info: description of the dataset; `finish` sets its `splits`.
+        shards: number of shards by split.
+        fingerprint: everything else that determines a shard, as JSON: settings, digests of sources.
 
     Raises:
-        UserError: the place is taken, what was begun there is another set, or the disk refuses.
+        UserError: the path is taken or cannot be written, or another dataset was begun there.
     """
     path = absolute(path)
-    plan = {"set": to_json(info), "made_of": dict(made_of), "shards": dict(shards)}
+    plan = {"set": to_json(info), "fingerprint": dict(fingerprint), "shards": dict(shards)}
     file = path / UNFINISHED_FILE
-    with telling(path, "cannot be written", mend=_MEND):
+    with telling(path, "cannot be written", mend=_HINT):
         if not file.exists():
             refuse_existing(path, overwrite=None)
             path.mkdir(parents=True, exist_ok=True)
             write_json(file, plan)
         for part in PARTS[info.kind]:
             (path / part / VERSION).mkdir(parents=True, exist_ok=True)
-    begun = _read_plan(file)
+    begun = read_json(file, dict[str, Any], hint="delete the folder and start again")
     if differing := first_difference(begun, plan):
         raise UserError(
-            f"{path}: what was begun here is another set: {differing}: go on with what it was "
-            "begun with, or start anew in another folder"
+            f"{path}: another dataset was begun here: {differing}: use the earlier settings and "
+            "sources, or choose another folder"
         )
     return ShardedSet(path=path, info=info, shards=dict(shards))
 
 
 def shard_ranges(count: int, *, size: int) -> list[range]:
-    """The numbers of `count` turns, cut into shards of `size`; the last one may be shorter."""
+    """Splits the numbers of `count` turns into shards of `size`; the last one may be shorter."""
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 def folder_digest(path: epath.PathLike, *, ends: int = _ENDS) -> str:
-    """Tells folders of large files apart: 16 digits of names, sizes, and both ends of each file.
+    """Computes a digest of names, sizes, and both ends of each file, as 16 hexadecimal digits.
 
     Args:
-        path: the folder, with all that is below it.
-        ends: bytes of a file's beginning and of its end that are read.
+        path: the folder; its subfolders count as well.
+        ends: number of bytes to read at each end of a file.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the folder cannot be read.
     """
     folder = absolute(path)
 
-    def about(file: epath.Path) -> bytes:
+    def digest_of(file: epath.Path) -> bytes:
         size = file.stat().length
         digest = hashlib.sha256(f"{os.fspath(file.relative_to(folder))} {size}".encode())
         with file.open("rb") as content:
@@ -264,7 +258,7 @@ def folder_digest(path: epath.PathLike, *, ends: int = _ENDS) -> str:
 
     mend = "check the path"
     with telling(folder, "cannot be read", mend=mend), ThreadPoolExecutor(_READERS) as readers:
-        found = list(readers.map(about, sorted(_files(folder))))
+        found = list(readers.map(digest_of, sorted(_files(folder))))
     return hashlib.sha256(b"".join(found)).hexdigest()[:16]
 
 
@@ -276,24 +270,12 @@ def _files(folder: epath.Path) -> Iterator[epath.Path]:
             yield path
 
 
-def _read_plan(file: epath.Path) -> Mapping[str, Any]:
-    with telling(file, "cannot be read", mend="delete the folder and start again"):
-        text = file.read_text()
-    try:
-        plan = json.loads(text)
-    except ValueError:
-        plan = None
-    if not isinstance(plan, dict):
-        raise UserError(f"{file}: no JSON object: delete the folder and start again")
-    return plan
-
-
 def _names(folder: epath.Path) -> set[str]:
     return {path.name for path in folder.iterdir()} if folder.exists() else set()
 
 
 def _encoder(part: Part, info: SetInfo) -> Callable[[Record], bytes]:
-    """As TFDS's `serialize_example`, whose bytes are in another order in each process."""
+    """Returns TFDS's `serialize_example`, but with the same bytes in every process."""
     spec = record_spec(part, info)
     specs: Any = spec.get_serialized_info()
     serializer = ExampleSerializer(specs)
@@ -307,11 +289,11 @@ def _encoder(part: Part, info: SetInfo) -> Callable[[Record], bytes]:
 
 @contextlib.contextmanager
 def _writing(file: epath.Path) -> Iterator[ArrayRecordWriter]:
-    """A writer whose file gets its name at the end of the block, if nothing was raised.
+    """Opens a writer whose file gets its name at the end of the block if nothing was raised.
 
-    ArrayRecord writes local files only: what belongs into a bucket is made here and sent there.
+    ArrayRecord writes only local files: a file for a bucket is written here, then copied.
     """
-    local = "://" not in os.fspath(file)
+    local = not is_bucket(file)
     place = os.fspath(file.parent) if local else None
     handle, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=place)
     os.close(handle)
@@ -346,7 +328,7 @@ def _num_records(file: epath.Path) -> int:
     try:
         with tempfile.TemporaryDirectory() as folder:
             name = os.fspath(file)
-            if "://" in name:
+            if is_bucket(file):
                 name = os.path.join(folder, "shard")
                 file.copy(name)
             reader = ArrayRecordReader(name)

@@ -1,4 +1,4 @@
-"""`animegamer evaluate`: the options, and which of its two functions they are for."""
+"""`animegamer evaluate`: evaluates, or with --make writes a benchmark."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated
@@ -10,10 +10,10 @@ from animegamer_jax.evaluate.options import JudgeOptions, Options
 
 
 class _Command:
-    """`for_words(words)` is the function that takes the options: --make has others."""
+    """The command: `for_words(words)` returns the function that takes its options."""
 
     def for_words(self, words: Sequence[str]) -> Callable[..., int]:
-        """The function whose arguments are the command's options."""
+        """Returns the function whose arguments are the options: --make has its own."""
         if any(word.partition("=")[0] == "--make" for word in words):
             from animegamer_jax.evaluate.benchmarks.command import make_command
 
@@ -28,19 +28,19 @@ def run(
     """Play a benchmark, score it and write a report. With --make: write a benchmark instead.
 
     Args:
-        options: what is played and how it is scored.
-        judge: who else scores it.
+        options: What is played and how it is scored.
+        judge: The models that judge it.
 
     Returns:
         The exit status, 0.
 
     Raises:
-        UserError: a wrong option, benchmark, model or folder.
+        UserError: an option, the benchmark, a model or the folder is wrong.
     """
     keep_compiled_programs()
-    from animegamer_jax.evaluate.evaluation import Run
+    from animegamer_jax.evaluate.evaluation import EvaluationRun
 
-    Run(options, judge).run()
+    EvaluationRun(options, judge).run()
     return 0
 
 

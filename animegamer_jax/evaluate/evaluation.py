@@ -1,6 +1,7 @@
-"""One evaluation, from its options to the report: systems play, scorers score, judges judge."""
+"""Runs an evaluation, from its options to the report: play, score, ask judges, write."""
 
 import dataclasses
+import functools
 import importlib
 import json
 import os
@@ -28,63 +29,61 @@ from animegamer_jax.evaluate.benchmarks.format import (
     read_benchmark,
 )
 from animegamer_jax.evaluate.judge.scores import agreement
-from animegamer_jax.evaluate.metrics.registry import (
-    GROUPS,
-    METRICS,
-    Group,
-)
-from animegamer_jax.evaluate.metrics.scorers import expected_of
+from animegamer_jax.evaluate.metrics.registry import GROUPS, METRICS, Group
+from animegamer_jax.evaluate.metrics.scorers import TruthScorer, expected_of
 from animegamer_jax.evaluate.metrics.suite import (
-    FrameSize,
-    Means,
-    Scoring,
+    MetricResources,
+    MetricSuite,
     ScoringClip,
     first_pictures,
     load_clip,
-    make_scoring,
+    make_suite,
 )
 from animegamer_jax.evaluate.options import JudgeOptions, Options
 from animegamer_jax.evaluate.play_games import (
+    PlayedGames,
     benchmark_digest,
     check_instructions,
     play_system,
     read_system,
 )
-from animegamer_jax.evaluate.progress import say, teller
-from animegamer_jax.evaluate.reference_scores import tables_beside
-from animegamer_jax.evaluate.report.ablations import TOY_ABLATIONS, read_ablations
+from animegamer_jax.evaluate.reference_scores import reference_scores
+from animegamer_jax.evaluate.report.ablations import read_ablations, shipped_ablations
 from animegamer_jax.evaluate.report.build import write_report
-from animegamer_jax.evaluate.results import Evaluation, SystemResult, Table, write_results
+from animegamer_jax.evaluate.results import Evaluation, SystemResult, write_results
+from animegamer_jax.evaluate.worlds import FrameSize
 from animegamer_jax.game.player import Player, check_fit
 from animegamer_jax.models.vae import VAE
+from animegamer_jax.progress import print_status, show_progress
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import telling
 from animegamer_jax.tokenizer import Tokenizer
-from animegamer_jax.toy.scoring.benchmark import WORLD
 
 MARK_FILE = "evaluation.json"
-"""Beside `results.json`: whose games lie here, from the start on."""
+"""File beside `results.json` that names the benchmark of the folder's games, from the start on."""
 
 
 class _Source:
     """A system as the command line names it: NAME=DIR, or DIR."""
 
-    def __init__(self, word: str, *, played: bool):
+    def __init__(self, word: str, *, played: bool, window: int | None = None):
         name, equals, path = word.partition("=")
         if not equals or "/" in name or Path(word).exists():
             name, path = "", word
-        self.path, self.played = path, played
+        self.path, self.played, self.window = path, played, window
         self.name = name or (path if path == "toy" else Path(path).resolve().name)
 
 
 def _sources(options: Options) -> tuple[_Source, ...]:
-    """The systems, each with a name of its own.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Returns the systems, each with a name of its own; a model comes once per window."""
     models = options.model or (() if options.played else ("toy",))
-    found = [_Source(word, played=False) for word in models]
+    found = []
+    for word in models:
+        for window in options.window or (None,):
+            source = _Source(word, played=False, window=window)
+            if len(options.window) > 1:
+                source.name += f"-window-{window}"
+            found.append(source)
     found += [_Source(word, played=True) for word in options.played]
     for index, source in enumerate(found):
         taken = {other.name for other in found[:index]}
@@ -96,7 +95,7 @@ def _sources(options: Options) -> tuple[_Source, ...]:
 
 
 def _groups(words: Sequence[str]) -> tuple[Group, ...]:
-    """Groups of metrics by their names or by those of metrics.
+    """Returns the groups of metrics by their own names or those of metrics.
 
     Raises:
         UserError: there is no such metric.
@@ -109,42 +108,45 @@ def _groups(words: Sequence[str]) -> tuple[Group, ...]:
                 f"--metrics {word}: unknown metric: expected some of {', '.join(GROUPS)}, or of "
                 f"{', '.join(METRICS)}"
             )
-    asked = {known[word.casefold()] for word in words}
-    return tuple(group for group in GROUPS if group in asked)
+    chosen = {known[word.casefold()] for word in words}
+    return tuple(group for group in GROUPS if group in chosen)
 
 
-class Run:
+class EvaluationRun:
     """One evaluation.
 
     Args:
-        options: what is played and how it is scored.
-        judge: who else scores it.
+        options: What is played and how it is scored.
+        judge: The models that judge it.
 
     Raises:
-        UserError: a wrong option.
+        UserError: an option is wrong.
     """
 
     def __init__(self, options: Options, judge: JudgeOptions):
         self._options, self._judge = options, judge
-        for name in ("steps", "batch_size", "games", "reader_clips"):
-            value = getattr(options, name)
-            if value is not None and value < 1:
-                option = name.replace("_", "-")
-                raise UserError(f"--{option}: expected 1 or more, found {value}")
+        numbers = {
+            name: (getattr(options, name),)
+            for name in ("steps", "batch_size", "games", "classifier_clips")
+        }
+        for name, values in (numbers | {"window": options.window}).items():
+            for value in values:
+                if value is not None and value < 1:
+                    option = name.replace("_", "-")
+                    raise UserError(f"--{option}: expected 1 or more, found {value}")
         self._groups = _groups(options.metrics)
         self._sources = _sources(options)
+        self._suites: dict[str, MetricSuite] = {}
         if options.ablations is not None:
             read_ablations(options.ablations)
-        if judge.judge:
-            importlib.import_module(
-                "animegamer_jax.evaluate.judge.judge"
-            )  # tells what is not installed
+        if judge.judge:  # fails now if a package is missing
+            importlib.import_module("animegamer_jax.evaluate.judge.judge")
 
     def run(self) -> None:
-        """Plays, scores and writes; a folder that holds a part of it already goes on.
+        """Plays, scores and writes everything; continues an interrupted evaluation.
 
         Raises:
-            UserError: a wrong benchmark, model or folder.
+            UserError: the benchmark, a model or the folder is wrong.
         """
         options = self._options
         benchmark = read_benchmark(options.benchmark)
@@ -158,53 +160,55 @@ class Run:
             benchmark = dataclasses.replace(benchmark, games=games)
         for source in self._sources:
             if not source.played:
-                _check_world(source, benchmark)
-        means = self._means()
-        if means.characters is not None:
-            check_characters(benchmark, means.characters.names, model=str(options.characters))
+                _check_model(source, benchmark)
+        resources = self._resources()
+        if resources.characters is not None:
+            known = resources.characters.names
+            check_characters(benchmark, known, model=str(options.characters))
         digest = benchmark_digest(benchmark)
         _claim(options.out, benchmark.name, digest)
         began = time.perf_counter()
         systems = tuple(
-            self._read(source, benchmark, means)
-            if source.played
-            else self._play(source, benchmark, means)
+            (self._read if source.played else self._play)(source, benchmark, resources)
             for source in self._sources
         )
-        judge_scores, agreements, note = self._ask_judges(benchmark, systems, means.characters)
+        judge_scores, agreements, note = self._ask_judges(benchmark, systems, resources.characters)
+        games = benchmark.games
         evaluation = Evaluation(
             benchmark=benchmark.name,
             benchmark_digest=digest,
             world=benchmark.world,
             made_by=benchmark.made_by,
-            games=tuple(game.id for game in benchmark.games),
-            instructions=tuple(
-                tuple(turn.instruction for turn in game.turns) for game in benchmark.games
+            games=tuple(game.id for game in games),
+            instructions=tuple(tuple(turn.instruction for turn in g.turns) for g in games),
+            is_open=np.array([[turn.is_open for turn in g.turns] for g in games]),
+            motions=tuple(
+                tuple("" if turn.scene is None else turn.scene.motion for turn in g.turns)
+                for g in games
             ),
-            is_open=np.array([[turn.is_open for turn in g.turns] for g in benchmark.games]),
-            expected=np.stack([expected_of(game.turns) for game in benchmark.games]),
+            expected=np.stack([expected_of(game.turns) for game in games]),
             systems=systems,
             judge_scores=judge_scores,
             agreements=agreements,
             judge_note=note,
-            about=self._about(benchmark, seconds=time.perf_counter() - began),
+            run_config=_run_config(benchmark, seconds=time.perf_counter() - began),
         )
         write_results(options.out, evaluation)
-        pages = write_report(options.out, evaluation, ablations=self._ablations(benchmark))
+        ablations = options.ablations or shipped_ablations(benchmark.world)
+        pages = write_report(options.out, evaluation, ablations=ablations)
         for line in _summary(evaluation.systems):
             print(line)
         print(f"{', '.join(map(str, pages))}: written after {time.perf_counter() - began:.0f} s")
 
-    def _means(self) -> Means:
+    def _resources(self) -> MetricResources:
         options = self._options
-        characters = None if options.characters is None else read_characters(options.characters)
         clip = None
         if {"clip", "truth"} & {*self._groups}:
             try:
                 clip = self._clip()
             except UserError as error:
                 clip = str(error)
-        return Means(
+        return MetricResources(
             groups=self._groups,
             clip=clip,
             lpips=options.lpips,
@@ -212,31 +216,37 @@ class Run:
             fvd=options.fvd,
             jedi=options.jedi,
             real_clips=options.real_clips,
-            characters=characters,
-            reader_clips=options.reader_clips,
+            characters=None if options.characters is None else read_characters(options.characters),
+            classifier_clips=options.classifier_clips,
         )
 
     def _clip(self) -> ScoringClip | None:
-        """Of --clip, or of the first model that has one, best one that reads captions."""
+        """Returns that of --clip, or of the first model with one, preferably with a text tower."""
         options = self._options
         if options.clip is not None:
             return load_clip(options.clip, tokenizer=options.clip_tokenizer)
+        paths = dict.fromkeys(source.path for source in self._sources if not source.played)
         found = [
-            load_clip(source.path, tokenizer=options.clip_tokenizer)
-            for source in self._sources
-            if not source.played and Bundle.open(model_folder(source.path)).has("clip")
+            load_clip(path, tokenizer=options.clip_tokenizer)
+            for path in paths
+            if Bundle.open(model_folder(path)).has("clip")
         ]
-        return next((clip for clip in found if clip.texts), found[0] if found else None)
+        return next((clip for clip in found if clip.embedder.has_text), found[0] if found else None)
 
-    def _play(self, source: _Source, benchmark: Benchmark, means: Means) -> SystemResult:
+    def _play(
+        self, source: _Source, benchmark: Benchmark, resources: MetricResources
+    ) -> SystemResult:
         options = self._options
         bundle = Bundle.open(model_folder(source.path))
         player = Player.from_bundle(
-            bundle, window=options.window, steps=options.steps, dtype=options.dtype
+            bundle, window=source.window, steps=options.steps, dtype=options.dtype
         )
-        size = FrameSize(player.num_frames, player.height, player.width)
-        say(f"{source.name}: making the scorers")
-        scoring = make_scoring(benchmark, means, size, vae=player.networks.vae)
+        vae = player.networks.vae
+        if source.path not in self._suites:
+            print_status(f"{source.name}: preparing the metrics")
+            size = FrameSize(player.num_frames, player.height, player.width)
+            self._suites[source.path] = make_suite(benchmark, resources, size, vae=vae)
+        suite = self._suites[source.path]
         digest = bundle.digest()
         settings = {
             "protocol": player.protocol.name,
@@ -245,56 +255,77 @@ class Run:
             "dtype": options.dtype or "the model's own",
             "guidance": player.protocol.guidance_scale,
         }
-        played = play_system(
-            player,
+        with show_progress() as progress:
+            played = play_system(
+                player,
+                benchmark,
+                suite,
+                home=options.out / "games" / source.name,
+                name=bundle.name,
+                settings={"digest": digest, **settings},
+                batch_size=options.batch_size,
+                on_turn=functools.partial(progress, f"{source.name}: turns played"),
+            )
+        if played.num_cached:
+            print_status(f"{source.name}: {played.num_cached} games were already played")
+        return self._result(
+            source,
             benchmark,
-            scoring,
-            home=_home(options.out, source),
-            name=bundle.name,
-            settings={"digest": digest, **settings},
-            batch_size=options.batch_size,
-            on_turn=teller(f"{source.name}: played", "turns"),
+            played,
+            suite,
+            vae=vae,
+            digest=digest,
+            settings=settings | {"batch_size": options.batch_size} | _scored_with(resources, suite),
+            notes=_notes(benchmark, player.tokenizer),
         )
-        if played.kept:
-            say(f"{source.name}: {played.kept} games were there")
+
+    def _read(
+        self, source: _Source, benchmark: Benchmark, resources: MetricResources
+    ) -> SystemResult:
+        with show_progress() as progress:
+            played, suite = read_system(
+                Path(source.path),
+                benchmark,
+                lambda size: make_suite(benchmark, resources, size),
+                on_turn=functools.partial(progress, f"{source.name}: turns scored"),
+            )
+        return self._result(
+            source,
+            benchmark,
+            played,
+            suite,
+            vae=None,
+            digest=None,
+            settings={"played": "elsewhere", **_scored_with(resources, suite)},
+            notes=("Its clips were read from compressed files; others were scored as generated.",),
+        )
+
+    def _result(
+        self,
+        source: _Source,
+        benchmark: Benchmark,
+        played: PlayedGames,
+        suite: MetricSuite,
+        *,
+        vae: VAE | None,
+        digest: str | None,
+        settings: Mapping[str, Any],
+        notes: tuple[str, ...],
+    ) -> SystemResult:
+        out = self._options.out
+        print_status(f"{source.name}: computing reference scores")
         return SystemResult(
             name=source.name,
             model=source.path,
             digest=digest,
-            settings=settings | {"batch_size": options.batch_size} | _scored_with(means, scoring),
+            settings=settings,
             values=played.values,
             set_scores=played.set_scores,
-            folders=tuple(_beneath(options.out, folder) for folder in played.folders),
-            beside=self._beside(source, benchmark, scoring, vae=player.networks.vae),
-            left_out=scoring.left_out,
-            notes=_notes(benchmark, player.tokenizer),
+            folders=tuple(os.path.relpath(folder, out) for folder in played.folders),
+            reference=reference_scores(benchmark, suite, vae=vae, cache=out / "reference"),
+            skipped=suite.skipped,
+            notes=notes,
         )
-
-    def _read(self, source: _Source, benchmark: Benchmark, means: Means) -> SystemResult:
-        def make(size: FrameSize) -> Scoring:
-            return make_scoring(benchmark, means, size)
-
-        played, scoring = read_system(
-            Path(source.path), benchmark, make, on_turn=teller(f"{source.name}: scored", "turns")
-        )
-        return SystemResult(
-            name=source.name,
-            model=source.path,
-            digest=None,
-            settings={"played": "elsewhere", **_scored_with(means, scoring)},
-            values=played.values,
-            set_scores=played.set_scores,
-            folders=tuple(_beneath(self._options.out, folder) for folder in played.folders),
-            beside=self._beside(source, benchmark, scoring, vae=None),
-            left_out=scoring.left_out,
-            notes=("Its clips were read from compressed files; others were scored as generated.",),
-        )
-
-    def _beside(
-        self, source: _Source, benchmark: Benchmark, scoring: Scoring, *, vae: VAE | None
-    ) -> Mapping[str, Table]:
-        say(f"{source.name}: scoring true and other clips")
-        return tables_beside(benchmark, scoring, vae=vae, keep=_home(self._options.out, source))
 
     def _ask_judges(
         self, benchmark: Benchmark, systems: Sequence[SystemResult], characters: Characters | None
@@ -318,7 +349,6 @@ class Run:
         ]
         every, notes = [], []
         for number, name in enumerate(asked.judge):
-            tell = teller(f"{name}: judged", "games")
             try:
                 settings = JudgeSettings(
                     model=name,
@@ -329,14 +359,17 @@ class Run:
                     prompt_price=asked.prompt_price,
                     completion_price=asked.completion_price,
                 )
-                scores = judge(
-                    games,
-                    settings,
-                    cache=out / "judge",
-                    seed=asked.judge[:number].count(name),
-                    on_progress=lambda done, total, usage, tell=tell: tell(done, total),
-                    on_wait=say,
-                )
+                with show_progress() as progress:
+                    scores = judge(
+                        games,
+                        settings,
+                        cache=out / "judge",
+                        seed=asked.judge[:number].count(name),
+                        on_progress=lambda done, total, usage, name=name, progress=progress: (
+                            progress(f"{name}: games judged", done, total)
+                        ),
+                        on_wait=print_status,
+                    )
             except UserError as error:
                 notes.append(f"{name}: {error}")
                 continue
@@ -351,35 +384,29 @@ class Run:
         }
         return tuple(every), agreements, "; ".join(notes) or None
 
-    def _ablations(self, benchmark: Benchmark) -> Path | None:
-        """Those that were asked for; of the toy world those that come with the code."""
-        if self._options.ablations is not None:
-            return self._options.ablations
-        return TOY_ABLATIONS if benchmark.world == WORLD and TOY_ABLATIONS.exists() else None
 
-    def _about(self, benchmark: Benchmark, *, seconds: float) -> dict[str, Any]:
-
-        seeds = [game.seed for game in benchmark.games]
-        return {
-            "date": time.strftime("%Y-%m-%d"),
-            "command": shlex.join(["animegamer", *sys.argv[1:]]),
-            "seconds": round(seconds, 1),
-            "seeds": [min(seeds), max(seeds)],
-            "animegamer_jax": __version__,
-            "jax": jax.__version__,
-            "flax": flax.__version__,
-            "python": platform.python_version(),
-            "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-            "processor": processor(),
-            "cores": os.cpu_count(),
-        }
+def _run_config(benchmark: Benchmark, *, seconds: float) -> dict[str, Any]:
+    seeds = [game.seed for game in benchmark.games]
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "command": shlex.join(["animegamer", *sys.argv[1:]]),
+        "seconds": round(seconds, 1),
+        "seeds": [min(seeds), max(seeds)],
+        "animegamer_jax": __version__,
+        "jax": jax.__version__,
+        "flax": flax.__version__,
+        "python": platform.python_version(),
+        "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "processor": processor(),
+        "cores": os.cpu_count(),
+    }
 
 
 def _claim(out: Path, name: str, digest: str) -> None:
-    """Makes the folder an evaluation of this benchmark's.
+    """Creates the folder, or checks that it belongs to this benchmark.
 
     Raises:
-        UserError: it is another's, or holds other things.
+        UserError: it belongs to another benchmark, or holds other files.
     """
     mark = out / MARK_FILE
     try:
@@ -388,8 +415,8 @@ def _claim(out: Path, name: str, digest: str) -> None:
         found = None
         if out.is_dir() and any(out.iterdir()):
             raise UserError(
-                f"--out {out}: expected a new folder or one of an evaluation, found other things "
-                "in it: choose another folder"
+                f"--out {out}: expected a new folder or an evaluation's, found other files in it: "
+                "choose another folder"
             ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{mark}: cannot be read ({error}): choose another folder") from None
@@ -398,19 +425,18 @@ def _claim(out: Path, name: str, digest: str) -> None:
             f"--out {out}: expected games of benchmark {name}, found those of another one, or of "
             "another number of games: choose another folder"
         )
-
     with telling(out, "cannot be written", mend="choose another folder"):
         out.mkdir(parents=True, exist_ok=True)
         content = {"benchmark": name, "benchmark_digest": digest}
         write_whole(mark, (json.dumps(content) + "\n").encode())
 
 
-def _check_world(source: _Source, benchmark: Benchmark) -> None:
-    """Makes sure, before anything is played, that a model can read what the benchmark says.
+def _check_model(source: _Source, benchmark: Benchmark) -> None:
+    """Checks, before anything is played, that a model can play the benchmark.
 
     Raises:
-        UserError: there is no such model, it cannot play, a character's name is not among the
-            words that it knows, or an instruction is too long.
+        UserError: there is no such model, it cannot play, its vocabulary lacks a character's name,
+            or an instruction is too long.
     """
     bundle = Bundle.open(model_folder(source.path))
     check_fit(bundle.config)
@@ -428,27 +454,25 @@ def _notes(benchmark: Benchmark, tokenizer: Tokenizer) -> tuple[str, ...]:
     if tokenizer.unknown_words("qzxv"):  # a closed vocabulary: names were checked
         return ()
     return (
-        "The model can read any name and tells none that it knows: whether its world has the "
-        f"characters of the benchmark ({', '.join(benchmark.characters[:5])}…) was not checked.",
+        "The model's tokenizer can read any name, so nothing checked whether the model was trained "
+        f"on the benchmark's characters ({', '.join(benchmark.characters[:5])}…).",
     )
 
 
-def _home(out: Path, source: _Source) -> Path:
-    return out / "games" / source.name
-
-
-def _beneath(out: Path, folder: Path) -> str:
-    """A path in `results.json`: beneath the report's folder where it can be said so."""
-    return os.path.relpath(folder, out)
-
-
-def _scored_with(means: Means, scoring: Scoring) -> dict[str, Any]:
-    """Which networks scored, for `settings`: values of two are of two scales."""
-    clip = means.scoring_clip
-    found = {} if clip is None else {"clip": clip.digest, "clip_of": clip.source}
-    scorers = (*scoring.scorers, *scoring.set_scorers)
+def _scored_with(resources: MetricResources, suite: MetricSuite) -> dict[str, Any]:
+    """Returns the networks that scored, for `settings`: values of two are on two scales."""
+    clip = resources.scoring_clip
+    found: dict[str, Any] = {}
+    if clip is not None:
+        found = {"clip": clip.digest, "clip_of": clip.source}
     named = {"lpips": "lpips", "dreamsim": "dreamsim", "fvd": "features", "jedi": "features"}
-    return found | {s.group: s.made[named[s.group]] for s in scorers if s.group in named}
+    for scorer in (*suite.scorers, *suite.set_scorers):
+        if scorer.group in named:
+            found[scorer.group] = scorer.fingerprint[named[scorer.group]]
+        if isinstance(scorer, TruthScorer):
+            texts = scorer.classifier.description
+            found |= {f"{name} classifier": text for name, text in texts.items()}
+    return found
 
 
 def _judge_name(scores: Any) -> str:
@@ -456,7 +480,7 @@ def _judge_name(scores: Any) -> str:
 
 
 def _summary(systems: Sequence[SystemResult]) -> Iterator[str]:
-    """The table on the terminal: a line a metric, a column a system."""
+    """Returns the table for the terminal: a line per metric, a column per system."""
     width = max(12, *(len(system.name) + 2 for system in systems))
     yield " " * 12 + "".join(f"{system.name:>{width}}" for system in systems) + f"{'paper':>12}"
     for name, metric in METRICS.items():
@@ -467,8 +491,8 @@ def _summary(systems: Sequence[SystemResult]) -> Iterator[str]:
         paper = f"{metric.paper:>12.3f}" if metric.paper is not None else ""
         yield (f"{name:<12}" + "".join(cells) + paper).rstrip()
     for system in systems:
-        for group, reason in system.left_out.items():
-            yield f"{system.name}: {group} left out: {reason}"
+        for group, reason in system.skipped.items():
+            yield f"{system.name}: {group} skipped: {reason}"
 
 
 def _mean(system: SystemResult, metric: str) -> float | None:

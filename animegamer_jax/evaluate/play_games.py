@@ -1,8 +1,8 @@
-"""Systems that play a benchmark: models that play here, and games that were played elsewhere.
+"""Plays and scores a benchmark's games: with a model here, or games that were played elsewhere.
 
 Every game is a folder as `animegamer play` writes it, with `values.json` beside its turns: the
-value of each metric a turn, and all that they depend on. A game that is there whole, made the same
-way, is not played again, so an evaluation that was stopped goes on.
+value of each metric per turn, and the fingerprint of everything they depend on. A complete game
+with the same fingerprint is not played again, so an interrupted evaluation continues.
 """
 
 import dataclasses
@@ -21,18 +21,11 @@ from jaxtyping import Float32
 from animegamer_jax.bundle.config import to_json
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark, BenchmarkGame
-from animegamer_jax.evaluate.metrics.scorers import (
-    NUM_FRAMES,
-    Answers,
-    Clips,
-)
-from animegamer_jax.evaluate.metrics.suite import FrameSize, Scoring
+from animegamer_jax.evaluate.metrics.scorers import NUM_FRAMES, Answers, Clips
+from animegamer_jax.evaluate.metrics.suite import MetricSuite
+from animegamer_jax.evaluate.worlds import FrameSize
 from animegamer_jax.game.player import Player
-from animegamer_jax.game.saved_game import (
-    GAME_FILE,
-    Game,
-    Turn,
-)
+from animegamer_jax.game.saved_game import GAME_FILE, Game, Turn
 from animegamer_jax.media.video import measure_mp4, read_mp4
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import telling
@@ -40,35 +33,37 @@ from animegamer_jax.storage.paths import telling
 VALUES_FILE = "values.json"
 
 OnTurn = Callable[[int, int], None]
-Values = dict[str, Float32[np.ndarray, "g t"]]
-_Scored = dict[str, dict[str, list[Any]]]
-"""A game's "values" by metric, a number or None a turn, and its "features", a vector a turn."""
+Values = Mapping[str, Float32[np.ndarray, "g t"]]
+"""Values by metric, one per game and turn; NaN where there is none."""
+
+_Scores = dict[str, dict[str, list[Any]]]
+"""A game's "values" by metric, a number or None per turn, and its "features", a vector per turn."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Played:
+class PlayedGames:
     """A system's games.
 
     Attributes:
-        folders: of each game.
-        values: by metric; NaN where there is none.
-        set_scores: of metrics of all clips together.
-        kept: games that were there already.
+        folders: Folder of each game.
+        values: Values by metric.
+        set_scores: Scores of metrics that take all clips together.
+        num_cached: Number of games that were complete before.
     """
 
     folders: tuple[Path, ...]
     values: Values
     set_scores: Mapping[str, float]
-    kept: int
+    num_cached: int
 
 
 def game_digest(game: BenchmarkGame) -> str:
-    """Of all that is asked and expected in a game."""
+    """Returns a digest of everything that a game asks and expects."""
     return hashlib.sha256(json.dumps(to_json(game), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def benchmark_digest(benchmark: Benchmark) -> str:
-    """Of all games."""
+    """Returns a digest of all games."""
     digests = "".join(map(game_digest, benchmark.games))
     return hashlib.sha256(digests.encode()).hexdigest()[:16]
 
@@ -79,62 +74,67 @@ def benchmark_digest(benchmark: Benchmark) -> str:
 def play_system(
     player: Player,
     benchmark: Benchmark,
-    scoring: Scoring,
+    suite: MetricSuite,
     *,
     home: Path,
     name: str,
     settings: Mapping[str, Any],
     batch_size: int,
     on_turn: OnTurn = lambda done, total: None,
-) -> Played:
-    """Plays the games that are not there yet, and scores each turn as it is played.
+) -> PlayedGames:
+    """Plays the games that are not cached, and scores each turn as it is played.
 
     Args:
-        player: of the model.
-        benchmark: what to play.
-        scoring: of the player's size of frames.
-        home: folder of the games' folders; what lies there under a game's name and is another
-            game is written anew.
-        name: of the model, in the saved games.
-        settings: all that the games depend on: model, window, steps, number format.
-        batch_size: games side by side; the last batch is filled up with its own games, so that
-            nothing is compiled twice.
-        on_turn: called with the turns played and their number.
+        player: The model's player.
+        benchmark: The games.
+        suite: The scorers for the player's frame size.
+        home: Folder of the games' folders; another game under the same name is replaced.
+        name: Name of the model in the saved games.
+        settings: Everything that the games depend on: model, window, steps, number format.
+        batch_size: Number of games played side by side; the last batch is filled up with its own
+            games, so that nothing is compiled twice.
+        on_turn: Function called with the number of turns played and the total.
 
     Raises:
-        UserError: an instruction is too long for the model (`check_instructions` tells before), or
-            the disk refuses.
-        NonFiniteError: a network's answer is not finite.
+        UserError: an instruction is too long for the model (`check_instructions` finds that
+            before), or a file cannot be written.
+        NonFiniteError: a network's output is not finite.
     """
-    folders = [home / _safe(game.id) for game in benchmark.games]
-    made = [_made(game, scoring, settings) for game in benchmark.games]
-    kept = [_read_kept(*pair, benchmark.num_turns) for pair in zip(folders, made, strict=True)]
-    todo = [index for index, found in enumerate(kept) if found is None]
+    folders = [home / _folder_name(game.id) for game in benchmark.games]
+    fingerprints = [
+        {"game": game_digest(game), "settings": to_json(settings), "scorers": suite.fingerprint}
+        for game in benchmark.games
+    ]
     turns = benchmark.num_turns
-    batch_size = min(batch_size, max(1, len(todo)))
-    for start in range(0, len(todo), batch_size):
-        rows = todo[start : start + batch_size]
+    scored = [_load_cached(*pair, turns) for pair in zip(folders, fingerprints, strict=True)]
+    missing = [index for index, found in enumerate(scored) if found is None]
+    batch_size = min(batch_size, max(1, len(missing)))
+    for start in range(0, len(missing), batch_size):
+        rows = missing[start : start + batch_size]
         batch = _Batch(player, benchmark, rows, size=batch_size, first=start == 0)
         batch.begin([folders[row] for row in rows], name=name)
         for turn in range(turns):
-            batch.play(turn, scoring)
-            on_turn(start * turns + (turn + 1) * len(rows), len(todo) * turns)
+            batch.play(turn, suite)
+            on_turn(start * turns + (turn + 1) * len(rows), len(missing) * turns)
         for row, found in zip(rows, batch.scored, strict=True):
-            kept[row] = found
-            _write_kept(folders[row], made[row], found)
-    there = [found for found in kept if found is not None]
-    return _played(folders, there, scoring, turns, kept=len(folders) - len(todo))
+            scored[row] = found
+            _save_cached(folders[row], fingerprints[row], found)
+    return PlayedGames(
+        folders=tuple(folders),
+        num_cached=len(folders) - len(missing),
+        **_collect([found for found in scored if found is not None], suite, turns),
+    )
 
 
 class _Batch:
     """Games that are played side by side.
 
     Args:
-        player: of the model.
-        benchmark: of the games.
-        rows: which of its games.
-        size: games that are played: the rows, repeated until there are so many.
-        first: its first turn compiles, and tells nothing of the speed.
+        player: The model's player.
+        benchmark: The benchmark.
+        rows: Indices of the games to play.
+        size: Number of games in the batch; the rows are repeated to fill it.
+        first: Whether this is the first batch, whose first turn compiles and is not timed.
     """
 
     def __init__(
@@ -145,10 +145,10 @@ class _Batch:
         self._seeds = [game.seed for game in self._games]
         self._saved: list[Game] = []
         self._window = player.start(size)
-        self.scored: list[_Scored] = [_nothing() for _ in rows]
+        self.scored = [_no_scores() for _ in rows]
 
     def begin(self, folders: Sequence[Path], *, name: str) -> None:
-        """Makes the games' folders; what lies there goes."""
+        """Creates the games' folders in place of earlier ones."""
         player = self._player
         for folder, seed in zip(folders, self._seeds, strict=False):
             if (folder / GAME_FILE).exists() or (folder / VALUES_FILE).exists():
@@ -164,8 +164,8 @@ class _Batch:
                 )
             )
 
-    def play(self, turn: int, scoring: Scoring) -> None:
-        """Plays, scores and saves the next turn, which has this number from 0."""
+    def play(self, turn: int, suite: MetricSuite) -> None:
+        """Plays, scores and saves the next turn, counted from 0."""
         asked = [game.turns[turn] for game in self._games]
         self._window, output = self._player.play_turn(
             self._window, [one.instruction for one in asked], seeds=self._seeds, turn=turn + 1
@@ -174,22 +174,22 @@ class _Batch:
         answers = Answers(
             turns=asked[:count],
             clips=output.frames[:count, :NUM_FRAMES],
-            told=output.states[:count].astype(np.int64),
+            predicted_states=output.states[:count].astype(np.int64),
             seconds=np.full(count, np.nan if self._first and turn == 0 else seconds),
-            truth=scoring.true_clips(self._rows, turn),
+            true_clips=suite.true_clips_of(self._rows, turn),
         )
-        _add(self.scored, scoring, answers)
+        _score(answers, suite, into=self.scored)
         output = output._replace(seconds={"total": seconds})
         for row, game in enumerate(self._saved):
-            with telling(game.folder, "cannot be written", mend="make room there, then again"):
+            with telling(game.folder, "cannot be written", mend="free some space, then try again"):
                 game.add(output.row(row), asked[row].instruction)
 
 
 def check_instructions(benchmark: Benchmark, check: Callable[[str], object]) -> None:
-    """Makes sure that a model can read every instruction, before anything is played.
+    """Checks that a model can read every instruction, before anything is played.
 
     Raises:
-        UserError: names game and turn.
+        UserError: it cannot; names game and turn.
     """
     for game in benchmark.games:
         for number, turn in enumerate(game.turns, start=1):
@@ -201,43 +201,43 @@ def check_instructions(benchmark: Benchmark, check: Callable[[str], object]) -> 
                 ) from None
 
 
-def _safe(name: str) -> str:
-    """A game's name as a folder's."""
-    plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in name).strip(".")[:80]
-    if plain == name:
-        return name
-    return f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+def _folder_name(game: str) -> str:
+    """Returns a folder's name for a game's name."""
+    plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in game).strip(".")[:80]
+    if plain == game:
+        return game
+    return f"{plain}-{hashlib.sha256(game.encode()).hexdigest()[:8]}"
 
 
-# Games from elsewhere
+# Games played elsewhere
 
 
 def read_system(
     home: Path,
     benchmark: Benchmark,
-    make_scoring: Callable[[FrameSize], Scoring],
+    make_suite: Callable[[FrameSize], MetricSuite],
     *,
     on_turn: OnTurn = lambda done, total: None,
-) -> tuple[Played, Scoring]:
-    """Scores games that `animegamer play` wrote, or another program in its form.
+) -> tuple[PlayedGames, MetricSuite]:
+    """Scores games that `animegamer play` wrote, or another program in the same form.
 
     Args:
-        home: with a folder a game, by its id.
-        benchmark: what was played.
-        make_scoring: scorers for the clips' size, which is that of the first clip.
-        on_turn: called with the turns scored and their number.
+        home: Folder with a folder per game, named by the game's id.
+        benchmark: The benchmark that was played.
+        make_suite: Function that builds the scorers for the size of the first clip.
+        on_turn: Function called with the number of turns scored and the total.
 
     Raises:
-        UserError: a game is missing or damaged, is not the benchmark's, or has clips of another
-            size than the first.
+        UserError: a game is missing or damaged, does not belong to the benchmark, or has clips of
+            another size than the first.
     """
-    folders = [home / _safe(game.id) for game in benchmark.games]
+    folders = [home / _folder_name(game.id) for game in benchmark.games]
     games = [_open(*pair) for pair in zip(folders, benchmark.games, strict=True)]
     first = folders[0] / games[0][0].clip
     height, width, frames = measure_mp4(first)
-    scoring = make_scoring(FrameSize(frames, height, width))
+    suite = make_suite(FrameSize(frames, height, width))
     total = len(games) * benchmark.num_turns
-    scored: list[_Scored] = [_nothing() for _ in games]
+    scored = [_no_scores() for _ in games]
     for row, (folder, turns, game) in enumerate(zip(folders, games, benchmark.games, strict=True)):
         for number, (turn, asked) in enumerate(zip(turns, game.turns, strict=True)):
             clip = read_mp4(folder / turn.clip)
@@ -246,17 +246,18 @@ def read_system(
                     f"{folder / turn.clip}: expected {frames} frames of {height} x {width}, as "
                     f"{first} has, found {clip.shape[0]} of {clip.shape[1]} x {clip.shape[2]}"
                 )
-            told = [turn.motion_level, turn.social, turn.entertainment, turn.stamina]
+            states = [turn.motion_level, turn.social, turn.entertainment, turn.stamina]
             answers = Answers(
                 turns=[asked],
                 clips=clip[None, :NUM_FRAMES],
-                told=np.array([told]),
+                predicted_states=np.array([states]),
                 seconds=np.array([turn.seconds["total"]]) if "total" in turn.seconds else None,
-                truth=scoring.true_clips(np.array([row]), number),
+                true_clips=suite.true_clips_of(np.array([row]), number),
             )
-            _add(scored[row : row + 1], scoring, answers)
+            _score(answers, suite, into=scored[row : row + 1])
             on_turn(row * benchmark.num_turns + number + 1, total)
-    return _played(folders, scored, scoring, benchmark.num_turns, kept=len(games)), scoring
+    found = _collect(scored, suite, benchmark.num_turns)
+    return PlayedGames(folders=tuple(folders), num_cached=len(games), **found), suite
 
 
 def _open(folder: Path, game: BenchmarkGame) -> list[Turn]:
@@ -275,96 +276,70 @@ def _open(folder: Path, game: BenchmarkGame) -> list[Turn]:
     return turns
 
 
-# What to read scores by
+# Values
 
 
-def clip_values(clips: Callable[[int], Clips], benchmark: Benchmark, scoring: Scoring) -> Values:
-    """The values that other clips would have in the place of the system's.
+def score_clips(clips: Callable[[int], Clips], benchmark: Benchmark, suite: MetricSuite) -> Values:
+    """Scores given clips in place of a system's.
 
     Args:
-        clips: of every game, at a turn, from 0.
-        benchmark: whose expectations they are held to.
-        scoring: the system's.
+        clips: Function that returns the clips of all games at a turn, counted from 0.
+        benchmark: The benchmark that the clips answer.
+        suite: The scorers.
     """
-    scored = [_nothing() for _ in benchmark.games]
+    scored = [_no_scores() for _ in benchmark.games]
     everyone = np.arange(len(benchmark.games))
     for turn in range(benchmark.num_turns):
         answers = Answers(
             turns=[game.turns[turn] for game in benchmark.games],
             clips=clips(turn)[:, :NUM_FRAMES],
-            truth=scoring.true_clips(everyone, turn),
+            true_clips=suite.true_clips_of(everyone, turn),
         )
-        _add(scored, scoring, answers)
-    return _stacked(scored, benchmark.num_turns)
+        _score(answers, suite, into=scored)
+    return _stack(scored, benchmark.num_turns)
 
 
-# Values
-
-
-def _nothing() -> _Scored:
+def _no_scores() -> _Scores:
     return {"values": {}, "features": {}}
 
 
-def _add(scored: Sequence[_Scored], scoring: Scoring, answers: Answers) -> None:
+def _score(answers: Answers, suite: MetricSuite, *, into: Sequence[_Scores]) -> None:
     """Appends one turn's values to each game's."""
-    for scorer in scoring.scorers:
+    for scorer in suite.scorers:
         for metric, found in scorer(answers).items():
-            for game, value in zip(scored, found.tolist(), strict=True):
-                kept = value if np.isfinite(value) else None
-                game["values"].setdefault(metric, []).append(kept)
-    for scorer in scoring.set_scorers:
-        for game, vector in zip(scored, scorer.features(answers.clips), strict=True):
+            for game, value in zip(into, found.tolist(), strict=True):
+                known = value if np.isfinite(value) else None
+                game["values"].setdefault(metric, []).append(known)
+    for scorer in suite.set_scorers:
+        for game, vector in zip(into, scorer.features(answers.clips), strict=True):
             game["features"].setdefault(scorer.metric, []).append(vector.tolist())
 
 
-def _played(
-    folders: Sequence[Path],
-    scored: Sequence[_Scored],
-    scoring: Scoring,
-    num_turns: int,
-    *,
-    kept: int,
-) -> Played:
-    return Played(
-        folders=tuple(folders),
-        values=_stacked(scored, num_turns),
-        set_scores=_set_scores(scored, scoring),
-        kept=kept,
-    )
-
-
-def _set_scores(scored: Sequence[_Scored], scoring: Scoring) -> dict[str, float]:
-    """NaN where there are too few clips for a distance."""
-    found = {}
-    for scorer in scoring.set_scorers:
+def _collect(scored: Sequence[_Scores], suite: MetricSuite, num_turns: int) -> dict[str, Any]:
+    """Returns the fields "values" and "set_scores"; NaN if a distance needs more clips."""
+    distances = {}
+    for scorer in suite.set_scorers:
         features = np.concatenate([np.array(game["features"][scorer.metric]) for game in scored])
         try:
-            found[scorer.metric] = scorer.distance(features, scorer.reference)
+            distances[scorer.metric] = scorer.distance(features, scorer.reference)
         except UserError as error:
             print(f"{scorer.metric}: {error}", file=sys.stderr)
-            found[scorer.metric] = float("nan")
-    return found
+            distances[scorer.metric] = float("nan")
+    return {"values": _stack(scored, num_turns), "set_scores": distances}
 
 
-def _stacked(scored: Sequence[_Scored], num_turns: int) -> Values:
-    names = {name for game in scored for name in game["values"]}
-    found: Values = {}
-    for name in names:
-        rows = [game["values"].get(name, [None] * num_turns) for game in scored]
-        numbers = [[np.nan if value is None else value for value in row] for row in rows]
-        found[name] = np.array(numbers).astype(np.float32)
-    return found
+def _stack(scored: Sequence[_Scores], num_turns: int) -> Values:
+    names = sorted({name for game in scored for name in game["values"]})
+    absent = [None] * num_turns
+    rows = {name: [game["values"].get(name, absent) for game in scored] for name in names}
+    return {name: np.array(row, np.float64).astype(np.float32) for name, row in rows.items()}
 
 
-def _made(game: BenchmarkGame, scoring: Scoring, settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {"game": game_digest(game), "settings": to_json(settings), "scorers": scoring.made}
-
-
-def _read_kept(folder: Path, made: Mapping[str, Any], num_turns: int) -> _Scored | None:
-    """A game's values, if they and its clips are there and made the same way."""
+def _load_cached(folder: Path, fingerprint: Mapping[str, Any], num_turns: int) -> _Scores | None:
+    """Returns a game's values if they and its clips are complete and have this fingerprint."""
     try:
         content = json.loads((folder / VALUES_FILE).read_text())
-        if content["made"] != made:
+        if content["fingerprint"] != fingerprint:
             return None
         if len(Game.load(folder).turns) != num_turns:
             return None
@@ -373,8 +348,8 @@ def _read_kept(folder: Path, made: Mapping[str, Any], num_turns: int) -> _Scored
         return None
 
 
-def _write_kept(folder: Path, made: Mapping[str, Any], scored: _Scored) -> None:
-    content = {"made": made, **scored, "date": time.strftime("%Y-%m-%d")}
+def _save_cached(folder: Path, fingerprint: Mapping[str, Any], scored: _Scores) -> None:
+    content = {"fingerprint": fingerprint, **scored, "date": time.strftime("%Y-%m-%d")}
     path = folder / VALUES_FILE
-    with telling(path, "cannot be written", mend="make room there, then again"):
+    with telling(path, "cannot be written", mend="free some space, then try again"):
         write_whole(path, (json.dumps(content, allow_nan=False) + "\n").encode())

@@ -1,110 +1,161 @@
-"""Tables to read a system's scores by: ceilings, and answers without looking."""
+"""Reference scores: upper bounds from true clips, and baselines that ignore the clips.
 
-import dataclasses
+A system's score means what it is between them. Baselines follow from the benchmark alone; bounds
+are the same scorers' values for other clips, where the world has true ones.
+"""
+
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from jaxtyping import Bool, Int
 
-from animegamer_jax.bundle.config import from_json, to_json
-from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark
-from animegamer_jax.evaluate.metrics.formulas import Estimate, estimate
-from animegamer_jax.evaluate.metrics.scorers import (
-    Answers,
-    StateScorer,
-    expected_of,
-)
-from animegamer_jax.evaluate.metrics.suite import Scoring, weights_digest
-from animegamer_jax.evaluate.play_games import (
-    Values,
-    benchmark_digest,
-    clip_values,
-)
-from animegamer_jax.evaluate.results import Table
+from animegamer_jax.evaluate.metrics.registry import CONTEXT, METRICS
+from animegamer_jax.evaluate.metrics.scorers import expected_of, score_states
+from animegamer_jax.evaluate.metrics.suite import MetricSuite, reconstruct, weights_digest
+from animegamer_jax.evaluate.play_games import Values, benchmark_digest, score_clips
 from animegamer_jax.models.vae import VAE
 from animegamer_jax.storage.files import write_whole
-from animegamer_jax.toy.scoring.truth import other_take, reconstruct
 
+TRUE_CLIPS = "true clips"
 THROUGH_VAE = "true clips through its VAE"
-OTHER_TAKE = "another take of the same"
-OTHER_GAME = "another game's clips"
+OTHER_VIEW = "true clips from another view"
+OTHER_CLIPS = "another game's clips"
+OTHER_ANSWERS = "another game's answers"
 MOST_FREQUENT = "always the most frequent"
+NO_MEMORY = "without memory"
+"""Everything that the instruction says is right, the rest is another game's: no model without
+memory knows more than how often each value occurs."""
 
-_FILE = "beside.json"
+_ATTRIBUTES = ("character", "place", "time")
 
 
-def tables_beside(
-    benchmark: Benchmark, scoring: Scoring, *, vae: VAE | None, keep: Path
-) -> Mapping[str, Table]:
-    """What the same scorers say of clips and answers that no system made.
+def reference_scores(
+    benchmark: Benchmark, suite: MetricSuite, *, vae: VAE | None, cache: Path
+) -> Mapping[str, Values]:
+    """Returns reference values by name, for the metrics that the suite scores.
 
     Args:
-        benchmark: that was played.
-        scoring: the system's.
-        vae: the system's, for the ceiling that its own losses set; None: left out.
-        keep: folder in which the tables are kept: scoring takes as long as a system's games.
+        benchmark: The benchmark that was played.
+        suite: The system's scorers.
+        vae: The system's VAE, for the upper bound that its own losses set; None: not at hand.
+        cache: Folder that keeps the values of clips: they take as long as a system's games.
     """
-    scoring = dataclasses.replace(scoring, set_scorers=())  # tables have values of turns alone
-    made = _made(benchmark, scoring, vae=vae)
-    kept = _read(keep / _FILE, made)
-    if kept is not None:
-        return kept
-    tables = {MOST_FREQUENT: _table(most_frequent_values(benchmark))}
-    truth = scoring.truth
-    if truth is not None:
-        clips = {OTHER_TAKE: other_take(truth)}
-        if len(benchmark.games) > 1:
-            clips[OTHER_GAME] = np.roll(truth.clips, 1, axis=0)
-        if vae is not None:
-            flat = truth.clips.reshape(-1, *truth.clips.shape[2:])
-            clips[THROUGH_VAE] = reconstruct(vae, flat).reshape(truth.clips.shape)
-        for name, of in clips.items():
-            tables[name] = _table(clip_values(lambda t, of=of: of[:, t], benchmark, scoring))
-    keep.mkdir(parents=True, exist_ok=True)
-    write_whole(
-        keep / _FILE, (json.dumps({"made": made, "tables": to_json(tables)}) + "\n").encode()
-    )
-    return tables
+    groups = {scorer.group for scorer in suite.scorers}
+    found = {
+        name: {metric: v for metric, v in values.items() if METRICS[metric].group in groups}
+        for name, values in baselines(benchmark).items()
+    }
+    return {**_cached_bounds(benchmark, suite, vae=vae, cache=cache), **found}
 
 
-def most_frequent_values(benchmark: Benchmark) -> Values:
-    """What always answering the benchmark's most frequent level and changes would score."""
-    expected = np.concatenate([expected_of(game.turns) for game in benchmark.games])
-    kinds = [np.unique(column, return_counts=True) for column in expected.T]
-    answer = np.array([values[counts.argmax()] for values, counts in kinds])
-    score, parts = StateScorer(), []
-    for game in benchmark.games:
-        told = np.tile(answer, (len(game.turns), 1))
-        blank = np.zeros((len(game.turns), 1, 1, 1, 3), np.uint8)
-        parts.append(score(Answers(turns=game.turns, clips=blank, told=told)))
-    return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
+# Upper bounds
 
 
-def _table(values: Values) -> Table:
-    found = {n: estimate(v, where=np.isfinite(v)) for n, v in sorted(values.items())}
-    return {name: one for name, one in found.items() if one is not None}
-
-
-def _made(benchmark: Benchmark, scoring: Scoring, *, vae: VAE | None) -> dict[str, Any]:
-    return {
+def _cached_bounds(
+    benchmark: Benchmark, suite: MetricSuite, *, vae: VAE | None, cache: Path
+) -> Mapping[str, Values]:
+    if suite.true_clips is None:
+        return {}
+    fingerprint = {
         "benchmark": benchmark_digest(benchmark),
-        "scorers": scoring.made,
+        "scorers": {scorer.group: suite.fingerprint[scorer.group] for scorer in suite.scorers},
         "vae": None if vae is None else weights_digest(vae),
+    }
+    name = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:16]
+    path = cache / f"reference-{name}.json"
+    try:
+        return {
+            reference: {m: np.array(v, np.float64).astype(np.float32) for m, v in values.items()}
+            for reference, values in json.loads(path.read_text()).items()
+        }
+    except (OSError, ValueError, AttributeError):
+        pass
+    found = _bounds(benchmark, suite, vae=vae)
+    content = {
+        reference: {
+            metric: [[x if np.isfinite(x) else None for x in row] for row in values.tolist()]
+            for metric, values in of_clips.items()
+        }
+        for reference, of_clips in found.items()
+    }
+    cache.mkdir(parents=True, exist_ok=True)
+    write_whole(path, (json.dumps(content, allow_nan=False) + "\n").encode())
+    return found
+
+
+def _bounds(benchmark: Benchmark, suite: MetricSuite, *, vae: VAE | None) -> dict[str, Values]:
+    true = suite.true_clips
+    assert true is not None
+    clips = {TRUE_CLIPS: true}
+    if vae is not None:
+        flat = true.reshape(-1, *true.shape[2:])
+        clips[THROUGH_VAE] = reconstruct(vae, flat).reshape(true.shape)
+    if suite.other_views is not None:
+        clips[OTHER_VIEW] = suite.other_views()
+    if len(benchmark.games) > 1:
+        clips[OTHER_CLIPS] = np.roll(true, 1, axis=0)
+    return {
+        name: score_clips(lambda turn, shown=shown: shown[:, turn], benchmark, suite)
+        for name, shown in clips.items()
     }
 
 
-def _read(path: Path, made: Mapping[str, Any]) -> Mapping[str, Table] | None:
-    """Tables that were made the same way."""
-    try:
-        content = json.loads(path.read_text())
-        if content["made"] != json.loads(json.dumps(made)):
-            return None
-        return {
-            name: {metric: from_json(Estimate, one, str(path)) for metric, one in table.items()}
-            for name, table in content["tables"].items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError):
-        return None
+# Baselines
+
+
+def baselines(benchmark: Benchmark) -> dict[str, Values]:
+    """Returns the values of answers that ignore the clips.
+
+    An answer is the motion level, the changes of the states, and character, place and time. Values
+    of another game's answers are means over all other games at the same turn.
+    """
+    expected = np.stack([expected_of(game.turns) for game in benchmark.games])
+    texts = [
+        [[getattr(t.parts, name) or "" for name in _ATTRIBUTES] for t in game.turns]
+        for game in benchmark.games
+    ]
+    shown = np.unique(np.array(texts), return_inverse=True)[1].reshape(*expected.shape[:2], -1)
+    omitted = [
+        [[name in t.omitted for name in _ATTRIBUTES] for t in game.turns]
+        for game in benchmark.games
+    ]
+    found = {
+        MOST_FREQUENT: _score(_most_frequent(expected), expected, _most_frequent(shown) == shown)
+    }
+    shifts = range(1, len(benchmark.games))
+    for name, heard in (
+        (OTHER_ANSWERS, np.zeros(shown.shape, bool)),
+        (NO_MEMORY, ~np.array(omitted)),
+    ):
+        parts = [
+            _score(
+                np.roll(expected, shift, axis=0),
+                expected,
+                heard | (np.roll(shown, shift, axis=0) == shown),
+            )
+            for shift in shifts
+        ]
+        if parts:
+            found[name] = {metric: np.mean([p[metric] for p in parts], 0) for metric in parts[0]}
+    return found
+
+
+def _most_frequent(x: Int[np.ndarray, "g t k"]) -> Int[np.ndarray, " k"]:
+    kinds = [np.unique(column, return_counts=True) for column in x.reshape(-1, x.shape[-1]).T]
+    return np.array([values[counts.argmax()] for values, counts in kinds])
+
+
+def _score(
+    predicted: Int[np.ndarray, "*n 4"],
+    expected: Int[np.ndarray, "g t 4"],
+    right: Bool[np.ndarray, "g t 3"],
+) -> Values:
+    """Returns the values of predicted states, and of attributes that are right or not."""
+    values = score_states(np.broadcast_to(predicted, expected.shape), expected)
+    values |= {name: right[..., i].astype(np.float32) for i, name in enumerate(_ATTRIBUTES)}
+    values[CONTEXT] = right.all(axis=-1).astype(np.float32)
+    return values

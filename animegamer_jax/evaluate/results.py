@@ -1,7 +1,7 @@
-"""What an evaluation found, and its file: a value of each metric for every game and turn.
+"""The results of an evaluation and their file: a value of each metric for every game and turn.
 
-`results.json` holds all that the report is made of, so that a page can be drawn again, and other
-programs can go on from the values, without playing anything again.
+`results.json` holds everything that the report is made of besides the clips, so a report can be
+rendered again, and other programs can use the values, without playing anything again.
 """
 
 import collections.abc
@@ -24,7 +24,7 @@ from animegamer_jax.evaluate.judge.scores import (
     Agreement,
     JudgeScores,
 )
-from animegamer_jax.evaluate.metrics.formulas import Estimate, estimate
+from animegamer_jax.evaluate.metrics.formulas import Estimate, estimate_known
 from animegamer_jax.evaluate.strictjson import fields, load, shown, some
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import telling
@@ -32,53 +32,54 @@ from animegamer_jax.storage.paths import telling
 FORMAT_VERSION = 2
 RESULTS_FILE = "results.json"
 
-Table = Mapping[str, Estimate]
-"""Means and intervals by metric."""
+Values = Mapping[str, Float[np.ndarray, "g t"]]
+"""Values by metric, one per game and turn; NaN where there is none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SystemResult:
-    """One system's games and what they are worth.
+    """The games of one system and their scores.
 
     Attributes:
-        name: in tables, unlike every other system's.
-        model: the bundle's folder, or "toy"; the folder of games that were played elsewhere.
-        digest: of the bundle's content; None: the games were played elsewhere.
-        settings: that it played with: protocol, window, steps, number format and so on.
-        values: by metric, of every game and turn; NaN where there is none.
-        folders: of each game as `Game` wrote it, beneath the report's folder; empty: none is kept.
-        set_scores: of metrics that take all clips together, such as FVD.
-        beside: tables to read the system's own by: true clips, true clips through its VAE, another
-            game's clips. They depend on the system, whose CLIP and VAE they are made with.
-        left_out: by metric or group, why it has no value.
-        notes: what a reader must know, a sentence each.
+        name: Name in tables, different from every other system's.
+        model: Folder of the model, or "toy"; folder of the games if they were played elsewhere.
+        digest: Digest of the model; None: the games were played elsewhere.
+        settings: Settings of the model in play, and the networks that scored it.
+        values: Values by metric.
+        folders: Folder of each game, relative to the report's folder; empty: none is kept.
+        set_scores: Scores of metrics that take all clips together, such as FVD.
+        reference: Reference values by name: upper bounds and baselines (`reference_scores`).
+        skipped: The reason by group of metrics that could not be computed.
+        notes: Sentences that a reader of the scores must know.
     """
 
     name: str
     model: str
     digest: str | None
     settings: Mapping[str, Any]
-    values: Mapping[str, Float[np.ndarray, "g t"]]
+    values: Values
     folders: tuple[str, ...]
     set_scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    beside: Mapping[str, Table] = dataclasses.field(default_factory=dict)
-    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    reference: Mapping[str, Values] = dataclasses.field(default_factory=dict)
+    skipped: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def estimate(
-        self, metric: str, where: Bool[np.ndarray, "g t"] | None = None
+        self,
+        metric: str,
+        where: Bool[np.ndarray, "g t"] | None = None,
+        *,
+        reference: str | None = None,
     ) -> Estimate | None:
-        """The mean over turns and its interval over games; None: the metric has no value there.
+        """Returns the mean over turns and its interval over games; None: there is no value.
 
         Args:
-            metric: its name.
-            where: turns that count; all if None.
+            metric: Name of the metric.
+            where: Turns that count; None: all.
+            reference: Name of the reference whose values count; None: the system's own.
         """
-        if metric not in self.values:
-            return None
-        values = self.values[metric]
-        there = np.isfinite(values)
-        return estimate(values, where=there if where is None else there & where)
+        values = self.values if reference is None else self.reference[reference]
+        return estimate_known(values[metric], where) if metric in values else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,19 +87,20 @@ class Evaluation:
     """A benchmark as some systems played it.
 
     Attributes:
-        benchmark: its name.
-        benchmark_digest: of its games, as far as they were played.
-        world: of the benchmark.
-        made_by: how its games were made.
-        games: their names.
-        instructions: of each game, by turn.
-        is_open: turns that leave something to the turns before.
-        expected: motion level, social, entertainment and stamina of each turn; None: not known.
-        systems: in the order that they were asked for.
-        judge_scores: scores of each judge.
-        agreements: agreement of two judges, by "A and B".
-        judge_note: why a judge gave no scores; None if none failed.
-        about: date, command, versions, hardware, seeds.
+        benchmark: Name of the benchmark.
+        benchmark_digest: Digest of the games that were played.
+        world: World of the benchmark.
+        made_by: How its games were made.
+        games: Names of the games.
+        instructions: Instructions of each game, by turn.
+        is_open: Turns that leave something to the turns before.
+        motions: Kind of motion of each turn; "": unknown.
+        expected: Motion level, social, entertainment and stamina of each turn; None: unknown.
+        systems: The systems, in the order that was asked for.
+        judge_scores: Scores of each judge.
+        agreements: Agreement of two judges, by "A and B".
+        judge_note: Why a judge gave no scores; None: none failed.
+        run_config: Date, command, versions, hardware, seeds.
     """
 
     benchmark: str
@@ -108,24 +110,25 @@ class Evaluation:
     games: tuple[str, ...]
     instructions: tuple[tuple[str, ...], ...]
     is_open: Bool[np.ndarray, "g t"]
+    motions: tuple[tuple[str, ...], ...]
     systems: tuple[SystemResult, ...]
     judge_scores: tuple[JudgeScores, ...] = ()
     agreements: Mapping[str, Agreement] = dataclasses.field(default_factory=dict)
     judge_note: str | None = None
-    about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    run_config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     expected: Int[np.ndarray, "g t 4"] | None = None
 
     @property
     def num_turns(self) -> int:
-        """Of each game."""
+        """Number of turns of each game."""
         return self.is_open.shape[1]
 
 
 def write_results(folder: Path, evaluation: Evaluation) -> Path:
-    """Writes `results.json`; what is not finite becomes null.
+    """Writes `results.json`; numbers that are not finite become null.
 
     Raises:
-        UserError: the disk refuses.
+        UserError: the file cannot be written.
     """
     path = folder / RESULTS_FILE
     content = {"format_version": FORMAT_VERSION, **_plain(evaluation)}
@@ -153,12 +156,12 @@ def _plain(value: Any) -> Any:
 
 
 def read_results(folder: Path) -> Evaluation:
-    """The inverse of `write_results`: null where a number is expected becomes NaN.
+    """Reads `results.json`; null in place of a number becomes NaN.
 
-    Values come back with six digits behind the point, as they were written.
+    Values have six decimals, as they were written.
 
     Raises:
-        UserError: in one line: file and field, what was expected and what was found.
+        UserError: the file is missing or damaged; names the field, what was expected and found.
     """
     path = folder / RESULTS_FILE
     with telling(path, "cannot be read", mend="give the folder of an evaluation"):
@@ -170,18 +173,18 @@ def read_results(folder: Path) -> Evaluation:
     version = found.get("format_version") if isinstance(found, dict) else None
     if type(version) is not int or version != FORMAT_VERSION:
         raise UserError(
-            f"{path}: format_version: expected {FORMAT_VERSION}, found {shown(version)}: read it "
-            "with the version that wrote it, or evaluate again"
+            f"{path}: format_version: expected {FORMAT_VERSION}, found {shown(version)}: evaluate "
+            "again, or read it with the version that wrote it"
         )
     del found["format_version"]
     return _fitted(_read_fields(Evaluation, found, str(path)), str(path))
 
 
-# Not inside `_read`: type checks in tests would compile them anew at every call.
+# Not nested in `_read`: type checks in tests would compile them again at every call.
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:
-    """The inverse of `_plain`, by the type that is expected."""
+    """Returns a value of the expected type, the inverse of `_plain`."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return value
@@ -210,14 +213,14 @@ def _read(kind: Any, value: Any, where: str) -> Any:
 
 
 def _read_fields(kind: Any, value: Any, where: str) -> dict[str, Any]:
-    """The fields of a dataclass."""
+    """Reads the fields of a dataclass."""
     hints = typing.get_type_hints(kind)
     given = fields(value, where, [field.name for field in dataclasses.fields(kind)])
     return {name: _read(hints[name], item, f"{where}: {name}") for name, item in given.items()}
 
 
 def _array(kind: Any, value: Any, where: str) -> np.ndarray:
-    """An array of a jaxtyping annotation's kind and number of dimensions."""
+    """Reads an array with the type and number of dimensions of a jaxtyping annotation."""
     dimensions, dtype = len(kind.dims), np.dtype(kind.dtypes[-1].strip("_"))
     allowed = _JSON_TYPES[dtype.kind]
     found = np.array(value, dtype=object)
@@ -235,10 +238,10 @@ _JSON_TYPES = {"b": (bool,), "i": (int,), "f": (float, int, types.NoneType)}  # 
 
 
 def _fitted(found: dict[str, Any], where: str) -> Evaluation:
-    """An evaluation of these fields; arrays of no games get their shapes back.
+    """Builds an evaluation from its fields; arrays of no games get their shapes back.
 
     Raises:
-        UserError: names what does not fit the rest.
+        UserError: a field does not fit the others.
     """
     games, turns = len(found["games"]), found["is_open"].shape[1]
 
@@ -249,17 +252,21 @@ def _fitted(found: dict[str, Any], where: str) -> Evaluation:
             raise UserError(f"{where}: {name}: expected the shape {shape}, found {array.shape}")
         return array
 
-    told = [len(of_game) for of_game in found["instructions"]]
-    if told != [turns] * games:
-        raise UserError(f"{where}: instructions: expected {turns} of each of {games} games")
+    def fit_all(values: Values, name: str) -> Values:
+        return {n: fit(v, (games, turns), f"{name}: {n}") for n, v in values.items()}
+
+    for name in ("instructions", "motions"):
+        if [len(of_game) for of_game in found[name]] != [turns] * games:
+            raise UserError(f"{where}: {name}: expected {turns} of each of {games} games")
     systems, judge_scores = [], []
     for s in found["systems"]:
-        values = {n: fit(v, (games, turns), f"{s.name}: {n}") for n, v in s.values.items()}
         if len(s.folders) not in (0, games):
             raise UserError(
                 f"{where}: {s.name}: expected {games} folders or none, found {len(s.folders)}"
             )
-        systems.append(dataclasses.replace(s, values=values))
+        reference = {n: fit_all(v, f"{s.name}: {n}") for n, v in s.reference.items()}
+        values = fit_all(s.values, s.name)
+        systems.append(dataclasses.replace(s, values=values, reference=reference))
     for v in found["judge_scores"]:
         shape = (len(v.games), len(v.systems), len(CRITERIA))
         scores = fit(v.scores, shape, f"{v.model}: scores")

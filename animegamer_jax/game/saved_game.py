@@ -1,46 +1,51 @@
-"""What a player holds: a game, its turns and the meters, saved so that nothing finished is lost.
+"""A saved game: its turns and meters on disk, where no finished turn is ever lost.
 
 A turn is an instruction and the game state that answers it (paper, section 3): an animation
 shot and the changes of the character's stamina, social and entertainment. On disk a game is a
-folder with a clip and a shot representation a turn, `game.json`, and a storyboard.
+folder with a clip and a shot representation per turn, `game.json`, and a storyboard.
 """
 
+import contextlib
 import dataclasses
 import io
 import itertools
 import json
-import math
 import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
+from annotated_types import Ge, Interval
 from jaxtyping import Float32, Int32, UInt8
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.media import storyboard, video
 from animegamer_jax.storage.files import write_whole
+from animegamer_jax.storage.serialization import from_json, parse_json, shown, to_json
 
-FORMAT_VERSION = 1
 GAME_FILE = "game.json"
 STORYBOARD_FILE = "storyboard.png"
 
-_STEP = 5  # how far a meter moves for a change of one; the released demo's number
-_LARGEST_CHANGE = 5  # the vocabulary's state tokens run from -5 to 5
+_STEP = 5  # points of a meter for a change of one, as in the released demo
+
+_Percent = Annotated[int, Interval(ge=0, le=100)]
+_Change = Annotated[int, Interval(ge=-5, le=5)]  # the range of the vocabulary's state tokens
+_Seed = Annotated[int, Ge(0)]
+_Count = Annotated[int, Ge(1)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Meters:
-    """The character's running values, 0 to 100, as in the released demo: they start at 50."""
+    """The character's meters, from 0 to 100; they start at 50, as in the released demo."""
 
-    stamina: int = 50
-    social: int = 50
-    entertainment: int = 50
+    stamina: _Percent = 50
+    social: _Percent = 50
+    entertainment: _Percent = 50
 
     def after(self, *, stamina: int, social: int, entertainment: int) -> "Meters":
-        """The meters after one turn's changes, each worth five points, kept within 0 and 100."""
+        """Returns the meters after a turn's changes of five points each, within 0 and 100."""
         changes = {"stamina": stamina, "social": social, "entertainment": entertainment}
         return Meters(
             **{
@@ -51,7 +56,7 @@ class Meters:
 
 
 class TurnRecord(NamedTuple):
-    """What the networks need of a turn that is past.
+    """What the networks need of a past turn.
 
     `states` are the motion level and the changes of social, entertainment and stamina.
     """
@@ -73,44 +78,76 @@ class NewTurn(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Turn:
-    """One turn as `game.json` holds it; `clip` is the name of a file in the game's folder.
+    """One turn, as in `game.json`.
 
-    `meters` are the values after this turn. `seconds` has the key total, and mllm, decoder
-    and vae where a turn was not one program. `seed`, `window` and `steps` are what it was played
-    with: the game's, unless the player asked for others; `chosen_level` says that the player set
-    the motion level.
+    Attributes:
+        turn: number of the turn, from 1.
+        instruction: the player's instruction.
+        motion_level: motion level, 1 to 5.
+        motion_value: motion value that the decoder received.
+        social: change of the meter.
+        entertainment: change of the meter.
+        stamina: change of the meter.
+        meters: meters after this turn.
+        clip: name of a file in the game's folder.
+        seconds: duration: "total", and "mllm", "decoder", "vae" if they were separate programs.
+        seed: seed of this turn.
+        window: window of this turn.
+        steps: denoising steps of this turn.
+        chosen_level: whether the player set the motion level.
     """
 
-    turn: int
+    turn: _Count
     instruction: str
-    motion_level: int
-    motion_value: float
-    social: int
-    entertainment: int
-    stamina: int
+    motion_level: Annotated[int, Interval(ge=1, le=5)]
+    motion_value: Annotated[float, Ge(0)]
+    social: _Change
+    entertainment: _Change
+    stamina: _Change
     meters: Meters
     clip: str
-    seconds: Mapping[str, float]
-    seed: int
-    window: int
-    steps: int
+    seconds: Mapping[str, Annotated[float, Ge(0)]]
+    seed: _Seed
+    window: _Count
+    steps: _Count
     chosen_level: bool = False
 
     @property
     def representation_file(self) -> str:
-        """The file beside the clip that holds the shot representation."""
+        """Name of the file with the shot representation."""
         return self.clip.removesuffix(".mp4") + ".npz"
 
     @property
     def changes(self) -> dict[str, int]:
+        """Changes of the meters by name."""
         return {name: getattr(self, name) for name in _METERS}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _SavedGame:
+    """The content of `game.json`."""
+
+    format_version: Literal[1] = 1
+    model: str
+    protocol: str
+    seed: _Seed
+    window: _Count
+    steps: _Count
+    turns: tuple[Turn, ...]
 
 
 @dataclasses.dataclass(kw_only=True)
 class Game:
-    """A game and the folder it lives in; every finished turn is on the disk.
+    """A game and its folder on disk, which holds every finished turn.
 
-    `steps` are the denoising steps a turn, `protocol` the name of the model's game protocol.
+    Attributes:
+        folder: folder of the game.
+        model: name of the model.
+        seed: seed of the turns.
+        window: turns of context, this one included.
+        steps: denoising steps per turn.
+        protocol: name of the model's game protocol.
+        turns: finished turns, in order.
     """
 
     folder: Path
@@ -125,10 +162,10 @@ class Game:
     def create(
         cls, folder: Path, *, model: str, seed: int, window: int, steps: int, protocol: str
     ) -> "Game":
-        """Starts a game without turns in `folder`, which is made where it is missing.
+        """Starts a game without turns in `folder`, which is made if it is missing.
 
         Raises:
-            UserError: the folder holds a game already, is a file, or cannot be written.
+            UserError: the folder already holds a game, is a file, or cannot be written.
         """
         check_no_game(folder)
         game = cls(
@@ -151,34 +188,48 @@ class Game:
             UserError: names the file and the field, what was expected and what was found.
         """
         path = folder / GAME_FILE
-        fields = _Fields(path, _read_json(path), "")
-        version = fields.whole("format_version", low=1)
-        if version != FORMAT_VERSION:
-            fields.refuse("format_version", f"{FORMAT_VERSION}, which this program writes", version)
-        game = cls(
-            folder=folder,
-            model=fields.text("model"),
-            seed=fields.whole("seed", low=0),
-            window=fields.whole("window", low=1),
-            steps=fields.whole("steps", low=1),
-            protocol=fields.text("protocol"),
-        )
-        shape = None
-        for index, value in enumerate(fields.items("turns")):
-            turn = _parse_turn(_Fields(path, value, f"turns[{index}]"), index + 1, game)
-            if turn.clip in [other.clip for other in game.turns]:
-                raise UserError(
-                    f"{path}: turns[{index}].clip: expected a file of its own, found {turn.clip}, "
-                    "which another turn has"
-                )
-            video.check_mp4(folder / turn.clip)
+        saved = from_json(_SavedGame, _read_document(path), str(path), hint=_HINT)
+
+        def refuse(place: str, expected: str, found: Any) -> NoReturn:
+            raise UserError(f"{path}: {place}: expected {expected}, found {shown(found)}: {_HINT}")
+
+        for name in ("model", "protocol"):
+            if not getattr(saved, name).strip():
+                refuse(name, "a text", getattr(saved, name))
+        clips, meters, shape = set(), Meters(), None
+        for index, turn in enumerate(saved.turns):
+            place, clip = f"turns[{index}]", turn.clip
+            if turn.turn != index + 1:
+                refuse(f"{place}.turn", f"{index + 1}, because turns are in order", turn.turn)
+            if not turn.instruction.strip():
+                refuse(f"{place}.instruction", "a text", turn.instruction)
+            if clip != Path(clip).name or set("\\\0") & set(clip) or not clip.endswith(".mp4"):
+                refuse(f"{place}.clip", "the bare name of an .mp4 file in the game's folder", clip)
+            if clip in clips:
+                refuse(f"{place}.clip", "a file that no other turn has", clip)
+            if "total" not in turn.seconds:
+                refuse(f"{place}.seconds", "the field total", turn.seconds)
+            clips.add(clip)
+            meters = meters.after(**turn.changes)
+            for name in _METERS:
+                expected, found = getattr(meters, name), getattr(turn.meters, name)
+                if found != expected:
+                    refuse(f"{place}.meters.{name}", f"{expected} from the turns' changes", found)
+            video.check_mp4(folder / clip)
             shape = _read_representation(folder / turn.representation_file, shape).shape
-            game.turns.append(turn)
-        return game
+        return cls(
+            folder=folder,
+            model=saved.model,
+            seed=saved.seed,
+            window=saved.window,
+            steps=saved.steps,
+            protocol=saved.protocol,
+            turns=list(saved.turns),
+        )
 
     @property
     def meters(self) -> Meters:
-        """The meters now."""
+        """Meters after the last turn."""
         return self.turns[-1].meters if self.turns else Meters()
 
     def add(
@@ -242,10 +293,10 @@ class Game:
         return turn
 
     def undo(self, turns: int = 1) -> None:
-        """Forgets the last turns, and then their clips.
+        """Removes the last turns, then their clips.
 
         Raises:
-            UserError: there are not so many.
+            UserError: the game has fewer turns.
             OSError: read-only folder.
         """
         if not 1 <= turns <= len(self.turns):
@@ -253,10 +304,10 @@ class Game:
         self._keep(self.turns[:-turns])
 
     def branch(self, folder: Path, turns: int) -> "Game":
-        """Another game in `folder` that begins with the first `turns` of this one.
+        """Starts another game in `folder` with the first `turns` of this one.
 
         Raises:
-            UserError: there are not so many, or the folder as in `create`.
+            UserError: the game has fewer turns, or as `create`.
             OSError: full disk.
         """
         if not 0 <= turns <= len(self.turns):
@@ -277,14 +328,14 @@ class Game:
         return game
 
     def _free_clip(self, number: int) -> str:
-        """A name for a clip that no turn has: a turn tried again has another file."""
+        """Returns an unused name for a clip: a turn that is played again gets another file."""
         taken = {turn.clip for turn in self.turns}
         marks = itertools.chain([""], (f"_{again}" for again in itertools.count(2)))
         names = (f"turn_{number:03d}{mark}.mp4" for mark in marks)
         return next(name for name in names if name not in taken)
 
     def _keep(self, turns: list[Turn]) -> None:
-        """These turns are the game, on the disk and here; files of others go."""
+        """Makes these the turns of the game, on disk and in memory, and deletes other files."""
         self._save(turns)
         kept = {turn.clip for turn in turns}
         dropped = [turn for turn in self.turns if turn.clip not in kept]
@@ -294,11 +345,11 @@ class Game:
                 (self.folder / name).unlink(missing_ok=True)
 
     def history(self, *, before: int | None = None, window: int | None = None) -> list[TurnRecord]:
-        """The turns that the next one sees: the last `window - 1`, oldest first.
+        """Returns the last `window - 1` turns before a turn, oldest first.
 
         Args:
-            before: the turn that sees them, from 1; None: the next one.
-            window: of that turn; the game's if None.
+            before: number of that turn, from 1; None: the next one.
+            window: window of that turn; the game's if None.
 
         Raises:
             UserError: a shot representation cannot be read.
@@ -317,7 +368,7 @@ class Game:
         ]
 
     def save_storyboard(self) -> Path:
-        """Draws the storyboard from the clips on the disk and returns its path.
+        """Draws the storyboard from the clips on disk and returns its path.
 
         Raises:
             OSError: it cannot be written.
@@ -344,21 +395,20 @@ class Game:
         return path
 
     def _save(self, turns: list[Turn]) -> None:
-        document = {
-            "format_version": FORMAT_VERSION,
-            "model": self.model,
-            "protocol": self.protocol,
-            "seed": self.seed,
-            "window": self.window,
-            "steps": self.steps,
-            "turns": [dataclasses.asdict(turn) for turn in turns],
-        }
-        text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+        saved = _SavedGame(
+            model=self.model,
+            protocol=self.protocol,
+            seed=self.seed,
+            window=self.window,
+            steps=self.steps,
+            turns=tuple(turns),
+        )
+        text = json.dumps(to_json(saved), indent=2, ensure_ascii=False, allow_nan=False)
         write_whole(self.folder / GAME_FILE, (text + "\n").encode())
 
 
 def check_no_game(folder: Path) -> None:
-    """Refuses a folder that holds a game or parts of one; other files do not matter.
+    """Checks that a folder holds no game and no part of one; other files do not matter.
 
     Raises:
         UserError: `folder` is a file, or holds a game or files that a game would overwrite.
@@ -367,14 +417,14 @@ def check_no_game(folder: Path) -> None:
         raise UserError(f"{folder}: expected a folder for the game, found a file")
     if (folder / GAME_FILE).exists():
         raise UserError(
-            f"{folder}: expected a folder without a game, found {GAME_FILE}: go on with it by "
-            "--resume, or name another folder by --out"
+            f"{folder}: expected a folder without a game, found {GAME_FILE}: continue it with "
+            "--resume, or name another folder with --out"
         )
     for pattern in ("turn_*.mp4", "turn_*.npz", STORYBOARD_FILE):
         for path in sorted(folder.glob(pattern)):
             raise UserError(
                 f"{folder}: expected a folder without a game, found {path.name} but no "
-                f"{GAME_FILE}: name another folder by --out"
+                f"{GAME_FILE}: name another folder with --out"
             )
 
 
@@ -382,129 +432,24 @@ _METERS = ("stamina", "social", "entertainment")
 _SECONDS = ("mllm", "decoder", "vae", "total")
 
 
-class _Fields:
-    """Typed reading of one JSON object: what does not fit is refused by name."""
-
-    def __init__(self, path: Path, value: Any, where: str):
-        self.path, self.where = path, where
-        if not isinstance(value, dict):
-            found = f"{self.path}: {where or 'the document'}: expected an object"
-            raise UserError(f"{found}, found {_brief(value)}")
-        self.value = value
-
-    def refuse(self, name: str, expected: str, found: Any) -> None:
-        where = f"{self.where}.{name}" if self.where else name
-        raise UserError(f"{self.path}: {where}: expected {expected}, found {_brief(found)}")
-
-    def get(self, name: str, expected: str) -> Any:
-        if name not in self.value:
-            where = f"{self.where}.{name}" if self.where else name
-            raise UserError(f"{self.path}: {where}: expected {expected}, found no such field")
-        return self.value[name]
-
-    def whole(self, name: str, *, low: int, high: int | None = None) -> int:
-        top = f" to {high}" if high is not None else " or more"
-        expected = f"a whole number, {low}{top}"
-        value = self.get(name, expected)
-        if type(value) is not int or value < low or (high is not None and value > high):
-            self.refuse(name, expected, value)
-        return value
-
-    def real(self, name: str) -> float:
-        expected = "a number, 0 or more"
-        value = self.get(name, expected)
-        if type(value) not in (int, float) or not 0 <= value < math.inf:
-            self.refuse(name, expected, value)
-        return float(value)
-
-    def flag(self, name: str) -> bool:
-        value = self.get(name, "true or false")
-        if not isinstance(value, bool):
-            self.refuse(name, "true or false", value)
-        return value
-
-    def text(self, name: str) -> str:
-        value = self.get(name, "a text")
-        if not isinstance(value, str) or not value.strip():
-            self.refuse(name, "a text", value)
-        return value
-
-    def items(self, name: str) -> list[Any]:
-        value = self.get(name, "a list")
-        if not isinstance(value, list):
-            self.refuse(name, "a list", value)
-        return value
-
-    def inner(self, name: str) -> "_Fields":
-        where = f"{self.where}.{name}" if self.where else name
-        return _Fields(self.path, self.get(name, "an object"), where)
+_HINT = "restore the file, or start another game with --out"
 
 
-def _brief(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=True)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _read_json(path: Path) -> Any:
+def _read_document(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: expected a saved game, found no such file") from error
+        data = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: expected a saved game, found: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}: expected UTF-8 text, found byte 0x{error.object[error.start]:02x} at "
-            f"offset {error.start}"
-        ) from error
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"{path}: expected JSON, found an error at line {error.lineno}, column {error.colno}: "
-            f"{error.msg}; restore the file, or start another game with --out"
-        ) from error
-    except (RecursionError, ValueError) as error:
-        raise UserError(f"{path}: expected a saved game, found other JSON ({error})") from error
+    content = parse_json(data, str(path), hint=_HINT)
+    # Turns of earlier versions lack these: they were played with the game's.
+    with contextlib.suppress(AttributeError, KeyError, TypeError):
+        for turn in content["turns"]:
+            for name in ("seed", "window", "steps"):
+                turn.setdefault(name, content[name])
+    return content
 
 
-def _parse_turn(fields: _Fields, number: int, game: Game) -> Turn:
-    """Turn `number`, which follows those of `game`."""
-    found = fields.whole("turn", low=1)
-    if found != number:
-        fields.refuse("turn", f"{number}, as turns are in order", found)
-    clip = fields.text("clip")
-    if clip != Path(clip).name or "\\" in clip or "\0" in clip or not clip.endswith(".mp4"):
-        fields.refuse("clip", "the bare name of an .mp4 file in the game's folder", clip)
-    seconds, meters = fields.inner("seconds"), fields.inner("meters")
-    turn = Turn(
-        turn=number,
-        instruction=fields.text("instruction"),
-        motion_level=fields.whole("motion_level", low=1, high=5),
-        motion_value=fields.real("motion_value"),
-        meters=Meters(**{name: meters.whole(name, low=0, high=100) for name in _METERS}),
-        clip=clip,
-        seconds={
-            name: seconds.real(name)
-            for name in _SECONDS
-            if name == "total" or name in seconds.value
-        },
-        # Games of before this was kept: their turns were played as the game says.
-        seed=fields.whole("seed", low=0) if "seed" in fields.value else game.seed,
-        window=fields.whole("window", low=1) if "window" in fields.value else game.window,
-        steps=fields.whole("steps", low=1) if "steps" in fields.value else game.steps,
-        chosen_level="chosen_level" in fields.value and fields.flag("chosen_level"),
-        **{
-            name: fields.whole(name, low=-_LARGEST_CHANGE, high=_LARGEST_CHANGE) for name in _METERS
-        },
-    )
-    expected = game.meters.after(**turn.changes)
-    for name in _METERS:
-        value = getattr(expected, name)
-        if getattr(turn.meters, name) != value:
-            meters.refuse(name, f"{value}, by the change before it", getattr(turn.meters, name))
-    return turn
-
-
-# What numpy raises for a damaged, cut or foreign file.
+# Errors of numpy for files that are damaged, truncated or of another kind.
 _UNREADABLE = (
     OSError,
     ValueError,
@@ -520,7 +465,7 @@ _UNREADABLE = (
 
 
 def _read_representation(path: Path, shape: tuple[int, ...] | None) -> Float32[np.ndarray, "n d"]:
-    """A turn's shot representation, of the shape of the other turns' where one is given."""
+    """Reads a turn's shot representation; `shape` is that of the other turns, if there are any."""
     expected = "a float32 array 'representation' of " + (
         "two axes" if shape is None else f"shape {list(shape)}"
     )

@@ -1,8 +1,8 @@
-"""Motion magnitude of a clip and its level, as in the paper's data: from optical flow.
+"""Measures the motion of a clip, as in the paper's data: from optical flow, sorted into levels.
 
-The paper takes the absolute flow, drops what is below 0.2 pixels as background, and averages the
-rest; the mean is sorted into five levels. Its flow network is replaced by OpenCV's DIS; any other
-`FlowEstimator` can take its place. Films repeat drawings, which `clip_motion` corrects.
+The paper takes the length of the flow, drops values below 0.2 pixels as background, and averages
+the rest; the mean is sorted into five levels. OpenCV's DIS replaces its flow network; any other
+`FlowEstimator` can be used. `clip_motion` corrects for repeated drawings in films.
 """
 
 import dataclasses
@@ -15,23 +15,25 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.toy.world import MOTION_EDGES
 
 PAPER_EDGES = (0.75, 3.5, 12.5, 30.0)
-"""Values between the levels, in pixels at 480 x 720: not published; both released tables fit."""
+"""Motion values between the levels, in pixels per frame at 480 x 720.
+
+Not published, but consistent with both released tables.
+"""
 BACKGROUND_BELOW = 0.2
 REFERENCE_HEIGHT = 480
 
 FlowEstimator = Callable[[UInt8[np.ndarray, "f h w 3"]], Float[np.ndarray, "f-1 a b 2"]]
-"""Flow between neighbouring frames, in pixels of its own height `a`, which is free."""
+"""Returns the flow between neighbouring frames, in pixels at a height `a` of its choice."""
 
-# With DIS's medium preset, of what was tried (`scripts/bench/bench_films.py flow`), the most levels are
-# right, and what moves by 60 pixels is followed; more rows cost more and lose that.
+# Of the heights and presets tried (`scripts/bench/bench_films.py flow`), this one with DIS's medium
+# preset gets the most levels right and follows motion of 60 pixels; more rows cost more and do not.
 _WORKING_HEIGHT = 144
 NOISE = 2.0
-"""Grey levels by which frames of a film differ where nothing moves."""
-_STAYS = 0.02  # of a pair's usual moving pixels: what a repeated drawing shows at most
-_LONGEST_HOLD = 2  # repeated pairs in a row: a longer stay is a pause
+"""Grey levels up to which a difference between a film's frames is noise."""
+_STAYS = 0.02  # largest share of the usual moving pixels in a pair that repeats a drawing
+_LONGEST_HOLD = 2  # repeated pairs in a row; a longer stay is a pause
 
 
 def dis_flow(
@@ -41,17 +43,17 @@ def dis_flow(
     rows: int = _WORKING_HEIGHT,
     preset: int = cv2.DISOPTICAL_FLOW_PRESET_MEDIUM,
 ) -> Float[np.ndarray, "f-1 a b 2"]:
-    """Dense inverse search on brightness, at a working height.
+    """Estimates the flow by dense inverse search (DIS) on brightness, at a working height.
 
-    Small frames are enlarged first (cubic), large ones reduced (by areas). Where two frames differ
-    by no more than noise, the second is replaced by the first, so that the flicker of a codec or
-    an autoencoder is not taken for motion.
+    Small frames are enlarged first (cubic), large ones reduced (by area). Where two frames differ
+    only by noise, the second is replaced by the first, so the flicker of a codec or an autoencoder
+    is not taken for motion.
 
     Args:
-        frames: of a clip.
-        noise: grey levels up to which a difference is noise; from twice that it all counts.
-        rows: of the working height.
-        preset: OpenCV's number of how thoroughly it searches.
+        frames: Frames of a clip.
+        noise: Grey levels up to which a difference is noise; from twice that on it counts fully.
+        rows: Working height.
+        preset: OpenCV's preset: how thoroughly it searches.
     """
     height, width = frames.shape[1:3]
     scale = rows / height
@@ -74,7 +76,7 @@ def dis_flow(
 def _visible_change(
     first: UInt8[np.ndarray, "a b"], second: UInt8[np.ndarray, "a b"], *, noise: float
 ) -> Float[np.ndarray, "a b"]:
-    """0 where two frames differ by no more than noise, 1 where they differ clearly."""
+    """Returns 0 where two frames differ only by noise, 1 where they differ clearly."""
     change = np.abs(cv2.GaussianBlur(second.astype(np.float32) - first, (0, 0), 2))
     around = cv2.dilate(change, np.ones((9, 9), np.uint8))
     return np.clip(around / noise - 1, 0, 1)
@@ -83,18 +85,18 @@ def _visible_change(
 def motion_value(
     frames: UInt8[np.ndarray, "f h w 3"], *, estimate: FlowEstimator = dis_flow
 ) -> float:
-    """Mean flow of what moves, in pixels a frame at a height of 480; 0 where nothing moves."""
+    """Returns the mean flow of moving pixels, in pixels per frame at a height of 480; 0 if none."""
     return _mean_of_moving(_lengths(frames, estimate))
 
 
 @dataclasses.dataclass(frozen=True)
 class ClipMotion:
-    """How a clip of a film moves.
+    """The motion of a film's clip.
 
     Attributes:
-        value: mean flow of what moves, in pixels a frame at a height of 480.
-        flow: the same for each pair of neighbouring frames.
-        share: of the pixels of all pairs, those that move.
+        value: Mean flow of moving pixels, in pixels per frame at a height of 480.
+        flow: The same for each pair of neighbouring frames.
+        share: Share of moving pixels in all pairs.
     """
 
     value: float
@@ -105,10 +107,10 @@ class ClipMotion:
 def clip_motion(
     frames: UInt8[np.ndarray, "f h w 3"], *, estimate: FlowEstimator = dis_flow
 ) -> ClipMotion:
-    """As `motion_value`, for clips in which drawings may stay for several frames.
+    """Measures motion as `motion_value` does, for clips that may hold a drawing for some frames.
 
-    A pair that shows one drawing has no flow, and the pair after it that of several frames' time:
-    the second is shared out between them. So a film with fewer drawings than frames has the value
+    A pair of frames with the same drawing has no flow, and the next pair has the flow of several
+    frames, which is divided among them. So a film with fewer drawings than frames has the motion
     of its speed; without repeated drawings the value is that of `motion_value`.
     """
     lengths = _lengths(frames, estimate)
@@ -120,7 +122,7 @@ def clip_motion(
 def _lengths(
     frames: UInt8[np.ndarray, "f h w 3"], estimate: FlowEstimator
 ) -> Float[np.ndarray, "f-1 a b"]:
-    """Lengths of the flow, in pixels at a height of 480."""
+    """Returns the lengths of the flow, in pixels at a height of 480."""
     flow = estimate(frames)
     return np.linalg.norm(flow, axis=-1) * (REFERENCE_HEIGHT / flow.shape[1])
 
@@ -131,9 +133,9 @@ def _mean_of_moving(lengths: Float[np.ndarray, "*p a b"]) -> float:
 
 
 def _shared_out(lengths: Float[np.ndarray, "p a b"]) -> Float[np.ndarray, "p a b"]:
-    """Lengths in which each pair after repeated drawings shares its own with theirs.
+    """Divides the flow of each pair after repeated drawings among them.
 
-    Where something swings, a pair at its end moves little, but all over: that is no repetition.
+    At the end of a swing, a pair moves little but everywhere, which is no repetition.
     """
     moving = (lengths >= BACKGROUND_BELOW).mean(axis=(1, 2))
     stays = moving <= _STAYS * moving.mean()
@@ -146,19 +148,19 @@ def _shared_out(lengths: Float[np.ndarray, "p a b"]) -> Float[np.ndarray, "p a b
 
 
 def motion_level(value: float, *, edges: Sequence[float] = PAPER_EDGES) -> int:
-    """1 to 5: the number of edges at or below the value, and one."""
+    """Returns the motion level, from 1: one more than the number of edges up to the value."""
     return 1 + sum(value >= edge for edge in edges)
 
 
 def quantile_edges(values: Sequence[float], *, levels: int = 5) -> tuple[float, ...]:
-    """Edges that sort the values into levels of equal size, for films of another kind of motion.
+    """Returns edges that sort the values into equally frequent levels.
 
     Args:
-        values: motion values of all clips of a set.
-        levels: number of levels; one more than edges.
+        values: Motion values of all clips of a dataset.
+        levels: Number of levels, one more than edges.
 
     Raises:
-        UserError: too few different values.
+        UserError: There are too few different values.
     """
     edges: tuple[float, ...] = ()
     if len(values):
@@ -172,38 +174,33 @@ def quantile_edges(values: Sequence[float], *, levels: int = 5) -> tuple[float, 
 
 
 FLICKER = 12.0
-"""Grey levels by which a generated clip may differ from frame to frame where nothing moves.
+"""Noise of generated clips for `dis_flow`, in grey levels.
 
-Its value of motion is a mean over what moves: scenery that shimmers a little would take part in it
-as slow motion. As much as leaves true clips their levels ("true clips" among the ceilings).
+Generated scenery shimmers where nothing moves, and would count as slow motion. At this value true
+clips still have their own levels (the reference "true clips" of an evaluation).
 """
 
 
-def measure_levels(
-    clips: UInt8[np.ndarray, "n f h w 3"], *, noise: float = FLICKER
-) -> Int[np.ndarray, " n"]:
-    """The motion level of each clip by optical flow, 1 to 5, by the toy world's edges.
-
-    Args:
-        clips: generated ones.
-        noise: see `dis_flow`.
-    """
-    return levels_of(measure_motion(clips, noise=noise))
-
-
 def measure_motion(
-    clips: UInt8[np.ndarray, "n f h w 3"], *, noise: float = FLICKER
+    clips: UInt8[np.ndarray, "n f h w 3"], *, noise: float = NOISE
 ) -> Float[np.ndarray, " n"]:
-    """The motion value of each clip by optical flow, in pixels.
-
-    Args:
-        clips: generated ones.
-        noise: see `dis_flow`.
-    """
+    """Returns the motion value of each clip, in pixels a frame; `noise` is that of `dis_flow`."""
     flow = functools.partial(dis_flow, noise=noise)
     return np.array([motion_value(clip, estimate=flow) for clip in clips])
 
 
-def levels_of(values: Float[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """The motion levels, 1 to 5, of motion values, by the toy world's edges."""
-    return np.array([motion_level(value, edges=MOTION_EDGES) for value in values.tolist()])
+def measure_levels(
+    clips: UInt8[np.ndarray, "n f h w 3"],
+    *,
+    edges: Sequence[float] = PAPER_EDGES,
+    noise: float = NOISE,
+) -> Int[np.ndarray, " n"]:
+    """Returns the motion level of each clip, 1 to 5.
+
+    Args:
+        clips: Clips of one size.
+        edges: Motion values between the levels.
+        noise: Grey levels up to which a difference is noise, as in `dis_flow`.
+    """
+    values = measure_motion(clips, noise=noise).tolist()
+    return np.array([motion_level(value, edges=edges) for value in values])

@@ -216,7 +216,7 @@ def _num_groups(layout: str, mesh: Mapping[str, int]) -> int:
 
 
 def _recipe(stage: str, size: str, changes: Mapping[str, Any]) -> "Recipe":
-    from animegamer_jax.train.command import find_stage
+    from animegamer_jax.train.registry import find_stage
 
     return dataclasses.replace(find_stage(stage, size=size)[1], **changes)
 

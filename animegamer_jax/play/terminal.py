@@ -12,7 +12,9 @@ from animegamer_jax.bundle.vocabulary import Vocabulary
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.instructions import Line, check_characters
 from animegamer_jax.game.saved_game import GAME_FILE, STORYBOARD_FILE, Game, Turn
-from animegamer_jax.progress import show_turn_progress
+from animegamer_jax.progress import show_progress
+
+_STAGES = {"mllm": "language model", "decoder": "denoising steps", "vae": "frames"}
 
 if TYPE_CHECKING:
     from animegamer_jax.game.player import Player
@@ -64,13 +66,17 @@ class TerminalGame:
 
     def _play_turn(self, window: "Window", instruction: str, *, total: int | None) -> "Window":
         number = len(self.game.turns) + 1
-        with show_turn_progress(number, total) as on_progress:
+        with show_progress(transient=True) as progress:
+            if total:
+                progress("turns", number - 1, total)
             window, output = self.player.play_turn(
                 window,
                 [instruction],
                 seeds=[self.game.seed],
                 turn=number,
-                on_progress=on_progress,
+                on_progress=lambda stage, done, steps: progress(
+                    f"turn {number}: {_STAGES[stage]}", done, steps
+                ),
             )
         try:
             turn = self.game.add(output.row(0), instruction)

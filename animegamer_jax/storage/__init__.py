@@ -1,1 +1,6 @@
-"""Local folders and buckets: paths, atomic writes, serialization."""
+"""Files in local folders and in buckets.
+
+paths           absolute paths, folders that are replaced as a whole, errors in one line
+files           atomic writes of single files
+serialization   dataclasses to JSON and back
+"""

@@ -5,7 +5,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -149,17 +149,3 @@ def _parsed(data: bytes, where: str) -> Any:
         return json.loads(data)
     except ValueError as error:
         raise UserError(f"{where}: no JSON ({error}): {_AGAIN}") from None
-
-
-def as_rows(values: Iterable[tuple[Any, str]]) -> list[dict[str, Any]]:
-    """Lines that are each an object with the number of a clip.
-
-    Raises:
-        UserError: one is not.
-    """
-    rows: list[dict[str, Any]] = []
-    for value, where in values:
-        if not isinstance(value, Mapping) or type(value.get("clip")) is not int:
-            raise UserError(f"{where}: expected an object with the number of its `clip`")
-        rows.append(dict(value))
-    return rows

@@ -1,17 +1,10 @@
-"""Where bundles lie: local folders and buckets, and what can go wrong there, told in one line."""
+"""Paths of folders, local or in a bucket, and errors of their storage in one line."""
 
 import contextlib
-import gc
-import inspect
 import logging
 import os
 import re
-import sys
-import time
-import traceback
-import warnings
 from collections.abc import Iterator
-from typing import Any
 
 from etils import epath
 
@@ -19,7 +12,7 @@ from animegamer_jax.errors import UserError
 
 
 def absolute(path: epath.PathLike) -> epath.Path:
-    """An absolute local path, or an address in a bucket as it is; Orbax takes no relative ones.
+    """Makes a local path absolute, as Orbax needs it, and leaves an address in a bucket as it is.
 
     Raises:
         UserError: the path is empty.
@@ -28,7 +21,9 @@ def absolute(path: epath.PathLike) -> epath.Path:
     if not text.strip():
         raise UserError("expected a folder's path, found an empty one")
     if is_bucket(text):
-        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it prints what it raises as well
+        logging.getLogger("gcsfs").setLevel(
+            logging.CRITICAL
+        )  # it also prints each error that it raises
         return epath.Path(text)
     return epath.Path(os.path.abspath(os.path.expanduser(text)))
 
@@ -36,15 +31,15 @@ def absolute(path: epath.PathLike) -> epath.Path:
 def refuse_existing(
     path: epath.Path, *, overwrite: bool | None, marker: str = "config.json"
 ) -> None:
-    """Makes sure that `path` may be written: it is free, or a folder of ours to be replaced.
+    """Checks that `path` may be written: it is free, or a folder of ours that may be replaced.
 
     Args:
-        path: what is to be written.
+        path: path of the new folder.
         overwrite: whether a folder of ours may be replaced; None: the command has no such option.
-        marker: the file that tells a folder of ours.
+        marker: name of a file that every folder of ours holds.
 
     Raises:
-        UserError: it is taken; with `overwrite`, only if the folder does not hold `marker`.
+        UserError: the path is taken; with `overwrite`, only by a folder without `marker`.
     """
     if not path.exists():
         return
@@ -55,12 +50,12 @@ def refuse_existing(
         raise UserError(f"{path}: already there: choose another folder{option}")
     if not (path / marker).exists():
         raise UserError(
-            f"{path}: not overwritten, because it holds no {marker}: it is something else"
+            f"{path}: not overwritten, because it holds no {marker}: choose another folder"
         )
 
 
 def move_into_place(temporary: epath.Path, path: epath.Path) -> None:
-    """Renames a finished folder; one that stood there is removed only after that."""
+    """Renames a finished folder to `path`, then removes the folder that was there before."""
     if not path.exists():
         temporary.rename(path)
         return
@@ -70,9 +65,9 @@ def move_into_place(temporary: epath.Path, path: epath.Path) -> None:
     old.rmtree()
 
 
-# Libraries for buckets raise types of their own.
+# Libraries for buckets, which raise types of their own.
 _BUCKET_MODULES = ("gcsfs", "google", "aiohttp", "fsspec", "botocore", "requests")
-# What tensorstore's ValueErrors start with when a disk or a bucket refuses.
+# Start of tensorstore's ValueErrors about a disk or a bucket.
 _STATUS = re.compile(
     r"(RESOURCE_EXHAUSTED|PERMISSION_DENIED|NOT_FOUND|DATA_LOSS|UNAVAILABLE|INTERNAL|OUT_OF_RANGE"
     r"|INVALID_ARGUMENT|FAILED_PRECONDITION|UNAUTHENTICATED|UNKNOWN|DEADLINE_EXCEEDED|ABORTED)\b"
@@ -83,7 +78,7 @@ _SIGN_IN = (
     "sign in with `gcloud auth application-default login`, or let this machine's account into the "
     "bucket"
 )
-# What gcsfs and tensorstore say to one whom they do not know, or who may not.
+# Words of gcsfs and tensorstore about missing or insufficient credentials.
 _REFUSED = re.compile(
     r"UNAUTHENTICATED|PERMISSION_DENIED|Forbidden|Anonymous caller|\b40[13]\b|credentials", re.I
 )
@@ -95,7 +90,7 @@ def is_bucket(path: epath.PathLike) -> bool:
 
 
 def _lacks_credentials(error: BaseException | None) -> bool:
-    """Whether a bucket refused this machine's account, or found none."""
+    """Whether a bucket denied access to this machine's account, or found no account."""
     while error is not None:
         if type(error).__module__.startswith("google.auth") or _REFUSED.search(str(error)):
             return True
@@ -104,9 +99,9 @@ def _lacks_credentials(error: BaseException | None) -> bool:
 
 
 def _reason(error: Exception) -> str | None:
-    """Why storage refused, in a few words; None: the error is another one's."""
+    """Returns the reason of a storage error in a few words; None for other errors."""
     if type(error) is Exception and isinstance(error.__cause__, Exception):
-        error = error.__cause__  # Orbax wraps what tensorstore raises
+        error = error.__cause__  # Orbax wraps tensorstore's errors
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, ImportError):
@@ -129,12 +124,12 @@ def _reason(error: Exception) -> str | None:
 
 @contextlib.contextmanager
 def telling(path: epath.PathLike, what: str, *, mend: str) -> Iterator[None]:
-    """Turns what a disk or a bucket raises into one line: `path`, `what`, the reason, `mend`.
+    """Turns errors of a disk or a bucket into one line: `path`, `what`, the reason, `mend`.
 
-    A bucket that refuses this machine's account has a remedy of its own.
+    If a bucket denies access, the line says how to sign in instead of `mend`.
 
     Raises:
-        UserError: storage refused.
+        UserError: the block raised an error of storage.
     """
     try:
         yield
@@ -145,61 +140,3 @@ def telling(path: epath.PathLike, what: str, *, mend: str) -> Iterator[None]:
         if is_bucket(path) and _lacks_credentials(error):
             mend = _SIGN_IN
         raise UserError(f"{os.fspath(path)}: {what}: {reason}: {mend}") from error
-
-
-_LATE_SECONDS = 2.0
-
-
-def _drop_frames(error: BaseException | None) -> None:
-    """Frees what the functions that an error went through still hold."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
-
-
-@contextlib.contextmanager
-def no_late_answers() -> Iterator[None]:
-    """Around Orbax's reads and writes: once one has failed, the others' complaints are not told.
-
-    Orbax closes its event loop at the first failure. Reads that are still under way answer to the
-    closed loop, and those that wait for them complain when they are collected.
-    """
-    former = sys.unraisablehook
-
-    def hook(unraisable: Any) -> None:
-        late = "Event loop is closed" in str(unraisable.exc_value)
-        if not late and not inspect.iscoroutine(unraisable.object):
-            former(unraisable)
-
-    sys.unraisablehook = hook
-    try:
-        yield
-    except BaseException as error:
-        _drop_frames(error)
-        logger = logging.getLogger("asyncio")
-        level = logger.level
-        logger.setLevel(logging.CRITICAL + 1)
-        try:
-            time.sleep(_LATE_SECONDS)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of coroutines that were never awaited
-                gc.collect()
-        finally:
-            logger.setLevel(level)
-        raise
-    finally:
-        sys.unraisablehook = former
-
-
-def one_host() -> dict[str, Any]:
-    """Options of an Orbax checkpointer or handler that waits for no other host."""
-    import jax
-    import orbax.checkpoint as ocp
-
-    if jax.process_count() == 1:
-        return {}
-    host = jax.process_index()
-    options = ocp.options.MultiprocessingOptions(
-        primary_host=host, active_processes={host}, barrier_sync_key_prefix=f"host{host}"
-    )
-    return {"multiprocessing_options": options}

@@ -1,11 +1,172 @@
-"""JSON of nested settings, flattened and compared."""
+"""Dataclasses to JSON and back: the one reader of the JSON files of this package.
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+Reading is strict, because a configuration that is half understood makes another model without a
+word: a value of another type, an unknown field or a missing field is an error. A field may be
+missing only if its default is empty (None, 0, False, "" or a container without items): files of
+earlier versions lack it. `pydantic` checks the types; it is imported on the first use.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NoReturn, TypeVar
+
+from etils import epath
+
+from animegamer_jax.errors import UserError
+from animegamer_jax.storage.paths import telling
+
+T = TypeVar("T")
+
+_Place = tuple[str | int, ...]
+
+
+def to_json(value: Any, *, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
+    """Converts dataclasses to dictionaries and tuples to lists; `leaf` converts all other values.
+
+    Numbers, strings and None stay as they are by default.
+    """
+    if dataclasses.is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item, leaf=leaf) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [to_json(item, leaf=leaf) for item in value]
+    return leaf(value)
+
+
+def read_json(path: epath.PathLike, kind: type[T] | Any, *, hint: str) -> T:
+    """Reads a JSON file into a dataclass.
+
+    Args:
+        path: the file, local or in a bucket.
+        kind: the dataclass.
+        hint: what to do about a file that is missing or damaged, for the error.
+
+    Raises:
+        UserError: in one line: file and field, what was expected and what was found.
+    """
+    with telling(path, "cannot be read", mend=hint):
+        data = epath.Path(path).read_bytes()
+    where = os.fspath(path)
+    return from_json(kind, parse_json(data, where, hint=hint), where, hint=hint)
+
+
+def parse_json(data: bytes | str, where: str, *, hint: str) -> Any:
+    """Parses JSON text; refuses a field that occurs twice in one object.
+
+    Args:
+        data: the text, in UTF-8 if bytes.
+        where: name of the file, for the error.
+        hint: what to do about damaged text, for the error.
+
+    Raises:
+        UserError: in one line, why it is not JSON.
+    """
+    try:
+        text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
+        return json.loads(text, object_pairs_hook=_unique_fields)
+    except UnicodeDecodeError as error:
+        reason = f"byte 0x{error.object[error.start]:02x} at offset {error.start} is not UTF-8"
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except ValueError as error:
+        reason = str(error)
+    raise UserError(f"{where}: not valid JSON: {reason}: {hint}")
+
+
+def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the field {twice[:60]!a} occurs twice in one object")
+    return found
+
+
+def from_json(kind: type[T] | Any, value: Any, where: str, *, hint: str = "") -> T:
+    """Makes a dataclass from parsed JSON; the inverse of `to_json`.
+
+    Args:
+        kind: the dataclass, or any other type that `pydantic` can check.
+        value: as `json.loads` returns it.
+        where: name of the file, for the error.
+        hint: what to do about a wrong value, for the error.
+
+    Raises:
+        UserError: in one line: file and field, what was expected and what was found.
+    """
+    import pydantic
+
+    def refuse(place: _Place, problem: str) -> NoReturn:
+        raise UserError(": ".join(filter(None, (where, _field_path(place), problem, hint))))
+
+    try:
+        # As text again: only there does pydantic's strict mode take a list for a tuple.
+        (found,) = _adapter(kind).validate_json(json.dumps([value]))
+    except pydantic.ValidationError as error:
+        place, problem = _first_problem(error)
+        refuse(place[1:], problem)
+    for place in _unstated(found, value, ()):
+        refuse(place, "missing")
+    return found
+
+
+@functools.cache
+def _adapter(kind: Any) -> Any:
+    import pydantic
+
+    config = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    return pydantic.TypeAdapter(tuple[kind], config=config)  # no dataclass takes a config itself
+
+
+def _first_problem(error: Any) -> tuple[_Place, str]:
+    """The first wrong field of a `pydantic.ValidationError`, and what is wrong with it."""
+    problem = error.errors(include_url=False)[0]
+    if problem["type"] == "missing":
+        return problem["loc"], "missing"
+    if problem["type"] == "unexpected_keyword_argument":
+        return problem["loc"], "unknown field"
+    text = problem["msg"].removeprefix("Value error, ")
+    text = re.sub(r"^\w+ should (be|have) ", "expected ", text)
+    text = re.sub(r"^expected (greater|less) than", r"expected a number \1 than", text)
+    return problem["loc"], f"{text}, found {shown(problem['input'])}"
+
+
+def _field_path(place: _Place) -> str:
+    """A field's path as in Python: `turns[0].seconds.total`."""
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step:.60}" for step in place)
+    return "".join(steps).lstrip(".")
+
+
+def _unstated(found: Any, value: Any, place: _Place) -> Iterator[_Place]:
+    """The fields that `value` leaves to a default that is not empty."""
+    if dataclasses.is_dataclass(found):
+        for field in dataclasses.fields(found):
+            inner = getattr(found, field.name)
+            if field.name in value:
+                yield from _unstated(inner, value[field.name], (*place, field.name))
+            elif inner:
+                yield (*place, field.name)
+    elif isinstance(found, Mapping):
+        for key, inner in found.items():
+            yield from _unstated(inner, value[key], (*place, key))
+    elif isinstance(found, (tuple, list)):
+        for index, inner in enumerate(found):
+            yield from _unstated(inner, value[index], (*place, index))
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it: JSON, cut to 60 characters."""
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by dotted path to nested dictionaries, as Orbax stores them."""
+    """Turns values by dotted path into nested dictionaries, as Orbax stores them."""
     tree: dict[str, Any] = {}
     for path, value in flat.items():
         *parents, last = path.split(".")
@@ -28,9 +189,9 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def first_difference(
     stored: Mapping[str, Any], found: Mapping[str, Any], *, free: Collection[str] = ()
 ) -> str | None:
-    """The first field in which two configurations differ, with what each says of it, or None.
+    """Returns the first field in which two configurations differ, with both values, or None.
 
-    Fields are told by dotted names; those in `free` may differ.
+    Fields have dotted names; those in `free` may differ.
     """
     old, new = dict(flattened(stored)), dict(flattened(found))
     for field in (*old, *(name for name in new if name not in old)):

@@ -1,1 +1,8 @@
-"""The toy world: a procedural anime world with known truth, a plug-in of data and evaluation."""
+"""The toy world: a procedural anime world whose true clips and states are known.
+
+world               games: turns, their rules and splits (read first); scene, vocabulary
+drawing/            a scene to frames
+dataset, films      games as a data set, and films to test the film pipeline with
+command             `animegamer data toyworld`
+evaluation, scoring/   the world as `animegamer evaluate` sees it
+"""

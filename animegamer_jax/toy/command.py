@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from animegamer_jax.data.command import show_progress
 from animegamer_jax.errors import UserError
+from animegamer_jax.progress import show_progress, track
 
 
 def toyworld(
@@ -18,26 +18,33 @@ def toyworld(
     processes: int = 2,
     films: int = 0,
 ) -> int:
-    """Draw games of the toy world: a data set to train on, and three to test on.
+    """Draw games of the toy world: a data set with a training split and three test splits.
 
     Args:
-        out: The folder to write.
+        out: Folder to write.
         games: Number of training games.
-        test_games: Number of games of each held-out split (test, combinations, phrasings).
-        turns: Turns of a game.
-        height: Rows of a frame.
-        width: Columns of a frame.
-        seed: Of all games.
-        processes: That draw at the same time.
-        films: Number of films (shots joined by cuts, with their truth) to write to OUT/films.
+        test_games: Number of games in each test split (test, combinations, phrasings).
+        turns: Number of turns in a game.
+        height: Height of a frame in pixels.
+        width: Width of a frame in pixels.
+        seed: Seed of all games.
+        processes: Number of drawing processes.
+        films: Number of films (shots joined by cuts, with their true annotations) to write to
+            OUT/films.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        UserError: A number is out of range, the folder exists, or the disk is full.
     """
     from animegamer_jax.toy.dataset import ToySize, write_toy_games
 
     size = ToySize(games=games, test_games=test_games, turns=turns, height=height, width=width)
     if films < 0:
         raise UserError(f"films {films}: expected 0 or more")
-    with show_progress("games") as tell:
-        info = write_toy_games(str(out), size, seed=seed, processes=processes, on_progress=tell)
+    with show_progress() as progress:
+        info = write_toy_games(str(out), size, seed=seed, processes=processes, on_progress=progress)
     if films:
         _write_films(out / "films", films, size=(height, width), seed=seed)
     counts = ", ".join(f"{split} {count}" for split, count in info.splits.items())
@@ -49,10 +56,9 @@ def _write_films(folder: Path, count: int, *, size: tuple[int, int], seed: int) 
     from animegamer_jax.storage.paths import telling
     from animegamer_jax.toy.films import make_film, write_film
 
-    mend = "free space; the games are whole"
-    with telling(folder, "cannot be written", mend=mend), show_progress("films") as tell:
+    hint = "free space; the games are complete"
+    with telling(folder, "cannot be written", mend=hint), show_progress() as progress:
         folder.mkdir(exist_ok=True)
-        for number in range(count):
+        for number in track(range(count), progress, "films", total=count):
             film = make_film(seed + number, height=size[0], width=size[1])
             write_film(folder / f"film_{number + 1:03d}.mp4", film)
-            tell("films", number + 1, count)

@@ -1,4 +1,4 @@
-"""The toy world as a games set: games drawn, rendered and measured by several processes."""
+"""The toy world as a game data set: games drawn, rendered and measured by several processes."""
 
 import contextlib
 import dataclasses
@@ -13,43 +13,30 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from animegamer_jax.data.datasets import (
-    Record,
-    SetInfo,
-    write_set,
-)
+from animegamer_jax.data.datasets import Record, SetInfo, write_set
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.motion import motion_value
 from animegamer_jax.media.video import FRAMES_PER_SECOND, encode_lossless_mp4
+from animegamer_jax.progress import Progress, no_progress, track
 from animegamer_jax.toy.drawing.draw import render
-from animegamer_jax.toy.vocabulary import write_tokenizer
-from animegamer_jax.toy.world import (
-    MOTION_EDGES,
-    NUM_FRAMES,
-    PROTOCOL,
-    SPLITS,
-    Scene,
-    Split,
-    make_game,
-    partial_captions,
-)
-
-Progress = Callable[[str, int, int], None]
+from animegamer_jax.toy.scene import MOTION_EDGES, NUM_FRAMES, Scene
+from animegamer_jax.toy.vocabulary import write_partial_captions, write_tokenizer
+from animegamer_jax.toy.world import PROTOCOL, SPLITS, Split, make_game
 
 FILM = "toy"
-_GAMES_A_SPLIT = 2**24
-_SEEDS = 2**32
+_MAX_GAMES = 2**24
+_NUM_SEEDS = 2**32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ToySize:
-    """How many games of what size.
+    """Numbers of games and their sizes.
 
     Attributes:
-        games: of the training split.
-        test_games: of each held-out split.
-        turns: of a game.
-        height, width: of a frame.
+        games: Number of games in the training split.
+        test_games: Number of games in each held-out split.
+        turns: Number of turns in a game.
+        height, width: Pixels of a frame.
     """
 
     games: int = 2000
@@ -62,34 +49,34 @@ class ToySize:
         for field in dataclasses.fields(self):
             if (value := getattr(self, field.name)) < 1:
                 raise UserError(f"{field.name} {value}: expected 1 or more")
-        if max(self.games, self.test_games) > _GAMES_A_SPLIT:
-            raise UserError(f"a split has at most {_GAMES_A_SPLIT} games: ask for fewer")
+        if max(self.games, self.test_games) > _MAX_GAMES:
+            raise UserError(f"a split has at most {_MAX_GAMES} games: ask for fewer")
 
     def num_games(self, split: Split) -> int:
         return self.games if split == "train" else self.test_games
 
 
 def game_number(number: int, *, split: Split, seed: int) -> int:
-    """The seed of a game: no two games of any splits and any set seeds share one."""
-    return (seed * len(SPLITS) + SPLITS.index(split)) * _GAMES_A_SPLIT + number
+    """Returns the seed of a game, unique over all splits and data set seeds."""
+    return (seed * len(SPLITS) + SPLITS.index(split)) * _MAX_GAMES + number
 
 
-class _Shown(NamedTuple):
-    """What every turn with the same scene shares."""
+class _RenderedScene(NamedTuple):
+    """A clip as encoded video, and its motion value."""
 
     clip: bytes
     motion_value: float
 
 
 @functools.lru_cache(maxsize=8192)
-def _shown(scene: Scene, *, height: int, width: int) -> _Shown:
-    """A scene's clip and what moves in it; games show a scene more than once."""
+def _rendered(scene: Scene, *, height: int, width: int) -> _RenderedScene:
+    """Renders and measures a scene; cached, because games repeat scenes."""
     frames = render(scene, height=height, width=width)
-    return _Shown(encode_lossless_mp4(frames), motion_value(frames))
+    return _RenderedScene(encode_lossless_mp4(frames), motion_value(frames))
 
 
 def make_records(number: int, *, split: Split, size: ToySize, seed: int) -> list[Record]:
-    """The turns of one game, a function of the arguments alone."""
+    """Returns the turns of one game, which depend on the arguments alone."""
     cv2.setNumThreads(1)
     game = game_number(number, split=split, seed=seed)
     rng = np.random.default_rng(game)
@@ -97,7 +84,7 @@ def make_records(number: int, *, split: Split, size: ToySize, seed: int) -> list
     records = []
     for index, turn in enumerate(turns):
         scene = turn.scene
-        shown = _shown(scene, height=size.height, width=size.width)
+        rendered = _rendered(scene, height=size.height, width=size.width)
         records.append(
             {
                 "film": FILM,
@@ -107,17 +94,17 @@ def make_records(number: int, *, split: Split, size: ToySize, seed: int) -> list
                 "instruction": turn.instruction,
                 "is_open": int(turn.is_open),
                 "motion_text": turn.motion_text,
-                "captions": [turn.caption, *partial_captions(turn, rng)],
+                "captions": [turn.caption, *write_partial_captions(scene, rng)],
                 "character": scene.character,
                 "motion": scene.motion,
                 "place": scene.place,
                 "time": scene.time,
                 "motion_level": scene.level,
-                "motion_value": shown.motion_value,
+                "motion_value": rendered.motion_value,
                 "social": turn.social,
                 "entertainment": turn.entertainment,
                 "stamina": turn.stamina,
-                "clip": shown.clip,
+                "clip": rendered.clip,
             }
         )
     return records
@@ -129,22 +116,22 @@ def write_toy_games(
     *,
     seed: int = 0,
     processes: int = 1,
-    on_progress: Progress = lambda split, done, games: None,
+    on_progress: Progress = no_progress,
 ) -> SetInfo:
-    """Writes a games set; the same records whatever the number of processes.
+    """Writes a game data set; the records do not depend on the number of processes.
 
     Args:
-        path: must be free.
-        size: how many games of what size.
-        seed: of all games, below 2**32.
-        processes: that render.
-        on_progress: called with the split, its finished games, and its games.
+        path: Folder to write, which must not exist.
+        size: Numbers of games and their sizes.
+        seed: Seed of all games, below 2**32.
+        processes: Number of rendering processes.
+        on_progress: Called with the split, the number of finished games and the total.
 
     Raises:
-        UserError: the place is taken, the disk refuses, or a number is out of range.
+        UserError: The folder exists, the disk is full or read-only, or a number is out of range.
     """
-    if not 0 <= seed < _SEEDS:
-        raise UserError(f"seed {seed}: expected a number from 0 to {_SEEDS - 1}")
+    if not 0 <= seed < _NUM_SEEDS:
+        raise UserError(f"seed {seed}: expected a number from 0 to {_NUM_SEEDS - 1}")
     if processes < 1:
         raise UserError(f"processes {processes}: expected 1 or more")
     info = SetInfo(
@@ -159,24 +146,24 @@ def write_toy_games(
         motion_edges=MOTION_EDGES,
         splits={},
     )
-    with _mapping(processes) as mapped, tempfile.TemporaryDirectory() as folder:
+    with _open_map(processes) as mapped, tempfile.TemporaryDirectory() as folder:
         tokenizer = write_tokenizer(Path(folder))
 
         def records(split: Split) -> Iterator[Record]:
             make = functools.partial(make_records, split=split, size=size, seed=seed)
             total = size.num_games(split)
-            on_progress(split, 0, total)
-            for done, game in enumerate(mapped(make, range(total)), start=1):
+            for game in track(
+                mapped(make, range(total)), on_progress, f"{split} games", total=total
+            ):
                 yield from game
-                on_progress(split, done, total)
 
         splits = {split: functools.partial(records, split) for split in SPLITS}
         return write_set(path, info, parts={"games": splits}, tokenizer=tokenizer)
 
 
 @contextlib.contextmanager
-def _mapping(processes: int) -> Iterator[Callable[..., Iterator[list[Record]]]]:
-    """A `map` that keeps the order, in this process or in several new ones."""
+def _open_map(processes: int) -> Iterator[Callable[..., Iterator[list[Record]]]]:
+    """Opens a `map` that keeps the order, in this process or in several new ones."""
     if processes == 1:
         yield map
         return

@@ -1,7 +1,7 @@
-"""Films of the toy world: shots joined by transitions, with the truth beside them.
+"""Films of the toy world: shots joined by transitions, with their true annotations.
 
-What the detection of shots, the measuring of motion and the annotation are tested on: a film
-plays like any other, and what it shows is known frame by frame.
+Shot detection, motion measurement and annotation are tested on them: a film plays like any other,
+and its content is known frame by frame.
 """
 
 import dataclasses
@@ -18,14 +18,7 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.media.video import FRAMES_PER_SECOND, write_bt709
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.toy.drawing.draw import render
-from animegamer_jax.toy.drawing.style import PLAIN as PLAIN
-from animegamer_jax.toy.drawing.style import CrossFade as CrossFade
-from animegamer_jax.toy.drawing.style import Cut as Cut
-from animegamer_jax.toy.drawing.style import FadeThroughBlack as FadeThroughBlack
-from animegamer_jax.toy.drawing.style import FilmStyle as FilmStyle
-from animegamer_jax.toy.drawing.style import Frames as Frames
-from animegamer_jax.toy.drawing.style import Pan as Pan
-from animegamer_jax.toy.drawing.style import Transition as Transition
+from animegamer_jax.toy.drawing.style import PLAIN, Cut, FilmStyle, Frames, Pan, Transition
 from animegamer_jax.toy.scene import (
     CHARACTERS,
     LEVELS,
@@ -36,22 +29,22 @@ from animegamer_jax.toy.scene import (
     Scene,
 )
 
-SHORTEST_SECONDS, LONGEST_SECONDS = 2, 6
+_SHORTEST, _LONGEST = 2, 6  # seconds of a shot
 _NUM_CHARACTERS = 3
-_PAN_SPEEDS = (15.0, 60.0)  # pixels a drawing at 480 x 720: fast camera moves
+_PAN_SPEEDS = (15.0, 60.0)  # fast camera moves, in pixels per drawing at 480 x 720
 
 
 @dataclasses.dataclass(frozen=True)
 class FilmShot:
-    """One shot and where it lies in its film.
+    """One shot and its frames in the film.
 
     Attributes:
-        start, end: first frame, and the one after the last; those of a transition belong to the
-            shot that it leads to.
-        scene: what the shot shows.
-        transition: how it follows the shot before; the first follows none.
-        pan: a move of the camera.
-        flash: first white frame.
+        start, end: Index of the first frame, and of the one after the last; frames of a transition
+            belong to the shot that it leads to.
+        scene: Content of the shot.
+        transition: Transition from the shot before; None for the first shot.
+        pan: Move of the camera, if any.
+        flash: Index of the first white frame, if any.
     """
 
     start: int
@@ -67,10 +60,10 @@ class Film:
     """A film, drawn while it is read.
 
     Attributes:
-        seed: the film is a function of this and the sizes.
-        height, width: pixels of a frame.
-        shots: the truth.
-        style: what the film does with the drawings of its shots.
+        seed: Seed of the film.
+        height, width: Pixels of a frame.
+        shots: The shots, in order.
+        style: Frame rate, held drawings, pans, flashes and bars.
     """
 
     seed: int
@@ -80,7 +73,7 @@ class Film:
     style: FilmStyle = PLAIN
 
     def frames(self) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
-        """All frames in order, one shot's drawings at a time in memory."""
+        """Yields all frames in order, with one shot's drawings in memory at a time."""
         tail: Frames | None = None
         for shot, following in zip(self.shots, (*self.shots[1:], None), strict=True):
             length, held = shot.end - shot.start, _overlap(following)
@@ -124,10 +117,10 @@ class Film:
         return frame
 
     def truth(self) -> dict[str, object]:
-        """What the film shows, for JSON.
+        """Returns the true annotations, as a JSON object.
 
-        Motion values are in pixels a frame at 8 frames a second and 480 x 720; they are not known
-        where the camera moves or scenes play faster than they were drawn for.
+        Motion values are in pixels per frame at 8 frames per second and 480 x 720; they are None
+        for shots in which the camera moves, or that play faster than they were drawn for.
         """
         return {
             "seed": self.seed,
@@ -167,37 +160,29 @@ def make_film(
     transitions: Sequence[Transition] = (Cut(),),
     style: FilmStyle = PLAIN,
 ) -> Film:
-    """A film of three characters; neighbouring shots are in different places.
+    """Returns a film with three characters; neighbouring shots are in different places.
 
     Args:
-        seed: of everything that is drawn.
-        num_shots: shots of 2 to 6 seconds.
-        height: pixels of a frame.
-        width: pixels of a frame.
-        transitions: each pair of shots is joined by one of these.
-        style: its frames a second, held drawings, pans, flashes and bars; the scenes are the same.
+        seed: Seed of everything that is drawn.
+        num_shots: Number of shots, of 2 to 6 seconds each.
+        height: Height of a frame in pixels.
+        width: Width of a frame in pixels.
+        transitions: Transitions to choose from for each pair of shots.
+        style: Frame rate, held drawings, pans, flashes and bars; scenes do not depend on it.
 
     Raises:
-        UserError: no shots.
+        UserError: The number of shots is below 1.
     """
     if num_shots < 1:
-        raise UserError(
-            f"a film of {num_shots} shots: expected 1 or more; raise the number of shots"
-        )
+        raise UserError(f"a film of {num_shots} shots: expected 1 or more")
     rng = np.random.default_rng((7919, seed))
-    characters = [str(name) for name in rng.choice(CHARACTERS, _NUM_CHARACTERS, replace=False)]
+    names = [str(name) for name in rng.choice(CHARACTERS, _NUM_CHARACTERS, replace=False)]
     shots: list[FilmShot] = []
     for _ in range(num_shots):
         start = shots[-1].end if shots else 0
-        length = int(
-            rng.integers(
-                SHORTEST_SECONDS * FRAMES_PER_SECOND, LONGEST_SECONDS * FRAMES_PER_SECOND + 1
-            )
-        )
+        length = int(rng.integers(_SHORTEST * FRAMES_PER_SECOND, _LONGEST * FRAMES_PER_SECOND + 1))
         last_place = shots[-1].scene.place if shots else None
-        scene = _draw_scene(
-            rng, characters=characters, places=[p for p in PLACES if p != last_place]
-        )
+        scene = _draw_scene(rng, names=names, places=[p for p in PLACES if p != last_place])
         transition = transitions[int(rng.integers(len(transitions)))] if shots else None
         end = start + length * style.fps // FRAMES_PER_SECOND
         shots.append(FilmShot(start, end, scene, transition))
@@ -205,24 +190,22 @@ def make_film(
 
 
 def _with_moves(seed: int, shots: Sequence[FilmShot], style: FilmStyle) -> tuple[FilmShot, ...]:
-    """Shots with pans and flashes; a flash keeps away from the shot's ends and transitions."""
+    """Adds pans and flashes; a flash stays away from a shot's ends and transitions."""
     rng = np.random.default_rng((7919, seed, 1))
     moved = []
     for shot in shots:
         pans, flashes = rng.random(2) < (style.pans, style.flashes)
-        speed, place = rng.uniform(*_PAN_SPEEDS), rng.uniform(0.3, 0.6)
+        speed, position = rng.uniform(*_PAN_SPEEDS), rng.uniform(0.3, 0.6)
         length = shot.end - shot.start
         drawings = length // style.hold
         pan = Pan(drawings // 4, max(1, drawings // 3), speed) if pans else None
-        flash = shot.start + _overlap(shot) + int(place * (length - _overlap(shot)))
+        flash = shot.start + _overlap(shot) + int(position * (length - _overlap(shot)))
         moved.append(dataclasses.replace(shot, pan=pan, flash=flash if flashes else None))
     return tuple(moved)
 
 
-def _draw_scene(
-    rng: np.random.Generator, *, characters: Sequence[str], places: Sequence[str]
-) -> Scene:
-    actor, partner = (str(name) for name in rng.choice(characters, 2, replace=False))
+def _draw_scene(rng: np.random.Generator, *, names: Sequence[str], places: Sequence[str]) -> Scene:
+    actor, partner = (str(name) for name in rng.choice(names, 2, replace=False))
     motion = str(rng.choice(MOTIONS))
     return Scene(
         character=actor,
@@ -236,13 +219,13 @@ def _draw_scene(
 
 
 def write_film(path: Path, film: Film) -> None:
-    """Writes `path` (H.264 in mp4) and the truth beside it, as `.json`; each in whole.
+    """Writes `path` (H.264 in mp4), and its true annotations with the suffix `.json`; atomically.
 
     Frames are encoded as they are drawn: a film of any length takes the memory of one shot.
 
     Raises:
-        UserError: the name does not end in `.mp4`.
-        OSError: a file cannot be written.
+        UserError: The name does not end in `.mp4`.
+        OSError: A file cannot be written.
     """
     if path.suffix != ".mp4":
         raise UserError(f"{path}: expected a name that ends in .mp4, found {path.suffix!r}")

@@ -1,4 +1,4 @@
-"""What the toy world is made of, and the scene: everything that one of its clips shows."""
+"""The toy world's characters, motions and places, and the scene: all that a clip shows."""
 
 import dataclasses
 
@@ -10,9 +10,9 @@ LEVELS = (1, 2, 3, 4, 5)
 
 NUM_FRAMES = 17
 MOTION_VALUES = (0.6, 3.0, 8.5, 17.0, 32.0)
-"""Mean optical flow of each level, in pixels a frame at 480 x 720."""
+"""Mean optical flow at each level, in pixels per frame at 480 x 720."""
 MOTION_EDGES = (1.4, 5.0, 12.0, 22.0)
-"""Values between the levels."""
+"""Motion values that separate the levels."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,17 +20,17 @@ class Scene:
     """Everything that a clip shows.
 
     Attributes:
-        character: one of `CHARACTERS`, who acts (and speaks, in a talk).
-        motion: one of `MOTIONS`.
-        place: one of `PLACES`.
-        time: one of `TIMES`.
-        level: the motion level, 1 to 5.
-        partner: who is talked to; None for every other motion.
-        seed: the variety that no instruction tells: the view of the place, where people stand and
-            look, how fast they are within their level. None: the one view that games show.
+        character: Name of the acting (and, in a talk, speaking) character, one of `CHARACTERS`.
+        motion: Name of the motion, one of `MOTIONS`.
+        place: Name of the place, one of `PLACES`.
+        time: Time of day, one of `TIMES`.
+        level: Motion level, 1 to 5.
+        partner: Name of the character who listens in a talk; None for every other motion.
+        seed: Seed of what no instruction mentions: the view of the place, where characters stand
+            and look, their speed within the level. None: the one view that games show.
 
     Raises:
-        ValueError: a name that the toy world does not have, or a partner without a talk.
+        ValueError: A name is not one of the toy world's, or a partner is given without a talk.
     """
 
     character: str

@@ -1,11 +1,12 @@
-"""How one speaks of the toy world: instructions, motion texts and captions, of a closed vocabulary.
+"""The language of the toy world: instructions, motion texts and captions in a closed vocabulary.
 
-An instruction is a form (a sentence with gaps) of a kind; the kind names what the sentence tells.
-`FULL` tells everything. Forms of an open kind leave the rest to the turns before. `FRESH` forms
-are those of the split `phrasings`, which training never sees, made of words that it sees.
+An instruction fills a template of some kind; the kind names what the sentence says of the scene.
+`FULL` templates say everything. `OPEN` templates leave the rest to the turns before. The split
+`phrasings` has templates of its own, made of words that training sees.
 """
 
 import dataclasses
+import itertools
 import json
 import re
 from pathlib import Path
@@ -13,16 +14,10 @@ from typing import Literal
 
 import numpy as np
 
-from animegamer_jax.bundle.config import to_json
 from animegamer_jax.bundle.vocabulary import TOKENIZER_FOLDER, WORDS_FILE, Vocabulary
+from animegamer_jax.storage.serialization import to_json
 from animegamer_jax.tokenizer import write_word_tokenizer
-from animegamer_jax.toy.scene import (
-    CHARACTERS,
-    LEVELS,
-    PLACES,
-    TIMES,
-    Scene,
-)
+from animegamer_jax.toy.scene import CHARACTERS, PLACES, TIMES, Scene
 
 Kind = Literal[
     "full", "again", "faster", "slower", "level", "motion", "motion level", "place", "time",
@@ -36,12 +31,12 @@ ADVERBS: dict[int, tuple[str, ...]] = {
     4: ("quickly", "swiftly", "briskly"),
     5: ("wildly", "furiously", "madly"),
 }
-_PLAIN_LEVEL = 3  # of a full instruction without an adverb
+_PLAIN_LEVEL = 3  # that of a full instruction without an adverb
 
 
 @dataclasses.dataclass(frozen=True)
 class Verb:
-    """A motion's three forms; `{partner}` stands for who is talked to."""
+    """A motion's three verb forms; `{partner}` stands for the listener."""
 
     base: str
     gerund: str
@@ -61,7 +56,9 @@ VERBS: dict[str, Verb] = {
 WHERE = {place: f"{'on' if place == 'beach' else 'in'} the {place}" for place in PLACES}
 WHEN = {"day": ("by day", "in the day"), "night": ("by night", "at night")}
 
-_RELEASED = "Character: {character}; Motion: {adverb} {gerund}; Background: {time} {place}."
+_RELEASED_TEMPLATE = (
+    "Character: {character}; Motion: {adverb} {gerund}; Background: {time} {place}."
+)
 FULL: tuple[str, ...] = (
     "{character} {third} {adverb} {where} {when}.",
     "{When}, {character} is {adverb} {gerund} {where}.",
@@ -69,7 +66,7 @@ FULL: tuple[str, ...] = (
     "Show {character} {adverb} {gerund} {where} {when}.",
     "It is {time} {where} and {character} {third} {adverb}.",
 )
-FULL_FRESH: tuple[str, ...] = (
+FULL_PHRASINGS: tuple[str, ...] = (
     "Background: {time} {place}; Character: {character}; Motion: {adverb} {gerund}.",
     "{Where} {when}, {character} {third} {adverb}.",
     "Now show {character} {where}, {when}, {adverb} {gerund}.",
@@ -106,7 +103,7 @@ OPEN: dict[Kind, tuple[str, ...]] = {
         "Then {base} {adverb} {where}.",
     ),
 }
-OPEN_FRESH: dict[Kind, tuple[str, ...]] = {
+OPEN_PHRASINGS: dict[Kind, tuple[str, ...]] = {
     "again": ("Now the same.", "Then go on {gerund}."),
     "faster": ("Now go on faster.", "Faster {gerund}."),
     "slower": ("Now go on slower.", "Slower {gerund}."),
@@ -139,52 +136,52 @@ _RELEASED_SHARE = 0.5
 
 
 def write_instruction(scene: Scene, *, kind: Kind, split: str, rng: np.random.Generator) -> str:
-    """A sentence that tells what its kind says of the scene."""
+    """Returns a sentence with what its kind says of the scene."""
     if split == "phrasings":
-        forms = FULL_FRESH if kind == "full" else OPEN_FRESH[kind]
+        templates = FULL_PHRASINGS if kind == "full" else OPEN_PHRASINGS[kind]
     elif kind == "full":
-        forms = (_RELEASED,) if rng.random() < _RELEASED_SHARE else FULL
+        templates = (_RELEASED_TEMPLATE,) if rng.random() < _RELEASED_SHARE else FULL
     else:
-        forms = OPEN[kind]
+        templates = OPEN[kind]
     plain = kind == "full" and scene.level == _PLAIN_LEVEL and rng.random() < 0.5
     adverb = "" if plain else str(rng.choice(ADVERBS[scene.level]))
-    return _fill(str(rng.choice(forms)), scene, adverb=adverb, rng=rng)
+    return _fill(str(rng.choice(templates)), scene, adverb=adverb, rng=rng)
 
 
 def write_motion(scene: Scene, rng: np.random.Generator) -> str:
-    """The motion in full, as T5 reads it: "quickly flying on a broom"."""
+    """Returns the complete motion text, the input of T5: "quickly flying on a broom"."""
     return _fill("{adverb} {gerund}", scene, adverb=str(rng.choice(ADVERBS[scene.level])), rng=rng)
 
 
 def write_caption(scene: Scene, rng: np.random.Generator) -> str:
-    """The scene in full, as CLIP reads it, in one of a few wordings."""
+    """Returns a complete caption, an input of CLIP, in one of a few wordings."""
     adverb = str(rng.choice(ADVERBS[scene.level]))
     return _fill(str(rng.choice(_CAPTIONS)), scene, adverb=adverb, rng=rng)
 
 
 def write_partial_captions(scene: Scene, rng: np.random.Generator) -> tuple[str, ...]:
-    """Captions that leave parts out: character, place and time alone, and one mixture."""
+    """Returns captions that leave parts out: character, place, time alone, then one mixture.
+
+    They train a CLIP that later classifies one thing at a time ("Mika", "the beach", "night").
+    """
     adverb = str(rng.choice(ADVERBS[scene.level]))
-    forms = (
+    templates = (
         "{character}",
         str(rng.choice(("the {place}", "{where}"))),
         str(rng.choice(("{time}", "{when}"))),
         str(rng.choice(_CAPTION_PARTS)),
     )
-    return tuple(_fill(form, scene, adverb=adverb, rng=rng) for form in forms)
+    return tuple(_fill(template, scene, adverb=adverb, rng=rng) for template in templates)
 
 
-def _fill(form: str, scene: Scene, *, adverb: str, rng: np.random.Generator) -> str:
-    verb = VERBS[scene.motion]
+def _fill(template: str, scene: Scene, *, adverb: str, rng: np.random.Generator) -> str:
+    verb = dataclasses.asdict(VERBS[scene.motion])
     when = str(rng.choice(WHEN[scene.time]))
-    text = form.format(
+    text = template.format(
+        **{form: value.format(partner=scene.partner) for form, value in verb.items()},
         character=scene.character,
         adverb=adverb,
         Adverb=adverb.capitalize(),
-        **{
-            name: value.format(partner=scene.partner)
-            for name, value in dataclasses.asdict(verb).items()
-        },
         place=scene.place,
         where=WHERE[scene.place],
         Where=WHERE[scene.place].capitalize(),
@@ -196,24 +193,20 @@ def _fill(form: str, scene: Scene, *, adverb: str, rng: np.random.Generator) -> 
 
 
 def split_words(text: str) -> tuple[str, ...]:
-    """Words in lower case and punctuation marks, in order."""
+    """Returns words in lower case and punctuation marks, in order."""
     return tuple(re.findall(r"[a-z]+|[^\sa-z]", text.lower()))
 
 
 def words() -> tuple[str, ...]:
-    """Every word that any instruction, motion text or caption can hold, sorted, in lower case."""
-    forms = (_RELEASED, *FULL, *FULL_FRESH, *_CAPTIONS, *_CAPTION_PARTS, "the {place}")
-    opened = (form for table in (OPEN, OPEN_FRESH) for kind in table.values() for form in kind)
-    literal = (re.sub(r"\{\w+\}", " ", form) for form in (*forms, *opened))
-    verbs = (
-        form.replace("{partner}", "")
-        for verb in VERBS.values()
-        for form in dataclasses.astuple(verb)
-    )
-    adverbs = (adverb for level in LEVELS for adverb in ADVERBS[level])
-    whens = (when for time in TIMES for when in WHEN[time])
-    texts = (*literal, *verbs, *adverbs, *whens, *CHARACTERS, *WHERE.values(), *TIMES)
-    return tuple(sorted({word for text in texts for word in split_words(text) if word.isalpha()}))
+    """Returns every word of any instruction, motion text or caption, in lower case and sorted."""
+    texts = [
+        *(_RELEASED_TEMPLATE, *FULL, *FULL_PHRASINGS, *_CAPTIONS, *_CAPTION_PARTS, "the {place}"),
+        *itertools.chain(*OPEN.values(), *OPEN_PHRASINGS.values(), *ADVERBS.values()),
+        *itertools.chain(*map(dataclasses.astuple, VERBS.values()), *WHEN.values()),
+        *(*CHARACTERS, *WHERE.values(), *TIMES),
+    ]
+    found = (split_words(re.sub(r"\{\w+\}", " ", text)) for text in texts)
+    return tuple(sorted({word for text in found for word in text if word.isalpha()}))
 
 
 def vocabulary() -> Vocabulary:
@@ -225,7 +218,7 @@ def vocabulary() -> Vocabulary:
     )
     return Vocabulary(
         characters=CHARACTERS,
-        adverbs=tuple(adverb for level in LEVELS for adverb in ADVERBS[level]),
+        adverbs=tuple(itertools.chain(*ADVERBS.values())),
         motions=tuple(motions),
         times=TIMES,
         places=PLACES,

@@ -1,9 +1,8 @@
-"""The toy world: its games, and what a scene does to who is in it.
+"""Games of the toy world, and the rules for the states of their characters.
 
 A game is a list of turns, each an instruction and the scene that answers it, with the paper's
-states (section 3): motion level, social, entertainment, stamina. First turns say everything;
-later ones may be open: what they leave out carries on from the turn before, and nothing else
-tells it. Scenes are in `toyscene`, sentences in `toywords`, pictures in `toydraw`.
+states (section 3): motion level, social, entertainment, stamina. First turns say everything. Later
+ones may be open: what they leave out stays as in the turn before, which is the only way to know it.
 """
 
 import dataclasses
@@ -16,30 +15,13 @@ from animegamer_jax.protocol import PAPER
 from animegamer_jax.toy.scene import (
     CHARACTERS,
     LEVELS,
-    MOTION_EDGES,
     MOTION_VALUES,
     MOTIONS,
-    NUM_FRAMES,
     PLACES,
     TIMES,
     Scene,
 )
-from animegamer_jax.toy.vocabulary import (
-    ADVERBS,
-    Kind,
-    split_words,
-    words,
-    write_caption,
-    write_instruction,
-    write_motion,
-    write_partial_captions,
-)
-
-__all__ = [
-    "ADVERBS", "CHARACTERS", "LEVELS", "MOTIONS", "MOTION_EDGES", "MOTION_VALUES", "NUM_FRAMES",
-    "PLACES", "PROTOCOL", "SPLITS", "TIMES", "Scene", "Split", "ToyTurn", "is_held_out",
-    "make_game", "next_states", "partial_captions", "split_words", "words",
-]  # fmt: skip
+from animegamer_jax.toy.vocabulary import Kind, write_caption, write_instruction, write_motion
 
 Split = Literal["train", "test", "combinations", "phrasings"]
 SPLITS: tuple[Split, ...] = ("train", "test", "combinations", "phrasings")
@@ -53,11 +35,11 @@ PROTOCOL = dataclasses.replace(
 )
 """The paper's protocol in the toy world's sizes: short instructions, three values of stamina.
 
-No guidance: little is left to chance, and it would only overdo contrasts. Few denoising steps: many
-of them slow fast motion down (`scripts/toy/steps.py` measures it).
+There is no guidance, because little is left to chance and it would only exaggerate contrasts. There
+are few denoising steps, because many of them slow fast motion down (`scripts/toy/steps.py`).
 """
 
-_MEMORY = PROTOCOL.window - 1
+_RULE_TURNS = PROTOCOL.window - 1
 _OPEN_SHARE = 0.6
 
 
@@ -66,13 +48,13 @@ class ToyTurn:
     """One turn of a game.
 
     Attributes:
-        instruction: what the player says.
-        is_open: whether it leaves something out that the turns before tell.
-        motion_text: the motion in full, for T5.
-        caption: the scene in full, for CLIP.
-        scene: what the clip shows.
-        social, entertainment: 0 or 1.
-        stamina: -2, -1 or 1.
+        instruction: Text that the player types.
+        is_open: Whether the instruction leaves out something that the turns before determine.
+        motion_text: Complete motion text, for T5.
+        caption: Complete caption, for CLIP.
+        scene: Content of the clip.
+        social, entertainment: States of 0 or 1.
+        stamina: State of -2, -1 or 1.
     """
 
     instruction: str
@@ -85,34 +67,25 @@ class ToyTurn:
     stamina: int
 
 
-def partial_captions(turn: ToyTurn, rng: np.random.Generator) -> tuple[str, ...]:
-    """Captions that leave parts out: character, place and time each alone, then one mixture.
-
-    For training a CLIP that is asked later about one thing at a time ("Mika", "the beach",
-    "night").
-    """
-    return write_partial_captions(turn.scene, rng)
-
-
 def is_held_out(character: str, motion: str, place: str) -> bool:
-    """Whether only the split `combinations` shows this: one triple in twelve, and no whole pair."""
+    """Returns whether only `combinations` shows this triple: one in twelve, and no whole pair."""
     c, m, p = CHARACTERS.index(character), MOTIONS.index(motion), PLACES.index(place)
     return (c + p) % 3 == 0 and (m + c + 2 * p) % 4 == 0
 
 
 def next_states(history: Sequence[ToyTurn], scene: Scene) -> tuple[int, int, int]:
-    """What a scene does to its character, given the turns before (the last four count).
+    """Returns the states that a scene gives its character, by the last four turns before it.
 
     Stamina: rest gives 1; effort costs 1, or 2 when the last two turns together cost 2 or more.
-    Social: talking gives 1, unless the same partner was talked to within four turns; so does
-    waving, unless the turn before was a wave. Entertainment: running, jumping and flying from
+    Social: talking gives 1, unless the last four turns had a talk with the same partner; waving
+    gives 1, unless the turn before was a wave. Entertainment: running, jumping and flying from
     level 3 and talking from level 4 give 1, unless the turn before had the same motion; walking
-    gives 1 in a place where the turn before was not.
+    gives 1 in a place other than that of the turn before.
 
     Returns:
         social (0, 1), entertainment (0, 1), stamina (-2, -1, 1).
     """
-    history = history[-_MEMORY:]
+    history = history[-_RULE_TURNS:]
     return _social(history, scene), _entertainment(history, scene), _stamina(history, scene)
 
 
@@ -122,21 +95,24 @@ def _social(history: Sequence[ToyTurn], scene: Scene) -> int:
     return int(scene.motion == "wave" and not _repeats(history, scene))
 
 
-_THRILL_FROM = {"run": 3, "jump": 3, "fly": 3, "talk": 4}
+_LEAST_THRILLING_LEVEL = {"run": 3, "jump": 3, "fly": 3, "talk": 4}
 
 
 def _entertainment(history: Sequence[ToyTurn], scene: Scene) -> int:
     if scene.motion == "walk":
         return int(not history or history[-1].scene.place != scene.place)
-    thrilling = scene.motion in _THRILL_FROM and scene.level >= _THRILL_FROM[scene.motion]
+    thrilling = (
+        scene.motion in _LEAST_THRILLING_LEVEL
+        and scene.level >= _LEAST_THRILLING_LEVEL[scene.motion]
+    )
     return int(thrilling and not _repeats(history, scene))
 
 
-_REST_UP_TO = {"sleep": 5, "sit": 5, "walk": 2, "wave": 3, "talk": 3}
+_MOST_RESTFUL_LEVEL = {"sleep": 5, "sit": 5, "walk": 2, "wave": 3, "talk": 3}
 
 
 def _stamina(history: Sequence[ToyTurn], scene: Scene) -> int:
-    if scene.level <= _REST_UP_TO.get(scene.motion, 0):
+    if scene.level <= _MOST_RESTFUL_LEVEL.get(scene.motion, 0):
         return 1
     tired = sum(turn.stamina for turn in history[-2:]) <= -2
     return -2 if tired else -1
@@ -147,15 +123,14 @@ def _repeats(history: Sequence[ToyTurn], scene: Scene) -> bool:
 
 
 def make_game(seed: int, *, num_turns: int = 5, split: Split = "train") -> tuple[ToyTurn, ...]:
-    """A game, a function of its arguments alone.
+    """Returns a game, which depends on the arguments alone.
 
-    `test` is drawn like `train`, from other seeds; `combinations` shows only held-out triples of
-    character, motion and place (`is_held_out`), which no other split shows; `phrasings` speaks in
-    forms of sentences that no other split uses. Scenes have no seed: what no instruction tells is
-    alike in all games, because nothing that the language model reads could foretell it.
+    `test` is drawn like `train`, from other seeds. `combinations` shows only held-out triples of
+    character, motion and place (`is_held_out`), which no other split shows. `phrasings` uses
+    templates of sentences that no other split uses. Scenes have no seed: what no instruction
+    mentions is the same in all games, because the language model could not predict it.
     """
-    number = SPLITS.index(split)
-    rng = np.random.default_rng((number, seed))
+    rng = np.random.default_rng((SPLITS.index(split), seed))
     turns: list[ToyTurn] = []
     for _ in range(num_turns):
         kind, scene = _draw_turn(rng, turns, split=split)
@@ -194,7 +169,7 @@ _OPEN_KINDS: dict[Kind, float] = {
 def _draw_turn(
     rng: np.random.Generator, turns: Sequence[ToyTurn], *, split: Split
 ) -> tuple[Kind, Scene]:
-    """What the next turn asks for, drawn again until it belongs to the split."""
+    """Draws kind and scene of the next turn, again until the scene belongs to the split."""
     is_open = bool(turns) and rng.random() < _OPEN_SHARE
     while True:
         if is_open:
@@ -208,25 +183,25 @@ def _draw_turn(
             return kind, scene
 
 
-_KEPT = {"character": 0.5, "motion": 0.25, "place": 0.4, "time": 0.3}
+_KEEP_PROBABILITY = {"character": 0.5, "motion": 0.25, "place": 0.4, "time": 0.3}
 _OPTIONS = {"character": CHARACTERS, "motion": MOTIONS, "place": PLACES, "time": TIMES}
 
 
 def _full_scene(rng: np.random.Generator, turns: Sequence[ToyTurn]) -> Scene:
-    """Everything anew, or as it was before: repeats make the rules' exceptions happen."""
-    told: dict[str, str] = {}
+    """Draws a scene; each part may repeat the turn before, so that the rules' exceptions occur."""
+    drawn: dict[str, str] = {}
     for name, options in _OPTIONS.items():
-        told[name] = str(rng.choice(options))
-        if turns and rng.random() < _KEPT[name]:
-            told[name] = getattr(turns[-1].scene, name)
+        drawn[name] = str(rng.choice(options))
+        if turns and rng.random() < _KEEP_PROBABILITY[name]:
+            drawn[name] = getattr(turns[-1].scene, name)
     partner = None
-    if told["motion"] == "talk":
-        partner = _draw_partner(rng, turns, character=told["character"])
-    return Scene(**told, level=int(rng.choice(LEVELS)), partner=partner, seed=None)
+    if drawn["motion"] == "talk":
+        partner = _draw_partner(rng, turns, character=drawn["character"])
+    return Scene(**drawn, level=int(rng.choice(LEVELS)), partner=partner, seed=None)
 
 
 def _draw_partner(rng: np.random.Generator, turns: Sequence[ToyTurn], *, character: str) -> str:
-    """Often somebody who was talked to before."""
+    """Draws a partner; with probability 0.6 one of an earlier talk."""
     known = [turn.scene.partner for turn in turns if turn.scene.partner not in (None, character)]
     if known and rng.random() < 0.6:
         return str(rng.choice(known))
@@ -234,19 +209,19 @@ def _draw_partner(rng: np.random.Generator, turns: Sequence[ToyTurn], *, charact
 
 
 def _open_scene(rng: np.random.Generator, turns: Sequence[ToyTurn], *, kind: Kind) -> Scene:
-    """The scene before with what the kind tells drawn anew."""
+    """Draws a scene that differs from the one before in what the kind names."""
     before = turns[-1].scene
-    told = kind.split()
+    named = kind.split()
     new: dict[str, str | int | None] = {}
     for name, options in (("character", CHARACTERS), ("place", PLACES), ("time", TIMES)):
-        if name in told:
+        if name in named:
             new[name] = str(rng.choice([o for o in options if o != getattr(before, name)]))
-    if "motion" in told:
+    if "motion" in named:
         motion = str(rng.choice(MOTIONS))
         character = str(new.get("character", before.character))
         partner = _draw_partner(rng, turns, character=character) if motion == "talk" else None
         new |= {"motion": motion, "partner": partner}
-    if "level" in told:
+    if "level" in named:
         new["level"] = int(rng.choice(LEVELS))
     if kind in ("faster", "slower"):
         step = 1 if kind == "faster" else -1

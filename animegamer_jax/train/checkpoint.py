@@ -1,18 +1,20 @@
-"""Checkpoints of a training run: written in the background, the last ones and the best are kept.
+"""Checkpoints of a training run: written in the background; the last few and the best are kept.
 
-One holds the trained weights, their average, the optimizer's state and the step (the frozen
-weights are in the bundle that the run started from), where the data's iterator stands, and what
-the run is: stage, recipe, sizes, protocol, data sets. All that is random follows from the recipe's
-seed and the step. Arrays are restored to where the state at hand has its own, so the mesh and
-the number of devices and hosts may differ from those that wrote.
+A checkpoint holds the trained weights, their average, the optimizer's state, the step, the position
+of the data iterator and the run's configuration: stage, recipe, sizes, protocol, datasets. The
+frozen weights are in the bundle from which the run started, and all random numbers follow from the
+recipe's seed and the step. Arrays are restored with the shardings of a given state, so the mesh and
+the number of devices and hosts may change between runs.
 
-A checkpoint is saved before it is looked at, so its score comes later: the scores of all stand in
-`scores.json` beside them.
+A checkpoint is evaluated after it was saved, so `scores.json` in the same folder holds the scores.
 """
 
 import contextlib
+import errno
 import json
 import math
+import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,8 +23,10 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers as managers
 
+from animegamer_jax.bundle.arrays import load_arrays
+from animegamer_jax.distributed import raise_on_all_hosts
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.paths import no_late_answers, telling
+from animegamer_jax.storage.paths import is_bucket, telling
 from animegamer_jax.storage.serialization import first_difference, flattened, nested
 from animegamer_jax.train.optimizer import parameter_path
 from animegamer_jax.train.step import TrainState
@@ -30,43 +34,33 @@ from animegamer_jax.train.step import TrainState
 # Fields of a run that may change from one start to the next.
 FREE = (
     *("recipe.accumulate", "recipe.remat", "recipe.result_dtype", "recipe.log_every"),
-    *("recipe.save_every", "recipe.keep_last", "recipe.watch_every", "recipe.watch_batches"),
-    *("recipe.watch_clips", "recipe.watch_sampling_steps"),
+    *("recipe.save_every", "recipe.keep_last", "recipe.eval_every", "recipe.eval_batches"),
+    *("recipe.eval_clips", "recipe.eval_sampling_steps"),
 )
-_SCORE = "score"
 _SCORES_FILE = "scores.json"
+_RUN_CONFIG = "run_config"  # name of this item in a checkpoint
+_RESERVE = 1 << 20  # bytes that a checkpoint needs besides its arrays, on each host
 
 
 def differing_field(stored: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
-    """The first field in which two configurations differ, with what each says of it, or None.
+    """Returns the first field in which two configurations differ, with both values, or None.
 
-    `recipe.steps` may differ where the learning rate does not depend on it. What earlier versions
-    did not store of the data sets is not compared.
+    `recipe.steps` may differ if the learning rate does not depend on it.
     """
-    free, old = set(FREE), dict(flattened(stored))
-    if old.get("recipe.optimizer.decay") == "constant":
+    free = set(FREE)
+    if dict(flattened(stored)).get("recipe.optimizer.decay") == "constant":
         free.add("recipe.steps")
-    free |= {name for name, _ in flattened(found) if _is_content(name) and name not in old}
     return first_difference(stored, found, free=free)
 
 
-def _is_content(field: str) -> bool:
-    """Whether a field is the digest of a data set: `data.0.content`."""
-    return field.startswith("data.") and field.endswith(".content")
-
-
 def _named_leaves(state: TrainState) -> tuple[dict[str, jax.Array], Any]:
-    """What a checkpoint stores of a state by dotted names, and the tree that it comes from."""
+    """Returns the arrays that a checkpoint stores, by dotted name, and their tree."""
     flat, tree = jax.tree_util.tree_flatten_with_path(state._replace(graphdef=None, frozen=None))
     return {parameter_path(path): leaf for path, leaf in flat}, tree
 
 
-def _finite(score: float) -> float | None:
-    return score if math.isfinite(score) else None
-
-
 class _KeepBest(managers.PreservationPolicy):
-    """Answers Orbax which checkpoints stay, by a function that knows the best of some steps."""
+    """Keeps the best checkpoint; `best_of` returns the best of some steps."""
 
     def __init__(self, best_of: Callable[[Sequence[int]], int | None]):
         self._best_of = best_of
@@ -83,54 +77,52 @@ class Checkpoints:
     """The checkpoints of one run, in one folder.
 
     Args:
-        folder: an absolute path; made where it is missing. Half-written ones in it are removed.
-        about: what the run is, as JSON.
-        keep_last: how many stay beside the best.
+        folder: absolute path of the folder, which is created if missing. Incomplete checkpoints
+            in it are removed.
+        run_config: configuration of the run, as JSON.
+        keep_last: number of checkpoints to keep besides the best.
         best_mode: whether the best score is the "min" or the "max".
 
     Attributes:
-        scores: of the checkpoints that have one, by step; None: it is not finite.
+        scores: score of each evaluated checkpoint by step; None: it was not finite.
     """
 
     def __init__(
-        self, folder: epath.Path, *, about: Mapping[str, Any], keep_last: int, best_mode: str
+        self, folder: epath.Path, *, run_config: Mapping[str, Any], keep_last: int, best_mode: str
     ):
-        self.folder, self.about = folder, dict(about)
+        self.folder, self._run_config = folder, dict(run_config)
         self._choose = min if best_mode == "min" else max
         self.scores: dict[int, float | None] = {}
+        self._latest_score: tuple[int, float] | None = None
         keep = [managers.LatestN(keep_last), _KeepBest(self._best_of)]
         options = ocp.CheckpointManagerOptions(
             preservation_policy=managers.AnyPreservationPolicy(keep),
             cleanup_tmp_directories=True,
             enable_async_checkpointing=True,
         )
-        with self._telling("cannot be used"):
+        with self._using("cannot be used"):
             self._manager = ocp.CheckpointManager(
                 folder,
                 options=options,
                 item_handlers={
                     "state": ocp.PyTreeCheckpointHandler(),
                     "data": ocp.JsonCheckpointHandler(),
-                    "about": ocp.JsonCheckpointHandler(),
+                    _RUN_CONFIG: ocp.JsonCheckpointHandler(),
                 },
             )
             self.scores = self._read_scores()
+        self._saved = max(self.steps(), default=None)
 
-    def _telling(self, what: str) -> contextlib.AbstractContextManager[None]:
-        mend = "make room there, then start the same command again: it goes on"
-        return telling(self.folder, what, mend=mend)
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        with no_late_answers(), self._telling("a checkpoint cannot be written"):
-            yield
+    def _using(self, problem: str) -> contextlib.AbstractContextManager[None]:
+        mend = "free space there, then start the same command again: it resumes the run"
+        return telling(self.folder, problem, mend=mend)
 
     def steps(self) -> list[int]:
-        """The steps of all whole checkpoints, rising."""
+        """Returns the steps of all complete checkpoints, in order."""
         return sorted(self._manager.all_steps())
 
     def best_step(self) -> int | None:
-        """The step of the best checkpoint that has a finite score; None: none has."""
+        """Returns the step of the best checkpoint with a finite score; None if there is none."""
         return self._best_of(self.steps())
 
     def _best_of(self, steps: Sequence[int]) -> int | None:
@@ -139,75 +131,83 @@ class Checkpoints:
 
     def _read_scores(self) -> dict[int, float | None]:
         file = self.folder / _SCORES_FILE
-        found: dict[int, float | None] = {}
-        for step in self.steps():  # earlier versions kept them in the checkpoints
-            told = self._manager.metrics(step) or {}
-            if _SCORE in told:
-                found[step] = _finite(told[_SCORE])
         if not file.exists():
-            return found
+            return {}
         try:
-            stored = {int(step): score for step, score in json.loads(file.read_text()).items()}
+            return {int(step): score for step, score in json.loads(file.read_text()).items()}
         except (ValueError, AttributeError) as error:
             raise UserError(f"{file}: damaged ({error}): remove it") from error
-        return found | stored
 
     def set_score(self, step: int, score: float) -> None:
-        """Notes how good a checkpoint is, which may still be on its way to the disk.
+        """Stores the score of a step, now or as soon as its checkpoint is saved.
 
         Args:
-            step: of the checkpoint.
-            score: by which the best is told; one that is not finite is never the best.
+            step: the evaluated step.
+            score: the score; one that is not finite is never the best.
 
         Raises:
-            UserError: storage refused.
+            UserError: on any host, the scores cannot be written.
         """
-        there = {*self.steps(), step}
-        self.scores = {k: v for k, v in self.scores.items() if k in there}
-        self.scores[step] = _finite(score)
+        self._latest_score = step, score
+        if step == self._saved:
+            self._write_score()
+
+    @raise_on_all_hosts()
+    def _write_score(self) -> None:
+        assert self._latest_score is not None
+        step, score = self._latest_score
+        existing = {*self.steps(), step}
+        self.scores = {k: v for k, v in self.scores.items() if k in existing}
+        self.scores[step] = score if math.isfinite(score) else None
         if jax.process_index() == 0:
             file, part = self.folder / _SCORES_FILE, self.folder / f"{_SCORES_FILE}.part"
-            with self._telling("the scores cannot be written"):
+            with self._using("the scores cannot be written"):
                 part.write_text(json.dumps(self.scores) + "\n")
                 part.replace(file)
 
     def check(self, step: int | None = None) -> int:
-        """The step of a checkpoint, by default the last, that this run can go on from.
+        """Returns the step of a checkpoint, by default the last, from which this run can continue.
 
         Raises:
-            UserError: there is none, it is damaged, or it was written by another configuration.
+            UserError: there is none, it is damaged, or it was written with another configuration.
         """
+        self.wait()
         steps = self.steps()
         step = steps[-1] if step is None and steps else step
         if step not in steps:
-            there = ", ".join(map(str, steps)) or "none"
-            raise UserError(f"{self.folder}: no checkpoint of step {step}: it has {there}")
-        with self._reading(step):
-            about = self._manager.restore(
-                step, args=ocp.args.Composite(about=ocp.args.JsonRestore())
-            )["about"]
-        if (field := differing_field(about, self.about)) is None:
-            return step
-        if _is_content(field.split()[0]):
-            number = field.split(".")[1]
-            name = self.about["data"][number]["name"]
+            existing = ", ".join(map(str, steps)) or "none"
+            wanted = "a checkpoint" if step is None else f"a checkpoint of step {step}"
+            raise UserError(f"{self.folder}: expected {wanted}, found {existing}")
+        if not (self.folder / str(step) / _RUN_CONFIG).exists():
             raise UserError(
-                f"{self.folder}: the data set {name} is another one than the checkpoint of step "
-                f"{step} was trained on ({field}): train on the former, or choose another --out"
+                f"{self.folder}: the checkpoint of step {step} has no {_RUN_CONFIG}: another "
+                "version of animegamer_jax wrote it: train again with --start fresh, or another "
+                "--out"
+            )
+        with self._reading(step):
+            items = ocp.args.Composite(**{_RUN_CONFIG: ocp.args.JsonRestore()})
+            stored = self._manager.restore(step, args=items)[_RUN_CONFIG]
+        if (field := differing_field(stored, self._run_config)) is None:
+            return step
+        if field.startswith("data.") and field.split()[0].endswith(".content"):
+            name = self._run_config["data"][field.split(".")[1]]["name"]
+            raise UserError(
+                f"{self.folder}: the dataset {name} differs from the one that the checkpoint of "
+                f"step {step} was trained on ({field}): train on that one, or choose another --out"
             )
         raise UserError(
-            f"{self.folder}: the checkpoint of step {step} is of another configuration: "
-            f"{field}: start with the former value, or choose another --out"
+            f"{self.folder}: the checkpoint of step {step} has another configuration: {field}: "
+            "start with the earlier value, or choose another --out"
         )
 
     def restore(self, state: TrainState, *, step: int | None = None) -> tuple[TrainState, Any]:
-        """The state of a checkpoint, by default the last, and where the data stands.
+        """Returns the state of a checkpoint, by default the last, and the position of the data.
 
         It is checked first, see `check`.
 
         Args:
-            state: of the same run, new; its arrays are given back as soon as they are replaced.
-            step: which one.
+            state: a new state of the same run; its arrays are deleted.
+            step: step of the checkpoint.
 
         Raises:
             UserError: as `check`, or the arrays are damaged.
@@ -218,70 +218,77 @@ class Checkpoints:
             name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
             for name, x in leaves.items()
         }
-        arguments = {
-            name: ocp.ArrayRestoreArgs(
-                restore_type=jax.Array, sharding=x.sharding, global_shape=x.shape, dtype=x.dtype
-            )
-            for name, x in wanted.items()
-        }
         for leaf in leaves.values():
-            leaf.delete()  # two copies of the optimizer's state need not fit
+            leaf.delete()  # two copies of the optimizer's state may not fit
         with self._reading(step):
-            found = self._manager.restore(
-                step,
-                args=ocp.args.Composite(
-                    state=ocp.args.PyTreeRestore(
-                        item=nested(wanted), restore_args=nested(arguments)
-                    ),
-                    data=ocp.args.JsonRestore(),
-                ),
-            )
-        arrays = dict(flattened(found["state"]))
+            arrays = load_arrays(self.folder / str(step) / "state", wanted)
+            items = ocp.args.Composite(data=ocp.args.JsonRestore())
+            position = self._manager.restore(step, args=items)["data"]
         restored = jax.tree.unflatten(tree, [arrays[name] for name in leaves])
-        return restored._replace(graphdef=state.graphdef, frozen=state.frozen), found["data"]
+        return restored._replace(graphdef=state.graphdef, frozen=state.frozen), position
 
     @contextlib.contextmanager
-    def _reading(self, step: int | None) -> Iterator[None]:
-        mend = f"remove {self.folder / str(step)} to start from the one before"
+    def _reading(self, step: int) -> Iterator[None]:
+        place = self.folder / str(step)
+        mend = f"remove {place} to start from the checkpoint before it"
         try:
-            with no_late_answers(), telling(self.folder / str(step), "cannot be read", mend=mend):
+            with telling(place, "cannot be read", mend=mend):
                 yield
-        except (ValueError, KeyError, AttributeError, TypeError) as error:  # Orbax, damaged files
+        except (ValueError, KeyError, AttributeError, TypeError) as error:  # from damaged files
             line = next(iter(str(error).splitlines()), type(error).__name__)[:160]
-            raise UserError(f"{self.folder / str(step)}: damaged ({line}): {mend}") from error
+            raise UserError(f"{place}: damaged ({line}): {mend}") from error
 
     def save(self, state: TrainState, data: Any) -> None:
-        """Starts to write a checkpoint; the state may be used up as soon as this returns.
+        """Starts to write a checkpoint, unless the state's step is saved already.
+
+        The state may be donated as soon as this returns.
 
         Args:
-            state: what to write.
-            data: where the data's iterator stands, as JSON.
+            state: the state to write.
+            data: position of the data iterator, as JSON.
 
         Raises:
-            UserError: storage refused this write or the one before; earlier ones stay valid.
+            UserError: this checkpoint or the one before cannot be written; earlier ones stay valid.
         """
+        step = int(state.step)
+        if step == self._saved:
+            return
         leaves, _ = _named_leaves(state)
-        with self._writing():
-            self._manager.save(
-                int(state.step),
-                args=ocp.args.Composite(
-                    state=ocp.args.PyTreeSave(nested(leaves)),
-                    data=ocp.args.JsonSave(data),
-                    about=ocp.args.JsonSave(self.about),
-                ),
-                force=True,
-            )
+        items = {
+            "state": ocp.args.PyTreeSave(nested(leaves)),
+            "data": ocp.args.JsonSave(data),
+            _RUN_CONFIG: ocp.args.JsonSave(self._run_config),
+        }
+        self.wait()
+        with raise_on_all_hosts(), self._using("a checkpoint cannot be written"):
+            self._check_space(leaves)
+        with self._using("a checkpoint cannot be written"):
+            self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+        self._saved = step
+        if self._latest_score is not None and self._latest_score[0] == step:
+            self._write_score()
+
+    def _check_space(self, leaves: Mapping[str, jax.Array]) -> None:
+        """Refuses a full disk before Orbax does, which prints a traceback for each array.
+
+        Raises:
+            OSError: too little space is left.
+        """
+        shards = (shard for leaf in leaves.values() for shard in leaf.addressable_shards)
+        needed = _RESERVE + sum(shard.data.nbytes for shard in shards if shard.replica_id == 0)
+        if not is_bucket(self.folder) and shutil.disk_usage(self.folder).free < needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def wait(self) -> None:
-        """Until the last checkpoint is on disk.
+        """Waits until the last checkpoint is on disk.
 
         Raises:
-            UserError: storage refused it.
+            UserError: it cannot be written.
         """
-        with self._writing():
+        with self._using("a checkpoint cannot be written"):
             self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits, and ends the writing threads."""
-        with self._writing():
+        """Waits for the last checkpoint and ends the writing threads."""
+        with self._using("a checkpoint cannot be written"):
             self._manager.close()

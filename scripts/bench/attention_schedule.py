@@ -1,12 +1,14 @@
-"""What attention takes a TPU's core by its compiler's schedule.
+"""Estimates the time of attention on a TPU core by its compiler's schedule.
 
-`python scripts/bench/attention_schedule.py` (3 minutes; needs the extra `plan`). libtpu writes down how
-it packs a kernel's instructions into bundles, one a cycle. A kernel without branches takes as many
-cycles a block as it has bundles, if memory keeps up. Compiled here: `models/flash.py`, and JAX's
-splash attention with the blocks that training gives it, for heads of 64 and the released clip's
-7,168 tokens: the table of `docs/decisions/attention.md`, and `flash_cycles` of `devices.py`. Splash
-attention's first and last blocks of keys do more than those between, and all its instructions are
-counted for each: it takes no more than what is told.
+    python scripts/bench/attention_schedule.py    # 3 minutes; needs the extra `plan`
+
+libtpu can write down how it packs a kernel's instructions into bundles, one for each cycle. A
+kernel without branches takes as many cycles for a block as it has bundles, if memory keeps up. This
+script compiles our flash kernel and JAX's splash attention, with the blocks that training gives it,
+for heads of 64 and the released clip's 7,168 tokens. It makes the table of
+`docs/decisions/attention.md` and `flash_cycles` of `devices.py`. For splash attention the result is
+an upper bound: its first and last blocks of keys do more than the others, and all instructions are
+counted for each block.
 """
 
 import argparse
@@ -18,14 +20,14 @@ import tempfile
 from pathlib import Path
 
 HEADS, WIDTH, TOKENS = 4, 64, 7168
-LAYER_CALLS = 50 * 30  # of a turn of 50 steps
+LAYER_CALLS = 50 * 30  # in a turn of 50 steps
 ROWS = 2  # with guidance
 KERNELS = ("flash", "splash")
 PARTS = {"all": TOKENS, "a quarter": TOKENS // 4}
 
 
 def compile_kernel(chip: str, kernel: str, queries: int) -> int:
-    """Compiles it for one chip; returns how many scores a block of it has."""
+    """Compiles a kernel for one chip; returns the number of scores in one of its blocks."""
     import jax
     import jax.numpy as jnp
 
@@ -57,7 +59,7 @@ def compile_kernel(chip: str, kernel: str, queries: int) -> int:
 
 
 def schedule(chip: str, kernel: str, queries: int) -> float:
-    """Cycles of a core for 1,024 scores."""
+    """Returns the cycles of a core for 1,024 scores."""
     with tempfile.TemporaryDirectory() as folder:
         wanted = ("--xla_jf_dump_to=", "--xla_jf_dump_llo_text=true")
         environment = {
@@ -67,13 +69,11 @@ def schedule(chip: str, kernel: str, queries: int) -> float:
             "LIBTPU_INIT_ARGS": f"{wanted[0]}{folder} {wanted[1]}",
         }
         command = [sys.executable, __file__, "--one", chip, kernel, str(queries)]
-        told = subprocess.run(
-            command, env=environment, check=True, capture_output=True, text=True
-        ).stdout
+        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
         (path,) = Path(folder).glob(f"*-{kernel}_*schedule-analysis_final_bundles.txt")
         bundles = re.search(r"total scheduled bundles:\s+(\d+)", path.read_text())
         assert bundles is not None, path
-        return int(bundles[1]) / (int(told.split()[-1]) / 1024)
+        return int(bundles[1]) / (int(done.stdout.split()[-1]) / 1024)
 
 
 def main() -> None:
@@ -92,12 +92,12 @@ def main() -> None:
     for name in args.chips:
         chip = CHIPS[name]
         for kernel in KERNELS:
-            for told, queries in PARTS.items():
+            for part, queries in PARTS.items():
                 cycles = schedule(name, kernel, queries)
                 scores = ROWS * 30 * TOKENS**2 * LAYER_CALLS
                 seconds = scores / 1024 * cycles / chip.cores / (chip.clock_ghz * 1e9)
                 whole = f"{seconds:.2f}" if queries == TOKENS else ""
-                print(f"| {name} | {kernel} | {told} | {cycles:.2f} | {whole} |", flush=True)
+                print(f"| {name} | {kernel} | {part} | {cycles:.2f} | {whole} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
-r"""Measures the way from films to training sets, on films of the toy world.
+r"""Measures the steps from films to training data, on films of the toy world.
 
-    python scripts/bench/bench_films.py memory --minutes 30   # of cutting a long film; its motion levels
-    python scripts/bench/bench_films.py cutting               # a core's time for a film of 1080 rows
-    python scripts/bench/bench_films.py flow                  # optical flow: working heights and presets
-    python scripts/bench/bench_films.py workers               # two Beam workers beside one, same records
-    python scripts/bench/bench_films.py reading               # features of the full size
-    python scripts/bench/bench_films.py rows                  # what a games set costs beside its clips
+Give a command to `python scripts/bench/bench_films.py`:
 
-Each makes what it needs in a temporary folder. Ratios are of one run; other work on the machine
+    memory --minutes 30   memory for cutting a long film, and its motion levels
+    cutting               core time for a film of 1080 rows
+    flow                  optical flow at several working heights and presets
+    workers               two worker processes compared with one, and that the files are the same
+    reading               reading features of full size
+    rows                  cost of a game dataset without its clips
+
+Each makes its data in a temporary folder. The numbers are of one run; other work on the machine
 changes them.
 """
 
@@ -38,39 +40,20 @@ from animegamer_jax.data.datasets import (
 )
 from animegamer_jax.data.films.clips.store import ClipRow, open_shots
 from animegamer_jax.data.loader import make_iterator
-from animegamer_jax.media.motion import (
-    dis_flow,
-    motion_level,
-    motion_value,
-)
+from animegamer_jax.media.motion import dis_flow, motion_level, motion_value
 from animegamer_jax.protocol import PAPER
 from animegamer_jax.toy.drawing.draw import render
-from animegamer_jax.toy.films import (
-    CrossFade,
-    Cut,
-    FadeThroughBlack,
-    Film,
-    FilmStyle,
-    make_film,
-    write_film,
-)
-from animegamer_jax.toy.scene import (
-    CHARACTERS,
-    LEVELS,
-    MOTION_EDGES,
-    MOTIONS,
-    PLACES,
-    TIMES,
-    Scene,
-)
+from animegamer_jax.toy.drawing.style import CrossFade, Cut, FadeThroughBlack, FilmStyle
+from animegamer_jax.toy.films import Film, make_film, write_film
+from animegamer_jax.toy.scene import CHARACTERS, LEVELS, MOTION_EDGES, MOTIONS, PLACES, TIMES, Scene
 
 app = SubcommandApp()
 _STYLE = FilmStyle(fps=24, hold=3, pans=0.2, flashes=0.1)
 _TRANSITIONS = (Cut(), Cut(), Cut(), CrossFade(12), FadeThroughBlack(12))
-_SHOT_SECONDS = 4.0  # on the average
+_SHOT_SECONDS = 4.0  # mean
 
 
-# A process's own peak: what `getrusage` tells of children starts from their parent's.
+# Reports a process's own peak memory; `getrusage` of children starts at their parent's.
 _COMMAND = """
 import pathlib, sys
 from animegamer_jax.cli import main
@@ -81,7 +64,7 @@ raise SystemExit(status)
 
 
 class Run(NamedTuple):
-    """What a run took: wall-clock seconds, seconds of a core, the command's peak memory in MB."""
+    """Cost of a run: wall-clock seconds, core seconds, the command's peak memory in MB."""
 
     seconds: float
     core_seconds: float
@@ -118,9 +101,9 @@ def _write(
 
 
 def _level_hits(rows: list[ClipRow], film: Film) -> tuple[int, int]:
-    """Kept clips whose level is the truth's, of those whose truth is known: no move of the camera.
+    """Returns how many kept clips have the true level, and of how many the truth is known.
 
-    A clip belongs to the shot of its middle.
+    A clip belongs to the shot at its middle. The truth is unknown if the camera moves.
     """
     hits = known = 0
     for row in rows:
@@ -134,12 +117,12 @@ def _level_hits(rows: list[ClipRow], film: Film) -> tuple[int, int]:
 
 @app.command
 def memory(*, minutes: float = 30.0, size: tuple[int, int] = (192, 288), seed: int = 51) -> None:
-    """Cut one long film; tell the peak memory of the process that did it, and the levels' hits.
+    """Cut one long film; print the peak memory of the process, and how many levels are right.
 
     Args:
-        minutes: Of the film.
+        minutes: Length of the film in minutes.
         size: Rows and columns of the film; clips have the default size.
-        seed: Of the film.
+        seed: Seed of the film.
     """
     with tempfile.TemporaryDirectory() as place:
         films, out = Path(place) / "films", Path(place) / "shots"
@@ -158,12 +141,12 @@ def memory(*, minutes: float = 30.0, size: tuple[int, int] = (192, 288), seed: i
 
 @app.command
 def cutting(*, seconds: float = 40.0, size: tuple[int, int] = (1080, 1920), seed: int = 52) -> None:
-    """Cut one film of full size, and tell what that takes of one core, the start included.
+    """Cut one film of full size, and print the core time, start-up included.
 
     Args:
-        seconds: Of the film, about.
+        seconds: Approximate length of the film in seconds.
         size: Rows and columns of the film; clips have the default size.
-        seed: Of the film.
+        seed: Seed of the film.
     """
     with tempfile.TemporaryDirectory() as place:
         films, out = Path(place) / "films", Path(place) / "shots"
@@ -188,11 +171,11 @@ _PRESETS = {
 
 @app.command
 def flow(*, heights: tuple[int, ...] = (96, 144, 240, 480), pan: int = 60) -> None:
-    """Compare ways to estimate flow: time, levels that are right, and the share of a fast pan seen.
+    """Compare settings of the optical flow: time, levels that are right, measured share of a pan.
 
     Args:
-        heights: Working heights.
-        pan: Pixels a frame at 480 x 720.
+        heights: Working heights in rows.
+        pan: Speed of the pan in pixels per frame at 480 x 720.
     """
     cv2.setNumThreads(1)
     drawn = [
@@ -221,7 +204,7 @@ def flow(*, heights: tuple[int, ...] = (96, 144, 240, 480), pan: int = 60) -> No
 
 
 def _drawn(motion: str, level: int, seed: int) -> tuple[int, np.ndarray]:
-    """A clip of full size, and its level."""
+    """Returns a clip's level, and the clip in full size."""
     rng = np.random.default_rng(seed)
     actor, partner = (str(name) for name in rng.choice(CHARACTERS, 2, replace=False))
     scene = Scene(
@@ -237,7 +220,7 @@ def _drawn(motion: str, level: int, seed: int) -> tuple[int, np.ndarray]:
 
 
 def _digest(folder: Path) -> str:
-    """Of every file's name and content."""
+    """Returns a digest of every file's name and content."""
     digest = hashlib.sha256()
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
@@ -246,11 +229,11 @@ def _digest(folder: Path) -> str:
 
 @app.command
 def workers(*, films: int = 4, minutes: float = 1.5, size: tuple[int, int] = (240, 360)) -> None:
-    """Cut the same films with one and with two Beam workers.
+    """Cut the same films with one and with two worker processes.
 
     Args:
-        films: How many.
-        minutes: Of each.
+        films: Number of films.
+        minutes: Length of each film in minutes.
         size: Rows and columns of a film; clips have the default size.
     """
     with tempfile.TemporaryDirectory() as place:
@@ -272,12 +255,12 @@ def workers(*, films: int = 4, minutes: float = 1.5, size: tuple[int, int] = (24
 
 @app.command
 def reading(*, records: int = 300, batch_size: int = 8, batches: int = 60) -> None:
-    """Read features of the full size as a training stage does.
+    """Read features of full size as a training stage does.
 
     Args:
-        records: Turns of the set.
-        batch_size: Turns of a batch.
-        batches: To read, after some to warm up.
+        records: Number of turns in the dataset.
+        batch_size: Number of turns in a batch.
+        batches: Number of batches to time, after some to warm up.
     """
     config = make_full()
     t5, clip, vae = config.t5, config.clip, config.vae
@@ -368,11 +351,11 @@ def _write_noise(path: Path, info: SetInfo, records: int) -> None:
 
 @app.command
 def rows(*, films: int = 5, clips: int = 2000) -> None:
-    """Make a games set of clips that hold nothing: what rows and annotations alone cost.
+    """Make a game dataset of empty clips: the cost of rows and annotations alone.
 
     Args:
-        films: How many.
-        clips: Of each.
+        films: Number of films.
+        clips: Number of clips of each film.
     """
     from animegamer_jax.data.characters import Character, Characters
     from animegamer_jax.data.films.annotation.labels import (
@@ -385,7 +368,8 @@ def rows(*, films: int = 5, clips: int = 2000) -> None:
     )
     from animegamer_jax.data.films.clips.store import ClipRow, FilmReport, FilmSettings
     from animegamer_jax.data.films.games.grouping import GamesSettings
-    from animegamer_jax.data.films.games.writer import make_plan, write_film_games
+    from animegamer_jax.data.films.games.plan import make_plan
+    from animegamer_jax.data.films.games.writer import write_film_games
 
     said = {"motion": "riding a bicycle", "adverb": "slowly", "environment": "harbour"}
     said |= {"time": "day", "social": 0, "entertainment": 1, "stamina": -1, "motion_level": 3}

@@ -1,10 +1,10 @@
-"""Measures the web server: several players at once, and a game that does not end.
+"""Measures the web server: several players at once, and a long game.
 
-    python scripts/bench/bench_serve.py players             # eight games at once beside eight in a row
-    python scripts/bench/bench_serve.py long --turns 200    # seconds a turn and memory of a long game
+    python scripts/bench/bench_serve.py players             # eight games at once and in a row
+    python scripts/bench/bench_serve.py long --turns 200    # a long game: seconds a turn, memory
 
-Each starts a server of its own in a temporary folder and calls it through its API, as
-`gradio_client` does. Ratios are of one run; other work on the machine changes them.
+Each command starts a server in a temporary folder and calls its API with `gradio_client`. Other
+work on the machine changes the results, so compare only numbers of one run.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _LINES = (
 
 @contextlib.contextmanager
 def _serving(model: str) -> Iterator[tuple[str, int]]:
-    """A warm server: its address and its process's number."""
+    """Starts a server; yields its address and its process id."""
     with tempfile.TemporaryDirectory() as place:
         command = [sys.executable, "-m", "animegamer_jax.cli", "serve", "--model", model]
         command += ["--port", "0", "--games", str(Path(place) / "games")]
@@ -48,7 +48,7 @@ def _serving(model: str) -> Iterator[tuple[str, int]]:
 
 
 def _play(address: str, lines: Sequence[str], seed: int) -> list[float]:
-    """Plays a game; seconds of each turn, as its player waits for it."""
+    """Plays a game; returns the seconds that its player waits for each turn."""
     client = Client(address, verbose=False)
     game = client.predict(seed, 0, 0, api_name="/new_game")["game"]
     taken = []
@@ -60,7 +60,7 @@ def _play(address: str, lines: Sequence[str], seed: int) -> list[float]:
 
 
 def _resident(process: int) -> float:
-    """MB of a process."""
+    """Returns the resident memory of a process in MB."""
     status = Path(f"/proc/{process}/status").read_text()
     found = re.search(r"VmRSS:\s+(\d+) kB", status)
     assert found is not None
@@ -72,9 +72,9 @@ def players(*, model: str = "toy", games: int = 8, turns: int = 5) -> None:
     """Play games one after the other, then the same games at once.
 
     Args:
-        model: That plays.
-        games: How many.
-        turns: Of each.
+        model: Model to play.
+        games: Number of games.
+        turns: Number of turns in each game.
     """
     lines = [_LINES[turn % len(_LINES)] for turn in range(turns)]
     with _serving(model) as (address, _):
@@ -101,8 +101,8 @@ def long(*, model: str = "toy", turns: int = 200) -> None:
     """Play one long game.
 
     Args:
-        model: That plays.
-        turns: Of it.
+        model: Model to play.
+        turns: Number of turns.
     """
     with _serving(model) as (address, process):
         client = Client(address, verbose=False)

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Starts a command on a TPU slice of a GKE cluster (JobSet), with an image that holds this package
+# Runs a command on a TPU slice of a GKE cluster (JobSet), in an image with this package
 # (scripts/pods/Dockerfile).
 #
 #   scripts/pods/gke.sh NAME IMAGE v5p:4x4x4 animegamer train decoder --data gs://... --out gs://...
 #
-# DRY=1 prints the manifest. With xpk instead:
+# DRY=1 prints the manifest and applies nothing. The same with xpk:
 #   xpk workload create --workload NAME --docker-image IMAGE --tpu-type v5p-128 --command "animegamer train ..."
 set -euo pipefail
 [ $# -ge 4 ] || { sed -n '2,8p' "$0" >&2; exit 2; }
 export NAME=$1 IMAGE=$2 SLICE=$3
 shift 3
 if ! [[ $NAME =~ ^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$ ]]; then
-  echo "$NAME: expected a name of at most 40 letters a-z, digits and inner hyphens" >&2; exit 2
+  echo "$NAME: expected a name of at most 40 characters: a-z, digits, and hyphens inside" >&2; exit 2
 fi
 if ! [[ $SLICE =~ ^(v5e|v6e):[1-9][0-9]*x[1-9][0-9]*$ || $SLICE =~ ^(v4|v5p):[1-9][0-9]*x[1-9][0-9]*x[1-9][0-9]*$ ]]; then
   echo "$SLICE: expected v5e:AxB, v6e:AxB, v4:AxBxC or v5p:AxBxC, such as v5p:4x4x4" >&2; exit 2

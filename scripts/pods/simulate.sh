@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs a command on a simulated slice: so many devices on this machine's processor.
+# Runs a command on a simulated slice: a number of devices on this machine's processor.
 #
 #   scripts/pods/simulate.sh 8 animegamer train decoder --fsdp 4 ...
 set -euo pipefail

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Installs this checkout on every worker of a Cloud TPU VM slice and runs one command on all of them.
+# Installs this checkout on every worker of a Cloud TPU VM slice and runs a command on all of them.
 #
 #   scripts/pods/tpu_vm.sh NAME ZONE animegamer train decoder --data gs://... --out gs://... ...
-#   scripts/pods/tpu_vm.sh NAME ZONE --follow     the log of the first worker, which alone reports
-#   scripts/pods/tpu_vm.sh NAME ZONE --status     of each worker: whether it runs, and its last line
-#   scripts/pods/tpu_vm.sh NAME ZONE --stop       SIGTERM, at which training saves
+#   scripts/pods/tpu_vm.sh NAME ZONE --follow     shows the log of the first worker, which reports for all
+#   scripts/pods/tpu_vm.sh NAME ZONE --status     shows whether each worker runs, and its last line
+#   scripts/pods/tpu_vm.sh NAME ZONE --stop       sends SIGTERM, at which training saves
 #
 # NAME and ZONE are those of `gcloud compute tpus tpu-vm create`. The workers find each other through
 # the TPU's metadata. The command runs in the home folder and outlives the connection; each worker
-# logs to ~/animegamer.log. What is not committed is not sent.
+# logs to ~/animegamer.log. Uncommitted changes are not sent.
 set -euo pipefail
 [ $# -ge 3 ] || { sed -n '2,11p' "$0" >&2; exit 2; }
 NAME=$1 ZONE=$2
@@ -23,19 +23,19 @@ case $1 in
   --stop)
     on all "if $RUNS; then kill -TERM \"\$(cat animegamer.pid)\"; fi
       for second in \$(seq 300); do if $RUNS; then sleep 1; else exit 0; fi; done
-      echo 'still there after 300 s' >&2; exit 1"
+      echo 'still running after 300 s' >&2; exit 1"
     exit ;;
   -*) echo "$1: expected a command, --follow, --status or --stop" >&2; exit 2 ;;
 esac
 if [ -n "$(git status --porcelain)" ]; then
-  echo "tpu_vm.sh: there are changes that are not committed: the workers get $(git log -1 --format=%h) without them" >&2
+  echo "tpu_vm.sh: uncommitted changes: the workers get $(git log -1 --format=%h) without them" >&2
 fi
 on all "if $RUNS; then echo 'a command runs there already: --stop ends it' >&2; exit 1; fi"
 FOLDER=$(mktemp -d)
 trap 'rm -r "$FOLDER"' EXIT
 git archive --format=tar.gz --prefix=animegamer_jax/ -o "$FOLDER/animegamer.tar.gz" HEAD
 "${TPU[@]}" scp "$FOLDER/animegamer.tar.gz" "$NAME:animegamer.tar.gz" --zone "$ZONE" --worker=all
-# The system's Python may be older than 3.11: uv brings one.
+# The system's Python may be older than 3.11: uv installs one.
 on all "set -e
   export PATH=\$HOME/.local/bin:\$PATH
   rm -rf animegamer_jax && tar xzf animegamer.tar.gz

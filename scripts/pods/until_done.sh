@@ -1,7 +1,7 @@
-# What a pod of scripts/pods/gke.yaml runs: "$@", and for a training run a look at its result.
+# Runs "$@" in a pod of scripts/pods/gke.yaml, and fails if a training run has no result at its end.
 #
-# `animegamer train` saves and ends with status 0 at a SIGTERM, which is what a drained node sends.
-# Kubernetes would count such a pod as finished; without OUT/model it has failed, and starts again.
+# `animegamer train` saves and ends with status 0 at a SIGTERM, which a drained node sends.
+# Kubernetes would count such a pod as finished; here it fails without OUT/model, and starts again.
 if [ "${2:-}" = train ]; then
   out='' before=''
   for word in "$@"; do
@@ -11,13 +11,13 @@ if [ "${2:-}" = train ]; then
   done
 fi
 
-# The first process of a container gets the signal and must hand it on.
+# The first process of a container gets the signal and must pass it on.
 child='' stopped=''
 trap 'stopped=yes; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM
 "$@" &
 child=$!
 [ -z "$stopped" ] || kill -TERM "$child" 2>/dev/null
-while kill -0 "$child" 2>/dev/null; do # by naps: bash can miss a signal as a long wait begins
+while kill -0 "$child" 2>/dev/null; do # short waits: bash can miss a signal as a long one begins
   sleep 0.3 &
   wait $!
 done
@@ -26,7 +26,7 @@ status=$?
 [ "$status" -ne 0 ] && exit "$status"
 [ -n "${out:-}" ] || exit 0
 
-# The first host writes the result, a while after the others have ended.
+# The first host writes the result, some time after the others have ended.
 patience=${PATIENCE:-600}
 [ -n "$stopped" ] && patience=0
 python3 - "$out" "$patience" <<'END'
@@ -36,6 +36,6 @@ result = epath.Path(sys.argv[1]) / "model" / "config.json"
 end = time.monotonic() + float(sys.argv[2])
 while not result.exists():
     if time.monotonic() >= end:
-        sys.exit(f"{result} is not there: the run was stopped before its end, and goes on when started again")
+        sys.exit(f"{result} does not exist: the run was stopped before its end; start it again to resume")
     time.sleep(min(5.0, float(sys.argv[2])))
 END

@@ -1,13 +1,13 @@
-"""Trains and scores what the paper leaves out, on the toy world, and writes its table.
+"""Trains and scores the paper's ablations on the toy world, and writes a table of them.
 
-The rows go to a page of the docs and to a file that `animegamer evaluate` prints in its reports.
+The rows go to a page of the docs and to a file that reports of `animegamer evaluate` show.
 
     python scripts/toy/ablations.py out/toy [--steps 1200]
 
-needs what `scripts/toy/train.sh` has written there. Each row is trained as the model itself was, by
-the recipe in its checkpoints, but for what it lacks. With `--steps` the decoder of every row is
-trained for so many steps, the first row's too, for machines without an hour for each. Runs and
-reports lie in `out/toy/ablations`; what is there is not made again, unless it was made otherwise.
+This needs what `scripts/toy/train.sh` wrote. Each row is trained as the model itself was, with the
+recipe in its checkpoints, except for the part that it lacks. `--steps` sets the number of steps of
+every row's decoder, including the first, for machines without an hour for each. Training runs and
+played games are kept in `out/toy/ablations`, and made again only if their inputs changed.
 """
 
 import functools
@@ -15,41 +15,54 @@ import json
 import math
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
-from score import Setting, represent, score_model, set_up
-from stages import deviations, new_fields, read_about, recipe_options, xla_flags
+import numpy as np
+from stages import deviations, new_fields, read_run_config, recipe_options, xla_flags
 
+from animegamer_jax import cli
 from animegamer_jax.bundle.bundle import Bundle
-from animegamer_jax.bundle.config import to_json
+from animegamer_jax.bundle.embedded import ASSETS
 from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.errors import UserError
+from animegamer_jax.evaluate.benchmarks.format import Benchmark, write_benchmark
+from animegamer_jax.evaluate.evaluation import EvaluationRun
+from animegamer_jax.evaluate.metrics.formulas import Estimate, estimate
+from animegamer_jax.evaluate.metrics.registry import CONTEXT
+from animegamer_jax.evaluate.metrics.suite import (
+    MetricResources,
+    MetricSuite,
+    load_clip,
+    make_suite,
+)
+from animegamer_jax.evaluate.options import JudgeOptions, Options
+from animegamer_jax.evaluate.play_games import score_clips
 from animegamer_jax.evaluate.report.ablations import (
-    TOY_ABLATIONS,
     AblationRow,
     Ablations,
     Score,
     write_ablations,
 )
+from animegamer_jax.evaluate.results import read_results
+from animegamer_jax.evaluate.worlds import FrameSize
+from animegamer_jax.models.vae import VAE
 from animegamer_jax.storage.files import write_whole
-from animegamer_jax.toy.scoring.decoder_samples import sample_shots
-from animegamer_jax.toy.scoring.scores import Judge, summarise
+from animegamer_jax.toy.evaluation import WORLD
+from animegamer_jax.toy.scoring.decoder_samples import sample_shots, true_representations
 
-_TURNS, _READER_CLIPS = 5, 960
+FILE = ASSETS / "benchmarks" / "toy-ablations.json"
+_TURNS = 5
 
 
 class Row(NamedTuple):
-    """One line of the table: its name, and the paper's figures for it.
+    """One line of the table.
 
     `stages` are trained for it, each from the one before, the first from `start`; `data` is the
-    name of the features set.
+    name of the features set, `frame` the one of each clip that its representation shows.
     """
 
     name: str
@@ -91,16 +104,15 @@ GAME = (
     Row("no adaptation", {"CLIP-I": 0.6831, "ACC-F": 0.365, "MAE-F": 0.847}, "mllm"),
     Row("window of 1", {}, "adapt", window=1),
 )
-_COLUMNS = ("CLIP-I", "ACC-F", "MAE-F", "character", "place", "time")
-_OPEN = "open turns: all three"
-_MADE = "ablation.json"  # beside what was made: of what, and how
+_METRICS = ("CLIP-I", "ACC-F", "MAE-F", "character", "place", "time")
+_MADE = "ablation.json"  # in the folder of a stage: its inputs
 
 
 def decoder_rows(steps: int | None) -> tuple[Row, ...]:
-    """The rows of the decoder alone; where `steps` are told the first is trained like the others.
+    """Returns the rows of the decoder alone; with `steps` the first is trained like the others.
 
     Args:
-        steps: of the decoder's training; None: the recipe's.
+        steps: Number of steps of the decoder's training; None: the recipe's.
     """
     if steps is None:
         return DECODER
@@ -113,61 +125,63 @@ def decoder_rows(steps: int | None) -> tuple[Row, ...]:
     return tuple(rows)
 
 
+# Training
+
+
 def train_row(row: Row, folder: Path, *, home: Path) -> Path:
-    """The row's bundle, trained if it is not there, or was trained otherwise.
+    """Returns the row's bundle; trains it if it is missing or its inputs changed.
 
     Args:
-        row: what to train.
-        folder: with the stages of the model itself.
-        home: where the rows' runs lie.
+        row: The row.
+        folder: Folder with the stages of the model itself.
+        home: Folder of the rows' runs.
 
     Raises:
-        UserError: the training failed, or was stopped.
+        UserError: the training failed or was stopped.
     """
     model = folder / row.start / "model"
     for stage, options in row.stages:
         out = home / _file_name(row) / stage
-        told = [*recipe_options(folder, stage), *options]
-        made = {"options": told, "data": row.data, "model": digest(model)}
-        _clear_if_other(out, out / _MADE, made)
+        words = [*recipe_options(folder, stage), *options]
+        _clear_if_other(
+            out, out / _MADE, {"options": words, "data": row.data, "model": digest(model)}
+        )
         if not (out / "model" / "config.json").exists():
             data = str(folder / row.data)
-            _run("train", stage, "--data", data, "--model", str(model), "--out", str(out), *told)
+            _run("train", stage, "--data", data, "--model", str(model), "--out", str(out), *words)
             if not (out / "model" / "config.json").exists():
-                raise UserError(f"{out}: stopped before its end: the same command goes on")
+                raise UserError(f"{out}: stopped before its end: the same command continues")
             shutil.rmtree(out / "checkpoints", ignore_errors=True)
         model = out / "model"
     return model
 
 
 def make_random_features(folder: Path) -> None:
-    """The features set in which CLIP saw any frame of a clip, if it is not there.
+    """Makes the features set in which CLIP saw any frame of a clip, if it is missing.
 
     Raises:
         UserError: the command failed.
     """
     out, model = folder / _RANDOM, folder / "vae" / "model"
-    note = out.with_name(f"{out.name}.json")
-    _clear_if_other(out, note, {"model": digest(model)})
+    _clear_if_other(out, out.with_name(f"{out.name}.json"), {"model": digest(model)})
     if not (out / "set.json").exists():
         data = str(folder / "games")
         options = ("--frame", "random", "--out", str(out))
         _run("data", "features", "--model", str(model), "--data", data, *options)
 
 
-def _clear_if_other(out: Path, note: Path, made: Mapping[str, Any]) -> None:
-    """Removes what was made otherwise than `made`, and notes `made`."""
-    if _read(note) == made:
+def _clear_if_other(out: Path, note: Path, fingerprint: Mapping[str, Any]) -> None:
+    """Removes what was made from other inputs, and writes down the inputs."""
+    if _read(note) == fingerprint:
         return
     if out.exists():
-        print(f"{out}: made otherwise: anew", file=sys.stderr)
+        print(f"{out}: its inputs changed: it is made again", file=sys.stderr)
         shutil.rmtree(out)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    _write(note, made)
+    _write(note, fingerprint)
 
 
 def digest(model: Path) -> str:
-    """Of a model that this process does not change any more."""
+    """Returns the digest of a model that this process does not change any more."""
     return _digest(model.resolve())
 
 
@@ -188,135 +202,140 @@ def _read(path: Path) -> Any:
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
 
 
 def _run(*arguments: str) -> None:
-    """One `animegamer` command; a SIGTERM goes to it, which saves, and so does a Ctrl-C.
+    """Runs one `animegamer` command in this process.
 
     Raises:
-        UserError: it did not end well.
+        UserError: the command failed.
     """
-    command = [sys.executable, "-m", "animegamer_jax.cli", *arguments]
-    print(" ".join(command), file=sys.stderr)
-    flags = {"XLA_FLAGS": xla_flags()} if arguments[0] == "train" else {}
-    child = subprocess.Popen(command, env=os.environ | flags)
-    stopped: list[str] = []
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        stopped.append(signal.Signals(number).name)
-        if number == signal.SIGTERM:  # a terminal's Ctrl-C comes to the child as well
-            child.terminate()
-
-    former = {n: signal.signal(n, forward) for n in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        status = child.wait()
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
-    name = f"animegamer {' '.join(arguments[:2])}"
-    if stopped:
-        raise UserError(f"{name}: {stopped[0]}: stopped: the same command goes on")
-    if status:
-        raise UserError(f"{name}: left with status {status}")
+    print(f"animegamer {' '.join(arguments)}", file=sys.stderr)
+    if status := cli.main(list(arguments)):
+        raise UserError(f"animegamer {' '.join(arguments[:2])}: failed with status {status}")
 
 
-@functools.cache
-def make_setting(model: Path, *, games: int, seed: int) -> Setting:
-    """One for all rows: no stage that a row trains changes what judges it."""
+# Scoring
+
+
+def make_decoder_suite(model: Path, benchmark: Benchmark) -> MetricSuite:
+    """Builds the scorers of the decoder's clips: one for all rows, whose training leaves it be."""
     bundle = Bundle.open(model)
-    return set_up(
-        bundle, split="test", games=games, turns=_TURNS, seed=seed, reader_clips=_READER_CLIPS
+    d, v = bundle.config.dit, bundle.config.vae
+    if d is None or v is None:
+        raise UserError(f"{model}: expected a model with the networks dit and vae")
+    size = FrameSize(
+        num_frames=1 + (d.latent_frames - 1) * v.temporal_compression,
+        height=d.latent_height * v.spatial_compression,
+        width=d.latent_width * v.spatial_compression,
     )
+    resources = MetricResources(groups=("motion", "clip", "truth"), clip=load_clip(str(model)))
+    return make_suite(benchmark, resources, size, vae=cast(VAE, bundle.load("vae")))
 
 
-def score_decoder(model: Path, row: Row, setting: Setting) -> dict[str, Any]:
-    """The decoder on true shot representations of held-out games."""
-    bundle = Bundle.open(model)
-    representations = represent(bundle, setting, frame=row.frame)
-    if representations is None:
-        raise UserError(f"{model}: expected a model with the networks t5 and clip")
+def score_decoder(
+    model: Path, row: Row, *, benchmark: Benchmark, suite: MetricSuite
+) -> dict[str, Estimate]:
+    """Scores the decoder on true shot representations of held-out games."""
+    bundle, true = Bundle.open(model), suite.true_clips
+    assert true is not None
+    seeds = [game.seed for game in benchmark.games]
+    shown = np.zeros(true.shape[:2], int)
+    if row.frame == "random":
+        shown = np.random.default_rng(seeds[0]).integers(true.shape[2], size=shown.shape)
+    frames = np.take_along_axis(true, shown[:, :, None, None, None, None], axis=2)[:, :, 0]
+    texts = [str(turn.full_motion) for game in benchmark.games for turn in game.turns]
+    found = true_representations(bundle, texts, frames.reshape(-1, *frames.shape[2:]))
     clips = sample_shots(
         bundle,
-        setting.truth,
-        representations=representations,
-        seeds=setting.seeds,
+        representations=found.reshape(*shown.shape, *found.shape[1:]),
+        levels=np.array([[turn.motion_level for turn in g.turns] for g in benchmark.games]),
+        seeds=seeds,
         steps=bundle.protocol.denoising_steps,
     )
-    values = Judge(setting.reader, setting.embedder).values(clips, setting.truth)
-    return {"all_turns": to_json(summarise(values))}
+    values = score_clips(lambda turn: clips[:, turn], benchmark, suite)
+    return {name: score for name in _METRICS if (score := estimate(values[name]))}
 
 
-def score_game(model: Path, row: Row, setting: Setting) -> dict[str, Any]:
-    """Whole games, played from their instructions."""
-    return to_json(score_model(Bundle.open(model), setting, window=row.window)[0])
+def score_games(row: Row, folder: Path, *, out: Path, benchmark: Benchmark) -> dict[str, Estimate]:
+    """Returns a game row's scores by `animegamer evaluate`, which plays a game only once."""
+    file = out.with_suffix(".benchmark.json")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_benchmark(file, benchmark)
+    options = Options(
+        model=(f"{row.name}={folder / row.start / 'model'}",),
+        benchmark=str(file),
+        out=out,
+        metrics=("states", "motion", "clip", "truth"),
+        window=() if row.window is None else (row.window,),
+    )
+    EvaluationRun(options, JudgeOptions()).run()
+    evaluation = read_results(out)
+    (system,) = evaluation.systems
+    scores = {name: system.estimate(name) for name in (*_METRICS, "ACC-S")}
+    scores[f"open turns: {CONTEXT}"] = system.estimate(CONTEXT, evaluation.is_open)
+    return {name: score for name, score in scores.items() if score is not None}
 
 
-def report_row(row: Row, folder: Path, *, home: Path, games: int, seed: int) -> dict[str, Any]:
-    """The row's scores: those on disk if they are of this model, these games and this measure."""
-    model = train_row(row, folder, home=home)
-    made: dict[str, Any] = {"games": games, "turns": _TURNS, "first_seed": seed}
-    made |= {"steps": Bundle.open(model).protocol.denoising_steps}
-    made |= {"reader_clips": _READER_CLIPS, "window": row.window, "frame": row.frame}
-    made["model_digest"] = digest(model)
-    path = home / f"{_file_name(row)}.json"
-    report = _read(path)
-    if not isinstance(report, dict) or report.get("made") != made:
-        score = score_game if row in GAME else score_decoder
-        setting = make_setting(folder / "warmup" / "model", games=games, seed=seed)
-        report = {"made": made, **score(model, row, setting)}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, report)
-    return report
+def _row(row: Row, part: Literal["decoder", "game"], scores: Mapping[str, Estimate]) -> AblationRow:
+    return AblationRow(
+        name=row.name,
+        part=part,
+        scores={name: Score(x.mean, x.low, x.high) for name, x in scores.items()},
+        paper={name: float(value) for name, value in row.paper.items()},
+    )
 
 
-def describe(rows: Sequence[Row], reports: Mapping[str, Any], *, context: bool) -> list[str]:
-    """A table: every score, and the paper's in brackets where it has one."""
-    names = (*_COLUMNS, *(("ACC-S", _OPEN) if context else ()))
+# The table
+
+
+def describe(rows: Sequence[AblationRow]) -> list[str]:
+    """Returns a table with every score, and the paper's in brackets where it has one."""
+    names = list(dict.fromkeys(name for row in rows for name in row.scores))
     lines = ["| | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
     for row in rows:
-        report = reports[row.name]
-        cells = []
-        for name in names:
-            table = report["open_turns" if ": " in name else "all_turns"]
-            cell = f"{table[name.split(': ')[-1]]['mean']:.3f}"
-            cells.append(cell + (f" ({row.paper[name]:g})" if name in row.paper else ""))
+        cells = [
+            f"{row.scores[name].mean:.3f}"
+            + (f" ({row.paper[name]:g})" if name in row.paper else "")
+            for name in names
+        ]
         lines.append(f"| {row.name} | " + " | ".join(cells) + " |")
     return lines
 
 
-def judge_signs(rows: Sequence[Row], reports: Mapping[str, Any]) -> list[str]:
-    """A line for each row: whether it is worse than the first where the paper's is."""
+def compare(rows: Sequence[AblationRow]) -> list[str]:
+    """Returns a line per row: whether it is worse than the first where the paper's is."""
     first, lines = rows[0], []
     for row in rows[1:]:
-        said = []
+        texts = []
         for name in row.paper.keys() & first.paper.keys():
-            tables = (reports[r.name]["all_turns"][name] for r in (row, first))
-            ours, low, high = difference(*tables)
+            ours, low, high = difference(row.scores[name], first.scores[name])
             theirs = row.paper[name] - first.paper[name]
             verdict = "as in the paper" if ours * theirs > 0 else "NOT as in the paper"
             verdict = "within noise" if low <= 0 <= high else verdict
-            said.append(f"{name} {ours:+.3f} ({theirs:+.3f}), {verdict}")
-        if said:
-            lines.append(f"- {row.name}: " + "; ".join(sorted(said)) + ".")
+            texts.append(f"{name} {ours:+.3f} ({theirs:+.3f}), {verdict}")
+        if texts:
+            lines.append(f"- {row.name}: " + "; ".join(sorted(texts)) + ".")
     return lines
 
 
-def difference(one: Mapping[str, float], other: Mapping[str, float]) -> tuple[float, float, float]:
-    """One mean less the other, and an interval for it from theirs.
+def difference(one: Score, other: Score) -> tuple[float, float, float]:
+    """Returns the difference of two means, and an interval for it from theirs.
 
     By the method of variance estimates recovery (Zou and Donner, Statistics in Medicine, 2008), as
-    if the two were independent: of the same games they are not, so it is rather too wide.
+    if the two were independent; they share their games, so the interval is rather too wide.
     """
-    mean = one["mean"] - other["mean"]
-    low = mean - math.hypot(one["mean"] - one["low"], other["high"] - other["mean"])
-    high = mean + math.hypot(one["high"] - one["mean"], other["mean"] - other["low"])
+    mean = one.mean - other.mean
+    low = mean - math.hypot(one.mean - one.low, other.high - other.mean)
+    high = mean + math.hypot(one.high - one.mean, other.mean - other.low)
     return mean, low, high
 
 
 def describe_training(folder: Path, *, steps: int | None) -> list[str]:
-    """How the decoders of the rows were trained, and in what the model's own was otherwise."""
-    own = read_about(folder, "decoder")["recipe"]["steps"]
+    """Describes how the rows' decoders were trained, and what differs from the model's own."""
+    own = read_run_config(folder, "decoder")["recipe"]["steps"]
     stages = ("warmup", "decoder") if steps is None else ("warmup",)
     lines = [
         f"The first row is the model's own decoder; those of the other rows were trained by the "
@@ -325,92 +344,58 @@ def describe_training(folder: Path, *, steps: int | None) -> list[str]:
         else f"The decoder of every row, the first included, was trained for {steps:,} steps; the "
         f"model's own was for {own:,}."
     ]
-    told = deviations(folder, Bundle.open(folder / "decoder" / "model"), stages)
+    changes = deviations(folder, Bundle.open(folder / "decoder" / "model"), stages)
     for stage in stages:
         if fields := new_fields(folder, stage):
-            told.append(f"fields that the recipe had not: {', '.join(fields)}: {stage}")
-    if told:
+            changes.append(f"fields that the recipe did not have: {', '.join(fields)}: {stage}")
+    if changes:
         lines += [
-            "What the model itself was trained with has changed since; rows that were trained for "
-            "this page had what it has now:",
+            "The model's own settings have changed since it was trained; the rows trained for this "
+            "page have the current ones:",
             "",
-            *(f"- {line}." for line in told),
+            *(f"- {line}." for line in changes),
         ]
     return lines
 
 
 def write_table(
-    path: Path,
-    reports: Mapping[str, Any],
-    *,
-    games: int,
-    seed: int,
-    steps: int | None,
-    denoising_steps: int,
-    training: Sequence[str],
+    path: Path, ablations: Ablations, *, denoising_steps: int, training: Sequence[str]
 ) -> None:
-    """The page of the docs.
+    """Writes the page of the docs.
 
     Args:
-        path: the file.
-        reports: of every row, by its name.
-        games: that were scored.
-        seed: the first one's number.
-        steps: of the decoders' training, as told.
-        denoising_steps: of a clip.
-        training: see `describe_training`.
+        path: The page.
+        ablations: All rows.
+        denoising_steps: Number of denoising steps of a clip.
+        training: The lines of `describe_training`.
     """
-    option = "" if steps is None else f" --steps {steps}"
+    decoder, game = ([r for r in ablations.rows if r.part == part] for part in ("decoder", "game"))
     lines = [
-        "# What the paper leaves out, left out on the toy world",
+        "# The paper's ablations on the toy world",
         "",
-        f"Written by `python scripts/toy/ablations.py out/toy{option}`, "
-        f"{time.strftime('%Y-%m-%d')}: {games} held-out games of {_TURNS} turns, seeds {seed} to "
-        f"{seed + games - 1}, {denoising_steps} denoising steps. In brackets the paper's figure "
-        "for the same row, on its own films and benchmark, where CLIP is another: only the "
-        "direction may be compared. A difference is within noise where its interval (95 %, over "
-        "games) holds zero.",
+        f"Written by {ablations.made}, {denoising_steps} denoising steps. In brackets: the paper's "
+        "score of the same row, on its own films and benchmark and with another CLIP, so only the "
+        "direction may be compared. A difference is within noise if its interval (95 %, over "
+        "games) contains zero.",
         "",
         "## The decoder alone, on true shot representations",
         "",
         *training,
         "",
-        *describe(DECODER, reports, context=False),
+        *describe(decoder),
         "",
-        *judge_signs(DECODER, reports),
+        *compare(decoder),
         "",
         "## Whole games",
         "",
         'The row "window of 1" is the first row\'s model, which was trained on windows of up to '
-        "five turns, and sees only the turn itself; none was trained that way.",
+        "five turns, but sees only the current turn.",
         "",
-        *describe(GAME, reports, context=True),
+        *describe(game),
         "",
-        *judge_signs(GAME, reports),
+        *compare(game),
     ]
     write_whole(path, ("\n".join(lines) + "\n").encode())
-
-
-def write_rows(path: Path, reports: Mapping[str, Any], *, made: str) -> None:
-    """The file for `animegamer evaluate`."""
-    signs = (*judge_signs(DECODER, reports), *judge_signs(GAME, reports))
-    rows = []
-    for row in (*DECODER, *GAME):
-        report, whole = reports[row.name], row in GAME
-        names = (*_COLUMNS, "ACC-S") if whole else _COLUMNS
-        found = {name: report["all_turns"][name] for name in names}
-        if whole:
-            found[_OPEN] = report["open_turns"][_OPEN.split(": ")[-1]]
-        rows.append(
-            AblationRow(
-                name=row.name,
-                part="game" if whole else "decoder",
-                scores={n: Score(x["mean"], x["low"], x["high"]) for n, x in found.items()},
-                paper={name: float(value) for name, value in row.paper.items()},
-            )
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_ablations(path, Ablations(made=made, rows=tuple(rows), signs=signs))
 
 
 def main(
@@ -421,18 +406,18 @@ def main(
     games: int = 100,
     seed: int = 0,
     page: Path = Path("docs/toy-ablations.md"),
-    rows: Path = TOY_ABLATIONS,
+    rows: Path = FILE,
 ) -> None:
     """Train and score the ablations.
 
     Args:
-        folder: What `scripts/toy/train.sh` has written.
-        steps: Of the decoder's training in every row, the first included. Default: the model's
-            own, whose decoder is the first row.
-        games: Held-out games to score.
-        seed: The first one's number.
-        page: Where the table goes.
-        rows: Where the file for `animegamer evaluate` goes.
+        folder: Folder that `scripts/toy/train.sh` wrote.
+        steps: Number of steps of every row's decoder. Default: the model's own, whose decoder is
+            then the first row.
+        games: Number of held-out games to score.
+        seed: Number of the first game.
+        page: Page for the table.
+        rows: File for `animegamer evaluate`.
     """
     for option, number in {"--steps": steps, "--games": games}.items():
         if number is not None and number < 1:
@@ -440,25 +425,32 @@ def main(
     make_random_features(folder)
     home = folder / "ablations"
     trained = home if steps is None else home / f"{steps}-steps"
-    plan = [(row, trained) for row in decoder_rows(steps)] + [(row, home) for row in GAME]
-    reports = {
-        row.name: report_row(row, folder, home=place, games=games, seed=seed) for row, place in plan
-    }
-    training = describe_training(folder, steps=steps)
+    benchmark = WORLD.make_benchmark("test", num_games=games, num_turns=_TURNS, seed=seed)
+    played = home / f"games-{seed}-{games}"
+    suite = make_decoder_suite(folder / "warmup" / "model", benchmark)
+    decoder = []
+    for row in decoder_rows(steps):
+        model = train_row(row, folder, home=trained)
+        scores = score_decoder(model, row, benchmark=benchmark, suite=suite)
+        decoder.append(_row(row, "decoder", scores))
+    game = [
+        _row(row, "game", score_games(row, folder, out=played, benchmark=benchmark)) for row in GAME
+    ]
+    option = "" if steps is None else f" --steps {steps}"
+    made = (
+        f"`python scripts/toy/ablations.py out/toy{option}`, {time.strftime('%Y-%m-%d')}: {games} "
+        f"held-out games of {_TURNS} turns, seeds {seed} to {seed + games - 1}"
+    )
+    signs = (*compare(decoder), *compare(game))
+    ablations = Ablations(made=made, rows=(*decoder, *game), signs=signs)
     write_table(
         page,
-        reports,
-        games=games,
-        seed=seed,
-        steps=steps,
+        ablations,
         denoising_steps=Bundle.open(folder / "adapt" / "model").protocol.denoising_steps,
-        training=training,
+        training=describe_training(folder, steps=steps),
     )
-    command = "python scripts/toy/ablations.py out/toy" + (
-        "" if steps is None else f" --steps {steps}"
-    )
-    made = f"{command}, {games} held-out games, first seed {seed}, {time.strftime('%Y-%m-%d')}"
-    write_rows(rows, reports, made=made)
+    rows.parent.mkdir(parents=True, exist_ok=True)
+    write_ablations(rows, ablations)
     print(f"{page}, {rows}: written")
 
 
@@ -466,8 +458,9 @@ if __name__ == "__main__":
     import tyro
 
     keep_compiled_programs()
+    os.environ["XLA_FLAGS"] = xla_flags()
     try:
         tyro.cli(main)
     except UserError as error:
-        print(f"toy_ablations: {error}", file=sys.stderr)
+        print(f"ablations: {error}", file=sys.stderr)
         raise SystemExit(2) from None

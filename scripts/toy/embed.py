@@ -1,13 +1,14 @@
-"""Puts a trained toy model into the package: what `make play` plays, with its model card.
+"""Embeds a trained toy model into the package, where `make play` finds it, with its model card.
 
-    python scripts/toy/embed.py out/toy --scores out/toy/scores/test.json ...
+    python scripts/toy/embed.py out/toy --scores out/toy-report ...
 
-Weights are stored in bfloat16 and packed; the card tells the recipe of every stage, as its
-checkpoint keeps it, what was changed since, and the scores of the reports given. Those must be
-scores of this model: either as it was trained (`score_toy.py out/toy/adapt/model`) or, after a
-first embedding, as it is embedded (`score_toy.py toy`); `scores.json` beside the card keeps them.
+Weights are stored in bfloat16 and packed. The card shows the recipe of every stage, as its
+checkpoint keeps it, what changed since, and the scores of the evaluations given. Those must be of
+this model: as it was trained (`animegamer evaluate --model out/toy/adapt/model`) or, after a first
+embedding, as it is embedded (`animegamer evaluate`). `scores.json` beside the card keeps them.
 """
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
-from stages import STAGES, deviations, read_about
+from stages import STAGES, deviations, read_run_config
 
 from animegamer_jax.bundle.bundle import (
     NETWORKS,
@@ -30,41 +31,22 @@ from animegamer_jax.bundle.bundle import (
 from animegamer_jax.bundle.config import with_dtypes
 from animegamer_jax.bundle.embedded import ASSETS
 from animegamer_jax.errors import UserError
-from animegamer_jax.media.motion import FLICKER, NOISE
+from animegamer_jax.evaluate.metrics.registry import CONTEXT
+from animegamer_jax.evaluate.results import Evaluation, SystemResult, read_results
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import move_into_place, refuse_existing
-from animegamer_jax.toy.scoring.scores import DATA_NOISE
 
 ROOT = Path(__file__).parents[2]
 SCORES_FILE = "scores.json"
 _MOST_BYTES = 12 * 10**6
-_SETTINGS = {  # of a report, as the card calls them
-    "games": "games",
-    "turns": "turns of each",
-    "first_seed": "first seed",
-    "steps": "denoising steps",
-    "reader_clips": "clips that readers learnt from",
+_SHOWN = {  # metrics of the card, by turns
+    "all turns": ("ACC-S", "MAE-S", "ACC-F", "MAE-F", "character", "place", "time", "CLIP-I"),
+    "open turns": ("ACC-S", "character", "place", "time", CONTEXT),
 }
-_SHOWN = {  # of a report, by the name of its table
-    "all_turns": (
-        "ACC-S",
-        "MAE-S",
-        "ACC-F",
-        "MAE-F",
-        f"ACC-F{DATA_NOISE}",
-        f"MAE-F{DATA_NOISE}",
-        "character",
-        "place",
-        "time",
-        "CLIP-I",
-    ),
-    "open_turns": ("ACC-S", "character", "place", "time", "all three"),
-}
-_TABLES = {"all_turns": "", "open_turns": "open turns: "}
 
 
 def write_bundle(source: Bundle, path: Path) -> None:
-    """The bundle in bfloat16, packed, under the name `toy`."""
+    """Writes the bundle in bfloat16, packed, under the name `toy`."""
 
     def cast(leaves: Iterator[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
         for name, leaf in leaves:
@@ -85,12 +67,12 @@ def write_bundle(source: Bundle, path: Path) -> None:
             leaves = cast(source.read_in_order(name, source.leaves(name)))
             writer.write_network(name, config, leaves)
         writer.write_tokenizer(Path(str(source.path)) / "tokenizer")
-    for told in path.glob("*/commit_success.txt"):  # names a folder of this machine
-        told.unlink()
+    for marker in path.glob("*/commit_success.txt"):  # names a folder of this machine
+        marker.unlink()
 
 
 def describe_recipes(recipes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """A table, a line a stage."""
+    """Returns a table with a line per stage."""
     yield "| stage | steps | batch | learning rate | number format | seed |"
     yield "|---|---|---|---|---|---|"
     for stage, recipe in recipes.items():
@@ -101,76 +83,64 @@ def describe_recipes(recipes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         )
 
 
-def describe_scores(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A table, a column a report: how it was made, then the scores."""
-    names = []
-    for report in reports:
-        told = report["settings"]
-        window = "" if told["window"] is None else f", window {told['window']}"
-        names.append(f"{told['split']}{window}")
-    yield "| score | " + " | ".join(names) + " |"
-    yield "|---" * (len(reports) + 1) + "|"
-    for key, name in _SETTINGS.items():
-        cells = (str(report["settings"].get(key, "n/a")) for report in reports)
-        yield f"| {name} | " + " | ".join(cells) + " |"
-    for table, rows in _SHOWN.items():
-        for row in rows:
-            cells = (
-                f"{report[table][row]['mean']:.3f}" if row in report[table] else "n/a"
-                for report in reports
-            )
-            yield f"| {_TABLES[table]}{row} | " + " | ".join(cells) + " |"
+def describe_scores(systems: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Returns a table with a column per system: its settings, then its scores."""
+    yield "| score | " + " | ".join(system["name"] for system in systems) + " |"
+    yield "|---" * (len(systems) + 1) + "|"
+    for name in systems[0]["settings"]:
+        yield f"| {name} | " + " | ".join(str(s["settings"][name]) for s in systems) + " |"
+    for turns, metrics in _SHOWN.items():
+        for name in metrics:
+            found = [system[turns].get(name) for system in systems]
+            cells = " | ".join("n/a" if one is None else f"{one['mean']:.3f}" for one in found)
+            yield f"| {name if turns == 'all turns' else f'{turns}: {name}'} | {cells} |"
 
 
-def read_report(path: Path) -> dict[str, Any]:
-    """A report of `scripts/toy/score.py`.
+def check_scores(digests: Sequence[str | None], *, trained: str, embedded: str) -> str:
+    """Returns the digest of the model that was scored.
 
     Raises:
-        UserError: it is missing, or something else.
+        UserError: the scores are of another model, or of both.
     """
-    try:
-        report = json.loads(path.read_text())
-        lacking = {"settings", *_SHOWN} - report.keys()
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: no report of scripts/toy/score.py: {error}") from None
-    if lacking:
-        raise UserError(f"{path}: no report of scripts/toy/score.py: no {', '.join(lacking)}")
-    return report
-
-
-def check_scores(reports: Mapping[Path, Mapping[str, Any]], *, trained: str, embedded: str) -> str:
-    """Which of the two models the reports are of.
-
-    Raises:
-        UserError: of none, or not all of the same.
-    """
-    found = set()
-    for path, report in reports.items():
-        digest = report["settings"].get("model_digest")
+    for digest in digests:
         if digest not in (trained, embedded):
             raise UserError(
-                f"{path}: scores of another model: expected model_digest {trained} (as trained) or "
+                f"--scores: scores of another model: expected digest {trained} (as trained) or "
                 f"{embedded} (as embedded), found {digest}: score this model"
             )
-        found.add(digest)
-    if len(found) != 1:
+    if len({*digests}) != 1:
         raise UserError(
-            f"--scores: expected reports of one model, found {len(reports)} of {len(found)}: score "
-            "either the trained or the embedded one"
+            "--scores: expected scores of one model, found those of the trained and the embedded "
+            "one: score only one of them"
         )
-    return found.pop()
+    return str(digests[0])
 
 
-def compact(report: Mapping[str, Any]) -> dict[str, Any]:
-    """What the package keeps of a report."""
-    tables = {name: report[name] for name in _SHOWN}
-    rounded = json.loads(json.dumps(tables), parse_float=lambda text: round(float(text), 5))
-    settings = {k: v for k, v in report["settings"].items() if k != "model"}  # a folder's name
-    return {"settings": settings, **rounded}
+def compact(evaluation: Evaluation, system: SystemResult) -> dict[str, Any]:
+    """Returns what the package keeps of one system's scores."""
+    turns = {"all turns": None, "open turns": evaluation.is_open}
+    first, last = evaluation.run_config["seeds"]
+    return {
+        "name": evaluation.benchmark + f", window {system.settings['window']}",
+        "settings": {
+            "games": len(evaluation.games),
+            "turns of each": evaluation.num_turns,
+            "seeds": f"{first} to {last}",
+            "denoising steps": system.settings["steps"],
+        },
+        **{
+            name: {
+                metric: {key: round(x, 5) for key, x in dataclasses.asdict(found).items()}
+                for metric in _SHOWN[name]
+                if (found := system.estimate(metric, where))
+            }
+            for name, where in turns.items()
+        },
+    }
 
 
 def describe_commit() -> str:
-    """The checkout's commit, and whether its code was changed since."""
+    """Returns the checkout's commit, and whether its code has changed since."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(ROOT), *arguments]
@@ -186,36 +156,31 @@ def write_card(
     *,
     recipes: Mapping[str, Mapping[str, Any]],
     changes: Sequence[str],
-    reports: Sequence[Mapping[str, Any]],
+    systems: Sequence[Mapping[str, Any]],
     scored: str,
     commit: str,
     size: int,
 ) -> None:
-    """The model card beside the weights.
+    """Writes the model card beside the weights.
 
     Args:
-        path: the file.
-        recipes: of every stage.
-        changes: in what stages were trained for another model.
-        reports: the main one first.
-        scored: which model they are of.
-        commit: of the code that embeds.
-        size: of the model, in bytes.
+        path: The file.
+        recipes: Recipe of every stage.
+        changes: Differences between the model and what its stages were trained for.
+        systems: Scores, the main ones first.
+        scored: The model that was scored, in words.
+        commit: Commit of the code that embeds.
+        size: Size of the model in bytes.
     """
-    told = ["Each stage started from what the one before it left, with the networks and the",
-            "protocol that the model has."]  # fmt: skip
-    if changes:
-        told = ["Not all of the model is as its stages were trained:", ""]
-        told += [f"- {line}." for line in changes]
     lines = [
         "# The toy model",
         "",
-        "AnimeGamer at toy size, trained from nothing on the toy world by this repository's own",
-        "code (`scripts/toy/train.sh`) on two CPU cores: 17 frames of 48 x 72, eight characters,",
-        "eight motions, six places by day and night. It knows nothing else; words from outside its",
-        "world are read as blanks. No released weight and no foreign picture is in it.",
+        "AnimeGamer at toy size, trained from scratch on the toy world with this repository's code",
+        "(`scripts/toy/train.sh`) on two CPU cores: 17 frames of 48 x 72, eight characters, eight",
+        "motions, six places by day and night. It knows nothing else; words from outside its world",
+        "are read as blanks. It contains no released weights and no pictures from elsewhere.",
         "",
-        f"Written {time.strftime('%Y-%m-%d')} by `scripts/toy/embed.py` of commit {commit}; the",
+        f"Written {time.strftime('%Y-%m-%d')} by `scripts/toy/embed.py` of commit {commit}; its",
         f"stages may have been trained by earlier ones. {size / 1e6:.1f} MB in bfloat16. The "
         "licence is the",
         "repository's.",
@@ -224,18 +189,24 @@ def write_card(
         "",
         *describe_recipes(recipes),
         "",
-        *told,
-        "",
-        "## Scores",
-        "",
-        "On held-out games, never trained on (`python scripts/toy/score.py toy --split SPLIT`),",
-        f"of the model {scored}. ACC-F and MAE-F measure motion above a flicker of",
-        f"{FLICKER:g} grey levels; those{DATA_NOISE} above {NOISE:g}, as training clips were "
-        "measured.",
-        "",
-        *describe_scores(reports),
     ]
+    if changes:
+        lines += ["Some stages were trained for another model than this one:", ""]
+        lines += [f"- {line}." for line in changes]
+    else:
+        lines.append(
+            "Each stage started from the one before, with this model's networks and protocol."
+        )
+    lines += ["", "## Scores", "", *describe_evaluations(scored), *describe_scores(systems)]
     write_whole(path, ("\n".join(lines) + "\n").encode())
+
+
+def describe_evaluations(scored: str) -> Iterator[str]:
+    """Returns the sentences before the table of scores."""
+    yield "By `animegamer evaluate` on held-out games, which were never trained on, of the model"
+    yield f"{scored}. `animegamer evaluate --make toy-combinations` and `toy-phrasings` make the"
+    yield "other held-out benchmarks."
+    yield ""
 
 
 def main(
@@ -244,23 +215,24 @@ def main(
     """Embed a trained toy model.
 
     Args:
-        folder: What `scripts/toy/train.sh` has written.
-        scores: Reports of `scripts/toy/score.py` on this model, the main one first.
-        out: Where the package keeps it.
+        folder: Folder that `scripts/toy/train.sh` wrote.
+        scores: Folders of evaluations of this model, the main one first.
+        out: Folder of the embedded model in the package.
     """
     out = out.absolute()
     refuse_existing(epath.Path(out), overwrite=True)
     source = Bundle.open(folder / STAGES[-1] / "model")
-    recipes = {stage: read_about(folder, stage)["recipe"] for stage in STAGES}
-    reports = {path: read_report(path) for path in scores}
+    recipes = {stage: read_run_config(folder, stage)["recipe"] for stage in STAGES}
+    evaluations = [read_results(path) for path in scores]
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
         new = Path(scratch) / out.name
         write_bundle(source, new)
         trained, embedded = source.digest(), Bundle.open(new).digest()
-        digest = check_scores(reports, trained=trained, embedded=embedded)
-        kept = [compact(report) for report in reports.values()]
-        content = {"trained": trained, "embedded": embedded, "reports": kept}
+        digests = [system.digest for e in evaluations for system in e.systems]
+        digest = check_scores(digests, trained=trained, embedded=embedded)
+        kept = [compact(e, system) for e in evaluations for system in e.systems]
+        content = {"trained": trained, "embedded": embedded, "scored": digest, "systems": kept}
         write_whole(new / SCORES_FILE, (json.dumps(content, indent=1) + "\n").encode())
         size = sum(path.stat().st_size for path in new.rglob("*") if path.is_file())
         if size > _MOST_BYTES:
@@ -269,8 +241,8 @@ def main(
             new / "README.md",
             recipes=recipes,
             changes=deviations(folder, source),
-            reports=kept,
-            scored="as it is here" if digest == embedded else "before it was cast to bfloat16",
+            systems=kept,
+            scored="as embedded here" if digest == embedded else "before it was cast to bfloat16",
             commit=describe_commit(),
             size=size,
         )
@@ -284,5 +256,5 @@ if __name__ == "__main__":
     try:
         tyro.cli(main)
     except UserError as error:
-        print(f"embed_toy: {error}", file=sys.stderr)
+        print(f"embed: {error}", file=sys.stderr)
         raise SystemExit(2) from None

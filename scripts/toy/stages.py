@@ -1,6 +1,6 @@
-"""What `scripts/toy/train.sh` leaves of each stage: how it was trained, and what changed since.
+"""Reads how `scripts/toy/train.sh` trained each stage, and what has changed since.
 
-A stage's checkpoints tell its recipe, the networks, the protocol and the model it started from.
+A stage's checkpoints hold its recipe, the networks, the protocol and the model it started from.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.bundle.config import to_json
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.serialization import flattened
-from animegamer_jax.train.command import find_stage
+from animegamer_jax.train.registry import find_stage
 from animegamer_jax.train.stages.base import Stage
 from animegamer_jax.train.stages.recipe import Recipe
 
@@ -25,18 +25,18 @@ _ABSENT = object()
 
 
 def xla_flags() -> str:
-    """Of a training, as in `scripts/toy/train.sh`: a core is a device."""
+    """Returns the flags of `scripts/toy/train.sh`: one device per core."""
     devices = f"--xla_force_host_platform_device_count={os.environ.get('CORES', '2')}"
     return f"{devices} {os.environ.get('XLA_FLAGS', '')}"
 
 
-def read_about(folder: Path, stage: str) -> dict[str, Any]:
-    """What the stage's last checkpoint tells.
+def read_run_config(folder: Path, stage: str) -> dict[str, Any]:
+    """Returns what the stage's last checkpoint says about itself.
 
     Raises:
         UserError: it has none.
     """
-    found = sorted((folder / stage / "checkpoints").glob("*/about/metadata"), key=_step)
+    found = sorted((folder / stage / "checkpoints").glob("*/run_config/metadata"), key=_step)
     if not found:
         raise UserError(f"{folder / stage}: expected the stage's checkpoints, found none")
     return json.loads(found[-1].read_text())
@@ -51,16 +51,16 @@ def _find(stage: str) -> tuple[type[Stage[Any]], Recipe]:
 
 
 def recipe_options(folder: Path, stage: str) -> list[str]:
-    """Options of `animegamer train` with which the stage is trained as it was.
+    """Returns the options of `animegamer train` that repeat the stage's training.
 
     Raises:
-        UserError: its recipe had a field that there is no more.
+        UserError: its recipe has a field that no longer exists.
     """
     was, now = _recipes(folder, stage)
     if gone := [field for field in was if field not in now]:
         raise UserError(
-            f"{folder / stage}: its recipe has {', '.join(gone)}, which recipes have no more: "
-            "train the model again"
+            f"{folder / stage}: its recipe has {', '.join(gone)}, which is no longer a field "
+            "of recipes: train the model again"
         )
     changed = [(field, value) for field, value in was.items() if value != now[field]]
     pairs = ((f"--{field.replace('_', '-')}", str(value)) for field, value in changed)
@@ -68,30 +68,29 @@ def recipe_options(folder: Path, stage: str) -> list[str]:
 
 
 def new_fields(folder: Path, stage: str) -> list[str]:
-    """Of the stage's recipe: what there was not when it was trained."""
+    """Returns the fields of the stage's recipe that did not exist when it was trained."""
     was, now = _recipes(folder, stage)
     return [field for field in now if field not in was]
 
 
 def _recipes(folder: Path, stage: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The recipe that the stage had, and the one it has now, by dotted names."""
-    was = flattened(read_about(folder, stage)["recipe"])
+    """Returns the recipe that the stage had, and its current one, by dotted names."""
+    was = flattened(read_run_config(folder, stage)["recipe"])
     return dict(was), dict(flattened(to_json(_find(stage)[1])))
 
 
 def deviations(folder: Path, bundle: Bundle, stages: Sequence[str] = STAGES) -> list[str]:
-    """In what the stages were trained for another model than the bundle, a line each.
+    """Returns a line per difference between the bundle and what the stages were trained for.
 
-    Empty where each started from what the one before it left, with the networks and the protocol
-    that the bundle has.
+    Empty if each stage started from the one before, with the bundle's networks and protocol.
     """
     moved: list[str] = []
     others: dict[tuple[str, str, str], list[str]] = {}
     for stage in stages:
-        about = read_about(folder, stage)
-        if about["model"] != _left_before(folder, stage):
+        config = read_run_config(folder, stage)
+        if config["model"] != _left_before(folder, stage):
             moved.append(stage)
-        for field, was, now in _differences(stage, about, bundle):
+        for field, was, now in _differences(stage, config, bundle):
             others.setdefault((field, was, now), []).append(stage)
     lines = [
         f"`{field}`: {now} in the model; trained {was}: {', '.join(names)}"
@@ -106,35 +105,35 @@ def deviations(folder: Path, bundle: Bundle, stages: Sequence[str] = STAGES) -> 
 
 
 def _left_before(folder: Path, stage: str) -> str | None:
-    """How a checkpoint names the model of the stage before (`train.loop.Run.about`)."""
+    """Returns a checkpoint's name for the model of the stage before (`TrainingRun`)."""
     number = STAGES.index(stage)
     if not number:
         return None
     file = folder / STAGES[number - 1] / "model" / "config.json"
     if not file.exists():
-        return "gone"
+        return "missing"
     content = file.read_bytes()
     return f"{json.loads(content)['name']} {hashlib.sha256(content).hexdigest()[:12]}"
 
 
 def _differences(
-    stage: str, about: Mapping[str, Any], bundle: Bundle
+    stage: str, config: Mapping[str, Any], bundle: Bundle
 ) -> Iterator[tuple[str, str, str]]:
-    """Fields of the protocol and of the stage's networks: as trained, as the bundle has them."""
+    """Returns fields of protocol and networks, as trained and as they are in the bundle."""
     kind, _ = _find(stage)
     names = sorted({*kind.needs, *kind.changes})
-    was: dict[str, Any] = {f"protocol.{k}": v for k, v in flattened(about["protocol"])}
+    was: dict[str, Any] = {f"protocol.{k}": v for k, v in flattened(config["protocol"])}
     now: dict[str, Any] = {f"protocol.{k}": v for k, v in flattened(to_json(bundle.protocol))}
     for name in names:
-        was |= flattened(about["networks"][name] or {}, f"{name}.")
+        was |= flattened(config["networks"][name] or {}, f"{name}.")
         now |= flattened(to_json(getattr(bundle.config, name)) or {}, f"{name}.")
     for field in (*was, *(field for field in now if field not in was)):
         before, after = was.get(field, _ABSENT), now.get(field, _ABSENT)
         if before != after and field not in _MEASURED.get(stage, ()):
-            with_it = "without it" if before is _ABSENT else f"with {_told(before)}"
-            yield field, with_it, "absent" if after is _ABSENT else _told(after)
+            with_it = "without it" if before is _ABSENT else f"with {_text(before)}"
+            yield field, with_it, "absent" if after is _ABSENT else _text(after)
 
 
-def _told(value: Any) -> str:
+def _text(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,11 +1,10 @@
-"""How many denoising steps suit a toy model, and what motion its decoder should be told of.
+"""Compares numbers of denoising steps, and motion values for the decoder, on a toy model.
 
     python scripts/toy/steps.py MODEL --steps 50 10 5 4 [--values 0.6 3 8.5 19 36]
 
-The language model plays held-out games once; their shot representations are then drawn with each
-number of steps, and the clips' motion and likeness measured. The table is Markdown. The games are
-others than those that `scripts/toy/score.py` scores, so that what is chosen by them is not judged
-by them.
+The language model plays held-out games once. Their shot representations are then decoded with each
+number of steps, and the clips' motion and PSNR are measured. The table is Markdown. The games are
+not those of the benchmark `toy`, so that what is chosen here is not scored on the same games.
 """
 
 import sys
@@ -18,26 +17,46 @@ from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.errors import UserError
+from animegamer_jax.evaluate.benchmarks.format import Benchmark
 from animegamer_jax.evaluate.metrics import formulas
-from animegamer_jax.evaluate.progress import teller
+from animegamer_jax.evaluate.worlds import FrameSize
 from animegamer_jax.game.player import Player
-from animegamer_jax.media.motion import levels_of, measure_motion
+from animegamer_jax.media.motion import FLICKER, measure_motion, motion_level
+from animegamer_jax.progress import show_progress
+from animegamer_jax.toy.evaluation import WORLD
+from animegamer_jax.toy.scene import LEVELS, MOTION_EDGES
 from animegamer_jax.toy.scoring.decoder_samples import sample_shots
-from animegamer_jax.toy.scoring.scores import play_games, psnr_by_game
-from animegamer_jax.toy.scoring.truth import Truth, make_truth
-from animegamer_jax.toy.world import LEVELS, make_game
-
-_TURNS = 5
 
 
-def describe(clips: np.ndarray, truth: Truth) -> Iterator[str]:
-    """The cells of a row: of all clips, then a level's median value and its share of right ones."""
-    values, expected = measure_motion(clips.reshape(-1, *clips.shape[2:])), truth.levels.ravel()
-    levels = levels_of(values)
+def predict(player: Player, benchmark: Benchmark) -> np.ndarray:
+    """Plays all games side by side and returns their shot representations [g, t, k, r]."""
+    games, found = benchmark.games, []
+    window, seeds = player.start(len(games)), [game.seed for game in games]
+    with show_progress() as progress:
+        for turn in range(benchmark.num_turns):
+            instructions = [game.turns[turn].instruction for game in games]
+            window, output = player.play_turn(window, instructions, seeds=seeds, turn=turn + 1)
+            found.append(output.representation.astype(np.float32))
+            progress("turns", turn + 1, benchmark.num_turns)
+    return np.stack(found, axis=1)
+
+
+def describe(clips: np.ndarray, true_clips: np.ndarray, expected: np.ndarray) -> Iterator[str]:
+    """Returns a row's cells: scores of all clips, then each level's median value and accuracy.
+
+    Args:
+        clips: Clips [g, t, f, h, w, 3].
+        true_clips: The true clips.
+        expected: Their motion levels [g, t].
+    """
+    values = measure_motion(clips.reshape(-1, *clips.shape[2:]), noise=FLICKER)
+    levels = np.array([motion_level(value, edges=MOTION_EDGES) for value in values.tolist()])
+    expected = expected.ravel()
     right = formulas.motion_accuracy(levels, expected)
+    pairs = zip(clips, true_clips, strict=True)  # a game at a time: float32 needs the memory
     yield f"{right.mean():.3f}"
     yield f"{formulas.motion_error(levels, expected).mean():.3f}"
-    yield f"{psnr_by_game(clips, truth.clips).mean():.2f}"
+    yield f"{np.mean([formulas.psnr(found, true) for found, true in pairs]):.2f}"
     for level in LEVELS:
         here = expected == level
         yield f"{np.median(values[here]):.1f} ({right[here].mean():.2f})" if here.any() else "none"
@@ -52,43 +71,42 @@ def main(
     games: int = 40,
     seed: int = 1000,
 ) -> None:
-    """Print a table, a row a number of steps.
+    """Print a table with a row per number of steps.
 
     Args:
-        model: A model folder, or `toy` for the embedded one.
+        model: Model folder, or `toy` for the embedded model.
         steps: Numbers of denoising steps.
-        values: Motion values that the decoder is told for the five levels. Default: the model's.
-        games: Held-out games.
-        seed: Number of the first.
+        values: The decoder's motion values for the five levels. Default: the model's.
+        games: Number of held-out games.
+        seed: Number of the first game.
     """
     if values is not None and len(values) != len(LEVELS):
         raise UserError(f"--values: expected {len(LEVELS)} numbers, found {len(values)}")
     bundle = Bundle.open(model_folder(model))
     player = Player.from_bundle(bundle, steps=1)
-    drawn = [make_game(seed + i, num_turns=_TURNS, split="test") for i in range(games)]
-    truth = make_truth(
-        drawn, height=player.height, width=player.width, num_frames=player.num_frames
-    )
-    seeds = range(seed, seed + games)
-    played = play_games(player, drawn, seeds=seeds, on_turn=teller("read", "turns"))
-    told = bundle.protocol.motion_values if values is None else tuple(values)
-    print(f"{bundle.name}, games {seed} to {seed + games - 1}, told of motion {told}\n")
+    benchmark = WORLD.make_benchmark("test", num_games=games, num_turns=5, seed=seed)
+    size = FrameSize(player.num_frames, player.height, player.width)
+    true_clips = WORLD.true_clips(benchmark, size)
+    levels = np.array([[turn.motion_level for turn in game.turns] for game in benchmark.games])
+    representations = predict(player, benchmark)
+    inputs = bundle.protocol.motion_values if values is None else tuple(values)
+    print(f"{bundle.name}, games {seed} to {seed + games - 1}, motion values {inputs}\n")
     columns = ("ACC-F", "MAE-F", "PSNR", *(f"level {level}" for level in LEVELS), "s a clip")
     print(f"| denoising steps | {' | '.join(columns)} |\n" + "|---" * (len(columns) + 1) + "|")
     for count in (*steps, None):
         began = time.perf_counter()
-        clips = truth.clips
+        clips = true_clips
         if count is not None:
             clips = sample_shots(
                 bundle,
-                truth,
-                representations=played.representations,
-                seeds=seeds,
+                representations=representations,
+                levels=levels,
+                seeds=range(seed, seed + games),
                 steps=count,
-                motion_values=told,
+                motion_values=inputs,
             )
-        seconds = (time.perf_counter() - began) / truth.levels.size
-        cells = " | ".join(describe(clips, truth))
+        seconds = (time.perf_counter() - began) / levels.size
+        cells = " | ".join(describe(clips, true_clips, levels))
         name, took = ("true clips", "") if count is None else (count, f"{seconds:.2f}")
         print(f"| {name} | {cells} | {took} |", flush=True)
 
@@ -100,5 +118,5 @@ if __name__ == "__main__":
     try:
         tyro.cli(main)
     except UserError as error:
-        print(f"toy_steps: {error}", file=sys.stderr)
+        print(f"steps: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -1,30 +1,30 @@
 #!/usr/bin/env bash
-# Trains the embedded toy model from nothing: games, foundations, features, warm-up, decoder, MLLM,
-# adaptation. Stop it at any time: the same command goes on where it stopped.
+# Trains the embedded toy model from scratch: games, foundations, features, warm-up, decoder, MLLM,
+# adaptation. Stop it at any time: the same command continues where it stopped.
 #
-#   make train-toy                       (makes .venv with the extra `train`, then this)
+#   make train-toy                       (makes .venv with the extra `train`, then runs this)
 #   scripts/toy/train.sh [FOLDER]        (default out/toy; at most 3 hours on two cores)
 #
-# The finished model is FOLDER/adapt/model. `scripts/toy/score.py` scores it, `scripts/toy/embed.py`
-# puts it into the package. SIGTERM and Ctrl-C go to the stage that runs, which saves first; the
-# script then leaves with 143 or 130.
+# The finished model is FOLDER/adapt/model. `animegamer evaluate --model FOLDER/adapt/model` scores
+# it, `scripts/toy/embed.py` puts it into the package. SIGTERM and Ctrl-C are passed to the stage
+# that runs, which saves first; the script then exits with status 143 or 130.
 set -euo pipefail
-set -m # a stage is a process group of its own: a terminal's Ctrl-C comes to it once, from here
-cd "$(dirname "$0")/.."
+set -m # a stage is its own process group, so that a terminal's Ctrl-C reaches it once, from here
+cd "$(dirname "$0")/../.."
 OUT=${1:-out/toy}
 BIN=${BIN:-.venv/bin}
-[ -x "$BIN/animegamer" ] || { echo "train_toy: no $BIN/animegamer: run make train-toy" >&2; exit 2; }
-# A core is a device: half a batch on each is faster than the whole on both.
+[ -x "$BIN/animegamer" ] || { echo "train.sh: no $BIN/animegamer: run make train-toy" >&2; exit 2; }
+# One device per core: half a batch on each is faster than the whole batch on both.
 DEVICES=--xla_force_host_platform_device_count=${CORES:-2}
-# Products of bfloat16 are the faster ones only where the processor has tiles for them.
+# bfloat16 matmuls are faster only if the processor has AMX tiles.
 DTYPE=float32
 if grep -qs amx_bf16 /proc/cpuinfo; then DTYPE=bfloat16; fi
 
-have() { [ -e "$1" ] && echo "$(date +%T) there: $1"; }
+have() { [ -e "$1" ] && echo "$(date +%T) exists: $1"; }
 say() { echo "$(date +%T) $*"; }
 
 CHILD= STOPPED=
-forward() { # signal, status to leave with
+forward() { # signal, exit status
   STOPPED=$2
   if [ -n "$CHILD" ]; then kill -"$1" "$CHILD" 2>/dev/null || true; fi
 }
@@ -32,23 +32,23 @@ trap 'forward TERM 143' TERM
 trap 'forward INT 130' INT
 trap 'forward TERM 129' HUP
 
-run() { # what it makes, command: runs it to its end, or after a signal to that of its save
+run() { # the file it makes, command: waits for its end, after a signal for the end of its save
   local made=$1 status=0
   shift
   if [ -z "$STOPPED" ]; then
     "$@" &
     CHILD=$!
-    [ -z "$STOPPED" ] || kill -TERM "$CHILD" 2>/dev/null || true # it came between the two lines
-    while kill -0 "$CHILD" 2>/dev/null; do # by naps: bash can miss a signal as a long wait begins
+    [ -z "$STOPPED" ] || kill -TERM "$CHILD" 2>/dev/null || true # the signal came between the two lines
+    while kill -0 "$CHILD" 2>/dev/null; do # short sleeps: bash can miss a signal as a long wait begins
       sleep 0.3 &
       wait $! || true
     done
     wait "$CHILD" || status=$?
     CHILD=
   fi
-  if [ -z "$STOPPED" ] && [ "$status" != 0 ]; then exit "$status"; fi # it has said why
+  if [ -z "$STOPPED" ] && [ "$status" != 0 ]; then exit "$status"; fi # the command printed why
   if [ -n "$STOPPED" ] || [ ! -e "$made" ]; then
-    say "stopped before $made: the same command goes on" >&2
+    say "stopped before $made: the same command continues" >&2
     exit "${STOPPED:-1}"
   fi
 }

@@ -18,7 +18,7 @@ from animegamer_jax.bench.compare import Difference, check_agreement, compute_di
 from animegamer_jax.bench.model import Model, make_middle, write_middle
 from animegamer_jax.bench.programs import PLAY, Compiled, Program, play_programs
 from animegamer_jax.bundle.bundle import Bundle, BundleWriter
-from animegamer_jax.convert.export import _is_as_released
+from animegamer_jax.convert.export import fits_released_code
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.player import check_fit
 from animegamer_jax.protocol import RELEASED
@@ -83,7 +83,7 @@ def bench(capsys, *words: str) -> tuple[int, str, str]:
 def test_pytorch_answers_the_same(form, tiny_bundle, embedded_form, capsys, tmp_path):
     """Every program has its rows in the tables and in the file, and all backends agree."""
     path = {"released": tiny_bundle, "embedded": embedded_form}[form]
-    released = _is_as_released(Bundle.open(path).config)
+    released = fits_released_code(Bundle.open(path).config)
     assert released == (form == "released")
     file = tmp_path / "found.json"
     words = ("--model", str(path), "--against", "torch", "--torch", "eager", "--json", str(file))
@@ -146,7 +146,7 @@ def test_low_rank_updates_come_along(tiny_bundle, tmp_path):
     [
         (["--programs", "frob"], "invalid choice 'frob'"),
         (["--repeats", "0"], "--repeats 0: expected 1 or more"),
-        (["--model", "/nowhere"], "/nowhere: no bundle"),
+        (["--model", "/nowhere"], "/nowhere: not a bundle"),
         (["--json", "/nowhere/found.json"], "--json /nowhere/found.json: expected a file in"),
         (["--against", "torch", "--programs", "vae", "train-mllm"], "train-mllm: only the parts"),
     ],
@@ -194,7 +194,7 @@ def test_pytorch_that_is_not_installed(library, capsys, monkeypatch):
 def test_the_middle_size_is_what_it_says(tmp_path):
     config = make_middle()
     check_fit(config)
-    assert _is_as_released(config)
+    assert fits_released_code(config)
     assert config.dit is not None
     assert (config.dit.hidden_size, config.dit.num_layers) == (480, 8)
     assert config.dit.num_patches + config.dit.num_context_tokens == 2000

@@ -13,13 +13,8 @@ from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.bundle.embedded import ASSETS, model_folder
 from animegamer_jax.game.player import Player
 from animegamer_jax.toy.drawing.draw import render
-from animegamer_jax.toy.world import (
-    CHARACTERS,
-    PLACES,
-    PROTOCOL,
-    TIMES,
-    Scene,
-)
+from animegamer_jax.toy.scene import CHARACTERS, PLACES, TIMES, Scene
+from animegamer_jax.toy.world import PROTOCOL
 
 TOY = ASSETS / "toy"
 OPTIONS = {"character": CHARACTERS, "place": PLACES, "time": TIMES}

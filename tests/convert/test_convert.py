@@ -18,11 +18,7 @@ from flax import nnx
 from safetensors.torch import save_file
 
 from animegamer_jax import cli
-from animegamer_jax.bundle.bundle import (
-    Bundle,
-    abstract_params,
-    flat_params,
-)
+from animegamer_jax.bundle.bundle import Bundle, abstract_params, flat_params
 from animegamer_jax.configs import (
     CLIPConfig,
     DiTConfig,
@@ -35,8 +31,10 @@ from animegamer_jax.configs import (
     VAEConfig,
 )
 from animegamer_jax.convert import rules as R
+from animegamer_jax.convert.export import export_bundle
 from animegamer_jax.convert.networks import EMBEDDED, table_of
-from animegamer_jax.convert.released import convert, export
+from animegamer_jax.convert.options import ConvertOptions
+from animegamer_jax.convert.released import convert_released
 from animegamer_jax.convert.rules import QKV, QKV_BIAS, TRANSPOSE, Rule
 from animegamer_jax.convert.sources import (
     Source,
@@ -48,7 +46,6 @@ from animegamer_jax.convert.sources import (
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.layers import LayerNorm, LayerStack, Linear, QKVLinear
 
-MANIFESTS = Path(__file__).parents[1] / "manifests"
 FLOAT = NetworkConfig()
 
 
@@ -194,43 +191,6 @@ def test_mixed_formats_take_the_wider_one(tmp_path):
     assert leaves["b"].shape == ()
 
 
-def manifest(name: str, prefix: str = "") -> dict[str, tuple[int, ...]]:
-    content = json.loads((MANIFESTS / f"{name}.json").read_text())
-    return {key.removeprefix(prefix): tuple(shape) for key, shape in content.items()}
-
-
-MISTRAL_7B = {
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "rms_norm_eps": 1e-5,
-    "sliding_window": 4096,
-}
-
-
-@pytest.mark.parametrize(
-    ("networks", "name", "prefix", "options"),
-    [
-        (("dit", "encoder"), "vdm_decoder", "model.diffusion_model.", {}),
-        (("mllm",), "mllm_agent", "", {"base": MISTRAL_7B}),
-        (("vae",), "vae", "", {}),
-        (("clip",), "openclip_vit_b_16", EMBEDDED["clip"], {}),
-        (("t5",), "t5_v1_1_xxl_encoder", "", {}),
-    ],
-)
-def test_tables_cover_the_full_size_files(networks, name, prefix, options):
-    shapes = manifest(name, prefix)
-    parts, out = [], {}
-    for network in networks:
-        config = table_of(network).infer_config(shapes, **options)
-        rules, abstract = table_of(network).rules(config), abstract_params(network, config)
-        parts.append((rules, abstract))
-        out |= {key: shape for key, (shape, _) in R.export_shapes(rules, abstract).items()}
-    R.check(parts, shapes, file=name)
-    assert out == {key: shape for key, shape in shapes.items() if not key.startswith("loss.")}
-
-
 # --- files ----------------------------------------------------------------------------------
 
 
@@ -309,14 +269,14 @@ def make_bad_files(folder: Path, small_file: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("truncated.pt", "no whole torch.save file: truncated"),
-        ("text.pt", "no whole torch.save file"),
-        ("empty.pt", "no whole torch.save file"),
+        ("truncated.pt", "not a complete torch.save file: truncated"),
+        ("text.pt", "not a complete torch.save file"),
+        ("empty.pt", "not a complete torch.save file"),
         ("absent.pt", "no such file"),
         ("list.pt", "expected a dictionary of tensors, found list"),
         ("mixed.pt", "entry 'step' is of type int"),
         ("short.safetensors", "truncated"),
-        ("text.safetensors", "no safetensors file"),
+        ("text.safetensors", "not a safetensors file"),
     ],
 )
 def test_bad_files_in_one_line(tmp_path, small_file, name, message):
@@ -424,6 +384,10 @@ def decoder_shapes() -> dict:
     )
 
 
+def convert(**options) -> None:
+    convert_released(ConvertOptions(**options))
+
+
 @pytest.fixture(scope="module")
 def released(tmp_path_factory) -> Path:
     """A tiny released set: CLIP and T5 inside the decoder file, the VAE in a file of its own."""
@@ -478,7 +442,7 @@ def test_converts_everything(bundle, released):
 
 
 def test_convert_export_convert_is_the_identity(bundle, released, tmp_path):
-    export(bundle=str(bundle), out=tmp_path / "out")
+    export_bundle(str(bundle), tmp_path / "out")
     for name in ("mllm/pytorch_model.bin", "vdm/1/mp_rank_00_model_states.pt", "vae/3d-vae.pt"):
         first, second = open_torch(released / name), open_torch(tmp_path / "out" / name)
         names = [n for n in first.tensors if not n.startswith("loss.")]
@@ -502,8 +466,8 @@ def test_convert_export_convert_is_the_identity(bundle, released, tmp_path):
 
 
 def test_a_model_of_our_own_comes_back_from_its_export(tiny_bundle, tmp_path):
-    """Numbers of tokens, norm groups and protocol are not in the tensors: the export tells them."""
-    export(bundle=str(tiny_bundle), out=tmp_path / "out")
+    """Numbers of tokens, norm groups and protocol are not in tensors: the export records them."""
+    export_bundle(str(tiny_bundle), tmp_path / "out")
     convert(out=str(tmp_path / "back"), reference=tmp_path / "out")
     first, second = Bundle.open(tiny_bundle), Bundle.open(tmp_path / "back")
     assert second.config == first.config
@@ -518,12 +482,14 @@ def test_a_model_of_our_own_comes_back_from_its_export(tiny_bundle, tmp_path):
     with pytest.raises(UserError, match="position table"):
         convert(out=str(tmp_path / "c"), reference=tmp_path / "out", latent_height=10)
     (tmp_path / "out" / "animegamer.json").write_text("{}")
-    with pytest.raises(UserError, match=r"animegamer\.json: missing protocol, networks"):
+    with pytest.raises(
+        UserError, match=r"animegamer\.json: protocol: missing: export the bundle again"
+    ):
         convert(out=str(tmp_path / "c"), reference=tmp_path / "out")
 
 
 def test_exported_files_load_with_torch_alone(bundle, tmp_path):
-    export(bundle=str(bundle), out=tmp_path / "out", networks=("vae",))
+    export_bundle(str(bundle), tmp_path / "out", networks=("vae",))
     assert sorted(os.listdir(tmp_path / "out")) == ["animegamer.json", "vae"]
     content = torch.load(tmp_path / "out/vae/3d-vae.pt", weights_only=True)
     assert content["state_dict"]["encoder.conv_in.conv.weight"].shape == (32, 3, 3, 3, 3)
@@ -538,12 +504,12 @@ def test_a_file_of_its_own_wins(released, tmp_path, capsys):
     )
     out = tmp_path / "b"
     convert(out=str(out), reference=released, t5=tmp_path / "t5.safetensors", **OPTIONS)
-    assert "holds t5 as well, not used, because --t5 is given" in capsys.readouterr().out
+    assert "also holds t5, not used, because --t5 is given" in capsys.readouterr().out
     opened = Bundle.open(out)
     assert opened.config.t5.param_dtype == "float16"
     assert opened.info.released["t5"].file == "t5/t5.safetensors"
     np.testing.assert_array_equal(opened.read("t5", "embedding"), random_values((13, 12), "f2", 99))
-    export(bundle=str(out), out=tmp_path / "out", networks=("t5",))
+    export_bundle(str(out), tmp_path / "out", networks=("t5",))
     assert open_checkpoint(tmp_path / "out/t5/t5.safetensors").shapes == {
         name: shape for name, (shape, _) in shapes.items()
     }
@@ -569,7 +535,7 @@ def test_merge_folds_the_updates_in(bundle, released, tmp_path):
         assert found.dtype == np.float16
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6)
         assert (found != w).any()
-    export(bundle=str(out), out=tmp_path / "out", networks=("dit", "encoder", "mllm"))
+    export_bundle(str(out), tmp_path / "out", networks=("dit", "encoder", "mllm"))
     decoder = open_torch(tmp_path / "out/vdm/1/mp_rank_00_model_states.pt")
     assert decoder.shapes == {name: shape for name, (shape, _) in decoder_shapes().items()}
     layer = "model.diffusion_model.transformer.layers.0.attention.query_key_value."
@@ -664,17 +630,19 @@ def test_refuses_what_cannot_work(released, bundle, tmp_path):
         convert(out=str(tmp_path / "b"))
     with pytest.raises(UserError, match="pass --mistral DIR"):
         convert(out=str(tmp_path / "b"), agent=released / "mllm/pytorch_model.bin")
-    with pytest.raises(UserError, match="no whole number of frames"):
+    with pytest.raises(UserError, match="not a whole number of frames"):
         convert(out=str(tmp_path / "b"), reference=released, **(OPTIONS | {"latent_width": 10}))
-    with pytest.raises(UserError, match=r"found tensors of the 3D VAE: give it by --vae"):
+    with pytest.raises(UserError, match=r"found tensors of the 3D VAE: pass it with --vae"):
         convert(out=str(tmp_path / "b"), decoder=released / "vae/3d-vae.pt")
-    with pytest.raises(UserError, match=r"found tensors of the language model: give it by --agent"):
+    with pytest.raises(
+        UserError, match=r"found tensors of the language model: pass it with --agent"
+    ):
         convert(out=str(tmp_path / "b"), vae=released / "mllm/pytorch_model.bin")
     convert(out=str(tmp_path / "v"), vae=released / "vae/3d-vae.pt")
     with pytest.raises(UserError, match="no network mllm"):
-        export(bundle=str(tmp_path / "v"), out=tmp_path / "out", networks=("mllm",))
+        export_bundle(str(tmp_path / "v"), tmp_path / "out", networks=("mllm",))
     with pytest.raises(UserError, match="already there"):
-        export(bundle=str(bundle), out=released)
+        export_bundle(str(bundle), released)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["v"]
 
 
@@ -683,14 +651,14 @@ def test_a_foreign_bundle_cannot_write_elsewhere(released, tmp_path):
     file = tmp_path / "v/config.json"
     file.write_text(file.read_text().replace('"vae/3d-vae.pt"', '"../../victim.pt"'))
     with pytest.raises(UserError, match="expected a path inside a folder"):
-        export(bundle=str(tmp_path / "v"), out=tmp_path / "out")
+        export_bundle(str(tmp_path / "v"), tmp_path / "out")
     assert [p.name for p in tmp_path.iterdir()] == ["v"]
 
 
 def test_files_that_do_not_belong_together(released, tmp_path):
     config = VAEConfig(channels=32, multipliers=(1, 1, 2), num_res_blocks=1, latent_channels=6)
     write_random(tmp_path / "vae.pt", tensor_shapes("vae", config, "float32"))
-    with pytest.raises(UserError, match="number of latent channels differs: dit 4, vae 6"):
+    with pytest.raises(UserError, match="latent channels: dit 4, vae 6"):
         convert(out=str(tmp_path / "b"), reference=released, vae=tmp_path / "vae.pt", **OPTIONS)
 
 
@@ -712,8 +680,9 @@ def test_the_reference_folder(reference, tmp_path):
 PROGRAM = """
 import re, sys
 from pathlib import Path
-from animegamer_jax.convert.released import convert
-convert(out=sys.argv[2], decoder=Path(sys.argv[1]))
+from animegamer_jax.convert.options import ConvertOptions
+from animegamer_jax.convert.released import convert_released
+convert_released(ConvertOptions(out=sys.argv[2], decoder=Path(sys.argv[1])))
 # Not getrusage's ru_maxrss, which begins with what the parent held.
 print(int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024)
 """
@@ -747,13 +716,13 @@ def test_memory_stays_small(tmp_path):
             Bundle.open(tmp_path / "b").path.rmtree()
 
 
-def test_files_of_another_network_are_told_apart(released, tmp_path):
+def test_files_of_another_network_are_recognised(released, tmp_path):
     out = str(tmp_path / "b")
     torch.save({"visual.conv1.weight": torch.zeros(2, 3, 2, 2)}, tmp_path / "clip.pt")
     with pytest.raises(UserError, match=r"--vae: expected the 3D VAE, found tensors of OpenCLIP"):
         convert(out=out, vae=tmp_path / "clip.pt")
     decoder = released / "vdm/1/mp_rank_00_model_states.pt"
-    with pytest.raises(UserError, match=r"found tensors of the decoder: give it by --decoder"):
+    with pytest.raises(UserError, match=r"found tensors of the decoder: pass it with --decoder"):
         convert(out=out, vae=decoder)
     with pytest.raises(UserError, match=r"--latent-height: expected a whole number, 1 or more"):
         convert(out=out, decoder=decoder, latent_height=0)
@@ -777,7 +746,7 @@ def test_blocked_code_and_odd_formats_are_named(tmp_path):
         open_torch(tmp_path / "f8.pt")
 
 
-def test_a_full_disk_is_told(released, bundle, tmp_path):
+def test_a_full_disk_is_reported(released, bundle, tmp_path):
     """Files may not grow beyond 100 kB: as a full disk, in a process of its own."""
     code = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"

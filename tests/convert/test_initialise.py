@@ -17,8 +17,9 @@ from helpers import tiny_config
 from animegamer_jax import cli
 from animegamer_jax.bundle.bundle import Bundle, abstract_params
 from animegamer_jax.configs import MLLMConfig, ModelConfig, NetworkConfig
-from animegamer_jax.convert.initialise import write_bundle
+from animegamer_jax.convert.initialise import initialise_bundle
 from animegamer_jax.convert.networks import EMBEDDED, table_of
+from animegamer_jax.convert.options import InitialiseOptions
 from animegamer_jax.convert.rules import Rule, convert, export_shapes
 from animegamer_jax.convert.sources import open_checkpoint, write_safetensors, write_torch
 from animegamer_jax.convert.tables.mllm import mistral_rules
@@ -134,10 +135,14 @@ def tokenizer(tmp_path_factory) -> Path:
     return folder
 
 
+def initialise(out: Path, files: Mapping[str, Path], **options: Any) -> None:
+    initialise_bundle(InitialiseOptions(out=str(out), **files, **options), SIZES)
+
+
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory, files, tokenizer) -> Bundle:
     out = tmp_path_factory.mktemp("out") / "start"
-    write_bundle(str(out), files, SIZES, tokenizer=tokenizer)
+    initialise(out, files, tokenizer=tokenizer)
     return Bundle.open(out)
 
 
@@ -236,7 +241,7 @@ def test_new_weights_depend_on_the_seed_alone(files, tmp_path, tokenizer, bundle
     some = {"mistral": files["mistral"]}
     path = "input_resampler.output.kernel"
     for seed in (0, 1):
-        write_bundle(str(tmp_path / str(seed)), some, SIZES, tokenizer=tokenizer, seed=seed)
+        initialise(tmp_path / str(seed), some, tokenizer=tokenizer, seed=seed)
         found = Bundle.open(tmp_path / str(seed)).read("mllm", path)
         assert (found == bundle.read("mllm", path)).all() == (seed == 0)
 
@@ -246,7 +251,7 @@ def test_new_weights_depend_on_the_seed_alone(files, tmp_path, tokenizer, bundle
 
 def refusal(tmp_path: Path, files: Mapping[str, Path], **options: Any) -> str:
     with pytest.raises(UserError) as caught:
-        write_bundle(str(tmp_path / "out"), files, SIZES, **options)
+        initialise(tmp_path / "out", files, **options)
     assert not (tmp_path / "out").exists()
     return str(caught.value)
 
@@ -268,11 +273,11 @@ def test_every_problem_of_every_file(files, tmp_path):
 def test_wrong_files(files, tmp_path, tokenizer):
     one_line = {
         "nothing to initialise from": refusal(tmp_path, {}),
-        "give --tokenizer": refusal(tmp_path, {"mistral": files["mistral"]}),
+        "pass --tokenizer": refusal(tmp_path, {"mistral": files["mistral"]}),
         "expected tensors whose names start with 'model.diffusion_model.'": refusal(
             tmp_path, {"cogvideox": files["vae"]}
         ),
-        "give it by --t5": refusal(tmp_path, {"vae": files["t5"]}),
+        "pass it with --t5": refusal(tmp_path, {"vae": files["t5"]}),
         "no such file": refusal(tmp_path, {"clip": tmp_path / "nowhere"}),
     }
     for expected, message in one_line.items():

@@ -9,11 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from animegamer_jax.bundle.bundle import (
-    NETWORKS,
-    NetworkName,
-    abstract_params,
-)
+from animegamer_jax.bundle.bundle import NETWORKS, NetworkName, abstract_params
 from animegamer_jax.configs import (
     SIZES,
     CLIPConfig,
@@ -26,7 +22,7 @@ from animegamer_jax.configs import (
     make_full,
     make_toy,
 )
-from animegamer_jax.convert.rules import Rule, check
+from animegamer_jax.convert.rules import Rule, check, export_shapes
 from animegamer_jax.convert.tables import clip as clip_table
 from animegamer_jax.convert.tables import dit as dit_table
 from animegamer_jax.convert.tables import encoder as encoder_table
@@ -107,6 +103,9 @@ def test_tables_cover_the_released_file(name):
     prefix, parts = FILES[name]
     shapes = manifest(name, prefix)
     check(parts(), shapes, file=name)
+    out = [export_shapes(rules, abstract) for rules, abstract in parts()]
+    exported = {tensor: shape for part in out for tensor, (shape, _) in part.items()}
+    assert exported == {k: v for k, v in shapes.items() if not k.startswith("loss.")}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -151,7 +150,7 @@ def test_numbers_of_parameters():
     assert {name: round(count / 1e6) for name, count in found.items()} == MILLIONS
 
 
-def test_sizes_that_the_shapes_tell_are_the_configured_ones():
+def test_sizes_that_the_shapes_imply_are_the_configured_ones():
     base = {
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
@@ -170,7 +169,7 @@ def test_sizes_that_the_shapes_tell_are_the_configured_ones():
 
 
 def test_a_position_table_of_another_frame_is_refused():
-    with pytest.raises(ValueError, match="no whole number of frames of 48 x 90"):
+    with pytest.raises(ValueError, match="not a whole number of frames of 48 x 90"):
         dit_table.infer_config(manifest("vdm_decoder", DECODER), latent_height=48)
 
 
@@ -193,7 +192,7 @@ def test_the_networks_of_a_size_fit(size):
         (config.clip, "text_heads", "text_width"),
     ):
         assert getattr(network, width) % getattr(network, heads) == 0
-    assert dit.hidden_size % 16 == 0  # quarters and eighths of it tell frame, row and column
+    assert dit.hidden_size % 16 == 0  # quarters and eighths of it encode frame, row and column
     assert mllm.mistral.num_attention_heads % mllm.mistral.num_key_value_heads == 0
 
 

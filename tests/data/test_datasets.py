@@ -42,11 +42,7 @@ from animegamer_jax.toy.dataset import (
     write_toy_games,
 )
 from animegamer_jax.toy.drawing.draw import render
-from animegamer_jax.toy.world import (
-    PROTOCOL,
-    SPLITS,
-    make_game,
-)
+from animegamer_jax.toy.world import PROTOCOL, SPLITS, make_game
 
 
 @pytest.fixture(scope="module")
@@ -179,21 +175,23 @@ def refusal(path, read=open_games) -> str:
 
 
 def test_what_is_no_set(tmp_path, games_path, features_path):
-    assert f"{tmp_path}: no data set: expected a folder with set.json" in refusal(tmp_path)
-    assert "no data set" in refusal(tmp_path / "absent")
+    assert f"{tmp_path}: not a dataset: expected a folder with set.json" in refusal(tmp_path)
+    assert "not a dataset" in refusal(tmp_path / "absent")
     found = refusal(features_path)
-    assert "expected a games set, found a features set" in found
-    assert "animegamer data toyworld` or `animegamer data games` wrote" in found
-    assert "expected a features set, found a games set" in refusal(games_path, open_features)
+    assert "expected a dataset of games, found one of features" in found
+    assert "animegamer data toyworld` or `animegamer data games` made" in found
+    assert "expected a dataset of features, found one of games" in refusal(
+        games_path, open_features
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ('{"layout": 99}', "layout: expected 1, found 99"),
-        ("[]", "layout: expected 1, found null"),
-        ("{", "no JSON"),
-        ('{"layout": 1}', "missing kind, made_by"),
+        ("[]", "set.json: expected an object, found []"),
+        ("{", "not valid JSON"),
+        ('{"layout": 1}', "set.json: kind: missing"),
     ],
 )
 def test_another_description(tmp_path, content, message):
@@ -233,7 +231,7 @@ def test_damaged_files_are_told(copy, damage):
         file.write_bytes(bytes(b ^ 0x5A for b in content))
     else:
         (file.parent / "dataset_info.json").unlink()
-    with pytest.raises(UserError, match=r"\(train\): cannot be read: .*copy or make the set again"):
+    with pytest.raises(UserError, match=r"\(train\): cannot be read: .*copy the dataset again"):
         open_games(copy).turns("train")[0]
 
 
@@ -326,7 +324,7 @@ def test_the_command_tells_what_it_made(tmp_path, capsys):
     told = capsys.readouterr()
     assert status == 0
     assert f"{out}: 4 turns (train 1, test 1, combinations 1, phrasings 1)" in told.out
-    assert "phrasings: 1 of 1 games" in told.err
+    assert "train games: 1 of 1" in told.err
     assert read_mp4(out / "films" / "film_001.mp4").shape[1:] == (16, 24, 3)
     assert (out / "films" / "film_001.json").is_file()
     with pytest.raises(UserError, match="already there"):

@@ -88,7 +88,9 @@ def test_the_set_says_what_it_holds(features, games_path, told):
     assert dataclasses.replace(
         features.info, kind="games", made_by="a test", features=None
     ) == dataclasses.replace(games.info)
-    assert told == [("train", n, 10) for n in (0, 6, 10)] + [("test", n, 5) for n in (0, 5)]
+    assert told == [("train turns", n, 10) for n in (0, 6, 10)] + [
+        ("test turns", n, 5) for n in (0, 5)
+    ]
 
 
 @jax.jit
@@ -177,25 +179,28 @@ def test_the_same_call_goes_on_after_a_stop(features, games_path, bundle, tmp_pa
     options |= {"batch_size": 8, "shard_size": 6}
 
     def stop(split, done, total):
-        if (split, done) == ("train", 10):
+        if (split, done) == ("train turns", 10):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         write_features(path, **options, on_progress=stop)
     with pytest.raises(UserError, match=r"features: not finished: run the command that began it"):
         open_features(path)
-    with pytest.raises(UserError, match=r"another set: set.features.frame was 'first', is 'rand"):
+    with pytest.raises(
+        UserError, match=r"another dataset was begun here: set.features.frame was 'first', is 'rand"
+    ):
         write_features(path, **options, frame="random")
     # Of seven turns a shard there are as many shards, of other turns.
     with pytest.raises(
-        UserError, match=r"another set: made_of\.shard_size was 6, is 7: go on with"
+        UserError,
+        match=r"another dataset was begun here: fingerprint\.shard_size was 6, is 7: use the earlier",
     ):
         write_features(path, **options | {"shard_size": 7})
     before = shards_of(path)
     assert len(before) == 4  # two shards of two parts
     told = []
     write_features(path, **options, on_progress=lambda *progress: told.append(progress))
-    assert told == [("train", 10, 10), ("test", 0, 5), ("test", 5, 5)]
+    assert told == [("train turns", 10, 10), ("test turns", 0, 5), ("test turns", 5, 5)]
     after = shards_of(path)
     assert len(after) == 6
     assert before.items() <= after.items()  # not written again
@@ -237,9 +242,9 @@ def test_a_set_that_was_begun_from_others_is_not_gone_on_with(
     else:
         (model / "tokenizer" / "more.json").write_text("{}")
     changed = {"games": "games.records", "weights": "bundle.t5", "tokenizer": "bundle.tokenizer"}
-    with pytest.raises(UserError, match="another set") as caught:
+    with pytest.raises(UserError, match="another dataset was begun here") as caught:
         go_on()
-    assert f"made_of.{changed[other]} was" in str(caught.value)
+    assert f"fingerprint.{changed[other]} was" in str(caught.value)
 
 
 def stop_at_once(maker, turns, info):
@@ -356,12 +361,12 @@ def test_features_that_are_not_finite(games_path, bundle, networks):
     t5, vae = broken["t5"], broken["vae"]
     large = jnp.full_like(t5.final_norm.scale[...], 1e6)  # float16 ends at 65,504
     t5.final_norm.scale.set_value(large)
-    with pytest.raises(UserError, match=r"tiny, game 0, turn 0: T5 gives a feature that is not"):
+    with pytest.raises(UserError, match=r"tiny, game 0, turn 0: T5 computed a feature that is not"):
         next(maker.records([games.turns("train")[0]], games.info))
     t5.final_norm.scale.set_value(jnp.ones_like(large))
     weights = vae.encoder.conv_out.kernel
     weights.set_value(weights[...].at[(0,) * weights[...].ndim].set(jnp.nan))
-    with pytest.raises(UserError, match=r"game 0, turn 3: the VAE gives a feature that is not"):
+    with pytest.raises(UserError, match=r"game 0, turn 3: the VAE computed a feature that is not"):
         next(maker.records([games.turns("train")[3]], games.info))
 
 

@@ -133,7 +133,7 @@ def test_no_samples():
         make_iterator(numbers(0), batch_size=2, seed=0)
 
 
-def test_a_bad_record_is_told_by_the_iterator():
+def test_a_bad_record_is_reported_by_the_iterator():
     def fail(number: int) -> np.ndarray:
         if number == 3:
             raise UserError("game 3: broken")
@@ -239,9 +239,9 @@ def test_two_hosts_share_what_one_goes_on_with():
         )
         for host in range(2)
     ]
-    told = [json.loads(host.communicate(timeout=120)[0].splitlines()[-1]) for host in hosts]
-    assert told[0][2:5] == told[1][2:5]
-    state, refused, shared, seen = told[0][3:]
+    outputs = [json.loads(host.communicate(timeout=120)[0].splitlines()[-1]) for host in hosts]
+    assert outputs[0][2:5] == outputs[1][2:5]
+    state, refused, shared, seen = outputs[0][3:]
     assert "a batch of 7: expected a positive multiple of the 2 hosts" in refused
     assert "several hosts would hold the same samples" in shared
 
@@ -250,10 +250,10 @@ def test_two_hosts_share_what_one_goes_on_with():
         after = take(batches, 4)
         batches.set_state(state)  # of two hosts, on one
         assert same(take(batches, 4), after)
-    parts = [np.array([*t[0], t[1]]) for t in told]  # a host: step, field, sample
+    parts = [np.array([*t[0], t[1]]) for t in outputs]  # a host: step, field, sample
     assert all(part.shape == (taken + 1, 3, 4) for part in parts)
     for step, batch in enumerate(expected):
         shared_out = np.concatenate([part[step] for part in parts], axis=1)
         np.testing.assert_array_equal(shared_out, np.stack(batch))
-    assert told[0][2] == [int(field.sum()) for field in expected[-1]]
+    assert outputs[0][2] == [int(field.sum()) for field in expected[-1]]
     np.testing.assert_array_equal(seen, np.stack(expected[0]))  # hosts' rows are no neighbours

@@ -116,7 +116,7 @@ def test_turns_have_their_own_features(features, tokenizer):
 
 
 def check_window(sample, number: int, tokenizer, *, num_history: int) -> None:
-    """A sample is record `number` with so many turns before it, and zeros before those."""
+    """A sample is record `number` with the turns before it, and zeros before those."""
     assert sample.num_history == num_history
     absent = PAPER.window - 1 - num_history
     for field in sample._fields:
@@ -157,7 +157,7 @@ def test_a_smaller_window_holds_the_newest(features, windows):
 
 @pytest.mark.parametrize("window", [3, 5, 7])
 def test_windows_that_start_anywhere_are_of_uniform_length(features, windows, window):
-    """1 turn to what window and game (five turns) hold; and every turn that has so many."""
+    """1 turn to what window and game (five turns) hold; and every turn that has enough."""
     protocol = dataclasses.replace(PROTOCOL, window=window)
     anywhere = dataclasses.replace(windows, protocol=protocol, starts="anywhere")
     source, rng = features.turns("train"), np.random.default_rng(3)
@@ -278,10 +278,10 @@ def test_clips_of_another_size_name_the_field(games, network, change, message):
 
 def test_clips_that_are_not_as_the_set_says(games):
     record = games.turns("train")[7]
-    told = dataclasses.replace(INFO, num_frames=13)
+    declared = dataclasses.replace(INFO, num_frames=13)
     message = r"tiny, game 1, turn 2: clip: expected 13 frames or more of 16 x 24, found 9 of 16"
     with pytest.raises(UserError, match=message):
-        turns.read_frames(record, told, num_frames=13)
+        turns.read_frames(record, declared, num_frames=13)
 
 
 def test_latents_of_other_turns_are_refused(features, tokenizer, tmp_path):

@@ -24,8 +24,10 @@ def records(first: int, count: int):
     return [{**turn, "clip": b"clip"} for turn in turns_of(count, first=first)]
 
 
-def begin(path, *, info=INFO, shards=SHARDS, made_of=None):
-    return begin_set(path, info, shards=shards, made_of=made_of or {"films": {"a": 1, "b": 2}})
+def begin(path, *, info=INFO, shards=SHARDS, fingerprint=None):
+    return begin_set(
+        path, info, shards=shards, fingerprint=fingerprint or {"films": {"a": 1, "b": 2}}
+    )
 
 
 def fill(written, *, but=None):
@@ -94,13 +96,13 @@ def test_going_on_writes_what_is_missing(tmp_path):
     [
         ({"info": dataclasses.replace(INFO, fps=9)}, "set.fps was 8, is 9"),
         ({"shards": {"train": 2, "test": 1}}, "shards.train was 3, is 2"),
-        ({"made_of": {"films": {"a": 1, "b": 3}}}, "made_of.films.b was 2, is 3"),
-        ({"made_of": {"films": {"a": 1, "b": 2}, "c": 4}}, "made_of.c was 'absent', is 4"),
+        ({"fingerprint": {"films": {"a": 1, "b": 3}}}, "fingerprint.films.b was 2, is 3"),
+        ({"fingerprint": {"films": {"a": 1, "b": 2}, "c": 4}}, "fingerprint.c was 'absent', is 4"),
     ],
 )
 def test_another_set_was_begun_there(tmp_path, changes, told):
     begin(tmp_path / "set")
-    with pytest.raises(UserError, match="another set") as caught:
+    with pytest.raises(UserError, match="another dataset was begun here") as caught:
         begin(tmp_path / "set", **changes)
     assert told in str(caught.value)
 
@@ -113,7 +115,7 @@ def test_a_damaged_plan_and_a_damaged_shard(tmp_path):
     with pytest.raises(UserError, match=r"00001-of-00003: cannot be read: .*: delete it"):
         written.finish(expected=TURNS)
     (tmp_path / "set" / "unfinished.json").write_text("{")
-    with pytest.raises(UserError, match=r"unfinished.json: no JSON object: delete the folder"):
+    with pytest.raises(UserError, match=r"unfinished.json: not valid JSON: .*: delete the folder"):
         begin(tmp_path / "set")
 
 

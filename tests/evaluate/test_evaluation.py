@@ -1,4 +1,4 @@
-"""`animegamer evaluate`: games played, scored and kept; what cannot be had is left out and told."""
+"""`animegamer evaluate`: games are played, scored and kept; what cannot be computed is skipped."""
 
 import dataclasses
 import json
@@ -53,8 +53,14 @@ def test_a_benchmark_is_played_scored_and_reported(played, films):
     for name, values in system.values.items():
         assert values.shape == (GAMES, TURNS)
         assert np.isfinite(values).all() or name == "seconds"
-    assert {"clip", "dreamsim", "lpips", "truth", "fvd", "jedi"} == system.left_out.keys()
-    assert "most frequent" in next(iter(system.beside))
+    assert {"clip", "dreamsim", "lpips", "truth", "fvd", "jedi"} == system.skipped.keys()
+    assert list(system.reference) == [
+        "always the most frequent",
+        "another game's answers",
+        "without memory",
+    ]
+    assert system.estimate("ACC-S", reference="without memory").count == GAMES * TURNS
+    assert found.motions == (("",) * TURNS,) * GAMES
     for name in ("report.html", "report.md"):
         assert "tiny" in (played / name).read_text()
 
@@ -66,8 +72,8 @@ def test_the_values_are_those_of_the_saved_games(played, films):
         for column, (turn, asked) in enumerate(zip(saved.turns, game.turns, strict=True)):
             right = [getattr(turn, s) == getattr(asked, s) for s in turn.changes]
             assert system.values["ACC-S"][row, column] == pytest.approx(np.mean(right))
-            told = float(turn.motion_level == asked.motion_level)
-            assert system.values["ACC-L"][row, column] == told
+            expected = float(turn.motion_level == asked.motion_level)
+            assert system.values["ACC-L"][row, column] == expected
             assert turn.instruction == asked.instruction
 
 
@@ -86,15 +92,56 @@ def test_games_that_are_there_are_not_played_again(played, tiny_bundle, films, t
     folders[1].unlink()  # as if it had been stopped within this game
     kept = {f: f.stat().st_mtime_ns for f in folders if f.exists()}
     assert play(out, f"tiny={tiny_bundle}", films) == 0
-    assert "2 games were there" in capsys.readouterr().err
+    assert "2 games were already played" in capsys.readouterr().err
     assert {f: f.stat().st_mtime_ns for f in kept} == kept
+    game = folders[1].parent.name
+    for before, after in zip(
+        representations(played, game), representations(out, game), strict=True
+    ):
+        np.testing.assert_allclose(after, before, atol=1e-4)  # alone as side by side
     for name, values in read_results(played).systems[0].values.items():
         if name != "seconds":
             np.testing.assert_allclose(
                 read_results(out).systems[0].values[name], values, atol=1e-4, err_msg=name
             )
     assert play(out, f"tiny={tiny_bundle}", films, "--window", "1") == 0
-    assert "games were there" not in capsys.readouterr().err, "played with another window"
+    assert "already played" not in capsys.readouterr().err, "played with another window"
+
+
+def representations(out, game) -> list[np.ndarray]:
+    files = sorted((out / "games" / "tiny" / game).glob("*.npz"))
+    assert len(files) == TURNS
+    return [np.load(file)["representation"] for file in files]
+
+
+def test_several_windows_are_several_systems(tiny_bundle, films, tmp_path):
+    out = tmp_path / "windows"
+    options = ("--games", "1", "--window", "3", "1", "--metrics", "states")
+    assert play(out, f"tiny={tiny_bundle}", films, *options) == 0
+    systems = read_results(out).systems
+    assert [(s.name, s.settings["window"]) for s in systems] == [
+        ("tiny-window-3", 3),
+        ("tiny-window-1", 1),
+    ]
+    assert systems[0].digest == systems[1].digest
+    assert {Game.load(out / s.folders[0]).window for s in systems} == {3, 1}
+
+
+def test_playing_does_not_look_at_what_is_expected(played, films, tiny_bundle, tmp_path):
+    benchmark = read_benchmark(films)
+    game = benchmark.games[0]
+    turns = tuple(
+        dataclasses.replace(turn, motion_level=1, social=0, caption="no", motion_text="no")
+        for turn in game.turns
+    )
+    blind = dataclasses.replace(benchmark, games=(dataclasses.replace(game, turns=turns),))
+    write_benchmark(tmp_path / "blind.json", blind)
+    out = tmp_path / "blind"
+    assert play(out, f"tiny={tiny_bundle}", tmp_path / "blind.json", "--metrics", "states") == 0
+    for one, other in zip(
+        representations(played, game.id), representations(out, game.id), strict=True
+    ):
+        np.testing.assert_allclose(other, one, atol=1e-4)
 
 
 def test_games_played_elsewhere_are_scored_beside_them(played, tiny_bundle, films, tmp_path):
@@ -174,26 +221,29 @@ def test_without_a_judge_the_rest_of_the_report_is_written(
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (("--metrics", "SSIM"), "unknown metric"),
         (("--games", "400"), "--games 400: expected at most 3"),
+        (("--window", "3", "0"), "--window: expected 1 or more, found 0"),
         (("--steps", "0"), "--steps: expected 1 or more, found 0"),
         (("--batch-size", "0"), "--batch-size: expected 1 or more"),
     ],
 )
-def test_wrong_options_are_told_in_a_line(options, told, tiny_bundle, films, tmp_path, capsys):
+def test_wrong_options_are_refused_in_one_line(
+    options, message, tiny_bundle, films, tmp_path, capsys
+):
     words = ("--model", str(tiny_bundle), "--benchmark", str(films), "--out", str(tmp_path / "o"))
     assert main(["evaluate", *words, *options]) == 2
     error = capsys.readouterr().err
-    assert told in error
+    assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "o").exists()
 
 
-def test_a_damaged_benchmark_is_told_in_a_line(films, tiny_bundle, tmp_path, capsys):
+def test_a_damaged_benchmark_is_refused_in_one_line(films, tiny_bundle, tmp_path, capsys):
     content = json.loads(films.read_text())
-    for damage, told in (
+    for damage, message in (
         (content | {"format_version": 7}, "format_version: expected 1, found 7"),
         (content | {"games": [_without_a_turn(content["games"][0])]}, "turn 2: missing"),
     ):
@@ -201,7 +251,7 @@ def test_a_damaged_benchmark_is_told_in_a_line(films, tiny_bundle, tmp_path, cap
         path.write_text(json.dumps(damage))
         assert play(tmp_path / "o", tiny_bundle, path) == 2
         error = capsys.readouterr().err
-        assert told in error
+        assert message in error
         assert error.count("\n") == 1
 
 
@@ -209,14 +259,14 @@ def _without_a_turn(game):
     return game | {"turns": game["turns"][:1]}
 
 
-def test_a_model_that_lacks_a_character_is_told(films, tmp_path, capsys):
+def test_a_model_that_lacks_a_character_is_refused(films, tmp_path, capsys):
     assert play(tmp_path / "o", "toy", films) == 2
     error = capsys.readouterr().err
     assert "characters that model toy does not know" in error
     assert error.count("\n") == 1
 
 
-def test_a_cast_that_lacks_a_character_is_told(films, tiny_bundle, tmp_path, capsys):
+def test_a_cast_that_lacks_a_character_is_refused(films, tiny_bundle, tmp_path, capsys):
     Image.new("RGB", (32, 32)).save(tmp_path / "nobody.png")
     characters = '[[character]]\nname = "Nobody"\nimages = ["nobody.png"]\n'
     (tmp_path / "characters.toml").write_text(characters)
@@ -227,7 +277,9 @@ def test_a_cast_that_lacks_a_character_is_told(films, tiny_bundle, tmp_path, cap
     assert "does not know" in capsys.readouterr().err
 
 
-def test_a_long_instruction_is_told_before_anything_is_played(films, tiny_bundle, tmp_path, capsys):
+def test_a_long_instruction_is_refused_before_anything_is_played(
+    films, tiny_bundle, tmp_path, capsys
+):
     benchmark = read_benchmark(films)
     first = benchmark.games[0]
     turns = (first.turns[0], dataclasses.replace(first.turns[1], instruction="go on " * 60 + "."))
@@ -251,14 +303,13 @@ def test_a_folder_of_another_benchmark_is_refused(played, films, tiny_bundle, tm
     assert "another number of games" in capsys.readouterr().err
 
 
-def test_missing_weights_leave_their_metrics_out(played, films, tiny_bundle, tmp_path):
+def test_metrics_without_weights_are_skipped(played, films, tiny_bundle, tmp_path):
     out = tmp_path / "copy"
     shutil.copytree(played, out)
     options = ("--lpips", str(tmp_path / "a.pth"), str(tmp_path / "b.pth"))
     assert play(out, f"tiny={tiny_bundle}", films, *options, "--clip", str(tmp_path / "none")) == 0
-    told = read_results(out).systems[0].left_out
-    assert "no such file or folder" in told["clip"]
-    assert "left out" in (out / "report.md").read_text().casefold()
+    assert "no such file or folder" in read_results(out).systems[0].skipped["clip"]
+    assert "skipped" in (out / "report.md").read_text().casefold()
 
 
 # The scorers
@@ -274,41 +325,44 @@ def test_every_group_has_metrics_and_every_metric_a_formula():
 
 def test_states_and_motion_of_true_answers_are_perfect(films):
     turns = read_benchmark(films).games[0].turns
-    told = [[t.motion_level, t.social, t.entertainment, t.stamina] for t in turns]
+    states = [[t.motion_level, t.social, t.entertainment, t.stamina] for t in turns]
     still = np.zeros((len(turns), 5, 48, 72, 3), np.uint8)
-    answers = Answers(turns=turns, clips=still, told=np.array(told))
+    answers = Answers(turns=turns, clips=still, predicted_states=np.array(states))
     values = StateScorer()(answers)
     assert (values["ACC-S"] == 1).all()
     assert (values["MAE-S"] == 0).all()
     assert (values["ACC-L"] == 1).all()
     assert (values["MAE-L"] == 0).all()
     levels = np.array([turn.motion_level for turn in turns])
-    still_values = MotionScorer(toy=False)(answers)
+    still_values = MotionScorer()(answers)
     np.testing.assert_array_equal(still_values["MAE-F"], levels - 1)  # nothing moves: level 1
-    assert StateScorer()(dataclasses.replace(answers, told=None)) == {}
+    assert StateScorer()(dataclasses.replace(answers, predicted_states=None)) == {}
 
 
 @pytest.mark.slow
 def test_the_embedded_model_on_its_own_world(tmp_path, capsys):
-    """True clips, and tables to read scores by; readers of clips have their own tests."""
+    """With true clips and reference scores; classifiers have their own tests."""
     benchmark, out = tmp_path / "toy.json", tmp_path / "toy"
     made = ("--make", "toy", "--games", "2", "--turns", "2", "--out", str(benchmark))
     assert main(["evaluate", *made]) == 0
     assert play(out, "toy", benchmark, "--metrics", "states", "ACC-F", "CLIP-I", "fvd") == 0
     (system,) = read_results(out).systems
-    assert system.left_out.keys() == {"fvd"}
+    assert system.skipped.keys() == {"fvd"}
     assert system.values.keys() == {
         *("ACC-S", "MAE-S", "ACC-L", "MAE-L", "ACC-F", "MAE-F", "CLIP-I", "CLIP-T")
     }
     assert system.estimate("ACC-S").mean > 0.5
     assert system.estimate("CLIP-I").mean > 0.8
-    assert system.beside.keys() == {
-        "always the most frequent",
-        "another take of the same",
-        "another game's clips",
+    assert list(system.reference) == [
+        "true clips",
         "true clips through its VAE",
-    }
-    others = system.beside["another game's clips"]["CLIP-I"].mean
+        "true clips from another view",
+        "another game's clips",
+        "always the most frequent",
+        "another game's answers",
+        "without memory",
+    ]
+    others = system.estimate("CLIP-I", reference="another game's clips").mean
     assert others < system.estimate("CLIP-I").mean
     assert "paper" in capsys.readouterr().out
     assert "true clips through its VAE" in (out / "report.md").read_text()

@@ -26,24 +26,25 @@ def test_results_come_back(tmp_path):
         set_scores={"FVD": float("nan")},
         settings={"steps": np.int64(50), "scale": np.float32(0.5), "list": [1, {"a": None}]},
     )
-    evaluation = dataclasses.replace(evaluation, judge_note="a note", about={"t": (1, 2)})
+    evaluation = dataclasses.replace(evaluation, judge_note="a note", run_config={"t": (1, 2)})
     write_results(tmp_path, evaluation)
     again = read_results(tmp_path)
     for system, other in zip(evaluation.systems, again.systems, strict=True):
         for name, array in system.values.items():
             np.testing.assert_allclose(other.values[name], array, rtol=0, atol=1e-6)
-        for name in ("name", "model", "digest", "folders", "beside", "left_out", "notes"):
+        for name in ("name", "model", "digest", "folders", "skipped", "notes"):
             assert getattr(other, name) == getattr(system, name)
+        np.testing.assert_equal(other.reference, system.reference)
     assert np.isnan(again.systems[1].set_scores["FVD"])
     assert again.systems[1].settings == {"steps": 50, "scale": 0.5, "list": [1, {"a": None}]}
-    assert again.about == {"t": [1, 2]}
+    assert again.run_config == {"t": [1, 2]}
     for scores, other in zip(evaluation.judge_scores, again.judge_scores, strict=True):
         np.testing.assert_equal(other.scores, scores.scores)
         assert (other.usage, other.skipped) == (scores.usage, scores.skipped)
     assert again.agreements == evaluation.agreements
     np.testing.assert_equal(again.is_open, evaluation.is_open)
     np.testing.assert_equal(again.expected, evaluation.expected)
-    for name in ("benchmark", "games", "instructions", "judge_note"):
+    for name in ("benchmark", "games", "instructions", "motions", "judge_note"):
         assert getattr(again, name) == getattr(evaluation, name)
     text = (tmp_path / "results.json").read_text()
     write_results(tmp_path, again)
@@ -67,12 +68,13 @@ def test_results_of_no_games_come_back(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format_version": 3}, "format_version: expected 2, found 3: read it with the version"),
+        ({"format_version": 1}, "format_version: expected 2, found 1: evaluate again, or read it"),
         ({"world": None}, "world: expected a value of type str, found null"),
         ({"colour": 1}, "unknown field 'colour'"),
         ({"is_open": [[True], [False, True]]}, r"is_open: expected lists of bool in 2 dimensions"),
         ({"is_open": [[1, 0]]}, "is_open: expected lists of bool"),
         ({"games": ["a"]}, "instructions: expected 4 of each of 1 games"),
+        ({"motions": [["walk"]]}, "motions: expected 4 of each of 6 games"),
         ({"systems": {}}, "systems: expected a list"),
         ({"expected": [[[1, 2, 3, 4]]]}, r"expected: expected the shape \(6, 4, 4\)"),
     ],
@@ -104,7 +106,7 @@ def test_ablations_come_back(tmp_path):
     with pytest.raises(UserError, match=r"rows\[0\]\.part: expected one of 'decoder', 'game'"):
         read_ablations(path)
     path.write_text("{")
-    with pytest.raises(UserError, match="no JSON"):
+    with pytest.raises(UserError, match="not valid JSON"):
         read_ablations(path)
     with pytest.raises(UserError, match="cannot be read"):
         read_ablations(tmp_path / "nothing.json")

@@ -17,7 +17,7 @@ from animegamer_jax.media.motion import (
     motion_value,
 )
 from animegamer_jax.toy.drawing.draw import render
-from animegamer_jax.toy.world import (
+from animegamer_jax.toy.scene import (
     CHARACTERS,
     LEVELS,
     MOTION_EDGES,

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import warnings
 from pathlib import Path
 
 import jax
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from tiny_clip import TINY, make_transformers_clip, openclip_tensors
 
 from animegamer_jax.bundle.bundle import abstract_params
 from animegamer_jax.configs import CLIPConfig
@@ -22,19 +22,6 @@ from animegamer_jax.models.clip import CLIP
 TESTS = Path(__file__).parents[1]
 REFERENCE = TESTS / "reference" / "clip"
 PREFIX = "clip_img_encoder.model."
-TINY = CLIPConfig(
-    image_size=24,
-    patch_size=8,
-    vision_width=32,
-    vision_layers=3,
-    vision_heads=4,
-    text_width=16,
-    text_layers=2,
-    text_heads=2,
-    vocab_size=40,
-    context_length=12,
-    embed_size=20,
-)
 
 
 def _error(actual, expected) -> float:
@@ -73,7 +60,7 @@ def test_table_is_the_released_file(text_layers):
 
 def test_infer_config_tells_what_is_wrong():
     shapes = _manifest()
-    with pytest.raises(UserError, match="768 is no multiple of the head width 100"):
+    with pytest.raises(UserError, match="768 is not a multiple of the head width 100"):
         infer_config(shapes, head_width=100)
     del shapes["visual.proj"]
     with pytest.raises(UserError, match=r"'visual\.proj'.*no such tensor among"):
@@ -124,75 +111,11 @@ def test_preprocessing_that_shrinks(case):
     assert _error(pixels, ((resized + 1) / 2 - np.asarray(mean)) / np.asarray(std)) < 1e-5
 
 
-def _openclip_names(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """transformers' state dict of a CLIPModel in OpenCLIP's names."""
-    out = {
-        "logit_scale": state["logit_scale"],
-        "visual.class_embedding": state["vision_model.embeddings.class_embedding"],
-        "visual.conv1.weight": state["vision_model.embeddings.patch_embedding.weight"],
-        "visual.positional_embedding": state["vision_model.embeddings.position_embedding.weight"],
-        "visual.proj": state["visual_projection.weight"].T,
-        "token_embedding.weight": state["text_model.embeddings.token_embedding.weight"],
-        "positional_embedding": state["text_model.embeddings.position_embedding.weight"],
-        "text_projection": state["text_projection.weight"].T,
-    }
-    for kind in ("weight", "bias"):
-        out[f"visual.ln_pre.{kind}"] = state[f"vision_model.pre_layrnorm.{kind}"]
-        out[f"visual.ln_post.{kind}"] = state[f"vision_model.post_layernorm.{kind}"]
-        out[f"ln_final.{kind}"] = state[f"text_model.final_layer_norm.{kind}"]
-        for ours, theirs, layers in (
-            ("visual.transformer", "vision_model", TINY.vision_layers),
-            ("transformer", "text_model", TINY.text_layers),
-        ):
-            for i in range(layers):
-                a, b = f"{ours}.resblocks.{i}", f"{theirs}.encoder.layers.{i}"
-                qkv = [state[f"{b}.self_attn.{part}_proj.{kind}"] for part in "qkv"]
-                out[f"{a}.attn.in_proj_{kind}"] = np.concatenate(qkv)
-                out[f"{a}.attn.out_proj.{kind}"] = state[f"{b}.self_attn.out_proj.{kind}"]
-                out[f"{a}.ln_1.{kind}"] = state[f"{b}.layer_norm1.{kind}"]
-                out[f"{a}.ln_2.{kind}"] = state[f"{b}.layer_norm2.{kind}"]
-                out[f"{a}.mlp.c_fc.{kind}"] = state[f"{b}.mlp.fc1.{kind}"]
-                out[f"{a}.mlp.c_proj.{kind}"] = state[f"{b}.mlp.fc2.{kind}"]
-    return out
-
-
 def test_transformers():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import torch
-        import transformers
+    import torch
 
-        torch.manual_seed(0)
-        common = {"hidden_act": "gelu", "projection_dim": TINY.embed_size}
-        theirs = transformers.CLIPModel(
-            transformers.CLIPConfig(
-                vision_config=dict(
-                    hidden_size=TINY.vision_width,
-                    intermediate_size=4 * TINY.vision_width,
-                    num_hidden_layers=TINY.vision_layers,
-                    num_attention_heads=TINY.vision_heads,
-                    image_size=TINY.image_size,
-                    patch_size=TINY.patch_size,
-                    **common,
-                ),
-                text_config=dict(
-                    vocab_size=TINY.vocab_size,
-                    hidden_size=TINY.text_width,
-                    intermediate_size=4 * TINY.text_width,
-                    num_hidden_layers=TINY.text_layers,
-                    num_attention_heads=TINY.text_heads,
-                    max_position_embeddings=TINY.context_length,
-                    bos_token_id=TINY.vocab_size - 2,
-                    eos_token_id=TINY.vocab_size - 1,
-                    **common,
-                ),
-                projection_dim=TINY.embed_size,
-            )
-        ).eval()
-        for param in theirs.parameters():
-            torch.nn.init.normal_(param, std=0.2)
-    state = {name: value.numpy() for name, value in theirs.state_dict().items()}
-    tensors = _openclip_names(state)
+    theirs = make_transformers_clip(TINY)
+    tensors = openclip_tensors(theirs, TINY)
     assert infer_config({k: v.shape for k, v in tensors.items()}, head_width=8) == TINY
     model = _filled(TINY, tensors)
 

@@ -88,8 +88,8 @@ def test_mistakes_are_one_line_and_status_two(tmp_path, capsys):
         (["--model", "m", "--instructions", str(tmp_path / "bad.txt")], "byte 0xff at offset 0"),
         (["--model", "m", "--instructions", file, "--out", file], "found a file"),
         (["--model", "m", "--instructions", file, "--out", f"{file}/in"], "is a file"),
-        (["--model", str(tmp_path), "--instructions", file, "--out", out], "no bundle"),
-        (["--model", "gone", "--instructions", file, "--out", out], "gone: no bundle"),
+        (["--model", str(tmp_path), "--instructions", file, "--out", out], "not a bundle"),
+        (["--model", "gone", "--instructions", file, "--out", out], "gone: not a bundle"),
     ]
     for args, message in cases:
         status, printed, errors = run(capsys, *args)

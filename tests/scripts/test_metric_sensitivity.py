@@ -6,27 +6,28 @@ import jax
 import metric_sensitivity
 import numpy as np
 import pytest
-from metric_sensitivity import Answers, Meter
+from metric_sensitivity import SIZE, Answers, Meter, Truth
 
 from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.errors import UserError
-from animegamer_jax.evaluate.metrics import formulas
+from animegamer_jax.evaluate.metrics.formulas import estimate
 from animegamer_jax.evaluate.metrics.lpips import LPIPS
 from animegamer_jax.evaluate.metrics.openclip import load_clip_for_scores
-from animegamer_jax.toy.scoring.classifiers import ATTRIBUTES, make_readers
-from animegamer_jax.toy.scoring.scores import ALL_THREE, other_game_values
-from animegamer_jax.toy.scoring.truth import make_truth
-from animegamer_jax.toy.world import make_game
+from animegamer_jax.evaluate.metrics.registry import CONTEXT
+from animegamer_jax.evaluate.reference_scores import OTHER_ANSWERS, baselines
+from animegamer_jax.media.motion import FLICKER, measure_levels
+from animegamer_jax.toy.drawing.draw import render
+from animegamer_jax.toy.evaluation import WORLD
+from animegamer_jax.toy.scene import LEVELS, MOTION_EDGES, MOTIONS, Scene
+from animegamer_jax.toy.scoring.classifiers import ATTRIBUTES, make_classifier
 
 NUM_GAMES = 4
-SIZE = {"height": 48, "width": 72, "num_frames": 17}
 SHARES = (0, 0.5, 1)
 
 
 @pytest.fixture(scope="module")
-def truth():
-    games = [make_game(seed, num_turns=3, split="test") for seed in range(NUM_GAMES)]
-    return make_truth(games, **SIZE)
+def truth() -> Truth:
+    return Truth(WORLD.make_benchmark("test", num_games=NUM_GAMES, num_turns=3, seed=0))
 
 
 def random_lpips() -> LPIPS:
@@ -44,16 +45,16 @@ def random_lpips() -> LPIPS:
 
 @pytest.fixture(scope="module")
 def meter(truth) -> Meter:
-    """The embedded model's CLIP, and a reader that needs no network; LPIPS takes long."""
-    reader = make_readers(None, **SIZE, num_truth=128, num_checked=24)
-    return Meter(
-        truth, reader=reader, embedder=load_clip_for_scores(model_folder("toy")), lpips=None
-    )
+    """The embedded model's CLIP, and a classifier that needs no network; LPIPS takes long."""
+    classifier = make_classifier(None, **SIZE._asdict(), num_clips=128, num_checked=24)
+    embedder = load_clip_for_scores(model_folder("toy"))
+    return Meter(truth, classifier=classifier, embedder=embedder, lpips=None)
 
 
 def means(meter: Meter, answers: Answers) -> dict[str, float]:
     values, distances = meter(answers)
-    return {name: found.mean for name, found in meter.estimates(values).items()} | distances
+    found = metric_sensitivity.estimates(meter.truth, values)
+    return {name: one.mean for name, one in found.items()} | distances
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def perfect(meter, truth) -> dict[str, float]:
 
 
 def test_the_truth_is_perfect(perfect):
-    ones = ("CLIP-I", "ACC-F", *ATTRIBUTES, ALL_THREE, "context", "ACC-S")
+    ones = ("CLIP-I", "ACC-F", *ATTRIBUTES, CONTEXT, "context", "ACC-S")
     assert {name: perfect[name] for name in ones} == pytest.approx(dict.fromkeys(ones, 1), abs=1e-6)
     zeros = ("MAE-F", "MAE-S", "Fréchet, toy CLIP", "MMD, toy CLIP")
     found = {name: perfect[name] for name in zeros}
@@ -74,14 +75,14 @@ def test_the_truth_is_perfect(perfect):
 def test_another_games_answers_are_at_chance(meter, truth, perfect):
     """Over all ways to shuffle whole games, the rate is what counting the truth's values gives."""
     shifts = [means(meter, metric_sensitivity.shuffle(truth, k)) for k in range(1, NUM_GAMES)]
-    counted = {name: v.mean() for name, v in other_game_values(truth, hear=False).items()}
+    counted = {name: v.mean() for name, v in baselines(truth.benchmark)[OTHER_ANSWERS].items()}
     counted |= {"ACC-F": counted["ACC-L"], "MAE-F": counted["MAE-L"]}
-    for name in ("ACC-F", "MAE-F", *ATTRIBUTES, ALL_THREE, "ACC-S", "MAE-S"):
+    for name in ("ACC-F", "MAE-F", *ATTRIBUTES, CONTEXT, "ACC-S", "MAE-S"):
         found = np.mean([scores[name] for scores in shifts])
         assert found == pytest.approx(counted[name], abs=1e-6), name
     table = metric_sensitivity.chance(truth)
     assert table["ACC-F"].mean == pytest.approx(counted["ACC-L"], abs=1e-6)
-    assert counted[ALL_THREE] < 0.1
+    assert counted[CONTEXT] < 0.1
     for scores in shifts:
         assert scores["CLIP-I"] < 0.6
         assert scores["CLIP-T"] < perfect["CLIP-T"] - 0.4
@@ -108,7 +109,7 @@ STATES = "ACC-S", "MAE-S"
 @pytest.mark.parametrize("attribute", ["character", "place", "time"])
 def test_another_character_place_or_time(meter, truth, perfect, attribute):
     found = [means(meter, metric_sensitivity.swap(truth, attribute, share)) for share in SHARES]
-    for name in (attribute, ALL_THREE):
+    for name in (attribute, CONTEXT):
         moves(found, name, by=-0.9)
     moves(found, "CLIP-I", by=-0.1)
     moves(found, "CLIP-T", by=-0.1)
@@ -121,18 +122,23 @@ def test_what_is_forgotten_is_wrong_on_open_turns_only(meter, truth, perfect):
     moves(found, "context", by=-0.9)
     stays(found, perfect, *STATES)
     values, _ = meter(metric_sensitivity.forget(truth, 1))
-    assert (values[ALL_THREE][~truth.is_open] == 1).all()
-    said_all = np.prod([truth.named[name] for name in ATTRIBUTES], axis=0).astype(bool)
-    assert (values[ALL_THREE][truth.is_open & ~said_all] == 0).all()
+    assert (values[CONTEXT][~truth.is_open] == 1).all()
+    named = {
+        name: np.array([name not in turn.omitted for turn in truth.turns]) for name in ATTRIBUTES
+    }
+    said_all = np.all(list(named.values()), axis=0)
+    assert (values[CONTEXT].ravel()[truth.is_open.ravel() & ~said_all] == 0).all()
     for name in ATTRIBUTES:
-        assert (values[name][truth.named[name]] == 1).all()
+        assert (values[name].ravel()[named[name]] == 1).all()
 
 
 def test_motion_that_stops_or_slows(meter, truth, perfect):
     frozen = [means(meter, metric_sensitivity.freeze(truth, share)) for share in SHARES]
     moves(frozen, "MAE-F", by=1)
-    assert frozen[-1]["ACC-F"] == np.mean(truth.levels == 1)  # still clips have the first level
-    stays(frozen, perfect, *ATTRIBUTES, ALL_THREE, "context", *STATES)
+    assert frozen[-1]["ACC-F"] == np.mean(
+        truth.states[..., 0] == 1
+    )  # still clips have the first level
+    stays(frozen, perfect, *ATTRIBUTES, CONTEXT, "context", *STATES)
     slower = [means(meter, metric_sensitivity.slow(truth, levels)) for levels in (1, 2, 4)]
     moves([perfect, *slower], "MAE-F", by=1)
     stays(slower, perfect, *ATTRIBUTES, *STATES)
@@ -150,8 +156,8 @@ def test_noise_and_blur(meter, truth, perfect, damage, strengths, ratio):
 
 
 def test_lpips_sees_noise_and_another_place(meter):
-    two = make_truth([make_game(seed, num_turns=1) for seed in range(2)], **SIZE)
-    short = Meter(two, reader=meter.reader, embedder=meter.embedder, lpips=random_lpips())
+    two = Truth(WORLD.make_benchmark("test", num_games=2, num_turns=1, seed=0))
+    short = Meter(two, classifier=meter.classifier, embedder=meter.embedder, lpips=random_lpips())
     true = means(short, Answers(two.clips, two.states))
     assert true["LPIPS"] == 0
     assert means(short, metric_sensitivity.swap(two, "place", 1))["LPIPS"] > 0.01
@@ -168,29 +174,26 @@ def test_wrong_states_are_seen_in_states_alone(meter, truth, perfect):
 
 def test_the_interval_holds_the_mean_and_games_are_resampled(meter, truth):
     values, _ = meter(metric_sensitivity.swap(truth, "place", 0.5))
-    found = formulas.context_accuracy(values[ALL_THREE], truth.is_open)
-    assert found is not None
+    found = metric_sensitivity.estimates(truth, values)["context"]
+    assert found == estimate(values[CONTEXT], where=truth.is_open)
     assert found.low <= found.mean <= found.high
     assert found.count == truth.is_open.sum()
-    assert formulas.context_accuracy(values[ALL_THREE], np.zeros_like(truth.is_open)) is None
-
-
-def test_first_turns_may_compile_and_do_not_count():
-    seconds = np.array([[60.0, 1, 2], [60, 3, 2]])
-    assert formulas.seconds_a_turn(seconds) == 2
-    assert formulas.seconds_a_turn(seconds[:, :1]) == 60
 
 
 # Flow levels at a larger size
 
 
 def test_levels_of_larger_clips_are_the_scenes():
-    counts = metric_sensitivity.confusion(height=128, width=192, clips=1)
-    assert counts.sum(1).tolist() == [8] * 5
-    assert np.trace(counts) >= 38
-    assert np.abs(np.subtract(*np.nonzero(counts))).max() <= 1  # where wrong, by one level
-    text = metric_sensitivity.confusion_table(counts, height=128, width=192)
-    assert text.startswith(f"| 128 x 192: {np.trace(counts)} of 40 right | measured 1 |")
+    found = []
+    for number, (motion, level) in enumerate(itertools.product(MOTIONS, LEVELS)):
+        partner = "Ren" if motion == "talk" else None
+        place = ("meadow", "town", "snow")[number % 3]
+        scene = Scene("Mika", motion, place, "day", level=level, partner=partner)
+        clip = render(scene, height=128, width=192)[None]
+        found.append((level, measure_levels(clip, edges=MOTION_EDGES, noise=FLICKER)[0]))
+    drawn, measured = np.array(found).T
+    assert (drawn == measured).sum() >= 38
+    assert np.abs(drawn - measured).max() <= 1  # where wrong, by one level
 
 
 # The page

@@ -68,8 +68,8 @@ def test_manifests(slice_, accelerator, hosts, chips):
     assert not re.search(r"\$[A-Z]", text.partition("command:")[0]), "every word is filled in"
     found = re.search(r"command: (\[.*\])", text)
     assert found is not None
-    bash, option, script, _, *told = json.loads(found[1])
-    assert (bash, option, told) == ("bash", "-c", words)
+    bash, option, script, _, *words_found = json.loads(found[1])
+    assert (bash, option, words_found) == ("bash", "-c", words)
     assert script == (PODS / "until_done.sh").read_text()
     assert not re.search(r"\$\(|\$\$", script), "Kubernetes would replace it"
 
@@ -117,7 +117,7 @@ def test_a_run_without_its_result_has_failed(tmp_path):
     saved = command(tmp_path, "exit 0")
     done = until_done(saved, *TRAIN[1:], out)
     assert done.returncode == 1
-    assert f"{out}/model/config.json is not there" in done.stderr
+    assert f"{out}/model/config.json does not exist" in done.stderr
     assert until_done(saved, "train", "decoder", f"--out={out}").returncode == 1
     assert until_done(saved, "data", "games", "--out", out).returncode == 0, "no training"
     assert until_done(command(tmp_path, FINISH), *TRAIN[1:], out).returncode == 0
@@ -145,8 +145,8 @@ def test_a_signal_reaches_the_command(tmp_path):
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     process.terminate()
-    told, errors = process.communicate(timeout=30)
-    assert told == "saved\n"
+    output, errors = process.communicate(timeout=30)
+    assert output == "saved\n"
     assert process.returncode != 0, errors
 
 
@@ -270,7 +270,7 @@ def test_rows(tables, monkeypatch):
 
 
 def test_films(tables, monkeypatch):
-    """As many clips as the recipe's, or each of them once; a stage that does not fit is told."""
+    """As many clips as in the recipe, or each of them once; a stage must fit."""
     fits = True
 
     def ask(stage, topology, options):
@@ -298,12 +298,12 @@ def test_every_row_can_be_planned(tables, monkeypatch):
 
     monkeypatch.setattr(plan_command, "compile_program", compile_program)
     page = (ROOT / "docs" / "pods.md").read_text()
-    told = re.findall(r"^animegamer (plan .*)$", page, re.M)
-    assert len(told) >= 3
+    commands_found = re.findall(r"^animegamer (plan .*)$", page, re.M)
+    assert len(commands_found) >= 3
     rows = [("rollout", *case) for cases in tables.PLAY.values() for case in cases]
     rows += [(stage, *case) for stage, cases in tables.TRAIN.items() for case in cases]
     commands = [["plan", "--stage", stage, "--topology", at, *more] for stage, at, more in rows]
-    for words in [*commands, *map(str.split, told)]:
+    for words in [*commands, *map(str.split, commands_found)]:
         with pytest.raises(CompiledError):
             main(words)
 
@@ -331,7 +331,7 @@ def test_what_was_kept_is_of_this_code(tables, monkeypatch, tmp_path):
     (package / "models").mkdir(parents=True)
     (package / "models" / "dit.py").write_text("one")
     monkeypatch.setattr(tables, "PACKAGE", package)
-    monkeypatch.setattr(tables, "KEPT", tmp_path / "kept")
+    monkeypatch.setattr(tables, "CACHE", tmp_path / "cache")
     ran = []
 
     def stand_in(words, **_options):

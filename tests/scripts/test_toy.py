@@ -1,50 +1,63 @@
 """The scripts around the embedded model: putting it into the package, the table of ablations."""
 
+import dataclasses
 import json
 import os
 import re
-import signal
-import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import ablations
 import embed
+import headline
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import stages
 from etils import epath
 from helpers import make_bundle
+from tiny_evaluation import make_evaluation
 
 from animegamer_jax import cli
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.bundle.config import to_json
 from animegamer_jax.data import command as data_command
 from animegamer_jax.errors import UserError
-from animegamer_jax.evaluate.report.ablations import read_ablations
+from animegamer_jax.evaluate.metrics.formulas import Estimate
+from animegamer_jax.evaluate.report.ablations import Score, read_ablations
+from animegamer_jax.evaluate.results import Evaluation, read_results, write_results
 from animegamer_jax.sharding import make_mesh
+from animegamer_jax.toy.evaluation import WORLD
 from animegamer_jax.train import command as train_command
-from animegamer_jax.train.loop import Run
+from animegamer_jax.train.run import TrainingRun
 
 ROOT = Path(__file__).parents[2]
 OWN = {"decoder": {"dtype": "float32", "text_dropout": 0.3, "steps": 11}}  # no recipe's defaults
 
 
-def estimate(mean: float, *, within: float = 0) -> dict[str, float]:
-    return {"mean": mean, "low": mean - within, "high": mean + within, "count": 10}
+def estimate(mean: float, *, within: float = 0) -> Estimate:
+    return Estimate(mean, mean - within, mean + within, 10)
 
 
-def report(model: Bundle, *, split="test", window: int | None = None, score: float = 0.5) -> dict:
-    tables = {table: dict.fromkeys(rows, estimate(score)) for table, rows in embed._SHOWN.items()}
-    settings = {"split": split, "window": window, "games": 100, "turns": 5, "steps": 50}
-    settings |= {"first_seed": 0, "reader_clips": 960, "model_digest": model.digest()}
-    return {"settings": settings | {"model": "/a/folder/of/mine"}, **tables}
+def evaluation(model: Bundle, *, name: str = "toy", windows: tuple[int, ...] = (5,), score=0.5):
+    """Of games in which every value is `score`."""
+    one, *_ = make_evaluation(None, names=(*embed._SHOWN["all turns"], "all three")).systems
+    values = {metric: np.full_like(value, score) for metric, value in one.values.items()}
+    systems = tuple(
+        dataclasses.replace(
+            one,
+            name=f"{name}-{window}",
+            model="/a/folder/of/mine",
+            digest=model.digest(),
+            values=values,
+            settings=one.settings | {"window": window},
+        )
+        for window in windows
+    )
+    return dataclasses.replace(make_evaluation(None), benchmark=name, systems=systems)
 
 
-def write_about(folder: Path, stage: str, step: int, **changes: Any) -> None:
+def write_run_config(folder: Path, stage: str, step: int, **changes: Any) -> None:
     """What a checkpoint tells of itself, of a stage that went as it should."""
     bundle = Bundle.open(folder / stage / "model")
     recipe = to_json(stages._find(stage)[1]) | OWN.get(stage, {})
@@ -55,7 +68,7 @@ def write_about(folder: Path, stage: str, step: int, **changes: Any) -> None:
         "protocol": to_json(bundle.protocol),
         "model": stages._left_before(folder, stage),
     }
-    file = folder / stage / "checkpoints" / str(step) / "about" / "metadata"
+    file = folder / stage / "checkpoints" / str(step) / "run_config" / "metadata"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(about | changes))
 
@@ -69,14 +82,14 @@ def trained(tiny_bundle, tmp_path) -> Path:
         (folder / stage / "model").symlink_to(Path(tiny_bundle).absolute())
     for stage in stages.STAGES:
         for step in (2, 10):
-            write_about(folder, stage, step)
+            write_run_config(folder, stage, step)
     return folder
 
 
-def write_reports(folder: Path, *reports: dict) -> tuple[Path, ...]:
-    paths = tuple(folder / f"{number}.json" for number in range(len(reports)))
-    for path, found in zip(paths, reports, strict=True):
-        path.write_text(json.dumps(found))
+def write_evaluations(folder: Path, *evaluations: Evaluation) -> tuple[Path, ...]:
+    paths = tuple(folder / f"evaluation-{number}" for number in range(len(evaluations)))
+    for path, found in zip(paths, evaluations, strict=True):
+        write_results(path, found)
     return paths
 
 
@@ -85,9 +98,9 @@ def write_reports(folder: Path, *reports: dict) -> tuple[Path, ...]:
 
 def test_a_model_is_embedded_with_its_card(trained, tiny_bundle, tmp_path):
     before = Bundle.open(tiny_bundle)
-    reports = report(before, score=0.25), report(before, split="phrasings", window=1)
+    found = evaluation(before, windows=(5, 1), score=0.25), evaluation(before, name="toy-phrasings")
     out = tmp_path / "assets" / "toy"
-    embed.main(trained, scores=write_reports(tmp_path, *reports), out=out)
+    embed.main(trained, scores=write_evaluations(tmp_path, *found), out=out)
     after = Bundle.open(out)
     assert after.name == "toy"
     assert after.protocol == before.protocol
@@ -105,33 +118,37 @@ def test_a_model_is_embedded_with_its_card(trained, tiny_bundle, tmp_path):
     card = (out / "README.md").read_text()
     assert "| vae | 1,500 | 4 | 0.002 | float32 | 10 |" in card
     assert "| decoder | 11 | 4 | 0.0015 | float32 | 10 |" in card
-    assert "| score | test | phrasings, window 1 |" in card
-    assert "| ACC-F | 0.250 | 0.500 |" in card
-    assert "| clips that readers learnt from | 960 | 960 |" in card
-    assert "of the model before it was cast to bfloat16" in card
-    assert "Each stage started from what the one before it left" in card
+    assert "| score | toy, window 5 | toy, window 1 | toy-phrasings, window 5 |" in card
+    assert "| ACC-F | 0.250 | 0.250 | 0.500 |" in card
+    assert "| open turns: all three | 0.250 | 0.250 | 0.500 |" in card
+    assert "| seeds | 0 to 5 | 0 to 5 | 0 to 5 |" in card
+    assert "of the model\nbefore it was cast to bfloat16" in card
+    assert "Each stage started from the one before" in card
     stored = json.loads((out / "scores.json").read_text())
     assert stored["trained"] == before.digest()
     assert stored["embedded"] == after.digest()
-    assert [kept["settings"]["split"] for kept in stored["reports"]] == ["test", "phrasings"]
+    assert [kept["name"] for kept in stored["systems"]][1:] == [
+        "toy, window 1",
+        "toy-phrasings, window 5",
+    ]
     assert "/a/folder" not in json.dumps(stored)
 
-    embed.main(trained, scores=write_reports(tmp_path, report(after)), out=out)
-    assert "of the model as it is here" in (out / "README.md").read_text()
+    embed.main(trained, scores=write_evaluations(tmp_path, evaluation(after)), out=out)
+    assert "of the model\nas embedded here" in (out / "README.md").read_text()
     assert Bundle.open(out).digest() == after.digest()
 
 
-def test_a_card_tells_what_was_changed_between_stages(trained, tiny_bundle, tmp_path):
+def test_a_card_shows_what_was_changed_between_stages(trained, tiny_bundle, tmp_path):
     bundle = Bundle.open(tiny_bundle)
     networks = to_json(bundle.config)
     other = networks | {"dit": networks["dit"] | {"num_layers": 3}}
     measured = networks | {"vae": networks["vae"] | {"scaling_factor": 0.125}}
     protocol = to_json(bundle.protocol)
     protocol.pop("guidance_scale")
-    write_about(trained, "vae", 10, networks=measured)  # what this stage measures at its end
-    write_about(trained, "warmup", 10, networks=measured, protocol=protocol)
-    write_about(trained, "decoder", 10, networks=other, model="warmup 0123456789ab")
-    write_about(trained, "mllm", 10, networks=other)  # which has no need of the decoder
+    write_run_config(trained, "vae", 10, networks=measured)  # what this stage measures at its end
+    write_run_config(trained, "warmup", 10, networks=measured, protocol=protocol)
+    write_run_config(trained, "decoder", 10, networks=other, model="warmup 0123456789ab")
+    write_run_config(trained, "mllm", 10, networks=other)  # which has no need of the decoder
     scale, layers = json.dumps(bundle.protocol.guidance_scale), networks["dit"]["num_layers"]
     found = stages.deviations(trained, bundle)
     assert found == [
@@ -143,7 +160,7 @@ def test_a_card_tells_what_was_changed_between_stages(trained, tiny_bundle, tmp_
         "decoder",
     ]
     out = tmp_path / "out"
-    embed.main(trained, scores=write_reports(tmp_path, report(bundle)), out=out)
+    embed.main(trained, scores=write_evaluations(tmp_path, evaluation(bundle)), out=out)
     card = (out / "README.md").read_text()
     assert all(f"- {line}." in card for line in found)
     assert "Each stage started" not in card
@@ -152,19 +169,19 @@ def test_a_card_tells_what_was_changed_between_stages(trained, tiny_bundle, tmp_
 def test_the_model_before_is_named_as_a_checkpoint_names_it(trained, tmp_path):
     kind, recipe = stages._find("warmup")
     bundle = Bundle.open(trained / "dit" / "model")
-    run = Run(
+    run = TrainingRun(
         stage=kind(recipe, bundle.config, bundle.protocol),
         bundle=bundle,
         sources=(),
         out=epath.Path(tmp_path),
         mesh=make_mesh(),
     )
-    assert run.about()["model"] == stages._left_before(trained, "warmup")
+    assert run.run_config()["model"] == stages._left_before(trained, "warmup")
 
 
 def test_what_cannot_be_embedded(trained, tiny_bundle, tmp_path, monkeypatch):
     bundle, out = Bundle.open(tiny_bundle), tmp_path / "out"
-    scores = write_reports(tmp_path, report(bundle))
+    scores = write_evaluations(tmp_path, evaluation(bundle))
     embed.main(trained, scores=scores, out=out)
     kept = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
@@ -180,14 +197,13 @@ def test_what_cannot_be_embedded(trained, tiny_bundle, tmp_path, monkeypatch):
     other = Bundle.open(make_bundle(tmp_path / "other", bundle.protocol, seed=1))
     assert other.digest() != bundle.digest()
     refused(
-        rf"scores of another model: expected model_digest {bundle.digest()} \(as trained\) or "
+        rf"scores of another model: expected digest {bundle.digest()} \(as trained\) or "
         rf"\w+ \(as embedded\), found {other.digest()}",
-        scores=write_reports(tmp_path, report(other)),
+        scores=write_evaluations(tmp_path, evaluation(other)),
     )
-    both = write_reports(tmp_path, report(bundle), report(Bundle.open(out)))
-    refused("expected reports of one model, found 2 of 2", scores=both)
-    refused("no report of scripts/toy/score.py", scores=(tmp_path / "absent.json",))
-    refused("no report of scripts/toy/score.py", scores=write_reports(tmp_path, {"settings": 1}))
+    both = write_evaluations(tmp_path, evaluation(bundle), evaluation(Bundle.open(out)))
+    refused("expected scores of one model, found those of the trained and", scores=both)
+    refused("results.json: cannot be read", scores=(tmp_path / "absent",))
     for path in (trained / "mllm" / "checkpoints").rglob("metadata"):
         path.unlink()
     refused(r"mllm: expected the stage's checkpoints, found none")
@@ -219,26 +235,29 @@ def runs(tiny_bundle, monkeypatch) -> list[tuple[str, ...]]:
 def scored(monkeypatch) -> list[str]:
     """The rows that are scored, each as good as any."""
     found: list[str] = []
+    scores = dict.fromkeys(ablations._METRICS, estimate(0.5, within=0.1))
 
-    def score(model: Path, row: ablations.Row, setting: str) -> dict:
-        assert setting in ("of 3 games", "of 4 games")
+    def score_decoder(model: Path, row: ablations.Row, *, benchmark, suite) -> dict:
+        assert suite == "suite"
+        assert len(benchmark.games) in (3, 4)
         assert (model / "config.json").exists()
         found.append(row.name)
-        names = (*ablations._COLUMNS, "ACC-S", "all three")
-        scores = dict.fromkeys(names, estimate(0.5, within=0.1))
-        return {"all_turns": scores, "open_turns": scores}
+        return scores
 
-    def make_setting(model: Path, *, games: int, seed: int) -> str:
-        return f"of {games} games"
+    def score_games(row: ablations.Row, folder: Path, *, out: Path, benchmark) -> dict:
+        assert out.name == f"games-{benchmark.games[0].seed}-{len(benchmark.games)}"
+        assert (folder / row.start / "model" / "config.json").exists()
+        found.append(row.name)
+        return scores | dict.fromkeys(("ACC-S", "open turns: all three"), estimate(0.5))
 
-    monkeypatch.setattr(ablations, "make_setting", make_setting)
-    monkeypatch.setattr(ablations, "score_decoder", score)
-    monkeypatch.setattr(ablations, "score_game", score)
+    monkeypatch.setattr(ablations, "make_decoder_suite", lambda model, benchmark: "suite")
+    monkeypatch.setattr(ablations, "score_decoder", score_decoder)
+    monkeypatch.setattr(ablations, "score_games", score_games)
     return found
 
 
 def value(words: tuple[str, ...], option: str) -> str:
-    """Of an option, the last if it is told twice."""
+    """Of an option, the last if it comes twice."""
     return words[len(words) - words[::-1].index(option)]
 
 
@@ -279,7 +298,7 @@ def test_rows_are_trained_as_the_model_was(trained, runs, scored, tmp_path):
     assert scored == [row.name for row in rows]
     text = page.read_text()
     assert "trained by the same recipe, 11 steps" in text
-    assert "has changed since" not in text
+    assert "have changed since" not in text
     assert text.count("\n| ") == 2 + len(rows)
     assert "ACC-F +0.000 (-0.255), within noise" in text
     kept = read_ablations(page.with_suffix(".json"))
@@ -290,50 +309,42 @@ def test_rows_are_trained_as_the_model_was(trained, runs, scored, tmp_path):
     assert kept.rows[1].paper["ACC-F"] == 0.474
 
 
-def test_what_is_there_is_made_again_where_it_is_of_something_else(
+def test_what_was_trained_is_trained_again_only_from_other_inputs(
     trained, runs, scored, tiny_bundle, tmp_path
 ):
     page = tmp_path / "page.md"
-    for games, seed, new in ((3, 0, 7), (3, 0, 0), (4, 0, 7), (4, 5, 7)):
+    for games, seed in ((3, 0), (3, 0), (4, 5)):
         scored.clear()
         ablations.main(trained, games=games, seed=seed, page=page, rows=page.with_suffix(".json"))
-        assert len(scored) == new
+        assert len(scored) == 7
     assert len(runs) == 6
     runs.clear()
-    scored.clear()
     (trained / "dit" / "model").unlink()
     make_bundle(trained / "dit" / "model", Bundle.open(tiny_bundle).protocol, seed=1)
     ablations.main(trained, games=4, seed=5, page=page, rows=page.with_suffix(".json"))
     assert [Path(value(words, "--out")).parent.name for words in runs] == [
         "random-instead-of-first-frame",
         "no-warm-up",
-    ]  # the stub gives the same warm-up as before, of which the decoders are
-    assert scored == []
-    (trained / "adapt" / "model").unlink()
-    (trained / "adapt" / "model").symlink_to(trained / "dit" / "model")
-    ablations.main(trained, games=4, seed=5, page=page, rows=page.with_suffix(".json"))
-    assert scored == ["whole game", "window of 1"]
+    ]  # the stub gives the same warm-up as before, from which the decoders start
     runs.clear()
-    write_about(trained, "decoder", 20, recipe={"steps": 12})
+    write_run_config(trained, "decoder", 20, recipe={"steps": 12})
     ablations.main(trained, games=4, seed=5, page=page, rows=page.with_suffix(".json"))
     assert len(runs) == 3
     assert all(words[1] == "decoder" and value(words, "--steps") == "12" for words in runs)
-    assert "fields that the recipe had not" in page.read_text()
+    assert "fields that the recipe did not have" in page.read_text()
 
 
 def test_equal_steps_for_every_row(trained, runs, scored, tmp_path):
     page = tmp_path / "page.md"
     ablations.main(trained, games=3, page=page, rows=page.with_suffix(".json"))
     runs.clear()
-    scored.clear()
     ablations.main(trained, games=3, steps=7, page=page, rows=page.with_suffix(".json"))
-    assert scored == [row.name for row in ablations.DECODER]
     decoders = [words for words in runs if words[1] == "decoder"]
     assert [value(words, "--steps") for words in decoders] == ["7"] * 4
     assert value(decoders[0], "--model") == str(trained / "warmup" / "model")
     assert [value(w, "--steps") for w in runs if w[1] == "warmup" and "--steps" in w] == ["1"]
     text = page.read_text()
-    assert "toy_ablations.py out/toy --steps 7`" in text
+    assert "ablations.py out/toy --steps 7`" in text
     assert "every row, the first included, was trained for 7 steps; the model's own was for 11" in (
         text
     )
@@ -346,7 +357,7 @@ def test_a_training_that_was_stopped_keeps_its_checkpoints(trained, runs, scored
     row, home = ablations.DECODER[-1], trained / "ablations"
     whole, out = ablations._run, home / "no-motion-input" / "decoder"
     monkeypatch.setattr(ablations, "_run", lambda *words: (out / "checkpoints").mkdir())
-    with pytest.raises(UserError, match="stopped before its end: the same command goes on"):
+    with pytest.raises(UserError, match="stopped before its end: the same command continues"):
         ablations.train_row(row, trained, home=home)
     assert (out / "checkpoints").exists()
     (out / "checkpoints").rmdir()
@@ -356,74 +367,54 @@ def test_a_training_that_was_stopped_keeps_its_checkpoints(trained, runs, scored
 
 
 def test_a_recipe_whose_field_there_is_no_more(trained):
-    write_about(trained, "decoder", 20, recipe={"steps": 5, "spin": 1})
-    with pytest.raises(UserError, match="decoder: its recipe has spin, which recipes have no more"):
+    write_run_config(trained, "decoder", 20, recipe={"steps": 5, "spin": 1})
+    with pytest.raises(
+        UserError, match="decoder: its recipe has spin, which is no longer a field of recipes"
+    ):
         stages.recipe_options(trained, "decoder")
 
 
-@pytest.fixture
-def child(tmp_path, monkeypatch) -> Path:
-    """In place of the interpreter: notes its flags and words; `--wait`: until a signal."""
-    stub = tmp_path / "python"
-    stub.write_text(
-        f"#!{sys.executable}\n"
-        "import json, os, pathlib, signal, sys, time\n"
-        f"told = pathlib.Path({str(tmp_path)!r})\n"
-        "def stop(number, frame):\n"
-        "    (told / 'saved').touch()\n"
-        "    sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, stop)\n"
-        "(told / 'flags').write_text(os.environ['XLA_FLAGS'])\n"
-        "if '--wait' in sys.argv:\n"
-        "    (told / 'ready').touch()\n"
-        "    time.sleep(60)\n"
-        "sys.exit('--fail' in sys.argv)\n"
-    )
-    stub.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(stub))
-    return tmp_path
-
-
-def test_a_training_has_the_devices_of_train_toy(child, monkeypatch):
-    script = (ROOT / "scripts" / "train_toy.sh").read_text()
-    named = re.search(r"^DEVICES=(.*)\$\{CORES:-(\d+)\}$", script, re.M)
-    assert named
-    monkeypatch.delenv("CORES", raising=False)
-    ablations._run("train", "decoder")
-    assert (child / "flags").read_text().split()[0] == named[1] + named[2]
-    monkeypatch.setenv("CORES", "5")
-    ablations._run("train", "decoder")
-    assert (child / "flags").read_text() == f"{named[1]}5 {os.environ['XLA_FLAGS']}"
+def test_a_command_runs_in_this_process(monkeypatch):
+    given: list[list[str]] = []
+    monkeypatch.setattr(cli, "main", lambda words: given.append(words) or len(words) // 3)
     ablations._run("data", "features")
-    assert (child / "flags").read_text() == os.environ["XLA_FLAGS"]
-    with pytest.raises(UserError, match="animegamer train decoder: left with status 1"):
+    assert given == [["data", "features"]]
+    with pytest.raises(UserError, match="animegamer train decoder: failed with status 1"):
         ablations._run("train", "decoder", "--fail")
 
 
-def test_a_sigterm_reaches_the_training(child):
-    def stop() -> None:
-        while not (child / "ready").exists():
-            time.sleep(0.05)
-        time.sleep(0.2)
-        os.kill(os.getpid(), signal.SIGTERM)
+def test_a_training_has_the_devices_of_train_toy(monkeypatch):
+    script = (ROOT / "scripts" / "toy" / "train.sh").read_text()
+    named = re.search(r"^DEVICES=(.*)\$\{CORES:-(\d+)\}$", script, re.M)
+    assert named
+    monkeypatch.delenv("CORES", raising=False)
+    assert stages.xla_flags().split()[0] == named[1] + named[2]
+    monkeypatch.setenv("CORES", "5")
+    assert stages.xla_flags() == f"{named[1]}5 {os.environ['XLA_FLAGS']}"
 
-    thread = threading.Thread(target=stop)
-    thread.start()
-    with pytest.raises(UserError, match="SIGTERM: stopped: the same command goes on"):
-        ablations._run("train", "decoder", "--wait")
-    thread.join()
-    assert (child / "saved").exists()
+
+def test_games_are_scored_by_an_evaluation(tiny_bundle, tmp_path):
+    """With a tiny model, which cannot play the toy world's games at their size."""
+    (tmp_path / "adapt").mkdir()
+    (tmp_path / "adapt" / "model").symlink_to(Path(tiny_bundle).absolute())
+    benchmark = WORLD.make_benchmark("test", num_games=1, num_turns=2, seed=4)
+    row = ablations.GAME[-1]
+    scores = ablations.score_games(row, tmp_path, out=tmp_path / "games", benchmark=benchmark)
+    assert {"ACC-F", "MAE-F", "ACC-S"} <= scores.keys()
+    assert scores["ACC-S"].count == 2
+    (system,) = read_results(tmp_path / "games").systems
+    assert (system.name, system.settings["window"]) == ("window of 1", 1)
 
 
 def test_the_table_of_ablations():
-    rows, reports = ablations.DECODER, {}
-    for number, row in enumerate(rows):
-        scores = dict.fromkeys(ablations._COLUMNS, estimate(0.9 - 0.1 * number, within=0.1))
-        reports[row.name] = {"all_turns": scores}
-    lines = ablations.describe(rows, reports, context=False)
+    rows = []
+    for number, row in enumerate(ablations.DECODER):
+        scores = dict.fromkeys(ablations._METRICS, estimate(0.9 - 0.1 * number, within=0.1))
+        rows.append(ablations._row(row, "decoder", scores))
+    lines = ablations.describe(rows)
     assert len(lines) == 2 + len(rows)
     assert lines[2].startswith("| decoder alone | 0.900 (0.8672) | 0.900 (0.729) | 0.900 (0.403) |")
-    signs = ablations.judge_signs(rows, reports)
+    signs = ablations.compare(rows)
     assert len(signs) == len(rows) - 1
     assert "CLIP-I -0.100 (-0.023), within noise" in signs[0]
     assert "CLIP-I -0.200 (-0.037), as in the paper" in signs[1]
@@ -431,6 +422,23 @@ def test_the_table_of_ablations():
 
 
 def test_an_interval_of_a_difference():
-    one, other = {"mean": 0.5, "low": 0.2, "high": 0.7}, {"mean": 0.9, "low": 0.8, "high": 1.3}
-    found = ablations.difference(one, other)
+    found = ablations.difference(Score(0.5, 0.2, 0.7), Score(0.9, 0.8, 1.3))
     assert found == pytest.approx((-0.4, -0.4 - 0.5, -0.4 + np.hypot(0.2, 0.1)))
+
+
+# The README's table
+
+
+def test_the_headline_is_that_of_two_windows(tiny_bundle):
+    found = evaluation(Bundle.open(tiny_bundle), windows=(5, 1), score=0.25)
+    own = found.systems[0]
+    values = {name: np.full_like(value, 0.75) for name, value in own.values.items()}
+    reference = {headline.THROUGH_VAE: values, headline.NO_MEMORY: {"all three": values["ACC-F"]}}
+    systems = (dataclasses.replace(own, reference=reference), found.systems[1])
+    lines = list(headline.lines(dataclasses.replace(found, systems=systems)))
+    assert len(lines) == 2 + len(headline.ROWS) + 2
+    assert "(ACC-F) | 0.250 (0.250 to 0.250) | 0.67 | 0.75 |" in lines[3]
+    assert lines[-1].startswith("| the same without memory (window 1) | 0.250 (0.250 to 0.250) |")
+    assert "no better than 0.750" in lines[-1]
+    with pytest.raises(UserError, match="--window 5 1"):
+        list(headline.lines(dataclasses.replace(found, systems=systems[:1])))

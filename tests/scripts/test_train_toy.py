@@ -1,5 +1,6 @@
 """`scripts/toy/train.sh`: the commands it gives, what it does when a stage stops, signals."""
 
+import importlib
 import json
 import os
 import signal
@@ -11,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from animegamer_jax import cli
-from animegamer_jax.data import command as data_command
-from animegamer_jax.train import command as train_command
 
 ROOT = Path(__file__).parents[2]
 STUB = f"""#!{sys.executable}
@@ -65,7 +64,7 @@ def script(tmp_path):
     def start(**environment: str) -> subprocess.Popen[str]:
         told = {"BIN": str(stub.parent), "TOLD": str(tmp_path), "CORES": "3", "XLA_FLAGS": "--own"}
         return subprocess.Popen(
-            [sys.executable, "-c", FRESH, ROOT / "scripts" / "train_toy.sh", tmp_path / "toy"],
+            [sys.executable, "-c", FRESH, ROOT / "scripts" / "toy" / "train.sh", tmp_path / "toy"],
             env=os.environ | told | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -86,18 +85,18 @@ def test_every_command_is_one_that_the_command_line_takes(script, tmp_path):
     made, before = {"features": 0, "games": 0}, None
     for words, flags in calls(tmp_path):
         name, rest = cli._choose(words)
-        if words[0] == "data":
-            function = getattr(data_command, words[1])
-        else:
-            function = getattr(train_command, words[1]).for_words(rest)
+        module, _, attribute = cli.COMMANDS[name][0].partition(":")
+        function = getattr(importlib.import_module(module), attribute)
+        if words[0] == "train":
+            function = function.for_words(rest)
         _, options = cli.parse(function, f"animegamer {name}", rest)
         out = Path(words[words.index("--out") + 1])
         if words[0] == "train":
             assert flags == "--xla_force_host_platform_device_count=3 --own"
-            told, recipe = options["options"], options["recipe"]
-            assert told.model == before
+            given, recipe = options["options"], options["recipe"]
+            assert given.model == before
             data = "features" if made["features"] else "games"
-            assert told.data == (str(tmp_path / "toy" / data),)
+            assert given.data == (str(tmp_path / "toy" / data),)
             if made["features"]:
                 assert recipe.dtype == words[words.index("--dtype") + 1]
             before = f"{out}/model"
@@ -109,7 +108,7 @@ def test_every_command_is_one_that_the_command_line_takes(script, tmp_path):
     again = script()
     said, _ = again.communicate(timeout=60)
     assert len(calls(tmp_path)) == 10, "what is there was made again"
-    assert said.count(" there: ") == 10
+    assert said.count(" exists: ") == 10
 
 
 @pytest.mark.parametrize(("how", "status"), [("leave", 1), ("fail", 2)])
@@ -118,7 +117,7 @@ def test_nothing_starts_from_a_stage_that_did_not_end(script, tmp_path, how, sta
     _, said = run.communicate(timeout=60)
     assert run.returncode == status
     assert [Path(words[-1]).name for words, _ in calls(tmp_path)] == ["games", "clip", "t5"]
-    assert ("t5/model/config.json: the same command goes on" in said) == (how == "leave")
+    assert ("t5/model/config.json: the same command continues" in said) == (how == "leave")
     run = script()
     run.communicate(timeout=60)
     assert run.returncode == 0
@@ -142,7 +141,7 @@ def test_a_signal_reaches_the_stage_which_saves(script, tmp_path, number, status
     _, said = run.communicate(timeout=60)
     assert (tmp_path / "saved").read_text() == heard
     assert run.returncode == status
-    assert said.count("the same command goes on") == 1
+    assert said.count("the same command continues") == 1
     assert len(calls(tmp_path)) == 2
 
 
@@ -150,7 +149,7 @@ def test_an_environment_without_the_command(script, tmp_path):
     run = script(BIN=str(tmp_path / "nowhere"))
     said = run.communicate(timeout=60)
     assert run.returncode == 2
-    assert said == ("", f"train_toy: no {tmp_path}/nowhere/animegamer: run make train-toy\n")
+    assert said == ("", f"train.sh: no {tmp_path}/nowhere/animegamer: run make train-toy\n")
 
 
 def test_make_installs_what_training_needs(tmp_path):

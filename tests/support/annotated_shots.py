@@ -171,6 +171,10 @@ def lines_of(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def annotations_of(folder: ShotsFolder, film: str) -> list[dict[str, object]]:
+    return lines_of(Path(folder.folder(film)) / "annotations.jsonl")
+
+
 def damage_clip(folder: ShotsFolder, film: str) -> None:
     """Spoils the first clip of a film."""
     archive = folder.folder(film) / "clips.zip"

@@ -10,7 +10,6 @@ from animegamer_jax.evaluate.judge.scores import (
     Agreement,
     JudgeScores,
 )
-from animegamer_jax.evaluate.metrics.formulas import Estimate
 from animegamer_jax.evaluate.metrics.registry import METRICS
 from animegamer_jax.evaluate.report.ablations import (
     AblationRow,
@@ -65,11 +64,11 @@ def values_of(names, random, *, games, turns, gain=0.0):
 def make_evaluation(folder, *, games=GAMES, turns=TURNS, names=TOY, clips=("a1" * 32,) * 2):
     """Two systems of which the second is better by far; one instruction would like to be HTML."""
     random = np.random.default_rng(0)
-    told = [
+    asked = [
         tuple(f"Ren is walking in the park, part {t} of {g}." for t in range(turns))
         for g in range(games)
     ]
-    told[:1] = [(EVIL, *of_first[1:]) for of_first in told[:1]]
+    asked[:1] = [(EVIL, *of_first[1:]) for of_first in asked[:1]]
     expected = np.stack(
         [random.integers(1, 6, (games, turns))]
         + [random.integers(-1, 2, (games, turns)) for _ in range(3)],
@@ -83,7 +82,7 @@ def make_evaluation(folder, *, games=GAMES, turns=TURNS, names=TOY, clips=("a1" 
                 states = expected[game].copy()
                 states[::2, 1] *= -1
                 place = folder / "games" / f"{which}" / f"game_{game:03d}"
-                write_game(place, told[game], hue=(40, 90 + 90 * which, 200), states=states)
+                write_game(place, asked[game], hue=(40, 90 + 90 * which, 200), states=states)
         systems.append(
             SystemResult(
                 name=name,
@@ -93,15 +92,14 @@ def make_evaluation(folder, *, games=GAMES, turns=TURNS, names=TOY, clips=("a1" 
                 values=values,
                 folders=tuple(f"games/{which}/game_{game:03d}" for game in range(games)),
                 set_scores={"FVD": 512.5 - 100 * which},
-                beside={
-                    "true clips": {"CLIP-I": Estimate(0.97, 0.96, 0.98, 24)},
-                    "through the VAE": {"CLIP-I": Estimate(0.91, 0.9, 0.92, 24)},
+                reference={
+                    "true clips": {"CLIP-I": np.full((games, turns), 0.97)},
                     "another game's clips": {
-                        "CLIP-I": Estimate(0.61, 0.6, 0.62, 24),
-                        "all three": Estimate(0.02, 0.0, 0.04, 24),
+                        "CLIP-I": np.full((games, turns), 0.61),
+                        "all three": np.full((games, turns), 0.02),
                     },
                 },
-                left_out={"dreamsim": f"no weights of DreamSim: {EVIL}"},
+                skipped={"dreamsim": f"no weights of DreamSim: {EVIL}"},
                 notes=("Seconds are of two cores.",),
             )
         )
@@ -113,11 +111,12 @@ def make_evaluation(folder, *, games=GAMES, turns=TURNS, names=TOY, clips=("a1" 
         world="toy",
         made_by="the toy world's held-out games",
         games=tuple(f"test-{game}" for game in range(games)),
-        instructions=tuple(told),
+        instructions=tuple(asked),
+        motions=tuple(tuple("walk" if t % 2 else "talk" for t in range(turns)) for _ in asked),
         is_open=is_open,
         expected=expected,
         systems=tuple(systems),
-        about={"date": "2025-01-31", "command": "animegamer evaluate toy", "seeds": [0, 5]},
+        run_config={"date": "2025-01-31", "command": "animegamer evaluate toy", "seeds": [0, 5]},
     )
 
 

@@ -11,15 +11,8 @@ import pytest
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.video import read_mp4
-from animegamer_jax.toy.films import (
-    CrossFade,
-    Cut,
-    FadeThroughBlack,
-    Film,
-    FilmStyle,
-    make_film,
-    write_film,
-)
+from animegamer_jax.toy.drawing.style import CrossFade, Cut, FadeThroughBlack, FilmStyle
+from animegamer_jax.toy.films import Film, make_film, write_film
 
 SMALL = {"height": 24, "width": 36}
 
@@ -82,9 +75,9 @@ def test_flashes_are_white_where_the_truth_says():
     style = FilmStyle(fps=24, hold=3, flashes=1.0, flash_frames=2)
     film = make_film(6, num_shots=3, **SMALL, transitions=[CrossFade(6)], style=style)
     white = np.flatnonzero(all_frames(film).min(axis=(1, 2, 3)) == 255)
-    told = [tuple(shot["flash"]) for shot in film.truth()["shots"]]  # type: ignore
-    assert white.tolist() == [n for start, stop in told for n in range(start, stop)]
-    for shot, (start, stop) in zip(film.shots, told, strict=True):
+    flashes = [tuple(shot["flash"]) for shot in film.truth()["shots"]]  # type: ignore
+    assert white.tolist() == [n for start, stop in flashes for n in range(start, stop)]
+    for shot, (start, stop) in zip(film.shots, flashes, strict=True):
         assert shot.start + 6 < start < stop < shot.end - 6
 
 

@@ -15,25 +15,16 @@ from animegamer_jax.media.video import read_mp4
 from animegamer_jax.toy.drawing.draw import render
 from animegamer_jax.toy.drawing.poses import pose
 from animegamer_jax.toy.films import make_film, write_film
-from animegamer_jax.toy.vocabulary import VERBS, WHERE
-from animegamer_jax.toy.world import (
+from animegamer_jax.toy.scene import CHARACTERS, LEVELS, MOTIONS, PLACES, TIMES, Scene
+from animegamer_jax.toy.vocabulary import (
     ADVERBS,
-    CHARACTERS,
-    LEVELS,
-    MOTIONS,
-    PLACES,
-    PROTOCOL,
-    SPLITS,
-    TIMES,
-    Scene,
-    ToyTurn,
-    is_held_out,
-    make_game,
-    next_states,
-    partial_captions,
+    VERBS,
+    WHERE,
     split_words,
     words,
+    write_partial_captions,
 )
+from animegamer_jax.toy.world import PROTOCOL, SPLITS, ToyTurn, is_held_out, make_game, next_states
 
 NUM_GAMES = 160
 
@@ -47,9 +38,9 @@ def turns_of(games: list[tuple[ToyTurn, ...]]) -> list[ToyTurn]:
     return [turn for game in games for turn in game]
 
 
-def scene(**told) -> Scene:
+def scene(**fields) -> Scene:
     plain = Scene("Mika", "walk", "meadow", "day", 3, None)
-    return dataclasses.replace(plain, **told)
+    return dataclasses.replace(plain, **fields)
 
 
 def turn(shown: Scene, *, stamina: int = 1) -> ToyTurn:
@@ -61,7 +52,7 @@ def turn(shown: Scene, *, stamina: int = 1) -> ToyTurn:
 
 def test_a_game_is_a_function_of_its_seed():
     code = (
-        "import hashlib; from animegamer_jax.toy.world import *;"
+        "import hashlib; from animegamer_jax.toy.world import make_game;"
         "from animegamer_jax.toy.drawing.draw import render;"
         "game = make_game(5, split='test');"
         "print(hashlib.sha256(repr(game).encode() + render(game[1].scene).tobytes()).hexdigest())"
@@ -141,7 +132,7 @@ def test_words_are_closed_and_instructions_fit(games):
     assert words() == tuple(sorted(known))
     used = set()
     for t in (t for split in SPLITS for t in turns_of(games[split])):
-        texts = (t.instruction, t.motion_text, t.caption, *partial_captions(t, rng))
+        texts = (t.instruction, t.motion_text, t.caption, *write_partial_captions(t.scene, rng))
         used |= {word for text in texts for word in split_words(text) if word.isalpha()}
         assert len(split_words(t.instruction)) <= 26 < PROTOCOL.caption_length
     assert used == known
@@ -155,7 +146,7 @@ def test_texts_are_complete_and_parts_are_parts(games):
         assert t.scene.place in caption
         assert t.scene.time in caption
         assert any(adverb in t.motion_text for adverb in ADVERBS[t.scene.level])
-        character, place, time, mixture = partial_captions(t, rng)
+        character, place, time, mixture = write_partial_captions(t.scene, rng)
         assert character == t.scene.character
         assert t.scene.place in place
         assert t.scene.time in time
@@ -168,28 +159,28 @@ def test_texts_are_complete_and_parts_are_parts(games):
 def read(instruction: str, before: Scene | None) -> Scene:
     """A player who knows the language, and nothing but the scene before."""
     text = " ".join(split_words(instruction))
-    told: dict[str, object] = {}
+    said: dict[str, object] = {}
     gerunds = dict(
         pair for m, v in VERBS.items() for pair in ((v.base, m), (v.gerund, m), (v.third, m))
     )
     for form, motion in gerunds.items():
         stem = form.removesuffix(" {partner}")
         if found := re.search(rf"\b{stem}\b(?: (\w+))?", text):
-            told["motion"] = motion
-            told["partner"] = found[1].capitalize() if motion == "talk" else None
+            said["motion"] = motion
+            said["partner"] = found[1].capitalize() if motion == "talk" else None
             text = text.replace(found[0] if motion == "talk" else stem, "")
     for name, options in (("character", CHARACTERS), ("place", PLACES), ("time", TIMES)):
         for option in options:
             if re.search(rf"\b{option.lower()}\b", text):
-                told[name] = option
+                said[name] = option
     for level, adverbs in ADVERBS.items():
         if set(adverbs) & set(text.split()):
-            told["level"] = level
-    if before is None or {"character", "motion", "place", "time"} <= told.keys():
-        return Scene(**{"level": 3, **told})
+            said["level"] = level
+    if before is None or {"character", "motion", "place", "time"} <= said.keys():
+        return Scene(**{"level": 3, **said})
     step = ("faster" in text) - ("slower" in text)
     level = min(max(before.level + step, 1), 5)
-    return dataclasses.replace(before, **{"level": level, **told})
+    return dataclasses.replace(before, **{"level": level, **said})
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -293,8 +284,8 @@ def test_sizes_differ_in_resolution_only():
         assert np.quantile(difference, 0.99) < 40
 
 
-def test_untold_variety():
-    """A scene without a seed has one view; seeds change the place, the person and the pace."""
+def test_variety_that_no_instruction_mentions():
+    """A scene without a seed has one view; seeds change the place, the character and the pace."""
     plain = scene(motion="jump")
     assert pose(plain, num_frames=3).start == pose(scene(motion="sit"), num_frames=3).start
     shots = [pose(dataclasses.replace(plain, seed=s), num_frames=17) for s in range(8)]
@@ -341,7 +332,7 @@ def colours(frame: np.ndarray) -> np.ndarray:
     return np.sqrt(np.bincount(bins, minlength=512) / len(bins))
 
 
-def test_first_frames_tell_character_place_and_time():
+def test_first_frames_show_character_place_and_time():
     """By the nearest mean of colours, learned from other scenes."""
     rng = np.random.default_rng(0)
     known = [s for s in draw_scenes(rng, rounds=6) if s.motion != "talk"]

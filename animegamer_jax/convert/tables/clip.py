@@ -1,72 +1,58 @@
-"""OpenCLIP: its tensor names to ours. The caller strips any prefix of the file."""
+"""OpenCLIP's tensor names. The caller strips any prefix of the file."""
 
 import math
 import re
 from collections.abc import Mapping
 
 from animegamer_jax.configs import CLIPConfig
-from animegamer_jax.convert.rules import CONV2D, QKV, QKV_BIAS, TRANSPOSE, Rule
+from animegamer_jax.convert.rules import CONV2D, QKV, QKV_BIAS, Rule
+from animegamer_jax.convert.tables.layers import norm, weight_and_bias
 from animegamer_jax.errors import UserError
 
 
 def _tower(source: str, target: str) -> tuple[Rule, ...]:
-    """The layers of either tower; `source` is the prefix of its transformer."""
+    """Returns the rules of one tower's layers; `source` is the prefix of its transformer."""
     source, target = f"{source}.resblocks.{{layer}}", f"{target}.layers.blocks"
 
-    def norm(name: str, ours: str) -> tuple[Rule, Rule]:
-        return (
-            Rule(f"{source}.{name}.weight", f"{target}.{ours}.scale"),
-            Rule(f"{source}.{name}.bias", f"{target}.{ours}.bias"),
-        )
-
-    def linear(name: str, ours: str) -> tuple[Rule, Rule]:
-        return (
-            Rule(f"{source}.{name}.weight", f"{target}.{ours}.kernel", TRANSPOSE),
-            Rule(f"{source}.{name}.bias", f"{target}.{ours}.bias"),
-        )
-
     return (
-        *norm("ln_1", "attention_norm"),
+        *norm(f"{source}.ln_1", f"{target}.attention_norm"),
         Rule(f"{source}.attn.in_proj_weight", f"{target}.qkv.kernel", QKV),
         Rule(f"{source}.attn.in_proj_bias", f"{target}.qkv.bias", QKV_BIAS),
-        *linear("attn.out_proj", "out"),
-        *norm("ln_2", "mlp_norm"),
-        *linear("mlp.c_fc", "up"),
-        *linear("mlp.c_proj", "down"),
+        *weight_and_bias(f"{source}.attn.out_proj", f"{target}.out"),
+        *norm(f"{source}.ln_2", f"{target}.mlp_norm"),
+        *weight_and_bias(f"{source}.mlp.c_fc", f"{target}.up"),
+        *weight_and_bias(f"{source}.mlp.c_proj", f"{target}.down"),
     )
 
 
 def rules(config: CLIPConfig) -> tuple[Rule, ...]:
-    """The table of OpenCLIP's state dict; a tower without layers has no layer rules."""
+    """Returns the table of OpenCLIP's state dict; a tower without layers has no layer rules."""
     image = (
         Rule("visual.conv1.weight", "image.patch_kernel", CONV2D),
         Rule("visual.class_embedding", "image.class_embedding"),
         Rule("visual.positional_embedding", "image.position_embedding"),
-        Rule("visual.ln_pre.weight", "image.pre_norm.scale"),
-        Rule("visual.ln_pre.bias", "image.pre_norm.bias"),
+        *norm("visual.ln_pre", "image.pre_norm"),
         *(_tower("visual.transformer", "image") if config.vision_layers else ()),
-        Rule("visual.ln_post.weight", "image.post_norm.scale"),
-        Rule("visual.ln_post.bias", "image.post_norm.bias"),
+        *norm("visual.ln_post", "image.post_norm"),
         Rule("visual.proj", "image.projection"),
     )
     text = (
         Rule("token_embedding.weight", "text.embedding"),
         Rule("positional_embedding", "text.position_embedding"),
         *(_tower("transformer", "text") if config.text_layers else ()),
-        Rule("ln_final.weight", "text.final_norm.scale"),
-        Rule("ln_final.bias", "text.final_norm.bias"),
+        *norm("ln_final", "text.final_norm"),
         Rule("text_projection", "text.projection"),
     )
     return (*image, *text, Rule("logit_scale", "logit_scale"))
 
 
 def infer_config(shapes: Mapping[str, tuple[int, ...]], *, head_width: int = 64) -> CLIPConfig:
-    """The sizes that a state dict's shapes imply, at `head_width` features a head.
+    """Returns the sizes that a state dict's shapes imply, at `head_width` features a head.
 
-    The released decoder file leaves out the text tower's layers: so does the configuration then.
+    The released decoder file has no layers of the text tower; neither has its configuration.
 
     Raises:
-        UserError: a tensor that tells a size is missing or of another rank, or the towers do not
+        UserError: A tensor that gives a size is missing or of another rank, or the towers do not
             divide into heads of `head_width`.
     """
 
@@ -76,7 +62,7 @@ def infer_config(shapes: Mapping[str, tuple[int, ...]], *, head_width: int = 64)
             raise UserError(
                 f"CLIP weights: expected {name!r} with {rank} dimensions, found "
                 f"{'no such tensor' if found is None else found} among {len(shapes)} tensors: "
-                "give an OpenCLIP vision transformer, its names without prefix"
+                "pass an OpenCLIP vision transformer, its names without prefix"
             )
         return tuple(found)
 
@@ -87,8 +73,8 @@ def infer_config(shapes: Mapping[str, tuple[int, ...]], *, head_width: int = 64)
     def num_heads(width: int, tower: str) -> int:
         if width % head_width:
             raise UserError(
-                f"CLIP weights: the {tower} tower's width {width} is no multiple of the head "
-                f"width {head_width}: give the head width of this model"
+                f"CLIP weights: the {tower} tower's width {width} is not a multiple of the head "
+                f"width {head_width}: pass the head width of this model"
             )
         return width // head_width
 
@@ -117,9 +103,7 @@ def infer_config(shapes: Mapping[str, tuple[int, ...]], *, head_width: int = 64)
         vision_heads=num_heads(vision_width, "image"),
         text_width=text_width,
         text_layers=text_layers,
-        text_heads=num_heads(text_width, "text")
-        if text_layers
-        else max(1, text_width // head_width),
+        text_heads=num_heads(text_width, "text") if text_layers else text_width // head_width or 1,
         vocab_size=vocab_size,
         context_length=shape("positional_embedding", 2)[0],
         embed_size=shape("visual.proj", 2)[1],

@@ -1,8 +1,8 @@
 """CogVideoX-2B's transformer in its SwissArmyTransformer release, as a start for the decoder.
 
-Its file is laid out as the released decoder's (`convert/tables/dit.py`), without low-rank updates, motion
-input and image projection, and with positions for more frames. Its text projection has no place
-here: E_a stands there.
+Its file is laid out like the released decoder's (`convert/tables/dit.py`), without low-rank
+updates, motion input and image projection, and with positions for more frames. Its text projection
+is not used: E_a takes its place.
 """
 
 import dataclasses
@@ -13,11 +13,11 @@ from animegamer_jax.convert.rules import Rule
 from animegamer_jax.convert.tables import dit
 
 PREFIX = "model.diffusion_model."
-_NEW = ("motion_embed.", "positions")  # what starts anew: `convert/initialise.py`
+_NEW = ("motion_embed.", "positions")  # made by `convert/initialise.py`
 
 
 def rules(config: DiTConfig) -> tuple[Rule, ...]:
-    """The table of what is taken over."""
+    """Returns the table of the parameters that are taken from the file."""
     kept = [
         rule
         for rule in dit.rules(dataclasses.replace(config, lora=None))
@@ -31,10 +31,10 @@ def rules(config: DiTConfig) -> tuple[Rule, ...]:
 
 
 def infer_config(shapes: Mapping[str, tuple[int, ...]], *, like: DiTConfig) -> DiTConfig:
-    """The transformer's sizes from its file; clip, context and low-rank updates as in `like`.
+    """Returns the file's sizes, with the clip, context and low-rank updates of `like`.
 
     Raises:
-        ValueError: the position table is not one of frames of this height and width.
+        ValueError: The position table does not hold frames of this height and width.
     """
     found = dit.infer_config(
         shapes,

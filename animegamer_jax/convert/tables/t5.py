@@ -1,4 +1,4 @@
-"""T5 v1.1 encoder: transformers' tensor names to ours."""
+"""transformers' tensor names of the T5 v1.1 encoder."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _GATE = "encoder.block.0.layer.1.DenseReluDense.wi_0.weight"
 
 
 def rules(config: T5Config) -> tuple[Rule, ...]:
-    """The table of `T5EncoderModel`'s state dict."""
+    """Returns the table of `T5EncoderModel`'s state dict."""
     del config  # the names are the same at every size
 
     def layer(source: str, target: str) -> Rule:
@@ -40,17 +40,17 @@ def rules(config: T5Config) -> tuple[Rule, ...]:
 
 
 def infer_config(shapes: Mapping[str, tuple[int, ...]]) -> T5Config:
-    """The sizes that a state dict's shapes imply; the rest as in T5 v1.1.
+    """Returns the sizes that a state dict's shapes imply; the rest is as in T5 v1.1.
 
     Raises:
-        UserError: a tensor that tells a size is missing, or is not that of a T5 v1.1.
+        UserError: A tensor that gives a size is missing, or is not that of a T5 v1.1.
     """
     for name in ("shared.weight", _BIAS, _QUERY, _GATE):
         found = shapes.get(name, "no such tensor")
         if len(shapes.get(name, ())) != 2:
             raise UserError(
                 f"T5 weights: expected a matrix {name!r}, found {found} among {len(shapes)} "
-                "tensors: give the encoder of a T5 v1.1"
+                "tensors: pass the encoder of a T5 v1.1"
             )
     vocab_size, d_model = shapes["shared.weight"]
     num_buckets, num_heads = shapes[_BIAS]

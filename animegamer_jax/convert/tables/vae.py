@@ -1,42 +1,39 @@
-"""The 3D VAE's names in the released file (`state_dict` of `3d-vae.pt`) and their parameters."""
+"""The 3D VAE's tensor names in the released file (`state_dict` of `3d-vae.pt`)."""
 
 from collections.abc import Iterator, Mapping
 
 from animegamer_jax.configs import VAEConfig
-from animegamer_jax.convert.rules import CONV2D, CONV3D, IDENTITY, Rule, Transform
+from animegamer_jax.convert.rules import CONV2D, CONV3D, Rule
+from animegamer_jax.convert.tables.layers import norm, weight_and_bias
 from animegamer_jax.errors import UserError
 
 
-def _conv(source: str, target: str, transform: Transform = CONV3D) -> Iterator[Rule]:
-    yield Rule(f"{source}.weight", f"{target}.kernel", transform)
-    yield Rule(f"{source}.bias", f"{target}.bias", IDENTITY)
+def _conv(source: str, target: str) -> list[Rule]:
+    return weight_and_bias(source, target, CONV3D)
 
 
-def _group_norm(source: str, target: str) -> Iterator[Rule]:
-    yield Rule(f"{source}.weight", f"{target}.scale", IDENTITY)
-    yield Rule(f"{source}.bias", f"{target}.bias", IDENTITY)
+def _spatial_norm(source: str, target: str) -> list[Rule]:
+    return [
+        *norm(f"{source}.norm_layer", f"{target}.norm"),
+        *_conv(f"{source}.conv_y.conv", f"{target}.conv_y"),
+        *_conv(f"{source}.conv_b.conv", f"{target}.conv_b"),
+    ]
 
 
-def _spatial_norm(source: str, target: str) -> Iterator[Rule]:
-    yield from _group_norm(f"{source}.norm_layer", f"{target}.norm")
-    yield from _conv(f"{source}.conv_y.conv", f"{target}.conv_y")
-    yield from _conv(f"{source}.conv_b.conv", f"{target}.conv_b")
-
-
-_NORMS = {"encoder": _group_norm, "decoder": _spatial_norm}
+_NORMS = {"encoder": norm, "decoder": _spatial_norm}
 
 
 def _block(source: str, target: str, *, has_shortcut: bool = False) -> Iterator[Rule]:
-    norm = _NORMS[target.split(".")[0]]
+    norm_of_half = _NORMS[target.split(".")[0]]
     for i in (1, 2):
-        yield from norm(f"{source}.norm{i}", f"{target}.norm{i}")
+        yield from norm_of_half(f"{source}.norm{i}", f"{target}.norm{i}")
         yield from _conv(f"{source}.conv{i}.conv", f"{target}.conv{i}")
     if has_shortcut:
         yield from _conv(f"{source}.nin_shortcut", f"{target}.shortcut")
 
 
 def _half(name: str) -> Iterator[Rule]:
-    """What the encoder and the decoder have alike."""
+    """Yields the rules that the encoder and the decoder share."""
     yield from _conv(f"{name}.conv_in.conv", f"{name}.conv_in")
     for i in (0, 1):
         yield from _block(f"{name}.mid.block_{i + 1}", f"{name}.mid.{i}")
@@ -45,7 +42,7 @@ def _half(name: str) -> Iterator[Rule]:
 
 
 def rules(config: VAEConfig) -> tuple[Rule, ...]:
-    """Every tensor of the released file; the training loss's own ones are known and not used."""
+    """Returns the table of the released file; the training loss's tensors are allowed, not used."""
     multipliers, last = config.multipliers, len(config.multipliers) - 1
     table = [*_half("encoder"), *_half("decoder")]
     for level, width in enumerate(multipliers):
@@ -59,20 +56,20 @@ def rules(config: VAEConfig) -> tuple[Rule, ...]:
             changes = i == 0 and width != coarser
             table += _block(f"{up}.block.{i}", f"{up}.blocks.{i}", has_shortcut=changes)
         if level != last:
-            table += _conv(f"{down}.downsample.conv", f"{down}.downsample", CONV2D)
+            table += weight_and_bias(f"{down}.downsample.conv", f"{down}.downsample", CONV2D)
         if level != 0:
-            table += _conv(f"{up}.upsample.conv", f"{up}.upsample", CONV2D)
+            table += weight_and_bias(f"{up}.upsample.conv", f"{up}.upsample", CONV2D)
     return (*table, Rule("loss.*", None))
 
 
 def infer_config(shapes: Mapping[str, tuple[int, ...]]) -> VAEConfig:
-    """The sizes that a released file's tensors show (names and PyTorch shapes).
+    """Returns the sizes that a released file's names and PyTorch shapes imply.
 
-    Shapes do not tell the number of norm groups, the temporal compression and the scaling factor:
+    Shapes do not give the number of norm groups, the temporal compression and the scaling factor:
     these are the released model's (with fewer levels, time is compressed in all of them).
 
     Raises:
-        UserError: a tensor that tells a size is missing, or widths are no multiples of the first.
+        UserError: A tensor that gives a size is missing, or a width is not a multiple of the first.
     """
 
     def out_channels(name: str) -> int:

@@ -1,4 +1,4 @@
-"""`animegamer data films`, `annotate`, `games` and `show`: from films to a games set."""
+"""`animegamer data films`, `annotate`, `games` and `show`: from films to a game dataset."""
 
 import contextlib
 import functools
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from animegamer_jax.data.films import beam
 from animegamer_jax.data.films.clips.store import (
     FilmSettings,
     ShotsFolder,
@@ -19,8 +18,9 @@ from animegamer_jax.data.films.clips.store import (
     path_id,
 )
 from animegamer_jax.data.films.games.grouping import GamesSettings
+from animegamer_jax.data.films.runners import RunnerOptions, for_each
 from animegamer_jax.errors import UserError
-from animegamer_jax.progress import show_progress
+from animegamer_jax.progress import Progress, no_progress, print_status, show_progress
 from animegamer_jax.storage.paths import is_bucket
 from animegamer_jax.vlm.client import AskSettings
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from animegamer_jax.data.films.annotation.annotator import Annotator
 
 Unprefixed = tyro.conf.arg(name="")
-_FILMS, _GAMES, _HERE, _ASK = FilmSettings(), GamesSettings(), beam.Machines(), AskSettings()
-_LOOK_EVERY = 5.0  # seconds between counts of what was asked
+_FILMS, _GAMES, _RUNNER, _ASK = FilmSettings(), GamesSettings(), RunnerOptions(), AskSettings()
+_COUNT_EVERY = 5.0  # seconds between counts of the requests
 
 
 def films(
@@ -39,59 +39,57 @@ def films(
     out: str,
     settings: Annotated[FilmSettings, Unprefixed] = _FILMS,
     threads: int = 1,
-    machines: Annotated[beam.Machines, Unprefixed] = _HERE,
+    runner: Annotated[RunnerOptions, Unprefixed] = _RUNNER,
 ) -> int:
-    """Cut films into two-second clips, and measure how they move.
+    """Cut films into two-second clips and measure their motion.
 
-    The same command goes on after a stop: a finished film is not cut again. The status is 2 if
-    none of the films can be used.
+    After an interruption, run the same command again: a finished film is not cut again. The exit
+    status is 2 if none of the films can be used.
 
     Args:
-        paths: Films, folders of films, or patterns; here or in a bucket.
-        out: The shots folder to write, or to add films to.
-        settings: Of cutting.
-        threads: Of the decoder, in each worker.
-        machines: Where the work is done.
+        paths: Films, folders of films, or patterns with * ? [], on this machine or in a bucket.
+        out: Shots folder to write, or to add films to.
+        settings: How films are cut.
+        threads: Number of decoder threads in each worker.
+        runner: Where the work runs.
     """
-    from animegamer_jax.data.films.cutting.process_film import count_done, list_films
+    from animegamer_jax.data.films.cutting.process_film import count_done, list_films, process_film
 
     found = list_films(paths)
     folder = open_shots(out, settings)
     folder.tidy()
-    cut = functools.partial(_cut, folder=folder, threads=threads)
-    with show_progress("films and seconds") as tell:
-        beam.for_each(
-            [os.fsencode(path) for path in found],  # a name may be no text
-            cut,
-            machines=machines,
-            label="cut",
-            done=lambda: count_done(found, folder),
-            on_progress=tell,
+    with show_progress() as progress:
+        for_each(
+            found,
+            functools.partial(
+                process_film,
+                folder=folder,
+                threads=threads,
+                on_progress=runner.reporting(progress),
+            ),
+            options=runner,
+            label="films",
+            count_done=lambda: count_done(found, folder),
+            on_progress=progress,
         )
     reports = [folder.report(film) for film in folder.films()]
-    failed = folder.failed()
+    skipped = folder.skipped_films()
     dropped = sum(sum(report.dropped.values()) for report in reports)
     damaged = sum(report.damaged for report in reports)
-    skipped = sum(report.skipped for report in reports)
-    _say(
+    frames = sum(report.skipped for report in reports)
+    _print(
         f"{out}: {len(reports)} films, {sum(report.kept for report in reports)} clips kept, "
-        f"{dropped} dropped; {len(failed)} films set aside"
-        + (f"; {damaged} damaged places, {skipped} frames left out" * bool(damaged or skipped))
+        f"{dropped} dropped; {len(skipped)} films skipped"
+        + (f"; {damaged} damaged places, {frames} frames skipped" * bool(damaged or frames))
     )
-    for film in failed:
-        _say(f"  {film.reason}")
-    none_used = {path_id(path) for path in found} <= {film.film for film in failed}
+    for film in skipped:
+        _print(f"  {film.reason}")
+    none_used = {path_id(path) for path in found} <= {film.film for film in skipped}
     return 2 if none_used else 0
 
 
-def _cut(path: bytes, *, folder: ShotsFolder, threads: int) -> None:
-    from animegamer_jax.data.films.cutting.process_film import process_film
-
-    process_film(os.fsdecode(path), folder, threads=threads, on_progress=beam.tell)
-
-
-def _say(text: str) -> None:
-    """Prints what a terminal of any encoding takes: names of files are any letters."""
+def _print(text: str) -> None:
+    """Prints text in whatever encoding the terminal has."""
     encoding = sys.stdout.encoding or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding))
 
@@ -102,7 +100,7 @@ def annotate(
     characters: str,
     manual: str | None = None,
     settings: Annotated[AskSettings, Unprefixed] = _ASK,
-    machines: Annotated[beam.Machines, Unprefixed] = _HERE,
+    runner: Annotated[RunnerOptions, Unprefixed] = _RUNNER,
 ) -> int:
     """Annotate every clip with who does what, where and when: by a model, by hand, or both.
 
@@ -114,7 +112,7 @@ def annotate(
         characters: TOML file of the characters, with names, aliases and images.
         manual: CSV or JSONL file of manual annotations, which are added before a model is asked.
         settings: Which model is asked, and how.
-        machines: Where the work is done.
+        runner: Where the work runs.
     """
     from animegamer_jax.data.characters import read_characters
     from animegamer_jax.data.films.annotation.manual import add_manual_annotations
@@ -122,7 +120,7 @@ def annotate(
     if settings.model is None and manual is None:
         raise UserError("expected --model NAME to ask, or --manual FILE, or both; found neither")
     if settings.model is not None:
-        _refuse_out_of_reach(shots, settings, machines)
+        _refuse_out_of_reach(shots, settings, runner)
     folder, known = open_shots(shots), read_characters(characters)
     if manual is not None:
         added = add_manual_annotations(folder, manual, known)
@@ -134,31 +132,37 @@ def annotate(
         raise UserError(f"{shots}: no finished films: run `animegamer data films`")
     _annotator.cache_clear()  # of an earlier run in this process
     digest = _annotator(known, settings).key(folder)
-    with show_progress("films and clips", note=_usage_note(folder)) as tell:
-        beam.for_each(
+    with show_progress(note=_usage_note(folder)) as progress:
+        for_each(
             every,
-            functools.partial(_annotate, folder=folder, characters=known, settings=settings),
-            machines=machines,
-            label="annotate",
-            done=lambda: _count_annotated(folder, every, digest),
-            on_progress=tell,
+            functools.partial(
+                _annotate,
+                folder=folder,
+                characters=known,
+                settings=settings,
+                on_progress=runner.reporting(progress),
+            ),
+            options=runner,
+            label="films",
+            count_done=lambda: _count_annotated(folder, every, digest),
+            on_progress=progress,
         )
     return _report_annotated(folder, every)
 
 
-def _refuse_out_of_reach(shots: str, settings: AskSettings, machines: beam.Machines) -> None:
+def _refuse_out_of_reach(shots: str, settings: AskSettings, runner: RunnerOptions) -> None:
     """Makes sure that other machines can reach the folder and the server."""
-    if machines.is_local:
+    if runner.is_local:
         return
     host = urllib.parse.urlsplit(settings.endpoint).hostname or ""
     if host in ("localhost", "::1", "0.0.0.0") or host.startswith("127."):
         raise UserError(
             f"--endpoint {settings.endpoint}: expected an address that the machines of "
-            f"{machines.runner} can reach, found one of this machine only"
+            f"{runner.runner} can reach, found one of this machine only"
         )
     if not is_bucket(shots):
         raise UserError(
-            f"{shots}: expected a folder that the machines of {machines.runner} can reach, such as "
+            f"{shots}: expected a folder that the machines of {runner.runner} can reach, such as "
             "gs://bucket/shots, found one of this machine"
         )
 
@@ -220,7 +224,7 @@ def _usage_note(folder: ShotsFolder) -> Callable[[], str]:
 
     def note() -> str:
         nonlocal found, looked
-        if time.monotonic() - looked > _LOOK_EVERY:
+        if time.monotonic() - looked > _COUNT_EVERY:
             found, looked = read_usage(folder) - before, time.monotonic()
         return f"; {found}" if found.requests else ""
 
@@ -228,25 +232,34 @@ def _usage_note(folder: ShotsFolder) -> Callable[[], str]:
 
 
 @functools.lru_cache(maxsize=1)
-def _annotator(characters: "Characters", settings: AskSettings) -> "Annotator":
+def _annotator(
+    characters: "Characters", settings: AskSettings, on_progress: Progress = no_progress
+) -> "Annotator":
     """Returns the annotator of this process, which counts failures over all films."""
     from animegamer_jax.data.films.annotation.annotator import Annotator
 
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    return Annotator(characters, settings, on_progress=beam.tell, on_wait=say)
+    return Annotator(
+        characters,
+        settings,
+        on_progress=lambda film, done, total: on_progress(f"{film}: clips", done, total),
+        on_wait=print_status,
+    )
 
 
 def _annotate(
-    film: str, *, folder: ShotsFolder, characters: "Characters", settings: AskSettings
+    film: str,
+    *,
+    folder: ShotsFolder,
+    characters: "Characters",
+    settings: AskSettings,
+    on_progress: Progress = no_progress,
 ) -> None:
     from animegamer_jax.data.films.annotation.annotator import annotate_film
     from animegamer_jax.data.films.annotation.labels import note_failure
     from animegamer_jax.data.films.cutting.video_reader import FilmError
 
     try:
-        annotate_film(folder, film, _annotator(characters, settings))
+        annotate_film(folder, film, _annotator(characters, settings, on_progress))
     except FilmError as error:
         note_failure(folder, film, str(error).replace(f"{folder.path}/", ""))
 
@@ -257,32 +270,30 @@ def games(
     out: str,
     settings: Annotated[GamesSettings, Unprefixed] = _GAMES,
     films_a_shard: int = 1,
-    machines: Annotated[beam.Machines, Unprefixed] = _HERE,
+    runner: Annotated[RunnerOptions, Unprefixed] = _RUNNER,
 ) -> int:
-    """Make games of annotated clips: a data set to train on, with a data card.
+    """Make games of annotated clips: a game dataset to train on, with a data card.
 
-    The same command goes on after a stop.
+    After an interruption, run the same command again.
 
     Args:
-        shots: The shots folder, annotated.
-        out: The games set to write.
+        shots: Shots folder with annotations.
+        out: Game dataset to write.
         settings: Which clips make a game.
-        films_a_shard: Films whose games go into one file.
-        machines: Where the work is done.
+        films_a_shard: Number of films whose games go into one file.
+        runner: Where the work runs.
     """
     from animegamer_jax.data.films.games.writer import write_film_games
 
-    with show_progress("shards") as tell:
-
-        def share(
-            numbers: Sequence[int], function: Callable[[int], None], done: Callable[[], int]
-        ) -> None:
-            beam.for_each(
-                numbers, function, machines=machines, label="games", done=done, on_progress=tell
-            )
-
+    with show_progress() as progress:
         info = write_film_games(
-            out, open_shots(shots), settings, films_a_shard=films_a_shard, share=share
+            out,
+            open_shots(shots),
+            settings,
+            films_a_shard=films_a_shard,
+            for_each=functools.partial(
+                for_each, options=runner, label="shards", on_progress=progress
+            ),
         )
     counts = ", ".join(f"{split} {count}" for split, count in info.splits.items())
     print(f"{out}: {sum(info.splits.values())} turns ({counts}); see {out}/card.md")
@@ -292,16 +303,17 @@ def games(
 def show(
     data: Annotated[str, tyro.conf.Positional], *, out: str | None = None, clips: int = 48
 ) -> int:
-    """Write an HTML page that shows what is in a shots folder or a games set.
+    """Write an HTML page that shows what is in a shots folder or a game dataset.
 
     Args:
-        data: The shots folder or the games set.
-        out: The page. Default: the folder's name with .html, beside it; of a bucket, here.
-        clips: How many to show, evenly spread.
+        data: Shots folder or game dataset.
+        out: File of the page. Default: the folder's name with .html, next to it; in the current
+            folder for one in a bucket.
+        clips: Number of clips to show, evenly spread.
     """
     from animegamer_jax.data.films.gallery import default_page, write_page
 
     page = default_page(data) if out is None else out
     write_page(data, page, clips=clips)
-    _say(f"{os.fspath(page)}: written")
+    _print(f"{os.fspath(page)}: written")
     return 0

@@ -1,5 +1,6 @@
-"""`animegamer evaluate --make`: writes a benchmark of the toy world, of a grammar or of a model."""
+"""`animegamer evaluate --make`: writes a benchmark of a drawn world, a grammar or a model."""
 
+import functools
 import os
 from pathlib import Path
 from typing import Annotated
@@ -7,12 +8,9 @@ from typing import Annotated
 import tyro
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.evaluate.benchmarks.format import (
-    SHIPPED,
-    Benchmark,
-    write_benchmark,
-)
-from animegamer_jax.evaluate.progress import say, teller
+from animegamer_jax.evaluate.benchmarks.format import Benchmark, write_benchmark
+from animegamer_jax.evaluate.worlds import WORLDS, find_world
+from animegamer_jax.progress import print_status, show_progress
 
 _LISTED = 5  # games without a valid answer that are listed one by one
 
@@ -40,50 +38,51 @@ def make_command(
     """Write a benchmark.
 
     Args:
-        what: `toy` (the toy world's held-out test games), `paper` (20 characters, 200 games of 10
-            turns, from a grammar), or a TOML file of world, characters, motions and places of
-            which a language model makes games.
-        out: The file to write, JSON; must be free.
-        games: How many. Default: 100 of the toy world, else 200.
-        turns: Of each game. Default: 5 in the toy world, else 10.
+        what: `toy` for held-out games of the toy world (`toy-combinations` and `toy-phrasings` for
+            its other held-out splits), `paper` for 20 characters from a grammar, or a TOML file of
+            a world, characters, motions and places, from which a language model writes games.
+        out: JSON file to write; must not exist.
+        games: Number of games. Default: 100 of the toy world, else 200.
+        turns: Number of turns of each game. Default: 5 in the toy world, else 10.
         seed: Number of the first game.
-        characters: With `paper`: a text file of names, one a line, instead of our own.
-        ask_model: With a TOML file: name of the model at the endpoint.
+        characters: Text file of names for `paper`, one per line. Default: 20 invented names.
+        ask_model: Name of the language model at the endpoint, for a TOML file.
         endpoint: Address of an OpenAI-compatible server, without /chat/completions.
         key_variable: Environment variable that holds the API key; local servers need none.
         parallel: Number of simultaneous requests.
-        attempts: Maximum number of questions for one game until an answer is valid.
-        timeout: Seconds to wait for an answer.
-        max_tokens: Maximum number of tokens of an answer, which is a whole game.
+        attempts: Number of times that the model is asked for a game until its answer is valid.
+        timeout: Time limit of an answer, in seconds.
+        max_tokens: Token limit of an answer, which is a whole game.
         temperature: Sampling temperature. None: not sent, for models that accept none.
-        prompt_price: Price of a million prompt tokens, in any currency. None: not counted.
-        completion_price: Price of a million completion tokens. None: not counted.
-        cache: Folder of the answers. Default: OUT with .answers appended.
+        prompt_price: Price of a million prompt tokens, in any currency. Default: not counted.
+        completion_price: Price of a million completion tokens. Default: not counted.
+        cache: Folder that keeps the answers. Default: OUT.answers.
 
     Returns:
         The exit status, 0.
 
     Raises:
-        UserError: an option that does not go with `what`, or as the makers, the reader of lists
-            and the disk.
+        UserError: an option does not fit `what`, an input is wrong, or a file cannot be written.
     """
     if os.path.lexists(out):
-        raise UserError(f"{out}: already there: choose another file")
+        raise UserError(f"{out}: already exists: choose another file")
     if what != "paper" and characters is not None:
         raise UserError("--characters: expected with --make paper; a TOML file holds its own")
-    if what in SHIPPED and ask_model is not None:
+    world = what.partition("-")[0]
+    is_offline = what == "paper" or world in WORLDS
+    if is_offline and ask_model is not None:
         raise UserError(
             f"--ask-model: --make {what} asks no model: give a TOML file of characters, motions "
             "and places"
         )
-    if what in SHIPPED:
+    if is_offline:
         _write(out, _offline(what, games=games, turns=turns, seed=seed, characters=characters))
         return 0
     from animegamer_jax.evaluate.benchmarks.spec import read_lists
 
     lists = read_lists(what)
     if ask_model is None:
-        raise UserError(f"--make {what}: expected --ask-model NAME, which makes games of the lists")
+        raise UserError(f"--make {what}: expected --ask-model NAME, the model that writes games")
     from animegamer_jax.evaluate.benchmarks.llm_writer import write_games
     from animegamer_jax.vlm.client import AskSettings
 
@@ -99,16 +98,17 @@ def make_command(
         prompt_price=prompt_price,
         completion_price=completion_price,
     )
-    written = write_games(
-        lists,
-        settings,
-        cache=cache if cache is not None else out.with_name(f"{out.name}.answers"),
-        num_games=200 if games is None else games,
-        num_turns=10 if turns is None else turns,
-        seed=seed,
-        on_progress=teller("made", "games"),
-        on_wait=say,
-    )
+    with show_progress() as progress:
+        written = write_games(
+            lists,
+            settings,
+            cache=cache if cache is not None else out.with_name(f"{out.name}.answers"),
+            num_games=200 if games is None else games,
+            num_turns=10 if turns is None else turns,
+            seed=seed,
+            on_progress=functools.partial(progress, "games"),
+            on_wait=print_status,
+        )
     _write(out, written.benchmark)
     print(f"{written.usage}, {written.usage.cached} answers from the cache")
     if written.skipped:
@@ -123,14 +123,9 @@ def make_command(
 def _offline(
     what: str, *, games: int | None, turns: int | None, seed: int, characters: Path | None
 ) -> Benchmark:
-    if what == "toy":
-        from animegamer_jax.toy.scoring.benchmark import make_toy_benchmark
-
-        return make_toy_benchmark(
-            num_games=100 if games is None else games,
-            num_turns=5 if turns is None else turns,
-            seed=seed,
-        )
+    name, _, split = what.partition("-")
+    if world := find_world(name):
+        return world.make_benchmark(split or "test", num_games=games, num_turns=turns, seed=seed)
     from animegamer_jax.evaluate.benchmarks.paper import make_paper_benchmark
     from animegamer_jax.evaluate.benchmarks.spec import read_names
     from animegamer_jax.evaluate.benchmarks.vocabulary import CHARACTERS
@@ -146,7 +141,7 @@ def _offline(
 def _write(out: Path, benchmark: Benchmark) -> None:
     from animegamer_jax.storage.paths import telling
 
-    with telling(out.parent, "cannot be made", mend="choose another place"):
+    with telling(out.parent, "cannot be created", mend="choose another place"):
         out.parent.mkdir(parents=True, exist_ok=True)
     write_benchmark(out, benchmark)
     turns = len(benchmark.games) * benchmark.num_turns

@@ -1,12 +1,12 @@
 """A benchmark: games as data, in a versioned JSON format (PAPER section 4.1).
 
 The paper's benchmark has 20 characters and games of ten turns, 2,000 turns in all, and was not
-released; the format here is our own. A file tells what a player says, what each turn is to show and
-what it does to its character. `benchmark_toy`, `benchmark_grammar` and `benchmark_ask` make such
-files; `docs/benchmark.md` tells the format field by field, and `benchmark.schema.json` beside the
-shipped files is its JSON Schema.
+released; this format is not the paper's. A file has what a player says, what each turn should show
+and what it does to the character. `paper`, `llm_writer` and a drawn world (`evaluate.worlds`) make
+such files; `docs/benchmark.md` describes the format field by field, and `benchmark.schema.json` in
+the folder of the shipped files is its JSON Schema.
 
-Reading is strict: a file that is half understood would give scores of something else.
+Reading is strict, because a file that is half understood would give wrong scores.
 """
 
 import dataclasses
@@ -32,32 +32,46 @@ from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import telling
 
 __all__ = [
-    "FORMAT_VERSION", "PARTS", "SCHEMA_FILE", "SHIPPED", "Benchmark", "BenchmarkGame",
-    "BenchmarkTurn", "Part", "Parts", "StateValues", "ToyTruth", "benchmark_path",
-    "check_characters", "compose", "format_benchmark", "parse_benchmark", "read_benchmark",
+    "FORMAT_VERSION",
+    "PARTS",
+    "SCHEMA_FILE",
+    "SHIPPED",
+    "Benchmark",
+    "BenchmarkGame",
+    "BenchmarkTurn",
+    "Part",
+    "Parts",
+    "SceneTruth",
+    "StateValues",
+    "benchmark_path",
+    "check_characters",
+    "compose",
+    "format_benchmark",
+    "parse_benchmark",
+    "read_benchmark",
     "write_benchmark",
 ]  # fmt: skip
 
 FORMAT_VERSION = 1
-"""Of the files that are written and read."""
+"""Version of the files that are written and read."""
 
 Part = Literal["character", "adverb", "motion", "time", "place"]
 PARTS: tuple[Part, ...] = ("character", "adverb", "motion", "time", "place")
-"""What a shot is told by, in the order of the released form."""
+"""Parts of an instruction, in the order of the released form."""
 
 SHIPPED = ("toy", "paper")
-"""Names of the benchmarks that come with the code."""
+"""Names of the shipped benchmarks."""
 
 _FOLDER = Path(__file__).parents[2] / "assets" / "benchmarks"
 SCHEMA_FILE = _FOLDER / "benchmark.schema.json"
 
 _SEEDS = 2**32
-_AGAIN = "make it anew with `animegamer evaluate --make`"
+_AGAIN = "write it again with `animegamer evaluate --make`"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StateValues:
-    """The changes that a benchmark's games can make, of each state; a protocol's or fewer."""
+    """Changes of each state that a benchmark's games can expect."""
 
     social: tuple[int, ...] = PAPER.social
     entertainment: tuple[int, ...] = PAPER.entertainment
@@ -66,14 +80,14 @@ class StateValues:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a turn's shot is to show, part by part; None: not known.
+    """What a turn's shot should show; None: unknown.
 
     Attributes:
-        character: who acts.
-        adverb: the manner of the motion.
-        motion: what is done, such as "flying on a broom".
-        time: of the day.
-        place: where it is.
+        character: Character who acts.
+        adverb: Manner of the motion.
+        motion: Motion, such as "flying on a broom".
+        time: Time of day.
+        place: Place.
     """
 
     character: str | None = None
@@ -84,13 +98,13 @@ class Parts:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ToyTruth:
-    """What a turn of the toy world needs beside its parts and level to be drawn again.
+class SceneTruth:
+    """What a world needs, besides parts and level, to draw a turn's true clip.
 
     Attributes:
-        motion: one of the toy world's.
-        partner: who is talked to; None: nobody.
-        seed: of the view; None: the one view that games show.
+        motion: Kind of motion, by the world's name for it.
+        partner: Character who is talked to; None: nobody.
+        seed: Seed of the view; None: the view that games show.
     """
 
     motion: str
@@ -100,17 +114,17 @@ class ToyTruth:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchmarkTurn:
-    """One turn: what is said, and what is expected of it.
+    """One turn: an instruction and what it should lead to.
 
     Attributes:
-        instruction: what the player says.
-        parts: what the shot is to show, with what carries on from the turns before.
-        omitted: parts that the instruction leaves to the turns before, in the order of `PARTS`.
-        motion_level: expected, 1 to 5.
-        social, entertainment, stamina: expected changes.
-        caption: the shot in a sentence, for CLIP; None: made of the parts.
-        motion_text: the motion in full, for T5; None: made of the parts.
-        scene: of the toy world's games, else None.
+        instruction: What the player says.
+        parts: What the shot should show, including what stays as in the turns before.
+        omitted: Parts that the instruction leaves to the turns before, in the order of `PARTS`.
+        motion_level: Expected motion level, 1 to 5.
+        social, entertainment, stamina: Expected changes.
+        caption: The shot in a sentence, for CLIP; None: composed of the parts.
+        motion_text: The motion in full, for T5; None: composed of the parts.
+        scene: What draws the true clip; None: the world cannot be drawn.
     """
 
     instruction: str
@@ -122,22 +136,22 @@ class BenchmarkTurn:
     stamina: int
     caption: str | None = None
     motion_text: str | None = None
-    scene: ToyTruth | None = None
+    scene: SceneTruth | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether something is left to the turns before."""
+        """Whether the instruction leaves something to the turns before."""
         return bool(self.omitted)
 
     @property
     def full_motion(self) -> str | None:
-        """`motion_text`, or adverb and motion; None where neither is known."""
+        """`motion_text`, or adverb and motion; None if neither is known."""
         p = self.parts
         return self.motion_text or (p.motion and " ".join(filter(None, (p.adverb, p.motion))))
 
     @property
     def full_caption(self) -> str:
-        """`caption`, or a sentence of the known parts; where none are known, the instruction."""
+        """`caption`, or a sentence of the known parts, or the instruction."""
         p = self.parts
         who = " ".join(filter(None, (p.character, self.full_motion)))
         where = " ".join(filter(None, (p.time, p.place)))
@@ -149,10 +163,10 @@ class BenchmarkGame:
     """One game.
 
     Attributes:
-        id: unlike every other game's.
-        seed: of the noise in play.
-        characters: who can be told of, all of the benchmark's.
-        turns: in order.
+        id: Name, different from every other game's.
+        seed: Seed of the noise in play.
+        characters: Characters that can occur in it.
+        turns: The turns, in order.
     """
 
     id: str
@@ -166,13 +180,13 @@ class Benchmark:
     """Games to play and to score.
 
     Attributes:
-        name: of the benchmark.
-        world: whose characters these are: "toy", or a film's name.
-        made_by: how the games were made.
-        num_turns: of every game.
-        states: changes that turns can expect.
-        characters: of all games.
-        games: in order.
+        name: Name of the benchmark.
+        world: World of the characters: "toy", or a film's name.
+        made_by: How the games were made.
+        num_turns: Number of turns of every game.
+        states: Changes that turns can expect.
+        characters: Characters of all games.
+        games: The games, in order.
     """
 
     name: str
@@ -185,10 +199,10 @@ class Benchmark:
 
 
 def compose(parts: Parts, *, omitted: Sequence[Part] = ()) -> str:
-    """An instruction in the released form, without the omitted and the unknown parts.
+    """Composes an instruction in the released form, without the omitted and the unknown parts.
 
-    `Character: Qiqi; Motion: quickly flying on broomstick; Background: day sky.` (PAPER figure 1);
-    empty where nothing is told.
+    For example `Character: Qiqi; Motion: quickly flying on broomstick; Background: day sky.` (PAPER
+    figure 1); empty if no part is left.
     """
     groups: dict[str, tuple[Part, ...]] = {
         "Character": ("character",),
@@ -199,25 +213,25 @@ def compose(parts: Parts, *, omitted: Sequence[Part] = ()) -> str:
         label: " ".join(getattr(parts, n) for n in names if getattr(parts, n) and n not in omitted)
         for label, names in groups.items()
     }
-    told = "; ".join(f"{label}: {text}" for label, text in said.items() if text)
-    return f"{told}." if told else ""
+    text = "; ".join(f"{label}: {words}" for label, words in said.items() if words)
+    return f"{text}." if text else ""
 
 
 def benchmark_path(name: str) -> Path:
-    """A shipped benchmark's file by its name (`SHIPPED`); any other text is a path."""
+    """Returns the file of a shipped benchmark (`SHIPPED`), or any other text as a path."""
     return _FOLDER / f"{name}.json" if name in SHIPPED else Path(name).expanduser()
 
 
 def check_characters(benchmark: Benchmark, known: Iterable[str], *, model: str) -> None:
-    """Makes sure that a model's world has all characters of a benchmark.
+    """Checks that a model knows all characters of a benchmark.
 
     Args:
-        benchmark: whose characters are looked for, in any case.
-        known: that the model's world has.
-        model: its name, for the message.
+        benchmark: The benchmark; upper and lower case do not matter.
+        known: Characters that the model knows.
+        model: Name of the model, for the message.
 
     Raises:
-        UserError: names those that it lacks.
+        UserError: characters are missing; names them.
     """
     has = {name.casefold() for name in known}
     if lacking := [name for name in benchmark.characters if name.casefold() not in has]:
@@ -232,17 +246,17 @@ def check_characters(benchmark: Benchmark, known: Iterable[str], *, model: str) 
 
 
 def format_benchmark(benchmark: Benchmark) -> str:
-    """The file's text: a line of what holds for all games, then a game a line."""
+    """Returns the file's text: a line for all games, then a line per game."""
     head = {"format_version": FORMAT_VERSION, **_filled(benchmark)}
     games = ",\n".join(_dump(game) for game in head.pop("games"))
     return f'{_dump(head)[:-1]},"games":[\n{games}\n]}}\n'
 
 
 def write_benchmark(path: str | Path, benchmark: Benchmark) -> None:
-    """Writes a file that `read_benchmark` reads back equal.
+    """Writes a benchmark for `read_benchmark`.
 
     Raises:
-        UserError: the benchmark is none that the reader takes, or the disk refuses.
+        UserError: the benchmark is not valid, or the file cannot be written.
     """
     text = format_benchmark(benchmark)
     parse_benchmark(text, where=str(path))
@@ -255,7 +269,7 @@ def _dump(value: Any) -> str:
 
 
 def _filled(value: Any) -> Any:
-    """Dataclasses as objects without what is None or empty; turns are numbered."""
+    """Converts dataclasses to objects without empty fields, and numbers the turns."""
     if dataclasses.is_dataclass(value):
         pairs = {f.name: _filled(getattr(value, f.name)) for f in dataclasses.fields(value)}
         kept = {k: v for k, v in pairs.items() if v is not None and (k != "omitted" or v)}
@@ -274,10 +288,11 @@ def read_benchmark(path: str | Path) -> Benchmark:
     """Reads a benchmark.
 
     Args:
-        path: of the file, or the name of a shipped one: "toy", "paper".
+        path: Path of the file, or the name of a shipped benchmark: "toy", "paper".
 
     Raises:
-        UserError: in one line: file, game, turn and field, what was expected and what was found.
+        UserError: the file is missing or not valid; names game, turn and field, what was expected
+            and what was found.
     """
     file = benchmark_path(str(path))
     with telling(file, "cannot be read", mend=f"give a file, or one of {', '.join(SHIPPED)}"):
@@ -293,15 +308,15 @@ def read_benchmark(path: str | Path) -> Benchmark:
 
 
 def parse_benchmark(text: str, *, where: str) -> Benchmark:
-    """Reads a benchmark's text; `where` is its name in messages.
+    """Reads a benchmark's text; `where` names it in messages.
 
     Raises:
-        UserError: as `read_benchmark`.
+        UserError: it is not valid, as in `read_benchmark`.
     """
     try:
         content = load(text)
     except ValueError as error:
-        raise UserError(f"{where}: no JSON ({error}): {_AGAIN}") from None
+        raise UserError(f"{where}: not valid JSON ({error}): {_AGAIN}") from None
     if not isinstance(content, dict):
         raise UserError(f"{where}: expected a JSON object, found {shown(content)}: {_AGAIN}")
     version = content.get("format_version")
@@ -336,8 +351,9 @@ def _game(
     states: StateValues,
     turns: dict[str, Any],
 ) -> BenchmarkGame:
-    told = value.get("id") if isinstance(value, dict) else None
-    name = told if isinstance(told, str) and told.isprintable() and told else f"number {number}"
+    name = value.get("id") if isinstance(value, dict) else None
+    if not (isinstance(name, str) and name.isprintable() and name):
+        name = f"number {number}"
     where = f"{where} {name[:60]}"
     found = fields(value, where, _names(BenchmarkGame))
     found["id"] = text_line(found["id"], f"{where}: id")
@@ -354,7 +370,7 @@ def _game(
 def _turns(
     value: Any, where: str, *, count: int, characters: tuple[str, ...], states: StateValues
 ) -> tuple[BenchmarkTurn, ...]:
-    """All turns, of which none is missing; each is read with the one before."""
+    """Reads all turns, each with the one before it; none may be missing."""
     rows = some(value, f"{where}: turns")
     found: list[BenchmarkTurn] = []
     for number in range(1, max(count, len(rows)) + 1):
@@ -367,8 +383,8 @@ def _turns(
         if not isinstance(row, dict):
             raise UserError(f"{at}: expected an object, found {shown(row)}")
         if type(row.get("turn")) is not int or row["turn"] != number:
-            told = f"turn {shown(row['turn'])}" if "turn" in row else "one without a number"
-            raise UserError(f"{at}: missing: in its place (field turn), found {told}")
+            other = f"turn {shown(row['turn'])}" if "turn" in row else "one without a number"
+            raise UserError(f"{at}: missing: in its place (field turn), found {other}")
         before = found[-1] if found else None
         found.append(_turn(row, at, before=before, characters=characters, states=states))
     return tuple(found)
@@ -427,14 +443,14 @@ def _omitted(value: Any, where: str) -> tuple[Part, ...]:
     return tuple(part for part in PARTS if part in rows)
 
 
-def _scene(value: Any, where: str) -> ToyTruth:
+def _scene(value: Any, where: str) -> SceneTruth:
     found = fields(value, where, ("motion",), ("partner", "seed"))
     for name in ("motion", "partner"):
         if name in found:
             found[name] = text_line(found[name], f"{where}: {name}")
     if "seed" in found:
         found["seed"] = whole(found["seed"], f"{where}: seed", low=0, below=_SEEDS)
-    return ToyTruth(**found)
+    return SceneTruth(**found)
 
 
 def _state_values(value: Any, where: str) -> StateValues:

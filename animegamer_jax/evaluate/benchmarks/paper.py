@@ -1,11 +1,11 @@
-"""A benchmark of the paper's size from a grammar of our own: 20 characters, 200 games of ten turns.
+"""A benchmark of the paper's size from a grammar: 20 characters, 200 games of ten turns.
 
-The paper's own benchmark, written by a language model (PAPER section 4.1), was not released: this
-one has its size and the released form of instructions, not its games. Every game has a leading
-character and a companion. The first turn tells everything; of the others `_OPEN_SHARE` are open and
-tell some parts, while the rest carries on. Expected states follow from the motion and its level
-alone (`benchmark_words.Motion`), as an annotator sees them in a single clip; the motion level is
-the one that the adverb in force asks for.
+The paper's own benchmark, written by a language model (PAPER section 4.1), was not released. This
+one has its size and the released form of instructions, but other games. Every game has a leading
+character and a companion. The first turn names every part; of the others `_OPEN_SHARE` are open:
+they name some parts, and the rest stays as it was. Expected states follow from the motion and its
+level alone (`vocabulary.Motion`), as an annotator sees them in a single clip; the adverb that was
+named last decides the motion level.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ _OPEN_KINDS: dict[tuple[Part, ...], float] = {
     ("character", "adverb", "motion"): 0.10,
     ("adverb", "motion", "place"): 0.08,
 }
-"""Parts that an open turn tells, and how often."""
+"""Parts that an open turn names, and how often."""
 
 _KIND_OF = {place: kind for kind, places in PLACES.items() for place in places}
 _ALL_PLACES = tuple(_KIND_OF)
@@ -58,7 +58,7 @@ _LEVEL_OF = {adverb: level for level, adverbs in ADVERBS.items() for adverb in a
 
 
 class _Shot(NamedTuple):
-    """What a turn's shot shows."""
+    """The content of a turn's shot."""
 
     character: str
     adverb: str
@@ -72,7 +72,7 @@ class _Shot(NamedTuple):
         return _LEVEL_OF[self.adverb]
 
     def is_possible(self) -> bool:
-        """Whether the motion goes with place, level and character."""
+        """Whether place, level and character allow the motion."""
         low, high = self.motion.levels
         fits = _KIND_OF[self.place] in self.motion.kinds and low <= self.level <= high
         return fits and self.partner != self.character
@@ -95,14 +95,14 @@ def make_paper_benchmark(
     seed: int = 0,
     world: str = WORLD,
 ) -> Benchmark:
-    """Games number `seed`, `seed + 1`, ..., a function of the arguments alone.
+    """Makes a benchmark of games number `seed`, `seed + 1`, and so on; nothing else is random.
 
     Args:
-        characters: who is told of; game `n` is led by number `n` modulo their count.
-        num_games: how many.
-        num_turns: of each game.
-        seed: number of the first game, which is also its seed in play.
-        world: whose characters these are.
+        characters: Characters; number `n` modulo their count leads game `n`.
+        num_games: Number of games.
+        num_turns: Number of turns of each game.
+        seed: Number of the first game; a game's number is also its seed in play.
+        world: World of the characters.
 
     Raises:
         UserError: fewer than two characters, no games, no turns, or a seed below 0.
@@ -119,7 +119,7 @@ def make_paper_benchmark(
     return Benchmark(
         name="paper",
         world=world,
-        made_by=f"a grammar of our own, of the paper's size, games {seed} to {numbers[-1]}",
+        made_by=f"a grammar, of the paper's size, games {seed} to {numbers[-1]}",
         num_turns=num_turns,
         states=StateValues(),
         characters=tuple(characters),
@@ -134,14 +134,14 @@ def _game(number: int, characters: Sequence[str], num_turns: int) -> BenchmarkGa
     turns: list[BenchmarkTurn] = []
     shot: _Shot | None = None
     for _ in range(num_turns):
-        shot, told = _draw(rng, pair, before=shot)
-        turns.append(_turn(shot, told))
+        shot, named = _draw(rng, pair, before=shot)
+        turns.append(_turn(shot, named))
     return BenchmarkGame(id=f"paper-{number:03}", seed=number, characters=pair, turns=tuple(turns))
 
 
-def _turn(shot: _Shot, told: tuple[Part, ...]) -> BenchmarkTurn:
+def _turn(shot: _Shot, named: tuple[Part, ...]) -> BenchmarkTurn:
     parts, motion = shot.parts(), shot.motion
-    omitted: tuple[Part, ...] = tuple(part for part in PARTS if part not in told)
+    omitted: tuple[Part, ...] = tuple(part for part in PARTS if part not in named)
     return BenchmarkTurn(
         instruction=compose(parts, omitted=omitted),
         parts=parts,
@@ -160,17 +160,17 @@ def _pick(rng: np.random.Generator, options: Sequence[_T]) -> _T:
 def _draw(
     rng: np.random.Generator, pair: tuple[str, str], *, before: _Shot | None
 ) -> tuple[_Shot, tuple[Part, ...]]:
-    """The next shot and the parts that are told of it, drawn again until it is possible."""
+    """Draws the next shot and the parts to name, again until the shot is possible."""
     is_open = before is not None and rng.random() < _OPEN_SHARE
     kinds, shares = list(_OPEN_KINDS), np.cumsum(list(_OPEN_KINDS.values()))
     while True:
         if before is not None and is_open:
-            told = kinds[int(np.searchsorted(shares, rng.random() * shares[-1], side="right"))]
-            shot = _open_shot(rng, pair, before=before, told=told)
+            named = kinds[int(np.searchsorted(shares, rng.random() * shares[-1], side="right"))]
+            shot = _open_shot(rng, pair, before=before, named=named)
         else:
-            told, shot = PARTS, _full_shot(rng, pair, before=before)
+            named, shot = PARTS, _full_shot(rng, pair, before=before)
         if shot.is_possible():
-            return shot, told
+            return shot, named
 
 
 def _full_shot(rng: np.random.Generator, pair: tuple[str, str], *, before: _Shot | None) -> _Shot:
@@ -188,18 +188,18 @@ def _open_shot(
     pair: tuple[str, str],
     *,
     before: _Shot,
-    told: tuple[Part, ...],
+    named: tuple[Part, ...],
 ) -> _Shot:
-    """The shot before with what is told drawn anew, unlike it was."""
+    """Draws the named parts again, each different from the shot before."""
     shot = before
-    if "character" in told:
+    if "character" in named:
         shot = shot._replace(character=pair[1] if before.character == pair[0] else pair[0])
-    if "motion" in told:
+    if "motion" in named:
         motion, partner = _motion(rng, pair, shot.character, unlike=before.motion)
         shot = shot._replace(motion=motion, partner=partner)
     options = {"adverb": list(_LEVEL_OF), "time": TIMES, "place": _ALL_PLACES}
     for name, words in options.items():
-        if name in told:
+        if name in named:
             new = _pick(rng, [word for word in words if word != getattr(before, name)])
             shot = shot._replace(**{name: new})
     return shot
@@ -212,7 +212,7 @@ def _motion(
     *,
     unlike: Motion | None = None,
 ) -> tuple[Motion, str | None]:
-    """A motion and, where it needs one, the other of the pair as partner."""
+    """Draws a motion; its partner is the other one of the pair, if it needs one."""
     motion = _pick(rng, [motion for motion in MOTIONS if motion != unlike])
     other = pair[1] if character == pair[0] else pair[0]
     return motion, other if motion.is_social else None

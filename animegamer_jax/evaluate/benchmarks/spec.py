@@ -1,4 +1,4 @@
-"""Lists of characters, motions and places that people write, for benchmarks of their own."""
+"""Reads lists of characters, motions and places, from which a benchmark is written."""
 
 import dataclasses
 from pathlib import Path
@@ -12,7 +12,7 @@ from animegamer_jax.storage.paths import telling
 from animegamer_jax.vlm.fields import plain
 
 MAX_WORDS = 60
-"""Letters of a motion or a place at most."""
+"""Largest number of characters of a motion's or place's text."""
 
 _LISTS = ("world", "characters", "motions", "places")
 _FORM = 'world = "...", characters = ["..."], motions = ["..."], places = ["..."]'
@@ -20,13 +20,13 @@ _FORM = 'world = "...", characters = ["..."], motions = ["..."], places = ["..."
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lists:
-    """What a model makes games of.
+    """The lists from which a language model writes games.
 
     Attributes:
-        world: whose characters these are, such as a film's name.
-        characters: two names or more.
-        motions: in the -ing form; a game may go on after them ("talking" to somebody).
-        places: where things happen.
+        world: World of the characters, such as a film's name.
+        characters: Two or more names.
+        motions: Motions in the -ing form; a game may add an object ("talking" to somebody).
+        places: Places where things happen.
     """
 
     world: str
@@ -39,7 +39,7 @@ def read_lists(path: str | Path) -> Lists:
     """Reads a TOML file of `world`, `characters`, `motions` and `places`.
 
     Raises:
-        UserError: names the file, the list and what is wrong with it.
+        UserError: the file is missing or a list is wrong; names file and list.
     """
     file = epath.Path(path).expanduser()
     content = read_toml(file, form=_FORM)
@@ -57,13 +57,13 @@ def read_lists(path: str | Path) -> Lists:
 
 
 def read_names(path: str | Path) -> tuple[str, ...]:
-    """Reads characters' names, one a line; empty lines and those that begin with # are none.
+    """Reads characters' names, one per line, without empty lines and those that begin with #.
 
     Raises:
-        UserError: names the file, the line and what is wrong with it.
+        UserError: the file is missing or a line is wrong; names file and line.
     """
     file = Path(path).expanduser()
-    with telling(file, "cannot be read", mend="expected a text file of names, one a line"):
+    with telling(file, "cannot be read", mend="give a text file of names, one per line"):
         data = file.read_bytes()
     try:
         lines = data.decode("utf-8-sig").splitlines()
@@ -78,7 +78,7 @@ def read_names(path: str | Path) -> tuple[str, ...]:
             names.append(_plain(line, f"{file}: line {number}", most=MAX_NAME))
             _refuse_double(names, f"{file}: line {number}")
     if len(names) < 2:
-        raise UserError(f"{file}: expected two names or more, one a line, found {len(names)}")
+        raise UserError(f"{file}: expected two or more names, one per line, found {len(names)}")
     return tuple(names)
 
 

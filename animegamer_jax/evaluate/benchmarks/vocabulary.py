@@ -1,6 +1,6 @@
-"""What `benchmark_grammar` speaks of: names, motions with their rules, places, times.
+"""The words of the benchmark `paper`: names, motions with their rules, places, times.
 
-The names are common given names, of nobody in particular; everything here is our own.
+All of them were written for this project; the names are common given names.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ CHARACTERS: tuple[str, ...] = (
     "Aki", "Botan", "Chika", "Daiki", "Emi", "Fumi", "Goro", "Haru", "Ichiro", "Jun",
     "Kaede", "Miyo", "Nao", "Osamu", "Rika", "Saki", "Tsubaki", "Umi", "Wataru", "Yoko",
 )  # fmt: skip
-"""Twenty, as in the paper's benchmark."""
+"""Twenty names, as many as the paper's benchmark has."""
 
 ADVERBS: dict[int, tuple[str, ...]] = {
     1: ("barely", "faintly", "sleepily", "silently"),
@@ -18,7 +18,7 @@ ADVERBS: dict[int, tuple[str, ...]] = {
     4: ("quickly", "briskly", "swiftly", "eagerly"),
     5: ("wildly", "furiously", "frantically", "madly"),
 }
-"""By the motion level that they ask for."""
+"""Adverbs by the motion level that they mean."""
 
 TIMES = ("dawn", "morning", "day", "afternoon", "evening", "night")
 
@@ -37,21 +37,21 @@ PLACES: dict[str, tuple[str, ...]] = {
     "water": ("lake", "river", "sea", "pond", "hot spring"),
     "sky": ("sky", "clouds", "starry sky"),
 }  # fmt: skip
-"""By kind, which decides what can be done there."""
+"""Places by kind, which decides the motions that are possible there."""
 
 _DRY = ("home", "hall", "land")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Motion:
-    """Something to do, and what it does to who does it.
+    """A motion and its effect on the character's states.
 
     Attributes:
-        text: in the -ing form; `{partner}` stands for another character.
-        levels: lowest and highest motion level that it can have.
-        kinds: of places where it can be done.
-        thrills_from: motion level from which it is entertainment; 6: never.
-        rests_up_to: motion level up to which it gives stamina, which it costs above; 0: never.
+        text: The -ing form; `{partner}` stands for another character.
+        levels: Lowest and highest possible motion level.
+        kinds: Kinds of places where it is possible.
+        thrills_from: Motion level from which it is entertainment; 6: never.
+        rests_up_to: Motion level up to which it gives stamina, and above which it costs stamina.
     """
 
     text: str

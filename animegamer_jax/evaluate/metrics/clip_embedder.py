@@ -16,18 +16,18 @@ Clips = UInt8[np.ndarray, "n f h w 3"]
 
 @runtime_checkable
 class TextTokenizer(Protocol):
-    """What CLIP's text tower needs: a bundle's `Tokenizer`, or CLIP's own."""
+    """A tokenizer for CLIP's text tower: a bundle's `Tokenizer`, or CLIP's own."""
 
     def padded_with_end(self, text: str, length: int) -> Int[np.ndarray, " {length}"]: ...
 
 
 class ClipEmbedder:
-    """CLIP's pooled embeddings of clips and texts, of length one, a batch at a time.
+    """Computes CLIP's pooled embeddings of clips and texts, normalized to length one.
 
     Args:
-        clip: both towers.
-        tokenizer: of its text tower; None: frames only.
-        batch_size: frames or texts that go through a tower together.
+        clip: Both towers.
+        tokenizer: The text tower's tokenizer; None: only frames can be embedded.
+        batch_size: Number of frames or texts that go through a tower together.
     """
 
     def __init__(self, clip: CLIP, tokenizer: TextTokenizer | None, *, batch_size: int = 64):
@@ -39,13 +39,18 @@ class ClipEmbedder:
         self._embed_frames = jax.jit(embed_frames)
         self._embed_texts = jax.jit(lambda clip, tokens: clip.embed_text(tokens))
 
+    @property
+    def has_text(self) -> bool:
+        """Whether texts can be embedded."""
+        return self.tokenizer is not None and self.clip.config.text_layers > 0
+
     def frames(self, clips: Clips) -> Float32[np.ndarray, "n f e"]:
-        """Embeddings of every frame."""
+        """Returns the embedding of every frame."""
         flat = clips.reshape(-1, *clips.shape[2:])
         return self._run(self._embed_frames, flat).reshape(*clips.shape[:2], -1)
 
     def texts(self, texts: Sequence[str]) -> Float32[np.ndarray, "n e"]:
-        """Embeddings of texts; what does not fit the context is cut.
+        """Returns the embeddings of texts, each cut to the length of the text tower's context.
 
         Raises:
             UserError: there is no tokenizer, or the text tower has no layers.
@@ -60,7 +65,6 @@ class ClipEmbedder:
         return self._run(self._embed_texts, np.stack(rows))
 
     def _run(self, function: Callable, rows: np.ndarray) -> np.ndarray:
-        """Batches of one shape, so that each tower is compiled once; the last one is filled up."""
         found = in_batches(lambda batch: function(self.clip, batch), rows, self.batch_size)
         found = found.astype(np.float32)
         return found / np.linalg.norm(found, axis=-1, keepdims=True)
@@ -69,7 +73,10 @@ class ClipEmbedder:
 def in_batches(
     function: Callable[[np.ndarray], jax.Array], rows: np.ndarray, batch_size: int
 ) -> np.ndarray:
-    """`function` of all rows, a batch of one shape at a time; the last is filled with its own."""
+    """Applies `function` to all rows, a batch at a time.
+
+    The last batch is filled up with its own rows, so that one shape is compiled.
+    """
     parts = []
     for start in range(0, len(rows), batch_size):
         batch = rows[start : start + batch_size]

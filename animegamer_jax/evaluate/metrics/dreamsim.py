@@ -1,8 +1,8 @@
-"""DreamSim (PAPER section 4.2): how alike frames look to people, 1 - distance.
+"""DreamSim (PAPER section 4.2): the similarity of frames as people see it, 1 - distance.
 
 Fu et al., "DreamSim: Learning New Dimensions of Human Visual Similarity using Synthetic Data"
-(NeurIPS 2023, arXiv 2306.09344). The distance is that of its authors' package `dreamsim` and of
-their weights: 1 - cosine of the joined features of three networks, fine-tuned on people's choices.
+(NeurIPS 2023, arXiv 2306.09344). The authors' package `dreamsim` and their weights compute the
+distance: 1 - cosine of the joint features of three networks, fine-tuned on people's choices.
 """
 
 import importlib
@@ -25,10 +25,10 @@ NEEDED = (
     "facebookresearch_dino_main",
     "checkpoints/dino_vitbase16_pretrain.pth",
 )
-"""What version 0.2.1 keeps in its cache folder for its default model, the ensemble.
+"""Files of version 0.2.1 in its cache folder, for its default model, the ensemble.
 
-The last two are DINO's code and weights, which torch.hub puts there. The package downloads what is
-missing: so nothing is begun unless all are there.
+The last two are DINO's code and weights from torch.hub. The package would download missing files,
+so it is called only if all of them exist.
 """
 
 
@@ -36,12 +36,12 @@ class DreamSim:
     """The package's ensemble on the CPU.
 
     Args:
-        cache: the folder that `dreamsim(pretrained=True, cache_dir=...)` filled before.
-        batch_size: frames that go through the networks together.
+        cache: Folder that `dreamsim(pretrained=True, cache_dir=...)` has filled.
+        batch_size: Number of frames that go through the networks together.
 
     Raises:
-        UserError: the package or torch is not installed or cannot be imported, or weights are
-            missing in the folder.
+        UserError: the package or torch is not installed or cannot be imported, or the folder lacks
+            weights.
     """
 
     def __init__(self, cache: str | Path, *, batch_size: int = 16):
@@ -51,13 +51,13 @@ class DreamSim:
             raise UserError("DreamSim: its package is not installed: pip install dreamsim==0.2.1")
         if missing := [name for name in NEEDED if not (cache / name).exists()]:
             raise UserError(
-                f"DreamSim: {cache}: {', '.join(missing)} missing: call its dreamsim(cache_dir=...)"
-                " once where it can download"
+                f"DreamSim: {cache}: {', '.join(missing)} missing: call dreamsim(cache_dir=...) "
+                "once on a machine that can download"
             )
         import_torch()
         try:
             package: Any = importlib.import_module("dreamsim")
-        except Exception as error:  # of torchvision beside another torch, for instance
+        except Exception as error:  # for instance if torchvision does not match torch
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(f"DreamSim: its package cannot be imported ({first})") from None
         found = package.dreamsim(pretrained=True, cache_dir=str(cache), device="cpu")
@@ -66,9 +66,9 @@ class DreamSim:
     def similarity(
         self, frames: UInt8[np.ndarray, "*n f h w 3"], references: UInt8[np.ndarray, "*n f h w 3"]
     ) -> Float32[np.ndarray, "*n"]:
-        """DreamSim of each clip: the mean over its frames of 1 - distance to the reference's.
+        """Returns DreamSim of each clip: the mean over frames of 1 - distance to the reference.
 
-        1 for equal frames; no unit. Frames are squashed to 224 x 224 by the package itself.
+        Equal frames give 1; no unit. The package resizes frames to 224 x 224 itself.
         """
         torch = import_torch()
         lead, count = frames.shape[:-4], frames.shape[-4]

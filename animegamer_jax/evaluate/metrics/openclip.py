@@ -1,8 +1,8 @@
-"""CLIP for CLIP-I and CLIP-T (PAPER section 4.2), of its own and not the model's under test.
+"""CLIP for CLIP-I and CLIP-T (PAPER section 4.2), which need not be the model's own.
 
-A model that was trained on one CLIP's features may please that CLIP more than others, and two
-models with different ones have scores of two scales. So scores can be made with any CLIP on disk: a
-bundle's, or an OpenCLIP checkpoint as published. Nothing is downloaded.
+A model that was trained on one CLIP's features may please that CLIP more than others, and scores by
+two CLIPs are on two scales. So any CLIP on disk can score: a bundle's, or an OpenCLIP checkpoint as
+published. Nothing is downloaded.
 """
 
 import dataclasses
@@ -28,13 +28,13 @@ from animegamer_jax.tokenizer import END, Tokenizer
 CONFIG_FILE = "open_clip_config.json"
 _WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
-# Before the names that the table knows: OpenCLIP's training loop, the released decoder.
+# Prefixes of the table's names: in OpenCLIP's training loop and in the released decoder.
 _PREFIXES = ("module.", EMBEDDED["clip"])
-_WIDEST = 1024  # image towers up to this width have heads of 64; the wider ones differ
+_WIDEST = 1024  # image towers up to this width have heads of 64; wider ones differ
 
 
 class BytePairTokenizer:
-    """CLIP's byte-pair encoding, from a folder of files as transformers keeps them.
+    """CLIP's byte-pair tokenizer, from a folder of files in transformers' format.
 
     Raises:
         UserError: the folder holds no such tokenizer.
@@ -46,7 +46,7 @@ class BytePairTokenizer:
         self.folder = Path(folder)
         if not any((self.folder / name).is_file() for name in _TOKENIZER_FILES):
             raise UserError(
-                f"{self.folder}: no tokenizer there: expected CLIP's tokenizer.json, or vocab.json "
+                f"{self.folder}: no tokenizer: expected CLIP's tokenizer.json, or vocab.json "
                 "and merges.txt"
             )
         try:
@@ -59,13 +59,13 @@ class BytePairTokenizer:
         self._tokenizer: Any = found
 
     def __len__(self) -> int:
-        """Number of entries."""
+        """Returns the number of entries."""
         return len(self._tokenizer)
 
     def padded_with_end(self, text: str, length: int) -> Int[np.ndarray, " {length}"]:
-        """Ids with the start token and the end token, cut so that both fit; the rest is 0.
+        """Returns ids with start and end token, cut so that both fit, padded with 0.
 
-        Words that spell a special token (`<|endoftext|>`) do not become one.
+        Text that spells a special token (`<|endoftext|>`) does not become one.
         """
         ids = self._tokenizer(text.replace("<|", "< |"), add_special_tokens=False)["input_ids"]
         start, end = self._tokenizer.bos_token_id, self._tokenizer.eos_token_id
@@ -80,26 +80,26 @@ def load_clip_for_scores(
     head_width: int | None = None,
     batch_size: int = 64,
 ) -> ClipEmbedder:
-    """CLIP from a bundle or an OpenCLIP checkpoint, for embeddings of frames and captions.
+    """Loads CLIP from a bundle or an OpenCLIP checkpoint.
 
-    Frames are squashed to the tower's square, so that all of a frame counts; OpenCLIP's own
-    transform crops its middle, so values differ from those of scripts that crop. The exact GELU is
-    computed: weights made with the "quick" one (OpenAI's, and names with `quickgelu`) are refused
-    where `open_clip_config.json` tells it, and nothing in the weights themselves does.
+    Frames are resized to the tower's square, so that the whole frame counts; OpenCLIP's own
+    transform crops the middle, so values differ from those of scripts that crop. The exact GELU is
+    computed. Weights made with the "quick" GELU (OpenAI's, and names with `quickgelu`) are refused
+    if `open_clip_config.json` says so; nothing in the weights themselves shows it.
 
     Args:
-        path: a bundle's folder; a checkpoint of OpenCLIP's vision transformer in its own names; or
-            a folder with `open_clip_model.safetensors` or `open_clip_pytorch_model.bin`, and best
-            with `open_clip_config.json` beside it.
-        tokenizer: a folder with CLIP's byte-pair encoding. If None: of a bundle its own tokenizer,
-            where it is one of whole words; of a checkpoint the files in its folder. Where there is
-            none, frames can be embedded, and texts raise a `UserError`.
-        head_width: features of an attention head, where `open_clip_config.json` does not tell.
-        batch_size: frames or texts that go through a tower together.
+        path: A bundle's folder; a checkpoint of OpenCLIP's vision transformer with its own names;
+            or a folder with `open_clip_model.safetensors` or `open_clip_pytorch_model.bin`,
+            preferably with `open_clip_config.json`.
+        tokenizer: Folder with CLIP's byte-pair tokenizer. None: a bundle's own tokenizer, if it is
+            one of whole words, or the files in a checkpoint's folder. Without any, only frames can
+            be embedded.
+        head_width: Features of an attention head, if there is no `open_clip_config.json`.
+        batch_size: Number of frames or texts that go through a tower together.
 
     Raises:
-        UserError: no such file; not a CLIP, or one that this implementation is not; a tokenizer of
-            another vocabulary; or torch, which reads PyTorch's own format, is not installed.
+        UserError: the file is missing, not a CLIP or not one that this code implements; the
+            tokenizer has another vocabulary; or torch, which reads PyTorch's format, is missing.
     """
     if _is_bundle(path):
         clip, words = _from_bundle(path, use_tokenizer=tokenizer is None)
@@ -120,7 +120,7 @@ def load_clip_for_scores(
 
 
 def _is_bundle(path: str | Path) -> bool:
-    """Told by its config.json: Hugging Face's folders have one as well."""
+    """Returns whether a folder is a bundle; Hugging Face's folders have a config.json, too."""
     if "://" in str(path):
         return True
     if not Path(path).exists():
@@ -140,7 +140,7 @@ def _from_bundle(path: str | Path, *, use_tokenizer: bool) -> tuple[CLIP, TextTo
     encoder = bundle.config.encoder
     num_queries = 0 if encoder is None else encoder.num_tokens
     words = Tokenizer.load(bundle.tokenizer_dir, num_queries=num_queries)
-    # The language model's tokenizer is CLIP's as well in worlds of whole words only.
+    # Only a tokenizer of whole words serves both the language model and CLIP.
     return clip, words if words.has(END) else None
 
 
@@ -149,19 +149,19 @@ def _from_checkpoint(path: Path, *, head_width: int | None) -> CLIP:
     if path.is_dir():
         file = next((path / name for name in _WEIGHTS if (path / name).is_file()), path)
     source = _named(open_checkpoint(file))
-    told = _read_config(path if path.is_dir() else path.parent)
-    vision, text = (told.get(key) or {} for key in ("vision_cfg", "text_cfg"))
-    if told.get("quick_gelu"):
+    content = _read_config(path if path.is_dir() else path.parent)
+    vision, text = (content.get(key) or {} for key in ("vision_cfg", "text_cfg"))
+    if content.get("quick_gelu"):
         raise UserError(
-            f"{path}: {CONFIG_FILE} tells of the quick GELU, which these towers do not have: "
-            "expected weights made with the exact one, such as laion2b_s34b_b88k"
+            f"{path}: {CONFIG_FILE} sets the quick GELU, which is not implemented: give "
+            "weights made with the exact GELU, such as laion2b_s34b_b88k"
         )
     config = cast(CLIPConfig, infer("clip", source, head_width=1))
-    of_image = vision.get("head_width", 64 if told else head_width)
+    of_image = vision.get("head_width", 64 if content else head_width)
     if of_image is None and config.vision_width > _WIDEST:
         raise UserError(
-            f"{path}: an image tower of width {config.vision_width} has heads that its weights do "
-            f"not tell: expected {CONFIG_FILE} beside it, or a head width"
+            f"{path}: the weights do not show the heads of an image tower of width "
+            f"{config.vision_width}: give {CONFIG_FILE} in the same folder, or a head width"
         )
     heads = {
         "vision_heads": _num_heads(path, "image", config.vision_width, of_image or 64),
@@ -184,15 +184,15 @@ def _num_heads(path: Path, tower: str, width: int, head_width: int) -> int:
 
 
 def _named(source: Source) -> Source:
-    """The tensors under the names of the table.
+    """Returns the tensors under the names of the table.
 
     Raises:
-        UserError: they are transformers' names.
+        UserError: the names are transformers'.
     """
     if any(name.startswith("vision_model.") for name in source.tensors):
         raise UserError(
             f"{source.label}: tensors in transformers' names: expected OpenCLIP's own file, "
-            f"{' or '.join(_WEIGHTS)}, which is published beside it"
+            f"{' or '.join(_WEIGHTS)}, from the same repository"
         )
     for prefix in _PREFIXES:
         if source.tensors and all(name.startswith(prefix) for name in source.tensors):
@@ -201,7 +201,7 @@ def _named(source: Source) -> Source:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """`model_cfg` of the folder's `open_clip_config.json`; empty where there is none."""
+    """Returns `model_cfg` of the folder's `open_clip_config.json`; empty if there is no file."""
     file = folder / CONFIG_FILE
     if not file.is_file():
         return {}

@@ -1,7 +1,7 @@
-"""What a system answered in one turn of some games, and the values of the metrics for it.
+"""Scorers: each computes the values of one group of metrics for a turn of some games.
 
-A scorer holds what its metrics need beside the answers: a CLIP, pictures to compare with, readers.
-`scoring` makes those that a benchmark allows; `metrics` and `catalogue` have the formulas.
+A scorer holds what its metrics need besides the answers: a CLIP, pictures, a classifier. `suite`
+builds the scorers that a benchmark allows; `formulas` and `registry` define the metrics.
 """
 
 import dataclasses
@@ -19,16 +19,11 @@ from animegamer_jax.evaluate.metrics.formulas import STATE_SLOTS
 from animegamer_jax.evaluate.metrics.lpips import LPIPS, lpips_distance
 from animegamer_jax.evaluate.metrics.registry import CONTEXT, Group
 from animegamer_jax.evaluate.metrics.video_distance import VideoFeatures
-from animegamer_jax.media.motion import (
-    PAPER_EDGES,
-    measure_levels,
-    motion_level,
-    motion_value,
-)
-from animegamer_jax.toy.scoring.classifiers import CANDIDATES, Reader
+from animegamer_jax.evaluate.worlds import AttributeClassifier
+from animegamer_jax.media.motion import NOISE, PAPER_EDGES, measure_levels
 
 NUM_FRAMES = 16
-"""Frames of a clip that count: the paper's clips have 16, the VAE's 17."""
+"""Number of frames of a clip that are scored: the paper's clips have 16, the VAE's 17."""
 
 Clips = UInt8[np.ndarray, "b f h w 3"]
 Values = dict[str, Float32[np.ndarray, " b"]]
@@ -37,21 +32,21 @@ Features = Float[np.ndarray, "n e"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answers:
-    """One turn of `b` games.
+    """A system's answers to one turn of `b` games.
 
     Attributes:
-        turns: what was asked and is expected.
-        clips: the answers, of at most `NUM_FRAMES` frames.
-        told: motion level, social, entertainment and stamina; None: there are no such answers.
-        seconds: that each took; None: not known.
-        truth: the true clips, of as many frames and the same size; None: there are none.
+        turns: What each game asks and expects.
+        clips: The generated clips, at most `NUM_FRAMES` frames each.
+        predicted_states: Motion level, social, entertainment and stamina; None: not predicted.
+        seconds: Time per answer; None: unknown.
+        true_clips: The true clips, with as many frames of the same size; None: unknown.
     """
 
     turns: Sequence[BenchmarkTurn]
     clips: Clips
-    told: Int[np.ndarray, "b 4"] | None = None
+    predicted_states: Int[np.ndarray, "b 4"] | None = None
     seconds: Float[np.ndarray, " b"] | None = None
-    truth: Clips | None = None
+    true_clips: Clips | None = None
 
 
 @typing.runtime_checkable
@@ -59,48 +54,54 @@ class Scorer(typing.Protocol):
     """One group of metrics.
 
     Attributes:
-        group: whose metrics these are.
-        made: all that the values depend on beside the answers; kept values are another's where
-            it differs.
+        group: Group of the metrics.
+        fingerprint: Everything besides the answers that the values depend on; cached values with
+            another fingerprint are computed again.
     """
 
     @property
     def group(self) -> Group: ...
     @property
-    def made(self) -> Mapping[str, object]: ...
+    def fingerprint(self) -> Mapping[str, object]: ...
     def __call__(self, answers: Answers) -> Values:
-        """A value of each metric for every game; of metrics that the answers allow."""
+        """Returns a value per game for each metric that the answers allow."""
         ...
 
 
 def expected_of(turns: Sequence[BenchmarkTurn]) -> Int[np.ndarray, "b 4"]:
-    """Motion level, social, entertainment and stamina that turns expect."""
+    """Returns the expected motion level, social, entertainment and stamina of each turn."""
     return np.array([[t.motion_level, *(getattr(t, slot) for slot in STATE_SLOTS)] for t in turns])
 
 
+def score_states(
+    predicted: Int[np.ndarray, "*n 4"], expected: Int[np.ndarray, "*n 4"]
+) -> dict[str, Float32[np.ndarray, "*n"]]:
+    """Returns ACC-S and MAE-S of the states and ACC-L and MAE-L of the motion level."""
+    return {
+        "ACC-S": formulas.state_accuracy(predicted[..., 1:], expected[..., 1:]).mean(-1),
+        "MAE-S": formulas.state_error(predicted[..., 1:], expected[..., 1:]).mean(-1),
+        "ACC-L": formulas.motion_accuracy(predicted[..., 0], expected[..., 0]),
+        "MAE-L": formulas.motion_error(predicted[..., 0], expected[..., 0]),
+    }
+
+
 class StateScorer:
-    """ACC-S and MAE-S of the states' changes, ACC-L and MAE-L of the level that the model told."""
+    """Scores the predicted states and the predicted motion level."""
 
     group: Group = "states"
-    made: Mapping[str, object] = {}
+    fingerprint: Mapping[str, object] = {}
 
     def __call__(self, answers: Answers) -> Values:
-        if answers.told is None:
+        if answers.predicted_states is None:
             return {}
-        told, expected = answers.told, expected_of(answers.turns)
-        return {
-            "ACC-S": formulas.state_accuracy(told[:, 1:], expected[:, 1:]).mean(-1),
-            "MAE-S": formulas.state_error(told[:, 1:], expected[:, 1:]).mean(-1),
-            "ACC-L": formulas.motion_accuracy(told[:, 0], expected[:, 0]),
-            "MAE-L": formulas.motion_error(told[:, 0], expected[:, 0]),
-        }
+        return score_states(answers.predicted_states, expected_of(answers.turns))
 
 
 class SpeedScorer:
-    """Seconds a turn."""
+    """Reports the seconds per turn."""
 
     group: Group = "speed"
-    made: Mapping[str, object] = {}
+    fingerprint: Mapping[str, object] = {}
 
     def __call__(self, answers: Answers) -> Values:
         if answers.seconds is None:
@@ -109,26 +110,22 @@ class SpeedScorer:
 
 
 class MotionScorer:
-    """ACC-F and MAE-F of the level that optical flow finds in the clip.
+    """Scores the motion level that optical flow finds in the clip: ACC-F and MAE-F.
 
     Args:
-        toy: by the toy world's levels, above the flicker that is allowed there (`measure_levels`);
-            else by the paper's.
+        edges: Motion values between the levels.
+        noise: Grey levels up to which a difference between frames is no motion.
     """
 
     group: Group = "motion"
 
-    def __init__(self, *, toy: bool):
-        self.toy = toy
-        self.made: Mapping[str, object] = {"levels": "toy" if toy else "paper"}
+    def __init__(self, *, edges: Sequence[float] = PAPER_EDGES, noise: float = NOISE):
+        self._edges, self._noise = edges, noise
+        self.fingerprint: Mapping[str, object] = {"edges": list(edges), "noise": noise}
 
     def __call__(self, answers: Answers) -> Values:
         expected = expected_of(answers.turns)[:, 0]
-        if self.toy:
-            found = measure_levels(answers.clips)
-        else:
-            values = map(motion_value, answers.clips)
-            found = np.array([motion_level(value, edges=PAPER_EDGES) for value in values])
+        found = measure_levels(answers.clips, edges=self._edges, noise=self._noise)
         return {
             "ACC-F": formulas.motion_accuracy(found, expected),
             "MAE-F": formulas.motion_error(found, expected),
@@ -136,140 +133,132 @@ class MotionScorer:
 
 
 class ClipScorer:
-    """CLIP-I with the true clip or a picture of the character, CLIP-T with the caption.
+    """Scores CLIP-I against the true clip or a character's pictures, CLIP-T against the caption.
 
     Args:
-        embedder: CLIP.
-        digest: of its weights.
-        texts: whether it reads captions.
-        pictures: of the characters, by name, for turns without a true clip: the mean of the
-            cosines with each of them counts.
+        embedder: CLIP; without a text tower there is no CLIP-T.
+        digest: Digest of its weights.
+        pictures: Pictures of the characters, for turns without a true clip; CLIP-I is the mean of
+            the cosines with each of them.
     """
 
     group: Group = "clip"
 
-    def __init__(
-        self,
-        embedder: ClipEmbedder,
-        *,
-        digest: str,
-        texts: bool = True,
-        pictures: "Pictures | None" = None,
-    ):
-        self._embedder, self._texts = embedder, texts
+    def __init__(self, embedder: ClipEmbedder, *, digest: str, pictures: "Pictures | None" = None):
+        self._embedder = embedder
         self._pictures = {
             name.casefold(): np.concatenate([embedder.frames(one[None, None])[0] for one in some])
             for name, some in ({} if pictures is None else pictures.by_name).items()
         }
-        self.made: Mapping[str, object] = {
+        self.fingerprint: Mapping[str, object] = {
             "clip": digest,
-            "texts": texts,
+            "texts": embedder.has_text,
             "pictures": None if pictures is None else pictures.digest,
         }
 
     def __call__(self, answers: Answers) -> Values:
         frames = self._embedder.frames(answers.clips)
         values: Values = {}
-        if answers.truth is not None:
-            true = self._embedder.frames(answers.truth)
+        if answers.true_clips is not None:
+            true = self._embedder.frames(answers.true_clips)
             values["CLIP-I"] = np.asarray(formulas.clip_image_similarity(frames, true))
         elif self._pictures:
-            values["CLIP-I"] = self._beside_pictures(frames, answers.turns)
-        if self._texts:
+            values["CLIP-I"] = self._compare_with_pictures(frames, answers.turns)
+        if self._embedder.has_text:
             texts = self._embedder.texts([turn.full_caption for turn in answers.turns])
             values["CLIP-T"] = np.asarray(formulas.clip_text_similarity(frames, texts))
         return values
 
-    def _beside_pictures(
+    def _compare_with_pictures(
         self, frames: Float32[np.ndarray, "b f e"], turns: Sequence[BenchmarkTurn]
     ) -> Float32[np.ndarray, " b"]:
-        """NaN where the turn tells no character, or there is no picture of it."""
+        """Returns CLIP-I; NaN where the turn has no character or the character no picture."""
         found = np.full(len(turns), np.nan, np.float32)
         for row, turn in enumerate(turns):
-            some = self._pictures.get((turn.parts.character or "").casefold())
-            if some is not None:
-                found[row] = (frames[row] @ some.T).mean()  # all of length one
+            pictures = self._pictures.get((turn.parts.character or "").casefold())
+            if pictures is not None:
+                found[row] = (frames[row] @ pictures.T).mean()  # all of length one
         return found
 
 
 class LpipsScorer:
-    """LPIPS with the true clip.
+    """Scores LPIPS against the true clip.
 
     Args:
-        model: with its weights.
-        digest: of them.
+        model: LPIPS with its weights.
+        digest: Digest of the weights.
     """
 
     group: Group = "lpips"
 
     def __init__(self, model: LPIPS, *, digest: str):
         self._model = model
-        self.made: Mapping[str, object] = {"lpips": digest}
+        self.fingerprint: Mapping[str, object] = {"lpips": digest}
 
     def __call__(self, answers: Answers) -> Values:
-        if answers.truth is None:
+        if answers.true_clips is None:
             return {}
         shape = answers.clips.shape
-        a, b = (x.reshape(-1, *shape[2:]) for x in (answers.clips, answers.truth))
+        a, b = (x.reshape(-1, *shape[2:]) for x in (answers.clips, answers.true_clips))
         return {"LPIPS": lpips_distance(self._model, a, b).reshape(shape[:2]).mean(-1)}
 
 
 class DreamSimScorer:
-    """DreamSim with the true clip.
+    """Scores DreamSim against the true clip.
 
     Args:
-        model: the package's.
-        folder: of its weights.
+        model: The package's model.
+        folder: Folder of its weights.
     """
 
     group: Group = "dreamsim"
 
     def __init__(self, model: DreamSim, *, folder: str):
         self._model = model
-        self.made: Mapping[str, object] = {"dreamsim": folder}
+        self.fingerprint: Mapping[str, object] = {"dreamsim": folder}
 
     def __call__(self, answers: Answers) -> Values:
-        if answers.truth is None:
+        if answers.true_clips is None:
             return {}
-        return {"DreamSim": self._model.similarity(answers.clips, answers.truth)}
+        return {"DreamSim": self._model.similarity(answers.clips, answers.true_clips)}
 
 
 class TruthScorer:
-    """Toy world: character, place and time as read off the clip, and PSNR beside the true clip.
+    """Scores what a classifier reads off the clip, and PSNR against the true clip.
 
     Args:
-        reader: checked on true clips.
-        made: what its readings depend on.
+        classifier: The world's classifier, checked on true clips.
+        fingerprint: Everything that its answers depend on.
     """
 
     group: Group = "truth"
 
-    def __init__(self, reader: Reader, *, made: Mapping[str, object]):
-        self._reader, self.made = reader, made
+    def __init__(self, classifier: AttributeClassifier, *, fingerprint: Mapping[str, object]):
+        self.classifier, self.fingerprint = classifier, fingerprint
 
     def __call__(self, answers: Answers) -> Values:
-        readings = self._reader(answers.clips)
+        found = self.classifier(answers.clips)
         values: Values = {}
-        for name, candidates in CANDIDATES.items():
-            expected = [candidates.index(getattr(turn.parts, name)) for turn in answers.turns]
-            values[name] = (readings[name] == np.array(expected)).astype(np.float32)
+        for name, known in self.classifier.values.items():
+            expected = [known.index(getattr(turn.parts, name)) for turn in answers.turns]
+            values[name] = (found[name] == np.array(expected)).astype(np.float32)
         values[CONTEXT] = np.prod(list(values.values()), axis=0).astype(np.float32)
-        if answers.truth is not None:
-            values["PSNR"] = np.asarray(formulas.psnr(answers.clips, answers.truth))
+        if answers.true_clips is not None:
+            values["PSNR"] = np.asarray(formulas.psnr(answers.clips, answers.true_clips))
         return values
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SetScorer:
-    """One number for all of a system's clips together.
+    """A metric with one value for all of a system's clips.
 
     Attributes:
-        group: of the metric.
-        metric: its name.
-        features: one vector a clip.
-        distance: of two sets of them.
-        reference: the features of the other set.
-        made: what the features depend on.
+        group: Group of the metric.
+        metric: Name of the metric.
+        features: Function that gives one feature vector per clip.
+        distance: Distance between two sets of feature vectors.
+        reference: Feature vectors of the clips to compare with.
+        fingerprint: Everything that the features depend on.
     """
 
     group: Group
@@ -277,16 +266,16 @@ class SetScorer:
     features: VideoFeatures
     distance: Callable[[Features, Features], float]
     reference: Features
-    made: Mapping[str, object]
+    fingerprint: Mapping[str, object]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """Pictures of characters to compare with.
+    """Pictures of characters.
 
     Attributes:
-        by_name: one or more of each, RGB of any size.
-        digest: of all of them.
+        by_name: One or more pictures of each character, RGB, of any size.
+        digest: Digest of all of them.
     """
 
     by_name: Mapping[str, Sequence[UInt8[np.ndarray, "_ _ 3"]]]

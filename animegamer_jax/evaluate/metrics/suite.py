@@ -1,6 +1,6 @@
-"""Which metrics can be had for a benchmark, a size of frames and what lies on this disk.
+"""The metrics that a benchmark, a size of frames and the files at hand allow.
 
-What cannot be had is left out with the reason, and the rest is scored.
+A group of metrics that cannot be computed is skipped, with the reason; the others are scored.
 """
 
 import dataclasses
@@ -9,12 +9,13 @@ import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Int
+from jaxtyping import Int, UInt8
 from PIL import Image
 
 from animegamer_jax.bundle.config import to_json
@@ -22,7 +23,7 @@ from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.data.characters import Characters
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark
-from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder
+from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder, in_batches
 from animegamer_jax.evaluate.metrics.dreamsim import DreamSim
 from animegamer_jax.evaluate.metrics.lpips import load_lpips
 from animegamer_jax.evaluate.metrics.openclip import load_clip_for_scores
@@ -49,198 +50,193 @@ from animegamer_jax.evaluate.metrics.video_distance import (
     jedi,
     load_i3d,
 )
+from animegamer_jax.evaluate.worlds import FrameSize, GameClips, World, find_world
 from animegamer_jax.media.video import read_mp4
-from animegamer_jax.models.vae import VAE
-from animegamer_jax.toy.scoring.benchmark import WORLD, toy_games
-from animegamer_jax.toy.scoring.classifiers import make_readers
-from animegamer_jax.toy.scoring.truth import (
-    Truth,
-    make_truth,
-    reconstruct,
-)
+from animegamer_jax.models.vae import VAE, mode, to_uint8
 
-READER_CLIPS = 960
-"""True clips of the toy world that readers learn from; a third as many others check them."""
-
-
-class FrameSize(NamedTuple):
-    """Of a system's clips, in pixels, and the number of their frames."""
-
-    num_frames: int
-    height: int
-    width: int
+CLASSIFIER_CLIPS = 960
+"""Number of true clips that a world's classifier learns from."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Means:
-    """What the metrics are computed with.
+class ScoringClip:
+    """The CLIP that scores all systems.
 
     Attributes:
-        groups: of metrics that are asked for.
-        clip: the CLIP that scores all systems, or why there is none; None: nothing has one.
-        lpips: the files of AlexNet and of its channels' weights; None: the package's.
-        dreamsim: the folder of DreamSim's weights.
-        fvd: the TorchScript file of I3D.
-        jedi: a TorchScript file of V-JEPA's features.
-        real_clips: a folder of MP4 files that FVD and JEDi compare with; None: the true clips.
-        characters: with pictures to compare with, in worlds without true clips.
-        reader_clips: see `READER_CLIPS`.
+        embedder: The towers.
+        digest: Digest of the weights.
+        source: Where they were loaded from.
+    """
+
+    embedder: ClipEmbedder
+    digest: str
+    source: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MetricResources:
+    """Everything that metrics are computed with.
+
+    Attributes:
+        groups: Groups of metrics to compute.
+        clip: The CLIP that scores all systems, or why there is none; None: no model has one.
+        lpips: Files of AlexNet's weights and of its channels' weights; None: the package's.
+        dreamsim: Folder of DreamSim's weights.
+        fvd: TorchScript file of I3D.
+        jedi: TorchScript file of V-JEPA's features.
+        real_clips: Folder of MP4 files for FVD and JEDi to compare with; None: the true clips.
+        characters: Pictures of characters for CLIP-I, in worlds without true clips.
+        classifier_clips: Number of true clips that a world's classifier learns from.
     """
 
     groups: Sequence[Group] = tuple(GROUPS)
-    clip: "ScoringClip | str | None" = None
+    clip: ScoringClip | str | None = None
     lpips: tuple[Path, Path] | None = None
     dreamsim: Path | None = None
     fvd: Path | None = None
     jedi: Path | None = None
     real_clips: Path | None = None
     characters: Characters | None = None
-    reader_clips: int = READER_CLIPS
+    classifier_clips: int = CLASSIFIER_CLIPS
 
     @property
-    def scoring_clip(self) -> "ScoringClip | None":
+    def scoring_clip(self) -> ScoringClip | None:
         """The CLIP, if there is one."""
         return self.clip if isinstance(self.clip, ScoringClip) else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScoringClip:
-    """CLIP for the scores.
+class MetricSuite:
+    """The scorers for clips of one size.
 
     Attributes:
-        embedder: of frames and texts.
-        texts: whether it reads captions: its tokenizer is at hand.
-        digest: of its weights.
-        source: where they lie.
+        scorers: Scorers of single turns, one per group.
+        set_scorers: Scorers of all clips together.
+        skipped: The reason by group that cannot be computed.
+        true_clips: Whole true clips of the benchmark's games; None: its world has none.
+        other_views: Function that draws the same scenes from other views; None likewise.
     """
 
-    embedder: ClipEmbedder
-    texts: bool
-    digest: str
-    source: str
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Scoring:
-    """The scorers for one size of frames.
-
-    Attributes:
-        scorers: one a group, of metrics of a turn.
-        set_scorers: of metrics of all clips together.
-        left_out: by group, why it is missing.
-        truth: of the toy world's games, with whole clips; else None.
-    """
-
-    scorers: tuple[Scorer, ...]
-    set_scorers: tuple[SetScorer, ...]
-    left_out: Mapping[str, str]
-    truth: Truth | None
+    scorers: tuple[Scorer, ...] = ()
+    set_scorers: tuple[SetScorer, ...] = ()
+    skipped: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    true_clips: GameClips | None = None
+    other_views: Callable[[], GameClips] | None = None
 
     @property
-    def made(self) -> dict[str, Any]:
-        """All that values depend on beside the answers, by group."""
-        return {s.group: to_json(s.made) for s in (*self.scorers, *self.set_scorers)}
+    def fingerprint(self) -> dict[str, Any]:
+        """Everything besides the answers that values depend on, by group."""
+        return {s.group: to_json(s.fingerprint) for s in (*self.scorers, *self.set_scorers)}
 
-    def true_clips(self, games: Int[np.ndarray, " b"], turn: int) -> Clips | None:
-        """The frames that count of some games' true clips at a turn, from 0; None: no truth."""
-        return None if self.truth is None else self.truth.clips[games, turn, :NUM_FRAMES]
-
-
-_NO_TRUE_CLIPS = "{} compares with true clips, which this world has none of"
+    def true_clips_of(self, games: Int[np.ndarray, " b"], turn: int) -> Clips | None:
+        """Returns the scored frames of some games' true clips at a turn, counted from 0."""
+        return None if self.true_clips is None else self.true_clips[games, turn, :NUM_FRAMES]
 
 
-class _AbsentError(Exception):
-    """Why a group of metrics cannot be had."""
+class _UnavailableError(Exception):
+    """The reason why a group of metrics cannot be computed."""
 
 
 def load_clip(path: str, *, tokenizer: Path | None = None) -> ScoringClip:
-    """CLIP of a bundle, "toy", or an OpenCLIP checkpoint (`openclip.load_clip_for_scores`).
+    """Loads CLIP from a bundle, "toy", or an OpenCLIP checkpoint (`openclip`).
 
     Raises:
         UserError: there is none.
     """
     embedder = load_clip_for_scores(model_folder(path), tokenizer=tokenizer)
-    return ScoringClip(
-        embedder=embedder,
-        texts=embedder.tokenizer is not None and embedder.clip.config.text_layers > 0,
-        digest=weights_digest(embedder.clip),
-        source=path,
-    )
+    return ScoringClip(embedder=embedder, digest=weights_digest(embedder.clip), source=path)
 
 
 def weights_digest(network: nnx.Module) -> str:
-    """Of a network's weights as they are computed with."""
+    """Returns a digest of a network's weights in float32."""
     found = hashlib.sha256()
     for leaf in jax.tree.leaves(nnx.state(network, nnx.Param)):
         found.update(np.asarray(leaf, np.float32).tobytes())
     return found.hexdigest()[:16]
 
 
-def make_scoring(
-    benchmark: Benchmark, means: Means, size: FrameSize, *, vae: VAE | None = None
-) -> Scoring:
-    """The scorers of all groups that can be had.
+def reconstruct(
+    vae: VAE, clips: UInt8[np.ndarray, "n f h w 3"], *, batch_size: int = 4
+) -> UInt8[np.ndarray, "n f h w 3"]:
+    """Sends clips through the VAE: the most likely latents, decoded."""
+    return in_batches(lambda batch: _encode_and_decode(vae, batch), clips, batch_size)
+
+
+@jax.jit
+def _encode_and_decode(vae: VAE, frames: jax.Array) -> jax.Array:
+    video = (frames.astype(jnp.float32) / 127.5 - 1).astype(vae.config.dtype)
+    latents = mode(vae.encode(video)).astype(vae.config.dtype)
+    return to_uint8(vae.decode(latents))
+
+
+def make_suite(
+    benchmark: Benchmark, resources: MetricResources, size: FrameSize, *, vae: VAE | None = None
+) -> MetricSuite:
+    """Builds the scorers of all chosen groups that can be computed.
 
     Args:
-        benchmark: its world decides.
-        means: what there is to score with.
-        size: of the clips to score.
-        vae: of the system; readers of the toy world's clips learn what it makes of true ones.
+        benchmark: The benchmark; its world decides what is known.
+        resources: Everything to compute with.
+        size: Size of the clips to score.
+        vae: The system's VAE, whose blur the world's classifier learns; None: not at hand.
     """
-    truth = _true_clips(benchmark, size) if benchmark.world == WORLD else None
+    world = find_world(benchmark.world)
+    true_clips = None if world is None else world.true_clips(benchmark, size)
+    motion = {} if world is None else {"edges": world.motion_edges, "noise": world.motion_noise}
     makers: Mapping[Group, Callable[[], Scorer | SetScorer]] = {
         "states": StateScorer,
-        "motion": functools.partial(MotionScorer, toy=truth is not None),
-        "clip": functools.partial(_clip, benchmark, means, truth),
-        "dreamsim": functools.partial(_dreamsim, means, truth),
-        "lpips": functools.partial(_lpips, means, truth),
-        "truth": functools.partial(_readers, means, truth, size, vae),
+        "motion": functools.partial(MotionScorer, **motion),
+        "clip": functools.partial(_clip, benchmark, resources, true_clips),
+        "dreamsim": functools.partial(_dreamsim, resources, true_clips),
+        "lpips": functools.partial(_lpips, resources, true_clips),
+        "truth": functools.partial(_truth, resources, world, size, vae),
         "speed": SpeedScorer,
-        "fvd": functools.partial(_fvd, means, truth),
-        "jedi": functools.partial(_jedi, means, truth),
+        "fvd": functools.partial(_fvd, resources, true_clips),
+        "jedi": functools.partial(_jedi, resources, true_clips),
     }
-    made, left_out = [], {}
+    made, skipped = [], {}
     for group, make in makers.items():
-        if group not in means.groups:
+        if group not in resources.groups:
             continue
         try:
             made.append(make())
-        except (_AbsentError, UserError) as reason:
-            left_out[group] = str(reason)
-    return Scoring(
+        except (_UnavailableError, UserError) as reason:
+            skipped[group] = str(reason)
+    return MetricSuite(
         scorers=tuple(one for one in made if not isinstance(one, SetScorer)),
         set_scorers=tuple(one for one in made if isinstance(one, SetScorer)),
-        left_out=left_out,
-        truth=truth,
+        skipped=skipped,
+        true_clips=true_clips,
+        other_views=None
+        if world is None
+        else functools.partial(world.other_views, benchmark, size),
     )
 
 
-@functools.lru_cache(maxsize=1)  # systems of one size have the same
-def _true_clips(benchmark: Benchmark, size: FrameSize) -> Truth:
-    return make_truth(
-        toy_games(benchmark), height=size.height, width=size.width, num_frames=size.num_frames
-    )
+def _require_true_clips(metric: str, true_clips: GameClips | None) -> None:
+    if true_clips is None:
+        raise _UnavailableError(f"{metric} needs true clips, which this world does not have")
 
 
-def _clip(benchmark: Benchmark, means: Means, truth: Truth | None) -> Scorer:
-    c = means.clip
-    if c is None:
-        raise _AbsentError("no model has a CLIP, and --clip names none")
-    if isinstance(c, str):
-        raise _AbsentError(c)
+def _clip(benchmark: Benchmark, resources: MetricResources, true: GameClips | None) -> Scorer:
+    clip = resources.clip
+    if clip is None:
+        raise _UnavailableError("no model has a CLIP: give one with --clip")
+    if isinstance(clip, str):
+        raise _UnavailableError(clip)
     pictures = None
-    if truth is None and means.characters is not None:
-        pictures = _pictures(means.characters, benchmark.characters)
-    if truth is None and pictures is None and not c.texts:
-        raise _AbsentError(
+    if true is None and resources.characters is not None:
+        pictures = _pictures(resources.characters, benchmark.characters)
+    if true is None and pictures is None and not clip.embedder.has_text:
+        raise _UnavailableError(
             "nothing to compare with: this world has no true clips, --characters gives no "
             "pictures, and CLIP's tokenizer is not in the model"
         )
-    return ClipScorer(c.embedder, digest=c.digest, texts=c.texts, pictures=pictures)
+    return ClipScorer(clip.embedder, digest=clip.digest, pictures=pictures)
 
 
 def _pictures(characters: Characters, names: Sequence[str]) -> Pictures:
-    """Of the benchmark's characters; who has none has no CLIP-I."""
+    """Returns the pictures of the benchmark's characters; one without pictures has no CLIP-I."""
     wanted = {name.casefold() for name in names}
     found = {
         character.name: [_decode(characters.pictures[digest]) for digest in character.images]
@@ -251,7 +247,7 @@ def _pictures(characters: Characters, names: Sequence[str]) -> Pictures:
 
 
 def first_pictures(characters: Characters) -> dict[str, np.ndarray]:
-    """The first picture of each character that has one, RGB."""
+    """Returns the first picture of each character that has one, RGB."""
     return {
         c.name: _decode(characters.pictures[c.images[0]]) for c in characters.entries if c.images
     }
@@ -262,33 +258,31 @@ def _decode(data: bytes) -> np.ndarray:
         return np.asarray(picture.convert("RGB"))
 
 
-def _dreamsim(means: Means, truth: Truth | None) -> Scorer:
-    if truth is None:
-        raise _AbsentError(_NO_TRUE_CLIPS.format("DreamSim"))
-    if means.dreamsim is None:
-        raise _AbsentError("DreamSim: --dreamsim names no folder of its weights")
-    return DreamSimScorer(DreamSim(means.dreamsim), folder=str(means.dreamsim))
+def _dreamsim(resources: MetricResources, true_clips: GameClips | None) -> Scorer:
+    _require_true_clips("DreamSim", true_clips)
+    if resources.dreamsim is None:
+        raise _UnavailableError("DreamSim: give the folder of its weights with --dreamsim")
+    return DreamSimScorer(DreamSim(resources.dreamsim), folder=str(resources.dreamsim))
 
 
-def _lpips(means: Means, truth: Truth | None) -> Scorer:
-    if truth is None:
-        raise _AbsentError(_NO_TRUE_CLIPS.format("LPIPS"))
-    model = load_lpips(*(means.lpips or ()))
+def _lpips(resources: MetricResources, true_clips: GameClips | None) -> Scorer:
+    _require_true_clips("LPIPS", true_clips)
+    model = load_lpips(*(resources.lpips or ()))
     return LpipsScorer(model, digest=weights_digest(model))
 
 
-def _fvd(means: Means, truth: Truth | None) -> SetScorer:
-    if means.fvd is None:
-        raise _AbsentError("FVD: --fvd names no file of I3D")
-    features = load_i3d(means.fvd)
-    return _set_scorer("fvd", "FVD", features, frechet_distance, means, truth, path=means.fvd)
+def _fvd(resources: MetricResources, true_clips: GameClips | None) -> SetScorer:
+    if resources.fvd is None:
+        raise _UnavailableError("FVD: give the file of I3D with --fvd")
+    features = load_i3d(resources.fvd)
+    return _set_scorer("fvd", "FVD", features, frechet_distance, resources, true_clips)
 
 
-def _jedi(means: Means, truth: Truth | None) -> SetScorer:
-    if means.jedi is None:
-        raise _AbsentError("JEDi: --jedi names no file of V-JEPA's features")
-    features = TorchScriptFeatures(means.jedi)
-    return _set_scorer("jedi", "JEDi", features, jedi, means, truth, path=means.jedi)
+def _jedi(resources: MetricResources, true_clips: GameClips | None) -> SetScorer:
+    if resources.jedi is None:
+        raise _UnavailableError("JEDi: give a file of V-JEPA's features with --jedi")
+    features = TorchScriptFeatures(resources.jedi)
+    return _set_scorer("jedi", "JEDi", features, jedi, resources, true_clips)
 
 
 def _set_scorer(
@@ -296,58 +290,48 @@ def _set_scorer(
     metric: str,
     features: VideoFeatures,
     distance: Callable[[Features, Features], float],
-    means: Means,
-    truth: Truth | None,
-    *,
-    path: Path,
+    resources: MetricResources,
+    true_clips: GameClips | None,
 ) -> SetScorer:
-    """A metric of two sets; the other one is real clips, or the toy world's true ones."""
-    if means.real_clips is not None:
-        files = sorted(means.real_clips.glob("*.mp4"))
+    """Compares with the real clips that were given, or else with the true ones."""
+    if resources.real_clips is not None:
+        files = sorted(resources.real_clips.glob("*.mp4"))
         if not files:
-            raise _AbsentError(f"{metric}: --real-clips {means.real_clips}: no .mp4 in it")
+            raise _UnavailableError(f"{metric}: no .mp4 in --real-clips {resources.real_clips}")
         reference = np.concatenate([features(read_mp4(file)[None, :NUM_FRAMES]) for file in files])
-    elif truth is not None:
-        clips = truth.clips.reshape(-1, *truth.clips.shape[2:])
+    elif true_clips is not None:
+        clips = true_clips.reshape(-1, *true_clips.shape[2:])
         reference = features(clips[:, :NUM_FRAMES])
     else:
-        raise _AbsentError(f"{metric}: --real-clips names no clips to compare with")
-    made = {"features": hashlib.sha256(path.read_bytes()).hexdigest()[:16]}
+        raise _UnavailableError(f"{metric}: give clips to compare with in --real-clips")
+    content = Path(getattr(resources, group)).read_bytes()
     return SetScorer(
         group=group,
         metric=metric,
         features=features,
         distance=distance,
         reference=reference,
-        made=made,
+        fingerprint={"features": hashlib.sha256(content).hexdigest()[:16]},
     )
 
 
-def _readers(means: Means, truth: Truth | None, size: FrameSize, vae: VAE | None) -> Scorer:
-    if truth is None:
-        raise _AbsentError("who, where and when are read off the toy world's clips only")
-    clip = means.scoring_clip
-    whole = None if vae is None else functools.partial(reconstruct, vae)
-    reader = make_readers(
-        None if clip is None or not clip.texts else clip.embedder,
-        height=size.height,
-        width=size.width,
-        num_frames=size.num_frames,
-        reconstruct=whole,
-        num_truth=means.reader_clips,
-        num_checked=max(1, means.reader_clips // 3),
+def _truth(
+    resources: MetricResources, world: World | None, size: FrameSize, vae: VAE | None
+) -> Scorer:
+    if world is None:
+        raise _UnavailableError("only clips of a world that can draw them can be classified")
+    clip = resources.scoring_clip
+    classifier = world.make_classifier(
+        None if clip is None or not clip.embedder.has_text else clip.embedder,
+        size=size,
+        reconstruct=None if vae is None else functools.partial(reconstruct, vae),
+        num_clips=resources.classifier_clips,
     )
-    doubted = [name for name, check in reader.chosen.items() if not check.may_judge]
-    if doubted:
-        raise _AbsentError(
-            f"the readers of {', '.join(doubted)} are right too seldom on true clips of "
-            f"{size.height} x {size.width} pixels"
-        )
     return TruthScorer(
-        reader,
-        made={
-            "readers": {name: check.reader for name, check in reader.chosen.items()},
-            "clips": means.reader_clips,
+        classifier,
+        fingerprint={
+            "classifiers": classifier.description,
+            "clips": resources.classifier_clips,
             "clip": None if clip is None else clip.digest,
         },
     )

@@ -1,10 +1,10 @@
-"""Distances between two sets of clips: FVD and JEDi, by the features of a network a user has.
+"""Distances between two sets of clips, FVD and JEDi, from the features of a network on disk.
 
 FVD: Unterthiner et al., "Towards Accurate Generative Models of Video" (arXiv 1812.01717), the
 distance of Heusel et al., "GANs Trained by a Two Time-Scale Update Rule" (NeurIPS 2017), of I3D's
 features. JEDi: Luo et al., "Beyond FVD" (ICLR 2025, arXiv 2410.05203), of V-JEPA's. AnimeGamer's
-paper uses neither. They compare what clips are like as a whole: which clip answers which
-instruction does not count, and one number stands for all games.
+paper uses neither. They compare the distributions of all clips, regardless of which clip answers
+which instruction, and give one number for all games.
 """
 
 import contextlib
@@ -20,32 +20,32 @@ from animegamer_jax.convert.sources import import_torch
 from animegamer_jax.errors import UserError
 
 VideoFeatures = Callable[[UInt8[np.ndarray, "n f h w 3"]], Float[np.ndarray, "n e"]]
-"""One vector a clip."""
+"""Function that returns one feature vector per clip."""
 
 I3D_OPTIONS: Mapping[str, bool] = {"rescale": True, "resize": True, "return_features": True}
-"""What `i3d_torchscript.pt` is called with: it takes 0 to 255 and squashes to 224 x 224 itself."""
+"""Options of `i3d_torchscript.pt`, which takes 0 to 255 and resizes to 224 x 224 itself."""
 
 LEAST_FRAMES = 10
-"""Of a clip for I3D: of fewer nothing is left after its pooling over time."""
+"""Smallest number of frames for I3D, whose pooling over time leaves nothing of fewer."""
 
 
 def frechet_distance(
     a: Float[np.ndarray, "n e"], b: Float[np.ndarray, "m e"], *, least: int | None = None
 ) -> float:
-    """The Fréchet distance of the Gaussians through two sets of features, in their unit squared.
+    """Returns the Fréchet distance of Gaussians fitted to two sets of features, in squared units.
 
         d = |mu_a - mu_b|^2 + Tr(S_a + S_b - 2 (S_a S_b)^(1/2))
 
     (Heusel et al. 2017, equation 6), with means mu and unbiased covariances S, in float64. The
     trace of the root is the sum of the singular values of A B^T, where S_a = A^T A and S_b = B^T B:
-    exact where the covariances are singular, where a matrix root is not. The estimate is too large,
-    the more so the fewer the clips are: only distances of equal numbers of clips compare.
+    which, unlike a matrix root, is exact for singular covariances. The estimate is biased upwards,
+    more so for fewer clips, so only distances of equal numbers of clips are comparable.
 
     Args:
-        a: features, one a clip.
-        b: of the other set.
-        least: clips that each set must have. If None one more than features, without which the
-            covariances have no full rank.
+        a: Features, one row per clip.
+        b: Features of the other set.
+        least: Smallest number of clips of each set; None: the number of features plus one, below
+            which the covariances do not have full rank.
 
     Raises:
         UserError: a set has fewer clips.
@@ -59,22 +59,22 @@ def frechet_distance(
 
 
 def _moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The mean, and rows R with R^T R the covariance."""
+    """Returns the mean, and rows R whose product R^T R is the covariance."""
     mean = x.mean(0)
     return mean, (x - mean) / np.sqrt(len(x) - 1)
 
 
 def polynomial_mmd(a: Float[np.ndarray, "n e"], b: Float[np.ndarray, "m e"]) -> float:
-    """The squared maximum mean discrepancy under a polynomial kernel; no unit.
+    """Returns the squared maximum mean discrepancy with a polynomial kernel, without a unit.
 
         mmd = mean k(a, a') + mean k(b, b') - 2 mean k(a, b),   k(x, y) = (x . y / e)^2
 
-    for features of length e, over all pairs, each clip's with itself among them, in float64: kernel
-    and pairs are those of JEDi's published code, so it is biased, and 0 for two equal sets.
+    for features of length e, over all pairs including each clip with itself, in float64. Kernel and
+    pairs are those of JEDi's published code, so it is biased, and 0 for two equal sets.
 
     Raises:
         UserError: a set has fewer than 2 clips.
-        ValueError: as `frechet_distance`.
+        ValueError: a feature is not finite.
     """
     a, b = _checked(a, b, "the maximum mean discrepancy", 2)
 
@@ -85,7 +85,7 @@ def polynomial_mmd(a: Float[np.ndarray, "n e"], b: Float[np.ndarray, "m e"]) -> 
 
 
 def jedi(a: Float[np.ndarray, "n e"], b: Float[np.ndarray, "m e"]) -> float:
-    """JEDi: 100 times `polynomial_mmd` of V-JEPA's features, as its published code scales it."""
+    """Returns JEDi: 100 times `polynomial_mmd` of V-JEPA's features, as in its published code."""
     return 100 * polynomial_mmd(a, b)
 
 
@@ -97,23 +97,23 @@ def _checked(a: np.ndarray, b: np.ndarray, what: str, least: int) -> tuple[np.nd
         )
     a, b = a.astype(np.float64), b.astype(np.float64)
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        raise ValueError("a feature that a distance is made of is not finite")
+        raise ValueError("a feature is not finite")
     return a, b
 
 
 class TorchScriptFeatures:
-    """Features by a TorchScript file, a program that torch runs: load only what you trust.
+    """Computes features with a TorchScript file, a program: load only files that you trust.
 
-    It is called with float32 [b, 3, t, h, w] in 0 to 255 and answers [b, e].
+    It is called with float32 [b, 3, t, h, w] in 0 to 255 and returns [b, e].
 
     Args:
-        path: the file.
-        options: keywords of the call: `I3D_OPTIONS` for `i3d_torchscript.pt`.
-        least_frames: that a clip must have.
-        batch_size: clips that go through the network together.
+        path: The file.
+        options: Keywords of the call: `I3D_OPTIONS` for `i3d_torchscript.pt`.
+        least_frames: Smallest number of frames of a clip.
+        batch_size: Number of clips that go through the network together.
 
     Raises:
-        UserError: the file is missing or no TorchScript, or torch is not installed.
+        UserError: the file is missing or not TorchScript, or torch is not installed.
     """
 
     def __init__(
@@ -134,14 +134,15 @@ class TorchScriptFeatures:
                 self._model: Any = torch.jit.load(str(self.path), map_location="cpu").eval()
         except (RuntimeError, ValueError) as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise UserError(f"{self.path}: no whole TorchScript file ({first[:120]})") from None
+            raise UserError(
+                f"{self.path}: not a complete TorchScript file ({first[:120]})"
+            ) from None
 
     def __call__(self, clips: UInt8[np.ndarray, "n f h w 3"]) -> Float[np.ndarray, "n e"]:
-        """One vector a clip.
+        """Returns one feature vector per clip.
 
         Raises:
-            UserError: clips are too short, or the network does not take them or answers something
-                else.
+            UserError: clips are too short, or the network refuses them or returns something else.
         """
         torch = import_torch()
         if clips.shape[1] < self.least_frames:
@@ -172,17 +173,17 @@ class TorchScriptFeatures:
 
 @contextlib.contextmanager
 def _no_deprecation() -> Iterator[None]:
-    """Of TorchScript, which torch deprecates: the published file of I3D is in no other format."""
+    """Silences torch's warning about TorchScript, the only format in which I3D is published."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r".*torch\.jit", category=DeprecationWarning)
         yield
 
 
 def load_i3d(path: str | Path, *, batch_size: int = 8) -> TorchScriptFeatures:
-    """The features of FVD: `i3d_torchscript.pt` as StyleGAN-V's authors published it, 400 a clip.
+    """Loads the features of FVD: `i3d_torchscript.pt` by StyleGAN-V's authors, 400 per clip.
 
     Raises:
-        UserError: as `TorchScriptFeatures`.
+        UserError: the file is missing or not TorchScript, or torch is not installed.
     """
     return TorchScriptFeatures(
         path, options=I3D_OPTIONS, least_frames=LEAST_FRAMES, batch_size=batch_size

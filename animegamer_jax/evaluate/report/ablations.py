@@ -1,6 +1,6 @@
-"""A file of what training or playing without a part of the model gives (PAPER tables 3 and 4).
+"""Ablations: a file of scores of training or playing without a part (PAPER tables 3 and 4).
 
-Whoever makes the rows writes it, and the report of an evaluation shows it:
+Any program can write the file; the report of an evaluation shows it:
 
     {"made": "how, and when",
      "rows": [{"name": "no warm-up", "part": "decoder",
@@ -22,8 +22,7 @@ from animegamer_jax.storage.paths import telling
 
 Part = Literal["decoder", "game"]
 
-TOY_ABLATIONS = Path(__file__).parents[2] / "assets" / "benchmarks" / "toy-ablations.json"
-"""Of the toy world, where `scripts/toy/ablations.py` has written them."""
+_SHIPPED = Path(__file__).parents[2] / "assets" / "benchmarks"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,13 +36,13 @@ class Score:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AblationRow:
-    """One row.
+    """One row of the table.
 
     Attributes:
-        name: what is left out; the first of a part is the whole.
+        name: What is missing; the first row of a part is complete.
         part: "decoder": clips of true shot representations; "game": whole games.
-        scores: by metric, as in `catalogue.METRICS`; of open turns as "open turns: NAME".
-        paper: the paper's figures for the same row, on its films and its benchmark.
+        scores: Scores by metric, named as in `registry.METRICS`; on open turns "open turns: NAME".
+        paper: The paper's scores for the same row, on its own films and benchmark.
     """
 
     name: str
@@ -54,12 +53,12 @@ class AblationRow:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ablations:
-    """The rows.
+    """The rows and what they say.
 
     Attributes:
-        made: how and when, in a sentence or two.
-        rows: in the order of tables.
-        signs: a line a row: whether it is worse than the first where the paper's is.
+        made: How and when they were made, in a sentence or two.
+        rows: The rows, in the order of the table.
+        signs: A sentence per row: whether it is worse than the first row where the paper's is.
     """
 
     made: str
@@ -67,11 +66,17 @@ class Ablations:
     signs: tuple[str, ...] = ()
 
 
+def shipped_ablations(world: str) -> Path | None:
+    """Returns the file of ablations that comes with the code for a world; None: there is none."""
+    path = _SHIPPED / f"{world}-ablations.json"
+    return path if path.exists() else None
+
+
 def write_ablations(path: Path, ablations: Ablations) -> None:
-    """Writes a file that `read_ablations` reads back equal.
+    """Writes a file for `read_ablations`.
 
     Raises:
-        UserError: the disk refuses.
+        UserError: the file cannot be written.
         ValueError: a score is not finite.
     """
     text = json.dumps(to_json(ablations), indent=1, allow_nan=False)
@@ -80,15 +85,15 @@ def write_ablations(path: Path, ablations: Ablations) -> None:
 
 
 def read_ablations(path: Path) -> Ablations:
-    """Reads such a file.
+    """Reads a file of ablations.
 
     Raises:
-        UserError: in one line: file and field, what was expected and what was found.
+        UserError: the file is missing or damaged; names the field, what was expected and found.
     """
     with telling(path, "cannot be read", mend="give a file that `write_ablations` wrote"):
         content = path.read_bytes()
     try:
         found = load(content.decode())
     except ValueError as error:
-        raise UserError(f"{path}: no JSON ({error}): make it anew") from None
+        raise UserError(f"{path}: not valid JSON ({error}): write it again") from None
     return from_json(Ablations, found, str(path))

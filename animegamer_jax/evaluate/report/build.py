@@ -1,7 +1,7 @@
-"""The report of an evaluation: `report.html`, one file that needs no other, and `report.md`.
+"""Writes the report of an evaluation: `report.html`, a single file, and `report.md` with pictures.
 
-Both are drawn from an `Evaluation` alone and the clips in its folder, so `results.read_results`
-and `write_report` draw them again after a change here.
+Both are rendered from an `Evaluation` and the clips in its folder, so `results.read_results` and
+`write_report` render them again after a change here.
 """
 
 import base64
@@ -37,9 +37,9 @@ from animegamer_jax.evaluate.report.tables import (
     Table,
     ablation_table,
     agreement_table,
-    beside_table,
     best_system,
-    is_there,
+    breakdown_tables,
+    has_values,
     judge_table,
     main_table,
     metrics_of,
@@ -47,6 +47,7 @@ from animegamer_jax.evaluate.report.tables import (
     number,
     open_table,
     plain,
+    reference_tables,
     set_table,
     settings_table,
     shortened,
@@ -58,7 +59,7 @@ from animegamer_jax.storage.paths import telling
 HTML_FILE = "report.html"
 MARKDOWN_FILE = "report.md"
 PICTURES = "report"
-"""Folder of the Markdown's pictures, beside it."""
+"""Folder of the Markdown file's pictures."""
 
 _PARTS = {"decoder": "The decoder alone, on true shot representations", "game": "Whole games"}
 _KINDS = {".svg": "image/svg+xml", ".jpg": "image/jpeg"}
@@ -66,7 +67,7 @@ _KINDS = {".svg": "image/svg+xml", ".jpg": "image/jpeg"}
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A picture: its file's name, its bytes, and what it shows in words."""
+    """A picture: its file name, its bytes and its description."""
 
     name: str
     content: bytes
@@ -75,19 +76,19 @@ class Picture:
 
     @property
     def url(self) -> str:
-        """All of it, as an address."""
+        """The whole picture as a data URL."""
         kind = _KINDS[Path(self.name).suffix]
         return f"data:{kind};base64,{base64.b64encode(self.content).decode()}"
 
     @property
     def file(self) -> str:
-        """Its place beside the Markdown file."""
+        """Its path relative to the Markdown file."""
         return verbatim(f"{PICTURES}/{self.name}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Plot:
-    """A metric against the turns; `is_apart`: its lines must not be compared with each other."""
+    """A metric by turn; with `is_apart` its lines are on different scales."""
 
     name: str
     metric: Metric | None
@@ -97,11 +98,12 @@ class Plot:
 
 @dataclasses.dataclass(frozen=True)
 class System:
-    """What is told of one system: its line in plots, its games with a picture for each turn."""
+    """One system: the key to its lines in plots, its tables, its games and a picture per turn."""
 
     result: SystemResult
     sample: Picture
-    beside: Table | None
+    reference: Sequence[Table]
+    breakdowns: Sequence[Table]
     games: Sequence[ShownGame]
     pictures: Mapping[tuple[str, int], Picture]
 
@@ -116,7 +118,7 @@ class Judged:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class View:
-    """All that the templates show."""
+    """Everything that the templates show."""
 
     title: str
     sentence: str
@@ -140,7 +142,7 @@ class View:
 
     @property
     def pictures(self) -> list[Picture]:
-        """Those that the Markdown links."""
+        """The pictures that the Markdown file links."""
         found = [system.sample for system in self.systems] + [plot.picture for plot in self.plots]
         return found + [picture for s in self.systems for picture in s.pictures.values()]
 
@@ -150,19 +152,19 @@ def write_report(
 ) -> tuple[Path, Path]:
     """Writes `report.html` and `report.md`, with its pictures in `report/`.
 
-    Pictures that an earlier report left there, and this one has not, are removed. A game that
-    cannot be read is told of and not shown.
+    Pictures of an earlier report that this one lacks are removed. A game that cannot be read is
+    replaced by a note.
 
     Args:
-        folder: of the evaluation: games' folders are beneath it.
-        evaluation: what was found.
-        ablations: a file that `ablations.write_ablations` wrote, to be shown as well.
+        folder: Folder of the evaluation, which contains the games' folders.
+        evaluation: The results.
+        ablations: A file that `ablations.write_ablations` wrote, to be shown as well.
 
     Returns:
         The two files.
 
     Raises:
-        UserError: the ablations cannot be read, or the disk refuses.
+        UserError: the ablations cannot be read, or a file cannot be written.
     """
     view = make_view(folder, evaluation, read_ablations(ablations) if ablations else None)
     pages = {HTML_FILE: render_html(view), MARKDOWN_FILE: render_markdown(view)}
@@ -181,7 +183,7 @@ def write_report(
 
 
 def make_view(folder: Path, evaluation: Evaluation, ablations: Ablations | None) -> View:
-    """What the templates show; reads the clips of the games that are shown."""
+    """Returns what the templates show; reads the clips of the games that are shown."""
     e = evaluation
     systems = [_system(folder, e, number) for number in range(len(e.systems))]
     names = " · ".join(system.name for system in e.systems)
@@ -191,7 +193,7 @@ def make_view(folder: Path, evaluation: Evaluation, ablations: Ablations | None)
     return View(
         title=f"Benchmark {e.benchmark}: {names}",
         sentence=f"{played} of {_count(e.num_turns, 'turn')} (world: {e.world}), played from their "
-        "instructions alone; what was shown and told is measured turn by turn.",
+        "instructions alone. Every turn's clip and predicted states are scored.",
         evaluation=e,
         main=main_table(e),
         to_compare=_to_compare(e),
@@ -220,38 +222,38 @@ def _count(count: int, what: str) -> str:
 
 
 def _to_compare(e: Evaluation) -> list[str]:
-    """What may be compared with what, a sentence each."""
+    """Returns sentences on which numbers may be compared."""
     names = metrics_of(e)
     if not names:
         return ["No system has a value of any metric."]
     lines = [
-        "Beneath a mean is its 95 % interval, from resampling whole games."
+        "The range below a mean is its 95 % interval, from resampling whole games."
         if len(e.games) > 1
-        else "There is one game only: intervals come from resampling games, so these tell nothing.",
-        "The paper's figures are of its own films and its own benchmark. They are here for "
-        "orientation: no number of ours is a score of the same task.",
+        else "There is only one game. Intervals come from resampling games, so they mean nothing.",
+        "The paper's scores were measured on its own films and benchmark. They give orientation "
+        "only: no number here is a score of the same task.",
     ]
     if of_network := [name for name in names if name in METRICS and METRICS[name].backbone]:
         lines.append(
-            f"{_listed(of_network)}: measured by a network. Values by two networks are of two "
-            "scales, so these stand beside the paper's still less than the others."
+            f"{_listed(of_network)}: computed by a network. Two networks have two scales, so these "
+            "are even less comparable with the paper's than the others."
         )
     apart: dict[str, list[str]] = {}
     for name in names:
         if other := networks(e, name):
-            told = "; ".join(f"{system}: {shortened(network)}" for system, network in other.items())
-            apart.setdefault(told, []).append(name)
+            pairs = "; ".join(f"{system}: {shortened(n)}" for system, n in other.items())
+            apart.setdefault(pairs, []).append(name)
     lines += [
-        f"{_listed(which)}: the systems were not measured with the same network ({told}), so they "
-        "may not be compared with each other, and none is marked."
-        for told, which in apart.items()
+        f"{_listed(which)}: computed with different networks ({pairs}), so the systems cannot be "
+        "compared with each other, and none is marked."
+        for pairs, which in apart.items()
     ]
     if len(e.systems) > 1:
         marked = any(best_system(e, name) for name in names)
         lines.append(
-            "★ marks a system that is better than every other by more than chance: over the same "
-            "turns of the same games, the interval of the difference does not hold zero."
-            + ("" if marked else " There is none here.")
+            "★ marks a system that is better than every other beyond chance: over the same turns "
+            "of the same games, the interval of the difference excludes zero."
+            + ("" if marked else " No system is marked here.")
         )
     return lines
 
@@ -263,15 +265,15 @@ def _listed(names: Sequence[str]) -> str:
 def _open_note(e: Evaluation) -> str:
     is_open = int(e.is_open.sum())
     if not is_open:
-        return "No turn of this benchmark is open: each instruction tells everything."
+        return "No turn of this benchmark is open: every instruction is complete."
     note = (
-        f"{is_open:,} of {_count(e.is_open.size, 'turn')} are open: what they leave out is as in "
-        "the turns before, so only a system that remembers them can be right."
+        f"{is_open:,} of {_count(e.is_open.size, 'turn')} are open: their instruction omits "
+        "something that stays as in the turns before, so only a system with memory can be right."
     )
-    if not any(is_there(system, CONTEXT) for system in e.systems):
+    if not any(has_values(system, CONTEXT) for system in e.systems):
         note += (
-            " The context accuracy itself compares what is read off the clips with what carries "
-            "on, which needs a world whose clips can be read, as the toy world's."
+            " The context accuracy itself needs a world whose clips can be classified, such as the "
+            "toy world."
         )
     return note
 
@@ -279,35 +281,35 @@ def _open_note(e: Evaluation) -> str:
 def _plots_note(e: Evaluation) -> str:
     if e.num_turns > LONG_GAME:
         return (
-            f"Thin: the mean over games of each turn. Thick: the mean of the {SMOOTHED} turns "
-            "around it (fewer at both ends), with its 95 % interval as a band."
+            f"Thin lines: the mean over games of each turn. Thick lines: the mean of the "
+            f"{SMOOTHED} turns around it (fewer near both ends), with its 95 % interval as a band."
         )
     return "The mean over games of each turn, with its 95 % interval as a band."
 
 
 def _games_note(e: Evaluation) -> str:
     note = (
-        "Each system's games are ranked by their mean of each metric, and by the mean of these "
-        f'ranks: in the toy world of "{CONTEXT}", ACC-F and ACC-S, elsewhere of every metric that '
-        "has a better direction but the time. Shown are the first of that order, the middle one "
-        "and the last. Pictures are the clip's first and last frames and two between. A state "
-        "that differs from what was expected has a ✗; the last line is what the turn scored."
+        "The games of each system are ranked by the mean of their ranks in several metrics: "
+        f'"{CONTEXT}", ACC-F and ACC-S where there is a context accuracy, otherwise all but the '
+        "time. The first, the middle and the last game are shown. Each picture has the clip's "
+        "first and last frames and two in between. ✗ marks a state other than the expected one. "
+        "The last line has the turn's scores."
     )
     if e.num_turns > MOST_TURNS:
-        note += f" Of each game {MOST_TURNS} turns are shown, evenly spread."
+        note += f" Of each game, {MOST_TURNS} evenly spread turns are shown."
     if e.expected is None:
-        note += " What was expected is not in the results."
+        note += " The results do not contain the expected states."
     return note
 
 
 def _facts(e: Evaluation) -> dict[str, str]:
     facts = {
         "benchmark": e.benchmark,
-        "digest of its games": e.benchmark_digest,
+        "digest of the games": e.benchmark_digest,
         "made by": e.made_by,
         "games": f"{len(e.games):,}, of {_count(e.num_turns, 'turn')}",
     }
-    return facts | {str(name): plain(value) for name, value in e.about.items()}
+    return facts | {str(name): plain(value) for name, value in e.run_config.items()}
 
 
 # Pictures
@@ -319,23 +321,23 @@ def _plots(e: Evaluation) -> list[Plot]:
         lines = [
             Line(number, system.values[name])
             for number, system in enumerate(e.systems)
-            if is_there(system, name)
+            if has_values(system, name)
         ]
-        told = "; ".join(f"{e.systems[line.number].name}: {_told(line)}" for line in lines)
+        text = "; ".join(f"{e.systems[line.number].name}: {_in_words(line)}" for line in lines)
         svg = line_plot(lines, limits=_limits(name)).encode()
-        picture = Picture(f"turns_{place:02d}.svg", svg, f"{name} by turn. {told}")
+        picture = Picture(f"turns_{place:02d}.svg", svg, f"{name} by turn. {text}")
         plots.append(Plot(name, METRICS.get(name), picture, bool(networks(e, name))))
     return plots
 
 
 def _limits(name: str) -> tuple[float, float] | None:
-    """Shares are drawn from none to all, so that a small change looks small."""
+    """Returns 0 and 1 for shares, so that a small change looks small."""
     metric = METRICS.get(name)
     return (0.0, 1.0) if metric is not None and metric.unit.startswith("share of") else None
 
 
-def _told(line: Line) -> str:
-    """A line in words: its first and its last value."""
+def _in_words(line: Line) -> str:
+    """Describes a line by its first and last value."""
     ends = [(t, found.mean) for t, found in enumerate(line.estimates, start=1) if found]
     (first, begins), (last, becomes) = ends[0], ends[-1]
     if first == last:
@@ -357,4 +359,11 @@ def _system(folder: Path, e: Evaluation, which: int) -> System:
         for turn in game.turns
     }
     sample = Picture(f"line_{which + 1}.svg", line_sample(which).encode(), f"line {which + 1}")
-    return System(result, sample, beside_table(result), games, pictures)
+    return System(
+        result=result,
+        sample=sample,
+        reference=reference_tables(e, result),
+        breakdowns=breakdown_tables(e, result),
+        games=games,
+        pictures=pictures,
+    )

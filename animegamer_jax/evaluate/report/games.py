@@ -1,4 +1,4 @@
-"""The games that a report shows: each system's best, median and worst one, pictures and words."""
+"""Selects the games that a report shows: each system's best, median and worst."""
 
 import dataclasses
 import io
@@ -12,35 +12,35 @@ from scipy.stats import rankdata
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.metrics.registry import CONTEXT, METRICS
-from animegamer_jax.evaluate.report.tables import is_there, measured
+from animegamer_jax.evaluate.report.tables import has_values, in_order
 from animegamer_jax.evaluate.results import Evaluation, SystemResult
 from animegamer_jax.game.saved_game import Game, Turn
 from animegamer_jax.media.video import pick_frames, read_mp4
 
 MOST_TURNS = 20
-"""Turns of a game that are shown."""
+"""Largest number of turns that are shown of a game."""
 
-_OF_TOY_WORLD = (CONTEXT, "ACC-F", "ACC-S")
+_WITH_CONTEXT = (CONTEXT, "ACC-F", "ACC-S")
 _FRAMES, _FRAME_WIDTH, _GAP = 4, 220, 4
 _STATES = ("motion level", "social", "entertainment", "stamina")
 
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """A motion level or a change, as a system told it and as it is expected (None: not known)."""
+    """A motion level or a change of a state; `expected` is None if it is unknown."""
 
     name: str
-    told: str
+    predicted: str
     expected: str | None
 
     @property
     def is_wrong(self) -> bool:
-        return self.expected is not None and self.told != self.expected
+        return self.expected is not None and self.predicted != self.expected
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShownTurn:
-    """A turn: `picture` is a JPEG of some of its frames side by side."""
+    """A turn; `picture` is a JPEG of some of its frames side by side."""
 
     turn: int
     instruction: str
@@ -54,7 +54,7 @@ class ShownTurn:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShownGame:
-    """A game: "best", "median" or "worst"; `note` tells its rank, and what cannot be shown."""
+    """A game; `place` is "best", "median" or "worst", `note` gives its rank or an error."""
 
     place: str
     name: str
@@ -63,21 +63,20 @@ class ShownGame:
 
 
 def ranked_by(system: SystemResult) -> list[str]:
-    """The metrics that a system's games are ranked by.
+    """Returns the metrics that a system's games are ranked by.
 
-    Of the toy world the context metric, ACC-F and ACC-S, as far as it has them; else all that have
-    a direction, but the time.
+    With a context accuracy, these are that metric, ACC-F and ACC-S; otherwise all but the time.
     """
-    names = measured(name for name in system.values if is_there(system, name))
+    names = in_order(name for name in system.values if has_values(system, name))
     if CONTEXT in names:
-        return [name for name in _OF_TOY_WORLD if name in names]
+        return [name for name in _WITH_CONTEXT if name in names]
     return [name for name in names if name in METRICS and METRICS[name].group != "speed"]
 
 
 def mean_ranks(system: SystemResult) -> Float[np.ndarray, " g"]:
-    """Each game's rank, 1 the best, by its mean of each metric of `ranked_by`; the mean of these.
+    """Returns the mean of each game's ranks, 1 the best, over the metrics of `ranked_by`.
 
-    Equal games have the mean of their ranks. NaN: a game has no value.
+    Equal games share the mean of their ranks. NaN: a game has no value.
     """
     ranks = []
     for name in ranked_by(system):
@@ -95,10 +94,10 @@ def mean_ranks(system: SystemResult) -> Float[np.ndarray, " g"]:
 
 
 def chosen_games(ranks: Float[np.ndarray, " g"]) -> dict[str, int]:
-    """The best, the median (of an even number the better one) and the worst game's number.
+    """Returns the number of the best, the median and the worst game, by place.
 
-    Of equal games the first counts as better. Fewer than three games have fewer places; where
-    nothing is ranked the first game is shown.
+    Of an even number the median is the better of the two in the middle; of equal games the first
+    counts as better. Fewer than three games fill fewer places; without ranks the first is shown.
     """
     order = [int(n) for n in np.argsort(ranks, kind="stable") if np.isfinite(ranks[n])]
     if not order:
@@ -112,7 +111,7 @@ def chosen_games(ranks: Float[np.ndarray, " g"]) -> dict[str, int]:
 
 
 def shown_games(folder: Path, evaluation: Evaluation, system: SystemResult) -> list[ShownGame]:
-    """The games of a system that a report shows; those that cannot be read tell why."""
+    """Returns the games of a system that a report shows, with a note if one is unreadable."""
     if not system.folders:
         return []
     ranks, shown = mean_ranks(system), []
@@ -148,8 +147,8 @@ def _turns(
 def _turn(
     game: Game, evaluation: Evaluation, system: SystemResult, which: int, turn: int
 ) -> ShownTurn:
-    told = game.turns[turn]
-    frames = pick_frames(read_mp4(game.folder / told.clip), count=_FRAMES)
+    played = game.turns[turn]
+    frames = pick_frames(read_mp4(game.folder / played.clip), count=_FRAMES)
     picture, size = _strip(frames)
     values = {
         name: f"{system.values[name][which, turn]:.3g}"
@@ -164,26 +163,26 @@ def _turn(
         picture=picture,
         size=size,
         num_frames=len(frames),
-        states=_states(told, expected),
+        states=_states(played, expected),
         values=values,
     )
 
 
-def _states(told: Turn, expected: np.ndarray | None) -> list[State]:
-    values = told.motion_level, told.social, told.entertainment, told.stamina
+def _states(turn: Turn, expected: np.ndarray | None) -> list[State]:
+    values = turn.motion_level, turn.social, turn.entertainment, turn.stamina
     wanted = [None] * 4 if expected is None else [int(value) for value in expected]
     return [
-        State(name, _told(name, value), None if want is None else _told(name, want))
+        State(name, _text(name, value), None if want is None else _text(name, want))
         for name, value, want in zip(_STATES, values, wanted, strict=True)
     ]
 
 
-def _told(name: str, value: int) -> str:
+def _text(name: str, value: int) -> str:
     return str(value) if name == _STATES[0] or value == 0 else f"{value:+d}".replace("-", "\u2212")
 
 
 def _strip(frames: UInt8[np.ndarray, "k h w 3"]) -> tuple[bytes, tuple[int, int]]:
-    """Frames side by side as a JPEG, and its width and height."""
+    """Returns a JPEG of frames side by side, and its width and height."""
     count, height, width = frames.shape[:3]
     rows = max(1, round(height * _FRAME_WIDTH / width))
     size = count * _FRAME_WIDTH + (count - 1) * _GAP, rows

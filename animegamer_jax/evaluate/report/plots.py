@@ -1,8 +1,7 @@
 """Line plots of a report, as SVG: every metric against the turn's number.
 
-The same values give the same bytes. An SVG has a light and a dark dress of its own, and holds no
-names, so that nothing in it is longer or written otherwise than the font allows: who has which line
-is told beside it by `line_sample`.
+The same values give the same bytes. An SVG has a light and a dark colour scheme, and contains no
+names of systems, which could be too long for it or in another script; `line_sample` draws the key.
 """
 
 import dataclasses
@@ -20,20 +19,19 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from animegamer_jax.evaluate.metrics.formulas import Estimate, estimate
+from animegamer_jax.evaluate.metrics.formulas import Estimate, estimate_known
 
 LONG_GAME = 30
-"""More turns than these are smoothed."""
+"""Number of turns beyond which lines are smoothed."""
 
 SMOOTHED = 9
-"""Turns of a long game's running mean."""
+"""Number of turns in the running mean of a long game."""
 
 _INCHES = 3.9, 2.3
-_MARKED = 12  # turns up to which every one has a dot
+_MARKED = 12  # number of turns up to which each one has a dot
 
-# In light, in dark. The lines' colours are Okabe's and Ito's in kind, told apart by their dashes
-# too.
-_DRESS = {
+# Light and dark. The lines' colours resemble Okabe and Ito's palette; dashes differ as well.
+_COLOURS = {
     "card": ("#ffffff", "#212329"),
     "ink": ("#22252c", "#e9e9e4"),
     "soft": ("#6c717e", "#a0a4af"),
@@ -45,11 +43,11 @@ _DRESS = {
     "line4": ("#7a6a12", "#d9c65a"),
     "line5": ("#b02a5b", "#f58fb3"),
 }
-_LIGHT = {name: light for name, (light, _) in _DRESS.items()}
-_NUM_COLOURS = sum(name.startswith("line") for name in _DRESS)
+_LIGHT = {name: light for name, (light, _) in _COLOURS.items()}
+_NUM_COLOURS = sum(name.startswith("line") for name in _COLOURS)
 _DASHES = ((), (5.0, 2.0), (1.5, 1.5), (6.0, 2.0, 1.5, 2.0))
 _STYLE = "<style>:root{{{}}}@media (prefers-color-scheme:dark){{:root{{{}}}}}</style>".format(
-    *(";".join(f"--{name}:{pair[which]}" for name, pair in _DRESS.items()) for which in (0, 1))
+    *(";".join(f"--{name}:{pair[which]}" for name, pair in _COLOURS.items()) for which in (0, 1))
 )
 _OPTIONS: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -69,14 +67,14 @@ _OPTIONS: dict[Any, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One system's values of a metric by turn; `number` is the system's, which has its colour."""
+    """One system's values of a metric by turn; the system's number chooses the colour."""
 
     number: int
     values: Float[np.ndarray, "g t"]
 
     @property
     def means(self) -> Float[np.ndarray, " t"]:
-        """The mean over games of each turn; NaN where there is no value."""
+        """The mean over games of each turn; NaN if there is no value."""
         there = np.isfinite(self.values)
         counts = there.sum(0)
         sums = np.where(there, self.values, 0.0).sum(0, dtype=np.float64)
@@ -86,26 +84,25 @@ class Line:
     def estimates(self) -> list[Estimate | None]:
         """The estimate of each turn; in a long game, of the `SMOOTHED` turns around it.
 
-        At both ends there are fewer around it.
+        Near both ends there are fewer.
         """
         num_turns = self.values.shape[1]
         around = SMOOTHED // 2 if num_turns > LONG_GAME else 0
         return [self._over(max(0, t - around), t + around + 1) for t in range(num_turns)]
 
     def _over(self, start: int, end: int) -> Estimate | None:
-        values = self.values[:, start:end]
-        return estimate(values, where=np.isfinite(values))
+        return estimate_known(self.values[:, start:end])
 
 
 def line_plot(lines: Sequence[Line], *, limits: tuple[float, float] | None = None) -> str:
-    """An SVG of the lines, each with the band of its intervals, against the turns from 1.
+    """Returns an SVG of the lines against the turn's number, each with the band of its intervals.
 
-    Up to `LONG_GAME` turns a line is the mean of each turn. Beyond, that is drawn thin, and a
-    running mean thick, whose intervals the band shows.
+    Up to `LONG_GAME` turns a line is the mean of each turn. In longer games that line is thin, and
+    a thick one shows a running mean with its intervals.
 
     Args:
-        lines: one or more, of equally many turns.
-        limits: of the values; None: what the lines reach.
+        lines: One or more lines of equally many turns.
+        limits: Limits of the vertical axis; None: those of the lines.
     """
     with mpl.rc_context(_OPTIONS):
         figure = Figure(figsize=_INCHES, layout="constrained")
@@ -152,7 +149,7 @@ def _draw(axes: Axes, line: Line) -> None:
 
 
 def _ticks(num_turns: int) -> list[int]:
-    """The first turn, and those that a step divides: at most eleven."""
+    """Returns the first turn and multiples of a step, eleven at most."""
     step = next(step for step in (1, 2, 5, 10, 20, 50, num_turns) if num_turns <= 10 * step)
     return [1, *range(step if step > 1 else 2, num_turns + 1, step)]
 
@@ -166,7 +163,7 @@ def _dashes(number: int) -> tuple[float, ...]:
 
 
 def _finished(figure: Figure) -> str:
-    """The SVG with both dresses, on a ground of its own, in the reader's font."""
+    """Returns the SVG with both colour schemes, a background, and the reader's font."""
     figure.set_facecolor(_LIGHT["card"])
     for axes in figure.axes:
         axes.set_facecolor("none")
@@ -182,7 +179,7 @@ def _finished(figure: Figure) -> str:
 
 
 def line_sample(number: int) -> str:
-    """An SVG of a piece of a system's line, to stand before its name."""
+    """Returns an SVG of a piece of a system's line, for the key."""
     dashes = " ".join(f"{2 * length:g}" for length in _dashes(number))
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" width="36" height="12" viewBox="0 0 36 12">'

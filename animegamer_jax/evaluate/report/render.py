@@ -1,4 +1,4 @@
-"""Templates of a report, into which any text may be put: names and instructions are only shown."""
+"""Renders the templates of a report; names and instructions are escaped, whatever they contain."""
 
 import re
 import unicodedata
@@ -16,9 +16,9 @@ _ISOLATE = "\u2068{}\u2069"
 
 
 def escape_markdown(text: str) -> str:
-    """Text that GitHub's Markdown shows as it is, on one line, in a table's cell as well.
+    """Escapes text for GitHub's Markdown, on one line, so that it also fits a table's cell.
 
-    Text that is written from the right, or turns the line's direction, is isolated.
+    Text from right to left, or that changes the line's direction, is isolated.
     """
     line = "".join(" " if unicodedata.category(c) == "Cc" else c for c in text)
     line = " ".join(line.split())
@@ -33,35 +33,31 @@ def escape_markdown(text: str) -> str:
 
 
 def verbatim(text: str) -> Markup:
-    """Text of our own that the templates put in as it is."""
+    """Marks text that the templates insert without escaping it."""
     return Markup(text)
 
 
-def render_html(view: Any) -> str:
-    """`report.html` of a view."""
-    environment = jinja2.Environment(
+def _environment(**options: Any) -> jinja2.Environment:
+    return jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         trim_blocks=True,
         lstrip_blocks=True,
+        **options,
     )
-    return environment.get_template("report.html.jinja").render(view=view)
+
+
+def render_html(view: Any) -> str:
+    """Returns `report.html`."""
+    return _environment().get_template("report.html.jinja").render(view=view)
 
 
 def render_markdown(view: Any) -> str:
-    """`report.md` of a view."""
+    """Returns `report.md`."""
 
     def finalize(value: Any) -> Markup:
         return value if isinstance(value, Markup) else Markup(escape_markdown(str(value)))
 
-    environment = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=finalize,
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    text = environment.get_template("report.md.jinja").render(view=view)
+    text = _environment(finalize=finalize).get_template("report.md.jinja").render(view=view)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"

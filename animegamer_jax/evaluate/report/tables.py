@@ -1,15 +1,15 @@
-"""The tables of a report, before they are HTML or Markdown."""
+"""Builds the tables of a report, which the templates render as HTML or Markdown."""
 
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from animegamer_jax.evaluate.judge.scores import CRITERIA, JudgeScores
-from animegamer_jax.evaluate.metrics.formulas import Estimate, estimate
+from animegamer_jax.evaluate.metrics.formulas import Estimate, estimate_known
 from animegamer_jax.evaluate.metrics.registry import CONTEXT, METRICS
 from animegamer_jax.evaluate.report.ablations import AblationRow
 from animegamer_jax.evaluate.results import Evaluation, SystemResult
@@ -21,9 +21,9 @@ _ARROWS = {"higher": "↑", "lower": "↓"}
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One cell: a value, its interval, a remark.
+    """One cell: a value, its interval and a remark.
 
-    `is_best` marks what is told as the best, `is_apart` what its row must not be compared with.
+    `is_best` marks the best system of a row, `is_apart` a value on another scale than the others.
     """
 
     text: str
@@ -35,7 +35,7 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row: its name, which way is better ("higher", "lower" or ""), its unit."""
+    """One row; `better` is "higher", "lower" or ""."""
 
     name: str
     cells: Sequence[Cell]
@@ -49,9 +49,9 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table: what it is of, the heading of its first column and of the others, its rows.
+    """A table; `corner` is the heading of its first column.
 
-    The last `num_aside` columns are somebody else's; `of_words` says that its cells are no numbers.
+    The last `num_aside` columns are from the paper; with `of_words` the cells are text.
     """
 
     title: str
@@ -63,7 +63,7 @@ class Table:
 
 
 def number(value: float | None) -> str:
-    """Three digits behind the point, fewer of large numbers; a dash where there is no number."""
+    """Returns a number with three decimals, or fewer if it is large; a dash if it is unknown."""
     if value is None or not math.isfinite(value):
         return NOTHING
     digits = 3 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
@@ -71,51 +71,50 @@ def number(value: float | None) -> str:
 
 
 def interval(low: float, high: float) -> str:
-    """`low to high`; empty where they are no numbers."""
-    is_there = math.isfinite(low) and math.isfinite(high)
-    return f"{number(low)} to {number(high)}" if is_there else ""
+    """Returns `low to high`; empty if they are unknown."""
+    known = math.isfinite(low) and math.isfinite(high)
+    return f"{number(low)} to {number(high)}" if known else ""
 
 
-def measured(names: Iterable[str]) -> list[str]:
-    """Names of metrics in the order of the catalogue; unknown ones last, as they come."""
+def in_order(names: Iterable[str]) -> list[str]:
+    """Returns names of metrics in the registry's order; unknown names follow in their own."""
     found = list(dict.fromkeys(names))
     return [name for name in METRICS if name in found] + [n for n in found if n not in METRICS]
 
 
-def is_there(system: SystemResult, metric: str) -> bool:
-    """Whether a system has one value of a metric or more."""
+def has_values(system: SystemResult, metric: str) -> bool:
+    """Returns whether a system has any value of a metric."""
     return metric in system.values and bool(np.isfinite(system.values[metric]).any())
 
 
 def metrics_of(evaluation: Evaluation) -> list[str]:
-    """Those that any system has a value of."""
-    return measured(n for s in evaluation.systems for n in s.values if is_there(s, n))
+    """Returns the metrics that any system has a value of."""
+    return in_order(n for s in evaluation.systems for n in s.values if has_values(s, n))
 
 
 def networks(evaluation: Evaluation, metric: str) -> dict[str, str]:
-    """By system, the network that a metric was measured with, where these are not all the same.
+    """Returns the network that scored each system, if they differ; empty: one scale for all.
 
-    A metric that depends on a network depends on the one that the settings name under the metric's
-    group, such as "clip". Empty: all is of one scale.
+    The settings name the network under the metric's group, such as "clip".
     """
     known = METRICS.get(metric)
     if known is None or not known.backbone:
         return {}
     found = {
-        s.name: str(s.settings.get(known.group, "not told"))
+        s.name: str(s.settings.get(known.group, "unknown"))
         for s in evaluation.systems
-        if is_there(s, metric)
+        if has_values(s, metric)
     }
     return found if len(set(found.values())) > 1 else {}
 
 
 def best_system(evaluation: Evaluation, metric: str) -> str | None:
-    """The system that is better than every other by more than chance, or None.
+    """Returns the system that is better than every other beyond chance, or None.
 
-    The interval of the difference to each other system, turn by turn of the same games and
-    resampled by games, lies on one side of zero.
+    That is: the interval of the difference to each other system, over the same turns and resampled
+    by games, excludes zero.
     """
-    known, systems = METRICS.get(metric), [s for s in evaluation.systems if is_there(s, metric)]
+    known, systems = METRICS.get(metric), [s for s in evaluation.systems if has_values(s, metric)]
     if known is None or len(systems) < 2 or networks(evaluation, metric):
         return None
     sign = 1.0 if known.better == "higher" else -1.0
@@ -127,10 +126,9 @@ def best_system(evaluation: Evaluation, metric: str) -> str | None:
 
 
 def _least_gain(one: SystemResult, other: SystemResult, metric: str, sign: float) -> float:
-    """The low end of the interval of what `one` is better by; 0 where that cannot be told."""
+    """Returns the low end of the interval of `one`'s advantage; 0 if there is no interval."""
     gains = sign * (one.values[metric].astype(np.float64) - other.values[metric])
-    there = np.isfinite(gains)
-    found = estimate(gains, where=there) if there.any(1).sum() > 1 else None
+    found = estimate_known(gains) if np.isfinite(gains).any(1).sum() > 1 else None
     return found.low if found else 0.0
 
 
@@ -148,7 +146,7 @@ def _metric_row(name: str, cells: Sequence[Cell]) -> Row:
 
 
 def main_table(evaluation: Evaluation) -> Table:
-    """A row a metric, a column a system; the paper's figures beside them."""
+    """Returns the main table: a row per metric, a column per system, and the paper's scores."""
     e = evaluation
     num_all, rows = len(e.games) * e.num_turns, []
     for name in metrics_of(e):
@@ -161,8 +159,8 @@ def main_table(evaluation: Evaluation) -> Table:
                 label = "CLIP" if known.group == "clip" else "network"
                 remarks.append(f"{label} {shortened(others[system.name])}: another scale")
             cell = _cell(found, remark="; ".join(remarks))
-            told = {"is_best": system.name == best, "is_apart": system.name in others}
-            cells.append(dataclasses.replace(cell, **told))
+            marks = {"is_best": system.name == best, "is_apart": system.name in others}
+            cells.append(dataclasses.replace(cell, **marks))
         figures = (known.paper, known.baseline) if known else (None, None)
         cells += [Cell(_figure(value)) for value in figures]
         rows.append(_metric_row(name, cells))
@@ -171,37 +169,48 @@ def main_table(evaluation: Evaluation) -> Table:
 
 
 def _figure(value: float | None) -> str:
-    """A figure of the paper, with its four digits."""
+    """Returns a score of the paper with its four decimals."""
     if value is None:
         return NOTHING
     return f"{value:.4f}" if value < 10 else f"{value:g}"
 
 
 def shortened(network: str) -> str:
-    """A network's name as a cell has room for: of a digest its first letters."""
+    """Returns a network's name, cut to fit a cell."""
     return network if len(network) <= 24 else network[:12] + "…"
 
 
 def open_table(evaluation: Evaluation) -> Table | None:
-    """The metrics over open turns, the context accuracy first; None: there is nothing to tell."""
+    """Returns the metrics on open turns, the context accuracy first; None: there are no values."""
     e = evaluation
-    names = [n for n in metrics_of(e) if n in METRICS and METRICS[n].group in _OPEN_GROUPS]
-    names.sort(key=lambda name: name != CONTEXT)
-    rows = []
-    for name in names:
-        found = [s.estimate(name, e.is_open) for s in e.systems]
-        if any(found):
-            shown = _metric_row(name, [_cell(f) for f in found])
-            title = f"context accuracy ({name})" if name == CONTEXT else name
-            rows.append(dataclasses.replace(shown, name=title))
+    found = {n: [s.estimate(n, e.is_open) for s in e.systems] for n in _open_metrics(metrics_of(e))}
+    rows = _estimate_rows(found, context="context accuracy")
     columns = [s.name for s in e.systems]
     return Table(title="Open turns", corner="metric", columns=columns, rows=rows) if rows else None
 
 
+def _estimate_rows(
+    found: Mapping[str, Sequence[Estimate | None]], *, context: str = ""
+) -> list[Row]:
+    """Returns a row per metric that has any estimate; `context` renames the context metric."""
+    rows = [_metric_row(name, [_cell(e) for e in row]) for name, row in found.items() if any(row)]
+    return [
+        dataclasses.replace(row, name=f"{context} ({CONTEXT})")
+        if context and row.name == CONTEXT
+        else row
+        for row in rows
+    ]
+
+
+def _open_metrics(names: Iterable[str]) -> list[str]:
+    found = [name for name in names if name in METRICS and METRICS[name].group in _OPEN_GROUPS]
+    return sorted(found, key=lambda name: name != CONTEXT)
+
+
 def set_table(evaluation: Evaluation) -> Table | None:
-    """Scores of all clips together; None: there are none."""
+    """Returns the scores of all clips together; None: there are none."""
     systems = evaluation.systems
-    names = measured(name for s in systems for name in s.set_scores)
+    names = in_order(name for s in systems for name in s.set_scores)
     rows = [
         Row(name=name, cells=[Cell(number(s.set_scores.get(name))) for s in systems])
         for name in names
@@ -211,22 +220,46 @@ def set_table(evaluation: Evaluation) -> Table | None:
     return Table(title=title, corner="score", columns=columns, rows=rows) if rows else None
 
 
-def beside_table(system: SystemResult) -> Table | None:
-    """One system's metrics and the tables to read them by; None: there are none."""
-    names = measured(name for table in system.beside.values() for name in table)
-    rows = [
-        _metric_row(
-            name,
-            [_cell(system.estimate(name)), *(_cell(t.get(name)) for t in system.beside.values())],
-        )
-        for name in names
-    ]
-    columns = ["the system itself", *system.beside]
-    return Table(title=system.name, corner="metric", columns=columns, rows=rows) if rows else None
+def reference_tables(evaluation: Evaluation, system: SystemResult) -> list[Table]:
+    """Returns a system's scores with the reference scores, over all turns and over open turns."""
+    names = in_order(name for values in system.reference.values() for name in values)
+    tables = []
+    for turns, shown, where, context in (
+        ("all turns", names, None, ""),
+        ("open turns", _open_metrics(names), evaluation.is_open, "context accuracy"),
+    ):
+        sources = (None, *system.reference)
+        found = {n: [system.estimate(n, where, reference=s) for s in sources] for n in shown}
+        if rows := _estimate_rows(found, context=context):
+            columns = ["the system itself", *system.reference]
+            title = f"{system.name}: {turns}"
+            tables.append(Table(title=title, corner="metric", columns=columns, rows=rows))
+    return tables
+
+
+def breakdown_tables(evaluation: Evaluation, system: SystemResult) -> list[Table]:
+    """Returns a system's scores by true motion level, and by kind of motion if it is known."""
+    groups: dict[str, np.ndarray] = {}
+    if evaluation.expected is not None:
+        groups["motion level"] = evaluation.expected[..., 0].astype(str)
+    motions = np.array(evaluation.motions, str)
+    if motions.size and (motions != "").all():
+        groups["kind of motion"] = motions
+    names = [name for name in in_order(system.values) if has_values(system, name)]
+    tables = []
+    for corner, labels in groups.items():
+        rows = [
+            Row(name=label, cells=[_cell(system.estimate(name, labels == label)) for name in names])
+            for label in np.unique(labels).tolist()
+        ]
+        title = f"{system.name}: by {corner}"
+        if rows and names:
+            tables.append(Table(title=title, corner=corner, columns=names, rows=rows))
+    return tables
 
 
 def judge_table(evaluation: Evaluation, scores: JudgeScores) -> Table:
-    """Returns a judge's scores by criterion and system, in the evaluation's order of systems."""
+    """Returns a judge's scores: a row per criterion, a column per system."""
     found, order = scores.estimates(), [s.name for s in evaluation.systems]
     systems = sorted(scores.systems, key=lambda s: order.index(s) if s in order else len(order))
     rows = [
@@ -243,7 +276,7 @@ def judge_table(evaluation: Evaluation, scores: JudgeScores) -> Table:
 
 
 def agreement_table(evaluation: Evaluation) -> Table | None:
-    """How far judges agree; None: there are no two."""
+    """Returns how far judges agree; None: there are fewer than two."""
     rows = [
         Row(
             name=names,
@@ -260,8 +293,8 @@ def agreement_table(evaluation: Evaluation) -> Table | None:
 
 
 def ablation_table(rows: Sequence[AblationRow], title: str) -> Table | None:
-    """Rows by metrics, the paper's figure beneath ours; None: there is no row."""
-    names = measured(name for row in rows for name in (*row.scores, *row.paper))
+    """Returns a table of ablations with the paper's scores; None: there is no row."""
+    names = in_order(name for row in rows for name in (*row.scores, *row.paper))
     shown = []
     for row in rows:
         cells = []
@@ -276,11 +309,11 @@ def ablation_table(rows: Sequence[AblationRow], title: str) -> Table | None:
     columns = [
         f"{name} {_ARROWS[METRICS[name].better]}" if name in METRICS else name for name in names
     ]
-    return Table(title=title, corner="left out", columns=columns, rows=shown) if shown else None
+    return Table(title=title, corner="without", columns=columns, rows=shown) if shown else None
 
 
 def settings_table(evaluation: Evaluation) -> Table:
-    """What each system played with."""
+    """Returns the settings of each system."""
     systems = evaluation.systems
     names = list(dict.fromkeys(name for s in systems for name in s.settings))
     rows = [
@@ -288,13 +321,13 @@ def settings_table(evaluation: Evaluation) -> Table:
         Row(name="digest", cells=[Cell(s.digest or "played elsewhere") for s in systems]),
     ]
     for name in names:
-        told = [plain(s.settings[name]) if name in s.settings else NOTHING for s in systems]
-        rows.append(Row(name=name, cells=[Cell(text) for text in told]))
+        texts = [plain(s.settings[name]) if name in s.settings else NOTHING for s in systems]
+        rows.append(Row(name=name, cells=[Cell(text) for text in texts]))
     columns = [s.name for s in systems]
     title = "Settings of each system"
     return Table(title=title, corner="setting", columns=columns, rows=rows, of_words=True)
 
 
 def plain(value: Any) -> str:
-    """A setting in a line: text as it is, anything else as JSON."""
+    """Returns a setting in one line: text as it is, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

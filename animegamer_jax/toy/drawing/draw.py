@@ -1,9 +1,9 @@
-"""Draws scenes of the toy world: 17 frames at 8 a second, at any size, with motion below a pixel.
+"""Draws scenes of the toy world: 17 frames at 8 per second, at any size, with sub-pixel motion.
 
-A unit is 1/48 of the frame's height. People are drawn without smoothing on a canvas of at least
-`_FINEST` rows a frame and reduced by averaging; scenery is sampled at fractional offsets from
-strips (`toyplaces.strips`), so that both move by less than a pixel. Canvases hold colours
-multiplied by their coverage, in Pillow's mode RGBX, which resampling takes as four plain channels.
+A unit is 1/48 of the frame's height. Characters are drawn without smoothing on a canvas of at least
+`_MIN_CANVAS_HEIGHT` rows and reduced by averaging; scenery is sampled at fractional offsets from
+strips (`places.strips`), so that both move by less than a pixel. Canvases hold premultiplied
+colours in Pillow's mode RGBX, which resampling treats as four independent channels.
 """
 
 import math
@@ -13,43 +13,38 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageDraw
 
-from animegamer_jax.toy.drawing.places import (
-    FAR_SPEED,
-    PERIOD,
-    strip_scale,
-    strips,
-)
+from animegamer_jax.toy.drawing.places import FAR_SPEED, PERIOD, strip_scale, strips
 from animegamer_jax.toy.drawing.poses import Layer, pose
 from animegamer_jax.toy.drawing.shapes import Colour
 from animegamer_jax.toy.scene import NUM_FRAMES, Scene
 
-_FINEST = 384
-_NIGHT_VEIL = (36, 40, 110)
-_VEIL = {"day": 0.0, "night": 0.16}
+_MIN_CANVAS_HEIGHT = 384
+_NIGHT_TINT = (36, 40, 110)
+_TINT_AMOUNT = {"day": 0.0, "night": 0.16}
 
 
 def render(
     scene: Scene, *, height: int = 48, width: int = 72, num_frames: int = NUM_FRAMES
 ) -> UInt8[np.ndarray, "f h w 3"]:
-    """The clip of a scene, a function of the scene alone; sizes differ in resolution only.
+    """Returns the clip of a scene; another size changes nothing but the resolution.
 
     Args:
-        scene: what to show.
-        height: rows of a frame, the measure of everything.
-        width: columns; a frame wider than 3:2 shows more of the world on both sides.
-        num_frames: frames, 8 a second.
+        scene: Content of the clip.
+        height: Height of a frame in pixels; everything scales with it.
+        width: Width of a frame in pixels; wider than 3:2, it shows more of the world on both sides.
+        num_frames: Number of frames, 8 per second.
     """
-    shot = pose(scene, num_frames=num_frames)
-    scenery = _scenery(scene, shot.start, height=height, width=width)
+    posed = pose(scene, num_frames=num_frames)
+    scenery = _scenery(scene, posed.start, height=height, width=width)
     frames = np.repeat(scenery[None], num_frames, axis=0)
-    colours = [(*_veiled(layer.colour, _VEIL[scene.time]), 255) for layer in shot.layers]
-    _paint(frames, shot.layers, colours)
+    colours = [(*_tinted(layer.colour, _TINT_AMOUNT[scene.time]), 255) for layer in posed.layers]
+    _paint(frames, posed.layers, colours)
     return frames
 
 
-def _veiled(colour: Colour, amount: float) -> Colour:
+def _tinted(colour: Colour, amount: float) -> Colour:
     red, green, blue = (
-        round(c + amount * (v - c)) for c, v in zip(colour, _NIGHT_VEIL, strict=True)
+        round(c + amount * (v - c)) for c, v in zip(colour, _NIGHT_TINT, strict=True)
     )
     return red, green, blue
 
@@ -69,7 +64,7 @@ def _window(strip: Image.Image, x: float, *, height: int, width: int) -> np.ndar
 
 
 def _cover(frame: UInt8[np.ndarray, "*f h w _"], layer: UInt8[np.ndarray, "*f h w 4"]) -> None:
-    """Lays colours that are multiplied by their coverage over frames, in place."""
+    """Composites premultiplied colours over frames, in place."""
     clear = 255 - layer[..., 3:].astype(np.uint16)
     frame[..., :3] = layer[..., :3] + ((frame[..., :3] * clear + 127) // 255).astype(np.uint8)
 
@@ -79,9 +74,9 @@ def _paint(
     layers: Sequence[Layer],
     colours: Sequence[tuple[int, int, int, int]],
 ) -> None:
-    """Paints polygons over frames, in place; only the box that they touch is supersampled."""
+    """Paints polygons over frames, in place, and supersamples only their bounding box."""
     height, width = frames.shape[1:3]
-    supersample = max(2, math.ceil(_FINEST / height))
+    supersample = max(2, math.ceil(_MIN_CANVAS_HEIGHT / height))
     points = np.concatenate([layer.points for layer in layers], axis=1) * (height / 48)
     points[..., 0] += width / 2
     ends = 2 * np.cumsum([layer.points.shape[1] for layer in layers])

@@ -1,8 +1,8 @@
 """The places of the toy world: endless strips of scenery that repeat every `PERIOD` units.
 
 Each place has two strips: the far one (sky, sea, wall), which scrolls at `FAR_SPEED` of the near
-one's speed, and the near one, on which people stand at `GROUND`. Every window of a frame's width
-shows what tells the place. A strip is drawn once a process and size, and sampled ever after.
+one's speed, and the near one, on which characters stand at `GROUND`. Every window of a frame's
+width shows which place it is. A strip is drawn once for each size, and cached.
 """
 
 import functools
@@ -19,7 +19,7 @@ from animegamer_jax.toy.drawing.shapes import (
     Points,
     blob,
     ellipse,
-    grown,
+    expand,
     polygon,
 )
 
@@ -34,7 +34,7 @@ _NIGHT = np.array([0.34, 0.38, 0.58])
 
 
 class Pen:
-    """Draws on a strip of `PERIOD` units and more, repeating everything by the period."""
+    """Draws on a strip of `PERIOD` units and more, and repeats everything by the period."""
 
     def __init__(self, *, width: Number, unit: Number, night: bool, colour: Colour | None):
         self.unit, self.night, self.width = unit, night, width
@@ -44,28 +44,28 @@ class Pen:
         self.draw = ImageDraw.Draw(self.image)
 
     def tone(self, colour: Colour) -> Colour:
-        """The colour as it looks at this time of the day."""
+        """Returns the colour at this time of day."""
         if not self.night:
             return colour
         red, green, blue = (int(c) for c in np.array(colour) * _NIGHT + (4, 6, 22))
         return red, green, blue
 
     def fill(self, points: Points, colour: Colour, *, edge: Number = 0.45) -> None:
-        """A shape in the time's tone, with an edge."""
+        """Draws a shape in its colour at this time of day, with an edge."""
         self.light(points, self.tone(colour), edge=edge)
 
     def light(self, points: Points, colour: Colour, *, edge: Number = 0.0) -> None:
-        """A shape in its own colour: what shines at night."""
+        """Draws a shape in its own colour, such as one that shines at night."""
         first = math.floor((-points[:, 0].max() - 1) / PERIOD)
         last = math.ceil((PERIOD + self.width - points[:, 0].min() + 1) / PERIOD)
         for repeat in range(first, last + 1):
             shifted = points + np.array([repeat * PERIOD, 0.0])
             if edge:
-                self._polygon(grown(shifted, edge), self.tone(INK))
+                self._polygon(expand(shifted, edge), self.tone(INK))
             self._polygon(shifted, colour)
 
     def band(self, top: Number, bottom: Number, colour: Colour) -> None:
-        """A horizontal band over the whole strip."""
+        """Draws a horizontal band over the whole strip."""
         box = [0, round(top * self.unit), self.image.width, round(bottom * self.unit)]
         self.draw.rectangle(box, fill=self.tone(colour))
 
@@ -78,7 +78,7 @@ def _rect(x: Number, y: Number, width: Number, height: Number) -> Points:
 
 
 def _sky(pen: Pen) -> None:
-    """Sun and clouds, or moon and stars, once in half a period."""
+    """Draws sun and clouds, or moon and stars, once in half a period."""
     for x in (20, 92):
         if pen.night:
             pen.light(ellipse(x, 9, rx=5.2, ry=5.2), (255, 244, 190))
@@ -133,16 +133,11 @@ def _beach(far: Pen, near: Pen) -> None:
     _hills(near, (250, 222, 150), top=31.4, height=1.2, wave=6)
     for x in (6, 78):
         near.fill(blob((x, 35), (x + 1.4, 26), (x + 1, 17), (x + 3.4, 17), (x + 4, 26),
-                       (x + 3.4, 35)),
-                  (165, 115, 65))  # fmt: skip
+                       (x + 3.4, 35)), (165, 115, 65))  # fmt: skip
         for tip_x, tip_y in ((-9, 19), (-6, 11), (3, 9), (10, 12), (12, 20)):
             root, middle, drop = x + 2.2, x + 2.2 + tip_x * 0.5, tip_y - 17
-            leaf = blob(
-                (root, 17),
-                (middle, 14 + drop * 0.8),
-                (root + tip_x, tip_y),
-                (middle, 17 + drop / 2),
-            )
+            leaf = blob((root, 17), (middle, 14 + drop * 0.8), (root + tip_x, tip_y),
+                        (middle, 17 + drop / 2))  # fmt: skip
             near.fill(leaf, (70, 170, 80), edge=0.35)
     for x in (44, 116):
         near.fill(_rect(x + 7.5, 24, 1, 11), (240, 240, 240), edge=0.3)
@@ -190,12 +185,10 @@ def _forest(far: Pen, near: Pen) -> None:
     near.band(36, 48, (140, 115, 70))
     for x in (3, 39, 75, 111):
         near.fill(polygon((x, -2), (x + 8, -2), (x + 7.5, 28), (x + 10, 36), (x - 2, 36),
-                          (x + 0.5, 28)),
-                  (120, 80, 50))  # fmt: skip
+                          (x + 0.5, 28)), (120, 80, 50))  # fmt: skip
         near.fill(ellipse(x + 4, 16, rx=1.3, ry=2.2, count=14), (85, 55, 40), edge=0)
         near.fill(blob((x - 12, 2), (x - 6, 9), (x, 6), (x + 4, 10), (x + 9, 6), (x + 15, 9),
-                       (x + 20, 2),
-                       (x + 4, -6)), (50, 125, 65))  # fmt: skip
+                       (x + 20, 2), (x + 4, -6)), (50, 125, 65))  # fmt: skip
     for x in (26, 62, 98, 134):
         near.fill(_rect(x - 1, 34, 2, 4), (250, 235, 210), edge=0.35)
         near.fill(blob((x - 3.4, 34), (x, 29.6), (x + 3.4, 34), (x, 34.6)), (225, 60, 60))
@@ -229,8 +222,7 @@ def _bedroom(far: Pen, near: Pen) -> None:
         near.fill(_rect(x + 8.6, 5, 0.8, 15), (255, 255, 255), edge=0)
         for dx in (-3, 16.5):
             near.fill(polygon((x + dx, 3), (x + dx + 4.5, 3), (x + dx + 3.6, 23),
-                              (x + dx + 0.4, 23)),
-                      (235, 110, 130), edge=0.4)  # fmt: skip
+                              (x + dx + 0.4, 23)), (235, 110, 130), edge=0.4)  # fmt: skip
     for x in (32, 104):
         near.fill(_rect(x, 12, 3, 22), (150, 100, 65))
         near.fill(_rect(x, 24, 34, 8), (250, 250, 250))
@@ -248,15 +240,13 @@ def _snow(far: Pen, near: Pen) -> None:
     for x in (10, 58, 106):
         far.fill(polygon((x - 20, 34), (x + 4, 11), (x + 28, 34)), (150, 170, 205), edge=0.3)
         far.fill(polygon((x - 3, 17.7), (x + 4, 11), (x + 11, 17.7), (x + 7, 20), (x + 4, 17.5),
-                         (x, 20.5)),
-                 (255, 255, 255), edge=0)  # fmt: skip
+                         (x, 20.5)), (255, 255, 255), edge=0)  # fmt: skip
     _hills(near, (238, 245, 255), top=29, height=3, wave=3)
     for x in (6, 54, 102):
         near.fill(_rect(x + 5, 29, 2.4, 6), (120, 80, 60), edge=0.35)
         for top, width in ((21, 8.5), (16, 7), (11, 5)):
             near.fill(polygon((x + 6.2, top - 4), (x + 6.2 + width, top + 9),
-                              (x + 6.2 - width, top + 9)),
-                      (60, 130, 110), edge=0.4)  # fmt: skip
+                              (x + 6.2 - width, top + 9)), (60, 130, 110), edge=0.4)  # fmt: skip
             cap = polygon((x + 6.2, top - 4), (x + 6.2 + width * 0.5, top + 2.5),
                           (x + 6.2, top + 1), (x + 6.2 - width * 0.5, top + 2.5))  # fmt: skip
             near.fill(cap, (255, 255, 255), edge=0)
@@ -287,10 +277,10 @@ _DRAW: dict[str, Callable[[Pen, Pen], None]] = {
 
 @functools.lru_cache(maxsize=24)
 def strips(place: str, time: str, *, height: int, width: int) -> tuple[Image.Image, Image.Image]:
-    """The far and the near strip, in colours times coverage as four plain channels (mode RGBX).
+    """Returns the far and the near strip, in premultiplied colours (mode RGBX).
 
-    A strip is `height` pixels high and `strip_scale(height)` times finer from left to right, which
-    is where it is sampled between pixels.
+    A strip is `height` pixels high and `strip_scale(height)` times finer from left to right, where
+    it is sampled between pixels.
     """
     scale = strip_scale(height)
     span = width * 48 / height
@@ -308,5 +298,5 @@ def _finished(image: Image.Image, *, height: int) -> Image.Image:
 
 
 def strip_scale(height: int) -> int:
-    """How much finer than a frame of this height a strip is from left to right."""
+    """Returns how much finer than a frame of this height a strip is from left to right."""
     return max(2, min(4, math.ceil(192 / height)))

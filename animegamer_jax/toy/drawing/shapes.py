@@ -1,7 +1,6 @@
 """Outlines of flat shapes: closed curves as arrays of points, in units of 1/48 of a frame's height.
 
-y points down, as in pictures. Everything here is a function of plain numbers, so that the toy
-world looks the same at every size.
+y points down, as in images.
 """
 
 from typing import NamedTuple
@@ -18,7 +17,7 @@ INK: Colour = (46, 36, 58)
 
 
 class Shape(NamedTuple):
-    """A filled curve with a dark edge `edge` units wide, the edge lying outside of the curve."""
+    """A filled curve with a dark edge, `edge` units wide, outside of the curve."""
 
     points: np.ndarray
     fill: Colour
@@ -26,18 +25,18 @@ class Shape(NamedTuple):
 
 
 def ellipse(x: Number, y: Number, *, rx: Number, ry: Number, count: int = 22) -> Points:
-    """An ellipse around (x, y)."""
+    """Returns an ellipse around (x, y)."""
     angle = np.linspace(0, 2 * np.pi, count, endpoint=False)
     return np.stack([x + rx * np.cos(angle), y + ry * np.sin(angle)], axis=1)
 
 
 def polygon(*corners: tuple[Number, Number]) -> Points:
-    """Straight lines between corners."""
+    """Returns straight lines between corners."""
     return np.array(corners, dtype=float)
 
 
 def blob(*knots: tuple[Number, Number], steps: int = 4) -> Points:
-    """A smooth closed curve through the knots (Catmull-Rom)."""
+    """Returns a smooth closed curve through the knots (Catmull-Rom)."""
     p1 = np.array(knots, dtype=float)
     p0, p2, p3 = np.roll(p1, 1, axis=0), np.roll(p1, -1, axis=0), np.roll(p1, -2, axis=0)
     t = (np.arange(steps) / steps)[None, :, None]
@@ -49,7 +48,7 @@ def blob(*knots: tuple[Number, Number], steps: int = 4) -> Points:
 
 
 def limb(length: Number, *, top: Number, bottom: Number) -> Points:
-    """A sausage that hangs from the origin, of half-widths `top` and `bottom`."""
+    """Returns a rounded bar that hangs from the origin, with half-widths `top` and `bottom`."""
     upper = np.linspace(np.pi, 2 * np.pi, 7)
     lower = np.linspace(0, np.pi, 7)
     return np.concatenate(
@@ -60,8 +59,8 @@ def limb(length: Number, *, top: Number, bottom: Number) -> Points:
     )
 
 
-def grown(points: Points, width: Number) -> Points:
-    """The curve moved outwards by `width`; corners are kept, at most twice as far out."""
+def expand(points: Points, width: Number) -> Points:
+    """Returns the curve moved outwards by `width`; corners move at most twice as far."""
     before, after = points - np.roll(points, 1, axis=0), np.roll(points, -1, axis=0) - points
     area = np.sum(
         points[:, 0] * np.roll(points[:, 1], -1) - np.roll(points[:, 0], -1) * points[:, 1]
@@ -76,7 +75,7 @@ def grown(points: Points, width: Number) -> Points:
     return points + np.sign(area) * width * 2 * middle / np.maximum(squared, 1.0)
 
 
-def outlined(shape: Shape) -> list[tuple[Points, Colour]]:
-    """What to fill, in order: the ink around the shape if it has an edge, and the shape."""
+def fill_layers(shape: Shape) -> list[tuple[Points, Colour]]:
+    """Returns what to fill, in order: the ink around the shape if it has an edge, and the shape."""
     inside = (shape.points, shape.fill)
-    return [(grown(shape.points, shape.edge), INK), inside] if shape.edge else [inside]
+    return [(expand(shape.points, shape.edge), INK), inside] if shape.edge else [inside]

@@ -1,4 +1,4 @@
-"""What films do and the toy world does not: transitions, held drawings, pans, flashes, bars."""
+"""What films add to scenes: transitions, held drawings, pans, flashes, bars."""
 
 import dataclasses
 from typing import Protocol, runtime_checkable
@@ -14,7 +14,7 @@ Frames = UInt8[np.ndarray, "f h w 3"]
 
 @runtime_checkable
 class Transition(Protocol):
-    """How a shot follows the one before: for `overlap` frames both are on screen."""
+    """A transition from one shot to the next: for `overlap` frames both are on screen."""
 
     @property
     def name(self) -> str: ...
@@ -23,13 +23,13 @@ class Transition(Protocol):
     def overlap(self) -> int: ...
 
     def join(self, before: Frames, after: Frames) -> Frames:
-        """The frames that show both: `overlap` of each shot in, as many out."""
+        """Returns `overlap` frames that show both shots, from as many frames of each."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """A hard cut: no frame shows both."""
+    """A hard cut: no frame shows both shots."""
 
     name: str = "cut"
     overlap: int = 0
@@ -47,7 +47,7 @@ class CrossFade:
 
     def join(self, before: Frames, after: Frames) -> Frames:
         shares = (np.arange(self.overlap) + 1) / (self.overlap + 1)
-        return _mixed(before, 1 - shares, after, shares)
+        return _mix(before, 1 - shares, after, shares)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +58,12 @@ class FadeThroughBlack:
     name: str = "fade through black"
 
     def join(self, before: Frames, after: Frames) -> Frames:
-        places = (np.arange(self.overlap) + 0.5) / self.overlap
-        return _mixed(before, np.clip(1 - 2 * places, 0, 1), after, np.clip(2 * places - 1, 0, 1))
+        progress = (np.arange(self.overlap) + 0.5) / self.overlap
+        old, new = np.clip(1 - 2 * progress, 0, 1), np.clip(2 * progress - 1, 0, 1)
+        return _mix(before, old, after, new)
 
 
-def _mixed(
+def _mix(
     first: Frames,
     share: Float[np.ndarray, " f"],
     second: Frames,
@@ -74,12 +75,12 @@ def _mixed(
 
 @dataclasses.dataclass(frozen=True)
 class Pan:
-    """A fast move of the camera inside of a shot, to the right.
+    """A fast move of the camera to the right, within a shot.
 
     Attributes:
-        start: first drawing of the shot that is shifted.
-        length: number of drawings that the move takes.
-        speed: pixels a drawing at 480 x 720.
+        start: Index of the first shifted drawing in the shot.
+        length: Number of drawings that the move takes.
+        speed: Speed in pixels per drawing at 480 x 720.
     """
 
     start: int
@@ -87,25 +88,25 @@ class Pan:
     speed: float
 
     def offsets(self, num_drawings: int) -> Float[np.ndarray, " n"]:
-        """How far the camera has moved at each drawing, in pixels at 480 x 720."""
+        """Returns the camera's offset at each drawing, in pixels at 480 x 720."""
         return self.speed * np.clip(np.arange(num_drawings) - self.start + 1, 0, self.length)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FilmStyle:
-    """What a film does with the drawings of its shots.
+    """Frame rate, held drawings, pans, flashes and bars of a film.
 
     Attributes:
-        fps: frames a second of the film, a multiple of 8.
-        hold: frames that each drawing stays; 3 at 24 frames a second shows scenes at their own
-            speed, 2 and 1 show them faster.
-        bars: black rows and columns over the picture: top, bottom, left, right.
-        pans: share of the shots in which the camera moves fast.
-        flashes: share of the shots with a white flash.
-        flash_frames: frames of a flash.
+        fps: Frames per second, a multiple of 8.
+        hold: Number of frames that each drawing stays; with 24 frames per second, 3 shows scenes at
+            their own speed, 2 and 1 show them faster.
+        bars: Numbers of black rows and columns over the picture: top, bottom, left, right.
+        pans: Share of the shots in which the camera moves fast.
+        flashes: Share of the shots with a white flash.
+        flash_frames: Number of frames of a flash.
 
     Raises:
-        UserError: a number out of range.
+        UserError: A number is out of range.
     """
 
     fps: int = FRAMES_PER_SECOND
@@ -118,13 +119,13 @@ class FilmStyle:
     def __post_init__(self) -> None:
         if self.fps < 1 or self.fps % FRAMES_PER_SECOND:
             raise UserError(f"fps {self.fps}: expected a multiple of {FRAMES_PER_SECOND}")
-        for name, least in (("hold", 1), ("flash_frames", 1)):
-            if (value := getattr(self, name)) < least:
-                raise UserError(f"{name} {value}: expected {least} or more")
+        for name in ("hold", "flash_frames"):
+            if (value := getattr(self, name)) < 1:
+                raise UserError(f"{name} {value}: expected 1 or more")
 
     @property
     def speed(self) -> float:
-        """How much faster than at 8 drawings a second its scenes play."""
+        """Returns the speed at which scenes play, relative to 8 drawings per second."""
         return self.fps / (self.hold * FRAMES_PER_SECOND)
 
 

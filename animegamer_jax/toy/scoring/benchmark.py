@@ -1,8 +1,4 @@
-"""The toy world's benchmark: its held-out test games as data, and back again.
-
-Game `n` is the game that `scripts/toy/score.py` plays as number `n` of the split: scores over the
-file are those of the script.
-"""
+"""The toy world's benchmark: its held-out games in the benchmark's format, and back again."""
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import (
@@ -12,8 +8,8 @@ from animegamer_jax.evaluate.benchmarks.format import (
     BenchmarkTurn,
     Part,
     Parts,
+    SceneTruth,
     StateValues,
-    ToyTruth,
 )
 from animegamer_jax.toy.scene import (
     CHARACTERS,
@@ -25,12 +21,7 @@ from animegamer_jax.toy.vocabulary import (
     VERBS,
     split_words,
 )
-from animegamer_jax.toy.world import (
-    PROTOCOL,
-    Split,
-    ToyTurn,
-    make_game,
-)
+from animegamer_jax.toy.world import PROTOCOL, Split, ToyTurn, make_game
 
 WORLD = "toy"
 
@@ -38,7 +29,7 @@ WORLD = "toy"
 def make_toy_benchmark(
     *, num_games: int = 100, num_turns: int = 5, split: Split = "test", seed: int = 0
 ) -> Benchmark:
-    """Games number `seed`, `seed + 1`, ... of a split, a function of the arguments alone.
+    """Makes a benchmark of games number `seed`, `seed + 1`, ... of a split.
 
     Raises:
         UserError: no games, no turns, or a seed below 0.
@@ -73,7 +64,7 @@ def make_toy_benchmark(
 
 
 def _who(turns: tuple[ToyTurn, ...]) -> tuple[str, ...]:
-    """Who is seen in a game, in the world's order."""
+    """Returns the characters that a game shows, in the world's order."""
     seen = {name for turn in turns for name in (turn.scene.character, turn.scene.partner)}
     return tuple(name for name in CHARACTERS if name in seen)
 
@@ -82,15 +73,15 @@ def _turn(turn: ToyTurn) -> BenchmarkTurn:
     scene = turn.scene
     said = split_words(turn.instruction)
     adverb = next((word for word in ADVERBS[scene.level] if word in said), None)
-    told = {
+    named = {
         "character": scene.character.lower() in said,
         "adverb": adverb is not None,
         "motion": _names_motion(scene, said),
         "time": scene.time in said,
         "place": scene.place in said,
     }
-    # A full instruction without an adverb means the middle level: nothing is left to turns before.
-    omitted: tuple[Part, ...] = tuple(p for p in PARTS if turn.is_open and not told[p])
+    # A full instruction without an adverb means the middle level, so it omits nothing.
+    omitted: tuple[Part, ...] = tuple(p for p in PARTS if turn.is_open and not named[p])
     return BenchmarkTurn(
         instruction=turn.instruction,
         parts=Parts(
@@ -107,7 +98,7 @@ def _turn(turn: ToyTurn) -> BenchmarkTurn:
         stamina=turn.stamina,
         caption=turn.caption,
         motion_text=turn.motion_text,
-        scene=ToyTruth(motion=scene.motion, partner=scene.partner, seed=scene.seed),
+        scene=SceneTruth(motion=scene.motion, partner=scene.partner, seed=scene.seed),
     )
 
 
@@ -117,15 +108,15 @@ def _names_motion(scene: Scene, said: tuple[str, ...]) -> bool:
 
 
 def toy_games(benchmark: Benchmark) -> tuple[tuple[ToyTurn, ...], ...]:
-    """The games as the toy world's own turns, whose true clips can be rendered.
+    """Returns the games as the toy world's own turns, whose true clips can be drawn.
 
     Raises:
-        UserError: the benchmark is of another world, or a scene is none that it has.
+        UserError: the benchmark is of another world, or a turn is not a scene of this one.
     """
     if benchmark.world != WORLD:
         raise UserError(
-            f"benchmark {benchmark.name}: expected games of the world {WORLD}, found "
-            f"{benchmark.world}: only there are true clips known"
+            f"benchmark {benchmark.name}: expected games of the world {WORLD}, which can be drawn, "
+            f"found {benchmark.world}"
         )
     return tuple(
         tuple(

@@ -1,73 +1,70 @@
-"""Who is seen, where and when: readers of generated clips of the toy world.
+"""Classifiers that read character, place and time off generated clips of the toy world.
 
-Three ways to read: CLIP's image embedding against text (zero-shot), against embeddings of rendered
-truth, and the same in colours and pixels without any network. No reader may judge before it
-is checked on true clips (`choose_readers`).
+There are three: CLIP's image embedding against text (zero-shot), against embeddings of rendered
+clips, and the same with colours and pixels in place of a network. Each is checked on true clips,
+and the most accurate one is used for each attribute.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Float32, Int, UInt8
 
 from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder, Clips
 from animegamer_jax.toy.drawing.draw import render
-from animegamer_jax.toy.world import (
-    CHARACTERS,
-    LEVELS,
-    MOTIONS,
-    PLACES,
-    TIMES,
-    Scene,
-)
+from animegamer_jax.toy.scene import CHARACTERS, LEVELS, MOTIONS, PLACES, TIMES, Scene
 
-Attribute = Literal["character", "place", "time"]
-ATTRIBUTES: tuple[Attribute, ...] = get_args(Attribute)
-CANDIDATES: Mapping[Attribute, tuple[str, ...]] = {
+VALUES: Mapping[str, tuple[str, ...]] = {
     "character": CHARACTERS,
     "place": PLACES,
     "time": TIMES,
 }
+"""The possible values of each attribute."""
+ATTRIBUTES = tuple(VALUES)
+PROMPTS: Mapping[str, tuple[str, ...]] = {
+    "character": CHARACTERS,
+    "place": tuple(f"the {place}" for place in PLACES),
+    "time": TIMES,
+}
 
-LEAST_ACCURACY = 0.99  # on true clips, of a reader that may judge
-NUM_FRAMES_READ = 5
+LEAST_ACCURACY = 0.99
+"""Accuracy on true clips that a classifier needs before its answers count as scores."""
+_NUM_FRAMES_USED = 5
 
 Features = Callable[[Clips], Float32[np.ndarray, "n f e"]]
-Readings = Mapping[Attribute, Int[np.ndarray, " n"]]
+Predictions = Mapping[str, Int[np.ndarray, " n"]]
 
 
 @runtime_checkable
-class Reader(Protocol):
-    """Names, for each attribute, the candidate that each clip shows, by its index."""
+class Classifier(Protocol):
+    """Predicts the value of each attribute in each clip, as an index into `VALUES`."""
 
     name: str
 
-    def __call__(self, clips: Clips) -> Readings: ...
+    def __call__(self, clips: Clips) -> Predictions: ...
 
 
-def pick_frames(clips: Clips) -> UInt8[np.ndarray, "n k h w 3"]:
-    """The few frames of each clip that are read, spread evenly, the first and last among them."""
-    count = min(NUM_FRAMES_READ, clips.shape[1])
+def _some_frames(clips: Clips) -> UInt8[np.ndarray, "n k h w 3"]:
+    """Returns a few frames of each clip, evenly spread, with the first and the last."""
+    count = min(_NUM_FRAMES_USED, clips.shape[1])
     return clips[:, np.linspace(0, clips.shape[1] - 1, count).round().astype(int)]
 
 
-# Features
+# Features without a network
 
 
 def colour_features(clips: Clips) -> Float32[np.ndarray, "n f e"]:
-    """What a frame looks like without a network: its coarse picture, and how much of each colour.
+    """Returns each frame averaged to 8 rows and 12 columns, and its histogram of colours.
 
-    The picture is averaged to 8 rows and 12 columns. A colour's share does not depend on where
-    things stand: the square root of a histogram of 6 levels a channel, each pixel spread over the
-    levels on both sides of it.
+    The histogram does not depend on where things stand: the square root of the share of each of
+    6 x 6 x 6 colours, with each pixel spread linearly over the levels on both sides of it.
     """
     return np.stack([_colours(clip.astype(np.float32) / 255) for clip in clips])
 
 
 def _colours(frames: np.ndarray) -> np.ndarray:
-    """`colour_features` of one clip, of which values are 0 to 1."""
     coarse = _averaged(frames, 8, 12).reshape(len(frames), -1)
     shares = np.sqrt(_histogram(frames, levels=6))
     features = np.concatenate([coarse / np.sqrt(coarse.shape[1]), shares], axis=1)
@@ -75,7 +72,7 @@ def _colours(frames: np.ndarray) -> np.ndarray:
 
 
 def _averaged(frames: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """Means over a grid of cells of nearly equal size."""
+    """Returns the means over a grid of cells of nearly equal size."""
     for axis, count in ((1, rows), (2, columns)):
         starts = np.linspace(0, frames.shape[axis], count, endpoint=False).astype(int)
         sizes = np.diff([*starts, frames.shape[axis]])
@@ -86,7 +83,6 @@ def _averaged(frames: np.ndarray, rows: int, columns: int) -> np.ndarray:
 
 
 def _histogram(frames: np.ndarray, *, levels: int) -> np.ndarray:
-    """Share of each of `levels ** 3` colours in each frame, linear between neighbours."""
     distance = np.abs(frames.reshape(len(frames), -1, 3, 1) * (levels - 1) - np.arange(levels))
     red, green, blue = np.moveaxis(np.maximum(1 - distance, 0).astype(np.float32), 2, 0)
     pairs = (red[..., :, None] * green[..., None, :]).reshape(*red.shape[:2], -1)
@@ -94,42 +90,39 @@ def _histogram(frames: np.ndarray, *, levels: int) -> np.ndarray:
     return shares.reshape(len(frames), -1)
 
 
-# Readers
+# Classifiers
 
 
-class ZeroShotReader:
-    """The candidate whose text is nearest to the mean of the frames' CLIP embeddings.
+class ZeroShotClassifier:
+    """Chooses the value whose text is nearest to the mean of the frames' CLIP embeddings.
 
     Args:
-        embedder: of frames and texts.
-        prompts: of each attribute, the text of each candidate, in their order.
+        embedder: CLIP, with its text tower.
     """
 
-    name = "CLIP, text"
+    name = "CLIP, zero-shot"
 
-    def __init__(self, embedder: ClipEmbedder, prompts: Mapping[Attribute, Sequence[str]]):
+    def __init__(self, embedder: ClipEmbedder):
         self.embedder = embedder
-        self.texts: Mapping[Attribute, np.ndarray] = {
-            attribute: embedder.texts(texts) for attribute, texts in prompts.items()
-        }
+        self.texts = {attribute: embedder.texts(texts) for attribute, texts in PROMPTS.items()}
 
-    def __call__(self, clips: Clips) -> Readings:
-        image = self.embedder.frames(pick_frames(clips)).mean(1)
+    def __call__(self, clips: Clips) -> Predictions:
+        image = self.embedder.frames(_some_frames(clips)).mean(1)
         return {attribute: (image @ texts.T).argmax(1) for attribute, texts in self.texts.items()}
 
 
-class NearestTruthReader:
-    """The candidate whose true clips' mean is nearest, in the metric of their own scatter.
+class NearestMeanClassifier:
+    """Chooses the value whose true clips have the nearest mean, by Mahalanobis distance.
 
-    Distances are Mahalanobis', with one covariance for all candidates of an attribute: directions
-    in which clips of one candidate differ anyway (where it stands, what it does) count little.
+    All values of an attribute share one covariance (linear discriminant analysis), so directions
+    in which clips of one value differ anyway, such as where people stand, count little.
 
     Args:
-        name: in reports.
-        features: of a clip's frames; their mean over the clip is compared.
-        truth: scenes, and
-        clips: their true clips.
-        ridge: share of the mean variance that is added to every direction's.
+        name: Name in reports.
+        features: Function that gives the features of a clip's frames, which are averaged.
+        scenes: Scenes to learn from.
+        clips: Their true clips.
+        ridge: Share of the mean variance that is added to the variance of every direction.
     """
 
     def __init__(
@@ -137,31 +130,30 @@ class NearestTruthReader:
         name: str,
         features: Features,
         *,
-        truth: Sequence[Scene],
+        scenes: Sequence[Scene],
         clips: Clips,
         ridge: float = 0.005,
     ):
         self.name, self.features = name, features
         x = self._clip_features(clips)
-        self._fitted: Mapping[Attribute, tuple[np.ndarray, np.ndarray]] = {
-            attribute: _discriminant(x, labels(truth, attribute), ridge) for attribute in ATTRIBUTES
+        self._fitted: Mapping[str, tuple[np.ndarray, np.ndarray]] = {
+            name: _discriminant(x, labels(scenes, name), ridge) for name in ATTRIBUTES
         }
 
     def _clip_features(self, clips: Clips) -> Float[np.ndarray, "n e"]:
-        return self.features(pick_frames(clips)).mean(1).astype(np.float64)
+        return self.features(_some_frames(clips)).mean(1).astype(np.float64)
 
-    def __call__(self, clips: Clips) -> Readings:
+    def __call__(self, clips: Clips) -> Predictions:
         x = self._clip_features(clips)
         return {
-            attribute: (x @ weights + bias).argmax(1)
-            for attribute, (weights, bias) in self._fitted.items()
+            name: (x @ weights + bias).argmax(1) for name, (weights, bias) in self._fitted.items()
         }
 
 
 def _discriminant(
     x: Float[np.ndarray, "n e"], label: Int[np.ndarray, " n"], ridge: float
 ) -> tuple[Float[np.ndarray, "e c"], Float[np.ndarray, "1 c"]]:
-    """Weights and biases of the linear function that is greatest for the nearest mean."""
+    """Returns weights and biases of the linear function that is greatest for the nearest mean."""
     means = np.stack([x[label == k].mean(0) for k in range(label.max() + 1)])
     scatter = x - means[label]
     covariance = scatter.T @ scatter / len(x)
@@ -170,17 +162,16 @@ def _discriminant(
     return weights, -0.5 * (means.T * weights).sum(0, keepdims=True)
 
 
-def labels(scenes: Sequence[Scene], attribute: Attribute) -> Int[np.ndarray, " n"]:
-    """The index of each scene's value among the attribute's candidates."""
-    candidates = CANDIDATES[attribute]
-    return np.array([candidates.index(getattr(scene, attribute)) for scene in scenes])
+def labels(scenes: Sequence[Scene], attribute: str) -> Int[np.ndarray, " n"]:
+    """Returns the index of each scene's value of an attribute."""
+    return np.array([VALUES[attribute].index(getattr(scene, attribute)) for scene in scenes])
 
 
-# Truth to read by, and the check
+# True clips to learn from, and the check
 
 
 def draw_scenes(count: int, *, seed: int) -> tuple[Scene, ...]:
-    """Scenes of all values in equal shares, as games show them."""
+    """Draws scenes with equal shares of all characters, motions and places, as games show them."""
     random = np.random.default_rng([seed, 0x5EED])
     order = {
         name: random.permutation(np.resize(np.arange(len(values)), count))
@@ -204,136 +195,146 @@ def draw_scenes(count: int, *, seed: int) -> tuple[Scene, ...]:
     return tuple(scenes)
 
 
-def render_all(scenes: Sequence[Scene], *, height: int, width: int) -> Clips:
-    """True clips of scenes."""
-    return np.stack([render(scene, height=height, width=width) for scene in scenes])
+def render_all(scenes: Sequence[Scene], *, height: int, width: int, num_frames: int) -> Clips:
+    """Renders the true clips of scenes."""
+    return np.stack([render(scene, height=height, width=width)[:num_frames] for scene in scenes])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReaderCheck:
-    """How often one reader is right about one attribute, on true clips and on reconstructed ones.
+class ClassifierCheck:
+    """Accuracy of one classifier for one attribute.
 
-    `reconstructed` is the accuracy on the same clips through the VAE, None where there was none.
+    Attributes:
+        attribute: The attribute.
+        classifier: The classifier's name.
+        accuracy: Share of true clips that are classified correctly.
+        reconstructed: The same share after a VAE encoded and decoded the clips; None: no VAE.
+        num_clips: Number of clips.
     """
 
-    attribute: Attribute
-    reader: str
+    attribute: str
+    classifier: str
     accuracy: float
     reconstructed: float | None
     num_clips: int
 
     @property
-    def may_judge(self) -> bool:
+    def is_reliable(self) -> bool:
+        """Whether the answers may count as scores."""
         return self.accuracy >= LEAST_ACCURACY
 
     @property
     def rank(self) -> tuple[bool, float, float]:
-        """Who may judge goes before; then the worse accuracy counts, as a VAE makes the clips."""
+        """Order of preference: reliable first, then the lower accuracy, as a VAE makes clips."""
         through = self.accuracy if self.reconstructed is None else self.reconstructed
-        return self.may_judge, min(self.accuracy, through), self.accuracy
+        return self.is_reliable, min(self.accuracy, through), self.accuracy
+
+    def __str__(self) -> str:
+        through = "" if self.reconstructed is None else f", {self.reconstructed:.3f} after the VAE"
+        right = f"right in {self.accuracy:.3f} of {self.num_clips} true clips"
+        return f"{self.classifier} ({right}{through})"
 
 
-def check_readers(
-    readers: Sequence[Reader],
-    *,
-    truth: Sequence[Scene],
-    clips: Clips,
-    reconstructed: Clips | None,
-) -> list[ReaderCheck]:
-    """Every reader's accuracy for every attribute."""
-    checks = []
-    for reader in readers:
-        readings = reader(clips)
-        blurred = None if reconstructed is None else reader(reconstructed)
-        for attribute in ATTRIBUTES:
-            right = labels(truth, attribute)
-            checks.append(
-                ReaderCheck(
-                    attribute=attribute,
-                    reader=reader.name,
-                    accuracy=float((readings[attribute] == right).mean()),
-                    reconstructed=None
-                    if blurred is None
-                    else float((blurred[attribute] == right).mean()),
-                    num_clips=len(clips),
-                )
-            )
-    return checks
+class CheckedClassifier:
+    """Classifies each attribute with the best of several classifiers.
 
-
-class ChosenReaders:
-    """Of several readers the best for each attribute, by their checks.
+    Args:
+        classifiers: All of them.
+        scenes: Scenes to check them on.
+        clips: Their true clips.
+        reconstructed: The same clips after a VAE; None: no VAE.
 
     Attributes:
-        chosen: the check of the one that reads each attribute.
+        values: The values of each attribute.
+        checks: The check of every classifier and attribute.
+        chosen: The check of the classifier in use, by attribute.
     """
 
     name = "best"
+    values: Mapping[str, Sequence[str]] = VALUES
 
-    def __init__(self, readers: Sequence[Reader], checks: Sequence[ReaderCheck]):
-        self.chosen: Mapping[Attribute, ReaderCheck] = {
-            attribute: max((c for c in checks if c.attribute == attribute), key=lambda c: c.rank)
-            for attribute in ATTRIBUTES
-        }
+    def __init__(
+        self,
+        classifiers: Sequence[Classifier],
+        *,
+        scenes: Sequence[Scene],
+        clips: Clips,
+        reconstructed: Clips | None,
+    ):
+        self._classifiers = {one.name: one for one in classifiers}
+        true = {name: labels(scenes, name) for name in ATTRIBUTES}
+        checks = []
+        for one in classifiers:
+            found, blurred = one(clips), None if reconstructed is None else one(reconstructed)
+            checks += [
+                ClassifierCheck(
+                    attribute=name,
+                    classifier=one.name,
+                    accuracy=float((found[name] == right).mean()),
+                    reconstructed=None
+                    if blurred is None
+                    else float((blurred[name] == right).mean()),
+                    num_clips=len(clips),
+                )
+                for name, right in true.items()
+            ]
         self.checks = tuple(checks)
-        self._readers = {reader.name: reader for reader in readers}
-
-    def __call__(self, clips: Clips) -> Readings:
-        readings = {
-            name: self._readers[name](clips) for name in {c.reader for c in self.chosen.values()}
-        }
-        return {
-            attribute: readings[check.reader][attribute] for attribute, check in self.chosen.items()
+        self.chosen: Mapping[str, ClassifierCheck] = {
+            name: max((c for c in checks if c.attribute == name), key=lambda c: c.rank)
+            for name in ATTRIBUTES
         }
 
+    @property
+    def description(self) -> Mapping[str, str]:
+        """The classifier of each attribute and its accuracy, in words."""
+        return {name: str(check) for name, check in self.chosen.items()}
 
-PROMPTS: Mapping[Attribute, tuple[str, ...]] = {
-    "character": CHARACTERS,
-    "place": tuple(f"the {place}" for place in PLACES),
-    "time": TIMES,
-}
+    def __call__(self, clips: Clips) -> Predictions:
+        names = {check.classifier for check in self.chosen.values()}
+        found = {name: self._classifiers[name](clips) for name in names}
+        return {name: found[check.classifier][name] for name, check in self.chosen.items()}
 
 
-def make_readers(
+def make_classifier(
     embedder: ClipEmbedder | None,
     *,
     height: int,
     width: int,
     num_frames: int,
     reconstruct: Callable[[Clips], Clips] | None = None,
-    num_truth: int = 960,
+    num_clips: int = 960,
     num_checked: int = 300,
-) -> ChosenReaders:
-    """Builds every reader there can be, checks them on other true clips, and takes the best.
+) -> CheckedClassifier:
+    """Builds every classifier that is possible and checks them on other true clips.
 
-    Readers by truth learn from true clips, and from half of them as they come out of the VAE,
-    because generated clips have its blur.
+    They learn from true clips, and from half of them after the VAE, because generated clips have
+    its blur.
 
     Args:
-        embedder: of the model's CLIP; None: colours only.
-        height: of the clips to read, as their width and number of frames.
-        width: see there.
-        num_frames: see there.
-        reconstruct: clips through the VAE.
-        num_truth: true clips to read by.
-        num_checked: to check with, less those that are among the first.
+        embedder: CLIP with its text tower; None: only colours are used.
+        height: Height of the clips to classify, in pixels.
+        width: Width of the clips to classify, in pixels.
+        num_frames: Number of frames of the clips to classify.
+        reconstruct: Function that sends clips through the VAE; None: no VAE.
+        num_clips: Number of true clips to learn from.
+        num_checked: Number of true clips to check with, less those that are among the first.
     """
-    learned = draw_scenes(num_truth, seed=0)
+    size = {"height": height, "width": width, "num_frames": num_frames}
+    learned = draw_scenes(num_clips, seed=0)
     known = set(learned)
     checked = [scene for scene in draw_scenes(num_checked, seed=1) if scene not in known]
-    clips = render_all(learned, height=height, width=width)[:, :num_frames]
-    check = render_all(checked, height=height, width=width)[:, :num_frames]
+    clips, check = render_all(learned, **size), render_all(checked, **size)
     if reconstruct is not None:
         clips = np.concatenate([clips, reconstruct(clips[::2])])
         learned = (*learned, *learned[::2])
-    readers: list[Reader] = [
-        NearestTruthReader("colours, nearest truth", colour_features, truth=learned, clips=clips)
+    named = {"colours, nearest mean": colour_features}
+    if embedder is not None:
+        named["CLIP, nearest mean"] = embedder.frames
+    classifiers: list[Classifier] = [
+        NearestMeanClassifier(name, features, scenes=learned, clips=clips)
+        for name, features in named.items()
     ]
     if embedder is not None:
-        nearest = NearestTruthReader(
-            "CLIP, nearest truth", embedder.frames, truth=learned, clips=clips
-        )
-        readers += [nearest, ZeroShotReader(embedder, PROMPTS)]
+        classifiers.append(ZeroShotClassifier(embedder))
     through = None if reconstruct is None else reconstruct(check)
-    checks = check_readers(readers, truth=checked, clips=check, reconstructed=through)
-    return ChosenReaders(readers, checks)
+    return CheckedClassifier(classifiers, scenes=checked, clips=check, reconstructed=through)

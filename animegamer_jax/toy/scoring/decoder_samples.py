@@ -6,11 +6,12 @@ from typing import cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float32, Key
+from jaxtyping import Float32, Int, Key, UInt8
 
 from animegamer_jax import diffusion
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.evaluate.metrics.clip_embedder import in_batches
+from animegamer_jax.evaluate.worlds import GameClips
 from animegamer_jax.game.rollout import (
     GameState,
     decode_clip,
@@ -19,40 +20,71 @@ from animegamer_jax.game.rollout import (
     start_clip,
     turn_keys,
 )
+from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.dit import DiT
 from animegamer_jax.models.encoder import ShotEncoder
+from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.models.vae import VAE
-from animegamer_jax.toy.scoring.truth import GameClips, Truth
+from animegamer_jax.tokenizer import Tokenizer
+
+
+def true_representations(
+    bundle: Bundle, motion_texts: Sequence[str], frames: UInt8[np.ndarray, "n h w 3"]
+) -> Float32[np.ndarray, "n k r"]:
+    """Computes E_a, the encoder's representation of a shot.
+
+    Args:
+        bundle: A model with the networks encoder, t5 and clip.
+        motion_texts: The motion of each shot in words, for T5.
+        frames: One frame of each shot, for CLIP.
+    """
+    networks = [bundle.load(name) for name in ("encoder", "t5", "clip")]
+    encoder = cast(ShotEncoder, networks[0]).config
+    tokenizer = Tokenizer.load(bundle.tokenizer_dir, num_queries=encoder.num_tokens)
+    tokens = np.stack([tokenizer.padded(text, encoder.num_text_tokens) for text in motion_texts])
+    return in_batches(
+        lambda rows: _encode_shots(*networks, tokens[rows], frames[rows]),
+        np.arange(len(motion_texts)),
+        16,
+    )
+
+
+@jax.jit
+def _encode_shots(
+    encoder: ShotEncoder, t5: T5Encoder, clip: CLIP, tokens: jax.Array, frames: jax.Array
+) -> jax.Array:
+    image = clip.image_features(clip.preprocess(frames.astype(jnp.float32) / 127.5 - 1))
+    return encoder(t5(tokens), image).astype(jnp.float32)
 
 
 def sample_shots(
     bundle: Bundle,
-    truth: Truth,
     *,
-    representations: Float32[np.ndarray, "g t n r"],
-    seeds: range,
+    representations: Float32[np.ndarray, "g t k r"],
+    levels: Int[np.ndarray, "g t"],
+    seeds: Sequence[int],
     steps: int,
     motion_values: Sequence[float] | None = None,
     batch_size: int = 20,
 ) -> GameClips:
-    """A clip of every turn's shot representation and true motion level.
+    """Samples a clip for every turn's shot representation and motion level.
 
     Args:
-        bundle: with the encoder, the decoder and the VAE.
-        truth: of the games; its levels say the motion.
-        representations: of every turn.
-        seeds: of the games' noise, which is that of a played game.
-        steps: denoising steps.
-        motion_values: that the decoder is told for each level; the protocol's if None.
-        batch_size: turns side by side.
+        bundle: A model with the networks encoder, dit and vae.
+        representations: The shot representation of every turn.
+        levels: The motion level of every turn, 1 to 5.
+        seeds: A seed for each game; the noise is that of a played game with this seed.
+        steps: Number of denoising steps.
+        motion_values: The decoder's input for each motion level; None: the protocol's.
+        batch_size: Number of turns that are sampled side by side.
     """
     dit, vae, encoder = (bundle.load(name) for name in ("dit", "vae", "encoder"))
     guided = bundle.protocol.guidance_scale
     unconditional = cast(ShotEncoder, encoder).unconditional() if guided else None
     table = diffusion.make_sampler_table(diffusion.schedule_of(bundle.protocol), steps)
-    num_games, num_turns = truth.levels.shape
-    told = bundle.protocol.motion_values if motion_values is None else motion_values
-    values = np.asarray(told, np.float32)[truth.levels - 1].ravel()
+    num_games, num_turns = levels.shape
+    inputs = bundle.protocol.motion_values if motion_values is None else motion_values
+    values = np.asarray(inputs, np.float32)[levels - 1].ravel()
     shots = representations.reshape(num_games * num_turns, *representations.shape[2:])
     numbers = jnp.arange(1, num_turns + 1)
     keys = jax.vmap(turn_keys, (None, 0), 1)(game_keys(list(seeds)), numbers).reshape(-1)
@@ -66,8 +98,8 @@ def sample_shots(
         sampled = denoise_clip(dit, unconditional, state, start, table, keys)
         return decode_clip(vae, sampled.x)[0]
 
-    def some(rows: np.ndarray) -> jax.Array:
+    def sample(rows: np.ndarray) -> jax.Array:
         return make(dit, vae, jnp.asarray(shots[rows]), jnp.asarray(values[rows]), keys[rows])
 
-    frames = in_batches(some, np.arange(len(shots)), batch_size)
+    frames = in_batches(sample, np.arange(len(shots)), batch_size)
     return frames.reshape(num_games, num_turns, *frames.shape[1:])

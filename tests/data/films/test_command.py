@@ -14,7 +14,6 @@ from tiny_films import moving, write_frames, write_sound
 from animegamer_jax.cli import main
 from animegamer_jax.data.films.clips.store import open_shots
 
-pytest.importorskip("apache_beam")
 SIZE = ("--height", "48", "--width", "72")
 
 
@@ -44,7 +43,7 @@ def test_good_and_bad_films_in_one_folder(tmp_path, capsys):
     write_frames(films / "short.mp4", moving(12))
     assert run(films, tmp_path / "shots") == 0
     first, *others = capsys.readouterr().out.splitlines()
-    assert first == f"{tmp_path}/shots: 1 films, 2 clips kept, 0 dropped; 4 films set aside"
+    assert first == f"{tmp_path}/shots: 1 films, 2 clips kept, 0 dropped; 4 films skipped"
     assert sorted(line.partition(", found")[0] for line in others) == [
         f"  {films}/M\\udcf6we\\n1.mp4: expected a film",
         f"  {films}/junk.mp4: expected a film",
@@ -85,7 +84,7 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path, capsys):
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
     assert run(films, tmp_path / "at once") == 0
     assert files_of(out) == files_of(tmp_path / "at once")
-    assert "6 films, 12 clips kept, 0 dropped; 0 films set aside" in capsys.readouterr().out
+    assert "6 films, 12 clips kept, 0 dropped; 0 films skipped" in capsys.readouterr().out
 
 
 @pytest.mark.slow

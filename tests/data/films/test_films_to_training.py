@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from annotated_shots import says_of
+from annotated_shots import annotations_of, says_of
 from PIL import Image
 from real_films import big_buck_bunny as big_buck_bunny
 from real_films import bikes as bikes
@@ -19,12 +19,8 @@ from animegamer_jax.cli import main
 from animegamer_jax.data.datasets import open_features, open_games
 from animegamer_jax.data.films.clips.store import open_shots
 from animegamer_jax.protocol import PAPER
-from animegamer_jax.toy.films import (
-    Film,
-    FilmStyle,
-    make_film,
-    write_film,
-)
+from animegamer_jax.toy.drawing.style import FilmStyle
+from animegamer_jax.toy.films import Film, make_film, write_film
 
 SIZE = ("--height", 16, "--width", 24, "--num-frames", 9)  # that of the tiny model
 NETWORKS = ("mllm", "encoder", "dit", "vae", "clip", "t5")
@@ -134,7 +130,7 @@ def test_a_real_film_goes_through(big_buck_bunny, shots, games, films):
         told = ("--endpoint", server.endpoint, "--model", "stand-in")
         run("data", "annotate", shots.path, "--characters", characters, *told)
         assert len(server.questions) == shots.report(bunny).kept  # of the others nothing
-    assert {row["subject"] for row in shots.annotations(bunny)} == {"other"}
+    assert {row["subject"] for row in annotations_of(shots, bunny)} == {"other"}
     run("data", "games", shots.path, "--out", shots.path.parent / "with", "--test-share", 0.3)
     card = json.loads((shots.path.parent / "with" / "card.json").read_text())
     assert card["totals"]["films"] == 3
@@ -149,7 +145,7 @@ def test_every_stage_trains_on_it(games):
     data = ("--data", games.path, "--out", place / "features", "--batch", 8)
     run("data", "features", "--model", model, *data)
     assert open_features(place / "features").info.splits == games.info.splits
-    few = ("--steps", 1, "--batch-size", 8, "--watch-every", 1, "--watch-batches", 1)
+    few = ("--steps", 1, "--batch-size", 8, "--eval-every", 1, "--eval-batches", 1)
     for part, source in (("clip", games.path), ("t5", games.path), ("dit", place / "features")):
         told = ("--part", part, "--data", source, "--model", model, "--out", place / part)
         run("train", "foundations", *told, *few)
@@ -158,7 +154,7 @@ def test_every_stage_trains_on_it(games):
         out = place / stage
         told = ["--data", place / "features", "--model", model, "--out", out]
         if stage in ("decoder", "adapt"):  # they draw clips as the part "dit" does
-            told += ["--watch-clips", 0]
+            told += ["--eval-clips", 0]
         run("train", stage, *told, *few)
         assert first_loss(out) > 0
         model = out / "model"
@@ -200,7 +196,7 @@ def test_a_real_film_of_a_player_s_own_character(bikes, tmp_path):
     model = write_model(tmp_path / "tiny", networks=NETWORKS, protocol=PAPER).path
     features = tmp_path / "features"
     run("data", "features", "--model", model, "--data", games, "--out", features, "--batch", 8)
-    few = ("--steps", 1, "--batch-size", 8, "--watch-every", 1, "--watch-batches", 1)
+    few = ("--steps", 1, "--batch-size", 8, "--eval-every", 1, "--eval-batches", 1)
     run("train", "decoder", "--data", features, "--model", model, "--out", tmp_path / "run", *few)
     first = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0]
     assert np.isfinite(json.loads(first)["loss"])

@@ -1,4 +1,4 @@
-"""The page of a shots folder and of a games set, opened in a real browser."""
+"""The page of a shots folder and of a game dataset, opened in a real browser."""
 
 import io
 
@@ -11,7 +11,7 @@ from tiny_sets import turns_of, write_games
 
 from animegamer_jax.cli import main
 from animegamer_jax.data.films import gallery
-from animegamer_jax.data.films.clips.store import SetAside
+from animegamer_jax.data.films.clips.store import SkippedFilm
 from animegamer_jax.data.films.gallery import default_page, make_page
 from animegamer_jax.data.films.games.grouping import GamesSettings
 from animegamer_jax.data.films.games.writer import write_film_games
@@ -34,7 +34,7 @@ def shots(tmp_path_factory):
     ]  # fmt: skip
     folder = make_shots(tmp_path_factory.mktemp("films") / "shots", [takes], picture=a_picture())
     annotate(folder, 0, [label(0), label(1)], aside=[3])
-    folder.set_aside(SetAside(film="bad-00000000", name=f"{EVIL}.mp4", reason="not a film"))
+    folder.skip(SkippedFilm(film="bad-00000000", name=f"{EVIL}.mp4", reason="not a film"))
     return folder
 
 
@@ -89,7 +89,7 @@ def test_it_fits_a_phone(browser, page_file, scheme):
         assert page.evaluate(f"{style}.color") != page.evaluate(f"{style}.backgroundColor")
 
 
-def test_a_games_set_in_a_browser(browser, tmp_path):
+def test_a_game_dataset_in_a_browser(browser, tmp_path):
     games = write_games(tmp_path / "games", {"train": 2, "test": 1})
     out = tmp_path / "page.html"
     assert main(["data", "show", str(games), "--out", str(out), "--clips", "4"]) == 0
@@ -112,14 +112,16 @@ def test_a_games_set_in_a_browser(browser, tmp_path):
         assert wrong == []
 
 
-def test_of_a_large_games_set_some_turns_are_counted(tmp_path, monkeypatch):
+def test_of_a_large_dataset_some_turns_are_counted(tmp_path, monkeypatch):
     games = write_games(tmp_path / "games", {"train": 2, "test": 1})
-    assert "counts but the splits" not in make_page(games, clips=0)
-    monkeypatch.setattr(gallery, "_MOST_COUNTED", 6)
-    assert "counts but the splits&#39; are of 6 turns, evenly spread" in make_page(games, clips=0)
+    assert "counts except the splits" not in make_page(games, clips=0)
+    monkeypatch.setattr(gallery, "_MAX_COUNTED", 6)
+    assert "counts except the splits&#39; are of 6 turns, evenly spread" in make_page(
+        games, clips=0
+    )
 
 
-def test_what_a_films_set_left_out_in_a_browser(browser, tmp_path):
+def test_what_films_dropped_in_a_browser(browser, tmp_path):
     takes = [Take(scene=n, start=9.0 * n) for n in range(4)]
     takes += [Take(dropped="still"), Take(dropped="black"), Take(dropped="still")]
     folder = make_shots(tmp_path / "shots", [takes], picture=a_picture())
@@ -148,8 +150,10 @@ def test_what_a_films_set_left_out_in_a_browser(browser, tmp_path):
             make_page(tmp_path / "games")
 
 
-def test_what_is_no_set(tmp_path, shots):
-    with pytest.raises(UserError, match=r"expected a shots folder \(shots.json\) or a games set"):
+def test_what_is_no_dataset(tmp_path, shots):
+    with pytest.raises(
+        UserError, match=r"expected a shots folder \(shots.json\) or a game dataset"
+    ):
         make_page(tmp_path)
     with pytest.raises(UserError, match="clips -1: expected 0 or more"):
         make_page(shots.path, clips=-1)

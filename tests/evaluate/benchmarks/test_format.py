@@ -19,8 +19,8 @@ from animegamer_jax.evaluate.benchmarks.format import (
     BenchmarkGame,
     BenchmarkTurn,
     Parts,
+    SceneTruth,
     StateValues,
-    ToyTruth,
     benchmark_path,
     check_characters,
     compose,
@@ -295,7 +295,7 @@ def test_the_schema_has_the_fields_of_the_dataclasses():
         (BenchmarkTurn, kinds["turn"]),
         (Parts, kinds["parts"]),
         (StateValues, kinds["states"]),
-        (ToyTruth, kinds["scene"]),
+        (SceneTruth, kinds["scene"]),
     ):
         fields = {field.name for field in dataclasses.fields(kind)} | extra.get(kind, set())
         assert set(described["properties"]) == fields
@@ -401,7 +401,7 @@ def test_toy_games_of_something_else():
     for change, told in (
         ({"scene": None}, "turn 1: expected caption, motion_text and scene"),
         ({"parts": Parts(character="Kai")}, "turn 1: parts: expected character, place and time"),
-        ({"scene": ToyTruth(motion="swim")}, "game test-000: turn 1: scene: motion"),
+        ({"scene": SceneTruth(motion="swim")}, "game test-000: turn 1: scene: motion"),
     ):
         turns = (dataclasses.replace(turn, **change),)
         games = (dataclasses.replace(toy.games[0], turns=turns),)

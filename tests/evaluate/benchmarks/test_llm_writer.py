@@ -262,4 +262,4 @@ def test_the_command(tmp_path, capsys):
     assert usage.startswith("4 requests (0 unanswered), 400 + 80 tokens, 0 answers from the cache")
     assert skipped == "1 games skipped, without a valid answer:"
     assert game.startswith("  game 1: asked 1 time, no valid answer: ")
-    assert "4 of 4 games" in message.err
+    assert "games: 4 of 4" in message.err

@@ -68,7 +68,7 @@ def test_each_clip_has_the_mean_of_its_frames(package, cache):
 
 def test_nothing_is_begun_that_would_download(package, cache):
     (cache / "ensemble_lora").unlink()
-    with pytest.raises(UserError, match="ensemble_lora missing: call its dreamsim"):
+    with pytest.raises(UserError, match="ensemble_lora missing: call dreamsim"):
         DreamSim(cache)
     assert package.calls == []
 

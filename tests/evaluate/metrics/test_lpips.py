@@ -153,7 +153,7 @@ def test_one_program_for_any_number_of_pairs(model, pictures):
 
 def test_pictures_that_cannot_be_compared(model, pictures):
     a, b = pictures
-    with pytest.raises(ValueError, match="beside others of shape"):
+    with pytest.raises(ValueError, match="expected equal shapes"):
         distance(model, a, b[:2])
     with pytest.raises(UserError, match="31 x 31 pixels or more, found 56 x 30"):
         distance(model, a[:, :30], b[:, :30])

@@ -16,7 +16,7 @@ from animegamer_jax.evaluate.metrics.lpips import (
     lpips_distance,
 )
 from animegamer_jax.toy.drawing.draw import render
-from animegamer_jax.toy.world import Scene
+from animegamer_jax.toy.scene import Scene
 
 SCENES = [
     Scene("Mika", "walk", "beach", "day", 3, None),

@@ -1,14 +1,14 @@
 """CLIP for scores: embeddings of frames and captions as transformers makes them from one model."""
 
+import dataclasses
 import json
 import shutil
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from test_clip import _openclip_names
+from tiny_clip import TINY, make_transformers_clip, openclip_tensors
 
 from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.errors import UserError
@@ -42,41 +42,10 @@ def theirs(tmp_path_factory):
     """A tiny random CLIPModel of transformers, and its folder as OpenCLIP would lay it out."""
     folder = tmp_path_factory.mktemp("openclip")
     vocab_size = write_tokenizer(folder)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import transformers
-
-        torch.manual_seed(0)
-        common = {"hidden_act": "gelu", "projection_dim": 20}
-        model = transformers.CLIPModel(
-            transformers.CLIPConfig(
-                vision_config=dict(
-                    hidden_size=32,
-                    intermediate_size=128,
-                    num_hidden_layers=3,
-                    num_attention_heads=4,
-                    image_size=24,
-                    patch_size=8,
-                    **common,
-                ),
-                text_config=dict(
-                    vocab_size=vocab_size,
-                    hidden_size=16,
-                    intermediate_size=64,
-                    num_hidden_layers=2,
-                    num_attention_heads=2,
-                    max_position_embeddings=24,
-                    bos_token_id=vocab_size - 2,
-                    eos_token_id=vocab_size - 1,
-                    **common,
-                ),
-                projection_dim=20,
-            )
-        ).eval()
-        for param in model.parameters():
-            torch.nn.init.normal_(param, std=0.2)
-    state = {name: value.numpy() for name, value in model.state_dict().items()}
-    tensors = {name: torch.from_numpy(x.copy()) for name, x in _openclip_names(state).items()}
+    config = dataclasses.replace(TINY, vocab_size=vocab_size, context_length=24)
+    model = make_transformers_clip(config)
+    weights = openclip_tensors(model, config)
+    tensors = {name: torch.from_numpy(x.copy()) for name, x in weights.items()}
     torch.save(tensors, folder / "open_clip_pytorch_model.bin")
     return model, folder
 
@@ -146,10 +115,10 @@ def test_a_file_alone_embeds_frames_only(theirs, embedder, tmp_path, prefix):
     np.testing.assert_array_equal(alone.frames(clips), embedder.frames(clips))
     with pytest.raises(UserError, match="texts cannot be embedded without its tokenizer"):
         alone.texts(["the beach"])
-    told = load_clip_for_scores(
+    found = load_clip_for_scores(
         tmp_path / "clip.pt", tokenizer=theirs[1], head_width=8, batch_size=2
     )
-    np.testing.assert_array_equal(told.texts(TEXTS), embedder.texts(TEXTS))
+    np.testing.assert_array_equal(found.texts(TEXTS), embedder.texts(TEXTS))
 
 
 def test_sizes_of_heads_come_from_openclips_own_file(theirs, embedder, tmp_path):
@@ -158,11 +127,11 @@ def test_sizes_of_heads_come_from_openclips_own_file(theirs, embedder, tmp_path)
     content = {"model_cfg": {"embed_dim": 20, "vision_cfg": vision, "text_cfg": text}}
     file = tmp_path / "model" / "open_clip_config.json"
     file.write_text(json.dumps(content))
-    told = load_clip_for_scores(tmp_path / "model", batch_size=2)
-    assert told.clip.config == embedder.clip.config
+    found = load_clip_for_scores(tmp_path / "model", batch_size=2)
+    assert found.clip.config == embedder.clip.config
     content["model_cfg"]["quick_gelu"] = True
     file.write_text(json.dumps(content))
-    with pytest.raises(UserError, match="tells of the quick GELU"):
+    with pytest.raises(UserError, match="sets the quick GELU"):
         load_clip_for_scores(tmp_path / "model")
     file.write_text("{}")
     with pytest.raises(UserError, match=r"expected OpenCLIP's JSON with `model_cfg`"):
@@ -177,7 +146,7 @@ def test_a_bundle_scores_with_its_own_clip_and_words():
     assert str(toy.clip.config.param_dtype) == "float32"
 
 
-def test_what_cannot_be_used_is_told_in_a_line(theirs, tmp_path, tiny_bundle):
+def test_what_cannot_be_used_is_refused_in_one_line(theirs, tmp_path, tiny_bundle):
     model, folder = theirs
     with pytest.raises(UserError, match="gone: no such file or folder: expected a bundle or an"):
         load_clip_for_scores(tmp_path / "gone")
@@ -192,7 +161,7 @@ def test_what_cannot_be_used_is_told_in_a_line(theirs, tmp_path, tiny_bundle):
     (tmp_path / "none").mkdir()
     with pytest.raises(UserError, match="expected one of model"):
         load_clip_for_scores(tmp_path / "none")
-    with pytest.raises(UserError, match="no tokenizer there: expected CLIP's tokenizer"):
+    with pytest.raises(UserError, match="no tokenizer: expected CLIP's tokenizer"):
         load_clip_for_scores(folder, tokenizer=tmp_path, head_width=8)
     other = tmp_path / "other"
     shutil.copytree(folder, other)

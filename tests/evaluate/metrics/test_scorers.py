@@ -1,4 +1,4 @@
-"""Scorers of `animegamer evaluate`: what they say of true clips and of others."""
+"""Scorers of `animegamer evaluate`: their values for true clips and for others."""
 
 import dataclasses
 import functools
@@ -25,29 +25,27 @@ from animegamer_jax.evaluate.metrics.scorers import (
     expected_of,
 )
 from animegamer_jax.evaluate.metrics.suite import (
-    FrameSize,
-    Means,
-    Scoring,
-    make_scoring,
+    MetricResources,
+    MetricSuite,
+    make_suite,
 )
 from animegamer_jax.evaluate.metrics.video_distance import frechet_distance
 from animegamer_jax.evaluate.play_games import (
-    _add,
-    _nothing,
-    _set_scores,
-    clip_values,
+    _collect,
+    _no_scores,
+    _score,
+    score_clips,
 )
-from animegamer_jax.evaluate.reference_scores import most_frequent_values, tables_beside
+from animegamer_jax.evaluate.reference_scores import reference_scores
+from animegamer_jax.evaluate.worlds import FrameSize
 from animegamer_jax.models.clip import CLIP
-from animegamer_jax.toy.scoring.benchmark import make_toy_benchmark, toy_games
-from animegamer_jax.toy.scoring.truth import make_truth
-from animegamer_jax.toy.world import (
-    CHARACTERS,
-    PLACES,
-    TIMES,
-)
+from animegamer_jax.toy.evaluation import WORLD
+from animegamer_jax.toy.scene import MOTION_EDGES
+from animegamer_jax.toy.scoring.benchmark import make_toy_benchmark
+from animegamer_jax.toy.scoring.classifiers import VALUES
 
 GAMES, TURNS = 3, 2
+SIZE = FrameSize(num_frames=17, height=48, width=72)
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +54,26 @@ def benchmark():
 
 
 @pytest.fixture(scope="module")
-def truth(benchmark):
-    return make_truth(toy_games(benchmark), height=48, width=72, num_frames=17)
+def true_clips(benchmark):
+    return WORLD.true_clips(benchmark, SIZE)
 
 
 @pytest.fixture(scope="module")
-def answers(benchmark, truth):
+def answers(benchmark, true_clips):
     """The truth of every first turn."""
     turns = [game.turns[0] for game in benchmark.games]
-    clips = truth.clips[:, 0, :NUM_FRAMES]
-    return Answers(turns=turns, clips=clips, told=expected_of(turns), truth=clips)
+    clips = true_clips[:, 0, :NUM_FRAMES]
+    return Answers(turns=turns, clips=clips, predicted_states=expected_of(turns), true_clips=clips)
+
+
+@pytest.fixture(scope="module")
+def suite(benchmark, true_clips):
+    """Scores motion by the toy world's levels."""
+    return MetricSuite(
+        scorers=(MotionScorer(edges=MOTION_EDGES, noise=WORLD.motion_noise),),
+        true_clips=true_clips,
+        other_views=functools.partial(WORLD.other_views, benchmark, SIZE),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -97,27 +105,41 @@ def lpips():
     return model
 
 
-class Labels:
-    """Reads what it is told that the clips show."""
+class Fixed:
+    """Classifies clips as it was given."""
 
-    name = "told"
+    values = VALUES
 
     def __init__(self, labels):
-        self.labels = labels
+        self.labels, self.description = labels, {}
 
     def __call__(self, clips):
         return {name: label[: len(clips)] for name, label in self.labels.items()}
+
+
+def score_truth(labels):
+    return TruthScorer(Fixed(labels), fingerprint={})
+
+
+@pytest.fixture(scope="module")
+def right(answers):
+    """The expected index of every attribute."""
+    parts = [turn.parts for turn in answers.turns]
+    return {
+        name: np.array([known.index(getattr(part, name)) for part in parts])
+        for name, known in VALUES.items()
+    }
 
 
 def others(answers):
     return dataclasses.replace(answers, clips=np.roll(answers.clips, 1, axis=0))
 
 
-def test_true_clips_are_perfect_and_others_are_not(answers, embedder, lpips):
+def test_true_clips_are_perfect_and_others_are_not(answers, embedder, lpips, suite):
     for scorer, best in (
-        (ClipScorer(embedder, digest="a", texts=False), {"CLIP-I": 1}),
+        (ClipScorer(embedder, digest="a"), {"CLIP-I": 1}),
         (LpipsScorer(lpips, digest="b"), {"LPIPS": 0}),
-        (MotionScorer(toy=True), {"ACC-F": 1, "MAE-F": 0}),
+        (suite.scorers[0], {"ACC-F": 1, "MAE-F": 0}),
     ):
         found, worse = scorer(answers), scorer(others(answers))
         assert found.keys() == best.keys()
@@ -127,34 +149,32 @@ def test_true_clips_are_perfect_and_others_are_not(answers, embedder, lpips):
             assert (abs(worse[name] - value) > 1e-3).any()
 
 
-def test_who_where_and_when_as_read(answers, truth):
-    right = {name: label[:, 0] for name, label in truth.labels.items()}
-    wrong = right | {"place": (right["place"] + 1) % len(PLACES)}
-    found = TruthScorer(Labels(right), made={})(answers)
+def test_attributes_as_classified(answers, right):
+    wrong = right | {"place": (right["place"] + 1) % len(VALUES["place"])}
+    found = score_truth(right)(answers)
     assert {name: set(found[name]) for name in ("character", "place", "time", "all three")} == {
         name: {1.0} for name in ("character", "place", "time", "all three")
     }
     assert (found["PSNR"] > 80).all()
-    found = TruthScorer(Labels(wrong), made={})(answers)
+    found = score_truth(wrong)(answers)
     assert set(found["character"]) == set(found["time"]) == {1.0}
     assert set(found["place"]) == set(found["all three"]) == {0.0}
-    assert len(CHARACTERS) > 1 < len(TIMES)
+    assert all(len(known) > 1 for known in VALUES.values())
 
 
-def test_without_a_true_clip_metrics_that_need_it_are_absent(answers, embedder, lpips, truth):
-    alone = dataclasses.replace(answers, truth=None)
-    right = {name: label[:, 0] for name, label in truth.labels.items()}
+def test_without_a_true_clip_metrics_that_need_it_are_absent(answers, embedder, lpips, right):
+    alone = dataclasses.replace(answers, true_clips=None)
     assert LpipsScorer(lpips, digest="b")(alone) == {}
-    assert ClipScorer(embedder, digest="a", texts=False)(alone) == {}
-    assert "PSNR" not in TruthScorer(Labels(right), made={})(alone)
+    assert ClipScorer(embedder, digest="a")(alone) == {}
+    assert "PSNR" not in score_truth(right)(alone)
 
 
 def test_pictures_of_characters_take_the_place_of_true_clips(answers, embedder):
-    alone = dataclasses.replace(answers, truth=None)
+    alone = dataclasses.replace(answers, true_clips=None)
     names = [turn.parts.character for turn in answers.turns]
     frame = answers.clips[0, 0]
     pictures = Pictures(by_name={names[0].upper(): [frame, frame]}, digest="p")
-    scorer = ClipScorer(embedder, digest="a", texts=False, pictures=pictures)
+    scorer = ClipScorer(embedder, digest="a", pictures=pictures)
     found = scorer(alone)["CLIP-I"]
     still = np.repeat(frame[None, None], NUM_FRAMES, axis=1).repeat(GAMES, axis=0)
     same = scorer(dataclasses.replace(alone, clips=still))["CLIP-I"]
@@ -162,48 +182,63 @@ def test_pictures_of_characters_take_the_place_of_true_clips(answers, embedder):
     assert np.isfinite(found[known]).all()
     assert np.isnan(found[~known]).all()
     np.testing.assert_allclose(same[known], 1, atol=1e-5)
-    assert scorer.made["pictures"] == "p"
+    assert scorer.fingerprint["pictures"] == "p"
 
 
-def test_distances_of_sets(benchmark, truth, capsys):
+def test_distances_of_sets(benchmark, true_clips, capsys):
     def features(clips):
         return clips.reshape(len(clips), -1)[:, ::9999].astype(np.float64)
 
-    reference = features(truth.clips.reshape(-1, *truth.clips.shape[2:])[:, :NUM_FRAMES])
+    reference = features(true_clips.reshape(-1, *true_clips.shape[2:])[:, :NUM_FRAMES])
     common = {"group": "fvd", "metric": "FVD", "features": features, "reference": reference}
     for least, expected in ((2, 0.0), (None, np.nan)):
         distance = functools.partial(frechet_distance, least=least)
-        scorer = SetScorer(**common, made={}, distance=distance)
-        scoring = Scoring(scorers=(), set_scorers=(scorer,), left_out={}, truth=truth)
-        scored = [_nothing() for _ in benchmark.games]
+        scorer = SetScorer(**common, fingerprint={}, distance=distance)
+        suite = MetricSuite(set_scorers=(scorer,), true_clips=true_clips)
+        scored = [_no_scores() for _ in benchmark.games]
         for turn in range(TURNS):
             turns = [game.turns[turn] for game in benchmark.games]
-            clips = truth.clips[:, turn, :NUM_FRAMES]
-            _add(scored, scoring, Answers(turns=turns, clips=clips))
-        found = _set_scores(scored, scoring)
+            clips = true_clips[:, turn, :NUM_FRAMES]
+            _score(Answers(turns=turns, clips=clips), suite, into=scored)
+        found = _collect(scored, suite, TURNS)["set_scores"]
         np.testing.assert_allclose(found["FVD"], expected, atol=1e-6)
-    assert "FVD" in capsys.readouterr().err  # too few clips, told
+    assert "FVD" in capsys.readouterr().err  # too few clips
 
 
-def test_tables_to_read_scores_by(benchmark, truth, tmp_path):
-    scoring = Scoring(scorers=(MotionScorer(toy=True),), set_scorers=(), left_out={}, truth=truth)
-    tables = tables_beside(benchmark, scoring, vae=None, keep=tmp_path)
-    assert tables["another take of the same"]["ACC-F"].mean == 1
-    assert tables["another game's clips"]["ACC-F"].mean < 1
-    frequent = tables["always the most frequent"]
+def test_reference_scores(benchmark, suite, tmp_path):
+    found = reference_scores(benchmark, suite, vae=None, cache=tmp_path)
+    assert list(found) == [
+        "true clips",
+        "true clips from another view",
+        "another game's clips",
+        "always the most frequent",
+        "another game's answers",
+        "without memory",
+    ]
+    assert (found["true clips"]["ACC-F"] == 1).all()
+    assert found["true clips from another view"]["ACC-F"].mean() == 1
+    assert found["another game's clips"]["ACC-F"].mean() < 1
+    assert found["without memory"] == {}, "of motion there is no answer without clips"
+    (file,) = tmp_path.iterdir()
+    again = reference_scores(benchmark, suite, vae=None, cache=tmp_path)
+    np.testing.assert_equal(again, found)
+    file.write_text(file.read_text().replace("1.0", "0.5"))
+    kept = reference_scores(benchmark, suite, vae=None, cache=tmp_path)
+    assert (kept["true clips"]["ACC-F"] == 0.5).all(), "clips are scored once"
+    others = dataclasses.replace(suite, scorers=(*suite.scorers, StateScorer()))
+    found = reference_scores(benchmark, others, vae=None, cache=tmp_path)
+    assert (found["true clips"]["ACC-F"] == 1).all(), "other scorers, other file"
+    assert found["always the most frequent"].keys() == {"ACC-S", "MAE-S", "ACC-L", "MAE-L"}
     expected = np.concatenate([expected_of(game.turns) for game in benchmark.games])
     rates = [np.unique(column, return_counts=True)[1].max() / len(column) for column in expected.T]
-    assert frequent["ACC-S"].mean == pytest.approx(np.mean(rates[1:]))
-    assert frequent["ACC-L"].mean == pytest.approx(rates[0])
-    assert most_frequent_values(benchmark)["ACC-S"].shape == (GAMES, TURNS)
-    assert tables_beside(benchmark, scoring, vae=None, keep=tmp_path) == tables
-    others = dataclasses.replace(scoring, scorers=(*scoring.scorers, StateScorer()))
-    assert tables_beside(benchmark, others, vae=None, keep=tmp_path).keys() == tables.keys()
+    frequent = found["always the most frequent"]
+    assert frequent["ACC-S"].shape == (GAMES, TURNS)
+    assert frequent["ACC-S"].mean() == pytest.approx(np.mean(rates[1:]))
+    assert frequent["ACC-L"].mean() == pytest.approx(rates[0])
 
 
-def test_values_of_other_clips_have_an_axis_of_games_and_of_turns(benchmark, truth):
-    scoring = Scoring(scorers=(MotionScorer(toy=True),), set_scorers=(), left_out={}, truth=truth)
-    values = clip_values(lambda turn: truth.clips[:, turn], benchmark, scoring)
+def test_values_of_given_clips_have_an_axis_of_games_and_of_turns(benchmark, true_clips, suite):
+    values = score_clips(lambda turn: true_clips[:, turn], benchmark, suite)
     assert {name: v.shape for name, v in values.items()} == {
         "ACC-F": (GAMES, TURNS),
         "MAE-F": (GAMES, TURNS),
@@ -212,40 +247,53 @@ def test_values_of_other_clips_have_an_axis_of_games_and_of_turns(benchmark, tru
 
 
 @pytest.mark.parametrize(
-    ("means", "group", "told"),
+    ("resources", "group", "reason"),
     [
-        (Means(groups=("clip",)), "clip", "no model has a CLIP"),
-        (Means(groups=("clip",), clip="x: no such file"), "clip", "x: no such file"),
-        (Means(groups=("dreamsim",)), "dreamsim", "--dreamsim names no folder"),
-        (Means(groups=("fvd",)), "fvd", "--fvd names no file"),
-        (Means(groups=("jedi",)), "jedi", "--jedi names no file"),
+        (MetricResources(groups=("clip",)), "clip", "no model has a CLIP"),
+        (MetricResources(groups=("clip",), clip="x: no such file"), "clip", "x: no such file"),
+        (MetricResources(groups=("dreamsim",)), "dreamsim", "its weights with --dreamsim"),
+        (MetricResources(groups=("fvd",)), "fvd", "I3D with --fvd"),
+        (MetricResources(groups=("jedi",)), "jedi", "features with --jedi"),
     ],
 )
-def test_what_is_not_there_is_left_out_with_the_reason(benchmark, means, group, told):
-    scoring = make_scoring(benchmark, means, FrameSize(17, 48, 72))
-    assert told in scoring.left_out[group]
-    assert scoring.scorers == scoring.set_scorers == ()
+def test_what_is_missing_is_skipped_with_the_reason(benchmark, resources, group, reason):
+    suite = make_suite(benchmark, resources, SIZE)
+    assert reason in suite.skipped[group]
+    assert suite.scorers == suite.set_scorers == ()
 
 
-def test_weights_that_are_not_there_are_left_out(benchmark, tmp_path):
-    size = FrameSize(17, 48, 72)
+def test_missing_weights_are_skipped(benchmark, tmp_path):
     none = tmp_path / "none"
-    means = Means(
+    resources = MetricResources(
         groups=("dreamsim", "lpips", "fvd", "jedi"),
         lpips=(none, none),
         dreamsim=none,
         fvd=none,
         jedi=none,
     )
-    scoring = make_scoring(benchmark, means, size)
-    assert scoring.left_out.keys() == {"dreamsim", "lpips", "fvd", "jedi"}
-    assert all("\n" not in reason for reason in scoring.left_out.values())
+    suite = make_suite(benchmark, resources, SIZE)
+    assert suite.skipped.keys() == {"dreamsim", "lpips", "fvd", "jedi"}
+    assert all("\n" not in reason for reason in suite.skipped.values())
     films = dataclasses.replace(benchmark, world="films")
-    scoring = make_scoring(films, means, size)
-    assert "no true clips" not in scoring.left_out["fvd"]
-    assert "which this world has none of" in scoring.left_out["lpips"]
+    suite = make_suite(
+        films, dataclasses.replace(resources, groups=("truth", *resources.groups)), SIZE
+    )
+    assert suite.true_clips is None
+    assert "true clips" not in suite.skipped["fvd"]
+    assert "LPIPS needs true clips, which this world does not have" in suite.skipped["lpips"]
+    assert "can be classified" in suite.skipped["truth"]
+
+
+def test_levels_of_a_world_are_measured_by_its_edges(benchmark):
+    resources = MetricResources(groups=("motion",))
+    (toy,) = make_suite(benchmark, resources, SIZE).scorers
+    assert toy.fingerprint == {"edges": list(MOTION_EDGES), "noise": WORLD.motion_noise}
+    films = dataclasses.replace(benchmark, world="films")
+    (paper,) = make_suite(films, resources, SIZE).scorers
+    assert paper.fingerprint == MotionScorer().fingerprint != toy.fingerprint
 
 
 def test_captions_need_a_tokenizer(answers, embedder):
+    assert not embedder.has_text
     with pytest.raises(UserError, match="without its tokenizer"):
-        ClipScorer(embedder, digest="a")(answers)
+        embedder.texts([turn.full_caption for turn in answers.turns])

@@ -138,7 +138,7 @@ def test_files_that_do_not_fit_are_refused(files, tmp_path):
     with pytest.raises(UserError, match=r"gone\.pt: no such file: expected a TorchScript file"):
         load_i3d(files / "gone.pt")
     (tmp_path / "bad.pt").write_bytes(b"nothing")
-    with pytest.raises(UserError, match=r"bad\.pt: no whole TorchScript file"):
+    with pytest.raises(UserError, match=r"bad\.pt: not a complete TorchScript file"):
         load_i3d(tmp_path / "bad.pt")
     with pytest.raises(UserError, match=r"Plain\.pt: it does not take clips of shape"):
         load_i3d(files / "Plain.pt")(clips)

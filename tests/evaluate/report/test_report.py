@@ -90,18 +90,28 @@ def test_the_page_in_a_browser(browser, folder):
         assert any("lower is better" in head for head in scores if head.startswith("MAE-S"))
         opened = cells(page, "Open turns")
         assert list(opened)[1].startswith("context accuracy (all three)")
-        assert "another game's clips" in page.inner_text("#beside ~ .scroll")
+        assert "another game's clips" in page.inner_text("#reference ~ .scroll")
+        references = cells(page, "toy: open turns")
+        assert references["metric"][0] == "the system itself"
+        (row,) = [row for head, row in references.items() if head.startswith("context accuracy")]
+        assert row[2] == "0.020 0.020 to 0.020"
+        levels = cells(page, "toy: by motion level")
+        assert list(levels) == ["motion level", "1", "2", "3", "4", "5"]
+        kinds = cells(page, "toy: by kind of motion")
+        assert list(kinds) == ["kind of motion", "talk", "walk"]
+        assert kinds["kind of motion"] == ["CLIP-I", "ACC-F", "MAE-F", "ACC-S", "MAE-S", "seconds",
+                                           "ACC-L", "PSNR", "all three"]  # fmt: skip
         judges = cells(page, "Scores by judge-1")
         assert judges["criterion"] == columns[:2]
         assert cells(page, "All clips together")["FVD"] == ["512.5", "412.5"]
-        told = page.inner_text("body")
+        body = page.inner_text("body")
         for text in (
             EVIL.split("|")[0].strip(), "12 of 24 turns are open", "5 of 6 games judged",
             "cost 0.02", "only the direction may be compared", "animegamer evaluate toy",
             "Seconds are of two cores.", "0123456789abcdef", "paper: 0.8672",
         ):  # fmt: skip
-            assert text in told
-        assert "rank correlation" in told
+            assert text in body
+        assert "rank correlation" in body
         assert page.locator("figure").count() == len(TOY)
         for picture in page.locator("img").all():
             assert picture.evaluate("image => image.complete && image.naturalWidth > 0")
@@ -177,8 +187,8 @@ def test_clips_that_differ(tmp_path):
     assert best_system(evaluation, "PSNR") == evaluation.systems[1].name
     _, markdown = write_report(tmp_path, evaluation)
     text = markdown.read_text()
-    assert "CLIP-I: the systems were not measured with the same network (toy: a1a1" in text
-    assert text.count("Measured with different networks: each line for itself.") == 1
+    assert "CLIP-I: computed with different networks (toy: a1a1" in text
+    assert text.count("Computed with different networks: lines are not comparable.") == 1
 
 
 def test_no_system_is_marked_for_less_than_chance():
@@ -198,28 +208,28 @@ def test_no_system_is_marked_for_less_than_chance():
         evaluation,
         games=evaluation.games[:1],
         systems=(
-            dataclasses.replace(one, values=first),
-            dataclasses.replace(other, values=second),
+            dataclasses.replace(one, values=first, reference={}),
+            dataclasses.replace(other, values=second, reference={}),
         ),
     )
     assert all(best_system(single, name) is None for name in TOY)
 
 
-def test_a_system_with_everything_left_out(browser, tmp_path):
+def test_a_system_with_everything_skipped(browser, tmp_path):
     evaluation = emptied(
         make_evaluation(None),
         values={},
         folders=(),
         set_scores={},
-        beside={},
-        left_out={"everything": "its games could not be read"},
+        reference={},
+        skipped={"everything": "its games could not be read"},
     )
     page_file, markdown = write_report(tmp_path, evaluation)
     with open_page(browser, page_file.as_uri()) as (page, wrong):
         (row,) = [row for head, row in cells(page, "All turns").items() if "ACC-F" in head]
         assert row[1:] == ["\u2013", "0.6744", "0.4249"]
         assert "its games could not be read" in page.inner_text("body")
-        assert "No games are kept." in page.inner_text("body")
+        assert "No games were saved." in page.inner_text("body")
         assert wrong == []
     assert "its games could not be read" in markdown.read_text()
     nothing = dataclasses.replace(
@@ -260,11 +270,11 @@ def test_a_long_game(browser, tmp_path):
     page_file, markdown = write_report(tmp_path, evaluation)
     with open_page(browser, page_file.as_uri(), viewport=PHONE) as (page, wrong):
         assert page.locator("ol.turns > li").count() == 20
-        told = page.inner_text("body")
-        for text in ("the mean of the 9 turns around it", "There is one game only",
+        body = page.inner_text("body")
+        for text in ("the mean of the 9 turns around it", "There is only one game",
                      "20 of 100 turns, evenly spread"):  # fmt: skip
-            assert text in told
-        assert "★" not in told
+            assert text in body
+        assert "★" not in body
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         assert wrong == []
     assert "![CLIP-I by turn." in markdown.read_text()

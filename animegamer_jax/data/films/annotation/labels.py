@@ -23,7 +23,7 @@ from animegamer_jax.bundle.config import from_json, to_json
 from animegamer_jax.data.characters import MAX_NAME, Character, Characters
 from animegamer_jax.data.films.clips.store import ClipRow, ShotsFolder
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.files import read_json, write_json
+from animegamer_jax.storage.files import read_json, read_lines, write_json, write_lines
 from animegamer_jax.storage.paths import telling
 from animegamer_jax.vlm.fields import (
     LOWER,
@@ -34,6 +34,7 @@ from animegamer_jax.vlm.fields import (
 )
 
 CHARACTERS_FILE = "characters.json"
+LABELS_FILE, UNANNOTATED_FILE = "annotations.jsonl", "unannotated.jsonl"
 REPORT_FILE = "annotation.json"
 FAILURE_FILE = "annotation-failed.json"
 
@@ -175,8 +176,7 @@ def read_labels(folder: ShotsFolder, film: str) -> dict[int, Label]:
         UserError: the file is damaged.
     """
     labels: dict[int, Label] = {}
-    for number, row in enumerate(folder.annotations(film), start=1):
-        where = f"{folder.folder(film) / 'annotations.jsonl'}, line {number}"
+    for row, where in _read_rows(folder.folder(film) / LABELS_FILE):
         try:
             clip, source = row.pop("clip"), from_json(Source, row.pop("source", None), "source")
             if clip in labels:
@@ -197,16 +197,16 @@ def write_labels(
     """Replaces the annotations of a film; writes the report last and removes the failure note.
 
     Raises:
-        UserError: the files cannot be written.
+        UserError: the film is not finished, or the files cannot be written.
     """
-    file = folder.folder(report.film) / REPORT_FILE
-    _remove(file)
-    folder.write_annotations(
-        report.film,
-        [label.to_row() for label in sorted(labels, key=lambda label: label.clip)],
-        unannotated=[to_json(row) for row in sorted(unannotated, key=lambda row: row.clip)],
-    )
-    write_json(file, to_json(report))
+    place = folder.folder(report.film)
+    rows = [label.to_row() for label in sorted(labels, key=lambda label: label.clip)]
+    others = [to_json(row) for row in sorted(unannotated, key=lambda row: row.clip)]
+    folder.report(report.film)  # only a finished film has annotations
+    _remove(place / REPORT_FILE)
+    write_lines(place / UNANNOTATED_FILE, others)
+    write_lines(place / LABELS_FILE, rows)
+    write_json(place / REPORT_FILE, to_json(report))
     forget_failure(folder, report.film)
 
 
@@ -253,8 +253,8 @@ def read_unannotated(folder: ShotsFolder, film: str) -> list[Unannotated]:
     Raises:
         UserError: the file is damaged.
     """
-    where = os.fspath(folder.folder(film) / "unannotated.jsonl")
-    return [from_json(Unannotated, row, where) for row in folder.unannotated(film)]
+    rows = _read_rows(folder.folder(film) / UNANNOTATED_FILE)
+    return [from_json(Unannotated, row, where) for row, where in rows]
 
 
 def read_saved_characters(folder: ShotsFolder) -> Characters | None:
@@ -278,6 +278,16 @@ def save_characters(folder: ShotsFolder, characters: Characters) -> None:
             return
     saved = _SavedCharacters(layout=1, characters=characters.entries)
     write_json(folder.path / CHARACTERS_FILE, to_json(saved))
+
+
+def _read_rows(file: epath.Path) -> list[tuple[dict[str, Any], str]]:
+    """Reads a file of rows, which need not be there; returns each with its place."""
+    with telling(file, "cannot be read", mend="check the path"):
+        rows = list(read_lines(file)) if file.exists() else []
+    for row, where in rows:
+        if not isinstance(row, dict) or type(row.get("clip")) is not int:
+            raise UserError(f"{where}: expected an object with the number of its `clip`")
+    return rows
 
 
 def _read(kind: Any, file: epath.Path) -> Any:

@@ -1,1 +1,1 @@
-"""Clips of a film on disk: records, archives, the store."""
+"""Clips on disk: `store` is the shots folder, `records` its rows, `archive` the clips."""

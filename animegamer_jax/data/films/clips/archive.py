@@ -1,6 +1,6 @@
-"""Files of the shots folder: JSON that is read strictly, clips in a zip archive, written in whole.
+"""A film's clips and pictures in one zip archive.
 
-A file is written to a temporary name beside its place and renamed; in a bucket as on a disk.
+Kept clips are stored as 00012.mp4, a picture of each dropped one as dropped/00013.jpg.
 """
 
 import contextlib
@@ -14,42 +14,12 @@ from jaxtyping import UInt8
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.video import decode_mp4
-from animegamer_jax.storage.files import _AGAIN, replacing
+from animegamer_jax.storage.files import replacing
 from animegamer_jax.storage.paths import telling
 
+_AGAIN = "remove the film's folder and cut the film again"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # zip's own zero: the same clips give the same archive
-
-
-def _clip_name(clip: int) -> str:
-    return f"{clip:05d}.mp4"
-
-
-def _picture_name(clip: int) -> str:
-    return f"dropped/{clip:05d}.jpg"
-
-
-@dataclasses.dataclass(frozen=True)
-class ArchiveWriter:
-    """A film's archive while it is written: clips and pictures by their clip's number."""
-
-    archive: zipfile.ZipFile
-
-    def add_clip(self, clip: int, mp4: bytes) -> None:
-        self.archive.writestr(zipfile.ZipInfo(_clip_name(clip), _EPOCH), mp4)
-
-    def add_picture(self, clip: int, jpeg: bytes) -> None:
-        self.archive.writestr(zipfile.ZipInfo(_picture_name(clip), _EPOCH), jpeg)
-
-
-@contextlib.contextmanager
-def writing_archive(path: epath.Path) -> Iterator[ArchiveWriter]:
-    """An archive to write; it takes its place when the block ends without an error.
-
-    Raises:
-        UserError: the disk refuses.
-    """
-    with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        yield ArchiveWriter(archive)
+_CLIP, _PICTURE = "{:05d}.mp4", "dropped/{:05d}.jpg"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,29 +29,37 @@ class ClipArchive:
     archive: zipfile.ZipFile
     path: epath.Path
 
+    def add_clip(self, clip: int, mp4: bytes) -> None:
+        """Adds a kept clip."""
+        self.archive.writestr(zipfile.ZipInfo(_CLIP.format(clip), _EPOCH), mp4)
+
+    def add_picture(self, clip: int, jpeg: bytes) -> None:
+        """Adds a picture of a dropped clip."""
+        self.archive.writestr(zipfile.ZipInfo(_PICTURE.format(clip), _EPOCH), jpeg)
+
     def clip(self, clip: int) -> bytes:
-        """The MP4 of a kept clip.
+        """Returns the MP4 of a kept clip.
 
         Raises:
-            UserError: there is none of that number, or it is damaged.
+            UserError: There is none of that number, or it is damaged.
         """
-        return self._read(_clip_name(clip), "kept clip")
+        return self._read(_CLIP.format(clip), "kept clip")
 
     def frames(self, clip: int) -> UInt8[np.ndarray, "f h w 3"]:
-        """The frames of a kept clip.
+        """Returns the frames of a kept clip.
 
         Raises:
-            UserError: there is none of that number, or it is damaged.
+            UserError: There is none of that number, or it is damaged.
         """
         return decode_mp4(self.clip(clip), name=f"{self.path}, clip {clip}")
 
     def picture(self, clip: int) -> bytes:
-        """A small JPEG: the first frame of a dropped clip.
+        """Returns a small JPEG, the first frame of a dropped clip.
 
         Raises:
-            UserError: there is none of that number, or it is damaged.
+            UserError: There is none of that number, or it is damaged.
         """
-        return self._read(_picture_name(clip), "picture of a dropped clip")
+        return self._read(_PICTURE.format(clip), "picture of a dropped clip")
 
     def _read(self, name: str, what: str) -> bytes:
         with telling(self.path, "cannot be read", mend=_AGAIN):
@@ -94,11 +72,22 @@ class ClipArchive:
 
 
 @contextlib.contextmanager
-def reading_archive(path: epath.Path) -> Iterator[ClipArchive]:
-    """An archive to read.
+def writing_archive(path: epath.Path) -> Iterator[ClipArchive]:
+    """Opens an archive to write; it takes its place when the block ends without an error.
 
     Raises:
-        UserError: it is missing or damaged.
+        UserError: It cannot be written.
+    """
+    with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        yield ClipArchive(archive, path)
+
+
+@contextlib.contextmanager
+def reading_archive(path: epath.Path) -> Iterator[ClipArchive]:
+    """Opens an archive to read.
+
+    Raises:
+        UserError: It is missing or damaged.
     """
     with contextlib.ExitStack() as stack:
         with telling(path, "cannot be read", mend=_AGAIN):

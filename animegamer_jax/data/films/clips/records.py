@@ -1,4 +1,4 @@
-"""What the shots folder holds of films and clips: settings, rows and reports."""
+"""Records of the shots folder: settings, one row for each clip, one report for each film."""
 
 import dataclasses
 from typing import Literal
@@ -15,27 +15,32 @@ class FilmSettings:
     """Everything that decides which clips come out of a film.
 
     Attributes:
-        height, width: of a clip; even numbers.
-        num_frames: of a clip.
-        fps: frames a second of a clip.
-        fit: "crop" cuts what sticks out of the clip's shape, "pad" adds black.
-        adaptive_threshold: a cut changes so many times as much as the frames around it.
-        min_content: the least change of a cut: mean of hue, saturation and brightness, 0 to 255.
-        window: frames before and after that a change is compared with.
-        min_scene_seconds: of two cuts that are nearer, the first counts.
-        hold_seconds: a drawing shown so long is one frame for the cut detector (on twos, threes).
-        flash_seconds: what looks as before after at most so long was a flash and no cut.
-        min_fade: the least change of a fade or cross-fade: mean of red, green and blue.
-        guard_seconds: left out at both ends of a scene.
-        black_below: clips of a mean brightness below this are dropped; 0 to 255.
-        still_share: clips with a smaller share of moving pixels are dropped.
-        duplicate_difference: clips that differ nowhere by so much from one that was kept are
-            dropped; in standard deviations of the tiny pictures that are compared.
-        credits_letters: clips with so many shapes like letters on a plain ground, still or rolling
-            upwards, are dropped.
+        height: Rows of a clip in pixels, an even number.
+        width: Columns of a clip in pixels, an even number.
+        num_frames: Frames of a clip.
+        fps: Frames per second of a clip.
+        fit: How a frame gets the shape of a clip: `crop` cuts off what exceeds it, `pad` adds
+            black.
+        adaptive_threshold: Least change at a hard cut, as a multiple of the changes around it.
+        min_content: Least change at a hard cut, 0 to 255, as the mean of hue, saturation and
+            brightness.
+        window: Frames before and after a change that it is compared with.
+        min_scene_seconds: Least seconds between two cuts; of nearer ones only the first counts.
+        hold_seconds: Longest time in seconds for which a held drawing (animation on twos or threes)
+            counts as one frame when cuts are searched.
+        flash_seconds: Longest flash in seconds, after which the picture is as before; it is no cut.
+        min_fade: Least change of a fade or cross-fade, 0 to 255, as the mean of red, green and
+            blue.
+        guard_seconds: Seconds skipped at both ends of a scene.
+        black_below: Mean brightness, 0 to 255, below which a clip is dropped as black.
+        still_share: Share of moving pixels, 0 to 1, below which a clip is dropped as still.
+        duplicate_difference: Difference between the perceptual hashes of two clips, in standard
+            deviations, below which the later one is dropped as a duplicate.
+        credits_letters: Number of letter-like shapes on a plain background, standing still or
+            rolling, from which a clip is dropped as credits.
 
     Raises:
-        UserError: a number out of range.
+        UserError: A number is out of range.
     """
 
     height: int = 480
@@ -70,22 +75,23 @@ class FilmSettings:
 
     @property
     def clip_seconds(self) -> float:
-        """From the first frame of a clip to the end of its last."""
+        """Seconds from the first frame of a clip to the end of its last."""
         return self.num_frames / self.fps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClipRow:
-    """One candidate clip.
+    """One candidate clip, kept or dropped.
 
     Attributes:
-        clip: number in the film, from 0, over kept and dropped.
-        scene: number of the scene (between two cuts), from 0.
-        start, end: seconds in the film; the end is one frame's time after the last frame.
-        dropped: why the clip was dropped; None: it was kept.
-        motion_value: pixels a frame at 480 x 720, mean over the clip (see `motion`).
-        flow: the same for each pair of neighbouring frames, for a curve.
-        digest: SHA-256 of the MP4's bytes; empty where dropped.
+        clip: Its number in the film, from 0, counting kept and dropped clips.
+        scene: Number of its scene (the part between two cuts), from 0.
+        start: Seconds in the film at which it starts.
+        end: Seconds in the film at which its last frame ends.
+        dropped: Why it was dropped; None if it was kept.
+        motion_value: Mean optical flow in pixels per frame at 480 x 720 (`media.motion`).
+        flow: The same for each pair of neighbouring frames, to draw a curve.
+        digest: SHA-256 of the MP4's bytes; empty if dropped.
     """
 
     clip: int
@@ -103,22 +109,23 @@ class FilmReport:
     """What was found in one film.
 
     Attributes:
-        film: the id.
-        name: of the file, without its folder.
-        seconds: that could be read.
-        missing: seconds that the file announces beyond those; 0 for a whole film.
-        fps: frames a second, on the average.
-        height, width: of the source as it is shown, after rotation.
-        bars: black rows and columns that were removed: top, bottom, left, right.
-        cuts: seconds at which a new scene starts; of a fade, its middle.
-        scenes: number of scenes.
-        short_scenes: those too short for a clip.
-        kept: number of kept clips.
-        dropped: number of dropped clips by reason.
-        damaged: number of places that could not be read.
-        skipped: number of frames that were left out: damaged, or out of order.
-        content: 64 digits of the film's content; empty in reports of earlier versions.
-        flow: the function that estimated the optical flow; empty as above.
+        film: The film's id.
+        name: Name of the file, without its folder.
+        seconds: Seconds that could be read.
+        missing: Seconds that the file announces beyond those; 0 for a whole film.
+        fps: Mean frames per second.
+        height: Rows as shown, after rotation.
+        width: Columns as shown, after rotation.
+        bars: Black rows and columns that were removed: top, bottom, left, right.
+        cuts: Seconds at which a new scene starts; for a fade, its middle.
+        scenes: Number of scenes.
+        short_scenes: Number of scenes too short for a clip.
+        kept: Number of kept clips.
+        dropped: Number of dropped clips by reason.
+        damaged: Number of places that could not be read.
+        skipped: Number of frames skipped because they were damaged or out of order.
+        content: 64 hexadecimal digits that identify the film's content.
+        flow: Name of the function that estimated the optical flow.
     """
 
     film: str
@@ -141,8 +148,14 @@ class FilmReport:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SetAside:
-    """A film that could not be used: its id, the file's name, and the reason in one line."""
+class SkippedFilm:
+    """A film that could not be used.
+
+    Attributes:
+        film: Its id, made from its path.
+        name: Name of the file, without its folder.
+        reason: Why, in one line.
+    """
 
     film: str
     name: str

@@ -1,16 +1,14 @@
-"""The shots folder: clips cut from films, with what was measured of them and, later, annotated.
+"""The shots folder: clips cut from films, their measurements and, later, their annotations.
 
     shots.json                    layout number and settings
-    FILM/film.json                the film's report; written last: a film that has one is finished
-    FILM/clips.jsonl              a `ClipRow` a line: every candidate, kept or dropped, in order
-    FILM/clips.zip                kept clips as 00012.mp4, a picture of each dropped one as
-                                  dropped/00013.jpg; stored, not deflated
-    FILM/annotations.jsonl        an annotation a line, with its clip's number
-    FILM/unannotated.jsonl        clips that the annotation set aside, with the reason
-    failed/FILM.json              a film that could not be used, with the reason
+    FILM/film.json                the film's report, written last: a film that has one is finished
+    FILM/clips.jsonl              one `ClipRow` a line: every candidate, kept or dropped, in order
+    FILM/clips.zip                the clips and pictures (`archive`)
+    FILM/annotation*              what the clips show (`annotation.labels`)
+    skipped/FILM.json             a `SkippedFilm`: a film that could not be used
 
-FILM is the film's id (`film_id`): it never leads out of the folder, whatever the file was called.
-In failed/ it is that of the path (`path_id`).
+FILM is the film's id (`film_id`), which never points out of the folder, whatever the file's name.
+In skipped/ it is made from the path (`path_id`).
 """
 
 import contextlib
@@ -20,28 +18,22 @@ import json
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 from etils import epath
 from jaxtyping import UInt8
 
 from animegamer_jax.bundle.config import from_json, to_json
-from animegamer_jax.data.films.clips.archive import (
-    ArchiveWriter,
-    ClipArchive,
-    reading_archive,
-    writing_archive,
+from animegamer_jax.data.films.clips.archive import ClipArchive, reading_archive, writing_archive
+from animegamer_jax.data.films.clips.records import (
+    ClipRow,
+    FilmReport,
+    FilmSettings,
+    SkippedFilm,
 )
-from animegamer_jax.data.films.clips.records import ClipRow as ClipRow
-from animegamer_jax.data.films.clips.records import DropReason as DropReason
-from animegamer_jax.data.films.clips.records import FilmReport as FilmReport
-from animegamer_jax.data.films.clips.records import FilmSettings as FilmSettings
-from animegamer_jax.data.films.clips.records import SetAside as SetAside
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.files import (
-    as_rows,
     read_json,
     read_lines,
     remove_old,
@@ -52,16 +44,11 @@ from animegamer_jax.storage.paths import absolute, telling
 
 LAYOUT = 1  # of all files in the folder
 SHOTS_FILE = "shots.json"
-FAILED = "failed"
+_SKIPPED = "skipped"
 _ID = re.compile(r"[a-z0-9-]+-[0-9a-f]{8}")
-# Of reports that were written before there were such fields.
-_LATER = {
-    field.name: field.default
-    for field in dataclasses.fields(FilmReport)
-    if field.default is not dataclasses.MISSING
-}
 _SLUG_LENGTH = 40
 _BLOCK, _BLOCKS = 2**18, 32  # bytes of a sample and samples of a film, for its id
+_CHECK = "check the path"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,20 +57,13 @@ class _ShotsInfo:
     settings: FilmSettings
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Failure:
-    film: str
-    reason: str
-
-
-def film_content(path: epath.PathLike) -> str:
-    """64 digits that tell a film's content; of a large one the size and samples are read.
+def film_content(path: epath.Path) -> str:
+    """Returns 64 hexadecimal digits that identify a film's content: its size and samples of it.
 
     Raises:
-        UserError: the file cannot be read.
+        UserError: The file cannot be read.
     """
-    path = absolute(path)
-    with telling(path, "cannot be read", mend="check the path"), path.open("rb") as file:
+    with telling(path, "cannot be read", mend=_CHECK), path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         digest = hashlib.sha256(str(size).encode())
         last = max(0, size - _BLOCK)
@@ -93,29 +73,20 @@ def film_content(path: epath.PathLike) -> str:
     return digest.hexdigest()
 
 
-def film_id(path: epath.PathLike, *, content: str | None = None) -> str:
-    """A film's id: its name in a few safe letters, and eight digits of its content.
+def film_id(path: epath.Path, *, content: str) -> str:
+    """Returns a film's id: its name in safe letters, and eight digits of its `film_content`.
 
-    A copy under the same name has the same id, another film of that name has another one: as good
-    as always, and `FilmReport.content` tells where it has not.
-
-    Args:
-        path: of the film.
-        content: its `film_content`; None: that is read.
-
-    Raises:
-        UserError: the file cannot be read.
+    A copy under the same name has the same id; another film of that name has another one, unless
+    32 bits of the contents agree, which `FilmReport.content` shows.
     """
-    path = absolute(path)
-    return f"{_slug(path)}-{(content or film_content(path))[:8]}"
+    return f"{_slug(path)}-{content[:8]}"
 
 
-def path_id(path: epath.PathLike) -> str:
-    """What stands for the id of a film that cannot be used: made of its path alone.
+def path_id(path: epath.Path) -> str:
+    """Returns an id made from an absolute path, for a film that cannot be used.
 
-    Whatever is put in the place of the film has it too.
+    Whatever file takes the film's place has the same one.
     """
-    path = absolute(path)
     return f"{_slug(path)}-{hashlib.sha256(os.fsencode(os.fspath(path))).hexdigest()[:8]}"
 
 
@@ -127,26 +98,26 @@ def _slug(path: epath.Path) -> str:
 class FilmWriter:
     """Takes the clips of one film in order, and at last the report."""
 
-    def __init__(self, archive: ArchiveWriter):
+    def __init__(self, archive: ClipArchive):
         self._archive = archive
         self.rows: list[ClipRow] = []
         self.report: FilmReport | None = None
 
     def keep(self, row: ClipRow, mp4: bytes) -> None:
-        """Adds a kept clip; its digest is made here."""
+        """Adds a kept clip, and its digest to the row."""
         digest = hashlib.sha256(mp4).hexdigest()
         self._add(dataclasses.replace(row, dropped=None, digest=digest))
         self._archive.add_clip(row.clip, mp4)
 
     def drop(self, row: ClipRow, jpeg: bytes) -> None:
-        """Adds a dropped clip by a small picture of its first frame."""
+        """Adds a dropped clip with a small picture of its first frame."""
         if row.dropped is None:
             raise ValueError(f"clip {row.clip}: no reason to drop it")
         self._add(dataclasses.replace(row, digest=""))
         self._archive.add_picture(row.clip, jpeg)
 
     def finish(self, report: FilmReport) -> None:
-        """Says that the film is whole; without it nothing that was written counts."""
+        """Marks the film as finished; without it nothing that was written counts."""
         self.report = report
 
     def _add(self, row: ClipRow) -> None:
@@ -160,49 +131,46 @@ class ShotsFolder:
     """A shots folder, to write films into and to read them; `open_shots` makes one.
 
     Attributes:
-        path: the folder, local or in a bucket.
-        settings: that all its films were cut with.
+        path: The folder, local or in a bucket.
+        settings: The settings of all its films.
     """
 
     path: epath.Path
     settings: FilmSettings
 
     def films(self) -> list[str]:
-        """Ids of the finished films, in order."""
-        with telling(self.path, "cannot be read", mend="check the path"):
+        """Returns the ids of the finished films, in order."""
+        with telling(self.path, "cannot be read", mend=_CHECK):
             names = sorted(child.name for child in self.path.iterdir() if _ID.fullmatch(child.name))
         return [film for film in names if self.is_finished(film)]
 
     def is_finished(self, film: str) -> bool:
-        """Whether the film is there in whole."""
+        """Whether the film is complete."""
         path = self.folder(film) / "film.json"
-        with telling(path, "cannot be read", mend="check the path"):
+        with telling(path, "cannot be read", mend=_CHECK):
             return path.exists()
 
     def report(self, film: str) -> FilmReport:
-        """What was found in a finished film.
+        """Returns the report of a finished film.
 
         Raises:
-            UserError: it is not finished, or its file is damaged.
+            UserError: The film is not finished, or its file is damaged.
         """
         path = self.folder(film) / "film.json"
         if not self.is_finished(film):
             raise UserError(
                 f"{path.parent}: not a finished film: run `animegamer data films` again"
             )
-        value = read_json(path)
-        if isinstance(value, dict):
-            value = {**_LATER, **value}
-        report = from_json(FilmReport, value, os.fspath(path))
+        report = from_json(FilmReport, read_json(path), os.fspath(path))
         if report.film != film:
             raise UserError(f"{path}: film: expected {film!r}, found {report.film!r}")
         return report
 
     def rows(self, film: str) -> list[ClipRow]:
-        """All candidate clips of a finished film, in order.
+        """Returns all candidate clips of a finished film, in order.
 
         Raises:
-            UserError: the film is not finished, or a file is damaged.
+            UserError: The film is not finished, or a file is damaged.
         """
         report, path = self.report(film), self.folder(film) / "clips.jsonl"
         rows = [from_json(ClipRow, value, where) for value, where in read_lines(path)]
@@ -217,27 +185,27 @@ class ShotsFolder:
 
     @contextlib.contextmanager
     def clips(self, film: str) -> Iterator[ClipArchive]:
-        """The clips and pictures of a finished film, open to read several of them.
+        """Opens the clips and pictures of a finished film.
 
         Raises:
-            UserError: the film is not finished, or its archive is damaged.
+            UserError: The film is not finished, or its archive is damaged.
         """
         self.report(film)
         with reading_archive(self.folder(film) / "clips.zip") as archive:
             yield archive
 
     def read_clip(self, film: str, clip: int) -> bytes:
-        """The MP4 of one kept clip; `clips` reads several faster."""
+        """Returns the MP4 of one kept clip; `clips` reads several faster."""
         with self.clips(film) as archive:
             return archive.clip(clip)
 
     def read_frames(self, film: str, clip: int) -> UInt8[np.ndarray, "f h w 3"]:
-        """The frames of one kept clip; `clips` reads several faster."""
+        """Returns the frames of one kept clip; `clips` reads several faster."""
         with self.clips(film) as archive:
             return archive.frames(clip)
 
     def read_picture(self, film: str, clip: int) -> bytes:
-        """A small JPEG, the first frame of one dropped clip."""
+        """Returns a small JPEG, the first frame of one dropped clip."""
         with self.clips(film) as archive:
             return archive.picture(clip)
 
@@ -246,7 +214,7 @@ class ShotsFolder:
         """Writes a film; it counts once the block ends after `FilmWriter.finish`.
 
         Raises:
-            UserError: the disk refuses.
+            UserError: The folder cannot be written.
         """
         folder = self.folder(film)
         with telling(folder, "cannot be written", mend="free space or choose another place"):
@@ -258,86 +226,47 @@ class ShotsFolder:
                     raise ValueError(f"{film}: the block ended without finish()")
             write_lines(folder / "clips.jsonl", map(to_json, writer.rows))
             write_json(folder / "film.json", to_json(writer.report))
-            self.forget(film)
 
-    def set_aside(self, film: SetAside) -> None:
+    def skip(self, film: SkippedFilm) -> None:
         """Notes that a film cannot be used.
 
         Raises:
-            UserError: the disk refuses.
+            UserError: The note cannot be written.
         """
-        self.folder(film.film)  # refuses a strange id
-        failure = _Failure(film=film.name, reason=film.reason)
-        write_json(self.path / FAILED / f"{film.film}.json", to_json(failure))
+        write_json(self._skipped(film.film), to_json(film))
 
-    def forget(self, film: str) -> None:
+    def unskip(self, film: str) -> None:
         """Removes the note that a film cannot be used, if there is one."""
-        self.folder(film)  # refuses a strange id
-        (self.path / FAILED / f"{film}.json").unlink(missing_ok=True)
+        self._skipped(film).unlink(missing_ok=True)
+
+    def _skipped(self, film: str) -> epath.Path:
+        return self.path / _SKIPPED / f"{self.folder(film).name}.json"
 
     def tidy(self) -> None:
-        """Removes what killed processes left half written, an hour after their last byte.
+        """Removes what killed processes left half written, an hour after the last write.
 
         Raises:
-            UserError: the disk refuses.
+            UserError: A file cannot be removed.
         """
         with telling(self.path, "cannot be tidied", mend="check who may write there"):
             for pattern in ("*.part-*", "*/*.part-*"):
                 remove_old(self.path.glob(pattern))
 
-    def failed(self) -> list[SetAside]:
-        """Films that were set aside, in order of their ids.
+    def skipped_films(self) -> list[SkippedFilm]:
+        """Returns the films that cannot be used, in order of their ids.
 
         Raises:
-            UserError: a file is damaged.
+            UserError: A file is damaged.
         """
-        folder = self.path / FAILED
-        with telling(folder, "cannot be read", mend="check the path"):
-            there = folder.iterdir() if folder.exists() else ()
-            paths = sorted(path for path in there if path.suffix == ".json")
-        failures = [from_json(_Failure, read_json(path), os.fspath(path)) for path in paths]
-        return [
-            SetAside(film=path.stem, name=failure.film, reason=failure.reason)
-            for path, failure in zip(paths, failures, strict=True)
-        ]
-
-    def annotations(self, film: str) -> list[dict[str, Any]]:
-        """Rows of `annotations.jsonl` as they are; empty where there is no such file.
-
-        Raises:
-            UserError: the file is damaged.
-        """
-        return self._read_rows(film, "annotations.jsonl")
-
-    def unannotated(self, film: str) -> list[dict[str, Any]]:
-        """Rows of `unannotated.jsonl` as they are; empty where there is no such file.
-
-        Raises:
-            UserError: the file is damaged.
-        """
-        return self._read_rows(film, "unannotated.jsonl")
-
-    def write_annotations(
-        self,
-        film: str,
-        rows: Iterable[Mapping[str, Any]],
-        *,
-        unannotated: Iterable[Mapping[str, Any]] = (),
-    ) -> None:
-        """Replaces both files of annotations of a film; each row names its `clip`.
-
-        Raises:
-            UserError: the film is not finished, or the disk refuses.
-        """
-        self.report(film)
-        write_lines(self.folder(film) / "unannotated.jsonl", unannotated)
-        write_lines(self.folder(film) / "annotations.jsonl", rows)
+        with telling(self.path, "cannot be read", mend=_CHECK):
+            paths = sorted(self.path.glob(f"{_SKIPPED}/*.json"))
+        return [from_json(SkippedFilm, read_json(path), os.fspath(path)) for path in paths]
 
     def folder(self, film: str) -> epath.Path:
-        """The folder of one film.
+        """Returns the folder of one film.
 
         Raises:
-            UserError: no film has such an id.
+            UserError: No film has such an id.
         """
         if not _ID.fullmatch(film):
             raise UserError(
@@ -346,35 +275,29 @@ class ShotsFolder:
             )
         return self.path / film
 
-    def _read_rows(self, film: str, name: str) -> list[dict[str, Any]]:
-        path = self.folder(film) / name
-        with telling(path, "cannot be read", mend="check the path"):
-            there = path.exists()
-        return as_rows(read_lines(path)) if there else []
-
 
 def open_shots(path: epath.PathLike, settings: FilmSettings | None = None) -> ShotsFolder:
-    """Opens a shots folder; with settings, makes it where there is none.
+    """Opens a shots folder; with settings, makes it if there is none.
 
     Args:
-        path: the folder.
-        settings: that films are cut with: those that the folder was made with. None: only a folder
-            that is there is opened.
+        path: The folder.
+        settings: Settings to cut films with, which must be those of the folder; None to open a
+            folder only if it exists.
 
     Raises:
-        UserError: it is something else, it was made with other settings or by another version of
-            this code, or the disk refuses.
+        UserError: It is something else, was made with other settings or by another version of
+            this code, or cannot be written.
     """
     path = absolute(path)
     file = path / SHOTS_FILE
-    with telling(path, "cannot be read", mend="check the path"):
+    with telling(path, "cannot be read", mend=_CHECK):
         there = file.exists()
         free = not path.exists() or (path.is_dir() and not any(path.iterdir()))
     if not there and (settings is None or not free):
-        mend = "choose a new or an empty folder" if settings else "check the path"
+        hint = "choose a new or an empty folder" if settings else _CHECK
         raise UserError(
             f"{path}: no shots folder: expected {SHOTS_FILE} in it, as `animegamer data films` "
-            f"writes it: {mend}"
+            f"writes it: {hint}"
         )
     if not there:
         assert settings is not None
@@ -389,14 +312,12 @@ def open_shots(path: epath.PathLike, settings: FilmSettings | None = None) -> Sh
         )
     found = from_json(_ShotsInfo, value, os.fspath(file)).settings
     if settings is not None and settings != found:
+        pairs = zip(to_json(found).items(), to_json(settings).items(), strict=True)
+        different = ", ".join(
+            f"{n}: there {a!r}, asked for {b!r}" for (n, a), (_, b) in pairs if a != b
+        )
         raise UserError(
-            f"{path}: made with other settings ({_differences(found, settings)}): use the same, "
-            "or choose another folder"
+            f"{path}: made with other settings ({different}): use the same, or choose another "
+            "folder"
         )
     return ShotsFolder(path, found)
-
-
-def _differences(found: FilmSettings, asked: FilmSettings) -> str:
-    names = [field.name for field in dataclasses.fields(FilmSettings)]
-    pairs = ((name, getattr(found, name), getattr(asked, name)) for name in names)
-    return ", ".join(f"{n}: there {a!r}, asked for {b!r}" for n, a, b in pairs if a != b)

@@ -1,49 +1,57 @@
-"""The first look at a film: its times, bars and cuts, and the clips that can be cut from it.
+"""First pass over a film: its times, bars and cuts, and the clips that can be cut from it.
 
-A film is decoded twice. Where clips may lie depends on cuts that are found later and on bars that
-only the whole film tells; to decode once, all frames in between would have to be kept. The second
-time costs about a fifth of what a clip's flow and encoding cost.
+A film is decoded twice. The places of clips depend on cuts that are found later, and on bars that
+only the whole film shows; decoding once would mean keeping all frames in between. The second pass
+costs about a fifth of a clip's flow and encoding.
 """
 
 import array
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from jaxtyping import Float
 
 from animegamer_jax.data.films.clips.records import FilmSettings
-from animegamer_jax.data.films.cutting.cuts import (
-    SMALL,
-    Break,
-    CutFinder,
-)
+from animegamer_jax.data.films.cutting.cuts import SMALL, Break, CutFinder
 from animegamer_jax.data.films.cutting.letterbox import BarFinder, Bars
 from animegamer_jax.data.films.cutting.video_reader import FilmError, open_film
 
-_BARS_EVERY = 0.5  # seconds between frames in which bars are sought
-_SLOWER = 0.95  # of a clip's frames a second: what a film must have
-_HOLE = 1.0  # seconds without a frame, and more than
-_HOLE_FRAMES = 4  # usual ones, after which nothing is known of what lay between
+_BARS_EVERY = 0.5  # seconds between frames in which bars are searched
+_LEAST_RATE = 0.95  # of a clip's frames per second, which a film must have
+_HOLE = 1.0  # seconds without a frame, at least, and
+_HOLE_FRAMES = 4  # usual distances between frames, from which on frames are missing
 _MISSING = 0.5  # seconds by which a container may be wrong about its length
 
 
 @dataclasses.dataclass(frozen=True)
-class Survey:
+class Candidate:
+    """A clip to cut: its scene, the seconds of its start and end, the numbers of its frames."""
+
+    scene: int
+    start: float
+    end: float
+    frames: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class FilmAnalysis:
     """What is known of a film before clips are cut.
 
     Attributes:
-        times: seconds of every frame.
-        fps: frames a second, on the average.
-        seconds: that could be read.
-        missing: seconds that the file announces beyond those.
-        height, width: as it is shown.
-        bars: black rows and columns.
-        breaks: between scenes.
-        flashes: seconds of each flash's first frame, and of the first after it.
-        damaged: number of places that could not be read.
-        skipped: number of frames that were left out.
+        times: Seconds of every frame.
+        fps: Mean frames per second.
+        seconds: Seconds that could be read.
+        missing: Seconds that the file announces beyond those.
+        height, width: Rows and columns as shown.
+        bars: Black rows and columns.
+        breaks: Cuts and fades between scenes.
+        candidates: The clips to cut, in order.
+        short_scenes: Number of scenes too short for a clip.
+        flashes: Seconds of each flash's first frame, and of the first frame after it.
+        damaged: Number of places that could not be read.
+        skipped: Number of frames that were skipped.
     """
 
     times: Float[np.ndarray, " n"]
@@ -54,50 +62,64 @@ class Survey:
     width: int
     bars: Bars
     breaks: tuple[Break, ...]
+    candidates: tuple[Candidate, ...]
+    short_scenes: int
     flashes: tuple[tuple[float, float], ...]
     damaged: int
     skipped: int
 
+    @property
+    def scenes(self) -> int:
+        """Number of scenes."""
+        return len(self.breaks) + 1
 
-def survey_film(
+
+def analyze_film(
     path: os.PathLike[str] | str,
     settings: FilmSettings,
     *,
     name: str,
     threads: int = 1,
     on_progress: Callable[[float, float], None] = lambda seconds, total: None,
-) -> Survey:
-    """Decodes a film once; in memory are some seconds of small frames.
+) -> FilmAnalysis:
+    """Decodes a film once, with a few seconds of small frames in memory.
 
     Args:
-        path: a local file.
-        settings: of the cuts.
-        name: what messages call the film.
-        threads: of the decoder.
-        on_progress: called at each frame with its seconds and those of the film, if it tells them.
+        path: A local file.
+        settings: How films are cut.
+        name: The film's name in messages.
+        threads: Number of decoder threads.
+        on_progress: Called at each frame with its seconds and the film's, if the file announces
+            them.
 
     Raises:
-        FilmError: it is no film, too short for one clip, or has too few frames a second.
+        FilmError: It is no film, too short for one clip, or has too few frames per second.
     """
     times, cuts, bars = array.array("d"), CutFinder(settings), BarFinder()
-    with open_film(path, name=name, threads=threads) as footage:
-        height, width = footage.height, footage.width
+    with open_film(path, name=name, threads=threads) as reader:
+        height, width = reader.height, reader.width
         scale = min(1.0, SMALL / max(height, width))
         rows, columns = max(1, round(height * scale)), max(1, round(width * scale))
-        for frame in footage.frames():
+        for frame in reader.frames():
             if frame.time >= bars.count * _BARS_EVERY:
                 bars.add(frame.grey())
             times.append(frame.time)
             cuts.add(frame.time, frame.rgb(height=rows, width=columns))
-            if footage.announced:
-                on_progress(frame.time, footage.announced)
-        announced = footage.announced
+            if reader.announced:
+                on_progress(frame.time, reader.announced)
+        announced = reader.announced
     shown = np.array(times)
     fps = _rate(shown)
     seconds = float(shown[-1]) + 1 / fps
     late = (announced or 0.0) - seconds
     _check(name, fps=fps, seconds=seconds, missing=late, settings=settings)
-    return Survey(
+    breaks = _with_holes(cuts.finish(), shown)
+    starts, ends = [0.0, *(b.end for b in breaks)], [*(b.start for b in breaks), seconds]
+    scenes = [
+        list(_in_scene(shown, settings, fps=fps, scene=scene, start=start, end=end))
+        for scene, (start, end) in enumerate(zip(starts, ends, strict=True))
+    ]
+    return FilmAnalysis(
         times=shown,
         fps=fps,
         seconds=seconds,
@@ -105,15 +127,17 @@ def survey_film(
         height=height,
         width=width,
         bars=bars.bars(height=height, width=width),
-        breaks=_with_holes(cuts.finish(), shown),
+        breaks=breaks,
+        candidates=tuple(candidate for scene in scenes for candidate in scene),
+        short_scenes=sum(not scene for scene in scenes),
         flashes=tuple(cuts.flashes),
-        damaged=footage.damaged,
-        skipped=footage.skipped,
+        damaged=reader.damaged,
+        skipped=reader.skipped,
     )
 
 
 def _steps(times: Float[np.ndarray, " n"]) -> tuple[Float[np.ndarray, " m"], float]:
-    """Seconds from frame to frame, and those from which on they are a hole."""
+    """Returns the seconds between frames, and from how many on frames are missing."""
     steps = np.diff(times)
     return steps, max(_HOLE, _HOLE_FRAMES * float(np.median(steps))) if len(steps) else _HOLE
 
@@ -127,10 +151,10 @@ def _rate(times: Float[np.ndarray, " n"]) -> float:
 def _check(
     name: str, *, fps: float, seconds: float, missing: float, settings: FilmSettings
 ) -> None:
-    if fps < _SLOWER * settings.fps:
+    if fps < _LEAST_RATE * settings.fps:
         raise FilmError(
-            f"{name}: expected at least {settings.fps} frames a second, as clips have them, found "
-            f"{fps:.3g}: leave it out, or ask for clips of fewer frames a second"
+            f"{name}: expected at least {settings.fps} frames per second, as clips have, found "
+            f"{fps:.3g}: leave it out, or ask for clips of fewer frames per second (--fps)"
         )
     if seconds < settings.clip_seconds:
         cut_off = f" of {seconds + missing:.3g} that can be read" if missing > _MISSING else ""
@@ -141,7 +165,7 @@ def _check(
 
 
 def _with_holes(breaks: list[Break], times: Float[np.ndarray, " n"]) -> tuple[Break, ...]:
-    """The breaks, and one at each place where frames are missing."""
+    """Adds a break wherever frames are missing."""
     steps, hole = _steps(times)
     for index in np.flatnonzero(steps >= hole):
         before, after = float(times[index]), float(times[index + 1])
@@ -150,59 +174,32 @@ def _with_holes(breaks: list[Break], times: Float[np.ndarray, " n"]) -> tuple[Br
     return tuple(sorted(breaks, key=lambda one: one.time))
 
 
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """A clip to cut: its scene, seconds of its start and end, and its frames' numbers."""
-
-    scene: int
-    start: float
-    end: float
-    frames: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """The clips of a film in order, its number of scenes, and those too short for a clip."""
-
-    candidates: tuple[Candidate, ...]
-    scenes: int
-    short_scenes: int
-
-
-def plan_clips(survey: Survey, settings: FilmSettings) -> Plan:
-    """Clips side by side from the start of each scene on, none across a cut or into a fade.
-
-    The frames nearest to a clip's times are taken. At both ends of a scene `guard_seconds` are
-    left out.
-    """
-    starts = [0.0, *(one.end for one in survey.breaks)]
-    ends = [*(one.start for one in survey.breaks), survey.seconds]
-    candidates: list[Candidate] = []
-    short = 0
-    for scene, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        found = _in_scene(survey, settings, scene=scene, start=start, end=end)
-        candidates += found
-        short += not found
-    return Plan(tuple(candidates), len(starts), short)
-
-
 def _in_scene(
-    survey: Survey, settings: FilmSettings, *, scene: int, start: float, end: float
-) -> list[Candidate]:
-    times, early = survey.times, 0.25 / survey.fps  # times may be rounded
+    times: Float[np.ndarray, " n"],
+    settings: FilmSettings,
+    *,
+    fps: float,
+    scene: int,
+    start: float,
+    end: float,
+) -> Iterator[Candidate]:
+    """Yields clips one after another in a scene, none across a cut or into a fade.
+
+    The frames nearest to a clip's times are taken. At both ends of the scene `guard_seconds` are
+    skipped.
+    """
+    early = 0.25 / fps  # times may be rounded
     first = np.searchsorted(times, start + settings.guard_seconds - early)
     stop = np.searchsorted(times, end - settings.guard_seconds - early)
-    found: list[Candidate] = []
     while first < stop:
         begin = float(times[first])
         wanted = begin + np.arange(settings.num_frames) / settings.fps
-        if wanted[-1] > times[stop - 1] + 0.5 / survey.fps:
-            break
+        if wanted[-1] > times[stop - 1] + 0.5 / fps:
+            return
         frames = np.clip(_nearest(times, wanted), first, stop - 1)
         finish = begin + settings.clip_seconds
-        found.append(Candidate(scene, begin, finish, tuple(int(index) for index in frames)))
+        yield Candidate(scene, begin, finish, tuple(int(index) for index in frames))
         first = max(np.searchsorted(times, finish - early), frames[-1] + 1)
-    return found
 
 
 def _nearest(times: Float[np.ndarray, " n"], wanted: Float[np.ndarray, " m"]) -> np.ndarray:

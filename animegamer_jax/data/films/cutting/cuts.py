@@ -1,16 +1,16 @@
-"""Where the scenes of a film begin: hard cuts, fades and cross-fades, found in one pass.
+"""Finds where the scenes of a film begin: hard cuts, fades and cross-fades, in one pass.
 
-Hard cuts are those of PySceneDetect's `AdaptiveDetector`, which compares each change with the
-changes around it; fades through black also those of its `ThresholdDetector`. The library's own
-reader would decode the film once more, from a local file, so the detectors are given small frames
-of our stream one by one, which is what its `SceneManager` does: where no frame is left out, the
-cuts are those that the library finds by itself. Two things of drawn films are kept from them:
+PySceneDetect's `AdaptiveDetector` finds hard cuts, by comparing each change with the changes around
+it; its `ThresholdDetector` finds fades through black. The library's own reader would decode the
+film once more, so the detectors get small frames of our stream one by one, as from its
+`SceneManager`: if no frame is skipped, the cuts are the library's. Two things of drawn films are
+hidden from them:
 
-- Drawings on twos and threes. Nothing changes between two equal frames, so that beside them every
-  step of a pan stands out like a cut. A drawing that stays for `hold_seconds` is given once.
-- Flashes. Frames after which the picture is as it was are left out.
+- Drawings on twos and threes. Nothing changes between two equal frames, so next to them every step
+  of a pan looks like a cut. A drawing held for up to `hold_seconds` is given once.
+- Flashes. Frames after which the picture is as before are skipped.
 
-Cross-fades are found by `fades`.
+`fades` finds cross-fades.
 """
 
 import array
@@ -26,24 +26,24 @@ from scenedetect import AdaptiveDetector, FrameTimecode, ThresholdDetector
 from animegamer_jax.data.films.clips.records import FilmSettings
 from animegamer_jax.data.films.cutting.fades import FadeFinder, Thumb
 
-SMALL = 256  # pixels of the longer side of the frames to give, as the library has it
-_THUMB = 32, 18  # columns and rows of the frames in which flashes and fades are sought
-_SAME = 0.6  # mean change between two frames of one drawing: noise of the codec
+SMALL = 256  # pixels of the longer side of the frames to give, as in the library
+_THUMB = 32, 18  # columns and rows of the frames in which flashes and fades are searched
+_SAME = 0.6  # largest mean change between two frames of one drawing: noise of the codec
 _FLASH = 20.0  # least mean change of a flash
-_RETURN = 0.35  # of a flash's change: how far the picture after it is from that before
-_BLACK = 12  # mean brightness between two scenes
-_LONG_BLACK = 1.0  # seconds
-_LATE = 0.01  # seconds that a time may be beyond a limit
-_RATE = 24.0  # frames a second for the library, which only counts them here
+_RETURN = 0.35  # largest change from before a flash to after it, as a share of the flash's
+_BLACK = 12  # largest mean brightness of the black between two scenes
+_LONG_BLACK = 1.0  # seconds from which black is a scene of its own
+_LATE = 0.01  # seconds by which a time may exceed a limit
+_RATE = 24.0  # frames per second for the library, which only counts them here
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Break:
-    """Where one scene ends and the next begins.
+    """The place where one scene ends and the next begins.
 
     Attributes:
-        time: seconds; of a cut, those of the first frame of the new scene; of a fade, its middle.
-        start, end: of a fade's first and last frame; of a cut, `time`.
+        time: Seconds of the new scene's first frame (cut), or of its middle (fade).
+        start, end: Seconds of a fade's first and last frame; for a cut, `time`.
         kind: "cut" or "fade".
     """
 
@@ -55,7 +55,7 @@ class Break:
 
 @dataclasses.dataclass(frozen=True)
 class _Seen:
-    """A small frame, and a tiny one made of it."""
+    """A small frame, and a tiny one made from it."""
 
     time: float
     small: UInt8[np.ndarray, "h w 3"]
@@ -66,19 +66,19 @@ class _Seen:
 
 
 class CutFinder:
-    """Takes the frames of a film one by one; a few seconds of them are kept at a time.
+    """Takes the frames of a film one by one, and keeps the last few seconds of them.
 
     Attributes:
-        flashes: seconds of each flash's first frame, and of the first after it.
+        flashes: Seconds of each flash's first frame, and of the first frame after it.
     """
 
     def __init__(self, settings: FilmSettings):
         self._settings = settings
         self.flashes: list[tuple[float, float]] = []
         self._waiting: list[_Seen] = []
-        self._before: _Seen | None = None  # the last frame that was no flash
-        self._given: _Seen | None = None  # the last frame that the detectors saw
-        self._times = array.array("d")  # of the frames that the detectors saw
+        self._before: _Seen | None = None  # the last frame outside a flash
+        self._given: _Seen | None = None  # the last frame given to the detectors
+        self._times = array.array("d")  # of the frames given to the detectors
         self._found: list[Break] = []
         self._fades = FadeFinder(least=settings.min_fade)
         self._adaptive = AdaptiveDetector(
@@ -93,30 +93,30 @@ class CutFinder:
         """Takes the next frame.
 
         Args:
-            time: seconds, later than the frame before.
-            small: of at most `SMALL` pixels a side, always the same size.
+            time: Its seconds, later than the frame before.
+            small: Its picture, at most `SMALL` pixels a side, always the same size.
         """
         thumb = cv2.resize(small, _THUMB, interpolation=cv2.INTER_AREA).astype(np.float32)
         self._waiting.append(_Seen(time, small, thumb))
         self._release(finished=False)
 
     def finish(self) -> list[Break]:
-        """All breaks of the film, in order."""
+        """Returns all breaks of the film, in order."""
         self._release(finished=True)
         fades = [
             Break(time=fade.time, start=fade.start, end=fade.end, kind="fade")
             for fade in self._fades.finish()
         ]
-        return list(_joined(self._found + fades, apart=self._settings.min_scene_seconds))
+        return list(_merged(self._found + fades, gap=self._settings.min_scene_seconds))
 
     def _release(self, *, finished: bool) -> None:
-        """Hands on the frames of which it is known that they are no flash."""
+        """Passes on the frames that are known to be outside flashes."""
         while self._waiting:
             head, before = self._waiting[0], self._before
             change = head.differs(before) if before else 0.0
             if before and change >= _FLASH:
                 limit = head.time + self._settings.flash_seconds + _LATE
-                back = self._back(before, change=change, limit=limit)
+                back = self._end_of_flash(before, change=change, limit=limit)
                 if back:
                     self.flashes.append((head.time, self._waiting[back].time))
                     del self._waiting[:back]
@@ -124,16 +124,16 @@ class CutFinder:
                 if not finished and self._waiting[-1].time <= limit:
                     return
             self._before = self._waiting.pop(0)
-            self._show(head)
+            self._give(head)
 
-    def _back(self, before: _Seen, *, change: float, limit: float) -> int:
-        """Which of the waiting frames looks as before the first of them; 0: none."""
+    def _end_of_flash(self, before: _Seen, *, change: float, limit: float) -> int:
+        """Returns which waiting frame looks as before the first of them; 0 if none does."""
         for number, later in enumerate(self._waiting[1:], start=1):
             if later.time <= limit and later.differs(before) < _RETURN * change:
                 return number
         return 0
 
-    def _show(self, seen: _Seen) -> None:
+    def _give(self, seen: _Seen) -> None:
         self._fades.add(seen.time, seen.thumb)
         last, hold = self._given, self._settings.hold_seconds + _LATE
         if last and seen.time - last.time <= hold and seen.differs(last) <= _SAME:
@@ -154,30 +154,30 @@ def _at(time: float, *, kind: Literal["cut", "fade"]) -> Break:
 
 
 def _black(start: float, end: float) -> list[Break]:
-    """A short black is between two scenes, a long one is a scene."""
+    """Short black lies between two scenes, long black is a scene."""
     if end - start > _LONG_BLACK:
         ends = (start, end) if start else (end,)
         return [_at(time, kind="fade") for time in ends]
     return [Break(time=(start + end) / 2, start=start, end=end, kind="fade")]
 
 
-def _joined(breaks: Iterable[Break], *, apart: float) -> Iterator[Break]:
-    """Breaks at least `apart` seconds apart: of nearer cuts the first counts, fades are united."""
+def _merged(breaks: Iterable[Break], *, gap: float) -> Iterator[Break]:
+    """Merges breaks less than `gap` seconds apart: keeps the first cut, and unites fades."""
     group: list[Break] = []
     for one in sorted(breaks, key=lambda b: (b.start, b.end)):
-        if group and one.start - _end(group) >= apart:
-            yield _united(group)
+        if group and one.start - _end(group) >= gap:
+            yield _union(group)
             group = []
         group.append(one)
     if group:
-        yield _united(group)
+        yield _union(group)
 
 
 def _end(group: list[Break]) -> float:
     return max(one.end for one in group if one is group[0] or one.kind == "fade")
 
 
-def _united(group: list[Break]) -> Break:
+def _union(group: list[Break]) -> Break:
     if all(one.kind == "cut" for one in group):
         return group[0]
     cuts = [one.time for one in group if one.kind == "cut"]

@@ -1,4 +1,4 @@
-"""Black bars around a film's picture, and frames fitted to the shape of clips."""
+"""Finds black bars around a film's picture, and fits frames to the size of clips."""
 
 from typing import Literal
 
@@ -7,21 +7,21 @@ import numpy as np
 from jaxtyping import UInt8
 
 Bars = tuple[int, int, int, int]
-"""Rows or columns at the top, bottom, left and right."""
+"""Rows at the top and bottom, columns at the left and right."""
 
-_BLACK = 20  # brightness up to which a pixel may belong to a bar
-_STRAY = 0.02  # share of a bar's row that may be brighter: noise, a channel's sign
-_LIGHT = 0.2  # share of a frame that must be brighter: scenes in the dark tell nothing
-_RARE = 0.2  # share of the frames in which something may lie over a bar: subtitles
-_FEWEST = 3
-_LEAST_PICTURE = 1 / 3  # of the height and of the width
+_BLACK = 20  # largest brightness of a bar's pixel
+_STRAY = 0.02  # largest share of a bar's row that is brighter: noise, a channel's logo
+_LIGHT = 0.2  # least share of a frame that is brighter: dark scenes do not show their bars
+_RARE = 0.2  # largest share of frames with something over a bar, such as subtitles
+_FEWEST = 3  # frames that must show bars
+_LEAST_PICTURE = 1 / 3  # of the height and of the width, which bars cannot cover
 
 
 class BarFinder:
-    """Finds bars over a film, from some of its frames; a few numbers of each are kept.
+    """Finds a film's bars from some of its frames, keeping four numbers of each.
 
     Attributes:
-        count: number of frames so far.
+        count: Number of frames so far.
     """
 
     def __init__(self):
@@ -29,7 +29,7 @@ class BarFinder:
         self._found: list[Bars] = []
 
     def add(self, grey: UInt8[np.ndarray, "h w"]) -> None:
-        """Takes one frame into account."""
+        """Takes one frame."""
         self.count += 1
         light = grey > _BLACK
         if light.mean() < _LIGHT:
@@ -39,11 +39,11 @@ class BarFinder:
         self._found.append((top, bottom, left, right))
 
     def bars(self, *, height: int, width: int) -> Bars:
-        """The bars of a film of this size.
+        """Returns the bars of a film of this size.
 
-        A dark picture makes bars look larger, what lies over a bar makes them smaller: each is the
-        largest that is at least so large in four of five frames. One row more goes with it, where
-        the codec mixes bar and picture.
+        A dark picture makes bars look larger, subtitles over a bar make it look smaller: each bar
+        has the largest size that four of five frames reach. One more row is removed, where the
+        codec mixes bar and picture.
         """
         if len(self._found) < _FEWEST:
             return 0, 0, 0, 0
@@ -57,7 +57,7 @@ class BarFinder:
 
 
 def _ends(light: np.ndarray) -> tuple[int, int]:
-    """How many lines are black before the first that is not, and after the last."""
+    """Returns the number of black lines before the first light one, and after the last."""
     return int(light.argmax()), int(light[::-1].argmax())
 
 
@@ -69,9 +69,10 @@ def fitted(
     width: int,
     fit: Literal["crop", "pad"],
 ) -> UInt8[np.ndarray, "h w 3"]:
-    """A frame without its bars, scaled to a clip's size without changing its proportions.
+    """Removes a frame's bars and scales it to a clip's size, keeping its proportions.
 
-    "crop" cuts off what sticks out, the same on both sides; "pad" shows everything and adds black.
+    "crop" cuts off what exceeds the clip, the same on both sides; "pad" shows everything and adds
+    black.
     """
     top, bottom, left, right = bars
     frame = frame[top : len(frame) - bottom, left : frame.shape[1] - right]

@@ -1,16 +1,15 @@
-"""Films to shots: each film is cut into clips of one scene, and what is of no use is dropped.
+"""From a film to clips: it is cut into clips of one scene each, and useless ones are dropped.
 
-A film is worked through by one plain function, `process_film`, which depends on nothing but its
-arguments: any number of processes may each take another film of one folder.
+`process_film` depends on nothing but its arguments, so any number of processes may each take
+another film of one folder.
 """
 
 import collections
 import contextlib
-import dataclasses
 import math
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import cv2
@@ -18,34 +17,29 @@ import numpy as np
 from etils import epath
 from jaxtyping import UInt8
 
-from animegamer_jax.data.films.clips.store import (
+from animegamer_jax.data.films.clips.records import (
     ClipRow,
     DropReason,
     FilmReport,
     FilmSettings,
-    SetAside,
-    ShotsFolder,
-    film_content,
-    film_id,
-    path_id,
+    SkippedFilm,
 )
+from animegamer_jax.data.films.clips.store import ShotsFolder, film_content, film_id, path_id
 from animegamer_jax.data.films.cutting.analysis import (
     Candidate,
-    Plan,
-    Survey,
-    plan_clips,
-    survey_film,
+    FilmAnalysis,
+    analyze_film,
 )
 from animegamer_jax.data.films.cutting.filters import (
-    Repetitions,
+    Deduplicator,
     brightness,
-    clip_look,
     is_credits,
+    perceptual_hash,
 )
 from animegamer_jax.data.films.cutting.letterbox import fitted
 from animegamer_jax.data.films.cutting.video_reader import (
     FilmError,
-    Footage,
+    VideoReader,
     film_errors,
     open_film,
     printable,
@@ -58,28 +52,28 @@ from animegamer_jax.media.motion import (
     dis_flow,
 )
 from animegamer_jax.media.video import encode_mp4
-from animegamer_jax.storage.paths import absolute, telling
+from animegamer_jax.progress import Progress, no_progress
+from animegamer_jax.storage.paths import absolute, is_bucket, telling
 
 Clip = UInt8[np.ndarray, "f h w 3"]
-Progress = Callable[[str, int, int], None]
 
 SUFFIXES = (".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ogv")
 SUFFIXES += (".ts", ".webm", ".wmv")
 _PICTURE_ROWS = 160  # of a dropped clip's picture
 _PICTURE_QUALITY = 80
 _BLOCK = 2**24  # bytes that are copied at a time
-_REASON = 160  # letters of a decoder's message
+_MAX_REASON = 160  # characters of a decoder's message
 
 
 def list_films(paths: Sequence[str]) -> list[epath.Path]:
-    """The films that folders, patterns and files name, each once, in order.
+    """Returns the films at some paths, each once, in order, by absolute paths.
 
     Args:
-        paths: of a folder, the files with a film's suffix in it are taken; of a pattern with `*`,
-            `?` or `[`, those that fit.
+        paths: Files, folders (their files with the suffix of a film), or patterns with `*`, `?` or
+            `[`.
 
     Raises:
-        UserError: nothing is there at one of the paths.
+        UserError: There is nothing at one of the paths.
     """
     found: dict[str, epath.Path] = {}
     for text in paths:
@@ -88,8 +82,8 @@ def list_films(paths: Sequence[str]) -> list[epath.Path]:
             films = _films_at(path)
         if not films:
             what = f"no film ({' '.join(SUFFIXES)}) in it" if path.is_dir() else "nothing there"
-            told = printable(str(path))
-            raise UserError(f"{told}: expected films, found {what}: check the path")
+            name = printable(str(path))
+            raise UserError(f"{name}: expected films, found {what}: check the path")
         found |= {str(film): film for film in films}
     if not found:
         raise UserError("films: expected the path of a film or a folder, found none: name one")
@@ -115,74 +109,71 @@ def _is_film(path: epath.Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 
-def count_done(paths: Sequence[epath.PathLike], folder: ShotsFolder) -> int:
-    """How many of these films are finished or set aside, by their names alone."""
+def count_done(paths: Sequence[epath.Path], folder: ShotsFolder) -> int:
+    """Returns how many of these films are finished or skipped, judged by their names alone."""
     ids = [path_id(path) for path in paths]
     digits = -len("-01234567")
     wanted = collections.Counter(film[:digits] for film in ids)
     finished = collections.Counter(film[:digits] for film in folder.films())
-    return (wanted & finished).total() + len({aside.film for aside in folder.failed()} & {*ids})
+    skipped = {film.film for film in folder.skipped_films()} & {*ids}
+    return (wanted & finished).total() + len(skipped)
 
 
 def process_film(
-    path: epath.PathLike,
+    path: epath.Path,
     folder: ShotsFolder,
     *,
     threads: int = 1,
     estimate: FlowEstimator = dis_flow,
-    on_progress: Progress = lambda what, done, total: None,
-) -> FilmReport | SetAside:
-    """Cuts one film into clips and writes them; a film that is finished already is only read.
+    on_progress: Progress = no_progress,
+) -> FilmReport | SkippedFilm:
+    """Cuts one film into clips and writes them; only reads a film that is finished already.
 
-    The same film and settings give the same rows and bytes, in any process. In memory are some
+    The same film and settings give the same rows and bytes, in any process. In memory are a few
     seconds of small frames, or one clip.
 
     Args:
-        path: of the film, local or in a bucket.
-        folder: with the settings.
-        threads: of the decoder; in several processes, 1.
-        estimate: optical flow.
-        on_progress: called with a word on the work, its seconds of film so far, and in all.
+        path: The film's absolute path, local or in a bucket.
+        folder: Shots folder to write into, with the settings.
+        threads: Number of decoder threads.
+        estimate: Function that estimates the optical flow.
+        on_progress: Called with the part of the work, and its seconds of film so far and in total.
 
     Returns:
-        The film's report; or why it cannot be used, which is noted in the folder as well.
+        The film's report; or why it cannot be used, which is noted in the folder too.
 
     Raises:
-        UserError: the folder cannot be written.
+        UserError: The folder cannot be written.
     """
     cv2.setNumThreads(1)
-    path = absolute(path)
     try:
         with film_errors():
             content = film_content(path)
         film = film_id(path, content=content)
-        for note in (path_id(path), film):  # older versions noted the film's id
-            folder.forget(note)
+        folder.unskip(path_id(path))
         if folder.is_finished(film):
             return _same(folder.report(film), content=content, path=path)
         with _local(path) as local:
-            source = _Source(film=film, content=content, path=path, local=local, threads=threads)
-            return _process(source, folder, flow=estimate, on_progress=on_progress)
+            cutter = _Cutter(path, local, folder.settings, threads=threads, flow=estimate)
+            analysis = cutter.analyze(on_progress)
+            with folder.writing(film) as writer:
+                for row, data in cutter.clips(analysis, on_progress):
+                    if row.dropped is None:
+                        writer.keep(row, data)
+                    else:
+                        writer.drop(row, data)
+                report = cutter.report(analysis, writer.rows, film=film, content=content)
+                writer.finish(report)
+            return report
     except FilmError as error:
-        aside = SetAside(film=path_id(path), name=printable(path.name), reason=str(error))
-        folder.set_aside(aside)
-        return aside
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Source:
-    """A film to cut: its id and content, what it is called, the file that is read, and how."""
-
-    film: str
-    content: str
-    path: epath.Path
-    local: Path
-    threads: int
+        skipped = SkippedFilm(film=path_id(path), name=printable(path.name), reason=str(error))
+        folder.skip(skipped)
+        return skipped
 
 
 def _same(report: FilmReport, *, content: str, path: epath.Path) -> FilmReport:
-    """The report of a finished film, if it is this one's: an id has 32 bits of the content."""
-    if report.content not in ("", content):
+    """Returns the report of a finished film if it is this one's: an id has 32 bits of content."""
+    if report.content != content:
         raise FilmError(
             f"{path}: its id {report.film} is that of another film that was cut before, "
             f"{report.name}: give it another name, in Latin letters or digits"
@@ -191,32 +182,16 @@ def _same(report: FilmReport, *, content: str, path: epath.Path) -> FilmReport:
 
 
 @contextlib.contextmanager
-def _decoding(path: epath.Path) -> Iterator[None]:
-    """What a decoder or a filter raises here is the film's fault, whatever it is."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        reason = next(iter(str(error).splitlines()), "")[:_REASON]
-        kind = type(error).__name__
-        raise FilmError(
-            f"{path}: cannot be decoded ({kind}: {reason}): copy it again, or convert it"
-        ) from error
-
-
-@contextlib.contextmanager
 def _local(path: epath.Path) -> Iterator[Path]:
-    """A film as a local file: in a bucket, a copy for the time being."""
-    if "://" not in str(path):
+    """Makes a film a local file: copies it temporarily if it is in a bucket."""
+    if not is_bucket(path):
         yield Path(path)
         return
     with tempfile.TemporaryDirectory() as place:
         copy = Path(place) / f"film{path.suffix}"
-        mend = "check the path and the free space"
         with (
             film_errors(),
-            telling(path, "cannot be copied", mend=mend),
+            telling(path, "cannot be copied", mend="check the path and the free space"),
             path.open("rb") as source,
             copy.open("wb") as target,
         ):
@@ -224,157 +199,148 @@ def _local(path: epath.Path) -> Iterator[Path]:
         yield copy
 
 
-def _process(
-    source: _Source, folder: ShotsFolder, *, flow: FlowEstimator, on_progress: Progress
-) -> FilmReport:
-    name = printable(source.path.name)
-    with _decoding(source.path):
-        survey = survey_film(
-            source.local,
-            folder.settings,
-            name=str(source.path),
-            threads=source.threads,
-            on_progress=_in_seconds(f"{name}, cuts", on_progress),
-        )
-        plan = plan_clips(survey, folder.settings)
-    tell = _in_seconds(f"{name}, clips", on_progress)
-    with folder.writing(source.film) as writer:
-        for row, data in _clips(source, plan, survey, folder.settings, flow=flow):
-            if row.dropped is None:
-                writer.keep(row, data)
-            else:
-                writer.drop(row, data)
-            tell(row.end, survey.seconds)
-        report = _report(source, survey=survey, plan=plan, rows=writer.rows, flow=flow)
-        writer.finish(report)
-    return report
+class _Cutter:
+    """Cuts one film in two passes: `analyze`, then `clips`."""
 
-
-def _in_seconds(what: str, on_progress: Progress) -> Callable[[float, float], None]:
-    """Tells each second once, never that all are done: what comes next tells that."""
-    last = -1
-
-    def tell(seconds: float, total: float) -> None:
-        nonlocal last
-        whole = math.ceil(total)
-        if int(seconds) > last and seconds < whole:
-            last = int(seconds)
-            on_progress(what, last, whole)
-
-    return tell
-
-
-def _clips(
-    source: _Source, plan: Plan, survey: Survey, settings: FilmSettings, *, flow: FlowEstimator
-) -> Iterator[tuple[ClipRow, bytes]]:
-    """The row of each candidate, with its MP4, or a picture where it is dropped."""
-    repetitions = Repetitions(difference=settings.duplicate_difference)
-    with (
-        _decoding(source.path),
-        open_film(source.local, name=str(source.path), threads=source.threads) as footage,
+    def __init__(
+        self,
+        path: epath.Path,
+        local: Path,
+        settings: FilmSettings,
+        *,
+        threads: int,
+        flow: FlowEstimator,
     ):
-        clips = _cut(footage, plan, survey, settings)
-        for number, (candidate, frames) in enumerate(clips):
-            motion, look = clip_motion(frames, estimate=flow), clip_look(frames)
-            reason = _reason(frames, candidate, motion=motion, survey=survey, settings=settings)
-            if reason is None and repetitions.has(look):
-                reason = "duplicate"
-            row = _row(number, candidate, motion=motion, dropped=reason)
-            if reason is None:
-                repetitions.keep(look)
-                yield row, encode_mp4(frames, fps=settings.fps)
-            else:
-                yield row, _picture(frames[0])
+        self._path, self._local, self._settings = path, local, settings
+        self._threads, self._flow = threads, flow
+        self._name = printable(path.name)
 
+    @contextlib.contextmanager
+    def _decoding(self) -> Iterator[None]:
+        """Turns whatever a decoder or a filter raises into FilmError."""
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:
+            reason = next(iter(str(error).splitlines()), "")[:_MAX_REASON]
+            raise FilmError(
+                f"{self._path}: cannot be decoded ({type(error).__name__}: {reason}): copy it "
+                "again, or convert it"
+            ) from error
 
-def _cut(
-    footage: Footage, plan: Plan, survey: Survey, settings: FilmSettings
-) -> Iterator[tuple[Candidate, Clip]]:
-    """The frames of each clip, fitted to its size; other frames pass undrawn."""
-    frames = enumerate(footage.frames())
-    for candidate in plan.candidates:
-        pictures: dict[int, UInt8[np.ndarray, "h w 3"]] = {}
-        wanted = set(candidate.frames)
-        while wanted:
-            number, frame = next(frames, (-1, None))
-            if frame is None or frame.time != survey.times[number]:
-                raise FilmError(
-                    f"{footage.name}: expected the same frames when it is read again, found others "
-                    f"from {survey.times[number]:.3f} seconds on: copy or convert it"
+    def analyze(self, on_progress: Progress) -> FilmAnalysis:
+        """Makes the first pass."""
+        what = f"{self._name}: seconds searched for cuts"
+        with self._decoding():
+            analysis = analyze_film(
+                self._local,
+                self._settings,
+                name=str(self._path),
+                threads=self._threads,
+                on_progress=lambda done, total: on_progress(what, int(done), math.ceil(total)),
+            )
+        on_progress(what, whole := math.ceil(analysis.seconds), whole)
+        return analysis
+
+    def clips(
+        self, analysis: FilmAnalysis, on_progress: Progress
+    ) -> Iterator[tuple[ClipRow, bytes]]:
+        """Yields the row of each candidate with its MP4, or with a picture if it is dropped."""
+        what, whole = f"{self._name}: seconds cut into clips", math.ceil(analysis.seconds)
+        settings, kept = self._settings, Deduplicator(self._settings.duplicate_difference)
+        with (
+            self._decoding(),
+            open_film(self._local, name=str(self._path), threads=self._threads) as reader,
+        ):
+            for number, (candidate, frames) in enumerate(self._cut(reader, analysis)):
+                motion, look = clip_motion(frames, estimate=self._flow), perceptual_hash(frames)
+                reason = self._drop_reason(frames, candidate, motion, analysis)
+                if reason is None and kept.has(look):
+                    reason = "duplicate"
+                row = ClipRow(
+                    clip=number,
+                    scene=candidate.scene,
+                    start=round(candidate.start, 4),
+                    end=round(candidate.end, 4),
+                    dropped=reason,
+                    motion_value=round(motion.value, 4),
+                    flow=tuple(round(value, 4) for value in motion.flow),
+                    digest="",
                 )
-            if number in wanted:
-                wanted.remove(number)
-                pictures[number] = fitted(
-                    frame.rgb(),
-                    bars=survey.bars,
-                    height=settings.height,
-                    width=settings.width,
-                    fit=settings.fit,
-                )
-        yield candidate, np.stack([pictures[number] for number in candidate.frames])
+                if reason is None:
+                    kept.keep(look)
+                    yield row, encode_mp4(frames, fps=settings.fps)
+                else:
+                    yield row, _picture(frames[0])
+                on_progress(what, int(row.end), whole)
+        on_progress(what, whole, whole)
 
+    def _cut(self, reader: VideoReader, analysis: FilmAnalysis) -> Iterator[tuple[Candidate, Clip]]:
+        """Yields the fitted frames of each clip; pixels of other frames are not made."""
+        frames, settings = enumerate(reader.frames()), self._settings
+        for candidate in analysis.candidates:
+            pictures: dict[int, UInt8[np.ndarray, "h w 3"]] = {}
+            wanted = set(candidate.frames)
+            while wanted:
+                number, frame = next(frames, (-1, None))
+                if frame is None or frame.time != analysis.times[number]:
+                    raise FilmError(
+                        f"{reader.name}: expected the same frames when it is read again, found "
+                        f"others from {analysis.times[number]:.3f} seconds on: copy or convert it"
+                    )
+                if number in wanted:
+                    wanted.remove(number)
+                    pictures[number] = fitted(
+                        frame.rgb(),
+                        bars=analysis.bars,
+                        height=settings.height,
+                        width=settings.width,
+                        fit=settings.fit,
+                    )
+            yield candidate, np.stack([pictures[number] for number in candidate.frames])
 
-def _reason(
-    frames: Clip,
-    candidate: Candidate,
-    *,
-    motion: ClipMotion,
-    survey: Survey,
-    settings: FilmSettings,
-) -> DropReason | None:
-    """Why a clip is of no use by itself."""
-    times = survey.times[list(candidate.frames)]
-    if is_credits(frames, letters=settings.credits_letters):
-        return "credits"  # most of them are nearly black
-    if brightness(frames) < settings.black_below:
-        return "black"
-    if any(((times >= start) & (times < end)).any() for start, end in survey.flashes):
-        return "flash"
-    return "still" if motion.share < settings.still_share else None
+    def _drop_reason(
+        self, frames: Clip, candidate: Candidate, motion: ClipMotion, analysis: FilmAnalysis
+    ) -> DropReason | None:
+        """Returns why a clip is useless by itself, or None."""
+        times = analysis.times[list(candidate.frames)]
+        if is_credits(frames, letters=self._settings.credits_letters):
+            return "credits"  # most of them are nearly black
+        if brightness(frames) < self._settings.black_below:
+            return "black"
+        if any(((times >= start) & (times < end)).any() for start, end in analysis.flashes):
+            return "flash"
+        return "still" if motion.share < self._settings.still_share else None
 
-
-def _row(
-    number: int, candidate: Candidate, *, motion: ClipMotion, dropped: DropReason | None
-) -> ClipRow:
-    return ClipRow(
-        clip=number,
-        scene=candidate.scene,
-        start=round(candidate.start, 4),
-        end=round(candidate.end, 4),
-        dropped=dropped,
-        motion_value=round(motion.value, 4),
-        flow=tuple(round(value, 4) for value in motion.flow),
-        digest="",
-    )
-
-
-def _report(
-    source: _Source, *, survey: Survey, plan: Plan, rows: Sequence[ClipRow], flow: FlowEstimator
-) -> FilmReport:
-    reasons = collections.Counter(row.dropped for row in rows)
-    return FilmReport(
-        film=source.film,
-        name=printable(source.path.name),
-        seconds=round(survey.seconds, 4),
-        missing=round(survey.missing, 4),
-        fps=round(survey.fps, 4),
-        height=survey.height,
-        width=survey.width,
-        bars=survey.bars,
-        cuts=tuple(round(one.time, 4) for one in survey.breaks),
-        scenes=plan.scenes,
-        short_scenes=plan.short_scenes,
-        kept=reasons.pop(None, 0),
-        dropped={str(reason): count for reason, count in sorted(reasons.items())},
-        damaged=survey.damaged,
-        skipped=survey.skipped,
-        content=source.content,
-        flow=getattr(getattr(flow, "func", flow), "__qualname__", type(flow).__qualname__),
-    )
+    def report(
+        self, analysis: FilmAnalysis, rows: Sequence[ClipRow], *, film: str, content: str
+    ) -> FilmReport:
+        """Returns the report of the film."""
+        reasons, flow = collections.Counter(row.dropped for row in rows), self._flow
+        return FilmReport(
+            film=film,
+            name=self._name,
+            seconds=round(analysis.seconds, 4),
+            missing=round(analysis.missing, 4),
+            fps=round(analysis.fps, 4),
+            height=analysis.height,
+            width=analysis.width,
+            bars=analysis.bars,
+            cuts=tuple(round(one.time, 4) for one in analysis.breaks),
+            scenes=analysis.scenes,
+            short_scenes=analysis.short_scenes,
+            kept=reasons.pop(None, 0),
+            dropped={str(reason): count for reason, count in sorted(reasons.items())},
+            damaged=analysis.damaged,
+            skipped=analysis.skipped,
+            content=content,
+            flow=getattr(getattr(flow, "func", flow), "__qualname__", type(flow).__qualname__),
+        )
 
 
 def _picture(frame: UInt8[np.ndarray, "h w 3"]) -> bytes:
-    """A small JPEG."""
+    """Returns a small JPEG."""
     height, width = frame.shape[:2]
     rows = min(height, _PICTURE_ROWS)
     size = max(1, round(width * rows / height)), rows

@@ -1,8 +1,8 @@
-"""Reading a film as a stream of frames with their times, whatever its container and codec.
+"""Reads a film as a stream of frames with their times, whatever its container and codec.
 
-Frames come one by one, as the decoder keeps them; pixels are made where they are asked for. A
-damaged place is left out: what lies behind it is read, as far as the decoder finds its way. Where
-the film's clock jumps, as in streams that were joined, its time goes on.
+Frames arrive one by one, as the decoder keeps them; pixels are made when they are asked for. A
+damaged place is skipped, and reading continues behind it if the decoder can. Where the film's
+clock jumps, as in streams that were joined, its time continues.
 """
 
 import contextlib
@@ -25,25 +25,25 @@ from jaxtyping import UInt8
 
 from animegamer_jax.errors import UserError
 
-_HD_ROWS = 720  # a film that does not say so has BT.709 colours from here on, BT.601 below
-_MEND = "copy it again, or convert it to H.264 in MP4"
-_UNSPECIFIED = 2  # libav's number of a colour space that is not told
-_BACK, _AHEAD = 1.0, 3600.0  # seconds by which a clock that goes on may jump
+_HD_ROWS = 720  # untagged films have BT.709 colours from here on, BT.601 below
+_HINT = "copy it again, or convert it to H.264 in MP4"
+_UNSPECIFIED = 2  # libav's number of an untagged colour space
+_BACK, _AHEAD = 1.0, 3600.0  # seconds; a larger jump is another clock
+_STILL_PICTURES = Disposition.attached_pic | Disposition.timed_thumbnails  # an album's cover
 
 
 def printable(text: str) -> str:
-    """A name in one line that can be written anywhere: names of files are any bytes."""
-    return "".join(map(_shown, text))
-
-
-def _shown(character: str) -> str:
-    if character.isprintable() or unicodedata.category(character) == "Zs":  # wide spaces
-        return character
-    return character.encode("unicode_escape").decode()
+    """Returns a name in one line that can be printed anywhere; names of files are any bytes."""
+    return "".join(
+        character
+        if character.isprintable() or unicodedata.category(character) == "Zs"  # wide spaces
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )
 
 
 class FilmError(UserError):
-    """A film that cannot be used; the message says why, in one line that can be printed."""
+    """A film cannot be used; the message says why, in one printable line."""
 
     def __init__(self, message: str):
         super().__init__(printable(message))
@@ -63,61 +63,61 @@ class FilmFrame:
     """One frame of a film.
 
     Attributes:
-        time: seconds since the first frame.
-        footage: that it belongs to.
-        frame: as the decoder gave it.
+        time: Seconds since the first frame.
+        reader: The film's reader.
+        frame: The decoder's frame.
     """
 
     time: float
-    footage: "Footage"
+    reader: "VideoReader"
     frame: av.VideoFrame
 
     def rgb(
         self, *, height: int | None = None, width: int | None = None
     ) -> UInt8[np.ndarray, "h w 3"]:
-        """The picture as it is shown; of another size where that is asked for."""
-        return self.footage.picture(self.frame, height=height, width=width, kind="rgb24")
+        """Returns the picture as it is shown, scaled to a size if one is given."""
+        return self.reader.picture(self.frame, height=height, width=width, kind="rgb24")
 
     def grey(self) -> UInt8[np.ndarray, "h w"]:
-        """Its brightness, 0 to 255, as it is shown."""
-        return self.footage.picture(self.frame, height=None, width=None, kind="gray")
+        """Returns its brightness as it is shown, 0 to 255."""
+        return self.reader.picture(self.frame, height=None, width=None, kind="gray")
 
 
-class Footage:
+class VideoReader:
     """An open film.
 
     Attributes:
-        name: what messages call it.
-        height, width: of the picture as it is shown: turned, and its pixels square.
-        announced: seconds that the file says it lasts; None: it does not say, or its clock jumped.
-        damaged: number of places so far that could not be read.
-        skipped: number of frames so far that were left out: damaged, or out of order.
+        name: The film's name in messages.
+        height, width: Rows and columns as shown, after rotation and with square pixels.
+        announced: Seconds that the file announces; None if it does not, or its clock jumped.
+        damaged: Number of places so far that could not be read.
+        skipped: Number of frames skipped so far because they were damaged or out of order.
     """
 
     def __init__(self, container: InputContainer, stream: VideoStream, name: str):
         self.name, self.damaged, self.skipped = name, 0, 0
         self._container, self._stream = container, stream
         self._scalers: dict[tuple[int, int, str], VideoReformatter] = {}
-        self._frames = self._decoded()
+        self._frames = self._decode()
         self._first = next(self._frames, None)
         if self._first is None:
-            raise FilmError(f"{name}: expected a film, found no frame that can be read: {_MEND}")
+            raise FilmError(f"{name}: expected a film, found no frame that can be read: {_HINT}")
         self._turns = round(self._first.rotation / 90) % 4
-        self._stored = self._first.height, _square(self._first.width, stream)
+        self._stored = self._first.height, _square_width(self._first.width, stream)
         self.height, self.width = self._stored[:: -1 if self._turns % 2 else 1]
         self.announced = _announced(container, stream)
 
     def frames(self) -> Iterator[FilmFrame]:
-        """All frames that can be read, in order of time; once."""
-        zero, last = 0.0, -np.inf  # the clock at the film's start
+        """Yields all frames that can be read, in order of time; only once."""
+        start, last = 0.0, -np.inf  # the clock at the film's start
         usual = 1 / float(self._stream.average_rate or 25)
         for frame in itertools.chain([self._first], self._frames):
             assert frame is not None
-            seconds = last + usual if frame.time is None else frame.time - zero
+            seconds = last + usual if frame.time is None else frame.time - start
             if last < 0:
-                zero, seconds = frame.time or 0.0, 0.0
+                start, seconds = frame.time or 0.0, 0.0
             elif not last - _BACK <= seconds <= last + _AHEAD:
-                zero, seconds = zero + seconds - (last + usual), last + usual
+                start, seconds = start + seconds - (last + usual), last + usual
                 self.announced = None  # by the same clock
             if seconds > last:
                 last = seconds
@@ -129,7 +129,7 @@ class Footage:
     def picture(
         self, frame: av.VideoFrame, *, height: int | None, width: int | None, kind: str
     ) -> np.ndarray:
-        """Pixels of a decoder's frame: coloured, scaled, turned."""
+        """Converts a decoder's frame to pixels: colours, size and rotation."""
         height, width = height or self.height, width or self.width
         rows, columns = (width, height) if self._turns % 2 else (height, width)
         guess = Colorspace.ITU709 if min(self._stored) >= _HD_ROWS else Colorspace.ITU601
@@ -146,7 +146,7 @@ class Footage:
         )
         return np.ascontiguousarray(np.rot90(scaled.to_ndarray(), self._turns))
 
-    def _decoded(self) -> Iterator[av.VideoFrame]:
+    def _decode(self) -> Iterator[av.VideoFrame]:
         for packet in self._packets():
             try:
                 frames = packet.decode()
@@ -162,22 +162,16 @@ class Footage:
                     yield frame
 
     def _packets(self) -> Iterator[av.Packet]:
-        packets = self._container.demux(self._stream)
-        while True:
-            try:
-                packet = next(packets, None)
-            except InvalidDataError:
-                self.damaged += 1
-                packet = None
-            except FFmpegError as error:
-                raise FilmError(f"{self.name}: cannot be read: {error.strerror}") from error
-            if packet is None:
-                return
-            yield packet
+        try:
+            yield from self._container.demux(self._stream)
+        except InvalidDataError:
+            self.damaged += 1
+        except FFmpegError as error:
+            raise FilmError(f"{self.name}: cannot be read: {error.strerror}") from error
 
 
-def _square(width: int, stream: VideoStream) -> int:
-    """The width with square pixels: films on DVD have others."""
+def _square_width(width: int, stream: VideoStream) -> int:
+    """Returns the width with square pixels; films on DVD have others."""
     ratio = stream.sample_aspect_ratio
     return max(1, round(width * Fraction(ratio))) if ratio else width
 
@@ -191,33 +185,30 @@ def _announced(container: InputContainer, stream: VideoStream) -> float | None:
 @contextlib.contextmanager
 def open_film(
     path: os.PathLike[str] | str, *, name: str | None = None, threads: int = 1
-) -> Iterator[Footage]:
+) -> Iterator[VideoReader]:
     """Opens a film: a local file of any container and codec that PyAV reads.
 
     Args:
-        path: the file.
-        name: what messages call it; None: its path.
-        threads: of the decoder; the frames are the same.
+        path: The file, by an absolute path.
+        name: The film's name in messages; None for its path.
+        threads: Number of decoder threads; the frames are the same.
 
     Raises:
-        FilmError: it is no film, or holds no pictures.
+        FilmError: It is no film, or has no pictures.
     """
-    name, file = name or os.fspath(path), os.path.abspath(path)
-    av.logging.set_level(av.logging.PANIC)  # errors are raised or counted: no lines beside ours
-    if os.path.isfile(file) and not os.path.getsize(file):
-        raise FilmError(f"{name}: expected a film, found an empty file: {_MEND}")
+    name = name or os.fspath(path)
+    av.logging.set_level(av.logging.PANIC)  # errors are raised or counted, not printed
+    if os.path.isfile(path) and not os.path.getsize(path):
+        raise FilmError(f"{name}: expected a film, found an empty file: {_HINT}")
     try:
-        # A playlist that calls itself a film may not fetch anything.
-        container = av.open(file, mode="r", options={"protocol_whitelist": "file"})
+        # Without the whitelist, a playlist that is named like a film could fetch files.
+        container = av.open(os.fspath(path), mode="r", options={"protocol_whitelist": "file"})
     except (FFmpegError, OSError) as error:
-        raise FilmError(f"{name}: expected a film, found: {error.strerror}: {_MEND}") from error
+        raise FilmError(f"{name}: expected a film, found: {error.strerror}: {_HINT}") from error
     with container:
-        moving = [s for s in container.streams.video if not s.disposition & _PICTURES]
+        moving = [s for s in container.streams.video if not s.disposition & _STILL_PICTURES]
         if not moving:
             found = "sound only" if container.streams.audio else "no pictures"
             raise FilmError(f"{name}: expected a film, found {found}: leave it out")
         moving[0].codec_context.thread_count = threads
-        yield Footage(container, moving[0], name)
-
-
-_PICTURES = Disposition.attached_pic | Disposition.timed_thumbnails  # the cover of an album
+        yield VideoReader(container, moving[0], name)

@@ -1,13 +1,13 @@
-"""The data card of a games set: what is in it, what was left out and why, and how it was made.
+"""The data card of a game dataset: what is in it, what was dropped and why, how it was made.
 
-`card.json` is for programs, `card.md` for readers; both lie beside `set.json`, with a picture of a
-dropped clip of each kind.
+`card.json` is for programs, `card.md` for readers; both are next to `set.json`, with a picture of a
+dropped clip for each reason.
 """
 
-import collections
 import dataclasses
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,26 +15,25 @@ from typing import Any
 from etils import epath
 
 from animegamer_jax.bundle.config import to_json
-from animegamer_jax.data.characters import Characters
-from animegamer_jax.data.datasets import Record
-from animegamer_jax.data.films.annotation.labels import FilmAnnotation, Label, read_failure
-from animegamer_jax.data.films.clips.store import FilmReport, ShotsFolder
-from animegamer_jax.data.films.games.grouping import FilmGame
+from animegamer_jax.data.films.annotation.labels import read_failure, read_labels, read_report
+from animegamer_jax.data.films.clips.store import ShotsFolder
+from animegamer_jax.data.films.games.grouping import FilmGame, game_records
+from animegamer_jax.data.films.games.plan import GamesPlan
 from animegamer_jax.errors import UserError
 
 CARD_JSON, CARD_TEXT = "card.json", "card.md"
+_TEMPLATE = Path(__file__).parents[3] / "assets" / "pages" / "card.md.jinja"
 _LEVELS = (1, 2, 3, 4, 5)
 _COUNTED = (
     "character", "motion_level", "social", "entertainment", "stamina", "motion", "place", "time",
 )  # fmt: skip
-_LISTED = 100  # of the values that are free texts
-_SHOWN = 20
-_CREDITS = "Credits: name here the films' makers and the licence that allows their use."
+_LISTED = 100  # of the values that are free text, in card.json
+_SHOWN = 20  # of the values, in card.md
 
 
 @dataclasses.dataclass(frozen=True)
 class DroppedClip:
-    """One of the clips that were dropped for a reason: where it was, a small JPEG of it."""
+    """A dropped clip: its film, where it starts there, and a small JPEG."""
 
     film: str
     seconds: float
@@ -42,122 +41,133 @@ class DroppedClip:
 
 
 def first_dropped(folder: ShotsFolder, film: str, reason: str) -> DroppedClip:
-    """The first clip of a film that was dropped for a reason for which there is one."""
+    """Returns the first clip of a film that was dropped for a reason for which there is one."""
     row = next(row for row in folder.rows(film) if row.dropped == reason)
     return DroppedClip(film, row.start, folder.read_picture(film, row.clip))
 
 
-def films_set_aside(folder: ShotsFolder) -> list[dict[str, str]]:
-    """What the card tells of each film that could not be cut, or not be annotated."""
-    aside = [{"film": f.film, "name": f.name, "reason": f.reason} for f in folder.failed()]
-    for film in folder.films():
-        if (reason := read_failure(folder, film)) is not None:
-            aside.append({"film": film, "name": folder.report(film).name, "reason": reason})
-    return aside
-
-
-@dataclasses.dataclass
-class Tally:
-    """Counts over films and games, filled film by film.
-
-    Attributes:
-        characters: the characters.
-        aside: films that could not be used (`films_set_aside`).
-        films: what the card tells of each film.
-        games, turns: number of each, by split.
-        lengths: number of games by their turns.
-        values: for each field of `_COUNTED`, number of turns by value.
-        agreement: turns by the model's motion level and the flow's.
-        unused: kept clips that are no turn, by reason.
-        examples: the first dropped clip, by reason.
-    """
-
-    characters: Characters
-    aside: list[dict[str, str]] = dataclasses.field(default_factory=list)
-    films: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    games: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    turns: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    lengths: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
-    values: dict[str, collections.Counter[Any]] = dataclasses.field(
-        default_factory=lambda: {name: collections.Counter() for name in _COUNTED}
-    )
-    agreement: collections.Counter[tuple[int, int]] = dataclasses.field(
-        default_factory=collections.Counter
-    )
-    unused: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    examples: dict[str, DroppedClip] = dataclasses.field(default_factory=dict)
-
-    def add_game(self, split: str, game: FilmGame, records: Sequence[Record]) -> None:
-        """Counts one game and its turns."""
-        self.games[split] += 1
-        self.turns[split] += len(records)
-        self.lengths[len(records)] += 1
-        for shot, record in zip(game.shots, records, strict=True):
-            for name, counts in self.values.items():
-                counts[record[name]] += 1
-            if shot.label.source == "model":
-                self.agreement[shot.annotation.motion_level, record["motion_level"]] += 1
-
-    def add_film(
-        self,
-        report: FilmReport,
-        annotation: FilmAnnotation,
-        labels: Mapping[int, Label],
-        games: Sequence[FilmGame],
-    ) -> None:
-        """Counts one film, whose games were counted before."""
-        turns = sum(len(game.shots) for game in games)
-        known = sum(label.annotation.subject in self.characters.names for label in labels.values())
-        unused = {
-            "without a valid annotation": annotation.num_unannotated,
-            "not annotated": report.kept - len(labels) - annotation.num_unannotated,
-            "about none of the characters": len(labels) - known,
-            "in too short a game": known - turns,
-        }
-        self.unused.update(unused)
-        self.films.append(
-            {
-                "film": report.film,
-                "name": report.name,
-                "seconds": round(report.seconds, 3),
-                "source": f"{report.height} x {report.width}, {report.fps:.3f} frames a second",
-                "scenes": report.scenes,
-                "scenes_too_short": report.short_scenes,
-                "clips_kept": report.kept,
-                "clips_dropped": dict(sorted(report.dropped.items())),
-                "clips_unused": {name: number for name, number in unused.items() if number},
-                "games": len(games),
-                "turns": turns,
-                "annotation": to_json(annotation),
-            }
-        )
-
-
-def card_files(tally: Tally, *, made: Mapping[str, Any]) -> dict[str, bytes]:
-    """The files of the card.
+def make_card(
+    plan: GamesPlan, *, made: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Returns the card's content and its files by name.
 
     Args:
-        tally: the counts.
-        made: `films` and `games`, the settings of these steps, and what else decides.
+        plan: The films and their games.
+        made: How the dataset was made: the settings of `films` and `games`, and other values.
     """
-    content = _content(tally, made=made)
-    text = "\n".join(_text(content)) + "\n"
-    return {
+    films: list[dict[str, Any]] = []
+    splits: dict[str, Counter[str]] = {}
+    lengths, unused = Counter[int](), Counter[str]()
+    values: dict[str, Counter[Any]] = {name: Counter() for name in _COUNTED}
+    levels = Counter[tuple[int, int]]()  # the model's, the flow's
+    examples: dict[str, DroppedClip] = {}
+    for film in plan.films:
+        games = plan.games(film)
+        for game in games:
+            length = len(game.shots)
+            splits.setdefault(plan.split(game), Counter()).update(games=1, turns=length)
+            lengths[length] += 1
+            records = game_records(game, edges=plan.edges)
+            for shot, record in zip(game.shots, records, strict=True):
+                for name, counts in values.items():
+                    counts[record[name]] += 1
+                if shot.label.source == "model":
+                    levels[shot.annotation.motion_level, record["motion_level"]] += 1
+        entry = _film_entry(plan, film, games)
+        films.append(entry)
+        unused.update(entry["clips_unused"])
+        for reason in set(entry["clips_dropped"]) - set(examples):
+            examples[reason] = first_dropped(plan.folder, film, reason)
+    dropped = sum((Counter(film["clips_dropped"]) for film in films), Counter[str]())
+    skipped = _skipped(plan.folder)
+
+    def total(name: str) -> Any:
+        return sum(film[name] for film in films)
+
+    content = {
+        "totals": {
+            "films": len(films),
+            "films_skipped": len(skipped),
+            "film_seconds": round(total("seconds"), 3),
+            "clips_kept": total("clips_kept"),
+            "clips_dropped": dict(sorted(dropped.items())),
+            "clips_unused": dict(unused),
+            "scenes": total("scenes"),
+            "scenes_too_short": total("scenes_too_short"),
+            "games": total("games"),
+            "turns": total("turns"),
+            "turn_seconds": round(total("turns") * plan.folder.settings.clip_seconds, 3),
+        },
+        "splits": {split: dict(splits[split]) for split in sorted(splits)},
+        "turns_of_a_game": {str(length): lengths[length] for length in sorted(lengths)},
+        "values": {name: _histogram(counts) for name, counts in values.items()},
+        "level_agreement": _agreement(levels),
+        "examples_of_dropped": {
+            reason: {
+                "film": clip.film,
+                "seconds": round(clip.seconds, 3),
+                "picture": _picture_name(reason),
+            }
+            for reason, clip in sorted(examples.items())
+        },
+        "made": to_json(made),
+        "films": films,
+        "films_skipped": skipped,
+    }
+    files = {
         CARD_JSON: (json.dumps(content, indent=1) + "\n").encode(),
-        CARD_TEXT: text.encode(errors="replace"),  # a file's name may hold anything
-        **{_picture_name(reason): clip.picture for reason, clip in tally.examples.items()},
+        CARD_TEXT: _text(content).encode(),
+        **{_picture_name(reason): clip.picture for reason, clip in examples.items()},
+    }
+    return content, files
+
+
+def _film_entry(plan: GamesPlan, film: str, games: Sequence[FilmGame]) -> dict[str, Any]:
+    cut, annotation = plan.folder.report(film), read_report(plan.folder, film)
+    assert annotation is not None  # else it would have no games
+    labels = read_labels(plan.folder, film)
+    turns = sum(len(game.shots) for game in games)
+    known = sum(label.annotation.subject in plan.characters.names for label in labels.values())
+    unused = {
+        "without a valid annotation": annotation.num_unannotated,
+        "not annotated": cut.kept - len(labels) - annotation.num_unannotated,
+        "about none of the characters": len(labels) - known,
+        "in too short a game": known - turns,
+    }
+    return {
+        "film": film,
+        "name": cut.name,
+        "seconds": round(cut.seconds, 3),
+        "source": f"{cut.height} x {cut.width}, {cut.fps:.3f} frames per second",
+        "scenes": cut.scenes,
+        "scenes_too_short": cut.short_scenes,
+        "clips_kept": cut.kept,
+        "clips_dropped": dict(sorted(cut.dropped.items())),
+        "clips_unused": {reason: number for reason, number in unused.items() if number},
+        "games": len(games),
+        "turns": turns,
+        "annotation": to_json(annotation),
     }
 
 
+def _skipped(folder: ShotsFolder) -> list[dict[str, str]]:
+    """Returns the films that could not be cut or not be annotated, with the reasons."""
+    skipped = [to_json(film) for film in folder.skipped_films()]
+    for film in folder.films():
+        if (reason := read_failure(folder, film)) is not None:
+            skipped.append({"film": film, "name": folder.report(film).name, "reason": reason})
+    return skipped
+
+
 def read_card(path: epath.Path) -> dict[str, Any] | None:
-    """What `card.json` in a set's folder says; None: the set has no card.
+    """Returns the content of `card.json` in a dataset's folder; None if there is none.
 
     Raises:
-        UserError: it is damaged.
+        UserError: It is damaged.
     """
     if not (path / CARD_JSON).exists():
         return None
-    damaged = UserError(f"{path / CARD_JSON}: damaged: make the set again")
+    damaged = UserError(f"{path / CARD_JSON}: damaged: make the dataset again")
     try:
         card = json.loads((path / CARD_JSON).read_text())
     except ValueError as error:
@@ -168,7 +178,7 @@ def read_card(path: epath.Path) -> dict[str, Any] | None:
 
 
 def read_examples(path: epath.Path, card: Mapping[str, Any]) -> dict[str, DroppedClip]:
-    """The dropped clips that lie beside a card, by reason."""
+    """Returns the dropped clips that the card shows, by reason."""
     return {
         reason: DroppedClip(
             kept["film"], kept["seconds"], (path / Path(kept["picture"]).name).read_bytes()
@@ -181,49 +191,8 @@ def _picture_name(reason: str) -> str:
     return f"dropped-{reason}.jpg"
 
 
-def _content(tally: Tally, *, made: Mapping[str, Any]) -> dict[str, Any]:
-    clips = to_json(made)["films"]
-    turns = sum(tally.turns.values())
-    dropped = collections.Counter[str]()
-    for film in tally.films:
-        dropped.update(film["clips_dropped"])
-    return {
-        "totals": {
-            "films": len(tally.films),
-            "films_set_aside": len(tally.aside),
-            "film_seconds": round(sum(film["seconds"] for film in tally.films), 3),
-            "clips_kept": sum(film["clips_kept"] for film in tally.films),
-            "clips_dropped": dict(sorted(dropped.items())),
-            "clips_unused": {name: count for name, count in tally.unused.items() if count},
-            "scenes": sum(film["scenes"] for film in tally.films),
-            "scenes_too_short": sum(film["scenes_too_short"] for film in tally.films),
-            "games": sum(tally.games.values()),
-            "turns": turns,
-            "turn_seconds": round(turns * clips["num_frames"] / clips["fps"], 3),
-        },
-        "splits": {
-            split: {"games": tally.games[split], "turns": tally.turns[split]}
-            for split in sorted(tally.games)
-        },
-        "turns_of_a_game": {str(length): tally.lengths[length] for length in sorted(tally.lengths)},
-        "values": {name: _histogram(counts) for name, counts in tally.values.items()},
-        "level_agreement": _agreement(tally.agreement),
-        "examples_of_dropped": {
-            reason: {
-                "film": clip.film,
-                "seconds": round(clip.seconds, 3),
-                "picture": _picture_name(reason),
-            }
-            for reason, clip in sorted(tally.examples.items())
-        },
-        "made": to_json(made),
-        "films": tally.films,
-        "films_set_aside": tally.aside,
-    }
-
-
-def _histogram(counts: collections.Counter[Any]) -> dict[str, Any]:
-    """Numbers in their order; texts by frequency, the rarest of many left out."""
+def _histogram(counts: Counter[Any]) -> dict[str, Any]:
+    """Returns the counts of numbers in order; of texts the most frequent ones, by frequency."""
     texts = any(isinstance(value, str) for value in counts)
     order = sorted(counts, key=lambda value: (-counts[value], value) if texts else value)
     shown = {str(value): counts[value] for value in order[:_LISTED]}
@@ -231,13 +200,13 @@ def _histogram(counts: collections.Counter[Any]) -> dict[str, Any]:
 
 
 def _agreement(pairs: Mapping[tuple[int, int], int]) -> dict[str, Any] | None:
-    """How the model's motion level compares with the flow's; None: no model was asked."""
+    """Compares the model's motion levels with the flow's; None if no model was asked."""
     total = sum(pairs.values())
     if not total:
         return None
-    gaps = collections.Counter[int]()
-    for (said, measured), number in pairs.items():
-        gaps[abs(said - measured)] += number
+    gaps = Counter[int]()
+    for (predicted, measured), number in pairs.items():
+        gaps[abs(predicted - measured)] += number
     return {
         "turns": total,
         "equal": round(gaps[0] / total, 4),
@@ -247,87 +216,18 @@ def _agreement(pairs: Mapping[tuple[int, int], int]) -> dict[str, Any] | None:
     }
 
 
-# For readers
+def _text(card: Mapping[str, Any]) -> str:
+    """Returns `card.md`."""
+    import jinja2
 
-
-def _text(card: Mapping[str, Any]) -> list[str]:
-    total, made = card["totals"], card["made"]
-    minutes, shown = total["film_seconds"] / 60, total["turn_seconds"] / 60
-    lines = ["# Data card", "", _CREDITS, ""]
-    lines += [
-        f"{total['games']} games of {total['turns']} turns ({shown:.1f} minutes of clips) from "
-        f"{total['films']} film{'s' * (total['films'] != 1)} ({minutes:.1f} minutes).",
-        "",
-    ]
-    splits = [(name, row["games"], row["turns"]) for name, row in card["splits"].items()]
-    lines += _table(("split", "games", "turns"), splits)
-    lines += ["## Films", ""]
-    lines += _table(
-        ("film", "file", "minutes", "kept", "dropped", "games", "turns", "annotations"),
-        [_film_cells(film) for film in card["films"]],
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    if card["films_set_aside"]:
-        lines += ["## Films that could not be used", ""]
-        aside = [(film["name"], film["reason"]) for film in card["films_set_aside"]]
-        lines += _table(("file", "why"), aside)
-    lines += ["## Clips that are not in the set", ""]
-    left = [(name, number) for name, number in total["clips_dropped"].items()]
-    left += total["clips_unused"].items()
-    left += [("scenes too short for a clip", total["scenes_too_short"])]
-    lines += _table(("why", "number"), left)
-    lines += ["## Turns of a game", ""]
-    lines += _table(("turns", "games"), card["turns_of_a_game"].items())
-    for name, histogram in card["values"].items():
-        lines += [f"## {name.replace('_', ' ').capitalize()}", ""]
-        if (rest := histogram["distinct"] - _SHOWN) > 0:
-            lines += [f"The {_SHOWN} most frequent; {rest} more.", ""]
-        lines += _table((name, "turns"), list(histogram["counts"].items())[:_SHOWN])
-    lines += _agreement_text(card["level_agreement"])
-    lines += ["## How it was made", ""]
-    rows = [(step, key, value) for step in ("films", "games") for key, value in made[step].items()]
-    rows += [("games", key, made[key]) for key in made if key not in ("films", "games")]
-    return [*lines, *_table(("step", "setting", "value"), rows)]
-
-
-def _film_cells(film: Mapping[str, Any]) -> tuple[object, ...]:
-    annotation = film["annotation"]
-    by = [annotation["model"]] if annotation["num_model"] else []
-    by += ["manual"] if annotation["num_manual"] else []
-    return (
-        film["film"],
-        film["name"],
-        f"{film['seconds'] / 60:.1f}",
-        film["clips_kept"],
-        sum(film["clips_dropped"].values()),
-        film["games"],
-        film["turns"],
-        ", ".join(by) or "none",
-    )
-
-
-def _agreement_text(agreement: Mapping[str, Any] | None) -> list[str]:
-    lines = ["## The model's motion level beside the optical flow's", ""]
-    if agreement is None:
-        return [*lines, "No model was asked.", ""]
-    lines += [
-        f"Equal in {agreement['equal']:.1%} of {agreement['turns']} turns, at most one apart in "
-        f"{agreement['within_one']:.1%}; mean difference {agreement['mean_difference']:.2f}. The "
-        "set's levels are the flow's.",
-        "",
-    ]
-    rows = [
-        (f"model {level}", *row)
-        for level, row in zip(_LEVELS, agreement["by_model_then_flow"], strict=True)
-    ]
-    return lines + _table(("", *(f"flow {level}" for level in _LEVELS)), rows)
-
-
-def _table(head: Sequence[str], rows: Any) -> list[str]:
-    bars = [head, ["---"] * len(head), *([_cell(cell) for cell in row] for row in rows)]
-    return [*(f"| {' | '.join(cells)} |" for cells in bars), ""]
+    environment.filters["cell"] = _cell
+    return environment.from_string(_TEMPLATE.read_text()).render(card, shown=_SHOWN)
 
 
 def _cell(value: object) -> str:
-    """A value as it may stand in a table: films' names can hold any sign."""
+    """Escapes a value for a table: names of films may contain any character."""
     text = " ".join("".join(s if s.isprintable() else " " for s in str(value)).split())
     return re.sub(r"([\\`*_{}\[\]<>|#!~])", r"\\\1", text)

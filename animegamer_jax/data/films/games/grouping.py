@@ -1,7 +1,7 @@
-"""The games of one film: annotated clips in a row, of one character, are the turns of a game.
+"""Groups the annotated clips of a film into games: each is a run of clips about one character.
 
-The paper's games come from films in this way (PAPER sections 3.1 and 3.4); where it is silent (how
-far apart two turns may be, which scenes are held out) the settings decide.
+The paper makes its games in this way (PAPER sections 3.1 and 3.4). Where it is silent (how far
+apart two turns may be, which scenes are held out) the settings decide.
 """
 
 import dataclasses
@@ -13,34 +13,41 @@ from typing import Literal, TypeVar
 
 from animegamer_jax.data.characters import Characters
 from animegamer_jax.data.datasets import Record
-from animegamer_jax.data.films.annotation.labels import Annotation, Label, read_labels
+from animegamer_jax.data.films.annotation.labels import (
+    Annotation,
+    Label,
+    read_labels,
+)
 from animegamer_jax.data.films.clips.store import ClipRow, ShotsFolder
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.motion import motion_level
 
 Group = tuple[str, int]
-"""A film, and the first of its scenes that games tie together: they are in one split."""
+"""A film, and the first of the scenes that share games: all of these are in one split."""
 Key = TypeVar("Key", int, Group)
 
-_TINY = 1e-6  # seconds: times come from divisions
+_ROUNDING = 1e-6  # seconds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GamesSettings:
-    """Which clips make a game, and what its numbers are.
+    """Which clips make a game, and how motion is sorted into levels.
 
     Attributes:
-        max_gap: seconds between two turns of a game at most.
-        min_turns, max_turns: of a game; what is longer is divided evenly. The paper trains on 1 to
-            5 turns.
-        test_share: of the groups of scenes that are held out; clips of a scene, and equal clips of
-            all films, are in one split.
-        edges: between motion levels: those of the paper's tables, or quantiles of the set, which
-            make all levels equally frequent (their motion values are then the levels' medians).
-        unannotated: whether films without annotation are refused or left out.
+        max_gap: Largest gap in seconds between two turns of a game.
+        min_turns: Least number of turns of a game; shorter ones are dropped.
+        max_turns: Largest number of turns of a game; longer ones are divided evenly. The paper
+            trains on 1 to 5 turns.
+        test_share: Share of the scenes held out for the test split, between 0 and 1. Scenes that
+            share a game or an identical clip are in one split.
+        edges: Motion values between the levels: those of the `paper`, or `quantiles` of the
+            dataset, which make all levels equally frequent and set the levels' motion values to
+            their medians.
+        unannotated: What to do about films without annotations: `refuse` to make games, or `skip`
+            these films.
 
     Raises:
-        UserError: a value out of range.
+        UserError: A value is out of range.
     """
 
     max_gap: float = 4.0
@@ -60,15 +67,11 @@ class GamesSettings:
             )
         if not 0 < self.test_share < 1:
             raise UserError(f"test_share {self.test_share}: expected more than 0 and less than 1")
-        choices = {"edges": ("paper", "quantiles"), "unannotated": ("refuse", "skip")}
-        for name, options in choices.items():
-            if (value := getattr(self, name)) not in options:
-                raise UserError(f"{name} {value!r}: expected {' or '.join(options)}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Shot:
-    """A kept clip and what is said of it."""
+    """A kept clip and its annotation."""
 
     row: ClipRow
     label: Label
@@ -83,9 +86,9 @@ class FilmGame:
     """Turns of one character in one film.
 
     Attributes:
-        film: the id.
-        scene: the first of the scenes that share games with this one's scenes, and so a split.
-        shots: a turn each.
+        film: The film's id.
+        scene: First of the scenes that share games with this one's scenes, and so its split.
+        shots: The turns.
     """
 
     film: str
@@ -94,7 +97,7 @@ class FilmGame:
 
     @property
     def number(self) -> int:
-        """A function of the film and the first clip; 63 bits."""
+        """The game's number, 63 bits of a hash of the film and the first clip."""
         return _hash(f"game {self.film} {self.shots[0].row.clip}") >> 1
 
     @property
@@ -103,7 +106,7 @@ class FilmGame:
 
 
 def draw(group: Group) -> float:
-    """A number in [0, 1) of a group: the smallest are held out."""
+    """Returns a group's number in [0, 1); the groups with the smallest are held out."""
     film, scene = group
     return _hash(f"split {film} {scene}") / 2**64
 
@@ -113,7 +116,7 @@ def _hash(text: str) -> int:
 
 
 def games_digest(games: Iterable[FilmGame]) -> str:
-    """16 digits of all that the records of some games are made of."""
+    """Returns 16 hexadecimal digits that identify what the records of some games are made from."""
     digest = hashlib.sha256()
     for game in games:
         for shot in game.shots:
@@ -126,12 +129,12 @@ def games_digest(games: Iterable[FilmGame]) -> str:
 
 
 def film_games(film: str, shots: Iterable[Shot], settings: GamesSettings) -> list[FilmGame]:
-    """The games of a film, in order of their first clips.
+    """Returns the games of a film, in order of their first clips.
 
     Args:
-        film: the id.
-        shots: in order, of known characters.
-        settings: which of them make a game.
+        film: The film's id.
+        shots: The film's clips in order, about known characters.
+        settings: Which of them make a game.
     """
     pieces = [
         piece
@@ -145,12 +148,12 @@ def film_games(film: str, shots: Iterable[Shot], settings: GamesSettings) -> lis
 
 
 def _runs(shots: Iterable[Shot], *, max_gap: float) -> list[list[Shot]]:
-    """Shots of one character, none long after the one before; somebody else may come between."""
+    """Returns runs of shots about one character without a long gap; others may come in between."""
     latest: dict[str, list[Shot]] = {}
     runs: list[list[Shot]] = []
     for shot in shots:
         run = latest.get(shot.annotation.subject)
-        if run is not None and shot.row.start - run[-1].row.end <= max_gap + _TINY:
+        if run is not None and shot.row.start - run[-1].row.end <= max_gap + _ROUNDING:
             run.append(shot)
             continue
         latest[shot.annotation.subject] = run = [shot]
@@ -159,7 +162,7 @@ def _runs(shots: Iterable[Shot], *, max_gap: float) -> list[list[Shot]]:
 
 
 def _divided(run: Sequence[Shot], *, most: int) -> Iterator[Sequence[Shot]]:
-    """As few pieces as can be, whose lengths differ by one at most."""
+    """Divides a run into as few pieces as possible, whose lengths differ by at most one."""
     count = -(-len(run) // most)
     bounds = [len(run) * number // count for number in range(count + 1)]
     for start, end in itertools.pairwise(bounds):
@@ -167,7 +170,7 @@ def _divided(run: Sequence[Shot], *, most: int) -> Iterator[Sequence[Shot]]:
 
 
 def firsts(ties: Iterable[Sequence[Key]]) -> dict[Key, Key]:
-    """For each member of the ties the first of all that they hold together."""
+    """Returns, for each member of the ties, the first member of all that are tied to it."""
     parents: dict[Key, Key] = {}
 
     def find(one: Key) -> Key:
@@ -185,7 +188,7 @@ def firsts(ties: Iterable[Sequence[Key]]) -> dict[Key, Key]:
 def games_of(
     folder: ShotsFolder, film: str, characters: Characters, settings: GamesSettings
 ) -> list[FilmGame]:
-    """The games of a film in a folder."""
+    """Returns the games of a film in a shots folder."""
     labels = read_labels(folder, film)
     shots = (
         Shot(row, labels[row.clip])
@@ -201,7 +204,7 @@ def games_of(
 
 
 def instruction(said: Annotation) -> str:
-    """As the release writes them."""
+    """Returns the instruction of a turn, worded as in the release."""
     return (
         f"Character: {said.subject}; Motion: {said.adverb} {said.motion}; "
         f"Background: {said.time} {said.environment}."
@@ -209,7 +212,7 @@ def instruction(said: Annotation) -> str:
 
 
 def captions(said: Annotation) -> list[str]:
-    """The complete one, then some that leave parts out."""
+    """Returns the complete caption, then shorter ones."""
     motion, background = f"{said.adverb} {said.motion}", f"{said.time} {said.environment}"
     return [
         f"{said.subject} is {motion}, {background}",
@@ -223,7 +226,7 @@ def captions(said: Annotation) -> list[str]:
 
 
 def game_records(game: FilmGame, *, edges: Sequence[float]) -> Iterator[Record]:
-    """The turns of a game, without their clips; `edges` lie between the motion levels."""
+    """Yields the turns of a game without their clips; `edges` are between the motion levels."""
     for turn, shot in enumerate(game.shots):
         said, value = shot.annotation, shot.row.motion_value
         yield {

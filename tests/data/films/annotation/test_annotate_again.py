@@ -89,7 +89,7 @@ def test_a_report_of_an_older_version(shots, characters):
     old = json.loads(file.read_text())
     old["by_model"] = old.pop("num_model")
     file.write_text(json.dumps(old))
-    with pytest.raises(UserError, match=r"missing num_model; .*: remove the file and annotate ag"):
+    with pytest.raises(UserError, match=r"by_model: unknown field: remove the file and ann"):
         read_report(shots, FILM)
     file.unlink()
     assert run(shots, characters, right)[1] == []

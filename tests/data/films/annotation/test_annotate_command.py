@@ -126,8 +126,6 @@ def test_a_server_that_goes_away_is_not_a_film_s_mistake(tmp_path, characters, c
 @pytest.mark.slow
 def test_films_are_counted_where_two_processes_ask(tmp_path, characters, capfd, monkeypatch):
     """The last answer is late, so that the other three films are reported before."""
-    monkeypatch.setattr("animegamer_jax.data.films.beam._LOOK_EVERY", 0.2)
-    monkeypatch.setattr("animegamer_jax.data.films.beam._LOOK_SHARE", 0.0)
     monkeypatch.setattr("animegamer_jax.progress._LINE_EVERY", 0.0)
     shots = films(tmp_path, 4, clips=1)
 
@@ -143,13 +141,13 @@ def test_films_are_counted_where_two_processes_ask(tmp_path, characters, capfd, 
     with serving(answer) as server:
         assert annotate(shots, characters, server, "--workers", 2) == 0
     output = capfd.readouterr().err.split("\n")
-    counts = {line.split(";")[0] for line in output}  # after it, in a slow run, what was asked
-    assert {"annotate: 0 of 4 films and clips", "annotate: 3 of 4 films and clips"} <= counts
+    counts = {line.split(",")[0].split(";")[0] for line in output}  # before rate and usage
+    assert {"films: 0 of 4", "films: 3 of 4"} <= counts
 
 
 def test_the_cost_is_reported_on_the_way(tmp_path, characters, capfd, monkeypatch):
     for name in (
-        "data.films.command._LOOK_EVERY",
+        "data.films.command._COUNT_EVERY",
         "data.films.annotation.usage_log._EVERY",
         "progress._LINE_EVERY",
     ):
@@ -158,9 +156,7 @@ def test_the_cost_is_reported_on_the_way(tmp_path, characters, capfd, monkeypatc
     with serving(right) as server:
         assert annotate(shots, characters, server, "--prompt-price", 1000) == 0
     output = capfd.readouterr().err
-    assert (
-        f"{film_name(0)}: 3 of 4 films and clips; 3 requests (0 unanswered), 300 + 60 tok" in output
-    )
+    assert f"{film_name(0)}: clips: 3 of 4; 3 requests (0 unanswered), 300 + 60 tok" in output
     assert "tokens, cost 0.30" in output
 
 

@@ -7,6 +7,7 @@ from annotated_shots import (
     CHARACTERS,
     Take,
     annotate,
+    annotations_of,
     film_name,
     label,
     lines_of,
@@ -18,11 +19,13 @@ from annotated_shots import (
 from animegamer_jax.data.characters import Character, Characters, read_characters
 from animegamer_jax.data.films.annotation.labels import (
     Annotation,
+    FilmAnnotation,
     read_labels,
     read_report,
     read_saved_characters,
     read_unannotated,
     save_characters,
+    write_labels,
 )
 from animegamer_jax.data.films.annotation.manual import COLUMNS, add_manual_annotations
 from animegamer_jax.errors import UserError
@@ -67,7 +70,7 @@ def test_labels_come_back(shots):
     labels = [label(3), label(0, source="manual")]
     annotate(shots, 0, labels, aside=[2])
     assert read_labels(shots, FIRST) == {0: labels[1], 3: labels[0]}
-    assert [one["clip"] for one in shots.annotations(FIRST)] == [0, 3]
+    assert [one["clip"] for one in annotations_of(shots, FIRST)] == [0, 3]
     assert [one.clip for one in read_unannotated(shots, FIRST)] == [2]
     assert read_saved_characters(shots) == CHARACTERS
     assert (read_report(shots, SECOND), read_labels(shots, SECOND)) == (None, {})
@@ -78,8 +81,9 @@ def test_labels_come_back(shots):
     [
         ({"motion_level": 7}, "line 2: motion_level: Input should be 1, 2, 3, 4 or 5, found 7"),
         ({"clip": 0}, "line 2: clip 0 appears twice"),
-        ({"source": "a cat"}, "line 2: source: expected one of 'model', 'manual', found"),
+        ({"source": "a cat"}, "line 2: source: expected 'model' or 'manual', found"),
         ({"more": 1}, "line 2: more: Extra inputs"),
+        ({"clip": None}, "line 2: expected an object with the number of its `clip`"),
     ],
 )
 def test_damaged_annotations_are_refused(shots, line, message):
@@ -89,6 +93,14 @@ def test_damaged_annotations_are_refused(shots, line, message):
     write_lines(file, [first, second | line])
     with pytest.raises(UserError, match=message):
         read_labels(shots, FIRST)
+
+
+def test_only_a_finished_film_has_annotations(shots):
+    (shots.folder(FIRST) / "film.json").unlink()
+    report = FilmAnnotation(film=FIRST, characters="", clips="")
+    with pytest.raises(UserError, match="not a finished film"):
+        write_labels(shots, report, [label(0)], unannotated=())
+    assert not (shots.folder(FIRST) / "annotations.jsonl").exists()
 
 
 def test_characters_are_saved_without_their_pictures(tmp_path, shots):
@@ -121,10 +133,11 @@ def test_manual_annotations_name_films_by_id_and_by_name(tmp_path, shots, form):
     else:
         write_table(path, rows, delimiter={".csv": ",", ".tsv": "\t", ";": ";"}[form])
     assert add_manual_annotations(shots, path, CHARACTERS) == {FIRST: 2, SECOND: 1}
-    assert [(one["clip"], one["source"], one["subject"]) for one in shots.annotations(FIRST)] == [
+    found = annotations_of(shots, FIRST)
+    assert [(one["clip"], one["source"], one["subject"]) for one in found] == [
         (0, "manual", "Mika"), (3, "manual", "Mika")
     ]  # fmt: skip
-    assert shots.annotations(SECOND) == [{"clip": 1, **says_of(1), "source": "manual"}]
+    assert annotations_of(shots, SECOND) == [{"clip": 1, **says_of(1), "source": "manual"}]
     report = read_report(shots, FIRST)
     assert (report.model, report.num_model, report.num_manual) == (None, 0, 2)
     assert read_saved_characters(shots) == CHARACTERS

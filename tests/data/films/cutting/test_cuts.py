@@ -18,17 +18,10 @@ from real_films import bikes as bikes
 from tiny_films import moving, texture
 
 from animegamer_jax.data.films.clips.store import FilmSettings
-from animegamer_jax.data.films.cutting.analysis import survey_film
+from animegamer_jax.data.films.cutting.analysis import analyze_film
 from animegamer_jax.data.films.cutting.cuts import Break, CutFinder
-from animegamer_jax.toy.films import (
-    CrossFade,
-    Cut,
-    FadeThroughBlack,
-    Film,
-    FilmStyle,
-    make_film,
-    write_film,
-)
+from animegamer_jax.toy.drawing.style import CrossFade, Cut, FadeThroughBlack, FilmStyle
+from animegamer_jax.toy.films import Film, make_film, write_film
 
 SETTINGS = FilmSettings()
 CUT = (Cut(),)
@@ -127,11 +120,11 @@ def test_breaks_are_found_within_a_frame_and_no_others(kind):
 def test_films_in_files_are_as_good(tmp_path):
     film = toy_film("all", 5, num_shots=6, size=(96, 144))
     write_film(tmp_path / "film.mp4", film)
-    survey = survey_film(tmp_path / "film.mp4", SETTINGS, name="film")
-    assert compare(film, list(survey.breaks)) == Hits(found=5)
+    analysis = analyze_film(tmp_path / "film.mp4", SETTINGS, name="film")
+    assert compare(film, list(analysis.breaks)) == Hits(found=5)
     flashes = [s["flash"] for s in film.truth()["shots"] if s["flash"]]  # type: ignore
     assert flashes
-    np.testing.assert_allclose(np.multiply(survey.flashes, 24), flashes, atol=0.01)
+    np.testing.assert_allclose(np.multiply(analysis.flashes, 24), flashes, atol=0.01)
 
 
 @pytest.mark.parametrize(
@@ -163,10 +156,10 @@ def cuts_of_library(path: Path, settings: FilmSettings) -> list[float]:
 @pytest.mark.parametrize("kind", ["cuts at 8/s", "pans on threes"])
 def test_without_provisions_cuts_are_those_of_the_library(tmp_path, kind):
     write_film(tmp_path / "film.mp4", toy_film(kind, 4, num_shots=5, size=(48, 72)))
-    survey = survey_film(tmp_path / "film.mp4", PLAIN, name="film")
+    analysis = analyze_film(tmp_path / "film.mp4", PLAIN, name="film")
     expected = cuts_of_library(tmp_path / "film.mp4", PLAIN)
     assert len(expected) >= 4
-    np.testing.assert_allclose([one.time for one in survey.breaks], expected, atol=1e-3)
+    np.testing.assert_allclose([one.time for one in analysis.breaks], expected, atol=1e-3)
 
 
 def feed(frames: list[np.ndarray], *, fps: int = 24) -> list[Break]:
@@ -224,17 +217,17 @@ def test_memory_does_not_grow_with_the_film():
 
 
 def test_real_cuts(bikes):
-    survey = survey_film(bikes, SETTINGS, name="bikes")
-    assert [one.time for one in survey.breaks] == pytest.approx([1.2, 3.04, 5.48, 7.48, 9.68])
-    assert survey.flashes == ()
+    analysis = analyze_film(bikes, SETTINGS, name="bikes")
+    assert [one.time for one in analysis.breaks] == pytest.approx([1.2, 3.04, 5.48, 7.48, 9.68])
+    assert analysis.flashes == ()
 
 
 def test_a_real_shot_of_an_animated_film_has_no_cut(big_buck_bunny):
-    survey = survey_film(big_buck_bunny, SETTINGS, name="bunny")
-    assert survey.breaks == survey.flashes == ()
-    assert survey.bars == (0, 0, 0, 0)
-    assert (survey.height, survey.width, len(survey.times)) == (720, 1280, 132)
-    assert survey.fps == pytest.approx(25, abs=0.01)
+    analysis = analyze_film(big_buck_bunny, SETTINGS, name="bunny")
+    assert analysis.breaks == analysis.flashes == ()
+    assert analysis.bars == (0, 0, 0, 0)
+    assert (analysis.height, analysis.width, len(analysis.times)) == (720, 1280, 132)
+    assert analysis.fps == pytest.approx(25, abs=0.01)
 
 
 def test_a_film_of_one_frame_has_no_breaks():
@@ -250,8 +243,8 @@ def print_table(*, seeds: list[int], size: tuple[int, int], num_shots: int) -> N
             film = toy_film(kind, seed, num_shots=num_shots, size=size)
             with tempfile.TemporaryDirectory() as folder:
                 write_film(Path(folder) / "film.mp4", film)
-                survey = survey_film(Path(folder) / "film.mp4", SETTINGS, name=kind)
-            hits += compare(film, list(survey.breaks))
+                analysis = analyze_film(Path(folder) / "film.mp4", SETTINGS, name=kind)
+            hits += compare(film, list(analysis.breaks))
         counts = f"{hits.found:5} {len(hits.missed):6} {len(hits.false):5}"
         print(f"{kind:20} {counts} {hits.f1:.3f}", flush=True)
 

@@ -7,10 +7,10 @@ from tiny_films import moving, rolling, texture
 
 from animegamer_jax.data.films.clips.store import FilmSettings
 from animegamer_jax.data.films.cutting.filters import (
-    Repetitions,
+    Deduplicator,
     brightness,
-    clip_look,
     is_credits,
+    perceptual_hash,
 )
 from animegamer_jax.data.films.cutting.letterbox import BarFinder, fitted
 from animegamer_jax.errors import UserError
@@ -97,26 +97,26 @@ def test_edges_of_quantiles_make_levels_of_one_size():
             quantile_edges(few)
 
 
-# Looks
+# Duplicates
 
 
-def test_the_same_pictures_are_repetitions_in_any_size_and_compression():
-    kept = Repetitions(difference=FilmSettings().duplicate_difference)
+def test_the_same_pictures_are_duplicates_in_any_size_and_compression():
+    kept = Deduplicator(FilmSettings().duplicate_difference)
     clips = [render(scene(number), height=96, width=144) for number in range(12)]
     for clip in clips:
-        assert not kept.has(clip_look(clip))
-        kept.keep(clip_look(clip))
+        assert not kept.has(perceptual_hash(clip))
+        kept.keep(perceptual_hash(clip))
     for clip in clips:
-        assert kept.has(clip_look(decode_mp4(encode_mp4(clip))))
+        assert kept.has(perceptual_hash(decode_mp4(encode_mp4(clip))))
         small = np.stack([cv2.resize(f, (72, 48), interpolation=cv2.INTER_AREA) for f in clip])
-        assert kept.has(clip_look(small))
-        assert kept.has(clip_look((clip * 0.8).astype(np.uint8)))
+        assert kept.has(perceptual_hash(small))
+        assert kept.has(perceptual_hash((clip * 0.8).astype(np.uint8)))
 
 
-def test_the_same_place_with_another_motion_is_no_repetition():
-    kept = Repetitions(difference=FilmSettings().duplicate_difference)
+def test_the_same_place_with_another_motion_is_no_duplicate():
+    kept = Deduplicator(FilmSettings().duplicate_difference)
     for motion in ("sit", "wave", "jump", "walk"):
-        look = clip_look(render(scene(1, motion=motion, level=2)))
+        look = perceptual_hash(render(scene(1, motion=motion, level=2)))
         assert not kept.has(look)
         kept.keep(look)
 

@@ -1,4 +1,4 @@
-"""From a film to clips: what is cut, dropped and set aside, and that it is the same every time."""
+"""From a film to clips: what is cut, dropped and skipped, and that it is the same every time."""
 
 import dataclasses
 import hashlib
@@ -13,29 +13,24 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from etils import epath
 from real_films import big_buck_bunny as big_buck_bunny
 from tiny_films import moving, rolling, texture, write_frames, write_sound
 
 from animegamer_jax.data.films.clips.store import (
     FilmReport,
     FilmSettings,
-    SetAside,
     ShotsFolder,
+    SkippedFilm,
+    film_content,
     film_id,
     open_shots,
 )
 from animegamer_jax.data.films.cutting.process_film import list_films, process_film
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.motion import motion_level
-from animegamer_jax.toy.films import (
-    CrossFade,
-    Cut,
-    FadeThroughBlack,
-    Film,
-    FilmStyle,
-    make_film,
-    write_film,
-)
+from animegamer_jax.toy.drawing.style import CrossFade, Cut, FadeThroughBlack, FilmStyle
+from animegamer_jax.toy.films import Film, make_film, write_film
 from animegamer_jax.toy.scene import MOTION_EDGES
 
 SETTINGS = FilmSettings(height=48, width=72)
@@ -47,10 +42,18 @@ def folder(tmp_path: Path) -> ShotsFolder:
     return open_shots(tmp_path / "shots", SETTINGS)
 
 
+def process(path: Path, folder: ShotsFolder, **options) -> FilmReport | SkippedFilm:
+    return process_film(epath.Path(path), folder, **options)
+
+
 def cut(path: Path, folder: ShotsFolder, **options) -> FilmReport:
-    report = process_film(path, folder, **options)
+    report = process(path, folder, **options)
     assert isinstance(report, FilmReport), report
     return report
+
+
+def id_of(path: Path) -> str:
+    return film_id(epath.Path(path), content=film_content(epath.Path(path)))
 
 
 def even_flow(frames: np.ndarray) -> np.ndarray:
@@ -88,7 +91,7 @@ def test_the_report_tells_of_the_film(toy, toy_shots):
     (film,) = toy_shots.films()
     report = toy_shots.report(film)
     shots = toy[1].shots
-    assert film == film_id(toy[0])
+    assert film == id_of(toy[0])
     assert film.startswith("a-toy-film-")
     assert (report.name, report.height, report.width) == ("A toy film.mp4", 96, 144)
     assert report.fps == pytest.approx(24, abs=0.01)
@@ -152,8 +155,8 @@ def test_another_process_writes_the_same_bytes(toy, toy_shots, tmp_path):
     other = open_shots(tmp_path / "shots", toy_shots.settings)
     code = (
         "import sys; from animegamer_jax.data.films.cutting.process_film import process_film;"
-        "from animegamer_jax.data.films.clips.store import open_shots;"
-        "process_film(sys.argv[1], open_shots(sys.argv[2]), threads=2)"
+        "from animegamer_jax.data.films.clips.store import open_shots; from etils import epath;"
+        "process_film(epath.Path(sys.argv[1]), open_shots(sys.argv[2]), threads=2)"
     )
     subprocess.run(
         [sys.executable, "-c", code, str(toy[0]), str(other.path)],
@@ -170,7 +173,7 @@ def test_a_finished_film_is_not_cut_again(toy, toy_shots, tmp_path):
     def no_flow(frames: np.ndarray) -> np.ndarray:
         raise AssertionError("a clip is measured again")
 
-    assert process_film(toy[0], toy_shots, estimate=no_flow) == toy_shots.report(film)
+    assert process(toy[0], toy_shots, estimate=no_flow) == toy_shots.report(film)
     assert {path: path.stat().st_mtime_ns for path in Path(toy_shots.path).rglob("*")} == before
 
 
@@ -279,13 +282,13 @@ def test_a_film_that_is_cut_off_is_used_as_far_as_it_goes(tmp_path, folder):
     assert report.seconds + report.missing == pytest.approx(6, abs=0.1)
     assert 1.5 < report.missing < 3
     path.write_bytes(whole[: len(whole) // 4])
-    aside = process_film(path, folder)
-    assert isinstance(aside, SetAside)
-    assert "expected at least 2.12 seconds, a clip's length" in aside.reason
-    assert "that can be read" in aside.reason
+    skipped = process(path, folder)
+    assert isinstance(skipped, SkippedFilm)
+    assert "expected at least 2.12 seconds, a clip's length" in skipped.reason
+    assert "that can be read" in skipped.reason
 
 
-def test_films_that_cannot_be_used_are_set_aside_and_tried_again(tmp_path, folder):
+def test_films_that_cannot_be_used_are_skipped_and_tried_again(tmp_path, folder):
     (tmp_path / "junk.mp4").write_bytes(b"no film" * 500)
     write_sound(tmp_path / "song.mp4", cover=True)
     write_frames(tmp_path / "slow.mp4", moving(30, speed=3), fps=1)
@@ -295,34 +298,34 @@ def test_films_that_cannot_be_used_are_set_aside_and_tried_again(tmp_path, folde
     reasons = {
         "junk": r"expected a film, found: Invalid data",
         "song": "expected a film, found sound only",
-        "slow": r"expected at least 8 frames a second, as clips have them, found 1: ",
-        "six": "expected at least 8 frames a second, as clips have them, found 6: ",
+        "slow": r"expected at least 8 frames per second, as clips have, found 1: ",
+        "six": "expected at least 8 frames per second, as clips have, found 6: ",
         "short": r"expected at least 2\.12 seconds, a clip's length, found 0\.5: ",
         "one": "expected at least ",
         "missing": "cannot be read: No such file",
     }
-    asides = {name: process_film(tmp_path / f"{name}.mp4", folder) for name in reasons}
-    for aside, reason in zip(asides.values(), reasons.values(), strict=True):
-        assert isinstance(aside, SetAside)
+    found = {name: process(tmp_path / f"{name}.mp4", folder) for name in reasons}
+    for skipped, reason in zip(found.values(), reasons.values(), strict=True):
+        assert isinstance(skipped, SkippedFilm)
         with pytest.raises(UserError, match=reason):
-            raise UserError(aside.reason)
-        assert "\n" not in aside.reason
-        stored = json.loads((folder.path / "failed" / f"{aside.film}.json").read_text())
-        assert stored == {"film": aside.name, "reason": aside.reason}
+            raise UserError(skipped.reason)
+        assert "\n" not in skipped.reason
+        stored = json.loads((folder.path / "skipped" / f"{skipped.film}.json").read_text())
+        assert stored == dataclasses.asdict(skipped)
     assert folder.films() == []
-    assert len(folder.failed()) == len(reasons)
+    assert len(folder.skipped_films()) == len(reasons)
     path = write_frames(tmp_path / "missing.mp4", moving(60, speed=3))
     assert cut(path, folder).kept == 1
-    assert folder.films() == [film_id(path)]
-    assert "missing.mp4" not in {failed.name for failed in folder.failed()}
+    assert folder.films() == [id_of(path)]
+    assert "missing.mp4" not in {failed.name for failed in folder.skipped_films()}
 
 
 def test_a_folder_that_cannot_be_written_is_not_the_film_s_fault(tmp_path, folder):
     path = write_frames(tmp_path / "film.mp4", moving(60, speed=3))
-    (folder.path / film_id(path)).write_text("in the way")
+    (folder.path / id_of(path)).write_text("in the way")
     with pytest.raises(UserError, match="cannot be written"):
-        process_film(path, folder)
-    assert folder.failed() == []
+        process(path, folder)
+    assert folder.skipped_films() == []
 
 
 @pytest.mark.parametrize("error", [MemoryError("no room"), ValueError("no\nroom"), cv2.error("no")])
@@ -332,38 +335,38 @@ def test_what_goes_wrong_inside_is_the_film_s_fault(tmp_path, folder, error):
     def failing(frames: np.ndarray) -> np.ndarray:
         raise error
 
-    aside = process_film(path, folder, estimate=failing)
-    assert isinstance(aside, SetAside)
-    assert f"film.mp4: cannot be decoded ({type(error).__name__}: no" in aside.reason
-    assert "\n" not in aside.reason
+    skipped = process(path, folder, estimate=failing)
+    assert isinstance(skipped, SkippedFilm)
+    assert f"film.mp4: cannot be decoded ({type(error).__name__}: no" in skipped.reason
+    assert "\n" not in skipped.reason
     assert folder.films() == []
     assert cut(path, folder, estimate=even_flow).kept == 1
-    assert folder.failed() == []
+    assert folder.skipped_films() == []
 
 
-def test_a_film_that_is_mended_is_no_longer_set_aside(tmp_path, folder):
+def test_a_film_that_is_mended_is_no_longer_skipped(tmp_path, folder):
     path = write_frames(tmp_path / "film.mp4", moving(60, speed=3))
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    aside = process_film(path, folder)
-    assert folder.failed() == [aside]
+    skipped = process(path, folder)
+    assert folder.skipped_films() == [skipped]
     path.write_bytes(whole)
     cut(path, folder, estimate=even_flow)
-    assert folder.failed() == []
+    assert folder.skipped_films() == []
 
 
 def test_names_may_be_any_bytes(tmp_path, folder):
     path = tmp_path / os.fsdecode(b"M\xf6we\n1.mp4")
     path.write_bytes(b"no film" * 500)
-    aside = process_film(path, folder)
-    assert isinstance(aside, SetAside)
-    assert aside.name == r"M\udcf6we\n1.mp4"
-    assert f"{tmp_path}/{aside.name}: expected a film, found: Invalid" in aside.reason
+    skipped = process(path, folder)
+    assert isinstance(skipped, SkippedFilm)
+    assert skipped.name == r"M\udcf6we\n1.mp4"
+    assert f"{tmp_path}/{skipped.name}: expected a film, found: Invalid" in skipped.reason
     write_frames(tmp_path / "film.mp4", moving(60, speed=3)).rename(path)
     report = cut(path, folder, estimate=even_flow)
-    assert report.name == aside.name
+    assert report.name == skipped.name
     assert report.film.startswith("mwe-1-")
-    assert folder.failed() == []
+    assert folder.skipped_films() == []
 
 
 def test_another_film_of_the_same_id_is_refused(tmp_path, folder):
@@ -373,9 +376,9 @@ def test_another_film_of_the_same_id_is_refused(tmp_path, folder):
     text = file.read_text()
     assert text.count(report.content) == 1
     file.write_text(text.replace(report.content, report.content[:8] + "0" * 56))
-    aside = process_film(path, folder)
-    assert isinstance(aside, SetAside)
-    assert f"its id {report.film} is that of another film" in aside.reason
+    skipped = process(path, folder)
+    assert isinstance(skipped, SkippedFilm)
+    assert f"its id {report.film} is that of another film" in skipped.reason
     assert folder.films() == [report.film]
 
 
@@ -395,9 +398,9 @@ def test_progress_is_told_in_seconds(tmp_path, folder):
     path = write_frames(tmp_path / "film [1].mp4", moving(24 * 5, speed=3))
     told = []
     cut(path, folder, estimate=even_flow, on_progress=lambda *now: told.append(now))
-    assert told == [
-        *(("film [1].mp4, cuts", second, 5) for second in range(5)),
-        *(("film [1].mp4, clips", second, 5) for second in (2, 4)),
+    assert list(dict.fromkeys(told)) == [
+        *(("film [1].mp4: seconds searched for cuts", second, 5) for second in range(6)),
+        *(("film [1].mp4: seconds cut into clips", second, 5) for second in (2, 4, 5)),
     ]
 
 
@@ -412,10 +415,10 @@ def test_an_interrupted_film_is_cut_again_in_whole(tmp_path, folder):
         return even_flow(frames)
 
     with pytest.raises(KeyboardInterrupt):
-        process_film(path, folder, estimate=interrupting)
+        process(path, folder, estimate=interrupting)
     assert folder.films() == []
     assert cut(path, folder, estimate=even_flow).kept == 2
-    assert len(folder.rows(film_id(path))) == 2
+    assert len(folder.rows(id_of(path))) == 2
 
 
 def test_memory_does_not_grow_with_the_film(tmp_path):

@@ -15,6 +15,7 @@ from annotated_shots import (
     SETTINGS,
     Take,
     annotate,
+    annotations_of,
     damage_clip,
     film_name,
     label,
@@ -26,7 +27,7 @@ from animegamer_jax.cli import main
 from animegamer_jax.data.characters import Characters
 from animegamer_jax.data.datasets import open_games
 from animegamer_jax.data.films.annotation.labels import note_failure
-from animegamer_jax.data.films.clips.store import ClipRow, SetAside, open_shots
+from animegamer_jax.data.films.clips.store import ClipRow, SkippedFilm, open_shots
 from animegamer_jax.data.films.games.grouping import (
     FilmGame,
     GamesSettings,
@@ -36,7 +37,8 @@ from animegamer_jax.data.films.games.grouping import (
     film_games,
     instruction,
 )
-from animegamer_jax.data.films.games.writer import make_plan, write_film_games
+from animegamer_jax.data.films.games.plan import make_plan
+from animegamer_jax.data.films.games.writer import write_film_games
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.motion import PAPER_EDGES
 from animegamer_jax.protocol import PAPER
@@ -93,7 +95,7 @@ def test_long_runs_are_divided_evenly(turns, lengths):
     assert [clip for clips in clips_of(games) for clip in clips] == list(range(turns))
 
 
-def test_short_games_are_left_out():
+def test_short_games_are_dropped():
     shots = [shot(0), shot(1), shot(2, who="Ren")]
     games = film_games(FILM, shots, GamesSettings(min_turns=2))
     assert clips_of(games) == [[0, 1]]
@@ -204,7 +206,7 @@ def test_the_set_holds_the_films_clips(shots, made):
     expected = [
         (film, shots.read_clip(film, row["clip"]), row, clip)
         for film in shots.films()
-        for row in shots.annotations(film)
+        for row in annotations_of(shots, film)
         for clip in [shots.rows(film)[row["clip"]]]
         if row["subject"] == "Mika"
     ]
@@ -275,24 +277,24 @@ def test_the_same_films_give_the_same_set(shots, made, tmp_path):
 def test_whoever_writes_the_shards_and_whenever(shots, made, tmp_path):
     settings = GamesSettings(test_share=0.3)
 
-    def stop(numbers, function, done):
-        assert done() == 0
+    def stop(numbers, function, count_done):
+        assert count_done() == 0
         function(numbers[1])
-        assert done() == 1
+        assert count_done() == 1
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_film_games(tmp_path / "games", shots, settings, films_a_shard=1, share=stop)
+        write_film_games(tmp_path / "games", shots, settings, films_a_shard=1, for_each=stop)
     with pytest.raises(UserError, match="not finished"):
         open_games(tmp_path / "games")
     asked = []
 
-    def backwards(numbers, function, done):
+    def backwards(numbers, function, count_done):
         asked.extend(numbers)
         for number in reversed(numbers):
             function(number)
 
-    write_film_games(tmp_path / "games", shots, settings, films_a_shard=1, share=backwards)
+    write_film_games(tmp_path / "games", shots, settings, films_a_shard=1, for_each=backwards)
     assert asked == [0]  # shard 1 was whole
     assert turns_of(tmp_path / "games") == turns_of(made[0])
     with pytest.raises(UserError, match="films a shard 0: expected 1 or more"):
@@ -302,12 +304,12 @@ def test_whoever_writes_the_shards_and_whenever(shots, made, tmp_path):
 def begun(path, shots, **changes):
     """A set of which one shard is written."""
 
-    def stop(numbers, function, done):
+    def stop(numbers, function, count_done):
         function(numbers[0])
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_film_games(path, shots, GamesSettings(**changes), films_a_shard=1, share=stop)
+        write_film_games(path, shots, GamesSettings(**changes), films_a_shard=1, for_each=stop)
 
 
 def again(shots, number: int, count: int, **changes) -> None:
@@ -365,25 +367,27 @@ def test_as_many_shards_of_other_films(tmp_path):
     shots = annotated(tmp_path / "shots", 8, 8, 8, 8, 8)
     settings = GamesSettings(test_share=0.3)
 
-    def stop(numbers, function, done):
+    def stop(numbers, function, count_done):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_film_games(tmp_path / "games", shots, settings, films_a_shard=3, share=stop)
-    with pytest.raises(UserError, match=r"set: made_of\.films_a_shard was 3, is 4"):
+        write_film_games(tmp_path / "games", shots, settings, films_a_shard=3, for_each=stop)
+    with pytest.raises(
+        UserError, match=r"dataset was begun here: fingerprint\.films_a_shard was 3, is 4"
+    ):
         write_film_games(tmp_path / "games", shots, settings, films_a_shard=4)
 
 
 def test_annotations_that_change_while_games_are_made(tmp_path):
     shots = annotated(tmp_path / "shots", 24, 18)
 
-    def change(numbers, function, done):
+    def change(numbers, function, count_done):
         again(shots, 1, 18, motion="sleeping")
         for number in numbers:
             function(number)
 
     with pytest.raises(UserError, match=f"{film_name(1)}: annotated or cut again while games were"):
-        write_film_games(tmp_path / "games", shots, GamesSettings(), share=change)
+        write_film_games(tmp_path / "games", shots, GamesSettings(), for_each=change)
 
 
 def test_equal_clips_of_two_films_are_in_one_split(tmp_path):
@@ -511,7 +515,7 @@ def test_the_card_compares_the_models_levels_with_the_flows(shots, made):
     pairs = []
     for film in shots.films():
         rows = shots.rows(film)
-        for said in shots.annotations(film):
+        for said in annotations_of(shots, film):
             if said["subject"] == "Mika":
                 value = rows[said["clip"]].motion_value
                 pairs.append((said["motion_level"], 1 + sum(value >= e for e in PAPER_EDGES)))
@@ -528,7 +532,7 @@ def test_the_card_compares_the_models_levels_with_the_flows(shots, made):
 def test_names_that_would_break_the_card(tmp_path):
     films = annotated(tmp_path / "shots", 12)
     file = films.folder(FILM) / "film.json"
-    name = "a|b\n# <script>\udcff.mp4"
+    name = "a|b\n# <script>\u2028é.mp4"
     file.write_text(file.read_text().replace('"Film 0.mp4"', json.dumps(name)))
     write_film_games(tmp_path / "games", films, GamesSettings())
     text = (tmp_path / "games" / "card.md").read_text()
@@ -547,14 +551,14 @@ def test_people_are_not_compared_with_the_flow(tmp_path):
     assert "No model was asked" in (tmp_path / "games" / "card.md").read_text()
 
 
-def test_the_card_names_films_that_were_set_aside(tmp_path):
+def test_the_card_names_skipped_films(tmp_path):
     shots = annotated(tmp_path / "shots", 12, 8)
-    shots.set_aside(SetAside(film="song-0000000a", name="song.mp3", reason="no video"))
+    shots.skip(SkippedFilm(film="song-0000000a", name="song.mp3", reason="no video"))
     note_failure(shots, film_name(1), "clips.zip: 00000.mp4 is damaged")
     write_film_games(tmp_path / "games", shots, GamesSettings())
     card = json.loads((tmp_path / "games" / "card.json").read_text())
-    assert card["totals"]["films_set_aside"] == 2
-    assert card["films_set_aside"] == [
+    assert card["totals"]["films_skipped"] == 2
+    assert card["films_skipped"] == [
         {"film": "song-0000000a", "name": "song.mp3", "reason": "no video"},
         {
             "film": film_name(1),
@@ -583,7 +587,7 @@ def test_films_that_are_not_annotated(tmp_path):
     annotate(shots, 1, [label(n) for n in (0, 1, 2, 3, 5, 6, 7)])
     told = refusal(tmp_path, shots)
     assert "not annotated: 1 of 2 films" in told
-    assert told.endswith("to its end, or leave them out with --unannotated skip")
+    assert told.endswith("to its end, or skip them with --unannotated skip")
     settings = GamesSettings(unannotated="skip")
     assert make_plan(shots, settings).skipped == (FILM,)
     write_film_games(tmp_path / "games", shots, settings)

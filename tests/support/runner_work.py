@@ -1,19 +1,24 @@
-"""What Beam's workers are given to do in `test_beam.py`: they import it."""
+"""What the workers of `test_runners.py` and `test_beam.py` do: they import it."""
 
 import os
 import signal
 import time
 from pathlib import Path
 
-from animegamer_jax.data.films import beam
+from etils import epath
+
 from animegamer_jax.errors import UserError
 
 
 def note(number: int, *, folder: Path) -> str:
     """Writes who did it."""
-    beam.tell(f"item {number}", 1, 1)
     (folder / str(number)).write_text(str(os.getpid()))
+    time.sleep(0.1)  # else one worker may do all
     return "a result that nobody wants"
+
+
+def touch(path: epath.Path, *, folder: Path) -> None:
+    (folder / path.name).touch()
 
 
 def refuse(number: int) -> None:
@@ -26,13 +31,20 @@ def wait(number: int, *, folder: Path) -> None:
     time.sleep(600)
 
 
-def die(number: int, *, folder: Path) -> None:
-    """The first one that two processes have begun with ends its own; others wait."""
-    try:
-        (folder / "first").touch(exist_ok=False)
-    except FileExistsError:
+def refuse_beside_others(number: int, *, folder: Path) -> None:
+    """The first item is refused once another process waits."""
+    if number:
         wait(number, folder=folder)
-    while len(list(folder.iterdir())) < 2:
+    while not list(folder.iterdir()):
+        time.sleep(0.05)
+    refuse(number)
+
+
+def die(number: int, *, folder: Path) -> None:
+    """The first item's process dies once another process waits."""
+    if number:
+        wait(number, folder=folder)
+    while not list(folder.iterdir()):
         time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,0 +1,103 @@
+"""The commands `animegamer convert`, `initialise`, `export` and `parity`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from animegamer_jax.bundle.networks import NetworkName
+from animegamer_jax.convert.options import ConvertOptions, InitialiseOptions
+
+
+def convert(options: Annotated[ConvertOptions, tyro.conf.arg(name="")]) -> int:
+    """Convert released PyTorch checkpoints to a bundle.
+
+    Every tensor of every file must be known, present, and of the expected shape. Otherwise all
+    problems are listed and nothing is written.
+
+    Args:
+        options: The files, and how to read them.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        UserError: A file has problems, or the output exists.
+    """
+    from animegamer_jax.convert.released import convert_released
+
+    convert_released(options)
+    return 0
+
+
+def initialise(options: Annotated[InitialiseOptions, tyro.conf.arg(name="")]) -> int:
+    """Make a bundle to train, from pre-trained networks.
+
+    Every tensor of every file must be known, present, and of the expected shape. Otherwise all
+    problems are listed and nothing is written.
+
+    Args:
+        options: The files, and what they do not determine.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        UserError: A file has problems, or the output exists.
+    """
+    from animegamer_jax.configs import SIZES
+    from animegamer_jax.convert.initialise import initialise_bundle
+
+    initialise_bundle(options, SIZES[options.size]())
+    return 0
+
+
+def export(*, bundle: str, out: Path, networks: tuple[NetworkName, ...] = ()) -> int:
+    """Write a bundle's networks in the file formats of the released PyTorch code.
+
+    Args:
+        bundle: Bundle to read: a folder, or a gs:// address.
+        out: Folder to write.
+        networks: Networks to export; all of the bundle's unless given.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        UserError: The bundle or a network does not exist, or the output exists.
+    """
+    from animegamer_jax.convert.export import export_bundle
+    from animegamer_jax.convert.networks import show_summary
+    from animegamer_jax.storage.paths import absolute
+
+    weights = export_bundle(bundle, out, networks=networks)
+    show_summary(str(absolute(out)), weights)
+    return 0
+
+
+def parity(
+    folder: Annotated[Path, tyro.conf.Positional],
+    /,
+    *,
+    json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
+) -> int:
+    """Compare every number that FOLDER recorded with this code, in float32.
+
+    Args:
+        folder: Folder of checkpoints and recorded arrays, laid out as `docs/parity.md` describes.
+        json_file: JSON file to write the table to as well.
+
+    Returns:
+        The exit status: 1 if a row fails.
+
+    Raises:
+        UserError: The folder does not exist or holds nothing to compare, or one of its files is
+            damaged.
+    """
+    from animegamer_jax.convert.parity import compare_folder, print_rows, write_rows
+
+    rows = compare_folder(folder)
+    print_rows(rows)
+    if json_file:
+        write_rows(json_file, rows)
+    return int(any(row.verdict == "FAIL" for row in rows))

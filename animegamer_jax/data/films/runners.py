@@ -1,0 +1,107 @@
+"""Calls a function for many items: in processes of this machine, or on a cluster.
+
+The steps (`films`, `annotate`, `games`) are functions of one item that write files of their own. So
+the result depends neither on the runner nor on the number of workers, and what was finished before
+an interruption is not made again.
+"""
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from animegamer_jax.data.films.pool import run_in_processes
+from animegamer_jax.errors import UserError
+from animegamer_jax.progress import Progress, no_progress
+
+Item = TypeVar("Item")
+
+_LOCAL = ("local", "direct", "directrunner")  # the others are Beam's names for this machine
+_OPTION = re.compile(r"[a-z][a-z0-9_]*(=.*)?", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunnerOptions:
+    """Where the work runs.
+
+    Attributes:
+        runner: Where the work runs: `local` (this machine), or an Apache Beam runner:
+            DataflowRunner, FlinkRunner, SparkRunner, PortableRunner.
+        workers: Number of processes on this machine. A cluster's size is set by the options of its
+            runner.
+        beam_options: Options of the Apache Beam runner, such as project=mine region=europe-west4.
+    """
+
+    runner: str = "local"
+    workers: int = 1
+    beam_options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise UserError(f"workers {self.workers}: expected 1 or more")
+        for option in self.beam_options:
+            if not _OPTION.fullmatch(option):
+                raise UserError(
+                    f"Beam option {option!r}: expected name=value, such as region=europe-west4"
+                )
+            if self.is_local:
+                raise UserError(
+                    f"Beam option {option!r}: runner {self.runner} takes none: name a Beam runner, "
+                    "such as --runner DataflowRunner"
+                )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the work runs on this machine."""
+        return self.runner.lower() in _LOCAL
+
+    def reporting(self, on_progress: Progress) -> Progress:
+        """Returns what the function itself can report to: nothing in another process."""
+        return on_progress if self.is_local and self.workers == 1 else no_progress
+
+
+def for_each(
+    items: Sequence[Item],
+    function: Callable[[Item], Any],
+    *,
+    options: RunnerOptions,
+    label: str,
+    count_done: Callable[[], int] = lambda: 0,
+    on_progress: Progress = no_progress,
+) -> None:
+    """Calls a function once for each item; a cluster may call it again after a failure.
+
+    Args:
+        items: Small values, such as paths and numbers.
+        function: An importable function, or a `functools.partial` of one. Its result is dropped.
+        options: Where the work runs.
+        label: What the items are, for the progress: "films".
+        count_done: Returns the number of finished items, earlier runs included. A cluster's
+            progress is counted by it.
+        on_progress: Called with the label, the number of finished items and their number.
+
+    Raises:
+        UserError: The function raised one, a worker process died, or Beam does not know the runner
+            or an option.
+    """
+    total = len(items)
+    if not items:
+        return
+    if options.is_local:
+        on_progress(label, 0, total)
+        with contextlib.closing(run_in_processes(items, function, options.workers)) as finished:
+            for done, _ in enumerate(finished, start=1):
+                on_progress(label, done, total)
+        return
+    from animegamer_jax.data.films.beam import run_with_beam
+
+    run_with_beam(
+        items,
+        function,
+        runner=options.runner,
+        options=options.beam_options,
+        label=label,
+        report=lambda: on_progress(label, min(count_done(), total), total),
+    )
+    on_progress(label, total, total)

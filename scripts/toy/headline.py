@@ -1,0 +1,78 @@
+"""Prints the README's table of the embedded model's scores, from the results of an evaluation.
+
+animegamer evaluate --window 5 1 --out out/toy-report     # make toy-report
+python scripts/toy/headline.py out/toy-report
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from animegamer_jax.errors import UserError
+from animegamer_jax.evaluate.metrics.formulas import Estimate
+from animegamer_jax.evaluate.metrics.registry import CONTEXT
+from animegamer_jax.evaluate.reference_scores import NO_MEMORY, THROUGH_VAE
+from animegamer_jax.evaluate.results import Evaluation, read_results
+
+ROWS = (
+    ("states right (ACC-S)", "ACC-S", "0.95"),
+    ("motion level of the clip right, by optical flow (ACC-F)", "ACC-F", "0.67"),
+    ("error of the motion level (MAE-F, lower is better)", "MAE-F", "0.42"),
+    ("character right in the clip", "character", "0.9"),
+    ("place", "place", "0.9"),
+    ("time of day", "time", "0.9"),
+    ("similarity to the true clip (CLIP-I, the toy's own CLIP)", "CLIP-I", ""),
+)
+
+
+def lines(evaluation: Evaluation) -> Iterator[str]:
+    """Returns the Markdown table.
+
+    Raises:
+        UserError: the evaluation is not of one model with two windows.
+    """
+    if len(evaluation.systems) != 2:
+        raise UserError("expected the results of `animegamer evaluate --window 5 1`")
+    own, short = evaluation.systems
+    yield "| | reached (95 % interval over games) | target | through the VAE |"
+    yield "|---|---|---|---|"
+    for text, metric, target in ROWS:
+        bound = own.estimate(metric, reference=THROUGH_VAE)
+        through = "" if bound is None else f"{bound.mean:.2f}"
+        yield f"| {text} | {_cell(own.estimate(metric))} | {target} | {through} |"
+    is_open = evaluation.is_open
+    context, without = (s.estimate(CONTEXT, is_open) for s in (own, short))
+    yield f"| open instructions: character, place and time all right | {_cell(context)} | 0.85 |  |"
+    least = own.estimate(CONTEXT, is_open, reference=NO_MEMORY)
+    yield (
+        f"| the same without memory (window 1) | {_cell(without)} | no better than "
+        f"{_mean(least)}, the score of a model without memory |  |"
+    )
+
+
+def _mean(found: Estimate | None) -> str:
+    return "unknown" if found is None else f"{found.mean:.3f}"
+
+
+def _cell(found: Estimate | None) -> str:
+    return "" if found is None else f"{found.mean:.3f} ({found.low:.3f} to {found.high:.3f})"
+
+
+def main(folder: Path, /) -> None:
+    """Print the table.
+
+    Args:
+        folder: Folder of the evaluation.
+    """
+    for line in lines(read_results(folder)):
+        print(line)
+
+
+if __name__ == "__main__":
+    import tyro
+
+    try:
+        tyro.cli(main)
+    except UserError as error:
+        print(f"headline: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
