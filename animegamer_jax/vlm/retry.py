@@ -8,10 +8,10 @@ from typing import Any, Generic, TypeVar
 
 from etils import epath
 
-from animegamer_jax.bundle.config import from_json
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.files import read_json
 from animegamer_jax.storage.paths import telling
+from animegamer_jax.storage.serialization import from_json
 from animegamer_jax.vlm.client import AskSettings, Endpoint
 from animegamer_jax.vlm.messages import Message, retry_messages
 from animegamer_jax.vlm.usage import Usage
