@@ -482,7 +482,7 @@ def test_a_model_of_our_own_comes_back_from_its_export(tiny_bundle, tmp_path):
     with pytest.raises(UserError, match="position table"):
         convert(out=str(tmp_path / "c"), reference=tmp_path / "out", latent_height=10)
     (tmp_path / "out" / "animegamer.json").write_text("{}")
-    with pytest.raises(UserError, match=r"animegamer\.json: missing protocol, networks"):
+    with pytest.raises(UserError, match=r"animegamer\.json: protocol: missing"):
         convert(out=str(tmp_path / "c"), reference=tmp_path / "out")
 
 
