@@ -12,7 +12,7 @@ import numpy as np
 from etils import epath
 
 from animegamer_jax.bundle.bundle import NETWORKS, Bundle, NetworkName, abstract_params
-from animegamer_jax.bundle.config import SIZES_FILE, Placement, Sizes, Weights, to_json
+from animegamer_jax.bundle.config import SIZES_FILE, Placement, Sizes, Weights
 from animegamer_jax.configs import ModelConfig
 from animegamer_jax.convert import rules as tables
 from animegamer_jax.convert.networks import exported_config, placement_of, table_of
@@ -20,6 +20,7 @@ from animegamer_jax.convert.sources import write_safetensors, write_torch
 from animegamer_jax.errors import UserError
 from animegamer_jax.progress import Progress, show_progress, track
 from animegamer_jax.storage.paths import absolute, move_into_place, refuse_existing, telling
+from animegamer_jax.storage.serialization import to_json
 
 # What a base model's config.json holds of a `MistralConfig`.
 _MISTRAL_FIELDS = (

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import importlib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from animegamer_jax.bundle.config import Placement, Weights
 from animegamer_jax.configs import LoRAConfig, NetworkConfig
 from animegamer_jax.convert.sources import Source
 from animegamer_jax.errors import UserError
+from animegamer_jax.storage.serialization import read_json
 
 DECODER_FILE = "vdm/1/mp_rank_00_model_states.pt"
 DECODER_PREFIX = "model.diffusion_model."
@@ -134,17 +134,9 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         UserError: The file does not exist, or holds something else.
     """
-    try:
-        content = json.loads(path.read_text())
-    except OSError:
-        raise UserError(
-            f"{path}: no such file: it is needed for sizes that the weights do not imply"
-        ) from None
-    except ValueError as error:
-        raise UserError(f"{path}: not valid JSON ({error}): get the file again") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected a JSON object, found {type(content).__name__}")
-    return content
+    return read_json(
+        path, dict[str, Any], hint="get the file: it gives sizes that the weights do not imply"
+    )
 
 
 def show_summary(title: str, weights: Mapping[str, Weights]) -> None:

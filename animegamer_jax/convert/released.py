@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from animegamer_jax.bundle.bundle import NETWORKS, NetworkName
-from animegamer_jax.bundle.config import SIZES_FILE, Placement, Sizes, from_json
+from animegamer_jax.bundle.config import SIZES_FILE, Placement, Sizes
 from animegamer_jax.configs import LoRAConfig, NetworkConfig
 from animegamer_jax.convert import rules as tables
 from animegamer_jax.convert.networks import (
@@ -36,6 +36,7 @@ from animegamer_jax.convert.parts import (
 from animegamer_jax.convert.sources import Source, open_checkpoint
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import PROTOCOLS
+from animegamer_jax.storage.serialization import read_json
 
 Configs = Mapping[NetworkName, NetworkConfig]
 _HEAD_WIDTH = 64  # of OpenCLIP ViT-B/16
@@ -123,7 +124,7 @@ def _read_reference(folder: Path) -> tuple[dict[str, Any], Sizes | None]:
                     )
                 found |= {option: content[key]} if key in content else {}
     file = folder / SIZES_FILE
-    return found, from_json(Sizes, read_config(file), str(file)) if file.is_file() else None
+    return found, read_json(file, Sizes, hint="export again") if file.is_file() else None
 
 
 def _only_file(folder: Path) -> Path | None:

@@ -20,7 +20,6 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from animegamer_jax.bundle.bundle import Bundle
-from animegamer_jax.bundle.config import to_json
 from animegamer_jax.data.datasets import INFO_FILE
 from animegamer_jax.data.loader import (
     make_iterator,
@@ -30,6 +29,7 @@ from animegamer_jax.data.loader import (
 from animegamer_jax.distributed import check_agreement, together
 from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.storage.paths import absolute, telling
+from animegamer_jax.storage.serialization import to_json
 from animegamer_jax.train.checkpoint import Checkpoints
 from animegamer_jax.train.metric_logger import (
     Recorder,
