@@ -156,6 +156,7 @@ def _first_problem(error: Any) -> tuple[_Place, str]:
         return problem["loc"], "unknown field"
     text = problem["msg"].removeprefix("Value error, ")
     text = re.sub(r"^\w+ should (be|have) ", "expected ", text)
+    text = re.sub(r" after validation, not \d+$", "", text)
     text = re.sub(r"^expected (greater|less) than", r"expected a number \1 than", text)
     return problem["loc"], f"{text}, found {shown(problem['input'])}"
 
