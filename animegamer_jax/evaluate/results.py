@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import AbstractArray, Bool, Float, Int
 
-from animegamer_jax.bundle.config import from_json, to_json
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.judge.scores import (
     CRITERIA,
@@ -28,6 +27,7 @@ from animegamer_jax.evaluate.metrics.formulas import Estimate, estimate_known
 from animegamer_jax.evaluate.strictjson import fields, load, shown, some
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import telling
+from animegamer_jax.storage.serialization import from_json, to_json
 
 FORMAT_VERSION = 2
 RESULTS_FILE = "results.json"

@@ -55,6 +55,29 @@ def read_json(path: epath.PathLike, kind: type[T] | Any, *, hint: str) -> T:
     return from_json(kind, parse_json(data, where, hint=hint), where, hint=hint)
 
 
+def read_lines(path: epath.PathLike, kind: type[T] | Any, *, hint: str) -> Iterator[tuple[T, str]]:
+    """Reads a file with a JSON value on each line.
+
+    Args:
+        path: the file, local or in a bucket.
+        kind: the dataclass of a line.
+        hint: what to do about a file that is missing or damaged, for the error.
+
+    Yields:
+        Value and name of each line, for errors.
+
+    Raises:
+        UserError: in one line: file, line and field, what was expected and what was found.
+    """
+    with telling(path, "cannot be read", mend=hint):
+        lines = epath.Path(path).read_bytes().split(b"\n")
+    if lines[-1]:
+        raise UserError(f"{path}: expected a line break at the end, found none: {hint}")
+    for number, line in enumerate(lines[:-1], start=1):
+        where = f"{os.fspath(path)}, line {number}"
+        yield from_json(kind, parse_json(line, where, hint=hint), where, hint=hint), where
+
+
 def parse_json(data: bytes | str, where: str, *, hint: str) -> Any:
     """Parses JSON text; refuses a field that occurs twice in one object.
 
@@ -105,8 +128,9 @@ def from_json(kind: type[T] | Any, value: Any, where: str, *, hint: str = "") ->
         raise UserError(": ".join(filter(None, (where, _field_path(place), problem, hint))))
 
     try:
-        # As text again: only there does pydantic's strict mode take a list for a tuple.
-        (found,) = _adapter(kind).validate_json(json.dumps([value]))
+        # As text again, because pydantic's strict mode accepts a list for a tuple only there.
+        text = json.dumps([value], ensure_ascii=False, default=str).encode("utf-8", "replace")
+        (found,) = _adapter(kind).validate_json(text)
     except pydantic.ValidationError as error:
         place, problem = _first_problem(error)
         refuse(place[1:], problem)
@@ -132,6 +156,7 @@ def _first_problem(error: Any) -> tuple[_Place, str]:
         return problem["loc"], "unknown field"
     text = problem["msg"].removeprefix("Value error, ")
     text = re.sub(r"^\w+ should (be|have) ", "expected ", text)
+    text = re.sub(r" after validation, not \d+$", "", text)
     text = re.sub(r"^expected (greater|less) than", r"expected a number \1 than", text)
     return problem["loc"], f"{text}, found {shown(problem['input'])}"
 

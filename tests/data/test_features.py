@@ -193,7 +193,7 @@ def test_the_same_call_goes_on_after_a_stop(features, games_path, bundle, tmp_pa
     # Of seven turns a shard there are as many shards, of other turns.
     with pytest.raises(
         UserError,
-        match=r"another dataset was begun here: fingerprint\.shard_size was 6, is 7: use the earlier",
+        match=r"begun here: fingerprint\.shard_size was 6, is 7: use the earlier",
     ):
         write_features(path, **options | {"shard_size": 7})
     before = shards_of(path)

@@ -14,11 +14,11 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from animegamer_jax.bundle.config import from_json, to_json
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.strictjson import load
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import telling
+from animegamer_jax.storage.serialization import from_json, to_json
 
 Part = Literal["decoder", "game"]
 
