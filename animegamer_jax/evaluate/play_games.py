@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from animegamer_jax.bundle.config import to_json
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark, BenchmarkGame
 from animegamer_jax.evaluate.metrics.scorers import NUM_FRAMES, Answers, Clips
@@ -29,6 +28,7 @@ from animegamer_jax.game.saved_game import GAME_FILE, Game, Turn
 from animegamer_jax.media.video import measure_mp4, read_mp4
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import telling
+from animegamer_jax.storage.serialization import to_json
 
 VALUES_FILE = "values.json"
 
