@@ -83,10 +83,10 @@ def test_results_that_are_damaged(tmp_path, change, message):
     write_results(tmp_path, make_evaluation(None))
     path = tmp_path / "results.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(UserError, match=message) as told:
+    with pytest.raises(UserError, match=message) as caught:
         read_results(tmp_path)
-    assert str(told.value).startswith(str(path))
-    assert "\n" not in str(told.value)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
 
 
 def test_results_that_are_none(tmp_path):
