@@ -144,7 +144,9 @@ def write_results(folder: Path, evaluation: Evaluation) -> Path:
 def _plain(value: Any) -> Any:
     """Converts arrays and numbers of NumPy; what is not finite becomes null."""
     if isinstance(value, np.ndarray) and value.dtype.kind == "f":
-        value = np.where(np.isfinite(value), value.astype(np.float64).round(6), None)
+        unknown = ~np.isfinite(value)
+        value = value.astype(np.float64).round(6).astype(object)
+        value[unknown] = None
     if isinstance(value, (np.ndarray, np.generic)):
         value = value.tolist()
     return None if isinstance(value, float) and not math.isfinite(value) else value
