@@ -1,6 +1,6 @@
 """Plays and scores a benchmark's games: with a model here, or games that were played elsewhere.
 
-Every game is a folder as `animegamer play` writes it, with `values.json` beside its turns: the
+Every game is a folder as `animegamer play` writes it, with a file `values.json`: the
 value of each metric per turn, and the fingerprint of everything they depend on. A complete game
 with the same fingerprint is not played again, so an interrupted evaluation continues.
 """

@@ -147,6 +147,31 @@ def _adapter(kind: Any) -> Any:
     return pydantic.TypeAdapter(tuple[kind], config=config)  # no dataclass takes a config itself
 
 
+def array_field(dtype: Any, num_axes: int) -> Any:
+    """Returns a `pydantic` validator that makes an array field of nested lists.
+
+    Among numbers that need not be whole, null becomes NaN. Without any item, all axes are empty.
+
+    Args:
+        dtype: type of the items: bool, int or float.
+        num_axes: number of the array's axes.
+    """
+    import numpy as np
+    import pydantic
+
+    allowed = (int, float, type(None)) if dtype is float else (dtype,)
+
+    def make(value: Any) -> Any:
+        found = np.array(value, object)
+        if not found.size and isinstance(value, list):
+            return np.zeros((0,) * num_axes, dtype)
+        if found.ndim != num_axes or any(type(item) not in allowed for item in found.flat):
+            raise ValueError(f"expected lists of {dtype.__name__} in {num_axes} dimensions")
+        return found.astype(dtype)
+
+    return pydantic.PlainValidator(make)
+
+
 def _first_problem(error: Any) -> tuple[_Place, str]:
     """The first wrong field of a `pydantic.ValidationError`, and what is wrong with it."""
     problem = error.errors(include_url=False)[0]

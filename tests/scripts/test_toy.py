@@ -58,7 +58,7 @@ def evaluation(model: Bundle, *, name: str = "toy", windows: tuple[int, ...] = (
 
 
 def write_run_config(folder: Path, stage: str, step: int, **changes: Any) -> None:
-    """What a checkpoint tells of itself, of a stage that went as it should."""
+    """The run config in the checkpoint of a stage that succeeded."""
     bundle = Bundle.open(folder / stage / "model")
     recipe = to_json(stages._find(stage)[1]) | OWN.get(stage, {})
     about = {
