@@ -31,7 +31,7 @@ def compile_kernel(chip: str, kernel: str, queries: int) -> int:
     import jax
     import jax.numpy as jnp
 
-    from animegamer_jax.models import flash, splash
+    from animegamer_jax.models.kernels import flash, splash
     from animegamer_jax.plan.topology import describe, parse_topology
     from animegamer_jax.sharding import has_wide_unit, make_mesh
 

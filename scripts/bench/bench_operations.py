@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from animegamer_jax.models.layers import affine
 from tyro.extras import SubcommandApp
 
 from animegamer_jax.models.attention import attention as attend
@@ -25,7 +26,6 @@ from animegamer_jax.models.convolution import (
     stacked_planes,
     sum_of_planes,
 )
-from animegamer_jax.models.layers import affine
 
 app = SubcommandApp()
 Form = Callable[..., jax.Array]
