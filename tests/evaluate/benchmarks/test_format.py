@@ -465,6 +465,17 @@ def test_other_splits_and_seeds(split):
     assert toy_games(found) == games
 
 
+def test_other_splits_are_written_by_name(tmp_path):
+    make_command("toy-phrasings", out=tmp_path / "p.json", games=2, turns=3, seed=4)
+    found = read_benchmark(tmp_path / "p.json")
+    assert found == make_toy_benchmark(num_games=2, num_turns=3, split="phrasings", seed=4)
+    with pytest.raises(UserError, match="split nowhere: expected one of test, combinations, phra"):
+        make_command("toy-nowhere", out=tmp_path / "n.json")
+    (tmp_path / "toy-lists.toml").write_text("")
+    with pytest.raises(UserError, match="world: missing"):  # a file of lists
+        make_command(str(tmp_path / "toy-lists.toml"), out=tmp_path / "n.json")
+
+
 def test_what_toy_turns_omit():
     found = make_toy_benchmark(num_games=40)
     omitted = {turn.instruction: turn.omitted for game in found.games for turn in game.turns}
