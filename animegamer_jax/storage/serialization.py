@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import re
+import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
@@ -144,7 +145,8 @@ def _adapter(kind: Any) -> Any:
     import pydantic
 
     config = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-    return pydantic.TypeAdapter(tuple[kind], config=config)  # no dataclass takes a config itself
+    # In a tuple, because a dataclass itself takes no configuration.
+    return pydantic.TypeAdapter(types.GenericAlias(tuple, (kind,)), config=config)
 
 
 def array_field(dtype: Any, num_axes: int) -> Any:
