@@ -88,7 +88,7 @@ class _Part:
 
 
 def new_leaf(path: str, shape: tuple[int, ...], *, seed: int) -> np.ndarray:
-    """A new parameter as the layers make theirs (`models/layers.py`), one at a time, float32.
+    """A new parameter as the layers make theirs (`models/linear.py`), one at a time, float32.
 
     Matrices are normal with the variance of one over their inputs; biases and the second halves
     of low-rank updates are zero.

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from animegamer_jax.models.flash import flash_attention, takes
-from animegamer_jax.models.splash import StaticMask, fitting_length, splash_attention
+from animegamer_jax.models.kernels.flash import flash_attention, takes
+from animegamer_jax.models.kernels.splash import StaticMask, fitting_length, splash_attention
 from animegamer_jax.sharding import has_wide_unit, partition_spec, parts_of, platform, shares
 
 Implementation = Literal["auto", "plain", "blocked", "kernel"]

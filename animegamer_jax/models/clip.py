@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 from animegamer_jax.configs import CLIPConfig
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.attention import TokenMask, attention
-from animegamer_jax.models.layers import LayerNorm, LayerStack, Linear, QKVLinear
+from animegamer_jax.models.linear import LayerNorm, LayerStack, Linear, QKVLinear
 from animegamer_jax.sharding import axes, constrain
 
 PIXEL_MEAN = (0.48145466, 0.4578275, 0.40821073)  # of red, green, blue in [0, 1]

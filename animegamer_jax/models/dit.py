@@ -23,7 +23,8 @@ from animegamer_jax.models.attention import (
     padding_mask,
     takes_columns,
 )
-from animegamer_jax.models.layers import (
+from animegamer_jax.models.kernels.splash import StaticMask
+from animegamer_jax.models.linear import (
     LayerNorm,
     LayerStack,
     Linear,
@@ -31,7 +32,6 @@ from animegamer_jax.models.layers import (
     apart,
     in_play,
 )
-from animegamer_jax.models.splash import StaticMask
 from animegamer_jax.sharding import axes, constrain
 
 GATES = (2, 5, 8, 11)

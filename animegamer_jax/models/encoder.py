@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from animegamer_jax.configs import ShotEncoderConfig
-from animegamer_jax.models.layers import LayerNorm, Projection
+from animegamer_jax.models.linear import LayerNorm, Projection
 
 
 class ShotEncoder(nnx.Module):

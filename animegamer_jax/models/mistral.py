@@ -20,8 +20,8 @@ from animegamer_jax.models.attention import (
     columns_attention,
     takes_columns,
 )
-from animegamer_jax.models.layers import Dropout, LayerStack, Linear, RMSNorm, apart
-from animegamer_jax.models.splash import StaticMask
+from animegamer_jax.models.kernels.splash import StaticMask
+from animegamer_jax.models.linear import Dropout, LayerStack, Linear, RMSNorm, apart
 from animegamer_jax.sharding import axes, constrain
 
 

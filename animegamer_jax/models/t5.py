@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from animegamer_jax.configs import T5Config
 from animegamer_jax.models.attention import TokenMask, attention
-from animegamer_jax.models.layers import LayerStack, Linear, RMSNorm
+from animegamer_jax.models.linear import LayerStack, Linear, RMSNorm
 from animegamer_jax.sharding import axes, constrain
 
 

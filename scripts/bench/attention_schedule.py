@@ -2,7 +2,7 @@
 
 `python scripts/bench/attention_schedule.py` (3 minutes; needs the extra `plan`). libtpu writes down how
 it packs a kernel's instructions into bundles, one a cycle. A kernel without branches takes as many
-cycles a block as it has bundles, if memory keeps up. Compiled here: `models/flash.py`, and JAX's
+cycles a block as it has bundles, if memory keeps up. Compiled here: `kernels/flash.py`, and JAX's
 splash attention with the blocks that training gives it, for heads of 64 and the released clip's
 7,168 tokens: the table of `docs/decisions/attention.md`, and `flash_cycles` of `chips.py`. Splash
 attention's first and last blocks of keys do more than those between, and all its instructions are
@@ -29,7 +29,7 @@ def compile_kernel(chip: str, kernel: str, queries: int) -> int:
     import jax
     import jax.numpy as jnp
 
-    from animegamer_jax.models import flash, splash
+    from animegamer_jax.models.kernels import flash, splash
     from animegamer_jax.plan.topology import describe, parse_topology
     from animegamer_jax.sharding import has_wide_unit, make_mesh
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from animegamer_jax.models.layers import affine
+from animegamer_jax.models.linear import affine
 
 # Tokens, width in and out: of the toy's transformer and language model, and a wide one.
 SHAPES = (

@@ -46,7 +46,7 @@ from animegamer_jax.convert.sources import (
     write_torch,
 )
 from animegamer_jax.errors import UserError
-from animegamer_jax.models.layers import LayerNorm, LayerStack, Linear, QKVLinear
+from animegamer_jax.models.linear import LayerNorm, LayerStack, Linear, QKVLinear
 
 MANIFESTS = Path(__file__).parents[1] / "manifests"
 FLOAT = NetworkConfig()

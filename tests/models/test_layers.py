@@ -10,7 +10,7 @@ import torch
 from flax import nnx
 
 from animegamer_jax.configs import LoRAConfig, NetworkConfig
-from animegamer_jax.models.layers import (
+from animegamer_jax.models.linear import (
     Dropout,
     LayerNorm,
     LayerStack,

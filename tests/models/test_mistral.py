@@ -16,7 +16,7 @@ from animegamer_jax.bundle.bundle import flat_params
 from animegamer_jax.configs import LoRAConfig, MistralConfig
 from animegamer_jax.convert.rules import load
 from animegamer_jax.convert.tables.mllm import mistral_rules
-from animegamer_jax.models.layers import Dropout
+from animegamer_jax.models.linear import Dropout
 from animegamer_jax.models.mistral import (
     Mistral,
     Tokens,

@@ -13,10 +13,11 @@ from flax import nnx
 
 from animegamer_jax.configs import LoRAConfig, make_toy
 from animegamer_jax.models import attention as attention_module
-from animegamer_jax.models import dit, flash, layers, mistral, splash
+from animegamer_jax.models import dit, linear, mistral
 from animegamer_jax.models.attention import TokenMask, attention
-from animegamer_jax.models.layers import LayerNorm, LayerStack, QKVLinear
-from animegamer_jax.models.splash import StaticMask, choose_blocks
+from animegamer_jax.models.kernels import flash, splash
+from animegamer_jax.models.kernels.splash import StaticMask, choose_blocks
+from animegamer_jax.models.linear import LayerNorm, LayerStack, QKVLinear
 from animegamer_jax.sharding import make_mesh
 
 DIT, MLLM = make_toy().dit, make_toy().mllm
@@ -286,7 +287,7 @@ def test_norm_on_a_tpu_is_as_exact_as_the_norm(monkeypatch, mean):
 
     _, exact = run(x.astype(jnp.float32))
     expected = norm(x.astype(jnp.float32))
-    monkeypatch.setattr(layers, "platform", lambda: "tpu")
+    monkeypatch.setattr(linear, "platform", lambda: "tpu")
     assert jnp.abs(norm(x).astype(jnp.float32) - expected).max() < 0.02
     gradient = jax.jit(run)(x)[1].astype(jnp.float32)
     assert jnp.abs(gradient - exact).max() < 0.02 * jnp.abs(exact).max()
@@ -314,10 +315,10 @@ def test_layers_whose_parts_are_cut_from_the_stack_are_the_layers(monkeypatch):
         return jax.value_and_grad(lambda *a: jnp.square(a[0](a[1])[0]).sum(), (0, 1))(stack, x)
 
     expected = jax.jit(lambda *a: run(*a))(stack, x)
-    monkeypatch.setattr(layers, "platform", lambda: "tpu")
+    monkeypatch.setattr(linear, "platform", lambda: "tpu")
     one = jax.tree.map(lambda leaf: leaf[0], stack.blocks)
-    cut = layers._take_parts(one, stack.blocks, jnp.int32(2))
+    cut = linear._take_parts(one, stack.blocks, jnp.int32(2))
     np.testing.assert_array_equal(cut.qkv.kernel[...], stack.blocks.qkv.kernel[2])
     assert_leaves_close(jax.jit(lambda *a: run(*a))(stack, x), expected)
-    monkeypatch.setattr(layers, "_MANY_TOKENS", 10)
+    monkeypatch.setattr(linear, "_MANY_TOKENS", 10)
     assert_leaves_close(jax.jit(lambda *a: run(*a))(stack, x), expected)

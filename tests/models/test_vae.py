@@ -17,7 +17,7 @@ from animegamer_jax.convert.rules import load
 from animegamer_jax.convert.tables.vae import infer_config, rules
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.convolution import CausalConv, conv3d, conv3d_direct, conv3d_planes
-from animegamer_jax.models.layers import count_params
+from animegamer_jax.models.linear import count_params
 from animegamer_jax.models.vae import (
     VAE,
     DecoderCache,

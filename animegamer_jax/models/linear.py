@@ -13,7 +13,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float, Key, UInt32
 
 from animegamer_jax.configs import LoRAConfig, NetworkConfig, Remat
-from animegamer_jax.models.splash import SAVED
+from animegamer_jax.models.kernels.splash import SAVED
 from animegamer_jax.sharding import axes, platform, shares
 
 Names = tuple[str | None, ...]
