@@ -14,8 +14,8 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from animegamer_jax.configs import MLLMConfig
-from animegamer_jax.models.attention import padded_length
-from animegamer_jax.models.kernels.splash import StaticMask
+from animegamer_jax.models.kernels.attend import padded_length
+from animegamer_jax.models.kernels.masks import StaticMask
 from animegamer_jax.models.linear import Dropout, Projection
 from animegamer_jax.models.mistral import KVCache, Mistral, Tokens, make_cache
 from animegamer_jax.protocol import Layout, Prompt, inject

@@ -30,7 +30,7 @@ from animegamer_jax.models.convolution import (
     mean_over_parts,
     split_frames,
 )
-from animegamer_jax.models.linear import remat
+from animegamer_jax.models.layer_stack import remat
 from animegamer_jax.sharding import axes, constrain, partition_spec
 
 _EPS = 1e-6

@@ -46,7 +46,7 @@ def compile_kernel(chip: str, kernel: str, queries: int) -> int:
         else:
             function = jax.jit(
                 lambda *x: splash.splash_attention(
-                    *(y.swapaxes(2, 3) for y in x), columns=True
+                    *(y.swapaxes(2, 3) for y in x), tokens_last=True
                 ).swapaxes(2, 3),
                 out_shardings=one,
             )

@@ -18,19 +18,22 @@ import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
-from animegamer_jax.models.attention import attention
+from animegamer_jax.models.kernels.blocked import blocked_attention, plain_attention
 
 
 def make_forms(block_rows: list[int]) -> dict[str, Callable[..., jax.Array]]:
-    """What is compared, by name."""
-    forms: dict[str, Callable[..., jax.Array]] = {
+    """Returns the functions to compare, of [b, t, h, d] arrays, by name."""
+
+    def tokens_first(attention: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        return lambda *arrays: attention(*(x.swapaxes(1, 2) for x in arrays)).swapaxes(1, 2)
+
+    forms = {
         "jax.nn.dot_product_attention": jax.nn.dot_product_attention,
-        "plain": functools.partial(attention, implementation="plain"),
+        "plain": tokens_first(plain_attention),
     }
     for rows in block_rows:
-        forms[f"blocked, {rows} rows"] = functools.partial(
-            attention, implementation="blocked", block_rows=rows
-        )
+        blocked = functools.partial(blocked_attention, block_rows=rows)
+        forms[f"blocked, {rows} rows"] = tokens_first(blocked)
     return forms
 
 

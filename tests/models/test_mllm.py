@@ -21,7 +21,7 @@ from animegamer_jax.convert.rules import load
 from animegamer_jax.convert.sources import Source, Tensor
 from animegamer_jax.convert.tables.mllm import infer_config, rules
 from animegamer_jax.models import mllm as models_mllm
-from animegamer_jax.models.attention import TokenMask
+from animegamer_jax.models.kernels.masks import TokenMask
 from animegamer_jax.models.mistral import Tokens, make_cache
 from animegamer_jax.models.mllm import IGNORED, MLLM, GameBatch
 from animegamer_jax.protocol import PAPER, RELEASED, SPECIAL_TOKENS, Layout, Prompt, TokenIds

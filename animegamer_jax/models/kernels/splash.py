@@ -1,8 +1,8 @@
-"""Attention by a kernel on TPU: splash attention, which never writes a score to memory.
+"""JAX's splash attention on a TPU, for training: no score is ever written to memory.
 
-The kernel wants sequences in whole blocks and knows masks that are static. Padded and invalid keys
-are told apart by one more feature (1 in the queries; 0 or a large negative number in the keys)
-where the head's width leaves room for it in a register's lanes, else by segments.
+The kernel takes whole blocks of tokens and static masks. Padded and invalid keys are hidden by one
+more feature (1 in the queries; 0 or a large negative number in the keys) where a head's width
+leaves room for it in a register's lanes, otherwise by segment ids.
 """
 
 import dataclasses
@@ -14,16 +14,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from animegamer_jax.models.kernels.masks import StaticMask
+
+SAVED = "attention"
+"""Name of the kernel's results in `jax.checkpoint` policies."""
+
 _LANES = 128
-_UNSEEN = -1e4  # added to a score: exp underflows to 0 in float32, and bfloat16 holds it
-_MOST_PADDING = 0.04  # of a sequence, for greater blocks
-# Rows of a causal mask's blocks: small ones skip more of what nobody sees, and leave room in a
-# core's own memory for the mask, which the kernel holds as four bytes a score.
-_MOST_CAUSAL = 512
+_UNSEEN = -1e4  # added to a score: exp underflows to 0 in float32, and bfloat16 can represent it
+_MAX_PADDING = 0.04  # share of a sequence that is padded for larger blocks
+# Largest block of a causal mask: small blocks skip more of what nobody sees, and leave room in a
+# core's own memory for the mask, which takes four bytes a score.
+_MAX_CAUSAL_BLOCK = 512
 
 
 class Blocks(NamedTuple):
-    """Rows of queries and keys that the kernel takes at a time, and the lengths that fit them."""
+    """Number of queries and keys that the kernel takes at a time, and the padded lengths."""
 
     queries: int
     keys: int
@@ -32,36 +37,56 @@ class Blocks(NamedTuple):
     key_length: int
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class StaticMask:
-    """A mask that is known when a program is traced.
+def _fit(length: int, largest: int) -> tuple[int, int]:
+    """Returns a block size of at most `largest`, in whole lanes, and the length padded to it.
 
-    Attributes:
-        block_start: the first slot of those that all see one another.
-        block_stop: the slot after the last of them; equal: there is no block.
-        causal: whether other queries see no later slots.
-        length: slots from here on are padding that nobody sees; None: there is none.
+    The largest block that pads by less than 4 %, or the one that pads least.
     """
+    least = -(-length // _LANES)
+    best: tuple[int, int] | None = None
+    for padded in range(least, max(least + 1, int(length * (1 + _MAX_PADDING)) // _LANES + 1)):
+        lanes = _largest_divisor(padded, largest // _LANES)
+        if best is None or lanes > best[0]:
+            best = lanes, padded
+    assert best is not None
+    return best[0] * _LANES, best[1] * _LANES
 
-    block_start: int = 0
-    block_stop: int = 0
-    causal: bool = True
-    length: int | None = None
 
-    def dense(self, queries: int, keys: int) -> np.ndarray:
-        """True where the query (row) sees the key (column)."""
-        seen = np.tri(queries, keys, dtype=bool) if self.causal else np.ones((queries, keys), bool)
-        block = slice(self.block_start, self.block_stop)
-        seen[block, block] = True
-        if self.length is not None:
-            seen[:, self.length :] = False
-        return seen
+def _largest_divisor(number: int, largest: int) -> int:
+    return max(n for n in range(1, min(number, largest) + 1) if number % n == 0)
+
+
+def fitting_length(length: int, *, parts: int = 1) -> int:
+    """Returns the nearest length from `length` on that splits into `parts` of whole blocks."""
+    return _fit(-(-length // parts), 1024)[1] * parts
+
+
+def choose_blocks(
+    query_length: int,
+    key_length: int,
+    *,
+    max_queries: int = 1024,
+    max_keys: int = 1792,
+    max_at_once: int = 896,
+) -> Blocks:
+    """Returns blocks that fit the lengths with little padding.
+
+    Args:
+        query_length: Number of queries.
+        key_length: Number of keys.
+        max_queries: Largest number of queries in a block.
+        max_keys: Largest number of keys in a block.
+        max_at_once: Largest number of keys in one matrix product.
+    """
+    queries, padded_queries = _fit(query_length, max_queries)
+    keys, padded_keys = _fit(key_length, max_keys)
+    at_once = _largest_divisor(keys // _LANES, max_at_once // _LANES) * _LANES
+    return Blocks(queries, keys, at_once, padded_queries, padded_keys)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Before:
-    """Which keys come before a length, as the kernel asks: from the slots, without an array."""
+    """Computes from slots which keys come before a length."""
 
     length: int
 
@@ -69,44 +94,8 @@ class _Before:
         return (keys < self.length) & (queries >= 0)
 
 
-def _fit(length: int, most: int) -> tuple[int, int]:
-    """A block of at most `most` rows in whole lanes, and the padded length that it divides.
-
-    The largest block that pads by less than 4 %, or the one that pads least.
-    """
-    least = -(-length // _LANES)
-    best: tuple[int, int] | None = None
-    for padded in range(least, max(least + 1, int(length * (1 + _MOST_PADDING)) // _LANES + 1)):
-        lanes = max(n for n in range(1, min(padded, most // _LANES) + 1) if padded % n == 0)
-        if best is None or lanes > best[0]:
-            best = lanes, padded
-    assert best is not None
-    return best[0] * _LANES, best[1] * _LANES
-
-
-def fitting_length(length: int, *, parts: int = 1, most: int = 1024) -> int:
-    """A length that so many equal parts and the kernel's blocks divide, a little longer at most."""
-    return _fit(-(-length // parts), most)[1] * parts
-
-
-def choose_blocks(
-    query_length: int,
-    key_length: int,
-    *,
-    most_queries: int = 1024,
-    most_keys: int = 1792,
-    most_at_once: int = 896,
-) -> Blocks:
-    """Blocks that fit the lengths with little padding."""
-    queries, padded_queries = _fit(query_length, most_queries)
-    keys, padded_keys = _fit(key_length, most_keys)
-    lanes = keys // _LANES
-    at_once = max(n for n in range(1, min(lanes, most_at_once // _LANES) + 1) if lanes % n == 0)
-    return Blocks(queries, keys, at_once * _LANES, padded_queries, padded_keys)
-
-
 def _first_keys(size: tuple[int, int], length: int) -> Any:
-    """A mask that the kernel computes from slots; as an array it takes 6 MB of a core's own."""
+    """A mask that the kernel computes from slots; as an array it takes 6 MB of a core's memory."""
     from jax.experimental.pallas.ops.tpu.splash_attention import (
         splash_attention_mask as masks,
     )
@@ -136,7 +125,7 @@ def _make_kernel(
     interpret: bool,
     mesh: jax.sharding.AbstractMesh,
 ) -> Any:
-    """`mesh` is the one in force: the kernel holds arrays that belong to it."""
+    """Makes JAX's kernel; `mesh` is the current one, since the kernel holds arrays on it."""
     del mesh
     from jax.experimental.pallas.ops.tpu.splash_attention import (
         splash_attention_kernel as splash,
@@ -180,10 +169,6 @@ def _make_kernel(
         )
 
 
-SAVED = "attention"
-"""The name of a kernel's results for `jax.checkpoint` policies."""
-
-
 def splash_attention(
     q: Float[Array, "b h t d"],
     k: Float[Array, "b g s d"],
@@ -192,27 +177,21 @@ def splash_attention(
     valid: Bool[Array, "b s"] | None = None,
     mask: StaticMask | None = None,
     scale: float = 1.0,
-    columns: bool = False,
+    tokens_last: bool = False,
     interpret: bool = False,
-    most_queries: int = 1024,
-    most_keys: int = 1792,
-    most_at_once: int = 896,
 ) -> Float[Array, "b h t d"]:
-    """softmax(q k^T * scale) v of one device's heads.
+    """Returns softmax(q k^T * scale) v of one device's heads.
 
     Args:
-        q: queries.
-        k: keys; query heads `i h / g` to `(i + 1) h / g` use key head `i`.
-        v: values.
-        valid: keys that may be seen; all if None.
-        mask: which of them, by slot; all see all if None.
-        scale: of the scores.
-        columns: whether the arrays come from ones with tokens last, of which these are views: the
-            kernel then reads those, as it always does for heads narrower than a register's lanes.
-        interpret: runs the kernel on a CPU, slowly.
-        most_queries: rows of a block at most.
-        most_keys: of keys.
-        most_at_once: of keys in one product.
+        q: Queries.
+        k: Keys; query heads `i h / g` to `(i + 1) h / g` use key head `i`.
+        v: Values.
+        valid: Which keys may be seen; all if None.
+        mask: Which query sees which key, by slot; every key if None.
+        scale: Factor of the scores.
+        tokens_last: Whether the arrays are transposed views of [b h d t] ones. The kernel then
+            reads those; it always does for heads narrower than a register's lanes.
+        interpret: Whether to run the kernel on a CPU, slowly.
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import (
         splash_attention_kernel as splash,
@@ -221,38 +200,31 @@ def splash_attention(
     b, heads, t, d = q.shape
     s = k.shape[2]
     q = (q * scale).astype(k.dtype)
-    if mask is not None and mask.causal:
-        most_queries, most_keys = min(most_queries, _MOST_CAUSAL), min(most_keys, _MOST_CAUSAL)
-    blocks = choose_blocks(
-        t, s, most_queries=most_queries, most_keys=most_keys, most_at_once=most_at_once
-    )
-    narrow = d % _LANES != 0  # one more feature costs nothing
-    padded = blocks.key_length > s
+    causal = mask is not None and mask.causal
+    limits = {"max_queries": _MAX_CAUSAL_BLOCK, "max_keys": _MAX_CAUSAL_BLOCK} if causal else {}
+    blocks = choose_blocks(t, s, **limits)
     pad_queries, pad_keys = blocks.query_length - t, blocks.key_length - s
+    narrow = d % _LANES != 0  # room for one more feature at no cost
+
+    def pad(x: jax.Array, tokens: int) -> jax.Array:
+        return jnp.pad(x, ((0, 0), (0, 0), (0, tokens), (0, 0))) if tokens else x
+
+    q, k, v = pad(q, pad_queries), pad(k, pad_keys), pad(v, pad_keys)
     segments = None
-    if padded or valid is not None:
+    if pad_keys or valid is not None:
         seen = jnp.ones((b, s), bool) if valid is None else valid
         seen = jnp.pad(seen, ((0, 0), (0, pad_keys)))
         if narrow:
-            told = jnp.where(seen, 0.0, _UNSEEN).astype(k.dtype)[:, None, :, None]
-            told = jnp.broadcast_to(told, (b, k.shape[1], blocks.key_length, 1))
+            penalty = jnp.where(seen, 0.0, _UNSEEN).astype(k.dtype)[:, None, :, None]
+            penalty = jnp.broadcast_to(penalty, (*k.shape[:-1], 1))
+            q = jnp.concatenate([q, jnp.ones((*q.shape[:-1], 1), q.dtype)], axis=-1)
+            k = jnp.concatenate([k, penalty], axis=-1)
         else:
-            told = None
             ones = jnp.ones((b, blocks.query_length), jnp.int32)
             segments = splash.SegmentIds(ones, seen.astype(jnp.int32))
-    else:
-        told = None
-
-    def pad(x: jax.Array, rows: int) -> jax.Array:
-        return jnp.pad(x, ((0, 0), (0, 0), (0, rows), (0, 0))) if rows else x
-
-    q, k, v = pad(q, pad_queries), pad(k, pad_keys), pad(v, pad_keys)
-    if told is not None:
-        q = jnp.concatenate([q, jnp.ones((*q.shape[:-1], 1), q.dtype)], axis=-1)
-        k = jnp.concatenate([k, told], axis=-1)
     mesh = jax.sharding.get_abstract_mesh()
     kernel = _make_kernel(
-        heads, blocks, mask, tokens_last=narrow or columns, interpret=interpret, mesh=mesh
+        heads, blocks, mask, tokens_last=narrow or tokens_last, interpret=interpret, mesh=mesh
     )
     if segments is None:
         out = jax.vmap(lambda q, k, v: kernel(q, k, v))(q, k, v)
