@@ -472,7 +472,7 @@ def parity(
     Raises:
         UserError: the folder is missing, holds nothing to compare, or a file of it is bad.
     """
-    from animegamer_jax.convert.released import convert
+    from animegamer_jax.convert.released import convert_unrelated
 
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; expected checkpoints and recorded arrays")
@@ -481,7 +481,7 @@ def parity(
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary) / "bundle"
         height, width = _latent_size(folder)
-        convert(out=str(out), reference=folder, latent_height=height, latent_width=width)
+        convert_unrelated(folder, out=str(out), latent_height=height, latent_width=width)
         with jax.default_matmul_precision("highest"):
             rows = list(compare(folder, Bundle.open(out)))
     if not rows:

@@ -385,7 +385,6 @@ def convert(
     Raises:
         UserError: a file is not as it must be, or `out` is taken.
     """
-    options: dict[str, Any] = {} if reference is None else _from_reference(reference)
     given = {
         "mistral": mistral,
         "agent": agent,
@@ -398,6 +397,36 @@ def convert(
         "latent_width": latent_width,
         "clip_head_width": clip_head_width,
     }
+    options = {} if reference is None else _from_reference(reference)
+    _convert(out, options, given, protocol=protocol, merge=merge, overwrite=overwrite)
+    return 0
+
+
+def convert_unrelated(reference: Path, *, out: str, **sizes: int | None) -> None:
+    """Converts a folder as `convert` does, except that its networks need not fit one another.
+
+    Args:
+        reference: Folder with mllm/, vdm/, vae/, clip/, t5/ and tokenizer/.
+        out: Folder of the bundle to write.
+        sizes: Sizes that override the folder's, by their options' names; None: the folder's.
+
+    Raises:
+        UserError: a file is invalid, or `out` exists.
+    """
+    _convert(out, _from_reference(reference), sizes, must_fit=False)
+
+
+def _convert(
+    out: str,
+    options: dict[str, Any],
+    given: Mapping[str, Any],
+    *,
+    protocol: Literal["released", "paper"] | None = None,
+    merge: bool = False,
+    overwrite: bool = False,
+    must_fit: bool = True,
+) -> None:
+    """Converts; `given` are the options of the command line, which override `options`."""
     given = {key: value for key, value in given.items() if value is not None}
     sizes: Sizes | None = options.pop("sizes", None)
     infer = _infer_with(sizes, given)
@@ -433,7 +462,8 @@ def convert(
     if not parts:
         raise UserError("nothing to convert: pass --agent, --decoder, --vae, --clip or --t5")
     _check_groups(groups)
-    _check_fit(parts)
+    if must_fit:
+        _check_fit(parts)
     parts.sort(key=lambda part: list(NETWORKS).index(part.name))
     total = sum(len(abstract_params(part.name, part.config)) for part in parts)
     problems: dict[str, list[str]] = {part.source.label: [] for part in parts}
@@ -451,7 +481,6 @@ def convert(
             writer.write_network(part.name, config, leaves, released=place)
         tables.raise_problems(problems)
     show_summary(f"{target} (protocol {chosen.name})", writer.weights)
-    return 0
 
 
 def _check_groups(groups: Sequence[_Group]) -> None:

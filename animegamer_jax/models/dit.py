@@ -52,8 +52,8 @@ def position_table(config: DiTConfig) -> np.ndarray:
     """
 
     def encode(size: int, position: np.ndarray) -> np.ndarray:
-        omega = 10_000.0 ** -(np.arange(size // 2, dtype=np.float64) / (size / 2))
-        angles = position[:, None] * omega[None]
+        frequencies = 10_000.0 ** -(np.arange(size // 2, dtype=np.float64) / (size / 2))
+        angles = position[:, None] * frequencies[None]
         return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
     width = config.hidden_size
@@ -61,7 +61,8 @@ def position_table(config: DiTConfig) -> np.ndarray:
 
     def lay_out(frames: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         f, r, c = (axis.ravel() for axis in np.meshgrid(frames, rows, columns, indexing="ij"))
-        r, c = r / config.spatial_interpolation, c / config.spatial_interpolation
+        # In float32 as in the released code, whose table this is bit for bit.
+        r, c = (np.float32(x) / np.float32(config.spatial_interpolation) for x in (r, c))
         return np.concatenate([encode(in_time, f), encode(in_space, c), encode(in_space, r)], 1)
 
     num_rows = config.latent_height // config.patch_size
@@ -87,25 +88,14 @@ class Embedding(nnx.Module):
     """Sinusoid, Linear, SiLU, Linear: embeds the timestep or the motion value."""
 
     def __init__(self, config: DiTConfig, *, rngs: nnx.Rngs):
-        self.size = config.hidden_size
-        self.input = Linear(
-            config.hidden_size,
-            config.time_embed_size,
-            names=("embed", "time_embed"),
-            config=config,
-            rngs=rngs,
-        )
+        self.width = width = config.hidden_size
+        size = config.time_embed_size
+        self.input = Linear(width, size, names=("embed", "time_embed"), config=config, rngs=rngs)
         # Square: only one of its two dimensions may be sharded.
-        self.output = Linear(
-            config.time_embed_size,
-            config.time_embed_size,
-            names=("time_embed", "features"),
-            config=config,
-            rngs=rngs,
-        )
+        self.output = Linear(size, size, names=("time_embed", "features"), config=config, rngs=rngs)
 
     def __call__(self, x: Float[Array, " b"]) -> Float[Array, "b e"]:
-        return self.output(jax.nn.silu(self.input(sinusoid(x, self.size))))
+        return self.output(jax.nn.silu(self.input(sinusoid(x, self.width))))
 
 
 class Modulation(NamedTuple):
@@ -127,11 +117,7 @@ class Block(nnx.Module):
         self.num_context = c.num_context_tokens
         self.head_size = width // c.num_attention_heads
         self.modulation = Linear(
-            c.time_embed_size,
-            12 * width,
-            names=("time_embed", "modulation"),
-            config=c,
-            rngs=rngs,
+            c.time_embed_size, 12 * width, names=("time_embed", "modulation"), config=c, rngs=rngs
         )
         self.attention_norm = LayerNorm(width, eps=c.layer_norm_eps, config=c, rngs=rngs)
         self.qkv = QKVLinear(width, config=c, lora=c.lora, rngs=rngs)
@@ -206,11 +192,7 @@ class DiT(nnx.Module):
         self.final_norm = LayerNorm(width, eps=c.layer_norm_eps, config=c, rngs=rngs)
         self.output_norm = LayerNorm(width, eps=1e-6, config=c, rngs=rngs)
         self.output_modulation = Linear(
-            c.time_embed_size,
-            2 * width,
-            names=("time_embed", "modulation"),
-            config=c,
-            rngs=rngs,
+            c.time_embed_size, 2 * width, names=("time_embed", "modulation"), config=c, rngs=rngs
         )
         self.patch_out = Linear(width, patch, names=("embed", "features"), config=c, rngs=rngs)
 

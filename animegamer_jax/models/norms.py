@@ -1,13 +1,16 @@
-"""Norms over features; statistics in float32."""
+"""Norms over features or channels; statistics in float32."""
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from animegamer_jax.configs import NetworkConfig
+from animegamer_jax.configs import NetworkConfig, VAEConfig
+from animegamer_jax.models.convolution import mean_over_parts
 from animegamer_jax.models.linear import along_last_axis
 from animegamer_jax.sharding import axes, platform
+
+_GROUP_EPS = 1e-6
 
 
 class LayerNorm(nnx.Module):
@@ -81,3 +84,38 @@ class RMSNorm(nnx.Module):
         y = x.astype(jnp.float32)  # float32 island
         y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps)
         return (y * along_last_axis(self.scale[...].astype(jnp.float32), y)).astype(x.dtype)
+
+
+class GroupNorm(nnx.Module):
+    """Group norm over channels and all given frames (the VAE's)."""
+
+    def __init__(self, channels: int, *, config: VAEConfig, rngs: nnx.Rngs):
+        del rngs
+        if channels % config.norm_groups:
+            raise ValueError(
+                f"{channels} channels do not divide into {config.norm_groups} norm groups"
+            )
+        dtype = jnp.dtype(config.param_dtype)
+        self.groups = config.norm_groups
+        self.scale = nnx.Param(jnp.ones((channels,), dtype), **axes("norm"))
+        self.bias = nnx.Param(jnp.zeros((channels,), dtype), **axes("norm"))
+
+    def _group_mean(self, x: Float[Array, "b t h w c"]) -> Float[Array, "b 1 1 1 c"]:
+        # Columns first, then the rest: one sum over millions of pixels would lose digits. Channels
+        # are grouped last, so that no array has a minor axis of few channels.
+        mean = x.mean(3).mean((1, 2))
+        b, c = mean.shape
+        mean = mean_over_parts(mean.reshape(b, self.groups, c // self.groups).mean(-1))
+        return jnp.repeat(mean, c // self.groups, axis=-1)[:, None, None, None]
+
+    def __call__(
+        self, x: Float[Array, "b t h w c"], latents: Array | None = None
+    ) -> Float[Array, "b t h w c"]:
+        """Normalizes; `latents` is there for the sake of `vae.SpatialNorm` and ignored."""
+        y = x.astype(jnp.float32)  # float32 island
+        y = y - self._group_mean(y)
+        scale, bias = (
+            p[...].astype(jnp.float32).reshape(1, 1, 1, 1, -1) for p in (self.scale, self.bias)
+        )
+        y = y * (jax.lax.rsqrt(self._group_mean(jnp.square(y)) + _GROUP_EPS) * scale) + bias
+        return y.astype(x.dtype)

@@ -56,7 +56,7 @@ def project_heads(
             rearrange(project.tokens_last(x), "b (h d) t -> b h d t", d=head_size)
             for project in projections
         )
-        # The barrier belongs here: before the split into heads, XLA would copy what it reads.
+        # With the barrier before the split into heads, XLA copies the arrays.
         return tuple(fusion_barrier(y).swapaxes(2, 3) for y in outputs)
     outputs = (project(x) for project in projections)
     return tuple(rearrange(y, "b t (h d) -> b h t d", d=head_size) for y in outputs)
@@ -91,46 +91,29 @@ def attend(
     Raises:
         ValueError: `h` is not a multiple of `g`.
     """
-    b, h, t, _ = q.shape
-    if bias is None and _takes_kernel(t, mask, window):
-        how: Any = {"mask": mask, "window": window, "scale": scale, "dropout": dropout}
-        return _attend_by_kernel(q, k, v, out, **how)
-    if isinstance(mask, StaticMask):
-        mask = mask.expand(b, t)
-    if bias is not None or not _takes_blocks(b, h, t, k.shape[2]):
-        y = plain_attention(q, k, v, mask=mask, bias=bias, window=window, scale=scale)
-    else:
-        y = blocked_attention(q, k, v, mask=mask, window=window, scale=scale)
-    return out(rearrange(y, "b h t d -> b t (h d)"), dropout)
+    (b, h, t, d), s = q.shape, k.shape[2]
+    factor: float = d**-0.5 if scale is None else scale
 
-
-def _attend_by_kernel(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    out: Linear,
-    *,
-    mask: Mask,
-    window: int | None,
-    scale: float | None,
-    dropout: Dropout | None,
-) -> Float[Array, "b t o"]:
-    factor: float = q.shape[3] ** -0.5 if scale is None else scale
-    last = _reads_tokens_last(q.shape[2], mask, window)
-
-    def differentiable(q: jax.Array, k: jax.Array, v: jax.Array, out: Linear) -> jax.Array:
+    def by_splash(q: jax.Array, k: jax.Array, v: jax.Array, out: Linear) -> jax.Array:
+        last = _reads_tokens_last(t, mask, window)
         y = kernel_attention(q, k, v, mask=mask, scale=factor, tokens_last=last)
         return out.map(dropout).from_heads(y)
 
-    def forward_only(q: jax.Array, k: jax.Array, v: jax.Array, out: Linear) -> jax.Array:
+    def by_flash(q: jax.Array, k: jax.Array, v: jax.Array, out: Linear) -> jax.Array:
         y = kernel_attention(q, k, v, mask=mask, scale=factor, differentiable=False)
         return out.map().from_tokens_last(rearrange(y, "b h t d -> b (h d) t"))
 
-    unmasked = mask is None or (isinstance(mask, StaticMask) and mask.hides_only_padding)
-    sizes = (q.shape[1], k.shape[1]), q.shape[3], k.shape[2], k.dtype.itemsize
-    if unmasked and dropout is None and supports(*sizes):
-        return forward_only_variant(forward_only, differentiable)(q, k, v, out)
-    return differentiable(q, k, v, out)
+    if bias is None and _takes_kernel(t, mask, window):
+        unmasked = mask is None or (isinstance(mask, StaticMask) and mask.hides_only_padding)
+        if unmasked and dropout is None and supports((h, k.shape[1]), d, s, k.dtype.itemsize):
+            return forward_only_variant(by_flash, by_splash)(q, k, v, out)
+        return by_splash(q, k, v, out)
+    tokens = mask.expand(b, t) if isinstance(mask, StaticMask) else mask
+    if bias is not None or not _takes_blocks(b, h, t, s):
+        y = plain_attention(q, k, v, mask=tokens, bias=bias, window=window, scale=factor)
+    else:
+        y = blocked_attention(q, k, v, mask=tokens, window=window, scale=factor)
+    return out(rearrange(y, "b h t d -> b t (h d)"), dropout)
 
 
 def padded_length(length: int) -> int:

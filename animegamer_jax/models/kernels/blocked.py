@@ -67,18 +67,11 @@ def blocked_attention(
     scale: float | None = None,
     block_rows: int | None = None,
 ) -> Float[Array, "b h t d"]:
-    """Returns what `plain_attention` returns, without its score matrix.
+    """Returns what `plain_attention` returns for the same arguments, without its score matrix.
 
-    Args:
-        q: See `plain_attention`, as for `k`, `v`, `mask`, `window` and `scale`.
-        k: See `q`.
-        v: See `q`.
-        mask: See `q`.
-        window: See `q`.
-        scale: See `q`.
-        block_rows: Number of score rows in a block, where heads that share keys count together.
-            Default: 1,024 on the CPU; elsewhere as many as keep the block of all games and heads
-            within 256 MiB.
+    `block_rows` is the number of score rows in a block; those of heads that share keys count
+    together. By default it is 1,024 on the CPU, and elsewhere as many as keep the block of all
+    games and heads within 256 MiB.
     """
     q = _group_heads(q, k, scale)
     b, g, heads_each, t, _ = q.shape

@@ -22,9 +22,6 @@ SAVED = "attention"
 _LANES = 128
 _UNSEEN = -1e4  # added to a score: exp underflows to 0 in float32, and bfloat16 can represent it
 _MAX_PADDING = 0.04  # share of a sequence that is padded for larger blocks
-# Largest block of a causal mask: small blocks skip more of what nobody sees, and leave room in a
-# core's own memory for the mask, which takes four bytes a score.
-_MAX_CAUSAL_BLOCK = 512
 
 
 class Blocks(NamedTuple):
@@ -61,26 +58,15 @@ def fitting_length(length: int, *, parts: int = 1) -> int:
     return _fit(-(-length // parts), 1024)[1] * parts
 
 
-def choose_blocks(
-    query_length: int,
-    key_length: int,
-    *,
-    max_queries: int = 1024,
-    max_keys: int = 1792,
-    max_at_once: int = 896,
-) -> Blocks:
-    """Returns blocks that fit the lengths with little padding.
+def choose_blocks(query_length: int, key_length: int, *, causal: bool = False) -> Blocks:
+    """Returns blocks that fit numbers of queries and keys with little padding.
 
-    Args:
-        query_length: Number of queries.
-        key_length: Number of keys.
-        max_queries: Largest number of queries in a block.
-        max_keys: Largest number of keys in a block.
-        max_at_once: Largest number of keys in one matrix product.
+    Blocks of a causal mask are small: they skip more of what nobody sees, and leave room in a
+    core's own memory for the mask, which takes four bytes a score.
     """
-    queries, padded_queries = _fit(query_length, max_queries)
-    keys, padded_keys = _fit(key_length, max_keys)
-    at_once = _largest_divisor(keys // _LANES, max_at_once // _LANES) * _LANES
+    queries, padded_queries = _fit(query_length, 512 if causal else 1024)
+    keys, padded_keys = _fit(key_length, 512 if causal else 1792)
+    at_once = _largest_divisor(keys // _LANES, 896 // _LANES) * _LANES
     return Blocks(queries, keys, at_once, padded_queries, padded_keys)
 
 
@@ -96,9 +82,7 @@ class _Before:
 
 def _first_keys(size: tuple[int, int], length: int) -> Any:
     """A mask that the kernel computes from slots; as an array it takes 6 MB of a core's memory."""
-    from jax.experimental.pallas.ops.tpu.splash_attention import (
-        splash_attention_mask as masks,
-    )
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     class FirstKeys(masks.Mask):
         q_sequence = np.arange(size[0], dtype=np.int32)
@@ -127,12 +111,8 @@ def _make_kernel(
 ) -> Any:
     """Makes JAX's kernel; `mesh` is the current one, since the kernel holds arrays on it."""
     del mesh
-    from jax.experimental.pallas.ops.tpu.splash_attention import (
-        splash_attention_kernel as splash,
-    )
-    from jax.experimental.pallas.ops.tpu.splash_attention import (
-        splash_attention_mask as masks,
-    )
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     shape = (blocks.query_length, blocks.key_length)
     if mask is None:
@@ -193,16 +173,12 @@ def splash_attention(
             reads those; it always does for heads narrower than a register's lanes.
         interpret: Whether to run the kernel on a CPU, slowly.
     """
-    from jax.experimental.pallas.ops.tpu.splash_attention import (
-        splash_attention_kernel as splash,
-    )
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
     b, heads, t, d = q.shape
     s = k.shape[2]
     q = (q * scale).astype(k.dtype)
-    causal = mask is not None and mask.causal
-    limits = {"max_queries": _MAX_CAUSAL_BLOCK, "max_keys": _MAX_CAUSAL_BLOCK} if causal else {}
-    blocks = choose_blocks(t, s, **limits)
+    blocks = choose_blocks(t, s, causal=mask is not None and mask.causal)
     pad_queries, pad_keys = blocks.query_length - t, blocks.key_length - s
     narrow = d % _LANES != 0  # room for one more feature at no cost
 
