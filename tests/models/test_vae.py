@@ -306,7 +306,7 @@ def test_latents_as_the_decoder_sees_them():
     plain = dataclasses.replace(config, frequency_scales=())
     np.testing.assert_array_equal(to_decoder(latents, plain), latents * 0.5)
     np.testing.assert_array_equal(from_decoder(latents, plain), latents / 0.5)
-    with pytest.raises(ValueError, match=r"latents of 4 frames: .* frequency scales of 3"):
+    with pytest.raises(ValueError, match=r"latents of 4 frames: .* frequency scales for 3"):
         to_decoder(jnp.zeros((1, 4, 1, 1, 1)), config)
 
 
