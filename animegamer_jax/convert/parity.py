@@ -1,8 +1,9 @@
-"""Parity: every number that a reference folder recorded, against this code.
+"""Parity: compares every number that a reference folder recorded with this code.
 
-The folder is laid out like the released checkpoints with arrays beside them: `mllm/`, `vdm/`,
-`vae/`, `clip/`, `tokenizer/` (`docs/parity.md` has the arrays' names and shapes). What is there is
-converted to a bundle, loaded from it in float32, and compared; so the whole way is under test.
+The folder holds checkpoints in the released layout, and arrays: `mllm/`, `vdm/`, `vae/`, `clip/`,
+`tokenizer/` (`docs/parity.md` lists the arrays). The checkpoints are converted to a bundle and
+loaded from it in float32, so conversion and loading are tested as well. Each network is compared by
+itself: they need not belong together.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ from animegamer_jax.models.mllm import MLLM, GameBatch
 from animegamer_jax.protocol import RELEASED, Layout, Prompt
 from animegamer_jax.tokenizer import Tokenizer
 
-# Largest error over the reference's RMS: tables; networks and losses; 50 calls of a network.
+# Largest error over the reference's RMS: for tables, for networks and losses, for 50 calls.
 TABLE, NETWORK, SAMPLER = 1e-5, 1e-4, 1e-3
 
 Arrays = Mapping[str, np.ndarray]
@@ -36,7 +37,7 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One comparison. For exact quantities `tolerance` is 0 and the error counts differences."""
+    """One comparison; exact quantities have tolerance 0, and their error counts differences."""
 
     quantity: str
     shape: tuple[int, ...]
@@ -50,7 +51,7 @@ class Row:
 
 
 def close(quantity: str, found: Any, expected: Any, tolerance: float) -> Row:
-    """A row for real numbers; a wrong shape or a NaN fails whatever the tolerance."""
+    """Compares real numbers; a wrong shape or a NaN always fails."""
     found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
     if found.shape != expected.shape:
         return Row(f"{quantity} (shape {found.shape})", expected.shape, np.inf, np.inf, tolerance)
@@ -63,7 +64,7 @@ def close(quantity: str, found: Any, expected: Any, tolerance: float) -> Row:
 
 
 def exact(quantity: str, found: Any, expected: Any) -> Row:
-    """A row for ids and masks: the number of entries that differ."""
+    """Compares ids or masks by the number of entries that differ."""
     found, expected = np.asarray(found), np.asarray(expected)
     differ = (
         int((found != expected).sum())
@@ -74,7 +75,7 @@ def exact(quantity: str, found: Any, expected: Any) -> Row:
 
 
 def channels_last(x: np.ndarray, channels: int) -> np.ndarray:
-    """Moves PyTorch's channel axis behind the others."""
+    """Moves PyTorch's channel axis to the end."""
     return np.moveaxis(x, channels, -1)
 
 
@@ -84,7 +85,7 @@ def channels_last(x: np.ndarray, channels: int) -> np.ndarray:
 def _prompt(
     layout: Layout, tokenizer: Tokenizer, instructions: list[str], num_history: int
 ) -> Prompt:
-    """The layout of one game's turn; `instructions` end with this turn's."""
+    """Returns the prompt of one game's turn; the last instruction is this turn's."""
     size = layout.protocol.caption_length
     captions = np.zeros((1, layout.window, size), np.int32)
     lengths = np.zeros((1, layout.window), np.int32)
@@ -101,7 +102,7 @@ def _prompt(
 def _answers(
     mllm: MLLM, prompt: Prompt, history: jax.Array, layout: Layout, *, num_greedy: int
 ) -> dict[str, jax.Array]:
-    """What the recorded arrays hold of one prompt, under both masks."""
+    """Computes what the recorded arrays hold for one prompt, under both masks."""
     answers = {}
     for mask in ("bidirectional", "causal"):
         hidden, cache = mllm.prefill(
@@ -130,7 +131,7 @@ def _answers(
 
 
 def compare_rollout(mllm: MLLM, tokenizer: Tokenizer, arrays: Arrays) -> Iterator[Row]:
-    """Every turn of every recorded window: ids, masks, logits, representations, greedy ids."""
+    """Compares every turn of every recorded window: ids, masks, logits, representations."""
     found = {re.fullmatch(r"w(\d+)_instructions", name) for name in arrays} - {None}
     for window in sorted(int(match[1]) for match in found if match):
         instructions = [str(text) for text in arrays[f"w{window}_instructions"]]
@@ -180,7 +181,7 @@ def compare_rollout(mllm: MLLM, tokenizer: Tokenizer, arrays: Arrays) -> Iterato
 
 
 def compare_mllm_losses(mllm: MLLM, arrays: Arrays) -> Iterator[Row]:
-    """Cross-entropy, reconstruction and their sum on a padded batch of games."""
+    """Compares cross-entropy, reconstruction loss and their sum on a padded batch of games."""
     mask = arrays["attention_mask"]
     rows = np.arange(len(mask))
     embeds = arrays["turn_embeds"]
@@ -192,7 +193,7 @@ def compare_mllm_losses(mllm: MLLM, arrays: Arrays) -> Iterator[Row]:
             valid=jnp.asarray(mask != 0),
             blocks=jnp.asarray(mask == -1, jnp.int32),
         ),
-        labels=jnp.asarray(arrays["labels"], jnp.int32),  # marked -100 as ours: PyTorch's custom
+        labels=jnp.asarray(arrays["labels"], jnp.int32),  # -100 where ignored, as in PyTorch
         history_mask=jnp.asarray(arrays["history_mask"]),
         history=jnp.asarray(embeds.reshape(len(embeds), -1, embeds.shape[-1])),
         query_slots=jnp.asarray(queries),
@@ -224,7 +225,7 @@ def _run_dit(dit, x, timestep, motion, context):
 
 
 def compare_dit(dit: Any, encoder: Any, arrays: Arrays) -> Iterator[Row]:
-    """E_a's context, and the transformer under it and under the MLLM's representations."""
+    """Compares E_a's context, and the transformer given that or the MLLM's representations."""
     context = np.asarray(encoder(jnp.asarray(arrays["text"]), jnp.asarray(arrays["clip"])))
     if "context" in arrays:
         yield close("encoder: context", context, arrays["context"], NETWORK)
@@ -243,11 +244,11 @@ def compare_dit(dit: Any, encoder: Any, arrays: Arrays) -> Iterator[Row]:
 
 
 def compare_sampler(dit: Any, encoder: Any, arrays: Arrays) -> Iterator[Row]:
-    """The schedules, and the whole sampler with the recorded noise."""
+    """Compares the schedules, and the whole sampler with the recorded noise."""
     scale = np.asarray(arrays["cfg_scale"], np.float64)
     num_steps = len(scale)
     steps = diffusion.Schedule().sampling_steps(num_steps)[::-1]
-    # The guidance's period is an option of the release beside the number of steps: 50, or that.
+    # In the release, guidance has a period of its own: 50, or the number of steps.
     schedule = min(
         (diffusion.Schedule(guidance_period=period) for period in (50, num_steps)),
         key=lambda schedule: np.abs(schedule.guidance(steps) - scale).max(),
@@ -284,7 +285,7 @@ def compare_sampler(dit: Any, encoder: Any, arrays: Arrays) -> Iterator[Row]:
 
 
 def compare_diffusion_losses(dit: Any, encoder: Any, arrays: Arrays) -> Iterator[Row]:
-    """The noise levels of training, and the loss with either context."""
+    """Compares the noise levels of training, and the loss with either context."""
     schedule = diffusion.Schedule()
     if "sigmas" in arrays:
         yield close("loss: signal levels", schedule.signal_levels(), arrays["sigmas"], TABLE)
@@ -308,7 +309,7 @@ def compare_diffusion_losses(dit: Any, encoder: Any, arrays: Arrays) -> Iterator
 
 
 def compare_vae(vae: Any, arrays: Arrays) -> Iterator[Row]:
-    """Moments of a clip and of a picture; latents decoded in the recorded chunks."""
+    """Compares moments of a clip and of a picture, and latents decoded in recorded chunks."""
     encode = jax.jit(lambda vae, video: vae.encode(video))
     decode = jax.jit(lambda vae, latents, cache: vae.decode_chunk(latents, cache))
     for name, frames in (("moments", None), ("image_moments", 1)):
@@ -333,7 +334,7 @@ def compare_vae(vae: Any, arrays: Arrays) -> Iterator[Row]:
 
 
 def compare_clip(clip: Any, arrays: Arrays) -> Iterator[Row]:
-    """The released preprocessing, and the features of the last block but one."""
+    """Compares the released preprocessing, and the features of the last block but one."""
     pixels = channels_last(arrays["preprocessed"], 1)
     if "image" in arrays:
         image = jnp.asarray(channels_last(arrays["image"], 1))
@@ -347,7 +348,7 @@ def compare_clip(clip: Any, arrays: Arrays) -> Iterator[Row]:
 
 
 class _Arrays(dict[str, np.ndarray]):
-    """The arrays of one file, which say so when one is asked for that is not there."""
+    """The arrays of one file; a missing one raises UserError."""
 
     def __init__(self, path: Path, arrays: Arrays):
         super().__init__(arrays)
@@ -366,10 +367,10 @@ def _arrays(path: Path) -> Arrays:
 
 
 def _fitting(path: Path, rows: Iterator[Row]) -> Iterator[Row]:
-    """`rows`, of the arrays in `path`; arrays that the networks cannot take are told in one line.
+    """Yields `rows`, which compare the arrays in `path`.
 
     Raises:
-        UserError: they cannot.
+        UserError: the arrays do not fit the networks.
     """
     try:
         yield from rows
@@ -379,9 +380,9 @@ def _fitting(path: Path, rows: Iterator[Row]) -> Iterator[Row]:
 
 
 def compare(folder: Path, bundle: Bundle) -> Iterator[Row]:
-    """All comparisons for which `folder` has arrays and `bundle` the networks.
+    """Yields all comparisons for which `folder` has arrays and `bundle` has the networks.
 
-    What is to be compared may be missing from the arrays; what it is computed from may not.
+    Results may be missing from the arrays; the inputs of a result that is there may not.
 
     Raises:
         UserError: an array is missing, or does not fit the checkpoint.
@@ -422,7 +423,7 @@ def compare(folder: Path, bundle: Bundle) -> Iterator[Row]:
 
 
 def _latent_size(folder: Path) -> tuple[int, int] | tuple[None, None]:
-    """Height and width of the recorded latents, which the decoder's file does not tell."""
+    """Returns height and width of the recorded latents, which the decoder's file lacks."""
     for path in sorted(folder.glob("vdm/*.npz")):
         arrays = _arrays(path)
         for name in ("x", "x0", "clean"):
@@ -463,21 +464,22 @@ def parity(
     """Compares every number that FOLDER recorded with this code, in float32.
 
     Args:
-        folder: checkpoints and arrays, laid out as `docs/parity.md` says.
-        json_file: the table as JSON, too.
+        folder: Folder with checkpoints and arrays, in the layout of `docs/parity.md`. Its networks
+            need not belong together.
+        json_file: File to write the table to as JSON.
 
     Returns:
         The exit status: 1 if a row fails.
 
     Raises:
-        UserError: the folder is missing, holds nothing to compare, or a file of it is bad.
+        UserError: the folder is missing, has nothing to compare, or contains an invalid file.
     """
     from animegamer_jax.convert.released import convert_unrelated
 
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; expected checkpoints and recorded arrays")
+        raise UserError(f"{folder}: no such folder; give one with checkpoints and recorded arrays")
     if not list(folder.glob("*/*.npz")):
-        raise UserError(f"{folder}: no recorded arrays there (expected mllm/rollout.npz and such)")
+        raise UserError(f"{folder}: no recorded arrays, such as mllm/rollout.npz")
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary) / "bundle"
         height, width = _latent_size(folder)
@@ -485,7 +487,7 @@ def parity(
         with jax.default_matmul_precision("highest"):
             rows = list(compare(folder, Bundle.open(out)))
     if not rows:
-        raise UserError(f"{folder}: arrays, but no checkpoint that they belong to")
+        raise UserError(f"{folder}: arrays, but no checkpoint to compare with them")
     _print(rows)
     failed = [row for row in rows if row.verdict == "FAIL"]
     print(f"{len(rows) - len(failed)} of {len(rows)} rows pass")
