@@ -62,7 +62,8 @@ def position_table(config: DiTConfig) -> np.ndarray:
     def lay_out(frames: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         f, r, c = (axis.ravel() for axis in np.meshgrid(frames, rows, columns, indexing="ij"))
         # In float32 as in the released code, whose table this is bit for bit.
-        r, c = (np.float32(x) / np.float32(config.spatial_interpolation) for x in (r, c))
+        scale = np.float32(config.spatial_interpolation)
+        r, c = r.astype(np.float32) / scale, c.astype(np.float32) / scale
         return np.concatenate([encode(in_time, f), encode(in_space, c), encode(in_space, r)], 1)
 
     num_rows = config.latent_height // config.patch_size

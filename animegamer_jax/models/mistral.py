@@ -132,7 +132,7 @@ class Block(nnx.Module):
         rate: float,
         own: LayerInput,
     ) -> tuple[Float[Array, "b t d"], tuple[Array, Array] | None]:
-        """Runs the layer; with a cache, returns its keys and values with these tokens', too.
+        """Runs the layer; returns x and, with a cache, its keys and values including these tokens.
 
         Args:
             x: Hidden states.
@@ -154,10 +154,12 @@ class Block(nnx.Module):
         q, k = rotate(q, *tables), rotate(k, *tables)
         cached = None
         if own.cached is not None and start is not None:
-            k, v = cached = tuple(
-                jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), start, axis=2)
-                for old, new in zip(own.cached, (k, v), strict=True)
-            )
+
+            def append(old: jax.Array, new: jax.Array) -> jax.Array:
+                new = new.astype(old.dtype)
+                return jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=2)
+
+            k, v = cached = append(own.cached[0], k), append(own.cached[1], v)
         x += attend(q, k, v, self.o, mask=mask, window=c.sliding_window, dropout=dropout())
         y = self.mlp_norm(x)
         y = jax.nn.silu(self.gate(y, dropout())) * self.up(y, dropout())
