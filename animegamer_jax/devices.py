@@ -26,7 +26,7 @@ class Chip:
         matrix_width: rows and columns of a matrix unit.
         dimensions: of the torus.
         cores: that share a chip's work; the peak is theirs together.
-        flash_cycles: what 1,024 scores of `models/flash.py` take a core, with heads of 64, by the
+        flash_cycles: what 1,024 scores of `kernels/flash.py` take a core, with heads of 64, by the
             compiler's schedule of that kernel (`scripts/bench/attention_schedule.py`).
     """
 

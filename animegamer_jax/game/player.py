@@ -33,7 +33,7 @@ from animegamer_jax.game.rollout import (
     start_clip,
     turn_keys,
 )
-from animegamer_jax.models.layers import merge_low_rank
+from animegamer_jax.models.linear import merge_low_rank
 from animegamer_jax.progress import Progress, no_progress
 from animegamer_jax.protocol import Layout, Protocol
 from animegamer_jax.sharding import PLANS, Plan, make_mesh, use_plan

@@ -28,7 +28,7 @@ from animegamer_jax.data.samples import (
 )
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.encoder import ShotEncoder
-from animegamer_jax.models.layers import Dropout
+from animegamer_jax.models.linear import Dropout
 from animegamer_jax.models.mllm import MLLM, GameBatch, make_batch
 from animegamer_jax.protocol import STATE_NAMES, Layout, Prompt
 from animegamer_jax.tokenizer import UNKNOWN, Tokenizer
