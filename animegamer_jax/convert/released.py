@@ -155,8 +155,11 @@ def _known_configs(sizes: Sizes, options: ConvertOptions) -> Configs:
         if getattr(options, option) is not None
         for name in names
     }
-    configs = {name: getattr(sizes.networks, name) for name in NETWORKS if name not in changed}
-    return {name: config for name, config in configs.items() if config is not None}
+    return {
+        name: config
+        for name in NETWORKS
+        if name not in changed and (config := getattr(sizes.networks, name)) is not None
+    }
 
 
 # Files to networks

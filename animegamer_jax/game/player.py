@@ -34,7 +34,7 @@ from animegamer_jax.game.rollout import (
     turn_keys,
 )
 from animegamer_jax.game.saved_game import NewTurn
-from animegamer_jax.models.layers import merge_low_rank
+from animegamer_jax.models.linear import merge_low_rank
 from animegamer_jax.progress import Progress, no_progress
 from animegamer_jax.protocol import Layout, Protocol
 from animegamer_jax.sharding import PLANS, ShardingPlan, make_mesh, use_plan

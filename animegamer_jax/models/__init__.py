@@ -1,1 +1,7 @@
-"""The networks of AnimeGamer, each a file that reads top to bottom; channels last everywhere."""
+"""The networks of AnimeGamer; channels last everywhere.
+
+mllm.py, mistral.py         The language model: the game's history to the next shot and its states.
+dit.py, encoder.py          The decoder: shot representation and motion to a clip's latents.
+vae.py, convolution.py      Latents to frames and back; clip.py and t5.py read frames and texts.
+linear.py, norms.py, layer_stack.py, kernels/   What they share; attention is `kernels/attend.py`.
+"""

@@ -1,7 +1,7 @@
-"""OpenCLIP's two towers: the first frame of a shot (PAPER section 3.1, f_v) and CLIP's metrics.
+"""OpenCLIP's image and text towers, for a shot's first frame (PAPER section 3.1, f_v) and metrics.
 
-The decoder's condition takes the image tower's penultimate patch features; evaluation takes the
-pooled embeddings of both towers. Published source: OpenCLIP ViT-B/16 (laion2b_s34b_b88k).
+The decoder's condition is the patch features of the image tower's last layer but one. Evaluation
+uses the pooled embeddings of both towers. Source: OpenCLIP ViT-B/16 (laion2b_s34b_b88k).
 """
 
 import functools
@@ -14,18 +14,21 @@ from jaxtyping import Array, Float, Int
 
 from animegamer_jax.configs import CLIPConfig
 from animegamer_jax.errors import UserError
-from animegamer_jax.models.attention import TokenMask, attention
-from animegamer_jax.models.layers import LayerNorm, LayerStack, Linear, QKVLinear
+from animegamer_jax.models.kernels.attend import attend, project_heads
+from animegamer_jax.models.kernels.masks import StaticMask
+from animegamer_jax.models.layer_stack import LayerStack
+from animegamer_jax.models.linear import Linear, QKVLinear
+from animegamer_jax.models.norms import LayerNorm
 from animegamer_jax.sharding import axes, constrain
 
-PIXEL_MEAN = (0.48145466, 0.4578275, 0.40821073)  # of red, green, blue in [0, 1]
+PIXEL_MEAN = (0.48145466, 0.4578275, 0.40821073)  # red, green, blue in [0, 1]
 PIXEL_STD = (0.26862954, 0.26130258, 0.27577711)
 _NORM_EPS = 1e-5
-_CUBIC = -0.75  # slope of the cubic kernel at distance 1, as PyTorch has it
+_CUBIC = -0.75  # slope of the cubic kernel at distance 1, PyTorch's value
 
 
 def _blur_matrix(size: int, sigma: float) -> Float[np.ndarray, "i i"]:
-    """Gaussian blur of one axis, cut at about two sigma, the border mirrored."""
+    """Gaussian blur along one axis, cut off at about two sigma, with a mirrored border."""
     width = int(max(4.0 * sigma, 3.0))
     reach = (width + 1 - width % 2) // 2
     taps = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
@@ -39,7 +42,7 @@ def _blur_matrix(size: int, sigma: float) -> Float[np.ndarray, "i i"]:
 
 
 def _cubic_matrix(size_in: int, size_out: int) -> Float[np.ndarray, "o i"]:
-    """Bicubic interpolation of one axis, the corner pixels' centres aligned."""
+    """Bicubic interpolation along one axis, with the centers of the corner pixels aligned."""
     centre = np.arange(size_out) * (size_in - 1) / max(size_out - 1, 1)
     first = np.floor(centre).astype(int) - 1
     matrix = np.zeros((size_out, size_in))
@@ -57,11 +60,16 @@ def _cubic_matrix(size_in: int, size_out: int) -> Float[np.ndarray, "o i"]:
 def resize_matrices(
     height: int, width: int, *, size: int
 ) -> tuple[Float[np.ndarray, "o h"], Float[np.ndarray, "o w"]]:
-    """Weights of rows and of columns that squash a frame to `size` x `size` (float64).
+    """Returns float64 weights for rows and for columns that resize a frame to `size` x `size`.
 
-    The function is that of kornia's `resize` (bicubic, corners aligned, antialiased), which the
-    released decoder calls: a Gaussian blur of sigma (factor - 1) / 2 before the interpolation
-    if either side shrinks. PyTorch's own antialiasing gives other numbers.
+    The same function as kornia's `resize` (bicubic, corners aligned, antialiased), which the
+    released decoder calls: a Gaussian blur of sigma (factor - 1) / 2 before the interpolation if
+    either side shrinks. PyTorch's own antialiasing gives different numbers.
+
+    Args:
+        height: Rows of the frame.
+        width: Columns of the frame.
+        size: Rows and columns of the result.
     """
 
     def one(length: int) -> np.ndarray:
@@ -74,10 +82,10 @@ def resize_matrices(
 
 
 class CLIPBlock(nnx.Module):
-    """A transformer layer with its norms before attention and feed-forward, exact GELU."""
+    """A transformer layer: norms before attention and before the feed-forward, exact GELU."""
 
     def __init__(self, width: int, *, num_heads: int, config: CLIPConfig, rngs: nnx.Rngs):
-        self.num_heads = num_heads
+        self.head_size = width // num_heads
         hidden = round(width * config.mlp_ratio)
         self.attention_norm = LayerNorm(width, eps=_NORM_EPS, config=config, rngs=rngs)
         self.qkv = QKVLinear(width, config=config, rngs=rngs)
@@ -86,11 +94,10 @@ class CLIPBlock(nnx.Module):
         self.up = Linear(width, hidden, names=("embed", "mlp"), config=config, rngs=rngs)
         self.down = Linear(hidden, width, names=("mlp", "embed"), config=config, rngs=rngs)
 
-    def __call__(self, x: Float[Array, "b t d"], mask: TokenMask | None) -> Float[Array, "b t d"]:
+    def __call__(self, x: Float[Array, "b t d"], mask: StaticMask | None) -> Float[Array, "b t d"]:
         y = self.attention_norm(x)
-        q, k, v = (part.reshape(*part.shape[:2], self.num_heads, -1) for part in self.qkv(y))
-        y = attention(q, k, v, mask=mask)
-        x = x + self.out(y.reshape(x.shape))
+        q, k, v = project_heads(y, self.qkv.maps(), head_size=self.head_size, mask=mask)
+        x += attend(q, k, v, self.out, mask=mask)
         y = jax.nn.gelu(self.up(self.mlp_norm(x)), approximate=False)
         return constrain(x + self.down(y), "act_batch", None, "act_embed")
 
@@ -98,7 +105,7 @@ class CLIPBlock(nnx.Module):
 def _stack(
     width: int, *, num_layers: int, num_heads: int, config: CLIPConfig, rngs: nnx.Rngs
 ) -> LayerStack | None:
-    """A tower's layers, or None where it has none."""
+    """A tower's layers; None if it has none."""
     if num_layers == 0:
         return None
 
@@ -139,7 +146,7 @@ class ImageTower(nnx.Module):
         self.projection = nnx.Param(normal(width, config.embed_size), **axes("embed", "features"))
 
     def tokens(self, pixels: Float[Array, "b s s 3"]) -> Float[Array, "b n d"]:
-        """What the first layer reads: the class token, then the patches row by row."""
+        """Returns the first layer's input: the class token, then the patches row by row."""
         config = self.config
         patch = config.patch_size
         side = config.image_size // patch
@@ -157,6 +164,7 @@ class ImageTower(nnx.Module):
         return constrain(x, "act_batch", None, "act_embed")
 
     def features(self, pixels: Float[Array, "b s s 3"]) -> Float[Array, "b n d"]:
+        """Returns `CLIP.image_features`."""
         x = self.tokens(pixels)
         if self.layers is not None:
             all_but_last = jax.tree.map(lambda stacked: stacked[:-1], self.layers)
@@ -171,7 +179,7 @@ class ImageTower(nnx.Module):
 
 
 class TextTower(nnx.Module):
-    """A causal transformer read at the end-of-text token."""
+    """A causal transformer, whose result is read at the end-of-text token."""
 
     def __init__(self, config: CLIPConfig, *, rngs: nnx.Rngs):
         self.config = config
@@ -202,38 +210,34 @@ class TextTower(nnx.Module):
     def __call__(self, tokens: Int[Array, "b n"]) -> Float[Array, "b e"]:
         if self.layers is None:
             raise UserError(
-                "text embeddings: expected a CLIP with text layers, found none (the released "
-                "decoder file leaves them out): convert OpenCLIP's own file"
+                "this CLIP cannot embed text: it has no text layers (the released decoder file "
+                "leaves them out); convert OpenCLIP's own file"
             )
-        b, n = tokens.shape
         dtype = jnp.dtype(self.config.dtype)
         x = self.embedding[...].astype(dtype)[tokens]
-        x = x + self.position_embedding[...].astype(dtype)[None, :n]
+        x = x + self.position_embedding[...].astype(dtype)[None, : tokens.shape[1]]
         x = constrain(x, "act_batch", None, "act_embed")
-        positions = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32), (b, n))
-        none = jnp.zeros((b, n), jnp.int32)
-        mask = TokenMask(positions, positions, jnp.ones((b, n), bool), none, none)
-        x, _ = self.layers(x, mask)
+        x, _ = self.layers(x, StaticMask())
         last = jnp.take_along_axis(x, tokens.argmax(1)[:, None, None], axis=1)[:, 0]
         return self.final_norm(last) @ self.projection[...].astype(x.dtype)
 
 
 class CLIP(nnx.Module):
-    """Both towers. Embeddings come back unnormalised: a cosine divides by their lengths."""
+    """Both towers. Embeddings are not normalized: divide by their lengths for a cosine."""
 
     def __init__(self, config: CLIPConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.image = ImageTower(config, rngs=rngs)
         self.text = TextTower(config, rngs=rngs)
         dtype = jnp.dtype(config.param_dtype)
-        # Logarithm of the temperature's inverse in the contrastive loss; features ignore it.
+        # Logarithm of the inverse temperature in the contrastive loss; features do not use it.
         self.logit_scale = nnx.Param(jnp.full((), np.log(1 / 0.07), dtype), **axes())
 
     def preprocess(self, frames: Float[Array, "b h w 3"]) -> Float[Array, "b s s 3"]:
-        """Frames in [-1, 1] of any size, squashed to the tower's square and standardised.
+        """Resizes frames in [-1, 1] to the tower's square and standardizes them; float32.
 
-        Bicubic with corners aligned, blurred first where a side shrinks; float32. The cubic
-        kernel overshoots at edges, and as in the release nothing is clipped.
+        See `resize_matrices`. The cubic kernel overshoots at edges; as in the release, nothing is
+        clipped.
         """
         rows, columns = resize_matrices(*frames.shape[1:3], size=self.config.image_size)
         x = (frames.astype(jnp.float32) + 1) / 2
@@ -244,21 +248,25 @@ class CLIP(nnx.Module):
         return (x - mean) / std
 
     def image_features(self, pixels: Float[Array, "b s s 3"]) -> Float[Array, "b n d"]:
-        """The condition f_v: all patches after the last layer but one, not normed, not projected.
+        """Returns the condition f_v: all patches after the last layer but one.
 
-        `pixels` are `preprocess`'s; `n` is `config.num_patches`, row by row.
+        Neither normalized nor projected; `n` is `config.num_patches`, row by row.
+
+        Args:
+            pixels: Frames as `preprocess` returns them.
         """
         return self.image.features(pixels)
 
     def embed_image(self, pixels: Float[Array, "b s s 3"]) -> Float[Array, "b e"]:
-        """The pooled embedding: the class token, normed and projected."""
+        """Returns the pooled embedding: the class token, normalized and projected."""
         return self.image(pixels)
 
     def embed_text(self, tokens: Int[Array, "b n"]) -> Float[Array, "b e"]:
-        """The pooled embedding: the end-of-text token, normed and projected.
+        """Returns the pooled embedding: the end-of-text token, normalized and projected.
 
-        End-of-text is the largest id of a row, as in OpenCLIP's vocabulary; what follows it does
-        not matter. `n` is at most `config.context_length`.
+        Args:
+            tokens: Ids, at most `config.context_length` a row. End-of-text is the largest id of a
+                row, as in OpenCLIP's vocabulary; ids after it have no effect.
 
         Raises:
             UserError: the tower has no layers, as in the released decoder file.

@@ -1,7 +1,7 @@
-"""Convolutions of clips, channels last: one function for 3 x 3 x 3, and the layers made of it.
+"""Convolutions of clips, channels last: a function for 3 x 3 x 3 kernels, and layers.
 
-A causal convolution sees two frames back and none ahead; what it must remember from one chunk of a
-clip to the next is an argument and a result.
+A causal convolution sees two earlier frames and no later one. The frames that it needs in the next
+chunk of a clip are an argument and a result.
 """
 
 import contextlib
@@ -22,12 +22,8 @@ from animegamer_jax.sharding import axes, platform
 _kernel_init = nnx.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=-2, out_axis=-1)
 _zeros = nnx.initializers.zeros_init()
 
-# Up to so many channels in or out, the kernel's gradient on a CPU is made of matrix products.
-_FEW_CHANNELS = 32
-
-# Up to so many channels in, the planes of a kernel are one convolution on a CPU.
-_STACKED_CHANNELS = 16
-
+_FEW_CHANNELS = 32  # on a CPU, up to these, in or out: kernel gradients by matrix products
+_STACKED_CHANNELS = 16  # on a CPU, up to these in: one convolution for all planes of a kernel
 
 MeshAxis = str | tuple[str, ...] | None
 
@@ -38,10 +34,10 @@ _SPLIT: contextvars.ContextVar[tuple[MeshAxis, MeshAxis]] = contextvars.ContextV
 
 @contextlib.contextmanager
 def split_frames(rows: MeshAxis, columns: MeshAxis) -> Iterator[None]:
-    """Within the block, inside `shard_map`: frames are in parts along these mesh axes.
+    """Within the block, inside `shard_map`, frames are split along these mesh axes.
 
-    Convolutions then get the rows and columns next to their part from the neighbours, and
-    `mean_over_parts` is a mean over all parts.
+    Convolutions then get the rows and columns next to their part from the neighbors, and
+    `mean_over_parts` averages over all parts.
     """
     token = _SPLIT.set((rows, columns))
     try:
@@ -51,7 +47,7 @@ def split_frames(rows: MeshAxis, columns: MeshAxis) -> Iterator[None]:
 
 
 def mean_over_parts(mean: jax.Array) -> jax.Array:
-    """The mean of the means of all equal parts of the frames; as it is where there is one part."""
+    """Averages the means of the parts into which `split_frames` splits frames."""
     for axis in _SPLIT.get():
         if axis is not None:
             mean = jax.lax.pmean(mean, axis)
@@ -59,7 +55,7 @@ def mean_over_parts(mean: jax.Array) -> jax.Array:
 
 
 def _with_neighbours(x: jax.Array, *, dim: int, axis: MeshAxis) -> jax.Array:
-    """One row or column more on both sides: the neighbours', or zeros at the frame's border."""
+    """Adds a row or column on both sides: the neighbors', or zeros at the frame's border."""
     size = jax.lax.axis_size(axis)
     onward = [(i, i + 1) for i in range(size - 1)]
     last = jax.lax.slice_in_dim(x, x.shape[dim] - 1, x.shape[dim], axis=dim)
@@ -69,8 +65,8 @@ def _with_neighbours(x: jax.Array, *, dim: int, axis: MeshAxis) -> jax.Array:
     return jnp.concatenate([before, x, after], axis=dim)
 
 
-def _meet(x: jax.Array, *, rows: int) -> tuple[jax.Array, list[tuple[int, int]]]:
-    """The part with what a 3 x 3 convolution sees around it, and the zeros still to be padded.
+def _exchange_borders(x: jax.Array, *, rows: int) -> tuple[jax.Array, list[tuple[int, int]]]:
+    """Returns a part with its neighbors' borders, and the padding that a convolution still needs.
 
     `rows` is the dimension of rows; columns are the next.
     """
@@ -91,11 +87,11 @@ def _conv2d(
     stride: int = 1,
     padding: tuple[int, int] | None = None,
 ) -> Float[Array, "n y x o"]:
-    """Zero-padded by one on all sides, or by `padding` where frames are whole."""
+    """Convolves frames zero-padded by one on all sides, or by `padding` if they are not split."""
     if padding is None:
-        x, pads = _meet(x, rows=1)
+        x, pads = _exchange_borders(x, rows=1)
     elif _SPLIT.get() != (None, None):
-        raise ValueError("frames in parts are neither halved nor padded on one side only")
+        raise ValueError("split frames cannot be padded on one side: decode them unsplit")
     else:
         pads = [padding, padding]
     return jax.lax.conv_general_dilated(
@@ -106,21 +102,17 @@ def _conv2d(
 def conv3d_direct(
     x: Float[Array, "b s h w i"], kernel: Float[Array, "3 3 3 i o"]
 ) -> Float[Array, "b t h w o"]:
-    """One 3D convolution: rows and columns padded with zeros, time not (t = s - 2)."""
-    x, pads = _meet(x, rows=2)
+    """Convolves by one 3D convolution; pads rows and columns with zeros, not time (t = s - 2)."""
+    x, pads = _exchange_borders(x, rows=2)
     return jax.lax.conv_general_dilated(
-        x,
-        kernel,
-        (1, 1, 1),
-        ((0, 0), *pads),
-        dimension_numbers=("NDHWC", "DHWIO", "NDHWC"),
+        x, kernel, (1, 1, 1), ((0, 0), *pads), dimension_numbers=("NDHWC", "DHWIO", "NDHWC")
     )
 
 
 def sum_of_planes(
     x: Float[Array, "b s h w i"], kernel: Float[Array, "k 3 3 i o"]
 ) -> Float[Array, "b t h w o"]:
-    """`conv3d_planes` with the gradients that differentiation makes of it."""
+    """Sums 2D convolutions of the kernel's planes in time (t = s - k + 1)."""
     b, s, *plane = x.shape
     t = s - kernel.shape[0] + 1
     starts = range(kernel.shape[0])
@@ -131,7 +123,7 @@ def sum_of_planes(
 def stacked_planes(
     x: Float[Array, "b s h w i"], kernel: Float[Array, "k 3 3 i o"]
 ) -> Float[Array, "b t h w o"]:
-    """The same as one 2D convolution of `k` frames' channels side by side: for few channels."""
+    """Returns the same by one 2D convolution of `k` frames' concatenated channels."""
     b, s, *plane = x.shape
     k = kernel.shape[0]
     t = s - k + 1
@@ -161,8 +153,7 @@ def _correlate(
 ) -> Float[Array, "k 3 3 i o"]:
     """At [k, r, c]: sum of window[:, k:k + t] x shifted, moved by r - 1 rows and c - 1 columns.
 
-    One frame after the other, so that its nine copies stay in the processor's cache; sums are
-    float32.
+    One frame at a time, so that its nine copies stay in the processor's cache; sums in float32.
     """
     b, s, h, w, i = window.shape
     t, o = shifted.shape[1], shifted.shape[-1]
@@ -191,14 +182,14 @@ def _correlate(
 def kernel_gradient(
     x: Float[Array, "b s h w i"], dy: Float[Array, "b t h w o"]
 ) -> Float[Array, "k 3 3 i o"]:
-    """Gradient of a `k` x 3 x 3 convolution's kernel (k = s - t + 1), float32.
+    """Returns the gradient of a `k` x 3 x 3 convolution's kernel (k = s - t + 1), float32.
 
-    Products of matrices: on a CPU, for few channels, three times as fast as the convolution that
-    differentiation makes of it (docs/decisions/conv3d.md).
+    Computed by matrix products: on a CPU, for few channels, three times as fast as the convolution
+    that autodiff makes (docs/decisions/conv3d.md).
     """
     if x.shape[-1] >= dy.shape[-1]:
         return _correlate(x, dy)
-    # The nine copies are made of the narrower array; then all offsets are the other way round.
+    # The nine copies are made of the narrower array, which reverses all offsets.
     after = x.shape[1] - dy.shape[1]
     dy = jnp.pad(dy, ((0, 0), (after, after), (0, 0), (0, 0), (0, 0)))
     return jnp.swapaxes(_correlate(dy, x)[::-1, ::-1, ::-1], 3, 4)
@@ -208,10 +199,9 @@ def kernel_gradient(
 def conv3d_planes(
     x: Float[Array, "b s h w i"], kernel: Float[Array, "k 3 3 i o"]
 ) -> Float[Array, "b t h w o"]:
-    """2D convolutions in place of a 3D one: of each plane of the kernel in time, summed, or of all
-    at once where channels are few (t = s - k + 1).
+    """Convolves by 2D convolutions, with the fastest form and gradients on a CPU (t = s - k + 1).
 
-    The numbers of `conv3d_direct`, made and differentiated in the forms that a CPU does fastest.
+    `stacked_planes` for few channels, otherwise `sum_of_planes`; the numbers of `conv3d_direct`.
     """
     return _planes(x, kernel)
 
@@ -234,9 +224,9 @@ conv3d_planes.defvjp(_planes_forward, _planes_backward)
 def conv3d(
     x: Float[Array, "b s h w i"], kernel: Float[Array, "3 3 3 i o"]
 ) -> Float[Array, "b t h w o"]:
-    """3 x 3 x 3 convolution in the platform's fastest form (docs/decisions/conv3d.md).
+    """Convolves in the platform's fastest form (docs/decisions/conv3d.md).
 
-    Rows and columns are padded with zeros; time is not: `t = s - 2`.
+    Rows and columns are padded with zeros, time is not: t = s - 2.
     """
     return (conv3d_planes if platform() == "cpu" else conv3d_direct)(x, kernel)
 
@@ -244,7 +234,7 @@ def conv3d(
 def conv_frames(
     x: Float[Array, "b t h w i"], kernel: Float[Array, "3 3 i o"]
 ) -> Float[Array, "b t h w o"]:
-    """3 x 3 convolution of each frame by itself, zero-padded, in the platform's fastest form."""
+    """Convolves each zero-padded frame by itself, in the platform's fastest form."""
     if platform() == "cpu":
         return conv3d_planes(x, kernel[None])
     b, t, *plane = x.shape
@@ -252,14 +242,15 @@ def conv_frames(
 
 
 class _Conv(nnx.Module):
-    """Kernel `[*extent, in, out]` and bias; `out_axis` is the logical name of `out`."""
+    """Kernel [*extent, in, out] and bias; `out_axis` is the logical name of `out`."""
+
+    extent: tuple[int, ...]
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
         *,
-        extent: tuple[int, ...],
         config: VAEConfig,
         rngs: nnx.Rngs,
         out_axis: str = "conv_out",
@@ -268,8 +259,8 @@ class _Conv(nnx.Module):
     ):
         dtype = jnp.dtype(config.param_dtype)
         self.dtype = jnp.dtype(config.dtype)
-        kernel = kernel_init(rngs.params(), (*extent, in_channels, out_channels), dtype)
-        names = ("kernel",) * len(extent)
+        kernel = kernel_init(rngs.params(), (*self.extent, in_channels, out_channels), dtype)
+        names = ("kernel",) * len(self.extent)
         self.kernel = nnx.Param(kernel, **axes(*names, "conv_in", out_axis))
         bias = bias_init(rngs.params(), (out_channels,), dtype)
         self.bias = nnx.Param(bias, **axes(out_axis))
@@ -280,32 +271,16 @@ class _Conv(nnx.Module):
 
 
 class CausalConv(_Conv):
-    """3 x 3 x 3, padded in time with the two frames before: the cache, or the first frame twice."""
+    """3 x 3 x 3, after the two frames of the cache, or twice the first frame without a cache."""
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *,
-        config: VAEConfig,
-        rngs: nnx.Rngs,
-        out_axis: str = "conv_out",
-    ):
-        super().__init__(
-            in_channels,
-            out_channels,
-            extent=(3, 3, 3),
-            config=config,
-            rngs=rngs,
-            out_axis=out_axis,
-        )
+    extent = (3, 3, 3)
 
     def __call__(
         self, x: Float[Array, "b t h w i"], cache: Float[Array, "b 2 h w i"] | None = None
     ) -> tuple[Float[Array, "b t h w o"], Float[Array, "b 2 h w i"]]:
         kernel, bias = self.weights()
         x = x.astype(self.dtype)
-        if cache is None and x.shape[1] == 1:  # a picture: all three planes see the same frame
+        if cache is None and x.shape[1] == 1:  # a picture: all planes see one frame
             plane = kernel.sum(0, dtype=jnp.float32).astype(self.dtype)
             return conv_frames(x, plane) + bias, jnp.repeat(x, 2, axis=1)
         past = jnp.repeat(x[:, :1], 2, axis=1) if cache is None else cache
@@ -314,10 +289,12 @@ class CausalConv(_Conv):
 
 
 class FrameConv(_Conv):
-    """3 x 3 on each frame by itself; `stride` 2 halves rows and columns, 1 keeps them."""
+    """3 x 3 on each frame by itself; a `stride` of 2 halves rows and columns."""
+
+    extent = (3, 3)
 
     def __init__(self, channels: int, *, stride: int, config: VAEConfig, rngs: nnx.Rngs):
-        super().__init__(channels, channels, extent=(3, 3), config=config, rngs=rngs)
+        super().__init__(channels, channels, config=config, rngs=rngs)
         self.stride = stride
 
     def __call__(self, x: Float[Array, "b t h w c"]) -> Float[Array, "b t y x c"]:
@@ -326,33 +303,15 @@ class FrameConv(_Conv):
         if self.stride == 1:
             return conv_frames(x, kernel) + bias
         b, t, *plane = x.shape
-        # Halving pads below and at the right only: the published layers' alignment.
+        # Halving pads only below and on the right, as the published layers do.
         y = _conv2d(x.reshape(b * t, *plane), kernel, stride=self.stride, padding=(0, 1))
         return y.reshape(b, t, *y.shape[1:]) + bias
 
 
 class PointConv(_Conv):
-    """1 x 1 x 1: a linear map of each position's channels."""
+    """1 x 1 x 1: a linear map of each pixel's channels."""
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *,
-        config: VAEConfig,
-        rngs: nnx.Rngs,
-        kernel_init: Callable[..., jax.Array] = _kernel_init,
-        bias_init: Callable[..., jax.Array] = _zeros,
-    ):
-        super().__init__(
-            in_channels,
-            out_channels,
-            extent=(1, 1, 1),
-            config=config,
-            rngs=rngs,
-            kernel_init=kernel_init,
-            bias_init=bias_init,
-        )
+    extent = (1, 1, 1)
 
     def __call__(self, x: Float[Array, "b t h w i"]) -> Float[Array, "b t h w o"]:
         kernel, bias = self.weights()

@@ -1,4 +1,4 @@
-"""The shot encoder E_a: what an animation shot looks like at first and what happens in it.
+"""The shot encoder E_a: a shot's first frame and motion text as one representation.
 
 `s_a = Concat(LN(MLP(text)), LN(MLP(image)))` (PAPER section 3.2): 30 text tokens and 196 image
 tokens become 226 tokens of the decoder's width.
@@ -9,14 +9,15 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from animegamer_jax.configs import ShotEncoderConfig
-from animegamer_jax.models.layers import LayerNorm, Projection
+from animegamer_jax.models.linear import Projection
+from animegamer_jax.models.norms import LayerNorm
 
 
 class ShotEncoder(nnx.Module):
-    """E_a: T5 features of the motion text and CLIP features of the first frame, fused.
+    """Fuses T5 features of the motion text and CLIP features of the first frame.
 
-    `output_norm` is in the released files and takes no part in any released computation; it is
-    kept so that the files come back whole.
+    `output_norm` is not used: it is kept because the released files contain it and an export must
+    write it back.
     """
 
     def __init__(self, config: ShotEncoderConfig, *, rngs: nnx.Rngs):
@@ -36,7 +37,7 @@ class ShotEncoder(nnx.Module):
         return jnp.concatenate([text, image], axis=1)
 
     def unconditional(self) -> Float[Array, "s d"]:
-        """E_a of zero features: the context of the guidance's unconditional row."""
+        """Returns the representation of zero features, guidance's unconditional context."""
         c = self.config
         text = jnp.zeros((1, c.num_text_tokens, c.text_size), c.dtype)
         image = jnp.zeros((1, c.num_image_tokens, c.image_size), c.dtype)

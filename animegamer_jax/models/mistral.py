@@ -1,35 +1,31 @@
 """Mistral-7B: grouped-query attention, rotary positions, sliding window, gated MLP, LoRA.
 
-Source: arXiv 2310.06825. The mask may hold one block that attends in both directions (PAPER
-section 3.3), and the key-value cache is an argument and a result.
+Source: arXiv 2310.06825. The mask may contain a block whose tokens attend in both directions (PAPER
+section 3.3). The key-value cache is an argument and a result.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from einops import rearrange
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from animegamer_jax.configs import MistralConfig
-from animegamer_jax.models.attention import (
-    TokenMask,
-    attention,
-    columns_attention,
-    takes_columns,
-)
-from animegamer_jax.models.layers import Dropout, LayerStack, Linear, RMSNorm, apart
-from animegamer_jax.models.splash import StaticMask
+from animegamer_jax.models.kernels.attend import attend, project_heads
+from animegamer_jax.models.kernels.masks import StaticMask, TokenMask
+from animegamer_jax.models.layer_stack import LayerStack
+from animegamer_jax.models.linear import Dropout, Linear
+from animegamer_jax.models.norms import RMSNorm
 from animegamer_jax.sharding import axes, constrain
 
 
 class KVCache(NamedTuple):
-    """Keys and values of the tokens so far, in slots of fixed number; `l` layers, `s` slots."""
+    """Keys and values of the tokens so far: `l` layers, a fixed number `s` of slots."""
 
-    keys: Float[Array, "l b s g d"]
-    values: Float[Array, "l b s g d"]
+    keys: Float[Array, "l b g s d"]
+    values: Float[Array, "l b g s d"]
     positions: Int[Array, "b s"]
     valid: Bool[Array, "b s"]
     blocks: Int[Array, "b s"]
@@ -37,14 +33,14 @@ class KVCache(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """What attention must know of a batch of tokens. Block 0 is no block (`TokenMask`).
+    """Positions and masks of a batch of tokens; block 0 is no block (`TokenMask`).
 
-    Branches are alternatives that go on from one trunk, branch 0, at their own positions: in a
-    pass without a cache, that the sliding window does not limit. A token then sees only what
-    stands before it in the sequence, whatever the positions.
+    Branches are alternative continuations of one trunk, branch 0, each with positions of its own.
+    They need a pass without a cache, in which the sliding window has no effect. A token then sees
+    only tokens before it in the sequence, whatever their positions.
 
-    `static` says positions and blocks once more by slot, for a sequence from the first slot on
-    (`TokenMask`); None where they are not the same in all sequences.
+    `static` is the same mask by slots, for a sequence from the first slot on (`TokenMask`); None
+    if positions or blocks differ between the sequences.
     """
 
     positions: Int[Array, "b t"]
@@ -55,36 +51,41 @@ class Tokens(NamedTuple):
 
 
 class LayerInput(NamedTuple):
-    """What a layer gets beside what all get: its part of the cache, and its key for dropout."""
+    """The inputs that each layer gets for itself: its cached keys and values, its dropout key."""
 
     cached: tuple[Float[Array, "..."], Float[Array, "..."]] | None = None
     key: Key[Array, "..."] | None = None
 
 
 def make_cache(config: MistralConfig, batch: int, slots: int) -> KVCache:
-    """An empty cache."""
-    shape = (
-        config.num_hidden_layers,
-        batch,
-        slots,
-        config.num_key_value_heads,
-        config.head_dim,
-    )
-    empty = jnp.zeros((batch, slots), jnp.int32)
-    zeros = jnp.zeros(shape, config.dtype)
+    """Returns an empty cache."""
+    c = config
+    shape = (c.num_hidden_layers, batch, c.num_key_value_heads, slots, c.head_dim)
+    empty, zeros = jnp.zeros((batch, slots), jnp.int32), jnp.zeros(shape, c.dtype)
     return KVCache(zeros, zeros, empty, empty.astype(bool), empty, jnp.zeros((), jnp.int32))
+
+
+def rotary_frequencies(head_dim: int, theta: float) -> Float[np.ndarray, " f"]:
+    """Returns 1 / theta^(2i / d), float32, as PyTorch's code for Mistral computes them.
+
+    In its order, `1 / theta ** (arange(0, d, 2) / d)`, every operation rounded to float32. Another
+    order is one unit in the last place away at some frequencies, and positions multiply that.
+    """
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    powers = theta ** exponents.astype(np.float64)  # numpy's own float32 power is less exact
+    return np.float32(1) / powers.astype(np.float32)
 
 
 def rotary_tables(
     positions: Int[Array, "b t"], config: MistralConfig
-) -> tuple[Float[Array, "b t 1 f"], Float[Array, "b t 1 f"]]:
-    """Cosine and sine of position / theta^(2i/d), float32, rounded to `config.rotary_dtype`.
+) -> tuple[Float[Array, "b 1 t f"], Float[Array, "b 1 t f"]]:
+    """Returns cosines and sines of positions times frequencies, float32.
 
-    The rounding is `reduce_precision`, which a compiler may not undo as it may a pair of casts.
+    They are rounded to `config.rotary_dtype` (docs/decisions/rotary-tables.md) by
+    `reduce_precision`, which a compiler may not undo as it may a pair of casts.
     """
-    half = config.head_dim // 2
-    frequencies = config.rope_theta ** -(jnp.arange(half, dtype=jnp.float32) / half)
-    angles = positions.astype(jnp.float32)[:, :, None, None] * frequencies[None, None, None]
+    frequencies = jnp.asarray(rotary_frequencies(config.head_dim, config.rope_theta))
+    angles = positions.astype(jnp.float32)[:, None, :, None] * frequencies[None, None, None]
     info = jnp.finfo(config.rotary_dtype)
     cos, sin = (
         jax.lax.reduce_precision(x, exponent_bits=info.nexp, mantissa_bits=info.nmant)
@@ -94,23 +95,15 @@ def rotary_tables(
 
 
 def rotate(
-    x: Float[Array, "..."], cos: Float[Array, "..."], sin: Float[Array, "..."], *, axis: int = -1
-) -> Float[Array, "..."]:
-    """Rotates the feature pairs (i, i + d/2) of an axis, in float32."""
-    a, b = (half.astype(jnp.float32) for half in jnp.split(x, 2, axis=axis))
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=axis).astype(x.dtype)
-
-
-def rotate_columns(
-    x: Float[Array, "b h d t"], cos: Float[Array, "b t 1 f"], sin: Float[Array, "b t 1 f"]
-) -> Float[Array, "b h d t"]:
-    """`rotate` with tokens last."""
-    cos, sin = (rearrange(table, "b t h f -> b h f t") for table in (cos, sin))
-    return rotate(x, cos, sin, axis=2)
+    x: Float[Array, "b h t d"], cos: Float[Array, "b 1 t f"], sin: Float[Array, "b 1 t f"]
+) -> Float[Array, "b h t d"]:
+    """Rotates the feature pairs (i, i + d/2) in float32."""
+    a, b = (half.astype(jnp.float32) for half in jnp.split(x, 2, axis=-1))
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
 class Block(nnx.Module):
-    """One layer, before-norm, without biases."""
+    """One layer: a norm before attention and one before the gated MLP; no biases."""
 
     def __init__(self, config: MistralConfig, *, rngs: nnx.Rngs):
         self.config = c = config
@@ -139,65 +132,40 @@ class Block(nnx.Module):
         rate: float,
         own: LayerInput,
     ) -> tuple[Float[Array, "b t d"], tuple[Array, Array] | None]:
-        """Returns x and, with a cache, its keys and values with `t` more from slot `start` on.
+        """Runs the layer; returns x and, with a cache, its keys and values including these tokens.
 
-        `rate` is the dropout of the low-rank updates' inputs, where the layer has a key.
+        Args:
+            x: Hidden states.
+            mask: Which token sees which.
+            tables: Rotary cosines and sines of these tokens (`rotary_tables`).
+            start: Slot of the first token in the cache.
+            rate: Dropout rate of the low-rank updates' inputs, where the layer has a key.
+            own: This layer's part of the cache, and its dropout key.
         """
+        c = self.config
         keys = None if own.key is None else iter(jax.random.split(own.key, 7))
 
         def dropout() -> Dropout | None:
             return None if keys is None else Dropout(next(keys), rate)
 
-        y, window, cached = self.attention_norm(x), self.config.sliding_window, None
-        if own.cached is None and takes_columns(x.shape[1], mask, window=window):
-            x = x + self._attend_columns(y, mask, tables, dropout)
-        else:
-            y, cached = self._attend(y, mask, tables, dropout, start, own.cached)
-            x = x + y
+        y = self.attention_norm(x)
+        maps = [linear.map(dropout()) for linear in (self.q, self.k, self.v)]
+        q, k, v = project_heads(y, maps, head_size=c.head_dim, mask=mask, window=c.sliding_window)
+        q, k = rotate(q, *tables), rotate(k, *tables)
+        cached = None
+        if own.cached is not None and start is not None:
+
+            def append(old: jax.Array, new: jax.Array) -> jax.Array:
+                new = new.astype(old.dtype)
+                return jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=2)
+
+            k, v = cached = append(own.cached[0], k), append(own.cached[1], v)
+        x += attend(q, k, v, self.o, mask=mask, window=c.sliding_window, dropout=dropout())
         y = self.mlp_norm(x)
         y = jax.nn.silu(self.gate(y, dropout())) * self.up(y, dropout())
         y = constrain(y, "act_batch", "act_length", "act_mlp")
         x = constrain(x + self.down(y, dropout()), "act_batch", "act_length", "act_embed")
         return x, cached
-
-    def _attend(
-        self,
-        x: Float[Array, "b t d"],
-        mask: TokenMask,
-        tables: tuple[Array, Array],
-        dropout: Callable[[], Dropout | None],
-        start: Int[Array, ""] | None,
-        cached: tuple[Array, Array] | None,
-    ) -> tuple[Float[Array, "b t d"], tuple[Array, Array] | None]:
-        q, k, v = (
-            rearrange(linear(x, dropout()), "b t (h d) -> b t h d", d=self.config.head_dim)
-            for linear in (self.q, self.k, self.v)
-        )
-        q, k = rotate(q, *tables), rotate(k, *tables)
-        if cached is not None and start is not None:
-            k, v = (
-                jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), start, axis=1)
-                for old, new in zip(cached, (k, v), strict=True)
-            )
-            cached = k, v
-        y = attention(q, k, v, mask=mask, window=self.config.sliding_window)
-        return self.o(rearrange(y, "b t h d -> b t (h d)"), dropout()), cached
-
-    def _attend_columns(
-        self,
-        x: Float[Array, "b t d"],
-        mask: TokenMask,
-        tables: tuple[Array, Array],
-        dropout: Callable[[], Dropout | None],
-    ) -> Float[Array, "b t d"]:
-        q, k, v = (
-            rearrange(
-                apart(linear.columns(x, dropout())), "b (h d) t -> b h d t", d=self.config.head_dim
-            )
-            for linear in (self.q, self.k, self.v)
-        )
-        q, k = rotate_columns(q, *tables), rotate_columns(k, *tables)
-        return self.o.of_heads(columns_attention(q, k, v, mask=mask), dropout())
 
 
 class Mistral(nnx.Module):
@@ -222,17 +190,18 @@ class Mistral(nnx.Module):
         )
 
     def embed(self, ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
-        """Embedding rows of the tokens."""
+        """Returns the embeddings of the tokens."""
         return self.embedding[...][ids].astype(self.config.dtype)
 
     def _mask(self, tokens: Tokens) -> TokenMask:
-        """Who sees whom in a pass without a cache."""
+        """The mask of a pass without a cache."""
         order, window = tokens.positions, self.config.sliding_window
         if tokens.branches is not None:
             length = order.shape[1]
             if window is not None and length > window:
                 raise ValueError(
-                    f"branches in a sequence of {length}: at most the {window} of the window"
+                    f"branches in a sequence of {length} tokens: the sliding window allows at most "
+                    f"{window}; shorten the sequence"
                 )
             order = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), order.shape)
         both = tokens.branches, tokens.branches
@@ -247,10 +216,16 @@ class Mistral(nnx.Module):
         *,
         dropout: Dropout | None = None,
     ) -> tuple[Float[Array, "b t d"], KVCache | None]:
-        """Hidden states after the final norm, and the cache with these tokens appended.
+        """Returns hidden states after the final norm, and the cache with these tokens appended.
 
-        `x` are embeddings. The cache must have room for `t` more; what it holds is seen by the new
-        tokens, by position. `dropout` is for training: of the low-rank updates' inputs.
+        Args:
+            x: Embeddings.
+            tokens: Positions and masks of the tokens.
+            cache: Earlier tokens, which the new ones see by position; with room for `t` more.
+            dropout: Dropout of the low-rank updates' inputs, for training.
+
+        Raises:
+            ValueError: branches with a cache, or in a sequence longer than the sliding window.
         """
         c = self.config
         x = constrain(x.astype(c.dtype), "act_batch", "act_length", "act_embed")
@@ -264,7 +239,7 @@ class Mistral(nnx.Module):
             return self.norm(x), None
 
         if tokens.branches is not None:
-            raise ValueError("branches with a cache: expected a pass without one")
+            raise ValueError("branches with a cache: run a pass without one")
 
         def append(old: jax.Array, new: jax.Array) -> jax.Array:
             return jax.lax.dynamic_update_slice_in_dim(old, new, cache.length, axis=1)
@@ -281,5 +256,5 @@ class Mistral(nnx.Module):
         return self.norm(x), KVCache(keys, values, positions, valid, blocks, length)
 
     def logits(self, hidden: Float[Array, "*b d"]) -> Float[Array, "*b v"]:
-        """Scores of the next token, float32."""
+        """Returns the scores of the next token, float32."""
         return self.head(hidden).astype(jnp.float32)

@@ -1,7 +1,7 @@
 """The multimodal language model: Mistral with an input and an output resampler (PAPER section 3.3).
 
-The input resampler turns a past turn's shot representation into embeddings at its frame tokens; the
-output resampler turns the hidden states at this turn's frame tokens into the next representation.
+The input resampler maps a past turn's shot representation to embeddings at its frame tokens. The
+output resampler maps the hidden states at this turn's frame tokens to the next representation.
 """
 
 from typing import Any, NamedTuple
@@ -14,24 +14,24 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from animegamer_jax.configs import MLLMConfig
-from animegamer_jax.models.attention import padded_length
-from animegamer_jax.models.layers import Dropout, Projection
+from animegamer_jax.models.kernels.attend import padded_length
+from animegamer_jax.models.kernels.masks import StaticMask
+from animegamer_jax.models.linear import Dropout, Projection
 from animegamer_jax.models.mistral import KVCache, Mistral, Tokens, make_cache
-from animegamer_jax.models.splash import StaticMask
 from animegamer_jax.protocol import Layout, Prompt, inject
 
-IGNORED = -100  # a label that does not count
+IGNORED = -100  # label of a token without a loss
 
 
 class GameBatch(NamedTuple):
-    """Sequences to train on: `k` history rows a sequence at most, `n` queries."""
+    """Sequences to train on, with up to `k` history rows and `n` queries each."""
 
     ids: Int[Array, "b t"]
     tokens: Tokens
-    labels: Int[Array, "b t"]  # the sequence itself, IGNORED where it does not count
-    history_mask: Bool[Array, "b t"]
+    labels: Int[Array, "b t"]  # ids, or IGNORED
+    history_mask: Bool[Array, "b t"]  # frame tokens of past turns
     history: Float[Array, "b k r"]
-    query_slots: Int[Array, "b n"]
+    query_slots: Int[Array, "b n"]  # frame tokens of this turn
     target: Float[Array, "b n r"]
 
 
@@ -43,23 +43,23 @@ def make_batch(
     history: Float[Array, "b k r"],
     target: Float[Array, "b n r"],
 ) -> GameBatch:
-    """Prompts with their answers as sequences to train on; only the four states are labels.
+    """Returns prompts with their answers as sequences; only the four states have labels.
 
     Args:
-        layout: of the prompts.
-        prompt: as at play.
-        states: of this turn: what is to be answered.
-        history: representations of the past turns, those of absent ones at the front.
-        target: this turn's representation.
+        layout: Layout of the prompts.
+        prompt: The prompts, as in play.
+        states: This turn's four states, the answer.
+        history: Representations of the past turns; rows of absent turns come first.
+        target: This turn's representation.
     """
-    whole = layout.append_answer(prompt, states)
-    b, t = whole.ids.shape
+    answered = layout.append_answer(prompt, states)
+    b, t = answered.ids.shape
     labels = jnp.full((b, t), IGNORED, jnp.int32)
     where = jnp.zeros((b, t), bool).at[:, : layout.length].set(jnp.asarray(layout.history)[None])
     return GameBatch(
-        ids=whole.ids,
-        tokens=_prompt_tokens(whole, layout, bidirectional=True),
-        labels=labels.at[:, layout.answers].set(whole.ids[:, layout.answers]),
+        ids=answered.ids,
+        tokens=_prompt_tokens(answered, layout, bidirectional=True),
+        labels=labels.at[:, layout.answers].set(answered.ids[:, layout.answers]),
         history_mask=where,
         history=history,
         query_slots=jnp.broadcast_to(jnp.asarray(layout.queries), (b, layout.num_queries)),
@@ -68,7 +68,7 @@ def make_batch(
 
 
 def pad_batch(batch: GameBatch, length: int) -> GameBatch:
-    """The sequences with slots behind them that nobody sees and that count for nothing."""
+    """Pads the sequences to `length` with tokens that nobody sees and that have no loss."""
     more = length - batch.ids.shape[1]
     if not more:
         return batch
@@ -85,7 +85,7 @@ def pad_batch(batch: GameBatch, length: int) -> GameBatch:
 
 
 def _prompt_tokens(prompt: Prompt, layout: Layout, *, bidirectional: bool) -> Tokens:
-    """Tokens of prompts, or of such with their answers; this turn's frame tokens may be a block."""
+    """The tokens of prompts, with or without answers; this turn's frame tokens may be a block."""
     blocks, static = jnp.zeros(prompt.ids.shape, jnp.int32), StaticMask()
     if bidirectional:
         blocks = blocks.at[:, layout.queries].set(1)
@@ -109,7 +109,7 @@ class MLLM(nnx.Module):
         history_mask: Bool[Array, "b t"],
         history: Float[Array, "b k r"],
     ) -> Float[Array, "b t d"]:
-        """Token embeddings, those of past frames replaced by their resampled representations."""
+        """Embeds tokens, with resampled representations at the frame tokens of past turns."""
         x = self.mistral.embed(ids)
         return inject(x, history_mask, self.input_resampler(history.astype(x.dtype)))
 
@@ -122,9 +122,14 @@ class MLLM(nnx.Module):
         bidirectional: bool,
         extra_slots: int,
     ) -> tuple[Float[Array, "b t d"], KVCache]:
-        """Hidden states of the prompt, and a cache with room for `extra_slots` more tokens.
+        """Returns hidden states of the prompt, and a cache with room for more tokens.
 
-        `bidirectional`: this turn's frame tokens see one another (the training mask).
+        Args:
+            prompt: The prompt.
+            history: Representations of the past turns.
+            layout: Layout of the prompt.
+            bidirectional: Whether this turn's frame tokens see one another, as in training.
+            extra_slots: Number of further tokens in the cache.
         """
         b, t = prompt.ids.shape
         where = jnp.broadcast_to(jnp.asarray(layout.history), (b, t))
@@ -138,7 +143,7 @@ class MLLM(nnx.Module):
     def extend(
         self, ids: Int[Array, "b t"], positions: Int[Array, "b t"], cache: KVCache
     ) -> tuple[Float[Array, "b t d"], KVCache]:
-        """Hidden states of `t` more, ordinary causal tokens."""
+        """Returns hidden states of `t` more causal tokens, and the cache with them."""
         tokens = Tokens(positions, jnp.ones(ids.shape, bool), jnp.zeros(ids.shape, jnp.int32))
         hidden, longer = self.mistral(self.mistral.embed(ids), tokens, cache)
         assert longer is not None
@@ -151,9 +156,15 @@ class MLLM(nnx.Module):
         cache: KVCache,
         layout: Layout,
     ) -> Int[Array, "b 4"]:
-        """The four states by greedy choice among their allowed tokens.
+        """Chooses the four states greedily among their allowed tokens.
 
-        The tokens between them are forced, so three short passes are all that is decoded.
+        The tokens between the states are fixed, so decoding takes only three short passes.
+
+        Args:
+            last_hidden: Hidden state of the prompt's last token.
+            last_position: Position of the prompt's last token.
+            cache: The prompt, with room for 9 more tokens.
+            layout: Layout of the prompt.
         """
 
         def choose(hidden: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -171,9 +182,7 @@ class MLLM(nnx.Module):
 
         allowed = jnp.asarray(layout.allowed)
         (last, _, _), best = jax.lax.scan(
-            step,
-            (last_hidden, last_position, cache),
-            (allowed[:3], jnp.asarray(layout.between)),
+            step, (last_hidden, last_position, cache), (allowed[:3], jnp.asarray(layout.between))
         )
         best = jnp.concatenate([best, choose(last, allowed[3])[None]])
         return jnp.take_along_axis(jnp.asarray(layout.values), best, axis=1).T
@@ -181,9 +190,9 @@ class MLLM(nnx.Module):
     def predict(
         self, prompt: Prompt, history: Float[Array, "b k r"], layout: Layout
     ) -> tuple[Float[Array, "b n r"], Int[Array, "b 4"]]:
-        """The next game state: shot representation (float32) and the four states.
+        """Returns the next game state: shot representation (float32) and the four states.
 
-        `layout.protocol` says where the representation is read and whether the states come from
+        `layout.protocol` defines where the representation is read, and whether the states come from
         the same pass.
         """
         hidden, cache = self.prefill(prompt, history, layout, bidirectional=True, extra_slots=9)
@@ -198,7 +207,7 @@ class MLLM(nnx.Module):
     def represent(
         self, prompt: Prompt, history: Float[Array, "b k r"], layout: Layout
     ) -> Float[Array, "b n r"]:
-        """The next shot representation (float32), as `predict` has it, without the states."""
+        """Returns the shot representation that `predict` returns, without the states."""
         b, t = prompt.ids.shape
         x = self.embed(prompt.ids, jnp.broadcast_to(jnp.asarray(layout.history), (b, t)), history)
         hidden, _ = self.mistral(x, _prompt_tokens(prompt, layout, bidirectional=True))
@@ -211,13 +220,13 @@ class MLLM(nnx.Module):
         label_slots: np.ndarray | None = None,
         dropout: Dropout | None = None,
     ) -> tuple[Float[Array, "b l"], Float[Array, "b n"]]:
-        """Cross-entropy of each label (0 where there is none), squared error of each query.
+        """Returns the cross-entropy of each label (0 if ignored) and each query's squared error.
 
         Args:
-            batch: the sequences.
-            label_slots: the slots at which labels may stand, the same in all sequences: scores of
-                the vocabulary are made there only. All but the first if None.
-            dropout: of the low-rank updates' inputs.
+            batch: The sequences.
+            label_slots: Slots that may have labels, the same in all sequences; scores of the
+                vocabulary are computed only for these. All slots but the first if None.
+            dropout: Dropout of the low-rank updates' inputs.
         """
         slots = np.arange(1, batch.ids.shape[1]) if label_slots is None else label_slots
         batch = pad_batch(batch, padded_length(batch.ids.shape[1]))
@@ -233,9 +242,9 @@ class MLLM(nnx.Module):
         return jnp.where(counts, entropy, 0), jnp.square(difference).mean(axis=-1)
 
     def losses(self, batch: GameBatch) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """Cross-entropy of the labelled tokens, and mean squared error of the representation.
+        """Returns the cross-entropy of the labels and the representation's mean squared error.
 
-        Their sum, the second times alpha, is the training loss (PAPER equation 5).
+        The training loss is the first plus alpha times the second (PAPER equation 5).
         """
         entropy, square = self.errors(batch)
         count = (batch.labels[:, 1:] != IGNORED).sum()

@@ -1,8 +1,7 @@
 """The encoder of T5 v1.1, which reads the motion text of a shot (PAPER section 3.1, f_md).
 
-Only training and data preparation need it: to play, the unconditional context is a constant.
-Follows the published T5 v1.1 (arXiv 2002.05202 for the gated feed-forward); checked against
-transformers' `T5EncoderModel`.
+Training and data preparation need it, playing does not. Source: the published T5 v1.1 (arXiv
+2002.05202 for the gated feed-forward). Tests compare it with transformers' `T5EncoderModel`.
 """
 
 import jax
@@ -12,25 +11,33 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from animegamer_jax.configs import T5Config
-from animegamer_jax.models.attention import TokenMask, attention
-from animegamer_jax.models.layers import LayerStack, Linear, RMSNorm
+from animegamer_jax.models.kernels.attend import attend, project_heads
+from animegamer_jax.models.kernels.masks import TokenMask
+from animegamer_jax.models.layer_stack import LayerStack
+from animegamer_jax.models.linear import Linear
+from animegamer_jax.models.norms import RMSNorm
 from animegamer_jax.sharding import axes, constrain
 
 
 def relative_position_buckets(
     num_tokens: int, *, num_buckets: int, max_distance: int
 ) -> Int[np.ndarray, "t t"]:
-    """Bucket of each (query, key) pair: half of them for keys to come, half for the others.
+    """Returns the bucket of each (query, key) pair: half of them are for later keys.
 
-    Of each half, the first half counts single tokens; the rest widens with the logarithm of the
-    distance up to `max_distance`, beyond which all share the last bucket.
+    In each half, the first half of the buckets are single distances. The others grow with the
+    logarithm of the distance up to `max_distance`; all larger distances share the last bucket.
+
+    Args:
+        num_tokens: Length of the sequence.
+        num_buckets: Number of buckets.
+        max_distance: Distance from which on the bucket is the last one.
     """
     positions = np.arange(num_tokens)
     offset = positions[None, :] - positions[:, None]
     half = num_buckets // 2
     exact = half // 2
     distance = np.abs(offset)
-    # float32 as the published code has it: the edges of the buckets depend on the rounding.
+    # float32 as in the published code: the edges of the buckets depend on the rounding.
     ratio = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
     steps = ratio / np.float32(np.log(max_distance / exact)) * np.float32(half - exact)
     far = np.minimum(exact + steps.astype(np.int64), half - 1)
@@ -41,7 +48,7 @@ class T5Block(nnx.Module):
     """Self-attention and a gated feed-forward, each after an RMS norm; no biases."""
 
     def __init__(self, config: T5Config, *, rngs: nnx.Rngs):
-        self.num_heads = config.num_heads
+        self.head_size = config.d_kv
         inner = config.num_heads * config.d_kv
 
         def norm() -> RMSNorm:
@@ -65,21 +72,17 @@ class T5Block(nnx.Module):
     def __call__(
         self, x: Float[Array, "b t d"], bias: Float[Array, "h t t"], mask: TokenMask | None
     ) -> Float[Array, "b t d"]:
-        def heads(y: jax.Array) -> jax.Array:
-            return y.reshape(*y.shape[:2], self.num_heads, -1)
-
-        y = self.attention_norm(x)
-        q, k, v = heads(self.query(y)), heads(self.key(y)), heads(self.value(y))
+        maps = [linear.map() for linear in (self.query, self.key, self.value)]
+        q, k, v = project_heads(self.attention_norm(x), maps, head_size=self.head_size, mask=mask)
         # T5 folds 1 / sqrt(d) into its initialisation: the scores are not scaled.
-        y = attention(q, k, v, mask=mask, bias=bias, scale=1.0)
-        x = x + self.out(y.reshape(*y.shape[:2], -1))
+        x += attend(q, k, v, self.out, mask=mask, bias=bias, scale=1.0)
         y = self.mlp_norm(x)
         y = jax.nn.gelu(self.gate(y), approximate=True) * self.up(y)
         return constrain(x + self.down(y), "act_batch", None, "act_embed")
 
 
 class T5Encoder(nnx.Module):
-    """Token ids to the last hidden state, after the final norm."""
+    """Encodes token ids as the last hidden state, after the final norm."""
 
     def __init__(self, config: T5Config, *, rngs: nnx.Rngs):
         self.config = config
@@ -104,12 +107,12 @@ class T5Encoder(nnx.Module):
     def __call__(
         self, tokens: Int[Array, "b t"], valid: Bool[Array, "b t"] | None = None
     ) -> Float[Array, "b t d"]:
-        """Features of each token, width `d_model`.
+        """Returns features of each token, of width `d_model`.
 
         Args:
-            tokens: ids of the T5 tokenizer; padding is id 0.
-            valid: the tokens to attend to; None: all. AnimeGamer pads to 30 tokens and passes
-                None, so padding takes part and its features are part of the condition.
+            tokens: Ids of the T5 tokenizer; padding is id 0.
+            valid: Which tokens may be attended to; all if None. AnimeGamer pads to 30 tokens and
+                passes None, so the padding takes part and its features belong to the condition.
         """
         config = self.config
         buckets = relative_position_buckets(
@@ -120,7 +123,7 @@ class T5Encoder(nnx.Module):
         bias = jnp.moveaxis(self.relative_bias[...][buckets], -1, 0)
         mask = None
         if valid is not None:
-            # Every token in one position: valid keys are seen from everywhere.
+            # All tokens at one position: every query sees every valid key.
             zeros = jnp.zeros(tokens.shape, jnp.int32)
             mask = TokenMask(zeros, zeros, valid, zeros, zeros)
         x = self.embedding[...].astype(config.dtype)[tokens]

@@ -1,39 +1,32 @@
 """The causal 3D VAE: 4x in time and 8x in space at the released size (PAPER section 3.2).
 
-Its function is CogVideoX's (arXiv 2408.06072, section 2.1, and the published code): no output frame
-sees a later input frame; a clip's first frame stands apart, so that 1 + 4k frames become 1 + k
-latents and a picture is a clip of one frame. The decoder works in chunks of latent frames. Its
-causal convolutions carry their last two input frames from chunk to chunk, but its group norms see
-one chunk at a time: the chunking is part of the function, not an optimization.
+The function is that of CogVideoX (arXiv 2408.06072, section 2.1, and the published code). No output
+frame depends on a later input frame. A clip's first frame is encoded alone, so that 1 + 4k frames
+become 1 + k latents, and a picture is a clip of one frame. The decoder takes chunks of latent
+frames. Its causal convolutions pass their last two input frames on to the next chunk, but its group
+norms see one chunk: the chunks are part of the function, not an optimization.
 
-Latents are in the VAE's own units here. Those of the diffusion model are the caller's to make:
-`to_decoder` after `encode`, `from_decoder` before `decode`.
+Latents are in the VAE's own units. For those of the diffusion model, call `to_decoder` after
+`encode` and `from_decoder` before `decode`.
 """
 
 import itertools
-import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Key, UInt8
 
 from animegamer_jax.configs import VAEConfig
-from animegamer_jax.models.convolution import (
-    CausalConv,
-    FrameConv,
-    PointConv,
-    mean_over_parts,
-    split_frames,
-)
-from animegamer_jax.models.layers import remat
-from animegamer_jax.sharding import axes, constrain, partition_spec
+from animegamer_jax.models.convolution import CausalConv, FrameConv, PointConv, split_frames
+from animegamer_jax.models.layer_stack import remat
+from animegamer_jax.models.norms import GroupNorm
+from animegamer_jax.sharding import constrain, partition_spec, parts_of
 
-_EPS = 1e-6
 _MIN_LOG_VARIANCE, _MAX_LOG_VARIANCE = -30.0, 20.0
 
 _zeros, _ones = nnx.initializers.zeros_init(), nnx.initializers.ones_init()
@@ -43,21 +36,21 @@ _zeros, _ones = nnx.initializers.zeros_init(), nnx.initializers.ones_init()
 
 
 def _enlarge(x: Float[Array, "b t h w c"], rows: int, columns: int) -> Float[Array, "b t y x c"]:
-    """Nearest neighbours: each pixel becomes `rows` x `columns` pixels."""
+    """Repeats each pixel as `rows` x `columns` pixels."""
     b, t, h, w, c = x.shape
     x = jnp.broadcast_to(x[:, :, :, None, :, None], (b, t, h, rows, w, columns, c))
     return x.reshape(b, t, h * rows, w * columns, c)
 
 
 def _stretch(x: Float[Array, "b t h w c"], factor: int) -> Float[Array, "b s h w c"]:
-    """Each frame `factor` times; of an odd number of frames, the first one only once."""
+    """Repeats each frame `factor` times, except the first of an odd number of frames."""
     first = x.shape[1] % 2
     rest = jnp.repeat(x[:, first:], factor, axis=1)
     return jnp.concatenate([x[:, :1], rest], axis=1) if first else rest
 
 
 def _halve_time(x: Float[Array, "b t h w c"]) -> Float[Array, "b s h w c"]:
-    """Means of frame pairs; of an odd number of frames, the first one is kept as it is."""
+    """Averages pairs of frames; keeps the first of an odd number of frames as it is."""
     first = x.shape[1] % 2
     rest = (x[:, first::2] + x[:, first + 1 :: 2]) * 0.5
     return jnp.concatenate([x[:, :1], rest], axis=1) if first else rest
@@ -66,44 +59,10 @@ def _halve_time(x: Float[Array, "b t h w c"]) -> Float[Array, "b s h w c"]:
 # Norms and residual blocks
 
 
-class GroupNorm(nnx.Module):
-    """Group norm over all frames given at once, in float32."""
-
-    def __init__(self, channels: int, *, config: VAEConfig, rngs: nnx.Rngs):
-        del rngs
-        if channels % config.norm_groups:
-            raise ValueError(
-                f"{channels} channels do not divide into {config.norm_groups} norm groups"
-            )
-        dtype = jnp.dtype(config.param_dtype)
-        self.groups = config.norm_groups
-        self.scale = nnx.Param(jnp.ones((channels,), dtype), **axes("norm"))
-        self.bias = nnx.Param(jnp.zeros((channels,), dtype), **axes("norm"))
-
-    def _group_mean(self, x: Float[Array, "b t h w c"]) -> Float[Array, "b 1 1 1 c"]:
-        # Columns first, then the rest: one sum over millions of pixels would lose digits. Channels
-        # are grouped last, so that no array has a minor axis of a few channels.
-        mean = x.mean(3).mean((1, 2))
-        b, c = mean.shape
-        mean = mean_over_parts(mean.reshape(b, self.groups, c // self.groups).mean(-1))
-        return jnp.repeat(mean, c // self.groups, axis=-1)[:, None, None, None]
-
-    def __call__(
-        self, x: Float[Array, "b t h w c"], latents: Array | None = None
-    ) -> Float[Array, "b t h w c"]:
-        y = x.astype(jnp.float32)  # float32 island
-        y = y - self._group_mean(y)
-        scale, bias = (
-            p[...].astype(jnp.float32).reshape(1, 1, 1, 1, -1) for p in (self.scale, self.bias)
-        )
-        y = y * (jax.lax.rsqrt(self._group_mean(jnp.square(y)) + _EPS) * scale) + bias
-        return y.astype(x.dtype)
-
-
 class SpatialNorm(nnx.Module):
-    """Group norm whose result is scaled and shifted by maps of the latents (arXiv 2209.09002).
+    """Group norm, then a scale and a shift computed from the latents (arXiv 2209.09002).
 
-    A new one is the plain group norm: the scale map starts at one, the shift map at zero.
+    At initialization the scale is one and the shift zero, which is the plain group norm.
     """
 
     def __init__(self, channels: int, *, config: VAEConfig, rngs: nnx.Rngs):
@@ -118,7 +77,7 @@ class SpatialNorm(nnx.Module):
         self, x: Float[Array, "b t h w c"], latents: Float[Array, "b s y x z"] | None
     ) -> Float[Array, "b t h w c"]:
         if latents is None:
-            raise ValueError("a spatial norm needs the latents")
+            raise ValueError("a spatial norm needs latents: found None")
         frames, rows, columns = latents.shape[1:4]
         # Frames after a chunk's first one (odd length), or all of them (even length).
         factor = (x.shape[1] - frames % 2) // max(frames - frames % 2, 1)
@@ -127,8 +86,8 @@ class SpatialNorm(nnx.Module):
             maps = _stretch(maps, factor).astype(jnp.float32)
             return _enlarge(maps, x.shape[2] // rows, x.shape[3] // columns)
 
-        # The maps are pointwise: the same numbers as resizing the latents first, at a fraction of
-        # the products.
+        # The maps are pointwise: resizing their results gives the same numbers as resizing the
+        # latents, with a fraction of the products.
         y = self.norm(x.astype(jnp.float32))
         y = y * resized(self.conv_y(latents)) + resized(self.conv_b(latents))
         return y.astype(x.dtype)
@@ -138,16 +97,16 @@ Norm = type[GroupNorm] | type[SpatialNorm]
 
 
 class BlockCache(NamedTuple):
-    """The last two input frames of a residual block's convolutions."""
+    """The last two input frames of a residual block's two convolutions."""
 
     conv1: Float[Array, "b 2 h w i"]
     conv2: Float[Array, "b 2 h w o"]
 
 
 class DecoderCache(NamedTuple):
-    """What the decoder carries from one chunk to the next; `up` is indexed finest level first.
+    """The last two input frames of the decoder's convolutions, for the next chunk.
 
-    None, before the first chunk.
+    `up` starts with the finest level. Before the first chunk, entries are None.
     """
 
     conv_in: Float[Array, "b 2 h w z"] | None
@@ -157,7 +116,7 @@ class DecoderCache(NamedTuple):
 
 
 class ResBlock(nnx.Module):
-    """Norm, SiLU, convolution, twice, beside the input (or a linear map of its channels)."""
+    """Twice norm, SiLU and convolution, added to the input or a linear map of its channels."""
 
     def __init__(
         self, in_channels: int, out_channels: int, *, norm: Norm, config: VAEConfig, rngs: nnx.Rngs
@@ -204,7 +163,7 @@ def _run_blocks(
 def _make_blocks(
     channels: Sequence[int], *, norm: Norm, config: VAEConfig, rngs: nnx.Rngs
 ) -> nnx.List[ResBlock]:
-    """A block for each step between neighbouring numbers of channels."""
+    """Makes a block for each pair of successive numbers of channels."""
     steps = itertools.pairwise(channels)
     return nnx.List([ResBlock(i, o, norm=norm, config=config, rngs=rngs) for i, o in steps])
 
@@ -213,10 +172,10 @@ def _make_blocks(
 
 
 def _num_time_levels(config: VAEConfig) -> int:
-    """How many levels change the number of frames.
+    """Returns the number of levels that change the number of frames.
 
     Raises:
-        ValueError: `temporal_compression` is no power of two, or greater than the spatial one.
+        ValueError: `temporal_compression` is not a power of two, or exceeds the spatial one.
     """
     factor = config.temporal_compression
     if factor < 1 or factor & (factor - 1) or factor > config.spatial_compression:
@@ -228,9 +187,9 @@ def _num_time_levels(config: VAEConfig) -> int:
 
 
 class DownLevel(nnx.Module):
-    """Residual blocks, then half the rows and columns (not at the last level).
+    """Residual blocks, then half the rows and columns (except at the last level).
 
-    The first log2(temporal compression) levels halve time as well, before they do so in space.
+    The first log2(temporal compression) levels halve the frames as well, before rows and columns.
     """
 
     def __init__(self, level: int, *, config: VAEConfig, rngs: nnx.Rngs):
@@ -253,9 +212,9 @@ class DownLevel(nnx.Module):
 
 
 class UpLevel(nnx.Module):
-    """Residual blocks, then twice the rows and columns (not at level 0, the finest).
+    """Residual blocks, then twice the rows and columns (except at level 0, the finest).
 
-    The first log2(temporal compression) levels that are run, the coarsest, double time as well.
+    The log2(temporal compression) coarsest levels, which run first, double the frames as well.
     """
 
     def __init__(self, level: int, *, config: VAEConfig, rngs: nnx.Rngs):
@@ -281,12 +240,13 @@ class UpLevel(nnx.Module):
         if self.upsample is None:
             return x, caches
         x = self.upsample(_enlarge(x, 2, 2))
-        # Frames are repeated after the framewise convolution: the same numbers, half the products.
+        # Repeating frames after the framewise convolution gives the same numbers with half the
+        # products.
         return (_stretch(x, 2) if self.doubles_time else x), caches
 
 
 class Encoder(nnx.Module):
-    """Frames to the mean and log-variance of latents."""
+    """Encodes frames as the means and log-variances of latents."""
 
     def __init__(self, config: VAEConfig, *, rngs: nnx.Rngs):
         levels = range(len(config.multipliers))
@@ -311,7 +271,7 @@ class Encoder(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """A chunk of latent frames to frames; every norm looks at the latents again."""
+    """Decodes a chunk of latent frames; every norm reads the latents again."""
 
     def __init__(self, config: VAEConfig, *, rngs: nnx.Rngs):
         levels = range(len(config.multipliers))
@@ -344,7 +304,7 @@ class VAE(nnx.Module):
     """The encoder and the decoder of clips.
 
     Raises:
-        ValueError: the config's sizes do not fit one another (norm groups, compressions).
+        ValueError: sizes in the config contradict one another (norm groups, compressions).
     """
 
     def __init__(self, config: VAEConfig, *, rngs: nnx.Rngs):
@@ -353,15 +313,17 @@ class VAE(nnx.Module):
         self.decoder = Decoder(config, rngs=rngs)
 
     def encode(self, video: Float[Array, "b f h w c"]) -> Float[Array, "b t y x m"]:
-        """Frames in [-1, 1] to moments: means, then log-variances, in float32, not scaled.
+        """Returns moments of the latents: means, then log-variances, float32, not scaled.
 
-        The whole clip in one pass, as the release does; `f` = 1 is a picture. With the released
-        compressions, t = 1 + (f - 1) / 4, y = h / 8, x = w / 8. `mode` and `sample` make latents of
-        the moments; `scaling_factor` is not applied.
+        `mode` and `sample` make latents of moments. The whole clip is encoded in one pass, as in
+        the release. At the released size, t = 1 + (f - 1) / 4, y = h / 8, x = w / 8.
+
+        Args:
+            video: Frames in [-1, 1]; `f` = 1 is a picture.
 
         Raises:
-            ValueError: the size is no multiple of the spatial compression, or `f` not one more
-                than a multiple of the temporal compression.
+            ValueError: rows or columns are not multiples of the spatial compression, or `f` is not
+                one more than a multiple of the temporal compression.
         """
         time, space = self.config.temporal_compression, self.config.spatial_compression
         _, f, h, w, _ = video.shape
@@ -375,19 +337,25 @@ class VAE(nnx.Module):
     def decode_chunk(
         self, latents: Float[Array, "b t h w z"], cache: DecoderCache | None = None
     ) -> tuple[Float[Array, "b f y x c"], DecoderCache]:
-        """Some latent frames, not scaled, to frames in about [-1, 1] (float32), and the new cache.
+        """Decodes one chunk to frames in about [-1, 1] (float32); returns also the new cache.
 
-        Of an odd number of latent frames, the first becomes one frame and each other one four (at
-        the released size); of an even number, each becomes four. `cache` is what the chunk before
-        returned, or None for a clip's first chunk.
+        At the released size each latent frame becomes four frames, except that the first of an odd
+        number becomes one.
+
+        Args:
+            latents: Latent frames, not scaled.
+            cache: Cache that the previous chunk returned; None for a clip's first chunk.
         """
         return self.decoder(latents, cache)
 
     def decode(self, latents: Float[Array, "b t h w z"]) -> Float[Array, "b f y x c"]:
-        """Latents of a whole clip, not scaled, to frames in about [-1, 1] (float32).
+        """Decodes a whole clip to frames in about [-1, 1] (float32).
 
-        Walks `chunk_bounds(t)` and carries the cache, as the release does: decoding in one piece
-        would be another function. f = 1 + 4 (t - 1), y = 8 h, x = 8 w at the released size.
+        Decodes the chunks of `chunk_bounds(t)` in turn, as in the release; a single chunk would
+        give other frames. At the released size f = 1 + 4 (t - 1), y = 8 h, x = 8 w.
+
+        Args:
+            latents: Latent frames, not scaled.
 
         Raises:
             ValueError: `t` is even.
@@ -400,57 +368,47 @@ class VAE(nnx.Module):
 
 
 def decode_in_parts(vae: VAE, latents: Float[Array, "b t h w z"]) -> Float[Array, "b f y x c"]:
-    """`VAE.decode` with the frames in parts over the mesh axes of the rules in force.
+    """`VAE.decode` with frames split into rows and columns over the mesh, by the current rules.
 
-    Each device decodes its rows and columns: its convolutions get their neighbours' border, and
-    group norms are means over all. Left to the partitioner the same compiles for minutes. Without
-    a mesh, or where no rule splits frames, it is `VAE.decode`.
+    Each device decodes its part: convolutions get the border rows and columns of the neighbors, and
+    group norms average over all parts. XLA's partitioner would take minutes to compile this.
+    Without a mesh, or if no rule splits frames, this is `VAE.decode`.
 
     Raises:
         ValueError: rows or columns of the latents do not divide over the mesh axes.
     """
-    names = ("act_batch", "act_frames", "act_rows", "act_columns", None)
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return vae.decode(latents)
-    spec = partition_spec(names)
-    rows, columns = (_split(axis, mesh) for axis in spec[2:4])
-    if rows is None and columns is None:
+    spec = partition_spec(("act_batch", "act_frames", "act_rows", "act_columns", None))
+    parts = [parts_of(axis, mesh) for axis in spec[2:4]]
+    if parts == [1, 1]:
         return vae.decode(latents)
-    for what, size, axis in zip(("rows", "columns"), latents.shape[2:4], spec[2:4], strict=True):
-        if size % (parts := _num_parts(axis, mesh)):
-            raise ValueError(f"{size} {what} of latents do not divide over {parts} devices")
+    for what, size, count in zip(("rows", "columns"), latents.shape[2:4], parts, strict=True):
+        if size % count:
+            raise ValueError(f"{size} {what} of latents do not divide over {count} devices")
+    rows, columns = (axis if n > 1 else None for axis, n in zip(spec[2:4], parts, strict=True))
     graphdef, state = nnx.split(vae)
 
     def local(state: nnx.State, latents: jax.Array) -> jax.Array:
         with split_frames(rows, columns):
             return nnx.merge(graphdef, state).decode(latents)
 
-    whole = PartitionSpec()
-    run = jax.shard_map(local, in_specs=(whole, spec), out_specs=spec, check_vma=False)
+    specs = PartitionSpec(), spec
+    run = jax.shard_map(local, in_specs=specs, out_specs=spec, check_vma=False)
     return run(state, latents)
 
 
-def _num_parts(axis: str | tuple[str, ...] | None, mesh: AbstractMesh) -> int:
-    names = (axis,) if isinstance(axis, str) else axis or ()
-    return math.prod(mesh.shape[name] for name in names)
-
-
-def _split(axis: str | tuple[str, ...] | None, mesh: AbstractMesh) -> Any:
-    return axis if _num_parts(axis, mesh) > 1 else None
-
-
-# At the VAE's border
+# Latents and frames outside the VAE
 
 
 def chunk_bounds(num_latent_frames: int) -> list[tuple[int, int]]:
-    """Start and stop of the chunks that the decoder takes: (0, 3), (3, 5), (5, 7), ...
+    """Returns start and stop of the decoder's chunks: (0, 3), (3, 5), (5, 7), ...
 
-    One latent frame, a picture, is the chunk (0, 1).
+    A single latent frame, a picture, is the chunk (0, 1).
 
     Raises:
-        ValueError: the number is even or not positive: the first chunk takes one or three frames
-            and each other one two.
+        ValueError: the number is even or not positive.
     """
     if num_latent_frames < 1 or num_latent_frames % 2 == 0:
         raise ValueError(f"{num_latent_frames} latent frames: expected an odd number")
@@ -462,25 +420,25 @@ def chunk_bounds(num_latent_frames: int) -> list[tuple[int, int]]:
 def split_moments(
     moments: Float[Array, "*b m"],
 ) -> tuple[Float[Array, "*b z"], Float[Array, "*b z"]]:
-    """Means and log-variances, the latter clipped to [-30, 20] as in CogVideoX."""
+    """Returns means and log-variances, the latter clipped to [-30, 20] as in CogVideoX."""
     mean, log_variance = jnp.split(moments, 2, axis=-1)
     return mean, jnp.clip(log_variance, _MIN_LOG_VARIANCE, _MAX_LOG_VARIANCE)
 
 
 def mode(moments: Float[Array, "*b m"]) -> Float[Array, "*b z"]:
-    """The most likely latents, not scaled: the means."""
+    """Returns the most likely latents, not scaled: the means."""
     return split_moments(moments)[0]
 
 
 def sample(moments: Float[Array, "*b m"], *, key: Key[Array, ""]) -> Float[Array, "*b z"]:
-    """Latents drawn from the encoder's Gaussian, not scaled."""
+    """Draws latents, not scaled, from the encoder's Gaussian."""
     mean, log_variance = split_moments(moments)
     noise = jax.random.normal(key, mean.shape, mean.dtype)
     return mean + jnp.exp(0.5 * log_variance) * noise
 
 
 def cosines(num_frames: int) -> Float[np.ndarray, "k f"]:
-    """The orthonormal cosine transform (DCT-II): a row a frequency, a column a frame."""
+    """Returns the orthonormal cosine transform (DCT-II) of frames: a row for each frequency."""
     k, f = np.arange(num_frames)[:, None], np.arange(num_frames)[None]
     basis = np.cos(np.pi * k * (f + 0.5) / num_frames) * np.sqrt(2 / num_frames)
     basis[0] /= np.sqrt(2)
@@ -490,13 +448,13 @@ def cosines(num_frames: int) -> Float[np.ndarray, "k f"]:
 def to_decoder(
     latents: Float[Array, "*b f h w z"], config: VAEConfig
 ) -> Float[Array, "*b f h w z"]:
-    """The VAE's latents as the diffusion model sees them.
+    """Converts the VAE's latents to the units of the diffusion model.
 
-    Times `scaling_factor`; with `frequency_scales` also each of their cosine frequencies over time
-    times its scale.
+    Multiplies them by `scaling_factor` and, with `frequency_scales`, each of their cosine
+    frequencies over time by its scale.
 
     Raises:
-        ValueError: there is not one scale for each latent frame.
+        ValueError: the number of scales differs from the number of latent frames.
     """
     return _over_time(latents * config.scaling_factor, _frequency_gain(config, latents))
 
@@ -511,13 +469,13 @@ def from_decoder(
 
 
 def _frequency_gain(config: VAEConfig, latents: jax.Array) -> Float[np.ndarray, "f f"] | None:
-    """Frames to frequencies, each times its scale, and back to frames; None: as they are."""
+    """The matrix that scales frequencies over time; None if there are no scales."""
     scales, frames = config.frequency_scales, latents.shape[-4]
     if not scales:
         return None
     if len(scales) != frames:
         raise ValueError(
-            f"latents of {frames} frames: the VAE has frequency scales of {len(scales)}"
+            f"latents of {frames} frames: the VAE has frequency scales for {len(scales)}"
         )
     basis = cosines(frames)
     return basis.T @ (np.array(scales)[:, None] * basis)
@@ -526,15 +484,15 @@ def _frequency_gain(config: VAEConfig, latents: jax.Array) -> Float[np.ndarray, 
 def _over_time(x: jax.Array, matrix: Float[np.ndarray, "f f"] | None) -> jax.Array:
     if matrix is None:
         return x
-    weights = jnp.asarray(matrix, jnp.float32)  # float32 island: small frequencies beside large
+    weights = jnp.asarray(matrix, jnp.float32)  # float32 island: frequencies of all magnitudes
     return jnp.einsum("kf,...fhwz->...khwz", weights, x.astype(jnp.float32)).astype(x.dtype)
 
 
 def to_uint8(frames: Float[Array, "*b c"]) -> UInt8[Array, "*b c"]:
-    """Frames in [-1, 1] to 0..255; what lies outside is clipped.
+    """Converts frames in [-1, 1] to 0..255; other values are clipped.
 
     Rounds to the nearest level, as diffusers and torchvision do. The published CogVideoX script
-    cuts the fraction off, which darkens by half a level and never gives 255 but for exactly 1.
+    truncates, which darkens frames by half a level.
     """
     levels = jnp.clip((frames.astype(jnp.float32) + 1.0) * 0.5, 0.0, 1.0) * 255.0
     return jnp.round(levels).astype(jnp.uint8)

@@ -9,9 +9,9 @@ from etils import epath
 from jax.sharding import Mesh
 
 from animegamer_jax.bundle.bundle import Bundle
-from animegamer_jax.bundle.config import to_json
 from animegamer_jax.data.datasets import INFO_FILE
 from animegamer_jax.storage.paths import absolute, telling
+from animegamer_jax.storage.serialization import to_json
 from animegamer_jax.train.stages.base import DataSource, Stage
 
 

@@ -31,7 +31,7 @@ def compile_kernel(chip: str, kernel: str, queries: int) -> int:
     import jax
     import jax.numpy as jnp
 
-    from animegamer_jax.models import flash, splash
+    from animegamer_jax.models.kernels import flash, splash
     from animegamer_jax.plan.topology import describe_devices, parse_topology
     from animegamer_jax.sharding import has_wide_unit, make_mesh
 
@@ -48,7 +48,7 @@ def compile_kernel(chip: str, kernel: str, queries: int) -> int:
         else:
             function = jax.jit(
                 lambda *x: splash.splash_attention(
-                    *(y.swapaxes(2, 3) for y in x), columns=True
+                    *(y.swapaxes(2, 3) for y in x), tokens_last=True
                 ).swapaxes(2, 3),
                 out_shardings=one,
             )

@@ -18,14 +18,14 @@ import jax
 import jax.numpy as jnp
 from tyro.extras import SubcommandApp
 
-from animegamer_jax.models.attention import attention as attend
 from animegamer_jax.models.convolution import (
     conv3d_direct,
     conv3d_planes,
     stacked_planes,
     sum_of_planes,
 )
-from animegamer_jax.models.layers import affine
+from animegamer_jax.models.kernels.blocked import blocked_attention, plain_attention
+from animegamer_jax.models.linear import affine
 
 app = SubcommandApp()
 Form = Callable[..., jax.Array]
@@ -94,6 +94,11 @@ def print_head(*cells: str) -> None:
     print("|---" * len(cells) + "|")
 
 
+def _tokens_first(form: Form) -> Form:
+    """Returns a form of attention for [b, t, h, d] arrays from one for [b, h, t, d] arrays."""
+    return lambda *arrays: form(*(x.swapaxes(1, 2) for x in arrays)).swapaxes(1, 2)
+
+
 @app.command
 def attention(
     *,
@@ -118,13 +123,17 @@ def attention(
         seconds: Least time for each form and number of tokens.
         backward: Time the gradients of all inputs.
     """
+
+    def tokens_first(form: Form) -> Form:
+        return lambda *arrays: form(*(x.swapaxes(1, 2) for x in arrays)).swapaxes(1, 2)
+
     forms: dict[str, Form] = {
         "jax.nn.dot_product_attention": jax.nn.dot_product_attention,
-        "plain": functools.partial(attend, implementation="plain"),
+        "plain": tokens_first(plain_attention),
     }
     for rows in block_rows:
-        blocked = functools.partial(attend, implementation="blocked", block_rows=rows)
-        forms[f"blocked, {rows} rows"] = blocked
+        blocked = functools.partial(blocked_attention, block_rows=rows)
+        forms[f"blocked, {rows} rows"] = tokens_first(blocked)
     print_head("tokens", "form", "ms, fastest", "ms, median", "CPU ms", "temporary MB", "x")
     for count in tokens:
         shape = (games, count, heads, head_width)

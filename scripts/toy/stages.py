@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from animegamer_jax.bundle.bundle import Bundle
-from animegamer_jax.bundle.config import to_json
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.serialization import flattened
+from animegamer_jax.storage.serialization import flattened, to_json
 from animegamer_jax.train.registry import find_stage
 from animegamer_jax.train.stages.base import Stage
 from animegamer_jax.train.stages.recipe import Recipe

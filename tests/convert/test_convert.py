@@ -44,7 +44,9 @@ from animegamer_jax.convert.sources import (
     write_torch,
 )
 from animegamer_jax.errors import UserError
-from animegamer_jax.models.layers import LayerNorm, LayerStack, Linear, QKVLinear
+from animegamer_jax.models.layer_stack import LayerStack
+from animegamer_jax.models.linear import Linear, QKVLinear
+from animegamer_jax.models.norms import LayerNorm
 
 FLOAT = NetworkConfig()
 

@@ -11,16 +11,18 @@ import torch
 import transformers
 from flax import nnx
 from helpers import array_source
+from transformers.models.mistral.modeling_mistral import MistralRotaryEmbedding
 
 from animegamer_jax.bundle.bundle import flat_params
 from animegamer_jax.configs import LoRAConfig, MistralConfig
 from animegamer_jax.convert.rules import load
 from animegamer_jax.convert.tables.mllm import mistral_rules
-from animegamer_jax.models.layers import Dropout
+from animegamer_jax.models.linear import Dropout
 from animegamer_jax.models.mistral import (
     Mistral,
     Tokens,
     make_cache,
+    rotary_frequencies,
     rotary_tables,
     rotate,
 )
@@ -287,8 +289,39 @@ def test_rotary_tables_round_as_numpy_casts(transform):
         assert (found != full).mean() > 0.5
 
 
+THETA = 10_000.0  # of every configuration and of the released base model
+
+
+@pytest.mark.parametrize("head_dim", [8, 16, 24, 32, 48, 64, 80, 128])
+def test_rotary_frequencies_are_pytorchs_bit_for_bit(head_dim):
+    config = transformers.MistralConfig(head_dim=head_dim, rope_theta=THETA)
+    theirs = MistralRotaryEmbedding(config).inv_freq.numpy()
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    np.testing.assert_array_equal(theirs, (1.0 / THETA**exponents).numpy())
+    found = rotary_frequencies(head_dim, THETA)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, theirs)
+
+
+@pytest.mark.parametrize("head_dim", [16, 128])
+def test_rotary_tables_are_pytorchs_at_late_positions(head_dim):
+    """Equal up to rounding; with frequencies computed in another order far from it."""
+    config = dataclasses.replace(TINY, head_dim=head_dim)
+    positions = np.arange(1400, dtype=np.int32)[None]
+    theirs = MistralRotaryEmbedding(
+        transformers.MistralConfig(head_dim=head_dim, rope_theta=THETA)
+    )(torch.zeros(1), torch.from_numpy(positions))
+    half = head_dim // 2
+    other = positions[0, :, None] * THETA ** -(np.arange(half, dtype=np.float32) / half)
+    tables = rotary_tables(jnp.asarray(positions), config)
+    for found, table, function in zip(tables, theirs, (np.cos, np.sin), strict=True):
+        expected = table[0, :, :half].numpy()
+        np.testing.assert_allclose(found[0, 0], expected, atol=1.2e-7)
+        assert np.abs(function(other) - expected).max() > 1e-5
+
+
 def test_rotation_in_bfloat16_is_that_in_float32_rounded():
-    x = jnp.asarray(np.random.default_rng(3).normal(size=(1, 9, 2, 8)), jnp.bfloat16)
+    x = jnp.asarray(np.random.default_rng(3).normal(size=(1, 2, 9, 8)), jnp.bfloat16)
     tables = rotary_tables(jnp.arange(9, dtype=jnp.int32)[None], TINY)
     found = rotate(x, *tables)
     assert found.dtype == jnp.bfloat16

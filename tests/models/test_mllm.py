@@ -15,19 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from animegamer_jax import cli
 from animegamer_jax.bundle.bundle import abstract_network
 from animegamer_jax.convert.rules import load
 from animegamer_jax.convert.sources import Source, Tensor
 from animegamer_jax.convert.tables.mllm import infer_config, rules
 from animegamer_jax.models import mllm as models_mllm
-from animegamer_jax.models.attention import TokenMask
+from animegamer_jax.models.kernels.masks import TokenMask
 from animegamer_jax.models.mistral import Tokens, make_cache
 from animegamer_jax.models.mllm import IGNORED, MLLM, GameBatch
 from animegamer_jax.protocol import PAPER, RELEASED, SPECIAL_TOKENS, Layout, Prompt, TokenIds
 
-TESTS = Path(__file__).parents[1]
-RECORDED = TESTS / "reference" / "mllm"
+RECORDED = Path(__file__).parents[1] / "reference" / "mllm"
 NUM_GREEDY = 12
 TURNS = [(window, turn) for window in (1, 3) for turn in range(4)]
 REPRESENTATION = 1e-4  # reached: 2.4e-5 after 785 tokens, else 1.1e-5
@@ -401,77 +399,3 @@ def test_cached_is_uncached(mllm, recorded, answers):
     np.testing.assert_array_equal(np.argmax(logits, axis=-1), expected)
     for row, name in enumerate(batch.names):
         assert error(logits[row, 0], answers[name]["last_logits"]) < 1e-5, name
-
-
-# --- the command ----------------------------------------------------------------------------
-
-
-def link(source: Path, target: Path) -> None:
-    """A folder of symbolic links to what is in another."""
-    target.mkdir(parents=True)
-    for path in source.iterdir():
-        (target / path.name).symlink_to(path)
-
-
-def parity(folder: Path, tmp_path: Path) -> tuple[int, list[dict[str, Any]]]:
-    file = tmp_path / "rows.json"
-    status = cli.main(["parity", str(folder), "--json", str(file)])
-    return status, json.loads(file.read_text()) if file.exists() else []
-
-
-@pytest.mark.slow
-def test_parity_of_everything_recorded(reference, tmp_path, capsys):
-    status, rows = parity(reference, tmp_path)
-    out = capsys.readouterr().out
-    assert status == 0, out
-    assert len(rows) == 100
-    assert {row["verdict"] for row in rows} == {"pass"}
-    assert "100 of 100 rows pass" in out
-
-
-def test_parity_names_the_row_that_fails(tmp_path, capsys):
-    folder = tmp_path / "recorded"
-    link(TESTS / "reference" / "clip", folder / "clip")
-    with np.load(TESTS / "reference" / "clip" / "clip.npz") as file:
-        arrays = dict(file)
-    arrays["features"][0, 7, 5] += 1e-2
-    (folder / "clip" / "clip.npz").unlink()
-    np.savez(folder / "clip" / "clip.npz", **arrays)
-    status, rows = parity(folder, tmp_path)
-    assert status == 1
-    verdicts = {row["quantity"]: row["verdict"] for row in rows}
-    assert verdicts == {"clip: preprocessed": "pass", "clip: features": "FAIL"}
-    out = capsys.readouterr().out
-    assert [line for line in out.splitlines() if "FAIL" in line and "clip: features" in line]
-    assert "1 of 2 rows pass" in out
-
-
-def test_parity_compares_what_is_there(tmp_path, capsys):
-    link(TESTS / "reference" / "clip", tmp_path / "recorded" / "clip")
-    status, rows = parity(tmp_path / "recorded", tmp_path)
-    assert status == 0, capsys.readouterr().out
-    assert [row["quantity"] for row in rows] == ["clip: preprocessed", "clip: features"]
-
-
-@pytest.mark.parametrize("files", [(), ("vae/vae.npz",)])
-def test_parity_of_nothing_is_one_line(tmp_path, capsys, files):
-    folder = tmp_path / "recorded"
-    folder.mkdir()
-    for file in files:
-        (folder / file).parent.mkdir()
-        (folder / file).symlink_to(TESTS / "reference" / file)
-    assert cli.main(["parity", str(folder)]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "Traceback" not in error
-
-
-def test_parity_without_a_folder_or_an_array(tmp_path, capsys):
-    assert cli.main(["parity", str(tmp_path / "nowhere")]) == 2
-    assert "no such folder" in capsys.readouterr().err
-    # Here the loss's arrays are cut to those that the forward pass does not have.
-    link(TESTS / "reference" / "vdm", tmp_path / "recorded" / "vdm")
-    for file in ("dit_forward", "sample_50"):
-        (tmp_path / "recorded" / "vdm" / f"{file}.npz").unlink()
-    assert cli.main(["parity", str(tmp_path / "recorded")]) == 2
-    assert "diffusion_loss.npz: the array 'text' is missing" in capsys.readouterr().err

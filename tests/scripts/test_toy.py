@@ -20,13 +20,13 @@ from tiny_evaluation import make_evaluation
 
 from animegamer_jax import cli
 from animegamer_jax.bundle.bundle import Bundle
-from animegamer_jax.bundle.config import to_json
 from animegamer_jax.data import command as data_command
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.metrics.formulas import Estimate
 from animegamer_jax.evaluate.report.ablations import Score, read_ablations
 from animegamer_jax.evaluate.results import Evaluation, read_results, write_results
 from animegamer_jax.sharding import make_mesh
+from animegamer_jax.storage.serialization import to_json
 from animegamer_jax.toy.evaluation import WORLD
 from animegamer_jax.train import command as train_command
 from animegamer_jax.train.run import TrainingRun
@@ -58,7 +58,7 @@ def evaluation(model: Bundle, *, name: str = "toy", windows: tuple[int, ...] = (
 
 
 def write_run_config(folder: Path, stage: str, step: int, **changes: Any) -> None:
-    """What a checkpoint tells of itself, of a stage that went as it should."""
+    """The run config in the checkpoint of a stage that succeeded."""
     bundle = Bundle.open(folder / stage / "model")
     recipe = to_json(stages._find(stage)[1]) | OWN.get(stage, {})
     about = {

@@ -13,9 +13,9 @@ import pytest
 from etils import epath
 from tiny_stage import RECIPE, TinyStage, arrays, make_networks, make_stage, one_device
 
-from animegamer_jax.bundle.config import to_json
 from animegamer_jax.errors import UserError
 from animegamer_jax.sharding import make_mesh
+from animegamer_jax.storage.serialization import to_json
 from animegamer_jax.train.checkpoint import Checkpoints, differing_field
 from animegamer_jax.train.optimizer import make_optimizer
 from animegamer_jax.train.step import TrainState, make_state

@@ -22,7 +22,7 @@ from animegamer_jax.configs import DiTConfig, NetworkConfig, T5Config
 from animegamer_jax.data.datasets import open_features
 from animegamer_jax.data.samples import TurnSample, turn_samples, turn_spec
 from animegamer_jax.models.dit import GATES, Block, DiT
-from animegamer_jax.models.layers import Linear
+from animegamer_jax.models.linear import Linear
 from animegamer_jax.tokenizer import Tokenizer
 from animegamer_jax.train.stages.base import (
     DataSource,

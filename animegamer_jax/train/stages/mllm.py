@@ -24,7 +24,7 @@ from animegamer_jax.data.datasets import open_features
 from animegamer_jax.data.samples import GameSample, Starts, Windows, game_samples, game_spec
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.encoder import ShotEncoder
-from animegamer_jax.models.layers import Dropout
+from animegamer_jax.models.linear import Dropout
 from animegamer_jax.models.mllm import GameBatch, make_batch
 from animegamer_jax.protocol import STATE_NAMES, Layout, Prompt
 from animegamer_jax.tokenizer import UNKNOWN, Tokenizer

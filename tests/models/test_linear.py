@@ -1,46 +1,16 @@
-"""Linear maps with low-rank updates, norms, and stacks of layers."""
-
-import dataclasses
+"""Linear maps with low-rank updates: their layouts, dropout and gradients."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from flax import nnx
+from random_modules import FLOAT, LORA, normal, randomized
 
 from animegamer_jax.configs import LoRAConfig, NetworkConfig
-from animegamer_jax.models.layers import (
-    Dropout,
-    LayerNorm,
-    LayerStack,
-    Linear,
-    QKVLinear,
-    RMSNorm,
-    affine,
-    count_params,
-    hashed_bits,
-)
+from animegamer_jax.models.linear import Dropout, Linear, QKVLinear, affine, hashed_bits
 
-FLOAT = NetworkConfig()
 HALF = NetworkConfig(dtype="bfloat16", param_dtype="float32")
-LORA = LoRAConfig(rank=2, alpha=3.0)
-RANDOM = np.random.default_rng(0)
-
-
-def normal(*shape: int) -> np.ndarray:
-    return RANDOM.normal(size=shape).astype(np.float32)
-
-
-def randomized(make, seed: int = 1):
-    """A module without initialization: shapes, filled with random numbers."""
-    module = nnx.eval_shape(make)
-    state = nnx.state(module, nnx.Param)
-    random = np.random.default_rng(seed)
-    for variable in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, nnx.Variable)):
-        variable.set_value(jnp.asarray(random.normal(size=variable.shape), variable.dtype))
-    nnx.update(module, state)
-    return module
 
 
 def make_linear(*, config=FLOAT, lora: LoRAConfig | None = LORA, use_bias: bool = True) -> Linear:
@@ -77,29 +47,23 @@ def test_a_low_rank_update_starts_at_nothing():
 def test_fused_projection_is_three_linear_layers():
     fused = randomized(lambda: QKVLinear(6, config=FLOAT, lora=LORA, rngs=nnx.Rngs(0)))
     x = normal(2, 3, 6)
-    for part, found in enumerate(fused(jnp.asarray(x))):
+    for part, project in enumerate(fused.maps()):
         update = value(fused.lora_a)[part] @ value(fused.lora_b)[part] * 1.5
         expected = x @ (value(fused.kernel)[part] + update) + value(fused.bias)[part]
+        np.testing.assert_allclose(project(jnp.asarray(x)), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_layouts_of_a_linear_map():
+    """Tokens last out, heads in, tokens last in: all are the map itself."""
+    linear, x = randomized(make_linear).map(), jnp.asarray(normal(2, 3, 6))
+    expected = linear(x)
+    heads = x.reshape(2, 3, 2, 3).swapaxes(1, 2)
+    for found in (
+        linear.tokens_last(x).swapaxes(1, 2),
+        linear.from_heads(heads),
+        linear.from_tokens_last(x.swapaxes(1, 2)),
+    ):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", ["layer", "rms"])
-def test_norms_are_torchs(kind):
-    ours = LayerNorm if kind == "layer" else RMSNorm
-    norm = randomized(lambda: ours(8, eps=1e-3, config=FLOAT, rngs=nnx.Rngs(0)))
-    x = normal(2, 3, 8) + 2
-    weight, given = torch.from_numpy(np.array(norm.scale[...])), torch.from_numpy(x)
-    if kind == "layer":
-        bias = torch.from_numpy(np.array(norm.bias[...]))
-        expected = torch.nn.functional.layer_norm(given, (8,), weight, bias, eps=1e-3)
-    else:
-        expected = torch.nn.functional.rms_norm(given, (8,), weight, eps=1e-3)
-    np.testing.assert_allclose(norm(jnp.asarray(x)), expected.numpy(), atol=2e-6)
-    # In bfloat16 the sums are float32's: the result is rounded once.
-    half = jnp.asarray(x, jnp.bfloat16)
-    found, exact = norm(half), norm(half.astype(jnp.float32))
-    assert found.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(found.astype(jnp.float32), exact.astype(jnp.bfloat16))
 
 
 def test_activations_have_the_configured_format():
@@ -108,85 +72,7 @@ def test_activations_have_the_configured_format():
     assert linear.kernel[...].dtype == jnp.float32
     assert linear(x).dtype == jnp.bfloat16
     fused = randomized(lambda: QKVLinear(6, config=HALF, lora=LORA, rngs=nnx.Rngs(0)))
-    assert {part.dtype for part in fused(x)} == {jnp.dtype(jnp.bfloat16)}
-
-
-class Layer(nnx.Module):
-    """`x + tanh(linear(x)) * gain`; with a memory, the sum of what it saw as well."""
-
-    def __init__(self, rngs: nnx.Rngs):
-        self.linear = Linear(6, 6, names=("embed", "mlp"), config=FLOAT, lora=LORA, rngs=rngs)
-
-    def __call__(self, x: jax.Array, gain: jax.Array, memory: jax.Array | None = None):
-        y = x + jnp.tanh(self.linear(x)) * gain
-        return y if memory is None else (y, memory + y.sum())
-
-
-def make_stack(remat: str = "none") -> LayerStack:
-    config = dataclasses.replace(FLOAT, remat=remat)
-    return LayerStack(lambda rngs: Layer(rngs), 3, config=config, rngs=nnx.Rngs(0))
-
-
-@pytest.fixture(scope="module")
-def stack() -> LayerStack:
-    return randomized(make_stack)
-
-
-def test_the_scanned_stack_is_the_loop(stack):
-    x, gain, memory = jnp.asarray(normal(2, 6)), jnp.asarray(0.5), jnp.arange(3.0)
-    scanned, none = stack(x, gain)
-    assert none is None
-    with_memory, memories = stack(x, gain, per_layer=memory)
-    graphdef, state = nnx.split(stack.blocks)
-    expected = x
-    for layer in range(3):
-        block = nnx.merge(graphdef, jax.tree.map(lambda p, layer=layer: p[layer], state))
-        expected = block(expected, gain)
-        np.testing.assert_allclose(memories[layer], layer + expected.sum(), rtol=1e-5)
-    np.testing.assert_allclose(scanned, expected, atol=1e-6)
-    np.testing.assert_allclose(with_memory, expected, atol=1e-6)
-
-
-def test_recomputing_changes_no_gradient(stack):
-    x, gain = jnp.asarray(normal(2, 6)), jnp.asarray(0.5)
-    state = nnx.state(stack, nnx.Param)
-    gradients = {}
-    for remat in ("none", "full", "dots"):
-        graphdef = nnx.graphdef(nnx.eval_shape(lambda remat=remat: make_stack(remat)))
-
-        def loss(state, graphdef=graphdef):
-            return jnp.square(nnx.merge(graphdef, state)(x, gain)[0]).sum()
-
-        gradients[remat] = jax.tree.leaves(jax.jit(jax.grad(loss))(state))
-        saved = str(jax.make_jaxpr(jax.grad(loss))(state))
-        assert ("checkpoint" in saved or "remat" in saved) == (remat != "none")
-    for expected, *others in zip(*gradients.values(), strict=True):
-        assert np.abs(expected).max() > 0
-        for found in others:
-            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_the_layers_of_a_stack_are_made_apart():
-    """Each layer has its own random numbers, and a leading axis called `layers`."""
-    stack = jax.jit(make_stack)()
-    kernel = np.asarray(stack.blocks.linear.kernel[...])
-    assert kernel.shape == (3, 6, 6)
-    assert np.abs(kernel[0] - kernel[1]).min() > 1e-4
-    names = {
-        name: getattr(stack.blocks.linear, name).get_metadata()["out_sharding"]
-        for name in ("kernel", "bias", "lora_a", "lora_b")
-    }
-    assert names == {
-        "kernel": ("layers", "embed", "mlp"),
-        "bias": ("layers", "mlp"),
-        "lora_a": ("layers", "embed", "lora_rank"),
-        "lora_b": ("layers", "lora_rank", "mlp"),
-    }
-
-
-def test_count_params(stack):
-    assert count_params(stack) == 3 * (6 * 6 + 6 + 2 * 6 * 2)
-    assert count_params(nnx.eval_shape(make_linear)) == 6 * 8 + 8 + 2 * (6 + 8)
+    assert {project(x).dtype for project in fused.maps()} == {jnp.dtype(jnp.bfloat16)}
 
 
 # --- dropout and the gradient of a product --------------------------------------------------

@@ -1,12 +1,12 @@
 """Attention for play on a TPU: no mask but a length, no backward pass, arrays with tokens last.
 
-Scores lie keys by queries. The product with the values then has whole depth, 64 rows of values that
-run through it, and queries across: a matrix unit's weights are the scores, not the narrow values,
-and their sums over keys are sums of registers. The result comes out with tokens last, as the
-product after it reads it. All keys and values of a head stay in a core's own memory.
+Scores are computed keys by queries. The product with the values then has full depth: the matrix
+unit holds the scores as its weights, not the narrow values, and their sums over keys are sums of
+registers. The result has tokens last, as the output projection reads it. All keys and values of a
+head stay in a core's own memory.
 
-The algorithm is that of Dao et al., arXiv 2205.14135. What it takes by the compiler's schedule,
-beside JAX's splash attention: `docs/decisions/attention.md`.
+The algorithm is that of Dao et al., arXiv 2205.14135. How many cycles it takes by the compiler's
+schedule, compared with JAX's splash attention: `docs/decisions/attention.md`.
 """
 
 import functools
@@ -18,23 +18,30 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 _LANES = 128
-_MOST_ROWS = 1792
-# Keys in one product: of 512, a unit of 128 x 128 loses least between them; a wider one, which has
-# less to do for the same scores, is held up less by the softmax of 256.
-_AT_ONCE, _AT_ONCE_WIDE = 512, 256
-_MOST_KEYS = 1 << 14  # their products are written out one by one
-# Of keys and values in a core's memory, twice: the next head's are on their way.
-_OWN_BYTES = 1 << 24
+_MAX_QUERIES = 1792  # in a block
+# Keys in one product. A unit of 128 x 128 loses least between products of 512; a wider unit, which
+# needs less time for the same scores, waits less for the softmax of 256.
+_MAX_AT_ONCE, _MAX_AT_ONCE_WIDE = 512, 256
+_MAX_KEYS = 1 << 14  # their products are unrolled
+# Keys and values in a core's memory: two heads' at a time, since the next head's are on their way.
+_MAX_RESIDENT_BYTES = 1 << 24
 _VMEM_BYTES = 48 << 20
-_ROWS = 16  # of two-byte numbers in a register
+_SUBLANES = 16  # of two-byte numbers in a register
 _LEAST = -1e30
 
 
-def takes(heads: tuple[int, int], width: int, keys: int, itemsize: int) -> bool:
-    """Whether this is a way for so many heads of queries and of keys, a head's width and keys."""
+def supports(heads: tuple[int, int], width: int, keys: int, itemsize: int) -> bool:
+    """Whether the kernel takes these sizes.
+
+    Args:
+        heads: Number of query heads and of key heads.
+        width: Width of a head.
+        keys: Number of keys.
+        itemsize: Bytes of a number.
+    """
     padded = _in_lanes(keys)
-    fits = 4 * width * padded * itemsize <= _OWN_BYTES and padded <= _MOST_KEYS
-    return heads[0] == heads[1] and width % _ROWS == 0 and fits
+    fits = 4 * width * padded * itemsize <= _MAX_RESIDENT_BYTES and padded <= _MAX_KEYS
+    return heads[0] == heads[1] and width % _SUBLANES == 0 and fits
 
 
 def _in_lanes(length: int) -> int:
@@ -42,18 +49,18 @@ def _in_lanes(length: int) -> int:
 
 
 def rows_at_once(queries: int) -> int:
-    """Queries of a block: the most that divide them, in whole registers."""
-    return _largest_divisor(_in_lanes(queries), _MOST_ROWS)
+    """Returns the number of queries in a block: the most that divide them, in whole registers."""
+    return _largest_divisor(_in_lanes(queries), _MAX_QUERIES)
 
 
 def keys_at_once(keys: int, *, wide: bool = False) -> int:
-    """The most keys of one product that divide them all."""
-    return _largest_divisor(keys, _AT_ONCE_WIDE if wide else _AT_ONCE)
+    """Returns the number of keys in one product: the most that divide them all."""
+    return _largest_divisor(keys, _MAX_AT_ONCE_WIDE if wide else _MAX_AT_ONCE)
 
 
-def _largest_divisor(length: int, most: int) -> int:
+def _largest_divisor(length: int, largest: int) -> int:
     lanes = length // _LANES
-    return _LANES * max(n for n in range(1, most // _LANES + 1) if lanes % n == 0)
+    return _LANES * max(n for n in range(1, largest // _LANES + 1) if lanes % n == 0)
 
 
 def flash_attention(
@@ -66,23 +73,23 @@ def flash_attention(
     wide: bool = False,
     interpret: bool = False,
 ) -> Float[Array, "b h d t"]:
-    """softmax(q^T k * scale) v^T of one device's heads, tokens last; `takes` says of which sizes.
+    """Returns softmax(q^T k * scale) v^T of one device's heads, tokens last.
 
     Args:
-        q: queries.
-        k: keys.
-        v: values.
-        length: keys from here on are padding that nobody sees; None: there is none.
-        scale: of the scores.
-        wide: whether the matrix unit is wider than 128.
-        interpret: runs the kernel on a CPU, slowly.
+        q: Queries, of sizes that `supports` accepts.
+        k: Keys.
+        v: Values.
+        length: First key of the padding, which nobody sees; None if there is no padding.
+        scale: Factor of the scores.
+        wide: Whether the matrix unit is wider than 128.
+        interpret: Whether to run the kernel on a CPU, slowly.
     """
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 
     b, heads, d, tokens = q.shape
     length = k.shape[3] if length is None else length
-    # Powers of two: a core has no other exponential.
+    # A core has only the exponential to base two.
     q = (q * (scale * math.log2(math.e))).astype(q.dtype)
     q, k, v = (
         jnp.pad(
@@ -93,11 +100,11 @@ def flash_attention(
     t, s = q.shape[2], k.shape[2]
     rows = rows_at_once(t)
     queries = pl.BlockSpec((None, d, rows), lambda head, block: (head, 0, block))
-    whole = pl.BlockSpec((None, d, s), lambda head, block: (head, 0, 0))
+    all_keys = pl.BlockSpec((None, d, s), lambda head, block: (head, 0, 0))
     out = pl.pallas_call(
         functools.partial(_kernel, chunk=keys_at_once(s, wide=wide), length=length),
         grid=(b * heads, t // rows),
-        in_specs=[queries, whole, whole],
+        in_specs=[queries, all_keys, all_keys],
         out_specs=queries,
         out_shape=jax.ShapeDtypeStruct((b * heads, d, t), q.dtype),
         compiler_params=pltpu.CompilerParams(
@@ -110,11 +117,11 @@ def flash_attention(
 
 
 def _kernel(q_ref: Any, k_ref: Any, v_ref: Any, out_ref: Any, *, chunk: int, length: int) -> None:
-    """A block of a head's queries against all keys, so many at a time."""
+    """Attends from a block of a head's queries to all keys, `chunk` keys at a time."""
     q = q_ref[...]
     d, rows = q.shape
-    # Rows of ones below the values: the weights' sums come with the product.
-    ones = jnp.ones((_ROWS, chunk), v_ref.dtype)
+    # Rows of ones below the values make the product return the weights' sums as well.
+    ones = jnp.ones((_SUBLANES, chunk), v_ref.dtype)
     starts = range(0, length, chunk)
 
     def scores(start: int) -> jax.Array:
@@ -128,11 +135,11 @@ def _kernel(q_ref: Any, k_ref: Any, v_ref: Any, out_ref: Any, *, chunk: int, len
         return jnp.where(slots < length - start, x, _LEAST)
 
     top = jnp.full((1, rows), _LEAST, jnp.float32)
-    total = jnp.zeros((d + _ROWS, rows), jnp.float32)
+    total = jnp.zeros((d + _SUBLANES, rows), jnp.float32)
     following = scores(0)
     for start in starts:
         now = following
-        if start + chunk < length:  # its product runs beside this softmax
+        if start + chunk < length:  # its product runs during this softmax
             following = scores(start + chunk)
         higher = jnp.maximum(top, now.max(0, keepdims=True))
         weights = jnp.exp2(now - higher).astype(v_ref.dtype)

@@ -1,4 +1,4 @@
-"""The TPU kernel's form of attention, interpreted, against the plain form: both directions."""
+"""The choice of attention, and the TPU kernels, interpreted, against plain attention."""
 
 import contextlib
 import dataclasses
@@ -10,13 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from random_modules import assert_leaves_close
 
 from animegamer_jax.configs import LoRAConfig, make_toy
-from animegamer_jax.models import attention as attention_module
-from animegamer_jax.models import dit, flash, layers, mistral, splash
-from animegamer_jax.models.attention import TokenMask, attention
-from animegamer_jax.models.layers import LayerNorm, LayerStack, QKVLinear
-from animegamer_jax.models.splash import StaticMask, choose_blocks
+from animegamer_jax.models import dit, mistral, norms
+from animegamer_jax.models.kernels import attend, flash, splash
+from animegamer_jax.models.kernels.attend import kernel_attention
+from animegamer_jax.models.kernels.blocked import plain_attention
+from animegamer_jax.models.kernels.masks import StaticMask, TokenMask, padding_mask
+from animegamer_jax.models.kernels.splash import choose_blocks
 from animegamer_jax.sharding import make_mesh
 
 DIT, MLLM = make_toy().dit, make_toy().mllm
@@ -26,7 +28,7 @@ assert MLLM is not None
 
 def inputs(b: int, t: int, h: int, g: int, d: int) -> list[jax.Array]:
     keys = jax.random.split(jax.random.key(0), 3)
-    shapes = (b, t, h, d), (b, t, g, d), (b, t, g, d)
+    shapes = (b, h, t, d), (b, g, t, d), (b, g, t, d)
     return [jax.random.normal(k, x) for k, x in zip(keys, shapes, strict=True)]
 
 
@@ -38,11 +40,11 @@ def game_mask(b: int, t: int, block: tuple[int, int]) -> TokenMask:
     return TokenMask(order, order, valid, blocks, blocks, static=StaticMask(*block))
 
 
-def values_and_gradients(arrays, mask, implementation):
+def values_and_gradients(arrays, mask, attention):
     def total(q, k, v):
-        out = attention(q, k, v, mask=mask, implementation=implementation)
+        out = attention(q, k, v, mask=mask, scale=q.shape[-1] ** -0.5)
         if mask is not None:  # a query of padding may see anything
-            out = jnp.where(mask.key_valid[:, :, None, None], out, 0)
+            out = jnp.where(mask.key_valid[:, None, :, None], out, 0)
         return (out @ jnp.arange(out.shape[-1], dtype=out.dtype)).sum(), out
 
     (_, out), grads = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True))(*arrays)
@@ -59,34 +61,35 @@ def assert_close(found, expected):
 def test_kernel_is_plain_forward_and_backward(width, block):
     arrays = inputs(2, 200, 4, 2 if block else 4, width)
     mask = None if block is None else game_mask(2, 200, block)
-    assert_close(*(values_and_gradients(arrays, mask, form) for form in ("kernel", "plain")))
+    kernel = functools.partial(kernel_attention, tokens_last=width < 128 and block is None)
+    assert_close(*(values_and_gradients(arrays, mask, form) for form in (kernel, plain_attention)))
 
 
 @pytest.mark.parametrize("shape", [{"data": 2, "context": 4}, {"context": 2, "tensor": 4}])
 def test_kernel_on_a_mesh(shape):
     """Queries and heads on different devices; keys come together."""
     arrays = inputs(2, 264, 4, 4, 64)
-    expected = values_and_gradients(arrays, None, "plain")
+    expected = values_and_gradients(arrays, None, plain_attention)
     with jax.set_mesh(make_mesh(shape)):
-        found = values_and_gradients(arrays, None, "kernel")
+        found = values_and_gradients(arrays, None, kernel_attention)
     assert_close(found, expected)
 
 
-def test_what_does_not_divide_lies_whole_on_each_device():
-    """Two samples over four batch devices, three heads over two: a look at a few clips."""
+def test_what_does_not_divide_is_replicated():
+    """Two samples over four batch devices, three heads over two: an evaluation of a few clips."""
     arrays = inputs(2, 264, 3, 3, 64)
-    expected = values_and_gradients(arrays, None, "plain")
+    expected = values_and_gradients(arrays, None, plain_attention)
     with jax.set_mesh(make_mesh({"data": 4, "tensor": 2})):
-        found = values_and_gradients(arrays, None, "kernel")
+        found = values_and_gradients(arrays, None, kernel_attention)
     assert_close(found, expected)
 
 
 def test_one_mesh_after_another():
     arrays = inputs(8, 128, 1, 1, 64)
-    expected = values_and_gradients(arrays, None, "plain")
+    expected = values_and_gradients(arrays, None, plain_attention)
     for shape in ({"data": 8}, {"data": 2, "fsdp": 4}):
         with jax.set_mesh(make_mesh(shape)):
-            assert_close(values_and_gradients(arrays, None, "kernel"), expected)
+            assert_close(values_and_gradients(arrays, None, kernel_attention), expected)
 
 
 def test_static_mask_is_the_token_masks():
@@ -95,9 +98,15 @@ def test_static_mask_is_the_token_masks():
     np.testing.assert_array_equal(mask.static.dense(50, 50), np.asarray(mask.dense())[0])
 
 
+@pytest.mark.parametrize("static", [StaticMask(), StaticMask(3, 9), padding_mask(20, length=13)])
+def test_static_mask_expands_to_the_same_mask(static):
+    dense = np.asarray(static.expand(2, 20).dense())
+    np.testing.assert_array_equal(dense, np.broadcast_to(static.dense(20, 20), (2, 20, 20)))
+
+
 @pytest.mark.parametrize("length", [1, 127, 128, 1536, 1744, 6976, 17_776])
 def test_blocks_fit(length):
-    blocks = choose_blocks(length, length, most_queries=1024, most_keys=1792, most_at_once=896)
+    blocks = choose_blocks(length, length)
     assert blocks.query_length % blocks.queries == blocks.key_length % blocks.keys == 0
     assert blocks.keys % blocks.keys_at_once == blocks.keys_at_once % 128 == 0
     for padded in (blocks.query_length, blocks.key_length):
@@ -109,26 +118,24 @@ def test_blocks_fit(length):
 
 def test_the_released_clips_blocks():
     """As measured with the TPU compiler: large blocks, 7,168 rows in all."""
-    found = choose_blocks(6976, 6976, most_queries=1024, most_keys=1792, most_at_once=896)
+    found = choose_blocks(6976, 6976)
     assert found == splash.Blocks(1024, 1792, 896, 7168, 7168)
 
 
 def test_masks_that_the_kernel_does_not_know():
     arrays = inputs(1, 16, 1, 1, 8)
     mask = game_mask(1, 16, (0, 0))
-    for bad, window in ((mask._replace(static=None), None), (mask, 8)):
-        with pytest.raises(ValueError, match="static mask, without branches, within the window"):
-            attention(*arrays, mask=bad, window=window, implementation="kernel")
+    branches = jnp.zeros((1, 16), jnp.int32)
+    for bad in (mask._replace(static=None), mask._replace(query_branches=branches)):
+        with pytest.raises(ValueError, match="needs a static mask without branches"):
+            kernel_attention(*arrays, mask=bad)
 
 
 @pytest.fixture
 def as_on_a_tpu(monkeypatch):
-    """The layers' way on a TPU, its kernel interpreted."""
-    attend = functools.partial(attention_module.columns_attention, interpret=True)
-    for module in (attention_module, dit, mistral):
-        monkeypatch.setattr(module, "takes_columns", lambda *_, **__: True)
-    for module in (dit, mistral):
-        monkeypatch.setattr(module, "columns_attention", attend)
+    """The way through a TPU's layers, its kernels interpreted."""
+    monkeypatch.setattr(attend, "_takes_kernel", lambda *_: True)
+    monkeypatch.setattr(norms, "platform", lambda: "tpu")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +146,7 @@ def as_on_a_tpu(monkeypatch):
         ({"context": 4, "tensor": 2}, LoRAConfig(rank=4, alpha=4.0)),
     ],
 )
-def test_a_layer_with_tokens_last_is_the_layer(monkeypatch, as_on_a_tpu, shape, lora):
+def test_a_layer_of_the_transformer_with_tokens_last(monkeypatch, as_on_a_tpu, shape, lora):
     config = dataclasses.replace(
         DIT, num_layers=1, hidden_size=128, num_attention_heads=2, lora=lora,
         dtype="float32", remat="none",
@@ -153,7 +160,7 @@ def test_a_layer_with_tokens_last_is_the_layer(monkeypatch, as_on_a_tpu, shape, 
     emb = jax.random.normal(jax.random.key(3), (2, config.time_embed_size))
 
     def total(block, x):
-        padding = attention_module.padded_length(300) - 300
+        padding = attend.padded_length(300) - 300
         made = block.modulation(jax.nn.silu(emb))
         y, _ = block(jnp.pad(x, ((0, 0), (0, padding), (0, 0))), 300, made)
         return jnp.square(y[:, :300]).mean(), y[:, :300]
@@ -171,7 +178,7 @@ def test_a_layer_with_tokens_last_is_the_layer(monkeypatch, as_on_a_tpu, shape, 
 
 
 def kernels_of(function, *args) -> set[str]:
-    """Names of the kernels that a program calls, but for numbers at their end."""
+    """Names of the kernels that a program calls, without the numbers at their end."""
     text = str(jax.make_jaxpr(lambda *a: function(*a))(*args))
     return {name.rstrip("_0123456789") for name in re.findall(r"name=(\w*attention\w*)", text)}
 
@@ -192,27 +199,21 @@ def test_attention_for_play(queries, keys, length, wide):
     np.testing.assert_allclose(found, (weights @ values).swapaxes(2, 3), rtol=2e-5, atol=2e-5)
 
 
-def test_sizes_that_attention_for_play_takes():
-    assert flash.takes((30, 30), 64, 6976, 2)
-    assert not flash.takes((32, 8), 64, 6976, 2)  # keys shared by heads
-    assert not flash.takes((30, 30), 24, 6976, 2)  # half a register of values
-    assert not flash.takes((30, 30), 64, 40_000, 2)  # too many for a core's memory
+def test_sizes_that_attention_for_play_supports():
+    assert flash.supports((30, 30), 64, 6976, 2)
+    assert not flash.supports((32, 8), 64, 6976, 2)  # keys shared by heads
+    assert not flash.supports((30, 30), 24, 6976, 2)  # half a register of values
+    assert not flash.supports((30, 30), 64, 40_000, 2)  # too many for a core's memory
     assert (flash.rows_at_once(7168), flash.rows_at_once(6976), flash.rows_at_once(1744)) == (
         1792, 1408, 1792,
     )  # fmt: skip
     assert (flash.keys_at_once(7168), flash.keys_at_once(7168, wide=True)) == (512, 256)
 
 
-def assert_leaves_close(found, expected):
-    for ours, plain in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        largest = float(jnp.abs(plain).max())  # of a bias of keys: nothing but rounding
-        np.testing.assert_allclose(ours, plain, rtol=2e-4, atol=2e-4 * largest + 1e-8)
-
-
 @pytest.mark.parametrize(
     ("shape", "rate", "head_dim"), [(None, 0.0, 128), ({"data": 2, "tensor": 2}, 0.5, 64)]
 )
-def test_a_language_models_layer_with_tokens_last_is_the_layer(
+def test_a_layer_of_the_language_model_with_tokens_last(
     monkeypatch, as_on_a_tpu, shape, rate, head_dim
 ):
     """With the updates' dropout, too: keys of a layer are split alike whatever the way."""
@@ -251,73 +252,52 @@ def test_a_language_models_layer_with_tokens_last_is_the_layer(
     assert_leaves_close(found, expected)
 
 
-def test_who_takes_tokens_last(monkeypatch):
-    mask = game_mask(1, 300, (0, 0))
-    assert not attention_module.takes_columns(300, mask)  # not here
-    monkeypatch.setattr(attention_module, "platform", lambda: "tpu")
-    takes = attention_module.takes_columns
-    assert takes(300)
-    assert takes(300, mask)
-    assert takes(300, mask, window=300)
-    assert not takes(200)
-    assert not takes(300, mask, window=299)
-    assert not takes(300, mask._replace(static=None))
-
-
-@pytest.mark.parametrize("mean", [0.0, 30.0])
-def test_norm_of_columns_is_as_exact_as_the_norm(mean):
-    """Far from zero too: short squares of what is not centred would lose the variance."""
-    norm = LayerNorm(64, eps=1e-6, config=DIT, rngs=nnx.Rngs(0))
-    x = (mean + jax.random.normal(jax.random.key(0), (2, 50, 2, 64))).astype(jnp.float16)
-    columns = jax.jit(norm.of_columns)(x.transpose(0, 2, 3, 1))
-    columns = columns.transpose(0, 3, 1, 2).astype(jnp.float32)
-    exact = norm(x.astype(jnp.float32))
-    assert jnp.abs(columns - exact).max() < 0.005
-
-
-@pytest.mark.parametrize("mean", [0.0, 30.0])
-def test_norm_on_a_tpu_is_as_exact_as_the_norm(monkeypatch, mean):
-    """Both sums in one pass, of bfloat16: its own rounding is all that differs."""
-    norm = LayerNorm(256, eps=1e-6, config=DIT, rngs=nnx.Rngs(0))
-    x = (mean + jax.random.normal(jax.random.key(0), (2, 50, 256))).astype(jnp.bfloat16)
-
-    def run(x):
-        return jax.value_and_grad(lambda x: jnp.sin(norm(x).astype(jnp.float32)).sum())(x)
-
-    _, exact = run(x.astype(jnp.float32))
-    expected = norm(x.astype(jnp.float32))
-    monkeypatch.setattr(layers, "platform", lambda: "tpu")
-    assert jnp.abs(norm(x).astype(jnp.float32) - expected).max() < 0.02
-    gradient = jax.jit(run)(x)[1].astype(jnp.float32)
-    assert jnp.abs(gradient - exact).max() < 0.02 * jnp.abs(exact).max()
-
-
-def test_layers_whose_parts_are_cut_from_the_stack_are_the_layers(monkeypatch):
-    """Few tokens on a TPU; gradients too, though nothing trains this way at full size."""
-
-    class Block(nnx.Module):
-        def __init__(self, rngs):
-            self.qkv = QKVLinear(16, config=DIT, lora=LoRAConfig(rank=2, alpha=2.0), rngs=rngs)
-
-        def __call__(self, x):
-            q, k, v = self.qkv(x)
-            return x + jnp.tanh(q) * k - v
-
-    stack = LayerStack(Block, 3, config=dataclasses.replace(DIT, remat="full"), rngs=nnx.Rngs(0))
-    assert stack.blocks.qkv.lora_b is not None
-    stack.blocks.qkv.lora_b.set_value(
-        jnp.ones((3, 3, 2, 16)) * jnp.arange(3.0)[:, None, None, None]
+def test_a_prompt_with_a_cache_by_the_kernel(monkeypatch, as_on_a_tpu):
+    """Keys and values come from the cache, which has free slots behind the prompt."""
+    config = dataclasses.replace(
+        MLLM.mistral, vocab_size=8, num_hidden_layers=2, lora=None, dtype="float32"
     )
-    x = jax.random.normal(jax.random.key(0), (2, 5, 16))
+    network = mistral.Mistral(config, rngs=nnx.Rngs(0))
+    mask = game_mask(2, 200, (100, 150))
+    order, blocks = mask.query_positions, mask.query_blocks
+    tokens = mistral.Tokens(order, mask.key_valid, blocks, static=mask.static)
+    x = jax.random.normal(jax.random.key(1), (2, 200, config.hidden_size))
 
-    def run(stack, x):
-        return jax.value_and_grad(lambda *a: jnp.square(a[0](a[1])[0]).sum(), (0, 1))(stack, x)
+    def run(network, x):
+        hidden, cache = network(x, tokens, mistral.make_cache(config, 2, 209))
+        keys = jnp.where(mask.key_valid[:, None, :, None], cache.keys[..., :200, :], 0)
+        return jnp.where(mask.key_valid[:, :, None], hidden, 0), keys
 
-    expected = jax.jit(lambda *a: run(*a))(stack, x)
-    monkeypatch.setattr(layers, "platform", lambda: "tpu")
-    one = jax.tree.map(lambda leaf: leaf[0], stack.blocks)
-    cut = layers._take_parts(one, stack.blocks, jnp.int32(2))
-    np.testing.assert_array_equal(cut.qkv.kernel[...], stack.blocks.qkv.kernel[2])
-    assert_leaves_close(jax.jit(lambda *a: run(*a))(stack, x), expected)
-    monkeypatch.setattr(layers, "_MANY_TOKENS", 10)
-    assert_leaves_close(jax.jit(lambda *a: run(*a))(stack, x), expected)
+    assert any("splash" in name for name in kernels_of(run, network, x))
+    found = jax.jit(lambda *a: run(*a))(network, x)
+    monkeypatch.undo()
+    assert_leaves_close(found, jax.jit(lambda *a: run(*a))(network, x))
+
+
+def test_choice_by_platform_and_size(monkeypatch):
+    takes_blocks = attend._takes_blocks
+    assert not takes_blocks(1, 8, 128, 128)
+    assert not takes_blocks(1, 8, 1, 70_000)  # decoding from a cache
+    assert takes_blocks(1, 8, 322, 322)
+    monkeypatch.setattr(attend, "platform", lambda: "tpu")
+    assert not takes_blocks(1, 8, 128, 128)
+    assert not takes_blocks(1, 8, 2048, 2048)
+    assert takes_blocks(2, 8, 6976, 6976)
+
+
+def test_who_takes_the_kernel(monkeypatch):
+    mask = game_mask(1, 300, (0, 0))
+    takes, last = attend._takes_kernel, attend._reads_tokens_last
+    assert not takes(300, mask, None)  # not here
+    monkeypatch.setattr(attend, "platform", lambda: "tpu")
+    assert takes(300, None, None)
+    assert takes(300, mask, None)
+    assert takes(300, mask, 300)
+    assert not takes(200, None, None)
+    assert not takes(300, mask, 299)
+    assert not takes(300, mask._replace(static=None), None)
+    assert not takes(300, mask._replace(query_branches=mask.query_blocks), None)
+    assert last(300, mask, 300)
+    cached = mask._replace(key_positions=jnp.zeros((1, 309), jnp.int32))
+    assert takes(300, cached, None)
+    assert not last(300, cached, None)

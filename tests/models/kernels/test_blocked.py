@@ -1,4 +1,4 @@
-"""The blocked form of attention against the plain one, and the plain one against a slow truth."""
+"""Blocked attention against plain attention, and both against a slow loop in float64."""
 
 import functools
 
@@ -7,16 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from animegamer_jax.models import attention as module
-from animegamer_jax.models.attention import TokenMask, attention
+from animegamer_jax.models.kernels import blocked
+from animegamer_jax.models.kernels.blocked import blocked_attention, plain_attention
+from animegamer_jax.models.kernels.masks import TokenMask
 from animegamer_jax.sharding import make_mesh
 
 WEIGHTS = {"atol": 1e-5, "rtol": 1e-5}
+IN_BLOCKS = functools.partial(blocked_attention, block_rows=16)
+BOTH = pytest.mark.parametrize("attention", [plain_attention, IN_BLOCKS], ids=["plain", "blocked"])
 
 
 def _inputs(b=2, t=37, s=37, h=4, g=2, d=8, dtype=jnp.float32):
     keys = jax.random.split(jax.random.key(0), 3)
-    shapes = (b, t, h, d), (b, s, g, d), (b, s, g, d)
+    shapes = (b, h, t, d), (b, g, s, d), (b, g, s, d)
     return [jax.random.normal(k, x, dtype) for k, x in zip(keys, shapes, strict=True)]
 
 
@@ -51,18 +54,18 @@ def _seen(mask: TokenMask, window: int | None) -> np.ndarray:
 
 
 def _truth(q, k, v, seen=None, bias=None) -> np.ndarray:
-    """Attention in float64, a query of a head at a time."""
+    """Attention in float64, one query of one head at a time."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     out = np.zeros(q.shape)
-    for n, i, head in np.ndindex(q.shape[:3]):
-        group = head * k.shape[2] // q.shape[2]
-        scores = k[n, :, group] @ q[n, i, head] / np.sqrt(q.shape[-1])
+    for n, head, i in np.ndindex(q.shape[:3]):
+        group = head * k.shape[1] // q.shape[1]
+        scores = k[n, group] @ q[n, head, i] / np.sqrt(q.shape[-1])
         if bias is not None:
             scores = scores + np.asarray(bias)[head, i]
         if seen is not None:
             scores = np.where(seen[n, i], scores, -1e30)
         weights = np.exp(scores - scores.max())
-        out[n, i, head] = weights / weights.sum() @ v[n, :, group]
+        out[n, head, i] = weights / weights.sum() @ v[n, group]
     return out
 
 
@@ -72,18 +75,17 @@ def test_dense_mask(window):
     np.testing.assert_array_equal(mask.dense(window), _seen(mask, window))
 
 
-@pytest.mark.parametrize("implementation", ["plain", "blocked"])
+@BOTH
 @pytest.mark.parametrize(("t", "window"), [(37, None), (21, 5), (1, None)])
-def test_truth(implementation, t, window):
+def test_truth(attention, t, window):
     q, k, v = _inputs(t=t)
     mask = _mask(t=t)
-    run = functools.partial(attention, window=window, implementation=implementation, block_rows=16)
-    actual = jax.jit(run)(q, k, v, mask=mask)
+    actual = jax.jit(functools.partial(attention, window=window))(q, k, v, mask=mask)
     np.testing.assert_allclose(actual, _truth(q, k, v, _seen(mask, window)), **WEIGHTS)
 
 
-@pytest.mark.parametrize("implementation", ["plain", "blocked"])
-def test_branches_see_themselves_and_the_trunk(implementation):
+@BOTH
+def test_branches_see_themselves_and_the_trunk(attention):
     branches = np.zeros((2, 37), np.int32)
     branches[:, 5:14], branches[:, 20:30] = 1, 2
     mask = _mask()._replace(
@@ -93,22 +95,21 @@ def test_branches_see_themselves_and_the_trunk(implementation):
     seen = _seen(mask, None)
     assert (seen != _seen(_mask(), None)).any()
     np.testing.assert_array_equal(mask.dense(), seen)
-    found = attention(q, k, v, mask=mask, implementation=implementation, block_rows=16)
-    some = seen.any(axis=-1)
-    expected = _truth(q, k, v, seen)
+    some = np.broadcast_to(seen.any(axis=-1)[:, None], q.shape[:3])
+    found, expected = np.asarray(attention(q, k, v, mask=mask)), _truth(q, k, v, seen)
     np.testing.assert_allclose(found[some], expected[some], atol=1e-5)
 
 
 def test_truth_with_a_bias():
     q, k, v = _inputs(t=9, s=11)
     bias = jax.random.normal(jax.random.key(1), (4, 9, 11))
-    actual = jax.jit(attention)(q, k, v, bias=bias)
+    actual = jax.jit(plain_attention)(q, k, v, bias=bias)
     np.testing.assert_allclose(actual, _truth(q, k, v, bias=bias), **WEIGHTS)
 
 
-def _value_and_grads(mask, window, **options):
+def _value_and_grads(attention, mask, window):
     def loss(q, k, v):
-        out = attention(q, k, v, mask=mask, window=window, **options)
+        out = attention(q, k, v, mask=mask, window=window)
         return jnp.sum(jnp.sin(out) * out), out
 
     return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))
@@ -125,12 +126,11 @@ def _value_and_grads(mask, window, **options):
     ],
 )
 def test_blocked_is_plain_forward_and_backward(monkeypatch, t, g, masked, window, heads_together):
-    monkeypatch.setattr(module, "_TOGETHER_SCORES_CPU", 1 << 20 if heads_together else 0)
+    monkeypatch.setattr(blocked, "_SCORES_AT_ONCE_CPU", 1 << 20 if heads_together else 0)
     inputs = _inputs(t=t, g=g)
     mask = _mask(t=t) if masked else None
-    (_, plain), plain_grads = _value_and_grads(mask, window, implementation="plain")(*inputs)
-    blocked = _value_and_grads(mask, window, implementation="blocked", block_rows=16)
-    (_, out), grads = blocked(*inputs)
+    (_, plain), plain_grads = _value_and_grads(plain_attention, mask, window)(*inputs)
+    (_, out), grads = _value_and_grads(IN_BLOCKS, mask, window)(*inputs)
     np.testing.assert_allclose(out, plain, **WEIGHTS)
     for actual, expected in zip(grads, plain_grads, strict=True):
         np.testing.assert_allclose(actual, expected, **WEIGHTS)
@@ -141,29 +141,26 @@ def test_blocked_inside_a_recomputed_scan():
     q, k, v = _inputs(h=2)
     mask = _mask()
 
-    def loss(q, implementation):
+    def loss(q, attention):
         @jax.checkpoint
         def layer(x, _):
-            run = functools.partial(attention, implementation=implementation, block_rows=16)
-            return x + run(x, k, v, mask=mask), None
+            return x + attention(x, k, v, mask=mask), None
 
         return jax.lax.scan(layer, q, None, length=3)[0].sum()
 
     many = jnp.stack([q, 2 * q])
     grads = [
-        jax.jit(jax.vmap(jax.grad(functools.partial(loss, implementation=form))))(many)
-        for form in ("plain", "blocked")
+        jax.jit(jax.vmap(jax.grad(functools.partial(loss, attention=attention))))(many)
+        for attention in (plain_attention, IN_BLOCKS)
     ]
     np.testing.assert_allclose(grads[1], grads[0], **WEIGHTS)
 
 
-@pytest.mark.parametrize("implementation", ["plain", "blocked"])
-def test_bfloat16_keeps_the_softmax_in_float32(implementation):
+@BOTH
+def test_bfloat16_keeps_the_softmax_in_float32(attention):
     inputs = _inputs(t=64, s=64, dtype=jnp.bfloat16)
     truth = _truth(*(x.astype(jnp.float32) for x in inputs))
-    (_, out), grads = _value_and_grads(None, None, implementation=implementation, block_rows=32)(
-        *inputs
-    )
+    (_, out), grads = _value_and_grads(attention, None, None)(*inputs)
     assert out.dtype == jnp.bfloat16
     assert all(grad.dtype == jnp.bfloat16 for grad in grads)
     # Errors of bfloat16's rounding of weights and values (2^-9), not of a sum in bfloat16.
@@ -172,10 +169,8 @@ def test_bfloat16_keeps_the_softmax_in_float32(implementation):
 
 def test_large_scores_stay_finite():
     q, k, v = _inputs()
-    for form in ("plain", "blocked"):
-        (_, out), grads = _value_and_grads(_mask(), 5, implementation=form, block_rows=16)(
-            1e4 * q, k, v
-        )
+    for attention in (plain_attention, IN_BLOCKS):
+        (_, out), grads = _value_and_grads(attention, _mask(), 5)(1e4 * q, k, v)
         assert jnp.isfinite(out).all()
         assert all(jnp.isfinite(grad).all() for grad in grads)
 
@@ -183,13 +178,11 @@ def test_large_scores_stay_finite():
 def test_sharded_over_games_and_heads():
     inputs = _inputs(b=4, h=4, g=2)
     mask = _mask(b=4)
-    run = jax.jit(
-        lambda q, k, v, mask: attention(q, k, v, mask=mask, implementation="blocked", block_rows=16)
-    )
+    run = jax.jit(lambda q, k, v, mask: IN_BLOCKS(q, k, v, mask=mask))
     alone = run(*inputs, mask)
     mesh = make_mesh({"data": 4, "tensor": 2})
     with jax.set_mesh(mesh):
-        heads = jax.NamedSharding(mesh, jax.P("data", None, "tensor", None))
+        heads = jax.NamedSharding(mesh, jax.P("data", "tensor"))
         tokens = jax.NamedSharding(mesh, jax.P("data", None))
         sharded = run(*jax.device_put(inputs, heads), jax.device_put(mask, tokens))
     np.testing.assert_allclose(np.asarray(sharded), np.asarray(alone), **WEIGHTS)
@@ -198,9 +191,9 @@ def test_sharded_over_games_and_heads():
 @pytest.mark.parametrize("backward", [False, True])
 def test_memory_of_blocks(backward):
     """4,096 tokens, 2 heads: the plain score matrices take 134 MB, blocks of 256 rows 4 MB."""
-    shape = jax.ShapeDtypeStruct((1, 4096, 2, 32), jnp.float32)
+    shape = jax.ShapeDtypeStruct((1, 2, 4096, 32), jnp.float32)
 
-    def bytes_of(**options):
+    def bytes_of(attention, **options):
         def run(q, k, v):
             return attention(q, k, v, **options).sum()
 
@@ -208,33 +201,13 @@ def test_memory_of_blocks(backward):
         compiled = jax.jit(function).lower(shape, shape, shape).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
-    plain, blocked = bytes_of(implementation="plain"), bytes_of(block_rows=256)
+    plain = bytes_of(plain_attention)
     assert plain > 2 * 4096 * 4096 * 4
-    assert blocked < plain / 6
+    assert bytes_of(blocked_attention, block_rows=256) < plain / 6
 
 
-def test_choice_by_platform_and_size(monkeypatch):
-    def choice(b, t, s):
-        return module._choose(b, heads=8, t=t, s=s, mask=mask, window=None)
-
-    mask = None
-
-    assert choice(1, 128, 128) == "plain"
-    assert choice(1, 1, 70_000) == "plain"  # decoding from a cache
-    assert choice(1, 322, 322) == "blocked"
-    monkeypatch.setattr(module, "platform", lambda: "tpu")
-    assert choice(1, 128, 128) == "plain"
-    assert choice(2, 6976, 6976) == "kernel"
-    order, yes = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool)
-    mask = module.TokenMask(order, order, yes, order, order)  # of what is known at run time only
-    assert choice(1, 2048, 2048) == "plain"
-    assert choice(2, 6976, 6976) == "blocked"
-
-
-def test_bad_arguments():
+@BOTH
+def test_bad_arguments(attention):
     q, k, v = _inputs(h=3, g=2)
     with pytest.raises(ValueError, match="3 query heads do not divide over 2"):
         attention(q, k, v)
-    q, k, v = _inputs()
-    with pytest.raises(ValueError, match="needs the plain form"):
-        attention(q, k, v, bias=jnp.zeros((4, 37, 37)), implementation="blocked")

@@ -1,0 +1,234 @@
+"""Multi-head attention for every network: projection into heads, attention, output projection.
+
+The models see heads as [b h t d] arrays. How those lie in memory, and which function computes
+attention, is decided here, when a program is traced:
+
+- On a TPU, from 256 tokens on and with a mask known at tracing: a kernel. It reads tokens last, so
+  `project_heads` makes such arrays and returns transposed views, which cost nothing. Without a mask
+  and without differentiation that is our `flash.py`, otherwise JAX's splash attention.
+- Elsewhere `blocked.py`: the plain form, or the blocked one where the scores would be large.
+
+Under a mesh the kernel runs on each device's games, heads and queries. Measurements:
+`docs/decisions/attention.md`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from einops import rearrange
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float
+
+from animegamer_jax.models.kernels.blocked import blocked_attention, plain_attention
+from animegamer_jax.models.kernels.flash import flash_attention, supports
+from animegamer_jax.models.kernels.masks import StaticMask, TokenMask
+from animegamer_jax.models.kernels.splash import fitting_length, splash_attention
+from animegamer_jax.models.linear import Dropout, Linear, LinearMap, fusion_barrier
+from animegamer_jax.sharding import has_wide_unit, partition_spec, parts_of, platform, shares
+
+Mask = TokenMask | StaticMask | None
+
+_KERNEL_TOKENS = 256  # on a TPU: the kernel from this many tokens on
+_PLAIN_BYTES = 1 << 30  # off the CPU: the blocked form if the call's float32 scores take more
+_PLAIN_SCORES_CPU = 1 << 15  # on the CPU: the blocked form if one head has more scores
+
+
+def project_heads(
+    x: Float[Array, "b t i"],
+    projections: Sequence[LinearMap],
+    *,
+    head_size: int,
+    mask: Mask,
+    window: int | None = None,
+) -> tuple[Float[Array, "b h t d"], ...]:
+    """Projects tokens into the heads of `attend`, in the layout that it will read.
+
+    Args:
+        x: Features of each token.
+        projections: Linear maps to queries, keys and values, each [i, h * d].
+        head_size: Width `d` of a head.
+        mask: The mask of `attend`.
+        window: The window of `attend`.
+    """
+    if _reads_tokens_last(x.shape[1], mask, window):
+        outputs = (
+            rearrange(project.tokens_last(x), "b (h d) t -> b h d t", d=head_size)
+            for project in projections
+        )
+        # With the barrier before the split into heads, XLA copies the arrays.
+        return tuple(fusion_barrier(y).swapaxes(2, 3) for y in outputs)
+    outputs = (project(x) for project in projections)
+    return tuple(rearrange(y, "b t (h d) -> b h t d", d=head_size) for y in outputs)
+
+
+def attend(
+    q: Float[Array, "b h t d"],
+    k: Float[Array, "b g s d"],
+    v: Float[Array, "b g s d"],
+    out: Linear,
+    *,
+    mask: Mask = None,
+    bias: Float[Array, "h t s"] | None = None,
+    window: int | None = None,
+    scale: float | None = None,
+    dropout: Dropout | None = None,
+) -> Float[Array, "b t o"]:
+    """Returns out(softmax(q k^T * scale + bias) v).
+
+    Args:
+        q: Queries of `h` heads.
+        k: Keys of `g` heads; query heads `i h / g` to `(i + 1) h / g` use key head `i`.
+        v: Values, as `k`.
+        out: Output projection of all heads' features.
+        mask: Which query sees which key; every key if None. A query that sees no key gets the
+            mean of the values.
+        bias: Addend of the scores (T5's relative positions).
+        window: Number of positions that a query looks back (`TokenMask.dense`).
+        scale: Factor of the scores; 1 / sqrt(d) if None.
+        dropout: Dropout on the input of the output projection's low-rank update.
+
+    Raises:
+        ValueError: `h` is not a multiple of `g`.
+    """
+    (b, h, t, d), s = q.shape, k.shape[2]
+    factor: float = d**-0.5 if scale is None else scale
+
+    def by_splash(q: jax.Array, k: jax.Array, v: jax.Array, out: Linear) -> jax.Array:
+        last = _reads_tokens_last(t, mask, window)
+        y = kernel_attention(q, k, v, mask=mask, scale=factor, tokens_last=last)
+        return out.map(dropout).from_heads(y)
+
+    def by_flash(q: jax.Array, k: jax.Array, v: jax.Array, out: Linear) -> jax.Array:
+        y = kernel_attention(q, k, v, mask=mask, scale=factor, differentiable=False)
+        return out.map().from_tokens_last(rearrange(y, "b h t d -> b (h d) t"))
+
+    if bias is None and _takes_kernel(t, mask, window):
+        unmasked = mask is None or (isinstance(mask, StaticMask) and mask.hides_only_padding)
+        if unmasked and dropout is None and supports((h, k.shape[1]), d, s, k.dtype.itemsize):
+            return forward_only_variant(by_flash, by_splash)(q, k, v, out)
+        return by_splash(q, k, v, out)
+    tokens = mask.expand(b, t) if isinstance(mask, StaticMask) else mask
+    if bias is not None or not _takes_blocks(b, h, t, s):
+        y = plain_attention(q, k, v, mask=tokens, bias=bias, window=window, scale=factor)
+    else:
+        y = blocked_attention(q, k, v, mask=tokens, window=window, scale=factor)
+    return out(rearrange(y, "b h t d -> b t (h d)"), dropout)
+
+
+def padded_length(length: int) -> int:
+    """Returns the length to which a sequence is best padded (`masks.padding_mask`).
+
+    It splits into equal parts for the devices that share a sequence, and into the kernel's blocks
+    where the kernel runs.
+    """
+    parts = shares("act_length")
+    if _takes_kernel(length, None, None):
+        return fitting_length(length, parts=parts)
+    return -(-length // parts) * parts
+
+
+def _takes_kernel(t: int, mask: Mask, window: int | None) -> bool:
+    """Whether a TPU kernel is used: it must know the mask when the program is traced."""
+    if isinstance(mask, TokenMask):
+        in_window = window is None or mask.key_positions.shape[1] <= window
+        if mask.static is None or mask.query_branches is not None or not in_window:
+            return False
+    return platform() == "tpu" and t >= _KERNEL_TOKENS
+
+
+def _reads_tokens_last(t: int, mask: Mask, window: int | None) -> bool:
+    """Whether keys come from projections with tokens last; those of a cache do not."""
+    cached = isinstance(mask, TokenMask) and mask.key_positions.shape[1] != t
+    return _takes_kernel(t, mask, window) and not cached
+
+
+def _takes_blocks(batch: int, heads: int, t: int, s: int) -> bool:
+    """Whether the scores are so many that the blocked form is the faster one, or the only one."""
+    if platform() == "cpu":
+        return t > 1 and t * s > _PLAIN_SCORES_CPU
+    return 4 * batch * heads * t * s > _PLAIN_BYTES
+
+
+def forward_only_variant(
+    forward_only: Callable[..., Any], differentiable: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Makes a function that is `forward_only` unless JAX differentiates it.
+
+    Both must return the same; `forward_only` may use operations that have no gradient.
+    """
+    either = jax.custom_vjp(forward_only)
+    either.defvjp(
+        lambda *args: jax.vjp(differentiable, *args), lambda backward, dout: backward(dout)
+    )
+    return either
+
+
+def kernel_attention(
+    q: Float[Array, "b h t d"],
+    k: Float[Array, "b g s d"],
+    v: Float[Array, "b g s d"],
+    *,
+    mask: Mask = None,
+    scale: float = 1.0,
+    tokens_last: bool = False,
+    differentiable: bool = True,
+) -> Float[Array, "b h t d"]:
+    """Runs a TPU kernel on each device's games, heads and queries; keys are gathered.
+
+    Off a TPU the kernel is interpreted, slowly.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        v: Values.
+        mask: Which query sees which key; every key if None.
+        scale: Factor of the scores.
+        tokens_last: Whether the arrays are transposed views of [b h d t] ones.
+        differentiable: False takes the kernel of `flash.py`, for arrays with tokens last and masks
+            of padding alone; the result is then a view of an array with tokens last, too.
+
+    Raises:
+        ValueError: the mask is not known when the program is traced, or has branches.
+    """
+    valid = mask.key_valid if isinstance(mask, TokenMask) else None
+    static = mask.static if isinstance(mask, TokenMask) else mask
+    if isinstance(mask, TokenMask) and (static is None or mask.query_branches is not None):
+        raise ValueError("the kernel needs a static mask without branches: use blocked_attention")
+    interpret = platform() != "tpu"
+
+    def run(q: jax.Array, k: jax.Array, v: jax.Array, valid: jax.Array | None) -> jax.Array:
+        if differentiable:
+            options: Any = {"mask": static, "scale": scale, "tokens_last": tokens_last}
+            return splash_attention(q, k, v, valid=valid, interpret=interpret, **options)
+        q, k, v = (x.swapaxes(2, 3) for x in (q, k, v))
+        length, wide = static and static.length, has_wide_unit()
+        out = flash_attention(q, k, v, length=length, scale=scale, wide=wide, interpret=interpret)
+        return out.swapaxes(2, 3)
+
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return run(q, k, v, valid)
+
+    def dividing(axes: Any, size: int) -> Any:
+        """The mesh axes, if they divide the dimension; otherwise every device holds all of it."""
+        return None if size % parts_of(axes, mesh) else axes
+
+    spec = partition_spec(("act_batch", "act_heads", "act_length"))
+    sizes = q.shape[0], k.shape[1], k.shape[2]
+    batch, heads, context = (dividing(*pair) for pair in zip(spec, sizes, strict=True))
+    if static is not None and static.causal:
+        context = None  # a part of the queries would need a part of the mask
+
+    def local(q: jax.Array, k: jax.Array, v: jax.Array, valid: jax.Array | None) -> jax.Array:
+        if context is not None:
+            k, v = (jax.lax.all_gather(x, context, axis=2, tiled=True) for x in (k, v))
+        return run(q, k, v, valid)
+
+    spec = PartitionSpec(batch, heads, context, None)
+    return jax.shard_map(
+        local,
+        in_specs=(spec, spec, spec, None if valid is None else PartitionSpec(batch, None)),
+        out_specs=spec,
+        check_vma=False,
+    )(q, k, v, valid)

@@ -1,0 +1,33 @@
+"""Random numbers for modules and their inputs, and comparison of the pytrees that come out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from animegamer_jax.configs import LoRAConfig, NetworkConfig
+
+FLOAT = NetworkConfig()
+LORA = LoRAConfig(rank=2, alpha=3.0)
+RANDOM = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RANDOM.normal(size=shape).astype(np.float32)
+
+
+def randomized(make, seed: int = 1):
+    """Makes a module without initialization: its shapes, filled with random numbers."""
+    module = nnx.eval_shape(make)
+    state = nnx.state(module, nnx.Param)
+    random = np.random.default_rng(seed)
+    for variable in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, nnx.Variable)):
+        variable.set_value(jnp.asarray(random.normal(size=variable.shape), variable.dtype))
+    nnx.update(module, state)
+    return module
+
+
+def assert_leaves_close(found, expected):
+    for ours, plain in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        largest = float(jnp.abs(plain).max())  # of a bias of keys: nothing but rounding
+        np.testing.assert_allclose(ours, plain, rtol=2e-4, atol=2e-4 * largest + 1e-8)
