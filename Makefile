@@ -16,7 +16,7 @@ help:
 	@echo "make serve            a web page to play on, at http://127.0.0.1:7860"
 	@echo "make demo             the same with random weights: noise, but the whole way"
 	@echo "make train-toy        trains the embedded model anew in out/toy, up to 3 hours on two cores"
-	@echo "make toy-report       scores the embedded model on 100 games: docs/toy-report"
+	@echo "make toy-report       scores the embedded model on 100 games: docs/toy-report, README table"
 	@echo "make test             the tests, under 10 minutes on two cores"
 	@echo "make test-all         with the slow ones: every recorded number, memory, a VAE's training"
 	@echo "make test-hosts       two real processes as two hosts train every stage, and are killed"
@@ -64,9 +64,10 @@ train-toy: .venv/.train
 	@touch $@ .venv/.play
 
 toy-report: .venv/.evaluate
-	$(BIN)/animegamer evaluate --out out/toy-report
+	$(BIN)/animegamer evaluate --window 5 1 --out out/toy-report
 	rm -rf docs/toy-report && mkdir docs/toy-report
 	cp -r out/toy-report/report.md out/toy-report/report docs/toy-report
+	$(BIN)/python scripts/toy/headline.py out/toy-report
 
 test: .venv/.dev
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not hosts'

@@ -1,29 +1,28 @@
-"""Several hosts as one machine: joining them, what stops them all, whether they mean one run."""
+"""Several hosts that run the same command: joining them, errors on all of them, agreement.
+
+JAX is imported inside the functions, because commands need the options long before JAX.
+"""
 
 import contextlib
+import dataclasses
 import glob
 import hashlib
 import json
 import os
-import re
+import signal
 import socket
 import sys
-import time
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
-
-import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.serialization import flattened
 
 _CLUSTERS = ("JAX_COORDINATOR_ADDRESS", "SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri")
 _CHIPS = ("/dev/accel*", "/dev/vfio/[0-9]*")
-_HELLO, _GO = "animegamer-host", "animegamer-go"
-_HELLO_SECONDS = 2.0  # for a caller's first line: it may be no host of ours
-_TEXT_BYTES = 2048  # of a problem that is told to the other hosts
+_JAX_MARGIN = 60  # seconds by which JAX's own time-out comes after ours
+_TEXT_BYTES = 2048  # of an error message that is sent to the other hosts
 
 
 def on_cluster() -> bool:
@@ -31,229 +30,167 @@ def on_cluster() -> bool:
     return any(map(os.environ.get, _CLUSTERS)) or any(map(glob.glob, _CHIPS))
 
 
-def join_hosts(
-    *, coordinator: str | None, hosts: int | None, host: int | None, seconds: int
-) -> None:
-    """Makes this process one of several, before JAX looks for devices.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostOptions:
+    """Options of a command that several hosts run together.
 
-    On TPU machines and under Slurm by itself; elsewhere where a coordinator is given. A machine on
-    which JAX finds no other host goes on alone.
-
-    Args:
-        coordinator: HOST:PORT of host 0.
-        hosts: how many there are.
-        host: the number of this one.
-        seconds: to wait for the others.
-
-    Raises:
-        UserError: the three do not come together, or not all hosts come in time.
+    Attributes:
+        coordinator: Address HOST:PORT of host 0. Leave it out on TPU machines, under Slurm and
+            under Open MPI, where JAX finds the hosts by itself.
+        hosts: Number of hosts, given with --coordinator.
+        host: Index of this host, counted from 0, given with --coordinator.
+        connect_seconds: Seconds to wait for all hosts to join.
     """
-    if jax.distributed.is_initialized():
-        return
-    if coordinator is None and hosts is None and host is None:
-        if on_cluster():
-            _say(f"waiting for the other hosts, where JAX finds some, up to {seconds} s")
-            _initialize(seconds=seconds)
-        return
-    if coordinator is None or hosts is None or host is None:
-        raise UserError("--coordinator, --hosts and --host: expected all of them or none")
-    name, port = _address(coordinator)
-    if not 0 <= host < hosts:
-        raise UserError(f"--host {host}: expected 0 to {hosts - 1}, for --hosts {hosts}")
-    # JAX's own service and clients end the process, where a host does not come.
-    if hosts > 1:
-        _say(f"waiting for {hosts} hosts at {coordinator}, up to {seconds} s")
-    if host == 0:
-        _receive(coordinator, port, hosts=hosts, seconds=seconds)
-    else:
-        _call(coordinator, (name, port), hosts=hosts, host=host, seconds=seconds)
-    _initialize(
-        coordinator_address=coordinator, num_processes=hosts, process_id=host, seconds=seconds
-    )
+
+    coordinator: str | None = None
+    hosts: int | None = None
+    host: int | None = None
+    connect_seconds: int = 300
+
+    def join(self) -> None:
+        """Joins the other hosts; call it before JAX looks for devices.
+
+        A machine of a cluster on which JAX finds no other host continues alone. If not all hosts
+        join in time, the process ends with status 2 and one line.
+
+        Raises:
+            UserError: the options contradict each other, or this host cannot join.
+        """
+        import jax
+
+        if jax.distributed.is_initialized():
+            return
+        if self.coordinator is None and self.hosts is None and self.host is None:
+            if on_cluster():
+                _print(f"waiting up to {self.connect_seconds} s for other hosts, if JAX finds any")
+                self._initialize()
+            return
+        if self.coordinator is None or self.hosts is None or self.host is None:
+            raise UserError("--coordinator, --hosts and --host: expected all of them or none")
+        name, _, port = self.coordinator.rpartition(":")
+        if not name or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 1 << 16:
+            raise UserError(f"--coordinator {self.coordinator}: expected HOST:PORT")
+        if not 0 <= self.host < self.hosts:
+            raise UserError(
+                f"--host {self.host}: expected 0 to {self.hosts - 1}, for --hosts {self.hosts}"
+            )
+        if self.host == 0:  # JAX may crash if it cannot listen
+            try:
+                socket.create_server(("", int(port))).close()
+            except OSError as error:
+                raise UserError(
+                    f"--coordinator {self.coordinator}: this host cannot listen there "
+                    f"({error.strerror or error}): choose another port on every host"
+                ) from error
+        if self.hosts > 1:
+            _print(
+                f"waiting up to {self.connect_seconds} s for {self.hosts} hosts at "
+                f"{self.coordinator}"
+            )
+        self._initialize(
+            coordinator_address=self.coordinator, num_processes=self.hosts, process_id=self.host
+        )
+        check_agreement({"hosts": self.hosts})
+
+    def _initialize(self, **arguments: Any) -> None:
+        import jax
+
+        # JAX ends the process with a stack trace if a host is missing, and does not react to Ctrl-C
+        # while it waits: so a timer ends the process first, and Ctrl-C gets its default action.
+        timer = threading.Timer(self.connect_seconds, self._give_up)
+        timer.daemon = True
+        timer.start()
+        interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)
+        try:
+            jax.distributed.initialize(
+                **arguments, initialization_timeout=self.connect_seconds + _JAX_MARGIN
+            )
+        except (RuntimeError, ValueError, OSError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            if not arguments and "coordinator_address" in reason:  # JAX has found no other host
+                return
+            raise UserError(f"the hosts cannot join: {reason}") from error
+        finally:
+            timer.cancel()
+            signal.signal(signal.SIGINT, interrupt)
+
+    def _give_up(self) -> None:
+        who = "all hosts" if self.hosts is None else f"all {self.hosts} hosts"
+        where, hint = "", ""
+        if self.coordinator is not None:
+            where = f" at {self.coordinator}"
+            hint = ", each with its own --host, and check that host 0's port can be reached"
+        _print(
+            f"not {who} joined{where} within {self.connect_seconds} s: start the same command on "
+            f"every host{hint}"
+        )
+        os._exit(2)  # an exit by exception would wait for JAX's client
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _address(coordinator: str) -> tuple[str, int]:
-    name, _, port = coordinator.rpartition(":")
-    if not name or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 1 << 16:
-        raise UserError(f"--coordinator {coordinator}: expected HOST:PORT")
-    return name.strip("[]"), int(port)
-
-
-def _initialize(*, seconds: int, **told: Any) -> None:
-    try:
-        jax.distributed.initialize(**told, initialization_timeout=seconds)
-    except (RuntimeError, ValueError, OSError) as error:
-        problem = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        if not told and "coordinator_address" in problem:  # JAX's word for: no other hosts
-            return
-        raise UserError(
-            f"the hosts did not come together: {problem}: start the same command on every host, "
-            "or give --coordinator, --hosts and --host"
-        ) from error
-
-
-def _receive(coordinator: str, port: int, *, hosts: int, seconds: int) -> None:
-    """On host 0: waits until every other host has called, and lets all go on together.
-
-    Raises:
-        UserError: one does not in time, or was started otherwise; those that called are told.
-    """
-    end = time.monotonic() + seconds
-    calls: dict[int, socket.socket] = {}
-    with contextlib.ExitStack() as opened:
-        try:
-            server = opened.enter_context(_listen(port))
-        except OSError as error:
-            raise UserError(
-                f"--coordinator {coordinator}: this host cannot listen there "
-                f"({error.strerror or error}): give another port on every host"
-            ) from error
-        problem = None
-        while problem is None:
-            calls = {number: call for number, call in calls.items() if not _hung_up(call)}
-            if len(calls) == hosts - 1:
-                break
-            server.settimeout(max(0.01, end - time.monotonic()))
-            try:
-                call = opened.enter_context(server.accept()[0])
-            except TimeoutError:
-                missing = ", ".join(str(i) for i in range(1, hosts) if i not in calls)
-                problem = (
-                    f"--coordinator {coordinator}: {len(calls) + 1} of {hosts} hosts came in "
-                    f"{seconds} s, host {missing} did not: start the same command on every host"
-                )
-                break
-            hello = re.fullmatch(rf"{_HELLO} (\d+) (\d+)", _read_line(call, _HELLO_SECONDS))
-            if hello is None:
-                continue
-            number, count = map(int, hello.groups())
-            if count != hosts:
-                problem = f"--hosts: host {number} was told {count}, host 0 {hosts}"
-            elif number in calls:
-                problem = f"--host {number}: two hosts were told so"
-            if problem is not None:
-                number = -1  # beside the one of this number: both are told
-            calls[number] = call
-        for call in calls.values():
-            with contextlib.suppress(OSError):
-                call.sendall(f"{problem or _GO}\n".encode())
-    if problem is not None:
-        raise UserError(problem)
-
-
-def _call(
-    coordinator: str, address: tuple[str, int], *, hosts: int, host: int, seconds: int
-) -> None:
-    """On another host than 0: calls host 0, and waits for its word that all are there.
-
-    Raises:
-        UserError: there is no answer in time, or host 0's word is another one.
-    """
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            left = max(1.0, end - time.monotonic())
-            with socket.create_connection(address, timeout=left) as call:
-                call.sendall(f"{_HELLO} {host} {hosts}\n".encode())
-                answer = _read_line(call, seconds + _HELLO_SECONDS)
-            if answer == _GO:
-                return
-            if answer.startswith("--"):
-                raise UserError(f"host 0: {answer}")
-            told = "another program answers there" if answer else "no word from it"
-        except OSError as error:
-            told = error.strerror or str(error)
-        if time.monotonic() >= end:
-            raise UserError(
-                f"--coordinator {coordinator}: no answer in {seconds} s ({told}): start the same "
-                "command on host 0 too, and check address and port"
-            )
-        time.sleep(0.2)
-
-
-def _listen(port: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
-
-
-def _read_line(call: socket.socket, seconds: float) -> str:
-    """A line without its end; empty where the other side hangs up or is silent."""
-    call.settimeout(seconds)
-    try:
-        with call.makefile(errors="replace") as file:
-            return file.readline(_TEXT_BYTES).strip()
-    except OSError:
-        return ""
-
-
-def _hung_up(call: socket.socket) -> bool:
-    call.setblocking(False)
-    try:
-        return not call.recv(1)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-
-
 @contextlib.contextmanager
-def together() -> Iterator[None]:
-    """A block after which all hosts go on, or none: a mistake that one finds stops them all.
+def raise_on_all_hosts() -> Iterator[None]:
+    """If any host raises UserError in the block, every host raises it.
 
-    Nothing in the block may wait for other hosts.
+    All hosts must reach the block, and nothing in it may wait for other hosts.
 
     Raises:
-        UserError: the block's own; on the other hosts the same, with the host's number.
+        UserError: the block's own error, or another host's with that host's index.
     """
-    problem: UserError | None = None
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    own: UserError | None = None
     try:
         yield
     except UserError as error:
-        problem = error
+        own = error
     if jax.process_count() > 1:
         text = np.zeros(_TEXT_BYTES, np.uint8)
-        told = b"" if problem is None else (str(problem).encode() or b"?")[:_TEXT_BYTES]
-        text[: len(told)] = np.frombuffer(told, np.uint8)
-        everywhere = multihost_utils.process_allgather(text)
-        for host, row in enumerate(everywhere):
+        message = b"" if own is None else (str(own).encode() or b"?")[:_TEXT_BYTES]
+        text[: len(message)] = np.frombuffer(message, np.uint8)
+        for host, row in enumerate(multihost_utils.process_allgather(text)):
             found = bytes(row).rstrip(b"\0").decode(errors="ignore")
-            if found and problem is None:
+            if found and own is None:
                 raise UserError(f"host {host}: {found}")
-    if problem is not None:
-        raise problem
+    if own is not None:
+        raise own
 
 
-def check_agreement(about: Mapping[str, Any]) -> None:
-    """Whether all hosts were started alike.
-
-    Args:
-        about: what the run is, as JSON.
+def check_agreement(settings: Mapping[str, Any]) -> None:
+    """Checks that all hosts were started with the same settings, given as JSON.
 
     Raises:
         UserError: names the first field in which a host differs from host 0.
     """
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
     if jax.process_count() == 1:
         return
-    fields = sorted((name, json.dumps(value)) for name, value in flattened(about))
+    fields = sorted((name, json.dumps(value)) for name, value in flattened(settings))
     names, digests = _digest(json.dumps([n for n, _ in fields])), [_digest(v) for _, v in fields]
     everywhere = multihost_utils.process_allgather(np.array([names, len(digests)], np.uint32))
     if (everywhere != everywhere[0]).any():
-        raise UserError(_differs(everywhere, "the options"))
+        raise UserError(_difference(everywhere, "the options"))
     found = multihost_utils.process_allgather(np.array(digests, np.uint32))
     for number, (name, value) in enumerate(fields):
         if (found[:, number] != found[0, number]).any():
-            raise UserError(_differs(found[:, number : number + 1], f"{name} (here {value})"))
+            raise UserError(_difference(found[:, number : number + 1], f"{name} (here {value})"))
 
 
-def _differs(everywhere: np.ndarray, what: str) -> str:
-    others = [i for i, row in enumerate(everywhere) if (row != everywhere[0]).any()]
-    hosts = ", ".join(map(str, others))
-    return f"host {hosts}: another value than host 0 of {what}: start all hosts alike"
+def _difference(everywhere: Any, field: str) -> str:
+    differing = (i for i, row in enumerate(everywhere) if (row != everywhere[0]).any())
+    hosts = ", ".join(map(str, differing))
+    return (
+        f"host {hosts} and host 0 differ in {field}: start the same command on all hosts, with the "
+        "same options"
+    )
 
 
 def _digest(text: str) -> int:

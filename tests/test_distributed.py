@@ -1,4 +1,4 @@
-"""Two real processes as two hosts: the losses of one, kills, checkpoints, and what is refused."""
+"""Two real processes as two hosts: the losses of one, kills, checkpoints, errors."""
 
 import dataclasses
 import json
@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -20,10 +19,10 @@ from test_loop import LONG, Measuring, make_run, train
 from tiny_games import write_model
 from tiny_sets import write_features_set
 
-from animegamer_jax import distributed as joining
+from animegamer_jax import distributed
 from animegamer_jax.bundle.bundle import Bundle, BundleWriter
 from animegamer_jax.cli import main
-from animegamer_jax.distributed import join_hosts
+from animegamer_jax.distributed import HostOptions
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import PAPER
 
@@ -43,9 +42,9 @@ import sys
 from pathlib import Path
 import jax
 jax.config.update("jax_platforms", "cpu")
-from animegamer_jax.distributed import join_hosts
+from animegamer_jax.distributed import HostOptions
 port, host, out, kind = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
-join_hosts(coordinator=f"localhost:{port}", hosts=2, host=host, seconds=60)
+HostOptions(coordinator=f"localhost:{port}", hosts=2, host=host, connect_seconds=60).join()
 import dataclasses, time
 import numpy as np
 from animegamer_jax.errors import UserError
@@ -63,7 +62,7 @@ class Slow(Measuring):
         return super().samples(sources, split=split).map_with_index(lambda *x: read(x))
 
 steps = 4 if kind == "short" else 2000
-recipe = dataclasses.replace(LONG, steps=steps, save_every=5000, watch_every=5000)
+recipe = dataclasses.replace(LONG, steps=steps, save_every=5000, eval_every=5000)
 order = np.array(jax.devices())[[0, 2, 3, 1]]  # hosts 0 1 1 0, as a slice's links may have it
 mesh = jax.sharding.Mesh(order.reshape(2, 2, 1, 1), MESH_AXES)
 run = make_run(out, Bundle.open(sys.argv[5]), recipe=recipe, kind=Slow, mesh=mesh)
@@ -87,9 +86,9 @@ def start(commands: list[list[str]], *, host: int | None = None, port: int = 0) 
     flags = environment["XLA_FLAGS"].split()
     environment["XLA_FLAGS"] = " ".join(f for f in flags if "device_count" not in f)
     hosts = ["--coordinator", f"localhost:{port}", "--hosts", "2", "--host", str(host)]
-    told = [words if host is None else [*words, *hosts] for words in commands]
+    given = [words if host is None else [*words, *hosts] for words in commands]
     return subprocess.Popen(
-        [sys.executable, "-c", RUN, json.dumps(told)],
+        [sys.executable, "-c", RUN, json.dumps(given)],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -140,7 +139,7 @@ def place(tmp_path_factory) -> Path:
 def words(
     place: Path, stage: str, out: Path, *, model: Path | None = None, steps: int = STEPS, **more
 ) -> list[str]:
-    options = {"batch-size": 8, "log-every": 1, "watch-every": STEPS, "watch-batches": 1, **more}
+    options = {"batch-size": 8, "log-every": 1, "eval-every": STEPS, "eval-batches": 1, **more}
     options["optimizer.decay"] = "constant"  # a run of half the steps is the first half of a run
     flat = [str(x) for name, value in options.items() for x in (f"--{name}", value)]
     given = ["--data", place / "features", "--model", model or place / "model", "--out", out]
@@ -186,13 +185,13 @@ def test_two_hosts_train_every_stage_as_one_does(place, alone):
     done = on_two_hosts([words(place, stage, out) for stage, out in outs.items()])
     assert [d.returncode for d in done] == [0, 0], done[0].stderr + done[1].stderr
     assert "done" in done[0].stderr + done[0].stdout
-    assert "done" not in done[1].stderr + done[1].stdout, "only the first host tells"
+    assert "done" not in done[1].stderr + done[1].stdout, "only the first host prints"
     for stage, out in outs.items():
         assert_close(out, alone[stage])
 
 
 @pytest.mark.hosts
-def test_killed_hosts_go_on_and_one_goes_on_for_two(place, alone):
+def test_killed_hosts_resume_and_one_resumes_for_two(place, alone):
     out = place / "killed"
     command = words(place, "decoder", out)
     port = free_port()
@@ -224,18 +223,18 @@ def test_hosts_that_differ_are_refused(place):
     )
     assert [d.returncode for d in done] == [2, 2]
     for d in done:
-        assert "host 1: another value than host 0 of recipe.batch_size" in d.stderr
+        assert "host 1 and host 0 differ in recipe.batch_size" in d.stderr
 
 
-def test_hosts_that_lay_things_out_otherwise_are_refused(place):
-    """And nothing of what is there is removed before."""
+def test_hosts_with_other_layouts_are_refused(place):
+    """Before anything is removed."""
     out = place / "laid out"
     (out / "checkpoints").mkdir(parents=True)
-    command = [*words(place, "warmup", out), "--start", "anew"]
+    command = [*words(place, "warmup", out), "--start", "fresh"]
     done = on_two_hosts([command], [[*command, "--fsdp", "2"]])
     assert [d.returncode for d in done] == [2, 2]
     for d in done:
-        assert "host 1: another value than host 0 of layout" in d.stderr
+        assert "host 1 and host 0 differ in layout" in d.stderr
     assert (out / "checkpoints").is_dir()
 
 
@@ -259,7 +258,7 @@ def test_a_mistake_of_one_host_stops_both(place):
     assert f"host 0: {out}/model: not overwritten" in done[1].stderr
 
     shutil.rmtree(out / "model")
-    done = on_two_hosts([command])  # it goes on, and gathers weights that no host has whole
+    done = on_two_hosts([command])  # it resumes, and gathers weights of which no host has all
     assert [d.returncode for d in done] == [0, 0], done[0].stderr + done[1].stderr
     assert main([*words(place, "warmup", place / "one step", steps=1)]) == 0
     for (name, x), y in zip(
@@ -269,7 +268,7 @@ def test_a_mistake_of_one_host_stops_both(place):
 
 
 @pytest.mark.slow
-def test_a_mesh_that_goes_to_and_fro_between_hosts_trains_as_one_device(place, tmp_path):
+def test_a_mesh_that_alternates_between_hosts_trains_as_one_device(place, tmp_path):
     """The same samples with the same noise; and what a stage measures at the end it sees whole."""
     out, port, model = tmp_path / "two", free_port(), place / "tiny"
     config = tiny_stage.CONFIG
@@ -279,9 +278,9 @@ def test_a_mesh_that_goes_to_and_fro_between_hosts_trains_as_one_device(place, t
             writer.write_network(name, network, random_leaves(name, network, 0))
         writer.write_tokenizer(place / "model" / "tokenizer")
     hosts = [start_tiny("short", out, model, host=i, port=port) for i in range(2)]
-    told = [host.communicate(timeout=200)[1] for host in hosts]
-    assert [host.returncode for host in hosts] == [0, 0], "".join(told)
-    recipe = dataclasses.replace(LONG, steps=4, save_every=5000, watch_every=5000)
+    output = [host.communicate(timeout=200)[1] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], "".join(output)
+    recipe = dataclasses.replace(LONG, steps=4, save_every=5000, eval_every=5000)
     alone = tmp_path / "alone"
     assert train(make_run(alone, Bundle.open(model), recipe=recipe, kind=Measuring)) == 0
     found, expected = losses(out), losses(alone)
@@ -303,10 +302,10 @@ def test_ctrl_c_on_one_host_saves_on_both(place, tmp_path):
         assert time.monotonic() < end
         time.sleep(0.05)
     hosts[1].send_signal(signal.SIGINT)
-    told = [host.communicate(timeout=100)[1] for host in hosts]
-    assert [host.returncode for host in hosts] == [0, 130], "".join(told)
+    output = [host.communicate(timeout=100)[1] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 130], "".join(output)
     (saved,) = (out / "checkpoints").iterdir()
-    assert f"SIGTERM after step {saved.name} of 2000: saved in {out}" in told[0]
+    assert f"SIGTERM after step {saved.name} of 2000: saved in {out}" in output[0]
 
 
 @pytest.mark.slow
@@ -315,14 +314,14 @@ def test_a_record_that_one_host_cannot_read_stops_both(place, tmp_path):
     hosts = [
         start_tiny("broken", tmp_path / "out", place / "model", host=i, port=port) for i in range(2)
     ]
-    told = [host.communicate(timeout=200)[1] for host in hosts]
-    assert [host.returncode for host in hosts] == [2, 2], "".join(told)
-    assert "host 1: game 5: broken" in told[0]
-    assert "game 5: broken" in told[1]
+    output = [host.communicate(timeout=200)[1] for host in hosts]
+    assert [host.returncode for host in hosts] == [2, 2], "".join(output)
+    assert "host 1: game 5: broken" in output[0]
+    assert "game 5: broken" in output[1]
 
 
 @pytest.mark.parametrize(
-    ("told", "message"),
+    ("given", "message"),
     [
         ({"hosts": 2}, "expected all of them or none"),
         ({"coordinator": "here", "hosts": 2, "host": 0}, "--coordinator here: expected HOST:PORT"),
@@ -331,130 +330,107 @@ def test_a_record_that_one_host_cannot_read_stops_both(place, tmp_path):
         ({"coordinator": "a:70000", "hosts": 2, "host": 1}, "a:70000: expected HOST:PORT"),
     ],
 )
-def test_hosts_that_cannot_be(told, message):
-    given = {"coordinator": None, "hosts": None, "host": None, **told}
+def test_options_that_contradict_each_other(given, message):
     with pytest.raises(UserError, match=message):
-        join_hosts(**given, seconds=1)
+        HostOptions(**given, connect_seconds=1).join()
 
 
-def test_a_coordinator_that_is_not_there():
-    port = free_port()
-    began = time.monotonic()
-    with pytest.raises(UserError, match=f"localhost:{port}: no answer in 1 s .*on host 0"):
-        join_hosts(coordinator=f"localhost:{port}", hosts=2, host=1, seconds=1)
-    assert time.monotonic() - began < 5
-
-
-def test_a_host_that_never_comes():
-    began = time.monotonic()
-    port = free_port()
-    with pytest.raises(UserError, match="1 of 2 hosts came in 1 s, host 1 did not: start the same"):
-        join_hosts(coordinator=f"localhost:{port}", hosts=2, host=0, seconds=1)
-    assert time.monotonic() - began < 5
-
-
-def gather(*calls: tuple[int, int], hosts: int, seconds: int = 3) -> list[str]:
-    """What host 0 says of some calls, each (--host, --hosts); then what each is told."""
-    port = free_port()
-    address = f"localhost:{port}"
-    found = [""] * (len(calls) + 1)
-
-    def note(place: int, function, *args, **kwargs) -> None:
-        try:
-            function(*args, **kwargs)
-        except UserError as error:
-            found[place] = str(error)
-
-    threads = [
-        threading.Thread(
-            target=note,
-            args=(0, joining._receive, address, port),
-            kwargs={"hosts": hosts, "seconds": seconds},
-        )
-    ]
-    threads += [
-        threading.Thread(
-            target=note,
-            args=(place, joining._call, address, ("localhost", port)),
-            kwargs={"hosts": count, "host": host, "seconds": seconds},
-        )
-        for place, (host, count) in enumerate(calls, 1)
-    ]
-    for thread in threads:
-        thread.start()
-        time.sleep(0.1)
-    for thread in threads:
-        thread.join()
-    return found
-
-
-def test_hosts_come_together():
-    assert gather((2, 3), (1, 3), hosts=3) == ["", "", ""]
-
-
-def test_those_that_come_hear_of_one_that_does_not():
-    mine, told = gather((2, 3), hosts=3, seconds=1)
-    assert "2 of 3 hosts came in 1 s, host 1 did not" in mine
-    assert told == f"host 0: {mine}"
-
-
-@pytest.mark.parametrize(
-    ("calls", "problem"),
-    [
-        (((1, 3), (1, 3)), "--host 1: two hosts were told so"),
-        (((1, 4), (2, 3)), "--hosts: host 1 was told 4, host 0 3"),
-    ],
+JOIN = """
+import sys
+import jax
+jax.config.update("jax_platforms", "cpu")
+from animegamer_jax.distributed import HostOptions
+from animegamer_jax.errors import UserError
+port, hosts, host, seconds = map(int, sys.argv[1:])
+options = HostOptions(
+    coordinator=f"localhost:{port}", hosts=hosts, host=host, connect_seconds=seconds
 )
-def test_hosts_that_were_told_otherwise(calls, problem):
-    mine, *told = gather(*calls, hosts=3)
-    assert mine == problem
-    assert f"host 0: {problem}" in told
+try:
+    options.join()
+except UserError as error:
+    sys.exit(str(error))
+print("joined", jax.process_count())
+"""
 
 
-def test_a_call_of_something_else_and_one_that_hung_up():
+def join(port: int, *, hosts: int, host: int, seconds: int) -> subprocess.Popen:
+    """A process that joins others and ends."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    numbers = map(str, (port, hosts, host, seconds))
+    return subprocess.Popen(
+        [sys.executable, "-c", JOIN, *numbers],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_hosts_that_do_not_all_come_end_in_one_line():
+    """Two of three; and one whose coordinator is not there."""
+    port, other = free_port(), free_port()
+    processes = [join(port, hosts=3, host=i, seconds=4) for i in (0, 2)]
+    processes.append(join(other, hosts=2, host=1, seconds=4))
+    for process, place, count in zip(processes, (port, port, other), (3, 3, 2), strict=True):
+        out, err = process.communicate(timeout=60)
+        waiting, message = err.splitlines()
+        assert (process.returncode, out) == (2, "")
+        assert waiting == f"waiting up to 4 s for {count} hosts at localhost:{place}"
+        assert message.startswith(f"not all {count} hosts joined at localhost:{place} within 4 s: ")
+
+
+def test_hosts_with_other_numbers_of_hosts_are_refused():
     port = free_port()
-    found = []
+    processes = [join(port, hosts=2 + 2 * i, host=i, seconds=60) for i in range(2)]
+    for process in processes:
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert "host 1 and host 0 differ in hosts" in err
 
-    def receive() -> None:
-        joining._receive("here", port, hosts=2, seconds=20)
-        found.append("together")
 
-    waiting = threading.Thread(target=receive)
-    waiting.start()
-    time.sleep(0.2)
-    with socket.create_connection(("localhost", port)) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        time.sleep(0.2)
-    with socket.create_connection(("localhost", port)) as gone:
-        gone.sendall(b"animegamer-host 1")  # in the middle of a line
-    joining._call("here", ("localhost", port), hosts=2, host=1, seconds=20)
-    waiting.join()
-    assert found == ["together"]
+def test_ctrl_c_ends_the_wait():
+    process = join(free_port(), hosts=2, host=1, seconds=60)
+    assert process.stderr is not None
+    assert "waiting up to 60 s for 2 hosts" in process.stderr.readline()
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
+    assert process.returncode == -signal.SIGINT
+
+
+def test_a_port_that_is_taken():
+    with socket.create_server(("", 0)) as taken:
+        place = f"localhost:{taken.getsockname()[1]}"
+        options = HostOptions(coordinator=place, hosts=2, host=0)
+        with pytest.raises(
+            UserError, match=f"{place}: this host cannot listen there .* another port"
+        ):
+            options.join()
 
 
 ALONE = """
 import jax
-from animegamer_jax import distributed as hosts
-assert hosts.on_cluster()
-hosts.join_hosts(coordinator=None, hosts=None, host=None, seconds=5)
+from animegamer_jax.distributed import HostOptions, on_cluster
+assert on_cluster()
+HostOptions(connect_seconds=5).join()
 assert not jax.distributed.is_initialized()
 assert jax.process_count() == 1
 """
 
 
-def test_a_machine_that_looks_like_a_cluster_goes_on_alone():
+def test_a_machine_that_looks_like_a_cluster_continues_alone():
     """Some of Slurm's names are set, as by a site's own scripts; JAX finds no cluster in them."""
     environment = {**os.environ, "SLURM_STEP_NODELIST": "node1"}
     done = subprocess.run(
         [sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "waiting for the other hosts, where JAX finds some, up to 5 s" in done.stderr
+    assert "waiting up to 5 s for other hosts, if JAX finds any" in done.stderr
 
 
 def test_a_shell_inside_a_job_is_no_step(monkeypatch):
-    monkeypatch.setattr(joining, "_CHIPS", ())
-    for name in joining._CLUSTERS:
+    monkeypatch.setattr(distributed, "_CHIPS", ())
+    for name in distributed._CLUSTERS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert not joining.on_cluster()
+    assert not distributed.on_cluster()

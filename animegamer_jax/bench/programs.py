@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from animegamer_jax.bench.model import Model
 from animegamer_jax.game import rollout
 from animegamer_jax.models.dit import DiT
-from animegamer_jax.train.stages.flops import count_products
+from animegamer_jax.train.stages.flops import count_matmul_flops
 
 Outputs = Mapping[str, np.ndarray]
 
@@ -72,7 +72,7 @@ class Compiled:
             began = time.perf_counter()
             self._call = jitted.lower(*program.arguments).compile()
             self.compile_seconds = time.perf_counter() - began
-            self.flops = count_products(program.function, *program.arguments)
+            self.flops = count_matmul_flops(program.function, *program.arguments)
         self.memory = _memory(self._call)
         self._arguments = program.arguments
 

@@ -1,9 +1,7 @@
 """The training step of each stage, ready to be compiled: real networks, made-up samples."""
 
 import dataclasses
-import tempfile
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
@@ -11,17 +9,11 @@ import numpy as np
 
 from animegamer_jax.bench.programs import Program
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
-from animegamer_jax.configs import SIZES, Dtype
-from animegamer_jax.data.samples import (
-    CaptionSample,
-    ClipSample,
-    TextSample,
-)
-from animegamer_jax.plan.stand_in import write_features
+from animegamer_jax.configs import SIZES, Dtype, ModelConfig
 from animegamer_jax.sharding import PLANS, make_mesh, use_plan
-from animegamer_jax.train.command import find_stage
 from animegamer_jax.train.optimizer import make_optimizer
-from animegamer_jax.train.stages.base import DataSource, Stage
+from animegamer_jax.train.registry import find_stage
+from animegamer_jax.train.stages.base import Stage
 from animegamer_jax.train.step import make_state, make_train_step, state_shardings
 
 # By name: stage, part, and the networks that it loads.
@@ -70,8 +62,13 @@ def training_program(
     recipe = dataclasses.replace(
         recipe, **{field: value for field, value in changes.items() if value is not None}
     )
-    stage = stage_class(recipe, bundle.config, bundle.protocol, tokenizer_dir=bundle.tokenizer_dir)
-    batch = _batch(stage, part=part)
+    toy = SIZES["toy"]()  # for the shapes of samples that networks make which the bundle lacks
+    fields = (field.name for field in dataclasses.fields(ModelConfig))
+    config = ModelConfig(
+        **{name: getattr(bundle.config, name) or getattr(toy, name) for name in fields}
+    )
+    stage = stage_class(recipe, config, bundle.protocol, tokenizer_dir=bundle.tokenizer_dir)
+    batch = _batch(stage)
     mesh, plan = make_mesh(devices=jax.devices()[:1]), PLANS["whole"]
     with use_plan(plan):
         networks = stage.load(bundle, mesh=mesh)
@@ -89,50 +86,16 @@ def training_program(
     )
 
 
-def _batch(stage: Stage[Any], *, part: str | None) -> Any:
-    """Samples of the shapes that the stage reads, filled with random numbers."""
-    random = np.random.default_rng(2)
-    count, config = stage.recipe.batch_size, stage.config
-    if part in _SAMPLES:
-        return _SAMPLES[part](config, stage.recipe, count, random)
-    toy = SIZES["toy"]()  # what made the features does not matter, but is told in their set
-    there = dataclasses.replace(config, t5=config.t5 or toy.t5, clip=config.clip or toy.clip)
-    with tempfile.TemporaryDirectory() as folder:
-        features = write_features(Path(folder), there, stage.protocol)
-        samples = stage.samples([DataSource(str(features))], split="train")
-        found = [samples[number % len(samples)] for number in range(count)]
+def _batch(stage: Stage[Any]) -> Any:
+    """Makes a batch of the shapes that the stage reads, filled with random numbers."""
+    random, count = np.random.default_rng(2), stage.recipe.batch_size
 
-    def one(*leaves: Any) -> Any:
-        array = np.stack(leaves)
-        if array.dtype != np.float32 or array.ndim < 3:
-            return array
-        return random.normal(size=array.shape).astype(np.float32)
+    def one(spec: jax.ShapeDtypeStruct) -> np.ndarray:
+        shape = (count, *spec.shape)
+        if spec.dtype == np.uint8:
+            return random.integers(0, 256, shape, np.uint8)
+        if spec.dtype == np.int32:  # valid as token ids, lengths, states and numbers of turns
+            return random.integers(1, 3, shape, np.int32)
+        return random.normal(size=shape).astype(spec.dtype)
 
-    return jax.tree.map(one, *found)
-
-
-def _clips(config: Any, recipe: Any, count: int, random: np.random.Generator) -> ClipSample:
-    del recipe
-    dit, vae = config.dit, config.vae
-    frames = 1 + (dit.latent_frames - 1) * vae.temporal_compression
-    size = (dit.latent_height * vae.spatial_compression, dit.latent_width * vae.spatial_compression)
-    return ClipSample(_bytes(random, count, frames, *size, 3))
-
-
-def _captions(config: Any, recipe: Any, count: int, random: np.random.Generator) -> CaptionSample:
-    del recipe
-    clip = config.clip
-    frame = _bytes(random, count, clip.image_size, clip.image_size, 3)
-    tokens = random.integers(1, clip.vocab_size, (count, clip.context_length), np.int32)
-    return CaptionSample(frame, tokens)
-
-
-def _texts(config: Any, recipe: Any, count: int, random: np.random.Generator) -> TextSample:
-    return TextSample(random.integers(1, config.t5.vocab_size, (count, recipe.length), np.int32))
-
-
-def _bytes(random: np.random.Generator, *shape: int) -> np.ndarray:
-    return random.integers(0, 256, shape, np.uint8)
-
-
-_SAMPLES: Mapping[Any, Callable[..., Any]] = {"vae": _clips, "clip": _captions, "t5": _texts}
+    return jax.tree.map(one, stage.sample_spec())

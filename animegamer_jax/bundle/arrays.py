@@ -145,7 +145,7 @@ def load_arrays(
     stores = _results(_open(folder, name, context=context) for name in wanted)
 
     def load(store: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
-        def read(index: tuple[slice, ...]) -> np.ndarray:
+        def read(index: Any) -> np.ndarray:
             return store[index].read().result().astype(like.dtype, copy=False)
 
         return jax.make_array_from_callback(like.shape, like.sharding, read)

@@ -5,8 +5,6 @@ from typing import Any, Literal
 
 from animegamer_jax.configs import Dtype, LoRAConfig, ModelConfig, NetworkConfig, Remat
 from animegamer_jax.protocol import Protocol
-from animegamer_jax.storage.serialization import from_json as from_json
-from animegamer_jax.storage.serialization import to_json as to_json
 
 SIZES_FILE = "animegamer.json"
 

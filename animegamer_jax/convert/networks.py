@@ -134,7 +134,9 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         UserError: The file does not exist, or is not a JSON object.
     """
-    return read_json(path, dict[str, Any], hint="it has sizes that weights do not imply: get it")
+    return read_json(
+        path, dict[str, Any], hint="get the file: it gives sizes that the weights do not imply"
+    )
 
 
 def show_summary(title: str, weights: Mapping[str, Weights]) -> None:

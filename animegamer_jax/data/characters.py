@@ -20,9 +20,9 @@ from typing import Any
 from etils import epath
 from PIL import Image, ImageOps
 
-from animegamer_jax.bundle.config import from_json, to_json
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.paths import absolute, telling
+from animegamer_jax.storage.serialization import from_json, to_json
 from animegamer_jax.vlm.fields import plain
 
 MAX_NAME = 40
@@ -43,7 +43,7 @@ class Character:
     """
 
     name: str
-    aliases: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
     images: tuple[str, ...]
 
 
@@ -142,9 +142,7 @@ def _read_character(
     table: Any, *, file: epath.Path, where: str, pictures: dict[str, bytes]
 ) -> Character:
     """Reads one table and adds its images to `pictures`."""
-    if isinstance(table, dict):
-        table = {"aliases": [], **table}
-    written = from_json(Character, table, where)
+    written = from_json(Character, table, where, hint=f"expected {_FORM}")
     name = _name(written.name, f"{where}: name")
     aliases = tuple(_name(alias, f"{where}: aliases") for alias in written.aliases)
     if not written.images:

@@ -1,7 +1,10 @@
 """`animegamer data features`: the networks' features of a game dataset."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
+import tyro
+
+from animegamer_jax.distributed import HostOptions
 from animegamer_jax.progress import show_progress
 
 
@@ -14,10 +17,7 @@ def features(
     batch: int = 16,
     shard: int = 256,
     size: Literal["toy", "full"] = "toy",
-    coordinator: str | None = None,
-    hosts: int | None = None,
-    host: int | None = None,
-    connect_seconds: int = 300,
+    host_options: Annotated[HostOptions, tyro.conf.arg(name="")],
 ) -> int:
     """Compute the networks' features of a game dataset: of its texts, frames and clips.
 
@@ -31,19 +31,11 @@ def features(
         batch: Number of turns that a host computes at a time, a multiple of its devices.
         shard: Number of turns in a file, which is also what an interruption loses at most.
         size: Size whose number of text tokens is used if the bundle has no shot encoder yet.
-        coordinator: HOST:PORT of host 0, where JAX does not find the hosts by itself (it does on
-            TPU machines and under Slurm).
-        hosts: How many there are, with --coordinator.
-        host: The number of this one, with --coordinator.
-        connect_seconds: To wait for the other hosts.
+        host_options: Options for several hosts.
     """
-    from animegamer_jax.distributed import (
-        check_agreement,
-        join_hosts,
-        together,
-    )
+    from animegamer_jax.distributed import check_agreement, raise_on_all_hosts
 
-    join_hosts(coordinator=coordinator, hosts=hosts, host=host, seconds=connect_seconds)
+    host_options.join()
     import jax
 
     from animegamer_jax.bundle.bundle import Bundle
@@ -51,12 +43,12 @@ def features(
     from animegamer_jax.data.datasets import open_games
     from animegamer_jax.data.features import write_features
 
-    with together():
+    with raise_on_all_hosts():
         bundle, games = Bundle.open(model), open_games(data)
         encoder = bundle.config.encoder or SIZES[size]().encoder
         assert encoder is not None  # each named size has one
-    about = {"model": model, "data": data, "out": out, "frame": frame, "shard": shard}
-    check_agreement({**about, "size": size})
+    settings = {"model": model, "data": data, "out": out, "frame": frame, "shard": shard}
+    check_agreement({**settings, "size": size})
     with show_progress() as progress:
         info = write_features(
             out,

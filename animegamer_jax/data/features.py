@@ -36,7 +36,7 @@ from animegamer_jax.data.samples import (
     read_frames,
 )
 from animegamer_jax.data.shards import ShardedSet, begin_set, folder_digest, shard_ranges
-from animegamer_jax.distributed import together
+from animegamer_jax.distributed import raise_on_all_hosts
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.t5 import T5Encoder
@@ -227,7 +227,7 @@ def write_features(
             the path is taken, cannot be written or holds an unfinished dataset of other games,
             another bundle or shard size, or the devices do not divide the batch.
     """
-    with together():
+    with raise_on_all_hosts():
         maker = _make_maker(
             bundle,
             games,
@@ -252,13 +252,13 @@ def write_features(
         }
         if jax.process_index() == 0:
             begin_set(path, info, shards=shards, fingerprint=fingerprint)
-    with together():
+    with raise_on_all_hosts():
         written = begin_set(
             path, info, shards=shards, fingerprint=fingerprint
         )  # now other hosts find it
         for split, places in ranges.items():
             _write_split(written, split, places, maker=maker, games=games, on_progress=on_progress)
-    with together():
+    with raise_on_all_hosts():
         if jax.process_index() == 0:
             written.finish(expected=games.info.splits)
     return dataclasses.replace(info, splits=dict(games.info.splits))

@@ -202,3 +202,35 @@ def on_mesh(batch: Batch, mesh: Mesh) -> Batch:
         return jax.make_array_from_callback((num_rows, *part.shape[1:]), sharding, piece)
 
     return jax.tree.map(one, batch)
+
+
+class PrefetchedBatches:
+    """Batches on a mesh, read one ahead.
+
+    Attributes:
+        batch: the batch that was read last; None before the first.
+        position: state of the iterator before that batch; restoring it gives the batch again.
+    """
+
+    def __init__(self, iterator: BatchIterator, mesh: Mesh):
+        self._iterator, self._mesh = iterator, mesh
+        self.batch: Batch = None
+        self.position = iterator.get_state()
+
+    def restore(self, position: dict[str, Any]) -> None:
+        """Makes the batch at `position` the next one to be read."""
+        self._iterator.set_state(position)
+        self.batch, self.position = None, position
+
+    def advance(self) -> None:
+        """Reads the next batch.
+
+        Raises:
+            UserError: a record cannot be read; `position` is the one before it.
+        """
+        self.position = self._iterator.get_state()
+        self.batch = on_mesh(next(self._iterator), self._mesh)
+
+    def close(self) -> None:
+        """Ends the reading threads."""
+        self._iterator.close()

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import grain
+import jax
 import numpy as np
 from jaxtyping import Float32, Int32, UInt8
 
@@ -93,6 +94,76 @@ class AdaptSample(NamedTuple):
     game: GameSample
     moments: Float32[np.ndarray, "*b t y x m"]
     motion_value: Float32[np.ndarray, "*b"]
+
+
+# Shapes of samples that networks of a configuration read
+
+
+def _spec(dtype: str, *shape: int) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def clip_spec(config: ModelConfig) -> ClipSample:
+    """Returns the shapes of `clip_samples`."""
+    vae, dit = config.vae, config.dit
+    assert vae is not None
+    assert dit is not None
+    frames = 1 + (dit.latent_frames - 1) * vae.temporal_compression
+    space = vae.spatial_compression
+    size = (dit.latent_height * space, dit.latent_width * space)
+    return ClipSample(_spec("uint8", frames, *size, 3))
+
+
+def caption_spec(config: ModelConfig) -> CaptionSample:
+    """Returns the shapes of `caption_samples`."""
+    assert config.clip is not None
+    frame = _spec("uint8", *clip_spec(config).frames.shape[1:])
+    return CaptionSample(frame, _spec("int32", config.clip.context_length))
+
+
+def text_spec(length: int) -> TextSample:
+    """Returns the shapes of `text_samples`."""
+    return TextSample(_spec("int32", length))
+
+
+def turn_spec(config: ModelConfig, *, caption_length: int) -> TurnSample:
+    """Returns the shapes of `turn_samples`."""
+    e = config.encoder
+    assert e is not None
+    return TurnSample(
+        moments=_moments_spec(config),
+        text=_spec("float32", e.num_text_tokens, e.text_size),
+        image=_spec("float32", e.num_image_tokens, e.image_size),
+        motion_value=_spec("float32"),
+        caption=_spec("int32", caption_length),
+        level=_spec("int32"),
+    )
+
+
+def _moments_spec(config: ModelConfig) -> Any:
+    d = config.dit
+    assert d is not None
+    size = (d.latent_frames, d.latent_height, d.latent_width)
+    return _spec("float32", *size, 2 * d.latent_channels)
+
+
+def game_spec(config: ModelConfig, protocol: Protocol) -> GameSample:
+    """Returns the shapes of `game_samples`."""
+    e, w = config.encoder, protocol.window
+    assert e is not None
+    return GameSample(
+        captions=_spec("int32", w, protocol.caption_length),
+        caption_lengths=_spec("int32", w),
+        states=_spec("int32", w, len(STATE_NAMES)),
+        num_history=_spec("int32"),
+        text=_spec("float32", w, e.num_text_tokens, e.text_size),
+        image=_spec("float32", w, e.num_image_tokens, e.image_size),
+    )
+
+
+def adapt_spec(config: ModelConfig, protocol: Protocol) -> AdaptSample:
+    """Returns the shapes of `adapt_samples`."""
+    return AdaptSample(game_spec(config, protocol), _moments_spec(config), _spec("float32"))
 
 
 # Games
@@ -327,11 +398,7 @@ def check_clips(games: GamesSet, config: ModelConfig) -> None:
         )
     if dit is not None:
         found = {"num_frames": info.num_frames, "height": info.height, "width": info.width}
-        expected = {
-            "num_frames": 1 + (dit.latent_frames - 1) * time,
-            "height": dit.latent_height * space,
-            "width": dit.latent_width * space,
-        }
+        expected = dict(zip(found, clip_spec(config).frames.shape, strict=False))
         _check_equal(games.path, found, expected, hint="make the game data set at its size")
 
 
@@ -350,9 +417,8 @@ def check_features(features: FeaturesSet, config: ModelConfig) -> None:
             "image features": (e.num_image_tokens, e.image_size),
         }
     if d is not None:
-        shape = (d.latent_frames, d.latent_height, d.latent_width, 2 * d.latent_channels)
         found |= {"moments": info.moments}
-        expected |= {"moments": shape}
+        expected |= {"moments": _moments_spec(config).shape}
     for name in ("t5", "clip", "vae"):
         if (network := getattr(config, name)) is not None:
             found |= _sizes(name, getattr(info, name))

@@ -60,7 +60,7 @@ from animegamer_jax.storage.paths import telling
 from animegamer_jax.tokenizer import Tokenizer
 
 MARK_FILE = "evaluation.json"
-"""File beside `results.json` that names the benchmark of the folder's games, from the start on."""
+"""File that names the benchmark of the folder's games, from the start on."""
 
 
 class _Source:

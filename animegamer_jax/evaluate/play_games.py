@@ -1,6 +1,6 @@
 """Plays and scores a benchmark's games: with a model here, or games that were played elsewhere.
 
-Every game is a folder as `animegamer play` writes it, with `values.json` beside its turns: the
+Every game is a folder as `animegamer play` writes it, with a file `values.json`: the
 value of each metric per turn, and the fingerprint of everything they depend on. A complete game
 with the same fingerprint is not played again, so an interrupted evaluation continues.
 """
@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from animegamer_jax.bundle.config import to_json
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark, BenchmarkGame
 from animegamer_jax.evaluate.metrics.scorers import NUM_FRAMES, Answers, Clips
@@ -29,6 +28,7 @@ from animegamer_jax.game.saved_game import GAME_FILE, Game, Turn
 from animegamer_jax.media.video import measure_mp4, read_mp4
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import telling
+from animegamer_jax.storage.serialization import to_json
 
 VALUES_FILE = "values.json"
 

@@ -157,5 +157,5 @@ def _score(
     """Returns the values of predicted states, and of attributes that are right or not."""
     values = score_states(np.broadcast_to(predicted, expected.shape), expected)
     values |= {name: right[..., i].astype(np.float32) for i, name in enumerate(_ATTRIBUTES)}
-    values[CONTEXT] = right.all(axis=-1).astype(np.float32)
+    values[CONTEXT] = np.asarray(right.all(axis=-1), np.float32)
     return values

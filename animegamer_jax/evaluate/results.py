@@ -4,36 +4,39 @@
 rendered again, and other programs can use the values, without playing anything again.
 """
 
-import collections.abc
 import dataclasses
 import json
 import math
-import types
-import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from jaxtyping import AbstractArray, Bool, Float, Int
+import pydantic
+from jaxtyping import Bool, Float, Int
 
-from animegamer_jax.bundle.config import from_json, to_json
 from animegamer_jax.errors import UserError
-from animegamer_jax.evaluate.judge.scores import (
-    CRITERIA,
-    Agreement,
-    JudgeScores,
-)
+from animegamer_jax.evaluate.judge.scores import CRITERIA, Agreement, JudgeScores
 from animegamer_jax.evaluate.metrics.formulas import Estimate, estimate_known
-from animegamer_jax.evaluate.strictjson import fields, load, shown, some
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import telling
+from animegamer_jax.storage.serialization import array_field, from_json, parse_json, shown, to_json
 
 FORMAT_VERSION = 2
 RESULTS_FILE = "results.json"
 
-Values = Mapping[str, Float[np.ndarray, "g t"]]
+Values = Mapping[str, Annotated[Float[np.ndarray, "g t"], array_field(float, 2)]]
 """Values by metric, one per game and turn; NaN where there is none."""
+
+
+def _make_score(value: Any) -> float:
+    if type(value) not in (int, float, type(None)):
+        raise ValueError("expected a number or null")
+    return math.nan if value is None else float(value)
+
+
+Score = Annotated[float, pydantic.PlainValidator(_make_score)]
+"""A number, NaN if it is unknown."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,7 +62,7 @@ class SystemResult:
     settings: Mapping[str, Any]
     values: Values
     folders: tuple[str, ...]
-    set_scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    set_scores: Mapping[str, Score] = dataclasses.field(default_factory=dict)
     reference: Mapping[str, Values] = dataclasses.field(default_factory=dict)
     skipped: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -109,14 +112,14 @@ class Evaluation:
     made_by: str
     games: tuple[str, ...]
     instructions: tuple[tuple[str, ...], ...]
-    is_open: Bool[np.ndarray, "g t"]
+    is_open: Annotated[Bool[np.ndarray, "g t"], array_field(bool, 2)]
     motions: tuple[tuple[str, ...], ...]
     systems: tuple[SystemResult, ...]
     judge_scores: tuple[JudgeScores, ...] = ()
     agreements: Mapping[str, Agreement] = dataclasses.field(default_factory=dict)
     judge_note: str | None = None
     run_config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    expected: Int[np.ndarray, "g t 4"] | None = None
+    expected: Annotated[Int[np.ndarray, "g t 4"], array_field(int, 3)] | None = None
 
     @property
     def num_turns(self) -> int:
@@ -131,7 +134,7 @@ def write_results(folder: Path, evaluation: Evaluation) -> Path:
         UserError: the file cannot be written.
     """
     path = folder / RESULTS_FILE
-    content = {"format_version": FORMAT_VERSION, **_plain(evaluation)}
+    content = {"format_version": FORMAT_VERSION, **to_json(evaluation, leaf=_plain)}
     with telling(path, "cannot be written", mend="choose another place"):
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(path, (json.dumps(content, allow_nan=False) + "\n").encode())
@@ -139,20 +142,14 @@ def write_results(folder: Path, evaluation: Evaluation) -> Path:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        is_real = value.dtype.kind == "f"
-        return _plain((value.astype(np.float64).round(6) if is_real else value).tolist())
-    if isinstance(value, np.generic):
-        return _plain(value.item())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return to_json(value)
+    """Converts arrays and numbers of NumPy; what is not finite becomes null."""
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        unknown = ~np.isfinite(value)
+        value = value.astype(np.float64).round(6).astype(object)
+        value[unknown] = None
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_results(folder: Path) -> Evaluation:
@@ -163,87 +160,25 @@ def read_results(folder: Path) -> Evaluation:
     Raises:
         UserError: the file is missing or damaged; names the field, what was expected and found.
     """
-    path = folder / RESULTS_FILE
+    path, hint = folder / RESULTS_FILE, "evaluate again"
     with telling(path, "cannot be read", mend="give the folder of an evaluation"):
-        content = path.read_bytes()
-    try:
-        found = load(content.decode())
-    except ValueError as error:
-        raise UserError(f"{path}: damaged ({error}): evaluate again") from None
-    version = found.get("format_version") if isinstance(found, dict) else None
+        content = parse_json(path.read_bytes(), str(path), hint=hint)
+    version = content.pop("format_version", None) if isinstance(content, dict) else content
     if type(version) is not int or version != FORMAT_VERSION:
         raise UserError(
             f"{path}: format_version: expected {FORMAT_VERSION}, found {shown(version)}: evaluate "
             "again, or read it with the version that wrote it"
         )
-    del found["format_version"]
-    return _fitted(_read_fields(Evaluation, found, str(path)), str(path))
+    return _fitted(from_json(Evaluation, content, str(path), hint=hint), str(path))
 
 
-# Not nested in `_read`: type checks in tests would compile them again at every call.
-
-
-def _read(kind: Any, value: Any, where: str) -> Any:
-    """Returns a value of the expected type, the inverse of `_plain`."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
-        return value
-    if origin in (typing.Union, types.UnionType):
-        if value is None:
-            return None
-        (inner,) = [a for a in arguments if a is not type(None)]
-        return _read(inner, value, where)
-    if isinstance(kind, type) and issubclass(kind, AbstractArray):
-        return _array(kind, value, where)
-    if kind is float and value is None:
-        return math.nan
-    if origin is tuple:
-        return tuple(
-            _read(arguments[0], item, f"{where}[{number}]")
-            for number, item in enumerate(some(value, where, empty=True))
-        )
-    if origin in (dict, collections.abc.Mapping):
-        if not isinstance(value, dict):
-            raise UserError(f"{where}: expected an object, found {shown(value)}")
-        return {name: _read(arguments[1], item, f"{where}: {name}") for name, item in value.items()}
-    if dataclasses.is_dataclass(kind):
-        make: Any = kind
-        return make(**_read_fields(kind, value, where))
-    return from_json(kind, value, where)
-
-
-def _read_fields(kind: Any, value: Any, where: str) -> dict[str, Any]:
-    """Reads the fields of a dataclass."""
-    hints = typing.get_type_hints(kind)
-    given = fields(value, where, [field.name for field in dataclasses.fields(kind)])
-    return {name: _read(hints[name], item, f"{where}: {name}") for name, item in given.items()}
-
-
-def _array(kind: Any, value: Any, where: str) -> np.ndarray:
-    """Reads an array with the type and number of dimensions of a jaxtyping annotation."""
-    dimensions, dtype = len(kind.dims), np.dtype(kind.dtypes[-1].strip("_"))
-    allowed = _JSON_TYPES[dtype.kind]
-    found = np.array(value, dtype=object)
-    if not found.size and isinstance(value, list):
-        return np.zeros((0,) * dimensions, dtype)
-    if found.ndim != dimensions or any(type(item) not in allowed for item in found.flat):
-        raise UserError(
-            f"{where}: expected lists of {dtype.name} in {dimensions} dimensions, found "
-            f"{shown(value)}"
-        )
-    return found.astype(dtype)
-
-
-_JSON_TYPES = {"b": (bool,), "i": (int,), "f": (float, int, types.NoneType)}  # by numpy's kinds
-
-
-def _fitted(found: dict[str, Any], where: str) -> Evaluation:
-    """Builds an evaluation from its fields; arrays of no games get their shapes back.
+def _fitted(found: Evaluation, where: str) -> Evaluation:
+    """Checks that all shapes match; arrays of no games get their shapes back.
 
     Raises:
-        UserError: a field does not fit the others.
+        UserError: a field does not match the others.
     """
-    games, turns = len(found["games"]), found["is_open"].shape[1]
+    games, turns = len(found.games), found.is_open.shape[1]
 
     def fit(array: np.ndarray, shape: tuple[int, ...], name: str) -> np.ndarray:
         if array.size == 0 == math.prod(shape):
@@ -256,10 +191,10 @@ def _fitted(found: dict[str, Any], where: str) -> Evaluation:
         return {n: fit(v, (games, turns), f"{name}: {n}") for n, v in values.items()}
 
     for name in ("instructions", "motions"):
-        if [len(of_game) for of_game in found[name]] != [turns] * games:
+        if [len(of_game) for of_game in getattr(found, name)] != [turns] * games:
             raise UserError(f"{where}: {name}: expected {turns} of each of {games} games")
     systems, judge_scores = [], []
-    for s in found["systems"]:
+    for s in found.systems:
         if len(s.folders) not in (0, games):
             raise UserError(
                 f"{where}: {s.name}: expected {games} folders or none, found {len(s.folders)}"
@@ -267,12 +202,15 @@ def _fitted(found: dict[str, Any], where: str) -> Evaluation:
         reference = {n: fit_all(v, f"{s.name}: {n}") for n, v in s.reference.items()}
         values = fit_all(s.values, s.name)
         systems.append(dataclasses.replace(s, values=values, reference=reference))
-    for v in found["judge_scores"]:
+    for v in found.judge_scores:
         shape = (len(v.games), len(v.systems), len(CRITERIA))
         scores = fit(v.scores, shape, f"{v.model}: scores")
         judge_scores.append(dataclasses.replace(v, scores=scores))
-    found["is_open"] = fit(found["is_open"], (games, turns), "is_open")
-    if found["expected"] is not None:
-        found["expected"] = fit(found["expected"], (games, turns, 4), "expected")
-    found["systems"], found["judge_scores"] = tuple(systems), tuple(judge_scores)
-    return Evaluation(**found)
+    expected = found.expected
+    return dataclasses.replace(
+        found,
+        is_open=fit(found.is_open, (games, turns), "is_open"),
+        expected=None if expected is None else fit(expected, (games, turns, 4), "expected"),
+        systems=tuple(systems),
+        judge_scores=tuple(judge_scores),
+    )

@@ -230,7 +230,7 @@ def _default_layout(stage: StageName, topology: "Topology", *, trains_all: bool)
 
 
 def _recipe(stage: str, size: str, changes: Mapping[str, Any]) -> "Recipe":
-    from animegamer_jax.train.command import find_stage
+    from animegamer_jax.train.registry import find_stage
 
     return dataclasses.replace(find_stage(stage, size=size)[1], **changes)
 

@@ -21,13 +21,13 @@ from animegamer_jax.bundle.config import with_dtypes
 from animegamer_jax.configs import SIZES, ModelConfig
 from animegamer_jax.convert.networks import with_lora
 from animegamer_jax.game import rollout
-from animegamer_jax.plan.stand_in import AbstractBundle, write_features, write_tokenizer
+from animegamer_jax.plan.stand_in import AbstractBundle, write_tokenizer
 from animegamer_jax.protocol import PAPER, Layout, Protocol
 from animegamer_jax.sharding import Plan, network_rules, param_shardings, partition_spec, use_plan
 from animegamer_jax.tokenizer import Tokenizer
-from animegamer_jax.train.command import find_stage
 from animegamer_jax.train.optimizer import make_optimizer
-from animegamer_jax.train.stages.base import DataSource, Stage
+from animegamer_jax.train.registry import find_stage
+from animegamer_jax.train.stages.base import Stage
 from animegamer_jax.train.stages.mllm import MLLMStage
 from animegamer_jax.train.stages.recipe import Recipe
 from animegamer_jax.train.step import abstract_state, batch_sharding, make_train_step
@@ -108,11 +108,8 @@ def stage_program(
         changes: of the recipe.
     """
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        stage, bundle = make_stage(name, size, folder, **changes)
+        stage, bundle = make_stage(name, size, Path(temporary), **changes)
         recipe: Recipe = stage.recipe
-        features = write_features(folder, bundle.config, bundle.protocol)
-        sample = stage.samples([DataSource(str(features))], split="train")[0]
         with use_plan(plan):
             networks = stage.load(bundle, mesh=mesh)
             optimizer = make_optimizer(recipe.optimizer, steps=recipe.steps)
@@ -122,7 +119,7 @@ def stage_program(
             lambda x: jax.ShapeDtypeStruct(
                 (recipe.batch_size, *x.shape), x.dtype, sharding=sharding
             ),
-            sample,
+            stage.sample_spec(),
         )
         step = make_train_step(stage, optimizer, shardings=shardings)
         return Program(
@@ -140,7 +137,7 @@ def _num_tokens(stage: Stage[Any]) -> int | None:
     if not isinstance(stage, MLLMStage):
         return None
     if stage.recipe.targets == "every":
-        return stage.branched.length
+        return stage.packed_layout.length
     return stage.layout.length + len(stage.layout.answer)
 
 

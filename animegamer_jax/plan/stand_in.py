@@ -1,24 +1,11 @@
-"""What a stage is given to plan with: a data set of zeros and a tokenizer of the right size.
+"""Inputs of a stage that is planned: networks without weights, and a tokenizer."""
 
-So the shapes of a batch come from the code that reads real data.
-"""
-
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from animegamer_jax.bundle.bundle import Bundle, abstract_network
 from animegamer_jax.bundle.config import with_dtypes
 from animegamer_jax.configs import ModelConfig
-from animegamer_jax.data.datasets import (
-    FeatureInfo,
-    Record,
-    SetInfo,
-    write_set,
-)
-from animegamer_jax.media.motion import PAPER_EDGES
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.tokenizer import write_word_tokenizer
 
@@ -62,73 +49,3 @@ def write_tokenizer(folder: Path, config: ModelConfig) -> Path:
     others = [f"word{number}" for number in range(config.mllm.mistral.vocab_size - least)]
     write_word_tokenizer(place, (*_WORDS, *others), num_frame_tokens=count)
     return place
-
-
-def write_features(folder: Path, config: ModelConfig, protocol: Protocol) -> Path:
-    """A features set of one game of the window's length in each split, all zeros."""
-    encoder, dit, vae, t5, clip = (
-        getattr(config, name) for name in ("encoder", "dit", "vae", "t5", "clip")
-    )
-    moments = (dit.latent_frames, dit.latent_height, dit.latent_width, 2 * vae.latent_channels)
-    info = SetInfo(
-        kind="features",
-        made_by="animegamer plan",
-        seed=None,
-        num_frames=1 + (dit.latent_frames - 1) * vae.temporal_compression,
-        height=dit.latent_height * vae.spatial_compression,
-        width=dit.latent_width * vae.spatial_compression,
-        fps=8,
-        protocol=protocol,
-        motion_edges=PAPER_EDGES,
-        splits={},
-        features=FeatureInfo(
-            bundle="abstract",
-            games="none",
-            frame="first",
-            text=(encoder.num_text_tokens, encoder.text_size),
-            image=(encoder.num_image_tokens, encoder.image_size),
-            moments=moments,
-            t5=t5,
-            clip=clip,
-            vae=vae,
-        ),
-    )
-
-    def places() -> Iterator[Record]:
-        for turn in range(protocol.window):
-            yield {"game": 0, "turn": turn, "num_turns": protocol.window}
-
-    def conditions() -> Iterator[Record]:
-        assert info.features
-        for place in places():
-            yield {
-                **place,
-                "film": "none",
-                "instruction": "Character: Mika; Motion: walking; Background: day the beach.",
-                "is_open": 0,
-                "motion_text": "walking",
-                "captions": ["Mika"],
-                "character": "Mika",
-                "motion": "walking",
-                "place": "the beach",
-                "time": "day",
-                "motion_level": protocol.motion_levels[0],
-                "motion_value": 0.0,
-                "social": 0,
-                "entertainment": 0,
-                "stamina": protocol.stamina[0],
-                "text_features": np.zeros(info.features.text, np.float16),
-                "image_features": np.zeros(info.features.image, np.float16),
-            }
-
-    def latents() -> Iterator[Record]:
-        for place in places():
-            yield {**place, "moments": np.zeros(moments, np.float16)}
-
-    splits = ("train", "test")
-    parts: Any = {
-        "conditions": dict.fromkeys(splits, conditions),
-        "latents": dict.fromkeys(splits, latents),
-    }
-    write_set(folder / "features", info, parts=parts)
-    return folder / "features"

@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import re
+import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
@@ -53,6 +54,29 @@ def read_json(path: epath.PathLike, kind: type[T] | Any, *, hint: str) -> T:
         data = epath.Path(path).read_bytes()
     where = os.fspath(path)
     return from_json(kind, parse_json(data, where, hint=hint), where, hint=hint)
+
+
+def read_lines(path: epath.PathLike, kind: type[T] | Any, *, hint: str) -> Iterator[tuple[T, str]]:
+    """Reads a file with a JSON value on each line.
+
+    Args:
+        path: the file, local or in a bucket.
+        kind: the dataclass of a line.
+        hint: what to do about a file that is missing or damaged, for the error.
+
+    Yields:
+        Value and name of each line, for errors.
+
+    Raises:
+        UserError: in one line: file, line and field, what was expected and what was found.
+    """
+    with telling(path, "cannot be read", mend=hint):
+        lines = epath.Path(path).read_bytes().split(b"\n")
+    if lines[-1]:
+        raise UserError(f"{path}: expected a line break at the end, found none: {hint}")
+    for number, line in enumerate(lines[:-1], start=1):
+        where = f"{os.fspath(path)}, line {number}"
+        yield from_json(kind, parse_json(line, where, hint=hint), where, hint=hint), where
 
 
 def parse_json(data: bytes | str, where: str, *, hint: str) -> Any:
@@ -105,8 +129,9 @@ def from_json(kind: type[T] | Any, value: Any, where: str, *, hint: str = "") ->
         raise UserError(": ".join(filter(None, (where, _field_path(place), problem, hint))))
 
     try:
-        # As text again: only there does pydantic's strict mode take a list for a tuple.
-        (found,) = _adapter(kind).validate_json(json.dumps([value]))
+        # As text again, because pydantic's strict mode accepts a list for a tuple only there.
+        text = json.dumps([value], ensure_ascii=False, default=str).encode("utf-8", "replace")
+        (found,) = _adapter(kind).validate_json(text)
     except pydantic.ValidationError as error:
         place, problem = _first_problem(error)
         refuse(place[1:], problem)
@@ -120,7 +145,33 @@ def _adapter(kind: Any) -> Any:
     import pydantic
 
     config = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-    return pydantic.TypeAdapter(tuple[kind], config=config)  # no dataclass takes a config itself
+    # In a tuple, because a dataclass itself takes no configuration.
+    return pydantic.TypeAdapter(types.GenericAlias(tuple, (kind,)), config=config)
+
+
+def array_field(dtype: Any, num_axes: int) -> Any:
+    """Returns a `pydantic` validator that makes an array field of nested lists.
+
+    Among numbers that need not be whole, null becomes NaN. Without any item, all axes are empty.
+
+    Args:
+        dtype: type of the items: bool, int or float.
+        num_axes: number of the array's axes.
+    """
+    import numpy as np
+    import pydantic
+
+    allowed = (int, float, type(None)) if dtype is float else (dtype,)
+
+    def make(value: Any) -> Any:
+        found = np.array(value, object)
+        if not found.size and isinstance(value, list):
+            return np.zeros((0,) * num_axes, dtype)
+        if found.ndim != num_axes or any(type(item) not in allowed for item in found.flat):
+            raise ValueError(f"expected lists of {dtype.__name__} in {num_axes} dimensions")
+        return found.astype(dtype)
+
+    return pydantic.PlainValidator(make)
 
 
 def _first_problem(error: Any) -> tuple[_Place, str]:
@@ -132,6 +183,7 @@ def _first_problem(error: Any) -> tuple[_Place, str]:
         return problem["loc"], "unknown field"
     text = problem["msg"].removeprefix("Value error, ")
     text = re.sub(r"^\w+ should (be|have) ", "expected ", text)
+    text = re.sub(r" after validation, not \d+$", "", text)
     text = re.sub(r"^expected (greater|less) than", r"expected a number \1 than", text)
     return problem["loc"], f"{text}, found {shown(problem['input'])}"
 

@@ -1,7 +1,7 @@
 """Checkpoints of a training run: written in the background; the last few and the best are kept.
 
 A checkpoint holds the trained weights, their average, the optimizer's state, the step, the position
-of the data iterator and the run's configuration: stage, recipe, sizes, protocol, data sets. The
+of the data iterator and the run's configuration: stage, recipe, sizes, protocol, datasets. The
 frozen weights are in the bundle from which the run started, and all random numbers follow from the
 recipe's seed and the step. Arrays are restored with the shardings of a given state, so the mesh and
 the number of devices and hosts may change between runs.
@@ -24,6 +24,7 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers as managers
 
 from animegamer_jax.bundle.arrays import load_arrays
+from animegamer_jax.distributed import raise_on_all_hosts
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.paths import is_bucket, telling
 from animegamer_jax.storage.serialization import first_difference, flattened, nested
@@ -33,18 +34,18 @@ from animegamer_jax.train.step import TrainState
 # Fields of a run that may change from one start to the next.
 FREE = (
     *("recipe.accumulate", "recipe.remat", "recipe.result_dtype", "recipe.log_every"),
-    *("recipe.save_every", "recipe.keep_last", "recipe.watch_every", "recipe.watch_batches"),
-    *("recipe.watch_clips", "recipe.watch_sampling_steps"),
+    *("recipe.save_every", "recipe.keep_last", "recipe.eval_every", "recipe.eval_batches"),
+    *("recipe.eval_clips", "recipe.eval_sampling_steps"),
 )
 _SCORES_FILE = "scores.json"
 _RUN_CONFIG = "run_config"  # name of this item in a checkpoint
-_RESERVE = 1 << 20  # bytes that a checkpoint needs beside its arrays, on each host
+_RESERVE = 1 << 20  # bytes that a checkpoint needs besides its arrays, on each host
 
 
 def differing_field(stored: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
     """Returns the first field in which two configurations differ, with both values, or None.
 
-    `recipe.steps` may differ where the learning rate does not depend on it.
+    `recipe.steps` may differ if the learning rate does not depend on it.
     """
     free = set(FREE)
     if dict(flattened(stored)).get("recipe.optimizer.decay") == "constant":
@@ -76,10 +77,10 @@ class Checkpoints:
     """The checkpoints of one run, in one folder.
 
     Args:
-        folder: absolute path of the folder, which is made if it is missing. Incomplete checkpoints
+        folder: absolute path of the folder, which is created if missing. Incomplete checkpoints
             in it are removed.
         run_config: configuration of the run, as JSON.
-        keep_last: number of checkpoints to keep beside the best.
+        keep_last: number of checkpoints to keep besides the best.
         best_mode: whether the best score is the "min" or the "max".
 
     Attributes:
@@ -89,9 +90,10 @@ class Checkpoints:
     def __init__(
         self, folder: epath.Path, *, run_config: Mapping[str, Any], keep_last: int, best_mode: str
     ):
-        self.folder, self.run_config = folder, dict(run_config)
+        self.folder, self._run_config = folder, dict(run_config)
         self._choose = min if best_mode == "min" else max
         self.scores: dict[int, float | None] = {}
+        self._latest_score: tuple[int, float] | None = None
         keep = [managers.LatestN(keep_last), _KeepBest(self._best_of)]
         options = ocp.CheckpointManagerOptions(
             preservation_policy=managers.AnyPreservationPolicy(keep),
@@ -109,9 +111,10 @@ class Checkpoints:
                 },
             )
             self.scores = self._read_scores()
+        self._saved = max(self.steps(), default=None)
 
     def _using(self, problem: str) -> contextlib.AbstractContextManager[None]:
-        mend = "free space there, then start the same command again: it continues"
+        mend = "free space there, then start the same command again: it resumes the run"
         return telling(self.folder, problem, mend=mend)
 
     def steps(self) -> list[int]:
@@ -136,17 +139,25 @@ class Checkpoints:
             raise UserError(f"{file}: damaged ({error}): remove it") from error
 
     def set_score(self, step: int, score: float) -> None:
-        """Stores the score of a checkpoint, which may still be being written.
+        """Stores the score of a step, now or as soon as its checkpoint is saved.
 
         Args:
-            step: step of the checkpoint.
+            step: the evaluated step.
             score: the score; one that is not finite is never the best.
 
         Raises:
-            UserError: the scores cannot be written.
+            UserError: on any host, the scores cannot be written.
         """
-        there = {*self.steps(), step}
-        self.scores = {k: v for k, v in self.scores.items() if k in there}
+        self._latest_score = step, score
+        if step == self._saved:
+            self._write_score()
+
+    @raise_on_all_hosts()
+    def _write_score(self) -> None:
+        assert self._latest_score is not None
+        step, score = self._latest_score
+        existing = {*self.steps(), step}
+        self.scores = {k: v for k, v in self.scores.items() if k in existing}
         self.scores[step] = score if math.isfinite(score) else None
         if jax.process_index() == 0:
             file, part = self.folder / _SCORES_FILE, self.folder / f"{_SCORES_FILE}.part"
@@ -164,22 +175,24 @@ class Checkpoints:
         steps = self.steps()
         step = steps[-1] if step is None and steps else step
         if step not in steps:
-            there = ", ".join(map(str, steps)) or "none"
-            raise UserError(f"{self.folder}: no checkpoint of step {step}: it has {there}")
+            existing = ", ".join(map(str, steps)) or "none"
+            wanted = "a checkpoint" if step is None else f"a checkpoint of step {step}"
+            raise UserError(f"{self.folder}: expected {wanted}, found {existing}")
         if not (self.folder / str(step) / _RUN_CONFIG).exists():
             raise UserError(
                 f"{self.folder}: the checkpoint of step {step} has no {_RUN_CONFIG}: another "
-                "version of animegamer_jax wrote it: train again with another --out"
+                "version of animegamer_jax wrote it: train again with --start fresh, or another "
+                "--out"
             )
         with self._reading(step):
             items = ocp.args.Composite(**{_RUN_CONFIG: ocp.args.JsonRestore()})
             stored = self._manager.restore(step, args=items)[_RUN_CONFIG]
-        if (field := differing_field(stored, self.run_config)) is None:
+        if (field := differing_field(stored, self._run_config)) is None:
             return step
         if field.startswith("data.") and field.split()[0].endswith(".content"):
-            name = self.run_config["data"][field.split(".")[1]]["name"]
+            name = self._run_config["data"][field.split(".")[1]]["name"]
             raise UserError(
-                f"{self.folder}: the data set {name} differs from the one that the checkpoint of "
+                f"{self.folder}: the dataset {name} differs from the one that the checkpoint of "
                 f"step {step} was trained on ({field}): train on that one, or choose another --out"
             )
         raise UserError(
@@ -206,7 +219,7 @@ class Checkpoints:
             for name, x in leaves.items()
         }
         for leaf in leaves.values():
-            leaf.delete()  # two copies of the optimizer's state need not fit
+            leaf.delete()  # two copies of the optimizer's state may not fit
         with self._reading(step):
             arrays = load_arrays(self.folder / str(step) / "state", wanted)
             items = ocp.args.Composite(data=ocp.args.JsonRestore())
@@ -226,7 +239,9 @@ class Checkpoints:
             raise UserError(f"{place}: damaged ({line}): {mend}") from error
 
     def save(self, state: TrainState, data: Any) -> None:
-        """Starts to write a checkpoint; the state may be donated as soon as this returns.
+        """Starts to write a checkpoint, unless the state's step is saved already.
+
+        The state may be donated as soon as this returns.
 
         Args:
             state: the state to write.
@@ -235,16 +250,23 @@ class Checkpoints:
         Raises:
             UserError: this checkpoint or the one before cannot be written; earlier ones stay valid.
         """
+        step = int(state.step)
+        if step == self._saved:
+            return
         leaves, _ = _named_leaves(state)
         items = {
             "state": ocp.args.PyTreeSave(nested(leaves)),
             "data": ocp.args.JsonSave(data),
-            _RUN_CONFIG: ocp.args.JsonSave(self.run_config),
+            _RUN_CONFIG: ocp.args.JsonSave(self._run_config),
         }
         self.wait()
-        with self._using("a checkpoint cannot be written"):
+        with raise_on_all_hosts(), self._using("a checkpoint cannot be written"):
             self._check_space(leaves)
-            self._manager.save(int(state.step), args=ocp.args.Composite(**items), force=True)
+        with self._using("a checkpoint cannot be written"):
+            self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+        self._saved = step
+        if self._latest_score is not None and self._latest_score[0] == step:
+            self._write_score()
 
     def _check_space(self, leaves: Mapping[str, jax.Array]) -> None:
         """Refuses a full disk before Orbax does, which prints a traceback for each array.

@@ -1,11 +1,10 @@
 """`animegamer train STAGE`: the options of a stage, and the checks before it starts.
 
-The recipe's own fields are options, with the values of the recipe of that stage and size as
-defaults, so what a command line means is known only when `--size` and `--part` have been read.
+The recipe's fields are options too; their defaults are those of the recipe for the given stage,
+part and size. So `--size` and `--part` are read from the command line before it is parsed.
 """
 
 import dataclasses
-import importlib
 import inspect
 import math
 import tempfile
@@ -17,6 +16,7 @@ import tyro
 from etils import epath
 
 from animegamer_jax.configs import SIZES, ModelConfig, disagreements
+from animegamer_jax.distributed import HostOptions
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.paths import (
     absolute,
@@ -28,48 +28,49 @@ from animegamer_jax.train.mesh import (
     default_layout,
     mesh_shape,
 )
+from animegamer_jax.train.registry import PARTS, STAGES, find_stage
 from animegamer_jax.train.stages.recipe import Recipe
 
 if TYPE_CHECKING:
     from animegamer_jax.bundle.bundle import Bundle
     from animegamer_jax.protocol import Protocol
     from animegamer_jax.sharding import Plan
-    from animegamer_jax.train.loop import Run
+    from animegamer_jax.train.run import TrainingRun
     from animegamer_jax.train.stages.base import DataSource, Stage
 
-STAGES = ("foundations", "warmup", "decoder", "mllm", "adapt")
-PARTS = ("clip", "t5", "vae", "dit")
-_STARTED = ("checkpoints", "events")
+_STARTED = ("checkpoints", "events")  # folders of a started run
+
+
+_FLAT = tyro.conf.arg(name="")  # options without a prefix: --out, --steps, --host
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What every stage is told beside its recipe.
+    """Options of every stage besides its recipe.
 
     Attributes:
-        data: Data sets to train on, each a folder, or FOLDER=WEIGHT for its share of the samples.
-        out: The folder for checkpoints, events, metrics.jsonl, and at the end model/: a path that
-            all hosts share, or gs://.
-        model: The bundle to start from: the model/ of the stage before.
-        part: Which of the foundations.
-        size: Of networks that the bundle does not have, and of the recipe.
-        start: Go on from the last checkpoint in the output folder, or begin anew in its place.
-        result: Which weights model/ gets at the end: those of the last step, or of the checkpoint
-            with the least held-out loss.
-        threads: That read data.
-        fsdp: Devices that share every weight; the rest of the devices share the batch alone. None:
-            as many as the layout has.
-        tensor: Devices that share every head and layer.
-        context: Devices that share every sequence.
+        data: Datasets to train on. Each is a folder, or FOLDER=WEIGHT to set the weight of its
+            samples, by default 1.
+        out: Output folder for checkpoints/, events/, metrics.jsonl and, at the end, model/, on a
+            path that all hosts share or in a bucket (gs://).
+        model: Bundle to start from: model/ of the stage before.
+        part: Part of the foundations to train.
+        size: Size of the recipe, and of networks that the bundle does not have.
+        start: Whether to resume from the last checkpoint in the output folder, or to delete the run
+            there and start a fresh one.
+        export_checkpoint: Weights that model/ gets at the end: those of the last step, or of the
+            checkpoint with the best held-out score.
+        threads: Number of data-loading threads.
+        fsdp: Number of devices that share every weight; the other devices share only the batch.
+            None takes as many as the layout has.
+        tensor: Number of devices that share every head and layer.
+        context: Number of devices that share every sequence.
         layout: How weights lie: sharded over --fsdp devices, or whole on each. None: what suits
             stage and devices, as `animegamer plan` takes it; for --size toy whole; with --fsdp or
             --tensor sharded.
-        peak_tflops: Of one chip in bfloat16, for the MFU, where its kind is unknown.
-        coordinator: HOST:PORT of host 0, where JAX does not find the hosts by itself (it does on
-            TPU machines and under Slurm).
-        hosts: How many there are, with --coordinator.
-        host: The number of this one, with --coordinator.
-        connect_seconds: To wait for the other hosts.
+        peak_tflops: Peak bfloat16 TFLOP/s of one chip, used for the MFU when the chip is not in the
+            table.
+        host_options: Options for several hosts.
     """
 
     data: tuple[str, ...]
@@ -77,62 +78,57 @@ class Options:
     model: str | None = None
     part: Literal["clip", "t5", "vae", "dit"] | None = None
     size: Literal["toy", "full"] = "toy"
-    start: Literal["resume", "anew"] = "resume"
-    result: Literal["last", "best"] = "last"
+    start: Literal["resume", "fresh"] = "resume"
+    export_checkpoint: Literal["last", "best"] = "last"
     threads: int = 2
     fsdp: int | None = None
     tensor: int = 1
     context: int = 1
     layout: Literal["sharded", "whole"] | None = None
     peak_tflops: float | None = None
-    coordinator: str | None = None
-    hosts: int | None = None
-    host: int | None = None
-    connect_seconds: int = 300
+    host_options: Annotated[HostOptions, _FLAT] = dataclasses.field(default_factory=HostOptions)
 
 
 class StageCommand:
-    """The command of one stage: `for_words(words)` is the function that takes its options."""
+    """The command of one stage; `for_words` returns the function that takes its options."""
 
     def __init__(self, stage: str):
         self.stage = stage
 
     def for_words(self, words: list[str]) -> Callable[..., int]:
-        """The function with the defaults of the size and part that the command line names.
+        """Returns the function with the defaults of the command line's size and part.
 
         Raises:
-            UserError: the stage has no such part, or no recipe of this size; or --data is there
+            UserError: the stage has no such part or no recipe of this size, or --data is given
                 twice, of which only the last one would count.
         """
         if sum(word.partition("=")[0] == "--data" for word in words) > 1:
-            raise UserError("--data: found twice: expected once, all sets behind it: --data A B")
+            raise UserError("--data: found twice: expected once, with all datasets: --data A B")
         part = _option(words, "--part")
         if _asks_help(words) and self.stage == "foundations":
             part = part or PARTS[0]
         stage, recipe = find_stage(self.stage, part=part, size=_option(words, "--size") or "toy")
-
         return make_command(stage, recipe)
 
 
 def make_command(stage: type["Stage[Any]"], recipe: Recipe) -> Callable[..., int]:
-    """The function of a stage whose arguments are the command's options."""
+    """Returns the function of a stage whose arguments are the command's options."""
 
     def train(options: Options, recipe: Recipe = recipe) -> int:
         return start(stage, options, recipe)
 
     train.__doc__ = (stage.__doc__ or stage.name).splitlines()[0]
-    flat = tyro.conf.arg(name="")  # no prefix: --out, --steps, --optimizer.learning-rate
     for function in (train, inspect.unwrap(train)):  # tests wrap it to check types
         function.__annotations__ = {
-            "options": Annotated[Options, flat],
-            "recipe": Annotated[type(recipe), flat],
+            "options": Annotated[Options, _FLAT],
+            "recipe": Annotated[type(recipe), _FLAT],
             "return": int,
         }
     return train
 
 
 def _option(words: list[str], name: str) -> str | None:
-    """The value of an option in a command line, the last one if it is there several times."""
+    """Returns the value of an option in a command line, the last if it is given several times."""
     found = None
     for i, word in enumerate(words):
         if word == name and i + 1 < len(words):
@@ -146,48 +142,16 @@ def _asks_help(words: list[str]) -> bool:
     return any(word in ("-h", "--help") for word in words)
 
 
-def find_stage(
-    name: str, *, part: str | None = None, size: str = "toy"
-) -> tuple[type["Stage[Any]"], Recipe]:
-    """The class of a stage and its recipe of a size.
-
-    Raises:
-        UserError: there is no such stage, part or recipe.
-    """
-    if name not in STAGES:
-        raise UserError(f"unknown stage {name!r}: expected one of {', '.join(STAGES)}")
-    if (name == "foundations") != (part is not None):
-        told = f"stage {name}: expected --part, one of {', '.join(PARTS)}, found none"
-        if part is not None:
-            told = f"stage {name}: --part {part}: only foundations has parts: leave it out"
-        raise UserError(told)
-    module = importlib.import_module(f"animegamer_jax.train.stages.{name}")
-    if part is None:
-        stage, recipes = module.STAGE, module.RECIPES
-    elif part in module.PARTS:
-        stage, recipes = module.PARTS[part], module.RECIPES[part]
-    else:
-        raise UserError(f"--part {part}: expected one of {', '.join(PARTS)}")
-    if size not in SIZES:
-        raise UserError(f"--size {size}: expected one of {', '.join(SIZES)}")
-    if size not in recipes:
-        raise UserError(
-            f"--size {size}: {stage.name} has recipes for {', '.join(recipes)} only: convert the "
-            "released networks instead (`animegamer initialise`)"
-        )
-    return stage, recipes[size]
-
-
 def sources(words: tuple[str, ...]) -> tuple["DataSource", ...]:
-    """Data sets from the command line's DIR or DIR=WEIGHT.
+    """Returns the datasets of the command line's FOLDER or FOLDER=WEIGHT.
 
     Raises:
-        UserError: there is none, or a weight is no positive number.
+        UserError: there is none, or a weight is not a positive number.
     """
     from animegamer_jax.train.stages.base import DataSource
 
     if not words:
-        raise UserError("--data: expected one data set or more, found none")
+        raise UserError("--data: expected at least one dataset, found none")
     found = []
     for word in words:
         path, equals, weight = word.rpartition("=")
@@ -195,24 +159,23 @@ def sources(words: tuple[str, ...]) -> tuple["DataSource", ...]:
             found.append(DataSource(word))
             continue
         try:
-            share = float(weight)
+            number = float(weight)
         except ValueError:
-            share = math.nan
-        if not (math.isfinite(share) and share > 0):
-            raise UserError(f"--data {word}: expected DIR=WEIGHT with a number above 0")
-        found.append(DataSource(path, share))
+            number = math.nan
+        if not (math.isfinite(number) and number > 0):
+            raise UserError(f"--data {word}: expected FOLDER=WEIGHT with a number above 0")
+        found.append(DataSource(path, number))
     return tuple(found)
 
 
 def check_needs(stage: type["Stage[Any]"], bundle: "Bundle | None", *, model: str | None) -> None:
-    """Makes sure that the stages before this one have been trained.
+    """Checks that the stages before this one have been trained.
 
-    A stage may train a network further that an earlier one made: that it is there does not tell.
-    A bundle that knows its stages is asked for them; the foundations need not be among them, since
-    released networks stand in their place.
+    Not every stage adds a network, so the bundle's list of stages is checked too, if it has one.
+    The foundations need not be in it, since released networks may take their place.
 
     Raises:
-        UserError: a network is missing, or a stage; it names the stage to train.
+        UserError: a network or a stage is missing; it names the stage to train.
     """
     for name, maker in stage.needs.items():
         if bundle is None or not bundle.has(name):
@@ -226,13 +189,13 @@ def check_needs(stage: type["Stage[Any]"], bundle: "Bundle | None", *, model: st
         if done is not None and maker in STAGES and maker not in done:
             raise UserError(
                 f"stage {stage.name} needs a model that stage {maker} has trained, but {model} has "
-                f"been through {', '.join(done) or 'none'} only: train {maker} first, and give its "
-                "result with --model"
+                f"completed only {', '.join(done) or 'no stage'}: train {maker} first, and give "
+                "its result with --model"
             )
 
 
 def _with_vocabulary(config: ModelConfig, size: int) -> ModelConfig:
-    """The configuration with all vocabularies of one size."""
+    """Returns the configuration with all vocabularies of one size."""
     changes: dict[str, Any] = {}
     for name in ("clip", "t5"):
         network = getattr(config, name)
@@ -245,7 +208,7 @@ def _with_vocabulary(config: ModelConfig, size: int) -> ModelConfig:
 
 
 def complete_config(bundle: "Bundle | None", *, size: str, vocab_size: int | None) -> ModelConfig:
-    """The bundle's networks, and those of `size` where it has none.
+    """Returns the configurations of the bundle's networks, and of `size` for those it lacks.
 
     Raises:
         UserError: they do not fit together.
@@ -261,8 +224,8 @@ def complete_config(bundle: "Bundle | None", *, size: str, vocab_size: int | Non
         if getattr(bundle.config, field.name) is not None
     }
     config = dataclasses.replace(config, **own)
-    for what, said in disagreements(config).items():
-        raise UserError(f"{bundle.path}: --size {size} does not fit this bundle: {what}: {said}")
+    for what, values in disagreements(config).items():
+        raise UserError(f"{bundle.path}: --size {size} does not fit this bundle: {what}: {values}")
     return config
 
 
@@ -295,7 +258,7 @@ def _tokenizer_and_protocol(
 
 
 def _layout(stage: str, options: Options, recipe: Recipe) -> "Plan":
-    """The plan as told, or the one that suits."""
+    """Returns the plan of the options, or the default for stage and devices."""
     import jax
 
     from animegamer_jax.devices import find_chip
@@ -318,12 +281,12 @@ def _layout(stage: str, options: Options, recipe: Recipe) -> "Plan":
 
 
 def _clear(out: epath.Path) -> None:
-    """Removes what an earlier run left, but for its result.
+    """Deletes an earlier run, except for its model/.
 
     Raises:
-        UserError: storage refused.
+        UserError: it cannot be deleted.
     """
-    with telling(out, "cannot be cleared", mend="remove it, or choose another --out"):
+    with telling(out, "cannot be cleared", mend="delete it, or choose another --out"):
         for name in _STARTED:
             if (out / name).exists():
                 (out / name).rmtree()
@@ -339,31 +302,21 @@ def start(stage_class: type["Stage[Any]"], options: Options, recipe: Recipe) -> 
     from animegamer_jax.devices import keep_compiled_programs
 
     keep_compiled_programs()
+    options.host_options.join()
     import jax
 
-    from animegamer_jax.distributed import (
-        check_agreement,
-        join_hosts,
-        together,
-    )
-
-    join_hosts(
-        coordinator=options.coordinator,
-        hosts=options.hosts,
-        host=options.host,
-        seconds=options.connect_seconds,
-    )
+    from animegamer_jax.distributed import check_agreement, raise_on_all_hosts
     from animegamer_jax.sharding import use_plan
     from animegamer_jax.train.loop import train
 
-    with together():
+    with raise_on_all_hosts():
         run, plan = make_run(stage_class, options, recipe)
-        about = run.about()
-        how = {"mesh": dict(run.mesh.shape), "layout": plan.name}
-        how |= {"start": options.start, "result": options.result}
-    check_agreement({**about, **how, "out": f"{run.out}"})
-    with together():
-        if options.start == "anew" and jax.process_index() == 0:
+        settings = run.run_config()
+        settings |= {"mesh": dict(run.mesh.shape), "layout": plan.name, "start": options.start}
+        settings |= {"export_checkpoint": options.export_checkpoint, "out": f"{run.out}"}
+    check_agreement(settings)
+    with raise_on_all_hosts():
+        if options.start == "fresh" and jax.process_index() == 0:
             _clear(run.out)
     with use_plan(plan):
         return train(run)
@@ -371,8 +324,8 @@ def start(stage_class: type["Stage[Any]"], options: Options, recipe: Recipe) -> 
 
 def make_run(
     stage_class: type["Stage[Any]"], options: Options, recipe: Recipe
-) -> tuple["Run", "Plan"]:
-    """What the options mean, on the devices that there are.
+) -> tuple["TrainingRun", "Plan"]:
+    """Returns the run that the options describe, on the available devices.
 
     Raises:
         UserError: something does not fit.
@@ -382,7 +335,7 @@ def make_run(
     from animegamer_jax.bundle.bundle import Bundle
     from animegamer_jax.sharding import make_mesh
     from animegamer_jax.tokenizer import Tokenizer
-    from animegamer_jax.train.loop import Run
+    from animegamer_jax.train.run import TrainingRun
 
     data = sources(options.data)
     plan = _layout(stage_class.name, options, recipe)
@@ -397,19 +350,19 @@ def make_run(
     check_needs(stage_class, bundle, model=options.model)
     out = absolute(options.out)
     tokenizer_dir, protocol = _tokenizer_and_protocol(bundle, out=out, size=options.size)
-    num_queries = 1  # of frame tokens the stage asks itself
+    num_queries = 1  # the stage checks the number of frame tokens
     vocab_size = len(Tokenizer.load(tokenizer_dir, num_queries=num_queries))
     config = complete_config(bundle, size=options.size, vocab_size=vocab_size)
     check_mesh(recipe, shape, config, stage_class.name)
-    run = Run(
+    run = TrainingRun(
         stage=stage_class(recipe, config, protocol, tokenizer_dir=tokenizer_dir),
         bundle=bundle,
         sources=data,
         out=out,
         mesh=make_mesh(shape),
         threads=options.threads,
-        peak=options.peak_tflops,
-        result=options.result,
+        peak_tflops=options.peak_tflops,
+        export_checkpoint=options.export_checkpoint,
     )
     return run, plan
 

@@ -1,48 +1,26 @@
-"""The training loop of every stage: build, restore, step, log, watch, save, finish."""
+"""The training loop of every stage: restore, step, log, evaluate, save, finish."""
 
 import contextlib
-import dataclasses
-import hashlib
-import os
 import signal
-import time
-from collections.abc import Mapping
-from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import grain
 import jax
-import numpy as np
 from etils import epath
-from flax import nnx
-from jax.experimental import multihost_utils
-from jax.sharding import Mesh
 
-from animegamer_jax.bundle.bundle import Bundle
-from animegamer_jax.bundle.config import to_json
 from animegamer_jax.data.datasets import INFO_FILE
-from animegamer_jax.data.loader import (
-    make_iterator,
-    on_mesh,
-    rows_here,
-)
-from animegamer_jax.distributed import check_agreement, together
+from animegamer_jax.data.loader import BatchIterator, PrefetchedBatches, make_iterator, on_mesh
+from animegamer_jax.distributed import check_agreement, raise_on_all_hosts
 from animegamer_jax.errors import NonFiniteError, UserError
-from animegamer_jax.storage.paths import absolute, telling
+from animegamer_jax.storage.paths import telling
 from animegamer_jax.train.checkpoint import Checkpoints
-from animegamer_jax.train.metric_logger import (
-    Recorder,
-    peak_tflops,
-    utilization,
-)
+from animegamer_jax.train.evaluation import Evaluator
+from animegamer_jax.train.metric_logger import MetricLogger, Throughput
 from animegamer_jax.train.optimizer import make_optimizer
 from animegamer_jax.train.result import write_result
-from animegamer_jax.train.stages.base import (
-    DataSource,
-    Stage,
-    Watched,
-)
+from animegamer_jax.train.run import TrainingRun
+from animegamer_jax.train.signals import StopSignals
+from animegamer_jax.train.stages.base import Stage, StageNetworks
 from animegamer_jax.train.step import (
     TrainState,
     averaged,
@@ -53,444 +31,207 @@ from animegamer_jax.train.step import (
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
-    """What is trained, on what, and where it goes.
-
-    Attributes:
-        stage: with its recipe.
-        bundle: the model that it starts from; None: from nothing.
-        sources: data sets.
-        out: a folder, absolute or in a bucket: checkpoints/, events/, metrics.jsonl, model/.
-        mesh: the devices.
-        threads: that read data.
-        peak: of a chip, TFLOP/s; None: by the kind of chip.
-        result: which weights model/ gets: those of the last step, or of the best checkpoint.
-    """
-
-    stage: Stage[Any]
-    bundle: Bundle | None
-    sources: tuple[DataSource, ...]
-    out: epath.Path
-    mesh: Mesh
-    threads: int = 2
-    peak: float | None = None
-    result: Literal["last", "best"] = "last"
-
-    def about(self) -> dict[str, Any]:
-        """What a checkpoint remembers of the run beside the data sets' contents, as JSON."""
-        model = None
-        if self.bundle is not None:
-            digest = hashlib.sha256((self.bundle.path / "config.json").read_bytes()).hexdigest()
-            model = f"{self.bundle.name} {digest[:12]}"
-        return {
-            "stage": self.stage.name,
-            "recipe": to_json(self.stage.recipe),
-            "networks": to_json(self.stage.config),
-            "protocol": to_json(self.stage.protocol),
-            "model": model,
-            "data": {  # by name: a data set may move
-                f"{i}": {"name": Path(source.path).name, "weight": source.weight}
-                for i, source in enumerate(self.sources)
-            },
-        }
-
-
-def train(run: Run) -> int:
+def train(run: TrainingRun) -> int:
     """Trains a stage to its recipe's last step, from the last checkpoint if there is one.
 
     Returns:
-        the exit status: 0, also after a SIGTERM, whose run goes on with the same command; 130
-        after Ctrl-C, on the host that had it.
+        the exit status: 0, also after a SIGTERM, since the same command resumes the run; 130 after
+        Ctrl-C, on the host that received it.
 
     Raises:
         UserError: bad data, another configuration than the checkpoint's, a full disk.
         NonFiniteError: a loss or a gradient is NaN or infinite.
     """
-    with _Trainer(run) as trainer, _Signals() as signals:
-        while trainer.step < run.stage.recipe.steps:
-            trainer.advance()
-            if signals.received(trainer.step):
-                return trainer.leave(signals)
-        trainer.finish()
-    return 0
-
-
-class _Signals:
-    """Within the block SIGTERM and Ctrl-C are noted; a second Ctrl-C stops at once.
-
-    Of several hosts one may get the signal. JAX hears a SIGTERM, through a handler of its own, and
-    tells all of them after which step to stop.
-    """
-
-    def __init__(self):
-        self.number: int | None = None
-        self._alone = jax.process_count() == 1
-        self._handled = (signal.SIGTERM, signal.SIGINT) if self._alone else (signal.SIGINT,)
-
-    def __enter__(self) -> "_Signals":
-        self._former = {number: signal.signal(number, self._note) for number in self._handled}
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        for number, handler in self._former.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        if self.number == signal.SIGINT == number:
-            raise KeyboardInterrupt
-        self.number = number
-        if not self._alone:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def received(self, step: int) -> bool:
-        """Whether to stop after this step; the same on all hosts."""
-        if self._alone:
-            return self.number is not None
-        if not multihost_utils.reached_preemption_sync_point(step):
-            return False
-        self.number = self.number or signal.SIGTERM
-        return True
-
-
-class _Batches:
-    """The data's iterator, one batch ahead, and where it stood before each."""
-
-    def __init__(self, iterator: Any, mesh: Mesh):
-        self._iterator, self._mesh = iterator, mesh
-        self._batch: Any = None
-        self.position = iterator.get_state()
-
-    def restore(self, position: Any) -> None:
-        self._iterator.set_state(position)
-        self._batch, self.position = None, position
-
-    def current(self) -> Any:
-        if self._batch is None:
-            self.advance()
-        return self._batch
-
-    def advance(self) -> None:
-        self.position = self._iterator.get_state()
-        self._batch = on_mesh(next(self._iterator), self._mesh)
-
-    def close(self) -> None:
-        self._iterator.close()
-
-
-class _HeldOut:
-    """Some batches of held-out data, spread over it, and what a stage scores on them."""
-
-    def __init__(self, stage: Stage[Any], samples: grain.MapDataset, mesh: Mesh):
-        self._stage, self._mesh = stage, mesh
-        size = stage.recipe.batch_size
-        count = stage.recipe.watch_batches * size
-        stride = max(1, len(samples) // max(count, 1))
-        rows = rows_here(mesh, batch_size=size)
-        mine = [
-            [samples[(start + k) * stride % len(samples)] for k in rows]
-            for start in range(0, count, size)
-        ]
-        self._batches = [jax.tree.map(lambda *leaves: np.stack(leaves), *part) for part in mine]
-
-        def loss(state: TrainState, batch: Any, key: jax.Array) -> Any:
-            return stage.loss(averaged(state), batch, key)
-
-        self._loss = jax.jit(loss)
-
-    def look(self, state: TrainState, key: jax.Array) -> Watched:
-        """Means over the batches; the clips are of the first. The draws are the same every time."""
-        found: list[Mapping[str, float]] = []
-        clips: Mapping[str, Any] = {}
-        networks = averaged(state)
-        for number, arrays in enumerate(self._batches):
-            batch = on_mesh(arrays, self._mesh)
-            key_loss, key_watch = jax.random.split(jax.random.fold_in(key, number))
-            loss, parts = self._loss(state, batch, key_loss)
-            seen = self._stage.watch(networks, batch, key_watch)
-            clips = seen.clips if number == 0 else clips
-            scalars = {"loss": loss, **parts, **seen.scalars}
-            found.append({name: float(value) for name, value in scalars.items()})
-        means = {name: float(np.mean([f[name] for f in found])) for name in found[0]}
-        return Watched(means, clips)
-
-
-class _Clock:
-    """Seconds of training steps and their data, without compilation, looks and checkpoints."""
-
-    def __init__(self):
-        self._seconds, self._steps = 0.0, 0
-        self._compiled = False
-        self._began, self._in_steps = time.perf_counter(), 0.0
-
-    def add(self, seconds: float) -> None:
-        if self._compiled:
-            self._seconds, self._steps = self._seconds + seconds, self._steps + 1
-            self._in_steps += seconds
-        self._compiled = True
-
-    def goodput(self) -> float:
-        """The share of this process's time that went into steps: not loading, compiling, looking or
-        saving. A step that waits for its data counts whole.
-        """
-        return self._in_steps / (time.perf_counter() - self._began)
-
-    def rate(self) -> float | None:
-        """Steps a second since the last call; None after no step."""
-        rate = self._steps / self._seconds if self._seconds else None
-        self._seconds, self._steps = 0.0, 0
-        return rate
-
-
-class _Trainer:
-    """A run that is being trained: the state, the data, the records."""
-
-    def __init__(self, run: Run):
-        self.run, self.stage, self.recipe = run, run.stage, run.stage.recipe
-        self._optimizer = make_optimizer(self.recipe.optimizer, steps=self.recipe.steps)
-        self._key, self._watch_key = jax.random.split(jax.random.key(self.recipe.seed))
-        self._clock, self._told_formula = _Clock(), False
-        self._saved: int | None = None
-        self._score: float | None = None
-
-    def __enter__(self) -> "_Trainer":
-        with contextlib.ExitStack() as opened:
-            self._open(opened)
-            self._opened = opened.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._opened.close()
-
-    def _open(self, opened: contextlib.ExitStack) -> None:
-        """What may refuse goes first, and what takes memory last."""
-        run, stage, recipe = self.run, self.stage, self.recipe
-        mend = "see to its room and rights, or choose another --out"
-        with together(), telling(run.out, "cannot be written", mend=mend):
-            run.out.mkdir(parents=True, exist_ok=True)
-        with together():
-            self._samples = stage.samples(run.sources, split="train")
-            held_out = stage.samples(run.sources, split="test")
-            sets = _digests(run.sources)
-        check_agreement(
-            {"samples": len(self._samples), "held-out samples": len(held_out), INFO_FILE: sets}
-        )
-        about = run.about()
-        for number, digest in sets.items():
-            about["data"][number]["content"] = digest
-        self._checkpoints = Checkpoints(
+    stage, recipe, mesh = run.stage, run.stage.recipe, run.mesh
+    key, eval_key = jax.random.split(jax.random.key(recipe.seed))
+    optimizer = make_optimizer(recipe.optimizer, steps=recipe.steps)
+    with contextlib.ExitStack() as resources:
+        # Restore. What may be refused comes first, what takes memory last.
+        samples, held_out, run_config = _open_data(run)
+        checkpoints = Checkpoints(
             run.out / "checkpoints",
-            run_config=about,
+            run_config=run_config,
             keep_last=recipe.keep_last,
             best_mode=stage.best[1],
         )
-        opened.callback(self._checkpoints.close)
-        steps = self._checkpoints.steps()
-        if steps:
-            self._saved = self._checkpoints.check()
-        with together():
-            networks = stage.load(run.bundle, mesh=run.mesh)
-        self._flops = _sample_flops(stage, networks)
-        self.state = make_state(networks, stage, self._optimizer, mesh=run.mesh)
+        resources.callback(checkpoints.close)
+        resumed = bool(checkpoints.steps())
+        if resumed:
+            checkpoints.check()
+        with raise_on_all_hosts():
+            networks = stage.load(run.bundle, mesh=mesh)
+        throughput = Throughput(
+            unit=stage.unit,
+            batch_size=recipe.batch_size,
+            sample_flops=_sample_flops(stage, networks),
+            chips=mesh.size,
+            peak_tflops=run.peak_tflops,
+        )
+        state = make_state(networks, stage, optimizer, mesh=mesh)
         del networks
-        with together():
-            self._held_out = _HeldOut(stage, held_out, run.mesh)
-        self._batches = _Batches(self._iterator(), run.mesh)
-        opened.callback(self._batches.close)
-        if steps:
-            self.state, position = self._checkpoints.restore(self.state)
-            self._batches.restore(position)
-        self.step = int(self.state.step)
-        shardings = state_shardings(self.state, run.mesh)
-        self._step = make_train_step(stage, self._optimizer, shardings=shardings)
-        with together():
-            self._recorder = Recorder(run.out, step=self.step, steps=recipe.steps, name=stage.name)
-        opened.callback(self._recorder.close)
-        self._say_start()
-        looked = not steps or self.step in self._checkpoints.scores
-        if not looked and self._due(recipe.watch_every):  # the run ended in its look
-            self._watch()
+        with raise_on_all_hosts():
+            evaluator = Evaluator(stage, held_out, mesh)
+        batches = PrefetchedBatches(_make_iterator(run, samples), mesh)
+        resources.callback(batches.close)
+        if resumed:
+            state, position = checkpoints.restore(state)
+            batches.restore(position)
+        step = int(state.step)
+        train_step = make_train_step(stage, optimizer, shardings=state_shardings(state, mesh))
+        with raise_on_all_hosts():
+            logger = MetricLogger(run.out, step=step, steps=recipe.steps, name=stage.name)
+        resources.callback(logger.close)
+        logger.print(_describe(state, stage))
+        logger.print(throughput.formula())
+        signals = resources.enter_context(StopSignals())
 
-    def _iterator(self) -> Any:
-        return make_iterator(
-            self._samples,
-            batch_size=self.recipe.batch_size,
-            seed=self.recipe.seed,
-            num_threads=self.run.threads,
-            mesh=self.run.mesh,
-        )
+        def due(every: int) -> bool:
+            return step % every == 0 or step == recipe.steps
 
-    def _say_start(self) -> None:
-        trained = sum(x.size for x in jax.tree.leaves(self.state.params))
-        frozen = sum(x.size for x in jax.tree.leaves(self.state.frozen))
-        done = f", {self.step} of them done before" if self.step else ""
-        self._recorder.say(
-            f"{self.stage.name}: {self.recipe.steps} steps of {self.recipe.batch_size} "
-            f"{self.stage.unit}{done}; {trained:,} weights are trained, {frozen:,} frozen"
-        )
+        def evaluate() -> None:
+            checkpoints.wait()  # on disk first: an evaluation may run out of memory
+            evaluation = evaluator.evaluate(state, eval_key)
+            logger.log_evaluation(step, evaluation)
+            logger.copy()
+            checkpoints.set_score(step, evaluation.scalars[stage.best[0]])
 
-    def advance(self) -> None:
-        """One step, and what is due after it."""
-        start = time.perf_counter()
-        batch, position = self._batches.current(), self._batches.position
-        with jax.set_mesh(self.run.mesh):
-            self.state, metrics = self._step(self.state, batch, self._key)
-        unread, finite = None, False
-        try:
-            with together():
-                try:
-                    self._batches.advance()  # while the devices compute
-                finally:
-                    finite = bool(metrics.pop("finite"))
-        except UserError as error:  # the next batch cannot be read: this step is done
-            unread = error
-        if not finite:
-            raise self._not_finite(batch, position)
-        self._clock.add(time.perf_counter() - start)
-        self.step += 1
-        self._score = None
-        self._recorder.advance(self.step)
-        if self._due(self.recipe.log_every):
-            self._log(metrics)
-        if unread is not None and self.step < self.recipe.steps:
-            self._keep(self._batches.position)
-            raise unread
-        if self._due(self.recipe.save_every):
-            self._save(self._batches.position)
-        if self._due(self.recipe.watch_every):
-            if self._saved == self.step:  # on disk: a look may need more memory than there is
-                self._checkpoints.wait()
-            self._watch()
-
-    def _due(self, every: int) -> bool:
-        return self.step % every == 0 or self.step == self.recipe.steps
-
-    def _not_finite(self, batch: Any, position: Any) -> NonFiniteError:
-        """The state is as it was before the step: it is saved, and the culprit told."""
-        with jax.set_mesh(self.run.mesh):
-            name = first_bad_tensor(self.stage, self.state, batch, self._key)
-        self._keep(position)
-        self._checkpoints.close()
-        return NonFiniteError(
-            f"step {self.step + 1}: {name} is not finite: stopped; the state before it is in "
-            f"{self.run.out}/checkpoints/{self.step}: a smaller learning rate or float32 may help, "
-            "from the start: with --start anew, or another --out"
-        )
-
-    def _log(self, metrics: Mapping[str, jax.Array]) -> None:
-        scalars = {name: float(value) for name, value in metrics.items()}
-        rate = self._clock.rate()
-        if rate is not None:
-            chips = self.run.mesh.size
-            samples = rate * self.recipe.batch_size
-            scalars["steps_per_second"] = rate
-            scalars["goodput"] = self._clock.goodput()
-            scalars[f"{self.stage.unit}_per_second_per_chip"] = samples / chips
-            peak = peak_tflops(self.run.peak)
-            if self._flops is not None and peak is not None:
-                scalars["mfu"] = utilization(
-                    sample_flops=self._flops, samples_per_second=samples, chips=chips, peak=peak
+        if resumed and due(recipe.eval_every) and step not in checkpoints.scores:
+            evaluate()  # the run was interrupted here
+        if step < recipe.steps:
+            with raise_on_all_hosts():
+                batches.advance()
+        while step < recipe.steps:
+            batch, position = batches.batch, batches.position
+            with throughput.step():
+                with jax.set_mesh(mesh):
+                    state, metrics = train_step(state, batch, key)
+                unread = _read_next(batches)  # while the devices compute
+                finite = bool(metrics.pop("finite"))
+            if not finite:  # the state is the one before the step
+                checkpoints.save(state, position)
+                checkpoints.wait()
+                raise _non_finite(run, state, batch, key)
+            step += 1
+            logger.advance(step)
+            if due(recipe.log_every):
+                logger.log(step, metrics | throughput.rates())
+            if unread is not None and step < recipe.steps:
+                checkpoints.save(state, batches.position)
+                checkpoints.wait()
+                raise unread
+            if due(recipe.save_every):
+                checkpoints.save(state, batches.position)
+                logger.copy()
+            if due(recipe.eval_every):
+                evaluate()
+            if signals.received(step):
+                checkpoints.save(state, batches.position)
+                checkpoints.wait()
+                interrupted = signals.number == signal.SIGINT
+                logger.print(
+                    f"{stage.name}: {'Ctrl-C' if interrupted else 'SIGTERM'} after step {step} of "
+                    f"{recipe.steps}: saved in {run.out}; the same command resumes from there"
                 )
-            self._say_formula(samples, peak, scalars.get("mfu"))
-        with together():
-            self._recorder.log(self.step, scalars, steps_per_second=rate)
+                return 130 if interrupted else 0
 
-    def _say_formula(self, samples: float, peak: float | None, mfu: float | None) -> None:
-        if self._told_formula:
-            return
-        self._told_formula = True
-        kind = jax.devices()[0].device_kind
-        flops = "n/a" if self._flops is None else f"{self._flops:.4g}"
-        top = f"n/a for {kind!r}: give --peak-tflops" if peak is None else f"{peak * 1e12:.4g}"
-        answer = "n/a" if mfu is None else f"{100 * mfu:.1f} %"
-        self._recorder.say(
-            f"MFU = FLOP of a {self.stage.unit.removesuffix('s')}'s step x {self.stage.unit} a "
-            f"second / (chips x peak FLOP/s) = {flops} x {samples:.4g} / ({self.run.mesh.size} x "
-            f"{top}) = {answer}"
-        )
-
-    def _watch(self) -> None:
-        with jax.set_mesh(self.run.mesh):
-            watched = self._held_out.look(self.state, self._watch_key)
-        name = self.stage.best[0]
-        if name not in watched.scalars:
-            raise ValueError(f"stage {self.stage.name}: no score {name!r} in {watched.scalars}")
-        self._score = watched.scalars[name]
-        with together():
-            self._recorder.watched(self.step, watched)
-            if self._saved == self.step:
-                self._recorder.copy()
-                self._checkpoints.set_score(self.step, self._score)
-
-    def _save(self, position: Any) -> None:
-        self._checkpoints.save(self.state, position)
-        self._saved = self.step
-        with together():
-            self._recorder.copy()
-            if self._score is not None:  # it was looked at before
-                self._checkpoints.set_score(self.step, self._score)
-
-    def _keep(self, position: Any) -> None:
-        """Saves what is not yet saved, and waits until it is on disk."""
-        if self._saved != self.step:
-            self._save(position)
-        self._checkpoints.wait()
-
-    def leave(self, signals: _Signals) -> int:
-        """Saves after a signal, and says how to go on."""
-        self._keep(self._batches.position)
-        interrupted = signals.number == signal.SIGINT
-        self._recorder.say(
-            f"{self.stage.name}: {'Ctrl-C' if interrupted else 'SIGTERM'} after step {self.step} "
-            f"of {self.recipe.steps}: saved in {self.run.out}; the same command goes on from there"
-        )
-        return 130 if interrupted else 0
-
-    def finish(self) -> None:
-        """Writes the result: `model/`, the bundle for the next stage."""
-        self._checkpoints.wait()
-        chosen = "" if self.run.result == "last" else f", {self._take_best()}"
-        iterator = self._iterator()
-        batches = (on_mesh(batch, self.run.mesh) for batch in iterator)
-        try:
-            with jax.set_mesh(self.run.mesh):
-                configs = self.stage.finish(averaged(self.state), batches)
-        finally:
-            iterator.close()
-        path = self.run.out / "model"
-        write_result(path, self.state, stage=self.stage, bundle=self.run.bundle, configs=configs)
-        goodput = f"{self._clock.goodput():.0%} of the time in steps"
-        self._recorder.say(f"{self.stage.name}: done: {path} ({goodput}{chosen})")
-
-    def _take_best(self) -> str:
-        """Makes the best checkpoint's state the run's own, and tells which it is."""
-        name, best = self.stage.best[0], self._checkpoints.best_step()
-        if best is None:
-            return f"of the last step: no checkpoint has a finite {name}"
-        if best != self.step:
-            self.state, _ = self._checkpoints.restore(self.state, step=best)
-        return f"of step {best}, the best: {name} {self._checkpoints.scores[best]:.4g}"
+        checkpoints.wait()
+        exported = ""
+        if run.export_checkpoint == "best":
+            state, exported = _restore_best(state, stage, checkpoints)
+        path = _export(run, state, samples)
+        goodput = f"{throughput.goodput():.0%} of the time in steps"
+        logger.print(f"{stage.name}: done: {path} ({goodput}{exported})")
+    return 0
 
 
-def _digests(sources: tuple[DataSource, ...]) -> dict[str, str]:
-    """Of what the data sets say of themselves; empty for one that says nothing."""
-    found = {}
-    for number, source in enumerate(sources):
-        file = absolute(source.path) / INFO_FILE
-        with telling(file, "cannot be read", mend="copy or make the set again"):
-            content = file.read_bytes() if file.exists() else b""
-        found[f"{number}"] = hashlib.sha256(content).hexdigest()[:12] if content else ""
-    return found
+def _open_data(
+    run: TrainingRun,
+) -> tuple[grain.MapDataset[Any], grain.MapDataset[Any], dict[str, Any]]:
+    """Returns training samples, held-out samples and the run's configuration with data digests."""
+    hint = "check its free space and permissions, or choose another --out"
+    with raise_on_all_hosts(), telling(run.out, "cannot be written", mend=hint):
+        run.out.mkdir(parents=True, exist_ok=True)
+    with raise_on_all_hosts():
+        samples = run.stage.samples(run.sources, split="train")
+        held_out = run.stage.samples(run.sources, split="test")
+        digests = run.data_digests()
+    check_agreement(
+        {"samples": len(samples), "held-out samples": len(held_out), INFO_FILE: digests}
+    )
+    config = run.run_config()
+    for number, digest in digests.items():
+        config["data"][number]["content"] = digest
+    return samples, held_out, config
 
 
-def _sample_flops(stage: Stage[Any], networks: dict[str, nnx.Module]) -> float | None:
+def _make_iterator(run: TrainingRun, samples: grain.MapDataset[Any]) -> BatchIterator:
+    recipe = run.stage.recipe
+    return make_iterator(
+        samples,
+        batch_size=recipe.batch_size,
+        seed=recipe.seed,
+        num_threads=run.threads,
+        mesh=run.mesh,
+    )
+
+
+def _read_next(batches: PrefetchedBatches) -> UserError | None:
+    """Reads the next batch; returns the error if any host cannot read it."""
+    try:
+        with raise_on_all_hosts():
+            batches.advance()
+    except UserError as error:
+        return error
+    return None
+
+
+def _describe(state: TrainState, stage: Stage[Any]) -> str:
+    recipe = stage.recipe
+    trained = sum(x.size for x in jax.tree.leaves(state.params))
+    frozen = sum(x.size for x in jax.tree.leaves(state.frozen))
+    done = f", {int(state.step)} of them done before" if state.step else ""
+    return (
+        f"{stage.name}: {recipe.steps} steps of {recipe.batch_size} {stage.unit}{done}; "
+        f"{trained:,} weights are trained, {frozen:,} frozen"
+    )
+
+
+def _sample_flops(stage: Stage[Any], networks: StageNetworks) -> float | None:
     try:
         return stage.sample_flops(networks)
     except NotImplementedError:
         return None
+
+
+def _non_finite(run: TrainingRun, state: TrainState, batch: Any, key: jax.Array) -> NonFiniteError:
+    """Names the tensor that made the step after `state` fail."""
+    with jax.set_mesh(run.mesh):
+        name = first_bad_tensor(run.stage, state, batch, key)
+    step = int(state.step)
+    return NonFiniteError(
+        f"step {step + 1}: {name} is not finite: stopped; the state before it is in "
+        f"{run.out}/checkpoints/{step}: a smaller learning rate or float32 may help, from the "
+        "start: with --start fresh, or another --out"
+    )
+
+
+def _restore_best(
+    state: TrainState, stage: Stage[Any], checkpoints: Checkpoints
+) -> tuple[TrainState, str]:
+    """Returns the best checkpoint's state, and which one that is."""
+    name, best = stage.best[0], checkpoints.best_step()
+    if best is None:
+        return state, f", of the last step: no checkpoint has a finite {name}"
+    if best != int(state.step):
+        state, _ = checkpoints.restore(state, step=best)
+    return state, f", of step {best}, the best: {name} {checkpoints.scores[best]:.4g}"
+
+
+def _export(run: TrainingRun, state: TrainState, samples: grain.MapDataset[Any]) -> epath.Path:
+    """Writes model/, the bundle for the next stage."""
+    with contextlib.closing(_make_iterator(run, samples)) as iterator, jax.set_mesh(run.mesh):
+        batches = (on_mesh(batch, run.mesh) for batch in iterator)
+        configs = run.stage.finish(averaged(state), batches)
+    path = run.out / "model"
+    write_result(path, state, stage=run.stage, bundle=run.bundle, configs=configs)
+    return path

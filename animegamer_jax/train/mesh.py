@@ -1,4 +1,4 @@
-"""How a stage lies on devices: the plan that is taken where none is told, and what must divide."""
+"""Devices of a stage: the default layout, the mesh, and what the mesh must divide."""
 
 import math
 from collections.abc import Mapping
@@ -12,21 +12,22 @@ if TYPE_CHECKING:
     from animegamer_jax.sharding import Plan
 
 _WITHOUT_TRANSFORMER = ("mllm", "foundations-clip", "foundations-t5", "foundations-vae")
-_ROOMY_GB = 30.0  # holds the frozen language model and what a step needs
+_ROOMY_GB = 30.0  # enough for the frozen language model and a step
 
 
 def default_layout(
     stage: str, *, num_devices: int, memory_gb: float | None, trains_all: bool
 ) -> str:
-    """The plan of `sharding.PLANS` for a stage (or the rollout) on so many devices.
+    """Returns the default plan of `sharding.PLANS` for a stage or the rollout, by name.
 
-    Play: a game on eight devices where there are so many. Training: the weights shared, but for the
-    language model's low-rank updates where a device holds its frozen weights whole.
+    In play a game takes eight devices if their number is a multiple of eight. In training the
+    weights are sharded, except for the language model's low-rank updates on devices that can hold
+    its frozen weights.
 
     Args:
-        stage: its name, or "rollout".
-        num_devices: of the slice.
-        memory_gb: of a device, 10^9 bytes; None: unknown (not a TPU).
+        stage: name of the stage, or "rollout".
+        num_devices: number of devices.
+        memory_gb: memory of a device in 10^9 bytes; None if unknown (not a TPU).
         trains_all: whether all weights are trained.
     """
     if stage == "rollout":
@@ -38,23 +39,23 @@ def default_layout(
 def mesh_shape(
     plan: "Plan", *, num_devices: int, fsdp: int | None, context: int, tensor: int
 ) -> dict[str, int]:
-    """Sizes of the mesh axes for training; the rest of the devices goes to "data".
+    """Returns the sizes of the mesh axes for training; "data" gets the remaining devices.
 
     Args:
-        plan: says how many devices share the weights at most, where `fsdp` does not.
-        num_devices: to be divided.
-        fsdp: devices that share every weight.
-        context: devices that share every sequence.
-        tensor: devices that share every head and layer.
+        plan: the layout, which limits the number of devices that share weights if `fsdp` is None.
+        num_devices: number of devices.
+        fsdp: number of devices that share every weight.
+        context: number of devices that share every sequence.
+        tensor: number of devices that share every head and layer.
 
     Raises:
-        UserError: the devices do not divide so.
+        UserError: the sizes do not divide the number of devices.
     """
     inner = {"fsdp": fsdp, "context": context, "tensor": tensor}
-    told = {name: size for name, size in inner.items() if size is not None}
-    product = math.prod(told.values())
-    if min(told.values()) < 1 or num_devices % product:
-        words = " x ".join(f"--{name} {size}" for name, size in told.items())
+    given = {name: size for name, size in inner.items() if size is not None}
+    product = math.prod(given.values())
+    if min(given.values()) < 1 or num_devices % product:
+        words = " x ".join(f"--{name} {size}" for name, size in given.items())
         raise UserError(f"{words}: expected a divisor of the {num_devices} devices")
     left = num_devices // product
     if fsdp is None:
@@ -64,18 +65,18 @@ def mesh_shape(
 
 
 def check_recipe(recipe: Recipe, *, batch_shards: int) -> None:
-    """Makes sure that the numbers of a recipe fit each other and the mesh.
+    """Checks that the numbers of a recipe fit each other and the mesh.
 
     Raises:
-        UserError: one is below its least value, or the batch does not divide.
+        UserError: a number is too small, or the batch cannot be divided.
     """
-    at_least_one = ("steps", "batch_size", "accumulate", "log_every", "save_every", "watch_every")
-    for field in (*at_least_one, "keep_last", "watch_batches"):
+    at_least_one = ("steps", "batch_size", "accumulate", "log_every", "save_every", "eval_every")
+    for field in (*at_least_one, "keep_last", "eval_batches"):
         if getattr(recipe, field) < 1:
             option = field.replace("_", "-")
             raise UserError(f"--{option} {getattr(recipe, field)}: expected 1 or more")
     if recipe.ema_decay is not None and not 0 <= recipe.ema_decay < 1:
-        raise UserError(f"--ema-decay {recipe.ema_decay}: expected None or 0 up to below 1")
+        raise UserError(f"--ema-decay {recipe.ema_decay}: expected None, or from 0 to less than 1")
     unit = recipe.accumulate * batch_shards
     if recipe.batch_size % unit:
         below = recipe.batch_size // unit * unit
@@ -88,16 +89,16 @@ def check_recipe(recipe: Recipe, *, batch_shards: int) -> None:
 
 
 def check_mesh(recipe: Recipe, shape: Mapping[str, int], config: "ModelConfig", stage: str) -> None:
-    """Whether batch and heads divide by the mesh.
+    """Checks that the mesh divides batch and heads.
 
     Args:
-        recipe: of the stage.
+        recipe: recipe of the stage.
         shape: sizes of the mesh axes.
-        config: of the networks.
-        stage: its name.
+        config: configurations of the networks.
+        stage: name of the stage.
 
     Raises:
-        UserError: names what does not, and what would.
+        UserError: it does not; names sizes that would.
     """
     check_recipe(recipe, batch_shards=shape.get("data", 1) * shape.get("fsdp", 1))
     tensor = shape.get("tensor", 1)
@@ -111,18 +112,18 @@ def check_mesh(recipe: Recipe, shape: Mapping[str, int], config: "ModelConfig", 
         check_divides(f"tensor={tensor}", tensor, what=what, size=count)
 
 
-def check_divides(told: str, parts: int, *, what: str, size: int) -> None:
-    """Whether so many parts divide a dimension.
+def check_divides(option: str, parts: int, *, what: str, size: int) -> None:
+    """Checks that a number of parts divides a dimension.
 
     Args:
-        told: the option and its value.
-        parts: of the dimension.
-        what: it is the size of, in the plural.
-        size: of the dimension.
+        option: the option that gives the number of parts, with its value.
+        parts: number of parts.
+        what: what the dimension counts, in the plural.
+        size: size of the dimension.
 
     Raises:
-        UserError: names what would.
+        UserError: it does not; names numbers that would.
     """
     if size % parts:
         good = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
-        raise UserError(f"{told}: {what} are {size}: expected one of {good}")
+        raise UserError(f"{option}: {what} are {size}: expected one of {good}")

@@ -1,9 +1,9 @@
-"""What is seen of a run: a progress bar or plain lines, TensorBoard events, `metrics.jsonl`.
+"""Metrics of a training run: rates and model FLOP utilization, and where they are written.
 
-Model FLOP utilization is arithmetic over time, with the operations that the stage counts for one
-sample's step: `operations x samples / (seconds x chips x peak)`.
+Written are a progress bar or plain lines on the terminal, TensorBoard events and `metrics.jsonl`.
 """
 
+import contextlib
 import datetime
 import io
 import json
@@ -11,7 +11,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from animegamer_jax.devices import find_chip
+from animegamer_jax.distributed import raise_on_all_hosts
 from animegamer_jax.media.video import FRAMES_PER_SECOND
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import is_bucket, telling
-from animegamer_jax.train.stages.base import Watched
+from animegamer_jax.train.stages.base import Evaluation
 
 METRICS_FILE = "metrics.jsonl"
 EVENTS = "events"
@@ -34,23 +35,82 @@ _PLAIN_SECONDS = 5.0  # between plain lines
 _GIF_COLUMNS = 8
 
 
-def peak_tflops(given: float | None = None) -> float | None:
-    """TFLOP/s of one chip at its best in bfloat16: as given, or from the table; None: unknown."""
-    if given is not None:
-        return given
-    chip = find_chip(jax.devices()[0].device_kind)
-    return chip and chip.peak_tflops
+class Throughput:
+    """Times the training steps, with their data but without compilation, evaluation and saving.
 
+    Args:
+        unit: what a sample is called, in the plural.
+        batch_size: samples a step.
+        sample_flops: FLOPs of one sample's training step; None if the stage does not count them.
+        chips: number of chips.
+        peak_tflops: peak bfloat16 TFLOP/s of one chip; None takes it from the table of chips.
+    """
 
-def utilization(
-    *, sample_flops: float, samples_per_second: float, chips: int, peak: float
-) -> float:
-    """Model FLOP utilization, 0 to 1; `peak` in TFLOP/s a chip."""
-    return sample_flops * samples_per_second / (chips * peak * 1e12)
+    def __init__(
+        self,
+        *,
+        unit: str,
+        batch_size: int,
+        sample_flops: float | None,
+        chips: int,
+        peak_tflops: float | None = None,
+    ):
+        self._unit, self._batch_size = unit, batch_size
+        self._sample_flops, self._chips = sample_flops, chips
+        if peak_tflops is None:
+            chip = find_chip(jax.devices()[0].device_kind)
+            peak_tflops = chip and chip.peak_tflops
+        self._peak_tflops = peak_tflops
+        self._compiled = False
+        self._steps, self._seconds = 0, 0.0  # since the last rates
+        self._start, self._seconds_in_steps = time.perf_counter(), 0.0
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Times a step; the first one compiles and does not count."""
+        start = time.perf_counter()
+        yield
+        if self._compiled:
+            seconds = time.perf_counter() - start
+            self._steps, self._seconds = self._steps + 1, self._seconds + seconds
+            self._seconds_in_steps += seconds
+        self._compiled = True
+
+    def goodput(self) -> float:
+        """The share of this process's time since the start of training that it spent in steps."""
+        return self._seconds_in_steps / (time.perf_counter() - self._start)
+
+    def rates(self) -> dict[str, float]:
+        """Rates since the last call; empty if no step has been timed since."""
+        if not self._seconds:
+            return {}
+        rate = self._steps / self._seconds
+        self._steps, self._seconds = 0, 0.0
+        samples = rate * self._batch_size / self._chips
+        found = {
+            "steps_per_second": rate,
+            "goodput": self.goodput(),
+            f"{self._unit}_per_second_per_chip": samples,
+        }
+        if self._sample_flops is not None and self._peak_tflops is not None:
+            found["mfu"] = self._sample_flops * samples / (self._peak_tflops * 1e12)
+        return found
+
+    def formula(self) -> str:
+        """How the model FLOP utilization (MFU) is computed."""
+        kind = jax.devices()[0].device_kind
+        flops = "unknown" if self._sample_flops is None else f"{self._sample_flops:.4g}"
+        peak = f"unknown for {kind!r}: give --peak-tflops"
+        if self._peak_tflops is not None:
+            peak = f"{self._peak_tflops * 1e12:.4g}"
+        return (
+            f"MFU = FLOPs of a {self._unit.removesuffix('s')}'s step x {self._unit} a second / "
+            f"(chips x peak FLOP/s); FLOPs {flops}, chips {self._chips}, peak FLOP/s {peak}"
+        )
 
 
 def gif(clips: np.ndarray, *, fps: int = FRAMES_PER_SECOND) -> bytes:
-    """Clips uint8 [n, f, h, w, 3], side by side in rows of eight, as one animated GIF."""
+    """Returns clips uint8 [n, f, h, w, 3] in rows of eight as one animated GIF."""
     count, frames, height, width, _ = clips.shape
     columns = min(count, _GIF_COLUMNS)
     rows = math.ceil(count / columns)
@@ -72,7 +132,7 @@ def gif(clips: np.ndarray, *, fps: int = FRAMES_PER_SECOND) -> bytes:
 
 
 def read_lines(path: Path, *, step: int | None = None) -> list[str]:
-    """The whole lines of a metrics file up to a step: a killed run may have written more."""
+    """Returns the complete lines of a metrics file up to a step; a killed run may have more."""
     kept = []
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
@@ -85,7 +145,7 @@ def read_lines(path: Path, *, step: int | None = None) -> list[str]:
 
 
 def is_clocked(name: str) -> bool:
-    """Whether a scalar of the records depends on the clock: it differs between two equal runs."""
+    """Whether a metric depends on the clock, and so differs between two equal runs."""
     return "second" in name or name in ("mfu", "goodput")
 
 
@@ -93,21 +153,21 @@ def _short(value: float) -> str:
     return f"{value:.4g}"
 
 
-class Recorder:
-    """Where a run's numbers go; outside process 0 it does nothing.
+class MetricLogger:
+    """Writes the metrics of a run; does nothing on hosts other than host 0.
 
-    Records grow line by line, which a bucket's files cannot: for a run in a bucket they are written
-    to a temporary folder and copied with every checkpoint.
+    The files grow line by line, which files in a bucket cannot: those of a run in a bucket grow in
+    a temporary folder and are copied with every checkpoint.
 
     Args:
-        folder: of the run.
-        step: steps done before; later lines of an earlier run are taken out of the files.
-        steps: in all.
-        name: of the stage, for the terminal.
-        local: where the records grow; None: in `folder`, or for a bucket in a temporary folder.
+        folder: the run's output folder.
+        step: steps done before; later lines of an interrupted run are removed from the files.
+        steps: steps in all.
+        name: the stage's name, for the terminal.
+        local: where the files grow; None takes `folder`, or a temporary folder for a bucket.
 
     Raises:
-        UserError: the records cannot be written.
+        UserError: the files cannot be written.
     """
 
     def __init__(
@@ -123,19 +183,19 @@ class Recorder:
         self._copies = None if local is None else folder
         local = Path(folder) if local is None else local
         self._path = local / METRICS_FILE
-        with self._telling():
+        with self._writing():
             local.mkdir(parents=True, exist_ok=True)
         if self._copies is not None:
             with self._copying():
                 if (folder / METRICS_FILE).exists():
                     self._path.write_bytes((folder / METRICS_FILE).read_bytes())
-        with self._telling():
+        with self._writing():
             lines = read_lines(self._path, step=step)
             write_whole(self._path, "".join(f"{line}\n" for line in lines).encode())
             self._file = open(self._path, "a")  # noqa: SIM115 - closed in `close`
             self._events = SummaryWriter(str(local / EVENTS), purge_step=step + 1)
         self._console = Console(stderr=True, highlight=False)
-        self._name, self._steps, self._start = name, steps, step
+        self._name, self._steps = name, steps
         self._last_line = -math.inf
         self._bar: Progress | None = None
         if self._console.is_terminal:
@@ -149,83 +209,74 @@ class Recorder:
             self._task = self._bar.add_task(name, total=steps, completed=step, text="compiling")
             self._bar.start()
         if self._copies is not None:
-            self.say(
-                f"{name}: {METRICS_FILE} and {EVENTS}/ grow in {local}; they are copied with every "
-                "checkpoint"
+            self.print(
+                f"{name}: {METRICS_FILE} and {EVENTS}/ grow in {local}; they are copied to "
+                f"{folder} with every checkpoint"
             )
 
-    def _telling(self) -> Any:
+    def _writing(self) -> contextlib.AbstractContextManager[None]:
         return telling(self._path, "cannot be written", mend="make room there, then start again")
 
-    def _copying(self) -> Any:
-        mend = "look for the bucket's room and rights, then start again"
-        return telling(self._copies or self._path, "the records cannot be copied", mend=mend)
+    def _copying(self) -> contextlib.AbstractContextManager[None]:
+        mend = "check the bucket's free space and permissions, then start again"
+        return telling(self._copies or self._path, "the metrics cannot be copied", mend=mend)
 
-    def copy(self) -> None:
-        """Brings the records to the run's folder, where they are written elsewhere.
-
-        Raises:
-            UserError: they cannot be written there.
-        """
-        if not self._active or self._copies is None:
-            return
-        with self._telling():
-            if not self._file.closed:
-                self._file.flush()
-                self._events.flush()
-        with self._copying():
-            (self._copies / EVENTS).mkdir(parents=True, exist_ok=True)
-            for file in (self._path, *(self._path.parent / EVENTS).iterdir()):
-                place = file.relative_to(self._path.parent)
-                (self._copies / place).write_bytes(file.read_bytes())
-
-    def say(self, line: str) -> None:
-        """A line above the bar."""
+    def print(self, line: str) -> None:
+        """Prints a line, above the progress bar if there is one."""
         if self._active:
             self._console.print(line, markup=False, soft_wrap=True)
 
     def advance(self, step: int) -> None:
-        """Moves the bar."""
+        """Moves the progress bar."""
         if self._active and self._bar is not None:
             self._bar.update(self._task, completed=step)
 
-    def log(
-        self, step: int, scalars: Mapping[str, float], *, steps_per_second: float | None
-    ) -> None:
-        """The numbers of a training step, to file, events and terminal.
+    @raise_on_all_hosts()
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Writes the metrics of a training step to the files and the terminal.
 
-        `steps_per_second`: None: not yet known.
+        Args:
+            step: number of steps done.
+            metrics: scalars by name; `loss` is among them, and `steps_per_second` where known.
+
+        Raises:
+            UserError: on any host, the files cannot be written.
         """
         if not self._active:
             return
+        scalars = {name: float(value) for name, value in metrics.items()}
         self._write(step, scalars, prefix="train/")
-        loss = f"loss {_short(scalars['loss'])}"
-        left = ""
-        if steps_per_second:
-            seconds = datetime.timedelta(seconds=round((self._steps - step) / steps_per_second))
-            left = f"{_short(steps_per_second)} steps/s, {seconds} left"
+        text = f"loss {_short(scalars['loss'])}"
+        if rate := scalars.get("steps_per_second"):
+            left = datetime.timedelta(seconds=round((self._steps - step) / rate))
+            text += f"  {_short(rate)} steps/s, {left} left"
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, text=f"{loss}  {left}")
+            self._bar.update(self._task, completed=step, text=text)
         elif time.monotonic() - self._last_line > _PLAIN_SECONDS or step == self._steps:
             self._last_line = time.monotonic()
-            self.say(f"{self._name} {step}/{self._steps}  {loss}  {left}")
+            self.print(f"{self._name} {step}/{self._steps}  {text}")
 
-    def watched(self, step: int, watched: Watched) -> None:
-        """Scores and clips of the held-out data."""
+    @raise_on_all_hosts()
+    def log_evaluation(self, step: int, evaluation: Evaluation) -> None:
+        """Writes the scores and clips of held-out data.
+
+        Raises:
+            UserError: on any host, the files cannot be written.
+        """
         if not self._active:
             return
-        self._write(step, {f"watch/{k}": v for k, v in watched.scalars.items()}, prefix="")
-        with self._telling():
-            for name, clips in watched.clips.items():
-                self._add_clips(f"watch/{name}", np.asarray(clips), step)
+        self._write(step, {f"eval/{k}": v for k, v in evaluation.scalars.items()}, prefix="")
+        with self._writing():
+            for name, clips in evaluation.clips.items():
+                self._add_clips(f"eval/{name}", np.asarray(clips), step)
             self._events.flush()
-        told = "  ".join(f"{name} {_short(value)}" for name, value in watched.scalars.items())
-        self.say(f"{self._name} {step}/{self._steps}  held-out: {told}")
+        scores = "  ".join(f"{name} {_short(x)}" for name, x in evaluation.scalars.items())
+        self.print(f"{self._name} {step}/{self._steps}  held-out: {scores}")
 
     def _write(self, step: int, scalars: Mapping[str, float], *, prefix: str) -> None:
-        # NaN and infinity are no JSON: null.
+        # JSON has no NaN and no infinity: null stands for them.
         finite = {k: v if math.isfinite(v) else None for k, v in scalars.items()}
-        with self._telling():
+        with self._writing():
             self._file.write(json.dumps({"step": step, **finite}) + "\n")
             self._file.flush()
             for name, value in scalars.items():
@@ -246,14 +297,36 @@ class Recorder:
         assert writer is not None
         writer.add_summary(summary, step)
 
+    @raise_on_all_hosts()
+    def copy(self) -> None:
+        """Copies the files to the run's folder, if they grow elsewhere.
+
+        Raises:
+            UserError: on any host, they cannot be written there.
+        """
+        self._copy()
+
+    def _copy(self) -> None:
+        if not self._active or self._copies is None:
+            return
+        with self._writing():
+            if not self._file.closed:
+                self._file.flush()
+                self._events.flush()
+        with self._copying():
+            (self._copies / EVENTS).mkdir(parents=True, exist_ok=True)
+            for file in (self._path, *(self._path.parent / EVENTS).iterdir()):
+                place = file.relative_to(self._path.parent)
+                (self._copies / place).write_bytes(file.read_bytes())
+
     def close(self) -> None:
-        """Ends the bar and the files."""
+        """Ends the progress bar, closes the files and copies them; waits for no other host."""
         if not self._active:
             return
         if self._bar is not None:
             self._bar.stop()
-        with self._telling():
+        with self._writing():
             os.fsync(self._file.fileno())
             self._file.close()
             self._events.close()
-        self.copy()
+        self._copy()

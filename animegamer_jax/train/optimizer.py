@@ -1,7 +1,7 @@
-"""AdamW as the stages use it: its course of learning rates, what decays, the weights' average.
+"""AdamW, its learning-rate schedule and weight decay, and the average of the weights.
 
-The optimizers of PAPER section 4.1 and of the code bases that it grew from are AdamW with clipping
-by the global norm; moments and averages are float32, as the trained weights.
+The optimizers of PAPER section 4.1 and of the code bases behind the release are AdamW with clipping
+by global norm; moments and averages are float32, like the trained weights.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from animegamer_jax.train.stages.recipe import DECAYED, OptimizerConfig
 
 
 def parameter_path(path: tuple[Any, ...]) -> str:
-    """The dotted name of a leaf of a tree of parameters, from its key path in JAX."""
+    """Returns the dotted name of a leaf in a tree of parameters from its JAX key path."""
     names = [getattr(k, "key", getattr(k, "name", getattr(k, "idx", None))) for k in path]
     if names and names[-1] == "value":  # inside the variable
         names.pop()
@@ -24,7 +24,7 @@ def parameter_path(path: tuple[Any, ...]) -> str:
 
 
 def decays(params: Any) -> Any:
-    """Which parameters the weight decay pulls on: a tree of truth values like `params`."""
+    """Returns a tree like `params` of whether each parameter has weight decay."""
 
     def one(path: tuple[Any, ...], leaf: Any) -> bool:
         del leaf
@@ -34,9 +34,10 @@ def decays(params: Any) -> Any:
 
 
 def make_schedule(config: OptimizerConfig, *, steps: int) -> optax.Schedule:
-    """The learning rate of step 0, 1, ...: a line up, then constant or half a cosine.
+    """Returns the learning rate as a function of the step: a linear rise, then constant or cosine.
 
-    Step `warmup_steps - 1` is the first at the full rate, step `steps - 1` the cosine's lowest.
+    Step `warmup_steps - 1` is the first with the full rate, step `steps - 1` the lowest of the
+    cosine.
     """
     warmup, top = config.warmup_steps, config.learning_rate
     rest = max(steps - warmup, 1)
@@ -54,12 +55,12 @@ def make_schedule(config: OptimizerConfig, *, steps: int) -> optax.Schedule:
 
 
 class Optimizer(NamedTuple):
-    """An optax transformation beside its learning rate.
+    """An optax transformation with its learning rate.
 
     Attributes:
-        init: weights to the optimizer's state.
-        update: gradients, state and weights to what is added to the weights, and the next state.
-        learning_rate: of a step, counted from 0.
+        init: maps weights to the optimizer's state.
+        update: maps gradients, state and weights to the weights' updates and the next state.
+        learning_rate: maps a step, counted from 0, to its learning rate.
     """
 
     init: Callable[..., Any]
@@ -68,7 +69,7 @@ class Optimizer(NamedTuple):
 
 
 def make_optimizer(config: OptimizerConfig, *, steps: int) -> Optimizer:
-    """AdamW on gradients clipped by their global norm, for a run of so many steps."""
+    """Returns AdamW on gradients clipped by their global norm, for a run of `steps` steps."""
     rate = make_schedule(config, steps=steps)
     chain = optax.chain(
         optax.clip_by_global_norm(config.clip_norm),
@@ -80,14 +81,14 @@ def make_optimizer(config: OptimizerConfig, *, steps: int) -> Optimizer:
 
 
 def average_decay(decay: float, step: Int[Array, ""]) -> Float[Array, ""]:
-    """The average's decay at a step: small at first, so that the start weighs little.
+    """Returns the average's decay rate at a step, lower at first, so that the start weighs little.
 
-    `min(decay, (1 + t) / (10 + t))`, as in TensorFlow's ExponentialMovingAverage.
+    It is `min(decay, (1 + t) / (10 + t))`, as in TensorFlow's ExponentialMovingAverage.
     """
     t = step.astype(jnp.float32)
     return jnp.minimum(decay, (1.0 + t) / (10.0 + t))
 
 
 def update_average(average: Any, params: Any, decay: Float[Array, ""]) -> Any:
-    """One step of the exponential moving average of a tree of parameters."""
+    """Updates the exponential moving average of a tree of parameters."""
     return jax.tree.map(lambda a, p: a + (1.0 - decay) * (p - a), average, params)

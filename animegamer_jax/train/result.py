@@ -1,4 +1,4 @@
-"""What a finished stage leaves: a bundle with the networks that it changed and all others."""
+"""Writes the result of a stage: a bundle with the networks that it changed and all others."""
 
 import collections
 import functools
@@ -24,7 +24,7 @@ from animegamer_jax.bundle.bundle import (
 from animegamer_jax.bundle.config import with_dtypes
 from animegamer_jax.bundle.networks import flat_params
 from animegamer_jax.configs import Dtype, NetworkConfig
-from animegamer_jax.distributed import together
+from animegamer_jax.distributed import raise_on_all_hosts
 from animegamer_jax.train.stages.base import Stage
 from animegamer_jax.train.step import TrainState
 
@@ -36,7 +36,7 @@ def _of_network(name: str, state: nnx.State) -> dict[str, Any]:
 
 
 def _exact(stored: np.ndarray | None, used: np.ndarray) -> np.ndarray:
-    """A frozen weight: as it was read, if what was used is that one in fewer digits."""
+    """Returns a frozen weight as it was stored, if the used one is its value in less precision."""
     if stored is None or stored.shape != used.shape:
         return used
     return stored if np.array_equal(stored.astype(used.dtype), used) else used
@@ -44,7 +44,7 @@ def _exact(stored: np.ndarray | None, used: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def one_layer(everywhere: NamedSharding) -> Callable[[jax.Array, int], jax.Array]:
-    """The program that brings one layer of a stack to all devices."""
+    """Returns a jitted function that gathers one layer of a stack on all devices."""
 
     def take(stack: jax.Array, layer: jax.Array | int) -> jax.Array:
         return jax.lax.dynamic_index_in_dim(stack, layer, keepdims=False)
@@ -52,10 +52,10 @@ def one_layer(everywhere: NamedSharding) -> Callable[[jax.Array, int], jax.Array
     return jax.jit(take, out_shardings=everywhere)
 
 
-def _whole(variable: nnx.Variable) -> np.ndarray:
-    """A parameter that may lie on several hosts, on this one.
+def _gather(variable: nnx.Variable) -> np.ndarray:
+    """Returns a parameter that may be sharded over several hosts.
 
-    A stack of layers comes layer by layer: whole it would fill a device's memory.
+    A stack of layers is gathered layer by layer, since all of it may not fit a device's memory.
     """
     array: jax.Array = variable[...]
     if array.is_fully_addressable or array.is_fully_replicated:
@@ -68,11 +68,11 @@ def _whole(variable: nnx.Variable) -> np.ndarray:
 
 
 def _gathered(name: NetworkName, state: TrainState, config: NetworkConfig) -> _Leaves:
-    """The parameters of a network, one at a time; each waits for all hosts."""
+    """Yields the parameters of a network; each of them waits for all hosts."""
     trained = _of_network(name, state.params if state.ema is None else state.ema)
     frozen = _of_network(name, state.frozen)
     for path in abstract_params(name, config):
-        yield path, _whole(trained[path] if path in trained else frozen[path])
+        yield path, _gather(trained[path] if path in trained else frozen[path])
 
 
 def _stored(
@@ -83,7 +83,7 @@ def _stored(
     frozen: nnx.State,
     dtype: Dtype,
 ) -> _Leaves:
-    """The parameters as the result has them: frozen ones with the digits that they were read in."""
+    """Yields the parameters in the result's format; frozen ones keep their stored precision."""
     kept = _of_network(name, frozen)
     read = bundle.leaves(name) if bundle is not None and bundle.has(name) else {}
     for path, array in leaves:
@@ -100,14 +100,14 @@ def write_result(
     bundle: Bundle | None,
     configs: dict[NetworkName, NetworkConfig],
 ) -> None:
-    """Writes the bundle of a stage: all or nothing, in place of one that stands there.
+    """Writes the bundle of a stage completely or not at all, replacing an existing one.
 
     Args:
-        path: the folder.
-        state: its averaged weights are stored, or the trained ones where none are kept.
-        stage: which networks it changes, and the number format they are stored in.
-        bundle: the one it started from, whose other networks are copied as they are; or None.
-        configs: of the changed networks.
+        path: the folder to write.
+        state: the state whose averaged weights are stored, or trained ones if there is no average.
+        stage: the stage, which names the changed networks and their number format.
+        bundle: the bundle it started from, whose other networks are copied unchanged; or None.
+        configs: configurations of the changed networks.
 
     Raises:
         UserError: the folder cannot be written.
@@ -115,12 +115,12 @@ def write_result(
     changed: dict[NetworkName, NetworkConfig] = {
         name: with_dtypes(configs[name], remat="none") for name in NETWORKS if name in configs
     }
-    # Every host brings its parts of a weight, the first one writes. Where it cannot go on, it goes
-    # through the rest all the same: the others wait in it.
+    # Every host contributes its parts of a weight, and host 0 writes. If writing fails, host 0
+    # still gathers the rest, since the others wait for it.
     gathered: dict[NetworkName, _Leaves] = {
         name: _gathered(name, state, config) for name, config in changed.items()
     }
-    with together():
+    with raise_on_all_hosts():
         try:
             if jax.process_index() == 0:
                 _write(path, gathered, changed, state=state, stage=stage, bundle=bundle)
@@ -130,7 +130,7 @@ def write_result(
 
 
 def _stages(bundle: Bundle | None, name: str) -> tuple[str, ...] | None:
-    """Those of the bundle that it started from, and this one; None where they are not known."""
+    """Returns the completed stages, this one included; None if the bundle's are not known."""
     before = () if bundle is None else bundle.info.stages
     return None if before is None else (*(stage for stage in before if stage != name), name)
 

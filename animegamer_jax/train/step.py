@@ -1,8 +1,7 @@
 """The training step: one pure function of the state, a batch and a key, for every stage.
 
-What is trained is float32 and differentiated; everything else of the stage's networks is frozen, in
-the recipe's number format, and comes back bit for bit. A step whose loss or gradients are not
-finite changes nothing.
+Trained weights are float32 and differentiated; all others are frozen, in the recipe's number
+format, and are returned bit for bit. A step whose loss or gradients are not finite changes nothing.
 """
 
 from collections.abc import Callable
@@ -23,9 +22,9 @@ from animegamer_jax.train.optimizer import (
     update_average,
 )
 from animegamer_jax.train.stages.base import (
-    Networks,
     Scalars,
     Stage,
+    StageNetworks,
 )
 
 
@@ -33,12 +32,12 @@ class TrainState(NamedTuple):
     """Everything that a step reads and writes.
 
     Attributes:
-        step: optimizer steps done.
+        step: number of optimizer steps done.
         graphdef: the networks without their weights; static.
         params: trained weights, float32.
         frozen: all other weights of the networks.
-        opt_state: the optimizer's.
-        ema: the average of `params`; None where the recipe keeps none.
+        opt_state: state of the optimizer.
+        ema: average of `params`; None if the recipe keeps none.
     """
 
     step: Int[Array, ""]
@@ -53,11 +52,11 @@ Metrics = dict[str, Array]
 StepFunction = Callable[[TrainState, Any, Key[Array, ""]], tuple[TrainState, Metrics]]
 
 
-def split_networks(networks: Networks, stage: Stage[Any]) -> tuple[Any, nnx.State, nnx.State]:
-    """The networks' structure, their trained and their frozen weights.
+def split_networks(networks: StageNetworks, stage: Stage[Any]) -> tuple[Any, nnx.State, nnx.State]:
+    """Returns the networks' structure, trained weights and frozen weights.
 
     Raises:
-        ValueError: the stage trains nothing of them.
+        ValueError: the stage trains none of the weights.
     """
 
     def trained(path: tuple[Any, ...], variable: Any) -> bool:
@@ -80,33 +79,33 @@ def _cast(tree: Any, dtype: str) -> Any:
 
 
 def state_shardings(state: Any, mesh: Mesh) -> Any:
-    """Where each part of a (possibly abstract) state lies: weights by their axes' names.
+    """Returns the shardings of a (possibly abstract) state: weights by the names of their axes.
 
-    What is no parameter (counts) lies whole on every device.
+    Everything else, such as counts, is replicated.
     """
-    whole = NamedSharding(mesh, PartitionSpec())
+    replicated = NamedSharding(mesh, PartitionSpec())
 
     def one(leaf: Any) -> Any:
-        return param_shardings(leaf, mesh) if isinstance(leaf, nnx.Variable) else whole
+        return param_shardings(leaf, mesh) if isinstance(leaf, nnx.Variable) else replicated
 
     return jax.tree.map(one, state, is_leaf=lambda x: isinstance(x, nnx.Variable))
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Samples over the mesh axes of the batch, all else whole."""
+    """Returns the sharding of a batch: samples over the mesh axes of the batch."""
     return NamedSharding(mesh, partition_spec(("act_batch",)))
 
 
 def _starter(
-    networks: Networks, stage: Stage[Any], optimizer: Optimizer
+    networks: StageNetworks, stage: Stage[Any], optimizer: Optimizer
 ) -> tuple[Callable[[nnx.State, nnx.State], TrainState], nnx.State, nnx.State]:
-    """What makes the first state of trained and frozen weights, and these weights."""
+    """Returns a function that makes the first state from the weights, and these weights."""
     graphdef, params, frozen = split_networks(networks, stage)
     recipe = stage.recipe
 
     def start(params: nnx.State, frozen: nnx.State) -> TrainState:
         params = _cast(params, "float32")
-        # A copy: one buffer for both could not be given to the step twice.
+        # A copy, since the step cannot be given one buffer twice.
         ema = None if recipe.ema_decay is None else jax.tree.map(jnp.copy, params)
         return TrainState(
             step=jnp.zeros((), jnp.int32),
@@ -121,15 +120,16 @@ def _starter(
 
 
 def make_state(
-    networks: Networks,
+    networks: StageNetworks,
     stage: Stage[Any],
     optimizer: Optimizer,
     *,
     mesh: Mesh,
 ) -> TrainState:
-    """The state before the first step, each part born where the mesh wants it.
+    """Returns the state before the first step, created with its sharding.
 
-    The networks are used up: their arrays go into the state, and the first step takes them over.
+    The networks must not be used afterwards: the state takes their arrays, and the first step
+    donates them.
     """
     start, params, frozen = _starter(networks, stage, optimizer)
     shardings = state_shardings(jax.eval_shape(start, params, frozen), mesh)
@@ -137,18 +137,18 @@ def make_state(
 
 
 def abstract_state(
-    networks: Networks, stage: Stage[Any], optimizer: Optimizer, *, mesh: Mesh
+    networks: StageNetworks, stage: Stage[Any], optimizer: Optimizer, *, mesh: Mesh
 ) -> tuple[TrainState, TrainState]:
-    """The shapes of `make_state`'s result, of networks that may be shapes too, and their places."""
+    """Returns the shapes of `make_state`'s result and their shardings; networks may be shapes."""
     start, params, frozen = _starter(networks, stage, optimizer)
     state = jax.eval_shape(start, params, frozen)
     return state, state_shardings(state, mesh)
 
 
 def _parts(batch: Any, count: int) -> Any:
-    """[b, ...] to [count, b / count, ...]; neighbours go to different parts.
+    """Splits [b, ...] into [count, b / count, ...], neighbours into different parts.
 
-    So every device splits the samples that it has, and none is sent anywhere.
+    So every device splits its own samples, and no sample is sent to another device.
     """
     return jax.tree.map(
         lambda x: x.reshape(x.shape[0] // count, count, *x.shape[1:]).swapaxes(0, 1), batch
@@ -158,7 +158,7 @@ def _parts(batch: Any, count: int) -> Any:
 def _gradients(
     stage: Stage[Any], state: TrainState, batch: Any, key: Key[Array, ""]
 ) -> tuple[tuple[Float[Array, ""], Scalars], nnx.State]:
-    """The mean loss, its parts and the gradients, over the recipe's parts of the batch."""
+    """Returns the mean loss, its terms and the gradients, over the recipe's parts of the batch."""
 
     def loss(params: nnx.State, batch: Any, key: Key[Array, ""]) -> Any:
         return stage.loss(nnx.merge(state.graphdef, params, state.frozen), batch, key)
@@ -186,17 +186,17 @@ def train_step(
     batch: Any,
     key: Key[Array, ""],
 ) -> tuple[TrainState, Metrics]:
-    """One optimizer step.
+    """Does one optimizer step.
 
     Args:
-        stage: its loss and its recipe.
-        optimizer: what `make_state` was given.
-        state: before the step.
-        batch: a pytree of the stage's samples, a leading axis of samples.
-        key: of the whole run; the step's own is made of it and the step's number.
+        stage: the stage, for its loss and its recipe.
+        optimizer: the optimizer that the state was made with.
+        state: the state before the step.
+        batch: stacked samples of the stage.
+        key: key of the whole run; the step's key is derived from it and the step's number.
 
     Returns:
-        the state after it, or the same one where `finite` is False; and scalars: `loss` and its
+        the state after the step, or the same one if `finite` is False; and scalars: `loss` and its
         parts, the norms of gradients (before clipping), updates and weights, `learning_rate`, and
         `finite`.
     """
@@ -233,7 +233,7 @@ def make_train_step(
     *,
     shardings: TrainState,
 ) -> StepFunction:
-    """`train_step` compiled, once: it takes the state over and gives one in the same places.
+    """Returns a jitted `train_step` that donates its state and keeps the shardings.
 
     Call it under `jax.set_mesh`.
     """
@@ -244,8 +244,8 @@ def make_train_step(
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
 
 
-def averaged(state: TrainState) -> Networks:
-    """The networks with their averaged weights, or the trained ones where none are kept."""
+def averaged(state: TrainState) -> StageNetworks:
+    """Returns the networks with averaged weights, or trained ones if there is no average."""
     params = state.params if state.ema is None else state.ema
     return nnx.merge(state.graphdef, params, state.frozen)
 
@@ -260,13 +260,13 @@ def _finite(tree: Any) -> dict[str, Bool[Array, ""]]:
 
 
 def first_bad_tensor(stage: Stage[Any], state: TrainState, batch: Any, key: Key[Array, ""]) -> str:
-    """Which tensor of a step is the first that is not finite: a second pass over its batch.
+    """Returns in a few words which tensor of a step is the first that is not finite.
 
-    The arguments are those of the step, which left the state as it was. The answer is a few words;
+    It computes the step again. The arguments are those of the step, which did not change the state;
     the order is batch, weights, parts of the loss, gradients.
     """
 
-    def look(state: TrainState, batch: Any, key: Key[Array, ""]) -> Any:
+    def check(state: TrainState, batch: Any, key: Key[Array, ""]) -> Any:
         key = jax.random.fold_in(key, state.step)
         (loss, parts), grads = _gradients(stage, state, batch, key)
         return {
@@ -278,7 +278,7 @@ def first_bad_tensor(stage: Stage[Any], state: TrainState, batch: Any, key: Key[
             "the gradient of": _finite(grads),
         }
 
-    found = jax.device_get(jax.jit(look)(state, batch, key))
+    found = jax.device_get(jax.jit(check)(state, batch, key))
     order = ("the batch's", "the trained weight", "the frozen weight", "the loss's part", "the")
     for what in (*order, "the gradient of"):
         for name, good in found[what].items():

@@ -9,9 +9,9 @@ from typing import Generic, TypeVar
 
 from etils import epath
 
-from animegamer_jax.bundle.config import to_json
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.files import add_json
+from animegamer_jax.storage.files import write_json
+from animegamer_jax.storage.serialization import to_json
 from animegamer_jax.vlm.client import RERUN, AskSettings, Endpoint, NoAnswerError, connect
 from animegamer_jax.vlm.retry import MAX_TEXT, Prompt, Reply, ask_until_valid, load_cached_reply
 from animegamer_jax.vlm.usage import Usage
@@ -143,7 +143,7 @@ class AskMany:
         else:
             answer = _parsed(reply, prompt)
             # Shielded: a run that ends now still writes what it has paid for.
-            written = writers.submit(add_json, file, to_json(reply))
+            written = writers.submit(write_json, file, to_json(reply))
             await asyncio.shield(asyncio.wrap_future(written))
         self._count_failures(answer.reason)
         return answer

@@ -2,16 +2,14 @@
 
 import asyncio
 import dataclasses
-import os
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from etils import epath
 
-from animegamer_jax.bundle.config import from_json
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.files import read_json
 from animegamer_jax.storage.paths import telling
+from animegamer_jax.storage.serialization import read_json
 from animegamer_jax.vlm.client import AskSettings, Endpoint
 from animegamer_jax.vlm.messages import Message, retry_messages
 from animegamer_jax.vlm.usage import Usage
@@ -79,7 +77,7 @@ def load_cached_reply(file: epath.Path) -> Reply | None:
         if not file.exists():
             return None
     try:
-        return from_json(Reply, read_json(file), os.fspath(file))
+        return read_json(file, Reply, hint="")
     except UserError:
         return None
 

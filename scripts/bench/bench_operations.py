@@ -94,11 +94,6 @@ def print_head(*cells: str) -> None:
     print("|---" * len(cells) + "|")
 
 
-def _tokens_first(form: Form) -> Form:
-    """Returns a form of attention for [b, t, h, d] arrays from one for [b, h, t, d] arrays."""
-    return lambda *arrays: form(*(x.swapaxes(1, 2) for x in arrays)).swapaxes(1, 2)
-
-
 @app.command
 def attention(
     *,
@@ -123,13 +118,17 @@ def attention(
         seconds: Least time for each form and number of tokens.
         backward: Time the gradients of all inputs.
     """
+
+    def tokens_first(form: Form) -> Form:
+        return lambda *arrays: form(*(x.swapaxes(1, 2) for x in arrays)).swapaxes(1, 2)
+
     forms: dict[str, Form] = {
         "jax.nn.dot_product_attention": jax.nn.dot_product_attention,
-        "plain": _tokens_first(plain_attention),
+        "plain": tokens_first(plain_attention),
     }
     for rows in block_rows:
         blocked = functools.partial(blocked_attention, block_rows=rows)
-        forms[f"blocked, {rows} rows"] = _tokens_first(blocked)
+        forms[f"blocked, {rows} rows"] = tokens_first(blocked)
     print_head("tokens", "form", "ms, fastest", "ms, median", "CPU ms", "temporary MB", "x")
     for count in tokens:
         shape = (games, count, heads, head_width)

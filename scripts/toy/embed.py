@@ -5,7 +5,7 @@
 Weights are stored in bfloat16 and packed. The card shows the recipe of every stage, as its
 checkpoint keeps it, what changed since, and the scores of the evaluations given. Those must be of
 this model: as it was trained (`animegamer evaluate --model out/toy/adapt/model`) or, after a first
-embedding, as it is embedded (`animegamer evaluate`). `scores.json` beside the card keeps them.
+embedding, as it is embedded (`animegamer evaluate`). `scores.json` keeps them.
 """
 
 import dataclasses
@@ -161,7 +161,7 @@ def write_card(
     commit: str,
     size: int,
 ) -> None:
-    """Writes the model card beside the weights.
+    """Writes the model card.
 
     Args:
         path: The file.

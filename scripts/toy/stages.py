@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from animegamer_jax.bundle.bundle import Bundle
-from animegamer_jax.bundle.config import to_json
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.serialization import flattened
-from animegamer_jax.train.command import find_stage
+from animegamer_jax.storage.serialization import flattened, to_json
+from animegamer_jax.train.registry import find_stage
 from animegamer_jax.train.stages.base import Stage
 from animegamer_jax.train.stages.recipe import Recipe
 
@@ -105,7 +104,7 @@ def deviations(folder: Path, bundle: Bundle, stages: Sequence[str] = STAGES) -> 
 
 
 def _left_before(folder: Path, stage: str) -> str | None:
-    """Returns a checkpoint's name for the model of the stage before (`train.loop.Run.about`)."""
+    """Returns a checkpoint's name for the model of the stage before (`TrainingRun`)."""
     number = STAGES.index(stage)
     if not number:
         return None

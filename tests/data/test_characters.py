@@ -65,13 +65,13 @@ MIKA = '[[character]]\nname = "Mika"\nimages = ["mika.png"]\n'
         ('title = "x"\n' + MIKA, "unknown key 'title'"),
         (
             MIKA + 'picture = "mika.png"\n',
-            "character 1: unknown picture: expected the fields name, ali",
+            "character 1: picture: unknown field: expected \\[\\[char",
         ),
         (
             '[[character]]\nimages = ["mika.png"]\n',
-            "character 1: missing name: expected the fields name",
+            "character 1: name: missing: expected \\[\\[char",
         ),
-        (MIKA.replace('"Mika"', "3"), "character 1.name: expected a value of type str, found 3"),
+        (MIKA.replace('"Mika"', "3"), "character 1: name: expected a valid string, found 3"),
         (MIKA.replace("Mika", "Mi; ka"), "name: expected letters, .*, found ';'"),
         (MIKA.replace("Mika", "M" * 41), "name: expected at most 40 characters, found 41"),
         (MIKA.replace("Mika", "Other"), "name: 'Other' is reserved for clips without a char"),
@@ -79,15 +79,19 @@ MIKA = '[[character]]\nname = "Mika"\nimages = ["mika.png"]\n'
             MIKA.replace('["mika.png"]', "[]"),
             "character 1: images: expected one picture of Mika or more",
         ),
-        (MIKA.replace('["mika.png"]', '"mika.png"'), "character 1.images: expected a list, found"),
+        (
+            MIKA.replace('["mika.png"]', '"mika.png"'),
+            "character 1: images: expected a valid array, found",
+        ),
         (
             MIKA.replace("mika.png", "a\\u0000b"),
             r"expected a picture of Mika, found the path 'a\\x00b'",
         ),
         (
             MIKA + "aliases = [1]\n",
-            r"character 1.aliases\[0\]: expected a value of type str, found 1",
+            r"character 1: aliases\[0\]: expected a valid string, found 1",
         ),
+        (MIKA + "aliases = 2024-01-01\n", 'aliases: expected a valid array, found "2024-01-01'),
         (MIKA + 'aliases = ["<img>"]\n', "character 1: aliases: expected letters, .*, found '<'"),
         (MIKA.replace("mika.png", "absent.png"), r"absent\.png: cannot be read: No such file"),
         (

@@ -23,6 +23,7 @@ from animegamer_jax.data import features as features_module
 from animegamer_jax.data.datasets import open_features, open_games
 from animegamer_jax.data.features import FeatureMaker, encode_clips, shown_frame, write_features
 from animegamer_jax.data.samples import check_features
+from animegamer_jax.distributed import HostOptions
 from animegamer_jax.errors import UserError
 from animegamer_jax.tokenizer import Tokenizer
 
@@ -136,7 +137,12 @@ def test_a_random_frame_is_the_turns_own(games_path, bundle, networks, tmp_path,
     out = tmp_path / "features"
     assert (
         command.features(
-            model=str(bundle.path), data=str(games_path), out=str(out), frame="random", batch=8
+            model=str(bundle.path),
+            data=str(games_path),
+            out=str(out),
+            frame="random",
+            batch=8,
+            host_options=HostOptions(),
         )
         == 0
     )
@@ -193,7 +199,7 @@ def test_the_same_call_goes_on_after_a_stop(features, games_path, bundle, tmp_pa
     # Of seven turns a shard there are as many shards, of other turns.
     with pytest.raises(
         UserError,
-        match=r"another dataset was begun here: fingerprint\.shard_size was 6, is 7: use the earlier",
+        match=r"begun here: fingerprint\.shard_size was 6, is 7: use the earlier",
     ):
         write_features(path, **options | {"shard_size": 7})
     before = shards_of(path)

@@ -69,13 +69,13 @@ def test_results_of_no_games_come_back(tmp_path):
     ("change", "message"),
     [
         ({"format_version": 1}, "format_version: expected 2, found 1: evaluate again, or read it"),
-        ({"world": None}, "world: expected a value of type str, found null"),
-        ({"colour": 1}, "unknown field 'colour'"),
+        ({"world": None}, "world: expected a valid string, found null"),
+        ({"colour": 1}, "colour: unknown field"),
         ({"is_open": [[True], [False, True]]}, r"is_open: expected lists of bool in 2 dimensions"),
         ({"is_open": [[1, 0]]}, "is_open: expected lists of bool"),
         ({"games": ["a"]}, "instructions: expected 4 of each of 1 games"),
         ({"motions": [["walk"]]}, "motions: expected 4 of each of 6 games"),
-        ({"systems": {}}, "systems: expected a list"),
+        ({"systems": {}}, "systems: expected a valid array"),
         ({"expected": [[[1, 2, 3, 4]]]}, r"expected: expected the shape \(6, 4, 4\)"),
     ],
 )
@@ -83,10 +83,10 @@ def test_results_that_are_damaged(tmp_path, change, message):
     write_results(tmp_path, make_evaluation(None))
     path = tmp_path / "results.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(UserError, match=message) as told:
+    with pytest.raises(UserError, match=message) as caught:
         read_results(tmp_path)
-    assert str(told.value).startswith(str(path))
-    assert "\n" not in str(told.value)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
 
 
 def test_results_that_are_none(tmp_path):
@@ -103,7 +103,7 @@ def test_ablations_come_back(tmp_path):
     write_ablations(path, ABLATIONS)
     assert read_ablations(path) == ABLATIONS
     path.write_text(path.read_text().replace('"decoder"', '"nothing"'))
-    with pytest.raises(UserError, match=r"rows\[0\]\.part: expected one of 'decoder', 'game'"):
+    with pytest.raises(UserError, match=r"rows\[0\]\.part: expected 'decoder' or 'game'"):
         read_ablations(path)
     path.write_text("{")
     with pytest.raises(UserError, match="not valid JSON"):

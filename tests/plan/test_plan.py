@@ -40,8 +40,9 @@ from animegamer_jax.plan.hlo import Array
 from animegamer_jax.plan.report import describe_estimate
 from animegamer_jax.plan.topology import check_libtpu, describe, parse_topology
 from animegamer_jax.sharding import PLANS, make_mesh
-from animegamer_jax.train.command import Options, find_stage
+from animegamer_jax.train.command import Options
 from animegamer_jax.train.mesh import mesh_shape
+from animegamer_jax.train.registry import find_stage
 from animegamer_jax.train.stages.decoder import transformer_flops
 
 needs_libtpu = pytest.mark.skipif(

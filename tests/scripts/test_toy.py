@@ -20,16 +20,16 @@ from tiny_evaluation import make_evaluation
 
 from animegamer_jax import cli
 from animegamer_jax.bundle.bundle import Bundle
-from animegamer_jax.bundle.config import to_json
 from animegamer_jax.data import command as data_command
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.metrics.formulas import Estimate
 from animegamer_jax.evaluate.report.ablations import Score, read_ablations
 from animegamer_jax.evaluate.results import Evaluation, read_results, write_results
 from animegamer_jax.sharding import make_mesh
+from animegamer_jax.storage.serialization import to_json
 from animegamer_jax.toy.evaluation import WORLD
 from animegamer_jax.train import command as train_command
-from animegamer_jax.train.loop import Run
+from animegamer_jax.train.run import TrainingRun
 
 ROOT = Path(__file__).parents[2]
 OWN = {"decoder": {"dtype": "float32", "text_dropout": 0.3, "steps": 11}}  # no recipe's defaults
@@ -58,7 +58,7 @@ def evaluation(model: Bundle, *, name: str = "toy", windows: tuple[int, ...] = (
 
 
 def write_run_config(folder: Path, stage: str, step: int, **changes: Any) -> None:
-    """What a checkpoint tells of itself, of a stage that went as it should."""
+    """The run config in the checkpoint of a stage that succeeded."""
     bundle = Bundle.open(folder / stage / "model")
     recipe = to_json(stages._find(stage)[1]) | OWN.get(stage, {})
     about = {
@@ -169,14 +169,14 @@ def test_a_card_shows_what_was_changed_between_stages(trained, tiny_bundle, tmp_
 def test_the_model_before_is_named_as_a_checkpoint_names_it(trained, tmp_path):
     kind, recipe = stages._find("warmup")
     bundle = Bundle.open(trained / "dit" / "model")
-    run = Run(
+    run = TrainingRun(
         stage=kind(recipe, bundle.config, bundle.protocol),
         bundle=bundle,
         sources=(),
         out=epath.Path(tmp_path),
         mesh=make_mesh(),
     )
-    assert run.about()["model"] == stages._left_before(trained, "warmup")
+    assert run.run_config()["model"] == stages._left_before(trained, "warmup")
 
 
 def test_what_cannot_be_embedded(trained, tiny_bundle, tmp_path, monkeypatch):

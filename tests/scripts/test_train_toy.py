@@ -18,8 +18,8 @@ STUB = f"""#!{sys.executable}
 import json, os, pathlib, signal, sys, time
 
 words = sys.argv[1:]
-told = pathlib.Path(os.environ["TOLD"])
-with open(told / "calls", "a") as file:
+notes = pathlib.Path(os.environ["NOTES"])
+with open(notes / "calls", "a") as file:
     file.write(json.dumps([words, os.environ.get("XLA_FLAGS")]) + "\\n")
 out = pathlib.Path(words[words.index("--out") + 1])
 out.mkdir(parents=True, exist_ok=True)
@@ -31,11 +31,11 @@ if how == "fail":
 if how == "signal":
     def save(number, frame):
         time.sleep(0.3)
-        (told / "saved").write_text(signal.Signals(number).name)
+        (notes / "saved").write_text(signal.Signals(number).name)
         sys.exit(0)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, save)
-    (told / "ready").touch()
+    (notes / "ready").touch()
     while True:  # by naps: a signal just before a long one would be heard at its end
         time.sleep(0.1)
 made = out / "set.json" if words[0] == "data" else out / "model" / "config.json"
@@ -62,10 +62,15 @@ def script(tmp_path):
     stub.chmod(0o755)
 
     def start(**environment: str) -> subprocess.Popen[str]:
-        told = {"BIN": str(stub.parent), "TOLD": str(tmp_path), "CORES": "3", "XLA_FLAGS": "--own"}
+        notes = {
+            "BIN": str(stub.parent),
+            "NOTES": str(tmp_path),
+            "CORES": "3",
+            "XLA_FLAGS": "--own",
+        }
         return subprocess.Popen(
             [sys.executable, "-c", FRESH, ROOT / "scripts" / "toy" / "train.sh", tmp_path / "toy"],
-            env=os.environ | told | environment,
+            env=os.environ | notes | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -74,24 +74,29 @@ def make_stage(kind: type[Stage[Any]], recipe: Any, bundle: Bundle) -> Stage[Any
 
 
 def batch_of(stage: Stage[Any], features: Path, size: int) -> Any:
-    """Turns 0, 1, 2, ... of the set as one batch of arrays."""
+    """Turns 0, 1, 2, ... of the set as one batch of arrays, whose shapes the stage must know."""
+
+    def shapes(sample: Any) -> Any:
+        return jax.tree.map(lambda x: (x.shape, np.dtype(x.dtype)), sample)
+
     samples = stage.samples([DataSource(str(features))], split="train")
+    assert shapes(stage.sample_spec()) == shapes(samples[0])
     return jax.tree.map(lambda *leaves: np.stack(leaves), *(samples[i] for i in range(size)))
 
 
 def run(
     stage: Stage[Any], bundle: Bundle, batch: Any, *, steps: int, mesh: Mesh | None = None
 ) -> tuple[TrainState, TrainState, list[dict[str, float]]]:
-    """The state before and after some steps on one batch, and what the steps told."""
+    """The state before and after some steps on one batch, and the steps' metrics."""
     mesh = mesh or one_device()
     optimizer = make_optimizer(stage.recipe.optimizer, steps=steps)
     state = make_state(stage.load(bundle, mesh=mesh), stage, optimizer, mesh=mesh)
     before = jax.device_get(state)
     step = make_train_step(stage, optimizer, shardings=state_shardings(state, mesh))
-    told, key = [], make_key()
+    history, key = [], make_key()
     with jax.set_mesh(mesh):
         for _ in range(steps):
             state, metrics = step(state, batch, key)
-            told.append({name: float(value) for name, value in metrics.items()})
+            history.append({name: float(value) for name, value in metrics.items()})
     assert step._cache_size() == 1
-    return before, jax.device_get(state), told
+    return before, jax.device_get(state), history

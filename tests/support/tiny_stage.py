@@ -19,9 +19,9 @@ from animegamer_jax.protocol import PAPER
 from animegamer_jax.train.optimizer import parameter_path
 from animegamer_jax.train.stages.base import (
     DataSource,
-    Networks,
+    Evaluation,
     Stage,
-    Watched,
+    StageNetworks,
 )
 from animegamer_jax.train.stages.recipe import OptimizerConfig, Recipe
 
@@ -43,8 +43,8 @@ RECIPE = TinyRecipe(
     ema_decay=0.9,
     log_every=1,
     save_every=2,
-    watch_every=2,
-    watch_batches=1,
+    eval_every=2,
+    eval_batches=1,
 )
 NUM_SAMPLES = {"train": 64, "test": 16}
 
@@ -56,7 +56,7 @@ class TinyStage(Stage[TinyRecipe]):
     best = ("error", "min")
     unit = "shots"
 
-    def load(self, bundle: Bundle | None, *, mesh: Mesh) -> Networks:
+    def load(self, bundle: Bundle | None, *, mesh: Mesh) -> StageNetworks:
         if bundle is not None:
             return {"encoder": bundle.load("encoder", mesh=mesh, dtype=self.recipe.dtype)}
         assert isinstance(self.config.encoder, ShotEncoderConfig)
@@ -80,7 +80,15 @@ class TinyStage(Stage[TinyRecipe]):
 
         return grain.MapDataset.range(NUM_SAMPLES[split]).map(sample)
 
-    def loss(self, networks: Networks, batch: Any, key: jax.Array):
+    def sample_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
+        shapes = {
+            "text": (NUM_TEXT, 12),
+            "image": (NUM_IMAGE, 20),
+            "target": (NUM_QUERIES, WIDTH),
+        }
+        return {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in shapes.items()}
+
+    def loss(self, networks: StageNetworks, batch: Any, key: jax.Array):
         encoder = networks["encoder"]
         assert isinstance(encoder, ShotEncoder)
         noise = jax.random.normal(key, batch["text"].shape)
@@ -88,20 +96,20 @@ class TinyStage(Stage[TinyRecipe]):
         error = jnp.square(encoder(text, batch["image"]) - batch["target"])
         return error.mean(), {"text_error": error[:, :NUM_TEXT].mean()}
 
-    def sample_flops(self, networks: Networks) -> float:
+    def sample_flops(self, networks: StageNetworks) -> float:
         return 6.0 * NUM_TEXT * (12 * WIDTH + WIDTH * WIDTH)
 
-    def watch(self, networks: Networks, batch: Any, key: jax.Array) -> Watched:
+    def evaluate(self, networks: StageNetworks, batch: Any, key: jax.Array) -> Evaluation:
         loss, _ = self.loss(networks, batch, key)
         clips = np.zeros((2, 3, 4, 6, 3), np.uint8)
-        return Watched({"error": float(loss)}, {"clips": clips})
+        return Evaluation({"error": float(loss)}, {"clips": clips})
 
 
 def make_stage(**changes: Any) -> TinyStage:
     return TinyStage(dataclasses.replace(RECIPE, **changes), CONFIG, PAPER)
 
 
-def make_networks(seed: int = 0) -> Networks:
+def make_networks(seed: int = 0) -> StageNetworks:
     """The encoder with weights that are neither zero nor one."""
     assert CONFIG.encoder is not None
     encoder = make_network("encoder", CONFIG.encoder, rngs=nnx.Rngs(0))

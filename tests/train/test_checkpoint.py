@@ -13,14 +13,14 @@ import pytest
 from etils import epath
 from tiny_stage import RECIPE, TinyStage, arrays, make_networks, make_stage, one_device
 
-from animegamer_jax.bundle.config import to_json
 from animegamer_jax.errors import UserError
 from animegamer_jax.sharding import make_mesh
+from animegamer_jax.storage.serialization import to_json
 from animegamer_jax.train.checkpoint import Checkpoints, differing_field
 from animegamer_jax.train.optimizer import make_optimizer
 from animegamer_jax.train.step import TrainState, make_state
 
-ABOUT = {"stage": "tiny", "recipe": to_json(RECIPE)}
+RUN_CONFIG = {"stage": "tiny", "recipe": to_json(RECIPE)}
 
 
 def new_state(mesh: jax.sharding.Mesh | None = None, stage: TinyStage | None = None) -> TrainState:
@@ -44,9 +44,12 @@ def kept(state: TrainState) -> dict[str, np.ndarray]:
     return arrays(state._replace(graphdef=None, frozen=None))
 
 
-def open_at(folder: Path, *, about: Any = None, keep_last: int = 2, best_mode: str = "min"):
+def open_at(folder: Path, *, run_config: Any = None, keep_last: int = 2, best_mode: str = "min"):
     return Checkpoints(
-        epath.Path(folder), run_config=about or ABOUT, keep_last=keep_last, best_mode=best_mode
+        epath.Path(folder),
+        run_config=run_config or RUN_CONFIG,
+        keep_last=keep_last,
+        best_mode=best_mode,
     )
 
 
@@ -130,6 +133,23 @@ def test_the_last_ones_and_the_best_stay(fresh, tmp_path, mode, best):
     again.close()
 
 
+def test_a_score_that_comes_before_its_checkpoint(fresh, tmp_path):
+    """As of a step that is saved only because of a signal; and a step is saved once."""
+    checkpoints = open_at(tmp_path / "c")
+    checkpoints.set_score(1, 0.5)
+    assert checkpoints.scores == {}
+    checkpoints.save(at(fresh, 1), {"index": 8})
+    assert checkpoints.scores == {1: 0.5}
+    checkpoints.save(at(fresh, 1), {"index": 9})
+    checkpoints.set_score(2, 0.25)
+    checkpoints.save(at(fresh, 3), {})
+    assert checkpoints.scores == {1: 0.5}
+    checkpoints.close()
+    again = open_at(tmp_path / "c")
+    assert again.restore(jax.tree.map(jnp.copy, fresh), step=1)[1] == {"index": 8}
+    again.close()
+
+
 def test_damaged_scores_are_refused(saved, tmp_path):
     folder = shutil.copytree(saved, tmp_path / "c")
     (folder / "scores.json").write_text('{"4": 0.')
@@ -172,26 +192,26 @@ def test_a_half_written_one_is_ignored_and_removed(fresh, saved, tmp_path):
     ],
 )
 def test_another_configuration_is_refused(fresh, saved, field, value):
-    about = json.loads(json.dumps(ABOUT))
+    run_config = json.loads(json.dumps(RUN_CONFIG))
     *parents, last = field.split(".")
-    node = about
+    node = run_config
     for parent in parents:
         node = node[parent]
     before, node[last] = node[last], value
-    checkpoints = open_at(saved, about=about)
+    checkpoints = open_at(saved, run_config=run_config)
     with pytest.raises(UserError) as caught:
         checkpoints.restore(fresh)
     checkpoints.close()
-    told = f"the checkpoint of step 4 has another configuration: {field} was {before!r}, is"
-    assert f"{told} {value!r}:" in str(caught.value)
+    message = f"the checkpoint of step 4 has another configuration: {field} was {before!r}, is"
+    assert f"{message} {value!r}:" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_fields_that_may_change():
-    free = {"save_every": 9, "keep_last": 9, "watch_every": 9, "log_every": 9, "remat": "full"}
-    free |= {"watch_clips": 1, "watch_sampling_steps": 2}  # which this recipe does not even have
-    other = {"stage": "tiny", "recipe": {**ABOUT["recipe"], **free, "steps": 99}}
-    assert differing_field(ABOUT, other) is None
+    free = {"save_every": 9, "keep_last": 9, "eval_every": 9, "log_every": 9, "remat": "full"}
+    free |= {"eval_clips": 1, "eval_sampling_steps": 2}  # which this recipe does not even have
+    other = {"stage": "tiny", "recipe": {**RUN_CONFIG["recipe"], **free, "steps": 99}}
+    assert differing_field(RUN_CONFIG, other) is None
     cosine = {"stage": "tiny", "recipe": {"steps": 5, "optimizer": {"decay": "cosine"}}}
     longer = {"stage": "tiny", "recipe": {"steps": 6, "optimizer": {"decay": "cosine"}}}
     assert differing_field(cosine, longer) == "recipe.steps was 5, is 6"
@@ -204,31 +224,31 @@ def test_a_data_set_of_another_content_is_refused(fresh, tmp_path):
             f"{i}": {"name": f"film{i}", "weight": 1.0, "content": content}
             for i, content in enumerate(contents)
         }
-        return {**ABOUT, "data": data}
+        return {**RUN_CONFIG, "data": data}
 
     folder = tmp_path / "c"
-    checkpoints = open_at(folder, about=run_config("xx", "aa"))
+    checkpoints = open_at(folder, run_config=run_config("xx", "aa"))
     checkpoints.save(at(fresh, 1), {})
     checkpoints.close()
-    same = open_at(folder, about=run_config("xx", "aa"))
+    same = open_at(folder, run_config=run_config("xx", "aa"))
     assert same.check() == 1
     same.close()
-    other = open_at(folder, about=run_config("xx", "bb"))
+    other = open_at(folder, run_config=run_config("xx", "bb"))
     expected = (
-        "the data set film1 differs from the one that the checkpoint of step 1 was trained on "
+        "the dataset film1 differs from the one that the checkpoint of step 1 was trained on "
         "(data.1.content was 'aa', is 'bb'): train on that one, or choose another --out"
     )
     with pytest.raises(UserError) as caught:
         other.check()
     assert str(caught.value) == f"{folder}: {expected}"
     other.close()
-    more = open_at(folder, about=run_config("xx", "aa", "cc"))
+    more = open_at(folder, run_config=run_config("xx", "aa", "cc"))
     with pytest.raises(UserError, match=r"data\.2\.name was 'absent', is 'film2'"):
         more.check()
     more.close()
 
 
-def test_a_damaged_one_is_told(fresh, saved, tmp_path):
+def test_a_damaged_one_is_named(fresh, saved, tmp_path):
     folder = tmp_path / "c"
     shutil.copytree(saved, folder)
     for file in (folder / "4" / "state").rglob("*"):
@@ -237,15 +257,15 @@ def test_a_damaged_one_is_told(fresh, saved, tmp_path):
     checkpoints = open_at(folder)
     with pytest.raises(
         UserError, match=r"c/4.*remove .*c/4 to start from the checkpoint before"
-    ) as told:
+    ) as caught:
         checkpoints.restore(jax.tree.map(jnp.copy, fresh))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
     checkpoints.close()
 
 
-def test_none_is_told(fresh, tmp_path):
+def test_no_checkpoint(fresh, tmp_path):
     checkpoints = open_at(tmp_path / "c")
-    with pytest.raises(UserError, match="no checkpoint of step None: it has none"):
+    with pytest.raises(UserError, match="expected a checkpoint, found none"):
         checkpoints.restore(fresh)
     checkpoints.close()
 
@@ -269,16 +289,16 @@ def test_a_full_disk_leaves_the_checkpoint_before(fresh, small_disk):
     checkpoints.save(at(fresh, 1), {"index": 8})
     checkpoints.wait()
     step = 1
-    told = ""
-    while not told and step < 9:
+    message = ""
+    while not message and step < 9:
         step += 1
         try:
             checkpoints.save(at(fresh, step), {"index": 8 * step})
             checkpoints.wait()
         except UserError as error:
-            told = str(error)
-    assert "\n" not in told
-    assert "a checkpoint cannot be written: No space left on device: free space there" in told
+            message = str(error)
+    assert "\n" not in message
+    assert "a checkpoint cannot be written: No space left on device: free space there" in message
     again = open_at(small_disk / "c", keep_last=5)
     assert again.steps() == list(range(1, step))
     state, position = again.restore(jax.tree.map(jnp.copy, fresh))

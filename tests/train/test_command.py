@@ -21,17 +21,18 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import PAPER
 from animegamer_jax.sharding import PLANS
 from animegamer_jax.train import command
-from animegamer_jax.train.command import Options, StageCommand, complete_config, find_stage
+from animegamer_jax.train.command import Options, StageCommand, complete_config
 from animegamer_jax.train.mesh import (
     check_mesh,
     check_recipe,
     mesh_shape,
 )
+from animegamer_jax.train.registry import PARTS, STAGES, find_stage
 from animegamer_jax.train.stages.base import DataSource
 
 WORDS = ["--data", "somewhere", "--out", "out"]
-EVERY = [("foundations", part) for part in command.PARTS] + [
-    (stage, None) for stage in command.STAGES if stage != "foundations"
+EVERY = [("foundations", part) for part in PARTS] + [
+    (stage, None) for stage in STAGES if stage != "foundations"
 ]
 
 
@@ -54,7 +55,7 @@ def test_a_stages_own_recipe_is_the_default(stage, part):
     assert recipe == expected
     assert options == Options(data=("somewhere",), out="out", part=part)
     assert stage_class.name.startswith(stage)
-    assert {maker.split()[0] for maker in stage_class.needs.values()} <= set(command.STAGES)
+    assert {maker.split()[0] for maker in stage_class.needs.values()} <= set(STAGES)
 
 
 def test_any_field_of_the_recipe_is_an_option():
@@ -69,11 +70,11 @@ def test_any_field_of_the_recipe_is_an_option():
 @pytest.mark.parametrize(
     ("stage", "options"),
     [
-        (("warmup",), ("trained", "watch_clips", "watch_sampling_steps")),
-        *((("foundations", "--part", part), ("trained",)) for part in command.PARTS),
+        (("warmup",), ("trained", "eval_clips", "eval_sampling_steps")),
+        *((("foundations", "--part", part), ("trained",)) for part in PARTS),
     ],
 )
-def test_what_a_stage_does_not_heed_is_no_option(stage, options, capsys):
+def test_fields_that_a_stage_ignores_are_not_options(stage, options, capsys):
     for option in options:
         dashed = f"--{option.replace('_', '-')}"
         with pytest.raises(UserError, match=f"[Uu]nrecognized options: {dashed}"):
@@ -81,9 +82,9 @@ def test_what_a_stage_does_not_heed_is_no_option(stage, options, capsys):
     function = StageCommand(stage[0]).for_words([*stage[1:]])
     with pytest.raises(SystemExit):
         parse(function, "animegamer train", [*stage[1:], "--help"])
-    told = capsys.readouterr().out
-    assert "--watch-every" in told
-    assert not [option for option in options if f"--{option.replace('_', '-')} " in told]
+    output = capsys.readouterr().out
+    assert "--eval-every" in output
+    assert not [option for option in options if f"--{option.replace('_', '-')} " in output]
 
 
 def test_a_size_has_its_recipe():
@@ -97,7 +98,7 @@ def test_a_size_has_its_recipe():
 
 
 @pytest.mark.parametrize(
-    ("stage", "words", "told"),
+    ("stage", "words", "message"),
     [
         ("warmup", ("--size", "huge"), "--size huge: expected one of full, toy"),
         ("foundations", (), "stage foundations: expected --part, one of clip, t5, vae, dit"),
@@ -106,22 +107,22 @@ def test_a_size_has_its_recipe():
         (
             "foundations",
             ("--part", "vae", "--size", "full"),
-            r"--size full: .* has recipes for toy only: convert the released networks",
+            r"--size full: .* has recipes only for toy: convert the released networks",
         ),
         ("dreams", (), "unknown stage 'dreams': expected one of foundations, warmup, decoder"),
-        ("warmup", ("--data", "b=2"), "--data: found twice: expected once, all sets behind it"),
-        ("warmup", ("--data=b",), "--data: found twice: expected once, all sets behind it"),
+        ("warmup", ("--data", "b=2"), "--data: found twice: expected once, with all datasets"),
+        ("warmup", ("--data=b",), "--data: found twice: expected once, with all datasets"),
         ("warmup", ("--stpes", "3"), r"--stpes.*see animegamer train warmup --help"),
         ("warmup", ("--steps", "many"), r"steps.*see animegamer train warmup --help"),
     ],
 )
-def test_wrong_words(stage, words, told):
-    with pytest.raises(UserError, match=told) as caught:
+def test_wrong_words(stage, words, message):
+    with pytest.raises(UserError, match=message) as caught:
         parsed(stage, *words)
     assert "\n" not in str(caught.value)
 
 
-def test_help_tells_the_defaults(capsys):
+def test_help_shows_the_defaults(capsys):
     function = StageCommand("foundations").for_words(["--help"])
     with pytest.raises(SystemExit) as stop:
         parse(function, "animegamer train foundations", ["--help"])
@@ -147,23 +148,25 @@ def test_data_sets_and_their_weights(tmp_path):
 
 @pytest.mark.parametrize("word", ["a=0", "a=-1", "a=heavy", "a=nan", "a=inf"])
 def test_wrong_weights(word):
-    with pytest.raises(UserError, match=f"--data {word}: expected DIR=WEIGHT with a number above"):
+    with pytest.raises(
+        UserError, match=f"--data {word}: expected FOLDER=WEIGHT with a number above"
+    ):
         command.sources((word,))
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"batch_size": 12}, "--batch-size 12: expected a multiple of 8 .*: 8 or 16$"),
         ({"batch_size": 8, "accumulate": 2}, "--batch-size 8: expected a multiple of 16 .*: 16$"),
         ({"steps": 0}, "--steps 0: expected 1 or more"),
         ({"accumulate": 0}, "--accumulate 0: expected 1 or more"),
         ({"save_every": -1}, "--save-every -1: expected 1 or more"),
-        ({"ema_decay": 1.0}, r"--ema-decay 1.0: expected None or 0 up to below 1"),
+        ({"ema_decay": 1.0}, r"--ema-decay 1.0: expected None, or from 0 to less than 1"),
     ],
 )
-def test_numbers_that_do_not_fit(changes, told):
-    with pytest.raises(UserError, match=told):
+def test_numbers_that_do_not_fit(changes, message):
+    with pytest.raises(UserError, match=message):
         check_recipe(dataclasses.replace(RECIPE, **changes), batch_shards=8)
 
 
@@ -232,31 +235,32 @@ def test_a_stage_without_the_one_before_it(encoder_only, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-NEEDED = [(stage, set(find_stage(stage)[0].needs.values())) for stage in command.STAGES[1:]]
+NEEDED = [(stage, set(find_stage(stage)[0].needs.values())) for stage in STAGES[1:]]
 
 
 @pytest.mark.parametrize(
     ("name", "missing"),
-    [(stage, m) for stage, makers in NEEDED for m in sorted(makers & set(command.STAGES))],
+    [(stage, m) for stage, makers in NEEDED for m in sorted(makers & set(STAGES))],
 )
 def test_a_stage_on_a_model_that_has_not_been_through_the_one_before_it(name, missing):
     """Though it has all networks: one of them is as an earlier stage left it."""
     stage, _ = find_stage(name)
-    before = command.STAGES[1 : command.STAGES.index(name)]
+    before = STAGES[1 : STAGES.index(name)]
     done = tuple(s for s in before if s != missing)
-    told = (
-        f"stage {name} needs a model that stage {missing} has trained, but model has been through "
-        f"{', '.join(done) or 'none'} only: train {missing} first, and give its result with --model"
+    message = (
+        f"stage {name} needs a model that stage {missing} has trained, but model has completed "
+        f"only {', '.join(done) or 'no stage'}: train {missing} first, and give its result "
+        "with --model"
     )
-    with pytest.raises(UserError, match=f"^{told}$"):
+    with pytest.raises(UserError, match=f"^{message}$"):
         command.check_needs(stage, through(done), model="model")
 
 
 @pytest.mark.parametrize("name", [stage for stage, _ in NEEDED])
 def test_a_stage_on_a_model_that_has_been_through_those_before_it_or_does_not_know(name):
     stage, _ = find_stage(name)
-    before = command.STAGES[1 : command.STAGES.index(name)]
-    for done in (before, command.STAGES[1:], None):
+    before = STAGES[1 : STAGES.index(name)]
+    for done in (before, STAGES[1:], None):
         command.check_needs(stage, through(done), model="model")
 
 
@@ -304,7 +308,7 @@ def test_networks_that_the_bundle_lacks_are_of_the_size(tiny_bundle, encoder_onl
 # --- all of it ------------------------------------------------------------------------------
 
 
-def test_heads_are_looked_at_before_anything_starts(tiny_bundle, tmp_path):
+def test_heads_are_checked_before_anything_starts(tiny_bundle, tmp_path):
     options = Options(data=("x",), out=str(tmp_path), model=str(tiny_bundle), tensor=4)
     with pytest.raises(UserError, match=r"tensor=4: the transformer's heads are 2"):
         command.make_run(find_stage("decoder")[0], options, RECIPE)
@@ -322,7 +326,7 @@ def test_a_run_in_a_bucket(tiny_bundle):
 
 
 def run(stage: type[TinyStage], tmp_path: Path, *words: str) -> int:
-    words = ("--data", "x", "--out", str(tmp_path / "out"), "--watch-every", "9", *words)
+    words = ("--data", "x", "--out", str(tmp_path / "out"), "--eval-every", "9", *words)
     function = command.make_command(stage, dataclasses.replace(RECIPE, save_every=9, noise=0.1))
     args, kwargs = parse(function, "animegamer train tiny", list(words))
     return function(*args, **kwargs)
@@ -336,11 +340,11 @@ from animegamer_jax import cli
 from test_command import RECIPE, TinyStage, command, dataclasses
 
 class Filling(TinyStage):
-    def watch(self, networks, batch, key):
+    def evaluate(self, networks, batch, key):
         assert (Path(sys.argv[-1]) / "checkpoints" / "2").is_dir()
         full = shutil.disk_usage(sys.argv[-1])._replace(free=0)
         shutil.disk_usage = lambda path: full
-        return super().watch(networks, batch, key)
+        return super().evaluate(networks, batch, key)
 
 train_tiny = command.make_command(Filling, RECIPE)
 cli.COMMANDS["train tiny"] = ("__main__:train_tiny", "")
@@ -348,7 +352,7 @@ sys.exit(cli.main(["train", "tiny", *sys.argv[1:]]))
 """
 
 
-def test_a_full_disk_ends_in_one_line_and_the_same_command_goes_on(tiny_bundle, tmp_path, capfd):
+def test_a_full_disk_ends_in_one_line_and_the_same_command_resumes(tiny_bundle, tmp_path, capfd):
     """From the evaluation at step 2 on the disk has no free byte."""
     out = tmp_path / "out"
     words = ["--data", "x", "--model", str(tiny_bundle), "--out", str(out)]
@@ -361,10 +365,12 @@ def test_a_full_disk_ends_in_one_line_and_the_same_command_goes_on(tiny_bundle, 
     )
     assert done.returncode == 2, done.stderr
     lines = done.stderr.splitlines()
-    (told,) = (line for line in lines if not line.startswith(("tiny: ", "tiny ", "MFU = ")))
+    (message,) = (line for line in lines if not line.startswith(("tiny: ", "tiny ", "MFU = ")))
     refused = f"{out}/checkpoints: a checkpoint cannot be written: No space left on device"
-    assert told == lines[-1]
-    assert told.startswith(f"animegamer train tiny: {refused}: free space there, then start the ")
+    assert message == lines[-1]
+    assert message.startswith(
+        f"animegamer train tiny: {refused}: free space there, then start the "
+    )
     assert not (out / "model").exists()
     function = command.make_command(TinyStage, RECIPE)
     args, kwargs = parse(function, "animegamer train tiny", words)
@@ -373,7 +379,7 @@ def test_a_full_disk_ends_in_one_line_and_the_same_command_goes_on(tiny_bundle, 
     assert Bundle.open(out / "model").name == "tiny"
 
 
-def test_from_words_to_a_bundle_and_anew(tiny_bundle, tmp_path, capfd):
+def test_from_words_to_a_bundle_and_a_fresh_start(tiny_bundle, tmp_path, capfd):
     words = ("--model", str(tiny_bundle), "--batch-size", "8")
     assert run(TinyStage, tmp_path, *words, "--steps", "1") == 0
     out = tmp_path / "out"
@@ -381,8 +387,8 @@ def test_from_words_to_a_bundle_and_anew(tiny_bundle, tmp_path, capfd):
     first = json.loads((out / "metrics.jsonl").read_text().splitlines()[0])
     with pytest.raises(UserError, match=r"recipe.seed was 0, is 1: start with the earlier value"):
         run(TinyStage, tmp_path, *words, "--steps", "1", "--seed", "1")
-    assert run(TinyStage, tmp_path, *words, "--steps", "1", "--seed", "1", "--start", "anew") == 0
-    (line, watched) = (out / "metrics.jsonl").read_text().splitlines()
+    assert run(TinyStage, tmp_path, *words, "--steps", "1", "--seed", "1", "--start", "fresh") == 0
+    (line, evaluated) = (out / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["loss"] != first["loss"]
-    assert "watch/loss" in json.loads(watched)
+    assert "eval/loss" in json.loads(evaluated)
     assert "tiny 1/1" in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""The loop: the same run whether it is interrupted or not, and what it leaves and says."""
+"""The loop: the same run whether interrupted or not, its results and its messages."""
 
 import dataclasses
 import io
@@ -34,28 +34,30 @@ from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.protocol import PAPER
 from animegamer_jax.sharding import make_mesh
 from animegamer_jax.storage.paths import absolute
-from animegamer_jax.train import loop, metric_logger
-from animegamer_jax.train.loop import Run, train
+from animegamer_jax.train import metric_logger
+from animegamer_jax.train.loop import train
 from animegamer_jax.train.result import one_layer
+from animegamer_jax.train.run import TrainingRun
+from animegamer_jax.train.signals import StopSignals
 from animegamer_jax.train.stages.base import (
     DataSource,
-    Networks,
-    Watched,
+    Evaluation,
+    StageNetworks,
 )
 
 TESTS = Path(__file__).parents[1]
 STEPS = 12
-LONG = dataclasses.replace(RECIPE, steps=STEPS, save_every=3, watch_every=9, noise=0.1)
+LONG = dataclasses.replace(RECIPE, steps=STEPS, save_every=3, eval_every=9, noise=0.1)
 
 
 class Signalled(TinyStage):
-    """Sends its own process a signal when it is looked at."""
+    """Sends its own process a signal in an evaluation."""
 
     number = signal.SIGTERM
 
-    def watch(self, networks: Networks, batch: Any, key: jax.Array) -> Watched:
+    def evaluate(self, networks: StageNetworks, batch: Any, key: jax.Array) -> Evaluation:
         signal.raise_signal(self.number)
-        return super().watch(networks, batch, key)
+        return super().evaluate(networks, batch, key)
 
 
 class Interrupted(Signalled):
@@ -63,9 +65,9 @@ class Interrupted(Signalled):
 
 
 class Hungry(TinyStage):
-    """Has no room for a look."""
+    """Runs out of memory in an evaluation."""
 
-    def watch(self, networks: Networks, batch: Any, key: jax.Array) -> Watched:
+    def evaluate(self, networks: StageNetworks, batch: Any, key: jax.Array) -> Evaluation:
         raise MemoryError
 
 
@@ -84,16 +86,16 @@ class Unreadable(TinyStage):
 
 
 class Worsening(TinyStage):
-    """Scores no look well."""
+    """Scores badly in every evaluation."""
 
-    def watch(self, networks: Networks, batch: Any, key: jax.Array) -> Watched:
-        return Watched({"error": 1e9}, {})
+    def evaluate(self, networks: StageNetworks, batch: Any, key: jax.Array) -> Evaluation:
+        return Evaluation({"error": 1e9}, {})
 
 
 class Measuring(TinyStage):
     """Writes something that it measures into the result's configuration."""
 
-    def finish(self, networks: Networks, batches: Any) -> Any:
+    def finish(self, networks: StageNetworks, batches: Any) -> Any:
         (config,) = self.configs().values()
         batch = next(batches)
         assert batch["text"].shape == (8, 6, 12)
@@ -108,19 +110,19 @@ def make_run(
     kind: type[TinyStage] = TinyStage,
     mesh: jax.sharding.Mesh | None = None,
     peak: float | None = None,
-    result: Literal["last", "best"] = "last",
-) -> Run:
+    export: Literal["last", "best"] = "last",
+) -> TrainingRun:
     stage = kind(recipe, bundle.config, bundle.protocol, tokenizer_dir=bundle.tokenizer_dir)
     mesh = one_device() if mesh is None else mesh
     sources = (DataSource("somewhere"),)
-    return Run(
+    return TrainingRun(
         stage=stage,
         bundle=bundle,
         sources=sources,
         out=absolute(out),
         mesh=mesh,
-        peak=peak,
-        result=result,
+        peak_tflops=peak,
+        export_checkpoint=export,
     )
 
 
@@ -200,10 +202,10 @@ def test_killed_and_terminated_equals_uninterrupted(bundle, uninterrupted, tmp_p
     assert child.wait() == -signal.SIGKILL
     assert not (tmp_path / "model").exists()
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    assert train(make_run(tmp_path, bundle, kind=Signalled)) == 0  # in the look at step 9
+    assert train(make_run(tmp_path, bundle, kind=Signalled)) == 0  # in the evaluation of step 9
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
-    told = f"tiny: SIGTERM after step 9 of 12: saved in {tmp_path}; the same command goes on"
-    assert told in capfd.readouterr().err
+    message = f"tiny: SIGTERM after step 9 of 12: saved in {tmp_path}; the same command resumes"
+    assert message in capfd.readouterr().err
     assert not (tmp_path / "model").exists()
     assert train(make_run(tmp_path, bundle)) == 0
     assert "12 steps of 8 shots, 9 of them done before" in capfd.readouterr().err  # none is lost
@@ -211,16 +213,16 @@ def test_killed_and_terminated_equals_uninterrupted(bundle, uninterrupted, tmp_p
     assert_same_bits(weights(tmp_path / "model"), weights(uninterrupted / "model"))
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(bundle, tmp_path, capfd):
-    recipe = dataclasses.replace(LONG, save_every=100, watch_every=2)
+def test_ctrl_c_saves_and_says_how_to_resume(bundle, tmp_path, capfd):
+    recipe = dataclasses.replace(LONG, save_every=100, eval_every=2)
     assert train(make_run(tmp_path, bundle, recipe=recipe, kind=Interrupted)) == 130
-    told = f"tiny: Ctrl-C after step 2 of 12: saved in {tmp_path}; the same command goes on"
-    assert told in capfd.readouterr().err
+    message = f"tiny: Ctrl-C after step 2 of 12: saved in {tmp_path}; the same command resumes"
+    assert message in capfd.readouterr().err
     assert (tmp_path / "checkpoints" / "2").is_dir()
 
 
 def test_a_second_ctrl_c_stops_at_once():
-    with loop._Signals() as signals:
+    with StopSignals() as signals:
         assert not signals.received(1)
         signal.raise_signal(signal.SIGINT)
         assert signals.received(2)
@@ -229,7 +231,7 @@ def test_a_second_ctrl_c_stops_at_once():
 
 
 def test_onto_eight_devices_and_on_for_longer(bundle, uninterrupted, tmp_path):
-    """Half on one device, half on eight: the same losses; and then further than was planned."""
+    """Half on one device, half on eight: the same losses; and then more steps than at first."""
     recipe = dataclasses.replace(LONG, steps=9, result_dtype="bfloat16")
     assert train(make_run(tmp_path, bundle, recipe=recipe)) == 0
     first = weights(tmp_path / "model")
@@ -246,7 +248,7 @@ def test_onto_eight_devices_and_on_for_longer(bundle, uninterrupted, tmp_path):
     )
 
 
-def test_a_look_that_fails_loses_no_step_and_comes_again(bundle, uninterrupted, tmp_path):
+def test_an_evaluation_that_fails_loses_no_step_and_is_done_again(bundle, uninterrupted, tmp_path):
     with pytest.raises(MemoryError):
         train(make_run(tmp_path, bundle, kind=Hungry))
     assert (tmp_path / "checkpoints" / "9").is_dir()
@@ -283,7 +285,7 @@ def test_the_best_checkpoint_as_the_result(bundle, tmp_path, capfd):
     assert train(make_run(tmp_path, bundle, recipe=recipe)) == 0
     best = weights(tmp_path / "model")
     longer = dataclasses.replace(recipe, steps=STEPS)
-    assert train(make_run(tmp_path, bundle, recipe=longer, kind=Worsening, result="best")) == 0
+    assert train(make_run(tmp_path, bundle, recipe=longer, kind=Worsening, export="best")) == 0
     assert "in steps, of step 9, the best: error " in capfd.readouterr().err
     assert_same_bits(weights(tmp_path / "model"), best)
     assert train(make_run(tmp_path, bundle, recipe=longer)) == 0
@@ -313,8 +315,8 @@ def test_checkpoints_that_stay(uninterrupted):
     """The last two, and the best: the losses fall, so it is one of them."""
     folder = uninterrupted / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["12", "9", "scores.json"]
-    looks = [line for line in metrics(uninterrupted) if "watch/error" in line]
-    scores = {f"{line['step']}": line["watch/error"] for line in looks}
+    evaluated = [line for line in metrics(uninterrupted) if "eval/error" in line]
+    scores = {f"{line['step']}": line["eval/error"] for line in evaluated}
     assert json.loads((folder / "scores.json").read_text()) == scores
 
 
@@ -322,12 +324,12 @@ def test_the_records(uninterrupted):
     lines = metrics(uninterrupted)
     trained = [line for line in lines if "loss" in line]
     assert [line["step"] for line in trained] == list(range(1, STEPS + 1))
-    watched = [line for line in lines if "watch/error" in line]
-    assert [line["step"] for line in watched] == [9, 12]
+    evaluated = [line for line in lines if "eval/error" in line]
+    assert [line["step"] for line in evaluated] == [9, 12]
     assert trained[0]["loss"] > trained[-1]["loss"]
     (events,) = (uninterrupted / "events").iterdir()
     data = events.read_bytes()
-    for tag in (b"train/loss", b"train/mfu", b"watch/error", b"watch/clips", b"GIF89a"):
+    for tag in (b"train/loss", b"train/mfu", b"eval/error", b"eval/clips", b"GIF89a"):
         assert tag in data
     raw = (uninterrupted / metric_logger.METRICS_FILE).read_text().splitlines()
     timed = json.loads(raw[2])
@@ -347,9 +349,11 @@ def test_what_a_stage_measures_and_the_digits_of_frozen_weights(bundle, tmp_path
     name = "encoder.image.input.kernel"
     np.testing.assert_array_equal(after[name], before[name])
     assert not np.array_equal(before[name].astype(jnp.bfloat16), before[name])
-    told = capfd.readouterr().err
-    assert "FLOP of a shot's step x shots a second / (chips x peak FLOP/s) = 5.069e+04" in told
-    assert "n/a for 'cpu': give --peak-tflops" in told
+    output = capfd.readouterr().err
+    formula = (
+        "FLOPs of a shot's step x shots a second / (chips x peak FLOP/s); FLOPs 5.069e+04, chips 1"
+    )
+    assert f"{formula}, peak FLOP/s unknown for 'cpu': give --peak-tflops" in output
 
 
 # --- what stops it --------------------------------------------------------------------------
@@ -360,10 +364,12 @@ def test_a_nan_stops_names_and_leaves_the_last_good_state(bundle, uninterrupted,
     run = make_run(tmp_path, bundle, recipe=recipe)
     with pytest.raises(NonFiniteError) as caught:
         train(run)
-    told = str(caught.value)
-    assert told.startswith("step 5: the batch's text is not finite: stopped; the state before it")
-    assert "\n" not in told
-    assert told.endswith("from the start: with --start anew, or another --out")
+    message = str(caught.value)
+    assert message.startswith(
+        "step 5: the batch's text is not finite: stopped; the state before it"
+    )
+    assert "\n" not in message
+    assert message.endswith("from the start: with --start fresh, or another --out")
     good = [line for line in metrics(uninterrupted) if line["step"] <= 4]
     assert good
     assert metrics(tmp_path) == good
@@ -387,26 +393,42 @@ def test_another_model_to_start_from_is_refused(bundle, uninterrupted):
 
 
 def test_data_of_another_content_is_refused(bundle, uninterrupted, tmp_path):
-    """A set that says something else of itself than when the run began: then it said nothing."""
+    """A dataset whose description has changed since the run began: it had none then."""
     (tmp_path / "somewhere").mkdir()
     (tmp_path / "somewhere" / "set.json").write_text("{}")
     run = make_run(uninterrupted, bundle)
     moved = dataclasses.replace(run, sources=(DataSource(str(tmp_path / "somewhere")),))
-    told = r"the data set somewhere differs from .* \(data\.0\.content was '', is '\w+'\)"
-    with pytest.raises(UserError, match=told):
+    message = r"the dataset somewhere differs from .* \(data\.0\.content was '', is '\w+'\)"
+    with pytest.raises(UserError, match=message):
         train(moved)
 
 
 # --- pieces ---------------------------------------------------------------------------------
 
 
-def test_peaks_and_utilization():
-    assert metric_logger.peak_tflops() is None  # a CPU
-    assert metric_logger.peak_tflops(3.5) == 3.5
-    found = metric_logger.utilization(
-        sample_flops=1e12, samples_per_second=50.0, chips=2, peak=100.0
-    )
-    assert found == pytest.approx(0.25)
+def test_rates_and_utilization(monkeypatch):
+    """The first step compiles and does not count; rates are those since the last call."""
+    clock = [0.0]
+    monkeypatch.setattr(metric_logger.time, "perf_counter", lambda: clock[0])
+    options: dict[str, Any] = {"unit": "shots", "batch_size": 100, "sample_flops": 1e12, "chips": 2}
+    throughput = metric_logger.Throughput(**options, peak_tflops=100.0)
+    on_cpu = metric_logger.Throughput(**options)
+
+    def steps(*seconds: float) -> None:
+        for each in seconds:
+            with throughput.step(), on_cpu.step():
+                clock[0] += each
+
+    steps(10.0)
+    assert throughput.rates() == {}
+    steps(1.0, 3.0)
+    clock[0] += 2.0
+    expected = {"steps_per_second": 0.5, "goodput": 0.25, "shots_per_second_per_chip": 25.0}
+    assert throughput.rates() == {**expected, "mfu": 0.25}
+    assert on_cpu.rates() == expected  # a chip without a known peak
+    steps(4.0)
+    assert throughput.rates()["steps_per_second"] == 0.25
+    assert throughput.goodput() == 0.4
 
 
 def test_a_gif_of_clips():
@@ -422,12 +444,12 @@ def test_the_curve_that_is_compared_has_no_clock(uninterrupted, tmp_path):
     """Two equal runs on two days; and of a real run all that the training alone decides."""
     scalars = {"loss": 0.5, "grad_norm": 1.0}
     for day in (1.0, 2.0):
-        recorder = metric_logger.Recorder(
+        logger = metric_logger.MetricLogger(
             absolute(tmp_path / f"{day}"), step=0, steps=1, name="tiny"
         )
         clocked = ("steps_per_second", "shots_per_second_per_chip", "goodput", "mfu")
-        recorder.log(1, scalars | dict.fromkeys(clocked, day), steps_per_second=day)
-        recorder.close()
+        logger.log(1, scalars | dict.fromkeys(clocked, day))
+        logger.close()
     assert metrics(tmp_path / "1.0") == metrics(tmp_path / "2.0") == [{"step": 1, **scalars}]
     names = {"step", "loss", "text_error", "grad_norm", "update_norm", "param_norm"}
     assert metrics(uninterrupted)[5].keys() == names | {"learning_rate"}
@@ -436,9 +458,9 @@ def test_the_curve_that_is_compared_has_no_clock(uninterrupted, tmp_path):
 def test_an_unfinished_line_of_metrics_is_dropped(tmp_path):
     file = tmp_path / metric_logger.METRICS_FILE
     file.write_text('{"step": 1, "loss": 2}\n{"step": 2, "loss": 1}\n{"step": 3, "lo')
-    recorder = metric_logger.Recorder(absolute(tmp_path), step=1, steps=5, name="tiny")
-    recorder.log(2, {"loss": float("nan")}, steps_per_second=None)
-    recorder.close()
+    logger = metric_logger.MetricLogger(absolute(tmp_path), step=1, steps=5, name="tiny")
+    logger.log(2, {"loss": float("nan")})
+    logger.close()
     assert file.read_text() == '{"step": 1, "loss": 2}\n{"step": 2, "loss": null}\n'
 
 
@@ -448,14 +470,14 @@ def test_records_that_grow_elsewhere_are_copied(tmp_path, capfd):
     far.mkdir()
     before = '{"step": 1, "loss": 2}\n'
     (far / metric_logger.METRICS_FILE).write_text(before + '{"step": 2, "loss": 9}\n')
-    recorder = metric_logger.Recorder(absolute(far), step=1, steps=5, name="tiny", local=near)
+    logger = metric_logger.MetricLogger(absolute(far), step=1, steps=5, name="tiny", local=near)
     assert f"metrics.jsonl and events/ grow in {near}" in capfd.readouterr().err
-    recorder.log(2, {"loss": 1.0}, steps_per_second=None)
-    recorder.copy()
+    logger.log(2, {"loss": 1.0})
+    logger.copy()
     lines = before + '{"step": 2, "loss": 1.0}\n'
     assert (far / metric_logger.METRICS_FILE).read_text() == lines
-    recorder.log(3, {"loss": 0.5}, steps_per_second=None)
-    recorder.close()
+    logger.log(3, {"loss": 0.5})
+    logger.close()
     assert (far / metric_logger.METRICS_FILE).read_text() == lines + '{"step": 3, "loss": 0.5}\n'
     (events,) = (far / metric_logger.EVENTS).iterdir()
     assert b"train/loss" in events.read_bytes()

@@ -15,7 +15,7 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.game.player import Player
 from animegamer_jax.game.saved_game import Game
 from animegamer_jax.sharding import PLANS, make_mesh, use_plan
-from animegamer_jax.train.command import find_stage
+from animegamer_jax.train.registry import find_stage
 
 INSTRUCTIONS = [
     "Character: Qiqi; Motion: quickly flying on broomstick; Background: day sky.",
@@ -129,10 +129,10 @@ def one_device(tiny):
     ],
 )
 def test_a_step_of_every_plan_is_that_of_one_device(tiny, one_device, name, plan, shape):
-    stage, batch, (before, expected, told) = one_device(name)
+    stage, batch, (before, expected, metrics) = one_device(name)
     with use_plan(PLANS[plan]):
-        _, found, tells = run(stage, tiny[0], batch, steps=2, mesh=make_mesh(shape))
-    for a, b in zip(tells, told, strict=True):
+        _, found, sharded = run(stage, tiny[0], batch, steps=2, mesh=make_mesh(shape))
+    for a, b in zip(sharded, metrics, strict=True):
         for what in ("loss", "grad_norm", "update_norm"):
             assert a[what] == pytest.approx(b[what], rel=2e-3), what
     leaves = [jax.tree.leaves(s.params) for s in (found, expected, before)]

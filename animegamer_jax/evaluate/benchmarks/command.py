@@ -9,7 +9,6 @@ import tyro
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark, write_benchmark
-from animegamer_jax.evaluate.worlds import WORLDS, find_world
 from animegamer_jax.progress import print_status, show_progress
 
 _LISTED = 5  # games without a valid answer that are listed one by one
@@ -68,8 +67,10 @@ def make_command(
         raise UserError(f"{out}: already exists: choose another file")
     if what != "paper" and characters is not None:
         raise UserError("--characters: expected with --make paper; a TOML file holds its own")
-    world = what.partition("-")[0]
-    is_offline = what == "paper" or world in WORLDS
+    from animegamer_jax.evaluate.worlds import WORLDS
+
+    is_world = what.partition("-")[0] in WORLDS and not Path(what).exists()
+    is_offline = what == "paper" or is_world
     if is_offline and ask_model is not None:
         raise UserError(
             f"--ask-model: --make {what} asks no model: give a TOML file of characters, motions "
@@ -123,6 +124,8 @@ def make_command(
 def _offline(
     what: str, *, games: int | None, turns: int | None, seed: int, characters: Path | None
 ) -> Benchmark:
+    from animegamer_jax.evaluate.worlds import find_world
+
     name, _, split = what.partition("-")
     if world := find_world(name):
         return world.make_benchmark(split or "test", num_games=games, num_turns=turns, seed=seed)

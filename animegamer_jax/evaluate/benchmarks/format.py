@@ -13,44 +13,15 @@ import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import pydantic
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.evaluate.strictjson import (
-    fields,
-    load,
-    one_of,
-    refuse_doubles,
-    shown,
-    some,
-    text_line,
-    texts,
-    whole,
-)
-from animegamer_jax.protocol import PAPER, STRENGTHS
+from animegamer_jax.protocol import PAPER
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import telling
-
-__all__ = [
-    "FORMAT_VERSION",
-    "PARTS",
-    "SCHEMA_FILE",
-    "SHIPPED",
-    "Benchmark",
-    "BenchmarkGame",
-    "BenchmarkTurn",
-    "Part",
-    "Parts",
-    "SceneTruth",
-    "StateValues",
-    "benchmark_path",
-    "check_characters",
-    "compose",
-    "format_benchmark",
-    "parse_benchmark",
-    "read_benchmark",
-    "write_benchmark",
-]  # fmt: skip
+from animegamer_jax.storage.serialization import from_json, parse_json, shown
 
 FORMAT_VERSION = 1
 """Version of the files that are written and read."""
@@ -65,17 +36,63 @@ SHIPPED = ("toy", "paper")
 _FOLDER = Path(__file__).parents[2] / "assets" / "benchmarks"
 SCHEMA_FILE = _FOLDER / "benchmark.schema.json"
 
-_SEEDS = 2**32
 _AGAIN = "write it again with `animegamer evaluate --make`"
+_LONGEST_TEXT = 400
+
+
+# Types of the fields, with what `from_json` checks
+
+
+def _check_line(text: str) -> str:
+    if not text.strip():
+        raise ValueError("expected text")
+    if not text.isprintable() or text != text.strip():
+        raise ValueError("expected one line without spaces around it")
+    if len(text) > _LONGEST_TEXT:
+        raise ValueError(f"expected at most {_LONGEST_TEXT} characters")
+    return text
+
+
+def _check_given(value: Any) -> Any:
+    if value is None:
+        raise ValueError("expected a value, or no such field")
+    return value
+
+
+def _check_unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len({*values}) < len(values):
+        raise ValueError("expected each value once")
+    return values
+
+
+def _check_rising(values: tuple[int, ...]) -> tuple[int, ...]:
+    if sorted({*values}) != [*values]:
+        raise ValueError("expected rising numbers, each once")
+    return values
+
+
+def _order_parts(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    return tuple(part for part in PARTS if part in _check_unique(parts))
+
+
+_After, _Not = pydantic.AfterValidator, pydantic.BeforeValidator(_check_given)
+_Some = pydantic.Field(min_length=1)
+Line = Annotated[str, _After(_check_line)]
+"""One line of text, not empty, without spaces around it."""
+MaybeLine = Annotated[Line | None, _Not]
+Names = Annotated[tuple[Line, ...], _Some, _After(_check_unique)]
+Seed = Annotated[int, pydantic.Field(ge=0, lt=2**32)]
+Change = Annotated[int, pydantic.Field(ge=-5, le=5)]
+Changes = Annotated[tuple[Change, ...], _Some, _After(_check_rising)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StateValues:
     """Changes of each state that a benchmark's games can expect."""
 
-    social: tuple[int, ...] = PAPER.social
-    entertainment: tuple[int, ...] = PAPER.entertainment
-    stamina: tuple[int, ...] = PAPER.stamina
+    social: Changes = PAPER.social
+    entertainment: Changes = PAPER.entertainment
+    stamina: Changes = PAPER.stamina
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,11 +107,11 @@ class Parts:
         place: Place.
     """
 
-    character: str | None = None
-    adverb: str | None = None
-    motion: str | None = None
-    time: str | None = None
-    place: str | None = None
+    character: MaybeLine = None
+    adverb: MaybeLine = None
+    motion: MaybeLine = None
+    time: MaybeLine = None
+    place: MaybeLine = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,9 +124,9 @@ class SceneTruth:
         seed: Seed of the view; None: the view that games show.
     """
 
-    motion: str
-    partner: str | None = None
-    seed: int | None = None
+    motion: Line
+    partner: MaybeLine = None
+    seed: Annotated[Seed | None, _Not] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,16 +144,16 @@ class BenchmarkTurn:
         scene: What draws the true clip; None: the world cannot be drawn.
     """
 
-    instruction: str
+    instruction: Line
     parts: Parts
-    omitted: tuple[Part, ...] = ()
-    motion_level: int
+    omitted: Annotated[tuple[Part, ...], _After(_order_parts)] = ()
+    motion_level: Annotated[int, pydantic.Field(ge=1, le=5)]
     social: int
     entertainment: int
     stamina: int
-    caption: str | None = None
-    motion_text: str | None = None
-    scene: SceneTruth | None = None
+    caption: MaybeLine = None
+    motion_text: MaybeLine = None
+    scene: Annotated[SceneTruth | None, _Not] = None
 
     @property
     def is_open(self) -> bool:
@@ -169,10 +186,10 @@ class BenchmarkGame:
         turns: The turns, in order.
     """
 
-    id: str
-    seed: int
-    characters: tuple[str, ...]
-    turns: tuple[BenchmarkTurn, ...]
+    id: Line
+    seed: Seed
+    characters: Names
+    turns: Annotated[tuple[BenchmarkTurn, ...], _Some]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -189,13 +206,13 @@ class Benchmark:
         games: The games, in order.
     """
 
-    name: str
-    world: str
-    made_by: str
-    num_turns: int
+    name: Line
+    world: Line
+    made_by: Line
+    num_turns: Annotated[int, pydantic.Field(ge=1)]
     states: StateValues
-    characters: tuple[str, ...]
-    games: tuple[BenchmarkGame, ...]
+    characters: Names
+    games: Annotated[tuple[BenchmarkGame, ...], _Some]
 
 
 def compose(parts: Parts, *, omitted: Sequence[Part] = ()) -> str:
@@ -259,7 +276,7 @@ def write_benchmark(path: str | Path, benchmark: Benchmark) -> None:
         UserError: the benchmark is not valid, or the file cannot be written.
     """
     text = format_benchmark(benchmark)
-    parse_benchmark(text, where=str(path))
+    parse_benchmark(text, where=str(path))  # checks it
     with telling(path, "cannot be written", mend="choose another place"):
         write_whole(Path(path), text.encode())
 
@@ -291,179 +308,83 @@ def read_benchmark(path: str | Path) -> Benchmark:
         path: Path of the file, or the name of a shipped benchmark: "toy", "paper".
 
     Raises:
-        UserError: the file is missing or not valid; names game, turn and field, what was expected
-            and what was found.
+        UserError: the file is missing or not valid; names the field, what was expected and what was
+            found.
     """
     file = benchmark_path(str(path))
     with telling(file, "cannot be read", mend=f"give a file, or one of {', '.join(SHIPPED)}"):
         content = file.read_bytes()
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{file}: expected UTF-8 text, found byte 0x{content[error.start]:02x} at offset "
-            f"{error.start}: save it as UTF-8"
-        ) from None
-    return parse_benchmark(text, where=str(file))
+    return parse_benchmark(content, where=str(file))
 
 
-def parse_benchmark(text: str, *, where: str) -> Benchmark:
+def parse_benchmark(text: str | bytes, *, where: str) -> Benchmark:
     """Reads a benchmark's text; `where` names it in messages.
 
     Raises:
         UserError: it is not valid, as in `read_benchmark`.
     """
-    try:
-        content = load(text)
-    except ValueError as error:
-        raise UserError(f"{where}: not valid JSON ({error}): {_AGAIN}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{where}: expected a JSON object, found {shown(content)}: {_AGAIN}")
-    version = content.get("format_version")
+    content = parse_json(text, where, hint=_AGAIN)
+    version = content.pop("format_version", None) if isinstance(content, dict) else content
     if type(version) is not int or version != FORMAT_VERSION:
-        found = shown(version) if "format_version" in content else "none"
         raise UserError(
-            f"{where}: format_version: expected {FORMAT_VERSION}, found {found}: {_AGAIN}"
+            f"{where}: format_version: expected {FORMAT_VERSION}, found {shown(version)}: {_AGAIN}"
         )
-    found = fields(content, where, ("format_version", *_names(Benchmark)))
-    del found["format_version"]
-    found |= {
-        name: text_line(found[name], f"{where}: {name}") for name in ("name", "world", "made_by")
-    }
-    found["num_turns"] = whole(found["num_turns"], f"{where}: num_turns", low=1)
-    found["states"] = states = _state_values(found["states"], f"{where}: states")
-    found["characters"] = cast_of = texts(found["characters"], f"{where}: characters")
-    games = some(found["games"], f"{where}: games")
-    found["games"] = tuple(
-        _game(game, f"{where}: game", n, characters=cast_of, states=states, turns=content)
-        for n, game in enumerate(games, start=1)
-    )
-    refuse_doubles([game.id for game in found["games"]], f"{where}: game", "id")
-    return Benchmark(**found)
+    _take_numbers(content, where)
+    found = from_json(Benchmark, content, where)
+    _check_turns(found, where)
+    return found
 
 
-def _game(
-    value: Any,
-    where: str,
-    number: int,
-    *,
-    characters: tuple[str, ...],
-    states: StateValues,
-    turns: dict[str, Any],
-) -> BenchmarkGame:
-    name = value.get("id") if isinstance(value, dict) else None
-    if not (isinstance(name, str) and name.isprintable() and name):
-        name = f"number {number}"
-    where = f"{where} {name[:60]}"
-    found = fields(value, where, _names(BenchmarkGame))
-    found["id"] = text_line(found["id"], f"{where}: id")
-    found["seed"] = whole(found["seed"], f"{where}: seed", low=0, below=_SEEDS)
-    found["characters"] = here = texts(found["characters"], f"{where}: characters")
-    for character in here:
-        one_of(character, characters, f"{where}: characters", "a character of the benchmark")
-    found["turns"] = _turns(
-        found["turns"], where, count=turns["num_turns"], characters=here, states=states
-    )
-    return BenchmarkGame(**found)
+def _take_numbers(content: dict[str, Any], where: str) -> None:
+    """Removes the numbers of the turns, after checking that none is missing."""
+    games = content.get("games")
+    for g, game in enumerate(games if isinstance(games, list) else []):
+        turns = game.get("turns") if isinstance(game, dict) else None
+        for t, turn in enumerate(turns if isinstance(turns, list) else []):
+            number = turn.pop("turn", None) if isinstance(turn, dict) else t + 1
+            if type(number) is not int or number != t + 1:
+                raise UserError(
+                    f"{where}: games[{g}].turns[{t}].turn: expected {t + 1}, found {shown(number)}"
+                )
 
 
-def _turns(
-    value: Any, where: str, *, count: int, characters: tuple[str, ...], states: StateValues
-) -> tuple[BenchmarkTurn, ...]:
-    """Reads all turns, each with the one before it; none may be missing."""
-    rows = some(value, f"{where}: turns")
-    found: list[BenchmarkTurn] = []
-    for number in range(1, max(count, len(rows)) + 1):
-        at = f"{where}: turn {number}"
-        if number > count:
-            raise UserError(f"{at}: expected {count} turns (num_turns), found {len(rows)}")
-        if number > len(rows):
-            raise UserError(f"{at}: missing: expected {count} turns, found {len(rows)}")
-        row = rows[number - 1]
-        if not isinstance(row, dict):
-            raise UserError(f"{at}: expected an object, found {shown(row)}")
-        if type(row.get("turn")) is not int or row["turn"] != number:
-            other = f"turn {shown(row['turn'])}" if "turn" in row else "one without a number"
-            raise UserError(f"{at}: missing: in its place (field turn), found {other}")
-        before = found[-1] if found else None
-        found.append(_turn(row, at, before=before, characters=characters, states=states))
-    return tuple(found)
+def _check_turns(found: Benchmark, where: str) -> None:
+    """Checks what one field says about another.
 
+    Raises:
+        UserError: two fields contradict each other.
+    """
 
-def _turn(
-    row: dict[str, Any],
-    where: str,
-    *,
-    before: BenchmarkTurn | None,
-    characters: tuple[str, ...],
-    states: StateValues,
-) -> BenchmarkTurn:
-    free = ("omitted", "caption", "motion_text", "scene")
-    names = [name for name in _names(BenchmarkTurn) if name not in free]
-    found = fields(row, where, ("turn", *names), free)
-    del found["turn"]
-    for name in ("instruction", "caption", "motion_text"):
-        if name in found:
-            found[name] = text_line(found[name], f"{where}: {name}")
-    allowed = {"motion_level": PAPER.motion_levels, **dataclasses.asdict(states)}
-    for name, values in allowed.items():
-        found[name] = one_of(found[name], values, f"{where}: {name}")
-    found["parts"] = parts = _parts(found["parts"], f"{where}: parts")
-    if parts.character is not None:
-        what = "a character of the game"
-        one_of(parts.character, characters, f"{where}: parts: character", what)
-    found["omitted"] = omitted = _omitted(found.get("omitted", []), f"{where}: omitted")
-    if omitted and before is None:
-        raise UserError(
-            f"{where}: omitted: expected none in a first turn, which has no turn before, found "
-            f"{', '.join(omitted)}"
-        )
-    for name in omitted:
-        now, then = getattr(parts, name), getattr(before and before.parts, name)
-        if now is not None and then is not None and now != then:
-            raise UserError(
-                f"{where}: parts: {name}: expected {then!a} as in the turn before, because the "
-                f"instruction omits it, found {now!a}"
-            )
-    if "scene" in found:
-        found["scene"] = _scene(found["scene"], f"{where}: scene")
-    return BenchmarkTurn(**found)
+    def require(holds: bool, place: str, problem: str) -> None:
+        if not holds:
+            raise UserError(f"{where}: {place}: {problem}")
 
-
-def _parts(value: Any, where: str) -> Parts:
-    found = fields(value, where, (), PARTS)
-    return Parts(**{name: text_line(text, f"{where}: {name}") for name, text in found.items()})
-
-
-def _omitted(value: Any, where: str) -> tuple[Part, ...]:
-    rows = some(value, where, empty=True)
-    for part in rows:
-        one_of(part, PARTS, where)
-    refuse_doubles(rows, where, "part")
-    return tuple(part for part in PARTS if part in rows)
-
-
-def _scene(value: Any, where: str) -> SceneTruth:
-    found = fields(value, where, ("motion",), ("partner", "seed"))
-    for name in ("motion", "partner"):
-        if name in found:
-            found[name] = text_line(found[name], f"{where}: {name}")
-    if "seed" in found:
-        found["seed"] = whole(found["seed"], f"{where}: seed", low=0, below=_SEEDS)
-    return SceneTruth(**found)
-
-
-def _state_values(value: Any, where: str) -> StateValues:
-    found = fields(value, where, _names(StateValues))
-    for name, values in found.items():
-        at = f"{where}: {name}"
-        for change in some(values, at):
-            one_of(change, tuple(STRENGTHS), at)
-        if sorted(set(values)) != values:
-            raise UserError(f"{at}: expected rising numbers, each once, found {shown(values)}")
-        found[name] = tuple(values)
-    return StateValues(**found)
-
-
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
+    ids = [game.id for game in found.games]
+    require(len({*ids}) == len(ids), "games", "expected a different id for each")
+    allowed = dataclasses.asdict(found.states)
+    for g, game in enumerate(found.games):
+        place, count = f"games[{g}]", len(game.turns)
+        expected = f"expected num_turns, {found.num_turns}, found {count}"
+        require(count == found.num_turns, f"{place}.turns", expected)
+        others = {*game.characters} - {*found.characters}
+        require(not others, f"{place}.characters", "expected characters of the benchmark")
+        for t, turn in enumerate(game.turns):
+            place = f"games[{g}].turns[{t}]"
+            for name, values in allowed.items():
+                value = getattr(turn, name)
+                problem = f"expected one of {', '.join(map(str, values))}, found {value}"
+                require(value in values, f"{place}.{name}", problem)
+            who = turn.parts.character
+            known = who is None or who in game.characters
+            require(known, f"{place}.parts.character", f"expected one of the game, found {who!a}")
+            problem = "expected none in a first turn, which has no turn before"
+            require(t > 0 or not turn.omitted, f"{place}.omitted", problem)
+            for name in turn.omitted:
+                now = getattr(turn.parts, name)
+                before = getattr(game.turns[t - 1].parts, name)
+                require(
+                    now is None or before is None or now == before,
+                    f"{place}.parts.{name}",
+                    f"expected {before!a} as in the turn before, because the instruction omits it, "
+                    f"found {now!a}",
+                )

@@ -6,13 +6,14 @@ same judge are comparable.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 from jaxtyping import Float
 from scipy.stats import rankdata
 
 from animegamer_jax.evaluate.metrics.formulas import Estimate, estimate
+from animegamer_jax.storage.serialization import array_field
 from animegamer_jax.vlm.usage import Usage
 
 Criterion = Literal[
@@ -48,7 +49,7 @@ class JudgeScores:
     seed: int
     games: tuple[str, ...]
     systems: tuple[str, ...]
-    scores: Float[np.ndarray, "g s c"]
+    scores: Annotated[Float[np.ndarray, "g s c"], array_field(float, 3)]
     skipped: Mapping[str, str]
     usage: Usage
 

@@ -1,1 +1,7 @@
-"""Metrics of clips and states, and the networks that they need."""
+"""Metrics of clips and states.
+
+registry            every metric: unit, definition, the paper's score (read first)
+formulas, scorers   their formulas; what computes a group of them for a turn
+suite               the scorers that a benchmark and the files at hand allow
+clip_embedder, openclip, lpips, dreamsim, video_distance   the networks that they need
+"""

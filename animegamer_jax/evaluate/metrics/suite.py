@@ -18,7 +18,6 @@ from flax import nnx
 from jaxtyping import Int, UInt8
 from PIL import Image
 
-from animegamer_jax.bundle.config import to_json
 from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.data.characters import Characters
 from animegamer_jax.errors import UserError
@@ -53,6 +52,7 @@ from animegamer_jax.evaluate.metrics.video_distance import (
 from animegamer_jax.evaluate.worlds import FrameSize, GameClips, World, find_world
 from animegamer_jax.media.video import read_mp4
 from animegamer_jax.models.vae import VAE, mode, to_uint8
+from animegamer_jax.storage.serialization import to_json
 
 CLASSIFIER_CLIPS = 960
 """Number of true clips that a world's classifier learns from."""

@@ -1,1 +1,7 @@
-"""The report of an evaluation: tables, plots, pages."""
+"""The report of an evaluation, as HTML and Markdown.
+
+build               what the report shows, and its sentences (read first)
+tables, plots, games   its tables, line plots and example games
+render              the templates, in assets/pages
+ablations           a file of ablations, which the report shows as well
+"""

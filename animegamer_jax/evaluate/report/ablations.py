@@ -14,11 +14,9 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from animegamer_jax.bundle.config import from_json, to_json
-from animegamer_jax.errors import UserError
-from animegamer_jax.evaluate.strictjson import load
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import telling
+from animegamer_jax.storage.serialization import read_json, to_json
 
 Part = Literal["decoder", "game"]
 
@@ -90,10 +88,4 @@ def read_ablations(path: Path) -> Ablations:
     Raises:
         UserError: the file is missing or damaged; names the field, what was expected and found.
     """
-    with telling(path, "cannot be read", mend="give a file that `write_ablations` wrote"):
-        content = path.read_bytes()
-    try:
-        found = load(content.decode())
-    except ValueError as error:
-        raise UserError(f"{path}: not valid JSON ({error}): write it again") from None
-    return from_json(Ablations, found, str(path))
+    return read_json(path, Ablations, hint="give a file that `write_ablations` wrote")

@@ -1,1 +1,8 @@
-"""The training stages: what each trains, on what data, with which loss."""
+"""The training stages: a module each, and what they share.
+
+base, recipe          what a stage is, and how it is trained
+clip t5 vae dit       the toy's foundations, which the paper takes ready-made
+decoder               warm-up and joint stage of shot encoder and decoder
+mllm, adapt           the language model; the decoder on its predictions
+packing flops networks  packed sequences, FLOPs, helpers
+"""

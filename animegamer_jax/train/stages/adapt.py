@@ -1,13 +1,13 @@
-"""The adaptation stage: the decoder learns what the language model really says (PAPER section 3.4).
+"""The adaptation stage: the decoder adapts to the language model's predictions (PAPER section 3.4).
 
-The frozen language model reads the true history and predicts the shot representation inside the
-step; the decoder is trained, by its own loss, to make the true clip of that.
+Inside the step, the frozen language model predicts the shot representation from the true history;
+the decoder is trained, with its own loss, to make the true clip from it.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import grain
 import jax
@@ -17,25 +17,22 @@ from jaxtyping import Array, Float, Key, UInt8
 
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.data.datasets import open_features
-from animegamer_jax.data.samples import Starts, adapt_samples
-from animegamer_jax.models.dit import DiT
-from animegamer_jax.models.encoder import ShotEncoder
-from animegamer_jax.models.mllm import MLLM
+from animegamer_jax.data.samples import AdaptSample, Starts, adapt_samples, adapt_spec
 from animegamer_jax.protocol import Layout
 from animegamer_jax.tokenizer import Tokenizer
 from animegamer_jax.train.stages.base import (
     DataSource,
-    Networks,
+    Evaluation,
     Scalars,
     Stage,
-    Watched,
+    StageNetworks,
 )
 from animegamer_jax.train.stages.decoder import (
     DECODER_OPTIMIZER,
     ClipRecipe,
     check_low_rank,
     drawn_loss,
-    make_clip_look,
+    make_clip_sampler,
     trains_transformer,
     transformer_flops,
     vae_config_of,
@@ -53,12 +50,13 @@ from animegamer_jax.train.stages.recipe import OptimizerConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdaptRecipe(ClipRecipe):
-    """What the adaptation needs to know beside.
+    """The recipe of the adaptation.
 
     Attributes:
-        context_dropout: share of samples whose context is that of guidance's unconditional row
-            (ours).
-        starts: which histories the language model sees, see `Windows`.
+        context_dropout: Share of samples whose context is the unconditional one of guidance (not in
+            the paper).
+        starts: Start of the histories. With "game" they reach back to the start of the game, as far
+            as the window allows; with "anywhere" their length is drawn first, uniformly.
     """
 
     context_dropout: float = 0.05
@@ -76,8 +74,8 @@ RECIPES = {
         trained="all",
         context_dropout=0.0,
     ),
-    # Steps and learning rate as they are reported of the paper's section 4.1; the optimizer's other
-    # numbers, batch and average as in the joint stage. 1 to 5 turns, uniformly, of released files.
+    # Steps and learning rate as reported in the paper's section 4.1; the optimizer's other numbers,
+    # batch and average as in the joint stage. 1 to 5 turns, uniformly, as in the released files.
     "full": AdaptRecipe(
         steps=10_000,
         batch_size=16,
@@ -93,6 +91,7 @@ RECIPES = {
 class AdaptStage(Stage[AdaptRecipe]):
     """Trains the decoder on the frozen language model's predictions."""
 
+    recipes = RECIPES
     name: ClassVar[str] = "adapt"
     needs: ClassVar[Mapping[NetworkName, str]] = {
         "vae": "foundations --part vae",
@@ -111,12 +110,12 @@ class AdaptStage(Stage[AdaptRecipe]):
     def layout(self) -> Layout:
         return make_layout(self, self.tokenizer)
 
-    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> Networks:
-        """The decoder, E_a and the language model.
+    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
+        """Returns the decoder, E_a, the language model, and the VAE for the evaluation's clips.
 
         Raises:
-            UserError: the recipe trains low-rank updates and the decoder has none, or the
-                protocol is not one to train by.
+            UserError: the recipe trains low-rank updates and the decoder has none, or a model
+                cannot be trained for the protocol.
         """
         assert bundle is not None, "the command has checked what the stage needs"
         recipe = self.recipe
@@ -137,37 +136,42 @@ class AdaptStage(Stage[AdaptRecipe]):
 
         def make(path: str) -> grain.MapDataset:
             features = open_features(path)
-            # Of T5 and CLIP, which made the features, the bundle need have none any more.
+            # The bundle may lack T5 and CLIP, which have made the features.
             reader = dataclasses.replace(self.config, t5=None, clip=None)
             return adapt_samples(features, split=split, windows=windows, config=reader)
 
         return mixed_samples(sources, make)
 
-    def context(self, networks: Networks, batch: Any, key: Key[Array, ""]) -> Float[Array, "b n r"]:
-        """What the language model predicts of `AdaptSample`s, or E_a of zeros; no gradients."""
-        encoder = cast(ShotEncoder, networks["encoder"])
+    def sample_spec(self) -> AdaptSample:
+        return adapt_spec(self.config, self.protocol)
+
+    def context(
+        self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
+    ) -> Float[Array, "b n r"]:
+        """Returns predictions for `AdaptSample`s, or E_a of zeros; without gradients."""
+        encoder = networks["encoder"]
         predicted = self.predict(networks, batch)
         empty = encoder.unconditional().astype(jnp.float32)[None]
         dropped = jax.random.bernoulli(key, self.recipe.context_dropout, predicted.shape[:1])
         return jax.lax.stop_gradient(jnp.where(dropped[:, None, None], empty, predicted))
 
-    def predict(self, networks: Networks, batch: Any) -> Float[Array, "b n r"]:
-        """The language model's shot representations of `AdaptSample`s."""
-        mllm, encoder = cast(MLLM, networks["mllm"]), cast(ShotEncoder, networks["encoder"])
+    def predict(self, networks: StageNetworks, batch: Any) -> Float[Array, "b n r"]:
+        """Returns the language model's shot representations of `AdaptSample`s."""
+        mllm, encoder = networks["mllm"], networks["encoder"]
         prompts = lay_out(encoder, batch.game, self.layout)
         return mllm.represent(prompts.prompt, prompts.history, self.layout)
 
     def motion(self, batch: Any) -> Float[Array, " b"]:
-        """True motion values; a model that plays without is trained without."""
+        """Returns the true motion values, or zeros for a model that plays without them."""
         return jnp.where(any(self.protocol.motion_values), batch.motion_value, 0.0)
 
     def loss(
-        self, networks: Networks, batch: Any, key: Key[Array, ""]
+        self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], Scalars]:
-        """The decoder's loss on the latents of this turn, with its true motion value."""
+        """Returns the decoder's loss on the latents of this turn, with its true motion value."""
         drop, draws = jax.random.split(key)
         loss = drawn_loss(
-            cast(DiT, networks["dit"]),
+            networks["dit"],
             batch.moments,
             draws,
             vae_config=vae_config_of(self.config),
@@ -176,23 +180,20 @@ class AdaptStage(Stage[AdaptRecipe]):
         )
         return loss.mean(), {}
 
-    def sample_flops(self, networks: Networks) -> float:
-        """By matrices and scores: the language model forward, the decoder forward and back."""
-        mllm, dit = cast(MLLM, networks["mllm"]), cast(DiT, networks["dit"])
+    def sample_flops(self, networks: StageNetworks) -> float:
+        """Returns FLOPs from the matrices' sizes and attention's products."""
+        mllm, dit = networks["mllm"], networks["dit"]
         c, length = mllm.config.mistral, self.layout.length
         matrices = 2.0 * matrix_size(mllm.mistral.layers) * length
         scores = 4.0 * length**2 * c.num_attention_heads * c.head_dim * c.num_hidden_layers
         return matrices + scores + transformer_flops(dit, trained=self.recipe.trained)
 
     @functools.cached_property
-    def _look(self) -> Callable[..., UInt8[Array, "b s y x 3"]]:
-        return make_clip_look(self, context=self.predict, motion=self.motion)
+    def _sample_clips(self) -> Callable[..., UInt8[Array, "b s y x 3"]]:
+        return make_clip_sampler(self, context=self.predict, motion=self.motion)
 
-    def watch(self, networks: Networks, batch: Any, key: Key[Array, ""]) -> Watched:
-        """Clips sampled from what the language model predicts, at the right of the true ones."""
-        if not self.recipe.watch_clips:
-            return Watched({}, {})
-        return Watched({}, {"true_and_sampled": self._look(networks, batch, key)})
-
-
-STAGE = AdaptStage
+    def evaluate(self, networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> Evaluation:
+        """Samples clips from the language model's predictions, to the right of the true ones."""
+        if not self.recipe.eval_clips:
+            return Evaluation({}, {})
+        return Evaluation({}, {"true_and_sampled": self._sample_clips(networks, batch, key)})

@@ -1,4 +1,4 @@
-"""What a stage is: the networks it needs, the weights it trains, its loss, its data, its scores.
+"""What a stage is: its networks, trained weights, loss, samples and evaluation.
 
 The loop (`train/loop.py`) and the step (`train/step.py`) know nothing else of a stage.
 """
@@ -20,19 +20,19 @@ from animegamer_jax.train.stages.recipe import Recipe
 
 R = TypeVar("R", bound=Recipe)
 
-Networks = dict[str, nnx.Module]
+StageNetworks = dict[str, Any]  # by name, each a module of its network's class
 Scalars = dict[str, Float[Array, ""]]
 
 
 class DataSource(NamedTuple):
-    """A data set to train on, and its share of the samples."""
+    """A dataset to train on, and the weight of its samples among those of others."""
 
     path: str
     weight: float = 1.0
 
 
-class Watched(NamedTuple):
-    """A look at the held-out data: scalars, and clips uint8 [n, f, h, w, 3] by name."""
+class Evaluation(NamedTuple):
+    """Result on held-out data: scores, and clips uint8 [n, f, h, w, 3] by name."""
 
     scalars: Mapping[str, float]
     clips: Mapping[str, Any]
@@ -42,15 +42,17 @@ class Stage(abc.ABC, Generic[R]):
     """One training stage.
 
     Attributes:
-        name: of the stage, as on the command line.
+        recipes: the stage's recipes by size.
+        name: the stage's name on the command line.
         needs: networks that the bundle must have, each with the stage that makes it.
-        changes: networks of which weights are trained, and that the result replaces or adds.
-        best: scalar of `watch` by which the best checkpoint is told, and whether less is better.
-        unit: what a sample is called where samples a second are shown.
-        recipe, config, protocol: how it is trained, the networks' sizes, the game.
-        tokenizer_dir: the folder of the model's tokenizer, and of the result's.
+        changes: networks with trained weights, which the result replaces or adds.
+        best: the score that decides which checkpoint is best, and whether "min" or "max" is better.
+        unit: what a sample is called where samples a second are shown, in the plural.
+        recipe, config, protocol: how the stage is trained, sizes of the networks, the game.
+        tokenizer_dir: folder of the model's tokenizer, which the result gets too.
     """
 
+    recipes: ClassVar[Mapping[str, Recipe]]
     name: ClassVar[str]
     needs: ClassVar[Mapping[NetworkName, str]]
     changes: ClassVar[tuple[NetworkName, ...]]
@@ -69,8 +71,8 @@ class Stage(abc.ABC, Generic[R]):
         self.tokenizer_dir = tokenizer_dir
 
     @abc.abstractmethod
-    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> Networks:
-        """The networks of this stage, from the bundle or new, each placed on the mesh."""
+    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
+        """Returns the stage's networks, from the bundle or new, placed on the mesh."""
 
     @abc.abstractmethod
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
@@ -78,42 +80,45 @@ class Stage(abc.ABC, Generic[R]):
 
     @abc.abstractmethod
     def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
-        """Single samples, not shuffled or repeated: pytrees of numpy arrays of fixed shapes.
+        """Returns single samples, not shuffled or repeated: pytrees of arrays of fixed shapes.
 
         Raises:
-            UserError: a data set is missing, empty or of another layout.
+            UserError: a dataset is missing, empty or of another layout.
         """
 
     @abc.abstractmethod
+    def sample_spec(self) -> Any:
+        """Returns the shapes of a sample without any data: a pytree of `jax.ShapeDtypeStruct`."""
+
+    @abc.abstractmethod
     def loss(
-        self, networks: Networks, batch: Any, key: Key[Array, ""]
+        self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], Scalars]:
-        """The loss of a batch (a pytree of `samples`, a leading axis of samples), and its parts.
+        """Returns the loss of a batch (stacked `samples`), and its parts.
 
-        A mean over samples, so that a batch in parts gives the mean of the parts' losses.
-
-        Pure, traced once. `key` belongs to this step; what is random is drawn for the whole batch,
-        so that the result does not depend on the number of devices.
+        The loss is a mean over samples, so that a batch in parts gives the mean of the parts'
+        losses. It is pure and traced once. Random numbers are drawn from `key`, which belongs to
+        the step, for the whole batch: the result does not depend on the number of devices.
         """
 
-    def sample_flops(self, networks: Networks) -> float:
-        """Floating-point operations of one sample's training step, by arithmetic, for the MFU."""
+    def sample_flops(self, networks: StageNetworks) -> float:
+        """Returns the FLOPs of one sample's training step, used for the MFU."""
         raise NotImplementedError
 
-    def watch(self, networks: Networks, batch: Any, key: Key[Array, ""]) -> Watched:
-        """Scores and clips of a held-out batch with the averaged weights, beside the loss."""
-        return Watched({}, {})
+    def evaluate(self, networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> Evaluation:
+        """Returns scores besides the loss, and clips, of a held-out batch with averaged weights."""
+        return Evaluation({}, {})
 
     def configs(self) -> dict[NetworkName, NetworkConfig]:
-        """The configuration of each network in `changes` as the result's bundle has it."""
+        """Returns the configurations of the networks in `changes` for the result's bundle."""
         return {name: getattr(self.config, name) for name in self.changes}
 
     def finish(
-        self, networks: Networks, batches: Iterator[Any]
+        self, networks: StageNetworks, batches: Iterator[Any]
     ) -> dict[NetworkName, NetworkConfig]:
-        """`configs()`, with what is measured on the finished networks and some training batches.
+        """Returns `configs()` with what is measured on the finished networks and training batches.
 
-        Called once, before the result is written, with the averaged weights where there are any.
+        Called once before the result is written, with the averaged weights if there are any.
         """
         del networks, batches
         return self.configs()

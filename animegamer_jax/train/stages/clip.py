@@ -1,7 +1,7 @@
-"""Toy foundations: CLIP's two towers by contrast (arXiv 2103.00020), from nothing.
+"""Toy foundations: CLIP's two towers learn by contrast (arXiv 2103.00020), from scratch.
 
 The paper takes OpenCLIP as it is; a toy world needs its own. Its image tower gives the condition
-f_v and the VAE's perceptual loss, both towers read what clips show.
+f_v and the VAE's perceptual loss; evaluation uses both towers to recognise what clips show.
 """
 
 import dataclasses
@@ -18,17 +18,12 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.data.datasets import open_games
 from animegamer_jax.data.features import signed
-from animegamer_jax.data.samples import (
-    CaptionSample,
-    Frame,
-    caption_samples,
-)
-from animegamer_jax.models.clip import CLIP
+from animegamer_jax.data.samples import CaptionSample, Frame, caption_samples, caption_spec
 from animegamer_jax.train.stages.base import (
     DataSource,
-    Networks,
     Scalars,
     Stage,
+    StageNetworks,
 )
 from animegamer_jax.train.stages.networks import (
     load_or_make,
@@ -43,10 +38,10 @@ _GREATEST_SCALE = float(np.log(100.0))  # CLIP, section 2.5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CLIPRecipe(FixedRecipe):
-    """What CLIP's training needs to know beside.
+    """The recipe of CLIP's training.
 
     Attributes:
-        frame: which frame of a clip is shown.
+        frame: Frame of each clip that is trained on.
     """
 
     frame: Frame = "random"
@@ -65,7 +60,7 @@ RECIPES = {
 
 
 def same_rows(tokens: Int[Array, "b n"]) -> Bool[Array, "b b"]:
-    """Which rows are equal."""
+    """Whether each pair of rows is equal."""
     return (tokens[:, None] == tokens[None]).all(axis=-1)
 
 
@@ -76,16 +71,16 @@ def contrastive_loss(
     log_scale: Float[Array, ""],
     same: Bool[Array, "b b"],
 ) -> tuple[Float[Array, ""], Scalars]:
-    """Symmetric cross-entropy over the cosines of a batch (CLIP, figure 3), float32.
+    """Returns the symmetric cross-entropy over the cosines of a batch (CLIP, figure 3), float32.
 
-    Of samples with the same caption only a sample's own pair counts: the others are neither
-    positives nor negatives. A caption that leaves things out may also be true of other images,
-    which the tokens do not tell: these stay negatives.
+    Pairs of different samples with the same caption are left out: they are neither positives nor
+    negatives. A caption that leaves out details may also be true of other images; these cannot be
+    recognised and stay negatives.
 
     Args:
-        images: embeddings, of any length.
-        texts: theirs.
-        log_scale: logarithm of the temperature's inverse; above log(100) it counts as that.
+        images: embeddings of the images, of any norm.
+        texts: embeddings of the texts.
+        log_scale: logarithm of the inverse temperature, capped at log(100).
         same: pairs of samples with the same caption.
 
     Returns:
@@ -115,12 +110,13 @@ def contrastive_loss(
 class CLIPStage(Stage[CLIPRecipe]):
     """Trains CLIP's two towers on frames and captions of the toy world."""
 
+    recipes = RECIPES
     name: ClassVar[str] = "foundations-clip"
     needs: ClassVar[Mapping[NetworkName, str]] = {}
     changes: ClassVar[tuple[NetworkName, ...]] = ("clip",)
     unit: ClassVar[str] = "frames"
 
-    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> Networks:
+    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
         return {"clip": load_or_make("clip", self, bundle, mesh=mesh)}
 
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
@@ -143,12 +139,15 @@ class CLIPStage(Stage[CLIPRecipe]):
 
         return mixed_samples(sources, make)
 
+    def sample_spec(self) -> CaptionSample:
+        return caption_spec(self.config)
+
     def loss(
-        self, networks: Networks, batch: Any, key: Key[Array, ""]
+        self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], Scalars]:
-        """`contrastive_loss` within the batch (within a part of it, where it is accumulated)."""
+        """Returns `contrastive_loss` within the batch, or each part of an accumulated one."""
         del key
-        clip, sample = cast(CLIP, networks["clip"]), cast(CaptionSample, batch)
+        clip, sample = networks["clip"], cast(CaptionSample, batch)
         tokens = jnp.asarray(sample.tokens)
         return contrastive_loss(
             clip.embed_image(clip.preprocess(signed(jnp.asarray(sample.frame)))),
@@ -157,9 +156,9 @@ class CLIPStage(Stage[CLIPRecipe]):
             same=same_rows(tokens),
         )
 
-    def sample_flops(self, networks: Networks) -> float:
-        """6 a matrix weight and token, and the attention's products, forward and back."""
-        clip = cast(CLIP, networks["clip"])
+    def sample_flops(self, networks: StageNetworks) -> float:
+        """Returns 6 FLOPs a matrix weight and token, and attention's products."""
+        clip = networks["clip"]
         c = clip.config
 
         def tower(module: nnx.Module, *, tokens: int, width: int, layers: int) -> float:

@@ -1,8 +1,10 @@
-"""The joint stage: shot encoder and decoder learn to make a shot's clip (PAPER section 3.2).
+"""Warm-up and joint stage: shot encoder and decoder learn to make clips (PAPER section 3.2).
 
-The decoder D_a answers v of the noised latents (`diffusion.py`) from E_a's representation and the
-motion value; the loss is the released one, a plain mean squared error on v. The warm-up before it
-(`train/stages/warmup.py`) is this stage with fewer trained weights.
+The decoder D_a predicts v of the noised latents (`diffusion.py`) from E_a's representation and the
+motion value; the loss is the released one, a plain mean squared error on v. The warm-up (PAPER
+section 4.1) is the joint stage with fewer trained weights: E_a and the decoder's motion layer learn
+to work with the frozen decoder. Without it, says the paper's ablation, the joint stage ends far
+worse.
 """
 
 import dataclasses
@@ -20,33 +22,34 @@ from animegamer_jax import diffusion
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.configs import ModelConfig, VAEConfig
 from animegamer_jax.data.datasets import open_features
-from animegamer_jax.data.samples import TurnSample, turn_samples
+from animegamer_jax.data.samples import TurnSample, turn_samples, turn_spec
 from animegamer_jax.errors import UserError
 from animegamer_jax.models import vae
 from animegamer_jax.models.dit import DiT
-from animegamer_jax.models.encoder import ShotEncoder
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.sharding import constrain
 from animegamer_jax.tokenizer import Tokenizer
 from animegamer_jax.train.stages.base import (
     DataSource,
-    Networks,
+    Evaluation,
     Scalars,
     Stage,
-    Watched,
+    StageNetworks,
 )
 from animegamer_jax.train.stages.networks import (
+    load_or_make,
     load_tokenizer,
     matrix_size,
     mixed_samples,
 )
-from animegamer_jax.train.stages.recipe import OptimizerConfig, Recipe
+from animegamer_jax.train.stages.recipe import FixedRecipe, OptimizerConfig, Recipe
 
-# The learning rate as it is reported of the paper's section 4.1; clipping, betas, epsilon and
-# weight decay of the code base that the released decoder grew from.
+# Learning rate as reported in the paper's section 4.1; clipping, betas, epsilon and weight decay of
+# the code base that the released decoder grew from.
 DECODER_OPTIMIZER = OptimizerConfig(
     learning_rate=2e-4, b1=0.9, b2=0.95, eps=1e-8, weight_decay=1e-4, clip_norm=0.1
 )
+_CAPTION_LENGTH = 1  # tokens; captions are not used
 _MAKERS: Mapping[NetworkName, str] = {
     "vae": "foundations --part vae",
     "dit": "foundations --part dit",
@@ -55,30 +58,33 @@ _MAKERS: Mapping[NetworkName, str] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClipRecipe(Recipe):
-    """Of a stage whose looks sample clips.
+    """The recipe of a stage whose evaluation samples clips.
 
     Attributes:
-        watch_clips: held-out clips that are sampled at a look; 0 for none.
-        watch_sampling_steps: denoising steps of those.
+        eval_clips: Number of held-out clips sampled in an evaluation; 0 samples none.
+        eval_sampling_steps: Number of denoising steps of the clips sampled in an evaluation.
     """
 
-    watch_clips: int = 4
-    watch_sampling_steps: int = 10
+    eval_clips: int = 4
+    eval_sampling_steps: int = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConditionRecipe(Recipe):
-    """What warm-up and joint stage need to know of the decoder's conditions.
+    """How the decoder's conditions are used in the warm-up and the joint stage.
 
-    The release sets the text's features to zero with 0.10 and the image's with 0.05, each by
-    itself, so that both are zero in one sample of 200; and with 0.05 it makes the text T5's answer
-    to "", which is not done here. `both_dropout` is ours: guidance's unconditional row has neither.
+    The release sets the text features to zero with 0.10 and the image features with 0.05, each
+    independently, so that both are zero in one sample of 200; and with 0.05 it replaces the text
+    features by T5's features of "", which is not done here. `both_dropout` is ours: the
+    unconditional row of guidance has neither.
 
     Attributes:
-        both_dropout: share of samples that see neither text nor image.
-        text_dropout, image_dropout: of the others, each by itself, features set to zero.
-        motion: the value that the decoder is told: the measured one, or always 0 (an ablation; the
-            result then also plays with 0).
+        both_dropout: Share of samples whose text and image features are both set to zero.
+        text_dropout: Share of samples whose text features are set to zero, besides --both-dropout.
+        image_dropout: Share of samples whose image features are set to zero, besides
+            --both-dropout.
+        motion: Motion value given to the decoder: the measured one, or always 0 (none), an ablation
+            whose result also plays with 0.
     """
 
     both_dropout: float = 0.05
@@ -88,42 +94,59 @@ class ConditionRecipe(Recipe):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class WarmupRecipe(FixedRecipe, ConditionRecipe):
+    """The recipe of the warm-up."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderRecipe(ConditionRecipe, ClipRecipe):
-    """What the joint stage needs to know beside."""
+    """The recipe of the joint stage."""
 
 
+_TOY: Mapping[str, Any] = {
+    "batch_size": 16,
+    "dtype": "bfloat16",
+    "remat": "full",
+    "both_dropout": 0.0,  # the toy plays without guidance
+    "text_dropout": 0.0,
+    "image_dropout": 0.0,
+}
+# Batch and average of the code base that the release grew from, which trains in float16, with "16
+# or more" clips; bfloat16 is ours. Steps as reported in the paper's section 4.1.
+_FULL: Mapping[str, Any] = {
+    "batch_size": 16,
+    "optimizer": DECODER_OPTIMIZER,
+    "ema_decay": 0.9999,
+    "dtype": "bfloat16",
+    "remat": "full",
+    "save_every": 1000,
+    "eval_every": 2000,
+}
+WARMUP_RECIPES = {
+    "toy": WarmupRecipe(
+        steps=300,
+        optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=50, decay="cosine"),
+        ema_decay=0.99,
+        **_TOY,
+    ),
+    "full": WarmupRecipe(steps=10_000, **_FULL),
+}
 RECIPES = {
     "toy": DecoderRecipe(
         steps=4800,
-        batch_size=16,
         optimizer=OptimizerConfig(learning_rate=1.5e-3, warmup_steps=100, decay="cosine"),
         ema_decay=0.999,
-        dtype="bfloat16",
-        remat="full",
         trained="all",
-        both_dropout=0.0,  # it plays without guidance
-        text_dropout=0.0,
-        image_dropout=0.0,
+        **_TOY,
     ),
-    # Steps as they are reported of the paper's section 4.1. Batch and average of the code base that
-    # it grew from, which trains in float16, with "16 or more" clips; bfloat16 is ours.
-    "full": DecoderRecipe(
-        steps=80_000,
-        batch_size=16,
-        optimizer=DECODER_OPTIMIZER,
-        ema_decay=0.9999,
-        dtype="bfloat16",
-        remat="full",
-        save_every=1000,
-        watch_every=2000,
-    ),
+    "full": DecoderRecipe(steps=80_000, **_FULL),
 }
 
 
 def spread_timesteps(key: Key[Array, ""], count: int) -> Int[Array, " {count}"]:
-    """Training steps 0..999, one drawn from each of `count` equal parts of them, in order.
+    """Draws a diffusion step from each of `count` equal parts of 0..999, in order.
 
-    The release spreads its ranks over the parts; here every sample of the batch has its own.
+    The release gives each rank a part; here each sample of the batch has its own.
     """
     total = diffusion.Schedule().num_train_steps
     place = (jnp.arange(count) + jax.random.uniform(key, (count,))) / count
@@ -139,15 +162,15 @@ def diffusion_loss(
     noise: Float[Array, "b f h w c"],
     timestep: Int[Array, " b"],
 ) -> Float[Array, " b"]:
-    """The decoder's loss, one value a sample: mean squared error on v.
+    """Returns the decoder's loss of each sample: the mean squared error on v.
 
     Args:
         dit: the decoder.
-        latents: scaled by the VAE's factor.
+        latents: latents, scaled by the VAE's factor.
         context: shot representations.
         motion: motion values, pixels a frame at 480 x 720.
-        noise: Gaussian.
-        timestep: training step, 0..999.
+        noise: Gaussian noise.
+        timestep: diffusion steps, 0..999.
     """
     noised, target = diffusion.add_noise(diffusion.Schedule(), latents, noise, timestep)
     v = dit(noised, timestep=timestep.astype(jnp.float32), motion=motion, context=context)
@@ -163,9 +186,15 @@ def drawn_loss(
     context: Float[Array, "b n d"],
     motion: Float[Array, " b"],
 ) -> Float[Array, " b"]:
-    """`diffusion_loss` of latents, noise and training steps that are drawn with `key`.
+    """Returns `diffusion_loss` with latents, noise and diffusion steps drawn from `key`.
 
-    `moments` and `vae_config` are the VAE's.
+    Args:
+        dit: the decoder.
+        moments: the VAE's means and log-variances.
+        key: the random key.
+        vae_config: the VAE's configuration.
+        context: shot representations.
+        motion: motion values, pixels a frame at 480 x 720.
     """
     latent, noise, step = jax.random.split(key, 3)
     latents = vae.to_decoder(vae.sample(moments, key=latent), vae_config)
@@ -186,7 +215,7 @@ def drop_conditions(
     *,
     recipe: ConditionRecipe,
 ) -> tuple[Float[Array, "b n d"], Float[Array, "b k e"]]:
-    """Features, those of some samples set to zero, by the recipe's three rates."""
+    """Sets the features of some samples to zero, by the recipe's three rates."""
     b = text.shape[0]
     both, no_text, no_image = (
         jax.random.bernoulli(k, rate, (b, 1, 1))
@@ -200,22 +229,23 @@ def drop_conditions(
 
 
 def zero_motion_layer(dit: DiT) -> None:
-    """Makes the motion value mean nothing yet: the last motion layer becomes zero."""
+    """Sets the last motion layer to zero, so that the motion value has no effect yet."""
     for weight in (dit.motion_embed.output.kernel, dit.motion_embed.output.bias):
         assert weight is not None
         weight.set_value(jnp.zeros_like(weight[...]))
 
 
 def vae_config_of(config: ModelConfig) -> VAEConfig:
-    """That of the VAE, which tells how the decoder sees latents."""
+    """Returns the VAE's configuration, which has the scales of the decoder's latents."""
     assert config.vae is not None, "the command has checked what the stage needs"
     return config.vae
 
 
 def transformer_flops(dit: DiT, *, trained: Literal["recipe", "all"]) -> float:
-    """Of a sample's step, by arithmetic: 4 a matrix weight and row, 6 where it is trained.
+    """Returns the FLOPs of a sample's step: 4 a matrix weight and row, 6 if it is trained.
 
-    And the attention's two products, forward and back. The modulation's rows are samples.
+    To these come attention's two products, forward and backward. The modulation has one row a
+    sample.
     """
     c = dit.config
     tokens = c.num_context_tokens + c.num_patches
@@ -227,10 +257,10 @@ def transformer_flops(dit: DiT, *, trained: Literal["recipe", "all"]) -> float:
 
 
 def check_low_rank(stage: Stage[Any]) -> None:
-    """Whether the decoder has what the stage's recipe trains of it.
+    """Checks that the decoder has low-rank updates if the stage's recipe trains them.
 
     Raises:
-        UserError: the recipe trains low-rank updates and the decoder has none.
+        UserError: it has none.
     """
     dit = stage.config.dit
     if stage.recipe.trained == "recipe" and (dit is None or dit.lora is None):
@@ -241,10 +271,10 @@ def check_low_rank(stage: Stage[Any]) -> None:
 
 
 def trains_transformer(recipe: Recipe, path: tuple[str, ...], variable: nnx.Variable) -> bool:
-    """Whether a parameter of the decoder's transformer is trained, jointly or in adaptation.
+    """Whether a parameter of the decoder is trained in the joint stage and the adaptation.
 
-    Low-rank updates, the layers' modulation and the motion layer (385 M, PAPER section 4.1), or
-    all but the constant positions.
+    Trained are low-rank updates, the layers' modulation and the motion layer (385 M, PAPER section
+    4.1), or everything but the constant positions.
     """
     if path[0] == "positions":
         return False
@@ -256,23 +286,28 @@ def trains_transformer(recipe: Recipe, path: tuple[str, ...], variable: nnx.Vari
     )
 
 
-def make_clip_look(
+def make_clip_sampler(
     stage: Stage[Any],
     *,
-    context: Callable[[Networks, Any], Float[Array, "b n d"]],
+    context: Callable[[StageNetworks, Any], Float[Array, "b n d"]],
     motion: Callable[[Any], Float[Array, " b"]],
-) -> Callable[[Networks, Any, Key[Array, ""]], UInt8[Array, "b s y x 3"]]:
-    """What a stage looks at, jitted: true clips through the VAE, sampled ones at their right.
+) -> Callable[[StageNetworks, Any, Key[Array, ""]], UInt8[Array, "b s y x 3"]]:
+    """Returns a jitted function that samples a batch's first clips for a stage's evaluation.
 
-    They are a batch's first; sampled as at play, guidance included. `context` gives a batch's shot
-    representations and `motion` its motion values; the stage's recipe is a `ClipRecipe`.
+    Its results show the true clips, decoded by the VAE, on the left and the sampled clips on the
+    right. Clips are sampled as in play, including guidance.
+
+    Args:
+        stage: a stage whose recipe is a `ClipRecipe`.
+        context: returns the shot representations of a batch.
+        motion: returns the motion values of a batch.
     """
     recipe, vae_config = stage.recipe, vae_config_of(stage.config)
 
-    def look(networks: Networks, batch: Any, key: Key[Array, ""]) -> jax.Array:
-        first = jax.tree.map(lambda x: x[: recipe.watch_clips], batch)
-        dit, encoder = cast(DiT, networks["dit"]), cast(ShotEncoder, networks["encoder"])
-        decoder, motions = cast(vae.VAE, networks["vae"]), motion(first)
+    def sample(networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> jax.Array:
+        first = jax.tree.map(lambda x: x[: recipe.eval_clips], batch)
+        dit, encoder, decoder = networks["dit"], networks["encoder"], networks["vae"]
+        motions = motion(first)
         true = vae.mode(first.moments)
 
         def predict_v(x: jax.Array, timestep: jax.Array, context: jax.Array) -> jax.Array:
@@ -282,7 +317,7 @@ def make_clip_look(
         def noise(step: jax.Array) -> jax.Array:
             return jax.random.normal(jax.random.fold_in(key, step), true.shape)
 
-        steps = recipe.watch_sampling_steps
+        steps = recipe.eval_sampling_steps
         table = diffusion.make_sampler_table(diffusion.schedule_of(stage.protocol), steps)
         empty = encoder.unconditional() if stage.protocol.guidance_scale else None
         guided = diffusion.guide(predict_v, context(networks, first), empty)
@@ -293,12 +328,13 @@ def make_clip_look(
         pairs = jnp.concatenate(jnp.split(clips, 2), axis=3)
         return constrain(pairs, *(None,) * 5)
 
-    return jax.jit(look)
+    return jax.jit(sample)
 
 
 class DecoderStage(Stage[ConditionRecipe]):
     """Trains the shot encoder and the decoder together."""
 
+    recipes = RECIPES
     name: ClassVar[str] = "decoder"
     needs: ClassVar[Mapping[NetworkName, str]] = {**_MAKERS, "encoder": "warmup"}
     changes: ClassVar[tuple[NetworkName, ...]] = ("encoder", "dit")
@@ -316,8 +352,8 @@ class DecoderStage(Stage[ConditionRecipe]):
     def tokenizer(self) -> Tokenizer:
         return load_tokenizer(self)
 
-    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> Networks:
-        """Encoder, decoder, and to look at clips the VAE.
+    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
+        """Returns the encoder, the decoder, and the VAE for the evaluation's clips.
 
         Raises:
             UserError: the recipe trains low-rank updates and the decoder has none.
@@ -333,11 +369,11 @@ class DecoderStage(Stage[ConditionRecipe]):
 
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
         if network == "encoder":
-            return path[0] != "output_norm"  # takes no part
+            return path[0] != "output_norm"  # not used
         return network == "dit" and trains_transformer(self.recipe, path, variable)
 
     def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
-        # Of T5 and CLIP, which made the features, the bundle need have none any more.
+        # The bundle may lack T5 and CLIP, which have made the features.
         reader = dataclasses.replace(self.config, t5=None, clip=None)
 
         def make(path: str) -> grain.MapDataset:
@@ -345,52 +381,74 @@ class DecoderStage(Stage[ConditionRecipe]):
                 open_features(path),
                 split=split,
                 tokenizer=self.tokenizer,
-                caption_length=1,  # captions are not read here
+                caption_length=_CAPTION_LENGTH,
                 config=reader,
             )
 
         return mixed_samples(sources, make)
 
+    def sample_spec(self) -> TurnSample:
+        return turn_spec(self.config, caption_length=_CAPTION_LENGTH)
+
     def motion(self, batch: TurnSample) -> Float[Array, " b"]:
-        """What the decoder is told of the motion."""
+        """Returns the motion values that the decoder gets."""
         measured = jnp.asarray(batch.motion_value)
         return measured if self.recipe.motion == "measured" else jnp.zeros_like(measured)
 
     def loss(
-        self, networks: Networks, batch: Any, key: Key[Array, ""]
+        self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], Scalars]:
-        """Mean squared error on v."""
+        """Returns the mean squared error on v."""
         drop, draw = jax.random.split(key)
         text, image = drop_conditions(batch.text, batch.image, drop, recipe=self.recipe)
         losses = drawn_loss(
-            cast(DiT, networks["dit"]),
+            networks["dit"],
             batch.moments,
             draw,
             vae_config=vae_config_of(self.config),
-            context=cast(ShotEncoder, networks["encoder"])(text, image),
+            context=networks["encoder"](text, image),
             motion=self.motion(batch),
         )
         return losses.mean(), {}
 
-    def sample_flops(self, networks: Networks) -> float:
-        """By the matrices, see `transformer_flops`; the encoder's rows are its tokens."""
-        encoder, dit = cast(ShotEncoder, networks["encoder"]), cast(DiT, networks["dit"])
+    def sample_flops(self, networks: StageNetworks) -> float:
+        """Returns FLOPs from the matrices' sizes, see `transformer_flops`."""
+        encoder, dit = networks["encoder"], networks["dit"]
         text = matrix_size(encoder.text) * encoder.config.num_text_tokens
         image = matrix_size(encoder.image) * encoder.config.num_image_tokens
         return 6.0 * (text + image) + transformer_flops(dit, trained=self.recipe.trained)
 
     @functools.cached_property
-    def _look(self) -> Callable[..., UInt8[Array, "b s y x 3"]]:
-        def context(networks: Networks, batch: Any) -> jax.Array:
-            return cast(ShotEncoder, networks["encoder"])(batch.text, batch.image)
+    def _sample_clips(self) -> Callable[..., UInt8[Array, "b s y x 3"]]:
+        def context(networks: StageNetworks, batch: Any) -> jax.Array:
+            return networks["encoder"](batch.text, batch.image)
 
-        return make_clip_look(self, context=context, motion=self.motion)
+        return make_clip_sampler(self, context=context, motion=self.motion)
 
-    def watch(self, networks: Networks, batch: Any, key: Key[Array, ""]) -> Watched:
-        """Sampled clips, each at the right of its true one (both through the VAE)."""
-        if not cast(DecoderRecipe, self.recipe).watch_clips:
-            return Watched({}, {})
-        return Watched({}, {"true_and_sampled": self._look(networks, batch, key)})
+    def evaluate(self, networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> Evaluation:
+        """Samples clips, each shown to the right of the true one (both decoded by the VAE)."""
+        if not isinstance(self.recipe, ClipRecipe) or not self.recipe.eval_clips:
+            return Evaluation({}, {})
+        return Evaluation({}, {"true_and_sampled": self._sample_clips(networks, batch, key)})
 
 
-STAGE = DecoderStage
+class WarmupStage(DecoderStage):
+    """Trains the shot encoder and the motion layer, the rest of the decoder frozen."""
+
+    recipes = WARMUP_RECIPES
+    name: ClassVar[str] = "warmup"
+    needs: ClassVar[Mapping[NetworkName, str]] = _MAKERS
+
+    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
+        """Returns the decoder, and the encoder: the bundle's, or a new one."""
+        assert bundle is not None, "the command has checked what the stage needs"
+        recipe = self.recipe
+        return {
+            "encoder": load_or_make("encoder", self, bundle, mesh=mesh),
+            "dit": bundle.load("dit", mesh=mesh, dtype=recipe.dtype, remat=recipe.remat),
+        }
+
+    def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
+        if network == "encoder":
+            return super().is_trained(network, path, variable)
+        return path[0] == "motion_embed"

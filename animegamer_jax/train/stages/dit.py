@@ -1,8 +1,8 @@
-"""Toy foundations: the diffusion transformer from text to video, from nothing.
+"""Toy foundations: the diffusion transformer learns text to video from scratch.
 
-The paper starts from CogVideoX-2B, which was so trained, and pre-trains it further on WebVid
-(section 4.1). Here T5's features of a whole caption stand where the shot representation will; the
-map between is thrown away afterwards, and the motion layer is silent.
+The paper starts from CogVideoX-2B, which was trained like this, and trains it further on WebVid
+(section 4.1). Here T5's features of a whole caption take the place of the shot representation; the
+layer that maps them is discarded afterwards, and the motion layer is not used.
 """
 
 import dataclasses
@@ -20,16 +20,15 @@ from jaxtyping import Array, Float, Key
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.configs import DiTConfig, NetworkConfig, T5Config
 from animegamer_jax.data.datasets import open_features
-from animegamer_jax.data.samples import TurnSample, turn_samples
+from animegamer_jax.data.samples import TurnSample, turn_samples, turn_spec
 from animegamer_jax.models.dit import GATES, Block, DiT
 from animegamer_jax.models.linear import Linear
-from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.tokenizer import Tokenizer
 from animegamer_jax.train.stages.base import (
     DataSource,
-    Networks,
     Scalars,
     Stage,
+    StageNetworks,
 )
 from animegamer_jax.train.stages.decoder import (
     drawn_loss,
@@ -48,10 +47,10 @@ from animegamer_jax.train.stages.recipe import FixedRecipe, OptimizerConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DiTRecipe(FixedRecipe):
-    """What the transformer's pre-training needs to know beside.
+    """The recipe of the transformer's pre-training.
 
     Attributes:
-        context_dropout: share of samples whose context is zero.
+        context_dropout: Share of samples whose context is zero.
     """
 
     context_dropout: float = 0.1
@@ -71,7 +70,7 @@ RECIPES = {
 
 
 def open_gates(dit: DiT) -> None:
-    """Makes timestep and motion mean nothing yet: no shift, no scale, every gate one.
+    """Removes the effect of timestep and motion: no shift, no scale, every gate one.
 
     A new transformer learns faster as a plain one (docs/decisions/training-the-toy.md).
     """
@@ -86,8 +85,9 @@ def open_gates(dit: DiT) -> None:
 
 
 class DiTStage(Stage[DiTRecipe]):
-    """Trains the transformer to make clips of their captions."""
+    """Trains the transformer to make clips from captions."""
 
+    recipes = RECIPES
     name: ClassVar[str] = "foundations-dit"
     needs: ClassVar[Mapping[NetworkName, str]] = {
         "vae": "foundations --part vae",
@@ -110,11 +110,11 @@ class DiTStage(Stage[DiTRecipe]):
         assert self.config.t5 is not None
         return self.config.t5
 
-    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> Networks:
-        """The transformer, the bundle's or a new one; T5; and the map of T5's features."""
+    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
+        """Returns the transformer, the bundle's or a new one, T5, and its features' layer."""
         assert bundle is not None, "the command has checked what the stage needs"
         recipe = self.recipe
-        dit = cast(DiT, load_or_make("dit", self, bundle, mesh=mesh))
+        dit = load_or_make("dit", self, bundle, mesh=mesh)
         if not bundle.has("dit"):
             zero_motion_layer(dit)
             open_gates(dit)
@@ -146,22 +146,25 @@ class DiTStage(Stage[DiTRecipe]):
 
         return mixed_samples(sources, make)
 
+    def sample_spec(self) -> TurnSample:
+        return turn_spec(self.config, caption_length=self._dit.num_context_tokens)
+
     def context(
-        self, networks: Networks, batch: TurnSample, key: Key[Array, ""]
+        self, networks: StageNetworks, batch: TurnSample, key: Key[Array, ""]
     ) -> Float[Array, "b n d"]:
-        """The captions as the transformer sees them; zero in dropped samples."""
-        t5, to_context = cast(T5Encoder, networks["t5"]), cast(Linear, networks["context"])
+        """Returns the captions' features as context; zeros for dropped samples."""
+        t5, to_context = networks["t5"], networks["context"]
         context = to_context(jax.lax.stop_gradient(t5(jnp.asarray(batch.caption))))
         dropped = jax.random.bernoulli(key, self.recipe.context_dropout, (context.shape[0], 1, 1))
         return jnp.where(dropped, 0.0, context).astype(context.dtype)
 
     def loss(
-        self, networks: Networks, batch: Any, key: Key[Array, ""]
+        self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], Scalars]:
-        """Mean squared error on v."""
+        """Returns the mean squared error on v."""
         drop, draw = jax.random.split(key)
         losses = drawn_loss(
-            cast(DiT, networks["dit"]),
+            networks["dit"],
             batch.moments,
             draw,
             vae_config=vae_config_of(self.config),
@@ -170,8 +173,8 @@ class DiTStage(Stage[DiTRecipe]):
         )
         return losses.mean(), {}
 
-    def sample_flops(self, networks: Networks) -> float:
-        """As the joint stage's, with T5 forward in the encoder's place."""
+    def sample_flops(self, networks: StageNetworks) -> float:
+        """Returns FLOPs as in the joint stage, with T5's forward pass in the encoder's place."""
         tokens = self._dit.num_context_tokens
         t5 = 2.0 * matrix_size(networks["t5"]) + 6.0 * matrix_size(networks["context"])
-        return t5 * tokens + transformer_flops(cast(DiT, networks["dit"]), trained="all")
+        return t5 * tokens + transformer_flops(networks["dit"], trained="all")

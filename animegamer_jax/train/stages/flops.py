@@ -1,6 +1,6 @@
-"""How many multiplications and additions a function does, by arithmetic on its program.
+"""Counts a function's matmul and convolution FLOPs from its jaxpr.
 
-Only convolutions and products of matrices count, as in the usual model FLOPs.
+Other operations do not count, as is usual for model FLOPs.
 """
 
 import math
@@ -11,11 +11,11 @@ import jax
 from jax.extend import core
 
 
-def count_products(function: Callable[..., Any], *args: Any) -> float:
-    """Floating-point operations in the convolutions and matrix products of `function(*args)`.
+def count_matmul_flops(function: Callable[..., Any], *args: Any) -> float:
+    """Returns the FLOPs of the matrix products and convolutions in `function(*args)`.
 
-    The arguments may be shapes. The function is traced, not compiled; a loop's body counts as
-    often as it runs.
+    The arguments may be shapes. The function is traced, not compiled; a loop's body counts as often
+    as it runs.
     """
     return _count(jax.make_jaxpr(function)(*args).jaxpr)
 
@@ -35,15 +35,15 @@ def _count_one(eqn: Any) -> float:
         features = kernel.shape[params["dimension_numbers"].rhs_spec[0]]
         return 2.0 * eqn.outvars[0].aval.size * kernel.size / features
     times = params["length"] if name == "scan" else 1
-    return float(times) * sum(_count(inner) for inner in _programs(params.values()))
+    return float(times) * sum(_count(inner) for inner in _inner_jaxprs(params.values()))
 
 
-def _programs(values: Any) -> Iterator[core.Jaxpr]:
-    """The programs among the parameters of an operation: of a call, a loop, a branch."""
+def _inner_jaxprs(values: Any) -> Iterator[core.Jaxpr]:
+    """Yields the jaxprs among an operation's parameters: of calls, loops, conditionals."""
     for value in values:
         if isinstance(value, core.ClosedJaxpr):
             yield value.jaxpr
         elif isinstance(value, core.Jaxpr):
             yield value
         elif isinstance(value, (tuple, list)):
-            yield from _programs(value)
+            yield from _inner_jaxprs(value)

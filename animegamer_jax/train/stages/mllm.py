@@ -1,14 +1,14 @@
-"""The stage of the language model: the next game state from the turns before (PAPER section 3.3).
+"""The stage of the language model: the next game state from past turns (PAPER section 3.3).
 
-Loss: cross-entropy of this turn's four state tokens, plus `alpha` times the mean squared error of
-the predicted shot representation against E_a of the true turn (equation 5). Past turns enter by
-their true representations; E_a is frozen and runs inside the step.
+The loss is the cross-entropy of this turn's four state tokens, plus `alpha` times the mean squared
+error of the predicted shot representation against E_a of the true turn (equation 5). Past turns are
+given by their true representations; E_a is frozen and runs inside the step.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import grain
 import jax
@@ -21,23 +21,19 @@ from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.bundle.config import with_dtypes
 from animegamer_jax.configs import MLLMConfig, ModelConfig
 from animegamer_jax.data.datasets import open_features
-from animegamer_jax.data.samples import (
-    Starts,
-    Windows,
-    game_samples,
-)
+from animegamer_jax.data.samples import GameSample, Starts, Windows, game_samples, game_spec
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.encoder import ShotEncoder
 from animegamer_jax.models.linear import Dropout
-from animegamer_jax.models.mllm import MLLM, GameBatch, make_batch
+from animegamer_jax.models.mllm import GameBatch, make_batch
 from animegamer_jax.protocol import STATE_NAMES, Layout, Prompt
 from animegamer_jax.tokenizer import UNKNOWN, Tokenizer
 from animegamer_jax.train.stages.base import (
     DataSource,
-    Networks,
+    Evaluation,
     Scalars,
     Stage,
-    Watched,
+    StageNetworks,
 )
 from animegamer_jax.train.stages.networks import (
     load_tokenizer,
@@ -45,29 +41,30 @@ from animegamer_jax.train.stages.networks import (
     mixed_samples,
     new_network,
 )
-from animegamer_jax.train.stages.packing import BranchedLayout, window_ends
+from animegamer_jax.train.stages.packing import PackedLayout, window_ends
 from animegamer_jax.train.stages.recipe import OptimizerConfig, Recipe
 
-_TRAINED_ALWAYS = ("mistral.embedding", "mistral.head.kernel")  # beside LoRA, norms, resamplers
+_TRAINED_ALWAYS = ("mistral.embedding", "mistral.head.kernel")  # besides LoRA, norms, resamplers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MLLMRecipe(Recipe):
-    """What the language model's stage needs to know beside.
+    """The recipe of the language model's stage.
 
     Attributes:
-        alpha: weight of the representation's error.
-        lora_dropout: of the low-rank updates' inputs.
-        history_noise: standard deviation of noise on past turns' representations, whose own is
-            about one: at play these are the model's own predictions.
-        history_swap: share of past turns whose representation is that of another game of the
-            batch, so that the words of the turns before count as well as what they looked like.
-        word_dropout: share of an instruction's tokens that become `<unk>`, so that words from
-            outside its vocabulary get an answer.
-        starts: which histories are seen, see `Windows`.
-        targets: "last": the turn that ends a window, which may be any turn of a game; "every":
-            all turns of a window at once (`train/stages/packing.py`), which then ends with its game, and
-            of which `starts` must be "game".
+        alpha: Weight of the representation's error in the loss.
+        lora_dropout: Dropout rate of the low-rank updates' inputs.
+        history_noise: Standard deviation of the noise added to the representations of past turns,
+            which have a deviation of about one and are the model's own predictions in play.
+        history_swap: Share of past turns whose representation is replaced by that of another game
+            in the batch, so that the model also learns from the words of past turns.
+        word_dropout: Share of an instruction's tokens replaced by `<unk>`, so that the model can
+            handle words outside its vocabulary.
+        starts: Start of the histories. With "game" they reach back to the start of the game, as far
+            as the window allows; with "anywhere" their length is drawn first, uniformly.
+        targets: Turns of a window to train on. "last" is the turn that ends it, which may be any
+            turn of a game; "every" trains on all turns of windows that end with their games, as
+            packed sequences, and needs --starts game.
     """
 
     alpha: float = 1.0
@@ -95,10 +92,10 @@ RECIPES = {
         trained="all",
         targets="every",
     ),
-    # Steps and learning rate as they are reported of the paper's section 4.1; alpha, dropout and 1
-    # to 5 turns, uniformly, of the released files. Optimizer, warm-up, bfloat16 and 16 sequences a
-    # process of the code base that it grew from. The number of processes is not published: that it
-    # is eight is ours.
+    # Steps and learning rate as reported in the paper's section 4.1; alpha, dropout and 1 to 5
+    # turns, uniformly, from the released files. Optimizer, warm-up, bfloat16 and 16 sequences a
+    # process from the code base that the release grew from. The number of processes is not
+    # published: eight is our choice.
     "full": MLLMRecipe(
         steps=15_000,
         batch_size=128,
@@ -118,20 +115,20 @@ RECIPES = {
 
 
 class GamePrompts(NamedTuple):
-    """Samples as the language model reads them, and the representations of all their turns."""
+    """Prompts of the language model, and the representations of all their turns."""
 
     prompt: Prompt
     representations: Float[Array, "b w n r"]
 
     @property
     def history(self) -> Float[Array, "b k r"]:
-        """Of the turns before this one, side by side."""
+        """The representations of the past turns, concatenated."""
         b, w, n, r = self.representations.shape
         return self.representations[:, :-1].reshape(b, (w - 1) * n, r)
 
 
 def lay_out(encoder: ShotEncoder, game: Any, layout: Layout) -> GamePrompts:
-    """The prompts of a batch of `GameSample`s; E_a of every turn, float32, without gradients."""
+    """Returns the prompts of `GameSample`s and E_a of every turn, float32, without gradients."""
     b, w, n, _ = game.text.shape
     text = game.text.reshape(b * w, n, -1)
     image = game.image.reshape(b * w, game.image.shape[2], -1)
@@ -145,17 +142,17 @@ def lay_out(encoder: ShotEncoder, game: Any, layout: Layout) -> GamePrompts:
 def forget_words(
     captions: Int[Array, "b w c"], key: Key[Array, ""], *, rate: float, unknown: int
 ) -> Int[Array, "b w c"]:
-    """A share `rate` of the tokens becomes `unknown`."""
+    """Replaces a share `rate` of the tokens by `unknown`."""
     return jnp.where(jax.random.bernoulli(key, rate, captions.shape), unknown, captions)
 
 
 def swap_turns(
     history: Float[Array, "b k r"], key: Key[Array, ""], *, rate: float, count: int
 ) -> Float[Array, "b k r"]:
-    """A share `rate` of the turns, `count` rows each, becomes those of the sample before.
+    """Replaces a share `rate` of the turns, `count` rows each, by those of the sample before.
 
-    Whether a turn is there in both games is not asked: the rows of an absent one are masked, and
-    one that is there may so get what E_a makes of an absent one's zeros.
+    It ignores which turns exist in either game: the rows of an absent turn are masked, and an
+    existing turn may get E_a's representation of an absent turn's zeros.
     """
     turns = rearrange(history, "b (w n) r -> b w n r", n=count)
     swapped = jax.random.bernoulli(key, rate, (*turns.shape[:2], 1, 1))
@@ -164,9 +161,10 @@ def swap_turns(
 
 
 def weight_flops(networks: Mapping[str, int], *, trained: bool) -> float:
-    """Multiplications and additions of a pass forward and back, from weights x rows.
+    """Returns the FLOPs of a forward and backward pass from weights x rows of each network.
 
-    Two a weight and row forward, two for the gradient of the input, two for that of the weight.
+    A weight and row takes two forward, two for the gradient of the input and, if trained, two for
+    the gradient of the weight.
     """
     return (6.0 if trained else 4.0) * sum(networks.values())
 
@@ -174,6 +172,7 @@ def weight_flops(networks: Mapping[str, int], *, trained: bool) -> float:
 class MLLMStage(Stage[MLLMRecipe]):
     """Trains the language model to predict the next game state."""
 
+    recipes = RECIPES
     name: ClassVar[str] = "mllm"
     needs: ClassVar[Mapping[NetworkName, str]] = {"encoder": "decoder"}
     changes: ClassVar[tuple[NetworkName, ...]] = ("mllm",)
@@ -188,34 +187,34 @@ class MLLMStage(Stage[MLLMRecipe]):
         return make_layout(self, self.tokenizer)
 
     @functools.cached_property
-    def branched(self) -> BranchedLayout:
-        return BranchedLayout(self.layout)
+    def packed_layout(self) -> PackedLayout:
+        return PackedLayout(self.layout)
 
     @functools.cached_property
     def _unknown(self) -> int:
-        """Only asked where words are dropped: not every tokenizer has it."""
+        """Only used with word dropout, since not every tokenizer has it."""
         return self.tokenizer.id_of(UNKNOWN)
 
-    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> Networks:
-        """The language model, new if the bundle has none, and E_a.
+    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
+        """Returns the language model, a new one if the bundle has none, and E_a.
 
         Raises:
-            UserError: the recipe trains low-rank updates and there are none, or the protocol is
-                not one to train by.
+            UserError: the recipe trains low-rank updates and there are none, or a model cannot be
+                trained for the protocol.
         """
         assert bundle is not None, "the command has checked what the stage needs"
         recipe = self.recipe
         check_protocol(self)
         config = with_dtypes(_mllm_config(self), dtype=recipe.dtype, remat=recipe.remat)
-        there = bundle.has("mllm")
-        if recipe.trained == "recipe" and (not there or _mllm_config(self).mistral.lora is None):
-            what = "it has no low-rank updates" if there else "it is new here"
+        exists = bundle.has("mllm")
+        if recipe.trained == "recipe" and (not exists or _mllm_config(self).mistral.lora is None):
+            problem = "has no low-rank updates" if exists else "is new"
             raise UserError(
                 f"stage mllm: --trained recipe trains the low-rank updates of a pre-trained "
-                f"language model, but {what}: give --trained all, or a bundle made by "
+                f"language model, but this one {problem}: give --trained all, or a bundle made by "
                 "`animegamer initialise --mistral DIR`"
             )
-        if there:
+        if exists:
             mllm = bundle.load("mllm", mesh=mesh, dtype=recipe.dtype, remat=recipe.remat)
         else:
             mllm = new_network("mllm", config, seed=recipe.seed, mesh=mesh)
@@ -233,21 +232,22 @@ class MLLMStage(Stage[MLLMRecipe]):
         )
 
     def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
-        """Windows of turns.
+        """Returns windows of turns.
 
         Raises:
-            UserError: of the data, or every turn is a target in windows that start anywhere.
+            UserError: the data is unusable, or every turn is a target in windows that start
+                anywhere.
         """
         if self.recipe.targets == "every" and self.recipe.starts != "game":
             raise UserError(
-                f"--starts {self.recipe.starts}: expected --starts game with --targets every, of "
-                "whose windows every turn has its whole history: leave one of the two out"
+                f"--starts {self.recipe.starts}: expected --starts game with --targets every, "
+                "which needs the whole history of every turn: leave one of the two out"
             )
         windows = make_windows(self, self.tokenizer, starts=self.recipe.starts)
 
         def make(path: str) -> grain.MapDataset:
             features = open_features(path)
-            # Of the networks that made the features the bundle need have none any more.
+            # The bundle may lack the networks that have made the features.
             reader = ModelConfig(encoder=self.config.encoder)
             samples = game_samples(features, split=split, windows=windows, config=reader)
             if self.recipe.targets == "last" or split != "train":
@@ -261,8 +261,11 @@ class MLLMStage(Stage[MLLMRecipe]):
 
         return mixed_samples(sources, make)
 
+    def sample_spec(self) -> GameSample:
+        return game_spec(self.config, self.protocol)
+
     def make_batch(self, encoder: ShotEncoder, game: Any, key: Key[Array, ""]) -> GameBatch:
-        """`GameSample`s as sequences to train on, with the recipe's disturbances."""
+        """Returns `GameSample`s as training sequences, with the recipe's augmentation."""
         recipe = self.recipe
         words, noise, swap = jax.random.split(key, 3)
         if recipe.word_dropout:
@@ -280,27 +283,28 @@ class MLLMStage(Stage[MLLMRecipe]):
             history += recipe.history_noise * jax.random.normal(noise, history.shape)
         states, targets = game.states[:, -1], prompts.representations
         if recipe.targets == "every":
-            return self.branched.batch(prompts.prompt, states, history=history, targets=targets)
+            packed = self.packed_layout
+            return packed.batch(prompts.prompt, states, history=history, targets=targets)
         return make_batch(
             self.layout, prompts.prompt, states, history=history, target=targets[:, -1]
         )
 
     def loss(
-        self, networks: Networks, batch: Any, key: Key[Array, ""]
+        self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], Scalars]:
-        """Equation 5, a mean over the samples' targets; `states` and `representation` are parts."""
+        """Returns equation 5, a mean over the samples' targets, and its two terms as parts."""
         recipe, layout = self.recipe, self.layout
-        mllm, encoder = cast(MLLM, networks["mllm"]), cast(ShotEncoder, networks["encoder"])
-        disturb, drop = jax.random.split(key)
-        sequences = self.make_batch(encoder, batch, disturb)
+        mllm, encoder = networks["mllm"], networks["encoder"]
+        augment, drop = jax.random.split(key)
+        sequences = self.make_batch(encoder, batch, augment)
         dropout = Dropout(drop, recipe.lora_dropout) if recipe.lora_dropout else None
         every = recipe.targets == "every"
-        slots = self.branched.answers.ravel() if every else layout.answers
+        slots = self.packed_layout.answers.ravel() if every else layout.answers
         entropy, square = mllm.errors(sequences, label_slots=slots, dropout=dropout)
         b = entropy.shape[0]
         weights = jnp.ones((b, 1))
         if every:
-            present = self.branched.present(batch.num_history).astype(jnp.float32)
+            present = self.packed_layout.present(batch.num_history).astype(jnp.float32)
             weights = present / present.sum(axis=1, keepdims=True)
 
         def mean(errors: jax.Array) -> jax.Array:
@@ -310,13 +314,13 @@ class MLLMStage(Stage[MLLMRecipe]):
         parts = {"states": states, "representation": representation}
         return states + recipe.alpha * representation, parts
 
-    def sample_flops(self, networks: Networks) -> float:
-        """By matrices (6 or 4 operations a weight and token) and scores, causality not counted."""
-        mllm = cast(MLLM, networks["mllm"])
+    def sample_flops(self, networks: StageNetworks) -> float:
+        """Returns FLOPs from the matrices' sizes and attention's products, without causality."""
+        mllm = networks["mllm"]
         c, layout = mllm.config.mistral, self.layout
         length, targets, queries = layout.length + len(layout.answer), 1, layout.num_queries
         if self.recipe.targets == "every":
-            length, targets = self.branched.length, layout.window
+            length, targets = self.packed_layout.length, layout.window
         layers = matrix_size(mllm.mistral.layers) * length
         scores = 12.0 * length**2 * c.num_attention_heads * c.head_dim * c.num_hidden_layers
         rest = {
@@ -329,8 +333,8 @@ class MLLMStage(Stage[MLLMRecipe]):
 
     @functools.cached_property
     def _answer(self) -> Callable[..., Any]:
-        def answer(networks: Networks, game: Any) -> tuple[jax.Array, jax.Array]:
-            mllm, encoder = cast(MLLM, networks["mllm"]), cast(ShotEncoder, networks["encoder"])
+        def answer(networks: StageNetworks, game: Any) -> tuple[jax.Array, jax.Array]:
+            mllm, encoder = networks["mllm"], networks["encoder"]
             prompts = lay_out(encoder, game, self.layout)
             found, states = mllm.predict(prompts.prompt, prompts.history, self.layout)
             target = prompts.representations[:, -1]
@@ -340,23 +344,20 @@ class MLLMStage(Stage[MLLMRecipe]):
 
         return jax.jit(answer)
 
-    def watch(self, networks: Networks, batch: Any, key: Key[Array, ""]) -> Watched:
-        """Accuracies of the states as they are decoded at play, from true histories.
+    def evaluate(self, networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> Evaluation:
+        """Scores the states, decoded as in play from true histories, and the representation.
 
-        `accuracy` is over the character's three states (ACC-S); `explained` is the share of the
-        representation's variance that is predicted.
+        `accuracy` is over the character's three states (ACC-S); `explained` is the explained share
+        of the representation's variance.
         """
         del key
         explained, right = self._answer(networks, batch)
         scalars = {"accuracy": float(right[1:].mean()), "explained": float(explained)}
         each = zip(STATE_NAMES, right, strict=True)
-        return Watched(scalars | {f"accuracy_{name}": float(value) for name, value in each}, {})
+        return Evaluation(scalars | {f"accuracy_{name}": float(value) for name, value in each}, {})
 
 
-STAGE = MLLMStage
-
-
-# What the adaptation stage shares
+# Shared with the adaptation stage
 
 
 def _mllm_config(stage: Stage[Any]) -> MLLMConfig:
@@ -365,23 +366,23 @@ def _mllm_config(stage: Stage[Any]) -> MLLMConfig:
 
 
 def check_protocol(stage: Stage[Any]) -> None:
-    """Whether a model that plays by this protocol can be trained.
+    """Checks that a model can be trained for the stage's protocol.
 
     Raises:
-        UserError: its states come from another pass, or its representation from other positions,
-            than the training has.
+        UserError: the protocol reads states from another pass, or representations at other
+            positions, than training does.
     """
     protocol = stage.protocol
     if protocol.representation_shift or protocol.states_pass != "same":
         raise UserError(
-            f"stage {stage.name}: expected a model of protocol paper, found {protocol.name}, whose "
-            "answers are read at other positions than the training's: convert it again with "
-            "--protocol paper"
+            f"stage {stage.name}: expected a model with protocol paper, found {protocol.name}, "
+            "which reads answers at other positions than training does: convert the model again "
+            "with --protocol paper"
         )
 
 
 def load_mllm_tokenizer(stage: Stage[Any]) -> Tokenizer:
-    """The model's, checked against its language model."""
+    """Returns the tokenizer, checked against the language model."""
     config = _mllm_config(stage)
     return load_tokenizer(
         stage, vocab_size=config.mistral.vocab_size, num_queries=config.num_queries
@@ -389,7 +390,7 @@ def load_mllm_tokenizer(stage: Stage[Any]) -> Tokenizer:
 
 
 def make_layout(stage: Stage[Any], tokenizer: Tokenizer) -> Layout:
-    """The layout of the protocol's own window."""
+    """Returns the layout of the protocol's window."""
     return Layout(
         stage.protocol,
         tokenizer.ids,
@@ -399,7 +400,7 @@ def make_layout(stage: Stage[Any], tokenizer: Tokenizer) -> Layout:
 
 
 def make_windows(stage: Stage[Any], tokenizer: Tokenizer, *, starts: Starts) -> Windows:
-    """Windows as the stage's recipe draws them."""
+    """Returns the windows of turns that the stage is trained on."""
     return Windows(
         tokenizer=tokenizer, protocol=stage.protocol, starts=starts, seed=stage.recipe.seed
     )

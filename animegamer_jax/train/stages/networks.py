@@ -1,4 +1,4 @@
-"""What stages share: networks from a bundle or new, the tokenizer, mixed data sets, sizes."""
+"""Helpers of several stages: networks from a bundle or new, tokenizer, mixed datasets, sizes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,8 +24,8 @@ from animegamer_jax.train.stages.recipe import DECAYED
 
 def load_or_make(
     name: NetworkName, stage: Stage[Any], bundle: Bundle | None, *, mesh: jax.sharding.Mesh
-) -> nnx.Module:
-    """A network to train: the bundle's, or a new one of the recipe's seed."""
+) -> Any:
+    """Returns a network to train: the bundle's, or a new one from the recipe's seed."""
     recipe = stage.recipe
     if bundle is not None and bundle.has(name):
         return bundle.load(name, mesh=mesh, dtype=recipe.dtype, remat=recipe.remat)
@@ -35,8 +35,8 @@ def load_or_make(
 
 def new_network(
     name: NetworkName, config: NetworkConfig, *, seed: int, mesh: jax.sharding.Mesh
-) -> nnx.Module:
-    """A network of new weights, each born where the mesh wants it."""
+) -> Any:
+    """Returns a network with new weights, created with their sharding on the mesh."""
 
     def make() -> nnx.Module:
         return make_network(name, config, rngs=nnx.Rngs(seed))
@@ -52,10 +52,10 @@ def new_network(
 def load_tokenizer(
     stage: Stage[Any], *, vocab_size: int | None = None, num_queries: int = 1
 ) -> Tokenizer:
-    """The model's tokenizer, with that many frame tokens at least.
+    """Returns the model's tokenizer, which must have at least `num_queries` frame tokens.
 
     Raises:
-        UserError: there is none, or it is another model's.
+        UserError: there is none, or it does not belong to the model.
     """
     if stage.tokenizer_dir is None:
         raise UserError(f"stage {stage.name}: no tokenizer in the bundle: convert with --tokenizer")
@@ -65,16 +65,16 @@ def load_tokenizer(
 def mixed_samples(
     sources: Sequence[DataSource], make: Callable[[str], grain.MapDataset]
 ) -> grain.MapDataset:
-    """The samples that `make` reads from each data set, mixed by weight.
+    """Returns the samples that `make` reads from each dataset, mixed by weight.
 
     Raises:
-        UserError: a data set is missing, empty or of another layout.
+        UserError: a dataset is missing, empty or of another layout.
     """
-    sets = [make(source.path) for source in sources]
-    return mixture(sets, weights=[source.weight for source in sources])
+    datasets = [make(source.path) for source in sources]
+    return mixture(datasets, weights=[source.weight for source in sources])
 
 
 def matrix_size(module: nnx.Module) -> int:
-    """Number of weights in the matrices of a (possibly abstract) module, whose products count."""
+    """Returns the number of weights in the matrices of a (possibly abstract) module."""
     flat = nnx.to_flat_state(nnx.state(module, nnx.Param))
     return sum(variable.size for path, variable in flat if str(path[-1]) in DECAYED)

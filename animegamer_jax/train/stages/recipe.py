@@ -1,4 +1,4 @@
-"""How a stage is trained: steps, batch, optimizer, number formats, what is kept."""
+"""How a stage is trained: steps, batch, optimizer, number formats, checkpoints, evaluation."""
 
 import dataclasses
 from typing import Annotated, Literal
@@ -10,15 +10,21 @@ from animegamer_jax.configs import Dtype, Remat
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW with a linear warm-up, a constant or cosine course, and clipping by the global norm.
+    """AdamW with a linear warm-up, a constant or cosine schedule, and clipping by global norm.
 
     Attributes:
-        learning_rate: the greatest one.
-        warmup_steps: steps from zero to it.
-        decay: what comes after: nothing, or half a cosine down to `final_fraction` at the last
-            step.
-        weight_decay: of matrices and convolutions; norms, biases and embeddings have none.
-        clip_norm: greatest global norm of the gradients.
+        learning_rate: Highest learning rate.
+        warmup_steps: Steps in which the learning rate rises linearly to its highest value.
+        decay: Learning rate after the warm-up: constant, or half a cosine that ends at
+            final_fraction of the highest value.
+        final_fraction: Learning rate of the last step as a fraction of the highest, with cosine
+            decay.
+        b1: Decay rate of AdamW's first moment.
+        b2: Decay rate of AdamW's second moment.
+        eps: Term added to AdamW's denominator.
+        weight_decay: Weight decay of matrices and convolutions; norms, biases and embeddings have
+            none.
+        clip_norm: Global norm to which larger gradients are clipped.
     """
 
     learning_rate: float
@@ -34,24 +40,27 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What any stage needs to know; a stage adds its own fields by inheriting.
+    """How any stage is trained; a stage adds fields of its own in a subclass.
 
     Attributes:
-        steps: optimizer steps in all.
-        batch_size: samples a step, over all hosts and devices.
-        accumulate: parts that a batch is split into, one after the other, to save memory.
-        optimizer: see there.
-        ema_decay: of the exponential moving average of the trained weights; None: none is kept.
-        dtype: of activations and of frozen weights; trained weights are float32.
-        remat: what the backward pass recomputes.
-        seed: of new weights, of the order of the data and of all that is random in the loss.
-        log_every: steps between lines in the records of the run.
-        save_every, keep_last: checkpoints: steps between them, and how many stay beside the best.
-        watch_every: steps between looks at the held-out data.
-        watch_batches: held-out batches in such a look.
-        trained: "recipe" trains what the paper trains in this stage, "all" every weight of the
-            networks that the stage changes.
-        result_dtype: in which the finished bundle stores the networks that the stage changes.
+        steps: Number of optimizer steps.
+        batch_size: Samples a step, over all hosts and devices.
+        optimizer: Optimizer and learning rate.
+        accumulate: Number of parts into which a batch is split, computed one after another to save
+            memory.
+        ema_decay: Decay rate of the exponential moving average of the trained weights; None keeps
+            no average.
+        dtype: Number format of activations and frozen weights; trained weights are float32.
+        remat: Activations that the backward pass computes again to save memory.
+        seed: Seed of new weights, of the order of the data and of random numbers in the loss.
+        log_every: Steps between two records of the training metrics.
+        save_every: Steps between two checkpoints.
+        keep_last: Number of checkpoints kept besides the best.
+        eval_every: Steps between two evaluations on held-out data.
+        eval_batches: Number of held-out batches in an evaluation.
+        trained: Weights to train. "recipe" trains those that the paper trains in this stage, "all"
+            every weight of the networks that the stage changes.
+        result_dtype: Number format in which model/ stores the networks that the stage changes.
     """
 
     steps: int
@@ -65,19 +74,19 @@ class Recipe:
     log_every: int = 10
     save_every: int = 500
     keep_last: int = 2
-    watch_every: int = 500
-    watch_batches: int = 2
+    eval_every: int = 500
+    eval_batches: int = 2
     trained: Literal["recipe", "all"] = "recipe"
     result_dtype: Dtype = "float32"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FixedRecipe(Recipe):
-    """Of a stage that trains the same weights whatever is asked for: `trained` is no option."""
+    """The recipe of a stage that always trains the same weights: `trained` is not an option."""
 
     trained: Annotated[Literal["recipe", "all"], tyro.conf.Suppress] = "recipe"
 
 
-# The last names of the parameters that decay: matrices and convolutions, low-rank ones as well.
-# Not norms, biases, embeddings, positions, temperatures and tables of relative positions.
+# Last names of the parameters with weight decay: matrices and convolutions, low-rank ones too.
+# Norms, biases, embeddings, positions, temperatures and tables of relative positions have none.
 DECAYED = ("kernel", "lora_a", "lora_b", "patch_kernel", "projection")

@@ -1,7 +1,8 @@
-"""Toy foundations: T5's encoder by guessing masked words (arXiv 1810.04805, section 3.1).
+"""Toy foundations: T5's encoder learns to predict masked words (arXiv 1810.04805, section 3.1).
 
-The paper takes T5-v1.1-XXL as it is. The toy's reads motion texts, captions and instructions of a
-few dozen words; that it has no decoder makes masked words the natural task.
+The paper takes T5-v1.1-XXL as it is. The toy's encoder reads motion texts, captions and
+instructions from a vocabulary of a few dozen words; since it has no decoder, masked words are the
+natural task.
 """
 
 import dataclasses
@@ -18,14 +19,14 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.data.datasets import open_games
-from animegamer_jax.data.samples import TextSample, text_samples
+from animegamer_jax.data.samples import TextSample, text_samples, text_spec
 from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.tokenizer import Tokenizer
 from animegamer_jax.train.stages.base import (
     DataSource,
-    Networks,
     Scalars,
     Stage,
+    StageNetworks,
 )
 from animegamer_jax.train.stages.networks import (
     load_or_make,
@@ -40,12 +41,13 @@ _PAD = 0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class T5Recipe(FixedRecipe):
-    """What T5's training needs to know beside.
+    """The recipe of T5's training.
 
     Attributes:
-        length: tokens of a text; longer ones are cut.
-        least_masked, most_masked: shares of a text's tokens to guess, drawn between.
-        shown: of these, the share that is not hidden, so that what is not hidden is read as well.
+        length: Number of tokens to which texts are padded or cut.
+        least_masked: Smallest share of a text's tokens to predict.
+        most_masked: Largest share of a text's tokens to predict.
+        shown: Share of the tokens to predict that stay visible in the text.
     """
 
     length: int = 28
@@ -67,26 +69,26 @@ RECIPES = {
 
 
 class Masked(NamedTuple):
-    """Texts with gaps.
+    """Texts with masked tokens.
 
     Attributes:
-        tokens: ids, those to guess hidden.
-        guessed: which tokens are to be guessed.
-        valid: the tokens that are attended to.
+        tokens: ids, some of them replaced by the mask.
+        targets: which tokens are to be predicted.
+        valid: which tokens are attended to.
     """
 
     tokens: Int[Array, "b n"]
-    guessed: Bool[Array, "b n"]
+    targets: Bool[Array, "b n"]
     valid: Bool[Array, "b n"]
 
 
 def mask_tokens(
     tokens: Int[Array, "b n"], key: Key[Array, ""], *, recipe: T5Recipe, mask: int
 ) -> Masked:
-    """Hides some of each text's tokens, at least one, none of them padding.
+    """Masks some of each text's tokens, at least one, none of them padding.
 
-    The encoder in use attends to padding, of which there is more or less as the length asks for.
-    So a number of paddings is drawn for each text, and the rest is out of sight.
+    In use the encoder attends to padding, whose amount depends on the length. So the number of
+    visible padding tokens is drawn for each text.
     """
     b, n = tokens.shape
     real = tokens != _PAD
@@ -95,17 +97,17 @@ def mask_tokens(
     rate = jax.random.uniform(
         rate_key, (b, 1), minval=recipe.least_masked, maxval=recipe.most_masked
     )
-    # Each token's place in a random order of the text's own tokens.
+    # Each token's position in a random order of the text's own tokens.
     place = jnp.where(real, jax.random.uniform(order_key, (b, n)), 2.0).argsort(1).argsort(1)
-    guessed = real & (place < jnp.maximum(jnp.round(rate * count), 1))
-    hidden = guessed & ~jax.random.bernoulli(show_key, recipe.shown, (b, n))
+    targets = real & (place < jnp.maximum(jnp.round(rate * count), 1))
+    hidden = targets & ~jax.random.bernoulli(show_key, recipe.shown, (b, n))
     seen = count + jnp.floor(jax.random.uniform(length_key, (b, 1)) * (n - count + 1))
     valid = jnp.arange(n)[None] < jnp.maximum(seen, 1)
-    return Masked(jnp.where(hidden, mask, tokens), guessed, valid)
+    return Masked(jnp.where(hidden, mask, tokens), targets, valid)
 
 
-def guess_tokens(t5: T5Encoder, masked: Masked) -> Float[Array, "b n v"]:
-    """Logits of the token at each place, through the embedding's own rows; float32."""
+def predict_tokens(t5: T5Encoder, masked: Masked) -> Float[Array, "b n v"]:
+    """Returns the logits of each token, by the rows of the embedding; float32."""
     features = t5(masked.tokens, masked.valid).astype(jnp.float32)
     rows = t5.embedding[...].astype(jnp.float32)
     return jnp.einsum("bnd,vd->bnv", features * t5.config.d_model**-0.5, rows)
@@ -114,6 +116,7 @@ def guess_tokens(t5: T5Encoder, masked: Masked) -> Float[Array, "b n v"]:
 class T5Stage(Stage[T5Recipe]):
     """Trains T5's encoder on the texts of the toy world."""
 
+    recipes = RECIPES
     name: ClassVar[str] = "foundations-t5"
     needs: ClassVar[Mapping[NetworkName, str]] = {}
     changes: ClassVar[tuple[NetworkName, ...]] = ("t5",)
@@ -127,9 +130,9 @@ class T5Stage(Stage[T5Recipe]):
     def _mask(self) -> int:
         return self.tokenizer.id_of("<mask>")
 
-    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> Networks:
-        """The bundle's encoder, or a new one as T5 starts: scores are not scaled, queries are."""
-        t5 = cast(T5Encoder, load_or_make("t5", self, bundle, mesh=mesh))
+    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
+        """Returns the bundle's encoder, or a new one with T5's initial scale of the queries."""
+        t5 = load_or_make("t5", self, bundle, mesh=mesh)
         if bundle is None or not bundle.has("t5"):
             kernel = cast(Any, t5.layers.blocks).query.kernel
             kernel.set_value(kernel[...] * t5.config.d_kv**-0.5)
@@ -153,21 +156,24 @@ class T5Stage(Stage[T5Recipe]):
 
         return mixed_samples(sources, make)
 
+    def sample_spec(self) -> TextSample:
+        return text_spec(self.recipe.length)
+
     def loss(
-        self, networks: Networks, batch: Any, key: Key[Array, ""]
+        self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], Scalars]:
-        """Cross-entropy of the tokens to guess: each text's mean, and the mean of these."""
+        """Returns the cross-entropy of the tokens to predict, first averaged over each text's."""
         tokens = jnp.asarray(cast(TextSample, batch).tokens)
         masked = mask_tokens(tokens, key, recipe=self.recipe, mask=self._mask)
-        logits = guess_tokens(cast(T5Encoder, networks["t5"]), masked)
-        weight = masked.guessed / jnp.maximum(masked.guessed.sum(1, keepdims=True), 1)
+        logits = predict_tokens(networks["t5"], masked)
+        weight = masked.targets / jnp.maximum(masked.targets.sum(1, keepdims=True), 1)
         entropy = optax.softmax_cross_entropy_with_integer_labels(logits, tokens)
         right = (logits.argmax(-1) == tokens).astype(jnp.float32)
         return (entropy * weight).sum(1).mean(), {"accuracy": (right * weight).sum(1).mean()}
 
-    def sample_flops(self, networks: Networks) -> float:
-        """6 a matrix weight and token, the tied embedding's among them, and the scores."""
-        t5 = cast(T5Encoder, networks["t5"])
+    def sample_flops(self, networks: StageNetworks) -> float:
+        """Returns 6 FLOPs a matrix weight and token, also of the embedding, and attention's."""
+        t5 = networks["t5"]
         c, n = t5.config, self.recipe.length
         weights = matrix_size(t5) + t5.embedding[...].size
         return 6.0 * weights * n + 12.0 * n**2 * c.num_heads * c.d_kv * c.num_layers

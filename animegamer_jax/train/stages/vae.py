@@ -1,7 +1,7 @@
-"""Toy foundations: the causal 3D VAE (CogVideoX, arXiv 2408.06072, section 2.1), from nothing.
+"""Toy foundations: the causal 3D VAE (CogVideoX, arXiv 2408.06072, section 2.1), from scratch.
 
-The paper takes CogVideoX's as it is. Its recipe in small: an L1 reconstruction, a KL term, and a
-perceptual distance; in place of LPIPS stand features of the toy's own CLIP.
+The paper takes CogVideoX's VAE as it is. This is its recipe in small: an L1 reconstruction, a KL
+term, and a perceptual distance, which uses features of the toy's CLIP in place of LPIPS.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.configs import NetworkConfig, VAEConfig
 from animegamer_jax.data.datasets import open_games
 from animegamer_jax.data.features import signed
-from animegamer_jax.data.samples import ClipSample, clip_samples
+from animegamer_jax.data.samples import ClipSample, clip_samples, clip_spec
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.convolution import CausalConv
@@ -36,38 +36,41 @@ from animegamer_jax.models.vae import (
 from animegamer_jax.sharding import constrain
 from animegamer_jax.train.stages.base import (
     DataSource,
-    Networks,
+    Evaluation,
     Scalars,
     Stage,
-    Watched,
+    StageNetworks,
 )
-from animegamer_jax.train.stages.flops import count_products
+from animegamer_jax.train.stages.flops import count_matmul_flops
 from animegamer_jax.train.stages.networks import load_or_make, mixed_samples
 from animegamer_jax.train.stages.recipe import FixedRecipe, OptimizerConfig
 
-_SHOWN = 4  # clips at a look
+_SHOWN = 4  # clips in an evaluation
 _FIRST_LOG_VARIANCE = -5.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VAERecipe(FixedRecipe):
-    """What the VAE's training needs to know beside.
+    """The recipe of the VAE's training.
 
     Attributes:
-        pictures: so many frames of each clip are trained on, drawn anew, each as a clip of its own;
-            None: whole clips. Kernels of a new VAE then see nothing but the frame itself, and the
-            result is an image's autoencoder in a clip's clothes (inflation, arXiv 2310.05737).
-        crop: rows and columns of the window that is trained on, a new place for each clip; None:
-            whole frames.
-        l2_weight: of the mean squared error beside the mean absolute one, of pixels in [-1, 1].
-        change_weight: of the mean absolute error of what changes from frame to frame: without it
-            a small VAE shows the mean of neighbouring frames, and nothing moves.
-        kl_weight: of the KL divergence from the unit Gaussian, summed over a whole clip's latents.
-        perceptual_weight: of the distance of CLIP's features.
-        perceptual_frames: of each clip, drawn anew each step.
-        finish_batches: training batches that the scaling factor is measured on.
-        frequency_power: how far the frequencies of time are made alike for the decoder: each is
-            divided by its deviation to this power. 0: the decoder sees the latents themselves.
+        pictures: Number of random frames of each clip to train on, each as a clip of one frame;
+            None trains on whole clips. With single frames the result is an image autoencoder
+            applied to clips (inflation, arXiv 2310.05737).
+        crop: Rows and columns of the random window of each clip to train on; None takes whole
+            frames.
+        l2_weight: Weight of the mean squared error of pixels in [-1, 1]; the mean absolute error
+            has weight 1.
+        change_weight: Weight of the mean absolute error of the differences between frames; without
+            it a small VAE shows the mean of neighbouring frames, without motion.
+        kl_weight: Weight of the KL divergence from the unit Gaussian, summed over a whole clip's
+            latents.
+        perceptual_weight: Weight of the distance of CLIP's features.
+        perceptual_frames: Number of random frames of each clip for the distance of CLIP's
+            features.
+        finish_batches: Number of training batches on which the scaling factor is measured.
+        frequency_power: Power of the deviation by which each frequency over time is divided for the
+            decoder; 0 gives the decoder the latents unchanged.
     """
 
     pictures: int | None = 4
@@ -87,18 +90,18 @@ RECIPES = {
         batch_size=4,
         optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=100, decay="cosine"),
         ema_decay=0.995,
-        watch_every=250,
+        eval_every=250,
         save_every=250,
     )
 }
 
 
 def start_calmly(vae: VAE) -> None:
-    """Makes a new VAE an easy one to train: nearly linear, of little noise, and without a past.
+    """Makes a new VAE easy to train: nearly linear, with little noise, and without past frames.
 
-    Every residual block begins as its shortcut, and the encoder's log-variance at -5, so that
-    latents tell more than noise from the first step on. Causal kernels begin with the plane of the
-    frame itself alone: other ones would show a mean of three frames.
+    Every residual block starts as its shortcut, and the encoder's log-variance at -5, so that
+    latents are more than noise from the first step. Causal kernels start with nonzero weights for
+    the current frame only; others would give a mean of three frames.
     """
     for _, module in nnx.iter_modules(vae):
         if isinstance(module, CausalConv):
@@ -112,9 +115,9 @@ def start_calmly(vae: VAE) -> None:
 
 
 def hold_past(vae: VAE) -> VAE:
-    """The network without gradients of the planes of causal kernels that see the frames before.
+    """Stops the gradients of the causal kernels' weights for past frames.
 
-    Of pictures they see the frame itself three times, and would learn to share its work.
+    For a clip of one frame these see the same frame again, and would learn a part of its weights.
     """
     held = nnx.clone(vae)
     for _, module in nnx.iter_modules(held):
@@ -127,7 +130,7 @@ def hold_past(vae: VAE) -> VAE:
 def crop_clips(
     frames: UInt8[Array, "b f h w 3"], key: Key[Array, ""], *, size: tuple[int, int]
 ) -> UInt8[Array, "b f y x 3"]:
-    """The same window of all frames of a clip, at a place drawn for each clip."""
+    """Crops all frames of a clip to the same window, at a random place for each clip."""
     b, f, h, w, c = frames.shape
     rows, columns = size
     least = jnp.zeros(2, jnp.int32)
@@ -141,7 +144,7 @@ def crop_clips(
 
 
 def kl_divergence(moments: Float[Array, "b t y x m"]) -> Float[Array, ""]:
-    """From the unit Gaussian, in nats a latent number."""
+    """Returns the KL divergence from the unit Gaussian, in nats a latent number."""
     mean, log_variance = split_moments(moments)
     return 0.5 * (jnp.square(mean) + jnp.exp(log_variance) - 1.0 - log_variance).mean()
 
@@ -149,7 +152,7 @@ def kl_divergence(moments: Float[Array, "b t y x m"]) -> Float[Array, ""]:
 def perceptual_distance(
     clip: CLIP, made: Float[Array, "b h w 3"], true: Float[Array, "b h w 3"]
 ) -> Float[Array, ""]:
-    """One minus the cosine of CLIP's patch features, on average over patches; pixels in [-1, 1]."""
+    """Returns one minus the mean cosine of CLIP's patch features; pixels are in [-1, 1]."""
 
     def features(frames: jax.Array) -> jax.Array:
         x = clip.image_features(clip.preprocess(frames)).astype(jnp.float32)
@@ -159,7 +162,7 @@ def perceptual_distance(
 
 
 def draw_frames(videos: Sequence[Array], key: Key[Array, ""], *, count: int) -> list[Array]:
-    """`count` frames of each clip, the same of all `videos`: [b f h w 3] to [(b count) h w 3]."""
+    """Draws `count` frames of each clip, the same of all `videos`, as [(b count) h w 3]."""
     b, f = videos[0].shape[:2]
     chosen = jax.random.randint(key, (b, count, 1, 1, 1), 0, f)
     taken = [jnp.take_along_axis(video, chosen, axis=1) for video in videos]
@@ -167,7 +170,7 @@ def draw_frames(videos: Sequence[Array], key: Key[Array, ""], *, count: int) -> 
 
 
 def psnr(made: Float[Array, "b f h w 3"], true: Float[Array, "b f h w 3"]) -> Float[Array, ""]:
-    """Peak signal-to-noise ratio in dB, the mean over clips; pixels in [-1, 1], `made` clipped."""
+    """Returns the mean PSNR over clips in dB; pixels are in [-1, 1], and `made` is clipped."""
     error = jnp.square(jnp.clip(made, -1, 1) - true).mean(axis=(1, 2, 3, 4))
     return (10 * jnp.log10(4.0 / jnp.maximum(error, 1e-10))).mean()
 
@@ -175,15 +178,16 @@ def psnr(made: Float[Array, "b f h w 3"], true: Float[Array, "b f h w 3"]) -> Fl
 class VAEStage(Stage[VAERecipe]):
     """Trains the VAE on clips of the toy world."""
 
+    recipes = RECIPES
     name: ClassVar[str] = "foundations-vae"
     needs: ClassVar[Mapping[NetworkName, str]] = {"clip": "foundations --part clip"}
     changes: ClassVar[tuple[NetworkName, ...]] = ("vae",)
     unit: ClassVar[str] = "clips"
 
-    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> Networks:
-        """The VAE, the bundle's or a new one, and CLIP."""
+    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
+        """Returns the VAE, the bundle's or a new one, and CLIP."""
         assert bundle is not None, "the command has checked what the stage needs"
-        vae = cast(VAE, load_or_make("vae", self, bundle, mesh=mesh))
+        vae = load_or_make("vae", self, bundle, mesh=mesh)
         if not bundle.has("vae"):
             start_calmly(vae)
         return {
@@ -196,10 +200,10 @@ class VAEStage(Stage[VAERecipe]):
         return network == "vae"
 
     def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
-        """Whole clips.
+        """Returns whole clips.
 
         Raises:
-            UserError: of the data, or the crop does not fit the clips or the VAE.
+            UserError: the data is unusable, or the crop does not fit the clips or the VAE.
         """
 
         def make(path: str) -> grain.MapDataset:
@@ -208,6 +212,9 @@ class VAEStage(Stage[VAERecipe]):
             return clip_samples(games, split=split, config=self.config)
 
         return mixed_samples(sources, make)
+
+    def sample_spec(self) -> ClipSample:
+        return clip_spec(self.config)
 
     def _check_crop(self, height: int, width: int, *, path: str) -> None:
         crop, space = self.recipe.crop, _config(self).spatial_compression
@@ -221,13 +228,13 @@ class VAEStage(Stage[VAERecipe]):
             )
 
     def loss(
-        self, networks: Networks, batch: Any, key: Key[Array, ""]
+        self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], Scalars]:
-        """Reconstruction, KL and perceptual terms; its parts are these without their weights."""
+        """Returns the weighted sum of the terms, and the terms without weights as parts."""
         recipe = self.recipe
         picture_key, crop_key, latent_key, frame_key = jax.random.split(key, 4)
         frames = jnp.asarray(cast(ClipSample, batch).frames)
-        vae = cast(VAE, networks["vae"])
+        vae = networks["vae"]
         if recipe.pictures is not None:
             vae = hold_past(vae)
             frames = draw_frames([frames], picture_key, count=recipe.pictures)[0][:, None]
@@ -247,12 +254,12 @@ class VAEStage(Stage[VAERecipe]):
         if recipe.perceptual_weight:
             count = min(recipe.perceptual_frames, true.shape[1])
             shown = draw_frames([made, true], frame_key, count=count)
-            parts["perceptual"] = perceptual_distance(cast(CLIP, networks["clip"]), *shown)
+            parts["perceptual"] = perceptual_distance(networks["clip"], *shown)
             loss += recipe.perceptual_weight * parts["perceptual"]
         return loss, parts
 
-    def sample_flops(self, networks: Networks) -> float:
-        """Three times the convolutions and products of a pass forward: encoder and decoder.
+    def sample_flops(self, networks: StageNetworks) -> float:
+        """Returns three times the FLOPs of a forward pass of encoder and decoder.
 
         CLIP's share is small and not counted.
         """
@@ -270,7 +277,7 @@ class VAEStage(Stage[VAERecipe]):
             return vae.decode(mode(vae.encode(clip)))
 
         shape = jax.ShapeDtypeStruct((1, frames, rows, columns, c.image_channels), jnp.float32)
-        return 3 * (pictures or 1) * count_products(forward, networks["vae"], shape)
+        return 3 * (pictures or 1) * count_matmul_flops(forward, networks["vae"], shape)
 
     @functools.cached_property
     def _reconstruct(self) -> Callable[..., tuple[Array, Array]]:
@@ -282,18 +289,18 @@ class VAEStage(Stage[VAERecipe]):
 
         return jax.jit(reconstruct)
 
-    def watch(self, networks: Networks, batch: Any, key: Key[Array, ""]) -> Watched:
-        """PSNR of whole clips from their most likely latents, and some beside their originals."""
+    def evaluate(self, networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> Evaluation:
+        """Returns the PSNR of reconstructed clips, and some of them with their originals."""
         del key
         ratio, pairs = self._reconstruct(networks["vae"], jnp.asarray(batch.frames))
-        return Watched({"psnr": float(ratio)}, {"true_and_reconstructed": pairs})
+        return Evaluation({"psnr": float(ratio)}, {"true_and_reconstructed": pairs})
 
     def finish(
-        self, networks: Networks, batches: Iterator[Any]
+        self, networks: StageNetworks, batches: Iterator[Any]
     ) -> dict[NetworkName, NetworkConfig]:
-        """The configuration with the scaling factor that gives latents a deviation of one.
+        """Returns the configuration with the scaling factor that gives latents unit deviation.
 
-        And with scales of the frequencies, which leave it so.
+        It also has scales of the frequencies, which keep the deviation.
         """
 
         @jax.jit
@@ -301,11 +308,11 @@ class VAEStage(Stage[VAERecipe]):
             frames = constrain(frames, *(None,) * 5)  # sums in one order on any mesh
             latents, log_variance = split_moments(vae.encode(signed(frames)))
             frequencies = jnp.einsum("kf,bfhwz->bkhwz", cosines(latents.shape[1]), latents)
-            noise = jnp.exp(log_variance).mean()  # alike in all frequencies
+            noise = jnp.exp(log_variance).mean()  # the same in all frequencies
             return latents.mean(), jnp.square(frequencies).mean((0, 2, 3, 4)) + noise
 
         found = [
-            means(cast(VAE, networks["vae"]), jnp.asarray(next(batches).frames))
+            means(networks["vae"], jnp.asarray(next(batches).frames))
             for _ in range(self.recipe.finish_batches)
         ]
         mean = np.mean([f[0] for f in found], dtype=np.float64)
@@ -326,7 +333,7 @@ def _config(stage: Stage[Any]) -> VAEConfig:
 
 
 def _num_latents(config: VAEConfig, size: tuple[int, ...]) -> int:
-    """Numbers in the latents of a clip of so many frames, rows and columns."""
+    """Returns how many numbers the latents of a clip [frames, rows, columns] have."""
     frames, rows, columns = size
     latent_frames = 1 + (frames - 1) // config.temporal_compression
     space = config.spatial_compression

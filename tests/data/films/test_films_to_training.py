@@ -145,7 +145,7 @@ def test_every_stage_trains_on_it(games):
     data = ("--data", games.path, "--out", place / "features", "--batch", 8)
     run("data", "features", "--model", model, *data)
     assert open_features(place / "features").info.splits == games.info.splits
-    few = ("--steps", 1, "--batch-size", 8, "--watch-every", 1, "--watch-batches", 1)
+    few = ("--steps", 1, "--batch-size", 8, "--eval-every", 1, "--eval-batches", 1)
     for part, source in (("clip", games.path), ("t5", games.path), ("dit", place / "features")):
         told = ("--part", part, "--data", source, "--model", model, "--out", place / part)
         run("train", "foundations", *told, *few)
@@ -154,7 +154,7 @@ def test_every_stage_trains_on_it(games):
         out = place / stage
         told = ["--data", place / "features", "--model", model, "--out", out]
         if stage in ("decoder", "adapt"):  # they draw clips as the part "dit" does
-            told += ["--watch-clips", 0]
+            told += ["--eval-clips", 0]
         run("train", stage, *told, *few)
         assert first_loss(out) > 0
         model = out / "model"
@@ -196,7 +196,7 @@ def test_a_real_film_of_a_player_s_own_character(bikes, tmp_path):
     model = write_model(tmp_path / "tiny", networks=NETWORKS, protocol=PAPER).path
     features = tmp_path / "features"
     run("data", "features", "--model", model, "--data", games, "--out", features, "--batch", 8)
-    few = ("--steps", 1, "--batch-size", 8, "--watch-every", 1, "--watch-batches", 1)
+    few = ("--steps", 1, "--batch-size", 8, "--eval-every", 1, "--eval-batches", 1)
     run("train", "decoder", "--data", features, "--model", model, "--out", tmp_path / "run", *few)
     first = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0]
     assert np.isfinite(json.loads(first)["loss"])

@@ -114,20 +114,20 @@ def test_the_context_is_what_is_predicted(stage, networks, batch):
 
 
 def test_what_a_look_shows(stage, networks, batch):
-    """Clips from predictions beside the true ones; none where none are asked for."""
-    shown = stage.watch(networks, jax.tree.map(jnp.asarray, batch), make_key())
+    """Clips from predictions next to the true ones; none if the recipe wants none."""
+    shown = stage.evaluate(networks, jax.tree.map(jnp.asarray, batch), make_key())
     (pairs,) = shown.clips.values()
     c, v = stage.config.dit, stage.config.vae
     size = c.latent_height * v.spatial_compression, 2 * c.latent_width * v.spatial_compression
-    assert pairs.shape[0] == stage.recipe.watch_clips
+    assert pairs.shape[0] == stage.recipe.eval_clips
     assert (pairs.shape[2:4], pairs.dtype) == (size, np.uint8)
     silent = AdaptStage(
-        dataclasses.replace(stage.recipe, watch_clips=0),
+        dataclasses.replace(stage.recipe, eval_clips=0),
         stage.config,
         stage.protocol,
         tokenizer_dir=stage.tokenizer_dir,
     )
-    assert silent.watch(networks, batch, make_key()) == ({}, {})
+    assert silent.evaluate(networks, batch, make_key()) == ({}, {})
 
 
 def test_the_loss_is_the_decoders(bundle, networks, batch):

@@ -28,10 +28,11 @@ from animegamer_jax.convert.tables import dit as dit_table
 from animegamer_jax.convert.tables import encoder as encoder_table
 from animegamer_jax.errors import UserError
 from animegamer_jax.sharding import make_mesh
-from animegamer_jax.train.stages import decoder, warmup
+from animegamer_jax.train.stages import decoder
 from animegamer_jax.train.stages.decoder import (
     DecoderRecipe,
     DecoderStage,
+    WarmupStage,
     diffusion_loss,
     drawn_loss,
     drop_conditions,
@@ -39,7 +40,6 @@ from animegamer_jax.train.stages.decoder import (
     vae_config_of,
 )
 from animegamer_jax.train.stages.recipe import OptimizerConfig
-from animegamer_jax.train.stages.warmup import WarmupStage
 from animegamer_jax.train.step import split_networks
 
 RECORDED = Path(__file__).parents[2] / "reference" / "vdm"
@@ -47,8 +47,8 @@ RECIPE = DecoderRecipe(
     steps=10,
     batch_size=8,
     optimizer=OptimizerConfig(learning_rate=1e-2, clip_norm=0.1),
-    watch_clips=2,
-    watch_sampling_steps=2,
+    eval_clips=2,
+    eval_sampling_steps=2,
 )
 CALM = dataclasses.replace(RECIPE, both_dropout=0.0, text_dropout=0.0, image_dropout=0.0)
 
@@ -190,12 +190,12 @@ def test_steps(bundle, networks, batch, kind):
     stage = make_stage(kind, CALM, bundle)
     loss = jax.jit(lambda networks, batch, key: stage.loss(networks, batch, key)[0])
     alone = loss(networks, batch, jax.random.fold_in(make_key(), 0))
-    before, after, told = run(stage, bundle, batch, steps=6, mesh=make_mesh())
-    assert told[0]["loss"] == pytest.approx(float(alone), rel=1e-5)
+    before, after, history = run(stage, bundle, batch, steps=6, mesh=make_mesh())
+    assert history[0]["loss"] == pytest.approx(float(alone), rel=1e-5)
     assert not any(_moved(before.frozen, after.frozen).values())
     moved = _moved(before.params, after.params)
     assert all(moved.values()), [name for name, m in moved.items() if not m]
-    losses = np.array([step["loss"] for step in told])
+    losses = np.array([step["loss"] for step in history])
     assert losses[-3:].mean() < losses[:3].mean()
 
 
@@ -224,7 +224,7 @@ def test_needs_and_changes():
     assert DecoderStage.needs["encoder"] == WarmupStage.name
     assert set(WarmupStage.needs) == {"vae", "dit"}
     assert set(WarmupStage.changes) == set(DecoderStage.changes) == {"encoder", "dit"}
-    full = decoder.RECIPES["full"], warmup.RECIPES["full"]
+    full = decoder.RECIPES["full"], decoder.WARMUP_RECIPES["full"]
     assert [(r.steps, r.optimizer.learning_rate) for r in full] == [(80_000, 2e-4), (10_000, 2e-4)]
     assert {(r.optimizer.clip_norm, r.optimizer.b2, r.ema_decay) for r in full} == {
         (0.1, 0.95, 0.9999)
@@ -260,7 +260,7 @@ def test_low_rank_updates_are_needed(bundle):
 
 
 def test_motion_can_be_left_out(bundle, batch, stage):
-    """The ablation's decoder is told 0 in training, and at play by its protocol."""
+    """The ablation's decoder gets 0 in training, and in play by its protocol."""
     quiet = make_stage(DecoderStage, dataclasses.replace(RECIPE, motion="none"), bundle)
     assert set(quiet.protocol.motion_values) == {0.0}
     assert len(quiet.protocol.motion_values) == len(bundle.protocol.motion_values)
@@ -271,22 +271,22 @@ def test_motion_can_be_left_out(bundle, batch, stage):
 
 def test_sampled_clips(stage, networks, batch):
     """True and sampled clips side by side, of as many turns as asked for."""
-    watched = stage.watch(networks, batch, make_key())
+    watched = stage.evaluate(networks, batch, make_key())
     clips = np.asarray(watched.clips["true_and_sampled"])
     assert clips.shape == (2, tiny_sets.NUM_FRAMES, tiny_sets.HEIGHT, 2 * tiny_sets.WIDTH, 3)
     assert clips.dtype == np.uint8
-    other = stage.watch(networks, batch, jax.random.key(8)).clips["true_and_sampled"]
+    other = stage.evaluate(networks, batch, jax.random.key(8)).clips["true_and_sampled"]
     true, made = np.split(clips != np.asarray(other), 2, axis=3)
     assert not true.any()  # only what is sampled depends on the key
     assert made.any()
-    quiet = dataclasses.replace(stage.recipe, watch_clips=0)
+    quiet = dataclasses.replace(stage.recipe, eval_clips=0)
     none = DecoderStage(quiet, stage.config, stage.protocol)
-    assert not none.watch(networks, batch, make_key()).clips
+    assert not none.evaluate(networks, batch, make_key()).clips
 
 
 def test_flops_are_those_of_the_matrices(stage, networks, bundle):
     """Within a tenth of three times a pass forward where everything is trained."""
-    from animegamer_jax.train.stages.flops import count_products
+    from animegamer_jax.train.stages.flops import count_matmul_flops
 
     everything = make_stage(DecoderStage, dataclasses.replace(RECIPE, trained="all"), bundle)
     d, e = stage.config.dit, stage.config.encoder
@@ -304,6 +304,6 @@ def test_flops_are_those_of_the_matrices(stage, networks, bundle):
             (1, e.num_image_tokens, e.image_size),
         )
     )
-    counted = 3 * count_products(forward, networks, *shapes)
+    counted = 3 * count_matmul_flops(forward, networks, *shapes)
     assert everything.sample_flops(networks) == pytest.approx(counted, rel=0.1)
     assert stage.sample_flops(networks) < everything.sample_flops(networks)

@@ -32,7 +32,7 @@ from animegamer_jax.models.dit import DiT
 from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.models.vae import VAE, ResBlock, split_moments
 from animegamer_jax.sharding import make_mesh
-from animegamer_jax.train.command import PARTS, find_stage
+from animegamer_jax.train.registry import PARTS, find_stage
 from animegamer_jax.train.stages.base import DataSource
 from animegamer_jax.train.stages.clip import (
     CLIPRecipe,
@@ -45,14 +45,14 @@ from animegamer_jax.train.stages.dit import (
     DiTStage,
     open_gates,
 )
-from animegamer_jax.train.stages.flops import count_products
+from animegamer_jax.train.stages.flops import count_matmul_flops
 from animegamer_jax.train.stages.recipe import OptimizerConfig
 from animegamer_jax.train.stages.t5 import (
     Masked,
     T5Recipe,
     T5Stage,
-    guess_tokens,
     mask_tokens,
+    predict_tokens,
 )
 from animegamer_jax.train.stages.vae import (
     VAERecipe,
@@ -132,8 +132,9 @@ def data(tmp_path_factory) -> dict[type, Path]:
 
 def make(kind: type, bundle: Bundle, **changes: Any) -> Any:
     recipe = dataclasses.replace(STAGES[kind], **changes)
-    tokenizer = bundle.tokenizer_dir
-    return kind(recipe, bundle.config, bundle.protocol, tokenizer_dir=tokenizer)
+    # As in the command, networks that the bundle lacks have a configuration, too.
+    config = dataclasses.replace(bundle.config, encoder=make_config(152).encoder)
+    return kind(recipe, config, bundle.protocol, tokenizer_dir=bundle.tokenizer_dir)
 
 
 # --- every part -----------------------------------------------------------------------------
@@ -150,14 +151,14 @@ def test_steps(kind, bundle, pictures, data, frames):
     source = pictures if kind is VAEStage else bundle
     stage = make(kind, source)
     batch = ClipSample(frames) if kind is VAEStage else batch_of(stage, data[kind], 8)
-    before, after, told = run(stage, source, batch, steps=6, mesh=make_mesh())
+    before, after, history = run(stage, source, batch, steps=6, mesh=make_mesh())
     for name, x in arrays(after.frozen).items():
         np.testing.assert_array_equal(x, arrays(before.frozen)[name], err_msg=name)
     old, new = arrays(before.params), arrays(after.params)
     still = [name for name in old if (old[name] == new[name]).all()]
     assert not still
     assert {name.split(".")[0] for name in new} >= set(stage.changes)
-    losses = np.array([step["loss"] for step in told])
+    losses = np.array([step["loss"] for step in history])
     assert losses[-3:].mean() < losses[:3].mean()
     networks = stage.load(source, mesh=one_device())
     loss = jax.jit(lambda networks, batch, key: stage.loss(networks, batch, key)[0])
@@ -171,7 +172,7 @@ def test_parts_and_recipes():
         stage, _ = find_stage("foundations", part=part)
         assert stage.changes == (part,)
         assert part not in stage.needs
-        with pytest.raises(UserError, match=r"recipes for toy only.*initialise"):
+        with pytest.raises(UserError, match=r"recipes only for toy.*initialise"):
             find_stage("foundations", part=part, size="full")
     makers = {maker for part in PARTS for maker in find_stage("foundations", part=part)[0].needs}
     assert makers == {"clip", "vae", "t5"}
@@ -216,23 +217,23 @@ def test_temperature_has_an_end():
 
 
 def test_masks():
-    """Only real tokens are guessed, a share of each text between the rates, at least one."""
+    """Only real tokens are targets, a share of each text between the rates, at least one."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 21, 4000)
     tokens = np.where(np.arange(20) < lengths[:, None], 7, 0).astype(np.int32)
     recipe = T5Recipe(**COMMON, length=20, least_masked=0.2, most_masked=0.4, shown=0.25)
     masked = mask_tokens(jnp.asarray(tokens), jax.random.key(0), recipe=recipe, mask=3)
-    found, guessed, valid = (np.asarray(x) for x in masked)
-    assert not guessed[tokens == 0].any()
-    count = guessed.sum(1)
+    found, targets, valid = (np.asarray(x) for x in masked)
+    assert not targets[tokens == 0].any()
+    count = targets.sum(1)
     assert (count >= 1).all()
     assert (count >= np.floor(0.2 * lengths)).all()
     assert (count <= np.maximum(np.ceil(0.4 * lengths), 1)).all()
     assert count[lengths == 20].mean() == pytest.approx(6, abs=0.3)
-    np.testing.assert_array_equal(found != tokens, guessed & (found == 3))
-    assert (found == 3).sum() / guessed.sum() == pytest.approx(0.75, abs=0.02)
+    np.testing.assert_array_equal(found != tokens, targets & (found == 3))
+    assert (found == 3).sum() / targets.sum() == pytest.approx(0.75, abs=0.02)
     # Every place of a text is as likely as the others.
-    np.testing.assert_allclose(guessed[lengths == 20].mean(0), 0.3, atol=0.12)
+    np.testing.assert_allclose(targets[lengths == 20].mean(0), 0.3, atol=0.12)
     # All of the text is seen, and any number of paddings after it.
     seen = valid.sum(1)
     np.testing.assert_array_equal(valid, np.arange(20) < seen[:, None])
@@ -246,10 +247,10 @@ def test_hidden_padding_is_as_if_it_were_not_there(bundle):
     assert isinstance(t5, T5Encoder)
     tokens = jnp.asarray([[5, 6, 7, 0, 0, 0, 0]], jnp.int32)
     valid = jnp.arange(7)[None] < 4
-    guess = jax.jit(guess_tokens)
-    long = guess(t5, Masked(tokens, valid, valid))
+    predict = jax.jit(predict_tokens)
+    long = predict(t5, Masked(tokens, valid, valid))
     every = jnp.ones((1, 4), bool)
-    short = guess(t5, Masked(tokens[:, :4], every, every))
+    short = predict(t5, Masked(tokens[:, :4], every, every))
     np.testing.assert_allclose(long[:, :4], short, atol=1e-4)
     features = jax.jit(lambda t5, x: t5(x))(t5, tokens[:, :4])
     rows = np.asarray(t5.embedding[...])
@@ -389,7 +390,7 @@ def test_scaling_factor_and_clips(pictures, frames):
     assert unscaled == stage.config.vae
     same = make(VAEStage, pictures, frequency_power=0.0).finish(networks, batches())["vae"]
     assert same == dataclasses.replace(config, frequency_scales=())
-    watched = stage.watch(networks, ClipSample(jnp.asarray(frames)), make_key())
+    watched = stage.evaluate(networks, ClipSample(jnp.asarray(frames)), make_key())
     pairs = np.asarray(watched.clips["true_and_reconstructed"])
     assert pairs.shape == (4, *frames.shape[1:3], 2 * tiny_sets.WIDTH, 3)
     np.testing.assert_array_equal(pairs[:, :, :, : tiny_sets.WIDTH], frames[:4])
@@ -465,10 +466,10 @@ def test_captions_are_dropped(bundle, data):
 def test_products_are_counted():
     x, w = jax.ShapeDtypeStruct((5, 6), jnp.float32), jax.ShapeDtypeStruct((6, 7), jnp.float32)
     product = 2 * 5 * 6 * 7
-    assert count_products(lambda x, w: jax.nn.silu(x @ w) + 1, x, w) == product
+    assert count_matmul_flops(lambda x, w: jax.nn.silu(x @ w) + 1, x, w) == product
     square = jax.ShapeDtypeStruct((5, 5), jnp.float32)
     loop = jax.jit(lambda a: jax.lax.scan(lambda c, _: (c @ a, None), a, None, length=3)[0])
-    assert count_products(loop, square) == 3 * 2 * 5**3
+    assert count_matmul_flops(loop, square) == 3 * 2 * 5**3
     frames = jax.ShapeDtypeStruct((2, 8, 9, 3), jnp.float32)
     kernel = jax.ShapeDtypeStruct((3, 3, 3, 4), jnp.float32)
 
@@ -477,7 +478,7 @@ def test_products_are_counted():
             x, k, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
 
-    assert count_products(convolve, frames, kernel) == 2 * (2 * 8 * 9 * 4) * (3 * 3 * 3)
+    assert count_matmul_flops(convolve, frames, kernel) == 2 * (2 * 8 * 9 * 4) * (3 * 3 * 3)
 
 
 def test_flops_of_a_step(bundle):
@@ -486,7 +487,7 @@ def test_flops_of_a_step(bundle):
     clip_stage, t5_stage = make(CLIPStage, bundle), make(T5Stage, bundle)
     clip, t5 = (s.load(bundle, mesh=one_device()) for s in (clip_stage, t5_stage))
     size, length = c.clip.image_size, c.clip.context_length
-    counted = count_products(
+    counted = count_matmul_flops(
         lambda clip, x, n: (clip.embed_image(x), clip.embed_text(n)),
         clip["clip"],
         jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32),
@@ -494,7 +495,7 @@ def test_flops_of_a_step(bundle):
     )
     assert clip_stage.sample_flops(clip) == pytest.approx(3 * counted, rel=0.1)
     ids, seen = (jax.ShapeDtypeStruct((1, 12), kind) for kind in (jnp.int32, bool))
-    counted = count_products(guess_tokens, t5["t5"], Masked(ids, seen, seen))
+    counted = count_matmul_flops(predict_tokens, t5["t5"], Masked(ids, seen, seen))
     assert t5_stage.sample_flops(t5) == pytest.approx(3 * counted, rel=0.1)
     vae_stage = make(VAEStage, bundle)
     vae = vae_stage.load(bundle, mesh=one_device())

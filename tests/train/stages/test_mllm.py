@@ -182,7 +182,7 @@ def test_the_target_is_this_turns_representation(networks, batch, played):
 
 
 def earlier(game: GameSample, back: int) -> GameSample:
-    """The same games, so many turns before: absent turns come in at the front."""
+    """The same games with fewer past turns: absent turns come at the front."""
 
     def shift(x: np.ndarray) -> np.ndarray:
         return np.concatenate([np.zeros_like(x[:, :back]), x[:, : x.shape[1] - back]], axis=1)
@@ -194,7 +194,7 @@ def earlier(game: GameSample, back: int) -> GameSample:
 def test_a_branch_is_the_turn_alone(bundle, networks, stage, batch):
     """States and representation of every turn of a window, as of that turn's own sequence."""
     every = make_stage(MLLMStage, dataclasses.replace(CALM, targets="every"), bundle)
-    layout, branched = stage.layout, every.branched
+    layout, packed = stage.layout, every.packed_layout
 
     def run(stage: MLLMStage, slots: np.ndarray, game: GameSample) -> Any:
         @jax.jit
@@ -204,9 +204,9 @@ def test_a_branch_is_the_turn_alone(bundle, networks, stage, batch):
 
         return jax.device_get(errors(networks, jax.tree.map(jnp.asarray, game)))
 
-    entropy, square = run(every, branched.answers.ravel(), batch)
+    entropy, square = run(every, packed.answers.ravel(), batch)
     entropy, square = entropy.reshape(8, 3, 4), square.reshape(8, 3, -1)
-    present = np.asarray(branched.present(jnp.asarray(batch.num_history)))
+    present = np.asarray(packed.present(jnp.asarray(batch.num_history)))
     np.testing.assert_array_equal(present.sum(axis=1), batch.num_history + 1)
     for back in range(3):
         alone = run(stage, layout.answers, earlier(batch, back))
@@ -223,13 +223,13 @@ def test_every_target_of_a_sample_weighs_the_same(bundle, networks, batch):
     @jax.jit
     def run(networks, game):
         sequences = every.make_batch(networks["encoder"], game, make_key())
-        slots = every.branched.answers.ravel()
+        slots = every.packed_layout.answers.ravel()
         errors = networks["mllm"].errors(sequences, label_slots=slots)
         return every.loss(networks, game, make_key()), errors
 
     game = jax.tree.map(jnp.asarray, batch)
     (loss, parts), (entropy, square) = jax.device_get(run(networks, game))
-    present = np.asarray(every.branched.present(jnp.asarray(batch.num_history)))
+    present = np.asarray(every.packed_layout.present(jnp.asarray(batch.num_history)))
     for name, errors in (("states", entropy), ("representation", square)):
         turns = errors.reshape(8, 3, -1).mean(axis=2)
         expected = np.mean([row[there].mean() for row, there in zip(turns, present, strict=True)])
@@ -344,11 +344,11 @@ def test_the_loss_falls(tmp_path, batch):
     recipe = dataclasses.replace(CALM, trained="all", alpha=0.5)
     without = write_model(tmp_path, networks=("encoder",))
     stage = make_stage(MLLMStage, recipe, without)
-    before, after, told = run(stage, without, batch, steps=25)
+    before, after, history = run(stage, without, batch, steps=25)
     assert not [name for name in arrays(before.frozen) if name.startswith("mllm.")]
-    assert told[-1]["states"] < 0.5 * told[0]["states"]
-    assert told[-1]["representation"] < told[0]["representation"]
-    for metrics in told:
+    assert history[-1]["states"] < 0.5 * history[0]["states"]
+    assert history[-1]["representation"] < history[0]["representation"]
+    for metrics in history:
         total = metrics["states"] + 0.5 * metrics["representation"]
         np.testing.assert_allclose(metrics["loss"], total, rtol=1e-6)
     kernel = before.params["mllm"]["output_resampler"]["input"]["kernel"][...]
@@ -361,7 +361,7 @@ def test_the_loss_falls(tmp_path, batch):
 
 def test_scores(stage, networks, batch, played):
     """A model is right about its own answers; of others, as often as counted."""
-    found = stage.watch(networks, batch, make_key()).scalars
+    found = stage.evaluate(networks, batch, make_key()).scalars
     truth = batch.states[:, -1]
     for number, name in enumerate(STATE_NAMES):
         expected = (played["states"][:, number] == truth[:, number]).mean()
@@ -369,7 +369,7 @@ def test_scores(stage, networks, batch, played):
     own = batch._replace(
         states=np.concatenate([batch.states[:, :-1], played["states"][:, None]], 1)
     )
-    again = stage.watch(networks, own, make_key()).scalars
+    again = stage.evaluate(networks, own, make_key()).scalars
     assert again["accuracy"] == 1
     assert found["accuracy"] < 1
     error = np.square(played["representation"] - played["sequences"].target).mean()
@@ -391,7 +391,7 @@ def test_operations_of_a_step(bundle, stage, networks):
     everything = make_stage(MLLMStage, dataclasses.replace(CALM, trained="all"), bundle)
     assert everything.sample_flops(networks) == expected + 2 * matrices * length
     every = make_stage(MLLMStage, dataclasses.replace(CALM, targets="every"), bundle)
-    assert every.branched.length == length + 2 * (queries + 3 + 10)
+    assert every.packed_layout.length == length + 2 * (queries + 3 + 10)
     assert 1 < every.sample_flops(networks) / expected < 3
 
 
@@ -408,7 +408,7 @@ def refusal(stage: MLLMStage, bundle: Bundle) -> str:
 def test_nothing_pre_trained_to_adapt(tmp_path):
     new = write_model(tmp_path, networks=("encoder",))
     stage = make_stage(MLLMStage, RECIPE, new)
-    assert "it is new here: give --trained all" in refusal(stage, new)
+    assert "this one is new: give --trained all" in refusal(stage, new)
 
 
 def test_no_low_rank_updates(bundle):
@@ -416,12 +416,12 @@ def test_no_low_rank_updates(bundle):
     mllm = dataclasses.replace(bundle.config.mllm, mistral=mistral)
     config = dataclasses.replace(bundle.config, mllm=mllm)
     stage = MLLMStage(RECIPE, config, bundle.protocol, tokenizer_dir=bundle.tokenizer_dir)
-    assert "it has no low-rank updates" in refusal(stage, bundle)
+    assert "this one has no low-rank updates" in refusal(stage, bundle)
 
 
 def test_a_model_of_the_released_protocol(bundle):
     stage = MLLMStage(RECIPE, bundle.config, RELEASED, tokenizer_dir=bundle.tokenizer_dir)
-    assert "expected a model of protocol paper, found released" in refusal(stage, bundle)
+    assert "expected a model with protocol paper, found released" in refusal(stage, bundle)
 
 
 def test_recipes():

@@ -12,19 +12,18 @@ FILM is the film's id, FIELDS are those of `Annotation`.
 import contextlib
 import dataclasses
 import hashlib
-import os
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import pydantic
 from etils import epath
 
-from animegamer_jax.bundle.config import from_json, to_json
 from animegamer_jax.data.characters import MAX_NAME, Character, Characters
 from animegamer_jax.data.films.clips.store import ClipRow, ShotsFolder
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.files import read_json, read_lines, write_json, write_lines
+from animegamer_jax.storage.files import write_json, write_lines
 from animegamer_jax.storage.paths import telling
+from animegamer_jax.storage.serialization import from_json, read_json, read_lines, to_json
 from animegamer_jax.vlm.fields import (
     LOWER,
     LOWER_FIRST,
@@ -159,7 +158,7 @@ class FilmAnnotation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _SavedCharacters:
-    layout: Literal[1]
+    layout: Literal[1] = 1
     characters: tuple[Character, ...]
 
 
@@ -178,11 +177,12 @@ def read_labels(folder: ShotsFolder, film: str) -> dict[int, Label]:
     labels: dict[int, Label] = {}
     for row, where in _read_rows(folder.folder(film) / LABELS_FILE):
         try:
-            clip, source = row.pop("clip"), from_json(Source, row.pop("source", None), "source")
+            clip = row.pop("clip")
+            source = from_json(Source, row.pop("source", None), f"{where}: source", hint=_AGAIN)
             if clip in labels:
                 raise ValueError(f"clip {clip} appears twice")
             labels[clip] = Label(clip, validated(row), source)
-        except (UserError, ValueError) as error:
+        except ValueError as error:
             raise UserError(f"{where}: {error}: {_AGAIN}") from None
     return labels
 
@@ -254,7 +254,7 @@ def read_unannotated(folder: ShotsFolder, film: str) -> list[Unannotated]:
         UserError: the file is damaged.
     """
     rows = _read_rows(folder.folder(film) / UNANNOTATED_FILE)
-    return [from_json(Unannotated, row, where) for row, where in rows]
+    return [from_json(Unannotated, row, where, hint=_AGAIN) for row, where in rows]
 
 
 def read_saved_characters(folder: ShotsFolder) -> Characters | None:
@@ -276,16 +276,16 @@ def save_characters(folder: ShotsFolder, characters: Characters) -> None:
     with contextlib.suppress(UserError):  # a damaged file is written again
         if read_saved_characters(folder) == characters:
             return
-    saved = _SavedCharacters(layout=1, characters=characters.entries)
+    saved = _SavedCharacters(characters=characters.entries)
     write_json(folder.path / CHARACTERS_FILE, to_json(saved))
 
 
 def _read_rows(file: epath.Path) -> list[tuple[dict[str, Any], str]]:
     """Reads a file of rows, which need not be there; returns each with its place."""
     with telling(file, "cannot be read", mend="check the path"):
-        rows = list(read_lines(file)) if file.exists() else []
+        rows = list(read_lines(file, dict[str, Any], hint=_AGAIN)) if file.exists() else []
     for row, where in rows:
-        if not isinstance(row, dict) or type(row.get("clip")) is not int:
+        if type(row.get("clip")) is not int:
             raise UserError(f"{where}: expected an object with the number of its `clip`")
     return rows
 
@@ -295,11 +295,7 @@ def _read(kind: Any, file: epath.Path) -> Any:
     with telling(file, "cannot be read", mend="check the path"):
         if not file.exists():
             return None
-    value = read_json(file)
-    try:
-        return from_json(kind, value, os.fspath(file))
-    except UserError as error:
-        raise UserError(f"{error}: remove the file and annotate again") from None
+    return read_json(file, kind, hint="remove the file and annotate again")
 
 
 def _remove(file: epath.Path) -> None:

@@ -4,16 +4,13 @@ Each process writes a file of its own there every few seconds. Failed requests a
 count too.
 """
 
-import json
-import os
 import secrets
 import time
 
-from animegamer_jax.bundle.config import from_json, to_json
 from animegamer_jax.data.films.clips.store import ShotsFolder
-from animegamer_jax.errors import UserError
 from animegamer_jax.storage.files import write_json
 from animegamer_jax.storage.paths import telling
+from animegamer_jax.storage.serialization import read_json, to_json
 from animegamer_jax.vlm.usage import Usage
 
 _USAGE = "usage"
@@ -56,10 +53,6 @@ def read_usage(folder: ShotsFolder) -> Usage:
     total, path = Usage(), folder.path / _USAGE
     with telling(path, "cannot be read", mend="check the path"):
         files = sorted(path.glob("*.json")) if path.exists() else []
-        texts = {os.fspath(file): file.read_bytes() for file in files}
-    for name, text in texts.items():
-        try:
-            total += from_json(Usage, json.loads(text), name)
-        except (ValueError, UserError):
-            raise UserError(f"{name}: damaged: remove it; its requests are not counted") from None
+    for file in files:
+        total += read_json(file, Usage, hint="remove it; its requests are not counted then")
     return total

@@ -17,7 +17,7 @@ from animegamer_jax.media.video import decode_mp4
 from animegamer_jax.storage.files import replacing
 from animegamer_jax.storage.paths import telling
 
-_AGAIN = "remove the film's folder and cut the film again"
+AGAIN = "remove the film's folder and cut the film again"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # zip's own zero: the same clips give the same archive
 _CLIP, _PICTURE = "{:05d}.mp4", "dropped/{:05d}.jpg"
 
@@ -62,13 +62,13 @@ class ClipArchive:
         return self._read(_PICTURE.format(clip), "picture of a dropped clip")
 
     def _read(self, name: str, what: str) -> bytes:
-        with telling(self.path, "cannot be read", mend=_AGAIN):
+        with telling(self.path, "cannot be read", mend=AGAIN):
             try:
                 return self.archive.read(name)
             except KeyError:
                 raise UserError(f"{self.path}: expected the {what} {name}, found none") from None
             except (zipfile.BadZipFile, EOFError) as error:
-                raise UserError(f"{self.path}: {name} is damaged ({error}): {_AGAIN}") from None
+                raise UserError(f"{self.path}: {name} is damaged ({error}): {AGAIN}") from None
 
 
 @contextlib.contextmanager
@@ -90,10 +90,10 @@ def reading_archive(path: epath.Path) -> Iterator[ClipArchive]:
         UserError: It is missing or damaged.
     """
     with contextlib.ExitStack() as stack:
-        with telling(path, "cannot be read", mend=_AGAIN):
+        with telling(path, "cannot be read", mend=AGAIN):
             file = stack.enter_context(path.open("rb"))
             try:
                 archive = stack.enter_context(zipfile.ZipFile(file))
             except zipfile.BadZipFile as error:
-                raise UserError(f"{path}: no zip archive ({error}): {_AGAIN}") from None
+                raise UserError(f"{path}: no zip archive ({error}): {AGAIN}") from None
         yield ClipArchive(archive, path)

@@ -14,18 +14,22 @@ In skipped/ it is made from the path (`path_id`).
 import contextlib
 import dataclasses
 import hashlib
-import json
 import os
 import re
 import unicodedata
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 from etils import epath
 from jaxtyping import UInt8
 
-from animegamer_jax.bundle.config import from_json, to_json
-from animegamer_jax.data.films.clips.archive import ClipArchive, reading_archive, writing_archive
+from animegamer_jax.data.films.clips.archive import (
+    AGAIN,
+    ClipArchive,
+    reading_archive,
+    writing_archive,
+)
 from animegamer_jax.data.films.clips.records import (
     ClipRow,
     FilmReport,
@@ -33,16 +37,10 @@ from animegamer_jax.data.films.clips.records import (
     SkippedFilm,
 )
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.files import (
-    read_json,
-    read_lines,
-    remove_old,
-    write_json,
-    write_lines,
-)
+from animegamer_jax.storage.files import remove_stale, write_json, write_lines
 from animegamer_jax.storage.paths import absolute, telling
+from animegamer_jax.storage.serialization import read_json, read_lines, to_json
 
-LAYOUT = 1  # of all files in the folder
 SHOTS_FILE = "shots.json"
 _SKIPPED = "skipped"
 _ID = re.compile(r"[a-z0-9-]+-[0-9a-f]{8}")
@@ -53,7 +51,7 @@ _CHECK = "check the path"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _ShotsInfo:
-    layout: int
+    layout: Literal[1] = 1  # of all files in the folder
     settings: FilmSettings
 
 
@@ -161,7 +159,7 @@ class ShotsFolder:
             raise UserError(
                 f"{path.parent}: not a finished film: run `animegamer data films` again"
             )
-        report = from_json(FilmReport, read_json(path), os.fspath(path))
+        report = read_json(path, FilmReport, hint=AGAIN)
         if report.film != film:
             raise UserError(f"{path}: film: expected {film!r}, found {report.film!r}")
         return report
@@ -173,7 +171,7 @@ class ShotsFolder:
             UserError: The film is not finished, or a file is damaged.
         """
         report, path = self.report(film), self.folder(film) / "clips.jsonl"
-        rows = [from_json(ClipRow, value, where) for value, where in read_lines(path)]
+        rows = [row for row, _ in read_lines(path, ClipRow, hint=AGAIN)]
         expected = report.kept, report.kept + sum(report.dropped.values())
         found = sum(row.dropped is None for row in rows), len(rows)
         if found != expected or [row.clip for row in rows] != list(range(len(rows))):
@@ -250,7 +248,7 @@ class ShotsFolder:
         """
         with telling(self.path, "cannot be tidied", mend="check who may write there"):
             for pattern in ("*.part-*", "*/*.part-*"):
-                remove_old(self.path.glob(pattern))
+                remove_stale(self.path.glob(pattern))
 
     def skipped_films(self) -> list[SkippedFilm]:
         """Returns the films that cannot be used, in order of their ids.
@@ -260,7 +258,7 @@ class ShotsFolder:
         """
         with telling(self.path, "cannot be read", mend=_CHECK):
             paths = sorted(self.path.glob(f"{_SKIPPED}/*.json"))
-        return [from_json(SkippedFilm, read_json(path), os.fspath(path)) for path in paths]
+        return [read_json(path, SkippedFilm, hint="remove the file") for path in paths]
 
     def folder(self, film: str) -> epath.Path:
         """Returns the folder of one film.
@@ -301,16 +299,10 @@ def open_shots(path: epath.PathLike, settings: FilmSettings | None = None) -> Sh
         )
     if not there:
         assert settings is not None
-        write_json(file, to_json(_ShotsInfo(layout=LAYOUT, settings=settings)))
+        write_json(file, to_json(_ShotsInfo(settings=settings)))
         return ShotsFolder(path, settings)
-    value = read_json(file)
-    layout = value.get("layout") if isinstance(value, dict) else None
-    if layout != LAYOUT:
-        raise UserError(
-            f"{file}: layout: expected {LAYOUT}, found {json.dumps(layout)}: cut the films again "
-            "with this version, or update animegamer_jax"
-        )
-    found = from_json(_ShotsInfo, value, os.fspath(file)).settings
+    hint = "cut the films again with this version"
+    found = read_json(file, _ShotsInfo, hint=hint).settings
     if settings is not None and settings != found:
         pairs = zip(to_json(found).items(), to_json(settings).items(), strict=True)
         different = ", ".join(

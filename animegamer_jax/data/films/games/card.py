@@ -14,12 +14,12 @@ from typing import Any
 
 from etils import epath
 
-from animegamer_jax.bundle.config import to_json
 from animegamer_jax.data.films.annotation.labels import read_failure, read_labels, read_report
 from animegamer_jax.data.films.clips.store import ShotsFolder
 from animegamer_jax.data.films.games.grouping import FilmGame, game_records
 from animegamer_jax.data.films.games.plan import GamesPlan
 from animegamer_jax.errors import UserError
+from animegamer_jax.storage.serialization import read_json, to_json
 
 CARD_JSON, CARD_TEXT = "card.json", "card.md"
 _TEMPLATE = Path(__file__).parents[3] / "assets" / "pages" / "card.md.jinja"
@@ -167,13 +167,10 @@ def read_card(path: epath.Path) -> dict[str, Any] | None:
     """
     if not (path / CARD_JSON).exists():
         return None
-    damaged = UserError(f"{path / CARD_JSON}: damaged: make the dataset again")
-    try:
-        card = json.loads((path / CARD_JSON).read_text())
-    except ValueError as error:
-        raise damaged from error
-    if not isinstance(card, dict) or not {"totals", "examples_of_dropped"} <= set(card):
-        raise damaged
+    hint = "make the dataset again"
+    card = read_json(path / CARD_JSON, dict[str, Any], hint=hint)
+    if not {"totals", "examples_of_dropped"} <= set(card):
+        raise UserError(f"{path / CARD_JSON}: not a dataset's card: {hint}")
     return card
 
 

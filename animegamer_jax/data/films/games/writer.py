@@ -10,7 +10,6 @@ from typing import Any
 
 from etils import epath
 
-from animegamer_jax.bundle.config import to_json
 from animegamer_jax.data.datasets import Part, Record, SetInfo
 from animegamer_jax.data.films.clips.store import ShotsFolder
 from animegamer_jax.data.films.games.card import make_card
@@ -20,6 +19,7 @@ from animegamer_jax.data.films.runners import RunnerOptions
 from animegamer_jax.data.films.runners import for_each as run_for_each
 from animegamer_jax.data.shards import ShardedSet, begin_set
 from animegamer_jax.errors import UserError
+from animegamer_jax.storage.serialization import to_json
 
 MADE_BY = "animegamer data games"
 _HERE = functools.partial(run_for_each, options=RunnerOptions(), label="shards")

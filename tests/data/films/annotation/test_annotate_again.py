@@ -89,7 +89,9 @@ def test_a_report_of_an_older_version(shots, characters):
     old = json.loads(file.read_text())
     old["by_model"] = old.pop("num_model")
     file.write_text(json.dumps(old))
-    with pytest.raises(UserError, match=r"by_model: unknown field: remove the file and ann"):
+    with pytest.raises(
+        UserError, match=r"by_model: unknown field: remove the file and annotate ag"
+    ):
         read_report(shots, FILM)
     file.unlink()
     assert run(shots, characters, right)[1] == []
@@ -173,13 +175,13 @@ def test_several_questions_at_the_same_time(shots, characters):
 
 def test_a_slow_disk_holds_no_question_up(tmp_path, characters, monkeypatch):
     shots = make_shots(tmp_path / "shots", [[Take() for _ in range(8)]])
-    add_json = ask_many.add_json
+    write_json = ask_many.write_json
 
     def slow(path, value):
         time.sleep(0.4)
-        add_json(path, value)
+        write_json(path, value)
 
-    monkeypatch.setattr(ask_many, "add_json", slow)
+    monkeypatch.setattr(ask_many, "write_json", slow)
     start = time.monotonic()
     *_, said, _ = run(shots, characters, right, parallel=8)
     assert len(said) == 8

@@ -88,7 +88,9 @@ def test_what_was_asked_is_counted_over_all_runs(tmp_path, characters, capfd):
     damaged.write_text("{")
     with serving(right) as server:
         assert annotate(shots, characters, server) == 2
-    assert f"{damaged}: damaged: remove it" in capfd.readouterr().err
+    error = capfd.readouterr().err
+    assert f"{damaged}: not valid JSON: " in error
+    assert ": remove it; its requests are not counted" in error
 
 
 @pytest.mark.parametrize("workers", [1, 2])
