@@ -1,8 +1,9 @@
-"""The `animegamer` command: a thin table of sub-commands, each imported only when it is called."""
+"""The `animegamer` command: a table of sub-commands, each imported only when it is called."""
 
 import contextlib
 import functools
 import importlib
+import inspect
 import io
 import itertools
 import logging
@@ -10,41 +11,35 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
+# Module and function below `animegamer_jax`, and help, in the order in which a reader needs them.
 COMMANDS = {
-    "play": ("animegamer_jax.play.command:play", "play a file of instructions, or from a prompt"),
-    "serve": ("animegamer_jax.serve.command:serve", "a web page to play on"),
-    "convert": ("animegamer_jax.convert.command:convert", "released checkpoints -> bundle"),
-    "export": ("animegamer_jax.convert.command:export", "bundle -> released file formats"),
-    "evaluate": (
-        "animegamer_jax.evaluate.command:evaluate",
-        "plays a benchmark, scores it, writes a report; --make writes one",
-    ),
-    "parity": ("animegamer_jax.convert.command:parity", "recorded numbers against this code"),
-    "initialise": (
-        "animegamer_jax.convert.command:initialise",
-        "pre-trained parts -> a bundle to train",
-    ),
-    "data toyworld": ("animegamer_jax.toy.command:toyworld", "draw games of the toy world"),
-    "data films": ("animegamer_jax.data.films.command:films", "films -> two-second clips"),
-    "data annotate": ("animegamer_jax.data.films.command:annotate", "who does what in each clip"),
-    "data games": ("animegamer_jax.data.films.command:games", "annotated clips -> games"),
-    "data show": ("animegamer_jax.data.films.command:show", "a page of a folder's clips"),
-    "data features": ("animegamer_jax.data.command:features", "games -> features to train on"),
-    "train foundations": ("animegamer_jax.train.command:foundations", "a toy's VAE, CLIP, T5"),
-    "train warmup": ("animegamer_jax.train.command:warmup", "the shot encoder, decoder frozen"),
-    "train decoder": ("animegamer_jax.train.command:decoder", "shot encoder and decoder"),
-    "train mllm": ("animegamer_jax.train.command:mllm", "the language model"),
-    "plan": ("animegamer_jax.plan.command:plan", "what a stage needs of a TPU slice"),
-    "bench": ("animegamer_jax.bench.command:bench", "times this code, beside PyTorch if asked"),
-    "train adapt": ("animegamer_jax.train.command:adapt", "decoder, on the MLLM's predictions"),
+    "play": ("play.command:play", "play a game in the terminal"),
+    "serve": ("serve.command:serve", "serve a web page to play on, with an API"),
+    "convert": ("convert.command:convert", "convert released files to a bundle"),
+    "export": ("convert.command:export", "export a bundle to the released formats"),
+    "parity": ("convert.command:parity", "compare with numbers recorded from other code"),
+    "evaluate": ("evaluate.command:evaluate", "play and score a benchmark, or write one (--make)"),
+    "data toyworld": ("toy.command:toyworld", "draw games of the toy world"),
+    "data films": ("data.films.command:films", "cut films into two-second clips"),
+    "data annotate": ("data.films.command:annotate", "label who does what in each clip"),
+    "data games": ("data.films.command:games", "group annotated clips into games"),
+    "data show": ("data.films.command:show", "make a page of a folder's clips"),
+    "data features": ("data.command:features", "compute the features that training reads"),
+    "initialise": ("convert.command:initialise", "make a bundle of pre-trained networks"),
+    "train foundations": ("train.command:foundations", "train the toy's CLIP, T5, VAE and DiT"),
+    "train warmup": ("train.command:warmup", "train the shot encoder, the decoder frozen"),
+    "train decoder": ("train.command:decoder", "train the shot encoder and the decoder"),
+    "train mllm": ("train.command:mllm", "train the language model"),
+    "train adapt": ("train.command:adapt", "train the decoder on the language model's predictions"),
+    "plan": ("plan.command:plan", "estimate what a program needs on a TPU slice"),
+    "bench": ("bench.command:bench", "time the parts of a turn and the training steps"),
 }
 
-
-# The extra that brings what the plain installation lacks.
+# The extra that installs a package which the plain installation lacks.
 _EXTRAS = {
     "apache_beam": "beam",
     "array_record": "train",
@@ -63,7 +58,7 @@ _EXTRAS = {
 
 
 def _usage(group: str = "") -> str:
-    """All commands, or those of a group: `group` is "", or a first word and a space."""
+    """Lists all commands, or those of a group: `group` is "", or a first word and a space."""
     rows = [
         f"  {name.removeprefix(group):<18} {text}"
         for name, (_, text) in COMMANDS.items()
@@ -76,10 +71,10 @@ def _usage(group: str = "") -> str:
 
 
 def _choose(argv: list[str]) -> tuple[str, list[str]]:
-    """The command of a command line, of one word or two, and the words that follow it.
+    """Splits a command line into its command, of one word or two, and the words after it.
 
     Raises:
-        SystemExit: with the status, after a word on the usage.
+        SystemExit: the usage was asked for or the command is unknown; it has been printed.
     """
     first, second, *_ = [*argv, "", ""]
     group = f"{first} "
@@ -91,16 +86,17 @@ def _choose(argv: list[str]) -> tuple[str, list[str]]:
     if name not in COMMANDS:
         known = ", ".join(n.removeprefix(group) for n in COMMANDS if n.startswith(group))
         what = "stage" if first == "train" else "command"
-        told = f"animegamer {first}: unknown {what} {second!r}: expected one of {known}"
+        message = f"animegamer {first}: unknown {what} {second!r}: expected one of {known}"
         if not in_group:
-            told = f"animegamer: unknown command {first!r}: expected one of {', '.join(COMMANDS)}"
-        print(told, file=sys.stderr)
+            known = ", ".join(COMMANDS)
+            message = f"animegamer: unknown command {first!r}: expected one of {known}"
+        print(message, file=sys.stderr)
         raise SystemExit(2)
     return name, argv[name.count(" ") + 1 :]
 
 
 def parse(command: Callable[..., int], prog: str, argv: list[str]) -> _Arguments:
-    """The arguments of a command, without running it.
+    """Parses the arguments of a command without running it.
 
     Raises:
         UserError: an option is unknown, missing or has a wrong value.
@@ -110,22 +106,34 @@ def parse(command: Callable[..., int], prog: str, argv: list[str]) -> _Arguments
 
     from animegamer_jax.errors import UserError
 
-    @functools.wraps(command)
-    def collect(*args: Any, **kwargs: Any) -> _Arguments:
-        return args, kwargs
+    def document(parameter: inspect.Parameter) -> inspect.Parameter:
+        """Drops "(default: None)" from an option's help, whose text describes the default."""
+        if parameter.default not in (None, ()):
+            return parameter
+        silent = tyro.conf.arg(help_behavior_hint="")
+        annotation: Any = Annotated[parameter.annotation, silent]
+        return parameter.replace(annotation=tyro.conf.DisallowNone[annotation])
 
-    told = io.StringIO()
+    signature = inspect.signature(command)
+    parameters = [document(parameter) for parameter in signature.parameters.values()]
+    collect: Any = lambda *args, **kwargs: (args, kwargs)  # noqa: E731 - tests wrap functions
+    functools.update_wrapper(collect, command)
+    del collect.__wrapped__  # whose signature has the other annotations
+    collect.__signature__ = signature.replace(parameters=parameters)
+    collect.__annotations__ = {p.name: p.annotation for p in parameters}
+
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told):
+        with contextlib.redirect_stderr(output):
             return tyro.cli(collect, prog=prog, args=argv)
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise UserError(f"{_one_line(told.getvalue())}: see {prog} --help") from None
+        raise UserError(f"{_one_line(output.getvalue())}: see {prog} --help") from None
 
 
 def _one_line(panel: str) -> str:
-    """The message in the panel that tyro draws: between its title and its first rule."""
+    """Extracts the message from the panel that tyro draws: between its title and first rule."""
     lines = [line.strip(" │|") for line in panel.splitlines()]
     if lines and not lines[0].startswith("╭"):  # a terminal without box characters
         lines = lines[2:]
@@ -136,15 +144,15 @@ def _one_line(panel: str) -> str:
 
 
 def _how_to_install(extra: str) -> str:
-    """The command that brings an extra: a checkout is installed from its own folder."""
+    """Returns the command that installs an extra; a checkout is installed from its folder."""
     root = Path(__file__).parents[1]
     if (root / "constraints.txt").is_file():
         return f"pip install -e '.[{extra}]' -c constraints.txt in {root}"
     return f"pip install 'animegamer-jax[{extra}]'"
 
 
-def _again_if_lost(unraisable: Any) -> None:
-    """A Ctrl-C that struck inside a callback of the garbage collector would be lost: once more."""
+def _resend_interrupt(unraisable: Any) -> None:
+    """Repeats a Ctrl-C that Python dropped because it struck in a garbage-collector callback."""
     if unraisable.exc_type is KeyboardInterrupt:
         import os
         import signal
@@ -168,16 +176,18 @@ def main(argv: list[str] | None = None) -> int:
     except SystemExit as stop:
         return int(str(stop.code))
 
+    from animegamer_jax.devices import quiet_libtpu
     from animegamer_jax.errors import UserError
 
+    quiet_libtpu()
     prog = f"animegamer {name}"
     module, function = COMMANDS[name][0].split(":")
-    for library in ("absl", "gcsfs", "transformers"):  # what matters comes as an exception, too
+    for library in ("absl", "gcsfs", "transformers"):  # errors also raise
         logging.getLogger(library).setLevel(logging.CRITICAL)
-    hook, sys.unraisablehook = sys.unraisablehook, _again_if_lost
+    hook, sys.unraisablehook = sys.unraisablehook, _resend_interrupt
     try:
-        command = getattr(importlib.import_module(module), function)
-        if hasattr(command, "for_words"):  # its options depend on some of the words
+        command = getattr(importlib.import_module(f"animegamer_jax.{module}"), function)
+        if hasattr(command, "for_words"):  # its options depend on the command line
             command = command.for_words(rest)
         args, kwargs = parse(command, prog, rest)
         status = command(*args, **kwargs)
@@ -188,8 +198,8 @@ def main(argv: list[str] | None = None) -> int:
         extra = _EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
-        mend = _how_to_install(extra)
-        print(f"{prog}: needs {error.name}, which is not installed: {mend}", file=sys.stderr)
+        hint = _how_to_install(extra)
+        print(f"{prog}: needs {error.name}, which is not installed: {hint}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{prog}: stopped", file=sys.stderr)

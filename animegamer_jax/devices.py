@@ -1,33 +1,37 @@
-"""What TPU chips can do, by the makers' figures: one table for the MFU and for `animegamer plan`.
+"""TPU chips and this machine's processor: one table of chips, for MFU and `animegamer plan`.
 
-Sources: Google Cloud's pages on v4, v5e, v5p and v6e (peaks, memory, bandwidths); clocks follow
-from peak / (2 x rows x columns x matrix units); the memory that a program may use
-is what libtpu's compiler says of programs that are too large.
+Sources: Google Cloud's pages on v4, v5e, v5p and v6e for peaks, memory and bandwidths. A clock is
+peak / (2 x rows x columns x matrix units). The usable memory is what libtpu's compiler reports for
+programs that are too large.
 """
 
 import dataclasses
+import glob
+import importlib.util
 import os
 import platform
 from pathlib import Path
 
+_TPU_FILES = ("/dev/accel*", "/dev/vfio/[0-9]*")
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+
+@dataclasses.dataclass(frozen=True)
 class Chip:
-    """One chip.
+    """One kind of TPU chip.
 
     Attributes:
-        name: as in `v5p:4x4x4`.
-        kinds: what JAX calls such a device.
-        peak_tflops: of products in bfloat16.
-        usable_gib: memory that a program may use, in 2^30 bytes: the rest is the system's.
-        hbm_gb_per_second: the memory's bandwidth, in 10^9 bytes.
-        clock_ghz: of the cores.
-        link_gb_per_second: of one link to a neighbour, each direction.
+        name: name in a topology, as in `v5p:4x4x4`.
+        kinds: JAX's names for the device (`device_kind`).
+        peak_tflops: peak TFLOP/s of bfloat16 matrix products, all cores of the chip together.
+        usable_gib: memory that a program may use, in 2^30 bytes; the system reserves the rest.
+        hbm_gb_per_second: memory bandwidth, in 10^9 bytes a second.
+        clock_ghz: clock of the cores.
+        link_gb_per_second: bandwidth of one link to a neighbour, each way.
         matrix_width: rows and columns of a matrix unit.
-        dimensions: of the torus.
-        cores: that share a chip's work; the peak is theirs together.
-        flash_cycles: what 1,024 scores of `kernels/flash.py` take a core, with heads of 64, by the
-            compiler's schedule of that kernel (`scripts/bench/attention_schedule.py`).
+        dimensions: dimensions of the torus.
+        cores: cores that share a chip's work.
+        flash_cycles: cycles a core takes for 1,024 scores of `models/kernels/flash.py` with heads
+            of 64, by the compiler's schedule (`scripts/bench/attention_schedule.py`).
     """
 
     name: str
@@ -48,74 +52,24 @@ class Chip:
         return self.usable_gib * 2**30 / 1e9
 
 
-# Not planned for: libtpu describes the two cores of such a chip as devices of their own.
-_V4 = Chip(
-    name="v4",
-    kinds=("TPU v4",),
-    peak_tflops=275.0,
-    usable_gib=30.5,
-    hbm_gb_per_second=1228.0,
-    clock_ghz=1.05,
-    link_gb_per_second=45.0,
-    matrix_width=128,
-    dimensions=3,
-    cores=2,
-    flash_cycles=None,
+# In the order of the attributes.
+_CHIPS = (
+    Chip("v4", ("TPU v4",), 275.0, 30.5, 1228.0, 1.05, 45.0, 128, 3, 2, None),
+    Chip("v5e", ("TPU v5 lite", "TPU v5e"), 197.0, 15.75, 819.0, 1.5, 45.0, 128, 2, 1, 3.12),
+    Chip("v5p", ("TPU v5", "TPU v5p"), 459.0, 95.74, 2765.0, 1.75, 90.0, 128, 3, 2, 3.12),
+    Chip("v6e", ("TPU v6 lite", "TPU v6e"), 918.0, 31.25, 1640.0, 1.75, 90.0, 256, 2, 1, 1.69),
 )
-
-CHIPS = {
-    chip.name: chip
-    for chip in (
-        Chip(
-            name="v5e",
-            kinds=("TPU v5 lite", "TPU v5e"),
-            peak_tflops=197.0,
-            usable_gib=15.75,
-            hbm_gb_per_second=819.0,
-            clock_ghz=1.5,
-            link_gb_per_second=45.0,
-            matrix_width=128,
-            dimensions=2,
-            cores=1,
-            flash_cycles=3.12,
-        ),
-        Chip(
-            name="v5p",
-            kinds=("TPU v5", "TPU v5p"),
-            peak_tflops=459.0,
-            usable_gib=95.74,
-            hbm_gb_per_second=2765.0,
-            clock_ghz=1.75,
-            link_gb_per_second=90.0,
-            matrix_width=128,
-            dimensions=3,
-            cores=2,
-            flash_cycles=3.12,
-        ),
-        Chip(
-            name="v6e",
-            kinds=("TPU v6 lite", "TPU v6e"),
-            peak_tflops=918.0,
-            usable_gib=31.25,
-            hbm_gb_per_second=1640.0,
-            clock_ghz=1.75,
-            link_gb_per_second=90.0,
-            matrix_width=256,
-            dimensions=2,
-            cores=1,
-            flash_cycles=1.69,
-        ),
-    )
-}
+# Chips to plan for. libtpu describes the two cores of a v4 chip as two devices, so no plan fits it.
+CHIPS = {chip.name: chip for chip in _CHIPS if chip.name != "v4"}
 
 
 def find_chip(kind: str) -> Chip | None:
-    """The chip that JAX calls `kind`; None: it is in no table."""
-    return next((chip for chip in (*CHIPS.values(), _V4) if kind in chip.kinds), None)
+    """Returns the chip that JAX calls `kind`, or None if it is not in the table."""
+    return next((chip for chip in _CHIPS if kind in chip.kinds), None)
 
 
 def processor() -> str:
-    """What the system calls this machine's processor."""
+    """Returns the operating system's name for this machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(x.partition(":")[2].strip() for x in lines if x.startswith("model name"))
@@ -124,10 +78,27 @@ def processor() -> str:
 
 
 def keep_compiled_programs() -> None:
-    """Lets JAX keep compiled programs in the user's cache folder, unless another one is set.
+    """Makes JAX cache compiled programs in the user's cache folder, unless another one is set.
 
-    The first turn of the next game on this machine then need not compile again. To be called
-    before JAX is imported.
+    The next game on this machine then starts without compiling. Call before JAX is imported.
     """
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(caches) / "animegamer_jax"))
+
+
+def has_tpu() -> bool:
+    """Returns whether this machine has TPU chips, by their device files."""
+    return any(map(glob.glob, _TPU_FILES))
+
+
+def quiet_libtpu() -> None:
+    """Keeps libtpu from printing errors on a machine without a TPU.
+
+    JAX loads libtpu wherever it is installed (`animegamer plan` needs its compiler). Without a TPU,
+    libtpu misses the accelerator type and the host names that a metadata server would give it, and
+    prints lines about both whatever the log level. So they are set here. On a machine with a TPU
+    nothing is set. Call before JAX is imported.
+    """
+    if not has_tpu() and importlib.util.find_spec("libtpu") is not None:
+        os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-1")
+        os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")

@@ -1,6 +1,6 @@
 """Diffusion: the zero-terminal-SNR schedule, the guidance schedule, the sampler and the loss.
 
-Pure functions. The tables of the sampler are computed on the host in float64, because the guidance
+Pure functions. The sampler's table is computed on the host in float64, because the guidance
 schedule is the cosine of a fifth power of a large number; on the device everything is float32.
 Sources: CogVideoX (arXiv 2408.06072) for schedule and sampler, DPM-Solver++(2M) in its SDE form
 (arXiv 2211.01095), zero terminal SNR (arXiv 2305.08891), v-prediction (arXiv 2202.00512).
@@ -27,8 +27,8 @@ class Schedule:
     Attributes:
         shift: alpha_bar becomes alpha_bar / (shift + (1 - shift) * alpha_bar).
         guidance_scale, guidance_power, guidance_period: s, p and n of the guidance
-            `1 + s (1 - cos(pi ((n - t) / n)^p)) / 2` at training step t. The released code puts t
-            in 0..999 against n = 50, so the scale jumps about in [1, 1 + s]; kept.
+            `1 + s (1 - cos(pi ((n - t) / n)^p)) / 2` at training step t. As in the released code,
+            t is in 0..999 and n = 50, so the scale jumps about in [1, 1 + s].
     """
 
     num_train_steps: int = 1000
@@ -40,10 +40,10 @@ class Schedule:
     guidance_period: int = 50
 
     def signal_levels(self, steps: np.ndarray | None = None) -> np.ndarray:
-        """sqrt(alpha_bar) at the given training steps (ascending; all if None), float64.
+        """Returns sqrt(alpha_bar) at the given training steps (ascending; all if None), float64.
 
-        The last of the given steps gets exactly 0, and the first keeps its level: the rescaling
-        depends on which steps are asked for, in the release as here.
+        The last of the given steps gets exactly 0, and the first keeps its level: as in the
+        release, the rescaling depends on the given steps.
         """
         betas = np.linspace(self.beta_start**0.5, self.beta_end**0.5, self.num_train_steps) ** 2
         alpha_bar = np.cumprod(1 - betas)
@@ -52,7 +52,7 @@ class Schedule:
         return (level - level[-1]) * level[0] / (level[0] - level[-1])
 
     def sampling_steps(self, num_steps: int) -> np.ndarray:
-        """Training steps that a sampler of `num_steps` visits, ascending: 19, 39, ..., 999 for 50.
+        """Returns the training steps of a sampler, ascending: 19, 39, ..., 999 for 50 steps.
 
         Raises:
             ValueError: `num_steps` is not in 1..num_train_steps.
@@ -65,23 +65,23 @@ class Schedule:
         return spaced.astype(int)[::-1].copy()
 
     def guidance(self, timesteps: np.ndarray) -> np.ndarray:
-        """Guidance scale at the given training steps, float64."""
+        """Returns the guidance scale at the given training steps, float64."""
         t = np.asarray(timesteps, np.float64)
         phase = ((self.guidance_period - t) / self.guidance_period) ** self.guidance_power
         return 1 + self.guidance_scale * (1 - np.cos(np.pi * phase)) / 2
 
 
 def schedule_of(protocol: Protocol) -> Schedule:
-    """The schedule that a model of this protocol plays by."""
+    """Returns the schedule of a model with this protocol."""
     return Schedule(guidance_scale=protocol.guidance_scale)
 
 
 class SamplerTable(NamedTuple):
-    """One row a denoising step, in the order of sampling; all [n], float32 but for `step`.
+    """One row a denoising step, in the order of sampling; all [n], float32 except `step`.
 
     A step is: d = signal x - noise_level v; x' = on_x x + on_denoised d + on_previous d_before +
-    on_noise eps. `signal` and `noise_level` are those of the training grid (the network snaps to
-    it), the four coefficients those of the sampler's own, coarser grid.
+    on_noise eps. `signal` and `noise_level` are on the training grid (the network snaps to it), the
+    four coefficients on the sampler's own, coarser grid.
     """
 
     step: Column  # 0, 1, ...
@@ -96,11 +96,11 @@ class SamplerTable(NamedTuple):
 
 
 def make_sampler_table(schedule: Schedule, num_steps: int) -> SamplerTable:
-    """Coefficients of DPM-Solver++(2M) SDE (arXiv 2211.01095, SDE form of algorithm 2).
+    """Computes the coefficients of DPM-Solver++(2M) SDE (arXiv 2211.01095, algorithm 2 as SDE).
 
     With lambda = log(s / sqrt(1 - s^2)) of the signal levels s now and s' next, h = lambda' -
-    lambda and r = h_before / h. The first step starts at s = 0, where h is infinite: its limits
-    are put in. The last step ends on the denoised clip itself.
+    lambda and r = h_before / h. The first step starts at s = 0, where h is infinite: the limits
+    are used. The last step ends at the denoised clip.
     """
     steps = schedule.sampling_steps(num_steps)
     level = np.append(schedule.signal_levels(steps)[::-1] if num_steps > 1 else [0.0], 1.0)
@@ -114,7 +114,7 @@ def make_sampler_table(schedule: Schedule, num_steps: int) -> SamplerTable:
         h = lam[i + 1] - lam[i]
         on_x[i] = np.sqrt((1 - after**2) / (1 - now**2)) * np.exp(-h)
         gain = -np.expm1(-2 * h) * after
-        # 1 / (2 r): zero while the step before began at zero signal, where r is infinite.
+        # 1 / (2 r): zero if the previous step began at zero signal, where r is infinite.
         correction = h / (2 * (lam[i] - lam[i - 1])) if i > 1 else 0.0
         on_denoised[i], on_previous[i] = gain * (1 + correction), -gain * correction
         on_noise[i] = np.sqrt((1 - after**2) * -np.expm1(-2 * h))
@@ -134,7 +134,7 @@ def make_sampler_table(schedule: Schedule, num_steps: int) -> SamplerTable:
 
 
 class SamplerState(NamedTuple):
-    """Between two denoising steps. `bad_step`: the first step with a non-finite latent, or -1."""
+    """The state between two steps. `bad_step`: first step with a non-finite latent, or -1."""
 
     x: Float[Array, "b f h w c"]
     denoised: Float[Array, "b f h w c"]
@@ -142,7 +142,7 @@ class SamplerState(NamedTuple):
 
 
 def start_sampler(x: Float[Array, "b f h w c"]) -> SamplerState:
-    """The state before the first step, from Gaussian noise `x`."""
+    """Returns the state before the first step, from Gaussian noise `x`."""
     x = x.astype(jnp.float32)
     return SamplerState(x, jnp.zeros_like(x), jnp.full((x.shape[0],), -1, jnp.int32))
 
@@ -155,15 +155,15 @@ def sample(
     noise: Callable[[jax.Array], jax.Array],
     each: tuple[Any, ...] = (),
 ) -> SamplerState:
-    """Walks the rows of `table` as one `lax.scan`; a part of the table gives a part of the walk.
+    """Runs the rows of `table` as one `lax.scan`; consecutive rows run a part of the sampler.
 
     Args:
         predict_v: `(x, timestep [], guidance [], *own) -> v`, guidance already applied; `own` is
-            the step's part of `each`.
-        state: `start_sampler(...)`, or the result of the rows before.
-        table: all rows of `make_sampler_table`, or consecutive ones.
-        noise: step number (traced) -> Gaussian array of the shape of `x`.
-        each: what was made for all steps before, with a leading axis of them.
+            the step's row of `each`.
+        state: `start_sampler(...)`, or the result of the previous rows.
+        table: All rows of `make_sampler_table`, or consecutive ones.
+        noise: Returns a Gaussian array of the shape of `x` for a (traced) step number.
+        each: Arrays computed for all steps beforehand, with a leading axis of steps.
     """
 
     def step(state: SamplerState, xs: tuple[SamplerTable, Any]) -> tuple[SamplerState, None]:
@@ -185,12 +185,12 @@ def guide(
     context: Float[Array, "b n d"],
     unconditional: Float[Array, "n d"] | None,
 ) -> Callable[..., jax.Array]:
-    """Classifier-free guidance: unconditional and conditional rows in one batch of 2 b.
+    """Adds classifier-free guidance: unconditional and conditional rows in one batch of 2 b.
 
     Args:
-        predict_v: `(x [2b ...], timestep [2b], context [2b n d], *own) -> v [2b ...]`; of b rows
-            where there is no unconditional one. `own` is handed on (`sample`).
-        context: shot representations of the games.
+        predict_v: `(x [2b ...], timestep [2b], context [2b n d], *own) -> v [2b ...]`; b rows
+            without guidance. `own` is passed through (see `sample`).
+        context: Shot representations of the games.
         unconditional: E_a of zeros, the same for every game. None: no guidance, whatever its scale.
     """
     if unconditional is None:
@@ -216,7 +216,7 @@ def guide(
 def _levels_at(
     schedule: Schedule, timestep: Int[Array, " b"]
 ) -> tuple[Float[Array, "b 1 1 1 1"], Float[Array, "b 1 1 1 1"]]:
-    """Signal and noise of training steps, to multiply latents with."""
+    """Returns signal and noise levels of training steps, shaped to multiply latents."""
     levels = schedule.signal_levels()
     shape = (-1, 1, 1, 1, 1)
     signal = jnp.asarray(levels, jnp.float32)[timestep].reshape(shape)
@@ -230,7 +230,7 @@ def add_noise(
     noise: Float[Array, "b f h w c"],
     timestep: Int[Array, " b"],
 ) -> tuple[Float[Array, "b f h w c"], Float[Array, "b f h w c"]]:
-    """The noised latents at training steps 0..999, and the v that a network should answer there.
+    """Returns the noised latents at training steps 0..999, and the v that a network should predict.
 
     x_t = s x + sqrt(1 - s^2) eps and v = s eps - sqrt(1 - s^2) x (arXiv 2202.00512, appendix D).
     """
@@ -246,12 +246,12 @@ def v_of_clean(
     *,
     std: float = 0.0,
 ) -> Float[Array, "b f h w c"]:
-    """The v of noised latents that a guess of the clean ones stands for; float32.
+    """Converts a guess of the clean latents to v; float32.
 
-    The guess g is a Gaussian prior of standard deviation `std`; what is known of the clean latents
-    is its posterior mean, x = (s std^2 x_t + n^2 g) / (s^2 std^2 + n^2) with n = sqrt(1 - s^2):
-    the guess itself for 0, and mostly the noised latents where there is less noise than that. Then
-    v = (s x_t - x) / n, of the two equations of `add_noise`.
+    The guess g is the mean of a Gaussian prior of standard deviation `std`; the clean latents are
+    the posterior mean, x = (s std^2 x_t + n^2 g) / (s^2 std^2 + n^2) with n = sqrt(1 - s^2): the
+    guess itself if `std` is 0, and mostly the noised latents where the noise is smaller than `std`.
+    Then v = (s x_t - x) / n, from the two equations of `add_noise`.
     """
     signal, noise_level = _levels_at(schedule, jnp.round(timestep).astype(jnp.int32))
     x, clean = x.astype(jnp.float32), clean.astype(jnp.float32)
@@ -260,6 +260,6 @@ def v_of_clean(
 
 
 def v_loss(v: Float[Array, "b f h w c"], target: Float[Array, "b f h w c"]) -> Float[Array, " b"]:
-    """Mean squared error on v, one value a sample (the released objective)."""
+    """Returns the mean squared error on v of each sample (the released objective)."""
     difference = v.astype(jnp.float32) - target.astype(jnp.float32)
     return jnp.square(difference).mean(axis=(1, 2, 3, 4))

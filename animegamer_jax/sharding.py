@@ -1,7 +1,7 @@
-"""The one place for axis names: logical axes of parameters and activations, and their mesh axes.
+"""Sharding: logical axis names of parameters and activations, and the rules to mesh axes.
 
-Parameters and activations have separate names, because one array may use a mesh axis once. A
-rules table maps logical names to mesh axes; outside a mesh all of it does nothing.
+Parameters and activations have separate names, because one array may use a mesh axis only once. A
+rules table maps logical names to mesh axes. Outside a mesh none of this has any effect.
 """
 
 import contextlib
@@ -22,22 +22,22 @@ Rules = Mapping[str, str | tuple[str, ...] | None]
 
 MESH_AXES = ("data", "fsdp", "context", "tensor")
 
-# Every logical axis name of the project. Parameters first, then activations.
+# Every logical axis name: parameters first, then activations.
 DEFAULT_RULES: Rules = {
     "layers": None,
-    "parts": None,  # the three of a fused query-key-value projection
+    "parts": None,  # query, key and value of a fused projection
     "embed": "fsdp",
-    "heads": "tensor",  # all heads' features side by side
+    "heads": "tensor",  # the features of all heads, concatenated
     "kv_heads": "tensor",
     "mlp": "tensor",
     "vocab": "tensor",
     "lora_rank": None,
     "norm": None,
     "time_embed": None,
-    "modulation": ("fsdp", "tensor"),  # trained whole, with its moments
-    "features": None,  # widths at a network's border: pixels, latents, other networks' features
+    "modulation": ("fsdp", "tensor"),  # fully trained, so it has optimizer moments
+    "features": None,  # input and output widths: pixels, latents, other networks' features
     "positions": None,
-    "kernel": None,  # extent of a convolution
+    "kernel": None,  # spatial size of a convolution
     "conv_in": None,
     "conv_out": "fsdp",
     "buckets": None,
@@ -56,39 +56,37 @@ _RULES: contextvars.ContextVar[Rules] = contextvars.ContextVar("rules", default=
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-    """A named way to lay programs over a mesh.
+class ShardingPlan:
+    """A named layout of programs over a mesh.
 
     Attributes:
-        name: of the plan.
-        about: what it is for, in a line.
-        rules: of all networks but those of `networks`.
-        networks: rules of a network by its name.
+        name: name of the plan.
+        rules: rules of all networks that are not in `networks`.
+        networks: rules of single networks, by name.
         shape: sizes of the inner mesh axes; all other devices go to "data".
-        fsdp: devices that share the weights at most, where `shape` does not say.
+        fsdp: largest number of devices that share the weights, if `shape` does not set it.
     """
 
     name: str
-    about: str
     rules: Rules
     networks: Mapping[str, Rules] = dataclasses.field(default_factory=dict)
     shape: Mapping[str, int] = dataclasses.field(default_factory=dict)
     fsdp: int = 1
 
     def of(self, network: str) -> Rules:
-        """The rules of a network."""
+        """Returns the rules of a network."""
         return self.networks.get(network, self.rules)
 
     def sharers(self, num_devices: int) -> int:
-        """How many of so many devices share the weights: the most that divide them."""
+        """Returns how many devices share the weights: the largest allowed divisor."""
         most = min(self.fsdp, num_devices)
         return max(n for n in range(1, most + 1) if num_devices % n == 0)
 
     def mesh_shape(self, num_devices: int) -> dict[str, int]:
-        """Sizes of the mesh axes for so many devices.
+        """Returns the sizes of the mesh axes for a number of devices.
 
         Raises:
-            ValueError: the plan's inner axes do not divide them.
+            ValueError: the plan's inner axes do not divide the number of devices.
         """
         shape = dict(self.shape)
         if "fsdp" not in shape:
@@ -96,9 +94,9 @@ class Plan:
             shape["fsdp"] = self.sharers(max(1, num_devices // inner))
         inner = math.prod(shape.values())
         if num_devices % inner:
-            told = " x ".join(f"{name} {size}" for name, size in shape.items() if size > 1)
+            axes = " x ".join(f"{name} {size}" for name, size in shape.items() if size > 1)
             raise ValueError(
-                f"plan {self.name}: {told}: {num_devices} devices do not divide by {inner}: take "
+                f"plan {self.name}: {axes}: {num_devices} devices do not divide by {inner}: use "
                 f"{max(1, num_devices // inner) * inner}"
             )
         return {"data": num_devices // inner, **shape}
@@ -108,32 +106,25 @@ _PARAMETERS = (
     "layers", "parts", "embed", "heads", "kv_heads", "mlp", "vocab", "lora_rank", "norm",
     "time_embed", "modulation", "features", "positions", "kernel", "conv_in", "conv_out", "buckets",
 )  # fmt: skip
-_WHOLE = {**DEFAULT_RULES, **dict.fromkeys(_PARAMETERS)}
-_EIGHT = ("fsdp", "context")  # of a game's eight chips
+_REPLICATED = {**DEFAULT_RULES, **dict.fromkeys(_PARAMETERS)}
+_EIGHT = ("fsdp", "context")  # the eight devices of a game
 
-PLANS: Mapping[str, Plan] = {
+PLANS: Mapping[str, ShardingPlan] = {
     plan.name: plan
     for plan in (
-        Plan(
-            name="sharded",
-            about="training: every weight shared by up to 16 devices, the batch by all",
-            rules=DEFAULT_RULES,
-            fsdp=16,
-        ),
-        Plan(
-            name="whole",
-            about="training: every weight whole on every device, the batch shared by all",
-            rules=_WHOLE,
-        ),
-        Plan(
+        # Training: every weight sharded over up to 16 devices, the batch over all.
+        ShardingPlan(name="sharded", rules=DEFAULT_RULES, fsdp=16),
+        # Training: every weight on every device, the batch sharded over all.
+        ShardingPlan(name="replicated", rules=_REPLICATED),
+        # Play: a game on 8 devices. Guidance's two rows x four parts of the sequence, the language
+        # model's heads over all eight, the clip's frames in 4 x 2 parts.
+        ShardingPlan(
             name="latency",
-            about="play: a game on 8 devices: guidance's two rows x four parts of the sequence, "
-            "the language model's heads over all eight, the clip's frames in 4 x 2 parts",
-            rules=_WHOLE,
+            rules=_REPLICATED,
             networks={
-                "dit": {**_WHOLE, "act_batch": ("fsdp", "data")},
+                "dit": {**_REPLICATED, "act_batch": ("fsdp", "data")},
                 "mllm": {
-                    **_WHOLE,
+                    **_REPLICATED,
                     **dict.fromkeys(
                         ("heads", "kv_heads", "mlp", "vocab", "act_heads", "act_mlp", "act_vocab"),
                         _EIGHT,
@@ -141,22 +132,19 @@ PLANS: Mapping[str, Plan] = {
                     "act_batch": "data",
                     "act_length": None,
                 },
-                "vae": {**_WHOLE, "act_batch": "data", "act_columns": "fsdp"},
+                "vae": {**_REPLICATED, "act_batch": "data", "act_columns": "fsdp"},
             },
             shape={"fsdp": 2, "context": 4},
         ),
-        Plan(
-            name="throughput",
-            about="play: a game or more on each device",
-            rules=_WHOLE,
-        ),
+        # Play: one game or more on each device.
+        ShardingPlan(name="throughput", rules=_REPLICATED),
     )
 }
 
 
 @contextlib.contextmanager
 def use_rules(rules: Rules) -> Iterator[None]:
-    """Within the block, logical names mean `rules`."""
+    """Applies `rules` to logical names within the block."""
     token = _RULES.set(rules)
     try:
         yield
@@ -164,12 +152,12 @@ def use_rules(rules: Rules) -> Iterator[None]:
         _RULES.reset(token)
 
 
-_PLAN: contextvars.ContextVar[Plan | None] = contextvars.ContextVar("plan", default=None)
+_PLAN: contextvars.ContextVar[ShardingPlan | None] = contextvars.ContextVar("plan", default=None)
 
 
 @contextlib.contextmanager
-def use_plan(plan: Plan) -> Iterator[None]:
-    """Within the block, logical names mean the plan's rules (`network_rules`: of one network)."""
+def use_plan(plan: ShardingPlan) -> Iterator[None]:
+    """Applies the plan's rules to logical names within the block (see also `network_rules`)."""
     token = _PLAN.set(plan)
     try:
         with use_rules(plan.rules):
@@ -180,16 +168,16 @@ def use_plan(plan: Plan) -> Iterator[None]:
 
 @contextlib.contextmanager
 def network_rules(network: str) -> Iterator[None]:
-    """Within the block, the rules in force are those of a network, where a plan has such."""
+    """Applies the current plan's rules for one network within the block."""
     plan = _PLAN.get()
     with contextlib.nullcontext() if plan is None else use_rules(plan.of(network)):
         yield
 
 
 def axes(*names: str | None) -> dict[str, Any]:
-    """Parameter metadata: `nnx.Param(value, **axes("embed", "mlp"))`.
+    """Returns parameter metadata: `nnx.Param(value, **axes("embed", "mlp"))`.
 
-    Names only: where a parameter lies is decided where it is made, by `jit`'s `out_shardings`.
+    These are names only: `jit`'s `out_shardings` decides the placement when a parameter is made.
 
     Raises:
         ValueError: a name is not in the rules table.
@@ -201,10 +189,10 @@ def axes(*names: str | None) -> dict[str, Any]:
 
 
 def partition_spec(names: tuple[str | None, ...], rules: Rules | None = None) -> PartitionSpec:
-    """Logical names to mesh axes by the rules in force.
+    """Converts logical names to mesh axes by the current rules.
 
     Raises:
-        ValueError: two dimensions land on one mesh axis.
+        ValueError: two dimensions map to the same mesh axis.
     """
     rules = _RULES.get() if rules is None else rules
     entries = [rules[name] if name else None for name in names]
@@ -213,7 +201,7 @@ def partition_spec(names: tuple[str | None, ...], rules: Rules | None = None) ->
         for mesh_axis in (entry,) if isinstance(entry, str) else entry or ():
             if mesh_axis in used:
                 raise ValueError(
-                    f"axes {used[mesh_axis]!r} and {name!r} of one array both lie on the mesh "
+                    f"axes {used[mesh_axis]!r} and {name!r} of one array both map to the mesh "
                     f"axis {mesh_axis!r}: change the rule of one of them"
                 )
             used[mesh_axis] = name
@@ -221,7 +209,7 @@ def partition_spec(names: tuple[str | None, ...], rules: Rules | None = None) ->
 
 
 def constrain(x: jax.Array, *names: str | None) -> jax.Array:
-    """Pins an activation's layout by logical names; does nothing outside a mesh.
+    """Constrains an activation's sharding by logical names; does nothing outside a mesh.
 
     Raises:
         ValueError: the number of names is not the number of dimensions.
@@ -229,30 +217,30 @@ def constrain(x: jax.Array, *names: str | None) -> jax.Array:
     if len(names) != x.ndim:
         raise ValueError(f"{len(names)} axis names for an array of shape {x.shape}")
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.manual_axes:  # inside `shard_map` an array is one device's already
+    if mesh.empty or mesh.manual_axes:  # inside `shard_map` an array belongs to one device
         return x
     return jax.lax.with_sharding_constraint(x, partition_spec(names))
 
 
 def shares(*names: str) -> int:
-    """Among how many devices the rules in force share a dimension, or several together."""
+    """Returns how many devices share a dimension, or several together, by the current rules."""
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if mesh.empty else math.prod(parts_of(entry, mesh) for entry in partition_spec(names))
 
 
 def parts_of(entry: Any, mesh: jax.sharding.AbstractMesh) -> int:
-    """Among how many devices an entry of a partition spec shares its dimension."""
+    """Returns how many devices share the dimension of a partition spec's entry."""
     each = (entry,) if isinstance(entry, str) else entry or ()
     return math.prod(mesh.shape[name] for name in each)
 
 
 def platform() -> str:
-    """What a computation will run on: the mesh in force may describe chips that are elsewhere."""
+    """Returns the platform that a computation will run on: the current mesh's, if there is one."""
     return getattr(_abstract_device(), "platform", None) or jax.default_backend()
 
 
 def has_wide_unit() -> bool:
-    """Whether these chips multiply matrices in squares of 256, as v6e, not of 128."""
+    """Returns whether the chips' matrix units are 256 wide, as on v6e, instead of 128."""
     chip = find_chip(getattr(_abstract_device(), "device_kind", "") or jax.devices()[0].device_kind)
     return chip is not None and chip.matrix_width > 128
 
@@ -265,11 +253,11 @@ def _abstract_device() -> Any:
 def make_mesh(
     shape: Mapping[str, int] | None = None, *, devices: Sequence[Any] | None = None
 ) -> Mesh:
-    """A mesh; axes not named in `shape` get 1, and all devices go to "data" by default.
+    """Makes a mesh. Axes not named in `shape` get size 1.
 
     Args:
-        shape: size of each axis. Those that are whole axes of a torus are the fastest.
-        devices: that it is made of; None: all there are.
+        shape: size of each axis; fastest if they match the torus. None: all devices on "data".
+        devices: devices of the mesh; None: all devices.
 
     Raises:
         ValueError: an axis is unknown, or the product of `shape` is not the number of devices.
@@ -286,15 +274,15 @@ def make_mesh(
     types = (AxisType.Auto,) * len(MESH_AXES)
     try:
         return jax.make_mesh(sizes, MESH_AXES, axis_types=types, devices=devices)
-    except NotImplementedError:  # 2 x 32 over a torus of 4 x 4 x 4: its axes must be split
-        places = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
-        return Mesh(places, MESH_AXES, axis_types=types)
+    except NotImplementedError:  # such as 2 x 32 on a 4 x 4 x 4 torus: physical axes are split
+        array = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+        return Mesh(array, MESH_AXES, axis_types=types)
 
 
 def param_shardings(state: Any, mesh: Mesh, rules: Rules | None = None) -> Any:
-    """A `NamedSharding` for each parameter of a (possibly abstract) state, by its axis names.
+    """Returns a `NamedSharding` for each parameter of a (possibly abstract) state, by axis names.
 
-    A dimension that its mesh axes do not divide stays whole: 32,284 vocabulary rows over 8 chips.
+    A dimension that its mesh axes do not divide is replicated: 32,284 vocabulary rows over 8 chips.
     """
 
     def fit(size: int, entry: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:

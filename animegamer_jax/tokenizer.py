@@ -1,6 +1,6 @@
-"""The tokenizer of a bundle: instructions to ids, and a check that its special tokens are there.
+"""The tokenizer of a bundle: converts instructions to ids, and checks for the special tokens.
 
-`write_word_tokenizer` makes one of whole words, for worlds whose vocabulary is known.
+`write_word_tokenizer` makes a tokenizer of whole words, for a world with a known vocabulary.
 """
 
 import json
@@ -17,14 +17,14 @@ from animegamer_jax.protocol import SPECIAL_TOKENS, TokenIds
 FILE = "tokenizer.json"
 PUNCTUATION = tuple(".,;:!?'-")
 PAD, UNKNOWN, BEGIN, MASK, CLOSE, END = "<pad>", "<unk>", "<s>", "<mask>", "</s>", "<end>"
-MAX_CHARACTERS = 2000  # of an instruction: far beyond any caption length, cheap to refuse
+MAX_CHARACTERS = 2000  # of an instruction: far more than any caption holds, cheap to check
 
 
 class Tokenizer:
-    """Wraps a `tokenizers` tokenizer that was checked to hold the game's special tokens.
+    """A `tokenizers` tokenizer with the game's special tokens.
 
     Raises:
-        UserError: tokens are missing, or the number of entries is not the model's vocabulary.
+        UserError: tokens are missing, or the number of entries is not the model's vocabulary size.
     """
 
     def __init__(self, tokenizer, *, name: str, vocab_size: int | None, num_queries: int = 226):
@@ -59,10 +59,10 @@ class Tokenizer:
     def load(
         cls, folder: Path | str, *, vocab_size: int | None = None, num_queries: int = 226
     ) -> "Tokenizer":
-        """Reads a bundle's `tokenizer.json`, or a folder that only transformers can read.
+        """Reads a bundle's `tokenizer.json`, or a folder in a format that transformers reads.
 
         Raises:
-            UserError: the folder holds no tokenizer, or not this game's.
+            UserError: the folder holds no tokenizer, or its special tokens are not this game's.
         """
         folder = Path(folder)
         if (folder / FILE).is_file():
@@ -82,15 +82,15 @@ class Tokenizer:
         return cls(tokenizer, name=str(folder), vocab_size=vocab_size, num_queries=num_queries)
 
     def __len__(self) -> int:
-        """Number of entries, special ones included."""
+        """Returns the number of entries, special tokens included."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     def has(self, token: str) -> bool:
-        """Whether there is such an entry."""
+        """Returns whether there is such an entry."""
         return self._tokenizer.token_to_id(token) is not None
 
     def id_of(self, token: str) -> int:
-        """The id of one entry.
+        """Returns the id of one entry.
 
         Raises:
             UserError: there is no such entry.
@@ -98,33 +98,33 @@ class Tokenizer:
         found = self._tokenizer.token_to_id(token)
         if found is None:
             raise UserError(
-                f"tokenizer {self._name}: it has no {token}: use a tokenizer of whole words, as "
+                f"tokenizer {self._name}: no {token} in it: use a tokenizer of whole words, as "
                 "`animegamer data toyworld` writes it"
             )
         return found
 
-    def _apart(self, text: str) -> str:
-        """Text that spells a special token (`<img>`) gets a space after its bracket."""
+    def _escape(self, text: str) -> str:
+        """Adds a space after the bracket of text that spells a special token, such as `<img>`."""
         for token in self._added:
             if token in text:
                 text = text.replace(token, f"{token[0]} {token[1:]}")
         return text
 
     def encode(self, instruction: str) -> list[int]:
-        """Ids of an instruction as it stands between `<TURN>` and `<img>`.
+        """Returns the ids of an instruction between `<TURN>` and `<img>`.
 
         A player's words never become a special token, whatever they spell.
         """
-        text = f"<TURN>{self._apart(instruction)}<img>"
+        text = f"<TURN>{self._escape(instruction)}<img>"
         return self._tokenizer.encode(text, add_special_tokens=False).ids[1:-1]
 
     def padded(self, text: str, length: int) -> Int[np.ndarray, " {length}"]:
-        """Ids as T5 reads them here: cut at `length`, the rest is padding, id 0."""
+        """Returns ids for T5: truncated or padded with id 0 to `length`."""
         ids = self.encode(text)[:length]
         return np.array(ids + [0] * (length - len(ids)), np.int32)
 
     def padded_with_end(self, text: str, length: int) -> Int[np.ndarray, " {length}"]:
-        """Ids as CLIP reads them: cut so that the end token follows, the rest is padding.
+        """Returns ids for CLIP: truncated, followed by the end token, padded with id 0.
 
         Raises:
             UserError: the tokenizer has no end token.
@@ -133,18 +133,18 @@ class Tokenizer:
         return np.array(ids + [0] * (length - len(ids)), np.int32)
 
     def unknown_words(self, text: str) -> tuple[str, ...]:
-        """The words of a text that the tokenizer does not know, in order, each once.
+        """Returns the words of a text that the tokenizer does not know, in order, each once.
 
-        None where every letter has an id, as in the released tokenizer.
+        Empty if every character has an id, as in the released tokenizer.
         """
-        text = self._apart(text)
+        text = self._escape(text)
         unknown = self._tokenizer.token_to_id(UNKNOWN)
         found = self._tokenizer.encode(text, add_special_tokens=False)
         pairs = zip(found.ids, found.offsets, strict=True)
         return tuple(dict.fromkeys(text[slice(*span)] for i, span in pairs if i == unknown))
 
     def caption(self, instruction: str, length: int) -> tuple[np.ndarray, int]:
-        """Ids padded to `length`, and how many of them count.
+        """Returns the ids of an instruction padded to `length`, and their number.
 
         Raises:
             UserError: the instruction is empty or too long.
@@ -155,12 +155,12 @@ class Tokenizer:
         if len(instruction) > MAX_CHARACTERS:
             raise UserError(
                 f"the instruction has {len(instruction)} characters: at most {MAX_CHARACTERS} "
-                "are read; say it shorter"
+                "are allowed: use fewer words"
             )
         ids = self.encode(instruction)
         if len(ids) > length:
             raise UserError(
-                f"the instruction has {len(ids)} tokens, the model reads {length}: say it shorter "
+                f"the instruction has {len(ids)} tokens, the model reads {length}: use fewer words "
                 f"({instruction[:40]!r}...)"
             )
         padded = np.zeros(length, np.int32)
@@ -175,21 +175,21 @@ def _frame_tokens(count: int) -> tuple[str, ...]:
 def write_word_tokenizer(
     folder: Path | str, words: Sequence[str], *, num_frame_tokens: int = 64
 ) -> int:
-    """Writes a tokenizer of whole words, capital or not, with punctuation marks split off.
+    """Writes a tokenizer of whole words, in any case, with punctuation marks split off.
 
-    Ids: padding is 0, then `<unk>`, `<s>`, `<mask>`, `</s>`, the marks, the words as they come,
-    the game's special tokens, and last of all `<end>`: CLIP reads its text at the largest id.
+    Ids: padding is 0, then `<unk>`, `<s>`, `<mask>`, `</s>`, the marks, the words in the given
+    order, the game's special tokens, and last `<end>`: CLIP reads its text at the largest id.
 
     Args:
-        folder: made if it is not there.
-        words: lower case, without punctuation; doubles count once.
-        num_frame_tokens: at least the model's number of queries.
+        folder: Folder to write to; created if it is missing.
+        words: Words in lower case, without punctuation; duplicates count once.
+        num_frame_tokens: Number of frame tokens, at least the model's number of queries.
 
     Returns:
         The number of entries, which is the vocabulary size of the networks.
 
     Raises:
-        ValueError: a word would be split, or changed to lower case, before it is looked up.
+        ValueError: a word is not in lower case, or the tokenizer would split it.
     """
     import tokenizers
 
@@ -213,10 +213,7 @@ def write_word_tokenizer(
 
 
 def _from_transformers(folder: Path):
-    """The fast tokenizer that transformers makes of a sentencepiece folder.
-
-    A `tokenizer_config.json` of another kind of file is refused in one line.
-    """
+    """Loads the fast tokenizer that transformers makes from a sentencepiece folder."""
     from transformers import AutoTokenizer
 
     try:

@@ -1,21 +1,19 @@
-"""Writes a complete model of random weights, to try play without trained ones.
+"""Writes a model of random weights, to try the way from instruction to frames without a real one.
 
     python scripts/random_model.py out/random [--size toy]
 
-Its clips are noise and its states mean nothing, but files, shapes and speed are those of a trained
-model. The tokenizer reads single bytes and knows the game's special tokens.
+Its clips are noise and its states mean nothing; files, shapes and speed are the real ones. The
+tokenizer reads single bytes and has the game's special tokens.
 """
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import tokenizers
 
-from animegamer_jax.bundle.bundle import BundleWriter, NetworkName, abstract_params
-from animegamer_jax.configs import SIZES, ModelConfig, NetworkConfig
+from animegamer_jax.bench.model import write_random
+from animegamer_jax.configs import SIZES, ModelConfig
 from animegamer_jax.protocol import PAPER, SPECIAL_TOKENS, Protocol
 
 
@@ -34,48 +32,35 @@ def write_tokenizer(folder: Path) -> int:
     return tokenizer.get_vocab_size()
 
 
-def random_leaves(
-    name: NetworkName, config: NetworkConfig, seed: int
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields a value for every parameter of a network, without compiling anything.
-
-    Scales are near one and all other values small and not zero, so that no zero or one hides a bug.
-    """
-    random = np.random.default_rng(seed)
-    for path, leaf in abstract_params(name, config).items():
-        fan_in = np.prod(leaf.shape[:-1] if name == "vae" else leaf.shape[-2:-1])
-        value = random.normal(size=leaf.shape) * (fan_in**-0.5 if leaf.ndim > 1 else 0.1)
-        yield path, (value + path.endswith("scale")).astype(np.float32)
-
-
 def write_model(
     path: Path, config: ModelConfig, protocol: Protocol, *, name: str, seed: int = 0
 ) -> Path:
     """Writes a bundle of the networks that play; the vocabulary is the tokenizer's."""
-    assert config.mllm is not None
     tokenizer = path.parent / f"{path.name}-tokenizer"
-    mistral = dataclasses.replace(config.mllm.mistral, vocab_size=write_tokenizer(tokenizer))
-    config = dataclasses.replace(config, mllm=dataclasses.replace(config.mllm, mistral=mistral))
-    with BundleWriter(path, name=name, protocol=protocol) as writer:
-        for network in ("mllm", "encoder", "dit", "vae"):
-            size = getattr(config, network)
-            writer.write_network(network, size, random_leaves(network, size, seed))
-        writer.write_tokenizer(tokenizer)
-    return path
+    size = write_tokenizer(tokenizer)
+    return write_random(
+        path,
+        config,
+        name=name,
+        protocol=protocol,
+        tokenizer=tokenizer,
+        vocab_size=size,
+        seed=seed,
+    )
 
 
 def main(out: Path, /, *, size: Literal["toy", "full"] = "toy", seed: int = 0) -> None:
     """Write a model of random weights.
 
     Args:
-        out: Folder to write.
+        out: Folder to write to.
         size: Size of the networks; `full` takes 37 GB.
         seed: Seed of the weights.
     """
-    # Single bytes take more tokens than the words of a real tokenizer.
+    # Single bytes need more places than the words of a real tokenizer.
     protocol = dataclasses.replace(PAPER, caption_length=96)
     write_model(out, SIZES[size](), protocol, name=f"random {size}", seed=seed)
-    print(f"{out}: a {size} model of random weights: play it with animegamer play --model {out}")
+    print(f"{out}: a {size} model of random weights; animegamer play --model {out}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from animegamer_jax import cli
+from animegamer_jax import cli, devices
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.paths import absolute, telling
 
@@ -62,7 +62,34 @@ def test_help_is_printed(capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(["play", "--help"])
     assert stopped.value.code == 0
-    assert "--instructions" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "--instructions PATH" in printed
+    assert "None" not in printed  # an option's text says what happens without it
+
+
+def test_libtpu_prints_nothing_where_there_is_no_tpu(tiny_bundle, tmp_path):
+    (tmp_path / "game.txt").write_text("Mika waves.\n")
+    game = ["--instructions", str(tmp_path / "game.txt"), "--out", str(tmp_path / "game")]
+    env = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    for words in (["--help"], ["--model", str(tiny_bundle), "--steps", "1", *game]):
+        done = subprocess.run(
+            [sys.executable, "-m", "animegamer_jax.cli", "play", *words],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+def test_libtpu_is_left_alone_on_a_machine_with_a_tpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(devices, "_TPU_FILES", (str(tmp_path / "accel*"),))
+    (tmp_path / "accel0").touch()
+    names = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_HOSTNAMES")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    devices.quiet_libtpu()
+    assert not any(name in os.environ for name in names)
 
 
 def test_control_c_in_a_collector_callback_is_not_lost(capsys, monkeypatch):

@@ -73,7 +73,7 @@ def test_a_tokenizer_of_letters_knows_every_word_and_has_no_end(tmp_path):
     write_tokenizer(tmp_path)
     letters = Tokenizer.load(tmp_path)
     assert letters.unknown_words("dragons") == ()
-    with pytest.raises(UserError, match=r"it has no <end>: use a tokenizer of whole words"):
+    with pytest.raises(UserError, match=r"no <end> in it: use a tokenizer of whole words"):
         letters.padded_with_end("dragons", 8)
 
 

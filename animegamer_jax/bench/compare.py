@@ -1,4 +1,4 @@
-"""Whether two implementations answer the same, and by how much they do not."""
+"""Whether two implementations compute the same, and by how much they differ."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,22 +7,23 @@ import numpy as np
 
 from animegamer_jax.errors import UserError
 
-# The RMS of the difference over that of what is expected; of frames, in levels of 255. In float32
-# sums in another order leave 1e-5 at most; with fewer digits a mistake is told only if it is large.
+# Limits of the RMS of the difference over the RMS of the expected array; of frames, in levels of
+# 255. In float32, sums in another order differ by at most 1e-5; in formats with fewer digits only
+# a large mistake can be detected.
 TOLERANCES: Mapping[str, float] = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.05}
 FRAME_TOLERANCES: Mapping[str, float] = {"float32": 0.1, "bfloat16": 12.0, "float16": 4.0}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Of one array.
+    """The difference of one array.
 
     Attributes:
-        what: its name.
-        largest: absolute.
-        rms: over the RMS of what was expected; of frames, in levels of 255; of states, the share
-            that is another.
-        tolerance: of `rms`.
+        what: Name of the array.
+        largest: Largest absolute difference.
+        rms: RMS over the RMS of the expected array; of frames, in levels of 255; of states, the
+            share that differs.
+        tolerance: Largest allowed `rms`.
     """
 
     what: str
@@ -35,36 +36,38 @@ class Difference:
         return bool(np.isfinite(self.largest)) and self.rms <= self.tolerance
 
 
-def differences(
+def compute_differences(
     found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], *, dtype: str
 ) -> list[Difference]:
-    """Of all arrays that both have, by kind: states are equal or not, frames are levels."""
-    told = []
+    """Compares all expected arrays: states for equality, frames by levels, others by RMS."""
+    differences = []
     for what in expected:
-        a, b = (np.asarray(side[what], np.float64) for side in (found, expected))
+        a, b = (np.asarray(arrays[what], np.float64) for arrays in (found, expected))
         if a.shape != b.shape:
-            raise ValueError(f"{what}: shape {a.shape} beside {b.shape}")
-        apart = np.abs(a - b)
-        rms = float(np.sqrt(np.square(apart).mean()))
+            raise ValueError(f"{what}: shape {a.shape}, expected {b.shape}")
+        error = np.abs(a - b)
+        rms = float(np.sqrt(np.square(error).mean()))
         if what == "states":
             rms, tolerance = float((a != b).mean()), 0.0
         elif expected[what].dtype == np.uint8:
             tolerance = FRAME_TOLERANCES[dtype]
         else:
             rms, tolerance = rms / float(np.sqrt(np.square(b).mean())), TOLERANCES[dtype]
-        told.append(Difference(what=what, largest=float(apart.max()), rms=rms, tolerance=tolerance))
-    return told
+        largest = float(error.max())
+        differences.append(Difference(what=what, largest=largest, rms=rms, tolerance=tolerance))
+    return differences
 
 
-def check_agreement(program: str, side: str, told: list[Difference]) -> None:
-    """Refuses to time what does not do the same.
+def check_agreement(program: str, backend: str, differences: list[Difference]) -> None:
+    """Checks that two implementations agree, before any is timed.
 
     Raises:
         UserError: an array differs by more than its tolerance.
     """
-    for one in told:
+    for one in differences:
         if not one.agrees:
             raise UserError(
-                f"{program}: {side} answers otherwise: {one.what} differs by {one.rms:.2g} (RMS), "
-                f"{one.largest:.2g} at most: expected {one.tolerance:.2g} or less: nothing is timed"
+                f"{program}: the outputs of {backend} differ: {one.what} by {one.rms:.2g} (RMS), "
+                f"at most {one.largest:.2g}: expected {one.tolerance:.2g} or less: nothing was "
+                "timed"
             )

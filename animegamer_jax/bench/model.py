@@ -1,6 +1,7 @@
-"""What is timed: a bundle's networks, one game in the middle of its course, and the middle size."""
+"""The networks and inputs to time: a bundle, or random weights of a middle size."""
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -30,23 +31,24 @@ from animegamer_jax.diffusion import SamplerState, SamplerTable
 from animegamer_jax.game import rollout
 from animegamer_jax.game.instructions import parse_instructions
 from animegamer_jax.game.player import Player
-from animegamer_jax.protocol import PAPER
+from animegamer_jax.protocol import PAPER, Protocol
+from animegamer_jax.tokenizer import write_word_tokenizer
 
 _PLAYING: tuple[NetworkName, ...] = ("mllm", "encoder", "dit", "vae")
 _NUM_QUERIES = 80
 
 
 def make_middle() -> ModelConfig:
-    """Between the embedded and the released size, in the released form (v, guidance).
+    """Returns a size between the embedded and the released one, in the released form.
 
-    17 frames of 128 x 192 (5 latent frames of 32 x 48); the transformer has 1,920 patch tokens
-    and 80 of context.
+    17 frames of 128 x 192 (5 latent frames of 32 x 48); the transformer predicts v with guidance
+    and has 1,920 patch tokens and 80 context tokens.
     """
     width = 480
     return ModelConfig(
         mllm=MLLMConfig(
             mistral=MistralConfig(
-                vocab_size=0,  # the tokenizer's
+                vocab_size=0,  # set from the tokenizer
                 hidden_size=512,
                 intermediate_size=1408,
                 num_hidden_layers=8,
@@ -81,41 +83,58 @@ def make_middle() -> ModelConfig:
     )
 
 
-def _random_leaves(
-    name: NetworkName, config: NetworkConfig
+def random_leaves(
+    name: NetworkName, config: NetworkConfig, seed: int = 0
 ) -> Iterator[tuple[str, Float[np.ndarray, "..."]]]:
-    """The same values every time, for every parameter; scales are near one, biases near zero."""
-    random = np.random.default_rng(0)
+    """Yields random values for every parameter of a network, without compiling anything.
+
+    Scales are near one and everything else is small and not zero, so that no zero or one hides a
+    mistake.
+    """
+    random = np.random.default_rng(seed)
     for path, leaf in abstract_params(name, config).items():
         fan_in = np.prod(leaf.shape[:-1] if name == "vae" else leaf.shape[-2:-1])
         value = random.normal(size=leaf.shape) * (fan_in**-0.5 if leaf.ndim > 1 else 0.1)
         yield path, (value + path.endswith("scale")).astype(np.float32)
 
 
-def write_random(folder: Path, config: ModelConfig, *, name: str) -> Bundle:
-    """A bundle of these networks with random weights and the toy world's words.
-
-    The vocabulary is the tokenizer's, and the game the paper's.
-    """
-    from animegamer_jax.tokenizer import write_word_tokenizer
-    from animegamer_jax.toy.vocabulary import words
-
+def write_random(
+    path: Path,
+    config: ModelConfig,
+    *,
+    name: str,
+    protocol: Protocol = PAPER,
+    tokenizer: Path,
+    vocab_size: int,
+    seed: int = 0,
+) -> Path:
+    """Writes a bundle of random weights with a tokenizer and its vocabulary size."""
     assert config.mllm is not None
-    tokenizer = folder / "tokenizer"
-    count = config.mllm.num_queries
-    size = write_word_tokenizer(tokenizer, words(), num_frame_tokens=count)
-    mistral = dataclasses.replace(config.mllm.mistral, vocab_size=size)
+    mistral = dataclasses.replace(config.mllm.mistral, vocab_size=vocab_size)
     config = dataclasses.replace(config, mllm=dataclasses.replace(config.mllm, mistral=mistral))
-    with BundleWriter(folder / "model", name=name, protocol=PAPER) as writer:
+    with BundleWriter(path, name=name, protocol=protocol) as writer:
         for network in _PLAYING:
             size = getattr(config, network)
-            writer.write_network(network, size, _random_leaves(network, size))
+            writer.write_network(network, size, random_leaves(network, size, seed))
         writer.write_tokenizer(tokenizer)
-    return Bundle.open(folder / "model")
+    return path
+
+
+def write_middle(folder: Path, config: ModelConfig | None = None) -> Bundle:
+    """Writes the middle size with random weights and the embedded model's words."""
+    config = config or make_middle()
+    assert config.mllm is not None
+    embedded = json.loads((ASSETS / "toy" / "tokenizer" / "tokenizer.json").read_text())
+    words = [word for word in embedded["model"]["vocab"] if word.isalpha()]
+    tokenizer, count = folder / "tokenizer", config.mllm.num_queries
+    size = write_word_tokenizer(tokenizer, words, num_frame_tokens=count)
+    return Bundle.open(
+        write_random(folder / "model", config, name="middle", tokenizer=tokenizer, vocab_size=size)
+    )
 
 
 class Inputs(NamedTuple):
-    """One turn of one game whose window is full, and what its parts get from those before them."""
+    """One turn of one game with a full window: the inputs of all its parts."""
 
     window: rollout.Window
     instruction: rollout.Instruction
@@ -127,11 +146,6 @@ class Inputs(NamedTuple):
     row: SamplerTable
     latents: Float[Array, "g f h w c"]
 
-    @property
-    def of_step(self) -> tuple[rollout.GameState, SamplerState, SamplerTable, Key[Array, " g"]]:
-        """What a denoising step gets beside its network."""
-        return self.state, self.sampler, self.row, self.keys
-
 
 class _PastTurn(NamedTuple):
     instruction: str
@@ -140,13 +154,13 @@ class _PastTurn(NamedTuple):
 
 
 class Model:
-    """The networks of a bundle, ready to play, and the inputs of all that is timed.
+    """The networks of a bundle, ready to play, and the inputs of all programs.
 
     Args:
-        bundle: that has them.
-        dtype: of weights and computation; the bundle's own if None.
-        window: turns of context; the protocol's if None.
-        steps: of denoising.
+        bundle: The bundle that has them.
+        dtype: Number format of weights and computation; the bundle's own if None.
+        window: Turns of context; the protocol's if None.
+        steps: Denoising steps; the protocol's if None.
     """
 
     def __init__(
@@ -161,12 +175,12 @@ class Model:
 
     @property
     def num_rows(self) -> int:
-        """Rows of a denoising step: two with guidance."""
+        """Number of rows of a denoising step: two with guidance."""
         return 1 if self.networks.unconditional is None else 2
 
     @property
     def num_tokens(self) -> int:
-        """That the transformer attends to."""
+        """Number of tokens that the transformer attends to."""
         dit = self.networks.dit.config
         return dit.num_context_tokens + dit.num_patches
 
@@ -198,7 +212,7 @@ class Model:
             jnp.full((1,), -1, jnp.int32),
         )
         return Inputs(
-            window=player.window_of([turns]),
+            window=player.restore([turns]),
             instruction=player.read(texts[-1:]),
             games=games,
             turn=turn,
@@ -214,8 +228,8 @@ class Model:
         )
 
 
-def opened(model: str, folder: Path) -> Bundle:
-    """A bundle by its folder or by the name `toy`; `middle` is written to `folder` first."""
+def open_model(model: str, folder: Path) -> Bundle:
+    """Opens a bundle by its folder or the name `toy`; writes `middle` to `folder` first."""
     if model == "middle":
-        return write_random(folder, make_middle(), name="middle")
+        return write_middle(folder)
     return Bundle.open(model_folder(model))

@@ -1,4 +1,4 @@
-"""This code's programs, compiled to be timed: parts of a turn; `training.py` has the others."""
+"""The programs to time: the parts of a turn; `training.py` has the training steps."""
 
 import contextlib
 import dataclasses
@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
+from animegamer_jax.bench.command import PLAY as PLAY
 from animegamer_jax.bench.model import Model
 from animegamer_jax.game import rollout
 from animegamer_jax.models.dit import DiT
@@ -18,35 +19,34 @@ from animegamer_jax.train.stages.flops import count_matmul_flops
 
 Outputs = Mapping[str, np.ndarray]
 
-PLAY = ("mllm", "step", "sampler", "vae", "turn")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
     """A function and its arguments.
 
     Attributes:
-        name: as on the command line.
-        about: what a call does, for people.
-        function: to be jitted, or already so.
-        arguments: arrays; the networks' weights among them.
-        outputs: what a result says, to be compared with another implementation's.
-        hands_on: the first result is the next call's first argument (a training step's state).
-        within: where it is traced and called: a mesh, or nothing.
+        name: Name on the command line.
+        description: What a call does.
+        function: The function, jitted or not.
+        arguments: Its arguments, the networks included.
+        outputs: Converts a result to named arrays, to compare with another backend's.
+        carries_state: Whether the first result is the next call's first argument, as a training
+            step's state is.
+        context: Makes the context in which the function is traced and called, such as a mesh.
     """
 
     name: str
-    about: str
+    description: str
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     outputs: Callable[[Any], Outputs] | None = None
-    hands_on: bool = False
-    within: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    carries_state: bool = False
+    context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Of a program by its compiler, in bytes: weights and inputs, results, what lives between."""
+    """Memory of a program in bytes, by its compiler."""
 
     arguments: int
     outputs: int
@@ -54,65 +54,65 @@ class Memory:
 
 
 class Compiled:
-    """A compiled program. A call does the work once, and returns when it is done.
+    """A compiled program. A call does the work once and returns when it is done.
 
     Attributes:
-        program: what it is.
-        compile_seconds: of tracing, lowering and compiling.
-        flops: of its convolutions and products of matrices, by arithmetic: two a multiplication,
-            a loop's body as often as it runs. A TPU's kernels are not among them.
-        memory: by its compiler; None where it does not say.
+        program: The program.
+        compile_seconds: Seconds to trace, lower and compile it.
+        flops: FLOPs of its convolutions and matrix products, two for each multiplication, loop
+            bodies counted as often as they run. TPU kernels are not counted.
+        memory: Memory by its compiler; None if it does not report any.
     """
 
     def __init__(self, program: Program):
         self.program = program
         function: Any = program.function
         jitted = function if hasattr(function, "lower") else jax.jit(function)
-        with program.within():
-            began = time.perf_counter()
+        with program.context():
+            start = time.perf_counter()
             self._call = jitted.lower(*program.arguments).compile()
-            self.compile_seconds = time.perf_counter() - began
+            self.compile_seconds = time.perf_counter() - start
             self.flops = count_matmul_flops(program.function, *program.arguments)
         self.memory = _memory(self._call)
         self._arguments = program.arguments
 
     def __call__(self) -> Any:
-        with self.program.within():
+        with self.program.context():
             result = jax.block_until_ready(self._call(*self._arguments))
-        if self.program.hands_on:
+        if self.program.carries_state:
             self._arguments = (result[0], *self._arguments[1:])
         return result
 
     def outputs(self) -> Outputs:
-        """Of one call, on the host."""
+        """Runs one call and returns its outputs on the host."""
         result = self()
         return {} if self.program.outputs is None else self.program.outputs(result)
 
 
 def _memory(compiled: Any) -> Memory | None:
-    said = compiled.memory_analysis()
-    if said is None:
+    found = compiled.memory_analysis()
+    if found is None:
         return None
     return Memory(
-        arguments=said.argument_size_in_bytes,
-        outputs=said.output_size_in_bytes,
-        temporaries=said.temp_size_in_bytes,
+        arguments=found.argument_size_in_bytes,
+        outputs=found.output_size_in_bytes,
+        temporaries=found.temp_size_in_bytes,
     )
 
 
-def _of_state(state: rollout.GameState) -> dict[str, np.ndarray]:
+def _state_outputs(state: rollout.GameState) -> dict[str, np.ndarray]:
     return {
         "representation": np.asarray(state.representation),
         "states": np.asarray(state.states),
     }
 
 
-def _of_turn(result: tuple[rollout.Window, rollout.TurnResult]) -> Outputs:
-    return _of_state(result[1].state) | {"frames": np.asarray(result[1].frames)}
+def _turn_outputs(result: tuple[rollout.Window, rollout.TurnResult]) -> Outputs:
+    return _state_outputs(result[1].state) | {"frames": np.asarray(result[1].frames)}
 
 
 def play_programs(model: Model) -> dict[str, Program]:
-    """The parts of a turn and all of it, of one game."""
+    """Returns the programs of a turn and its parts, for one game."""
     networks, inputs, layout, table = model.networks, model.inputs, model.layout, model.table
     player = model.player
     steps = f"{player.steps} steps" if player.steps > 1 else "1 step"
@@ -133,16 +133,19 @@ def play_programs(model: Model) -> dict[str, Program]:
         for program in (
             Program(
                 name="mllm",
-                about=f"game state, {layout.length} slots, window {player.window}",
+                description=f"game state, {layout.length} slots, window {player.window}",
                 function=functools.partial(rollout.predict_state, layout=layout),
                 arguments=(networks.mllm, inputs.window, inputs.instruction),
-                outputs=_of_state,
+                outputs=_state_outputs,
             ),
             Program(
                 name="step",
-                about=f"denoising step, {rows} of {model.num_tokens} tokens",
+                description=f"denoising step, {rows} of {model.num_tokens} tokens",
                 function=rollout.denoise_clip,
-                arguments=(networks.dit, networks.unconditional, *inputs.of_step),
+                arguments=(
+                    *(networks.dit, networks.unconditional, inputs.state),
+                    *(inputs.sampler, inputs.row, inputs.keys),
+                ),
                 outputs=lambda result: {
                     "latents": np.asarray(result.x),
                     "clean latents": np.asarray(result.denoised),
@@ -150,21 +153,21 @@ def play_programs(model: Model) -> dict[str, Program]:
             ),
             Program(
                 name="sampler",
-                about=f"{steps}, {rows} of {model.num_tokens} tokens",
+                description=f"{steps}, {rows} of {model.num_tokens} tokens",
                 function=sample,
                 arguments=(networks.dit, networks.unconditional, inputs.state, inputs.keys),
                 outputs=latents,
             ),
             Program(
                 name="vae",
-                about=clip,
+                description=clip,
                 function=rollout.decode_clip,
                 arguments=(networks.vae, inputs.latents),
                 outputs=lambda result: {"frames": np.asarray(result[0])},
             ),
             Program(
                 name="turn",
-                about=f"from instruction to frames, {steps}",
+                description=f"from instruction to frames, {steps}",
                 function=functools.partial(rollout.play_turn, layout=layout, table=table),
                 arguments=(
                     networks,
@@ -173,7 +176,7 @@ def play_programs(model: Model) -> dict[str, Program]:
                     inputs.games,
                     inputs.turn,
                 ),
-                outputs=_of_turn,
+                outputs=_turn_outputs,
             ),
         )
     }

@@ -1,4 +1,4 @@
-"""What was measured: rows, the tables for people, one object for programs."""
+"""The results of a benchmark: tables for people, one JSON object for programs."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,52 +12,56 @@ from animegamer_jax.bench.compare import Difference
 from animegamer_jax.bench.programs import Memory
 from animegamer_jax.bench.timing import Spread, ratio, spread
 
-OURS = "this code"
+JAX = "jax"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Side:
-    """One implementation of a program.
+class Timing:
+    """One program on one backend.
 
     Attributes:
-        name: "this code", "eager" or "compiled".
-        seconds: of all calls, by round.
-        before_seconds: of compiling; of PyTorch, of the first call, which is when it compiles.
-        call_memory: bytes by which the process grows within a call; None: the system does not say.
-        differences: of its outputs from ours; none for this code.
+        backend: "jax", "torch eager" or "torch compiled".
+        seconds: Seconds of all timed calls, in order.
+        compile_seconds: Seconds to compile; of PyTorch, of the first call, when it compiles.
+        call_memory: Bytes by which the process grows during a call; None: unknown.
+        differences: Differences of the outputs from JAX's; none for JAX.
     """
 
-    name: str
+    backend: str
     seconds: Sequence[float]
-    before_seconds: float
+    compile_seconds: float
     call_memory: int | None
     differences: tuple[Difference, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """One program, this code's side first."""
+    """One program on all backends, JAX first."""
 
     name: str
-    about: str
+    description: str
     flops: float
     memory: Memory | None
-    sides: tuple[Side, ...]
+    timings: tuple[Timing, ...]
+
+    @property
+    def jax(self) -> Timing:
+        return self.timings[0]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class About:
-    """What was measured where.
+class Setup:
+    """What was measured, and where.
 
     Attributes:
-        model: of the networks.
-        device: what JAX calls it; of a CPU, what the system calls it.
-        threads: cores that both sides use.
-        dtype: of the parts of a turn; the stages' rows tell their own.
-        repeats: calls of each side.
-        peak: FLOP/s that shares are of; None: not known.
-        peak_source: where that is from.
-        versions: of the libraries.
+        model: Name of the model.
+        device: JAX's name of the device; of a CPU, the operating system's.
+        threads: CPU cores that all backends use.
+        dtype: Number format of the parts of a turn; training steps have their own in their rows.
+        repeats: Timed calls on each backend.
+        peak: Peak FLOP/s; None: unknown.
+        peak_source: Origin of the peak.
+        versions: Versions of the libraries.
     """
 
     model: str
@@ -70,60 +74,59 @@ class About:
     versions: dict[str, str]
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Describes the setup to people."""
         cores = f"{self.threads} thread{'s' * (self.threads != 1)}"
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        peak = "not known" if self.peak is None else f"{self.peak / 1e9:,.0f} GFLOP/s"
+        peak = "unknown" if self.peak is None else f"{self.peak / 1e9:,.0f} GFLOP/s"
         return [
             f"{self.model}, {self.dtype}; {self.device}, {cores}; {versions}",
             f"peak: {peak}: {self.peak_source}",
-            f"medians of {self.repeats} calls after one before; in brackets, percentiles 10 and 90",
+            f"medians of {self.repeats} calls after one more; in brackets, percentiles 10 and 90",
         ]
 
 
-def as_object(about: About, rows: Sequence[Row]) -> dict[str, Any]:
-    """All that `--json` writes."""
+def as_object(setup: Setup, rows: Sequence[Row]) -> dict[str, Any]:
+    """Returns the object that `--json` writes."""
     return {
-        "about": dataclasses.asdict(about),
-        "programs": [_record(row, about) for row in rows],
+        "setup": dataclasses.asdict(setup),
+        "programs": [_record(row, setup) for row in rows],
     }
 
 
-def _record(row: Row, about: About) -> dict[str, Any]:
-    sides = {}
-    for side in row.sides:
-        record = dataclasses.asdict(side)
-        record.pop("name")
-        found = spread(side.seconds)
+def _record(row: Row, setup: Setup) -> dict[str, Any]:
+    timings = {}
+    for timing in row.timings:
+        record = dataclasses.asdict(timing)
+        record.pop("backend")
+        found = spread(timing.seconds)
         record["median"], record["p10"], record["p90"] = found
         record["flops_per_second"] = row.flops / found.median
-        record["share_of_peak"] = _share(row, found, about)
-        if side is not row.sides[0]:
-            record["times_as_long"] = ratio(side.seconds, row.sides[0].seconds)._asdict()
-        sides[side.name] = record
-    memory = None if row.memory is None else dataclasses.asdict(row.memory)
+        record["share_of_peak"] = _share(row, found, setup)
+        if timing is not row.jax:
+            record["times_as_long"] = ratio(timing.seconds, row.jax.seconds)._asdict()
+        timings[timing.backend] = record
     return {
         "name": row.name,
-        "about": row.about,
+        "description": row.description,
         "flops": row.flops,
-        "memory": memory,
-        "sides": sides,
+        "memory": None if row.memory is None else dataclasses.asdict(row.memory),
+        "backends": timings,
     }
 
 
-def _share(row: Row, seconds: Spread, about: About) -> float | None:
-    return None if about.peak is None else row.flops / seconds.median / about.peak
+def _share(row: Row, seconds: Spread, setup: Setup) -> float | None:
+    return None if setup.peak is None else row.flops / seconds.median / setup.peak
 
 
-def show(about: About, rows: Sequence[Row], console: Console) -> None:
-    """The tables, as Markdown."""
-    for line in about.lines():
+def show(setup: Setup, rows: Sequence[Row], console: Console) -> None:
+    """Prints the tables, as Markdown."""
+    for line in setup.lines():
         console.print(line)
     console.print()
-    console.print(_own_table(about, rows))
-    if any(len(row.sides) > 1 for row in rows):
+    console.print(_program_table(setup, rows))
+    if any(len(row.timings) > 1 for row in rows):
         console.print()
-        console.print(_table_beside(rows))
+        console.print(_backend_table(rows))
 
 
 def _table(*columns: str) -> Table:
@@ -133,56 +136,46 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _own_table(about: About, rows: Sequence[Row]) -> Table:
+def _program_table(setup: Setup, rows: Sequence[Row]) -> Table:
     table = _table(
         *("program", "what", "compile, s", "a call, ms", "GFLOP", "GFLOP/s", "of peak"),
         *("arguments, MB", "temporaries, MB", "a call, MB"),
     )
     for row in rows:
-        side = row.sides[0]
-        found = spread(side.seconds)
-        share = _share(row, found, about)
-        memory = row.memory
+        found, memory = spread(row.jax.seconds), row.memory
         table.add_row(
             row.name,
-            row.about,
-            f"{side.before_seconds:.1f}",
+            row.description,
+            f"{row.jax.compile_seconds:.1f}",
             _milliseconds(found),
             f"{row.flops / 1e9:,.2f}",
             f"{row.flops / found.median / 1e9:,.1f}",
-            _or_dash(share, "{:.0%}"),
+            _or_dash(_share(row, found, setup), "{:.0%}"),
             _megabytes(memory and memory.arguments),
             _megabytes(memory and memory.temporaries),
-            _megabytes(side.call_memory),
+            _megabytes(row.jax.call_memory),
         )
     return table
 
 
-def _table_beside(rows: Sequence[Row]) -> Table:
+def _backend_table(rows: Sequence[Row]) -> Table:
     table = _table(
-        *(
-            "program",
-            "side",
-            "before the first call, s",
-            "a call, ms",
-            "times as long as this code",
-        ),
-        *("a call, MB", "largest difference", "RMS of the difference"),
+        *("program", "backend", "compile or first call, s", "a call, ms"),
+        *("times as long as jax", "a call, MB", "largest difference", "RMS of the difference"),
     )
     for row in rows:
-        ours = row.sides[0]
-        for side in row.sides:
-            found = ratio(side.seconds, ours.seconds)
+        for timing in row.timings:
+            found = ratio(timing.seconds, row.jax.seconds)
             times = f"{found.median:.2f} ({found.low:.2f} to {found.high:.2f})"
             table.add_row(
                 row.name,
-                side.name if side is ours else f"PyTorch, {side.name}",
-                f"{side.before_seconds:.1f}",
-                _milliseconds(spread(side.seconds)),
-                "" if side is ours else times,
-                _megabytes(side.call_memory),
-                ", ".join(f"{one.what} {one.largest:.1e}" for one in side.differences),
-                ", ".join(f"{one.rms:.1e}" for one in side.differences),
+                timing.backend,
+                f"{timing.compile_seconds:.1f}",
+                _milliseconds(spread(timing.seconds)),
+                "" if timing is row.jax else times,
+                _megabytes(timing.call_memory),
+                ", ".join(f"{one.what} {one.largest:.1e}" for one in timing.differences),
+                ", ".join(f"{one.rms:.1e}" for one in timing.differences),
             )
     return table
 

@@ -1,6 +1,5 @@
-"""The measurement itself: what is compiled, checked and timed in which order."""
+"""The measurement: what is compiled, checked and timed, in which order."""
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
@@ -9,168 +8,167 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from animegamer_jax.bench.compare import Difference, check_agreement, differences
+from animegamer_jax.bench.compare import Difference, check_agreement, compute_differences
 from animegamer_jax.bench.model import Model
 from animegamer_jax.bench.programs import PLAY, Compiled, Outputs, Program, play_programs
-from animegamer_jax.bench.report import OURS, About, Row, Side
+from animegamer_jax.bench.report import JAX, Row, Setup, Timing
 from animegamer_jax.bench.timing import alternate, call_memory, measure_peak
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.configs import Dtype
 from animegamer_jax.devices import find_chip, processor
 from animegamer_jax.errors import UserError
+from animegamer_jax.progress import print_status
 
 if TYPE_CHECKING:
-    from animegamer_jax.bench.torch_side import TorchModel
+    from animegamer_jax.bench.torch_backend import TorchModel
 
 
 class _Other(NamedTuple):
-    """A part of a turn in PyTorch that was called once and answers as ours does."""
+    """A part of a turn on another backend, called once and checked."""
 
     call: Callable[[], Any]
     first_seconds: float
     differences: tuple[Difference, ...]
 
 
-def torch_sides(
-    model: Model, folder: Path, *, dtype: str, names: Sequence[str]
+def torch_backends(
+    model: Model, folder: Path, *, dtype: str, modes: Sequence[str]
 ) -> dict[str, "TorchModel"]:
-    """The networks in PyTorch, once for each of "eager" and "compiled".
+    """Builds the networks in PyTorch, once for each mode; the keys are names of backends.
 
     Args:
-        model: ours.
-        folder: for exported weights: the caller's to remove.
-        dtype: of weights and computation.
-        names: the sides.
+        model: The model in JAX.
+        folder: Folder for exported weights; the caller removes it.
+        dtype: Number format of weights and computation.
+        modes: "eager", "compiled", or both.
     """
-    from animegamer_jax.bench.torch_side import TorchModel
+    if not modes:
+        return {}
+    from animegamer_jax.bench.torch_backend import TorchModel
 
-    sides = {}
-    for name in dict.fromkeys(names):
-        place = folder / name
-        place.mkdir()
-        sides[name] = TorchModel(model, place, dtype=dtype)
-        if name == "compiled":
-            sides[name].compile()
-    return sides
+    backends = {}
+    for mode in dict.fromkeys(modes):
+        weights = folder / mode
+        weights.mkdir()
+        backends[f"torch {mode}"] = TorchModel(model, weights, dtype=dtype)
+        if mode == "compiled":
+            backends[f"torch {mode}"].compile()
+    return backends
 
 
 def time_play(
     model: Model,
     names: Sequence[str],
     *,
-    sides: Mapping[str, "TorchModel"],
+    others: Mapping[str, "TorchModel"],
     dtype: str,
     repeats: int,
 ) -> list[Row]:
-    """The parts of a turn. All sides are checked before any is timed.
+    """Times the parts of a turn, after all backends have been checked.
 
     Raises:
-        UserError: PyTorch answers otherwise.
+        UserError: the outputs of PyTorch differ.
     """
     programs = play_programs(model)
     checked = []
     for name in names:
-        ours = _compile(programs[name])
-        found = ours.outputs()
-        others = {
-            side: _check(name, side, torch_model.calls()[name], found, dtype=dtype)
-            for side, torch_model in sides.items()
+        compiled = _compile(programs[name])
+        outputs = compiled.outputs()
+        checks = {
+            backend: _check(name, backend, other.calls()[name], outputs, dtype=dtype)
+            for backend, other in others.items()
         }
-        checked.append((ours, others))
-    return [_time(ours, others, repeats=repeats) for ours, others in checked]
+        checked.append((compiled, checks))
+    return [_time(compiled, checks, repeats=repeats) for compiled, checks in checked]
 
 
 def time_stage(
     name: str, bundle: Bundle, *, dtype: Dtype | None, batch_size: int | None, repeats: int
 ) -> Row:
-    """A stage's training step.
+    """Times a stage's training step.
 
     Raises:
-        UserError: the bundle has not the networks, or there is no recipe for them.
+        UserError: the bundle lacks a network of the stage, or there is no recipe for them.
     """
     from animegamer_jax.bench.training import trainable, training_program
 
     if name not in trainable(bundle):
         known = ", ".join((*PLAY, *trainable(bundle)))
         raise UserError(
-            f"--programs {name}: {bundle.name} has not its networks, or there is no recipe for "
-            f"them: expected one of {known}"
+            f"--programs {name}: {bundle.name} lacks a network of this stage, or there is no "
+            f"recipe for them: expected one of {known}"
         )
     program = training_program(name, bundle, dtype=dtype, batch_size=batch_size)
     return _time(_compile(program), {}, repeats=repeats)
 
 
 def _compile(program: Program) -> Compiled:
-    _tell(f"{program.name}: compiling")
+    print_status(f"{program.name}: compiling")
     return Compiled(program)
 
 
 def _check(
     program: str,
-    side: str,
+    backend: str,
     call: Callable[[], Mapping[str, Any]],
-    ours: Outputs,
+    expected: Outputs,
     *,
     dtype: str,
 ) -> _Other:
-    _tell(f"{program}: PyTorch, {side}: the first call")
-    began = time.perf_counter()
+    print_status(f"{program}: first call of {backend}")
+    start = time.perf_counter()
     outputs = call()
-    first = time.perf_counter() - began
-    told = differences({name: x.numpy() for name, x in outputs.items()}, ours, dtype=dtype)
-    check_agreement(program, f"PyTorch, {side},", told)
-    return _Other(call, first, tuple(told))
+    first = time.perf_counter() - start
+    found = {name: x.numpy() for name, x in outputs.items()}
+    differences = compute_differences(found, expected, dtype=dtype)
+    check_agreement(program, backend, differences)
+    return _Other(call, first, tuple(differences))
 
 
-def _time(ours: Compiled, others: Mapping[str, _Other], *, repeats: int) -> Row:
-    program = ours.program
-    _tell(f"{program.name}: {repeats} calls of {', '.join((OURS, *others))}")
-    calls: dict[str, Callable[[], Any]] = {OURS: ours}
-    calls |= {name: other.call for name, other in others.items()}
+def _time(compiled: Compiled, others: Mapping[str, _Other], *, repeats: int) -> Row:
+    program = compiled.program
+    print_status(f"{program.name}: {repeats} calls of {', '.join((JAX, *others))}")
+    calls: dict[str, Callable[[], Any]] = {JAX: compiled}
+    calls |= {backend: other.call for backend, other in others.items()}
     for call in calls.values():
         call()
-    taken = alternate(calls, repeats=repeats)
-    own = Side(
-        name=OURS,
-        seconds=taken[OURS],
-        before_seconds=ours.compile_seconds,
-        call_memory=call_memory(ours),
-    )
-    beside = (
-        Side(
-            name=name,
-            seconds=taken[name],
-            before_seconds=other.first_seconds,
-            call_memory=call_memory(other.call),
-            differences=other.differences,
+    seconds = alternate(calls, repeats=repeats)
+    first = {JAX: compiled.compile_seconds} | {b: o.first_seconds for b, o in others.items()}
+    timings = (
+        Timing(
+            backend=backend,
+            seconds=seconds[backend],
+            compile_seconds=first[backend],
+            call_memory=call_memory(call),
+            differences=others[backend].differences if backend in others else (),
         )
-        for name, other in others.items()
+        for backend, call in calls.items()
     )
     return Row(
         name=program.name,
-        about=program.about,
-        flops=ours.flops,
-        memory=ours.memory,
-        sides=(own, *beside),
+        description=program.description,
+        flops=compiled.flops,
+        memory=compiled.memory,
+        timings=tuple(timings),
     )
 
 
-def describe(
+def describe_setup(
     model: str, *, threads: int, dtype: str, repeats: int, libraries: Sequence[str]
-) -> About:
-    """What is measured where; on a CPU its peak is measured now."""
+) -> Setup:
+    """Returns what is measured where; measures the peak of a CPU."""
     device = jax.devices()[0]
     kind = device.device_kind
-    peak, source = None, f"{kind} is in no table of ours"
+    peak, source = None, f"{kind} is not in the table of chips"
     if device.platform == "cpu":
         rates = measure_peak()
         best = max(rates, key=rates.__getitem__)
         peak, kind = rates[best], processor()
-        told = ", ".join(f"{library} {rate / 1e9:,.0f}" for library, rate in rates.items())
-        source = f"the faster of float32 products of 2,048 x 2,048 just now, GFLOP/s: {told}"
+        measured = ", ".join(f"{library} {rate / 1e9:,.0f}" for library, rate in rates.items())
+        source = f"the faster float32 product of 2,048 x 2,048 in this run, GFLOP/s: {measured}"
     elif (chip := find_chip(kind)) is not None:
-        peak, source = chip.peak_tflops * 1e12, "bfloat16, by the maker"
-    return About(
+        peak, source = chip.peak_tflops * 1e12, "bfloat16, by the manufacturer"
+    return Setup(
         model=model,
         device=kind,
         threads=threads,
@@ -180,7 +178,3 @@ def describe(
         peak_source=source,
         versions={library: metadata.version(library) for library in libraries},
     )
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

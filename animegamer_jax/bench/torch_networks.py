@@ -1,8 +1,7 @@
-"""The networks that play in PyTorch: diffusers' CogVideoX blocks and VAE, transformers' Mistral.
+"""The networks in PyTorch: diffusers' CogVideoX blocks and VAE, transformers' Mistral.
 
-Weights come as `animegamer export` writes them. A few lines are our own: what these libraries'
-models do not have is the motion input, a given position table, an output of clean latents, and the
-two resamplers.
+Weights are those that `animegamer export` writes. The motion input, the given position table, the
+output of clean latents and the two resamplers are not in these libraries and are written here.
 """
 
 import re
@@ -30,21 +29,21 @@ from animegamer_jax.errors import UserError
 
 State = dict[str, Tensor]
 
-diffusers.utils.logging.set_verbosity_error()  # it warns of a cast that has nothing to keep
+diffusers.utils.logging.set_verbosity_error()  # it warns about a cast without effect
 
 
 # --- weights --------------------------------------------------------------------------------
 
 
 def exported(bundle: Bundle, folder: Path) -> dict[NetworkName, State]:
-    """The weights of the networks that play, through files that `animegamer export` writes.
+    """Reads the weights of a turn's networks from files that `animegamer export` writes.
 
     A decoder that the released code could not run is not exported: its weights are renamed by the
     same table.
 
     Args:
-        bundle: that has them.
-        folder: where the files go: new, and the caller's to remove.
+        bundle: The bundle that has them.
+        folder: New folder for the files; the caller removes it.
     """
     names: tuple[NetworkName, ...] = ("mllm", "encoder", "dit", "vae")
     out = folder / "exported"
@@ -87,21 +86,21 @@ def _renamed(bundle: Bundle, name: NetworkName) -> State:
 
 
 def _merged(weights: State, name: str, *, scale: float) -> Tensor:
-    """A matrix of the decoder or the language model, its low-rank update added."""
+    """Returns a matrix of the decoder or the language model, with its low-rank update added."""
     if f"{name}.weight" in weights:
         return weights[f"{name}.weight"]
     if f"{name}.original.weight" in weights:  # SwissArmyTransformer's: one update a part
         base, parts = weights[f"{name}.original.weight"], []
         while f"{name}.matrix_A.{len(parts)}" in weights:
-            a, b = (weights[f"{name}.matrix_{letter}.{len(parts)}"] for letter in "AB")
+            a, b = (weights[f"{name}.matrix_{side}.{len(parts)}"] for side in "AB")
             parts.append(b @ a)
         return base + scale * torch.cat(parts)
-    a, b = (weights[f"{name}.lora_{letter}.default.weight"] for letter in "AB")
+    a, b = (weights[f"{name}.lora_{side}.default.weight"] for side in "AB")
     return weights[f"{name}.base_layer.weight"] + scale * (b @ a)
 
 
 def _fill(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """All of a module's parameters, and nothing else."""
+    """Loads all of a module's parameters, and nothing else."""
     module.load_state_dict(dict(state), strict=True)
     module.eval().requires_grad_(False)
 
@@ -114,7 +113,7 @@ def _layer(weights: State, source: str, target: str) -> State:
 
 
 class TorchDiT(nn.Module):
-    """The decoder of diffusers' blocks."""
+    """The decoder, made of diffusers' blocks."""
 
     def __init__(self, config: DiTConfig):
         super().__init__()
@@ -185,15 +184,15 @@ class TorchDiT(nn.Module):
 
 
 def make_dit(config: DiTConfig, weights: State) -> TorchDiT:
-    """The decoder with weights under the released names.
+    """Makes the decoder from weights with the released names.
 
     Raises:
-        UserError: it has patches of several frames, which the released form has not.
+        UserError: its patches span several frames, which the released form does not support.
     """
     if config.patch_frames != 1:
         raise UserError(
             f"--against torch: patches of {config.patch_frames} frames: expected patches of one, "
-            "as diffusers' transformer here has: leave --against out"
+            "as in diffusers' transformer: leave out --against"
         )
     lora = lora_of("dit", config)
     scale = lora.scale if lora else 0.0
@@ -214,7 +213,8 @@ def make_dit(config: DiTConfig, weights: State) -> TorchDiT:
         attention = f"{ours}attention."
         for kind in ("weight", "bias"):
             vectors = weights[f"{adaln}adaLN_modulations.{i}.1.{kind}"].chunk(4)
-            # Of attention and MLP, for patches; the same for the context. Theirs: of attention.
+            # Released order: attention and MLP of patches, then of context. Diffusers groups by
+            # attention and MLP.
             state[f"{theirs}norm1.linear.{kind}"] = torch.cat([vectors[0], vectors[2]])
             state[f"{theirs}norm2.linear.{kind}"] = torch.cat([vectors[1], vectors[3]])
         fused = _merged(weights, f"{attention}query_key_value", scale=scale)
@@ -245,7 +245,7 @@ def _bias(weights: State, name: str) -> Tensor:
 
 
 def unconditional(weights: State, counts: tuple[int, int]) -> Float[Tensor, "n d"]:
-    """E_a of zeros: the context of guidance's unconditional row. `counts`: text, image tokens."""
+    """Computes E_a of zeros, guidance's unconditional context. `counts`: text, image tokens."""
     home, rows = "mixins.patch_embed.", []
     for source, norm, count in zip(("text_proj", "ip_proj"), ("txt", "ip"), counts, strict=True):
         inside = weights[f"{home}{source}.0.bias"]
@@ -262,7 +262,7 @@ def unconditional(weights: State, counts: tuple[int, int]) -> Float[Tensor, "n d
 
 
 def _released_name(name: str, num_levels: int) -> str:
-    """Diffusers' name to the released file's, which counts the decoder's levels from the finest."""
+    """Converts diffusers' name to the released one, which counts decoder levels from the finest."""
 
     def level(match: re.Match[str]) -> str:
         return f"up.{num_levels - 1 - int(match[1])}"
@@ -274,9 +274,9 @@ def _released_name(name: str, num_levels: int) -> str:
 
 
 def make_vae(config: VAEConfig, weights: State) -> Any:
-    """Diffusers' `AutoencoderKLCogVideoX` with weights under the released names."""
+    """Makes diffusers' `AutoencoderKLCogVideoX` from weights with the released names."""
     levels = len(config.multipliers)
-    make: Any = diffusers.AutoencoderKLCogVideoX  # its annotations say tuples of one
+    make: Any = diffusers.AutoencoderKLCogVideoX  # its annotations allow tuples of length one only
     vae = make(
         in_channels=config.image_channels,
         out_channels=config.image_channels,
@@ -296,7 +296,7 @@ def make_vae(config: VAEConfig, weights: State) -> Any:
 
 
 class _RoundedRotary(nn.Module):
-    """Rotary tables rounded to a checkpoint's number format, as the released code has them."""
+    """Rounds rotary tables to a checkpoint's number format, as the released code does."""
 
     def __init__(self, inner: nn.Module, dtype: torch.dtype):
         super().__init__()
@@ -308,7 +308,7 @@ class _RoundedRotary(nn.Module):
 
 
 class TorchMLLM(nn.Module):
-    """transformers' Mistral between the two resamplers."""
+    """Mistral of transformers between the two resamplers."""
 
     def __init__(self, config: MLLMConfig):
         super().__init__()
@@ -322,7 +322,7 @@ class TorchMLLM(nn.Module):
 
 
 def _mistral_config(m: MistralConfig) -> Any:
-    make: Any = transformers.MistralConfig  # some of its fields are no annotated ones
+    make: Any = transformers.MistralConfig  # some of its fields are not annotated
     return make(
         vocab_size=m.vocab_size,
         hidden_size=m.hidden_size,
@@ -333,7 +333,7 @@ def _mistral_config(m: MistralConfig) -> Any:
         head_dim=m.head_dim,
         rms_norm_eps=m.rms_norm_eps,
         rope_theta=m.rope_theta,
-        sliding_window=None,  # the caller's mask says who sees whom
+        sliding_window=None,  # the caller's mask includes it
         attn_implementation="sdpa",
     )
 
@@ -343,7 +343,7 @@ def _resampler(size: int, out: int) -> nn.Sequential:
 
 
 def make_mllm(config: MLLMConfig, weights: State) -> TorchMLLM:
-    """The language model with weights under the released names."""
+    """Makes the language model from weights with the released names."""
     lora = lora_of("mllm", config)
     scale, agent = lora.scale if lora else 0.0, "llm.base_model.model."
     mllm, state = TorchMLLM(config), {}

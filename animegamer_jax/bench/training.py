@@ -1,4 +1,4 @@
-"""The training step of each stage, ready to be compiled: real networks, made-up samples."""
+"""The training step of each stage, ready to compile: real networks, random samples."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from animegamer_jax.train.registry import find_stage
 from animegamer_jax.train.stages.base import Stage
 from animegamer_jax.train.step import make_state, make_train_step, state_shardings
 
-# By name: stage, part, and the networks that it loads.
+# By name of the program: stage, part, and the networks that the stage loads.
 STAGES: Mapping[str, tuple[str, str | None, tuple[NetworkName, ...]]] = {
     "train-clip": ("foundations", "clip", ("clip",)),
     "train-t5": ("foundations", "t5", ("t5",)),
@@ -30,17 +30,17 @@ STAGES: Mapping[str, tuple[str, str | None, tuple[NetworkName, ...]]] = {
 
 
 def trainable(bundle: Bundle) -> tuple[str, ...]:
-    """The stages whose networks are all there, and that have a recipe for them."""
-    has_all = _recipe_size(bundle) == "toy"  # the released size's foundations are pre-trained
+    """Returns the stages that have a recipe for the bundle and all of whose networks it has."""
+    has_recipe = _recipe_size(bundle) == "toy"  # at released size the foundations are pre-trained
     return tuple(
         name
         for name, (_, part, needed) in STAGES.items()
-        if all(map(bundle.has, needed)) and (part is None or has_all)
+        if all(map(bundle.has, needed)) and (part is None or has_recipe)
     )
 
 
 def _recipe_size(bundle: Bundle) -> Literal["toy", "full"]:
-    """The recipes are for networks of their own, or for low-rank updates of pre-trained ones."""
+    """Returns the size of the recipe: "full" is for low-rank updates of pre-trained networks."""
     dit = bundle.config.dit
     return "toy" if dit is None or dit.lora is None else "full"
 
@@ -48,13 +48,13 @@ def _recipe_size(bundle: Bundle) -> Literal["toy", "full"]:
 def training_program(
     name: str, bundle: Bundle, *, dtype: Dtype | None, batch_size: int | None
 ) -> Program:
-    """A stage's training step on this bundle's networks, on the first device.
+    """Returns a stage's training step on this bundle's networks, on the first device.
 
     Args:
-        name: one of `STAGES`.
-        bundle: that has the stage's networks.
-        dtype: of activations and frozen weights; the recipe's if None.
-        batch_size: the recipe's if None.
+        name: One of `STAGES`.
+        bundle: The bundle, with the stage's networks.
+        dtype: Number format of activations and frozen weights; the recipe's if None.
+        batch_size: Samples of a step; the recipe's if None.
     """
     stage_name, part, _ = STAGES[name]
     stage_class, recipe = find_stage(stage_name, part=part, size=_recipe_size(bundle))
@@ -69,20 +69,19 @@ def training_program(
     )
     stage = stage_class(recipe, config, bundle.protocol, tokenizer_dir=bundle.tokenizer_dir)
     batch = _batch(stage)
-    mesh, plan = make_mesh(devices=jax.devices()[:1]), PLANS["whole"]
+    mesh, plan = make_mesh(devices=jax.devices()[:1]), PLANS["replicated"]
     with use_plan(plan):
         networks = stage.load(bundle, mesh=mesh)
         optimizer = make_optimizer(recipe.optimizer, steps=recipe.steps)
         state = make_state(networks, stage, optimizer, mesh=mesh)
         step = make_train_step(stage, optimizer, shardings=state_shardings(state, mesh))
-    told = f"{recipe.batch_size} {stage.unit}, {recipe.dtype}"
     return Program(
         name=name,
-        about=f"{told}, remat {recipe.remat}",
+        description=f"{recipe.batch_size} {stage.unit}, {recipe.dtype}, remat {recipe.remat}",
         function=step,
         arguments=(state, batch, jax.random.key(0)),
-        hands_on=True,
-        within=lambda: jax.set_mesh(mesh),
+        carries_state=True,
+        context=lambda: jax.set_mesh(mesh),
     )
 
 

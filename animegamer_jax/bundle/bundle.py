@@ -6,6 +6,7 @@ A bundle is a folder, local or in a bucket:
                   of the weights, place of each network in the released files, and completed stages
                   of training
     tokenizer/    files of the tokenizer
+    words.json    optional: the words that the model's world understands
     mllm/ dit/ …  one ordinary Orbax checkpoint per network, a nested dictionary of arrays
 
 It is written under a temporary name in the same folder and renamed when it is complete.
@@ -14,7 +15,6 @@ It is written under a temporary name in the same folder and renamed when it is c
 import contextlib
 import hashlib
 import json
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
@@ -34,12 +34,13 @@ from animegamer_jax.bundle.networks import abstract_params as abstract_params
 from animegamer_jax.bundle.networks import flat_params as flat_params
 from animegamer_jax.bundle.networks import make_network as make_network
 from animegamer_jax.bundle.networks import param_leaves as param_leaves
+from animegamer_jax.bundle.vocabulary import Vocabulary, local_tokenizer, read_vocabulary
 from animegamer_jax.bundle.writer import BundleWriter as BundleWriter
 from animegamer_jax.configs import Dtype, ModelConfig, NetworkConfig, Remat
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.sharding import Rules, param_shardings
-from animegamer_jax.storage.paths import absolute, is_bucket, telling
+from animegamer_jax.storage.paths import absolute, telling
 from animegamer_jax.storage.serialization import read_json, to_json
 
 if TYPE_CHECKING:
@@ -153,15 +154,16 @@ class Bundle:
         Raises:
             UserError: the bundle has no tokenizer.
         """
-        folder = self.path / "tokenizer"
-        if not folder.is_dir():
-            raise UserError(f"{self.path}: the bundle has no tokenizer/: convert with --tokenizer")
-        if not is_bucket(folder):
-            return Path(folder)
-        local = Path(tempfile.mkdtemp(prefix="tokenizer-"))
-        for file in folder.iterdir():
-            (local / file.name).write_bytes(file.read_bytes())
-        return local
+        return local_tokenizer(self.path, hint="convert again with --tokenizer")
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The words that the model's world understands; empty if the bundle does not list them.
+
+        Raises:
+            UserError: its `words.json` is damaged.
+        """
+        return read_vocabulary(self.path)
 
     @overload
     def load(self, name: Literal["mllm"], **options: Unpack[LoadOptions]) -> "MLLM": ...

@@ -17,6 +17,7 @@ from etils import epath
 from animegamer_jax.bundle.arrays import Packing, write_arrays
 from animegamer_jax.bundle.config import BundleConfig, Placement, Weights, with_dtypes
 from animegamer_jax.bundle.networks import NetworkName, abstract_params
+from animegamer_jax.bundle.vocabulary import TOKENIZER_FOLDER, copy_tokenizer_folder
 from animegamer_jax.configs import Dtype, ModelConfig, NetworkConfig
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import Protocol
@@ -197,17 +198,13 @@ class BundleWriter:
         return weights
 
     def write_tokenizer(self, folder: epath.PathLike) -> None:
-        """Copies the files of a tokenizer.
+        """Copies a tokenizer's files, and the `words.json` beside its folder if there is one.
 
         Raises:
             UserError: the folder is missing or holds no file.
         """
         folder = epath.Path(folder)
-        files = sorted(p for p in folder.iterdir() if p.is_file()) if folder.is_dir() else []
-        if not files:
+        if not folder.is_dir() or not any(file.is_file() for file in folder.iterdir()):
             raise UserError(f"{folder}: expected a folder with the files of a tokenizer")
-        target = self.temporary / "tokenizer"
         with self._writing():
-            target.mkdir(parents=True, exist_ok=True)
-            for file in files:
-                (target / file.name).write_bytes(file.read_bytes())
+            copy_tokenizer_folder(folder, self.temporary / TOKENIZER_FOLDER)

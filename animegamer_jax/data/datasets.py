@@ -3,7 +3,7 @@
 A dataset is a folder, local or in a bucket, with its description in `set.json` and ordinary TFDS
 datasets of ArrayRecord files, which other programs can read as well:
 
-    game dataset      set.json  games/VERSION/...
+    game dataset      set.json  games/VERSION/...  (the toy world's also: tokenizer/  words.json)
     feature dataset   set.json  conditions/VERSION/...  latents/VERSION/...
 
 A record is a turn. The turns of a game follow one another: record i with `turn` t belongs to the
@@ -25,6 +25,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from etils import epath
 
+from animegamer_jax.bundle.vocabulary import TOKENIZER_FOLDER, copy_tokenizer_folder
 from animegamer_jax.configs import CLIPConfig, T5Config, VAEConfig
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import Protocol
@@ -219,7 +220,11 @@ def _checked(records: Iterable[Record], *, split: str) -> Iterator[Record]:
 
 
 def write_set(
-    path: epath.PathLike, info: SetInfo, *, parts: Mapping[Part, Mapping[str, Records]]
+    path: epath.PathLike,
+    info: SetInfo,
+    *,
+    parts: Mapping[Part, Mapping[str, Records]],
+    tokenizer: epath.PathLike | None = None,
 ) -> SetInfo:
     """Writes a dataset under a temporary name, then renames it: it is complete or missing.
 
@@ -227,6 +232,7 @@ def write_set(
         path: path of the dataset, which must be free.
         info: description of the dataset; its `splits` are replaced.
         parts: functions that return the records, by part and split.
+        tokenizer: folder of a tokenizer to copy into the dataset, with the words.json beside it.
 
     Returns:
         `info` with the number of records of each split.
@@ -246,6 +252,8 @@ def write_set(
                 raise ValueError(f"the parts differ in length: {counts}")
             info = dataclasses.replace(info, splits=splits)
             (temporary / INFO_FILE).write_text(json.dumps(to_json(info), indent=1) + "\n")
+            if tokenizer is not None:
+                copy_tokenizer_folder(epath.Path(tokenizer), temporary / TOKENIZER_FOLDER)
             if path.exists():  # an empty folder
                 path.rmdir()
             move_into_place(temporary, path)

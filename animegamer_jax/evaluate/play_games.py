@@ -179,16 +179,10 @@ class _Batch:
             true_clips=suite.true_clips_of(self._rows, turn),
         )
         _score(answers, suite, into=self.scored)
+        output = output._replace(seconds={"total": seconds})
         for row, game in enumerate(self._saved):
             with telling(game.folder, "cannot be written", mend="free some space, then try again"):
-                game.add(
-                    asked[row].instruction,
-                    states=output.states[row],
-                    motion_value=float(output.motion_value[row]),
-                    representation=output.representation[row].astype(np.float32),
-                    frames=output.frames[row],
-                    seconds={"total": seconds},
-                )
+                game.add(output.row(row), asked[row].instruction)
 
 
 def check_instructions(benchmark: Benchmark, check: Callable[[str], object]) -> None:

@@ -17,10 +17,10 @@ class Line(NamedTuple):
 
 
 def parse_instructions(data: bytes, source: str) -> list[Line]:
-    """Instructions of a file's bytes: UTF-8, one a line, blank lines and # comments left out.
+    """Parses a file's bytes: UTF-8, one instruction a line, without blank lines and # comments.
 
     Raises:
-        UserError: other encodings (names the byte offset), control characters, no instruction.
+        UserError: another encoding (names the byte offset), control characters, no instruction.
     """
     try:
         text = data.removeprefix(codecs.BOM_UTF8).decode()
@@ -37,7 +37,7 @@ def parse_instructions(data: bytes, source: str) -> list[Line]:
         if not line or line.startswith("#"):
             continue
         try:
-            check_letters(line)
+            check_characters(line)
         except UserError as error:
             raise UserError(f"{source}, line {number}: {error}") from error
         lines.append(Line(number, line))
@@ -66,27 +66,28 @@ def read_instructions(path: Path) -> list[Line]:
     return parse_instructions(data, str(path))
 
 
-def check_letters(text: str) -> None:
-    """Refuses what no saved game can hold: control characters and broken Unicode.
+def check_characters(text: str) -> None:
+    """Rejects characters that a saved game cannot hold: control characters and broken Unicode.
 
     Raises:
-        UserError: names the character and where it stands.
+        UserError: names the character and its column.
     """
-    for index, letter in enumerate(text):
-        if (ord(letter) < 32 and letter != "\t") or ord(letter) == 127:
+    for index, character in enumerate(text):
+        code = ord(character)
+        if (code < 32 and character != "\t") or code == 127:
             kind = "a control character"
-        elif 0xD800 <= ord(letter) <= 0xDFFF:
+        elif 0xD800 <= code <= 0xDFFF:
             kind = "a broken character"
         else:
             continue
-        raise UserError(f"expected text, found {kind}, U+{ord(letter):04X}, at column {index + 1}")
+        raise UserError(f"expected text, found {kind}, U+{code:04X}, at column {index + 1}")
 
 
 def check_instructions(lines: list[Line], source: str, *, check: Callable[[str], None]) -> None:
-    """Checks every instruction before the first is played.
+    """Checks all instructions before the first is played.
 
     Raises:
-        UserError: names the first line that cannot be played, and how many more there are.
+        UserError: names the first line that cannot be played, and the number of other ones.
     """
     errors = []
     for line in lines:
@@ -97,3 +98,11 @@ def check_instructions(lines: list[Line], source: str, *, check: Callable[[str],
     if errors:
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         raise UserError(errors[0] + more)
+
+
+def compose_instruction(*, character: str, adverb: str, motion: str, time: str, place: str) -> str:
+    """Joins the parts of an instruction in the released form, without those that are empty."""
+    parts = {"Character": [character], "Motion": [adverb, motion], "Background": [time, place]}
+    texts = {label: " ".join(" ".join(words).split()) for label, words in parts.items()}
+    text = "; ".join(f"{label}: {text}" for label, text in texts.items() if text)
+    return f"{text}." if text else ""

@@ -33,18 +33,19 @@ from animegamer_jax.game.rollout import (
     start_clip,
     turn_keys,
 )
+from animegamer_jax.game.saved_game import NewTurn
 from animegamer_jax.models.linear import merge_low_rank
 from animegamer_jax.progress import Progress, no_progress
 from animegamer_jax.protocol import Layout, Protocol
-from animegamer_jax.sharding import PLANS, Plan, make_mesh, use_plan
+from animegamer_jax.sharding import PLANS, ShardingPlan, make_mesh, use_plan
 from animegamer_jax.tokenizer import Tokenizer
 
-FRAMES_PER_SECOND = 8
+Placement = tuple[Mesh, ShardingPlan]
 
 
 @typing.runtime_checkable
 class SavedTurn(typing.Protocol):
-    """What a saved game holds of a turn."""
+    """What a window needs of a past turn."""
 
     @property
     def instruction(self) -> str: ...
@@ -63,36 +64,45 @@ class TurnOutput(NamedTuple):
     frames: np.ndarray
     seconds: dict[str, float]
 
+    def row(self, game: int) -> NewTurn:
+        """Returns the turn of one game, as `Game.add` saves it."""
+        return NewTurn(
+            states=self.states[game],
+            motion_value=float(self.motion_value[game]),
+            representation=self.representation[game].astype(np.float32),
+            frames=self.frames[game],
+            seconds=self.seconds,
+        )
+
 
 def check_fit(config: ModelConfig) -> None:
-    """Checks that the networks of a configuration play together.
+    """Checks that the networks of a configuration can play together.
 
     Raises:
-        UserError: a network is missing, or a width of one is not what another expects; all are
-            named.
+        UserError: a network is missing, or sizes of two networks differ; names all problems.
     """
     missing = [n for n in ("mllm", "encoder", "dit", "vae") if getattr(config, n) is None]
     if missing:
         raise UserError(f"cannot play without {', '.join(missing)}: convert a whole set")
-    problems = [f"{size}: {said}" for size, said in disagreements(config).items()]
+    problems = [f"{size}: {problem}" for size, problem in disagreements(config).items()]
     if config.dit and config.dit.latent_frames % 2 == 0:
         problems.append(f"latent frames: dit {config.dit.latent_frames}, vae an odd number")
     if problems:
-        raise UserError("the networks do not fit one another: " + "; ".join(problems))
+        raise UserError("the networks do not fit together: " + "; ".join(problems))
 
 
 class Player:
     """The networks of a bundle, compiled once, playing a batch of games.
 
     Args:
-        networks: what plays.
-        tokenizer: of the bundle.
-        protocol: of the bundle.
-        window: turns of context, this one included; the protocol's if None.
-        steps: denoising steps; the protocol's if None.
-        schedule: noise levels and guidance; the protocol's if None.
-        places: a mesh and the plan by which the networks lie on it: a turn is then one program.
-            None: one device, and a program for each part of a turn.
+        networks: The networks needed to play a turn.
+        tokenizer: The bundle's tokenizer.
+        protocol: The bundle's game protocol.
+        window: Turns of context, the current one included; the protocol's if None.
+        steps: Denoising steps a turn; the protocol's if None.
+        schedule: Noise levels and guidance; the protocol's if None.
+        placement: The mesh and the plan by which the networks are sharded; a turn is then one
+            program. None: one device, and one program for each part of a turn.
     """
 
     def __init__(
@@ -104,21 +114,25 @@ class Player:
         window: int | None = None,
         steps: int | None = None,
         schedule: Schedule | None = None,
-        places: tuple[Mesh, Plan] | None = None,
+        placement: Placement | None = None,
     ):
-        self._places = places
-        self._home = jax.tree.leaves(nnx.state(networks.vae))[0].sharding
+        self._placement = placement
+        self._sharding = (
+            jax.tree.leaves(nnx.state(networks.vae))[0].sharding
+            if placement is None
+            else NamedSharding(placement[0], PartitionSpec())
+        )
         self.tokenizer, self.protocol = tokenizer, protocol
         self.window = protocol.window if window is None else window
         self.steps = protocol.denoising_steps if steps is None else steps
         config = networks.mllm.config
         schedule = self._schedule = schedule or diffusion.schedule_of(protocol)
-        # Over a slice both rows stay: a plan may give each of them its own devices.
-        if not schedule.guidance_scale and places is None:
+        # On a mesh both rows of guidance stay: a plan may give each of them its own devices.
+        if not schedule.guidance_scale and placement is None:
             networks = networks._replace(unconditional=None)
         self.networks = networks
+        self.table = self._make_table(self.steps)
         try:
-            self.table = diffusion.make_sampler_table(schedule, self.steps)
             self.layout = Layout(
                 protocol, tokenizer.ids, num_queries=config.num_queries, window=self.window
             )
@@ -129,19 +143,17 @@ class Player:
         self.num_frames = 1 + (frames - 1) * vae.temporal_compression
         self.height = height * vae.spatial_compression
         self.width = width * vae.spatial_compression
-        self.frames_per_second = FRAMES_PER_SECOND
         layout = self.layout
         self._predict = jax.jit(functools.partial(predict_state, layout=layout))
         self._start = jax.jit(start_clip)
-        # A call takes a network's hundreds of weights apart in Python: only what a step needs.
+        # Each jitted call flattens its pytrees in Python, so pass only the network that it uses.
         self._denoise = jax.jit(denoise_clip, donate_argnums=3)
         self._decode = jax.jit(decode_clip)
         self._advance = jax.jit(advance)
         self._set_levels = jax.jit(functools.partial(set_levels, protocol=protocol))
-        # The window comes back as it went in: the second turn's program is the first one's.
-        whole = None if places is None else NamedSharding(places[0], PartitionSpec())
+        # Keep the window's output sharding equal to its input's, or turn 2 recompiles.
         turn = functools.partial(play_turn, layout=layout, table=self.table)
-        self._turn = jax.jit(turn, out_shardings=(whole, None))
+        self._turn = jax.jit(turn, out_shardings=(self._sharding if placement else None, None))
 
     @classmethod
     def from_bundle(
@@ -154,24 +166,24 @@ class Player:
         layout: str | None = None,
         num_games: int | None = None,
     ) -> "Player":
-        """Loads the networks that playing needs.
+        """Loads the networks needed to play.
 
         Args:
-            bundle: that has them.
-            window: as of the class.
-            steps: as of the class.
-            dtype: of the networks, weights included; the bundle's own if None.
-            layout: a plan (`sharding.PLANS`) over this host's devices, each weight read straight
-                to where it belongs; None: all on the first device.
-            num_games: that will be played at once over a layout, which then takes no more devices
-                than they need; None: a multiple of what all devices can share.
+            bundle: The bundle that has them.
+            window: Turns of context, the current one included; the protocol's if None.
+            steps: Denoising steps a turn; the protocol's if None.
+            dtype: Number format of activations and weights; the bundle's own if None.
+            layout: Name of a plan (`sharding.PLANS`) over this host's devices, to which the
+                weights are read directly. None: all weights on the first device.
+            num_games: Number of games played at once with a layout, which then uses no more
+                devices than they need. None: any multiple of the number of device groups.
 
         Raises:
-            UserError: a network is missing, they do not fit one another, the devices do not
+            UserError: a network is missing, the networks do not fit together, the devices do not
                 fit the layout, or there are several hosts.
         """
         check_fit(bundle.config)
-        places = None if layout is None else _lay_out(layout, num_games)
+        placement = None if layout is None else _make_placement(layout, num_games)
         tokenizer = Tokenizer.load(
             bundle.tokenizer_dir,
             vocab_size=bundle.config.mllm.mistral.vocab_size,
@@ -179,72 +191,67 @@ class Player:
         )
 
         def load(name: str) -> Any:
-            formats: Any = {"dtype": dtype, "param_dtype": dtype}
-            if places is not None:
-                formats |= {"mesh": places[0], "rules": places[1].of(name)}
-            network = bundle.load(name, **formats)
+            options: Any = {"dtype": dtype, "param_dtype": dtype}
+            if placement is not None:
+                options |= {"mesh": placement[0], "rules": placement[1].of(name)}
+            network = bundle.load(name, **options)
             merge_low_rank(network)
             return network
 
         mllm, dit, vae, encoder = map(load, ("mllm", "dit", "vae", "encoder"))
-        with _in_slice(places):
+        with _use_placement(placement):
             unconditional = jax.jit(lambda encoder: encoder.unconditional())(encoder)
         networks = Networks(mllm, dit, vae, unconditional)
-        protocol = bundle.protocol
-        return cls(networks, tokenizer, protocol, window=window, steps=steps, places=places)
+        return cls(
+            networks, tokenizer, bundle.protocol, window=window, steps=steps, placement=placement
+        )
 
     def start(self, num_games: int = 1) -> Window:
-        """The window of new games.
+        """Returns the window of new games.
 
         Raises:
-            UserError: the layout's groups of devices cannot share so many games equally.
+            UserError: the layout's groups of devices cannot share the games equally.
         """
-        if self._places is not None:
-            groups = self._places[0].shape["data"]
+        if self._placement is not None:
+            groups = self._placement[0].shape["data"]
             if num_games % groups:
                 raise UserError(
-                    f"{num_games} games: expected a multiple of {groups}, so many groups of "
-                    "devices play"
+                    f"{num_games} games: expected a multiple of {groups}, the number of groups of "
+                    "devices that play"
                 )
         size = self.networks.mllm.config.representation_size
-        return self._place(empty_window(self.layout, num_games, size))
+        return self._put(empty_window(self.layout, num_games, size))
 
-    def _place(self, tree: Any) -> Any:
-        """Puts new arrays where the networks lie: or the second call would compile again."""
-        if self._places is not None:
-            return jax.device_put(tree, NamedSharding(self._places[0], PartitionSpec()))
-        return jax.device_put(tree, self._home)
+    def _put(self, tree: Any) -> Any:
+        """Puts new arrays where a turn's results are, or the second turn recompiles."""
+        return jax.device_put(tree, self._sharding)
 
-    def restore(self, turns: Sequence[SavedTurn]) -> Window:
-        """The window of one saved game after its `turns` (all of them, or the last few)."""
-        return self.window_of([turns])
+    def restore(self, games: Sequence[Sequence[SavedTurn]]) -> Window:
+        """Returns the window of a batch of saved games, after all their turns or the last few.
 
-    def window_of(self, games: Sequence[Sequence[SavedTurn]]) -> Window:
-        """The window of a batch of saved games after their turns (all of them, or the last few).
-
-        A game of few turns, or one cut to its last ones, plays as in a smaller window.
+        A game with fewer turns than the window holds plays as in a smaller window.
 
         Raises:
-            UserError: an instruction is too long, or as `start`.
+            UserError: an instruction is too long, or the games cannot be shared (`start`).
         """
         buffers: Any = jax.tree.map(np.array, self.start(len(games)))
-        places = self.window - 1
+        size = self.window - 1
         for row, turns in enumerate(games):
-            for place, turn in enumerate(reversed(turns[-places:] if places else []), start=1):
+            for back, turn in enumerate(reversed(turns[-size:] if size else []), start=1):
                 read = self.read([turn.instruction])
-                buffers.captions[row, -place] = read.captions[0]
-                buffers.caption_lengths[row, -place] = read.lengths[0]
-                buffers.representations[row, -place] = turn.representation
-                buffers.states[row, -place] = turn.states
-            buffers.num_turns[row] = min(len(turns), places)
-        return self._place(jax.tree.map(jnp.asarray, buffers))
+                buffers.captions[row, -back] = read.captions[0]
+                buffers.caption_lengths[row, -back] = read.lengths[0]
+                buffers.representations[row, -back] = turn.representation
+                buffers.states[row, -back] = turn.states
+            buffers.num_turns[row] = min(len(turns), size)
+        return self._put(jax.tree.map(jnp.asarray, buffers))
 
     def check_instruction(self, text: str) -> None:
-        """Raises UserError where an instruction is empty or longer than the caption."""
+        """Raises UserError if an instruction is empty or longer than the caption."""
         self.tokenizer.caption(text, self.protocol.caption_length)
 
     def read(self, instructions: Sequence[str]) -> Instruction:
-        """Token ids of one instruction a game."""
+        """Returns the token ids of one instruction a game."""
         length = self.protocol.caption_length
         captions, lengths = zip(
             *(self.tokenizer.caption(text, length) for text in instructions), strict=True
@@ -267,39 +274,39 @@ class Player:
         """Plays turn number `turn` (from 1) of each game.
 
         Args:
-            window: of `start`, `restore`, `window_of` or the turn before.
-            instructions: one a game.
-            seeds: one a game, the same through the game.
-            turn: one for all games, or each one's; with the seed it decides the noise.
-            steps: of denoising, if others than the player's.
-            levels: motion levels that the players chose, one a game; 0 leaves the model's own.
-            on_progress: called with stage ("mllm", "decoder" or "vae"), steps done and steps; what
-                it raises ends the turn.
+            window: The window from `start`, `restore` or the turn before.
+            instructions: One instruction a game.
+            seeds: One seed a game, the same throughout the game.
+            turn: The number of the turn, or one number a game; with the seed it decides the noise.
+            steps: Denoising steps; the player's if None.
+            levels: Motion levels chosen by the players, one a game; 0 keeps the model's own.
+            on_progress: Called with the part of the turn ("mllm", "decoder" or "vae"), the steps
+                done and the number of steps. An exception that it raises ends the turn.
 
         Raises:
-            UserError: an instruction is empty or too long, a level is none of the protocol's, or
-                `steps` or `levels` are given to a player over a slice, whose turn is one program.
-            NonFiniteError: names the turn and the stage or denoising step.
+            UserError: an instruction is empty or too long, a level is not in the protocol, or
+                `steps` or `levels` are given to a player on a mesh, whose turn is one program.
+            NonFiniteError: names the turn and the part or denoising step.
         """
         instruction = self.read(instructions)
-        if self._places is not None:
+        if self._placement is not None:
             if levels is not None or steps not in (None, self.steps):
-                raise UserError("a player over a slice takes no other steps and no motion levels")
-            return self._play_whole(
+                raise UserError("a player on a mesh takes neither other steps nor motion levels")
+            return self._play_on_mesh(
                 window, instruction, seeds=seeds, turn=turn, on_progress=on_progress
             )
-        table = self._table(steps)
+        table = self.table if steps in (None, self.steps) else self._make_table(steps)
         allowed = self.protocol.motion_levels
         for level in levels or []:
             if level and level not in allowed:
                 raise UserError(f"motion level {level}: expected one of {list(allowed)}")
-        keys = self._place(turn_keys(game_keys(seeds), jnp.asarray(turn)))
+        keys = self._put(turn_keys(game_keys(seeds), jnp.asarray(turn)))
         clock = [time.perf_counter()]
 
         on_progress("mllm", 0, 1)
         state = jax.block_until_ready(self._predict(self.networks.mllm, window, instruction))
         if levels is not None and any(levels):
-            state = self._set_levels(state, self._place(jnp.asarray(levels, jnp.int32)))
+            state = self._set_levels(state, self._put(jnp.asarray(levels, jnp.int32)))
         if not np.isfinite(np.asarray(state.representation)).all():
             raise NonFiniteError(f"turn {turn}: the MLLM's shot representation is not finite")
         on_progress("mllm", 1, 1)
@@ -333,16 +340,13 @@ class Player:
         output = TurnOutput(representation, states, motion_value, frames, seconds)
         return self._advance(window, instruction, state), output
 
-    def _table(self, steps: int | None) -> SamplerTable:
-        """Of so many denoising steps; the player's own if None."""
-        if steps is None or steps == self.steps:
-            return self.table
+    def _make_table(self, steps: int) -> SamplerTable:
         try:
             return diffusion.make_sampler_table(self._schedule, steps)
         except ValueError as error:
             raise UserError(str(error)) from error
 
-    def _play_whole(
+    def _play_on_mesh(
         self,
         window: Window,
         instruction: Instruction,
@@ -351,11 +355,11 @@ class Player:
         turn: int | Sequence[int],
         on_progress: Progress,
     ) -> tuple[Window, TurnOutput]:
-        """A turn as one program over the slice."""
-        began = time.perf_counter()
+        """Plays a turn as one program on the mesh."""
+        start = time.perf_counter()
         on_progress("decoder", 0, self.steps)
-        games = self._place(game_keys(seeds))
-        with _in_slice(self._places):
+        games = self._put(game_keys(seeds))
+        with _use_placement(self._placement):
             window, result = self._turn(
                 self.networks, window, instruction, games, jnp.asarray(turn)
             )
@@ -370,12 +374,12 @@ class Player:
                 f"{min(step + 1, self.steps)} of {self.steps}"
             )
         on_progress("decoder", self.steps, self.steps)
-        seconds = {"total": time.perf_counter() - began}
+        seconds = {"total": time.perf_counter() - start}
         return window, TurnOutput(representation, states, motion_value, frames, seconds)
 
 
-def _lay_out(layout: str, num_games: int | None) -> tuple[Mesh, Plan]:
-    """The mesh for a plan: of all devices, or of as many as so many games need.
+def _make_placement(layout: str, num_games: int | None) -> Placement:
+    """Makes the mesh of a plan from all devices, or from as many as the games need.
 
     Raises:
         UserError: there is no such plan, the devices do not fit it, or there are several hosts.
@@ -396,10 +400,10 @@ def _lay_out(layout: str, num_games: int | None) -> tuple[Mesh, Plan]:
 
 
 @contextlib.contextmanager
-def _in_slice(places: tuple[Mesh, Plan] | None) -> Iterator[None]:
-    """Within the block, programs are traced for the slice and by its plan."""
-    if places is None:
+def _use_placement(placement: Placement | None) -> Iterator[None]:
+    """Traces programs for the mesh and by its plan within the block."""
+    if placement is None:
         yield
         return
-    with jax.set_mesh(places[0]), use_plan(places[1]):
+    with jax.set_mesh(placement[0]), use_plan(placement[1]):
         yield

@@ -1,10 +1,10 @@
 """A turn of the game and the sliding-window rollout.
 
 One turn, from instruction to frames: the MLLM predicts the next game state from the window of past
-turns, the diffusion transformer denoises latents under it, the VAE decodes them chunk by chunk.
-`play_turn` is that as one function of fixed shapes: the length of the history is data. `rollout`
-scans it over a list of instructions, a batch of games at a time. `player.Player` runs the same
-parts one after the other, so that it can tell how far it is and how long each took.
+turns, the diffusion transformer denoises latents conditioned on it, and the VAE decodes them chunk
+by chunk. `play_turn` does this as one function of fixed shapes: the length of the history is data.
+`rollout` scans it over a list of instructions, for a batch of games. `player.Player` runs the same
+parts one after the other, so that it can report progress and how long each part took.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from animegamer_jax.sharding import network_rules
 
 
 class Networks(NamedTuple):
-    """What plays: three networks, and the context of the guidance's unconditional row, if any."""
+    """The networks needed to play a turn, and the unconditional context (None without guidance)."""
 
     mllm: MLLM
     dit: DiT
@@ -34,7 +34,7 @@ class Networks(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The past turns that the next one sees: buffers of `h` places, the newest turn at the end."""
+    """The past turns that the next one sees: buffers of `h` turns, the newest at the end."""
 
     captions: Int[Array, "g h c"]
     caption_lengths: Int[Array, "g h"]
@@ -51,7 +51,7 @@ class Instruction(NamedTuple):
 
 
 class GameState(NamedTuple):
-    """What the MLLM answers. States: motion level, social, entertainment, stamina."""
+    """The MLLM's prediction. States: motion level, social, entertainment, stamina."""
 
     representation: Float[Array, "g n r"]
     states: Int[Array, "g 4"]
@@ -61,8 +61,8 @@ class GameState(NamedTuple):
 class TurnResult(NamedTuple):
     """A played turn.
 
-    `bad_step`: the first denoising step with a non-finite latent (their number, where only the
-    decoded frames are not finite), or -1.
+    `bad_step` is the first denoising step with a non-finite latent, or -1; if only the decoded
+    frames are not finite, it is the number of steps.
     """
 
     state: GameState
@@ -71,7 +71,7 @@ class TurnResult(NamedTuple):
 
 
 def empty_window(layout: Layout, num_games: int, representation_size: int) -> Window:
-    """The window before the first turn."""
+    """Returns the window before the first turn."""
     g, h, c = num_games, layout.window - 1, layout.protocol.caption_length
     return Window(
         captions=jnp.zeros((g, h, c), jnp.int32),
@@ -83,9 +83,9 @@ def empty_window(layout: Layout, num_games: int, representation_size: int) -> Wi
 
 
 def advance(window: Window, instruction: Instruction, state: GameState) -> Window:
-    """The window after a turn: the oldest place is given up, the turn takes the last."""
-    places = window.captions.shape[1]
-    if places == 0:
+    """Drops the oldest turn from the window and appends this one."""
+    size = window.captions.shape[1]
+    if size == 0:
         return window
 
     def push(buffer: jax.Array, new: jax.Array) -> jax.Array:
@@ -96,14 +96,14 @@ def advance(window: Window, instruction: Instruction, state: GameState) -> Windo
         caption_lengths=push(window.caption_lengths, instruction.lengths),
         representations=push(window.representations, state.representation),
         states=push(window.states, state.states),
-        num_turns=jnp.minimum(window.num_turns + 1, places),
+        num_turns=jnp.minimum(window.num_turns + 1, size),
     )
 
 
 def predict_state(
     mllm: MLLM, window: Window, instruction: Instruction, layout: Layout
 ) -> GameState:
-    """The MLLM's part of a turn."""
+    """Predicts the next game state: the MLLM's part of a turn."""
     with network_rules("mllm"):
         return _predict_state(mllm, window, instruction, layout)
 
@@ -129,13 +129,13 @@ def _with_motion(
 
 
 def set_levels(state: GameState, levels: Int[Array, " g"], protocol: Protocol) -> GameState:
-    """The state with motion levels that the player chose; 0 leaves the model's own."""
+    """Replaces motion levels by those that the players chose; 0 keeps the model's own."""
     chosen = jnp.where(levels > 0, levels, state.states[:, 0])
     return _with_motion(state.representation, state.states.at[:, 0].set(chosen), protocol)
 
 
 def game_keys(seeds: Sequence[int]) -> Key[Array, " g"]:
-    """One key a game.
+    """Returns one random key a game.
 
     Raises:
         UserError: a seed is negative or has more than 32 bits.
@@ -147,36 +147,25 @@ def game_keys(seeds: Sequence[int]) -> Key[Array, " g"]:
 
 
 def turn_keys(games: Key[Array, " g"], turn: Int[Array, ""] | Int[Array, " g"]) -> Key[Array, " g"]:
-    """One key a game and turn: turns can be played again, or in another order, with one result."""
+    """Returns one key a game and turn, so that a turn does not depend on when it is played."""
     return jax.vmap(jax.random.fold_in)(games, jnp.broadcast_to(turn, games.shape))
 
 
 def _noise(keys: jax.Array, index: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Gaussian noise of a denoising step; index -1 is what the sampler starts from."""
+    """Draws the Gaussian noise of a denoising step; index -1 is the initial latents."""
     draw = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, index + 1), shape))
     return draw(keys)
 
 
 def latent_shape(dit: DiT) -> tuple[int, int, int, int]:
-    """Frames, height, width and channels of one clip's latents."""
+    """Returns frames, height, width and channels of one clip's latents."""
     c = dit.config
     return c.latent_frames, c.latent_height, c.latent_width, c.latent_channels
 
 
 def start_clip(dit: DiT, keys: Key[Array, " g"]) -> SamplerState:
-    """The sampler's state before its first step."""
+    """Returns the sampler's state before its first step."""
     return diffusion.start_sampler(_noise(keys, jnp.asarray(-1), latent_shape(dit)))
-
-
-def denoise(
-    networks: Networks,
-    state: GameState,
-    sampler: SamplerState,
-    table: SamplerTable,
-    keys: Key[Array, " g"],
-) -> SamplerState:
-    """The given steps of the sampler (`denoise_clip`)."""
-    return denoise_clip(networks.dit, networks.unconditional, state, sampler, table, keys)
 
 
 def denoise_clip(
@@ -187,9 +176,9 @@ def denoise_clip(
     table: SamplerTable,
     keys: Key[Array, " g"],
 ) -> SamplerState:
-    """The given steps of the sampler; both guidance rows get the motion value.
+    """Runs the steps of `table`; both rows of guidance get the motion value.
 
-    What timestep and motion do to the layers is made before, for all steps in one product.
+    The layers' modulation by timestep and motion is computed first, for all steps at once.
     """
     games, motion = len(state.motion_value), state.motion_value
 
@@ -206,27 +195,27 @@ def denoise_clip(
             modulation=Modulation(layers, jnp.tile(output, (rows, 1))),
         )
 
-    def of_each_step(x: jax.Array) -> jax.Array:
+    def split_by_step(x: jax.Array) -> jax.Array:
         return jnp.moveaxis(x.reshape(*x.shape[:-2], -1, games, x.shape[-1]), -3, 0)
 
     guided = diffusion.guide(predict_v, state.representation, unconditional)
     shape = latent_shape(dit)
     timesteps = jnp.asarray(table.timestep)
     with network_rules("dit"):
-        made = dit.modulation(jnp.repeat(timesteps, games), jnp.tile(motion, len(timesteps)))
+        modulation = dit.modulation(jnp.repeat(timesteps, games), jnp.tile(motion, len(timesteps)))
         return diffusion.sample(
             guided,
             sampler,
             table,
             noise=lambda i: _noise(keys, i, shape),
-            each=(jax.tree.map(of_each_step, made),),
+            each=(jax.tree.map(split_by_step, modulation),),
         )
 
 
 def decode_clip(
     vae: VAE, latents: Float[Array, "g t h w c"]
 ) -> tuple[UInt8[Array, "g f y x 3"], Bool[Array, " g"]]:
-    """Latents as the sampler leaves them to frames, and whether all of a clip's are finite."""
+    """Decodes the sampler's latents; also returns whether all frames of a clip are finite."""
     with network_rules("vae"):
         frames = decode_in_parts(vae, from_decoder(latents, vae.config).astype(vae.config.dtype))
     return to_uint8(frames), jnp.isfinite(frames).all(axis=(1, 2, 3, 4))
@@ -242,13 +231,14 @@ def play_turn(
     layout: Layout,
     table: SamplerTable,
 ) -> tuple[Window, TurnResult]:
-    """One turn of a batch of games, as one function to be jitted.
+    """Plays one turn of a batch of games; a function to jit.
 
     `layout` and `table` are static: close over them. `turn` counts from 1.
     """
     state = predict_state(networks.mllm, window, instruction, layout)
     keys = turn_keys(games, turn)
-    sampler = denoise(networks, state, start_clip(networks.dit, keys), table, keys)
+    dit, unconditional = networks.dit, networks.unconditional
+    sampler = denoise_clip(dit, unconditional, state, start_clip(dit, keys), table, keys)
     frames, finite = decode_clip(networks.vae, sampler.x)
     last = jnp.asarray(table.step)[-1] + 1
     bad_step = jnp.where((sampler.bad_step < 0) & ~finite, last, sampler.bad_step)
@@ -265,7 +255,7 @@ def rollout(
     layout: Layout,
     table: SamplerTable,
 ) -> tuple[Window, TurnResult]:
-    """Scans `play_turn` over instructions with a leading axis of turns; results have it too."""
+    """Scans `play_turn` over instructions; they and the results have a leading axis of turns."""
     turns = first_turn + jnp.arange(instructions.lengths.shape[0])
 
     def body(window: Window, item: tuple[Instruction, jax.Array]) -> tuple[Window, TurnResult]:

@@ -66,6 +66,16 @@ class TurnRecord(NamedTuple):
     states: Int32[np.ndarray, "4"]
 
 
+class NewTurn(NamedTuple):
+    """A turn as it was played, not saved yet: states as in `TurnRecord`, and how long it took."""
+
+    states: Int32[np.ndarray, "4"]
+    motion_value: float
+    representation: Float32[np.ndarray, "n d"]
+    frames: UInt8[np.ndarray, "f h w 3"]
+    seconds: Mapping[str, float]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Turn:
     """One turn, as in `game.json`.
@@ -224,13 +234,9 @@ class Game:
 
     def add(
         self,
+        played: NewTurn,
         instruction: str,
         *,
-        states: Int32[np.ndarray, "4"],
-        motion_value: float,
-        representation: Float32[np.ndarray, "n d"],
-        frames: UInt8[np.ndarray, "f h w 3"],
-        seconds: Mapping[str, float],
         after: int | None = None,
         seed: int | None = None,
         window: int | None = None,
@@ -239,28 +245,24 @@ class Game:
     ) -> Turn:
         """Saves a finished turn: its clip, its shot representation, then `game.json`.
 
-        A toy's small clip is saved enlarged (`media.enlarge`): players show it as it is.
+        A small clip is saved enlarged (`video.enlarge`), because players show it at its own size.
 
         Until `game.json` is renamed into place the game on disk and in memory is the one without
-        this turn, so an interruption at any point leaves the earlier turns whole.
+        this turn, so an interruption at any point leaves the earlier turns intact.
 
         Args:
-            instruction: what the player said.
-            states: motion level, social, entertainment, stamina.
-            motion_value: of the decoder.
-            representation: of the shot.
-            frames: of the clip.
-            seconds: that it took.
-            after: how many turns stay before it, which takes the place of all others; None: all.
-            seed: that it was played with; the game's if None.
-            window: likewise.
-            steps: likewise.
-            chosen_level: the player set the motion level.
+            played: The turn of this game in the player's output.
+            instruction: The player's instruction.
+            after: Number of earlier turns to keep; this turn replaces the others. None: all.
+            seed: Seed of this turn; the game's if None.
+            window: Window of this turn; the game's if None.
+            steps: Denoising steps of this turn; the game's if None.
+            chosen_level: Whether the player set the motion level.
 
         Raises:
             OSError: full disk, read-only folder.
         """
-        level, social, entertainment, stamina = (int(value) for value in states)
+        level, social, entertainment, stamina = (int(value) for value in played.states)
         changes = {"stamina": stamina, "social": social, "entertainment": entertainment}
         kept = self.turns[:after]
         number = len(kept) + 1
@@ -269,10 +271,14 @@ class Game:
             turn=number,
             instruction=instruction,
             motion_level=level,
-            motion_value=float(motion_value),
+            motion_value=float(played.motion_value),
             meters=meters.after(**changes),
             clip=self._free_clip(number),
-            seconds={name: round(float(seconds[name]), 3) for name in _SECONDS if name in seconds},
+            seconds={
+                name: round(float(played.seconds[name]), 3)
+                for name in _SECONDS
+                if name in played.seconds
+            },
             seed=self.seed if seed is None else seed,
             window=self.window if window is None else window,
             steps=self.steps if steps is None else steps,
@@ -280,8 +286,8 @@ class Game:
             **changes,
         )
         arrays = io.BytesIO()
-        np.savez_compressed(arrays, representation=representation)
-        video.write_mp4(self.folder / turn.clip, video.enlarge(frames))
+        np.savez_compressed(arrays, representation=played.representation)
+        video.write_mp4(self.folder / turn.clip, video.enlarge(played.frames))
         write_whole(self.folder / turn.representation_file, arrays.getvalue())
         self._keep([*kept, turn])
         return turn

@@ -11,7 +11,15 @@ from jaxtyping import UInt8
 from PIL import Image, ImageDraw, ImageFont
 
 MAX_PANELS = 60
-
+_PAPER, _CARD, _EDGE = (246, 246, 243), (255, 255, 255), (228, 228, 223)
+_INK, _SOFT, _TRACK = (34, 37, 44), (122, 126, 136), (233, 234, 236)
+_UP, _DOWN = (31, 138, 91), (204, 73, 63)
+_ACCENT = (74, 94, 190)
+_METER_INKS = {"stamina": (226, 138, 58), "social": (74, 134, 206), "entertainment": (150, 98, 190)}
+_SCALE = 2  # cards are drawn at twice their size and halved, which smooths corners and bars
+_FRAME_BOX = (216, 200)
+_TEXT_WIDTH, _METERS_WIDTH = 372, 330
+_LABELLED = re.compile(r"\s*([^:;]{1,14}):\s*([^;]*?)[\s.]*(?:;|$)")
 
 Number = int | float
 
@@ -19,8 +27,8 @@ Number = int | float
 class Panel(NamedTuple):
     """One turn on the storyboard.
 
-    `frames` are the three or four pictures to show. `changes` and `meters` hold the same names
-    in the order of drawing; changes are signed steps, meters run from 0 to 100.
+    `frames` are the three or four frames to show. `changes` and `meters` have the same names, in
+    the order of drawing; changes are signed steps, meters run from 0 to 100.
     """
 
     turn: int
@@ -32,7 +40,7 @@ class Panel(NamedTuple):
 
 
 def storyboard(panels: Sequence[Panel], *, title: str = "Game", note: str = "") -> bytes:
-    """A game at a glance, as a PNG: a row a turn, in up to three columns read downwards.
+    """Draws a game at a glance, as a PNG: one row a turn, in up to three columns.
 
     Of a longer game the last `MAX_PANELS` turns are drawn.
     """
@@ -66,35 +74,8 @@ def storyboard(panels: Sequence[Panel], *, title: str = "Game", note: str = "") 
     return buffer.getvalue()
 
 
-_PAPER, _CARD, _EDGE = (246, 246, 243), (255, 255, 255), (228, 228, 223)
-
-
-_INK, _SOFT, _TRACK = (34, 37, 44), (122, 126, 136), (233, 234, 236)
-
-
-_UP, _DOWN = (31, 138, 91), (204, 73, 63)
-
-
-_ACCENT = (74, 94, 190)
-
-
-_METER_INKS = {"stamina": (226, 138, 58), "social": (74, 134, 206), "entertainment": (150, 98, 190)}
-
-
-_SCALE = 2  # cards are drawn at twice their size and halved, which smooths corners and bars
-
-
-_FRAME_BOX = (216, 200)
-
-
-_TEXT_WIDTH, _METERS_WIDTH = 372, 330
-
-
-_LABELLED = re.compile(r"\s*([^:;]{1,14}):\s*([^;]*?)[\s.]*(?:;|$)")
-
-
 def _card(panel: Panel) -> Image.Image:
-    """One turn: its number, the frames, the instruction, the motion level and the meters."""
+    """Draws one turn: number, frames, instruction, motion level and meters."""
     frame_height, frame_width = panel.frames.shape[1:3]
     zoom = min(_FRAME_BOX[0] / frame_width, _FRAME_BOX[1] / frame_height)
     size = max(1, round(frame_width * zoom)), max(1, round(frame_height * zoom))
@@ -114,7 +95,7 @@ def _card(panel: Panel) -> Image.Image:
 
 
 def _draw_instruction(canvas: "_Canvas", left: Number, top: Number, instruction: str) -> None:
-    """Labels beside values where the text has that form, plain wrapped text otherwise."""
+    """Draws labels and values in two columns if the text has that form, else wrapped text."""
     parts = _LABELLED.findall(instruction)
     labelled = len(parts) >= 2 and len(parts) == len(instruction.rstrip("; ").split(";"))
     lines: list[tuple[str, str]] = []
@@ -133,7 +114,7 @@ def _draw_instruction(canvas: "_Canvas", left: Number, top: Number, instruction:
 
 
 def _draw_state(canvas: "_Canvas", left: Number, top: Number, panel: Panel) -> None:
-    """The motion level as five pips, then a bar a meter with its value and change."""
+    """Draws the motion level as five pips, then a bar for each meter with value and change."""
     bar_left, bar_right = left + 122, left + _METERS_WIDTH - 72
     right = left + _METERS_WIDTH
     y = top + 18
@@ -157,7 +138,7 @@ def _draw_state(canvas: "_Canvas", left: Number, top: Number, panel: Panel) -> N
 
 
 class _Canvas:
-    """A drawing in final pixels that keeps `_SCALE` times as many."""
+    """A drawing in final pixels, kept at `_SCALE` times the resolution."""
 
     def __init__(self, width: int, height: int):
         self.width, self.height = width, height
@@ -207,7 +188,7 @@ class _Canvas:
         return self.image.reduce(_SCALE)
 
 
-# Pillow's own font knows English only; these are looked for on the system for other letters.
+# Pillow's own font has Latin characters only; these are searched on the system for others.
 _OTHER_FONTS = (
     "NotoSansCJK-Regular.ttc",
     "NotoSansCJKjp-Regular.otf",
@@ -229,25 +210,25 @@ def _load_font(name: str, size: int) -> ImageFont.FreeTypeFont | ImageFont.Image
 
 
 @functools.lru_cache(maxsize=4096)
-def _has_letter(name: str, letter: str) -> bool:
-    """Whether a font draws this letter otherwise than one that no font has."""
+def _has_character(name: str, character: str) -> bool:
+    """Returns whether a font draws a character differently from one that no font has."""
     font = _load_font(name, 16)
-    if font is None or letter.isspace():
+    if font is None or character.isspace():
         return font is not None
-    drawn, missing = (np.array(font.getmask(text)) for text in (letter, "\ufdd0"))
+    drawn, missing = (np.array(font.getmask(text)) for text in (character, "\ufdd0"))
     return not np.array_equal(drawn, missing)
 
 
 def _font(text: str, size: int):
-    """Pillow's scalable font, or the first on this system that has all letters of the text."""
+    """Returns Pillow's scalable font, or the first on this system that has all characters."""
     for name in ("", *_OTHER_FONTS):
-        if all(_has_letter(name, letter) for letter in set(text)):
+        if all(_has_character(name, character) for character in set(text)):
             return _load_font(name, size)
     return _load_font("", size)
 
 
 def _fit(text: str, font, width: Number) -> str:
-    """The text, cut with dots where it is wider than `width`."""
+    """Cuts the text and adds dots if it is wider than `width`."""
     if font.getlength(text) <= width:
         return text
     while text and font.getlength(text + "…") > width:
@@ -256,7 +237,7 @@ def _fit(text: str, font, width: Number) -> str:
 
 
 def _wrap(text: str, font, width: Number) -> list[str]:
-    """Lines no wider than `width`; a word that is wider alone is broken between letters."""
+    """Wraps text to `width`; a word that is wider alone is broken between characters."""
     lines = [""]
     for word in text.split():
         joined = f"{lines[-1]} {word}".strip()
@@ -265,8 +246,8 @@ def _wrap(text: str, font, width: Number) -> list[str]:
             continue
         if lines[-1]:
             lines.append("")
-        for letter in word:
-            if lines[-1] and font.getlength(lines[-1] + letter) > width:
+        for character in word:
+            if lines[-1] and font.getlength(lines[-1] + character) > width:
                 lines.append("")
-            lines[-1] += letter
+            lines[-1] += character
     return lines

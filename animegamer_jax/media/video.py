@@ -1,4 +1,4 @@
-"""Clips and pictures of a game: H.264 files, the storyboard, and writing that leaves no halves."""
+"""Clips of a game: H.264 files, encoded, joined, read and enlarged."""
 
 import contextlib
 import io
@@ -18,13 +18,12 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.storage.files import write_whole
 
 FRAMES_PER_SECOND = 8
-_LEAST_ROWS = 240  # of a saved clip: players show smaller ones as a stamp
-
+_MIN_ROWS = 240  # of a saved clip: players show smaller ones as a stamp
 
 # Constant, so that the same frames give the same bytes (`encode_mp4`).
 _LOSSLESS_ENCODER = {"qp": "0", "preset": "ultrafast", "x264-params": "rc-lookahead=0:mbtree=0"}
 _ENCODER = {"crf": "18", "preset": "veryfast", "x264-params": "rc-lookahead=0:mbtree=0"}
-_BT709 = 1  # the number of BT.709 in H.264's tables of primaries and transfer functions
+_BT709 = 1  # number of BT.709 in H.264's tables of primaries and transfer functions
 
 
 def write_bt709(
@@ -36,9 +35,9 @@ def write_bt709(
     fps: int,
     options: Mapping[str, str],
 ) -> None:
-    """Frames as a container's only stream: H.264, 4:2:0, BT.709, one encoder thread.
+    """Writes frames as a container's only stream: H.264, 4:2:0, BT.709, one encoder thread.
 
-    4:2:0 needs even sides: an odd one is made even by repeating the last row or column.
+    4:2:0 needs even sides: an odd side is padded by repeating the last row or column.
     """
     stream = container.add_stream("libx264", rate=fps, options=dict(options))
     stream.height, stream.width = height + height % 2, width + width % 2
@@ -50,8 +49,8 @@ def write_bt709(
     context.color_primaries = context.color_trc = _BT709
     edges = ((0, height % 2), (0, width % 2), (0, 0))
     for array in frames:
-        whole = np.ascontiguousarray(np.pad(array, edges, mode="edge"))
-        frame = av.VideoFrame.from_ndarray(whole, format="rgb24").reformat(
+        padded = np.ascontiguousarray(np.pad(array, edges, mode="edge"))
+        frame = av.VideoFrame.from_ndarray(padded, format="rgb24").reformat(
             format="yuv420p", dst_colorspace=Colorspace.ITU709, dst_color_range=ColorRange.MPEG
         )
         container.mux(stream.encode(frame))
@@ -59,15 +58,21 @@ def write_bt709(
 
 
 def encode_mp4(frames: UInt8[np.ndarray, "f h w 3"], *, fps: int = FRAMES_PER_SECOND) -> bytes:
-    """H.264 (4:2:0, BT.709, constant quality 18) in an MP4.
+    """Encodes frames as H.264 (4:2:0, BT.709, constant quality 18) in an MP4.
 
-    Odd sides are made even (`write_bt709`). The same frames give the same bytes: one encoder
-    thread, and no look-ahead, whose macroblock tree was measured to give up to 15 different files
-    for one small clip (x264 as PyAV 18 ships it); a clip without it is up to half as large again.
+    Odd sides are padded (`write_bt709`). The same frames give the same bytes: one encoder thread,
+    and no look-ahead, whose macroblock tree gave up to 15 different files for one small clip (x264
+    in PyAV 18). Without it a clip is up to half as large again.
     """
     height, width = frames.shape[1:3]
     if frames.shape[0] == 0 or height == 0 or width == 0:
         raise ValueError(f"a clip needs at least one pixel, got frames of shape {frames.shape}")
+    return _encode(frames, height=height, width=width, fps=fps)
+
+
+def _encode(
+    frames: Iterable[UInt8[np.ndarray, "h w 3"]], *, height: int, width: int, fps: int
+) -> bytes:
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as container:
         write_bt709(container, frames, height=height, width=width, fps=fps, options=_ENCODER)
@@ -77,9 +82,9 @@ def encode_mp4(frames: UInt8[np.ndarray, "f h w 3"], *, fps: int = FRAMES_PER_SE
 def encode_lossless_mp4(
     frames: UInt8[np.ndarray, "f h w 3"], *, fps: int = FRAMES_PER_SECOND
 ) -> bytes:
-    """H.264 without loss, of red, green and blue as they are, in an MP4: for small clips to learn.
+    """Encodes frames as lossless H.264 of RGB in an MP4, for small clips to train on.
 
-    Any size, odd ones included; few players show it. The same frames give the same bytes.
+    Takes any size; few video players support it. The same frames give the same bytes.
     """
     if 0 in frames.shape:
         raise ValueError(f"a clip needs at least one pixel, got frames of shape {frames.shape}")
@@ -99,7 +104,7 @@ def encode_lossless_mp4(
 def write_mp4(
     path: Path, frames: UInt8[np.ndarray, "f h w 3"], *, fps: int = FRAMES_PER_SECOND
 ) -> None:
-    """Encodes and writes one clip in whole (`encode_mp4`, `write_whole`).
+    """Encodes a clip and writes it atomically (`encode_mp4`, `write_whole`).
 
     Raises:
         OSError: the clip cannot be written.
@@ -108,11 +113,11 @@ def write_mp4(
 
 
 def join_mp4(clips: Sequence[Path], path: Path, *, fps: int = FRAMES_PER_SECOND) -> None:
-    """Clips of one size as one clip, encoded anew; only one is in memory at a time.
+    """Joins clips of one size to one clip and encodes it again; reads one clip at a time.
 
     Raises:
-        UserError: a clip cannot be read, or differs in size from the first.
-        ValueError: no clips.
+        UserError: a clip cannot be read, or its size differs from the first.
+        ValueError: there are no clips.
         OSError: the clip cannot be written.
     """
     if not clips:
@@ -129,10 +134,7 @@ def join_mp4(clips: Sequence[Path], path: Path, *, fps: int = FRAMES_PER_SECOND)
                 )
             yield from found
 
-    buffer = io.BytesIO()
-    with av.open(buffer, "w", format="mp4") as container:
-        write_bt709(container, frames(), height=height, width=width, fps=fps, options=_ENCODER)
-    write_whole(path, buffer.getvalue())
+    write_whole(path, _encode(frames(), height=height, width=width, fps=fps))
 
 
 @contextlib.contextmanager
@@ -150,7 +152,7 @@ def _open_mp4(source: Path | io.BytesIO, name: Path | str) -> Iterator[InputCont
 
 
 def check_mp4(path: Path) -> None:
-    """Reads a clip's head, not its frames.
+    """Checks a clip's header, without decoding its frames.
 
     Raises:
         UserError: the file is missing or holds no video.
@@ -160,7 +162,7 @@ def check_mp4(path: Path) -> None:
 
 
 def measure_mp4(path: Path) -> tuple[int, int, int]:
-    """Rows, columns and number of packets, which is that of frames, without decoding one.
+    """Returns rows, columns and frames of a clip; counts packets instead of decoding frames.
 
     Raises:
         UserError: the file is missing or holds no video.
@@ -172,7 +174,7 @@ def measure_mp4(path: Path) -> tuple[int, int, int]:
 
 
 def read_mp4(path: Path) -> UInt8[np.ndarray, "f h w 3"]:
-    """All frames of a clip.
+    """Reads all frames of a clip.
 
     Raises:
         UserError: the file is missing or holds no video.
@@ -183,12 +185,12 @@ def read_mp4(path: Path) -> UInt8[np.ndarray, "f h w 3"]:
 def decode_mp4(
     clip: bytes, *, name: str = "clip", num_frames: int | None = None
 ) -> UInt8[np.ndarray, "f h w 3"]:
-    """Frames of a clip in memory, on one thread.
+    """Decodes a clip in memory, on one thread.
 
     Args:
-        clip: the file's bytes.
-        name: what a message calls it.
-        num_frames: at most so many, from the start; None: all.
+        clip: Bytes of the file.
+        name: Name of the clip in error messages.
+        num_frames: Number of frames to decode, from the start; None: all.
 
     Raises:
         UserError: the bytes hold no video.
@@ -197,7 +199,7 @@ def decode_mp4(
 
 
 def _to_rgb(frame: av.VideoFrame) -> UInt8[np.ndarray, "h w 3"]:
-    if frame.format.name == "gbrp":  # lossless: what a general conversion gives, in half the time
+    if frame.format.name == "gbrp":  # lossless: same as the general conversion, in half the time
         return frame.to_ndarray()
     return frame.to_ndarray(format="rgb24", src_colorspace=Colorspace.ITU709)
 
@@ -216,13 +218,13 @@ def _read_frames(
 
 
 def enlarged_size(height: int, width: int) -> tuple[int, int]:
-    """Rows and columns of a clip after `enlarge`."""
-    factor = max(1, -(-_LEAST_ROWS // height))
+    """Returns the rows and columns of a clip after `enlarge`."""
+    factor = max(1, -(-_MIN_ROWS // height))
     return factor * height, factor * width
 
 
 def enlarge(frames: UInt8[np.ndarray, "f h w 3"]) -> UInt8[np.ndarray, "f y x 3"]:
-    """A clip of fewer than 240 rows, enlarged a whole number of times to that or more (cubic)."""
+    """Enlarges a clip of fewer than 240 rows by the smallest whole factor that suffices (cubic)."""
     height, width = enlarged_size(*frames.shape[1:3])
     if height == frames.shape[1]:
         return frames
@@ -234,6 +236,6 @@ def enlarge(frames: UInt8[np.ndarray, "f h w 3"]) -> UInt8[np.ndarray, "f y x 3"
 def pick_frames(
     frames: UInt8[np.ndarray, "f h w 3"], *, count: int = 4
 ) -> UInt8[np.ndarray, "k h w 3"]:
-    """`count` frames spread evenly over a clip, its first and last among them."""
+    """Picks `count` frames spread evenly over a clip, including the first and the last."""
     picks = np.linspace(0, len(frames) - 1, num=min(count, len(frames))).round().astype(int)
     return frames[picks]

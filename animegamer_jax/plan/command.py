@@ -1,4 +1,4 @@
-"""`animegamer plan`: what a stage or a turn of the game needs of a TPU slice, by its compiler."""
+"""`animegamer plan`: what a stage or a turn needs on a TPU slice, by the TPU's compiler."""
 
 import json as jsonlib
 import os
@@ -8,22 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.plan.cases import (
-    Case,
+from animegamer_jax.plan.compiler import NoRoomError, compile_program
+from animegamer_jax.plan.configurations import (
+    Configuration,
     PartName,
     SizeName,
     StageName,
-    first_case,
-    nearest_cases,
-    sweep_cases,
+    make_configuration,
+    nearest_configurations,
+    sweep_configurations,
 )
-from animegamer_jax.plan.compiler import NoRoomError, compile_case
 from animegamer_jax.plan.report import CAVEAT, Found, as_object, describe_estimate
+from animegamer_jax.progress import print_status
 
 if TYPE_CHECKING:
     from animegamer_jax.plan.topology import Topology
 
-_BEST = 5  # lines of a sweep
+_BEST = 5  # estimates that a sweep prints
 
 
 def plan(
@@ -43,33 +44,35 @@ def plan(
     price: float | None = None,
     json: bool = False,
 ) -> int:
-    """Compile a stage's step or a turn for a TPU slice, and tell memory, time and cost.
+    """Compile a training step or a turn for a TPU slice; print memory, time and cost.
 
     Args:
-        stage: What to plan.
-        topology: The slice: a chip and its torus, such as v5e:4x4, v6e:2x4, v5p:4x4x4.
-        mesh: Sizes of mesh axes (data=4 fsdp=16); default: what the layout says.
-        layout: How weights and activations lie: sharded or whole for a stage, latency or throughput
-            for the rollout; default: by stage and slice.
-        batch_size: Samples a step; default: the recipe's, or as many as the slice needs.
-        remat: What the backward pass computes again; default: the recipe's.
-        accumulate: Parts of a batch, one after the other; default: the recipe's.
-        trained: What is trained; default: the recipe's.
-        part: Of a turn: all of it, the game state, the denoising, or the frames; default: all.
-        games: That are played at once; default: one for each group of chips.
-        denoising_steps: Of a turn; default: 50.
-        size: Of the networks.
-        sweep: Try what was not given of meshes, batches, remat policies, layouts of play and games,
-            and tell the best that fit.
-        price: Of a chip and hour, for the cost of the whole recipe or of 1,000 turns.
+        stage: Training stage to plan, or `rollout` for a turn of the game.
+        topology: Slice, as a chip and its torus, such as v5e:4x4, v6e:2x4 or v5p:4x4x4.
+        mesh: Sizes of mesh axes, such as data=4 fsdp=16. Default: those of the layout.
+        layout: Layout of weights and activations: sharded or replicated for a training stage,
+            latency or throughput for the rollout. Default: by stage and slice.
+        batch_size: Samples of a training step. Default: the recipe's, or the fewest that the slice
+            can share.
+        remat: Activations that the backward pass computes again. Default: the recipe's.
+        accumulate: Number of parts of a batch, computed one after the other. Default: the recipe's.
+        trained: Weights to train. Default: the recipe's.
+        part: Part of a turn: all of it, the game state (mllm), the denoising (decoder) or the
+            frames (vae). Default: all of it.
+        games: Games played at once. Default: one for each group of chips.
+        denoising_steps: Denoising steps of a turn, 1 to 1000. Default: 50.
+        size: Size of the networks.
+        sweep: Try all values of the options that are not given (mesh, layout, batch size, remat,
+            games), and print the best that fit.
+        price: Price of a chip for an hour, to print the cost of the whole recipe or 1,000 turns.
         json: Print one JSON object and nothing else.
 
     Raises:
-        UserError: the slice, the mesh or the recipe does not fit; a program fits no chip.
+        UserError: the slice, the mesh or the recipe does not fit, or no program fits a chip.
     """
-    # The slice is described to libtpu's compiler; JAX itself must not look for its chips here.
+    # Only libtpu's compiler is needed: JAX must not look for chips on this machine.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    if "jax" not in sys.modules:  # a chip's program is not for this machine: no cache reads it back
+    if "jax" not in sys.modules:  # a program for a TPU cannot be read back from the cache here
         os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     from animegamer_jax.plan.topology import parse_topology
 
@@ -85,81 +88,89 @@ def plan(
         "games": games,
         "denoising_steps": denoising_steps,
     }
-    case = first_case(stage, wanted, size=size, mesh=mesh, layout=layout, **options)
+    configuration = make_configuration(
+        stage, wanted, size=size, mesh=mesh, layout=layout, **options
+    )
     if sweep:
         given = {name for name, value in options.items() if value is not None}
         given |= {name for name, value in {"mesh": mesh, "layout": layout}.items() if value}
-        return _sweep(case, wanted, given=given, price=price, as_json=json)
+        return _run_sweep(configuration, wanted, given=given, price=price, as_json=json)
     try:
-        estimate = compile_case(case, wanted)
+        estimate = compile_program(configuration, wanted)
     except NoRoomError as error:
-        raise _refused(case, wanted, error, price=price, as_json=json) from None
-    _print([(case, estimate)], price=price, as_json=json)
+        raise _find_nearest(configuration, wanted, error, price=price, as_json=json) from None
+    _print([(configuration, estimate)], price=price, as_json=json)
     return 0
 
 
-def _refused(
-    case: Case, topology: "Topology", error: NoRoomError, *, price: float | None, as_json: bool
+def _find_nearest(
+    wanted: Configuration,
+    topology: "Topology",
+    error: NoRoomError,
+    *,
+    price: float | None,
+    as_json: bool,
 ) -> UserError:
-    """What to tell of a program that does not fit: the nearest one that does."""
-    _tell(f"{case} on {topology}: {error}")
+    """Returns the error for a program that does not fit, with the nearest one that does."""
+    print_status(f"{wanted} on {topology}: {error}")
     tried: list[str] = []
-    nearest: Found | None = None
-    for other, slice_ in nearest_cases(case, topology):
-        told = f"{other} on {slice_}"
+    found: Found | None = None
+    for other, slice_ in nearest_configurations(wanted, topology):
         try:
-            nearest = other, compile_case(other, slice_)
-        except NoRoomError as no_room:
-            _tell(f"{told}: {no_room}")
-            tried.append(told)
-        else:
+            found = other, compile_program(other, slice_)
             break
+        except NoRoomError as no_room:
+            tried.append(f"{other} on {slice_}")
+            print_status(f"{tried[-1]}: {no_room}")
     if as_json:
-        found = as_object([], price=price, refused=error, nearest=nearest)
-        print(jsonlib.dumps(found, indent=1))
-    mend = (
-        f"nor does any of {len(tried)} others: {'; '.join(tried)}" if tried else "nothing is near"
-    )
-    if nearest is not None:
-        at, e = nearest
-        mend = f"the nearest found to fit is {at} on {e.topology}: peak {e.memory.peak:.1f} GB"
-    return UserError(f"{case} on {topology}: {error}; {mend}")
+        content = as_object([], price=price, refused=error, nearest=found)
+        print(jsonlib.dumps(content, indent=1))
+    hint = "there is nothing else to try"
+    if found is not None:
+        other, e = found
+        hint = f"the nearest found to fit is {other} on {e.topology}: peak {e.memory.peak:.1f} GB"
+    elif tried:
+        hint = f"nor does any of {len(tried)} others: {'; '.join(tried)}"
+    return UserError(f"{wanted} on {topology}: {error}; {hint}")
 
 
-def _sweep(
-    case: Case, topology: "Topology", *, given: set[str], price: float | None, as_json: bool
+def _run_sweep(
+    start: Configuration,
+    topology: "Topology",
+    *,
+    given: set[str],
+    price: float | None,
+    as_json: bool,
 ) -> int:
     found: list[Found] = []
-    cases = list(sweep_cases(case, topology, given=given))
+    configurations = list(sweep_configurations(start, topology, given=given))
     error: NoRoomError | None = None
-    for number, other in enumerate(cases, 1):
+    for number, configuration in enumerate(configurations, 1):
         try:
-            estimate = compile_case(other, topology)
+            estimate = compile_program(configuration, topology)
         except NoRoomError as no_room:
-            told, error = str(no_room), no_room
+            result, error = str(no_room), no_room
         else:
-            told = f"{estimate.seconds.total:.2f} s, peak {estimate.memory.peak:.1f} GB"
-            found.append((other, estimate))
-        _tell(f"{number} of {len(cases)}: {other}: {told}")
-    if not cases:
-        raise UserError(f"{case.stage} on {topology}: nothing to try with what was given")
+            result = f"{estimate.seconds.total:.2f} s, peak {estimate.memory.peak:.1f} GB"
+            found.append((configuration, estimate))
+        print_status(f"{number} of {len(configurations)}: {configuration}: {result}")
+    if not configurations:
+        raise UserError(f"{start.stage} on {topology}: nothing to try with the given options")
     if not found:
         if as_json:
             print(jsonlib.dumps(as_object([], price=price, refused=error), indent=1))
-        raise UserError(f"{case.stage} on {topology}: none of {len(cases)} programs fits")
+        count = len(configurations)
+        raise UserError(f"{start.stage} on {topology}: none of {count} programs fits")
     found.sort(key=lambda pair: -pair[1].samples_per_second)
     _print(found[:_BEST], price=price, as_json=as_json)
     return 0
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _print(found: list[Found], *, price: float | None, as_json: bool) -> None:
     if as_json:
         print(jsonlib.dumps(as_object(found, price=price), indent=1))
         return
-    for case, estimate in found:
-        print("\n".join(describe_estimate(case, estimate, price=price)), end="\n\n")
+    for configuration, estimate in found:
+        lines = describe_estimate(configuration, estimate, price=price)
+        print("\n".join(lines), end="\n\n")
     print(CAVEAT)

@@ -1,4 +1,4 @@
-"""One program compiled for a slice, and what its compiler says when there is no room."""
+"""Compiles one program for a slice, and reads the compiler's errors if it does not fit."""
 
 import contextlib
 import re
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from animegamer_jax.errors import UserError
 
 if TYPE_CHECKING:
-    from animegamer_jax.plan.cases import Case
+    from animegamer_jax.plan.configurations import Configuration
     from animegamer_jax.plan.estimate import Estimate
     from animegamer_jax.plan.topology import Topology
 
@@ -24,33 +24,33 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 class NoRoomError(UserError):
-    """A program needs more of a chip than there is; another program may not."""
+    """A program needs more memory than a chip has."""
 
 
 class TooLargeError(NoRoomError):
     """A program does not fit a chip's memory (HBM).
 
     Attributes:
-        needed: 10^9 bytes that it wants; None: the compiler did not say.
-        limit: 10^9 bytes that a program may use.
+        needed: Memory that it needs, in 10^9 bytes; None: unknown.
+        limit: Memory that a program may use, in 10^9 bytes.
     """
 
     def __init__(self, needed: float | None, limit: float):
         self.needed, self.limit = needed, limit
-        told = "more" if needed is None else f"{needed:.1f} GB"
-        super().__init__(f"does not fit: it needs {told} of a chip's {limit:.1f} GB")
+        amount = "more" if needed is None else f"{needed:.1f} GB"
+        super().__init__(f"does not fit: it needs {amount} of a chip's {limit:.1f} GB")
 
 
 class ScratchError(NoRoomError):
-    """An instruction or a kernel wants more of a core's own memory (vmem, smem) than it has."""
+    """An instruction or a kernel needs more of a core's own memory (vmem, smem) than it has."""
 
 
 def read_no_room(text: str, *, limit: float) -> NoRoomError | None:
-    """What the compiler's message means; None: another kind of failure.
+    """Converts the compiler's message to an error; None: another kind of failure.
 
     Args:
-        text: of the error.
-        limit: 10^9 bytes that a program may use, where the message does not say.
+        text: The compiler's message.
+        limit: Memory that a program may use, in 10^9 bytes, if the message does not include it.
     """
     space = _SPACE.search(text)
     if "RESOURCE_EXHAUSTED" not in text or space is None:
@@ -61,16 +61,16 @@ def read_no_room(text: str, *, limit: float) -> NoRoomError | None:
             return TooLargeError(None, limit)
         needed, had = (float(found[i]) * _UNITS[found[i + 1]] / 1e9 for i in (1, 3))
         return TooLargeError(needed, had)
-    told = "" if found is None else f", {found[1]}{found[2]} of {found[3]}{found[4]}"
+    amount = "" if found is None else f", {found[1]}{found[2]} of {found[3]}{found[4]}"
     return ScratchError(
         f"an instruction or a kernel needs more of a core's own memory ({space[1]}) than it "
-        f"has{told}: this is of one operation's form, not of the chip's HBM"
+        f"has{amount}: this depends on one operation, not on the chip's HBM"
     )
 
 
 @contextlib.contextmanager
 def _not_cached() -> Iterator[None]:
-    """Within the block nothing goes into JAX's persistent cache: it could not be read back here."""
+    """Keeps programs out of JAX's persistent cache, which cannot read them back here."""
     import jax
 
     name = "jax_persistent_cache_min_compile_time_secs"
@@ -82,35 +82,36 @@ def _not_cached() -> Iterator[None]:
         jax.config.update(name, before)
 
 
-def compile_case(case: "Case", topology: "Topology") -> "Estimate":
-    """Compiles for the slice and reads what the compiler says.
+def compile_program(configuration: "Configuration", topology: "Topology") -> "Estimate":
+    """Compiles a configuration's program for the slice and estimates its memory and time.
 
     Raises:
-        NoRoomError: it does not fit a chip.
-        UserError: the slice cannot be described.
+        NoRoomError: the program does not fit a chip.
+        UserError: libtpu is missing or does not know the slice.
     """
     from animegamer_jax.plan.estimate import make_estimate
     from animegamer_jax.plan.programs import rollout_program, stage_program
-    from animegamer_jax.plan.topology import describe, torus_of
+    from animegamer_jax.plan.topology import describe_devices, torus_of
     from animegamer_jax.sharding import PLANS, make_mesh
 
-    mesh = make_mesh(case.mesh, devices=describe(topology))
-    plan = PLANS[case.layout]
-    if case.stage == "rollout":
+    c = configuration
+    mesh = make_mesh(c.mesh, devices=describe_devices(topology))
+    plan = PLANS[c.layout]
+    if c.stage == "rollout":
         program = rollout_program(
             mesh=mesh,
             plan=plan,
-            size=case.size,
-            games=case.games,
-            steps=case.denoising_steps,
-            part=case.part,
+            size=c.size,
+            games=c.games,
+            steps=c.denoising_steps,
+            part=c.part,
         )
     else:
-        program = stage_program(case.stage, mesh=mesh, plan=plan, size=case.size, **case.changes)
+        program = stage_program(c.stage, mesh=mesh, plan=plan, size=c.size, **c.changes)
     try:
         with _not_cached():
             compiled = program.lower(mesh, plan).compile()
-    except Exception as error:  # the compiler's errors have no class of their own
+    except Exception as error:  # the compiler's errors have no class
         no_room = read_no_room(str(error), limit=topology.chip.usable_gb)
         if no_room is not None:
             raise no_room from None
@@ -121,8 +122,8 @@ def compile_case(case: "Case", topology: "Topology") -> "Estimate":
         compiled,
         program=program.name,
         topology=topology,
-        plan=case.layout,
-        mesh=case.mesh,
+        plan=c.layout,
+        mesh=c.mesh,
         torus=torus_of(topology, mesh.devices.flat),
         samples=program.samples,
         unit=program.unit,

@@ -1,8 +1,8 @@
-"""What a compiled TPU program costs, read from its optimized HLO text.
+"""The cost of a compiled TPU program, from its optimized HLO text.
 
-`cost_analysis()` counts the body of a loop once, so the text is walked instead: each instruction's
-estimated cycles, times the trips of the loops around it. What the compiler has no estimate for
-(kernels) is listed with its operands.
+`cost_analysis()` counts the body of a loop once, so this walks the text instead: each instruction's
+estimated cycles, times the iterations of the loops around it. Kernels, for which the compiler has
+no estimate, are listed with their operands.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from animegamer_jax.plan.hlo import (
     groups_of,
     parse,
 )
-from animegamer_jax.plan.links import Groups
+from animegamer_jax.plan.interconnect import Groups
 
 _COLLECTIVES = (
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute",
@@ -38,7 +38,7 @@ _SAME_VALUE = ("bitcast", "copy", "reshape", "convert", "get-tuple-element")
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """Collectives of one kind over the same groups: how often, and bytes sent by a chip."""
+    """All collectives of one kind over the same groups: their number, and bytes sent by a chip."""
 
     kind: str
     groups: Groups
@@ -47,13 +47,13 @@ class Collective:
 
     @property
     def group(self) -> int:
-        """Devices of a group; of a permutation the two of a pair."""
+        """Number of devices in a group; of a permutation, the two of a pair."""
         return len(self.groups[0])
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A kernel that is not XLA's own, as it is called: its name, operands and results."""
+    """A custom kernel: its name, operands and results."""
 
     name: str
     operands: tuple[Array, ...]
@@ -62,18 +62,17 @@ class Kernel:
 
 @dataclasses.dataclass
 class Cost:
-    """What one chip does in one call of a program.
+    """The cost of one call of a program on one chip.
 
     Attributes:
-        product_cycles, other_cycles: the compiler's estimates: instructions that hold a product of
-            matrices, and all others.
-        product_flops: of the products, two a multiplication.
-        other_bytes: read and written in HBM by the other instructions.
-        product_bytes: by the products.
-        kernels: number of calls; the compiler has no estimate for them.
-        collectives: by kind and groups.
-        unknown_loops: loops whose trips are not known, counted once.
-        without_estimate: instructions that the compiler has no estimate for.
+        product_cycles, other_cycles: The compiler's estimates for instructions with a matrix
+            product, and for all others.
+        product_flops: FLOPs of the products, two for each multiplication.
+        product_bytes, other_bytes: Bytes read and written in HBM by products and by the others.
+        kernels: Number of calls of each kernel; the compiler has no estimate for them.
+        collectives: Collectives by kind and groups.
+        unknown_loops: Number of loops of unknown length, counted once.
+        without_estimate: Runs of instructions without an estimate.
     """
 
     product_cycles: float = 0.0
@@ -94,7 +93,7 @@ class Cost:
 
 
 def sent_by_a_chip(kind: str, *, result: float, group: int) -> float:
-    """Bytes that a chip sends for a collective whose result has so many, in rings."""
+    """Returns the bytes that a chip sends for a collective in rings, by the bytes of its result."""
     share = (group - 1) / group
     return {
         "all-reduce": 2 * share * result,
@@ -113,7 +112,7 @@ class _Walker:
 
     @functools.cached_property
     def _started(self) -> set[str]:
-        """Chains of collectives whose start is in the text."""
+        """Chains of asynchronous collectives whose start is in the text."""
         inside = [
             (i, c) for c in self.module.computations.values() for i in c.instructions.values()
         ]
@@ -134,7 +133,7 @@ class _Walker:
         elif i.opcode == "call":
             self.walk(_named(i, "to_apply"), times)
         elif i.opcode == "conditional":
-            self._branches(i, times)
+            self._conditional(i, times)
         elif i.opcode == "async-start":
             self.walk(_named(i, "calls"), times)
         elif (kind := i.opcode.removesuffix("-start")) in _COLLECTIVES:
@@ -168,8 +167,8 @@ class _Walker:
             self.cost.other_cycles += cycles * times
             self.cost.other_bytes += moved * times
 
-    def _branches(self, i: Instruction, times: float) -> None:
-        """The dearest branch."""
+    def _conditional(self, i: Instruction, times: float) -> None:
+        """Walks the most expensive branch."""
         found = re.search(r"branch_computations=\{([^}]*)\}", i.attributes)
         names = OPERAND.findall(found[1]) if found else []
         names += [n for n in map(i.called, ("true_computation", "false_computation")) if n]
@@ -189,11 +188,11 @@ class _Walker:
             self.cost.add_collective(kind, groups, sent, times)
 
     def _fused_collectives(self, name: str) -> list[tuple[Instruction, str, float]]:
-        """Those in a fused computation, their kinds, and bytes of their results.
+        """Returns the collectives in a fused computation, their kinds, and bytes of their results.
 
-        A reduce-scatter is written as a slice of an all-reduce. A collective that runs beside
-        several fusions (`chain_id`) stands in each of them: it counts where it starts, and has no
-        bytes elsewhere.
+        A reduce-scatter is written as a slice of an all-reduce. A collective that runs in parallel
+        to several fusions (`chain_id`) occurs in each of them: it counts where it starts, and has
+        no bytes elsewhere.
         """
         computation = self.computation(name)
         found: list[tuple[Instruction, str, float]] = []
@@ -212,7 +211,7 @@ class _Walker:
         return found
 
     def _transfer(self, i: Instruction, inside: Computation, times: float) -> None:
-        """A copy or a slice that runs beside other work: its result goes in or out of HBM."""
+        """Counts an asynchronous copy or slice, whose result goes in or out of HBM."""
         result = _result(i, inside)
         moved = _num_bytes(array for array in result if array.in_hbm)
         sources = [a for o in i.operands[:1] for a in inside.instructions[o].arrays]
@@ -231,14 +230,14 @@ class _Walker:
 
     def _trips(self, i: Instruction, inside: Computation) -> float:
         known = i.config.get("known_trip_count", {}).get("n")
-        trips = float(known) if known is not None else self._counted(i, inside)
+        trips = float(known) if known is not None else self._count_trips(i, inside)
         if trips is None:
             self.cost.unknown_loops += 1
             return 1.0
         return trips
 
-    def _counted(self, i: Instruction, inside: Computation) -> float | None:
-        """Trips of `for (n = start; n < end; n += 1)`, which is what `lax.scan` becomes."""
+    def _count_trips(self, i: Instruction, inside: Computation) -> float | None:
+        """Returns the iterations of `for (n = start; n < end; n += 1)`, the form of `lax.scan`."""
         condition = self.computation(_named(i, "condition"))
         compare = condition.root
         if compare.opcode != "compare" or "direction=LT" not in compare.attributes:
@@ -256,7 +255,7 @@ class _Walker:
 
     @functools.cache  # noqa: B019 - lives as long as the walk
     def flops(self, name: str) -> float:
-        """Of the products in a fused computation."""
+        """Returns the FLOPs of the products in a fused computation."""
         computation, total = self.computation(name), 0.0
         for i in computation.instructions.values():
             called = i.called("calls") if i.opcode == "fusion" else None
@@ -264,23 +263,23 @@ class _Walker:
         return total
 
     def _bytes(self, i: Instruction, inside: Computation) -> float:
-        """Read and written in HBM; of what is sliced only the slice."""
+        """Returns the bytes read and written in HBM; of a sliced array only the slice."""
         called = i.called("calls") if i.opcode == "fusion" else None
         total = self._written(i, inside)
         parameters = self.computation(called).parameters if called else []
-        for place, name in enumerate(i.operands):
+        for number, name in enumerate(i.operands):
             operand = inside.instructions.get(name)
             if operand is None or len(operand.arrays) != 1 or not operand.array.in_hbm:
                 continue
-            whole = operand.array.num_bytes
+            size = operand.array.num_bytes
             if called:
-                total += self._read(self.computation(called), parameters[place], whole)
+                total += self._read(self.computation(called), parameters[number], size)
             elif i.opcode in _SLICES:
-                total += min(whole, _num_bytes(i.arrays))
-            elif i.opcode == "dynamic-update-slice" and place == 0:
+                total += min(size, _num_bytes(i.arrays))
+            elif i.opcode == "dynamic-update-slice" and number == 0:
                 continue
             else:
-                total += whole
+                total += size
         return total
 
     def _written(self, i: Instruction, inside: Computation) -> float:
@@ -288,10 +287,10 @@ class _Walker:
         return sum((size for size, array in stored if array.in_hbm), 0.0)
 
     def _stored(self, i: Instruction, inside: Computation) -> list[float]:
-        """Bytes that are stored for each array of a value, wherever it lies.
+        """Returns the bytes stored for each array of a value, in any memory.
 
-        Of an update in place only the update; nothing for an operand that is passed on, nor for
-        what a collective brings.
+        Of an in-place update only the update; nothing for an operand that is passed through or for
+        the result of a collective.
         """
         parts = [inside.instructions[name] for name in i.operands if name in inside.instructions]
         if i.opcode == "fusion" and (called := i.called("calls")):
@@ -314,22 +313,22 @@ class _Walker:
             return [array.num_bytes for array in i.arrays]
         return found
 
-    def _read(self, computation: Computation, parameter: Instruction, whole: float) -> float:
+    def _read(self, computation: Computation, parameter: Instruction, size: float) -> float:
         total = 0.0
         for user in computation.users(parameter.name, through=("bitcast",)):
             if user.opcode in _SLICES:
                 total += _num_bytes(user.arrays)
             elif user.opcode == "tuple" or user.opcode in _COLLECTIVES:
-                continue  # it stays where it is; a collective's traffic is counted by itself
+                continue  # not copied; a collective's traffic is counted separately
             elif user.opcode == "dynamic-update-slice" and user.operands[0] == parameter.name:
                 continue
             elif user.opcode == "fusion" and (called := user.called("calls")):
                 inner = self.computation(called)
-                places = [n for n, name in enumerate(user.operands) if name == parameter.name]
-                total += sum(self._read(inner, inner.parameters[n], whole) for n in places)
+                uses = [n for n, name in enumerate(user.operands) if name == parameter.name]
+                total += sum(self._read(inner, inner.parameters[n], size) for n in uses)
             else:
-                return whole
-        return min(total, whole)
+                return size
+        return min(total, size)
 
 
 def _num_bytes(arrays: Iterable[Array]) -> float:
@@ -337,9 +336,9 @@ def _num_bytes(arrays: Iterable[Array]) -> float:
 
 
 def _result(i: Instruction, inside: Computation) -> tuple[Array, ...]:
-    """What an instruction gives; of one that starts, what the one that ends it gives.
+    """Returns an instruction's result; for an asynchronous start, the result of its end.
 
-    The tuples of those that start differ by kind: operands before results, or none, or counters.
+    The start's own tuple differs by kind: operands before results, no results, or counters.
     """
     if not i.opcode.endswith("-start"):
         return i.arrays
@@ -351,7 +350,7 @@ def _result(i: Instruction, inside: Computation) -> tuple[Array, ...]:
 
 
 def _chain(i: Instruction) -> str | None:
-    """Of a collective that runs beside several fusions: a number of its own."""
+    """Returns the id of a collective that runs in parallel to several fusions."""
     found = re.search(r'chain_id="(\d+)"', i.attributes)
     return found and found[1]
 
@@ -369,7 +368,7 @@ def _named(i: Instruction, attribute: str) -> str:
 
 
 def _product_flops(i: Instruction, inside: Computation) -> float:
-    """Two a multiplication, of one `convolution` or `dot`; 0 for anything else."""
+    """Returns the FLOPs of a `convolution` or `dot`, two for each multiplication; else 0."""
     if i.opcode == "convolution":
         return _convolution_flops(i, inside)
     if i.opcode != "dot":
@@ -381,10 +380,9 @@ def _product_flops(i: Instruction, inside: Computation) -> float:
 
 
 def _convolution_flops(i: Instruction, inside: Computation) -> float:
-    """A product of matrices is a convolution without a window to this compiler.
+    """Returns the FLOPs of a convolution; this compiler writes matrix products as such, too.
 
-    Places of the window that fall on padding or on the holes of a dilated operand multiply
-    nothing; they are not counted.
+    Positions of the window on padding or in the gaps of a dilated operand are not counted.
     """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", i.attributes)
     if labels is None:
@@ -407,14 +405,14 @@ def _window(attributes: str, *, rank: int) -> list[dict[str, int]]:
     fields = dict(part.split("=") for part in found[1].split()) if found else {}
 
     def numbers(name: str, default: int) -> Sequence[int]:
-        said = fields.get(name)
-        return [int(n) for n in said.split("x")] if said else [default] * rank
+        text = fields.get(name)
+        return [int(n) for n in text.split("x")] if text else [default] * rank
 
     pads = fields.get("pad")
     low = [int(p.split("_")[0]) for p in pads.split("x")] if pads else [0] * rank
     return [
-        {"taps": taps, "stride": stride, "low": lo, "dilation": dilation, "holes": holes}
-        for taps, stride, lo, dilation, holes in zip(
+        {"taps": taps, "stride": stride, "low": lo, "dilation": dilation, "gaps": gaps}
+        for taps, stride, lo, dilation, gaps in zip(
             numbers("size", 1),
             numbers("stride", 1),
             low,
@@ -426,29 +424,29 @@ def _window(attributes: str, *, rank: int) -> list[dict[str, int]]:
 
 
 def _hits(
-    *, size: int, out: int, taps: int, stride: int, low: int, dilation: int, holes: int
+    *, size: int, out: int, taps: int, stride: int, low: int, dilation: int, gaps: int
 ) -> int:
-    """Pairs of an output place and a tap that meet an input."""
-    reach = (size - 1) * holes
+    """Returns the number of pairs of an output position and a tap that meet an input."""
+    reach = (size - 1) * gaps
     total = 0
     for tap in range(taps):
         offset = tap * dilation - low
-        # Output places o with 0 <= o * stride + offset <= reach, on an input, not in a hole.
+        # Output positions o with 0 <= o * stride + offset <= reach, on an input, not in a gap.
         first = max(0, -(offset // stride) if offset < 0 else 0)
         last = min(out - 1, (reach - offset) // stride)
-        if holes == 1:
+        if gaps == 1:
             total += max(0, last - first + 1)
         else:
-            total += sum((o * stride + offset) % holes == 0 for o in range(first, last + 1))
+            total += sum((o * stride + offset) % gaps == 0 for o in range(first, last + 1))
     return total
 
 
 def cost_of(text: str, *, devices: int) -> Cost:
-    """Walks a compiled program's text.
+    """Returns the cost of a compiled program.
 
     Args:
         text: `compiled.as_text()`.
-        devices: that the program runs on.
+        devices: Number of the program's devices.
 
     Raises:
         HLOError: it is not the text of a compiled program.

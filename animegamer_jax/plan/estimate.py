@@ -1,11 +1,11 @@
-"""From a compiled program to seconds and gigabytes: what the compiler and arithmetic say.
+"""Estimates seconds and gigabytes of a compiled program, by its compiler and by arithmetic.
 
-Nothing here was measured on a chip. A step's time is the sum of four parts, none of which overlap:
-products of matrices and all other instructions by the compiler's own estimated cycles, collectives
-by bytes over the links within their groups, kernels by arithmetic at the peak of the matrix unit
-(splash attention) or by the cycles of their schedule (our own).
-The compiler's cycles of elementwise work look pessimistic: the same instructions' bytes over the
-memory's bandwidth are given beside them, and the truth lies between.
+Nothing here was measured on a chip. A step's time is the sum of four parts without overlap: matrix
+products and all other instructions by the compiler's estimated cycles, collectives by bytes over
+the links within their groups, kernels by arithmetic at the matrix unit's peak (splash attention) or
+by the cycles of their schedule (`models/kernels/flash.py`). The compiler's cycles of elementwise
+work look pessimistic, so the time of the same instructions by memory bandwidth is reported too; the
+truth is in between.
 """
 
 import dataclasses
@@ -16,21 +16,21 @@ from typing import Any
 
 from animegamer_jax.devices import Chip
 from animegamer_jax.plan.costs import Cost, Kernel, cost_of
-from animegamer_jax.plan.links import Torus, link_share
+from animegamer_jax.plan.interconnect import Torus, link_share
 from animegamer_jax.plan.topology import Topology
 
-_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 5}  # of the parts of splash attention; dkv makes dq, too
+_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 5}  # in parts of splash attention; dkv also computes dq
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Of a chip, in 10^9 bytes: what the compiler assigned.
+    """Memory on each chip in 10^9 bytes, as the compiler assigned it.
 
     Attributes:
-        arguments: weights, optimizer state, batch.
-        temporaries: what lives inside a call.
-        peak: the greatest sum.
-        chip: what a program may use of the chip's.
+        arguments: Weights, optimizer state, batch.
+        temporaries: Arrays that exist only during a call.
+        peak: Largest sum at any time.
+        chip: Memory of the chip that a program may use.
     """
 
     arguments: float
@@ -45,15 +45,15 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seconds:
-    """Of one call, on each chip.
+    """Time of one call on each chip.
 
     Attributes:
-        products: instructions that hold a product of matrices, by estimated cycles.
-        other: all other instructions, by estimated cycles.
-        other_by_bytes: the same, by bytes over the memory's bandwidth.
-        collectives: by bytes over the busiest link (`links.link_share`), without overlap.
-        collectives_over_one_link: the same, as if a chip had one link only.
-        kernels: by arithmetic.
+        products: Instructions with a matrix product, by estimated cycles.
+        other: All other instructions, by estimated cycles.
+        other_by_bytes: The same instructions, by memory bandwidth.
+        collectives: Bytes over the busiest link (`interconnect.link_share`), without overlap.
+        collectives_over_one_link: The same, as if each chip had only one link.
+        kernels: Kernels, by arithmetic or by their schedule.
     """
 
     products: float
@@ -69,33 +69,31 @@ class Seconds:
 
     @property
     def least(self) -> float:
-        """With elementwise work as fast as the memory."""
+        """The total with elementwise work at memory bandwidth."""
         return self.total - self.other + min(self.other, self.other_by_bytes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What is known of a program on a slice.
+    """The estimate of a program on a slice.
 
     Attributes:
-        program: what it is.
-        topology: of the slice, such as `v5p:4x4x4`.
-        plan: name of the plan.
-        mesh: sizes of the mesh axes.
-        memory, seconds: of a chip.
-        flops: of products and kernels, of a chip and call.
-        gigabytes: read and written in HBM, of a chip and call.
-        collectives: gigabytes that a chip sends, by kind and size of the group.
-        samples: of a call, over all chips.
-        unit: what a sample is.
-        sample_flops: of a sample by the stage's own arithmetic; None: it has none.
-        sample_tokens: of a sample, of the language model's training; None: another program.
-        peak_share: of all chips' peak, by `sample_flops` or else by `flops`.
-        unknown_loops: loops whose trips could not be read, counted once.
-        unknown_instructions: runs of instructions without an estimate of the compiler, counted as
-            no time.
-        unknown_kernels: runs of kernels that no arithmetic is known for, by name, counted as no
-            time.
+        program: Description of the program.
+        topology: The slice, such as `v5p:4x4x4`.
+        plan: Name of the sharding plan.
+        mesh: Sizes of the mesh axes.
+        memory, seconds: Memory and time on each chip.
+        flops: FLOPs of products and kernels on each chip in a call.
+        gigabytes: Memory traffic (HBM) on each chip in a call.
+        collectives: Gigabytes that a chip sends, by kind and group size.
+        samples: Samples of a call on all chips.
+        unit: Unit of a sample.
+        sample_flops: FLOPs of a sample by the stage's own count; None: it has none.
+        sample_tokens: Tokens of a sample of the language model's training; None: another program.
+        peak_share: Share of all chips' peak, by `sample_flops` or else `flops`.
+        unknown_loops: Loops of unknown length, counted once.
+        unknown_instructions: Runs of instructions without an estimate, counted as no time.
+        unknown_kernels: Runs of kernels of unknown cost, by name, counted as no time.
     """
 
     program: str
@@ -125,14 +123,14 @@ class Estimate:
         return math.prod(self.mesh.values())
 
     def chip_hours(self, samples: int) -> float:
-        """To get through so many samples."""
+        """Returns the chip-hours for a number of samples."""
         return samples / self.samples_per_second * self.num_chips / 3600
 
 
 def attention_flops(kernel: Kernel) -> tuple[float, int] | None:
-    """The products of a call of an attention kernel, and a head's width; None: another kernel.
+    """Returns the FLOPs of an attention kernel's call and a head's width; None: another kernel.
 
-    All scores are counted: a causal mask is not known here and saves up to half.
+    All scores are counted: a causal mask, which is unknown here, saves up to half.
     """
     shapes = _attention_shapes(kernel)
     if shapes is None:
@@ -147,7 +145,7 @@ def attention_flops(kernel: Kernel) -> tuple[float, int] | None:
 
 
 def _attention_shapes(kernel: Kernel) -> tuple[int, int] | None:
-    """Scores of all heads, and a head's width."""
+    """Returns the number of scores of all heads, and a head's width."""
     arrays = [a for a in kernel.operands if len(a.shape) >= 3 and a.dtype in ("bf16", "f32")]
     if kernel.name.split("_")[0] not in ("splash", "flash") or len(arrays) < 3:
         return None
@@ -157,10 +155,10 @@ def _attention_shapes(kernel: Kernel) -> tuple[int, int] | None:
 
 
 def kernel_seconds(cost: Cost, chip: Chip) -> tuple[float, float]:
-    """Seconds and operations of a call's kernels.
+    """Returns seconds and FLOPs of the kernels in a call.
 
-    Splash attention at the peak, of which a head narrower than the matrix unit leaves the rest
-    idle; our own kernel by the cycles of its schedule, of other widths than 64 as its unit's work.
+    Splash attention runs at the peak of the matrix unit, which heads narrower than the unit fill
+    only in part. Our own kernel takes the cycles of its schedule, scaled for heads other than 64.
     """
     seconds = flops = 0.0
     for kernel, times in cost.kernels.items():
@@ -172,7 +170,7 @@ def kernel_seconds(cost: Cost, chip: Chip) -> tuple[float, float]:
         if kernel.name.startswith("flash") and chip.flash_cycles is not None:
             scores, _ = _attention_shapes(kernel) or (0, 0)
             cycles = scores / 1024 * chip.flash_cycles / chip.cores
-            # Products with whole depth for scores, rows of values and 16 of ones for results.
+            # Scores take products of the full depth; results take the values' rows and 16 of ones.
             seconds += times * cycles * (filled + width + 16) / (unit + 80) / (chip.clock_ghz * 1e9)
         else:
             seconds += operations * times * filled / width / (chip.peak_tflops * 1e12)
@@ -181,7 +179,7 @@ def kernel_seconds(cost: Cost, chip: Chip) -> tuple[float, float]:
 
 
 def unknown_kernels(cost: Cost) -> dict[str, float]:
-    """Runs of the kernels that `attention_flops` does not know, by name."""
+    """Returns the runs of kernels that `attention_flops` does not know, by name."""
     found: dict[str, float] = {}
     for kernel, times in cost.kernels.items():
         if attention_flops(kernel) is None:
@@ -202,7 +200,7 @@ def make_estimate(
     sample_flops: float | None = None,
     sample_tokens: int | None = None,
 ) -> Estimate:
-    """Reads a compiled program; `torus`: its chips in the mesh's order; else as `Estimate` says."""
+    """Makes the estimate of a compiled program; `torus` has the chips in the mesh's order."""
     chip, chips = topology.chip, topology.num_chips
     cost = cost_of(compiled.as_text(), devices=chips)
     memory: Any = compiled.memory_analysis()

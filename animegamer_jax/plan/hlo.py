@@ -1,4 +1,4 @@
-"""The optimized HLO text of a compiled TPU program, read: computations, instructions, arrays."""
+"""Parses the optimized HLO text of a compiled TPU program: computations, instructions, arrays."""
 
 import dataclasses
 import functools
@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from animegamer_jax.plan.links import Groups
+from animegamer_jax.plan.interconnect import Groups
 
-_NO_ESTIMATE = 10**12  # greater cycles mean that there is none
+_NO_ESTIMATE = 10**12  # more cycles than this mean that there is no estimate
 _ITEM_BITS = {
     "pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16,
     "bf16": 16, "f16": 16, "s32": 32, "u32": 32, "f32": 32, "s64": 64, "u64": 64, "f64": 64,
@@ -22,9 +22,9 @@ _ARRAY = re.compile(r"(\w+)\[([\d,<=]*)\](\{[^}]*\})?")
 _MEMORY_SPACE = re.compile(r"S\((\d+)\)")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _NAME = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = ")
-_WRITTEN_OUT = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{.*?\})\}")
-_COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-_OF_AXES = re.compile(
+_EXPLICIT_GROUPS = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{.*?\})\}")
+_IOTA_GROUPS = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_AXIS_GROUPS = re.compile(
     r"replica_groups=mesh\[([^\]]*)\]"
     r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
 )
@@ -32,12 +32,12 @@ OPERAND = re.compile(r"%([\w.\-]+)")
 
 
 class HLOError(ValueError):
-    """The text is not what this reader knows."""
+    """The text is not in a known form."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """One array of a value: its type, shape, and whether it lies in the chip's HBM."""
+    """One array of a value: its type, shape, and whether it is in the chip's HBM."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line: what it is called, what it gives, what it is made of."""
+    """One line: an instruction's name, opcode, results and operands."""
 
     name: str
     opcode: str
@@ -71,7 +71,7 @@ class Instruction:
         return self.arrays[0]
 
     def called(self, attribute: str) -> str | None:
-        """The computation that an attribute names."""
+        """Returns the computation that an attribute names."""
         found = re.search(rf"\b{attribute}=%?([\w.\-]+)", self.attributes)
         return found and found[1]
 
@@ -88,14 +88,14 @@ class Instruction:
 
     @property
     def cycles(self) -> float | None:
-        """The compiler's estimate; None: it has none."""
+        """The compiler's estimate; None if it has none."""
         cycles = float(self.config.get("window_config", {}).get("estimated_cycles", 0))
         return None if cycles > _NO_ESTIMATE else cycles
 
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """Instructions by name, in order."""
+    """The instructions of a computation by name, in order."""
 
     name: str
     instructions: Mapping[str, Instruction]
@@ -105,7 +105,7 @@ class Computation:
         return next(i for i in self.instructions.values() if i.is_root)
 
     def users(self, name: str, *, through: tuple[str, ...] = ()) -> Iterator[Instruction]:
-        """Instructions that take a value, or what the opcodes of `through` make of it."""
+        """Yields the instructions that use a value, directly or through opcodes in `through`."""
         for user in self.instructions.values():
             if name in user.operands:
                 if user.opcode in through:
@@ -115,29 +115,29 @@ class Computation:
 
     @property
     def parameters(self) -> list[Instruction]:
-        """By their numbers."""
+        """The parameters in order of their numbers."""
         found = [i for i in self.instructions.values() if i.opcode == "parameter"]
         return sorted(found, key=lambda i: int(i.literal))
 
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A program: its computations, and which one is entered."""
+    """A program: its computations, and the name of the entry computation."""
 
     computations: Mapping[str, Computation]
     entry: str
 
 
 def _balanced(text: str, start: int) -> int:
-    """The place after the bracket that closes the one at `start`."""
+    """Returns the index after the bracket that closes the one at `start`."""
     depth = 0
-    for place in range(start, len(text)):
-        if text[place] in "([{":
+    for index in range(start, len(text)):
+        if text[index] in "([{":
             depth += 1
-        elif text[place] in ")]}":
+        elif text[index] in ")]}":
             depth -= 1
             if depth == 0:
-                return place + 1
+                return index + 1
     raise HLOError(f"no closing bracket: {text[start : start + 80]}")
 
 
@@ -174,10 +174,10 @@ def _read_instruction(line: str) -> Instruction | None:
 
 
 def parse(text: str) -> Module:
-    """Reads `compiled.as_text()`.
+    """Parses `compiled.as_text()`.
 
     Raises:
-        HLOError: it is no such text.
+        HLOError: it is not the text of a compiled program.
     """
     computations: dict[str, Computation] = {}
     entry, name = None, None
@@ -194,7 +194,7 @@ def parse(text: str) -> Module:
             name = None
         elif _NAME.match(line) or not lines:
             lines.append(line)
-        else:  # a kernel's metadata goes on for several lines
+        else:  # a kernel's metadata spans several lines
             lines[-1] += line
     if entry is None or entry not in computations:
         raise HLOError("no ENTRY computation: expected the text of a compiled program")
@@ -202,20 +202,20 @@ def parse(text: str) -> Module:
 
 
 def groups_of(attributes: str, *, devices: int) -> Groups:
-    """Devices that take part in a collective together; of a permutation sources and targets.
+    """Returns a collective's groups of devices; of a permutation, pairs of source and target.
 
     Args:
-        attributes: of the instruction.
-        devices: that the program runs on.
+        attributes: Attributes of the instruction.
+        devices: Number of the program's devices.
 
     Raises:
-        HLOError: the groups are written in a form that is not known.
+        HLOError: the groups are in an unknown form.
     """
-    if found := _WRITTEN_OUT.search(attributes):
+    if found := _EXPLICIT_GROUPS.search(attributes):
         return tuple(map(_numbers, re.findall(r"\{([\d,]*)\}", found[1])))
-    if found := _COUNTED.search(attributes):
+    if found := _IOTA_GROUPS.search(attributes):
         return _rows(_arranged(found[2], found[3]).reshape(_numbers(found[1])))
-    if found := _OF_AXES.search(attributes):
+    if found := _AXIS_GROUPS.search(attributes):
         sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", found[1])}
         ids = _arranged(found[2] or str(math.prod(sizes.values())), found[3])
         return _along(ids.reshape(*sizes.values()), list(sizes), found[4])
@@ -226,7 +226,7 @@ def groups_of(attributes: str, *, devices: int) -> Groups:
 
 
 def _along(ids: np.ndarray, names: list[str], axes: str) -> Groups:
-    """Groups along some axes: `'a'` is a whole one, `'a':(2)4` parts of 4 after a split in 2."""
+    """Returns groups along axes: `'a'` is a full axis, `'a':(2)4` parts of 4 after a split in 2."""
     last = []
     for name, before, part in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", axes):
         at = names.index(name)
@@ -242,7 +242,7 @@ def _along(ids: np.ndarray, names: list[str], axes: str) -> Groups:
 
 
 def _arranged(shape: str, order: str | None) -> np.ndarray:
-    """0, 1, 2 … in a shape, its axes in another order."""
+    """Returns 0, 1, 2 … in a shape, with its axes in another order."""
     sizes = _numbers(shape)
     return np.arange(math.prod(sizes)).reshape(sizes).transpose(_numbers(order) if order else None)
 

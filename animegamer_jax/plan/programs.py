@@ -1,12 +1,11 @@
-"""The programs that are planned: a stage's training step and a turn of the game, abstract.
+"""The programs that are planned: a stage's training step and a turn of the game.
 
-Their arguments are shapes with places on a mesh; no weight and no activation is ever made.
+Their arguments are shapes with shardings; no weight and no activation is ever allocated.
 """
 
 import dataclasses
 import functools
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,14 @@ from animegamer_jax.bundle.config import with_dtypes
 from animegamer_jax.configs import SIZES, ModelConfig
 from animegamer_jax.convert.networks import with_lora
 from animegamer_jax.game import rollout
-from animegamer_jax.plan.stand_in import AbstractBundle, write_tokenizer
+from animegamer_jax.plan.abstract_inputs import AbstractBundle, write_tokenizer
 from animegamer_jax.protocol import PAPER, Layout, Protocol
-from animegamer_jax.sharding import Plan, network_rules, param_shardings, partition_spec, use_plan
+from animegamer_jax.sharding import (
+    ShardingPlan,
+    network_rules,
+    param_shardings,
+    use_plan,
+)
 from animegamer_jax.tokenizer import Tokenizer
 from animegamer_jax.train.optimizer import make_optimizer
 from animegamer_jax.train.registry import find_stage
@@ -35,16 +39,16 @@ from animegamer_jax.train.step import abstract_state, batch_sharding, make_train
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """A function and abstract arguments, ready to be lowered.
+    """A function and abstract arguments, ready to lower.
 
     Attributes:
-        name: what it is, for people.
-        jitted: `jax.jit(...)`.
-        arguments: shapes with shardings.
-        samples: that a call does: clips, games or turns.
-        unit: what a sample is.
-        flops: of a sample by the stage's own arithmetic; None: it has none.
-        tokens: of a sample, of the language model's training; None: another program.
+        name: Description of the program.
+        jitted: The jitted function.
+        arguments: Shapes with shardings.
+        samples: Samples of a call.
+        unit: Unit of a sample: "clips", "games" or "turns".
+        flops: FLOPs of a sample by the stage's own count; None: it has none.
+        tokens: Tokens of a sample of the language model's training; None: another program.
     """
 
     name: str
@@ -55,38 +59,39 @@ class Program:
     flops: float | None
     tokens: int | None = None
 
-    def lower(self, mesh: Mesh, plan: Plan) -> Any:
-        """The program for the mesh's devices."""
-        # A kernel's bfloat16 products have one precision; the compiler refuses a higher one.
+    def lower(self, mesh: Mesh, plan: ShardingPlan) -> Any:
+        """Lowers the program for the mesh's devices."""
+        # The compiler accepts only the default precision for bfloat16 products in a kernel.
         precision = jax.default_matmul_precision("default")
         with precision, jax.sharding.use_abstract_mesh(mesh.abstract_mesh), use_plan(plan):
             return self.jitted.lower(*self.arguments)
 
 
-def _placed(tree: Any, shardings: Any) -> Any:
-    """Shapes in their places; `shardings` has one for each array, or for each parameter."""
-
-    def one(sharding: NamedSharding, part: Any) -> Any:
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part
-        )
-
-    return jax.tree.map(one, shardings, tree, is_leaf=lambda x: isinstance(x, NamedSharding))
-
-
-def _everywhere(tree: Any, mesh: Mesh, *names: str | None) -> Any:
-    """All arrays of a tree with their first dimensions by logical names, else whole."""
-    sharding = NamedSharding(mesh, partition_spec(names))
+def _abstract(tree: Any, sharding: Any, *leading: int) -> Any:
+    """Returns the shapes of arrays, with leading dimensions added, all with one sharding."""
     return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        tree,
+        lambda x: jax.ShapeDtypeStruct((*leading, *x.shape), x.dtype, sharding=sharding), tree
     )
+
+
+def _sharded(tree: Any, shardings: Any) -> Any:
+    """Adds a sharding to each shape or parameter."""
+    return jax.tree.map(
+        lambda sharding, part: _abstract(part, sharding),
+        shardings,
+        tree,
+        is_leaf=lambda x: isinstance(x, NamedSharding),
+    )
+
+
+def _replicated(tree: Any, mesh: Mesh) -> Any:
+    return _abstract(tree, NamedSharding(mesh, PartitionSpec()))
 
 
 def make_stage(
     name: str, size: str, folder: Path, **changes: Any
 ) -> tuple[Stage[Any], AbstractBundle]:
-    """A stage of a named size, with a bundle of shapes; `changes` are of its recipe."""
+    """Makes a stage of a named size with a bundle of shapes; `changes` are of its recipe."""
     stage_class, recipe = find_stage(name, size=size)
     recipe = dataclasses.replace(recipe, **changes)
     config, protocol = SIZES[size](), PAPER
@@ -96,16 +101,16 @@ def make_stage(
 
 
 def stage_program(
-    name: str, *, mesh: Mesh, plan: Plan, size: str = "full", **changes: Any
+    name: str, *, mesh: Mesh, plan: ShardingPlan, size: str = "full", **changes: Any
 ) -> Program:
-    """A stage's training step.
+    """Returns a stage's training step.
 
     Args:
-        name: of the stage, as on the command line.
-        mesh: of the devices that are planned for.
-        plan: how weights and activations lie on it.
-        size: of the networks and the recipe.
-        changes: of the recipe.
+        name: Name of the stage on the command line.
+        mesh: Mesh of the slice's devices.
+        plan: Sharding of weights and activations.
+        size: Size of the networks and the recipe.
+        changes: Changes of the recipe.
     """
     with tempfile.TemporaryDirectory() as temporary:
         stage, bundle = make_stage(name, size, Path(temporary), **changes)
@@ -114,18 +119,13 @@ def stage_program(
             networks = stage.load(bundle, mesh=mesh)
             optimizer = make_optimizer(recipe.optimizer, steps=recipe.steps)
             state, shardings = abstract_state(networks, stage, optimizer, mesh=mesh)
-            sharding = batch_sharding(mesh)
-        batch = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(
-                (recipe.batch_size, *x.shape), x.dtype, sharding=sharding
-            ),
-            stage.sample_spec(),
-        )
+            batch = _abstract(stage.sample_spec(), batch_sharding(mesh), recipe.batch_size)
+        key = jax.eval_shape(lambda: jax.random.key(0))
         step = make_train_step(stage, optimizer, shardings=shardings)
         return Program(
             name=f"{name} step, {recipe.batch_size} {stage.unit}",
             jitted=step,
-            arguments=(_placed(state, shardings), batch, _key(mesh)),
+            arguments=(_sharded(state, shardings), batch, _replicated(key, mesh)),
             samples=recipe.batch_size,
             unit=stage.unit,
             flops=stage.sample_flops(networks),
@@ -141,30 +141,23 @@ def _num_tokens(stage: Stage[Any]) -> int | None:
     return stage.layout.length + len(stage.layout.answer)
 
 
-def _key(mesh: Mesh) -> jax.ShapeDtypeStruct:
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    whole = NamedSharding(mesh, PartitionSpec())
-    return jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=whole)
-
-
 def abstract_networks(
-    config: ModelConfig, *, mesh: Mesh, plan: Plan, dtype: str = "bfloat16"
+    config: ModelConfig, *, mesh: Mesh, plan: ShardingPlan, dtype: str = "bfloat16"
 ) -> rollout.Networks:
-    """What plays, as shapes in the places that the plan gives them."""
+    """Returns the networks needed to play, as shapes sharded by the plan."""
 
     def one(name: Any) -> nnx.Module:
-        formats: Any = {"dtype": dtype, "param_dtype": dtype}
-        network_config = with_dtypes(getattr(config, name), **formats)
-        if name in ("mllm", "dit"):  # low-rank updates are merged when a player loads them
+        options: Any = {"dtype": dtype, "param_dtype": dtype}
+        network_config = with_dtypes(getattr(config, name), **options)
+        if name in ("mllm", "dit"):  # a player merges low-rank updates when it loads them
             network_config = with_lora(name, network_config, None)
         network = abstract_network(name, network_config)
         graphdef, state = nnx.split(network)
-        return nnx.merge(graphdef, _placed(state, param_shardings(state, mesh, plan.of(name))))
+        return nnx.merge(graphdef, _sharded(state, param_shardings(state, mesh, plan.of(name))))
 
     encoder: Any = config.encoder
     shape = (encoder.num_text_tokens + encoder.num_image_tokens, encoder.representation_size)
-    whole = NamedSharding(mesh, PartitionSpec())
-    unconditional = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=whole)
+    unconditional = _replicated(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)), mesh)
     networks: Any = (one("mllm"), one("dit"), one("vae"), unconditional)
     return rollout.Networks(*networks)
 
@@ -172,104 +165,76 @@ def abstract_networks(
 def rollout_program(
     *,
     mesh: Mesh,
-    plan: Plan,
+    plan: ShardingPlan,
     size: str = "full",
     games: int = 1,
     steps: int = 50,
     part: str = "turn",
     protocol: Protocol = PAPER,
 ) -> Program:
-    """A turn of the game from instruction to frames, or one of its parts.
+    """Returns a turn of the game from instruction to frames, or one of its parts.
 
     Args:
-        mesh: of the devices that are planned for.
-        plan: how weights and activations lie on it.
-        size: of the networks.
-        games: that are played at once.
-        steps: of denoising.
+        mesh: Mesh of the slice's devices.
+        plan: Sharding of weights and activations.
+        size: Size of the networks.
+        games: Games played at once.
+        steps: Denoising steps.
         part: "turn", "mllm", "decoder" or "vae".
-        protocol: of the game.
+        protocol: Game protocol.
     """
     config = SIZES[size]()
     networks = abstract_networks(config, mesh=mesh, plan=plan)
+    c = networks.mllm.config
     with tempfile.TemporaryDirectory() as temporary:
-        tokenizer = Tokenizer.load(
-            write_tokenizer(Path(temporary), config), num_queries=networks.mllm.config.num_queries
-        )
-    layout = Layout(
-        protocol,
-        tokenizer.ids,
-        num_queries=networks.mllm.config.num_queries,
-        window=protocol.window,
-    )
+        folder = write_tokenizer(Path(temporary), config)
+        tokenizer = Tokenizer.load(folder, num_queries=c.num_queries)
+    layout = Layout(protocol, tokenizer.ids, num_queries=c.num_queries, window=protocol.window)
     table = diffusion.make_sampler_table(diffusion.schedule_of(protocol), steps)
-    function, make_arguments = _part(part, networks=networks, layout=layout, table=table)
-    with use_plan(plan), network_rules("mllm"):
-        placed = _everywhere(jax.eval_shape(functools.partial(make_arguments, games)), mesh)
-    network_of = {"turn": networks, "mllm": networks.mllm, "decoder": networks, "vae": networks.vae}
-    what = {
-        "turn": f"whole turn, {steps} steps",
-        "mllm": "game state",
-        "decoder": f"{steps} denoising steps with guidance",
-        "vae": "decoding the clip",
+
+    def denoise(networks: rollout.Networks, state: rollout.GameState, keys: jax.Array) -> Any:
+        dit, unconditional = networks.dit, networks.unconditional
+        start = rollout.start_clip(dit, keys)
+        return rollout.denoise_clip(dit, unconditional, state, start, table, keys)
+
+    description, function, network = {
+        "turn": (
+            f"whole turn, {steps} steps",
+            functools.partial(rollout.play_turn, layout=layout, table=table),
+            networks,
+        ),
+        "mllm": (
+            "game state",
+            functools.partial(rollout.predict_state, layout=layout),
+            networks.mllm,
+        ),
+        "decoder": (f"{steps} denoising steps with guidance", denoise, networks),
+        "vae": ("decoding the clip", rollout.decode_clip, networks.vae),
     }[part]
+
+    def make_arguments() -> tuple[Any, ...]:
+        size = c.representation_size
+        window = rollout.empty_window(layout, games, size)
+        captions = jnp.zeros((games, protocol.caption_length), jnp.int32)
+        instruction = rollout.Instruction(captions, jnp.ones((games,), jnp.int32))
+        keys = jax.vmap(jax.random.key)(jnp.zeros((games,), jnp.uint32))
+        representation = jnp.zeros((games, layout.num_queries, size))
+        states = jnp.zeros((games, 4), jnp.int32)
+        state = rollout.GameState(representation, states, jnp.zeros((games,)))
+        return {
+            "turn": (window, instruction, keys, jnp.zeros((), jnp.int32)),
+            "mllm": (window, instruction),
+            "decoder": (state, keys),
+            "vae": (jnp.zeros((games, *rollout.latent_shape(networks.dit))),),
+        }[part]
+
+    with use_plan(plan), network_rules("mllm"):
+        arguments = jax.eval_shape(make_arguments)
     return Program(
-        name=f"{what}, {games} game{'s' * (games != 1)}",
+        name=f"{description}, {games} game{'s' * (games != 1)}",
         jitted=jax.jit(function),
-        arguments=(network_of[part], *placed),
+        arguments=(network, *_replicated(arguments, mesh)),
         samples=games,
         unit="turns",
         flops=None,
-    )
-
-
-def _part(
-    part: str, *, networks: rollout.Networks, layout: Layout, table: diffusion.SamplerTable
-) -> tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]]]:
-    """A part of a turn, and what makes its arguments for a number of games (called abstractly)."""
-    size = networks.mllm.config.representation_size
-    length = layout.protocol.caption_length
-
-    def window(games: int) -> rollout.Window:
-        return rollout.empty_window(layout, games, size)
-
-    def instruction(games: int) -> rollout.Instruction:
-        return rollout.Instruction(
-            jnp.zeros((games, length), jnp.int32), jnp.ones((games,), jnp.int32)
-        )
-
-    def keys(games: int) -> jax.Array:
-        return jax.vmap(jax.random.key)(jnp.zeros((games,), jnp.uint32))
-
-    if part == "turn":
-        return (
-            functools.partial(rollout.play_turn, layout=layout, table=table),
-            lambda games: (
-                window(games),
-                instruction(games),
-                keys(games),
-                jnp.zeros((), jnp.int32),
-            ),
-        )
-    if part == "mllm":
-        return (
-            functools.partial(rollout.predict_state, layout=layout),
-            lambda games: (window(games), instruction(games)),
-        )
-    if part == "vae":
-        return rollout.decode_clip, lambda games: (
-            jnp.zeros((games, *rollout.latent_shape(networks.dit))),
-        )
-
-    def decode(networks: rollout.Networks, state: rollout.GameState, keys: jax.Array) -> Any:
-        start = rollout.start_clip(networks.dit, keys)
-        return rollout.denoise(networks, state, start, table, keys)
-
-    return decode, lambda games: (
-        rollout.GameState(
-            jnp.zeros((games, layout.num_queries, size)),
-            jnp.zeros((games, 4), jnp.int32),
-            jnp.zeros((games,)),
-        ),
-        keys(games),
     )

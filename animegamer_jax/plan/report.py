@@ -1,36 +1,38 @@
-"""What is told of planned programs: lines for people, one object for programs."""
+"""The results of planning: lines for people, one JSON object for programs."""
 
 import dataclasses
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from animegamer_jax.plan.cases import recipe_samples
+from animegamer_jax.plan.configurations import recipe_samples
 
 if TYPE_CHECKING:
-    from animegamer_jax.plan.cases import Case
     from animegamer_jax.plan.compiler import NoRoomError
+    from animegamer_jax.plan.configurations import Configuration
     from animegamer_jax.plan.estimate import Estimate, Seconds
 
-Found = tuple["Case", "Estimate"]
-_TURNS = 1000  # whose cost is told
+Found = tuple["Configuration", "Estimate"]
+_TURNS = 1000  # for the cost of playing
 
 CAVEAT = (
-    "Estimates of a compiler, not measurements: cycles and memory by libtpu's compiler; "
-    "collectives by\nbytes over the links within their groups, without overlap; attention kernels "
-    "by arithmetic at\nthe matrix unit's peak, or by the compiler's schedule of them."
+    "These are estimates, not measurements: cycles and memory are from libtpu's compiler; "
+    "collectives are bytes\nover the links within their groups, without overlap; attention kernels "
+    "are arithmetic at the matrix unit's\npeak, or cycles of the compiler's schedule."
 )
 
 
-def _work(case: "Case") -> tuple[str, int]:
-    """What the cost is told of: its name and its number of samples."""
-    samples = recipe_samples(case)
+def _work(configuration: "Configuration") -> tuple[str, int]:
+    """Returns the name and the number of samples of the work whose cost is given."""
+    samples = recipe_samples(configuration)
     return (f"{_TURNS:,} turns", _TURNS) if samples is None else ("the recipe", samples)
 
 
-def as_record(case: "Case", e: "Estimate", *, price: float | None) -> dict[str, Any]:
-    """A case and its estimate as plain data; costs where a price is known."""
-    name, samples = _work(case)
-    record = case.fields() | dataclasses.asdict(e)
+def as_record(
+    configuration: "Configuration", e: "Estimate", *, price: float | None
+) -> dict[str, Any]:
+    """Returns a configuration and its estimate as plain data, with costs if a price is given."""
+    name, samples = _work(configuration)
+    record = configuration.fields() | dataclasses.asdict(e)
     record["seconds"] |= {"total": e.seconds.total, "least": e.seconds.least}
     record["memory"]["fits"] = e.memory.fits
     record["samples_per_second"] = e.samples_per_second
@@ -48,57 +50,59 @@ def as_object(
     refused: "NoRoomError | None" = None,
     nearest: Found | None = None,
 ) -> dict[str, Any]:
-    """All that `animegamer plan --json` prints.
+    """Returns the object that `animegamer plan --json` prints.
 
     Args:
-        found: what fits, the best first.
-        price: of a chip and hour.
-        refused: why the program that was asked for does not fit; None: it does.
-        nearest: what fits in its place.
+        found: Configurations that fit, the best first.
+        price: Price of a chip for an hour.
+        refused: Why the wanted program does not fit; None: it fits.
+        nearest: The nearest configuration that fits instead.
     """
     return {
         "fits": refused is None,
         "why": None if refused is None else str(refused),
         "needed_gb": getattr(refused, "needed", None),
         "nearest": None if nearest is None else as_record(*nearest, price=price),
-        "plans": [as_record(case, e, price=price) for case, e in found],
+        "plans": [as_record(*pair, price=price) for pair in found],
         "libtpu": metadata.version("libtpu"),
         "jax": metadata.version("jax"),
     }
 
 
-def describe_estimate(case: "Case", e: "Estimate", *, price: float | None) -> list[str]:
-    """The lines that people read."""
+def describe_estimate(
+    configuration: "Configuration", e: "Estimate", *, price: float | None
+) -> list[str]:
+    """Returns the lines for people."""
     m, s = e.memory, e.seconds
     room = m.chip - m.peak
-    verdict = f"fits, {room:.1f} GB to spare" if m.fits else f"does not fit, {-room:.1f} GB short"
+    result = f"fits, {room:.1f} GB to spare" if m.fits else f"does not fit, {-room:.1f} GB short"
     sent = ", ".join(f"{name} {size:.2f} GB" for name, size in e.collectives.items()) or "none"
     lines = [
-        f"{e.program} on {e.topology}: {case}",
+        f"{e.program} on {e.topology}: {configuration}",
         f"  memory a chip    arguments {m.arguments:.2f} + temporaries {m.temporaries:.2f} GB, "
-        f"peak {m.peak:.2f} of {m.chip:.1f} GB: {verdict}",
+        f"peak {m.peak:.2f} of {m.chip:.1f} GB: {result}",
         f"  work a chip      {e.flops / 1e12:.1f} TFLOP, {e.gigabytes:.0f} GB of memory traffic",
         f"  sent by a chip   {sent}",
         f"  time a call      {s.total:.3g} s = products {s.products:.3g} + other {s.other:.3g} + "
         f"collectives {s.collectives:.3g} + kernels {s.kernels:.3g}",
         f"                   {s.least:.3g} s with other work as fast as the memory "
         f"({s.other_by_bytes:.3g} s)",
-        *_over_one_link(s),
+        *_one_link(s),
         f"  speed            {e.samples_per_second / e.num_chips:.3g} {e.unit} a second and chip, "
         f"{e.samples_per_second:.3g} in all{_tokens(e)}; {e.peak_share:.0%} of the peak",
-        *_not_counted(e),
+        *_uncounted(e),
     ]
-    name, samples = _work(case)
+    name, samples = _work(configuration)
     hours = e.chip_hours(samples)
-    amount = "" if case.stage == "rollout" else f"{samples:,} {e.unit}: "
+    amount = "" if configuration.stage == "rollout" else f"{samples:,} {e.unit}: "
     cost = "" if price is None else f", {_number(hours * price)} at {price:g} a chip and hour"
     lines.append(f"  {name:<16} {amount}{_number(hours)} chip-hours{cost}")
-    if case.command is not None:
-        lines.append(f"  {case.command}")
+    if configuration.command is not None:
+        lines.append(f"  {configuration.command}")
     return lines
 
 
-def _over_one_link(s: "Seconds") -> list[str]:
+def _one_link(s: "Seconds") -> list[str]:
     more = s.collectives_over_one_link
     if more <= s.collectives:
         return []
@@ -116,7 +120,7 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _not_counted(e: "Estimate") -> list[str]:
+def _uncounted(e: "Estimate") -> list[str]:
     lines = []
     if e.unknown_loops:
         lines.append(f"  {e.unknown_loops} loops of unknown length were counted once")
@@ -124,6 +128,6 @@ def _not_counted(e: "Estimate") -> list[str]:
         count = f"{e.unknown_instructions:,.0f}"
         lines.append(f"  {count} runs of instructions without an estimate were counted as no time")
     if e.unknown_kernels:
-        told = ", ".join(f"{name} x {n:,.0f}" for name, n in e.unknown_kernels.items())
-        lines.append(f"  kernels of unknown work were counted as no time: {told}")
+        kernels = ", ".join(f"{name} x {n:,.0f}" for name, n in e.unknown_kernels.items())
+        lines.append(f"  kernels of unknown cost were counted as no time: {kernels}")
     return lines

@@ -1,4 +1,4 @@
-"""TPU slices that are not there, described to the compiler that is in libtpu."""
+"""TPU slices, described to the compiler in libtpu; no TPU is needed."""
 
 import dataclasses
 import importlib.util
@@ -15,14 +15,14 @@ from packaging.requirements import Requirement
 
 from animegamer_jax.devices import CHIPS, Chip
 from animegamer_jax.errors import UserError
-from animegamer_jax.plan.links import Torus
+from animegamer_jax.plan.interconnect import Torus
 
 _FORM = re.compile(r"([a-z0-9]+):(\d+(?:x\d+)*)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """A slice: its chip and how many of them in each direction."""
+    """A slice: its chip, and the number of chips in each dimension."""
 
     chip: Chip
     shape: tuple[int, ...]
@@ -36,10 +36,10 @@ class Topology:
 
 
 def parse_topology(text: str) -> Topology:
-    """`v5p:4x4x4`: a chip, and chips in each direction of its torus.
+    """Parses a topology such as `v5p:4x4x4`: a chip, and chips in each dimension of its torus.
 
     Raises:
-        UserError: another form, an unknown chip, or another number of directions.
+        UserError: another form, an unknown chip, or a wrong number of dimensions.
     """
     found = _FORM.fullmatch(text)
     if found is None:
@@ -55,21 +55,21 @@ def parse_topology(text: str) -> Topology:
     return Topology(chip, shape)
 
 
-def describe(topology: Topology) -> list[Any]:
-    """The slice's devices, which can be compiled for and nothing else.
+def describe_devices(topology: Topology) -> list[Any]:
+    """Returns the slice's devices; programs can be compiled for them, not run.
 
     Raises:
-        UserError: libtpu is missing, does not fit this jax, or knows no such slice.
+        UserError: libtpu is missing, does not fit this jax, or does not know the slice.
     """
     version = check_libtpu()
-    # Without these, libtpu asks a metadata server that is not there, or refuses a second process.
+    # Without these, libtpu queries a missing metadata server, or refuses a second process.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     from jax.experimental import topologies
 
     bounds = (*topology.shape, 1, 1)[:3]
     problem: Exception | None = None
-    # One host of a slice has four chips or eight by default; a smaller slice must say so.
+    # By default a host has four or eight chips; a smaller slice needs the option.
     for options in ({}, {"chips_per_host_bounds": bounds}):
         try:
             with warnings.catch_warnings():
@@ -80,24 +80,24 @@ def describe(topology: Topology) -> list[Any]:
             return list(found.devices)
         except Exception as error:
             problem = error
-    told = str(problem).splitlines()[0][:200]
+    reason = str(problem).splitlines()[0][:200]
     raise UserError(
         f"--topology {topology}: libtpu {version} with jax {jax.__version__} cannot describe it: "
-        f"{told}"
+        f"{reason}"
     )
 
 
 def torus_of(topology: Topology, devices: Iterable[Any]) -> Torus:
-    """Where some of a slice's devices are; a flat slice's have a third coordinate, 0."""
-    directions = len(topology.shape)
-    return Torus(topology.shape, tuple(tuple(d.coords[:directions]) for d in devices))
+    """Returns the positions of devices; in a flat slice their third coordinate is 0."""
+    rank = len(topology.shape)
+    return Torus(topology.shape, tuple(tuple(d.coords[:rank]) for d in devices))
 
 
 def check_libtpu() -> str:
-    """The version of libtpu, once it is known to be the one that this jax asks for.
+    """Returns the version of libtpu, if it is the one that this jax requires.
 
     Raises:
-        UserError: it is missing, or another.
+        UserError: libtpu is missing or has another version.
     """
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
@@ -105,8 +105,9 @@ def check_libtpu() -> str:
             "pip install 'animegamer-jax[plan]'"
         )
     name, version = _installed()
-    asked = [Requirement(text) for text in metadata.requires("jax") or ()]
-    for wanted in (requirement for requirement in asked if requirement.name == "libtpu"):
+    for wanted in map(Requirement, metadata.requires("jax") or ()):
+        if wanted.name != "libtpu":
+            continue
         if name != "libtpu" or not wanted.specifier.contains(version, prereleases=True):
             raise UserError(
                 f"{name} {version} with jax {jax.__version__}: expected libtpu{wanted.specifier}: "
@@ -116,7 +117,7 @@ def check_libtpu() -> str:
 
 
 def _installed() -> tuple[str, str]:
-    """The distribution that brings libtpu, and its version."""
+    """Returns the distribution that contains libtpu, and its version."""
     for name in ("libtpu", "libtpu-nightly"):
         try:
             return name, metadata.version(name)

@@ -1,4 +1,4 @@
-"""`animegamer play`: a file of instructions, or a prompt on the terminal, played turn by turn."""
+"""`animegamer play`: plays a file of instructions, or a prompt in the terminal, turn by turn."""
 
 import itertools
 import os
@@ -19,12 +19,8 @@ from animegamer_jax.game.instructions import (
     parse_instructions,
     read_instructions,
 )
-from animegamer_jax.game.saved_game import (
-    GAME_FILE,
-    Game,
-    check_no_game,
-)
-from animegamer_jax.play.terminal import _brief, _Table
+from animegamer_jax.game.saved_game import GAME_FILE, Game, check_no_game
+from animegamer_jax.play.terminal import TerminalGame
 
 _LARGEST_SEED = 2**31 - 1
 
@@ -41,33 +37,33 @@ def play(
     layout: Literal["latency"] | None = None,
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> int:
-    """Play a game: a clip, the character's state and a line in game.json for each instruction.
+    """Play a game: write a clip, a shot representation and an entry in game.json for each turn.
 
     Args:
-        model: A model folder made by `animegamer convert`, or `toy` for the embedded one.
-        instructions: A UTF-8 file, one instruction a line; blank lines and lines that start with
-            # are skipped. Without it: a prompt, or the lines of standard input.
-        out: The folder for the clips, game.json and storyboard.png.
-        window: Turns of context, this one included. Default: the model's own.
+        model: Model folder, as `animegamer convert` writes it, or `toy` for the embedded model.
+        instructions: UTF-8 file with one instruction a line; blank lines and lines that start
+            with # are skipped. Default: a prompt, or standard input if it is not a terminal.
+        out: Output folder for the clips, game.json and storyboard.png.
+        window: Turns of context, the current one included, 1 to 1000. Default: the model's own.
         steps: Denoising steps a turn, 1 to 1000. Default: the model's own.
-        seed: The game's seed; the same seed gives the same game. Default: 0.
+        seed: Seed of the game; the same seed gives the same game. Default: 0.
         dtype: Number format of the computation. Default: the model's own.
-        layout: `latency` plays over eight devices, as one program a turn.
-            Default: on the first device.
-        resume: Go on with the game in the output folder after its last whole turn. Window,
-            steps and seed are the game's own and need not be given again.
+        layout: Distribution over devices: `latency` plays on eight devices, as one program a turn.
+            Default: play on the first device.
+        resume: Continue the game in the output folder after its last finished turn, with the
+            window, steps and seed that it was started with.
     """
     _check_range("--window", window, low=1, high=1000)
     _check_range("--steps", steps, low=1, high=1000)
     _check_range("--seed", seed, low=0, high=_LARGEST_SEED)
     folder = model_folder(model)
-    lines = _gather_instructions(instructions)
+    lines = _read_lines(instructions)
     source = str(instructions) if instructions else "standard input"
     game = None
-    if resume and _holds_game(out):
+    if resume and (out / GAME_FILE).exists():
         game = Game.load(out)
-        for name, asked in (("window", window), ("steps", steps), ("seed", seed)):
-            _check_same(game, name, asked)
+        for name, wanted in (("window", window), ("steps", steps), ("seed", seed)):
+            _check_same(game, name, wanted)
         window, steps, seed = game.window, game.steps, game.seed
         if lines is not None:
             _check_prefix(game, lines, source)
@@ -76,7 +72,7 @@ def play(
     _check_writable(out)
     seed = 0 if seed is None else seed
 
-    # Imported late: JAX takes a second, and a wrong option should be told at once.
+    # Importing JAX takes a second, so check the options first.
     keep_compiled_programs()
     from animegamer_jax.bundle.bundle import Bundle
     from animegamer_jax.game.player import Player
@@ -87,6 +83,7 @@ def play(
         _check_same(game, "protocol", bundle.protocol.name)
         if mllm := bundle.config.mllm:
             _check_representations(game, expected=(mllm.num_queries, mllm.representation_size))
+    vocabulary = bundle.vocabulary
     player = Player.from_bundle(
         bundle, window=window, steps=steps, dtype=dtype, layout=layout, num_games=1
     )
@@ -105,14 +102,14 @@ def play(
     command += ["--out", str(out), "--window", str(game.window), "--steps", str(game.steps)]
     command += ["--seed", str(game.seed), *(["--dtype", dtype] if dtype else [])]
     command += [*(["--layout", layout] if layout else []), "--resume"]
-    again = shlex.join(command)
+    resume_command = shlex.join(command)
     if lines is not None and instructions is None:
-        again += "  (with the same lines on standard input)"
-    return _Table(game, player, again=again).play(lines)
+        resume_command += "  (with the same lines on standard input)"
+    return TerminalGame(game, player, vocabulary, resume_command=resume_command).play(lines)
 
 
-def _gather_instructions(path: Path | None) -> list[Line] | None:
-    """Lines of the file, or of standard input where it is not a terminal; None means a prompt."""
+def _read_lines(path: Path | None) -> list[Line] | None:
+    """Reads the file, or standard input if it is not a terminal; None means a prompt."""
     if path is not None:
         return read_instructions(path)
     if sys.stdin is not None and sys.stdin.isatty():
@@ -127,12 +124,8 @@ def _check_range(option: str, value: int | None, *, low: int, high: int) -> None
         raise UserError(f"{option}: expected a whole number, {low} to {high}, found {value}")
 
 
-def _holds_game(folder: Path) -> bool:
-    return (folder / GAME_FILE).exists()
-
-
 def _check_writable(folder: Path) -> None:
-    """Tells before the networks are loaded that the game cannot be written there."""
+    """Checks before the networks are loaded that the game can be written."""
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
         raise UserError(f"--out {folder}: expected a folder, found that {nearest} is a file")
@@ -140,37 +133,42 @@ def _check_writable(folder: Path) -> None:
         raise UserError(f"--out {folder}: expected a folder to write to, found {nearest} read-only")
 
 
-def _check_same(game: Game, name: str, asked: object) -> None:
+def _check_same(game: Game, name: str, wanted: object) -> None:
     found = getattr(game, name)
-    if asked is not None and asked != found:
+    if wanted is not None and wanted != found:
         raise UserError(
-            f"{game.folder / GAME_FILE}: {name}: expected {asked!r}, as asked for, found "
-            f"{found!r}: resume it with that, or name another folder by --out"
+            f"{game.folder / GAME_FILE}: {name}: expected {wanted!r}, as given, found {found!r}: "
+            "resume the game with that, or choose another folder with --out"
         )
 
 
 def _check_representations(game: Game, *, expected: tuple[int, int]) -> None:
-    """Refuses a game of a model that has the same name and another size."""
+    """Rejects a game of a model that has the same name and another size."""
     for turn, record in zip(reversed(game.turns), reversed(game.history()), strict=False):
         if record.representation.shape != expected:
             raise UserError(
                 f"{game.folder / turn.representation_file}: expected a shot representation of "
                 f"shape {list(expected)}, as the model's, found "
-                f"{list(record.representation.shape)}: give the model that began the game"
+                f"{list(record.representation.shape)}: give the model that started the game"
             )
 
 
 def _check_prefix(game: Game, lines: list[Line], source: str) -> None:
+    """Checks that the turns already played are the first lines of the file."""
     path = game.folder / GAME_FILE
     for turn, line in zip(game.turns, lines, strict=False):
         if turn.instruction != line.text:
             raise UserError(
                 f"{path}: turn {turn.turn}: instruction: expected {_brief(line.text)}, as in "
                 f"{source}, line {line.number}, found {_brief(turn.instruction)}: give the file "
-                "that the game was started with, or name another folder by --out"
+                "that the game was started with, or choose another folder with --out"
             )
     if len(game.turns) > len(lines):
         raise UserError(
             f"{path}: turns: expected at most {len(lines)}, as in {source}, found "
-            f"{len(game.turns)}: give a file that goes on from there"
+            f"{len(game.turns)}: give a file with all turns of the game, and the next ones"
         )
+
+
+def _brief(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:77] + "...")

@@ -1,58 +1,70 @@
-"""What `animegamer play` prints: the model, the turns and the meters."""
+"""A game in the terminal: prints the turns and meters, asks for instructions, shows progress."""
 
 import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
 from rich.console import Console
 
+from animegamer_jax.bundle.vocabulary import Vocabulary
 from animegamer_jax.errors import UserError
-from animegamer_jax.game.instructions import Line, check_letters
+from animegamer_jax.game.instructions import Line, check_characters
 from animegamer_jax.game.saved_game import GAME_FILE, STORYBOARD_FILE, Game, Turn
 from animegamer_jax.progress import show_progress
 
 _STAGES = {"mllm": "language model", "decoder": "denoising steps", "vae": "frames"}
 
+if TYPE_CHECKING:
+    from animegamer_jax.game.player import Player
+    from animegamer_jax.game.rollout import Window
 
-def _brief(text: str) -> str:
-    return repr(text if len(text) <= 80 else text[:77] + "...")
 
+class TerminalGame:
+    """A game played in the terminal.
 
-class _Table:
-    """A game being played on a terminal."""
+    Args:
+        game: The game, new or resumed.
+        player: The player that plays its turns.
+        vocabulary: Words to show at the prompt.
+        resume_command: The command that continues the game, shown after an interruption.
+    """
 
-    def __init__(self, game: Game, player, *, again: str):
-        self.game, self.player, self.again = game, player, again
+    def __init__(
+        self, game: Game, player: "Player", vocabulary: Vocabulary, *, resume_command: str
+    ):
+        self.game, self.player, self.vocabulary = game, player, vocabulary
+        self.resume_command = resume_command
         self.console = Console(highlight=False, markup=False, soft_wrap=True)
         self.playing = False
 
     def play(self, lines: list[Line] | None) -> int:
-        """Plays the lines that are not played yet, or what the prompt gives."""
+        """Plays the lines that have not been played yet, or those from the prompt if None."""
         game = self.game
         if game.turns:
-            self.console.print(f"going on after turn {len(game.turns)} of {game.folder}")
+            self.console.print(f"continuing after turn {len(game.turns)} of {game.folder}")
         texts = [line.text for line in lines or []]
         try:
-            window = self.player.restore(game.history()) if game.turns else self.player.start()
-            coming = self._ask() if lines is None else texts[len(game.turns) :]
-            for instruction in coming:
+            window = self.player.restore([game.history()])
+            for instruction in self._ask() if lines is None else texts[len(game.turns) :]:
                 self.playing = True
                 window = self._play_turn(window, instruction, total=len(texts) or None)
                 self.playing = False
             self._save_storyboard()
         except KeyboardInterrupt:
-            print(f"\nanimegamer play: stopped: {self._standing()}", file=sys.stderr)
-            self._save_storyboard_if_possible()
+            print(f"\nanimegamer play: stopped: {self._describe_state()}", file=sys.stderr)
+            with contextlib.suppress(UserError):
+                self._save_storyboard()
             return 130
         except UserError as error:
-            self._save_storyboard_if_possible()
-            raise UserError(f"{error}; {self._standing()}") from error
-        self._tell_the_end()
+            with contextlib.suppress(UserError):
+                self._save_storyboard()
+            raise UserError(f"{error}; {self._describe_state()}") from error
+        self._print_files()
         return 0
 
-    def _play_turn(self, window, instruction: str, *, total: int | None):
+    def _play_turn(self, window: "Window", instruction: str, *, total: int | None) -> "Window":
         number = len(self.game.turns) + 1
         with show_progress(transient=True) as progress:
             if total:
@@ -67,14 +79,7 @@ class _Table:
                 ),
             )
         try:
-            turn = self.game.add(
-                instruction,
-                states=output.states[0],
-                motion_value=float(output.motion_value[0]),
-                representation=output.representation[0].astype(np.float32),
-                frames=output.frames[0],
-                seconds=output.seconds,
-            )
+            turn = self.game.add(output.row(0), instruction)
         except OSError as error:
             raise UserError(
                 f"{self.game.folder}: turn {number} could not be saved: {error.strerror}"
@@ -82,12 +87,12 @@ class _Table:
         self.console.print(describe(turn, self.game.folder, total=total))
         if unknown := self.player.tokenizer.unknown_words(instruction):
             words = ", ".join(map(repr, unknown))
-            self.console.print(f"  note: outside this model's world, read as blanks: {words}")
+            self.console.print(f"  note: the model does not know: {words}")
         return window
 
     def _ask(self) -> Iterator[str]:
-        """Instructions from the prompt, until an empty line, `quit` or the end of input."""
-        self.console.print(introduce(self.game.model))
+        """Yields instructions from the prompt, until an empty line, `quit` or the end of input."""
+        self.console.print(introduce(self.vocabulary))
         self.console.print("An empty line or 'quit' ends the game.")
         while True:
             try:
@@ -98,21 +103,19 @@ class _Table:
             if text.lower() in ("", "quit"):
                 return
             try:
-                check_letters(text)
+                check_characters(text)
                 self.player.check_instruction(text)
             except UserError as error:
                 self.console.print(str(error))
                 continue
             yield text
 
-    def _standing(self) -> str:
-        """What is being played, what is whole, and how to go on."""
-        whole = len(self.game.turns)
-        playing = f"turn {whole + 1} was being played; " if self.playing else ""
-        turns = (
-            "no turn is" if whole == 0 else "turn 1 is" if whole == 1 else f"turns 1 to {whole} are"
-        )
-        return f"{playing}{turns} whole; go on with: {self.again}"
+    def _describe_state(self) -> str:
+        """Says which turn was interrupted, which are saved, and how to continue."""
+        count = len(self.game.turns)
+        playing = f"turn {count + 1} was being played; " if self.playing else ""
+        saved = ("no turn is", "turn 1 is")[count] if count < 2 else f"turns 1 to {count} are"
+        return f"{playing}{saved} saved; continue with: {self.resume_command}"
 
     def _save_storyboard(self) -> None:
         if not self.game.turns:
@@ -124,11 +127,7 @@ class _Table:
                 f"{self.game.folder}: the storyboard could not be saved: {error.strerror}"
             ) from error
 
-    def _save_storyboard_if_possible(self) -> None:
-        with contextlib.suppress(UserError):
-            self._save_storyboard()
-
-    def _tell_the_end(self) -> None:
+    def _print_files(self) -> None:
         game = self.game
         if not game.turns:
             self.console.print(f"no turn was played; the game is in {game.folder / GAME_FILE}")
@@ -140,29 +139,21 @@ class _Table:
         self.console.print(f"storyboard  {game.folder / STORYBOARD_FILE}")
 
 
-def introduce(model: str) -> str:
-    """What a prompt says first: an instruction that the model knows, and the toy's whole world."""
-    if model != "toy":
-        return (
-            "One instruction a turn, for example "
-            "'Character: Qiqi; Motion: gently turn head; Background: day town.'"
-        )
-    from animegamer_jax.toy.scene import (
-        CHARACTERS,
-        MOTIONS,
-        PLACES,
-    )
+_EXAMPLE = "Character: Qiqi; Motion: gently turn head; Background: day town."
 
-    return (
-        "One instruction a turn, for example "
-        "'Character: Mika; Motion: gently waving; Background: day town.', then 'Go on, faster.'\n"
-        f"Characters: {', '.join(CHARACTERS)}. Motions: {', '.join(MOTIONS)}.\n"
-        f"Places: {', '.join(PLACES)}; by day and night."
-    )
+
+def introduce(vocabulary: Vocabulary) -> str:
+    """Returns the prompt's first lines: example instructions, and the words that it may offer."""
+    examples = " then ".join(repr(text) for text in vocabulary.examples or (_EXAMPLE,))
+    lines = [f"One instruction a turn, for example {examples}"]
+    for name in ("characters", "motions", "places", "times"):
+        if words := getattr(vocabulary, name):
+            lines.append(f"{name.capitalize()}: {', '.join(words)}.")
+    return "\n".join(lines)
 
 
 def describe(turn: Turn, folder: Path, *, total: int | None = None) -> str:
-    """A turn in one line: motion level, meters with their changes, seconds, clip."""
+    """Returns a turn in one line: motion level, meters with their changes, seconds, clip."""
     number = f"turn {turn.turn}" + (f"/{total}" if total else "")
     meters = "  ".join(
         f"{name} {getattr(turn.meters, name)} ({change:+d})"

@@ -1,4 +1,4 @@
-"""`animegamer serve`: the page, until it is ended."""
+"""`animegamer serve`: serves the page until it is stopped."""
 
 import os
 import signal
@@ -26,18 +26,18 @@ def serve(
     auth: tuple[str, ...] = (),
     warm_up: bool = True,
 ) -> int:
-    """Serve the game as a web page, with an API beside it.
+    """Serve the game as a web page, with an API.
 
     Args:
-        model: A model folder made by `animegamer convert`, or `toy` for the embedded one.
-        host: The address that the page is served on; 0.0.0.0 for all of this machine's.
-        port: Of the page; 0 for any free one.
-        max_games: In play at once. A game that rests for half an hour makes room for another,
-            and comes back when its player does.
-        games: The folder of all games, saved after every turn.
-        steps: Denoising steps a turn, 1 to 1000, of new games. Default: the model's own.
+        model: Model folder, as `animegamer convert` writes it, or `toy` for the embedded model.
+        host: Address to serve the page on; 0.0.0.0 for all addresses of this machine.
+        port: Port of the page, 0 to 65535; 0 for any free port.
+        max_games: Largest number of open games. A game that has been idle for half an hour is
+            closed when another needs its place, and opened again when its player returns.
+        games: Folder of all games, which are saved after every turn.
+        steps: Denoising steps a turn of new games, 1 to 1000. Default: the model's own.
         dtype: Number format of the computation. Default: the model's own.
-        auth: Who may play, as name:password.
+        auth: Accounts that may play, each as name:password. Default: everyone may play.
         warm_up: Compile the programs of all batch sizes before the first player comes.
     """
     pairs = _read_auth(auth)
@@ -60,32 +60,32 @@ def serve(
     from animegamer_jax.media.video import enlarged_size
     from animegamer_jax.serve import view
     from animegamer_jax.serve.engine import Engine, suitable_batches
+    from animegamer_jax.serve.game_store import GameModel, GameStore
     from animegamer_jax.serve.page import Page
-    from animegamer_jax.serve.shelf import GameModel, Shelf
-    from animegamer_jax.serve.words import known_words
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
     bundle = Bundle.open(folder)
-    words = known_words(bundle.name, Path(folder))
+    vocabulary = bundle.vocabulary
     player = Player.from_bundle(bundle, steps=steps, dtype=dtype)
     mllm = player.networks.mllm.config
-    known = GameModel(
+    game_model = GameModel(
         name=bundle.name,
         protocol=bundle.protocol.name,
         representation=(mllm.num_queries, mllm.representation_size),
         clip=(*enlarged_size(player.height, player.width), player.num_frames),
     )
-    shelf = Shelf(games, model=known, max_games=max_games)
+    store = GameStore(games, model=game_model, max_games=max_games)
     batch_sizes, workers = suitable_batches()
-    engine = Engine(player, shelf, batch_sizes=batch_sizes, workers=workers)
+    engine = Engine(player, store, batch_sizes=batch_sizes, workers=workers)
     if warm_up:
         engine.warm_up(lambda size: console.print(f"compiling for {size} games at once"))
-    blocks = Page(
-        engine, words=words, steps=player.steps, title=f"AnimeGamer: {bundle.name}"
-    ).build()
+    page = Page(
+        engine, vocabulary=vocabulary, steps=player.steps, title=f"AnimeGamer: {bundle.name}"
+    )
+    blocks = page.build()
     fonts = ["system-ui", "-apple-system", "Segoe UI", "sans-serif"]
     mono = ["ui-monospace", "Consolas", "monospace"]
-    ended = _until_ended()
+    stopped = _catch_signals()
     try:
         blocks.queue(default_concurrency_limit=None, max_size=4 * max_games)
         blocks.launch(
@@ -103,22 +103,22 @@ def serve(
             show_error=True,
         )
         shown = f"[{host}]" if ":" in host else host
-        console.print(f"{bundle.name} plays on http://{shown}:{port}  (Ctrl-C ends it)")
+        console.print(f"{bundle.name} is served on http://{shown}:{port}  (Ctrl-C stops it)")
         console.print(f"games are saved in {games}")
-        ended.wait()
+        stopped.wait()
     finally:
         engine.close()
         blocks.close(verbose=False)
-    console.print("ended; every finished turn is saved")
+    console.print("stopped; every finished turn is saved")
     return 0
 
 
-def _until_ended() -> threading.Event:
-    """Set by Ctrl-C and SIGTERM: the turns that are being played end first."""
-    ended = threading.Event()
+def _catch_signals() -> threading.Event:
+    """Returns an event that Ctrl-C and SIGTERM set, so that the server can shut down in order."""
+    stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
-    return ended
+        signal.signal(number, lambda *_: stopped.set())
+    return stopped
 
 
 def _read_auth(pairs: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -126,16 +126,16 @@ def _read_auth(pairs: tuple[str, ...]) -> list[tuple[str, str]]:
     for pair in pairs:
         name, colon, password = pair.partition(":")
         if not (name and colon and password):
-            raise UserError("--auth: expected name:password, found another form")
+            raise UserError("--auth: expected name:password, found something else")
         found.append((name, password))
     return found
 
 
 def _check_port(host: str, port: int) -> int:
-    """A port that is free on the host: the given one, or any for 0.
+    """Returns a free port on the host: the given one, or any for 0.
 
     Raises:
-        UserError: it is taken, may not be used, or the host is not this machine's.
+        UserError: the port is taken or may not be used, or the host is not this machine's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -145,6 +145,6 @@ def _check_port(host: str, port: int) -> int:
             return probe.getsockname()[1]
     except OSError as error:
         raise UserError(
-            f"--host {host} --port {port}: cannot serve there: {error.strerror or error}: give "
-            "another --port, or an address of this machine"
+            f"--host {host} --port {port}: cannot serve there: {error.strerror or error}: "
+            "choose another --port, or an address of this machine"
         ) from error

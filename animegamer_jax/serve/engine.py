@@ -1,9 +1,9 @@
-"""Turns of many players on one set of networks: what waits at the same time is played as a batch.
+"""Dynamic batching: turns of many players that wait at the same time are played as one batch.
 
-First come, first served. A batch is filled up to one of a few fixed sizes, so that nothing compiles
-again; a turn of its games is the one that each would play alone. On a processor with several cores,
-of which one batch does not keep two busy, batches are played side by side. A turn is on the disk
-before its player is told of it.
+First come, first served. A batch is padded to one of a few fixed sizes so that nothing recompiles;
+a turn in a batch equals the turn played alone. On a CPU with several cores, of which one batch
+does not keep two busy, several batches are played in parallel. A turn is saved before its player
+sees it.
 """
 
 import collections
@@ -18,46 +18,46 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import jax
-import numpy as np
 
 from animegamer_jax.errors import NonFiniteError, UserError
-from animegamer_jax.game.instructions import check_letters
+from animegamer_jax.game.instructions import check_characters
 from animegamer_jax.game.player import Player, TurnOutput
-from animegamer_jax.game.saved_game import Game, Turn
-from animegamer_jax.serve.shelf import Shelf
+from animegamer_jax.game.saved_game import Turn
+from animegamer_jax.serve.game_store import GameStore
 
-BATCH_SIZES = (1, 2, 4, 8)  # where one batch is played at a time
-LONGEST_INSTRUCTION = 500  # letters: more than any caption's tokens
-# Players who press at once become one batch: it begins when nobody has come for so many seconds, or
-# has waited for so many.
-_QUIET, _GATHER = 0.08, 0.3
-_MOST_WORKERS = 4  # on a processor
+BATCH_SIZES = (1, 2, 4, 8)  # when one batch is played at a time
+MAX_CHARACTERS = 500  # of an instruction: more than any caption's tokens
+# Requests that arrive together become one batch. It starts when no request has arrived for the
+# first number of seconds, or after the second.
+_QUIET_SECONDS, _MAX_WAIT_SECONDS = 0.08, 0.3
+_MAX_WORKERS = 4  # on a CPU
 _LARGEST_SEED = 2**31 - 1
 
 Status = Literal["waiting", "playing", "done", "stopped", "failed"]
 
 
 class _StoppedError(Exception):
-    """Every player of a batch has stopped it."""
+    """Every player of a batch has stopped their turn."""
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class Ticket:
+class TurnRequest:
     """A turn that a player asked for.
 
     Attributes:
-        game: its id.
-        instruction: what the player said.
-        after: how many turns of the game stay before it.
-        seed: of its noise.
-        window, steps: that it is played with.
-        level: the motion level that the player set, or 0.
-        status: how far it is.
-        stage: "mllm", "decoder" or "vae", while it is playing.
-        step, num_steps: of the stage.
-        seconds_left: of the batch, as far as can be told; None before the first denoising step.
-        turn: the finished turn.
-        error: why it failed, one line.
+        game: Id of the game.
+        instruction: The player's instruction.
+        after: Number of earlier turns of the game to keep.
+        seed: Seed of the turn's noise.
+        window: Turns of context that the model sees.
+        steps: Denoising steps.
+        level: Motion level that the player set, or 0.
+        status: State of the request.
+        stage: Part of the turn that is being played: "mllm", "decoder" or "vae".
+        step, num_steps: Steps done and number of steps of that part.
+        seconds_left: Estimate for the batch; None before the first denoising step.
+        turn: The finished turn.
+        error: Why the turn failed, in one line.
     """
 
     game: str
@@ -74,7 +74,7 @@ class Ticket:
     seconds_left: float | None = None
     turn: Turn | None = None
     error: str = ""
-    _stop: bool = False
+    stop_requested: bool = False
     _ended: threading.Event = dataclasses.field(default_factory=threading.Event)
 
     @property
@@ -82,37 +82,42 @@ class Ticket:
         return self._ended.is_set()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits for its end; whether it came."""
+        """Waits until the request has ended; returns False after `seconds`."""
         return self._ended.wait(seconds)
+
+    def end(self, status: Status, *, error: str = "") -> None:
+        """Sets the final status and wakes whoever waits."""
+        self.status, self.error = status, error
+        self._ended.set()
 
 
 class Engine:
-    """Plays the turns of a shelf's games in batches, on threads of its own.
+    """Plays the turns of a store's games in batches, on its own threads.
 
     Args:
-        player: whose window is the largest that a game may have.
-        shelf: of the games.
-        batch_sizes: in rising order; the last is the largest batch.
-        workers: batches that are played side by side, among which those who wait are shared.
+        player: The player; its window is the largest that a game may have.
+        store: The games.
+        batch_sizes: Sizes in ascending order; the last is the largest batch.
+        workers: Number of batches played in parallel, which share the waiting requests.
     """
 
     def __init__(
         self,
         player: Player,
-        shelf: Shelf,
+        store: GameStore,
         *,
         batch_sizes: Sequence[int] = BATCH_SIZES,
         workers: int = 1,
     ):
-        self.player, self.shelf, self.batch_sizes = player, shelf, tuple(batch_sizes)
-        self._waiting: collections.deque[Ticket] = collections.deque()
-        self._playing: list[Ticket] = []
-        self._idle = workers
+        self.player, self.store, self.batch_sizes = player, store, tuple(batch_sizes)
+        self._waiting: collections.deque[TurnRequest] = collections.deque()
+        self._playing: list[TurnRequest] = []
+        self._idle_workers = workers
         self._lock = threading.Condition()
         self._closing = False
         self._savers = ThreadPoolExecutor(max_workers=os.cpu_count(), thread_name_prefix="save")
         self._threads = [
-            threading.Thread(target=self._serve, name=f"engine-{number}", daemon=True)
+            threading.Thread(target=self._work, name=f"engine-{number}", daemon=True)
             for number in range(workers)
         ]
         for thread in self._threads:
@@ -137,29 +142,33 @@ class Engine:
         window: int | None = None,
         steps: int | None = None,
         level: int = 0,
-    ) -> Ticket:
-        """Asks for a turn.
+    ) -> TurnRequest:
+        """Queues a turn.
 
         Args:
-            game: its id.
-            instruction: what the player says.
-            after: turns that stay before it; None: all. Fewer: it takes the others' place.
-            seed: of its noise; the game's if None.
-            window: turns that the model sees; the game's if None.
-            steps: of denoising; the game's if None.
-            level: motion level, 0: the model's own.
+            game: Id of the game.
+            instruction: The player's instruction.
+            after: Number of earlier turns to keep; the new turn replaces the others. None: all.
+            seed: Seed of the turn's noise; the game's if None.
+            window: Turns of context that the model sees; the game's if None.
+            steps: Denoising steps; the game's if None.
+            level: Motion level; 0 keeps the model's own.
 
         Raises:
-            UserError: one line: no such game, one of its turns is waiting, or what was asked for
-                cannot be played.
+            UserError: there is no such game, another of its turns is waiting, or the turn cannot
+                be played.
         """
-        found = self.shelf.get(game)
+        found = self.store.get(game)
         instruction = instruction.strip()
-        self._check(instruction, seed=seed, window=window, steps=steps, level=level)
+        self._check_instruction(instruction)
+        levels = self.player.protocol.motion_levels
+        if level and level not in levels:
+            raise UserError(f"motion level {level}: expected one of {list(levels)}")
+        self.check_settings(seed=seed, window=window, steps=steps)
         turns = len(found.turns)
         if after is not None and not 0 <= after <= turns:
-            raise UserError(f"after turn {after}: expected 0 to {turns}, as the game has turns")
-        ticket = Ticket(
+            raise UserError(f"after turn {after}: expected 0 to {turns}, the turns of the game")
+        request = TurnRequest(
             game=game,
             instruction=instruction,
             after=turns if after is None else after,
@@ -170,38 +179,26 @@ class Engine:
         )
         with self._lock:
             if self._closing:
-                raise UserError("the server is going down: the game is saved, come back later")
-            if self.ticket_of(game) is not None:
+                raise UserError("the server is shutting down: the game is saved, come back later")
+            if self.request_of(game) is not None:
                 raise UserError("a turn of this game is being played: wait for it, or stop it")
-            self._waiting.append(ticket)
+            self._waiting.append(request)
             self._lock.notify_all()
-        return ticket
+        return request
 
-    def _check(
-        self,
-        instruction: str,
-        *,
-        seed: int | None,
-        window: int | None,
-        steps: int | None,
-        level: int,
-    ) -> None:
+    def _check_instruction(self, instruction: str) -> None:
         if not instruction:
             raise UserError("expected an instruction, found nothing: say what happens next")
-        if len(instruction) > LONGEST_INSTRUCTION:
+        if len(instruction) > MAX_CHARACTERS:
             raise UserError(
-                f"expected an instruction of at most {LONGEST_INSTRUCTION} letters, found "
-                f"{len(instruction)}: say it in fewer words"
+                f"expected an instruction of at most {MAX_CHARACTERS} characters, found "
+                f"{len(instruction)}: use fewer words"
             )
-        check_letters(instruction)
+        check_characters(instruction)
         self.player.check_instruction(instruction)
-        levels = self.player.protocol.motion_levels
-        if level and level not in levels:
-            raise UserError(f"motion level {level}: expected one of {list(levels)}")
-        self.check_settings(seed=seed, window=window, steps=steps)
 
     def check_settings(self, *, seed: Any, window: Any, steps: Any) -> None:
-        """Raises UserError where one is no whole number, or out of its range; None is not asked."""
+        """Raises UserError if a value is not a whole number in its range; None is skipped."""
         for name, value, low, high in (
             ("seed", seed, 0, _LARGEST_SEED),
             ("window", window, 1, self.player.window),
@@ -211,179 +208,168 @@ class Engine:
             if value is not None and not (whole and low <= value <= high):
                 raise UserError(f"{name}: expected a whole number, {low} to {high}, found {value}")
 
-    def ticket_of(self, game: str) -> Ticket | None:
-        """The turn of a game that is waiting or being played."""
+    def request_of(self, game: str) -> TurnRequest | None:
+        """Returns the request of a game that is waiting or being played, if there is one."""
         with self._lock:
-            for ticket in (*self._playing, *self._waiting):
-                if ticket.game == game and not ticket.ended:
-                    return ticket
+            for request in (*self._playing, *self._waiting):
+                if request.game == game and not request.ended:
+                    return request
         return None
 
-    def place(self, ticket: Ticket) -> int:
-        """How many turns wait before this one; 0: it is next, or being played."""
+    def queue_position(self, request: TurnRequest) -> int:
+        """Returns how many requests wait before this one; 0: it is next, or being played."""
         with self._lock:
-            return self._waiting.index(ticket) if ticket in self._waiting else 0
+            return self._waiting.index(request) if request in self._waiting else 0
 
     def stop(self, game: str) -> bool:
-        """Ends the turn of a game, which stays as it was before; whether there was one."""
+        """Stops the turn of a game, which stays as it was; returns whether there was one."""
         with self._lock:
-            ticket = self.ticket_of(game)
-            if ticket is None:
+            request = self.request_of(game)
+            if request is None:
                 return False
-            ticket._stop = True
-            if ticket in self._waiting:
-                self._waiting.remove(ticket)
-                _end(ticket, "stopped")
+            request.stop_requested = True
+            if request in self._waiting:
+                self._waiting.remove(request)
+                request.end("stopped")
             return True
 
     def close(self) -> None:
-        """Takes no more turns, ends those that are there, and waits for that."""
+        """Refuses new requests, stops those that wait or are played, and ends the threads."""
         with self._lock:
             self._closing = True
-            for ticket in (*self._playing, *self._waiting):
-                ticket._stop = True
+            for request in (*self._playing, *self._waiting):
+                request.stop_requested = True
             self._lock.notify_all()
         for thread in self._threads:
             thread.join()
         self._savers.shutdown()
 
-    def _serve(self) -> None:
+    def _work(self) -> None:
         while True:
             with self._lock:
                 self._lock.wait_for(lambda: self._waiting or self._closing)
                 if self._closing:
-                    for ticket in self._waiting:
-                        _end(ticket, "stopped")
+                    for request in self._waiting:
+                        request.end("stopped")
                     self._waiting.clear()
                     return
-            self._gather()
+            self._wait_for_batch()
             with self._lock:
-                batch = self._take()
+                batch = self._take_batch()
                 self._playing += batch
-                self._idle -= 1
+                self._idle_workers -= 1
             try:
-                if batch:  # another worker may have been quicker
+                if batch:  # another worker may have taken the requests
                     self._play(batch)
-            except Exception:  # a defect must not end the others' games
+            except Exception:  # a bug must not end the other games
                 logging.getLogger(__name__).exception("a batch of turns failed")
             with self._lock:
-                for ticket in batch:
-                    if not ticket.ended:
-                        ticket.error = "an internal error: the game is as it was, try again"
-                        _end(ticket, "failed")
-                    self._playing.remove(ticket)
-                self._idle += 1
+                for request in batch:
+                    if not request.ended:
+                        request.end(
+                            "failed", error="an internal error: the game is unchanged, try again"
+                        )
+                    self._playing.remove(request)
+                self._idle_workers += 1
 
-    def _gather(self) -> None:
-        """Lets those who press at once come together."""
-        until, found = time.monotonic() + _GATHER, 0
-        while found != len(self._waiting) and time.monotonic() < until:
-            found = len(self._waiting)
-            time.sleep(_QUIET)
+    def _wait_for_batch(self) -> None:
+        """Waits a moment for requests that arrive together."""
+        deadline, count = time.monotonic() + _MAX_WAIT_SECONDS, 0
+        while count != len(self._waiting) and time.monotonic() < deadline:
+            count = len(self._waiting)
+            time.sleep(_QUIET_SECONDS)
 
-    def _take(self) -> list[Ticket]:
-        """The first that waits, and those after it that can be played beside it.
+    def _take_batch(self) -> list[TurnRequest]:
+        """Takes the first request, and later ones that can be played in the same batch.
 
-        No more than its share, so that every idle worker has something to do.
+        Takes no more than a worker's share, so that every idle worker gets some.
         """
-        taken: list[Ticket] = []
-        share = min(self.batch_sizes[-1], math.ceil(len(self._waiting) / self._idle))
-        for ticket in list(self._waiting):
-            if len(taken) < share and ticket.steps == (taken or [ticket])[0].steps:
-                taken.append(ticket)
-                self._waiting.remove(ticket)
-                ticket.status = "playing"
-        return taken
+        batch: list[TurnRequest] = []
+        share = min(self.batch_sizes[-1], math.ceil(len(self._waiting) / self._idle_workers))
+        for request in list(self._waiting):
+            if len(batch) < share and request.steps == (batch or [request])[0].steps:
+                batch.append(request)
+                self._waiting.remove(request)
+                request.status = "playing"
+        return batch
 
-    def _play(self, batch: list[Ticket]) -> None:
+    def _play(self, batch: list[TurnRequest]) -> None:
         try:
             output = self._play_batch(batch)
         except _StoppedError:
-            for ticket in batch:
-                _end(ticket, "stopped")
+            for request in batch:
+                request.end("stopped")
             return
         except UserError as error:
-            if len(batch) > 1:  # one game's trouble is not the others'; whose it is, shows alone
-                for ticket in batch:
-                    self._play([ticket])
+            if len(batch) > 1:  # play the turns one by one, so that only the failing one fails
+                for request in batch:
+                    self._play([request])
                 return
-            lost = isinstance(error, NonFiniteError)
-            batch[0].error = (
-                f"no picture came out: try another seed ({error})" if lost else str(error)
-            )
-            _end(batch[0], "failed")
+            problem = str(error)
+            if isinstance(error, NonFiniteError):
+                problem = f"the clip could not be generated: try another seed ({error})"
+            batch[0].end("failed", error=problem)
             return
         list(self._savers.map(lambda row: self._save(batch[row], output, row), range(len(batch))))
 
-    def _play_batch(self, batch: list[Ticket]) -> TurnOutput:
+    def _play_batch(self, batch: list[TurnRequest]) -> TurnOutput:
         size = next(size for size in self.batch_sizes if size >= len(batch))
         rows = [*batch, *[batch[0]] * (size - len(batch))]
         histories = [
-            self.shelf.get(t.game).history(before=t.after + 1, window=t.window) for t in batch
+            self.store.get(r.game).history(before=r.after + 1, window=r.window) for r in batch
         ]
-        window = self.player.window_of([*histories, *[histories[0]] * (size - len(batch))])
-        began = time.perf_counter()
+        window = self.player.restore([*histories, *[histories[0]] * (size - len(batch))])
+        start = time.perf_counter()
 
-        def tell(stage: str, step: int, total: int) -> None:
-            if all(ticket._stop for ticket in batch):
+        def on_progress(stage: str, step: int, total: int) -> None:
+            if all(request.stop_requested for request in batch):
                 raise _StoppedError
             left = None
             if stage == "decoder" and step:
-                left = (time.perf_counter() - began) / step * (total - step)
-            for ticket in batch:
-                ticket.stage, ticket.step, ticket.num_steps = stage, step, total
-                ticket.seconds_left = left
+                left = (time.perf_counter() - start) / step * (total - step)
+            for request in batch:
+                request.stage, request.step, request.num_steps = stage, step, total
+                request.seconds_left = left
 
         _, output = self.player.play_turn(
             window,
-            [ticket.instruction for ticket in rows],
-            seeds=[ticket.seed for ticket in rows],
-            turn=[ticket.after + 1 for ticket in rows],
+            [request.instruction for request in rows],
+            seeds=[request.seed for request in rows],
+            turn=[request.after + 1 for request in rows],
             steps=batch[0].steps,
-            levels=[ticket.level for ticket in rows],
-            on_progress=tell,
+            levels=[request.level for request in rows],
+            on_progress=on_progress,
         )
         return output
 
-    def _save(self, ticket: Ticket, output: TurnOutput, row: int) -> None:
-        """Writes a batch's row as its player's turn, unless that was stopped; ends the ticket."""
-        if ticket._stop:
-            _end(ticket, "stopped")
+    def _save(self, request: TurnRequest, output: TurnOutput, row: int) -> None:
+        """Saves a batch's row as a turn of its game, unless it was stopped; ends the request."""
+        if request.stop_requested:
+            request.end("stopped")
             return
-        game: Game = self.shelf.get(ticket.game)
         try:
-            ticket.turn = game.add(
-                ticket.instruction,
-                states=output.states[row],
-                motion_value=float(output.motion_value[row]),
-                representation=output.representation[row].astype(np.float32),
-                frames=output.frames[row],
-                seconds=output.seconds,
-                after=ticket.after,
-                seed=ticket.seed,
-                window=ticket.window,
-                steps=ticket.steps,
-                chosen_level=bool(ticket.level),
+            request.turn = self.store.get(request.game).add(
+                output.row(row),
+                request.instruction,
+                after=request.after,
+                seed=request.seed,
+                window=request.window,
+                steps=request.steps,
+                chosen_level=bool(request.level),
             )
         except OSError as error:
-            ticket.error = f"the turn could not be saved: {error.strerror}"
-            _end(ticket, "failed")
+            request.end("failed", error=f"the turn could not be saved: {error.strerror}")
         else:
-            _end(ticket, "done")
+            request.end("done")
 
 
 def suitable_batches() -> tuple[tuple[int, ...], int]:
-    """Batch sizes and workers for this machine's devices.
+    """Returns the batch sizes and the number of workers for this machine's devices.
 
-    An accelerator plays one batch at a time. Of a processor each core plays a smaller one: two
-    batches of four at once are done sooner than one of eight.
+    An accelerator plays one batch at a time. On a CPU each core plays a smaller one: two batches
+    of four in parallel finish sooner than one of eight.
     """
     if jax.default_backend() != "cpu":
         return BATCH_SIZES, 1
-    workers = min(os.cpu_count() or 1, _MOST_WORKERS)
+    workers = min(os.cpu_count() or 1, _MAX_WORKERS)
     return BATCH_SIZES if workers == 1 else BATCH_SIZES[:-1], workers
-
-
-def _end(ticket: Ticket, status: Status) -> None:
-    ticket.status = status
-    ticket._ended.set()

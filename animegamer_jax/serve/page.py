@@ -1,4 +1,4 @@
-"""The page and its API, in Gradio: what is pressed goes to the engine, what it says is shown."""
+"""The page and its API, in Gradio: passes input to the engine and shows what it returns."""
 
 import dataclasses
 import functools
@@ -10,41 +10,50 @@ from typing import Any
 import gradio as gr
 from gradio import processing_utils
 
+from animegamer_jax.bundle.vocabulary import Vocabulary
 from animegamer_jax.errors import UserError
+from animegamer_jax.game.instructions import compose_instruction
 from animegamer_jax.game.saved_game import Game, Meters
 from animegamer_jax.serve import view
 from animegamer_jax.serve.archive import pack_game
-from animegamer_jax.serve.engine import Engine, Ticket
-from animegamer_jax.serve.shelf import Shelf
-from animegamer_jax.serve.words import Words, compose
+from animegamer_jax.serve.engine import Engine, TurnRequest
+from animegamer_jax.serve.game_store import GameStore
 
-_LOOK_EVERY = 0.2  # seconds between two looks at a turn that is being played
-_LARGEST_ARCHIVE = "256mb"
+Number = int | float  # as a browser sends it
+
+_POLL_SECONDS = 0.2  # between two updates of a turn that is being played
 _INTRODUCTION = """# AnimeGamer
 Say what happens next; leave out what stays as it is."""
-# A download button has no file before it is pressed: it gets one, and is pressed again.
+# A download button needs its file before the click: set the file, then click again.
 _PRESS_SAVE = (
     "() => setTimeout(() => document.querySelector('#save-file a, #save-file').click(), 400)"
 )
 
 
 class Page:
-    """Builds the page of an engine.
+    """The page of an engine.
 
     Args:
-        engine: that plays.
-        words: offered for the fields of an instruction.
-        steps: of denoising in a new game.
-        title: of the page.
+        engine: The engine that plays.
+        vocabulary: Words to offer for the parts of an instruction.
+        steps: Denoising steps of a new game.
+        title: Title of the page.
     """
 
-    def __init__(self, engine: Engine, *, words: Words, steps: int, title: str = "AnimeGamer"):
-        self.engine, self.words, self.steps, self.title = engine, words, steps, title
-        self.shelf: Shelf = engine.shelf
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        vocabulary: Vocabulary,
+        steps: int,
+        title: str = "AnimeGamer",
+    ):
+        self.engine, self.vocabulary, self.steps, self.title = engine, vocabulary, steps, title
+        self.store: GameStore = engine.store
 
     def build(self) -> gr.Blocks:
-        """The page, not launched."""
-        # Copies in Gradio's cache are looked through every hour; those of a day ago go.
+        """Builds the page without launching it."""
+        # Every hour, copies older than a day are deleted from Gradio's cache.
         cache = (3600, 86_400)
         with gr.Blocks(title=self.title, analytics_enabled=False, delete_cache=cache) as blocks:
             self._lay_out()
@@ -53,7 +62,8 @@ class Page:
         return blocks
 
     def _lay_out(self) -> None:
-        words = self.words
+        words = self.vocabulary
+        example = next(iter(words.examples), "Qiqi is flying on a broomstick in the day sky.")
         self.game = gr.BrowserState("", storage_key="animegamer-game", secret="animegamer")
         self.shown = gr.State(0)  # the turn on the screen; 0: the last
         gr.Markdown(_INTRODUCTION)
@@ -70,7 +80,7 @@ class Page:
                     with gr.Tab("In words"):
                         self.line = gr.Textbox(
                             label="What happens next?", lines=1, max_lines=4, elem_id="line",
-                            placeholder="Mika is gently waving in the town by day.", autofocus=True,
+                            placeholder=example, autofocus=True,
                         )  # fmt: skip
                         self.say = gr.Button("Play", variant="primary", elem_id="play-line")
                     with gr.Tab("In parts"):
@@ -131,8 +141,8 @@ class Page:
             elem_id=f"field-{label.lower()}",
         )  # fmt: skip
 
-    # What the handlers give back, in this order.
     def _outputs(self) -> list[Any]:
+        """The components that the handlers update, in the order of their results."""
         return [
             self.game, self.shown, self.clip, self.about, self.meters, self.board, self.status,
         ]  # fmt: skip
@@ -161,14 +171,14 @@ class Page:
         saved.success(None, None, None, js=_PRESS_SAVE, api_visibility="private")
         on(self.load.upload, self.on_upload, [self.load])
 
-    # What is shown.
+    # Updates of the page
 
     def _show(self, name: str, *, turn: int = 0, status: str = "", bad: bool = False) -> list[Any]:
-        """All of the page for a game; `turn` 0 is its last."""
+        """Updates the whole page for a game; `turn` 0 is its last turn."""
         return [*self._picture(name, turn=turn), view.status(status, bad=bad)]
 
     def _picture(self, name: str, *, turn: int = 0) -> list[Any]:
-        game = self.shelf.get(name) if name else None
+        game = self.store.get(name) if name else None
         turns = game.turns if game else []
         number = turn if 1 <= turn <= len(turns) else len(turns)
         found = turns[number - 1] if number else None
@@ -191,25 +201,25 @@ class Page:
         ]
 
     def file(self, path: Path) -> str:
-        """A file as the browser may have it: a copy in Gradio's cache, so no folder is open."""
+        """Copies a file to Gradio's cache, so that the browser gets no access to any folder."""
         return processing_utils.save_file_to_cache(path, cache_dir=self.clip.GRADIO_CACHE)
 
     def _say(self, text: str, *, bad: bool = False) -> list[Any]:
-        """Only the line of status."""
+        """Updates only the status line."""
         skip = [gr.skip()] * (len(self._outputs()) - 1)
         return [*skip, view.status(text, bad=bad)]
 
     def _refuse(self, name: str, error: UserError) -> list[Any]:
-        """Says why not; where a turn is being played its progress has the line of status."""
-        if name and self.engine.ticket_of(name) is not None:
+        """Shows an error: as a warning while a turn is played, which uses the status line."""
+        if name and self.engine.request_of(name) is not None:
             gr.Warning(str(error))
             return [gr.skip()] * len(self._outputs())
         return self._say(str(error), bad=True)
 
-    # What is pressed.
+    # Handlers
 
     def on_load(self, name: str) -> Iterator[list[Any]]:
-        """The page was opened, or opened again: the game that was played here, if it is there."""
+        """Shows the game that this browser played before, if it still exists."""
         if not name:
             yield self._show("")
             return
@@ -218,14 +228,14 @@ class Page:
         except UserError as error:
             yield self._show("", status=str(error), bad=True)
             return
-        ticket = self.engine.ticket_of(name)
-        if ticket is not None:
-            yield from self._follow(ticket)
+        request = self.engine.request_of(name)
+        if request is not None:
+            yield from self._follow(request)
 
     def on_line(
-        self, name: str, line: str, level: int, seed: float, window: int, steps: int
+        self, name: str, line: str, level: int, seed: Number, window: Number, steps: Number
     ) -> Iterator[list[Any]]:
-        """The line is emptied once its turn is begun: what is typed from then on stays."""
+        """Plays the line and empties it once the turn has begun: later typing is kept."""
         yield from self._play(name, line, level, seed, window, steps, emptied=1)
 
     def on_fields(
@@ -237,37 +247,37 @@ class Page:
         time: str | None,
         place: str | None,
         level: int,
-        seed: float,
-        window: int,
-        steps: int,
+        seed: Number,
+        window: Number,
+        steps: Number,
     ) -> Iterator[list[Any]]:
-        said = compose(
+        line = compose_instruction(
             character=character or "", adverb=adverb or "", motion=motion or "",
             time=time or "", place=place or "",
         )  # fmt: skip
-        yield from self._play(name, said, level, seed, window, steps)
+        yield from self._play(name, line, level, seed, window, steps)
 
     def on_again(
-        self, name: str, level: int, seed: float, window: int, steps: int
+        self, name: str, level: int, seed: Number, window: Number, steps: Number
     ) -> Iterator[list[Any]]:
-        """The last turn once more, from another seed."""
+        """Plays the last turn again, from another seed."""
         try:
             game = self._existing(name)
             if not game.turns:
                 raise UserError("no turn to try again: play one first")
             last = game.turns[-1]
-            ticket = self.engine.submit(
+            request = self.engine.submit(
                 name, last.instruction, after=len(game.turns) - 1, seed=secrets.randbits(31),
                 window=int(window), steps=int(steps), level=int(level or 0),
             )  # fmt: skip
         except UserError as error:
             yield self._refuse(name, error)
             return
-        yield from self._follow(ticket)
+        yield from self._follow(request)
 
     def on_stop(self, name: str) -> str:
         if name and self.engine.stop(name):
-            return view.status("Stopped: the game is as it was before this turn.")
+            return view.status("Stopped: the game is unchanged.")
         return view.status("Nothing is being played.")
 
     def on_undo(self, name: str) -> list[Any]:
@@ -281,12 +291,12 @@ class Page:
         try:
             game = self._existing(name)
             turns = shown or len(game.turns)
-            new = self.shelf.branch(name, turns)
-            return self._show(new, status=f"A new game, which goes on after turn {turns}.")
+            new = self.store.branch(name, turns)
+            return self._show(new, status=f"A new game that continues after turn {turns}.")
         except UserError as error:
             return self._refuse(name, error)
 
-    def on_new(self, seed: float, window: int, steps: int) -> list[Any]:
+    def on_new(self, seed: Number, window: Number, steps: Number) -> list[Any]:
         try:
             name = self.new_game(seed, window, steps)
             return self._show(name, status="A new game.")
@@ -296,40 +306,40 @@ class Page:
     def on_select(self, name: str, event: gr.SelectData) -> list[Any]:
         try:
             turn = int(event.index) + 1
-            told = f"Turn {turn}. The game goes on from its last turn; branch to go on from here."
-            return self._show(name, turn=turn, status=told)
+            text = f"Turn {turn}. The game continues after its last turn; branch to continue here."
+            return self._show(name, turn=turn, status=text)
         except UserError as error:
             return self._say(str(error), bad=True)
 
     def on_save(self, name: str) -> list[Any]:
         try:
-            return [self.pack(name), view.status("The download begins.")]
+            return [self.pack(name), view.status("The download starts.")]
         except UserError as error:
             return [gr.skip(), view.status(str(error), bad=True)]
 
     def on_upload(self, path: str) -> list[Any]:
         try:
-            name = self.shelf.load(Path(path))
-            return self._show(name, status="The game is loaded: go on.")
+            name = self.store.load(Path(path))
+            return self._show(name, status="The game is loaded: play on.")
         except UserError as error:
             return self._say(f"This file cannot be played: {error}", bad=True)
 
-    # What page and API share.
+    # Shared with the API
 
     def _existing(self, name: str) -> Game:
         if not name:
             raise UserError("no game yet: play a turn first")
-        return self.shelf.get(name)
+        return self.store.get(name)
 
-    def new_game(self, seed: float, window: float, steps: float) -> str:
-        """The id of a new game; numbers come as browsers send them."""
+    def new_game(self, seed: Number, window: Number, steps: Number) -> str:
+        """Creates a game and returns its id; browsers send numbers as floats."""
         self.engine.check_settings(seed=seed, window=window, steps=steps)
-        return self.shelf.new(seed=int(seed), window=int(window), steps=int(steps))
+        return self.store.new(seed=int(seed), window=int(window), steps=int(steps))
 
     def undo_turn(self, name: str) -> None:
-        """Forgets the last turn."""
+        """Removes the last turn."""
         game = self._existing(name)
-        if self.engine.ticket_of(name) is not None:
+        if self.engine.request_of(name) is not None:
             raise UserError("a turn is being played: stop it first")
         if not game.turns:
             raise UserError("no turn to undo")
@@ -339,7 +349,7 @@ class Page:
             raise UserError(f"the game could not be saved: {error.strerror}") from error
 
     def pack(self, name: str) -> str:
-        """A file with the game, where the browser may fetch it."""
+        """Packs the game and returns a path from which the browser may download it."""
         game = self._existing(name)
         path = game.folder / "animegamer.zip"
         try:
@@ -355,122 +365,132 @@ class Page:
         name: str,
         line: str,
         level: int,
-        seed: float,
-        window: int,
-        steps: int,
+        seed: Number,
+        window: Number,
+        steps: Number,
         *,
         emptied: int = 0,
     ) -> Iterator[list[Any]]:
-        """A turn; `emptied` more outputs are emptied once it is begun, not where it is refused."""
+        """Plays a turn; once it has begun, `emptied` further outputs become empty."""
         kept = [gr.skip()] * emptied
         try:
             if not name:
                 name = self.new_game(seed, window, steps)
-            ticket = self.engine.submit(
+            request = self.engine.submit(
                 name, line or "", window=int(window), steps=int(steps), level=int(level or 0)
             )
         except UserError as error:
             yield [name, *self._refuse(name, error)[1:], *kept]
             return
         yield [name, *self._say("")[1:], *[""] * emptied]
-        for shown in self._follow(ticket):
+        for shown in self._follow(request):
             yield [*shown, *kept]
 
-    def _follow(self, ticket: Ticket) -> Iterator[list[Any]]:
-        """Tells how far a turn is until it has ended, then shows it."""
-        told = None
-        while not ticket.wait(_LOOK_EVERY):
-            line = view.progress(ticket, self.engine.place(ticket))
-            if line != told:
-                told = line
+    def _follow(self, request: TurnRequest) -> Iterator[list[Any]]:
+        """Shows the progress of a turn until it has ended, then the turn."""
+        shown = None
+        while not request.wait(_POLL_SECONDS):
+            line = view.progress(request, self.engine.queue_position(request))
+            if line != shown:
+                shown = line
                 yield [*[gr.skip()] * (len(self._outputs()) - 1), line]
-        if ticket.status == "done":
-            yield self._show(ticket.game)
-        elif ticket.status == "stopped":
-            yield self._say("Stopped: the game is as it was before this turn.")
+        if request.status == "done":
+            yield self._show(request.game)
+        elif request.status == "stopped":
+            yield self._say("Stopped: the game is unchanged.")
         else:
-            yield self._say(ticket.error, bad=True)
+            yield self._say(request.error, bad=True)
 
 
 class Api:
-    """The same for programs: named end points, called with `gradio_client` or over HTTP."""
+    """The API: named endpoints, called with `gradio_client` or over HTTP."""
 
     def __init__(self, page: Page):
-        self.page, self.engine, self.shelf = page, page.engine, page.shelf
+        self.page, self.engine, self.store = page, page.engine, page.store
 
     def add(self) -> None:
-        """Declares the end points within the page that is being built."""
+        """Declares the endpoints within the page that is being built."""
         for function in (
             self.new_game, self.play_turn, self.try_again, self.progress, self.stop, self.undo,
             self.branch, self.show,
         ):  # fmt: skip
-            gr.api(_told(function), api_name=function.__name__, concurrency_limit=None)
-        # Files go through components, which fetch, check and send them.
+            gr.api(
+                _with_gradio_errors(function), api_name=function.__name__, concurrency_limit=None
+            )
+        # Files go through components, which upload, check and download them.
         name = gr.Textbox(visible=False, label="game")
         turn = gr.Number(visible=False, precision=0, label="turn")
         sent = gr.File(visible=False, label="archive")
         got, answer = gr.File(visible=False), gr.JSON(visible=False)
         press = gr.Button(visible=False)
-        press.click(_told(self.clip), [name, turn], got, api_name="clip", concurrency_limit=None)
-        press.click(_told(self.download), [name], got, api_name="download", concurrency_limit=None)
-        press.click(_told(self.load), [sent], answer, api_name="load", concurrency_limit=None)
+        for function, inputs, output in (
+            (self.clip, [name, turn], got),
+            (self.download, [name], got),
+            (self.load, [sent], answer),
+        ):
+            press.click(
+                _with_gradio_errors(function), inputs, output, api_name=function.__name__,
+                concurrency_limit=None,
+            )  # fmt: skip
 
     def new_game(self, seed: int = 0, window: int = 0, steps: int = 0) -> dict:
-        """Starts a game. Window and steps: 0 for the server's own. Returns its state (`show`)."""
+        """Starts a game and returns its state (`show`). Window, steps: 0 for the server's own."""
         page = self.page
         name = page.new_game(seed, window or self.engine.player.window, steps or page.steps)
         return self.show(name)
 
     def play_turn(self, game: str, instruction: str, level: int = 0) -> dict:
-        """Plays a turn and waits for it. `level`: motion level, 0 for the model's. Returns it."""
+        """Plays a turn and returns it. `level`: motion level, 0 for the model's own."""
         return self._wait(self.engine.submit(game, instruction, level=level))
 
     def try_again(self, game: str, seed: int, level: int = 0) -> dict:
-        """Plays the last turn once more from another seed, and waits. Returns the new one."""
-        found = self.shelf.get(game)
+        """Plays the last turn again from another seed and returns it."""
+        found = self.store.get(game)
         if not found.turns:
             raise UserError("no turn to try again: play one first")
-        said, after = found.turns[-1].instruction, len(found.turns) - 1
-        return self._wait(self.engine.submit(game, said, after=after, seed=seed, level=level))
+        instruction, after = found.turns[-1].instruction, len(found.turns) - 1
+        return self._wait(
+            self.engine.submit(game, instruction, after=after, seed=seed, level=level)
+        )
 
-    def _wait(self, ticket: Ticket) -> dict:
-        ticket.wait()
-        if ticket.turn is None:
-            raise UserError(ticket.error or "stopped")
-        return dataclasses.asdict(ticket.turn)
+    def _wait(self, request: TurnRequest) -> dict:
+        request.wait()
+        if request.turn is None:
+            raise UserError(request.error or "stopped")
+        return dataclasses.asdict(request.turn)
 
     def progress(self, game: str) -> dict:
-        """How far a game's turn is: status, place in the queue, stage, step, seconds left."""
-        self.shelf.get(game)
-        ticket = self.engine.ticket_of(game)
-        if ticket is None:
+        """Returns a turn's status, queue position, stage, step and seconds left."""
+        self.store.get(game)
+        request = self.engine.request_of(game)
+        if request is None:
             return {"status": "idle"}
         return {
-            "status": ticket.status,
-            "place": self.engine.place(ticket),
-            "stage": ticket.stage,
-            "step": ticket.step,
-            "steps": ticket.num_steps,
-            "seconds_left": ticket.seconds_left,
+            "status": request.status,
+            "queue_position": self.engine.queue_position(request),
+            "stage": request.stage,
+            "step": request.step,
+            "steps": request.num_steps,
+            "seconds_left": request.seconds_left,
         }
 
     def stop(self, game: str) -> bool:
-        """Ends the turn that is waiting or being played; whether there was one."""
-        self.shelf.get(game)
+        """Stops the turn that is waiting or being played; returns whether there was one."""
+        self.store.get(game)
         return self.engine.stop(game)
 
     def undo(self, game: str) -> dict:
-        """Forgets the last turn. Returns the game's state."""
+        """Removes the last turn and returns the game's state."""
         self.page.undo_turn(game)
         return self.show(game)
 
     def branch(self, game: str, turns: int) -> dict:
-        """Another game that begins with the first turns of this one. Returns its state."""
-        return self.show(self.shelf.branch(game, turns))
+        """Copies the first turns of a game to a new game and returns its state."""
+        return self.show(self.store.branch(game, turns))
 
     def show(self, game: str) -> dict:
-        """A game's id, settings, meters and turns, as `game.json` has them."""
-        found = self.shelf.get(game)
+        """Returns a game's id, settings, meters and turns, as in `game.json`."""
+        found = self.store.get(game)
         return {
             "game": game,
             "model": found.model,
@@ -482,31 +502,31 @@ class Api:
         }
 
     def clip(self, game: str, turn: int) -> str:
-        """A turn's clip, an MP4."""
-        found = self.shelf.get(game)
+        """Returns a turn's clip, an MP4 file."""
+        found = self.store.get(game)
         if not 1 <= turn <= len(found.turns):
             raise UserError(f"turn {turn}: expected 1 to {len(found.turns)}")
         return self.page.file(found.folder / found.turns[turn - 1].clip)
 
     def download(self, game: str) -> str:
-        """The game as a zip: clips, their film, `game.json`, storyboard."""
+        """Returns the game as a zip: clips, the movie of all of them, `game.json`, storyboard."""
         return self.page.pack(game)
 
     def load(self, archive: str | None) -> dict:
-        """A downloaded game, to go on with. Returns its state."""
+        """Loads a downloaded game and returns its state."""
         if not archive:
             raise UserError("expected a downloaded game, found no file")
-        return self.show(self.shelf.load(Path(archive)))
+        return self.show(self.store.load(Path(archive)))
 
 
-def _told(function: Any) -> Any:
-    """The function, whose `UserError`s reach the client as one line."""
+def _with_gradio_errors(function: Any) -> Any:
+    """Wraps a function so that the client receives its `UserError`s as one line."""
 
     @functools.wraps(function)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except UserError as error:
             raise gr.Error(str(error), print_exception=False) from error
 
-    return told
+    return wrapped

@@ -1,6 +1,6 @@
-"""Pieces of the page: HTML of the meters, of a turn and of how far it is; pictures of turns.
+"""Pieces of the page: HTML of the meters, a turn and its progress; thumbnails of turns.
 
-Everything that a player said is escaped: it is shown as text, never run.
+All of a player's text is escaped: it is shown, never run.
 """
 
 import html
@@ -14,14 +14,14 @@ from animegamer_jax.game.saved_game import (
     Turn,
 )
 from animegamer_jax.media import video
-from animegamer_jax.serve.engine import Ticket
+from animegamer_jax.serve.engine import TurnRequest
 
 _METERS = ("stamina", "social", "entertainment")
 _THUMB_ROWS = 144
 _STAGES = {
-    "mllm": "thinking of what happens",
+    "mllm": "predicting the game state",
     "decoder": "drawing the shot",
-    "vae": "developing the frames",
+    "vae": "decoding the frames",
 }
 
 CSS = """
@@ -56,26 +56,26 @@ CSS = """
 
 
 def meters(now: Meters, turn: Turn | None) -> str:
-    """The three meters, and what the turn changed."""
+    """Returns the three meters, with the changes of the turn."""
     rows = []
     for name in _METERS:
         value = getattr(now, name)
         change = turn.changes[name] if turn else 0
         kind = "ag-up" if change > 0 else "ag-down" if change < 0 else "ag-soft"
-        told = f"{change:+d}" if change else ""
+        sign = f"{change:+d}" if change else ""
         rows.append(
             f'<div class="ag-meter" data-meter="{name}" data-value="{value}">'
             f"<span>{name.capitalize()}</span>"
             f'<div class="ag-track" role="meter" aria-label="{name}" aria-valuemin="0" '
             f'aria-valuemax="100" aria-valuenow="{value}">'
             f'<div class="ag-{name}" style="width:{value}%"></div></div>'
-            f'<span>{value}</span><span class="{kind}">{told}</span></div>'
+            f'<span>{value}</span><span class="{kind}">{sign}</span></div>'
         )
     return "".join(rows)
 
 
 def describe(turn: Turn | None, total: int, *, unknown: tuple[str, ...] = ()) -> str:
-    """What was said in a turn, its motion level, and how it was made."""
+    """Returns a turn's instruction, motion level, seed and time."""
     if turn is None:
         return '<div class="ag-soft">No turn yet: say who does what, how, when and where.</div>'
     pips = "".join(
@@ -86,7 +86,7 @@ def describe(turn: Turn | None, total: int, *, unknown: tuple[str, ...] = ()) ->
     note = ""
     if unknown:
         words = ", ".join(html.escape(word) for word in unknown)
-        note = f'<div class="ag-soft">Outside this model\'s world, read as blanks: {words}</div>'
+        note = f'<div class="ag-soft">The model does not know: {words}</div>'
     return (
         f'<div class="ag-said" dir="auto">{html.escape(turn.instruction)}</div>{note}'
         f'<div class="ag-soft">turn {turn.turn} of {total} &middot; motion {pips} '
@@ -95,24 +95,24 @@ def describe(turn: Turn | None, total: int, *, unknown: tuple[str, ...] = ()) ->
     )
 
 
-def progress(ticket: Ticket, place: int) -> str:
-    """How far a turn is: its place in the queue, or the denoising step and the time left."""
-    if ticket.status == "waiting":
-        ahead = "you are next" if place == 0 else f"{place} before you"
+def progress(request: TurnRequest, position: int) -> str:
+    """Returns a turn's position in the queue, or its denoising step and the time left."""
+    if request.status == "waiting":
+        ahead = "you are next" if position == 0 else f"{position} before you"
         return status(f"In the queue: {ahead}.")
-    left = ticket.seconds_left
-    text = _STAGES.get(ticket.stage, "starting").capitalize()
-    if ticket.stage == "decoder":
-        text += f", step {ticket.step} of {ticket.num_steps}"
+    left = request.seconds_left
+    text = _STAGES.get(request.stage, "starting").capitalize()
+    if request.stage == "decoder":
+        text += f", step {request.step} of {request.num_steps}"
     if left is not None and left > 0.05:
         text += f", {left:.0f} s left" if left >= 1 else ", almost there"
-    share = ticket.step / ticket.num_steps if ticket.stage == "decoder" else 0
-    share = 1.0 if ticket.stage == "vae" else share
+    share = request.step / request.num_steps if request.stage == "decoder" else 0
+    share = 1.0 if request.stage == "vae" else share
     return status(f"{text}.", share=share)
 
 
 def status(text: str, *, bad: bool = False, share: float | None = None) -> str:
-    """A line that screen readers hear, with a bar if something is being done."""
+    """Returns a line that screen readers read out, with a bar if `share` is given."""
     bar = ""
     if share is not None:
         bar = f'<div class="ag-bar"><div style="width:{100 * share:.0f}%"></div></div>'
@@ -124,10 +124,10 @@ def status(text: str, *, bad: bool = False, share: float | None = None) -> str:
 
 
 def thumbnail(game: Game, turn: Turn) -> Path:
-    """A small picture of a turn's clip, made once: its middle frame."""
+    """Returns a small picture of a clip's middle frame, which is written on the first call."""
     clip = game.folder / turn.clip
     path = clip.with_suffix(".jpg")
-    # An undone turn's name may be another turn's by now.
+    # After an undo, another turn may have the same name.
     if not path.exists() or path.stat().st_mtime_ns < clip.stat().st_mtime_ns:
         frames = video.read_mp4(clip)
         picture = Image.fromarray(frames[len(frames) // 2])

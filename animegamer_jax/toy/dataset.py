@@ -5,7 +5,9 @@ import dataclasses
 import functools
 import multiprocessing
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import cv2
@@ -18,7 +20,7 @@ from animegamer_jax.media.video import FRAMES_PER_SECOND, encode_lossless_mp4
 from animegamer_jax.progress import Progress, no_progress, track
 from animegamer_jax.toy.drawing.draw import render
 from animegamer_jax.toy.scene import MOTION_EDGES, NUM_FRAMES, Scene
-from animegamer_jax.toy.vocabulary import write_partial_captions
+from animegamer_jax.toy.vocabulary import write_partial_captions, write_tokenizer
 from animegamer_jax.toy.world import PROTOCOL, SPLITS, Split, make_game
 
 FILM = "toy"
@@ -144,7 +146,8 @@ def write_toy_games(
         motion_edges=MOTION_EDGES,
         splits={},
     )
-    with _open_map(processes) as mapped:
+    with _open_map(processes) as mapped, tempfile.TemporaryDirectory() as folder:
+        tokenizer = write_tokenizer(Path(folder))
 
         def records(split: Split) -> Iterator[Record]:
             make = functools.partial(make_records, split=split, size=size, seed=seed)
@@ -155,7 +158,7 @@ def write_toy_games(
                 yield from game
 
         splits = {split: functools.partial(records, split) for split in SPLITS}
-        return write_set(path, info, parts={"games": splits})
+        return write_set(path, info, parts={"games": splits}, tokenizer=tokenizer)
 
 
 @contextlib.contextmanager

@@ -7,11 +7,16 @@ An instruction fills a template of some kind; the kind names what the sentence s
 
 import dataclasses
 import itertools
+import json
 import re
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from animegamer_jax.bundle.vocabulary import TOKENIZER_FOLDER, WORDS_FILE, Vocabulary
+from animegamer_jax.storage.serialization import to_json
+from animegamer_jax.tokenizer import write_word_tokenizer
 from animegamer_jax.toy.scene import CHARACTERS, PLACES, TIMES, Scene
 
 Kind = Literal[
@@ -202,3 +207,29 @@ def words() -> tuple[str, ...]:
     ]
     found = (split_words(re.sub(r"\{\w+\}", " ", text)) for text in texts)
     return tuple(sorted({word for text in found for word in text if word.isalpha()}))
+
+
+def vocabulary() -> Vocabulary:
+    """Returns the words that a prompt or a page offers for the toy world."""
+    motions = (
+        verb.gerund.format(partner=partner)
+        for verb in VERBS.values()
+        for partner in (CHARACTERS if "{" in verb.gerund else ("",))
+    )
+    return Vocabulary(
+        characters=CHARACTERS,
+        adverbs=tuple(itertools.chain(*ADVERBS.values())),
+        motions=tuple(motions),
+        times=TIMES,
+        places=PLACES,
+        examples=("Mika is gently waving in the town by day.", "Go on, faster."),
+    )
+
+
+def write_tokenizer(folder: Path) -> Path:
+    """Writes the toy world's tokenizer and `words.json`; returns the tokenizer's folder."""
+    tokenizer = folder / TOKENIZER_FOLDER
+    write_word_tokenizer(tokenizer, words())
+    text = json.dumps(to_json(vocabulary()), indent=1)
+    (folder / WORDS_FILE).write_text(text + "\n")
+    return tokenizer

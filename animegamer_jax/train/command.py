@@ -7,7 +7,6 @@ part and size. So `--size` and `--part` are read from the command line before it
 import dataclasses
 import inspect
 import math
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,7 +19,6 @@ from animegamer_jax.distributed import HostOptions
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.paths import (
     absolute,
-    is_bucket,
     telling,
 )
 from animegamer_jax.train.mesh import (
@@ -34,7 +32,7 @@ from animegamer_jax.train.stages.recipe import Recipe
 if TYPE_CHECKING:
     from animegamer_jax.bundle.bundle import Bundle
     from animegamer_jax.protocol import Protocol
-    from animegamer_jax.sharding import Plan
+    from animegamer_jax.sharding import ShardingPlan
     from animegamer_jax.train.run import TrainingRun
     from animegamer_jax.train.stages.base import DataSource, Stage
 
@@ -65,9 +63,9 @@ class Options:
             None takes as many as the layout has.
         tensor: Number of devices that share every head and layer.
         context: Number of devices that share every sequence.
-        layout: How weights lie: sharded over --fsdp devices, or whole on each. None: what suits
-            stage and devices, as `animegamer plan` takes it; for --size toy whole; with --fsdp or
-            --tensor sharded.
+        layout: Layout of the weights: sharded over --fsdp devices, or replicated on each device.
+            None: sharded with --fsdp or --tensor; else replicated for --size toy; else what suits
+            stage and devices, as in `animegamer plan`.
         peak_tflops: Peak bfloat16 TFLOP/s of one chip, used for the MFU when the chip is not in the
             table.
         host_options: Options for several hosts.
@@ -84,7 +82,7 @@ class Options:
     fsdp: int | None = None
     tensor: int = 1
     context: int = 1
-    layout: Literal["sharded", "whole"] | None = None
+    layout: Literal["sharded", "replicated"] | None = None
     peak_tflops: float | None = None
     host_options: Annotated[HostOptions, _FLAT] = dataclasses.field(default_factory=HostOptions)
 
@@ -230,12 +228,9 @@ def complete_config(bundle: "Bundle | None", *, size: str, vocab_size: int | Non
 
 
 def _tokenizer_and_protocol(
-    bundle: "Bundle | None", *, out: epath.Path, size: str
+    bundle: "Bundle | None", *, data: "DataSource", size: str
 ) -> tuple[Path, "Protocol"]:
-    """The bundle's, or for the first stage of a toy the toy world's, written to `out`.
-
-    Hosts that share `out`, and those that write to a bucket, have one of their own.
-    """
+    """Returns the bundle's, or for the first stage of a toy those of its dataset."""
     if bundle is not None:
         return bundle.tokenizer_dir, bundle.protocol
     if size != "toy":
@@ -243,21 +238,15 @@ def _tokenizer_and_protocol(
             f"--size {size}: expected --model with the pre-trained networks: `animegamer "
             "initialise` makes such a bundle"
         )
-    import jax
+    from animegamer_jax.bundle.vocabulary import local_tokenizer
+    from animegamer_jax.data.datasets import read_info
 
-    from animegamer_jax.tokenizer import write_word_tokenizer
-    from animegamer_jax.toy.vocabulary import words
-    from animegamer_jax.toy.world import PROTOCOL
-
-    if is_bucket(out) or jax.process_count() > 1:
-        folder = Path(tempfile.mkdtemp(prefix="tokenizer-"))
-    else:
-        folder = Path(out) / "tokenizer"
-    write_word_tokenizer(folder, words())
-    return folder, PROTOCOL
+    protocol = read_info(data.path).protocol
+    hint = "make the dataset again with `animegamer data toyworld`, or start from a --model"
+    return local_tokenizer(absolute(data.path), hint=hint), protocol
 
 
-def _layout(stage: str, options: Options, recipe: Recipe) -> "Plan":
+def _layout(stage: str, options: Options, recipe: Recipe) -> "ShardingPlan":
     """Returns the plan of the options, or the default for stage and devices."""
     import jax
 
@@ -269,7 +258,7 @@ def _layout(stage: str, options: Options, recipe: Recipe) -> "Plan":
     if (options.fsdp or 1) * options.tensor > 1:
         return PLANS["sharded"]
     if options.size == "toy":  # gathering its weights would cost more than they do
-        return PLANS["whole"]
+        return PLANS["replicated"]
     chip = find_chip(jax.devices()[0].device_kind)
     name = default_layout(
         stage,
@@ -324,7 +313,7 @@ def start(stage_class: type["Stage[Any]"], options: Options, recipe: Recipe) -> 
 
 def make_run(
     stage_class: type["Stage[Any]"], options: Options, recipe: Recipe
-) -> tuple["TrainingRun", "Plan"]:
+) -> tuple["TrainingRun", "ShardingPlan"]:
     """Returns the run that the options describe, on the available devices.
 
     Raises:
@@ -349,7 +338,7 @@ def make_run(
     bundle = None if options.model is None else Bundle.open(options.model)
     check_needs(stage_class, bundle, model=options.model)
     out = absolute(options.out)
-    tokenizer_dir, protocol = _tokenizer_and_protocol(bundle, out=out, size=options.size)
+    tokenizer_dir, protocol = _tokenizer_and_protocol(bundle, data=data[0], size=options.size)
     num_queries = 1  # the stage checks the number of frame tokens
     vocab_size = len(Tokenizer.load(tokenizer_dir, num_queries=num_queries))
     config = complete_config(bundle, size=options.size, vocab_size=vocab_size)

@@ -9,7 +9,7 @@ from animegamer_jax.train.stages.recipe import Recipe
 
 if TYPE_CHECKING:
     from animegamer_jax.configs import ModelConfig
-    from animegamer_jax.sharding import Plan
+    from animegamer_jax.sharding import ShardingPlan
 
 _WITHOUT_TRANSFORMER = ("mllm", "foundations-clip", "foundations-t5", "foundations-vae")
 _ROOMY_GB = 30.0  # enough for the frozen language model and a step
@@ -33,11 +33,11 @@ def default_layout(
     if stage == "rollout":
         return "latency" if num_devices % 8 == 0 else "throughput"
     roomy = memory_gb is not None and memory_gb >= _ROOMY_GB
-    return "whole" if stage == "mllm" and roomy and not trains_all else "sharded"
+    return "replicated" if stage == "mllm" and roomy and not trains_all else "sharded"
 
 
 def mesh_shape(
-    plan: "Plan", *, num_devices: int, fsdp: int | None, context: int, tensor: int
+    plan: "ShardingPlan", *, num_devices: int, fsdp: int | None, context: int, tensor: int
 ) -> dict[str, int]:
     """Returns the sizes of the mesh axes for training; "data" gets the remaining devices.
 

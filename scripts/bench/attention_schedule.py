@@ -32,11 +32,11 @@ def compile_kernel(chip: str, kernel: str, queries: int) -> int:
     import jax.numpy as jnp
 
     from animegamer_jax.models.kernels import flash, splash
-    from animegamer_jax.plan.topology import describe, parse_topology
+    from animegamer_jax.plan.topology import describe_devices, parse_topology
     from animegamer_jax.sharding import has_wide_unit, make_mesh
 
     topology = parse_topology(f"{chip}:1x1" + ("x1" if chip == "v5p" else ""))
-    mesh = make_mesh(devices=describe(topology))
+    mesh = make_mesh(devices=describe_devices(topology))
     one = jax.NamedSharding(mesh, jax.P())
     shapes = ((1, HEADS, WIDTH, n) for n in (queries, TOKENS, TOKENS))
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=one) for shape in shapes]

@@ -14,8 +14,8 @@ from tiny_games import write_model
 
 from animegamer_jax import cli
 from animegamer_jax.bench import command, run, timing, torch_networks, training
-from animegamer_jax.bench.compare import Difference, check_agreement, differences
-from animegamer_jax.bench.model import Model, make_middle, write_random
+from animegamer_jax.bench.compare import Difference, check_agreement, compute_differences
+from animegamer_jax.bench.model import Model, make_middle, write_middle
 from animegamer_jax.bench.programs import PLAY, Compiled, Program, play_programs
 from animegamer_jax.bundle.bundle import Bundle, BundleWriter
 from animegamer_jax.convert.export import fits_released_code
@@ -81,7 +81,7 @@ def bench(capsys, *words: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("form", ["released", pytest.param("embedded", marks=pytest.mark.slow)])
 def test_pytorch_answers_the_same(form, tiny_bundle, embedded_form, capsys, tmp_path):
-    """Every program has its rows in the tables and in the file, and all sides agree."""
+    """Every program has its rows in the tables and in the file, and all backends agree."""
     path = {"released": tiny_bundle, "embedded": embedded_form}[form]
     released = fits_released_code(Bundle.open(path).config)
     assert released == (form == "released")
@@ -91,17 +91,19 @@ def test_pytorch_answers_the_same(form, tiny_bundle, embedded_form, capsys, tmp_
     assert status == 0, err
     found = json.loads(file.read_text())
     assert [row["name"] for row in found["programs"]] == list(PLAY)
-    assert found["about"]["dtype"] == "float32"
-    assert found["about"]["threads"] >= 1
-    assert set(found["about"]["versions"]) >= {"jax", "torch", "diffusers", "transformers"}
+    assert found["setup"]["dtype"] == "float32"
+    assert found["setup"]["threads"] >= 1
+    assert set(found["setup"]["versions"]) >= {"jax", "torch", "diffusers", "transformers"}
     for row in found["programs"]:
-        assert out.count(f"| {row['name']} ") == 3, out  # a row of ours, and both sides beside
-        assert set(row["sides"]) == {"this code", "eager"}
-        ours, theirs = row["sides"]["this code"], row["sides"]["eager"]
+        assert out.count(f"| {row['name']} ") == 3, (
+            out
+        )  # in the programs' table, and once for each backend
+        assert set(row["backends"]) == {"jax", "torch eager"}
+        ours, theirs = row["backends"]["jax"], row["backends"]["torch eager"]
         assert len(ours["seconds"]) == len(theirs["seconds"]) == 3
         assert ours["p10"] <= ours["median"] <= ours["p90"]
         assert row["flops"] > 0
-        assert ours["before_seconds"] > 0
+        assert ours["compile_seconds"] > 0
         assert row["memory"]["temporaries"] > 0
         assert theirs["times_as_long"]["low"] <= theirs["times_as_long"]["high"]
         assert ours["share_of_peak"] > 0
@@ -109,7 +111,7 @@ def test_pytorch_answers_the_same(form, tiny_bundle, embedded_form, capsys, tmp_
             small = 0 if difference["what"] == "states" else 0.02
             small = small if difference["what"] == "frames" else min(small, 3e-5)
             assert difference["rms"] <= small, (row["name"], difference)
-    turn = found["programs"][-1]["sides"]["eager"]["differences"]
+    turn = found["programs"][-1]["backends"]["torch eager"]["differences"]
     assert [one["what"] for one in turn] == ["representation", "states", "frames"]
 
 
@@ -126,7 +128,7 @@ def test_another_answer_is_refused(tiny_bundle, capsys, monkeypatch):
     status, out, err = bench(capsys, *words, "--torch", "eager")
     assert status == 2
     assert out == ""
-    assert err.startswith("animegamer bench: step: PyTorch, eager, answers otherwise: ")
+    assert err.startswith("animegamer bench: step: the outputs of torch eager differ: ")
     assert "expected 0.001 or less" in err
 
 
@@ -162,9 +164,9 @@ def test_cores(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(there)), raising=False)
     monkeypatch.setattr("os.sched_setaffinity", lambda *_: None, raising=False)
     for threads in (0, there + 1):
-        with pytest.raises(UserError, match="expected 1 to 2, which are there"):
+        with pytest.raises(UserError, match="expected 1 to 2, the number of cores"):
             use_threads(threads)
-    with pytest.raises(UserError, match="JAX has started with 2"):
+    with pytest.raises(UserError, match="JAX has already started with 2"):
         use_threads(1)
     assert use_threads(None) == use_threads(there) == there
 
@@ -173,7 +175,7 @@ def test_a_stage_without_its_networks(tiny_bundle, capsys):
     words = ("--model", str(tiny_bundle), "--programs", "train-clip")
     status, _, err = bench(capsys, *words)
     assert status == 2
-    assert "--programs train-clip: tiny has not its networks" in err
+    assert "--programs train-clip: tiny lacks a network of this stage" in err
     assert "train-mllm, train-adapt" in err
 
 
@@ -205,7 +207,7 @@ def test_the_middle_size_is_what_it_says(tmp_path):
 def test_a_random_model_is_the_same_every_time(tmp_path):
     digests = []
     for place in ("a", "b"):
-        bundle = write_random(tmp_path / place, tiny_config(0), name="tiny")
+        bundle = write_middle(tmp_path / place, tiny_config(0))
         digests.append(bundle.digest())
         words = "Character: Mika; Motion: run."
         model = Model(bundle, dtype="float32", window=None, steps=2)
@@ -233,14 +235,14 @@ def test_a_training_step_goes_on_from_its_state(tmp_path, capsys):
     assert int(states[1].step) == 2
     assert compiled.flops > 0
     row = run._time(compiled, {}, repeats=2)
-    assert len(row.sides[0].seconds) == 2
-    assert "2 clips" in row.about
+    assert len(row.jax.seconds) == 2
+    assert "2 clips" in row.description
 
 
 # --- stopwatch ------------------------------------------------------------------------------
 
 
-def test_sides_take_turns():
+def test_backends_take_turns():
     called: list[str] = []
     calls = {name: (lambda name=name: called.append(name)) for name in "abc"}
     taken = timing.alternate(calls, repeats=4, rest=0.0)
@@ -276,7 +278,7 @@ def test_the_peak_is_a_rate():
 
 def test_a_compiled_program_says_its_memory():
     x = jax.numpy.ones((8, 16))
-    program = Program(name="p", about="a product", function=lambda x: x @ x.T, arguments=(x,))
+    program = Program(name="p", description="a product", function=lambda x: x @ x.T, arguments=(x,))
     compiled = Compiled(program)
     assert compiled.flops == 2 * 8 * 8 * 16
     assert compiled.memory is not None
@@ -299,23 +301,23 @@ def test_differences_by_kind():
         "states": np.array([[3, 1, 1, -1]]),
         "frames": np.array([200, 200, 200, 202], np.uint8),
     }
-    latents, states, frames = differences(found, ours, dtype="float32")
+    latents, states, frames = compute_differences(found, ours, dtype="float32")
     assert latents.rms == pytest.approx(0.1)
     assert latents.largest == pytest.approx(0.2)
     assert (states.rms, states.agrees) == (0.25, False)
     assert (frames.rms, frames.largest) == (1.0, 2.0)
     assert not any(one.agrees for one in (latents, states, frames))
-    assert differences(found, ours, dtype="bfloat16")[0].agrees
+    assert compute_differences(found, ours, dtype="bfloat16")[0].agrees
     with pytest.raises(ValueError, match="shape"):
-        differences({"a": np.zeros(2)}, {"a": np.zeros(3)}, dtype="float32")
+        compute_differences({"a": np.zeros(2)}, {"a": np.zeros(3)}, dtype="float32")
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_is_not_finite_never_agrees(bad):
     ours = {"latents": np.ones(3, np.float32)}
     found = {"latents": np.array([1, 1, bad], np.float32)}
-    told = differences(found, ours, dtype="float32")
-    with pytest.raises(UserError, match=r"^step: PyTorch answers otherwise: latents differs"):
+    told = compute_differences(found, ours, dtype="float32")
+    with pytest.raises(UserError, match=r"^step: the outputs of PyTorch differ: latents by"):
         check_agreement("step", "PyTorch", told)
     fine = Difference(what="latents", largest=1e-6, rms=1e-6, tolerance=1e-3)
     check_agreement("step", "PyTorch", [fine])

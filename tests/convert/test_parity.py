@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from animegamer_jax import cli
-from animegamer_jax.convert.export import export
+from animegamer_jax.convert.export import export_bundle
 
 TESTS = Path(__file__).parents[1]
 
@@ -63,7 +63,7 @@ def test_parity_compares_what_is_there(tmp_path, capsys):
 def test_parity_of_networks_that_do_not_belong_together(tiny_bundle, tmp_path, capsys):
     """A language model of another width; each network is compared by itself."""
     folder = tmp_path / "recorded"
-    export(bundle=str(tiny_bundle), out=folder, networks=("mllm",))
+    export_bundle(str(tiny_bundle), folder, networks=("mllm",))
     link(TESTS / "reference" / "vdm", folder / "vdm")
     for file in ("diffusion_loss", "sample_50"):
         (folder / "vdm" / f"{file}.npz").unlink()

@@ -93,7 +93,7 @@ def test_the_window_forgets(player):
         for text, output in zip(INSTRUCTIONS, play(player), strict=True)
     ]
     changed = [dataclasses.replace(records[0], instruction="x"), *records[1:3]]
-    windows = player.restore(records[:3]), player.restore(changed)
+    windows = player.restore([records[:3]]), player.restore([changed])
     same = jax.tree.map(lambda x, y: bool((x == y).all()), *windows)
     assert all(jax.tree.leaves(same))
 
@@ -118,7 +118,7 @@ def test_resumed_equals_uninterrupted(player, played):
         _Record(text, output.representation[0], output.states[0])
         for text, output in zip(INSTRUCTIONS[:3], played[:3], strict=True)
     ]
-    _, output = player.play_turn(player.restore(records), INSTRUCTIONS[3:], seeds=[7], turn=4)
+    _, output = player.play_turn(player.restore([records]), INSTRUCTIONS[3:], seeds=[7], turn=4)
     np.testing.assert_array_equal(output.frames, played[3].frames)
     np.testing.assert_array_equal(output.states, played[3].states)
 
@@ -251,7 +251,7 @@ def test_games_at_different_turns_play_side_by_side(player, played):
         Past(text, output.representation[0], output.states[0])
         for text, output in zip(INSTRUCTIONS, played, strict=True)
     ]
-    window = player.window_of([past[:2], [], past[:3]])
+    window = player.restore([past[:2], [], past[:3]])
     _, output = player.play_turn(
         window, [INSTRUCTIONS[2], INSTRUCTIONS[0], INSTRUCTIONS[3]], seeds=[7, 7, 7], turn=[3, 1, 4]
     )
@@ -268,7 +268,7 @@ def test_the_window_of_a_saved_game_is_the_played_one(player, played):
         Past(text, output.representation[0], output.states[0])
         for text, output in zip(INSTRUCTIONS, played, strict=True)
     ]
-    jax.tree.map(np.testing.assert_array_equal, player.restore(past), window)
+    jax.tree.map(np.testing.assert_array_equal, player.restore([past]), window)
 
 
 def test_levels_and_steps_of_the_players_choice(player, played):
@@ -317,6 +317,8 @@ def test_a_game_without_guidance_has_one_row(player):
 
     def clips(networks: rollout.Networks) -> np.ndarray:
         start = rollout.start_clip(networks.dit, keys)
-        return np.asarray(rollout.denoise(networks, state, start, single.table, keys).x)
+        context = networks.unconditional
+        sampler = rollout.denoise_clip(networks.dit, context, state, start, single.table, keys)
+        return np.asarray(sampler.x)
 
     np.testing.assert_allclose(clips(single.networks), clips(double), rtol=1e-4, atol=1e-5)

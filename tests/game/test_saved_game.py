@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.game.saved_game import Game, Meters
+from animegamer_jax.game.saved_game import Game, Meters, NewTurn
 from animegamer_jax.media import video
 
 SECONDS = {"mllm": 0.1, "decoder": 0.2, "vae": 0.3, "total": 0.6}
@@ -23,17 +23,16 @@ def make_game(folder: Path, **fields) -> Game:
     return Game.create(folder, **(defaults | fields))
 
 
-def add_turn(game: Game, *, changes=(1, 0, -1), **played) -> None:
+def add_turn(game: Game, *, changes=(1, 0, -1), **options) -> None:
     number = len(game.turns) + 1
-    game.add(
-        f"instruction {number}",
+    turn = NewTurn(
         states=np.array([3, *changes], np.int32),
         motion_value=10.0,
         representation=np.full((6, 8), number, np.float32),
         frames=np.full((5, 16, 24, 3), number % 256, np.uint8),
         seconds=SECONDS,
-        **played,
     )
+    game.add(turn, f"instruction {number}", **options)
 
 
 @pytest.fixture
@@ -344,21 +343,21 @@ SCRIPT = """
 import resource, sys
 import numpy as np
 from pathlib import Path
-from animegamer_jax.game.saved_game import Game
+from animegamer_jax.game.saved_game import Game, NewTurn
 folder, limit = Path(sys.argv[1]), int(sys.argv[2])
 game = Game.create(folder, model="tiny", seed=0, window=3, steps=5, protocol="paper")
 rng = np.random.default_rng(0)
 for number in range(1, 1000):
     if number == 5 and limit:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    game.add(
-        f"instruction {number}",
+    turn = NewTurn(
         states=np.array([3, 1, 0, -1], np.int32),
         motion_value=10.0,
         representation=rng.normal(size=(60, 80)).astype(np.float32),
         frames=rng.integers(0, 255, (5, 48, 72, 3), dtype=np.uint8),
         seconds={"mllm": 0.0, "decoder": 0.0, "vae": 0.0, "total": 0.0},
     )
+    game.add(turn, f"instruction {number}")
     print(number, flush=True)
 """
 

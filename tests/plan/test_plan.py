@@ -17,16 +17,16 @@ from animegamer_jax.devices import CHIPS, find_chip
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.dit import DiT
 from animegamer_jax.plan import command as plan_command
-from animegamer_jax.plan.cases import (
-    LAYOUTS,
-    Case,
-    StageName,
-    first_case,
-    larger_slices,
-    nearest_cases,
-    sweep_cases,
-)
 from animegamer_jax.plan.compiler import ScratchError, TooLargeError, read_no_room
+from animegamer_jax.plan.configurations import (
+    LAYOUTS,
+    Configuration,
+    StageName,
+    larger_slices,
+    make_configuration,
+    nearest_configurations,
+    sweep_configurations,
+)
 from animegamer_jax.plan.costs import Cost, Kernel
 from animegamer_jax.plan.estimate import (
     Estimate,
@@ -38,7 +38,7 @@ from animegamer_jax.plan.estimate import (
 )
 from animegamer_jax.plan.hlo import Array
 from animegamer_jax.plan.report import describe_estimate
-from animegamer_jax.plan.topology import check_libtpu, describe, parse_topology
+from animegamer_jax.plan.topology import check_libtpu, describe_devices, parse_topology
 from animegamer_jax.sharding import PLANS, make_mesh
 from animegamer_jax.train.command import Options
 from animegamer_jax.train.mesh import mesh_shape
@@ -50,15 +50,15 @@ needs_libtpu = pytest.mark.skipif(
 )
 
 
-def case_of(stage: StageName, topology: str, **given) -> Case:
-    return first_case(stage, parse_topology(topology), **given)
+def configure(stage: StageName, topology: str, **given) -> Configuration:
+    return make_configuration(stage, parse_topology(topology), **given)
 
 
 def axes(**sizes: int) -> dict[str, int]:
     return {"data": 1, "fsdp": 1, "context": 1, "tensor": 1} | sizes
 
 
-def estimate_of(case: Case, topology: str, **changes) -> Estimate:
+def estimate_of(case: Configuration, topology: str, **changes) -> Estimate:
     """Of a program that takes 2 s and does its batch or its games in them."""
     made = Estimate(
         program="a program",
@@ -113,7 +113,7 @@ def test_topologies_that_cannot_be(text, message):
 
 def test_what_is_planned_by_default():
     layouts = {
-        (stage, topology): case_of(stage, topology).layout
+        (stage, topology): configure(stage, topology).layout
         for stage in ("rollout", "mllm", "decoder")
         for topology in ("v5e:4x4", "v6e:4x4", "v6e:1x1")
     }
@@ -122,18 +122,18 @@ def test_what_is_planned_by_default():
         ("rollout", "v6e:4x4"),
     }
     assert layouts["rollout", "v6e:1x1"] == "throughput"
-    assert {case for case, layout in layouts.items() if layout == "whole"} == {
+    assert {case for case, layout in layouts.items() if layout == "replicated"} == {
         ("mllm", "v6e:4x4"),
         ("mllm", "v6e:1x1"),
     }
-    assert case_of("mllm", "v6e:4x4", trained="all").layout == "sharded"
-    decoder = case_of("decoder", "v5p:4x4x4")
+    assert configure("mllm", "v6e:4x4", trained="all").layout == "sharded"
+    decoder = configure("decoder", "v5p:4x4x4")
     assert decoder.mesh == axes(data=4, fsdp=16)
     assert decoder.batch_size == 64, "the recipe's 16 are too few for 64 chips"
     assert (decoder.remat, decoder.accumulate, decoder.trained) == ("full", 1, "recipe")
-    assert case_of("rollout", "v5e:4x4").games == 2, "two groups of eight chips"
-    assert case_of("mllm", "v5p:4x4x4").layout == "whole"
-    shared = case_of("mllm", "v5p:4x4x4", mesh=("fsdp=16",))
+    assert configure("rollout", "v5e:4x4").games == 2, "two groups of eight chips"
+    assert configure("mllm", "v5p:4x4x4").layout == "replicated"
+    shared = configure("mllm", "v5p:4x4x4", mesh=("fsdp=16",))
     assert (shared.layout, shared.mesh) == ("sharded", axes(data=4, fsdp=16))
 
 
@@ -152,7 +152,7 @@ def test_memory_is_what_a_program_may_use():
 
 def test_the_command_that_trains_what_was_planned():
     """Its options are those of `animegamer train`."""
-    case = case_of("decoder", "v5p:4x4x4", mesh=("fsdp=8", "context=2"), batch_size=64)
+    case = configure("decoder", "v5p:4x4x4", mesh=("fsdp=8", "context=2"), batch_size=64)
     command = (
         "animegamer train decoder --size full --layout sharded --fsdp 8 --context 2 "
         "--batch-size 64 --remat full --accumulate 1 --trained recipe "
@@ -163,16 +163,20 @@ def test_the_command_that_trains_what_was_planned():
     known = {field.name for of in (Options, recipe) for field in dataclasses.fields(of)}
     asked = {w[2:].replace("-", "_") for w in command.split() if w.startswith("--")}
     assert asked <= known
-    assert case_of("rollout", "v6e:2x4").command is None
-    warmup = case_of("warmup", "v5p:4x4x4").command
+    assert configure("rollout", "v6e:2x4").command is None
+    warmup = configure("warmup", "v5p:4x4x4").command
     assert warmup is not None
     assert "--accumulate 1 --data DATA" in warmup  # which has no --trained
 
 
 def test_training_makes_the_mesh_that_was_planned():
     """With the command's options, and with none where none were given to the plan."""
-    given = case_of("decoder", "v5p:4x4x4", mesh=("fsdp=8", "context=2"), batch_size=64)
-    for case in (given, case_of("decoder", "v5e:16x16"), case_of("mllm", "v6e:4x4")):
+    given = configure("decoder", "v5p:4x4x4", mesh=("fsdp=8", "context=2"), batch_size=64)
+    for case in (
+        given,
+        configure("decoder", "v5e:16x16"),
+        configure("mllm", "v6e:4x4"),
+    ):
         sizes = {name: case.mesh[name] for name in ("fsdp", "context", "tensor")}
         chips = math.prod(case.mesh.values())
         plan = PLANS[case.layout]
@@ -197,30 +201,42 @@ def test_training_makes_the_mesh_that_was_planned():
         ("decoder", {"batch_size": 24}, "--batch-size 24: expected a multiple of 16"),
         ("decoder", {"batch_size": 0}, "--batch-size 0: expected 1 or more"),
         ("decoder", {"accumulate": 0}, "--accumulate 0: expected 1 or more"),
-        ("decoder", {"layout": "tall"}, "--layout tall: expected one of sharded, whole"),
-        ("decoder", {"layout": "latency"}, "--layout latency: expected one of sharded, whole"),
-        ("decoder", {"layout": "whole", "mesh": ("fsdp=4",)}, "expected one of them"),
-        ("decoder", {"mesh": ("fsdp=4", "fsdp=2")}, "fsdp is there twice"),
-        ("decoder", {"part": "vae"}, "--part is of play: --stage rollout, found --stage decoder"),
-        ("decoder", {"games": 2}, "--games is of play"),
-        ("decoder", {"denoising_steps": 2}, "--denoising-steps is of play"),
-        ("rollout", {"batch_size": 8}, "--batch-size is of training, found --stage rollout"),
-        ("rollout", {"trained": "all"}, "--trained is of training"),
+        ("decoder", {"layout": "tall"}, "--layout tall: expected one of sharded, replicated"),
+        ("decoder", {"layout": "latency"}, "--layout latency: expected one of sharded, replicated"),
+        ("decoder", {"layout": "replicated", "mesh": ("fsdp=4",)}, "expected one of the two"),
+        ("decoder", {"mesh": ("fsdp=4", "fsdp=2")}, "found fsdp twice"),
+        (
+            "decoder",
+            {"part": "vae"},
+            "--part is an option of play: --stage rollout, found --stage decoder",
+        ),
+        ("decoder", {"games": 2}, "--games is an option of play"),
+        ("decoder", {"denoising_steps": 2}, "--denoising-steps is an option of play"),
+        (
+            "rollout",
+            {"batch_size": 8},
+            "--batch-size is an option of training, found --stage",
+        ),
+        ("rollout", {"trained": "all"}, "--trained is an option of training"),
         ("warmup", {"trained": "all"}, "--trained: stage warmup always trains the same weights"),
-        ("rollout", {"layout": "whole"}, "--layout whole: expected one of latency, throughput"),
+        (
+            "rollout",
+            {"layout": "replicated"},
+            "--layout replicated: expected one of latency, throughput",
+        ),
         ("rollout", {"games": 3}, "--games 3: expected a multiple of 2"),
         ("rollout", {"games": 1}, "--games 1: expected a multiple of 2"),
         ("rollout", {"games": 0}, "--games 0: expected 1 or more"),
         ("rollout", {"denoising_steps": 0}, "--denoising-steps 0: expected 1 or more"),
         ("rollout", {"denoising_steps": 1001}, "--denoising-steps 1001: expected 1 to 1000"),
-        ("rollout", {"mesh": ("tensor=4",)}, "--mesh tensor=4: play shares over data, fsdp and"),
+        ("rollout", {"mesh": ("tensor=4",)}, "--mesh tensor=4: the rollout uses data, fsdp and"),
         ("rollout", {"mesh": ("context=8",)}, "rows of latents are 60: expected one of 1, 2, 3, 4"),
         ("rollout", {"mesh": ("fsdp=4",)}, "rows of guidance are 2: expected one of 1, 2"),
     ],
 )
 def test_plans_that_cannot_be(stage, given, message):
     with pytest.raises(UserError, match=message):
-        case_of(stage, "v5e:4x4", **given)
+        configure(stage, "v5e:4x4", **given)
 
 
 def test_options_of_the_other_kind(capsys):
@@ -228,7 +244,7 @@ def test_options_of_the_other_kind(capsys):
     for option in ("--batch", "--batch-size"):
         words = ["plan", "--stage", "rollout", "--topology", "v5e:4x4", option, "8"]
         assert main(words) == 2
-        assert "--batch-size is of training" in capsys.readouterr().err
+        assert "--batch-size is an option of training" in capsys.readouterr().err
 
 
 def test_a_price_of_nothing(capsys):
@@ -236,9 +252,9 @@ def test_a_price_of_nothing(capsys):
     assert "--price 0.0: expected a number above 0" in capsys.readouterr().err
 
 
-def swept(stage: StageName, topology: str, **given) -> list[Case]:
-    case = case_of(stage, topology, **given)
-    return list(sweep_cases(case, parse_topology(topology), given=set(given)))
+def swept(stage: StageName, topology: str, **given) -> list[Configuration]:
+    case = configure(stage, topology, **given)
+    return list(sweep_configurations(case, parse_topology(topology), given=set(given)))
 
 
 def test_sweeps():
@@ -271,9 +287,9 @@ def test_sweeps_keep_what_was_given():
     assert {(case.layout, case.part) for case in played} == {("latency", "vae")}
 
 
-def near(stage: StageName, topology: str, **given) -> list[tuple[Case, str]]:
-    case = case_of(stage, topology, **given)
-    found = nearest_cases(case, parse_topology(topology))
+def near(stage: StageName, topology: str, **given) -> list[tuple[Configuration, str]]:
+    case = configure(stage, topology, **given)
+    found = nearest_configurations(case, parse_topology(topology))
     assert case not in [other for other, slice_ in found if str(slice_) == topology]
     assert len({str(pair) for pair in found}) == len(found), "none is compiled twice"
     return [(other, str(slice_)) for other, slice_ in found]
@@ -319,13 +335,13 @@ def plan_with(monkeypatch, *, fits) -> list[str]:
     """Compiles nothing: `fits(case)` tells which programs would; returns what was asked for."""
     asked: list[str] = []
 
-    def compile_case(case: Case, topology) -> Estimate:
+    def compile_program(case: Configuration, topology) -> Estimate:
         asked.append(f"{case} on {topology}")
         if not fits(case):
             raise TooLargeError(30.0, 16.9)
         return estimate_of(case, str(topology))
 
-    monkeypatch.setattr(plan_command, "compile_case", compile_case)
+    monkeypatch.setattr(plan_command, "compile_program", compile_program)
     return asked
 
 
@@ -392,7 +408,7 @@ def test_a_sweep_tells_the_best(monkeypatch, capsys):
 
 
 def test_what_was_not_counted_is_told():
-    case = case_of("decoder", "v5e:4x4")
+    case = configure("decoder", "v5e:4x4")
     e = estimate_of(
         case,
         "v5e:4x4",
@@ -405,7 +421,7 @@ def test_what_was_not_counted_is_told():
     assert "0.5 clips a second and chip, 8 in all, 800 tokens; 25% of the peak" in told
     assert "1 loops of unknown length were counted once" in told
     assert "40 runs of instructions without an estimate were counted as no time" in told
-    assert "kernels of unknown work were counted as no time: gmm x 1,200" in told
+    assert "kernels of unknown cost were counted as no time: gmm x 1,200" in told
     assert f"  {case.command}" in told
 
 
@@ -542,7 +558,7 @@ def test_a_real_compilation(stage, capfd):
 def test_axes_of_two_chips_on_a_torus_of_four():
     """JAX's own choice is whole axes of the torus, of which none has 2 chips or 32."""
     topology = parse_topology("v5p:4x4x4")
-    mesh = make_mesh({"data": 32, "fsdp": 2}, devices=describe(topology))
+    mesh = make_mesh({"data": 32, "fsdp": 2}, devices=describe_devices(topology))
     assert dict(mesh.shape) == {"data": 32, "fsdp": 2, "context": 1, "tensor": 1}
     pairs = mesh.devices.reshape(32, 2)
     apart = [np.abs(np.subtract(a.coords, b.coords)).sum() for a, b in pairs]

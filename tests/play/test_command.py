@@ -16,7 +16,7 @@ from animegamer_jax import cli
 from animegamer_jax.bundle.embedded import ASSETS
 from animegamer_jax.errors import UserError
 from animegamer_jax.game import instructions
-from animegamer_jax.game.saved_game import Game
+from animegamer_jax.game.saved_game import Game, NewTurn
 from animegamer_jax.media import video
 from animegamer_jax.play import terminal
 
@@ -103,14 +103,14 @@ def test_mistakes_are_one_line_and_status_two(tmp_path, capsys):
 def make_saved_game(folder: Path, *instructions: str) -> None:
     game = Game.create(folder, model="tiny", seed=3, window=2, steps=4, protocol="paper")
     for instruction in instructions:
-        game.add(
-            instruction,
+        played = NewTurn(
             states=np.array([3, 1, 0, -1], np.int32),
             motion_value=10.0,
             representation=np.zeros((6, 8), np.float32),
             frames=np.zeros((5, 16, 24, 3), np.uint8),
             seconds={"mllm": 0.0, "decoder": 0.0, "vae": 0.0, "total": 0.0},
         )
+        game.add(played, instruction)
 
 
 def test_another_game_is_not_overwritten_nor_continued(tmp_path, capsys):
@@ -121,9 +121,9 @@ def test_another_game_is_not_overwritten_nor_continued(tmp_path, capsys):
     base = ["--model", "m", "--instructions", str(file), "--out", out]
     cases = [
         ("one\ntwo\n", [], "found game.json: go on with it by --resume"),
-        ("one\ntwo\n", ["--resume", "--seed", "4"], "seed: expected 4, as asked for, found 3"),
-        ("one\ntwo\n", ["--resume", "--window", "5"], "window: expected 5, as asked for, found 2"),
-        ("one\ntwo\n", ["--resume", "--steps", "50"], "steps: expected 50, as asked for, found 4"),
+        ("one\ntwo\n", ["--resume", "--seed", "4"], "seed: expected 4, as given, found 3"),
+        ("one\ntwo\n", ["--resume", "--window", "5"], "window: expected 5, as given, found 2"),
+        ("one\ntwo\n", ["--resume", "--steps", "50"], "steps: expected 50, as given, found 4"),
         ("# x\none\n2\n", ["--resume"], "turn 2: instruction: expected '2', as in"),
         ("# x\none\n2\n", ["--resume"], "line 3, found 'two'"),
         ("one\n", ["--resume"], "turns: expected at most 1, as in"),
@@ -212,7 +212,7 @@ def test_stopping_after_turn_three_changes_nothing(whole, tiny_bundle, tmp_path,
     first = (out / "storyboard.png").read_bytes()
     status, printed, _ = run(capsys, *options(tiny_bundle, out), "--resume")
     assert status == 0
-    assert "going on after turn 3" in printed
+    assert "continuing after turn 3" in printed
     assert "turn 4/8" in printed
     assert "turn 3/8" not in printed
     assert_same_game(whole, out)
@@ -226,10 +226,10 @@ def test_a_full_disk_in_turn_three(whole, tiny_bundle, tmp_path, capsys):
     status, _, errors = run(capsys, *options(tiny_bundle, out))
     assert status == 2
     assert "turn 3 could not be saved: No space left on device" in errors
-    assert "turns 1 to 2 are whole; go on with: animegamer play --model" in errors
+    assert "turns 1 to 2 are saved; continue with: animegamer play --model" in errors
     assert len(Game.load(out).turns) == 2
     assert (out / "storyboard.png").exists()
-    command = errors.strip().split("go on with: ")[1].split()
+    command = errors.strip().split("continue with: ")[1].split()
     assert command[:2] == ["animegamer", "play"]
     assert cli.main(command[1:]) == 0
     assert_same_game(whole, out)
@@ -261,7 +261,7 @@ def test_ctrl_c_keeps_whole_turns(whole, tiny_bundle, tmp_path):
     game = Game.load(out)
     number = len(game.turns)
     assert 2 <= number < 8
-    assert f"turn {number + 1} was being played; turns 1 to {number} are whole" in errors
+    assert f"turn {number + 1} was being played; turns 1 to {number} are saved" in errors
     assert (out / "storyboard.png").exists()
     assert not list(out.glob("*.part"))
     assert cli.main(["play", *options(tiny_bundle, out), "--resume"]) == 0
@@ -282,7 +282,7 @@ def test_numbers_that_are_not_finite(tiny_bundle, tmp_path, capsys):
     status, _, errors = run(capsys, *options(tmp_path / "broken", out))
     assert status == 2
     assert "turn 1: the latents are not finite after denoising step 1 of 2" in errors
-    assert "no turn is whole; go on with: animegamer play" in errors
+    assert "no turn is saved; continue with: animegamer play" in errors
     assert errors.strip().endswith("--resume")
     assert Game.load(out).turns == []
 
@@ -331,7 +331,7 @@ def test_words_outside_the_models_world_are_told(tmp_path, capsys):
     first, second, note, *_ = printed.splitlines()
     assert first.startswith("turn 1/2")
     assert second.startswith("turn 2/2")
-    assert note == "  note: outside this model's world, read as blanks: 'at', 'Totoro', '&'"
+    assert note == "  note: the model does not know: 'at', 'Totoro', '&'"
     assert printed.count("note:") == 1
 
 

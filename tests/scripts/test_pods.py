@@ -293,10 +293,10 @@ def test_every_row_can_be_planned(tables, monkeypatch):
     class CompiledError(Exception):
         pass
 
-    def compile_case(case, topology):
+    def compile_program(case, topology):
         raise CompiledError
 
-    monkeypatch.setattr(plan_command, "compile_case", compile_case)
+    monkeypatch.setattr(plan_command, "compile_program", compile_program)
     page = (ROOT / "docs" / "pods.md").read_text()
     commands_found = re.findall(r"^animegamer (plan .*)$", page, re.M)
     assert len(commands_found) >= 3

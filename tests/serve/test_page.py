@@ -209,7 +209,7 @@ def test_a_game_in_the_browser(browser, address, tmp_path):
         wait_for_turn(page, 1, 3)
         page.click("#branch")
         wait_for_turn(page, 1)
-        wait_for_status(page, "A new game, which goes on after turn 1")
+        wait_for_status(page, "A new game that continues after turn 1")
 
         say(page, "Motion: jump.")
         wait_for_turn(page, 2)
@@ -260,7 +260,7 @@ def test_a_turn_is_stopped(browser, tmp_path):
         page.click("#undo")
         wait_for_text(page, "body", "a turn is being played")
         page.click("#stop")
-        wait_for_status(page, "Stopped: the game is as it was")
+        wait_for_status(page, "Stopped: the game is unchanged")
         wait_for_text(page, "#about", "No turn yet")
         process.send_signal(signal.SIGUSR1)
         say(page, "Motion: jump.")
@@ -297,7 +297,7 @@ def test_what_players_say_is_never_run(browser, address):
         assert page.locator("#about img, #about script, #board script").count() == 0
         for text, told in (
             ("", "expected an instruction, found nothing"),
-            ("x" * 10_000, "at most 500 letters"),
+            ("x" * 10_000, "at most 500 characters"),
         ):
             page.wait_for_timeout(500)  # the turn before has ended for the browser too
             page.fill("#line textarea", text)
@@ -462,7 +462,7 @@ def test_only_for_those_who_may(tmp_path):
             gradio_client.Client(address, verbose=False)
         client = gradio_client.Client(address, auth=("kiki", "broom"), verbose=False)
         new_game(client)
-        with pytest.raises(Exception, match="as many as this server takes"):
+        with pytest.raises(Exception, match="the most that this server allows"):
             new_game(client)
 
 

@@ -1,5 +1,6 @@
 """Games of a server: kept by id, played in batches, packed and unpacked; no browser, no JAX."""
 
+import gc
 import io
 import json
 import re
@@ -7,23 +8,26 @@ import time
 import zipfile
 from pathlib import Path
 
+import gradio as gr
 import numpy as np
 import pytest
 from fake_player import FRAMES, MODEL, FakePlayer
 
+from animegamer_jax.bundle.vocabulary import Vocabulary
 from animegamer_jax.errors import UserError
+from animegamer_jax.game.instructions import compose_instruction
 from animegamer_jax.game.saved_game import Game
 from animegamer_jax.media import video
 from animegamer_jax.serve import view
 from animegamer_jax.serve.archive import MOVIE_FILE, pack_game, unpack_game
 from animegamer_jax.serve.engine import Engine
-from animegamer_jax.serve.shelf import Shelf
-from animegamer_jax.serve.words import Words, compose, known_words
+from animegamer_jax.serve.game_store import GameStore
+from animegamer_jax.serve.page import Page
 
 
 @pytest.fixture
-def shelf(tmp_path) -> Shelf:
-    return Shelf(tmp_path / "games", model=MODEL, max_games=12)
+def store(tmp_path) -> GameStore:
+    return GameStore(tmp_path / "games", model=MODEL, max_games=12)
 
 
 @pytest.fixture
@@ -32,22 +36,22 @@ def player() -> FakePlayer:
 
 
 @pytest.fixture
-def engine(player, shelf):
-    found = Engine(player, shelf)
+def engine(player, store):
+    found = Engine(player, store)
     yield found
     player.hold.set()
     found.close()
 
 
-def new_game(shelf: Shelf, seed: int = 0) -> str:
-    return shelf.new(seed=seed, window=3, steps=2)
+def new_game(store: GameStore, seed: int = 0) -> str:
+    return store.new(seed=seed, window=3, steps=2)
 
 
 def play(engine: Engine, game: str, text: str = "wave", **asked):
-    ticket = engine.submit(game, text, **asked)
-    assert ticket.wait(20.0)
-    assert ticket.status == "done", ticket.error
-    return ticket.turn
+    request = engine.submit(game, text, **asked)
+    assert request.wait(20.0)
+    assert request.status == "done", request.error
+    return request.turn
 
 
 def eventually(condition) -> None:
@@ -57,138 +61,138 @@ def eventually(condition) -> None:
         time.sleep(0.01)
 
 
-# --- the shelf ------------------------------------------------------------------------------
+# --- the store ------------------------------------------------------------------------------
 
 
-def test_ids_cannot_be_guessed_and_name_no_path(shelf):
-    names = {new_game(shelf) for _ in range(5)}
+def test_ids_cannot_be_guessed_and_name_no_path(store):
+    names = {new_game(store) for _ in range(5)}
     assert all(re.fullmatch("[0-9a-f]{24}", name) for name in names)
-    (shelf.folder.parent / "secret").mkdir()
-    (shelf.folder.parent / "secret" / "game.json").write_text("{}")
+    (store.folder.parent / "secret").mkdir()
+    (store.folder.parent / "secret" / "game.json").write_text("{}")
     for name in ("../secret", "", "0" * 24, "..", f"{next(iter(names))}/..", "a" * 10_000):
         with pytest.raises(UserError, match=r"no game .* here"):
-            shelf.get(name)
+            store.get(name)
 
 
 def test_a_full_server_says_so_until_a_game_rests(tmp_path):
-    shelf = Shelf(tmp_path / "games", model=MODEL, max_games=2, idle=0.2)
-    first, second = new_game(shelf), new_game(shelf)
-    with pytest.raises(UserError, match="2 games are in play, as many as this server takes"):
-        new_game(shelf)
-    assert len(list(shelf.folder.iterdir())) == 2
+    store = GameStore(tmp_path / "games", model=MODEL, max_games=2, idle_seconds=0.2)
+    first, second = new_game(store), new_game(store)
+    with pytest.raises(UserError, match="2 games are in play, the most that this server allows"):
+        new_game(store)
+    assert len(list(store.folder.iterdir())) == 2
     time.sleep(0.25)
-    shelf.get(second)
-    third = new_game(shelf)  # in the place of the first
-    assert shelf.in_play() == 2
+    store.get(second)
+    third = new_game(store)  # in the place of the first
+    assert len(store._open) == 2
     with pytest.raises(UserError, match="2 games are in play"):
-        shelf.get(first)
+        store.get(first)
     time.sleep(0.25)
-    assert shelf.get(first).turns == []
-    assert shelf.get(first) is shelf.get(first)
+    assert store.get(first).turns == []
+    assert store.get(first) is store.get(first)
     assert third != first
 
 
-def test_games_outlive_the_server(engine, shelf):
-    game = new_game(shelf, seed=3)
+def test_games_outlive_the_server(engine, store):
+    game = new_game(store, seed=3)
     play(engine, game, "one")
-    again = Shelf(shelf.folder, model=MODEL)
+    again = GameStore(store.folder, model=MODEL)
     assert [turn.instruction for turn in again.get(game).turns] == ["one"]
-    other = Shelf(shelf.folder, model=MODEL._replace(name="large"))
-    with pytest.raises(UserError, match="model: expected 'large', which plays here, found 'tiny'"):
+    other = GameStore(store.folder, model=MODEL._replace(name="large"))
+    with pytest.raises(UserError, match="model: expected 'large', as on this server, found 'tiny'"):
         other.get(game)
 
 
 def test_a_file_for_a_folder(tmp_path):
     (tmp_path / "games").write_text("")
     with pytest.raises(UserError, match="expected a folder for the games"):
-        Shelf(tmp_path / "games", model=MODEL)
+        GameStore(tmp_path / "games", model=MODEL)
 
 
 # --- the engine -----------------------------------------------------------------------------
 
 
-def test_turns_that_wait_together_are_one_batch_filled_up(engine, shelf, player):
+def test_turns_that_wait_together_are_one_batch_filled_up(engine, store, player):
     player.hold.clear()
-    first = engine.submit(new_game(shelf, 1), "first")
+    first = engine.submit(new_game(store, 1), "first")
     eventually(lambda: first.status == "playing")
-    games = [new_game(shelf, seed) for seed in (5, 6, 7)]
-    tickets = [engine.submit(game, f"of {n}") for n, game in enumerate(games)]
-    assert [engine.place(ticket) for ticket in tickets] == [0, 1, 2]
-    assert engine.place(first) == 0
+    games = [new_game(store, seed) for seed in (5, 6, 7)]
+    requests = [engine.submit(game, f"of {n}") for n, game in enumerate(games)]
+    assert [engine.queue_position(request) for request in requests] == [0, 1, 2]
+    assert engine.queue_position(first) == 0
     player.hold.set()
-    for ticket in tickets:
-        assert ticket.wait(20.0)
+    for request in requests:
+        assert request.wait(20.0)
     assert player.batches == [["first"], ["of 0", "of 1", "of 2", "of 0"]]
     for game, seed in zip(games, (5, 6, 7), strict=True):
-        (turn,) = shelf.get(game).turns
-        frames = video.read_mp4(shelf.folder / game / turn.clip)
+        (turn,) = store.get(game).turns
+        frames = video.read_mp4(store.folder / game / turn.clip)
         np.testing.assert_allclose(frames.mean(), seed, atol=2)
 
 
-def test_no_batch_is_larger_than_the_largest(engine, shelf, player):
+def test_no_batch_is_larger_than_the_largest(engine, store, player):
     player.hold.clear()
-    first = engine.submit(new_game(shelf), "first")
+    first = engine.submit(new_game(store), "first")
     eventually(lambda: first.status == "playing")
-    tickets = [engine.submit(new_game(shelf), str(n)) for n in range(10)]
+    requests = [engine.submit(new_game(store), str(n)) for n in range(10)]
     player.hold.set()
-    assert all(ticket.wait(20.0) for ticket in tickets)
+    assert all(request.wait(20.0) for request in requests)
     assert [len(batch) for batch in player.batches] == [1, 8, 2]
 
 
-def test_workers_share_those_who_wait_and_play_side_by_side(player, shelf):
-    engine = Engine(player, shelf, batch_sizes=(1, 2, 4), workers=2)
+def test_workers_share_those_who_wait_and_play_side_by_side(player, store):
+    engine = Engine(player, store, batch_sizes=(1, 2, 4), workers=2)
     player.hold.clear()
-    tickets = [engine.submit(new_game(shelf, seed), str(seed)) for seed in range(6)]
-    eventually(lambda: all(ticket.stage == "decoder" for ticket in tickets))
+    requests = [engine.submit(new_game(store, seed), str(seed)) for seed in range(6)]
+    eventually(lambda: all(request.stage == "decoder" for request in requests))
     assert sorted(map(sorted, player.batches)) == [["0", "0", "1", "2"], ["3", "3", "4", "5"]]
-    late = engine.submit(new_game(shelf, 6), "6")
-    assert engine.place(late) == 0
-    assert engine.stop(tickets[4].game)
+    late = engine.submit(new_game(store, 6), "6")
+    assert engine.queue_position(late) == 0
+    assert engine.stop(requests[4].game)
     player.hold.set()
-    assert all(ticket.wait(20.0) for ticket in (*tickets, late))
+    assert all(request.wait(20.0) for request in (*requests, late))
     engine.close()
-    assert [t.status for t in tickets] == ["done"] * 4 + ["stopped", "done"]
-    assert [t.turn.seed for t in (*tickets, late) if t.turn] == [0, 1, 2, 3, 5, 6]
+    assert [t.status for t in requests] == ["done"] * 4 + ["stopped", "done"]
+    assert [t.turn.seed for t in (*requests, late) if t.turn] == [0, 1, 2, 3, 5, 6]
 
 
-def test_other_steps_are_another_batch_and_nobody_is_overtaken(engine, shelf, player):
+def test_other_steps_are_another_batch_and_nobody_is_overtaken(engine, store, player):
     player.hold.clear()
-    first = engine.submit(new_game(shelf), "first")
+    first = engine.submit(new_game(store), "first")
     eventually(lambda: first.status == "playing")
-    tickets = [
-        engine.submit(new_game(shelf), text, steps=steps)
+    requests = [
+        engine.submit(new_game(store), text, steps=steps)
         for text, steps in (("a", 3), ("b", 2), ("c", 3))
     ]
     player.hold.set()
-    assert all(ticket.wait(20.0) for ticket in tickets)
+    assert all(request.wait(20.0) for request in requests)
     assert [(call["steps"], len(call["turn"])) for call in player.calls] == [(2, 1), (3, 2), (2, 1)]
 
 
-def test_turns_of_a_game_follow_one_another(engine, shelf, player):
-    game = new_game(shelf)
+def test_turns_of_a_game_follow_one_another(engine, store, player):
+    game = new_game(store)
     for text in ("one", "two", "three", "four"):
         play(engine, game, text)
     assert [call["turn"] for call in player.calls] == [[1], [2], [3], [4]]
-    assert engine.ticket_of(game) is None
+    assert engine.request_of(game) is None
     assert [call["window"] for call in player.calls] == [[0], [1], [2], [2]]
     play(engine, game, "five", window=5)
     assert player.calls[-1]["window"] == [4]
-    assert shelf.get(game).turns[-1].window == 5
+    assert store.get(game).turns[-1].window == 5
 
 
-def test_a_turn_tried_again_sees_what_was_before_it(engine, shelf, player):
-    game = new_game(shelf, seed=1)
+def test_a_turn_tried_again_sees_what_was_before_it(engine, store, player):
+    game = new_game(store, seed=1)
     for text in ("one", "two"):
         play(engine, game, text)
     turn = play(engine, game, "two", after=1, seed=9, level=5)
     assert (turn.turn, turn.seed, turn.motion_level, turn.chosen_level) == (2, 9, 5, True)
     assert (player.calls[-1]["turn"], player.calls[-1]["window"]) == ([2], [1])
     assert player.calls[-1]["seeds"] == [9]
-    assert len(shelf.get(game).turns) == 2
+    assert len(store.get(game).turns) == 2
 
 
-def test_a_stopped_turn_leaves_the_game_as_it_was(engine, shelf, player):
-    game, other = new_game(shelf), new_game(shelf)
+def test_a_stopped_turn_leaves_the_game_as_it_was(engine, store, player):
+    game, other = new_game(store), new_game(store)
     play(engine, game, "one")
     player.hold.clear()
     playing = engine.submit(game, "two")
@@ -199,74 +203,74 @@ def test_a_stopped_turn_leaves_the_game_as_it_was(engine, shelf, player):
     assert engine.stop(game)
     assert playing.wait(20.0)
     assert playing.status == "stopped"
-    assert len(shelf.get(game).turns) == 1
+    assert len(store.get(game).turns) == 1
     assert not engine.stop(game)
     player.hold.set()
     play(engine, game, "two")
 
 
-def test_one_of_a_batch_is_stopped_and_the_others_go_on(engine, shelf, player):
+def test_one_of_a_batch_is_stopped_and_the_others_go_on(engine, store, player):
     player.hold.clear()
-    first = engine.submit(new_game(shelf), "first")
+    first = engine.submit(new_game(store), "first")
     eventually(lambda: first.status == "playing")
-    tickets = [engine.submit(new_game(shelf), str(n)) for n in range(2)]
+    requests = [engine.submit(new_game(store), str(n)) for n in range(2)]
     player.hold.set()
     assert first.wait(20.0)
     player.hold.clear()
-    eventually(lambda: tickets[0].status == "playing")
-    engine.stop(tickets[0].game)
+    eventually(lambda: requests[0].status == "playing")
+    engine.stop(requests[0].game)
     player.hold.set()
-    assert all(ticket.wait(20.0) for ticket in tickets)
-    assert [ticket.status for ticket in tickets] == ["stopped", "done"]
+    assert all(request.wait(20.0) for request in requests)
+    assert [request.status for request in requests] == ["stopped", "done"]
 
 
-def test_a_game_has_one_turn_at_a_time(engine, shelf, player):
-    game = new_game(shelf)
+def test_a_game_has_one_turn_at_a_time(engine, store, player):
+    game = new_game(store)
     player.hold.clear()
-    ticket = engine.submit(game, "one")
+    request = engine.submit(game, "one")
     with pytest.raises(UserError, match="a turn of this game is being played"):
         engine.submit(game, "two")
     player.hold.set()
-    assert ticket.wait(20.0)
+    assert request.wait(20.0)
 
 
-def test_one_games_failure_is_not_the_others(engine, shelf, player, caplog):
+def test_one_games_failure_is_not_the_others(engine, store, player, caplog):
     player.hold.clear()
-    first = engine.submit(new_game(shelf), "first")
+    first = engine.submit(new_game(store), "first")
     eventually(lambda: first.status == "playing")
     texts = ("good", "bad", "fine")
-    tickets = [engine.submit(new_game(shelf), text) for text in texts]
+    requests = [engine.submit(new_game(store), text) for text in texts]
     player.hold.set()
-    assert all(ticket.wait(20.0) for ticket in tickets)
-    assert [ticket.status for ticket in tickets] == ["done", "failed", "done"]
-    assert "try another seed" in tickets[1].error
-    broken = engine.submit(new_game(shelf), "defect")
+    assert all(request.wait(20.0) for request in requests)
+    assert [request.status for request in requests] == ["done", "failed", "done"]
+    assert "try another seed" in requests[1].error
+    broken = engine.submit(new_game(store), "defect")
     assert broken.wait(20.0)
     assert "an internal error" in broken.error
     assert "ZeroDivisionError" in caplog.text
-    play(engine, tickets[0].game, "and on")
+    play(engine, requests[0].game, "and on")
 
 
-def test_a_full_disk_is_told(engine, shelf, monkeypatch):
-    game = new_game(shelf)
+def test_a_full_disk_is_told(engine, store, monkeypatch):
+    game = new_game(store)
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(video, "write_mp4", full)
-        ticket = engine.submit(game, "one")
-        assert ticket.wait(20.0)
-    assert ticket.error == "the turn could not be saved: No space left on device"
+        request = engine.submit(game, "one")
+        assert request.wait(20.0)
+    assert request.error == "the turn could not be saved: No space left on device"
     play(engine, game, "one")
 
 
-def test_what_cannot_be_played(engine, shelf):
-    game = new_game(shelf)
+def test_what_cannot_be_played(engine, store):
+    game = new_game(store)
     for text, message in (
         ("", "expected an instruction, found nothing"),
         (" \n ", "expected an instruction, found nothing"),
-        ("x" * 10_000, "at most 500 letters, found 10000"),
+        ("x" * 10_000, "at most 500 characters, found 10000"),
         ("a\x00b", "a control character"),
         ("a\x1b[31m", "a control character"),
         ("word " * 60, "too many tokens"),
@@ -286,17 +290,17 @@ def test_what_cannot_be_played(engine, shelf):
         engine.submit("nowhere", "wave")
 
 
-def test_a_closing_server_ends_its_turns(player, shelf):
-    engine = Engine(player, shelf)
-    games = new_game(shelf), new_game(shelf)
+def test_a_closing_server_ends_its_turns(player, store):
+    engine = Engine(player, store)
+    games = new_game(store), new_game(store)
     player.hold.clear()
     playing = engine.submit(games[0], "one")
     eventually(lambda: playing.stage == "decoder")
     waiting = engine.submit(games[1], "two", steps=3)
     engine.close()
     assert (playing.status, waiting.status) == ("stopped", "stopped")
-    assert Game.load(shelf.folder / games[0]).turns == []
-    with pytest.raises(UserError, match="the server is going down"):
+    assert Game.load(store.folder / games[0]).turns == []
+    with pytest.raises(UserError, match="the server is shutting down"):
         engine.submit(games[0], "one")
 
 
@@ -304,16 +308,16 @@ def test_a_closing_server_ends_its_turns(player, shelf):
 
 
 @pytest.fixture
-def packed(engine, shelf, tmp_path) -> Path:
-    game = new_game(shelf, seed=4)
+def packed(engine, store, tmp_path) -> Path:
+    game = new_game(store, seed=4)
     for text in ("one", "two"):
         play(engine, game, text)
     path = tmp_path / "game.zip"
-    pack_game(shelf.get(game), path)
+    pack_game(store.get(game), path)
     return path
 
 
-def test_a_game_packed_and_loaded(packed, shelf, engine):
+def test_a_game_packed_and_loaded(packed, store, engine):
     with zipfile.ZipFile(packed) as archive:
         names = set(archive.namelist())
         assert names == {
@@ -322,24 +326,24 @@ def test_a_game_packed_and_loaded(packed, shelf, engine):
         }
         film = video.decode_mp4(archive.read(MOVIE_FILE))
     assert len(film) == 2 * FRAMES
-    name = shelf.load(packed)
-    assert [turn.instruction for turn in shelf.get(name).turns] == ["one", "two"]
+    name = store.load(packed)
+    assert [turn.instruction for turn in store.get(name).turns] == ["one", "two"]
     assert play(engine, name, "three").turn == 3
 
 
-def test_a_game_without_turns_is_not_packed(shelf, tmp_path):
+def test_a_game_without_turns_is_not_packed(store, tmp_path):
     with pytest.raises(UserError, match="no turns yet"):
-        pack_game(shelf.get(new_game(shelf)), tmp_path / "game.zip")
+        pack_game(store.get(new_game(store)), tmp_path / "game.zip")
 
 
-def test_a_branch_goes_its_own_way(engine, shelf):
-    game = new_game(shelf)
+def test_a_branch_goes_its_own_way(engine, store):
+    game = new_game(store)
     for text in ("one", "two", "three"):
         play(engine, game, text)
-    branch = shelf.branch(game, 1)
+    branch = store.branch(game, 1)
     play(engine, branch, "other")
-    assert [turn.instruction for turn in shelf.get(branch).turns] == ["one", "other"]
-    assert len(shelf.get(game).turns) == 3
+    assert [turn.instruction for turn in store.get(branch).turns] == ["one", "other"]
+    assert len(store.get(game).turns) == 3
 
 
 def rewrite(path: Path, change) -> Path:
@@ -373,9 +377,9 @@ def large_array() -> bytes:
 
 BAD = {
     "no game": (lambda m: m.pop("game.json") and None, "a zip without game.json"),
-    "a path": (lambda m: m.update({"../../evil.mp4": b"x"}), "a game's files only"),
-    "absolute": (lambda m: m.update({"/etc/evil.mp4": b"x"}), "a game's files only"),
-    "foreign": (lambda m: m.update({"run.sh": b"x"}), "a game's files only"),
+    "a path": (lambda m: m.update({"../../evil.mp4": b"x"}), "only the files of a game"),
+    "absolute": (lambda m: m.update({"/etc/evil.mp4": b"x"}), "only the files of a game"),
+    "foreign": (lambda m: m.update({"run.sh": b"x"}), "only the files of a game"),
     "a path inside": (lambda m: edit(m, clip="../../x.mp4"), "clip: expected the bare name"),
     "another model": (lambda m: edit(m, model="qiqi"), "model: expected 'tiny'"),
     "another protocol": (lambda m: edit(m, protocol="released"), "protocol: expected 'paper'"),
@@ -403,17 +407,17 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_no_game_is_not_loaded(packed, shelf, name):
+def test_what_is_no_game_is_not_loaded(packed, store, name):
     change, message = BAD[name]
-    before = sorted(shelf.folder.iterdir())
+    before = sorted(store.folder.iterdir())
     with pytest.raises(UserError, match=message) as caught:
-        shelf.load(rewrite(packed, change))
-    assert str(shelf.folder) not in str(caught.value)
-    assert sorted(shelf.folder.iterdir()) == before
-    assert not list(shelf.folder.parent.rglob("evil*"))
+        store.load(rewrite(packed, change))
+    assert str(store.folder) not in str(caught.value)
+    assert sorted(store.folder.iterdir()) == before
+    assert not list(store.folder.parent.rglob("evil*"))
 
 
-def test_an_archive_that_lies_about_a_size(packed, shelf):
+def test_an_archive_that_lies_about_a_size(packed, store):
     """A member with more bytes than its entry tells is not unpacked further."""
     data = bytearray(packed.read_bytes())
     with zipfile.ZipFile(packed) as archive:
@@ -424,25 +428,25 @@ def test_an_archive_that_lies_about_a_size(packed, shelf):
     data[at : at + 4] = (7).to_bytes(4, "little")
     packed.write_bytes(data)
     with pytest.raises(UserError, match=r"damaged zip|more bytes|turn_001\.npz"):
-        shelf.load(packed)
+        store.load(packed)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"no zip at all", b"\x00" * 1000])
-def test_what_is_no_zip(shelf, tmp_path, content):
+def test_what_is_no_zip(store, tmp_path, content):
     path = tmp_path / "any.zip"
     path.write_bytes(content)
     with pytest.raises(UserError, match="found a damaged zip"):
-        shelf.load(path)
-    assert list(shelf.folder.iterdir()) == []
+        store.load(path)
+    assert list(store.folder.iterdir()) == []
 
 
-def test_an_archive_cut_short(packed, shelf):
+def test_an_archive_cut_short(packed, store):
     packed.write_bytes(packed.read_bytes()[:-200])
-    with pytest.raises(UserError, match=r"damaged zip|a game's files only"):
-        shelf.load(packed)
+    with pytest.raises(UserError, match=r"damaged zip|only the files of a game"):
+        store.load(packed)
 
 
-def test_two_files_of_one_name(packed, shelf, tmp_path):
+def test_two_files_of_one_name(packed, store, tmp_path):
     with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(packed, "a") as archive:
         archive.writestr("turn_001.npz", b"other")
     with pytest.raises(UserError, match="two files of one name"):
@@ -453,32 +457,57 @@ def test_two_files_of_one_name(packed, shelf, tmp_path):
 
 
 def test_instructions_from_fields():
-    said = {"character": "Mika", "adverb": "gently", "motion": "waving", "time": "day"}
-    assert compose(**said, place="town") == (
+    parts = {"character": "Mika", "adverb": "gently", "motion": "waving", "time": "day"}
+    assert compose_instruction(**parts, place="town") == (
         "Character: Mika; Motion: gently waving; Background: day town."
     )
     none = dict.fromkeys(("character", "adverb", "motion", "time", "place"), "")
-    assert compose(**(none | {"motion": " wave "})) == "Motion: wave."
-    assert compose(**(none | {"place": "beach"})) == "Background: beach."
-    assert compose(**none) == ""
+    assert compose_instruction(**(none | {"motion": " wave "})) == "Motion: wave."
+    assert compose_instruction(**(none | {"place": "beach"})) == "Background: beach."
+    assert compose_instruction(**none) == ""
 
 
-def test_words_of_the_toy_and_of_others(tmp_path):
-    words = known_words("toy", tmp_path)
-    assert "Mika" in words.characters
-    assert {"waving", "talking to Mika"} <= set(words.motions)
-    assert words.times == ("day", "night")
-    assert known_words("qiqi", tmp_path) == Words()
-    (tmp_path / "words.json").write_text('{"characters": ["Qiqi"]}')
-    assert known_words("qiqi", tmp_path) == Words(characters=("Qiqi",))
-    for wrong in ("[]", "{", '{"names": []}', '{"places": [1]}'):
-        (tmp_path / "words.json").write_text(wrong)
-        with pytest.raises(UserError, match=r"words\.json"):
-            known_words("qiqi", tmp_path)
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+def test_handlers_of_the_page(engine, tmp_path):
+    """Everything that a player can press, without a browser."""
+    page = Page(engine, vocabulary=Vocabulary(), steps=2)
+    page.build()
+    gc.collect()  # Gradio leaves event loops open: their warnings belong to this test
+    settings = (0, 0.0, 5, 2)
+
+    def status(updates: list) -> str:
+        return updates[6]
+
+    began, played = page.on_line("", "wave", *settings)
+    name = played[0]
+    assert (began[0], began[-1]) == (name, "")
+    assert "wave" in played[3]
+    *_, played = page.on_fields(name, "Mika", "gently", "waving", None, "town", *settings)
+    assert "Character: Mika; Motion: gently waving; Background: town." in played[3]
+    *_, played = page.on_again(name, *settings)
+    assert "turn 2 of 2" in played[3]
+    first = gr.SelectData(None, {"index": 0, "value": None})
+    assert "turn 1 of 2" in page.on_select(name, first)[3]
+    branch = page.on_branch(name, 1)
+    assert "continues after turn 1" in status(branch)
+    assert branch[0] != name
+    assert "undone" in status(page.on_undo(name))
+    assert "Nothing is being played" in page.on_stop(name)
+    assert "Welcome back" in status(next(page.on_load(name)))
+    path, text = page.on_save(name)
+    assert "download" in text
+    assert "loaded" in status(page.on_upload(path))
+    assert "cannot be played" in status(page.on_upload(__file__))
+    (refused,) = page.on_line(name, "", *settings)
+    assert "found nothing" in status(refused)
+    assert "no game yet" in status(page.on_undo(""))
+    assert status(page.on_new(0.0, 5, 2)).count("A new game.") == 1
 
 
-def test_what_a_player_says_is_text(engine, shelf):
-    game = new_game(shelf)
+def test_what_a_player_says_is_text(engine, store):
+    game = new_game(store)
     said = '<img src=x onerror="alert(1)"> שלום 🎈'
     turn = play(engine, game, said)
     shown = view.describe(turn, 1, unknown=("<b>",))
@@ -488,29 +517,29 @@ def test_what_a_player_says_is_text(engine, shelf):
     assert "<script>" not in view.status("<script>")
 
 
-def test_pictures_and_meters(engine, shelf):
-    game = new_game(shelf, seed=150)
+def test_pictures_and_meters(engine, store):
+    game = new_game(store, seed=150)
     turn = play(engine, game)
-    path = view.thumbnail(shelf.get(game), turn)
+    path = view.thumbnail(store.get(game), turn)
     assert path.stat().st_size < 5000
     before = path.read_bytes()
-    shelf.get(game).undo()
+    store.get(game).undo()
     again = play(engine, game, seed=20)
     assert again.clip == turn.clip
-    assert view.thumbnail(shelf.get(game), again).read_bytes() != before
+    assert view.thumbnail(store.get(game), again).read_bytes() != before
     shown = view.meters(turn.meters, turn)
     assert 'data-meter="stamina" data-value="45"' in shown
     assert '<span class="ag-down">-1</span>' in shown
     assert '<span class="ag-up">+1</span>' in shown
 
 
-def test_progress_in_words(engine, shelf, player):
+def test_progress_in_words(engine, store, player):
     player.hold.clear()
-    first = engine.submit(new_game(shelf), "first")
+    first = engine.submit(new_game(store), "first")
     eventually(lambda: first.stage == "decoder")
-    second, third = (engine.submit(new_game(shelf), "more") for _ in range(2))
-    assert "you are next" in view.progress(second, engine.place(second))
-    assert "1 before you" in view.progress(third, engine.place(third))
+    second, third = (engine.submit(new_game(store), "more") for _ in range(2))
+    assert "you are next" in view.progress(second, engine.queue_position(second))
+    assert "1 before you" in view.progress(third, engine.queue_position(third))
     assert "step 0 of 2" in view.progress(first, 0)
     player.hold.set()
     assert third.wait(20.0)

@@ -1,7 +1,7 @@
-"""A player of a server's tests, which needs no networks and no JAX program.
+"""A player for tests of the server that needs no networks and no JAX program.
 
-As a program: a page with it on a free port, `python tests/support/fake_player.py GAMES STEPS`. It stays in
-the first step of its first turns until it gets SIGUSR1, and ends by SIGTERM.
+As a program, `python tests/support/fake_player.py GAMES STEPS`, it serves a page on a free port.
+It stays in the first step of its first turns until it gets SIGUSR1, and ends on SIGTERM.
 """
 
 import signal
@@ -14,7 +14,7 @@ import numpy as np
 
 from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.game.player import Player, TurnOutput
-from animegamer_jax.serve.shelf import GameModel, Shelf
+from animegamer_jax.serve.game_store import GameModel, GameStore
 
 FRAMES, HEIGHT, WIDTH = 5, 16, 24
 MODEL = GameModel("tiny", "paper", (6, 8), (240, 360, FRAMES))
@@ -22,7 +22,7 @@ SECONDS = {"mllm": 0.0, "decoder": 0.0, "vae": 0.0, "total": 0.1}
 
 
 class FakePlayer(Player):
-    """Answers with the seed as picture; `hold` keeps it in its first denoising step."""
+    """Returns the seed as the picture; while `hold` is clear it stays in the first step."""
 
     def __init__(self):
         self.window = 5
@@ -40,7 +40,7 @@ class FakePlayer(Player):
     def start(self, num_games: int = 1):
         return num_games
 
-    def window_of(self, games):
+    def restore(self, games):
         return [len(history) for history in games]
 
     def play_turn(self, window, instructions, *, seeds, turn, steps=2, levels=None, on_progress):
@@ -68,17 +68,17 @@ class FakePlayer(Player):
 
 
 def main(games: Path, steps: int) -> None:
-    """Serves a page of a held player."""
+    """Serves a page with a player that is held."""
+    from animegamer_jax.bundle.vocabulary import Vocabulary
     from animegamer_jax.serve.engine import Engine
     from animegamer_jax.serve.page import Page
-    from animegamer_jax.serve.words import Words
 
     player, ended = FakePlayer(), threading.Event()
     player.hold.clear()
     signal.signal(signal.SIGUSR1, lambda *_: player.hold.set())
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    engine = Engine(player, Shelf(games, model=MODEL, max_games=2))
-    blocks = Page(engine, words=Words(), steps=steps).build()
+    engine = Engine(player, GameStore(games, model=MODEL, max_games=2))
+    blocks = Page(engine, vocabulary=Vocabulary(), steps=steps).build()
     try:
         blocks.launch(
             server_name="127.0.0.1", footer_links=[], prevent_thread_lock=True, quiet=True

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from random_model import random_leaves, write_model, write_tokenizer
+from random_model import write_model, write_tokenizer
 
+from animegamer_jax.bench.model import random_leaves
 from animegamer_jax.configs import (
     DiTConfig,
     LoRAConfig,

@@ -17,7 +17,7 @@ from animegamer_jax.evaluate.report.ablations import (
     Score,
 )
 from animegamer_jax.evaluate.results import Evaluation, SystemResult
-from animegamer_jax.game.saved_game import Game
+from animegamer_jax.game.saved_game import Game, NewTurn
 from animegamer_jax.vlm.usage import Usage
 
 HTML = '<img src=x onerror="document.title=1">'
@@ -37,14 +37,14 @@ def write_game(folder, instructions, *, hue, states, num_frames=17):
         for frame in range(num_frames):
             left = 3 * frame + turn % 10
             frames[frame, 20:32, left : left + 12] = hue
-        game.add(
-            instruction,
+        played = NewTurn(
             states=np.asarray(states[turn], np.int32),
             motion_value=2.0,
             representation=np.zeros((4, 8), np.float32),
             frames=frames,
             seconds={"total": 2.0},
         )
+        game.add(played, instruction)
 
 
 def values_of(names, random, *, games, turns, gain=0.0):

@@ -15,11 +15,13 @@ from tiny_stage import RECIPE, TinyStage
 
 from animegamer_jax.bundle.bundle import Bundle, BundleWriter
 from animegamer_jax.bundle.config import BundleConfig
+from animegamer_jax.bundle.embedded import ASSETS
 from animegamer_jax.cli import parse
 from animegamer_jax.configs import make_full, make_toy
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import PAPER
 from animegamer_jax.sharding import PLANS
+from animegamer_jax.toy.dataset import ToySize, write_toy_games
 from animegamer_jax.train import command
 from animegamer_jax.train.command import Options, StageCommand, complete_config
 from animegamer_jax.train.mesh import (
@@ -180,7 +182,7 @@ def test_meshes():
     assert shape("sharded", 24) == (2, 12, 1, 1)
     assert shape("sharded", 64, tensor=2, context=4) == (1, 8, 4, 2)
     assert shape("sharded", 64, fsdp=4, tensor=2) == (8, 4, 1, 2)
-    assert shape("whole", 8) == (8, 1, 1, 1)
+    assert shape("replicated", 8) == (8, 1, 1, 1)
     for bad in ({"fsdp": 3}, {"tensor": 0}, {"context": 16}):
         with pytest.raises(UserError, match="expected a divisor of the 8 devices"):
             shape("sharded", 8, **bad)
@@ -191,11 +193,11 @@ def test_layouts_by_default():
         options, recipe = parsed(stage, *words)
         return command._layout(stage, options, recipe).name
 
-    assert name("mllm") == name("decoder") == "whole"  # toys
+    assert name("mllm") == name("decoder") == "replicated"  # toys
     assert name("mllm", "--size", "full") == name("decoder", "--size", "full") == "sharded"
     assert name("decoder", "--fsdp", "4") == name("decoder", "--layout", "sharded") == "sharded"
     assert name("decoder", "--tensor", "2") == "sharded"
-    assert name("decoder", "--size", "full", "--layout", "whole") == "whole"
+    assert name("decoder", "--size", "full", "--layout", "replicated") == "replicated"
 
 
 def test_heads_that_the_mesh_does_not_divide():
@@ -319,10 +321,25 @@ def test_a_run_in_a_bucket(tiny_bundle):
     options = Options(data=("x",), out="gs://bucket/runs/tiny", model=str(tiny_bundle))
     run, plan = command.make_run(TinyStage, options, RECIPE)
     assert str(run.out) == "gs://bucket/runs/tiny"
-    assert plan.name == "whole"
-    tokenizer, _ = command._tokenizer_and_protocol(None, out=run.out, size="toy")
-    assert (tokenizer / "tokenizer.json").is_file()
+    assert plan.name == "replicated"
     assert not Path("gs:").exists()
+
+
+def test_the_first_stage_of_a_toy_takes_the_datasets_tokenizer_and_protocol(tmp_path):
+    size = ToySize(games=1, test_games=1, turns=1, height=16, width=24)
+    info = write_toy_games(str(tmp_path / "games"), size)
+    source = DataSource(str(tmp_path / "games"))
+    tokenizer, protocol = command._tokenizer_and_protocol(None, data=source, size="toy")
+    assert protocol == info.protocol
+    embedded = ASSETS / "toy"
+    for file in (tokenizer / "tokenizer.json", tmp_path / "games" / "words.json"):
+        expected = embedded / file.relative_to(tmp_path / "games")
+        assert file.read_bytes() == expected.read_bytes()
+    (tokenizer / "tokenizer.json").unlink()
+    tokenizer.rmdir()
+    with pytest.raises(UserError, match=r"no tokenizer/ there: make the dataset again") as error:
+        command._tokenizer_and_protocol(None, data=source, size="toy")
+    assert "\n" not in str(error.value)
 
 
 def run(stage: type[TinyStage], tmp_path: Path, *words: str) -> int:
@@ -346,8 +363,8 @@ class Filling(TinyStage):
         shutil.disk_usage = lambda path: full
         return super().evaluate(networks, batch, key)
 
-train_tiny = command.make_command(Filling, RECIPE)
-cli.COMMANDS["train tiny"] = ("__main__:train_tiny", "")
+command.train_tiny = command.make_command(Filling, RECIPE)
+cli.COMMANDS["train tiny"] = ("train.command:train_tiny", "")
 sys.exit(cli.main(["train", "tiny", *sys.argv[1:]]))
 """
 

@@ -123,9 +123,9 @@ def one_device(tiny):
     [
         ("decoder", "sharded", {"fsdp": 4, "context": 2}),
         ("decoder", "sharded", {"data": 2, "fsdp": 2, "tensor": 2}),
-        ("decoder", "whole", {"data": 8}),
+        ("decoder", "replicated", {"data": 8}),
         ("mllm", "sharded", {"data": 2, "fsdp": 4}),
-        ("mllm", "whole", {"data": 8}),
+        ("mllm", "replicated", {"data": 8}),
     ],
 )
 def test_a_step_of_every_plan_is_that_of_one_device(tiny, one_device, name, plan, shape):

@@ -16,7 +16,7 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.judge.judge import judge
 from animegamer_jax.evaluate.judge.prompt import JudgedGame, JudgeSettings, PlayedTurn
 from animegamer_jax.evaluate.judge.scores import CRITERIA, JudgeScores, agreement, spearman
-from animegamer_jax.game.saved_game import Game
+from animegamer_jax.game.saved_game import Game, NewTurn
 from animegamer_jax.vlm.usage import Usage
 
 # Every system's clips have a brightness of their own: so the stand-in knows whom it looks at.
@@ -181,14 +181,14 @@ def test_saved_games_are_read_from_their_folders(tmp_path):
         folders[system] = tmp_path / system
         game = Game.create(folders[system], model="m", seed=0, window=2, steps=1, protocol="paper")
         for turn in range(2):
-            game.add(
-                f"wave 0.{turn};",
+            played = NewTurn(
                 states=np.array([2, 1, 0, -1], np.int32),
                 motion_value=2.5,
                 representation=np.zeros((2, 2), np.float32),
                 frames=clip(brightness, game=0, turn=turn),
                 seconds={"total": 1.0},
             )
+            game.add(played, f"wave 0.{turn};")
     saved = JudgedGame.saved("a", folders)
     (folders["theirs"] / "turn_002.mp4").rename(tmp_path / "kept.mp4")
     judged, questions = run(tmp_path, right, [saved, make_games(1)[0]])

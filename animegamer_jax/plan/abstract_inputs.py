@@ -13,7 +13,7 @@ _WORDS = ("character", "motion", "background", "mika", "walking", "the", "beach"
 
 
 class AbstractBundle(Bundle):
-    """A bundle whose networks have shapes and no weights."""
+    """A bundle whose networks have shapes but no weights."""
 
     def __init__(self, config: ModelConfig, protocol: Protocol, *, tokenizer: Path):
         self._config, self._protocol, self._tokenizer = config, protocol, tokenizer
@@ -36,16 +36,16 @@ class AbstractBundle(Bundle):
         return self._tokenizer
 
     def load(self, name: Any, *, mesh: Any = None, rules: Any = None, **formats: Any) -> Any:
-        """The network of these number formats, of shapes only."""
+        """Returns a network of shapes only."""
         del mesh, rules
         return abstract_network(name, with_dtypes(getattr(self._config, name), **formats))
 
 
 def write_tokenizer(folder: Path, config: ModelConfig) -> Path:
-    """A tokenizer of a few words, the game's own tokens, and as many others as the model has."""
+    """Writes a tokenizer of the model's vocabulary size: the game's tokens and made-up words."""
     assert config.mllm is not None
-    place, count = folder / "tokenizer", config.mllm.num_queries
-    least = write_word_tokenizer(place, _WORDS, num_frame_tokens=count)
-    others = [f"word{number}" for number in range(config.mllm.mistral.vocab_size - least)]
-    write_word_tokenizer(place, (*_WORDS, *others), num_frame_tokens=count)
-    return place
+    tokenizer, count = folder / "tokenizer", config.mllm.num_queries
+    smallest = write_word_tokenizer(tokenizer, _WORDS, num_frame_tokens=count)
+    others = [f"word{number}" for number in range(config.mllm.mistral.vocab_size - smallest)]
+    write_word_tokenizer(tokenizer, (*_WORDS, *others), num_frame_tokens=count)
+    return tokenizer

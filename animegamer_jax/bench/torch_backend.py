@@ -1,8 +1,8 @@
 """The parts of a turn in PyTorch: the same weights, inputs and noise, the same number of passes.
 
-PyTorch gets what suits it: the prompt already laid out and without the empty slots that a program
-of fixed shapes carries along, noise already drawn, `scaled_dot_product_attention`, no gradients.
-What `torch.compile` compiles are the transformer, Mistral and the VAE's decoder.
+PyTorch gets the form that suits it: the prompt already assembled and without the empty slots of a
+program of fixed shapes, noise already drawn, `scaled_dot_product_attention`, no gradients.
+`torch.compile` compiles the transformer, Mistral and the VAE's decoder.
 """
 
 import functools
@@ -23,7 +23,7 @@ from animegamer_jax.game import rollout
 from animegamer_jax.models.vae import from_decoder
 from animegamer_jax.protocol import STATE_NAMES
 
-_HIDDEN = -1e30  # of a score: finite, and within bfloat16
+_MASKED = -1e30  # score of a masked position: finite, also in bfloat16
 
 Call = Callable[[], dict[str, Tensor]]
 
@@ -35,7 +35,7 @@ class _Prompt(NamedTuple):
     history_slots: Int[Tensor, " k"]
     history: Float[Tensor, "1 k r"]
     representation_slots: Int[Tensor, " n"]
-    masks: dict[str, Float[Tensor, "1 1 t t"]]  # by how the states are decoded
+    masks: dict[str, Float[Tensor, "1 1 t t"]]  # by the protocol's `states_pass`
 
 
 class _State(NamedTuple):
@@ -48,12 +48,12 @@ class TorchModel:
     """The networks of a model in PyTorch, and its inputs.
 
     Args:
-        model: ours.
-        folder: for the exported weights: new, and the caller's to remove.
-        dtype: of weights and computation.
+        model: The model in JAX.
+        folder: New folder for the exported weights; the caller removes it.
+        dtype: Number format of weights and computation.
 
     Raises:
-        UserError: the decoder has a form that diffusers' blocks have not.
+        UserError: the decoder has a form that diffusers' blocks do not support.
     """
 
     def __init__(self, model: Model, folder: Path, *, dtype: str):
@@ -70,17 +70,17 @@ class TorchModel:
             counts = config.encoder.num_text_tokens, config.encoder.num_image_tokens
             row = torch_networks.unconditional(weights["encoder"], counts)
             self._unconditional = row.to(kind)
-        self._prompt = self._lay_out()
+        self._prompt = self._make_prompt()
         self._read_inputs()
 
     def compile(self) -> None:
-        """From now on the networks run as `torch.compile` makes them, at the next call."""
+        """Compiles the networks with `torch.compile`, at the next call."""
         self._dit = torch.compile(self._dit, dynamic=False)
         self._mistral = torch.compile(self._mistral, dynamic=False)
         self._vae.decoder = torch.compile(self._vae.decoder, dynamic=False)
 
     def calls(self) -> dict[str, Call]:
-        """The parts of a turn and all of it, by the names of our programs."""
+        """Returns the calls of a turn and its parts, by the names of the programs in JAX."""
         parts = {
             "mllm": self._mllm_call,
             "step": self._step_call,
@@ -97,7 +97,7 @@ class TorchModel:
 
     # --- inputs -----------------------------------------------------------------------------
 
-    def _lay_out(self) -> _Prompt:
+    def _make_prompt(self) -> _Prompt:
         model, inputs = self._model, self._model.inputs
         layout, window = model.layout, inputs.window
         prompt = layout.assemble(
@@ -107,7 +107,7 @@ class TorchModel:
             window.num_turns,
         )
         valid = np.asarray(prompt.valid)[0]
-        place = np.cumsum(valid) - 1  # of a slot among those that hold a token
+        position = np.cumsum(valid) - 1  # of a slot among those that hold a token
         history = np.flatnonzero(layout.history & valid)
         shown = valid[layout.history]
         size = window.representations.shape[-1]
@@ -115,18 +115,18 @@ class TorchModel:
         order = np.arange(valid.sum())
         near = order[:, None] - order[None] < (self._mllm_config.sliding_window or len(order) + 1)
         causal = (order[:, None] >= order[None]) & near
-        block = np.isin(order, place[layout.queries])
+        block = np.isin(order, position[layout.queries])
         masks = {"same": causal | (block[:, None] & block[None]), "causal": causal}
         return _Prompt(
             ids=torch.from_numpy(np.asarray(prompt.ids)[:, valid].astype(np.int64)),
-            history_slots=torch.from_numpy(place[history]),
+            history_slots=torch.from_numpy(position[history]),
             history=torch.from_numpy(rows[None].copy()).to(self.dtype),
-            representation_slots=torch.from_numpy(place[layout.representation]),
+            representation_slots=torch.from_numpy(position[layout.representation]),
             masks={name: self._bias(mask) for name, mask in masks.items()},
         )
 
     def _bias(self, seen: np.ndarray) -> Float[Tensor, "1 1 t s"]:
-        return torch.from_numpy(np.where(seen, 0.0, _HIDDEN)[None, None]).to(self.dtype)
+        return torch.from_numpy(np.where(seen, 0.0, _MASKED)[None, None]).to(self.dtype)
 
     @property
     def _mllm_config(self) -> Any:
@@ -193,7 +193,7 @@ class TorchModel:
         ).last_hidden_state
 
     def _predict(self) -> _State:
-        """The game state, in as many passes as ours."""
+        """Predicts the game state, in as many passes as the JAX code."""
         prompt, protocol = self._prompt, self._model.layout.protocol
         x = self._mllm.mistral.model.embed_tokens(prompt.ids)
         x = x.clone()
@@ -227,17 +227,17 @@ class TorchModel:
 
     def _extension_mask(self, count: int, length: int) -> Float[Tensor, "1 1 t s"]:
         mask = torch.zeros(count, length + count, dtype=self.dtype)
-        mask[:, length:] = torch.full((count, count), _HIDDEN, dtype=self.dtype).triu(1)
+        mask[:, length:] = torch.full((count, count), _MASKED, dtype=self.dtype).triu(1)
         window = self._mllm_config.sliding_window
         if window is not None:
             back = torch.arange(length, length + count)[:, None] - torch.arange(length + count)
-            mask.masked_fill_(back >= window, _HIDDEN)
+            mask.masked_fill_(back >= window, _MASKED)
         return mask[None, None]
 
     def _step(
         self, x: Tensor, before: Tensor, row: list[float], state: _State
     ) -> tuple[Tensor, Tensor]:
-        """One row of the sampler's table (`diffusion.sample`)."""
+        """Runs one row of the sampler's table (`diffusion.sample`)."""
         step, timestep, guidance, signal, noise_level, on_x, on_denoised, on_before, on_noise = row
         context, motion, twice = state.representation, state.motion_value, x
         if self._unconditional is not None:
@@ -259,7 +259,7 @@ class TorchModel:
         return x
 
     def _decode(self, latents: Float[Tensor, "b f c h w"]) -> Tensor:
-        """Frames, uint8 [b f h w 3]."""
+        """Decodes frames, uint8 [b f h w 3]."""
         if isinstance(self._gain, float):
             latents = latents * self._gain
         else:
@@ -270,5 +270,5 @@ class TorchModel:
 
 
 def _frames_first(x: Any) -> Float[Tensor, "b f c h w"]:
-    """Our [b f h w c] with channels where PyTorch has them."""
+    """Moves channels to where PyTorch has them."""
     return torch.from_numpy(np.moveaxis(np.array(x, np.float32), -1, 2).copy())

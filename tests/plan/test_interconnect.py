@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from animegamer_jax.plan.links import Torus, link_share
+from animegamer_jax.plan.interconnect import Torus, link_share
 
 SQUARES = (((0, 0), (0, 1), (1, 0), (1, 1)), ((0, 2), (0, 3), (1, 2), (1, 3)))
 

@@ -1,4 +1,4 @@
-"""The games of a server: each in a folder of its own, saved after every turn, known by its id."""
+"""The games of a server: each in a folder of its own, saved after every turn, found by its id."""
 
 import dataclasses
 import re
@@ -14,17 +14,17 @@ from animegamer_jax.media import video
 from animegamer_jax.serve.archive import unpack_game
 
 _ID = re.compile(r"[0-9a-f]{24}")
-_IDLE = 1800.0  # seconds after which a game may be put away
+_IDLE_SECONDS = 1800.0
 
 
 class GameModel(NamedTuple):
-    """What a game's files must fit: the model that this server plays.
+    """What a game's files must match: the model that this server plays.
 
     Attributes:
-        name: of the bundle.
-        protocol: its name.
-        representation: shape of a shot representation.
-        clip: rows and columns of a saved clip, and its frames.
+        name: Name of the bundle.
+        protocol: Name of its game protocol.
+        representation: Shape of a shot representation.
+        clip: Rows, columns and frames of a saved clip.
     """
 
     name: str
@@ -34,30 +34,38 @@ class GameModel(NamedTuple):
 
 
 @dataclasses.dataclass
-class _Open:
+class _OpenGame:
     game: Game
-    used: float
+    last_used: float
 
 
-class Shelf:
+class GameStore:
     """Games by id.
 
-    A game that nobody has touched for half an hour is put away when another needs its place: it
-    stays on the disk, and comes back when it is asked for.
+    When `max_games` are open and another is wanted, the least recently used game is evicted from
+    memory if it has been idle for half an hour. It stays on disk and is read again when needed.
 
     Args:
-        folder: of all games; made where it is missing.
-        model: that plays.
-        max_games: in play at once.
-        idle: seconds until a game may be put away.
+        folder: Folder of all games; created if it is missing.
+        model: The model that plays.
+        max_games: Largest number of open games.
+        idle_seconds: Seconds without use after which a game may be evicted.
 
     Raises:
         UserError: the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, *, model: GameModel, max_games: int = 64, idle: float = _IDLE):
-        self.folder, self.model, self.max_games, self.idle = folder, model, max_games, idle
-        self._open: dict[str, _Open] = {}
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        model: GameModel,
+        max_games: int = 64,
+        idle_seconds: float = _IDLE_SECONDS,
+    ):
+        self.folder, self.model = folder, model
+        self.max_games, self.idle_seconds = max_games, idle_seconds
+        self._open: dict[str, _OpenGame] = {}
         self._lock = threading.RLock()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -67,10 +75,10 @@ class Shelf:
             ) from error
 
     def new(self, *, seed: int, window: int, steps: int) -> str:
-        """The id of a new game.
+        """Creates a game and returns its id.
 
         Raises:
-            UserError: as many games as may be are in play, or the disk refuses.
+            UserError: `max_games` are open and none may be evicted, or the game cannot be saved.
         """
         with self._lock:
             self._make_room()
@@ -83,32 +91,34 @@ class Shelf:
                 steps=steps,
                 protocol=self.model.protocol,
             )
-            self._open[name] = _Open(game, time.monotonic())
+            self._open[name] = _OpenGame(game, time.monotonic())
             return name
 
     def get(self, name: str) -> Game:
-        """A game, read from the disk where it was put away.
+        """Returns a game, read from disk if it is not open.
 
         Raises:
-            UserError: no such game, or as many as may be are in play.
+            UserError: there is no such game, or `max_games` are open and none may be evicted.
         """
         with self._lock:
             found = self._open.get(name)
             if found is None:
                 if not _ID.fullmatch(name) or not (self.folder / name / GAME_FILE).is_file():
-                    raise UserError(f"no game {name[:40]!r} here: start anew, or load a saved one")
+                    raise UserError(
+                        f"no game {name[:40]!r} here: start a new one, or load a saved one"
+                    )
                 self._make_room()
                 game = Game.load(self.folder / name)
                 check_game(game, self.model)
-                found = self._open[name] = _Open(game, 0.0)
-            found.used = time.monotonic()
+                found = self._open[name] = _OpenGame(game, 0.0)
+            found.last_used = time.monotonic()
             return found.game
 
     def branch(self, name: str, turns: int) -> str:
-        """The id of another game that begins with the first turns of this one.
+        """Copies the first turns of a game to a new game and returns its id.
 
         Raises:
-            UserError: there are not so many turns; as `new`.
+            UserError: the game has fewer turns; or as `new`.
         """
         with self._lock:
             game = self.get(name)
@@ -118,26 +128,22 @@ class Shelf:
                 branch = game.branch(self.folder / new, turns)
             except OSError as error:
                 raise UserError(f"the branch could not be saved: {error.strerror}") from error
-            self._open[new] = _Open(branch, time.monotonic())
+            self._open[new] = _OpenGame(branch, time.monotonic())
             return new
 
     def load(self, archive: Path) -> str:
-        """The id of a game that was downloaded before.
+        """Unpacks a downloaded game and returns its id.
 
         Raises:
-            UserError: the archive holds no game of this model; as `new`.
+            UserError: the archive holds no game of this model; or as `new`.
         """
         with self._lock:
             self._make_room()
             name = self._new_id()
         game = unpack_game(archive, self.folder / name, check=lambda g: check_game(g, self.model))
         with self._lock:
-            self._open[name] = _Open(game, time.monotonic())
+            self._open[name] = _OpenGame(game, time.monotonic())
         return name
-
-    def in_play(self) -> int:
-        """How many games are in play."""
-        return len(self._open)
 
     def _new_id(self) -> str:
         return secrets.token_hex(12)
@@ -145,26 +151,26 @@ class Shelf:
     def _make_room(self) -> None:
         if len(self._open) < self.max_games:
             return
-        longest = min(self._open, key=lambda name: self._open[name].used)
-        if time.monotonic() - self._open[longest].used < self.idle:
+        oldest = min(self._open, key=lambda name: self._open[name].last_used)
+        if time.monotonic() - self._open[oldest].last_used < self.idle_seconds:
             raise UserError(
-                f"{len(self._open)} games are in play, as many as this server takes: try again "
-                "later"
+                f"{len(self._open)} games are in play, the most that this server allows: try "
+                "again later"
             )
-        del self._open[longest]
+        del self._open[oldest]
 
 
 def check_game(game: Game, model: GameModel) -> None:
-    """Checks that a saved game is one of this model, and its clips are what the model makes.
+    """Checks that a saved game was played with this model and that its clips have its size.
 
     Raises:
-        UserError: names the first thing that is not.
+        UserError: names the first thing that does not match.
     """
     for name, expected in (("model", model.name), ("protocol", model.protocol)):
         found = getattr(game, name)
         if found != expected:
             raise UserError(
-                f"{GAME_FILE}: {name}: expected {expected!r}, which plays here, found "
+                f"{GAME_FILE}: {name}: expected {expected!r}, as on this server, found "
                 f"{found[:60]!r}"
             )
     for turn, record in zip(reversed(game.turns), reversed(game.history()), strict=False):

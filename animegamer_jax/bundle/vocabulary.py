@@ -1,0 +1,85 @@
+"""The tokenizer and the words of a bundle or a dataset: `tokenizer/`, and optionally `words.json`.
+
+`words.json` lists the words that the world of a model understands, so that a prompt or a page can
+offer them.
+"""
+
+import dataclasses
+import tempfile
+from pathlib import Path
+
+from etils import epath
+
+from animegamer_jax.errors import UserError
+from animegamer_jax.storage.paths import is_bucket, telling
+from animegamer_jax.storage.serialization import read_json
+
+TOKENIZER_FOLDER = "tokenizer"
+WORDS_FILE = "words.json"
+_HINT = "write it again, or remove it"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """The words to offer for each part of an instruction; a player may type others.
+
+    Attributes:
+        characters: Names of characters.
+        adverbs: Adverbs of a motion, from slow to fast.
+        motions: Motions, such as "walking".
+        times: Times of day.
+        places: Places, such as "beach".
+        examples: Whole instructions.
+    """
+
+    characters: tuple[str, ...] = ()
+    adverbs: tuple[str, ...] = ()
+    motions: tuple[str, ...] = ()
+    times: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+    examples: tuple[str, ...] = ()
+
+
+def read_vocabulary(folder: epath.Path) -> Vocabulary:
+    """Reads the `words.json` of a bundle; an empty vocabulary if it has none.
+
+    Raises:
+        UserError: the file is not an object of lists of texts.
+    """
+    path = folder / WORDS_FILE
+    with telling(path, "cannot be read", mend=_HINT):
+        if not path.exists():
+            return Vocabulary()
+    return read_json(path, Vocabulary, hint=_HINT)
+
+
+def local_tokenizer(folder: epath.Path, *, hint: str) -> Path:
+    """Returns the tokenizer of a bundle or a dataset as a local folder.
+
+    From a bucket it is copied to a temporary folder, with the `words.json` beside it.
+
+    Args:
+        folder: The bundle or dataset.
+        hint: What to do if it has no tokenizer, for the error.
+
+    Raises:
+        UserError: it has no tokenizer.
+    """
+    source = folder / TOKENIZER_FOLDER
+    if not source.is_dir():
+        raise UserError(f"{folder}: no {TOKENIZER_FOLDER}/ there: {hint}")
+    if not is_bucket(source):
+        return Path(source)
+    local = Path(tempfile.mkdtemp(prefix="animegamer-")) / TOKENIZER_FOLDER
+    copy_tokenizer_folder(source, epath.Path(local))
+    return local
+
+
+def copy_tokenizer_folder(source: epath.Path, target: epath.Path) -> None:
+    """Copies a tokenizer's folder, and the `words.json` beside it if there is one."""
+    target.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        if file.is_file():
+            (target / file.name).write_bytes(file.read_bytes())
+    if (words := source.parent / WORDS_FILE).exists():
+        (target.parent / WORDS_FILE).write_bytes(words.read_bytes())
