@@ -10,7 +10,7 @@ import pytest
 
 from animegamer_jax import cli, devices
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.paths import absolute, telling
+from animegamer_jax.storage.paths import absolute, user_errors
 
 
 @pytest.mark.parametrize(
@@ -122,13 +122,13 @@ def test_storage_errors_are_told_in_one_line(tmp_path):
     ):
         with (
             pytest.raises(UserError, match=r"^x: cannot be written: .*: choose another$") as told,
-            telling("x", "cannot be written", mend="choose another"),
+            user_errors("x", "cannot be written", hint="choose another"),
         ):
             action()
         assert "\n" not in str(told.value)
     with (
         pytest.raises(ValueError, match="a mistake of ours"),
-        telling("x", "cannot be written", mend="choose another"),
+        user_errors("x", "cannot be written", hint="choose another"),
     ):
         raise ValueError("a mistake of ours")
     with pytest.raises(UserError, match="found an empty one"):
@@ -142,9 +142,9 @@ def test_an_extra_that_is_not_installed(monkeypatch, capsys, tmp_path):
         cli.__file__: f"pip install -e '.[films]' -c constraints.txt in {root}",
         str(tmp_path / "site-packages" / "cli.py"): "pip install 'animegamer-jax[films]'",
     }
-    for place, mend in mends.items():
+    for place, hint in mends.items():
         monkeypatch.setattr(cli, "__file__", place)
         monkeypatch.delitem(sys.modules, "animegamer_jax.data.films.gallery", raising=False)
         assert cli.main(["data", "show", str(tmp_path)]) == 2
         told = capsys.readouterr().err
-        assert told == f"animegamer data show: needs jinja2, which is not installed: {mend}\n"
+        assert told == f"animegamer data show: needs jinja2, which is not installed: {hint}\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 from etils import epath
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.paths import is_bucket, telling
+from animegamer_jax.storage.paths import is_bucket, user_errors
 from animegamer_jax.storage.serialization import read_json
 
 TOKENIZER_FOLDER = "tokenizer"
@@ -47,7 +47,7 @@ def read_vocabulary(folder: epath.Path) -> Vocabulary:
         UserError: the file is not an object of lists of texts.
     """
     path = folder / WORDS_FILE
-    with telling(path, "cannot be read", mend=_HINT):
+    with user_errors(path, "cannot be read", hint=_HINT):
         if not path.exists():
             return Vocabulary()
     return read_json(path, Vocabulary, hint=_HINT)

@@ -25,7 +25,7 @@ from animegamer_jax.data.datasets import (
     open_features,
     open_games,
     read_info,
-    write_set,
+    write_dataset,
 )
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.motion import motion_value
@@ -106,7 +106,7 @@ def test_an_interrupted_build_leaves_nothing(tmp_path, error):
 
     expected = UserError if isinstance(error, OSError) else KeyboardInterrupt
     with pytest.raises(expected) as caught:
-        write_set(tmp_path / "set", INFO, parts={"games": {"train": records}})
+        write_dataset(tmp_path / "set", INFO, parts={"games": {"train": records}})
     assert not list(tmp_path.iterdir())
     if expected is UserError:
         assert str(caught.value).endswith(
@@ -161,7 +161,7 @@ def test_torn_games_are_refused(tmp_path, lost):
     turns = [{**turn, "clip": b""} for turn in turns_of(2)]
     del turns[lost]
     with pytest.raises(ValueError, match=r"game, turn, number of turns"):
-        write_set(tmp_path / "set", INFO, parts={"games": {"train": lambda: turns}})
+        write_dataset(tmp_path / "set", INFO, parts={"games": {"train": lambda: turns}})
 
 
 # Opening

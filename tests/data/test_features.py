@@ -259,16 +259,16 @@ def stop_at_once(maker, turns, info):
 
 HOST = """
 import json, sys
-from animegamer_jax.data.shards import ShardedSet
+from animegamer_jax.data.shards import ShardedDataset
 from animegamer_jax.cli import main
 
-write = ShardedSet.write
+write = ShardedDataset.write
 
 def tell(self, split, shard, records):
     print("wrote", split, shard, flush=True)
     return write(self, split, shard, records)
 
-ShardedSet.write = tell
+ShardedDataset.write = tell
 sys.exit(main(json.loads(sys.argv[1])))
 """
 

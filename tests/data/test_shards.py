@@ -11,9 +11,9 @@ from tiny_sets import INFO, turns_of
 from animegamer_jax.data.datasets import (
     INFO_FILE,
     open_games,
-    write_set,
+    write_dataset,
 )
-from animegamer_jax.data.shards import begin_set, folder_digest, shard_ranges
+from animegamer_jax.data.shards import begin_dataset, folder_digest, shard_ranges
 from animegamer_jax.errors import UserError
 
 SHARDS = {"train": 3, "test": 1}
@@ -25,7 +25,7 @@ def records(first: int, count: int):
 
 
 def begin(path, *, info=INFO, shards=SHARDS, fingerprint=None):
-    return begin_set(
+    return begin_dataset(
         path, info, shards=shards, fingerprint=fingerprint or {"films": {"a": 1, "b": 2}}
     )
 
@@ -42,7 +42,7 @@ def test_shards_hold_what_a_set_written_at_once_holds(tmp_path):
     fill(written)
     assert written.finish(expected=TURNS).splits == TURNS
     whole = {"train": lambda: records(0, 3), "test": lambda: records(3, 1)}
-    info = write_set(tmp_path / "whole", INFO, parts={"games": whole})
+    info = write_dataset(tmp_path / "whole", INFO, parts={"games": whole})
     found, expected = open_games(tmp_path / "shards"), open_games(tmp_path / "whole")
     assert found.info == expected.info == info
     for split, count in info.splits.items():

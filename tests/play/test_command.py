@@ -120,7 +120,7 @@ def test_another_game_is_not_overwritten_nor_continued(tmp_path, capsys):
     file.write_text("one\ntwo\nthree\n")
     base = ["--model", "m", "--instructions", str(file), "--out", out]
     cases = [
-        ("one\ntwo\n", [], "found game.json: go on with it by --resume"),
+        ("one\ntwo\n", [], "found game.json: continue it with --resume"),
         ("one\ntwo\n", ["--resume", "--seed", "4"], "seed: expected 4, as given, found 3"),
         ("one\ntwo\n", ["--resume", "--window", "5"], "window: expected 5, as given, found 2"),
         ("one\ntwo\n", ["--resume", "--steps", "50"], "steps: expected 50, as given, found 4"),

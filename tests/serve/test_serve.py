@@ -383,7 +383,7 @@ BAD = {
     "a path inside": (lambda m: edit(m, clip="../../x.mp4"), "clip: expected the bare name"),
     "another model": (lambda m: edit(m, model="qiqi"), "model: expected 'tiny'"),
     "another protocol": (lambda m: edit(m, protocol="released"), "protocol: expected 'paper'"),
-    "corrupt": (lambda m: m.update({"game.json": b"{"}), "expected JSON"),
+    "corrupt": (lambda m: m.update({"game.json": b"{"}), "not valid JSON"),
     "a meter": (lambda m: edit(m, stamina=4), "meters"),
     "no clip": (lambda m: m.pop("turn_001.mp4") and None, "turn_001.mp4: expected a video"),
     "no video": (lambda m: m.update({"turn_001.mp4": b"MZ"}), "turn_001.mp4: expected a video"),

@@ -413,9 +413,9 @@ def test_equal_clips_of_two_films_are_in_one_split(tmp_path):
 KILLED = """
 import os, signal, sys
 from animegamer_jax.cli import main
-from animegamer_jax.data.shards import ShardedSet
+from animegamer_jax.data.shards import ShardedDataset
 
-write, written = ShardedSet.write, []
+write, written = ShardedDataset.write, []
 
 def torn(records):
     for number, record in enumerate(records):
@@ -427,7 +427,7 @@ def write_some(self, split, shard, records):
     written.append((split, shard))
     return write(self, split, shard, torn(records))
 
-ShardedSet.write = write_some
+ShardedDataset.write = write_some
 sys.exit(main(sys.argv[1:]))
 """
 
