@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from animegamer_jax import cli
-from animegamer_jax.convert.export import export
+from animegamer_jax.convert.command import export
 
 TESTS = Path(__file__).parents[1]
 
