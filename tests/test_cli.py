@@ -121,11 +121,13 @@ def test_storage_errors_are_told_in_one_line(tmp_path):
         ).__next__(),
     ):
         with (
-            pytest.raises(UserError, match=r"^x: cannot be written: .*: choose another$") as told,
+            pytest.raises(
+                UserError, match=r"^x: cannot be written: .*: choose another$"
+            ) as reported,
             user_errors("x", "cannot be written", hint="choose another"),
         ):
             action()
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(reported.value)
     with (
         pytest.raises(ValueError, match="a mistake of ours"),
         user_errors("x", "cannot be written", hint="choose another"),
@@ -138,13 +140,13 @@ def test_storage_errors_are_told_in_one_line(tmp_path):
 def test_an_extra_that_is_not_installed(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "jinja2", None)  # as if it were not there
     root = Path(cli.__file__).parents[1]
-    mends = {
+    hints = {
         cli.__file__: f"pip install -e '.[films]' -c constraints.txt in {root}",
         str(tmp_path / "site-packages" / "cli.py"): "pip install 'animegamer-jax[films]'",
     }
-    for place, hint in mends.items():
+    for place, hint in hints.items():
         monkeypatch.setattr(cli, "__file__", place)
         monkeypatch.delitem(sys.modules, "animegamer_jax.data.films.gallery", raising=False)
         assert cli.main(["data", "show", str(tmp_path)]) == 2
-        told = capsys.readouterr().err
-        assert told == f"animegamer data show: needs jinja2, which is not installed: {hint}\n"
+        reported = capsys.readouterr().err
+        assert reported == f"animegamer data show: needs jinja2, which is not installed: {hint}\n"

@@ -56,7 +56,7 @@ def read_vocabulary(folder: epath.Path) -> Vocabulary:
 def local_tokenizer(folder: epath.Path, *, hint: str) -> Path:
     """Returns the tokenizer of a bundle or a dataset as a local folder.
 
-    From a bucket it is copied to a temporary folder, with the `words.json` beside it.
+    From a bucket it is copied to a temporary folder, with the `words.json` next to it.
 
     Args:
         folder: The bundle or dataset.
@@ -76,7 +76,7 @@ def local_tokenizer(folder: epath.Path, *, hint: str) -> Path:
 
 
 def copy_tokenizer_folder(source: epath.Path, target: epath.Path) -> None:
-    """Copies a tokenizer's folder, and the `words.json` beside it if there is one."""
+    """Copies a tokenizer's folder, and the `words.json` next to it if there is one."""
     target.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
         if file.is_file():

@@ -198,7 +198,7 @@ class BundleWriter:
         return weights
 
     def write_tokenizer(self, folder: epath.PathLike) -> None:
-        """Copies a tokenizer's files, and the `words.json` beside its folder if there is one.
+        """Copies a tokenizer's files, and the `words.json` next to its folder if there is one.
 
         Raises:
             UserError: the folder is missing or holds no file.

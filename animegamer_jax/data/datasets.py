@@ -232,7 +232,7 @@ def write_dataset(
         path: path of the dataset, which must be free.
         info: description of the dataset; its `splits` are replaced.
         parts: functions that return the records, by part and split.
-        tokenizer: folder of a tokenizer to copy into the dataset, with the words.json beside it.
+        tokenizer: folder of a tokenizer to copy into the dataset, with the words.json next to it.
 
     Returns:
         `info` with the number of records of each split.

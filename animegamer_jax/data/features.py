@@ -170,10 +170,10 @@ class FeatureMaker:
 def _record(
     turn: Record, *, text: np.ndarray, image: np.ndarray, moments: np.ndarray
 ) -> Mapping[Part, Record]:
-    told = {name: value for name, value in turn.items() if name != "clip"}
+    reported = {name: value for name, value in turn.items() if name != "clip"}
     place = {name: turn[name] for name in ("game", "turn", "num_turns")}
     parts: dict[Part, Record] = {
-        "conditions": {**told, "text_features": text, "image_features": image},
+        "conditions": {**reported, "text_features": text, "image_features": image},
         "latents": {**place, "moments": moments},
     }
     return parts

@@ -79,9 +79,9 @@ def cut(films: Path, out: Path, *options: str) -> Run:
         began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([*command, "--out", str(out), *options], check=True)
         seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-        told = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        reported = dict(line.split(":", 1) for line in status.read_text().splitlines())
     core = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Run(seconds, core, int(told["VmHWM"].split()[0]) / 1024)
+    return Run(seconds, core, int(reported["VmHWM"].split()[0]) / 1024)
 
 
 def _write(
@@ -335,8 +335,8 @@ def _write_noise(path: Path, info: DatasetInfo, records: int) -> None:
 
     def conditions():
         for place in places():
-            told = {**place, **words, **numbers, "motion_value": 1.0, "captions": ["noise"]}
-            yield {**told, "text_features": text, "image_features": image}
+            reported = {**place, **words, **numbers, "motion_value": 1.0, "captions": ["noise"]}
+            yield {**reported, "text_features": text, "image_features": image}
 
     def latents():
         for place in places():

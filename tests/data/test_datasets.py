@@ -321,10 +321,10 @@ def test_the_command_tells_what_it_made(tmp_path, capsys):
     status = command.toyworld(
         out=out, games=1, test_games=1, turns=1, height=16, width=24, processes=1, films=1
     )
-    told = capsys.readouterr()
+    reported = capsys.readouterr()
     assert status == 0
-    assert f"{out}: 4 turns (train 1, test 1, combinations 1, phrasings 1)" in told.out
-    assert "train games: 1 of 1" in told.err
+    assert f"{out}: 4 turns (train 1, test 1, combinations 1, phrasings 1)" in reported.out
+    assert "train games: 1 of 1" in reported.err
     assert read_mp4(out / "films" / "film_001.mp4").shape[1:] == (16, 24, 3)
     assert (out / "films" / "film_001.json").is_file()
     with pytest.raises(UserError, match="already there"):

@@ -1,4 +1,4 @@
-"""What storage refuses, told in one line with its remedy."""
+"""Errors of storage: one line each, with what to do."""
 
 import http.server
 import subprocess
@@ -15,7 +15,7 @@ HINT = "make room there"
 NoCredentials = type("NoCredentials", (Exception,), {"__module__": "google.auth.exceptions"})
 
 
-def told(path: str, error: Exception) -> str:
+def error_of(path: str, error: Exception) -> str:
     with pytest.raises(UserError) as caught, user_errors(path, "cannot be written", hint=HINT):
         raise error
     assert "\n" not in str(caught.value)
@@ -41,7 +41,7 @@ def wrapped(cause: Exception) -> Exception:
     ],
 )
 def test_a_bucket_without_credentials(error):
-    line = told("gs://bucket/x", error)
+    line = error_of("gs://bucket/x", error)
     assert line.startswith("gs://bucket/x: cannot be written: ")
     assert "sign in with `gcloud auth application-default login`" in line
     assert HINT not in line
@@ -49,9 +49,9 @@ def test_a_bucket_without_credentials(error):
 
 def test_other_refusals_keep_their_remedy():
     full = ValueError("RESOURCE_EXHAUSTED: Error writing: No space left on device")
-    assert told("gs://bucket/x", full).endswith(HINT)
+    assert error_of("gs://bucket/x", full).endswith(HINT)
     mine = ValueError("PERMISSION_DENIED: Error opening /x: Permission denied [OS error 13]")
-    assert told("/x", mine) == f"/x: cannot be written: Permission denied: {HINT}"
+    assert error_of("/x", mine) == f"/x: cannot be written: Permission denied: {HINT}"
 
 
 def test_addresses_in_buckets_stay():

@@ -114,7 +114,7 @@ def features_of(turn: Record) -> dict[str, np.ndarray]:
 
 
 def write_games(path: Path, games: Mapping[str, int], *, info: DatasetInfo = INFO) -> Path:
-    """A games set with so many games in each split; their numbers go on from split to split."""
+    """A game dataset with that number of games in each split, numbered across splits."""
     first = dict(zip(games, np.cumsum([0, *games.values()]).tolist(), strict=False))
 
     def records(split: str) -> Iterator[Record]:
