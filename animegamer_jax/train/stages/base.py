@@ -18,7 +18,7 @@ from animegamer_jax.configs import ModelConfig, NetworkConfig
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.dit import DiT
 from animegamer_jax.models.encoder import ShotEncoder
-from animegamer_jax.models.layers import Linear
+from animegamer_jax.models.linear import Linear
 from animegamer_jax.models.mllm import MLLM
 from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.models.vae import VAE
