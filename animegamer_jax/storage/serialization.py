@@ -145,8 +145,8 @@ def _adapter(kind: Any) -> Any:
     import pydantic
 
     config = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-    # In a tuple, because a dataclass itself takes no configuration.
-    return pydantic.TypeAdapter(types.GenericAlias(tuple, (kind,)), config=config)
+    alone: Any = types.GenericAlias(tuple, (kind,))  # a dataclass itself takes no configuration
+    return pydantic.TypeAdapter(alone, config=config)
 
 
 def array_field(dtype: Any, num_axes: int) -> Any:
