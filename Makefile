@@ -20,7 +20,7 @@ help:
 	@echo "make test             the tests, under 10 minutes on two cores"
 	@echo "make test-all         with the slow ones: every recorded number, memory, a VAE's training"
 	@echo "make test-hosts       two real processes as two hosts train every stage, and are killed"
-	@echo "make lint             ruff and basedpyright"
+	@echo "make lint             ruff, basedpyright and the import rule"
 
 .venv/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -85,6 +85,7 @@ lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
+	$(BIN)/lint-imports
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix .
