@@ -15,12 +15,12 @@ help:
 	@echo "make play MODEL=DIR   the same with a converted model"
 	@echo "make serve            a web page to play on, at http://127.0.0.1:7860"
 	@echo "make demo             the same with random weights: noise, but the whole way"
-	@echo "make train-toy        trains the embedded model anew in out/toy, up to 3 hours on two cores"
+	@echo "make train-toy        trains the embedded model from scratch in out/toy, up to 3 hours on two cores"
 	@echo "make toy-report       scores the embedded model on 100 games: docs/toy-report, README table"
 	@echo "make test             the tests, under 10 minutes on two cores"
 	@echo "make test-all         with the slow ones: every recorded number, memory, a VAE's training"
 	@echo "make test-hosts       two real processes as two hosts train every stage, and are killed"
-	@echo "make lint             ruff and basedpyright"
+	@echo "make lint             ruff, basedpyright and the import rule"
 
 .venv/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -85,6 +85,7 @@ lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
+	$(BIN)/lint-imports
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix .

@@ -57,9 +57,9 @@ SHARED = TESTS.parent.parent / "shared" / "reference"
 
 @pytest.fixture(scope="session")
 def reference() -> Path:
-    """The recorded numbers of the released code, where they lie beside the checkout."""
+    """The recorded numbers of the released code, where they are next to the checkout."""
     if not SHARED.is_dir():
-        pytest.skip("the reference folder is not beside this checkout")
+        pytest.skip("the reference folder is not next to this checkout")
     return SHARED
 
 

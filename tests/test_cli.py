@@ -10,7 +10,7 @@ import pytest
 
 from animegamer_jax import cli, devices
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.paths import absolute, telling
+from animegamer_jax.storage.paths import absolute, user_errors
 
 
 @pytest.mark.parametrize(
@@ -121,14 +121,16 @@ def test_storage_errors_are_told_in_one_line(tmp_path):
         ).__next__(),
     ):
         with (
-            pytest.raises(UserError, match=r"^x: cannot be written: .*: choose another$") as told,
-            telling("x", "cannot be written", mend="choose another"),
+            pytest.raises(
+                UserError, match=r"^x: cannot be written: .*: choose another$"
+            ) as reported,
+            user_errors("x", "cannot be written", hint="choose another"),
         ):
             action()
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(reported.value)
     with (
         pytest.raises(ValueError, match="a mistake of ours"),
-        telling("x", "cannot be written", mend="choose another"),
+        user_errors("x", "cannot be written", hint="choose another"),
     ):
         raise ValueError("a mistake of ours")
     with pytest.raises(UserError, match="found an empty one"):
@@ -138,13 +140,13 @@ def test_storage_errors_are_told_in_one_line(tmp_path):
 def test_an_extra_that_is_not_installed(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "jinja2", None)  # as if it were not there
     root = Path(cli.__file__).parents[1]
-    mends = {
+    hints = {
         cli.__file__: f"pip install -e '.[films]' -c constraints.txt in {root}",
         str(tmp_path / "site-packages" / "cli.py"): "pip install 'animegamer-jax[films]'",
     }
-    for place, mend in mends.items():
+    for place, hint in hints.items():
         monkeypatch.setattr(cli, "__file__", place)
         monkeypatch.delitem(sys.modules, "animegamer_jax.data.films.gallery", raising=False)
         assert cli.main(["data", "show", str(tmp_path)]) == 2
-        told = capsys.readouterr().err
-        assert told == f"animegamer data show: needs jinja2, which is not installed: {mend}\n"
+        reported = capsys.readouterr().err
+        assert reported == f"animegamer data show: needs jinja2, which is not installed: {hint}\n"

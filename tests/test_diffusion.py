@@ -194,7 +194,7 @@ Predict = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 def walk(
     table: SamplerTable, x: jax.Array, denoise: Any, *, state: Any = None, noise_scale: Any = 1.0
 ) -> Any:
-    """The sampler under a denoiser `(x, signal, noise level) -> x0`, told as v."""
+    """The sampler under a denoiser `(x, signal, noise level) -> x0`, given as v."""
     levels = {float(t): i for i, t in enumerate(table.timestep)}
     assert len(levels) == len(table.timestep)
     timesteps = jnp.asarray(table.timestep)
@@ -345,8 +345,8 @@ def test_noise_and_v_tell_the_clip():
     sigma = np.sqrt(1 - signal**2)
     np.testing.assert_allclose(signal * noised - sigma * v, clean, atol=1e-5)
     np.testing.assert_allclose(sigma * noised + signal * v, noise, atol=1e-5)
-    told = diffusion.v_of_clean(SCHEDULE, noised, clean, jnp.asarray(timestep, jnp.float32))
-    np.testing.assert_allclose(told, v, atol=1e-4)
+    reported = diffusion.v_of_clean(SCHEDULE, noised, clean, jnp.asarray(timestep, jnp.float32))
+    np.testing.assert_allclose(reported, v, atol=1e-4)
     np.testing.assert_array_equal(noised[-1], noise[-1])  # no signal is left in the last step
     np.testing.assert_array_equal(v[-1], -clean[-1])
     assert error(noised[0], clean[0]) < 0.2
@@ -362,11 +362,11 @@ def test_a_guess_is_weighed_with_what_the_noised_latents_tell():
     sigma = np.sqrt(1 - signal**2)
 
     def error_of(assumed: float) -> np.ndarray:
-        told = diffusion.v_of_clean(
+        reported = diffusion.v_of_clean(
             SCHEDULE, noised, guess, jnp.asarray(timestep, jnp.float32), std=assumed
         )
         s, n = signal.reshape(-1, 1, 1, 1, 1), sigma.reshape(-1, 1, 1, 1, 1)
-        found = s * np.asarray(noised) - n * np.asarray(told)
+        found = s * np.asarray(noised) - n * np.asarray(reported)
         return np.square(found - (guess + std * off)).mean(axis=(1, 2, 3, 4))
 
     least = (std * sigma) ** 2 / ((std * signal) ** 2 + sigma**2)

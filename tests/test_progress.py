@@ -102,9 +102,9 @@ def test_bars_on_a_terminal(monkeypatch):
 
 
 def test_items_are_counted_as_they_pass():
-    told = []
-    items = track("abc", lambda *now: told.append(now), "letters", total=3)
+    reported = []
+    items = track("abc", lambda *now: reported.append(now), "letters", total=3)
     assert next(items) == "a"
-    assert told == [("letters", 0, 3)]
+    assert reported == [("letters", 0, 3)]
     assert list(items) == ["b", "c"]
-    assert told[1:] == [("letters", done, 3) for done in (1, 2, 3)]
+    assert reported[1:] == [("letters", done, 3) for done in (1, 2, 3)]

@@ -4,31 +4,18 @@ import json as jsonlib
 import os
 import sys
 import tempfile
-import typing
 from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from animegamer_jax.bench.names import PLAY, ProgramName
 from animegamer_jax.configs import Dtype
 from animegamer_jax.errors import UserError
 
 if TYPE_CHECKING:
     from animegamer_jax.bundle.bundle import Bundle
 
-PlayName = Literal["mllm", "step", "sampler", "vae", "turn"]
-ProgramName = Literal[
-    PlayName,
-    "train-clip",
-    "train-t5",
-    "train-vae",
-    "train-dit",
-    "train-warmup",
-    "train-decoder",
-    "train-mllm",
-    "train-adapt",
-]
 TorchMode = Literal["eager", "compiled"]
-PLAY: tuple[PlayName, ...] = typing.get_args(PlayName)
 _WIDTH = 400  # of the tables, so that no row is cut
 
 

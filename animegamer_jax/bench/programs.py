@@ -11,7 +11,6 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from animegamer_jax.bench.command import PLAY as PLAY
 from animegamer_jax.bench.model import Model
 from animegamer_jax.game import rollout
 from animegamer_jax.models.dit import DiT

@@ -10,7 +10,8 @@ import jax
 
 from animegamer_jax.bench.compare import Difference, check_agreement, compute_differences
 from animegamer_jax.bench.model import Model
-from animegamer_jax.bench.programs import PLAY, Compiled, Outputs, Program, play_programs
+from animegamer_jax.bench.names import PLAY
+from animegamer_jax.bench.programs import Compiled, Outputs, Program, play_programs
 from animegamer_jax.bench.report import JAX, Row, Setup, Timing
 from animegamer_jax.bench.timing import alternate, call_memory, measure_peak
 from animegamer_jax.bundle.bundle import Bundle

@@ -40,7 +40,7 @@ from animegamer_jax.configs import Dtype, ModelConfig, NetworkConfig, Remat
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.sharding import Rules, param_shardings
-from animegamer_jax.storage.paths import absolute, telling
+from animegamer_jax.storage.paths import absolute, user_errors
 from animegamer_jax.storage.serialization import read_json, to_json
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class LoadOptions(TypedDict, total=False):
 
 
 def _reading(path: epath.Path) -> contextlib.AbstractContextManager[None]:
-    return telling(path, "cannot be read", mend="convert again, or copy the bundle again")
+    return user_errors(path, "cannot be read", hint="convert again, or copy the bundle again")
 
 
 class Bundle:

@@ -8,7 +8,7 @@ ASSETS = Path(__file__).parents[1] / "assets"
 
 
 def model_folder(model: str) -> str:
-    """Where a model lies: the path as given, or the embedded one's by the name `toy`.
+    """Returns a model's folder: the path as given, or the embedded one's by the name `toy`.
 
     Raises:
         UserError: there is no embedded model.

@@ -11,7 +11,7 @@ from pathlib import Path
 from etils import epath
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.paths import is_bucket, telling
+from animegamer_jax.storage.paths import is_bucket, user_errors
 from animegamer_jax.storage.serialization import read_json
 
 TOKENIZER_FOLDER = "tokenizer"
@@ -47,7 +47,7 @@ def read_vocabulary(folder: epath.Path) -> Vocabulary:
         UserError: the file is not an object of lists of texts.
     """
     path = folder / WORDS_FILE
-    with telling(path, "cannot be read", mend=_HINT):
+    with user_errors(path, "cannot be read", hint=_HINT):
         if not path.exists():
             return Vocabulary()
     return read_json(path, Vocabulary, hint=_HINT)
@@ -56,7 +56,7 @@ def read_vocabulary(folder: epath.Path) -> Vocabulary:
 def local_tokenizer(folder: epath.Path, *, hint: str) -> Path:
     """Returns the tokenizer of a bundle or a dataset as a local folder.
 
-    From a bucket it is copied to a temporary folder, with the `words.json` beside it.
+    From a bucket it is copied to a temporary folder, with the `words.json` next to it.
 
     Args:
         folder: The bundle or dataset.
@@ -76,7 +76,7 @@ def local_tokenizer(folder: epath.Path, *, hint: str) -> Path:
 
 
 def copy_tokenizer_folder(source: epath.Path, target: epath.Path) -> None:
-    """Copies a tokenizer's folder, and the `words.json` beside it if there is one."""
+    """Copies a tokenizer's folder, and the `words.json` next to it if there is one."""
     target.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
         if file.is_file():

@@ -21,7 +21,7 @@ from animegamer_jax.bundle.vocabulary import TOKENIZER_FOLDER, copy_tokenizer_fo
 from animegamer_jax.configs import Dtype, ModelConfig, NetworkConfig
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import Protocol
-from animegamer_jax.storage.paths import absolute, move_into_place, refuse_existing, telling
+from animegamer_jax.storage.paths import absolute, move_into_place, refuse_existing, user_errors
 from animegamer_jax.storage.serialization import to_json
 
 _CHECKED_BYTES = 1 << 26  # bytes of an array that `_checksum` copies at a time
@@ -114,7 +114,7 @@ class BundleWriter:
 
     def _writing(self) -> contextlib.AbstractContextManager[None]:
         hint = "free space there or choose another folder"
-        return telling(self.path, "cannot be written", mend=hint)
+        return user_errors(self.path, "cannot be written", hint=hint)
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         try:
@@ -198,7 +198,7 @@ class BundleWriter:
         return weights
 
     def write_tokenizer(self, folder: epath.PathLike) -> None:
-        """Copies a tokenizer's files, and the `words.json` beside its folder if there is one.
+        """Copies a tokenizer's files, and the `words.json` next to its folder if there is one.
 
         Raises:
             UserError: the folder is missing or holds no file.

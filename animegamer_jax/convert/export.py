@@ -19,7 +19,7 @@ from animegamer_jax.convert.networks import exported_config, placement_of, table
 from animegamer_jax.convert.sources import write_safetensors, write_torch
 from animegamer_jax.errors import UserError
 from animegamer_jax.progress import Progress, show_progress, track
-from animegamer_jax.storage.paths import absolute, move_into_place, refuse_existing, telling
+from animegamer_jax.storage.paths import absolute, move_into_place, refuse_existing, user_errors
 from animegamer_jax.storage.serialization import to_json
 
 # What a base model's config.json holds of a `MistralConfig`.
@@ -69,7 +69,7 @@ def export_bundle(
     hint = "free space there, or choose another folder"
     try:
         with (
-            telling(out, "cannot be written", mend=hint),
+            user_errors(out, "cannot be written", hint=hint),
             show_progress(transient=True) as progress,
         ):
             for file, inside in files.items():

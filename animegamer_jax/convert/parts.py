@@ -19,7 +19,7 @@ from animegamer_jax.convert.sources import Source
 from animegamer_jax.errors import UserError
 from animegamer_jax.progress import show_progress, track
 from animegamer_jax.protocol import Protocol
-from animegamer_jax.storage.paths import absolute, refuse_existing, telling
+from animegamer_jax.storage.paths import absolute, refuse_existing, user_errors
 from animegamer_jax.tokenizer import Tokenizer, copy_tokenizer
 
 Leaves = Iterator[tuple[str, np.ndarray]]  # dotted paths of parameters and their values
@@ -74,7 +74,7 @@ def check_target(out: str, *, overwrite: bool) -> epath.Path:
         UserError: Something else exists there, or a bundle that `overwrite` does not release.
     """
     target = absolute(out)
-    with telling(target, "cannot be written", mend="choose another folder"):
+    with user_errors(target, "cannot be written", hint="choose another folder"):
         refuse_existing(target, overwrite=overwrite)
     return target
 

@@ -1,1 +1,8 @@
-"""Data sets: games, their features, and the loader that training reads."""
+"""Data that training reads.
+
+datasets, shards     game datasets and feature datasets on disk, in ArrayRecord files
+features             what T5, CLIP and the VAE make of a game dataset
+samples, loader      training samples, and batches of them on a mesh
+characters           characters with names, descriptions and pictures; command: `data features`
+films/               from films to a game dataset
+"""

@@ -21,7 +21,7 @@ from etils import epath
 from PIL import Image, ImageOps
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.paths import absolute, telling
+from animegamer_jax.storage.paths import absolute, user_errors
 from animegamer_jax.storage.serialization import from_json, to_json
 from animegamer_jax.vlm.fields import plain
 
@@ -125,7 +125,7 @@ def read_toml(file: epath.Path, *, form: str) -> dict[str, Any]:
     Raises:
         UserError: the file cannot be read, or is not valid TOML.
     """
-    with telling(file, "cannot be read", mend=f"expected a TOML file of {form}"):
+    with user_errors(file, "cannot be read", hint=f"expected a TOML file of {form}"):
         content = file.read_bytes()
     try:
         return tomllib.loads(content.decode("utf-8-sig"))
@@ -179,13 +179,13 @@ def _read_image(folder: epath.Path, name: str, *, whose: str) -> bytes:
     expected = f"expected a picture of {whose}"
     if "\0" in name:
         raise UserError(f"{folder}: {expected}, found the path {name!a}")
-    with telling(folder / name, "cannot be read", mend=expected):
+    with user_errors(folder / name, "cannot be read", hint=expected):
         content = (folder / name).read_bytes()
-    open_picture(content, name=f"{folder / name}", mend=expected)
+    open_picture(content, name=f"{folder / name}", hint=expected)
     return content
 
 
-def open_picture(content: bytes, *, name: str, mend: str) -> Image.Image:
+def open_picture(content: bytes, *, name: str, hint: str) -> Image.Image:
     """Decodes an image file to RGB, upright, on white.
 
     Raises:
@@ -199,7 +199,7 @@ def open_picture(content: bytes, *, name: str, mend: str) -> Image.Image:
     except Exception as error:  # Pillow's readers raise types of their own
         reason = (str(error).splitlines() or [""])[0].partition("<_io")[0].rstrip()
         reason = reason[:80] or type(error).__name__
-        raise UserError(f"{name}: not an image ({reason}): {mend}") from None
+        raise UserError(f"{name}: not an image ({reason}): {hint}") from None
     return picture
 
 

@@ -29,10 +29,10 @@ from animegamer_jax.bundle.vocabulary import TOKENIZER_FOLDER, copy_tokenizer_fo
 from animegamer_jax.configs import CLIPConfig, T5Config, VAEConfig
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import Protocol
-from animegamer_jax.storage.paths import absolute, move_into_place, refuse_existing, telling
+from animegamer_jax.storage.paths import absolute, move_into_place, refuse_existing, user_errors
 from animegamer_jax.storage.serialization import read_json, to_json
 
-VERSION = "1.0.0"  # of the records, for TFDS; the first number is `SetInfo.layout`
+VERSION = "1.0.0"  # of the records, for TFDS; the first number is `DatasetInfo.layout`
 INFO_FILE = "set.json"
 UNFINISHED_FILE = "unfinished.json"  # until the dataset is complete (`shards`)
 
@@ -93,7 +93,7 @@ class FeatureInfo:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SetInfo:
+class DatasetInfo:
     """The content of `set.json`.
 
     Attributes:
@@ -125,7 +125,7 @@ class SetInfo:
 # Writing
 
 
-def record_spec(part: Part, info: SetInfo) -> tfds.features.FeaturesDict:
+def record_spec(part: Part, info: DatasetInfo) -> tfds.features.FeaturesDict:
     """Returns TFDS's description of the records of a part."""
     f = tfds.features
     place = {name: f.Scalar(NUMBERS[name]) for name in ("game", "turn", "num_turns")}
@@ -144,7 +144,7 @@ def record_spec(part: Part, info: SetInfo) -> tfds.features.FeaturesDict:
     )
 
 
-def _of(info: SetInfo) -> FeatureInfo:
+def _of(info: DatasetInfo) -> FeatureInfo:
     if info.features is None:
         raise ValueError("a feature dataset needs its FeatureInfo")
     return info.features
@@ -155,13 +155,13 @@ def _array(shape: tuple[int, ...]) -> tfds.features.Tensor:
     return tfds.features.Tensor(shape=shape, dtype=np.float16, encoding="bytes")
 
 
-class SetBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+class DatasetBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """Writes given records in order."""
 
     VERSION = tfds.core.Version(VERSION)
     part: Part
 
-    def __init__(self, *, info: SetInfo, splits: Mapping[str, Records], data_dir: str):
+    def __init__(self, *, info: DatasetInfo, splits: Mapping[str, Records], data_dir: str):
         self._set_info, self._splits = info, splits
         super().__init__(data_dir=data_dir, file_format="array_record")
 
@@ -181,15 +181,15 @@ class SetBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         raise NotImplementedError  # the generators of the splits are enough
 
 
-class Games(SetBuilder, skip_registration=True):
+class Games(DatasetBuilder, skip_registration=True):
     part = "games"
 
 
-class Conditions(SetBuilder, skip_registration=True):
+class Conditions(DatasetBuilder, skip_registration=True):
     part = "conditions"
 
 
-class Latents(SetBuilder, skip_registration=True):
+class Latents(DatasetBuilder, skip_registration=True):
     part = "latents"
 
 
@@ -219,20 +219,20 @@ def _checked(records: Iterable[Record], *, split: str) -> Iterator[Record]:
         raise ValueError(f"game, turn, number of turns {expected}: missing at the end")
 
 
-def write_set(
+def write_dataset(
     path: epath.PathLike,
-    info: SetInfo,
+    info: DatasetInfo,
     *,
     parts: Mapping[Part, Mapping[str, Records]],
     tokenizer: epath.PathLike | None = None,
-) -> SetInfo:
+) -> DatasetInfo:
     """Writes a dataset under a temporary name, then renames it: it is complete or missing.
 
     Args:
         path: path of the dataset, which must be free.
         info: description of the dataset; its `splits` are replaced.
         parts: functions that return the records, by part and split.
-        tokenizer: folder of a tokenizer to copy into the dataset, with the words.json beside it.
+        tokenizer: folder of a tokenizer to copy into the dataset, with the words.json next to it.
 
     Returns:
         `info` with the number of records of each split.
@@ -244,7 +244,7 @@ def write_set(
     refuse_existing(path, overwrite=None)
     temporary = path.parent / f"{path.name}.tmp-{os.getpid()}"
     try:
-        with telling(path, "cannot be written", mend="free space or choose another place"):
+        with user_errors(path, "cannot be written", hint="free space or choose another place"):
             temporary.mkdir(parents=True)
             counts = {part: _build(part, temporary, info, parts[part]) for part in PARTS[info.kind]}
             splits = counts[PARTS[info.kind][0]]
@@ -273,7 +273,7 @@ def disk_refusal(error: RuntimeError) -> str | None:
 
 
 def _build(
-    part: Part, folder: epath.Path, info: SetInfo, splits: Mapping[str, Records]
+    part: Part, folder: epath.Path, info: DatasetInfo, splits: Mapping[str, Records]
 ) -> dict[str, int]:
     tfds.display_progress_bar(False)
     builder = _BUILDERS[part](info=info, splits=splits, data_dir=os.fspath(folder))
@@ -328,11 +328,11 @@ def _damaged(name: str, error: Exception) -> UserError:
 
 
 @dataclasses.dataclass(frozen=True)
-class OpenSet:
+class OpenDataset:
     """A dataset whose description was read."""
 
     path: epath.Path
-    info: SetInfo
+    info: DatasetInfo
 
     def records(self, split: str, *, part: Part) -> RecordSource:
         """Opens the records of a split.
@@ -361,7 +361,7 @@ class OpenSet:
         return RecordSource(source, name=name)
 
 
-class GamesSet(OpenSet):
+class GameDataset(OpenDataset):
     """Turns with their clips."""
 
     def turns(self, split: str) -> RecordSource:
@@ -369,7 +369,7 @@ class GamesSet(OpenSet):
         return self.records(split, part="games")
 
 
-class FeaturesSet(OpenSet):
+class FeatureDataset(OpenDataset):
     """Turns with the features of their texts and clips."""
 
     @property
@@ -385,7 +385,7 @@ class FeaturesSet(OpenSet):
         return self.records(split, part="latents")
 
 
-def read_info(path: epath.PathLike) -> SetInfo:
+def read_info(path: epath.PathLike) -> DatasetInfo:
     """Reads the description of a dataset.
 
     Raises:
@@ -393,7 +393,7 @@ def read_info(path: epath.PathLike) -> SetInfo:
     """
     path = absolute(path)
     file = path / INFO_FILE
-    with telling(file, "cannot be read", mend=_AGAIN):
+    with user_errors(file, "cannot be read", hint=_AGAIN):
         if not file.exists() and (path / UNFINISHED_FILE).exists():
             raise UserError(f"{path}: not finished: run the command that began it again")
         if not file.exists():
@@ -401,10 +401,10 @@ def read_info(path: epath.PathLike) -> SetInfo:
                 f"{path}: not a dataset: expected a folder with {INFO_FILE}, which `animegamer "
                 "data` writes"
             )
-    return read_json(file, SetInfo, hint=_AGAIN)
+    return read_json(file, DatasetInfo, hint=_AGAIN)
 
 
-def _open(path: epath.PathLike, kind: Kind) -> tuple[epath.Path, SetInfo]:
+def _open(path: epath.PathLike, kind: Kind) -> tuple[epath.Path, DatasetInfo]:
     info = read_info(path)
     if info.kind != kind:
         raise UserError(
@@ -414,19 +414,19 @@ def _open(path: epath.PathLike, kind: Kind) -> tuple[epath.Path, SetInfo]:
     return absolute(path), info
 
 
-def open_games(path: epath.PathLike) -> GamesSet:
+def open_games(path: epath.PathLike) -> GameDataset:
     """Opens a game dataset.
 
     Raises:
         UserError: there is none, or it is of another kind or another version.
     """
-    return GamesSet(*_open(path, "games"))
+    return GameDataset(*_open(path, "games"))
 
 
-def open_features(path: epath.PathLike) -> FeaturesSet:
+def open_features(path: epath.PathLike) -> FeatureDataset:
     """Opens a feature dataset.
 
     Raises:
         UserError: there is none, or it is of another kind or another version.
     """
-    return FeaturesSet(*_open(path, "features"))
+    return FeatureDataset(*_open(path, "features"))

@@ -24,18 +24,18 @@ from jaxtyping import Array, Float, Float16, Int, UInt8
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.data.datasets import (
     INFO_FILE,
+    DatasetInfo,
     FeatureInfo,
-    GamesSet,
+    GameDataset,
     Part,
     Record,
-    SetInfo,
 )
 from animegamer_jax.data.samples import (
     Frame,
     check_clips,
     read_frames,
 )
-from animegamer_jax.data.shards import ShardedSet, begin_set, folder_digest, shard_ranges
+from animegamer_jax.data.shards import ShardedDataset, begin_dataset, folder_digest, shard_ranges
 from animegamer_jax.distributed import raise_on_all_hosts
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.clip import CLIP
@@ -43,7 +43,7 @@ from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.models.vae import VAE
 from animegamer_jax.progress import Progress, no_progress
 from animegamer_jax.sharding import make_mesh, partition_spec
-from animegamer_jax.storage.paths import telling
+from animegamer_jax.storage.paths import user_errors
 from animegamer_jax.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -109,7 +109,9 @@ class FeatureMaker:
         default_factory=dict, init=False, repr=False
     )
 
-    def records(self, turns: Iterable[Record], info: SetInfo) -> Iterator[Mapping[Part, Record]]:
+    def records(
+        self, turns: Iterable[Record], info: DatasetInfo
+    ) -> Iterator[Mapping[Part, Record]]:
         """Yields the records of a feature dataset for the turns of a game dataset.
 
         Raises:
@@ -126,12 +128,12 @@ class FeatureMaker:
                     image, moments = self._seen[next(keys)]
                     yield _record(turn, text=text, image=image, moments=moments)
 
-    def _key(self, turn: Record, info: SetInfo) -> tuple[bytes, int]:
+    def _key(self, turn: Record, info: DatasetInfo) -> tuple[bytes, int]:
         """Returns everything on which CLIP's features and the moments of a turn depend."""
         shown = shown_frame(turn, num_frames=info.num_frames, frame=self.frame)
         return hashlib.sha256(turn["clip"]).digest(), shown
 
-    def _see(self, group: list[Record], info: SetInfo) -> list[tuple[bytes, int]]:
+    def _see(self, group: list[Record], info: DatasetInfo) -> list[tuple[bytes, int]]:
         """Computes CLIP's features and moments of clips that are not in `_seen`.
 
         Returns:
@@ -168,10 +170,10 @@ class FeatureMaker:
 def _record(
     turn: Record, *, text: np.ndarray, image: np.ndarray, moments: np.ndarray
 ) -> Mapping[Part, Record]:
-    told = {name: value for name, value in turn.items() if name != "clip"}
+    reported = {name: value for name, value in turn.items() if name != "clip"}
     place = {name: turn[name] for name in ("game", "turn", "num_turns")}
     parts: dict[Part, Record] = {
-        "conditions": {**told, "text_features": text, "image_features": image},
+        "conditions": {**reported, "text_features": text, "image_features": image},
         "latents": {**place, "moments": moments},
     }
     return parts
@@ -201,13 +203,13 @@ def write_features(
     path: epath.PathLike,
     *,
     bundle: Bundle,
-    games: GamesSet,
+    games: GameDataset,
     num_text_tokens: int,
     frame: Frame = "first",
     batch_size: int = 16,
     shard_size: int = 256,
     on_progress: Progress = no_progress,
-) -> SetInfo:
+) -> DatasetInfo:
     """Writes the features of every turn of a game dataset, or continues an unfinished dataset.
 
     All hosts of a run call it, and each shard is written once; an error on one host stops them all.
@@ -251,11 +253,10 @@ def write_features(
             "bundle": _bundle_digest(bundle),
         }
         if jax.process_index() == 0:
-            begin_set(path, info, shards=shards, fingerprint=fingerprint)
+            begin_dataset(path, info, shards=shards, fingerprint=fingerprint)
     with raise_on_all_hosts():
-        written = begin_set(
-            path, info, shards=shards, fingerprint=fingerprint
-        )  # now other hosts find it
+        # Now the other hosts find it as well.
+        written = begin_dataset(path, info, shards=shards, fingerprint=fingerprint)
         for split, places in ranges.items():
             _write_split(written, split, places, maker=maker, games=games, on_progress=on_progress)
     with raise_on_all_hosts():
@@ -266,7 +267,7 @@ def write_features(
 
 def _make_maker(
     bundle: Bundle,
-    games: GamesSet,
+    games: GameDataset,
     *,
     num_text_tokens: int,
     frame: Frame,
@@ -302,10 +303,10 @@ def _make_maker(
     )
 
 
-def _games_digest(games: GamesSet) -> dict[str, str]:
+def _games_digest(games: GameDataset) -> dict[str, str]:
     """Computes digests of a game dataset: of its description with its card, and of its files."""
     description = hashlib.sha256()
-    with telling(games.path, "cannot be read", mend="check the path"):
+    with user_errors(games.path, "cannot be read", hint="check the path"):
         for name in (INFO_FILE, _CARD):
             if (file := games.path / name).exists():
                 description.update(file.read_bytes())
@@ -320,12 +321,12 @@ def _bundle_digest(bundle: Bundle) -> dict[str, str]:
 
 
 def _write_split(
-    written: ShardedSet,
+    written: ShardedDataset,
     split: str,
     places: list[range],
     *,
     maker: FeatureMaker,
-    games: GamesSet,
+    games: GameDataset,
     on_progress: Progress,
 ) -> None:
     """Writes this host's part of the missing shards."""
@@ -348,7 +349,7 @@ def _tokenizer(bundle: Bundle) -> Tokenizer:
     )
 
 
-def _describe(maker: FeatureMaker, bundle: Bundle, games: GamesSet) -> FeatureInfo:
+def _describe(maker: FeatureMaker, bundle: Bundle, games: GameDataset) -> FeatureInfo:
     info, t5, clip, vae = games.info, maker.t5.config, maker.clip.config, maker.vae.config
     size = (info.num_frames, info.height, info.width, 3)
     moments = jax.eval_shape(

@@ -20,7 +20,13 @@ import numpy as np
 from jaxtyping import Float32, Int32, UInt8
 
 from animegamer_jax.configs import ModelConfig, NetworkConfig
-from animegamer_jax.data.datasets import FeaturesSet, GamesSet, Record, RecordSource, SetInfo
+from animegamer_jax.data.datasets import (
+    DatasetInfo,
+    FeatureDataset,
+    GameDataset,
+    Record,
+    RecordSource,
+)
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.video import decode_mp4
 from animegamer_jax.protocol import STATE_NAMES, Protocol
@@ -170,7 +176,7 @@ def adapt_spec(config: ModelConfig, protocol: Protocol) -> AdaptSample:
 
 
 def clip_samples(
-    games: GamesSet, *, split: str, config: ModelConfig | None = None
+    games: GameDataset, *, split: str, config: ModelConfig | None = None
 ) -> grain.MapDataset[ClipSample]:
     """Returns every complete clip; without `config`, clips are not checked."""
     if config is not None:
@@ -182,7 +188,7 @@ def clip_samples(
 
 
 def caption_samples(
-    games: GamesSet,
+    games: GameDataset,
     *,
     split: str,
     tokenizer: Tokenizer,
@@ -205,7 +211,12 @@ def caption_samples(
 
 
 def text_samples(
-    turns: GamesSet | FeaturesSet, *, split: str, tokenizer: Tokenizer, length: int, seed: int = 0
+    turns: GameDataset | FeatureDataset,
+    *,
+    split: str,
+    tokenizer: Tokenizer,
+    length: int,
+    seed: int = 0,
 ) -> grain.MapDataset[TextSample]:
     """Returns the motion text, a caption or the instruction of each turn, drawn in each epoch."""
 
@@ -218,7 +229,7 @@ def text_samples(
 
 
 def read_frames(
-    turn: Record, info: SetInfo, *, num_frames: int
+    turn: Record, info: DatasetInfo, *, num_frames: int
 ) -> UInt8[np.ndarray, "{num_frames} h w 3"]:
     """Returns the first frames of a turn's clip.
 
@@ -241,7 +252,7 @@ def read_frames(
 
 
 def turn_samples(
-    features: FeaturesSet,
+    features: FeatureDataset,
     *,
     split: str,
     tokenizer: Tokenizer,
@@ -332,7 +343,7 @@ def _pad_front(rows: Sequence[Any], window: int, dtype: type) -> np.ndarray:
 
 
 def game_samples(
-    features: FeaturesSet, *, split: str, windows: Windows, config: ModelConfig
+    features: FeatureDataset, *, split: str, windows: Windows, config: ModelConfig
 ) -> grain.MapDataset[GameSample]:
     """Returns as many samples as there are turns, each with its history."""
     turns = _checked_turns(features, split, windows, config)
@@ -345,7 +356,7 @@ def game_samples(
 
 
 def adapt_samples(
-    features: FeaturesSet, *, split: str, windows: Windows, config: ModelConfig
+    features: FeatureDataset, *, split: str, windows: Windows, config: ModelConfig
 ) -> grain.MapDataset[AdaptSample]:
     """Returns `game_samples` with the latents and the motion value of each turn."""
     turns = _checked_turns(features, split, windows, config)
@@ -360,7 +371,7 @@ def adapt_samples(
 
 
 def _checked_turns(
-    features: FeaturesSet, split: str, windows: Windows, config: ModelConfig
+    features: FeatureDataset, split: str, windows: Windows, config: ModelConfig
 ) -> RecordSource:
     check_features(features, config)
     check_states(features, windows.protocol)
@@ -380,7 +391,7 @@ def _moments(latents: RecordSource, number: int, turn: Record) -> Float32[np.nda
 # Whether a data set fits a model
 
 
-def check_clips(games: GamesSet, config: ModelConfig) -> None:
+def check_clips(games: GameDataset, config: ModelConfig) -> None:
     """Checks that a model's VAE can read the clips, and its transformer their latents.
 
     Raises:
@@ -402,7 +413,7 @@ def check_clips(games: GamesSet, config: ModelConfig) -> None:
         _check_equal(games.path, found, expected, hint="make the game data set at its size")
 
 
-def check_features(features: FeaturesSet, config: ModelConfig) -> None:
+def check_features(features: FeatureDataset, config: ModelConfig) -> None:
     """Checks that features have the sizes that the networks of a model read.
 
     Raises:
@@ -438,7 +449,7 @@ def _sizes(name: str, network: NetworkConfig) -> dict[str, object]:
     return {f"{name}.{field}": getattr(network, field) for field in fields}
 
 
-def check_states(turns: GamesSet | FeaturesSet, protocol: Protocol) -> None:
+def check_states(turns: GameDataset | FeatureDataset, protocol: Protocol) -> None:
     """Checks that a model's protocol knows all states of a data set.
 
     Raises:

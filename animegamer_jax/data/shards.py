@@ -28,15 +28,15 @@ from animegamer_jax.data.datasets import (
     PARTS,
     UNFINISHED_FILE,
     VERSION,
+    DatasetInfo,
     Part,
     Record,
-    SetInfo,
     disk_refusal,
     record_spec,
 )
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.files import write_json
-from animegamer_jax.storage.paths import absolute, is_bucket, refuse_existing, telling
+from animegamer_jax.storage.paths import absolute, is_bucket, refuse_existing, user_errors
 from animegamer_jax.storage.serialization import first_difference, read_json, to_json
 
 _TEMPORARY = ".shard-"
@@ -46,7 +46,7 @@ _READERS = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ShardedSet:
+class ShardedDataset:
     """An unfinished dataset.
 
     Attributes:
@@ -56,7 +56,7 @@ class ShardedSet:
     """
 
     path: epath.Path
-    info: SetInfo
+    info: DatasetInfo
     shards: Mapping[str, int]
 
     def missing(self, split: str) -> list[int]:
@@ -85,7 +85,10 @@ class ShardedSet:
         """
         encoders = {part: _encoder(part, self.info) for part in self._parts}
         count = 0
-        with telling(self.path, "cannot be written", mend=_HINT), contextlib.ExitStack() as stack:
+        with (
+            user_errors(self.path, "cannot be written", hint=_HINT),
+            contextlib.ExitStack() as stack,
+        ):
             writers = {
                 part: stack.enter_context(_writing(self._file(part, split, shard)))
                 for part in self._parts
@@ -98,7 +101,7 @@ class ShardedSet:
 
     def finish(
         self, *, expected: Mapping[str, int], extras: Mapping[str, bytes] = MappingProxyType({})
-    ) -> SetInfo:
+    ) -> DatasetInfo:
         """Writes the description of a dataset whose shards are complete: now it can be opened.
 
         Args:
@@ -132,7 +135,7 @@ class ShardedSet:
             splits = counts
             self._describe(part, lengths)
         info = dataclasses.replace(self.info, splits=splits)
-        with telling(self.path, "cannot be written", mend=_HINT):
+        with user_errors(self.path, "cannot be written", hint=_HINT):
             for part in self._parts:
                 for left in self._folder(part).glob(f"{_TEMPORARY}*"):  # of a killed run
                     left.unlink(missing_ok=True)
@@ -178,7 +181,7 @@ class ShardedSet:
             )
             for split, found in lengths.items()
         ]
-        with telling(self.path, "cannot be written", mend=_HINT):
+        with user_errors(self.path, "cannot be written", hint=_HINT):
             write_metadata: Any = tfds.folder_dataset.write_metadata
             write_metadata(
                 data_dir=folder,
@@ -190,13 +193,13 @@ class ShardedSet:
             )
 
 
-def begin_set(
+def begin_dataset(
     path: epath.PathLike,
-    info: SetInfo,
+    info: DatasetInfo,
     *,
     shards: Mapping[str, int],
     fingerprint: Mapping[str, Any] = MappingProxyType({}),
-) -> ShardedSet:
+) -> ShardedDataset:
     """Begins a dataset in shards, or continues one that was begun with the same arguments.
 
     Once one host has begun it, others may begin it as well.
@@ -213,7 +216,7 @@ def begin_set(
     path = absolute(path)
     plan = {"set": to_json(info), "fingerprint": dict(fingerprint), "shards": dict(shards)}
     file = path / UNFINISHED_FILE
-    with telling(path, "cannot be written", mend=_HINT):
+    with user_errors(path, "cannot be written", hint=_HINT):
         if not file.exists():
             refuse_existing(path, overwrite=None)
             path.mkdir(parents=True, exist_ok=True)
@@ -226,7 +229,7 @@ def begin_set(
             f"{path}: another dataset was begun here: {differing}: use the earlier settings and "
             "sources, or choose another folder"
         )
-    return ShardedSet(path=path, info=info, shards=dict(shards))
+    return ShardedDataset(path=path, info=info, shards=dict(shards))
 
 
 def shard_ranges(count: int, *, size: int) -> list[range]:
@@ -256,8 +259,8 @@ def folder_digest(path: epath.PathLike, *, ends: int = _ENDS) -> str:
                 digest.update(content.read(ends))
         return digest.digest()
 
-    mend = "check the path"
-    with telling(folder, "cannot be read", mend=mend), ThreadPoolExecutor(_READERS) as readers:
+    hint = "check the path"
+    with user_errors(folder, "cannot be read", hint=hint), ThreadPoolExecutor(_READERS) as readers:
         found = list(readers.map(digest_of, sorted(_files(folder))))
     return hashlib.sha256(b"".join(found)).hexdigest()[:16]
 
@@ -274,7 +277,7 @@ def _names(folder: epath.Path) -> set[str]:
     return {path.name for path in folder.iterdir()} if folder.exists() else set()
 
 
-def _encoder(part: Part, info: SetInfo) -> Callable[[Record], bytes]:
+def _encoder(part: Part, info: DatasetInfo) -> Callable[[Record], bytes]:
     """Returns TFDS's `serialize_example`, but with the same bytes in every process."""
     spec = record_spec(part, info)
     specs: Any = spec.get_serialized_info()

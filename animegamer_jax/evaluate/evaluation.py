@@ -56,7 +56,7 @@ from animegamer_jax.game.player import Player, check_fit
 from animegamer_jax.models.vae import VAE
 from animegamer_jax.progress import print_status, show_progress
 from animegamer_jax.storage.files import write_whole
-from animegamer_jax.storage.paths import telling
+from animegamer_jax.storage.paths import user_errors
 from animegamer_jax.tokenizer import Tokenizer
 
 MARK_FILE = "evaluation.json"
@@ -425,7 +425,7 @@ def _claim(out: Path, name: str, digest: str) -> None:
             f"--out {out}: expected games of benchmark {name}, found those of another one, or of "
             "another number of games: choose another folder"
         )
-    with telling(out, "cannot be written", mend="choose another folder"):
+    with user_errors(out, "cannot be written", hint="choose another folder"):
         out.mkdir(parents=True, exist_ok=True)
         content = {"benchmark": name, "benchmark_digest": digest}
         write_whole(mark, (json.dumps(content) + "\n").encode())

@@ -27,7 +27,7 @@ from animegamer_jax.game.player import Player
 from animegamer_jax.game.saved_game import GAME_FILE, Game, Turn
 from animegamer_jax.media.video import measure_mp4, read_mp4
 from animegamer_jax.storage.files import write_whole
-from animegamer_jax.storage.paths import telling
+from animegamer_jax.storage.paths import user_errors
 from animegamer_jax.storage.serialization import to_json
 
 VALUES_FILE = "values.json"
@@ -181,7 +181,9 @@ class _Batch:
         _score(answers, suite, into=self.scored)
         output = output._replace(seconds={"total": seconds})
         for row, game in enumerate(self._saved):
-            with telling(game.folder, "cannot be written", mend="free some space, then try again"):
+            with user_errors(
+                game.folder, "cannot be written", hint="free some space, then try again"
+            ):
                 game.add(output.row(row), asked[row].instruction)
 
 
@@ -351,5 +353,5 @@ def _load_cached(folder: Path, fingerprint: Mapping[str, Any], num_turns: int) -
 def _save_cached(folder: Path, fingerprint: Mapping[str, Any], scored: _Scores) -> None:
     content = {"fingerprint": fingerprint, **scored, "date": time.strftime("%Y-%m-%d")}
     path = folder / VALUES_FILE
-    with telling(path, "cannot be written", mend="free some space, then try again"):
+    with user_errors(path, "cannot be written", hint="free some space, then try again"):
         write_whole(path, (json.dumps(content, allow_nan=False) + "\n").encode())

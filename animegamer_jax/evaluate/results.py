@@ -19,7 +19,7 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.judge.scores import CRITERIA, Agreement, JudgeScores
 from animegamer_jax.evaluate.metrics.formulas import Estimate, estimate_known
 from animegamer_jax.storage.files import write_whole
-from animegamer_jax.storage.paths import telling
+from animegamer_jax.storage.paths import user_errors
 from animegamer_jax.storage.serialization import array_field, from_json, parse_json, shown, to_json
 
 FORMAT_VERSION = 2
@@ -135,7 +135,7 @@ def write_results(folder: Path, evaluation: Evaluation) -> Path:
     """
     path = folder / RESULTS_FILE
     content = {"format_version": FORMAT_VERSION, **to_json(evaluation, leaf=_plain)}
-    with telling(path, "cannot be written", mend="choose another place"):
+    with user_errors(path, "cannot be written", hint="choose another place"):
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(path, (json.dumps(content, allow_nan=False) + "\n").encode())
     return path
@@ -161,7 +161,7 @@ def read_results(folder: Path) -> Evaluation:
         UserError: the file is missing or damaged; names the field, what was expected and found.
     """
     path, hint = folder / RESULTS_FILE, "evaluate again"
-    with telling(path, "cannot be read", mend="give the folder of an evaluation"):
+    with user_errors(path, "cannot be read", hint="give the folder of an evaluation"):
         content = parse_json(path.read_bytes(), str(path), hint=hint)
     version = content.pop("format_version", None) if isinstance(content, dict) else content
     if type(version) is not int or version != FORMAT_VERSION:

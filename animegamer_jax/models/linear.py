@@ -41,7 +41,7 @@ def fusion_barrier(x: jax.Array) -> jax.Array:
 
 
 def has_many_tokens(batch: int, length: int) -> bool:
-    """Whether each device has so many tokens that weights are first cut from the stack of layers.
+    """Whether a device has enough tokens that weights are first cut from the stack of layers.
 
     A product that cuts them out itself does so for every tile of its tokens; for few tokens that
     takes less time than writing them first.

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from etils import epath
 
-from animegamer_jax.storage.paths import is_bucket, telling
+from animegamer_jax.storage.paths import is_bucket, user_errors
 
 _STALE = 3600  # seconds without a write, after which a temporary file belongs to a killed process
 
@@ -48,7 +48,7 @@ def replacing(path: epath.Path) -> Iterator[IO[bytes]]:
         UserError: the file cannot be written.
     """
     part = path.parent / f"{path.name}.part-{secrets.token_hex(4)}"
-    with telling(path, "cannot be written", mend="free space or choose another place"):
+    with user_errors(path, "cannot be written", hint="free space or choose another place"):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with part.open("wb") as file:

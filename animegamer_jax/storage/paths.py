@@ -123,10 +123,10 @@ def _reason(error: Exception) -> str | None:
 
 
 @contextlib.contextmanager
-def telling(path: epath.PathLike, what: str, *, mend: str) -> Iterator[None]:
-    """Turns errors of a disk or a bucket into one line: `path`, `what`, the reason, `mend`.
+def user_errors(path: epath.PathLike, what: str, *, hint: str) -> Iterator[None]:
+    """Turns errors of a disk or a bucket into one line: `path`, `what`, the reason, `hint`.
 
-    If a bucket denies access, the line says how to sign in instead of `mend`.
+    If a bucket denies access, the line says how to sign in instead of `hint`.
 
     Raises:
         UserError: the block raised an error of storage.
@@ -138,5 +138,5 @@ def telling(path: epath.PathLike, what: str, *, mend: str) -> Iterator[None]:
         if reason is None or isinstance(error, UserError):
             raise
         if is_bucket(path) and _lacks_credentials(error):
-            mend = _SIGN_IN
-        raise UserError(f"{os.fspath(path)}: {what}: {reason}: {mend}") from error
+            hint = _SIGN_IN
+        raise UserError(f"{os.fspath(path)}: {what}: {reason}: {hint}") from error

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeVar
 from etils import epath
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.paths import telling
+from animegamer_jax.storage.paths import user_errors
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ def read_json(path: epath.PathLike, kind: type[T] | Any, *, hint: str) -> T:
     Raises:
         UserError: in one line: file and field, what was expected and what was found.
     """
-    with telling(path, "cannot be read", mend=hint):
+    with user_errors(path, "cannot be read", hint=hint):
         data = epath.Path(path).read_bytes()
     where = os.fspath(path)
     return from_json(kind, parse_json(data, where, hint=hint), where, hint=hint)
@@ -70,7 +70,7 @@ def read_lines(path: epath.PathLike, kind: type[T] | Any, *, hint: str) -> Itera
     Raises:
         UserError: in one line: file, line and field, what was expected and what was found.
     """
-    with telling(path, "cannot be read", mend=hint):
+    with user_errors(path, "cannot be read", hint=hint):
         lines = epath.Path(path).read_bytes().split(b"\n")
     if lines[-1]:
         raise UserError(f"{path}: expected a line break at the end, found none: {hint}")
@@ -145,8 +145,8 @@ def _adapter(kind: Any) -> Any:
     import pydantic
 
     config = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-    # In a tuple, because a dataclass itself takes no configuration.
-    return pydantic.TypeAdapter(types.GenericAlias(tuple, (kind,)), config=config)
+    alone: Any = types.GenericAlias(tuple, (kind,))  # a dataclass itself takes no configuration
+    return pydantic.TypeAdapter(alone, config=config)
 
 
 def array_field(dtype: Any, num_axes: int) -> Any:

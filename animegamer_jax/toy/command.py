@@ -53,11 +53,11 @@ def toyworld(
 
 
 def _write_films(folder: Path, count: int, *, size: tuple[int, int], seed: int) -> None:
-    from animegamer_jax.storage.paths import telling
+    from animegamer_jax.storage.paths import user_errors
     from animegamer_jax.toy.films import make_film, write_film
 
     hint = "free space; the games are complete"
-    with telling(folder, "cannot be written", mend=hint), show_progress() as progress:
+    with user_errors(folder, "cannot be written", hint=hint), show_progress() as progress:
         folder.mkdir(exist_ok=True)
         for number in track(range(count), progress, "films", total=count):
             film = make_film(seed + number, height=size[0], width=size[1])

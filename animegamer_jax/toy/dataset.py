@@ -13,7 +13,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from animegamer_jax.data.datasets import Record, SetInfo, write_set
+from animegamer_jax.data.datasets import DatasetInfo, Record, write_dataset
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.motion import motion_value
 from animegamer_jax.media.video import FRAMES_PER_SECOND, encode_lossless_mp4
@@ -117,7 +117,7 @@ def write_toy_games(
     seed: int = 0,
     processes: int = 1,
     on_progress: Progress = no_progress,
-) -> SetInfo:
+) -> DatasetInfo:
     """Writes a game data set; the records do not depend on the number of processes.
 
     Args:
@@ -134,7 +134,7 @@ def write_toy_games(
         raise UserError(f"seed {seed}: expected a number from 0 to {_NUM_SEEDS - 1}")
     if processes < 1:
         raise UserError(f"processes {processes}: expected 1 or more")
-    info = SetInfo(
+    info = DatasetInfo(
         kind="games",
         made_by="animegamer data toyworld",
         seed=seed,
@@ -158,7 +158,7 @@ def write_toy_games(
                 yield from game
 
         splits = {split: functools.partial(records, split) for split in SPLITS}
-        return write_set(path, info, parts={"games": splits}, tokenizer=tokenizer)
+        return write_dataset(path, info, parts={"games": splits}, tokenizer=tokenizer)
 
 
 @contextlib.contextmanager

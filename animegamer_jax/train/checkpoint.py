@@ -26,7 +26,7 @@ from orbax.checkpoint import checkpoint_managers as managers
 from animegamer_jax.bundle.arrays import load_arrays
 from animegamer_jax.distributed import raise_on_all_hosts
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.paths import is_bucket, telling
+from animegamer_jax.storage.paths import is_bucket, user_errors
 from animegamer_jax.storage.serialization import first_difference, flattened, nested
 from animegamer_jax.train.optimizer import parameter_path
 from animegamer_jax.train.step import TrainState
@@ -114,8 +114,8 @@ class Checkpoints:
         self._saved = max(self.steps(), default=None)
 
     def _using(self, problem: str) -> contextlib.AbstractContextManager[None]:
-        mend = "free space there, then start the same command again: it resumes the run"
-        return telling(self.folder, problem, mend=mend)
+        hint = "free space there, then start the same command again: it resumes the run"
+        return user_errors(self.folder, problem, hint=hint)
 
     def steps(self) -> list[int]:
         """Returns the steps of all complete checkpoints, in order."""
@@ -230,13 +230,13 @@ class Checkpoints:
     @contextlib.contextmanager
     def _reading(self, step: int) -> Iterator[None]:
         place = self.folder / str(step)
-        mend = f"remove {place} to start from the checkpoint before it"
+        hint = f"remove {place} to start from the checkpoint before it"
         try:
-            with telling(place, "cannot be read", mend=mend):
+            with user_errors(place, "cannot be read", hint=hint):
                 yield
         except (ValueError, KeyError, AttributeError, TypeError) as error:  # from damaged files
             line = next(iter(str(error).splitlines()), type(error).__name__)[:160]
-            raise UserError(f"{place}: damaged ({line}): {mend}") from error
+            raise UserError(f"{place}: damaged ({line}): {hint}") from error
 
     def save(self, state: TrainState, data: Any) -> None:
         """Starts to write a checkpoint, unless the state's step is saved already.

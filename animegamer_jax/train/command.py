@@ -19,7 +19,7 @@ from animegamer_jax.distributed import HostOptions
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.paths import (
     absolute,
-    telling,
+    user_errors,
 )
 from animegamer_jax.train.mesh import (
     check_mesh,
@@ -275,7 +275,7 @@ def _clear(out: epath.Path) -> None:
     Raises:
         UserError: it cannot be deleted.
     """
-    with telling(out, "cannot be cleared", mend="delete it, or choose another --out"):
+    with user_errors(out, "cannot be cleared", hint="delete it, or choose another --out"):
         for name in _STARTED:
             if (out / name).exists():
                 (out / name).rmtree()

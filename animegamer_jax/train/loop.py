@@ -12,7 +12,7 @@ from animegamer_jax.data.datasets import INFO_FILE
 from animegamer_jax.data.loader import BatchIterator, PrefetchedBatches, make_iterator, on_mesh
 from animegamer_jax.distributed import check_agreement, raise_on_all_hosts
 from animegamer_jax.errors import NonFiniteError, UserError
-from animegamer_jax.storage.paths import telling
+from animegamer_jax.storage.paths import user_errors
 from animegamer_jax.train.checkpoint import Checkpoints
 from animegamer_jax.train.evaluation import Evaluator
 from animegamer_jax.train.metric_logger import MetricLogger, Throughput
@@ -149,7 +149,7 @@ def _open_data(
 ) -> tuple[grain.MapDataset[Any], grain.MapDataset[Any], dict[str, Any]]:
     """Returns training samples, held-out samples and the run's configuration with data digests."""
     hint = "check its free space and permissions, or choose another --out"
-    with raise_on_all_hosts(), telling(run.out, "cannot be written", mend=hint):
+    with raise_on_all_hosts(), user_errors(run.out, "cannot be written", hint=hint):
         run.out.mkdir(parents=True, exist_ok=True)
     with raise_on_all_hosts():
         samples = run.stage.samples(run.sources, split="train")

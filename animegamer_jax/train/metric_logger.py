@@ -26,7 +26,7 @@ from animegamer_jax.devices import find_chip
 from animegamer_jax.distributed import raise_on_all_hosts
 from animegamer_jax.media.video import FRAMES_PER_SECOND
 from animegamer_jax.storage.files import write_whole
-from animegamer_jax.storage.paths import is_bucket, telling
+from animegamer_jax.storage.paths import is_bucket, user_errors
 from animegamer_jax.train.stages.base import Evaluation
 
 METRICS_FILE = "metrics.jsonl"
@@ -215,11 +215,13 @@ class MetricLogger:
             )
 
     def _writing(self) -> contextlib.AbstractContextManager[None]:
-        return telling(self._path, "cannot be written", mend="make room there, then start again")
+        return user_errors(
+            self._path, "cannot be written", hint="make room there, then start again"
+        )
 
     def _copying(self) -> contextlib.AbstractContextManager[None]:
-        mend = "check the bucket's free space and permissions, then start again"
-        return telling(self._copies or self._path, "the metrics cannot be copied", mend=mend)
+        hint = "check the bucket's free space and permissions, then start again"
+        return user_errors(self._copies or self._path, "the metrics cannot be copied", hint=hint)
 
     def print(self, line: str) -> None:
         """Prints a line, above the progress bar if there is one."""

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.data.datasets import INFO_FILE
-from animegamer_jax.storage.paths import absolute, telling
+from animegamer_jax.storage.paths import absolute, user_errors
 from animegamer_jax.storage.serialization import to_json
 from animegamer_jax.train.stages.base import DataSource, Stage
 
@@ -70,7 +70,7 @@ class TrainingRun:
         found = {}
         for number, source in enumerate(self.sources):
             file = absolute(source.path) / INFO_FILE
-            with telling(file, "cannot be read", mend="copy or make the dataset again"):
+            with user_errors(file, "cannot be read", hint="copy or make the dataset again"):
                 content = file.read_bytes() if file.exists() else b""
             found[f"{number}"] = hashlib.sha256(content).hexdigest()[:12] if content else ""
         return found

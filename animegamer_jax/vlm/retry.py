@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from etils import epath
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.paths import telling
+from animegamer_jax.storage.paths import user_errors
 from animegamer_jax.storage.serialization import read_json
 from animegamer_jax.vlm.client import AskSettings, Endpoint
 from animegamer_jax.vlm.messages import Message, retry_messages
@@ -73,7 +73,7 @@ def load_cached_reply(file: epath.Path) -> Reply | None:
     Raises:
         UserError: the cache cannot be read.
     """
-    with telling(file, "cannot be read", mend="check the path"):
+    with user_errors(file, "cannot be read", hint="check the path"):
         if not file.exists():
             return None
     try:

@@ -31,12 +31,12 @@ from tyro.extras import SubcommandApp
 
 from animegamer_jax.configs import make_full
 from animegamer_jax.data.datasets import (
+    DatasetInfo,
     FeatureInfo,
     Part,
     Records,
-    SetInfo,
     open_features,
-    write_set,
+    write_dataset,
 )
 from animegamer_jax.data.films.clips.store import ClipRow, open_shots
 from animegamer_jax.data.loader import make_iterator
@@ -79,9 +79,9 @@ def cut(films: Path, out: Path, *options: str) -> Run:
         began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([*command, "--out", str(out), *options], check=True)
         seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-        told = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        reported = dict(line.split(":", 1) for line in status.read_text().splitlines())
     core = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Run(seconds, core, int(told["VmHWM"].split()[0]) / 1024)
+    return Run(seconds, core, int(reported["VmHWM"].split()[0]) / 1024)
 
 
 def _write(
@@ -267,7 +267,7 @@ def reading(*, records: int = 300, batch_size: int = 8, batches: int = 60) -> No
     assert t5 is not None
     assert clip is not None
     assert vae is not None
-    info = SetInfo(
+    info = DatasetInfo(
         kind="features",
         made_by="scripts/bench/bench_films.py",
         seed=0,
@@ -319,7 +319,7 @@ def reading(*, records: int = 300, batch_size: int = 8, batches: int = 60) -> No
         )
 
 
-def _write_noise(path: Path, info: SetInfo, records: int) -> None:
+def _write_noise(path: Path, info: DatasetInfo, records: int) -> None:
     assert info.features is not None
     rng = np.random.default_rng(0)
     shapes = info.features.text, info.features.image, info.features.moments
@@ -335,8 +335,8 @@ def _write_noise(path: Path, info: SetInfo, records: int) -> None:
 
     def conditions():
         for place in places():
-            told = {**place, **words, **numbers, "motion_value": 1.0, "captions": ["noise"]}
-            yield {**told, "text_features": text, "image_features": image}
+            reported = {**place, **words, **numbers, "motion_value": 1.0, "captions": ["noise"]}
+            yield {**reported, "text_features": text, "image_features": image}
 
     def latents():
         for place in places():
@@ -346,7 +346,7 @@ def _write_noise(path: Path, info: SetInfo, records: int) -> None:
         "conditions": {"train": conditions},
         "latents": {"train": latents},
     }
-    write_set(path, info, parts=parts)
+    write_dataset(path, info, parts=parts)
 
 
 @app.command

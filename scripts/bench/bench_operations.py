@@ -94,11 +94,6 @@ def print_head(*cells: str) -> None:
     print("|---" * len(cells) + "|")
 
 
-def _tokens_first(form: Form) -> Form:
-    """Returns a form of attention for [b, t, h, d] arrays from one for [b, h, t, d] arrays."""
-    return lambda *arrays: form(*(x.swapaxes(1, 2) for x in arrays)).swapaxes(1, 2)
-
-
 @app.command
 def attention(
     *,

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from stages import deviations, new_fields, read_run_config, recipe_options, xla_flags
@@ -49,7 +49,6 @@ from animegamer_jax.evaluate.report.ablations import (
 )
 from animegamer_jax.evaluate.results import read_results
 from animegamer_jax.evaluate.worlds import FrameSize
-from animegamer_jax.models.vae import VAE
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.toy.evaluation import WORLD
 from animegamer_jax.toy.scoring.decoder_samples import sample_shots, true_representations
@@ -232,7 +231,7 @@ def make_decoder_suite(model: Path, benchmark: Benchmark) -> MetricSuite:
         width=d.latent_width * v.spatial_compression,
     )
     resources = MetricResources(groups=("motion", "clip", "truth"), clip=load_clip(str(model)))
-    return make_suite(benchmark, resources, size, vae=cast(VAE, bundle.load("vae")))
+    return make_suite(benchmark, resources, size, vae=bundle.load("vae"))
 
 
 def score_decoder(

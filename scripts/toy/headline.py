@@ -45,8 +45,8 @@ def lines(evaluation: Evaluation) -> Iterator[str]:
     yield f"| open instructions: character, place and time all right | {_cell(context)} | 0.85 |  |"
     least = own.estimate(CONTEXT, is_open, reference=NO_MEMORY)
     yield (
-        f"| the same without memory (window 1) | {_cell(without)} | no better than "
-        f"{_mean(least)}, the score of a model without memory |  |"
+        f"| the same without memory (window 1) | {_cell(without)} | {_mean(least)}, the expected "
+        "score of any model without memory |  |"
     )
 
 

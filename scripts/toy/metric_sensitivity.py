@@ -12,7 +12,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -342,7 +342,7 @@ def main(
     if games < 2 or turns < 1:
         raise UserError(f"expected 2 games or more of 1 turn or more, found {games} of {turns}")
     folder = model_folder("toy")
-    vae, embedder = cast(VAE, Bundle.open(folder).load("vae")), load_clip_for_scores(folder)
+    vae, embedder = Bundle.open(folder).load("vae"), load_clip_for_scores(folder)
     try:
         lpips = load_lpips()
     except UserError as error:

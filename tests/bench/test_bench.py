@@ -1,4 +1,4 @@
-"""`animegamer bench`: its rows, PyTorch's answers beside ours, what is refused, the stopwatch."""
+"""`animegamer bench`: its rows, PyTorch's answers next to ours, what is refused, the stopwatch."""
 
 import dataclasses
 import json
@@ -142,7 +142,7 @@ def test_low_rank_updates_come_along(tiny_bundle, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (["--programs", "frob"], "invalid choice 'frob'"),
         (["--repeats", "0"], "--repeats 0: expected 1 or more"),
@@ -151,11 +151,11 @@ def test_low_rank_updates_come_along(tiny_bundle, tmp_path):
         (["--against", "torch", "--programs", "vae", "train-mllm"], "train-mllm: only the parts"),
     ],
 )
-def test_one_line_for_a_mistake(capsys, words, told):
+def test_one_line_for_a_mistake(capsys, words, reported):
     assert cli.main(["bench", *words]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert told in err
+    assert reported in err
     assert err.count("\n") == 1, err
 
 
@@ -183,9 +183,9 @@ def test_a_stage_without_its_networks(tiny_bundle, capsys):
 def test_pytorch_that_is_not_installed(library, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
     assert cli.main(["bench", "--against", "torch"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"animegamer bench: needs {library}, which is not installed: pip")
-    assert told.count("\n") == 1
+    reported = capsys.readouterr().err
+    assert reported.startswith(f"animegamer bench: needs {library}, which is not installed: pip")
+    assert reported.count("\n") == 1
 
 
 # --- programs -------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ def test_spread_and_ratio():
     assert timing.ratio([2.0, 20.0, 2.0], [1.0, 10.0, 1.0]) == (2.0, 2.0, 2.0)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux reports it")
 def test_memory_of_a_call():
     def call() -> float:
         return float(np.ones(25_000_000, np.float32).sum())
@@ -316,8 +316,8 @@ def test_differences_by_kind():
 def test_what_is_not_finite_never_agrees(bad):
     ours = {"latents": np.ones(3, np.float32)}
     found = {"latents": np.array([1, 1, bad], np.float32)}
-    told = compute_differences(found, ours, dtype="float32")
+    reported = compute_differences(found, ours, dtype="float32")
     with pytest.raises(UserError, match=r"^step: the outputs of PyTorch differ: latents by"):
-        check_agreement("step", "PyTorch", told)
+        check_agreement("step", "PyTorch", reported)
     fine = Difference(what="latents", largest=1e-6, rms=1e-6, tolerance=1e-3)
     check_agreement("step", "PyTorch", [fine])

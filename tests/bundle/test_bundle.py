@@ -383,11 +383,11 @@ def test_damaged_weights_are_told_in_one_line(tmp_path):
         path = tmp_path / name
         write(path)
         damage(path / "encoder")
-        with pytest.raises(UserError, match="convert again") as told:
+        with pytest.raises(UserError, match="convert again") as reported:
             Bundle.open(path).load("encoder")
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(reported.value)
 
-    def cut(folder):  # the ends of these files may hold only what was written anew since
+    def cut(folder):  # the ends of these files may hold only what was written since
         for file in folder.glob("**/d/*"):
             os.truncate(file, file.stat().st_size // 8)
 
@@ -395,4 +395,4 @@ def test_damaged_weights_are_told_in_one_line(tmp_path):
     damaged("lost", lambda folder: shutil.rmtree(folder / "d"))
     damaged("manifest", lambda folder: (folder / "manifest.ocdbt").unlink())
     damaged("store", lambda folder: (folder / "manifest.ocdbt").write_bytes(b"{" * 40))
-    gc.collect()  # nothing may complain after the line was told
+    gc.collect()  # nothing may complain after that one line

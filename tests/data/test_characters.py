@@ -18,7 +18,7 @@ def test_characters_are_read_with_its_pictures(tmp_path):
     characters = read_characters(write_characters(tmp_path))
     assert characters.names == ("Mika", "Ren")
     (digest,) = characters.entries[0].images
-    picture = open_picture(characters.pictures[digest], name="mika", mend="")
+    picture = open_picture(characters.pictures[digest], name="mika", hint="")
     assert picture.size == (40, 60)
     assert picture.getpixel((3, 3)) == (200, 30, 30)
     for called in ("Mika", "mika", "MIKA THE CAT"):
@@ -42,13 +42,13 @@ def test_transparent_and_turned_pictures(tmp_path):
     pixels = np.zeros((4, 6, 4), np.uint8)
     pixels[:, 3:] = (10, 20, 30, 255)
     Image.fromarray(pixels).save(tmp_path / "half.png")
-    picture = open_picture((tmp_path / "half.png").read_bytes(), name="half", mend="")
+    picture = open_picture((tmp_path / "half.png").read_bytes(), name="half", hint="")
     assert picture.getpixel((0, 0)) == (255, 255, 255)
     assert picture.getpixel((5, 0)) == (10, 20, 30)
     exif = Image.Exif()
     exif[0x0112] = 6  # a camera held upright
     Image.new("RGB", (40, 20)).save(tmp_path / "turned.jpg", exif=exif)
-    turned = open_picture((tmp_path / "turned.jpg").read_bytes(), name="turned", mend="")
+    turned = open_picture((tmp_path / "turned.jpg").read_bytes(), name="turned", hint="")
     assert turned.size == (20, 40)
 
 

@@ -25,7 +25,7 @@ from animegamer_jax.data.datasets import (
     open_features,
     open_games,
     read_info,
-    write_set,
+    write_dataset,
 )
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.motion import motion_value
@@ -106,7 +106,7 @@ def test_an_interrupted_build_leaves_nothing(tmp_path, error):
 
     expected = UserError if isinstance(error, OSError) else KeyboardInterrupt
     with pytest.raises(expected) as caught:
-        write_set(tmp_path / "set", INFO, parts={"games": {"train": records}})
+        write_dataset(tmp_path / "set", INFO, parts={"games": {"train": records}})
     assert not list(tmp_path.iterdir())
     if expected is UserError:
         assert str(caught.value).endswith(
@@ -161,7 +161,7 @@ def test_torn_games_are_refused(tmp_path, lost):
     turns = [{**turn, "clip": b""} for turn in turns_of(2)]
     del turns[lost]
     with pytest.raises(ValueError, match=r"game, turn, number of turns"):
-        write_set(tmp_path / "set", INFO, parts={"games": {"train": lambda: turns}})
+        write_dataset(tmp_path / "set", INFO, parts={"games": {"train": lambda: turns}})
 
 
 # Opening
@@ -321,10 +321,10 @@ def test_the_command_tells_what_it_made(tmp_path, capsys):
     status = command.toyworld(
         out=out, games=1, test_games=1, turns=1, height=16, width=24, processes=1, films=1
     )
-    told = capsys.readouterr()
+    reported = capsys.readouterr()
     assert status == 0
-    assert f"{out}: 4 turns (train 1, test 1, combinations 1, phrasings 1)" in told.out
-    assert "train games: 1 of 1" in told.err
+    assert f"{out}: 4 turns (train 1, test 1, combinations 1, phrasings 1)" in reported.out
+    assert "train games: 1 of 1" in reported.err
     assert read_mp4(out / "films" / "film_001.mp4").shape[1:] == (16, 24, 3)
     assert (out / "films" / "film_001.json").is_file()
     with pytest.raises(UserError, match="already there"):

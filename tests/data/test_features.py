@@ -60,12 +60,12 @@ def networks(bundle):
 
 
 @pytest.fixture(scope="module")
-def told():
+def turn_counts():
     return []
 
 
 @pytest.fixture(scope="module")
-def features(games_path, bundle, tmp_path_factory, told):
+def features(games_path, bundle, tmp_path_factory, reported):
     path = tmp_path_factory.mktemp("sets") / "features"
     write_features(
         path,
@@ -74,12 +74,12 @@ def features(games_path, bundle, tmp_path_factory, told):
         num_text_tokens=NUM_TEXT_TOKENS,
         batch_size=8,
         shard_size=6,  # ten turns are a shard and two thirds
-        on_progress=lambda *progress: told.append(progress),
+        on_progress=lambda *progress: reported.append(progress),
     )
     return open_features(path)
 
 
-def test_the_set_says_what_it_holds(features, games_path, told):
+def test_the_set_says_what_it_holds(features, games_path, reported):
     assert features.info.splits == {"train": 10, "test": 5}
     has = features.features
     assert (has.bundle, has.frame) == ("tiny", "first")
@@ -89,7 +89,7 @@ def test_the_set_says_what_it_holds(features, games_path, told):
     assert dataclasses.replace(
         features.info, kind="games", made_by="a test", features=None
     ) == dataclasses.replace(games.info)
-    assert told == [("train turns", n, 10) for n in (0, 6, 10)] + [
+    assert reported == [("train turns", n, 10) for n in (0, 6, 10)] + [
         ("test turns", n, 5) for n in (0, 5)
     ]
 
@@ -157,7 +157,7 @@ def test_a_random_frame_is_the_turns_own(games_path, bundle, networks, tmp_path,
     np.testing.assert_allclose(stored, np.asarray(see(networks["clip"], frames)), **FLOAT16)
 
 
-# Stopped, gone on with, shared out
+# Stopped, resumed, shared out
 
 
 def records_of(path) -> list[bytes]:
@@ -204,9 +204,9 @@ def test_the_same_call_goes_on_after_a_stop(features, games_path, bundle, tmp_pa
         write_features(path, **options | {"shard_size": 7})
     before = shards_of(path)
     assert len(before) == 4  # two shards of two parts
-    told = []
-    write_features(path, **options, on_progress=lambda *progress: told.append(progress))
-    assert told == [("train turns", 10, 10), ("test turns", 0, 5), ("test turns", 5, 5)]
+    reported = []
+    write_features(path, **options, on_progress=lambda *progress: reported.append(progress))
+    assert reported == [("train turns", 10, 10), ("test turns", 0, 5), ("test turns", 5, 5)]
     after = shards_of(path)
     assert len(after) == 6
     assert before.items() <= after.items()  # not written again
@@ -224,7 +224,7 @@ def copied(source, folder):
 def test_a_set_that_was_begun_from_others_is_not_gone_on_with(
     games_path, bundle, tmp_path, monkeypatch, other
 ):
-    """The turns of a games set that was made anew may have the same number."""
+    """The turns of a games set that was made again may have the same number."""
     monkeypatch.setattr(features_module.FeatureMaker, "records", stop_at_once)
     games, model = copied(games_path, tmp_path), copied(bundle.path, tmp_path)
     path = tmp_path / "features"
@@ -259,16 +259,16 @@ def stop_at_once(maker, turns, info):
 
 HOST = """
 import json, sys
-from animegamer_jax.data.shards import ShardedSet
+from animegamer_jax.data.shards import ShardedDataset
 from animegamer_jax.cli import main
 
-write = ShardedSet.write
+write = ShardedDataset.write
 
 def tell(self, split, shard, records):
     print("wrote", split, shard, flush=True)
     return write(self, split, shard, records)
 
-ShardedSet.write = tell
+ShardedDataset.write = tell
 sys.exit(main(json.loads(sys.argv[1])))
 """
 
@@ -280,10 +280,10 @@ def start_hosts(*commands: list[str]) -> list[subprocess.CompletedProcess]:
         port = free.getsockname()[1]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
-    told = ["--coordinator", f"localhost:{port}", "--hosts", str(len(commands)), "--host"]
+    reported = ["--coordinator", f"localhost:{port}", "--hosts", str(len(commands)), "--host"]
     hosts = [
         subprocess.Popen(
-            [sys.executable, "-c", HOST, json.dumps([*words, *told, str(host)])],
+            [sys.executable, "-c", HOST, json.dumps([*words, *reported, str(host)])],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Sets written shard by shard: equal to those written at once, whole or not there, gone on with."""
+"""Sets written shard by shard: equal to those written at once, complete or absent, resumed."""
 
 import dataclasses
 import shutil
@@ -11,9 +11,9 @@ from tiny_sets import INFO, turns_of
 from animegamer_jax.data.datasets import (
     INFO_FILE,
     open_games,
-    write_set,
+    write_dataset,
 )
-from animegamer_jax.data.shards import begin_set, folder_digest, shard_ranges
+from animegamer_jax.data.shards import begin_dataset, folder_digest, shard_ranges
 from animegamer_jax.errors import UserError
 
 SHARDS = {"train": 3, "test": 1}
@@ -25,7 +25,7 @@ def records(first: int, count: int):
 
 
 def begin(path, *, info=INFO, shards=SHARDS, fingerprint=None):
-    return begin_set(
+    return begin_dataset(
         path, info, shards=shards, fingerprint=fingerprint or {"films": {"a": 1, "b": 2}}
     )
 
@@ -42,7 +42,7 @@ def test_shards_hold_what_a_set_written_at_once_holds(tmp_path):
     fill(written)
     assert written.finish(expected=TURNS).splits == TURNS
     whole = {"train": lambda: records(0, 3), "test": lambda: records(3, 1)}
-    info = write_set(tmp_path / "whole", INFO, parts={"games": whole})
+    info = write_dataset(tmp_path / "whole", INFO, parts={"games": whole})
     found, expected = open_games(tmp_path / "shards"), open_games(tmp_path / "whole")
     assert found.info == expected.info == info
     for split, count in info.splits.items():
@@ -92,7 +92,7 @@ def test_going_on_writes_what_is_missing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({"info": dataclasses.replace(INFO, fps=9)}, "set.fps was 8, is 9"),
         ({"shards": {"train": 2, "test": 1}}, "shards.train was 3, is 2"),
@@ -100,11 +100,11 @@ def test_going_on_writes_what_is_missing(tmp_path):
         ({"fingerprint": {"films": {"a": 1, "b": 2}, "c": 4}}, "fingerprint.c was 'absent', is 4"),
     ],
 )
-def test_another_set_was_begun_there(tmp_path, changes, told):
+def test_another_set_was_begun_there(tmp_path, changes, reported):
     begin(tmp_path / "set")
     with pytest.raises(UserError, match="another dataset was begun here") as caught:
         begin(tmp_path / "set", **changes)
-    assert told in str(caught.value)
+    assert reported in str(caught.value)
 
 
 def test_a_damaged_plan_and_a_damaged_shard(tmp_path):
@@ -152,7 +152,7 @@ def test_ranges():
 
 
 def test_the_digest_of_a_folder(tmp_path):
-    """Names, sizes and both ends count; where the folder lies does not."""
+    """Names, sizes and both ends count; the folder's path does not."""
     folder = tmp_path / "one"
     (folder / "d").mkdir(parents=True)
     (folder / "small").write_bytes(b"1234")

@@ -245,7 +245,10 @@ def test_a_damaged_benchmark_is_refused_in_one_line(films, tiny_bundle, tmp_path
     content = json.loads(films.read_text())
     for damage, message in (
         (content | {"format_version": 7}, "format_version: expected 1, found 7"),
-        (content | {"games": [_without_a_turn(content["games"][0])]}, "turn 2: missing"),
+        (
+            content | {"games": [_without_a_turn(content["games"][0])]},
+            "games[0].turns: expected num_turns, 2, found 1",
+        ),
     ):
         path = tmp_path / "damaged.json"
         path.write_text(json.dumps(damage))

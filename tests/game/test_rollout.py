@@ -176,16 +176,16 @@ def test_the_scanned_rollout_is_turn_by_turn(player, played):
 
 
 def test_progress_tells_every_step(player):
-    told = []
+    reported = []
     player.play_turn(
         player.start(),
         INSTRUCTIONS[:1],
         seeds=[0],
         turn=1,
-        on_progress=lambda *event: told.append(event),
+        on_progress=lambda *event: reported.append(event),
     )
     steps = [("decoder", step, STEPS) for step in range(STEPS + 1)]
-    assert told == [("mllm", 0, 1), ("mllm", 1, 1), *steps, ("vae", 0, 1), ("vae", 1, 1)]
+    assert reported == [("mllm", 0, 1), ("mllm", 1, 1), *steps, ("vae", 0, 1), ("vae", 1, 1)]
 
 
 def test_a_nan_is_named_by_turn_and_step(player):

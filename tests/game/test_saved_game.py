@@ -1,4 +1,4 @@
-"""A game on the disk: its schema, whole turns whatever happens, and what a damaged one is told."""
+"""Saved games: the schema, complete turns whatever happens, and the errors of damaged ones."""
 
 import json
 import os
@@ -152,8 +152,8 @@ def test_a_branch_is_a_game_of_its_own(saved, tmp_path):
 
 def test_history_of_a_turn_before(saved):
     game = Game.load(saved)
-    told = [record.instruction for record in game.history(before=3, window=9)]
-    assert told == ["instruction 1", "instruction 2"]
+    reported = [record.instruction for record in game.history(before=3, window=9)]
+    assert reported == ["instruction 1", "instruction 2"]
     assert game.history(before=3, window=1) == []
 
 

@@ -419,7 +419,7 @@ def test_runs_in_bfloat16(tiny):
 
 
 def test_patches_of_several_frames_are_patches_of_more_channels():
-    """The frames of a patch are told apart as further channels would be."""
+    """The frames of a patch are distinguished as further channels would be."""
     frames, c, p = 3, PLAIN.latent_channels, PLAIN.patch_size
     deep = dataclasses.replace(PLAIN, latent_frames=6, patch_frames=frames)
     flat = dataclasses.replace(PLAIN, latent_frames=2, latent_channels=frames * c)

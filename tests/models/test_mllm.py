@@ -302,7 +302,7 @@ def test_slots_with_gaps_are_the_sequence_without(window_of_3, predicted, record
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_the_static_mask_is_what_the_tokens_say(mllm, window_of_3, bidirectional):
-    """What the TPU's kernel is told of a prompt: the same for every token that is there."""
+    """What the TPU's kernel gets of a prompt: the same for every token that is there."""
     lay_out, history = window_of_3
     layout, prompt = lay_out(PAPER)
     seen = []

@@ -121,8 +121,10 @@ def test_rules_fit_other_sizes(config):
         value = np.broadcast_to(np.float32(0), params[rule.target].shape)
         shapes[rule.source] = rule.transform.inverse(value).shape
     found = infer_config(shapes)
-    told = ("channels", "multipliers", "num_res_blocks", "latent_channels", "image_channels")
-    assert [getattr(found, name) for name in told] == [getattr(config, name) for name in told]
+    reported = ("channels", "multipliers", "num_res_blocks", "latent_channels", "image_channels")
+    assert [getattr(found, name) for name in reported] == [
+        getattr(config, name) for name in reported
+    ]
 
 
 def test_every_parameter_has_an_axis_name_a_dimension():

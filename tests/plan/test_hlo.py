@@ -161,8 +161,10 @@ def entry(lines: str, *computations: str, parameters: str = "%a = bf16[64,32]{1,
 def test_collectives_that_run_beside_others_send_the_same(kind, result, started, done):
     """Whatever the starting one's tuple holds: operands, results, counters."""
     at_once = entry(f"ROOT %c = {result} {kind}(%a), {GROUPS}")
-    beside = entry(f"%c = {started} {kind}-start(%a), {GROUPS}\nROOT %d = {done} {kind}-done(%c)")
-    one, other = (by_size(cost_of(text, devices=8)) for text in (at_once, beside))
+    overlapped = entry(
+        f"%c = {started} {kind}-start(%a), {GROUPS}\nROOT %d = {done} {kind}-done(%c)"
+    )
+    one, other = (by_size(cost_of(text, devices=8)) for text in (at_once, overlapped))
     assert one == other
     results = 2 * 32 * (256 if kind == "all-gather" else 64)
     if result.startswith("("):
@@ -295,7 +297,7 @@ WRITE_TWO = f"""%write_two (p: bf16[30,1000], row: bf16[1,1000]) -> (bf16[30,100
     ],
 )
 def test_an_update_in_place_moves_the_update(line, rows):
-    """One row of thirty is read, and written where the buffer lies in HBM."""
+    """One row of thirty is read, and written where the buffer is in HBM."""
     parameters = f"%p = bf16[30,1000]{{1,0}} parameter(0)\n  {ROW}"
     cost = cost_of(entry(line, WRITE, WRITE_TWO, parameters=parameters), devices=1)
     indices = 0 if "fusion" in line else 2 * 4

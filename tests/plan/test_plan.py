@@ -332,7 +332,7 @@ def test_larger_slices():
 
 
 def plan_with(monkeypatch, *, fits) -> list[str]:
-    """Compiles nothing: `fits(case)` tells which programs would; returns what was asked for."""
+    """Compiles nothing: `fits(case)` says which programs would fit; returns what was asked for."""
     asked: list[str] = []
 
     def compile_program(case: Configuration, topology) -> Estimate:
@@ -351,10 +351,10 @@ NEAR = ["plan", "--stage", "decoder", "--topology", "v5e:4x4", "--batch", "32"]
 def test_the_nearest_that_fits_is_told(monkeypatch, capsys):
     asked = plan_with(monkeypatch, fits=lambda case: case.accumulate == 2)
     assert main([*NEAR, "--json"]) == 2
-    told = capsys.readouterr()
+    reported = capsys.readouterr()
     assert len(asked) == 2
-    assert f"the nearest found to fit is {asked[1]}: peak 3.0 GB" in told.err
-    found = json.loads(told.out)
+    assert f"the nearest found to fit is {asked[1]}: peak 3.0 GB" in reported.err
+    found = json.loads(reported.out)
     assert (found["fits"], found["needed_gb"], found["plans"]) == (False, 30.0, [])
     assert found["nearest"]["accumulate"] == 2
     assert found["nearest"]["mesh"] == axes(fsdp=16)
@@ -363,11 +363,11 @@ def test_the_nearest_that_fits_is_told(monkeypatch, capsys):
 def test_nothing_near_fits(monkeypatch, capsys):
     asked = plan_with(monkeypatch, fits=lambda case: False)
     assert main([*NEAR, "--json"]) == 2
-    told = capsys.readouterr()
+    reported = capsys.readouterr()
     others = len(asked) - 1
     assert len(set(asked)) == len(asked), "none is compiled twice"
-    assert f"nor does any of {others} others: {'; '.join(asked[1:])}" in told.err
-    assert json.loads(told.out)["nearest"] is None
+    assert f"nor does any of {others} others: {'; '.join(asked[1:])}" in reported.err
+    assert json.loads(reported.out)["nearest"] is None
 
 
 def test_one_object_for_programs(monkeypatch, capsys):
@@ -417,12 +417,12 @@ def test_what_was_not_counted_is_told():
         unknown_instructions=40.0,
         unknown_kernels={"gmm": 1200.0},
     )
-    told = "\n".join(describe_estimate(case, e, price=None))
-    assert "0.5 clips a second and chip, 8 in all, 800 tokens; 25% of the peak" in told
-    assert "1 loops of unknown length were counted once" in told
-    assert "40 runs of instructions without an estimate were counted as no time" in told
-    assert "kernels of unknown cost were counted as no time: gmm x 1,200" in told
-    assert f"  {case.command}" in told
+    reported = "\n".join(describe_estimate(case, e, price=None))
+    assert "0.5 clips a second and chip, 8 in all, 800 tokens; 25% of the peak" in reported
+    assert "1 loops of unknown length were counted once" in reported
+    assert "40 runs of instructions without an estimate were counted as no time" in reported
+    assert "kernels of unknown cost were counted as no time: gmm x 1,200" in reported
+    assert f"  {case.command}" in reported
 
 
 def kernel(name: str, heads: int, width: int, length: int = 1024) -> Kernel:
@@ -450,7 +450,7 @@ def test_attention_by_arithmetic():
 
 
 def test_attention_by_its_schedule():
-    """Our own kernel: so many cycles of a core for 1,024 scores, a core's unit 128 or 256 wide."""
+    """Our own kernel: cycles of a core for 1,024 scores, a core's unit 128 or 256 wide."""
     one = kernel("flash_attention", 3, 64)
     assert attention_flops(one) == (2 * 2 * 3 * 1024 * 1024 * 64, 64)
     cost = Cost()
@@ -465,15 +465,15 @@ def test_attention_by_its_schedule():
 
 
 @pytest.mark.parametrize(
-    "told",
+    "message",
     [
         "Ran out of memory in memory space hbm. Used 26.30G of 15.75G hbm. Exceeded by 10.55G.",
         "Ran out of memory on HBM, the total memory required for HLO temporaries (26.30G) exceeds "
         "available HBM (15.75G).",
     ],
 )
-def test_what_does_not_fit_tells_how_much(told):
-    error = read_no_room(f"RESOURCE_EXHAUSTED: {told}", limit=1.0)
+def test_what_does_not_fit_tells_how_much(reported):
+    error = read_no_room(f"RESOURCE_EXHAUSTED: {reported}", limit=1.0)
     assert isinstance(error, TooLargeError)
     assert error.needed == pytest.approx(26.3 * 2**30 / 1e9)
     assert error.limit == pytest.approx(15.75 * 2**30 / 1e9)
@@ -481,8 +481,10 @@ def test_what_does_not_fit_tells_how_much(told):
 
 
 def test_a_core_s_own_memory_is_not_the_chip_s():
-    told = "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. Used 18.5M of 16.0M vmem."
-    error = read_no_room(told, limit=16.9)
+    reported = (
+        "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. Used 18.5M of 16.0M vmem."
+    )
+    error = read_no_room(reported, limit=16.9)
     assert isinstance(error, ScratchError)
     assert "own memory (vmem) than it has, 18.5M of 16.0M" in str(error)
     assert read_no_room("RESOURCE_EXHAUSTED: too many threads", limit=16.9) is None

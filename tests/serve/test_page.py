@@ -295,15 +295,15 @@ def test_what_players_say_is_never_run(browser, address):
         assert said in page.inner_text("#about")
         assert page.evaluate("window.ran") is None
         assert page.locator("#about img, #about script, #board script").count() == 0
-        for text, told in (
+        for text, reported in (
             ("", "expected an instruction, found nothing"),
             ("x" * 10_000, "at most 500 characters"),
         ):
             page.wait_for_timeout(500)  # the turn before has ended for the browser too
             page.fill("#line textarea", text)
             page.click("#play-line")
-            wait_for_status(page, told)
-            assert page.input_value("#line textarea") == text  # to be mended, not typed again
+            wait_for_status(page, reported)
+            assert page.input_value("#line textarea") == text  # to be corrected, not typed again
         assert wrong == []
 
 
@@ -356,10 +356,10 @@ def test_eight_games_at_once_are_what_each_is_alone(client, address, games):
             np.stack(
                 [
                     media.read_mp4(games / g / t[turn]["clip"])
-                    for g, t in zip(ids, told, strict=True)
+                    for g, t in zip(ids, reported, strict=True)
                 ]
             )
-            for ids, told in ((alone, expected), (together, found))
+            for ids, reported in ((alone, expected), (together, found))
         )
         apart = np.abs(clips[:, None].astype(np.float32) - others[None]).mean(axis=(2, 3, 4, 5))
         assert apart.diagonal().max() < 1
@@ -480,6 +480,6 @@ def test_bad_options_are_one_line(options, message, capsys):
     from animegamer_jax.cli import main
 
     assert main(["serve", *options]) == 2
-    told = capsys.readouterr().err.strip()
-    assert re.search(message, told)
-    assert "\n" not in told
+    reported = capsys.readouterr().err.strip()
+    assert re.search(message, reported)
+    assert "\n" not in reported

@@ -417,13 +417,13 @@ def test_what_is_no_game_is_not_loaded(packed, store, name):
 
 
 def test_an_archive_that_lies_about_a_size(packed, store):
-    """A member with more bytes than its entry tells is not unpacked further."""
+    """A member with more bytes than its entry declares is not unpacked further."""
     data = bytearray(packed.read_bytes())
     with zipfile.ZipFile(packed) as archive:
         entry = archive.getinfo("turn_001.npz")
-    told = entry.file_size.to_bytes(4, "little")
+    reported = entry.file_size.to_bytes(4, "little")
     at = data.rindex(b"turn_001.npz") - 46 + 24  # of the central directory
-    assert data[at : at + 4] == told
+    assert data[at : at + 4] == reported
     data[at : at + 4] = (7).to_bytes(4, "little")
     packed.write_bytes(data)
     with pytest.raises(UserError, match=r"damaged zip|more bytes|turn_001\.npz"):

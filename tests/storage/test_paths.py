@@ -1,4 +1,4 @@
-"""What storage refuses, told in one line with its remedy."""
+"""Errors of storage: one line each, with what to do."""
 
 import http.server
 import subprocess
@@ -8,15 +8,15 @@ import threading
 import pytest
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.paths import absolute, telling
+from animegamer_jax.storage.paths import absolute, user_errors
 
-MEND = "make room there"
+HINT = "make room there"
 # The library comes with the extra `tpu` alone.
 NoCredentials = type("NoCredentials", (Exception,), {"__module__": "google.auth.exceptions"})
 
 
-def told(path: str, error: Exception) -> str:
-    with pytest.raises(UserError) as caught, telling(path, "cannot be written", mend=MEND):
+def error_of(path: str, error: Exception) -> str:
+    with pytest.raises(UserError) as caught, user_errors(path, "cannot be written", hint=HINT):
         raise error
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -41,17 +41,17 @@ def wrapped(cause: Exception) -> Exception:
     ],
 )
 def test_a_bucket_without_credentials(error):
-    line = told("gs://bucket/x", error)
+    line = error_of("gs://bucket/x", error)
     assert line.startswith("gs://bucket/x: cannot be written: ")
     assert "sign in with `gcloud auth application-default login`" in line
-    assert MEND not in line
+    assert HINT not in line
 
 
 def test_other_refusals_keep_their_remedy():
     full = ValueError("RESOURCE_EXHAUSTED: Error writing: No space left on device")
-    assert told("gs://bucket/x", full).endswith(MEND)
+    assert error_of("gs://bucket/x", full).endswith(HINT)
     mine = ValueError("PERMISSION_DENIED: Error opening /x: Permission denied [OS error 13]")
-    assert told("/x", mine) == f"/x: cannot be written: Permission denied: {MEND}"
+    assert error_of("/x", mine) == f"/x: cannot be written: Permission denied: {HINT}"
 
 
 def test_addresses_in_buckets_stay():
@@ -76,10 +76,10 @@ class Refusing(http.server.BaseHTTPRequestHandler):
 
 
 WRITE = """
-from animegamer_jax.storage.paths import absolute, telling
+from animegamer_jax.storage.paths import absolute, user_errors
 path = absolute("gs://bucket/x")
 try:
-    with telling(path, "cannot be written", mend="make room there"):
+    with user_errors(path, "cannot be written", hint="make room there"):
         path.mkdir(parents=True, exist_ok=True)
         (path / "a").write_text("x")
 except Exception as error:

@@ -8,10 +8,10 @@ import numpy as np
 
 from animegamer_jax.configs import CLIPConfig, ModelConfig, T5Config, VAEConfig
 from animegamer_jax.data.datasets import (
+    DatasetInfo,
     FeatureInfo,
     Record,
-    SetInfo,
-    write_set,
+    write_dataset,
 )
 from animegamer_jax.media.video import encode_lossless_mp4
 from animegamer_jax.protocol import PAPER
@@ -41,7 +41,7 @@ CONFIG = ModelConfig(
     ),
     t5=T5Config(vocab_size=152, d_model=12, d_kv=4, d_ff=16, num_layers=1, num_heads=2),
 )
-INFO = SetInfo(
+INFO = DatasetInfo(
     kind="games",
     made_by="a test",
     seed=0,
@@ -113,15 +113,15 @@ def features_of(turn: Record) -> dict[str, np.ndarray]:
     return {name: rng.normal(size=shape).astype(np.float16) for name, shape in shapes.items()}
 
 
-def write_games(path: Path, games: Mapping[str, int], *, info: SetInfo = INFO) -> Path:
-    """A games set with so many games in each split; their numbers go on from split to split."""
+def write_games(path: Path, games: Mapping[str, int], *, info: DatasetInfo = INFO) -> Path:
+    """A game dataset with that number of games in each split, numbered across splits."""
     first = dict(zip(games, np.cumsum([0, *games.values()]).tolist(), strict=False))
 
     def records(split: str) -> Iterator[Record]:
         for turn in turns_of(games[split], first=first[split]):
             yield {**turn, "clip": encode_lossless_mp4(frames_of(turn))}
 
-    write_set(path, info, parts={"games": {s: lambda s=s: records(s) for s in games}})
+    write_dataset(path, info, parts={"games": {s: lambda s=s: records(s) for s in games}})
     return path
 
 
@@ -144,5 +144,5 @@ def write_features_set(
         "conditions": dict.fromkeys(splits, conditions),
         "latents": dict.fromkeys(splits, latents),
     }
-    write_set(path, FEATURES_INFO, parts=parts)
+    write_dataset(path, FEATURES_INFO, parts=parts)
     return path

@@ -176,8 +176,9 @@ def test_a_half_written_one_is_ignored_and_removed(fresh, saved, tmp_path):
     assert checkpoints.steps() == [4]
     state, _ = checkpoints.restore(jax.tree.map(jnp.copy, fresh))
     assert int(state.step) == 4
-    checkpoints.close()
+    checkpoints.save(at(fresh, 10), {})
     assert not half.exists()
+    checkpoints.close()
 
 
 # --- what is refused ------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from etils import epath
 from jaxtyping import UInt8
 from PIL import Image
 
-from animegamer_jax.data.datasets import INFO_FILE, GamesSet, Record, open_games
+from animegamer_jax.data.datasets import INFO_FILE, GameDataset, Record, open_games
 from animegamer_jax.data.films.annotation.labels import Label, read_labels, read_unannotated
 from animegamer_jax.data.films.clips.store import SHOTS_FILE, ClipRow, ShotsFolder, open_shots
 from animegamer_jax.data.films.games.card import (
@@ -32,7 +32,7 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.media.motion import clip_motion, motion_level
 from animegamer_jax.media.video import decode_mp4, encode_mp4, enlarge
 from animegamer_jax.storage.files import write_whole
-from animegamer_jax.storage.paths import absolute, is_bucket, telling
+from animegamer_jax.storage.paths import absolute, is_bucket, user_errors
 
 _TEMPLATE = Path(__file__).parents[2] / "assets" / "pages" / "show.html.jinja"
 _MAX_BARS = 16
@@ -192,7 +192,7 @@ def _shot(folder: ShotsFolder, film: str, row: ClipRow, label: Label | None) -> 
 # Game datasets
 
 
-def show_games(games: GamesSet, *, clips: int) -> Page:
+def show_games(games: GameDataset, *, clips: int) -> Page:
     """Returns the page of a game dataset; the histograms of a large one count some of the turns.
 
     Raises:
@@ -233,7 +233,7 @@ def show_games(games: GamesSet, *, clips: int) -> Page:
     )
 
 
-def _turn(turn: Record, split: str, games: GamesSet) -> dict[str, Any]:
+def _turn(turn: Record, split: str, games: GameDataset) -> dict[str, Any]:
     frames = decode_mp4(turn["clip"], name=f"{games.path}, game {turn['game']}")
     facts = {
         "turn": f"{split}: game {turn['game']}, turn {turn['turn'] + 1} of {turn['num_turns']}",
@@ -264,7 +264,7 @@ def make_page(path: epath.PathLike, *, clips: int = 48) -> str:
     if clips < 0:
         raise UserError(f"clips {clips}: expected 0 or more")
     path = absolute(path)
-    with telling(path, "cannot be read", mend="check the path"):
+    with user_errors(path, "cannot be read", hint="check the path"):
         is_shots, is_games = ((path / name).exists() for name in (SHOTS_FILE, INFO_FILE))
     if is_shots:
         page = show_shots(open_shots(path), clips=clips)
@@ -292,7 +292,7 @@ def write_page(path: epath.PathLike, out: epath.PathLike, *, clips: int = 48) ->
         UserError: As `make_page`, or the page cannot be written.
     """
     out, page = absolute(out), make_page(path, clips=clips).encode()
-    with telling(out, "cannot be written", mend="choose another file by --out"):
+    with user_errors(out, "cannot be written", hint="choose another file by --out"):
         if is_bucket(out):
             out.write_bytes(page)
         else:

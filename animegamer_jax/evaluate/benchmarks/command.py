@@ -142,9 +142,9 @@ def _offline(
 
 
 def _write(out: Path, benchmark: Benchmark) -> None:
-    from animegamer_jax.storage.paths import telling
+    from animegamer_jax.storage.paths import user_errors
 
-    with telling(out.parent, "cannot be created", mend="choose another place"):
+    with user_errors(out.parent, "cannot be created", hint="choose another place"):
         out.parent.mkdir(parents=True, exist_ok=True)
     write_benchmark(out, benchmark)
     turns = len(benchmark.games) * benchmark.num_turns

@@ -20,7 +20,7 @@ import pydantic
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import PAPER
 from animegamer_jax.storage.files import write_whole
-from animegamer_jax.storage.paths import telling
+from animegamer_jax.storage.paths import user_errors
 from animegamer_jax.storage.serialization import from_json, parse_json, shown
 
 FORMAT_VERSION = 1
@@ -277,7 +277,7 @@ def write_benchmark(path: str | Path, benchmark: Benchmark) -> None:
     """
     text = format_benchmark(benchmark)
     parse_benchmark(text, where=str(path))  # checks it
-    with telling(path, "cannot be written", mend="choose another place"):
+    with user_errors(path, "cannot be written", hint="choose another place"):
         write_whole(Path(path), text.encode())
 
 
@@ -312,7 +312,7 @@ def read_benchmark(path: str | Path) -> Benchmark:
             found.
     """
     file = benchmark_path(str(path))
-    with telling(file, "cannot be read", mend=f"give a file, or one of {', '.join(SHIPPED)}"):
+    with user_errors(file, "cannot be read", hint=f"give a file, or one of {', '.join(SHIPPED)}"):
         content = file.read_bytes()
     return parse_benchmark(content, where=str(file))
 

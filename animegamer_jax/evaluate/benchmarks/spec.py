@@ -8,7 +8,7 @@ from etils import epath
 
 from animegamer_jax.data.characters import MAX_NAME, read_toml
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.paths import telling
+from animegamer_jax.storage.paths import user_errors
 from animegamer_jax.vlm.fields import plain
 
 MAX_WORDS = 60
@@ -63,7 +63,7 @@ def read_names(path: str | Path) -> tuple[str, ...]:
         UserError: the file is missing or a line is wrong; names file and line.
     """
     file = Path(path).expanduser()
-    with telling(file, "cannot be read", mend="give a text file of names, one per line"):
+    with user_errors(file, "cannot be read", hint="give a text file of names, one per line"):
         data = file.read_bytes()
     try:
         lines = data.decode("utf-8-sig").splitlines()

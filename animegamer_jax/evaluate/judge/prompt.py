@@ -30,7 +30,7 @@ _MEANING: Mapping[Criterion, str] = {
     "overall": "how good the game is as a whole, for somebody who plays it",
     "instruction_following": "whether the clips show the character, the motion and the place that "
     "each instruction asks for",
-    "contextual_consistency": "whether each turn goes on from the turns before: what an "
+    "contextual_consistency": "whether each turn continues the turns before: what an "
     "instruction leaves open stays as it was, and nothing contradicts what happened",
     "character_consistency": "whether the character looks the same in all clips, and as in its "
     "picture where one is given",

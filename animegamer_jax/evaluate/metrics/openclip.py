@@ -134,7 +134,7 @@ def _is_bundle(path: str | Path) -> bool:
 
 def _from_bundle(path: str | Path, *, use_tokenizer: bool) -> tuple[CLIP, TextTokenizer | None]:
     bundle = Bundle.open(path)
-    clip = cast(CLIP, bundle.load("clip", dtype="float32", param_dtype="float32"))
+    clip = bundle.load("clip", dtype="float32", param_dtype="float32")
     if not use_tokenizer or not (bundle.path / "tokenizer").is_dir():
         return clip, None
     encoder = bundle.config.encoder

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from animegamer_jax.storage.files import write_whole
-from animegamer_jax.storage.paths import telling
+from animegamer_jax.storage.paths import user_errors
 from animegamer_jax.storage.serialization import read_json, to_json
 
 Part = Literal["decoder", "game"]
@@ -78,7 +78,7 @@ def write_ablations(path: Path, ablations: Ablations) -> None:
         ValueError: a score is not finite.
     """
     text = json.dumps(to_json(ablations), indent=1, allow_nan=False)
-    with telling(path, "cannot be written", mend="choose another place"):
+    with user_errors(path, "cannot be written", hint="choose another place"):
         write_whole(path, (text + "\n").encode())
 
 

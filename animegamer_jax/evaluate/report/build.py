@@ -54,7 +54,7 @@ from animegamer_jax.evaluate.report.tables import (
 )
 from animegamer_jax.evaluate.results import Evaluation, SystemResult
 from animegamer_jax.storage.files import write_whole
-from animegamer_jax.storage.paths import telling
+from animegamer_jax.storage.paths import user_errors
 
 HTML_FILE = "report.html"
 MARKDOWN_FILE = "report.md"
@@ -169,7 +169,7 @@ def write_report(
     view = make_view(folder, evaluation, read_ablations(ablations) if ablations else None)
     pages = {HTML_FILE: render_html(view), MARKDOWN_FILE: render_markdown(view)}
     place, kept = folder / PICTURES, {picture.name for picture in view.pictures}
-    with telling(folder, "the report cannot be written", mend="choose another place"):
+    with user_errors(folder, "the report cannot be written", hint="choose another place"):
         place.mkdir(parents=True, exist_ok=True)
         for picture in view.pictures:
             write_whole(place / picture.name, picture.content)

@@ -144,7 +144,7 @@ def _reads_tokens_last(t: int, mask: Mask, window: int | None) -> bool:
 
 
 def _takes_blocks(batch: int, heads: int, t: int, s: int) -> bool:
-    """Whether the scores are so many that the blocked form is the faster one, or the only one."""
+    """Whether the number of scores makes the blocked form the faster one, or the only one."""
     if platform() == "cpu":
         return t > 1 and t * s > _PLAIN_SCORES_CPU
     return 4 * batch * heads * t * s > _PLAIN_BYTES

@@ -1,7 +1,6 @@
 """The decoder alone on the toy world: clips of true shot representations (PAPER, ablations)."""
 
 from collections.abc import Sequence
-from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -38,12 +37,12 @@ def true_representations(
         motion_texts: The motion of each shot in words, for T5.
         frames: One frame of each shot, for CLIP.
     """
-    networks = [bundle.load(name) for name in ("encoder", "t5", "clip")]
-    encoder = cast(ShotEncoder, networks[0]).config
-    tokenizer = Tokenizer.load(bundle.tokenizer_dir, num_queries=encoder.num_tokens)
-    tokens = np.stack([tokenizer.padded(text, encoder.num_text_tokens) for text in motion_texts])
+    encoder, t5, clip = bundle.load("encoder"), bundle.load("t5"), bundle.load("clip")
+    config = encoder.config
+    tokenizer = Tokenizer.load(bundle.tokenizer_dir, num_queries=config.num_tokens)
+    tokens = np.stack([tokenizer.padded(text, config.num_text_tokens) for text in motion_texts])
     return in_batches(
-        lambda rows: _encode_shots(*networks, tokens[rows], frames[rows]),
+        lambda rows: _encode_shots(encoder, t5, clip, tokens[rows], frames[rows]),
         np.arange(len(motion_texts)),
         16,
     )
@@ -78,9 +77,9 @@ def sample_shots(
         motion_values: The decoder's input for each motion level; None: the protocol's.
         batch_size: Number of turns that are sampled side by side.
     """
-    dit, vae, encoder = (bundle.load(name) for name in ("dit", "vae", "encoder"))
+    dit, vae, encoder = bundle.load("dit"), bundle.load("vae"), bundle.load("encoder")
     guided = bundle.protocol.guidance_scale
-    unconditional = cast(ShotEncoder, encoder).unconditional() if guided else None
+    unconditional = encoder.unconditional() if guided else None
     table = diffusion.make_sampler_table(diffusion.schedule_of(bundle.protocol), steps)
     num_games, num_turns = levels.shape
     inputs = bundle.protocol.motion_values if motion_values is None else motion_values

@@ -6,7 +6,7 @@ The loop (`train/loop.py`) and the step (`train/step.py`) know nothing else of a
 import abc
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypedDict, TypeVar
 
 import grain
 import jax
@@ -15,12 +15,31 @@ from jaxtyping import Array, Float, Key
 
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.configs import ModelConfig, NetworkConfig
+from animegamer_jax.models.clip import CLIP
+from animegamer_jax.models.dit import DiT
+from animegamer_jax.models.encoder import ShotEncoder
+from animegamer_jax.models.linear import Linear
+from animegamer_jax.models.mllm import MLLM
+from animegamer_jax.models.t5 import T5Encoder
+from animegamer_jax.models.vae import VAE
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.train.stages.recipe import Recipe
 
 R = TypeVar("R", bound=Recipe)
 
-StageNetworks = dict[str, Any]  # by name, each a module of its network's class
+
+class StageNetworks(TypedDict, total=False):
+    """The networks of a stage by name."""
+
+    mllm: MLLM
+    encoder: ShotEncoder
+    dit: DiT
+    vae: VAE
+    clip: CLIP
+    t5: T5Encoder
+    context: Linear
+
+
 Scalars = dict[str, Float[Array, ""]]
 
 

@@ -23,17 +23,17 @@ PROCESSES = RunnerOptions(
 
 
 def test_every_item_is_done(tmp_path, capfd):
-    told = []
+    reported = []
     for_each(
         range(6),
         functools.partial(runner_work.note, folder=tmp_path),
         options=IN_MEMORY,
         label="notes",
         count_done=lambda: len(list(tmp_path.iterdir())),
-        on_progress=lambda *now: told.append(now),
+        on_progress=lambda *now: reported.append(now),
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == list("012345")
-    assert (told[0], told[-1]) == (("notes", 0, 6), ("notes", 6, 6))
+    assert (reported[0], reported[-1]) == (("notes", 0, 6), ("notes", 6, 6))
     assert capfd.readouterr().err == ""
 
 
@@ -73,16 +73,16 @@ def test_progress_counts_what_was_done_before_and_survives_a_bucket_s_errors(tmp
             return count
         raise OSError("the bucket is away")
 
-    told = []
+    reported = []
     for_each(
         range(6),
         functools.partial(runner_work.note, folder=tmp_path),
         options=IN_MEMORY,
         label="notes",
         count_done=count_done,
-        on_progress=lambda *now: told.append(now),
+        on_progress=lambda *now: reported.append(now),
     )
-    assert told == [("notes", 4, 6), ("notes", 6, 6)]
+    assert reported == [("notes", 4, 6), ("notes", 6, 6)]
 
 
 @pytest.mark.parametrize(

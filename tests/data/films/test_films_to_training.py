@@ -93,9 +93,11 @@ def games(shots, films):
     form = '[[character]]\nname = "{}"\nimages = ["anybody.png"]\n'
     (place / "characters.toml").write_text("".join(map(form.format, sorted(characters))))
     with serving(a_server_that_knows(truths_of(shots, films))) as server:
-        told = ("--endpoint", server.endpoint, "--model", "stand-in", "--parallel", 2)
+        reported = ("--endpoint", server.endpoint, "--model", "stand-in", "--parallel", 2)
         for _ in range(2):  # the second time nothing is asked
-            run("data", "annotate", shots.path, "--characters", place / "characters.toml", *told)
+            run(
+                "data", "annotate", shots.path, "--characters", place / "characters.toml", *reported
+            )
         asked = len(server.questions)
     kept = sum(shots.report(film).kept for film in shots.films())
     assert asked == kept
@@ -127,8 +129,8 @@ def test_a_real_film_goes_through(big_buck_bunny, shots, games, films):
     assert shots.report(bunny).kept >= 2  # five seconds, one shot
     characters = shots.path.parent / "characters.toml"
     with serving(a_server_that_knows(truths_of(shots, films))) as server:
-        told = ("--endpoint", server.endpoint, "--model", "stand-in")
-        run("data", "annotate", shots.path, "--characters", characters, *told)
+        reported = ("--endpoint", server.endpoint, "--model", "stand-in")
+        run("data", "annotate", shots.path, "--characters", characters, *reported)
         assert len(server.questions) == shots.report(bunny).kept  # of the others nothing
     assert {row["subject"] for row in annotations_of(shots, bunny)} == {"other"}
     run("data", "games", shots.path, "--out", shots.path.parent / "with", "--test-share", 0.3)
@@ -147,15 +149,15 @@ def test_every_stage_trains_on_it(games):
     assert open_features(place / "features").info.splits == games.info.splits
     few = ("--steps", 1, "--batch-size", 8, "--eval-every", 1, "--eval-batches", 1)
     for part, source in (("clip", games.path), ("t5", games.path), ("dit", place / "features")):
-        told = ("--part", part, "--data", source, "--model", model, "--out", place / part)
-        run("train", "foundations", *told, *few)
+        reported = ("--part", part, "--data", source, "--model", model, "--out", place / part)
+        run("train", "foundations", *reported, *few)
         assert first_loss(place / part) > 0
     for stage in ("warmup", "decoder", "mllm", "adapt"):
         out = place / stage
-        told = ["--data", place / "features", "--model", model, "--out", out]
+        reported = ["--data", place / "features", "--model", model, "--out", out]
         if stage in ("decoder", "adapt"):  # they draw clips as the part "dit" does
-            told += ["--eval-clips", 0]
-        run("train", stage, *told, *few)
+            reported += ["--eval-clips", 0]
+        run("train", stage, *reported, *few)
         assert first_loss(out) > 0
         model = out / "model"
 
@@ -182,8 +184,8 @@ def test_a_real_film_of_a_player_s_own_character(bikes, tmp_path):
     )
     said = says_of(subject="Rider", motion="cycling", environment="street")
     with serving(lambda question: says(json.dumps(said))) as server:
-        told = ("--endpoint", server.endpoint, "--model", "stand-in")
-        run("data", "annotate", shots, "--characters", tmp_path / "characters.toml", *told)
+        reported = ("--endpoint", server.endpoint, "--model", "stand-in")
+        run("data", "annotate", shots, "--characters", tmp_path / "characters.toml", *reported)
         assert len(server.questions) == len(kept)
     games = tmp_path / "games"
     options = ("--test-share", 0.3, "--min-turns", 1, "--max-turns", 2)

@@ -55,9 +55,9 @@ def test_a_shots_folder_in_a_browser(browser, page_file):
         assert page.title() == "shots"
         clips = page.locator("article")
         assert clips.count() == 3
-        told = clips.nth(1).inner_text()
+        reported = clips.nth(1).inner_text()
         for word in (f"{film_name(0)}, 1", "5.00 pixels, level 3", "riding a bicycle 1", "Ren"):
-            assert word in told
+            assert word in reported
         plays = """async video => {
             await video.play(); await new Promise(done => setTimeout(done, 300));
             return [video.videoWidth, video.currentTime > 0];
@@ -96,9 +96,9 @@ def test_a_game_dataset_in_a_browser(browser, tmp_path):
     with open_page(browser, out.as_uri()) as (page, wrong):
         assert page.locator("article").count() == 4
         first = next(iter(turns_of(1)))
-        told = page.locator("article").first.inner_text()
-        assert "train: game 0, turn 1 of 5" in told
-        assert first["instruction"].strip() in told
+        reported = page.locator("article").first.inner_text()
+        assert "train: game 0, turn 1 of 5" in reported
+        assert first["instruction"].strip() in reported
         assert "4 of 15, evenly spread" in page.inner_text("body")
         splits = page.locator("[data-histogram='turns of each split']").inner_text().split()
         assert splits[-4:] == ["train", "10", "test", "5"]
@@ -177,6 +177,6 @@ def test_where_the_page_goes(tmp_path, shots, monkeypatch, capsys):
         (tmp_path, "Is a directory"),
     ):
         assert main(["data", "show", str(shots.path), "--out", str(out), "--clips", "0"]) == 2
-        told = capsys.readouterr().err
-        assert f"{out}: cannot be written: {reason}: choose another file by --out\n" in told
-        assert told.count("\n") == 1
+        reported = capsys.readouterr().err
+        assert f"{out}: cannot be written: {reason}: choose another file by --out\n" in reported
+        assert reported.count("\n") == 1

@@ -26,19 +26,19 @@ def is_running(process: int) -> bool:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_item_is_done(tmp_path, workers, capfd):
-    told = []
+    reported = []
     for_each(
         range(6),
         functools.partial(runner_work.note, folder=tmp_path),
         options=RunnerOptions(workers=workers),
         label="notes",
-        on_progress=lambda *now: told.append(now),
+        on_progress=lambda *now: reported.append(now),
     )
     processes = {path.name: int(path.read_text()) for path in tmp_path.iterdir()}
     assert sorted(processes) == list("012345")
     assert len(set(processes.values())) == workers
     assert (os.getpid() in processes.values()) == (workers == 1)
-    assert told == [("notes", number, 6) for number in range(7)]
+    assert reported == [("notes", number, 6) for number in range(7)]
     assert capfd.readouterr().err == ""
 
 
@@ -119,10 +119,10 @@ def test_ctrl_c_ends_the_workers_quietly(tmp_path, to_all):
             os.killpg(process.pid, signal.SIGINT)
         else:
             process.send_signal(signal.SIGINT)
-        told = process.communicate(timeout=30)
+        reported = process.communicate(timeout=30)
     finally:
         process.kill()
-    assert told == (b"stopped\n", b"")
+    assert reported == (b"stopped\n", b"")
     assert len(workers) == 2
     assert not any(map(is_running, workers))
 

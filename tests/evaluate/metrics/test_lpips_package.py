@@ -40,7 +40,7 @@ def model(package) -> LPIPS:
 
 
 def pictures(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Drawn frames, each with a noisy, a shifted, a dark one and another scene's beside it."""
+    """Drawn frames, each with a noisy, a shifted, a dark one and another scene's."""
     frames = np.stack([render(scene, height=height, width=width)[0] for scene in SCENES])
     noise = np.random.default_rng(0).normal(0, 12, frames.shape)
     noisy = (frames + noise).round().clip(0, 255).astype(np.uint8)

@@ -170,6 +170,6 @@ def test_what_cannot_be_used_is_refused_in_one_line(theirs, tmp_path, tiny_bundl
     (other / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match="expected the tokenizer that belongs to it"):
         load_clip_for_scores(folder, tokenizer=other, head_width=8)
-    (other / "tokenizer.json").write_text("no JSON")
+    (other / "tokenizer.json").write_text("{")
     with pytest.raises(UserError, match="the tokenizer cannot be read"):
         BytePairTokenizer(other)

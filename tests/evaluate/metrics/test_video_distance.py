@@ -75,7 +75,7 @@ def test_covariances_without_full_rank_need_to_be_asked_for(random):
 
 
 def test_the_discrepancy_is_that_of_jedis_own_example():
-    """Its `mmd_polynomial.py` tells 270.7 for these two sets (degree 2, no constant)."""
+    """Its `mmd_polynomial.py` gives 270.7 for these two sets (degree 2, no constant)."""
     a = np.arange(1.0, 10).reshape(3, 3)
     b = np.array([[7.0, 6, 5], [4, 3, 2], [1, 1, 8], [0, 2, 5]])
     assert polynomial_mmd(a, b) == pytest.approx(270.7, abs=0.05)

@@ -22,7 +22,7 @@ from animegamer_jax.data.characters import MAX_NAME, Character, Characters
 from animegamer_jax.data.films.clips.store import ClipRow, ShotsFolder
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.files import write_json, write_lines
-from animegamer_jax.storage.paths import telling
+from animegamer_jax.storage.paths import user_errors
 from animegamer_jax.storage.serialization import from_json, read_json, read_lines, to_json
 from animegamer_jax.vlm.fields import (
     LOWER,
@@ -282,7 +282,7 @@ def save_characters(folder: ShotsFolder, characters: Characters) -> None:
 
 def _read_rows(file: epath.Path) -> list[tuple[dict[str, Any], str]]:
     """Reads a file of rows, which need not be there; returns each with its place."""
-    with telling(file, "cannot be read", mend="check the path"):
+    with user_errors(file, "cannot be read", hint="check the path"):
         rows = list(read_lines(file, dict[str, Any], hint=_AGAIN)) if file.exists() else []
     for row, where in rows:
         if type(row.get("clip")) is not int:
@@ -292,12 +292,12 @@ def _read_rows(file: epath.Path) -> list[tuple[dict[str, Any], str]]:
 
 def _read(kind: Any, file: epath.Path) -> Any:
     """Reads a file that need not be there."""
-    with telling(file, "cannot be read", mend="check the path"):
+    with user_errors(file, "cannot be read", hint="check the path"):
         if not file.exists():
             return None
     return read_json(file, kind, hint="remove the file and annotate again")
 
 
 def _remove(file: epath.Path) -> None:
-    with telling(file, "cannot be removed", mend="check the path"):
+    with user_errors(file, "cannot be removed", hint="check the path"):
         file.unlink(missing_ok=True)

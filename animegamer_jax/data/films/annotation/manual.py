@@ -25,7 +25,7 @@ from animegamer_jax.data.films.annotation.labels import (
 )
 from animegamer_jax.data.films.clips.store import ClipRow, ShotsFolder
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.paths import absolute, telling
+from animegamer_jax.storage.paths import absolute, user_errors
 
 COLUMNS = ("film", "clip", *FIELDS)
 _NUMBERS = ("clip", "motion_level", "social", "entertainment", "stamina")
@@ -156,7 +156,7 @@ def _read(file: epath.Path) -> Iterator[tuple[str, dict[str, Any]]]:
             f"{file}: expected a name that ends in {', '.join((*_TABLES, *_LINES))}: save the "
             "annotations as one of these"
         )
-    with telling(file, "cannot be read", mend="check the path"):
+    with user_errors(file, "cannot be read", hint="check the path"):
         content = file.read_bytes()
     try:
         text = content.decode("utf-8-sig")

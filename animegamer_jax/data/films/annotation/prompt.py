@@ -79,6 +79,6 @@ class ClipPrompt:
         parts = [text_part(f"{character.name}{aliases} looks like this:")]
         for digest in character.images:
             name, content = f"picture of {character.name}", self._characters.pictures[digest]
-            picture = open_picture(content, name=name, mend="use another one")
+            picture = open_picture(content, name=name, hint="use another one")
             parts.append(picture_part(picture, side=self._side))
         return parts

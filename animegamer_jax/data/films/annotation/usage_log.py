@@ -9,7 +9,7 @@ import time
 
 from animegamer_jax.data.films.clips.store import ShotsFolder
 from animegamer_jax.storage.files import write_json
-from animegamer_jax.storage.paths import telling
+from animegamer_jax.storage.paths import user_errors
 from animegamer_jax.storage.serialization import read_json, to_json
 from animegamer_jax.vlm.usage import Usage
 
@@ -51,7 +51,7 @@ def read_usage(folder: ShotsFolder) -> Usage:
         UserError: a file is damaged.
     """
     total, path = Usage(), folder.path / _USAGE
-    with telling(path, "cannot be read", mend="check the path"):
+    with user_errors(path, "cannot be read", hint="check the path"):
         files = sorted(path.glob("*.json")) if path.exists() else []
     for file in files:
         total += read_json(file, Usage, hint="remove it; its requests are not counted then")

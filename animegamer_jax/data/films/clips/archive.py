@@ -15,7 +15,7 @@ from jaxtyping import UInt8
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.video import decode_mp4
 from animegamer_jax.storage.files import replacing
-from animegamer_jax.storage.paths import telling
+from animegamer_jax.storage.paths import user_errors
 
 AGAIN = "remove the film's folder and cut the film again"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # zip's own zero: the same clips give the same archive
@@ -62,7 +62,7 @@ class ClipArchive:
         return self._read(_PICTURE.format(clip), "picture of a dropped clip")
 
     def _read(self, name: str, what: str) -> bytes:
-        with telling(self.path, "cannot be read", mend=AGAIN):
+        with user_errors(self.path, "cannot be read", hint=AGAIN):
             try:
                 return self.archive.read(name)
             except KeyError:
@@ -90,7 +90,7 @@ def reading_archive(path: epath.Path) -> Iterator[ClipArchive]:
         UserError: It is missing or damaged.
     """
     with contextlib.ExitStack() as stack:
-        with telling(path, "cannot be read", mend=AGAIN):
+        with user_errors(path, "cannot be read", hint=AGAIN):
             file = stack.enter_context(path.open("rb"))
             try:
                 archive = stack.enter_context(zipfile.ZipFile(file))

@@ -38,7 +38,7 @@ from animegamer_jax.data.films.clips.records import (
 )
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.files import remove_stale, write_json, write_lines
-from animegamer_jax.storage.paths import absolute, telling
+from animegamer_jax.storage.paths import absolute, user_errors
 from animegamer_jax.storage.serialization import read_json, read_lines, to_json
 
 SHOTS_FILE = "shots.json"
@@ -61,7 +61,7 @@ def film_content(path: epath.Path) -> str:
     Raises:
         UserError: The file cannot be read.
     """
-    with telling(path, "cannot be read", mend=_CHECK), path.open("rb") as file:
+    with user_errors(path, "cannot be read", hint=_CHECK), path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         digest = hashlib.sha256(str(size).encode())
         last = max(0, size - _BLOCK)
@@ -138,14 +138,14 @@ class ShotsFolder:
 
     def films(self) -> list[str]:
         """Returns the ids of the finished films, in order."""
-        with telling(self.path, "cannot be read", mend=_CHECK):
+        with user_errors(self.path, "cannot be read", hint=_CHECK):
             names = sorted(child.name for child in self.path.iterdir() if _ID.fullmatch(child.name))
         return [film for film in names if self.is_finished(film)]
 
     def is_finished(self, film: str) -> bool:
         """Whether the film is complete."""
         path = self.folder(film) / "film.json"
-        with telling(path, "cannot be read", mend=_CHECK):
+        with user_errors(path, "cannot be read", hint=_CHECK):
             return path.exists()
 
     def report(self, film: str) -> FilmReport:
@@ -215,7 +215,7 @@ class ShotsFolder:
             UserError: The folder cannot be written.
         """
         folder = self.folder(film)
-        with telling(folder, "cannot be written", mend="free space or choose another place"):
+        with user_errors(folder, "cannot be written", hint="free space or choose another place"):
             (folder / "film.json").unlink(missing_ok=True)
             with writing_archive(folder / "clips.zip") as archive:
                 writer = FilmWriter(archive)
@@ -246,7 +246,7 @@ class ShotsFolder:
         Raises:
             UserError: A file cannot be removed.
         """
-        with telling(self.path, "cannot be tidied", mend="check who may write there"):
+        with user_errors(self.path, "cannot be tidied", hint="check who may write there"):
             for pattern in ("*.part-*", "*/*.part-*"):
                 remove_stale(self.path.glob(pattern))
 
@@ -256,7 +256,7 @@ class ShotsFolder:
         Raises:
             UserError: A file is damaged.
         """
-        with telling(self.path, "cannot be read", mend=_CHECK):
+        with user_errors(self.path, "cannot be read", hint=_CHECK):
             paths = sorted(self.path.glob(f"{_SKIPPED}/*.json"))
         return [read_json(path, SkippedFilm, hint="remove the file") for path in paths]
 
@@ -288,7 +288,7 @@ def open_shots(path: epath.PathLike, settings: FilmSettings | None = None) -> Sh
     """
     path = absolute(path)
     file = path / SHOTS_FILE
-    with telling(path, "cannot be read", mend=_CHECK):
+    with user_errors(path, "cannot be read", hint=_CHECK):
         there = file.exists()
         free = not path.exists() or (path.is_dir() and not any(path.iterdir()))
     if not there and (settings is None or not free):

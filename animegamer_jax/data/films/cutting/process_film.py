@@ -53,7 +53,7 @@ from animegamer_jax.media.motion import (
 )
 from animegamer_jax.media.video import encode_mp4
 from animegamer_jax.progress import Progress, no_progress
-from animegamer_jax.storage.paths import absolute, is_bucket, telling
+from animegamer_jax.storage.paths import absolute, is_bucket, user_errors
 
 Clip = UInt8[np.ndarray, "f h w 3"]
 
@@ -78,7 +78,7 @@ def list_films(paths: Sequence[str]) -> list[epath.Path]:
     found: dict[str, epath.Path] = {}
     for text in paths:
         path = absolute(text)
-        with telling(path, "cannot be read", mend="check the path"):
+        with user_errors(path, "cannot be read", hint="check the path"):
             films = _films_at(path)
         if not films:
             what = f"no film ({' '.join(SUFFIXES)}) in it" if path.is_dir() else "nothing there"
@@ -191,7 +191,7 @@ def _local(path: epath.Path) -> Iterator[Path]:
         copy = Path(place) / f"film{path.suffix}"
         with (
             film_errors(),
-            telling(path, "cannot be copied", mend="check the path and the free space"),
+            user_errors(path, "cannot be copied", hint="check the path and the free space"),
             path.open("rb") as source,
             copy.open("wb") as target,
         ):

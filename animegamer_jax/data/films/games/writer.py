@@ -10,14 +10,14 @@ from typing import Any
 
 from etils import epath
 
-from animegamer_jax.data.datasets import Part, Record, SetInfo
+from animegamer_jax.data.datasets import DatasetInfo, Part, Record
 from animegamer_jax.data.films.clips.store import ShotsFolder
 from animegamer_jax.data.films.games.card import make_card
 from animegamer_jax.data.films.games.grouping import FilmGame, GamesSettings, game_records
 from animegamer_jax.data.films.games.plan import SPLITS, GamesPlan, Split, make_plan
 from animegamer_jax.data.films.runners import RunnerOptions
 from animegamer_jax.data.films.runners import for_each as run_for_each
-from animegamer_jax.data.shards import ShardedSet, begin_set
+from animegamer_jax.data.shards import ShardedDataset, begin_dataset
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.serialization import to_json
 
@@ -32,7 +32,7 @@ def write_film_games(
     *,
     films_a_shard: int = 1,
     for_each: Callable[..., None] = _HERE,
-) -> SetInfo:
+) -> DatasetInfo:
     """Writes the games of all annotated films and the data card, or continues an earlier run.
 
     The dataset does not depend on who wrote which shard.
@@ -52,7 +52,7 @@ def write_film_games(
     if films_a_shard < 1:
         raise UserError(f"films a shard {films_a_shard}: expected 1 or more")
     plan, cut = make_plan(folder, settings), folder.settings
-    info = SetInfo(
+    info = DatasetInfo(
         kind="games",
         made_by=MADE_BY,
         seed=None,
@@ -67,7 +67,9 @@ def write_film_games(
     starts = range(0, len(plan.films), films_a_shard)
     films = [plan.films[start : start + films_a_shard] for start in starts]
     config = _run_config(plan, films)
-    written = begin_set(path, info, shards=dict.fromkeys(SPLITS, len(films)), fingerprint=config)
+    written = begin_dataset(
+        path, info, shards=dict.fromkeys(SPLITS, len(films)), fingerprint=config
+    )
     write = functools.partial(_write_shard, written=written, films=films, plan=plan)
     for_each(_missing(written), write, count_done=lambda: len(films) - len(_missing(written)))
     made = {
@@ -96,13 +98,13 @@ def _run_config(plan: GamesPlan, films: Sequence[Sequence[str]]) -> dict[str, An
     }
 
 
-def _missing(written: ShardedSet) -> list[int]:
+def _missing(written: ShardedDataset) -> list[int]:
     """Returns the shards of which a split is missing."""
     return sorted({shard for split in SPLITS for shard in written.missing(split)})
 
 
 def _write_shard(
-    shard: int, *, written: ShardedSet, films: Sequence[Sequence[str]], plan: GamesPlan
+    shard: int, *, written: ShardedDataset, films: Sequence[Sequence[str]], plan: GamesPlan
 ) -> None:
     """Writes the games of a few films, in all splits."""
     games = {film: plan.games(film) for film in films[shard]}

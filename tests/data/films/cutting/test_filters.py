@@ -32,7 +32,7 @@ from animegamer_jax.toy.scene import (
 NUM_FRAMES = 17
 
 
-def scene(number: int, **told) -> Scene:
+def scene(number: int, **reported) -> Scene:
     values = {
         "character": CHARACTERS[number % 8],
         "motion": [m for m in MOTIONS if m != "talk"][number % 7],
@@ -42,7 +42,7 @@ def scene(number: int, **told) -> Scene:
         "partner": None,
         "seed": number,
     }
-    return Scene(**{**values, **told})
+    return Scene(**{**values, **reported})
 
 
 # Motion

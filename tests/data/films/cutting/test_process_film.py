@@ -396,9 +396,9 @@ def test_damaged_places_are_counted(tmp_path, folder):
 
 def test_progress_is_told_in_seconds(tmp_path, folder):
     path = write_frames(tmp_path / "film [1].mp4", moving(24 * 5, speed=3))
-    told = []
-    cut(path, folder, estimate=even_flow, on_progress=lambda *now: told.append(now))
-    assert list(dict.fromkeys(told)) == [
+    reported = []
+    cut(path, folder, estimate=even_flow, on_progress=lambda *now: reported.append(now))
+    assert list(dict.fromkeys(reported)) == [
         *(("film [1].mp4: seconds searched for cuts", second, 5) for second in range(6)),
         *(("film [1].mp4: seconds cut into clips", second, 5) for second in (2, 4, 5)),
     ]

@@ -1,4 +1,4 @@
-"""Films are read as they are shown, whatever their container, and told apart from other files."""
+"""Films are read as they are shown, whatever their container, and other files are recognised."""
 
 import itertools
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""Annotated films to games: which turns, which split, which numbers, and the card beside them."""
+"""Annotated films to games: which turns, which split, which numbers, and their card."""
 
 import dataclasses
 import json
@@ -134,8 +134,8 @@ def test_the_words_of_a_turn():
     said = label(
         0, subject="Qiqi", motion="flying on broomstick", adverb="quickly", environment="sky"
     ).annotation
-    told = "Character: Qiqi; Motion: quickly flying on broomstick; Background: day sky."
-    assert instruction(said) == told
+    reported = "Character: Qiqi; Motion: quickly flying on broomstick; Background: day sky."
+    assert instruction(said) == reported
     complete, *partial = captions(said)
     for word in ("Qiqi", "quickly", "flying on broomstick", "day", "sky"):
         assert word in complete
@@ -160,7 +160,7 @@ def takes(count: int, *, per_scene: int = 2, first_value: float = 0.5) -> list[T
 
 
 def annotated(path, *films: int):
-    """Films with so many clips each: every seventh is set aside, every third is nobody's."""
+    """Films with that number of clips each: every seventh is set aside, every third is nobody's."""
     shots = make_shots(
         path, [takes(count, first_value=0.5 + n / 3) for n, count in enumerate(films)]
     )
@@ -349,7 +349,7 @@ def change_characters(shots) -> None:
 
 @pytest.mark.parametrize("what", CHANGED)
 def test_a_set_that_was_begun_with_something_else_is_not_gone_on_with(tmp_path, what):
-    changes, change, told = CHANGED[what]
+    changes, change, reported = CHANGED[what]
     shots = annotated(tmp_path / "shots", 24, 18)
     begun(tmp_path / "games", shots, test_share=0.3)
     if change is not None:
@@ -357,7 +357,7 @@ def test_a_set_that_was_begun_with_something_else_is_not_gone_on_with(tmp_path, 
     settings = GamesSettings(**({"test_share": 0.3} | changes))
     with pytest.raises(UserError) as caught:
         write_film_games(tmp_path / "games", shots, settings, films_a_shard=1)
-    assert told in str(caught.value)
+    assert reported in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "games" / "set.json").exists()
 
@@ -413,9 +413,9 @@ def test_equal_clips_of_two_films_are_in_one_split(tmp_path):
 KILLED = """
 import os, signal, sys
 from animegamer_jax.cli import main
-from animegamer_jax.data.shards import ShardedSet
+from animegamer_jax.data.shards import ShardedDataset
 
-write, written = ShardedSet.write, []
+write, written = ShardedDataset.write, []
 
 def torn(records):
     for number, record in enumerate(records):
@@ -427,7 +427,7 @@ def write_some(self, split, shard, records):
     written.append((split, shard))
     return write(self, split, shard, torn(records))
 
-ShardedSet.write = write_some
+ShardedDataset.write = write_some
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -582,12 +582,14 @@ def refusal(path, shots, settings=None) -> str:
 
 def test_films_that_are_not_annotated(tmp_path):
     shots = make_shots(tmp_path / "shots", [takes(8), takes(8)])
-    told = refusal(tmp_path, shots)
-    assert f"not annotated: 2 of 2 films, the first {FILM}: run `animegamer data annotate`" in told
+    reported = refusal(tmp_path, shots)
+    assert (
+        f"not annotated: 2 of 2 films, the first {FILM}: run `animegamer data annotate`" in reported
+    )
     annotate(shots, 1, [label(n) for n in (0, 1, 2, 3, 5, 6, 7)])
-    told = refusal(tmp_path, shots)
-    assert "not annotated: 1 of 2 films" in told
-    assert told.endswith("to its end, or skip them with --unannotated skip")
+    reported = refusal(tmp_path, shots)
+    assert "not annotated: 1 of 2 films" in reported
+    assert reported.endswith("to its end, or skip them with --unannotated skip")
     settings = GamesSettings(unannotated="skip")
     assert make_plan(shots, settings).skipped == (FILM,)
     write_film_games(tmp_path / "games", shots, settings)
