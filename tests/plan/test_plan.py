@@ -472,8 +472,8 @@ def test_attention_by_its_schedule():
         "available HBM (15.75G).",
     ],
 )
-def test_what_does_not_fit_tells_how_much(reported):
-    error = read_no_room(f"RESOURCE_EXHAUSTED: {reported}", limit=1.0)
+def test_what_does_not_fit_tells_how_much(message):
+    error = read_no_room(f"RESOURCE_EXHAUSTED: {message}", limit=1.0)
     assert isinstance(error, TooLargeError)
     assert error.needed == pytest.approx(26.3 * 2**30 / 1e9)
     assert error.limit == pytest.approx(15.75 * 2**30 / 1e9)
