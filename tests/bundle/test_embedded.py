@@ -35,7 +35,7 @@ def test_it_is_small_and_has_a_card(bundle):
         assert re.search(rf"^\| {stage} \| [\d,]+ \| \d+ \| [\d.e-]+ \| \w+ \| \d+ \|$", card, re.M)
 
 
-def test_the_card_tells_the_stored_scores_of_these_weights(bundle):
+def test_the_card_has_the_stored_scores_of_these_weights(bundle):
     stored = json.loads((TOY / embed.SCORES_FILE).read_text())
     assert stored["embedded"] == bundle.digest()
     assert stored["scored"] in (stored["trained"], stored["embedded"])
