@@ -329,7 +329,7 @@ def test_a_mistake_of_one_host_stops_both(games_path, bundle, tmp_path):
     assert "features: batch 3: expected a multiple" in done[1].stderr
     differ = start_hosts([*words, "4"], [*words, "4", "--frame", "random"])
     assert [host.returncode for host in differ] == [2, 2]
-    assert all("host 1: another value than host 0 of frame" in d.stderr for d in differ)
+    assert all("host 1 and host 0 differ in frame" in d.stderr for d in differ)
 
 
 # What cannot be

@@ -91,7 +91,7 @@ def test_every_command_is_one_that_the_command_line_takes(script, tmp_path):
     for words, flags in calls(tmp_path):
         name, rest = cli._choose(words)
         module, _, attribute = cli.COMMANDS[name][0].partition(":")
-        function = getattr(importlib.import_module(module), attribute)
+        function = getattr(importlib.import_module(f"animegamer_jax.{module}"), attribute)
         if words[0] == "train":
             function = function.for_words(rest)
         _, options = cli.parse(function, f"animegamer {name}", rest)

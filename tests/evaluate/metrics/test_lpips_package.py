@@ -78,7 +78,7 @@ class Runs:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"a": Runs()}, r"asks for builtins\.print"),
+        ({"a": Runs()}, r"asks to run builtins\.print"),
         ({"a": {"b": 3}}, r"a\.b\.: expected arrays, found int"),
     ],
 )
@@ -89,7 +89,7 @@ def test_a_pickle_that_holds_more_than_arrays_is_refused(tmp_path, capsys, conte
         open_pickled_arrays(file)
     assert capsys.readouterr().out == ""
     file.write_bytes(b"no pickle")
-    with pytest.raises(UserError, match="no pickle of arrays alone"):
+    with pytest.raises(UserError, match="not a pickle of arrays alone"):
         open_pickled_arrays(file)
     with pytest.raises(UserError, match="cannot be read: No such file"):
         open_pickled_arrays(tmp_path / "gone")
