@@ -60,7 +60,7 @@ def networks(bundle):
 
 
 @pytest.fixture(scope="module")
-def turn_counts():
+def reported():
     return []
 
 
