@@ -16,7 +16,8 @@ from animegamer_jax import cli
 from animegamer_jax.bench import command, run, timing, torch_networks, training
 from animegamer_jax.bench.compare import Difference, check_agreement, compute_differences
 from animegamer_jax.bench.model import Model, make_middle, write_middle
-from animegamer_jax.bench.programs import PLAY, Compiled, Program, play_programs
+from animegamer_jax.bench.names import PLAY
+from animegamer_jax.bench.programs import Compiled, Program, play_programs
 from animegamer_jax.bundle.bundle import Bundle, BundleWriter
 from animegamer_jax.convert.export import fits_released_code
 from animegamer_jax.errors import UserError
