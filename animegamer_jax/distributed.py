@@ -5,29 +5,28 @@ JAX is imported inside the functions, because commands need the options long bef
 
 import contextlib
 import dataclasses
-import glob
 import hashlib
 import json
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from animegamer_jax.devices import has_tpu
 from animegamer_jax.errors import UserError
+from animegamer_jax.progress import print_status
 from animegamer_jax.storage.serialization import flattened
 
 _CLUSTERS = ("JAX_COORDINATOR_ADDRESS", "SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri")
-_CHIPS = ("/dev/accel*", "/dev/vfio/[0-9]*")
 _JAX_MARGIN = 60  # seconds by which JAX's own time-out comes after ours
 _TEXT_BYTES = 2048  # of an error message that is sent to the other hosts
 
 
 def on_cluster() -> bool:
     """Whether JAX may find the other hosts by itself: TPU machines (VM, GKE), Slurm, Open MPI."""
-    return any(map(os.environ.get, _CLUSTERS)) or any(map(glob.glob, _CHIPS))
+    return any(map(os.environ.get, _CLUSTERS)) or has_tpu()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +61,9 @@ class HostOptions:
             return
         if self.coordinator is None and self.hosts is None and self.host is None:
             if on_cluster():
-                _print(f"waiting up to {self.connect_seconds} s for other hosts, if JAX finds any")
+                print_status(
+                    f"waiting up to {self.connect_seconds} s for other hosts, if JAX finds any"
+                )
                 self._initialize()
             return
         if self.coordinator is None or self.hosts is None or self.host is None:
@@ -83,7 +84,7 @@ class HostOptions:
                     f"({error.strerror or error}): choose another port on every host"
                 ) from error
         if self.hosts > 1:
-            _print(
+            print_status(
                 f"waiting up to {self.connect_seconds} s for {self.hosts} hosts at "
                 f"{self.coordinator}"
             )
@@ -120,15 +121,11 @@ class HostOptions:
         if self.coordinator is not None:
             where = f" at {self.coordinator}"
             hint = ", each with its own --host, and check that host 0's port can be reached"
-        _print(
+        print_status(
             f"not {who} joined{where} within {self.connect_seconds} s: start the same command on "
             f"every host{hint}"
         )
         os._exit(2)  # an exit by exception would wait for JAX's client
-
-
-def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

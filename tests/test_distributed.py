@@ -19,7 +19,7 @@ from test_loop import LONG, Measuring, make_run, train
 from tiny_games import write_model
 from tiny_sets import write_features_set
 
-from animegamer_jax import distributed
+from animegamer_jax import devices, distributed
 from animegamer_jax.bundle.bundle import Bundle, BundleWriter
 from animegamer_jax.cli import main
 from animegamer_jax.distributed import HostOptions
@@ -429,7 +429,7 @@ def test_a_machine_that_looks_like_a_cluster_continues_alone():
 
 
 def test_a_shell_inside_a_job_is_no_step(monkeypatch):
-    monkeypatch.setattr(distributed, "_CHIPS", ())
+    monkeypatch.setattr(devices, "_TPU_FILES", ())
     for name in distributed._CLUSTERS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURM_JOB_ID", "7")

@@ -20,7 +20,7 @@ from animegamer_jax.train.optimizer import make_optimizer
 from animegamer_jax.train.result import write_result
 from animegamer_jax.train.run import TrainingRun
 from animegamer_jax.train.signals import StopSignals
-from animegamer_jax.train.stages.base import Stage, StageNetworks
+from animegamer_jax.train.stages.base import Stage
 from animegamer_jax.train.step import (
     TrainState,
     averaged,
@@ -63,7 +63,7 @@ def train(run: TrainingRun) -> int:
         throughput = Throughput(
             unit=stage.unit,
             batch_size=recipe.batch_size,
-            sample_flops=_sample_flops(stage, networks),
+            sample_flops=stage.sample_flops(networks),
             chips=mesh.size,
             peak_tflops=run.peak_tflops,
         )
@@ -194,13 +194,6 @@ def _describe(state: TrainState, stage: Stage[Any]) -> str:
         f"{stage.name}: {recipe.steps} steps of {recipe.batch_size} {stage.unit}{done}; "
         f"{trained:,} weights are trained, {frozen:,} frozen"
     )
-
-
-def _sample_flops(stage: Stage[Any], networks: StageNetworks) -> float | None:
-    try:
-        return stage.sample_flops(networks)
-    except NotImplementedError:
-        return None
 
 
 def _non_finite(run: TrainingRun, state: TrainState, batch: Any, key: jax.Array) -> NonFiniteError:

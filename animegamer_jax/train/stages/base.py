@@ -120,9 +120,9 @@ class Stage(abc.ABC, Generic[R]):
         the step, for the whole batch: the result does not depend on the number of devices.
         """
 
-    def sample_flops(self, networks: StageNetworks) -> float:
-        """Returns the FLOPs of one sample's training step, used for the MFU."""
-        raise NotImplementedError
+    def sample_flops(self, networks: StageNetworks) -> float | None:
+        """Returns the FLOPs of one sample's training step, used for the MFU; None: not counted."""
+        return None
 
     def evaluate(self, networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> Evaluation:
         """Returns scores besides the loss, and clips, of a held-out batch with averaged weights."""
