@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from etils import epath
+
 from animegamer_jax.bundle.bundle import Bundle, abstract_network
-from animegamer_jax.bundle.config import with_dtypes
+from animegamer_jax.bundle.config import BundleConfig, with_dtypes
 from animegamer_jax.configs import ModelConfig
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.tokenizer import write_word_tokenizer
@@ -15,30 +17,16 @@ _WORDS = ("character", "motion", "background", "mika", "walking", "the", "beach"
 class AbstractBundle(Bundle):
     """A bundle whose networks have shapes but no weights."""
 
-    def __init__(self, config: ModelConfig, protocol: Protocol, *, tokenizer: Path):
-        self._config, self._protocol, self._tokenizer = config, protocol, tokenizer
-        self.path = tokenizer.parent  # type: ignore[assignment]
-
-    @property
-    def name(self) -> str:
-        return "abstract"
-
-    @property
-    def protocol(self) -> Protocol:
-        return self._protocol
-
-    @property
-    def config(self) -> ModelConfig:
-        return self._config
-
-    @property
-    def tokenizer_dir(self) -> Path:
-        return self._tokenizer
+    def __init__(self, config: ModelConfig, protocol: Protocol, *, folder: Path):
+        info = BundleConfig(
+            name="abstract", date=None, protocol=protocol, networks=config, weights={}, released={}
+        )
+        super().__init__(epath.Path(folder), info)
 
     def load(self, name: Any, *, mesh: Any = None, rules: Any = None, **formats: Any) -> Any:
         """Returns a network of shapes only."""
         del mesh, rules
-        return abstract_network(name, with_dtypes(getattr(self._config, name), **formats))
+        return abstract_network(name, with_dtypes(getattr(self.config, name), **formats))
 
 
 def write_tokenizer(folder: Path, config: ModelConfig) -> Path:

@@ -96,7 +96,7 @@ def make_stage(
     recipe = dataclasses.replace(recipe, **changes)
     config, protocol = SIZES[size](), PAPER
     tokenizer = write_tokenizer(folder, config)
-    bundle = AbstractBundle(config, protocol, tokenizer=tokenizer)
+    bundle = AbstractBundle(config, protocol, folder=folder)
     return stage_class(recipe, config, protocol, tokenizer_dir=tokenizer), bundle
 
 

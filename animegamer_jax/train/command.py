@@ -103,7 +103,7 @@ class StageCommand:
         if sum(word.partition("=")[0] == "--data" for word in words) > 1:
             raise UserError("--data: found twice: expected once, with all datasets: --data A B")
         part = _option(words, "--part")
-        if _asks_help(words) and self.stage == "foundations":
+        if {"-h", "--help"} & {*words} and self.stage == "foundations":
             part = part or PARTS[0]
         stage, recipe = find_stage(self.stage, part=part, size=_option(words, "--size") or "toy")
         return make_command(stage, recipe)
@@ -134,10 +134,6 @@ def _option(words: list[str], name: str) -> str | None:
         elif word.startswith(f"{name}="):
             found = word.partition("=")[2]
     return found
-
-
-def _asks_help(words: list[str]) -> bool:
-    return any(word in ("-h", "--help") for word in words)
 
 
 def sources(words: tuple[str, ...]) -> tuple["DataSource", ...]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from einops import rearrange
 from etils import epath
 from PIL import Image
 from rich.console import Console
@@ -111,13 +112,9 @@ class Throughput:
 
 def gif(clips: np.ndarray, *, fps: int = FRAMES_PER_SECOND) -> bytes:
     """Returns clips uint8 [n, f, h, w, 3] in rows of eight as one animated GIF."""
-    count, frames, height, width, _ = clips.shape
-    columns = min(count, _GIF_COLUMNS)
-    rows = math.ceil(count / columns)
-    sheet = np.zeros((frames, rows * height, columns * width, 3), np.uint8)
-    for i, clip in enumerate(clips):
-        y, x = (i // columns) * height, (i % columns) * width
-        sheet[:, y : y + height, x : x + width] = clip
+    columns = min(len(clips), _GIF_COLUMNS)
+    filled = np.pad(clips, ((0, -len(clips) % columns), *[(0, 0)] * 4))
+    sheet = rearrange(filled, "(y x) f h w c -> f (y h) (x w) c", x=columns)
     pictures = [Image.fromarray(frame) for frame in sheet]
     buffer = io.BytesIO()
     pictures[0].save(

@@ -17,20 +17,15 @@ from animegamer_jax.train.stages.recipe import DECAYED, OptimizerConfig
 
 def parameter_path(path: tuple[Any, ...]) -> str:
     """Returns the dotted name of a leaf in a tree of parameters from its JAX key path."""
-    names = [getattr(k, "key", getattr(k, "name", getattr(k, "idx", None))) for k in path]
-    if names and names[-1] == "value":  # inside the variable
-        names.pop()
-    return ".".join(map(str, names))
+    dotted = jax.tree_util.keystr(path, simple=True, separator=".")
+    return dotted.removesuffix(".value")  # inside the variable
 
 
 def decays(params: Any) -> Any:
     """Returns a tree like `params` of whether each parameter has weight decay."""
-
-    def one(path: tuple[Any, ...], leaf: Any) -> bool:
-        del leaf
-        return parameter_path(path).rpartition(".")[2] in DECAYED
-
-    return jax.tree_util.tree_map_with_path(one, params)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: parameter_path(path).rpartition(".")[2] in DECAYED, params
+    )
 
 
 def make_schedule(config: OptimizerConfig, *, steps: int) -> optax.Schedule:

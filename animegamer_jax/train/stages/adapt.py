@@ -5,62 +5,48 @@ the decoder is trained, with its own loss, to make the true clip from it.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import grain
 import jax
 import jax.numpy as jnp
-from flax import nnx
-from jaxtyping import Array, Float, Key, UInt8
+from jaxtyping import Array, Float, Key
 
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.data.datasets import open_features
-from animegamer_jax.data.samples import AdaptSample, Starts, adapt_samples, adapt_spec
-from animegamer_jax.protocol import Layout
-from animegamer_jax.tokenizer import Tokenizer
+from animegamer_jax.data.samples import AdaptSample, adapt_samples, adapt_spec
 from animegamer_jax.train.stages.base import (
     DataSource,
-    Evaluation,
     Scalars,
-    Stage,
     StageNetworks,
 )
 from animegamer_jax.train.stages.decoder import (
     DECODER_OPTIMIZER,
     ClipRecipe,
-    check_low_rank,
+    ClipStage,
     drawn_loss,
-    make_clip_sampler,
-    trains_transformer,
     transformer_flops,
-    vae_config_of,
 )
 from animegamer_jax.train.stages.mllm import (
-    check_protocol,
+    GameRecipe,
+    GameStage,
     lay_out,
-    load_mllm_tokenizer,
-    make_layout,
-    make_windows,
 )
 from animegamer_jax.train.stages.networks import matrix_size, mixed_samples
 from animegamer_jax.train.stages.recipe import OptimizerConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AdaptRecipe(ClipRecipe):
+class AdaptRecipe(GameRecipe, ClipRecipe):
     """The recipe of the adaptation.
 
     Attributes:
         context_dropout: Share of samples whose context is the unconditional one of guidance (not in
             the paper).
-        starts: Start of the histories. With "game" they reach back to the start of the game, as far
-            as the window allows; with "anywhere" their length is drawn first, uniformly.
     """
 
     context_dropout: float = 0.05
-    starts: Starts = "game"
 
 
 RECIPES = {
@@ -88,7 +74,7 @@ RECIPES = {
 }
 
 
-class AdaptStage(Stage[AdaptRecipe]):
+class AdaptStage(ClipStage[AdaptRecipe], GameStage[AdaptRecipe]):
     """Trains the decoder on the frozen language model's predictions."""
 
     recipes = RECIPES
@@ -100,15 +86,6 @@ class AdaptStage(Stage[AdaptRecipe]):
         "mllm": "mllm",
     }
     changes: ClassVar[tuple[NetworkName, ...]] = ("dit",)
-    unit: ClassVar[str] = "clips"
-
-    @functools.cached_property
-    def tokenizer(self) -> Tokenizer:
-        return load_mllm_tokenizer(self)
-
-    @functools.cached_property
-    def layout(self) -> Layout:
-        return make_layout(self, self.tokenizer)
 
     def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
         """Returns the decoder, E_a, the language model, and the VAE for the evaluation's clips.
@@ -118,21 +95,12 @@ class AdaptStage(Stage[AdaptRecipe]):
                 cannot be trained for the protocol.
         """
         assert bundle is not None, "the command has checked what the stage needs"
-        recipe = self.recipe
-        check_protocol(self)
-        check_low_rank(self)
-        return {
-            "dit": bundle.load("dit", mesh=mesh, dtype=recipe.dtype, remat=recipe.remat),
-            "encoder": bundle.load("encoder", mesh=mesh, dtype=recipe.dtype),
-            "mllm": bundle.load("mllm", mesh=mesh, dtype=recipe.dtype),
-            "vae": bundle.load("vae", mesh=mesh, dtype=recipe.dtype),
-        }
-
-    def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
-        return network == "dit" and trains_transformer(self.recipe, path, variable)
+        self.check_protocol()
+        networks = super().load(bundle, mesh=mesh)
+        return {**networks, "mllm": bundle.load("mllm", mesh=mesh, dtype=self.recipe.dtype)}
 
     def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
-        windows = make_windows(self, self.tokenizer, starts=self.recipe.starts)
+        windows = self.windows()
 
         def make(path: str) -> grain.MapDataset:
             features = open_features(path)
@@ -150,12 +118,12 @@ class AdaptStage(Stage[AdaptRecipe]):
     ) -> Float[Array, "b n r"]:
         """Returns predictions for `AdaptSample`s, or E_a of zeros; without gradients."""
         encoder = networks["encoder"]
-        predicted = self.predict(networks, batch)
+        predicted = self.represent(networks, batch)
         empty = encoder.unconditional().astype(jnp.float32)[None]
         dropped = jax.random.bernoulli(key, self.recipe.context_dropout, predicted.shape[:1])
         return jax.lax.stop_gradient(jnp.where(dropped[:, None, None], empty, predicted))
 
-    def predict(self, networks: StageNetworks, batch: Any) -> Float[Array, "b n r"]:
+    def represent(self, networks: StageNetworks, batch: Any) -> Float[Array, "b n r"]:
         """Returns the language model's shot representations of `AdaptSample`s."""
         mllm, encoder = networks["mllm"], networks["encoder"]
         prompts = lay_out(encoder, batch.game, self.layout)
@@ -174,7 +142,7 @@ class AdaptStage(Stage[AdaptRecipe]):
             networks["dit"],
             batch.moments,
             draws,
-            vae_config=vae_config_of(self.config),
+            vae_config=self.vae_config,
             context=self.context(networks, batch, drop),
             motion=self.motion(batch),
         )
@@ -187,13 +155,3 @@ class AdaptStage(Stage[AdaptRecipe]):
         matrices = 2.0 * matrix_size(mllm.mistral.layers) * length
         scores = 4.0 * length**2 * c.num_attention_heads * c.head_dim * c.num_hidden_layers
         return matrices + scores + transformer_flops(dit, trained=self.recipe.trained)
-
-    @functools.cached_property
-    def _sample_clips(self) -> Callable[..., UInt8[Array, "b s y x 3"]]:
-        return make_clip_sampler(self, context=self.predict, motion=self.motion)
-
-    def evaluate(self, networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> Evaluation:
-        """Samples clips from the language model's predictions, to the right of the true ones."""
-        if not self.recipe.eval_clips:
-            return Evaluation({}, {})
-        return Evaluation({}, {"true_and_sampled": self._sample_clips(networks, batch, key)})

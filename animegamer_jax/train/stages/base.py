@@ -4,6 +4,7 @@ The loop (`train/loop.py`) and the step (`train/step.py`) know nothing else of a
 """
 
 import abc
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, TypedDict, TypeVar
@@ -14,7 +15,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
-from animegamer_jax.configs import ModelConfig, NetworkConfig
+from animegamer_jax.configs import ModelConfig, NetworkConfig, VAEConfig
+from animegamer_jax.errors import UserError
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.dit import DiT
 from animegamer_jax.models.encoder import ShotEncoder
@@ -23,6 +25,7 @@ from animegamer_jax.models.mllm import MLLM
 from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.models.vae import VAE
 from animegamer_jax.protocol import Protocol
+from animegamer_jax.tokenizer import Tokenizer
 from animegamer_jax.train.stages.recipe import Recipe
 
 R = TypeVar("R", bound=Recipe)
@@ -73,7 +76,7 @@ class Stage(abc.ABC, Generic[R]):
 
     recipes: ClassVar[Mapping[str, Recipe]]
     name: ClassVar[str]
-    needs: ClassVar[Mapping[NetworkName, str]]
+    needs: ClassVar[Mapping[NetworkName, str]] = {}
     changes: ClassVar[tuple[NetworkName, ...]]
     best: ClassVar[tuple[str, str]] = ("loss", "min")
     unit: ClassVar[str] = "samples"
@@ -89,13 +92,37 @@ class Stage(abc.ABC, Generic[R]):
         self.recipe, self.config, self.protocol = recipe, config, protocol
         self.tokenizer_dir = tokenizer_dir
 
+    @property
+    def vae_config(self) -> VAEConfig:
+        """The VAE's configuration, which has the scales of the decoder's latents."""
+        assert self.config.vae is not None, "the command has checked what the stage needs"
+        return self.config.vae
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.load_tokenizer()
+
+    def load_tokenizer(self, *, vocab_size: int | None = None, num_queries: int = 1) -> Tokenizer:
+        """Returns the model's tokenizer, which must have at least `num_queries` frame tokens.
+
+        Raises:
+            UserError: there is none, or it does not belong to the model.
+        """
+        if self.tokenizer_dir is None:
+            raise UserError(
+                f"stage {self.name}: no tokenizer in the bundle: convert with --tokenizer"
+            )
+        return Tokenizer.load(self.tokenizer_dir, vocab_size=vocab_size, num_queries=num_queries)
+
     @abc.abstractmethod
     def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
         """Returns the stage's networks, from the bundle or new, placed on the mesh."""
 
-    @abc.abstractmethod
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
         """Whether a parameter is trained; `path` is its path inside its network."""
+        del path, variable
+        return network in self.changes
 
     @abc.abstractmethod
     def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:

@@ -5,7 +5,7 @@ f_v and the VAE's perceptual loss; evaluation uses both towers to recognise what
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
 import grain
@@ -27,7 +27,6 @@ from animegamer_jax.train.stages.base import (
 )
 from animegamer_jax.train.stages.networks import (
     load_or_make,
-    load_tokenizer,
     matrix_size,
     mixed_samples,
 )
@@ -112,19 +111,14 @@ class CLIPStage(Stage[CLIPRecipe]):
 
     recipes = RECIPES
     name: ClassVar[str] = "foundations-clip"
-    needs: ClassVar[Mapping[NetworkName, str]] = {}
     changes: ClassVar[tuple[NetworkName, ...]] = ("clip",)
     unit: ClassVar[str] = "frames"
 
     def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
         return {"clip": load_or_make("clip", self, bundle, mesh=mesh)}
 
-    def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
-        del network, path, variable
-        return True
-
     def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
-        recipe, clip, tokenizer = self.recipe, self.config.clip, load_tokenizer(self)
+        recipe, clip, tokenizer = self.recipe, self.config.clip, self.tokenizer
         assert clip is not None
 
         def make(path: str) -> grain.MapDataset:

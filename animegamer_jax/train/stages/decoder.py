@@ -7,6 +7,7 @@ to work with the frozen decoder. Without it, says the paper's ablation, the join
 worse.
 """
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -28,17 +29,16 @@ from animegamer_jax.models import vae
 from animegamer_jax.models.dit import DiT
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.sharding import constrain
-from animegamer_jax.tokenizer import Tokenizer
 from animegamer_jax.train.stages.base import (
     DataSource,
     Evaluation,
+    R,
     Scalars,
     Stage,
     StageNetworks,
 )
 from animegamer_jax.train.stages.networks import (
     load_or_make,
-    load_tokenizer,
     matrix_size,
     mixed_samples,
 )
@@ -188,13 +188,7 @@ def drawn_loss(
 ) -> Float[Array, " b"]:
     """Returns `diffusion_loss` with latents, noise and diffusion steps drawn from `key`.
 
-    Args:
-        dit: the decoder.
-        moments: the VAE's means and log-variances.
-        key: the random key.
-        vae_config: the VAE's configuration.
-        context: shot representations.
-        motion: motion values, pixels a frame at 480 x 720.
+    The latents follow the VAE's `moments`, means and log-variances.
     """
     latent, noise, step = jax.random.split(key, 3)
     latents = vae.to_decoder(vae.sample(moments, key=latent), vae_config)
@@ -235,12 +229,6 @@ def zero_motion_layer(dit: DiT) -> None:
         weight.set_value(jnp.zeros_like(weight[...]))
 
 
-def vae_config_of(config: ModelConfig) -> VAEConfig:
-    """Returns the VAE's configuration, which has the scales of the decoder's latents."""
-    assert config.vae is not None, "the command has checked what the stage needs"
-    return config.vae
-
-
 def transformer_flops(dit: DiT, *, trained: Literal["recipe", "all"]) -> float:
     """Returns the FLOPs of a sample's step: 4 a matrix weight and row, 6 if it is trained.
 
@@ -256,89 +244,99 @@ def transformer_flops(dit: DiT, *, trained: Literal["recipe", "all"]) -> float:
     return (6.0 if trained == "all" else 4.0) * (matrices + ends) + scores + 6.0 * modulation
 
 
-def check_low_rank(stage: Stage[Any]) -> None:
-    """Checks that the decoder has low-rank updates if the stage's recipe trains them.
+class ClipStage(Stage[R]):
+    """A stage of the decoder, whose evaluation samples clips if its recipe is a `ClipRecipe`."""
 
-    Raises:
-        UserError: it has none.
-    """
-    dit = stage.config.dit
-    if stage.recipe.trained == "recipe" and (dit is None or dit.lora is None):
-        raise UserError(
-            f"stage {stage.name}: --trained recipe trains the decoder's low-rank updates, but it "
-            "has none: give --trained all"
+    unit: ClassVar[str] = "clips"
+
+    @abc.abstractmethod
+    def represent(self, networks: StageNetworks, batch: Any) -> Float[Array, "b n d"]:
+        """Returns the shot representations of a batch."""
+
+    @abc.abstractmethod
+    def motion(self, batch: Any) -> Float[Array, " b"]:
+        """Returns the motion values that the decoder gets."""
+
+    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
+        """Returns the encoder, the decoder, and the VAE for the evaluation's clips.
+
+        Raises:
+            UserError: the recipe trains low-rank updates and the decoder has none.
+        """
+        assert bundle is not None, "the command has checked what the stage needs"
+        recipe, config = self.recipe, self.config.dit
+        if recipe.trained == "recipe" and (config is None or config.lora is None):
+            raise UserError(
+                f"stage {self.name}: --trained recipe trains the decoder's low-rank updates, but "
+                "it has none: give --trained all"
+            )
+        return {
+            "encoder": bundle.load("encoder", mesh=mesh, dtype=recipe.dtype),
+            "dit": bundle.load("dit", mesh=mesh, dtype=recipe.dtype, remat=recipe.remat),
+            "vae": bundle.load("vae", mesh=mesh, dtype=recipe.dtype),
+        }
+
+    def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
+        """Whether a parameter is trained, by default of the decoder only.
+
+        Trained are low-rank updates, the layers' modulation and the motion layer (385 M, PAPER
+        section 4.1), or everything but the constant positions.
+        """
+        if network != "dit" or path[0] == "positions":
+            return False
+        return (
+            self.recipe.trained == "all"
+            or isinstance(variable, nnx.LoRAParam)
+            or "modulation" in path
+            or path[0] == "motion_embed"
         )
 
+    @functools.cached_property
+    def _sample_clips(self) -> Callable[..., UInt8[Array, "b s y x 3"]]:
+        """Samples a batch's first clips as in play, including guidance."""
+        recipe, vae_config = self.recipe, self.vae_config
+        assert isinstance(recipe, ClipRecipe)
 
-def trains_transformer(recipe: Recipe, path: tuple[str, ...], variable: nnx.Variable) -> bool:
-    """Whether a parameter of the decoder is trained in the joint stage and the adaptation.
+        def sample(networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> jax.Array:
+            first = jax.tree.map(lambda x: x[: recipe.eval_clips], batch)
+            dit, encoder, decoder = networks["dit"], networks["encoder"], networks["vae"]
+            motions = self.motion(first)
+            true = vae.mode(first.moments)
 
-    Trained are low-rank updates, the layers' modulation and the motion layer (385 M, PAPER section
-    4.1), or everything but the constant positions.
-    """
-    if path[0] == "positions":
-        return False
-    return (
-        recipe.trained == "all"
-        or isinstance(variable, nnx.LoRAParam)
-        or "modulation" in path
-        or path[0] == "motion_embed"
-    )
+            def predict_v(x: jax.Array, timestep: jax.Array, context: jax.Array) -> jax.Array:
+                rows = jnp.tile(motions, len(x) // len(motions))
+                return dit(x, timestep=timestep, motion=rows, context=context)
 
+            def noise(step: jax.Array) -> jax.Array:
+                return jax.random.normal(jax.random.fold_in(key, step), true.shape)
 
-def make_clip_sampler(
-    stage: Stage[Any],
-    *,
-    context: Callable[[StageNetworks, Any], Float[Array, "b n d"]],
-    motion: Callable[[Any], Float[Array, " b"]],
-) -> Callable[[StageNetworks, Any, Key[Array, ""]], UInt8[Array, "b s y x 3"]]:
-    """Returns a jitted function that samples a batch's first clips for a stage's evaluation.
+            steps = recipe.eval_sampling_steps
+            table = diffusion.make_sampler_table(diffusion.schedule_of(self.protocol), steps)
+            empty = encoder.unconditional() if self.protocol.guidance_scale else None
+            guided = diffusion.guide(predict_v, self.represent(networks, first), empty)
+            start = diffusion.start_sampler(noise(jnp.int32(steps)))
+            latents = diffusion.sample(guided, start, table, noise=noise).x
+            made = vae.from_decoder(latents, vae_config)
+            clips = vae.to_uint8(decoder.decode(jnp.concatenate([true, made])))
+            pairs = jnp.concatenate(jnp.split(clips, 2), axis=3)
+            return constrain(pairs, *(None,) * 5)
 
-    Its results show the true clips, decoded by the VAE, on the left and the sampled clips on the
-    right. Clips are sampled as in play, including guidance.
+        return jax.jit(sample)
 
-    Args:
-        stage: a stage whose recipe is a `ClipRecipe`.
-        context: returns the shot representations of a batch.
-        motion: returns the motion values of a batch.
-    """
-    recipe, vae_config = stage.recipe, vae_config_of(stage.config)
-
-    def sample(networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> jax.Array:
-        first = jax.tree.map(lambda x: x[: recipe.eval_clips], batch)
-        dit, encoder, decoder = networks["dit"], networks["encoder"], networks["vae"]
-        motions = motion(first)
-        true = vae.mode(first.moments)
-
-        def predict_v(x: jax.Array, timestep: jax.Array, context: jax.Array) -> jax.Array:
-            rows = jnp.tile(motions, len(x) // len(motions))
-            return dit(x, timestep=timestep, motion=rows, context=context)
-
-        def noise(step: jax.Array) -> jax.Array:
-            return jax.random.normal(jax.random.fold_in(key, step), true.shape)
-
-        steps = recipe.eval_sampling_steps
-        table = diffusion.make_sampler_table(diffusion.schedule_of(stage.protocol), steps)
-        empty = encoder.unconditional() if stage.protocol.guidance_scale else None
-        guided = diffusion.guide(predict_v, context(networks, first), empty)
-        start = diffusion.start_sampler(noise(jnp.int32(steps)))
-        latents = diffusion.sample(guided, start, table, noise=noise).x
-        made = vae.from_decoder(latents, vae_config)
-        clips = vae.to_uint8(decoder.decode(jnp.concatenate([true, made])))
-        pairs = jnp.concatenate(jnp.split(clips, 2), axis=3)
-        return constrain(pairs, *(None,) * 5)
-
-    return jax.jit(sample)
+    def evaluate(self, networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> Evaluation:
+        """Samples clips, each shown to the right of the true one (both decoded by the VAE)."""
+        if not isinstance(self.recipe, ClipRecipe) or not self.recipe.eval_clips:
+            return Evaluation({}, {})
+        return Evaluation({}, {"true_and_sampled": self._sample_clips(networks, batch, key)})
 
 
-class DecoderStage(Stage[ConditionRecipe]):
+class DecoderStage(ClipStage[ConditionRecipe]):
     """Trains the shot encoder and the decoder together."""
 
     recipes = RECIPES
     name: ClassVar[str] = "decoder"
     needs: ClassVar[Mapping[NetworkName, str]] = {**_MAKERS, "encoder": "warmup"}
     changes: ClassVar[tuple[NetworkName, ...]] = ("encoder", "dit")
-    unit: ClassVar[str] = "clips"
 
     def __init__(
         self, recipe: ConditionRecipe, config: ModelConfig, protocol: Protocol, **rest: Any
@@ -348,29 +346,10 @@ class DecoderStage(Stage[ConditionRecipe]):
             protocol = dataclasses.replace(protocol, motion_values=still)
         super().__init__(recipe, config, protocol, **rest)
 
-    @functools.cached_property
-    def tokenizer(self) -> Tokenizer:
-        return load_tokenizer(self)
-
-    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
-        """Returns the encoder, the decoder, and the VAE for the evaluation's clips.
-
-        Raises:
-            UserError: the recipe trains low-rank updates and the decoder has none.
-        """
-        assert bundle is not None, "the command has checked what the stage needs"
-        recipe = self.recipe
-        check_low_rank(self)
-        return {
-            "encoder": bundle.load("encoder", mesh=mesh, dtype=recipe.dtype),
-            "dit": bundle.load("dit", mesh=mesh, dtype=recipe.dtype, remat=recipe.remat),
-            "vae": bundle.load("vae", mesh=mesh, dtype=recipe.dtype),
-        }
-
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
         if network == "encoder":
             return path[0] != "output_norm"  # not used
-        return network == "dit" and trains_transformer(self.recipe, path, variable)
+        return super().is_trained(network, path, variable)
 
     def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
         # The bundle may lack T5 and CLIP, which have made the features.
@@ -390,8 +369,10 @@ class DecoderStage(Stage[ConditionRecipe]):
     def sample_spec(self) -> TurnSample:
         return turn_spec(self.config, caption_length=_CAPTION_LENGTH)
 
-    def motion(self, batch: TurnSample) -> Float[Array, " b"]:
-        """Returns the motion values that the decoder gets."""
+    def represent(self, networks: StageNetworks, batch: Any) -> Float[Array, "b n d"]:
+        return networks["encoder"](batch.text, batch.image)
+
+    def motion(self, batch: Any) -> Float[Array, " b"]:
         measured = jnp.asarray(batch.motion_value)
         return measured if self.recipe.motion == "measured" else jnp.zeros_like(measured)
 
@@ -405,7 +386,7 @@ class DecoderStage(Stage[ConditionRecipe]):
             networks["dit"],
             batch.moments,
             draw,
-            vae_config=vae_config_of(self.config),
+            vae_config=self.vae_config,
             context=networks["encoder"](text, image),
             motion=self.motion(batch),
         )
@@ -417,19 +398,6 @@ class DecoderStage(Stage[ConditionRecipe]):
         text = matrix_size(encoder.text) * encoder.config.num_text_tokens
         image = matrix_size(encoder.image) * encoder.config.num_image_tokens
         return 6.0 * (text + image) + transformer_flops(dit, trained=self.recipe.trained)
-
-    @functools.cached_property
-    def _sample_clips(self) -> Callable[..., UInt8[Array, "b s y x 3"]]:
-        def context(networks: StageNetworks, batch: Any) -> jax.Array:
-            return networks["encoder"](batch.text, batch.image)
-
-        return make_clip_sampler(self, context=context, motion=self.motion)
-
-    def evaluate(self, networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> Evaluation:
-        """Samples clips, each shown to the right of the true one (both decoded by the VAE)."""
-        if not isinstance(self.recipe, ClipRecipe) or not self.recipe.eval_clips:
-            return Evaluation({}, {})
-        return Evaluation({}, {"true_and_sampled": self._sample_clips(networks, batch, key)})
 
 
 class WarmupStage(DecoderStage):

@@ -6,7 +6,6 @@ layer that maps them is discarded afterwards, and the motion layer is not used.
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
@@ -18,12 +17,11 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
-from animegamer_jax.configs import DiTConfig, NetworkConfig, T5Config
+from animegamer_jax.configs import DiTConfig, NetworkConfig
 from animegamer_jax.data.datasets import open_features
 from animegamer_jax.data.samples import TurnSample, turn_samples, turn_spec
 from animegamer_jax.models.dit import GATES, Block, DiT
 from animegamer_jax.models.linear import Linear
-from animegamer_jax.tokenizer import Tokenizer
 from animegamer_jax.train.stages.base import (
     DataSource,
     Scalars,
@@ -33,12 +31,10 @@ from animegamer_jax.train.stages.base import (
 from animegamer_jax.train.stages.decoder import (
     drawn_loss,
     transformer_flops,
-    vae_config_of,
     zero_motion_layer,
 )
 from animegamer_jax.train.stages.networks import (
     load_or_make,
-    load_tokenizer,
     matrix_size,
     mixed_samples,
 )
@@ -96,19 +92,10 @@ class DiTStage(Stage[DiTRecipe]):
     changes: ClassVar[tuple[NetworkName, ...]] = ("dit",)
     unit: ClassVar[str] = "clips"
 
-    @functools.cached_property
-    def tokenizer(self) -> Tokenizer:
-        return load_tokenizer(self)
-
     @property
     def _dit(self) -> DiTConfig:
         assert self.config.dit is not None
         return self.config.dit
-
-    @property
-    def _t5(self) -> T5Config:
-        assert self.config.t5 is not None
-        return self.config.t5
 
     def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
         """Returns the transformer, the bundle's or a new one, T5, and its features' layer."""
@@ -118,14 +105,14 @@ class DiTStage(Stage[DiTRecipe]):
         if not bundle.has("dit"):
             zero_motion_layer(dit)
             open_gates(dit)
+        t5 = bundle.load("t5", mesh=mesh, dtype=recipe.dtype)
         context = Linear(
-            self._t5.d_model,
-            self._dit.hidden_size,
+            t5.config.d_model,
+            dit.config.hidden_size,
             names=("features", "embed"),
             config=NetworkConfig(dtype=recipe.dtype),
             rngs=nnx.Rngs(recipe.seed),
         )
-        t5 = bundle.load("t5", mesh=mesh, dtype=recipe.dtype)
         return {"dit": dit, "t5": t5, "context": context}
 
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
@@ -167,7 +154,7 @@ class DiTStage(Stage[DiTRecipe]):
             networks["dit"],
             batch.moments,
             draw,
-            vae_config=vae_config_of(self.config),
+            vae_config=self.vae_config,
             context=self.context(networks, batch, drop),
             motion=jnp.zeros_like(batch.motion_value),
         )

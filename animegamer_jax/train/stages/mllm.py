@@ -8,7 +8,7 @@ given by their true representations; E_a is frozen and runs inside the step.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import grain
 import jax
@@ -18,7 +18,6 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
-from animegamer_jax.bundle.config import with_dtypes
 from animegamer_jax.configs import MLLMConfig, ModelConfig
 from animegamer_jax.data.datasets import open_features
 from animegamer_jax.data.samples import GameSample, Starts, Windows, game_samples, game_spec
@@ -36,10 +35,9 @@ from animegamer_jax.train.stages.base import (
     StageNetworks,
 )
 from animegamer_jax.train.stages.networks import (
-    load_tokenizer,
+    load_or_make,
     matrix_size,
     mixed_samples,
-    new_network,
 )
 from animegamer_jax.train.stages.packing import PackedLayout, window_ends
 from animegamer_jax.train.stages.recipe import OptimizerConfig, Recipe
@@ -48,7 +46,22 @@ _TRAINED_ALWAYS = ("mistral.embedding", "mistral.head.kernel")  # besides LoRA, 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MLLMRecipe(Recipe):
+class GameRecipe(Recipe):
+    """The recipe of a stage that is trained on windows of turns.
+
+    Attributes:
+        starts: Start of the histories. With "game" they reach back to the start of the game, as far
+            as the window allows; with "anywhere" their length is drawn first, uniformly.
+    """
+
+    starts: Starts = "game"
+
+
+G = TypeVar("G", bound=GameRecipe)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MLLMRecipe(GameRecipe):
     """The recipe of the language model's stage.
 
     Attributes:
@@ -60,8 +73,6 @@ class MLLMRecipe(Recipe):
             in the batch, so that the model also learns from the words of past turns.
         word_dropout: Share of an instruction's tokens replaced by `<unk>`, so that the model can
             handle words outside its vocabulary.
-        starts: Start of the histories. With "game" they reach back to the start of the game, as far
-            as the window allows; with "anywhere" their length is drawn first, uniformly.
         targets: Turns of a window to train on. "last" is the turn that ends it, which may be any
             turn of a game; "every" trains on all turns of windows that end with their games, as
             packed sequences, and needs --starts game.
@@ -72,7 +83,6 @@ class MLLMRecipe(Recipe):
     history_noise: float = 0.0
     history_swap: float = 0.0
     word_dropout: float = 0.0
-    starts: Starts = "game"
     targets: Literal["last", "every"] = "last"
 
 
@@ -160,16 +170,56 @@ def swap_turns(
     return rearrange(turns, "b w n r -> b (w n) r")
 
 
-def weight_flops(networks: Mapping[str, int], *, trained: bool) -> float:
-    """Returns the FLOPs of a forward and backward pass from weights x rows of each network.
+class GameStage(Stage[G]):
+    """A stage whose samples are windows of turns for the language model."""
 
-    A weight and row takes two forward, two for the gradient of the input and, if trained, two for
-    the gradient of the weight.
-    """
-    return (6.0 if trained else 4.0) * sum(networks.values())
+    @property
+    def mllm_config(self) -> MLLMConfig:
+        assert self.config.mllm is not None
+        return self.config.mllm
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, checked against the language model."""
+        config = self.mllm_config
+        return self.load_tokenizer(
+            vocab_size=config.mistral.vocab_size, num_queries=config.num_queries
+        )
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """The layout of the protocol's window."""
+        return Layout(
+            self.protocol,
+            self.tokenizer.ids,
+            num_queries=self.mllm_config.num_queries,
+            window=self.protocol.window,
+        )
+
+    def windows(self) -> Windows:
+        """Returns the windows of turns that the stage is trained on."""
+        recipe = self.recipe
+        return Windows(
+            tokenizer=self.tokenizer, protocol=self.protocol, starts=recipe.starts, seed=recipe.seed
+        )
+
+    def check_protocol(self) -> None:
+        """Checks that a model can be trained for the stage's protocol.
+
+        Raises:
+            UserError: the protocol reads states from another pass, or representations at other
+                positions, than training does.
+        """
+        protocol = self.protocol
+        if protocol.representation_shift or protocol.states_pass != "same":
+            raise UserError(
+                f"stage {self.name}: expected a model with protocol paper, found {protocol.name}, "
+                "which reads answers at other positions than training does: convert the model "
+                "again with --protocol paper"
+            )
 
 
-class MLLMStage(Stage[MLLMRecipe]):
+class MLLMStage(GameStage[MLLMRecipe]):
     """Trains the language model to predict the next game state."""
 
     recipes = RECIPES
@@ -177,14 +227,6 @@ class MLLMStage(Stage[MLLMRecipe]):
     needs: ClassVar[Mapping[NetworkName, str]] = {"encoder": "decoder"}
     changes: ClassVar[tuple[NetworkName, ...]] = ("mllm",)
     unit: ClassVar[str] = "sequences"
-
-    @functools.cached_property
-    def tokenizer(self) -> Tokenizer:
-        return load_mllm_tokenizer(self)
-
-    @functools.cached_property
-    def layout(self) -> Layout:
-        return make_layout(self, self.tokenizer)
 
     @functools.cached_property
     def packed_layout(self) -> PackedLayout:
@@ -204,22 +246,17 @@ class MLLMStage(Stage[MLLMRecipe]):
         """
         assert bundle is not None, "the command has checked what the stage needs"
         recipe = self.recipe
-        check_protocol(self)
-        config = with_dtypes(_mllm_config(self), dtype=recipe.dtype, remat=recipe.remat)
+        self.check_protocol()
         exists = bundle.has("mllm")
-        if recipe.trained == "recipe" and (not exists or _mllm_config(self).mistral.lora is None):
+        if recipe.trained == "recipe" and (not exists or self.mllm_config.mistral.lora is None):
             problem = "has no low-rank updates" if exists else "is new"
             raise UserError(
                 f"stage mllm: --trained recipe trains the low-rank updates of a pre-trained "
                 f"language model, but this one {problem}: give --trained all, or a bundle made by "
                 "`animegamer initialise --mistral DIR`"
             )
-        if exists:
-            mllm = bundle.load("mllm", mesh=mesh, dtype=recipe.dtype, remat=recipe.remat)
-        else:
-            mllm = new_network("mllm", config, seed=recipe.seed, mesh=mesh)
-        encoder = bundle.load("encoder", mesh=mesh, dtype=recipe.dtype)
-        return {"mllm": mllm, "encoder": encoder}
+        mllm = load_or_make("mllm", self, bundle, mesh=mesh)
+        return {"mllm": mllm, "encoder": bundle.load("encoder", mesh=mesh, dtype=recipe.dtype)}
 
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
         if network != "mllm" or self.recipe.trained == "all":
@@ -243,7 +280,7 @@ class MLLMStage(Stage[MLLMRecipe]):
                 f"--starts {self.recipe.starts}: expected --starts game with --targets every, "
                 "which needs the whole history of every turn: leave one of the two out"
             )
-        windows = make_windows(self, self.tokenizer, starts=self.recipe.starts)
+        windows = self.windows()
 
         def make(path: str) -> grain.MapDataset:
             features = open_features(path)
@@ -323,13 +360,12 @@ class MLLMStage(Stage[MLLMRecipe]):
             length, targets = self.packed_layout.length, layout.window
         layers = matrix_size(mllm.mistral.layers) * length
         scores = 12.0 * length**2 * c.num_attention_heads * c.head_dim * c.num_hidden_layers
-        rest = {
-            "head": matrix_size(mllm.mistral.head) * len(STATE_NAMES) * targets,
-            "input": matrix_size(mllm.input_resampler) * queries * (layout.window - 1),
-            "output": matrix_size(mllm.output_resampler) * queries * targets,
-        }
-        in_layers = weight_flops({"layers": layers}, trained=self.recipe.trained == "all")
-        return in_layers + weight_flops(rest, trained=True) + scores
+        rest = matrix_size(mllm.mistral.head) * len(STATE_NAMES) * targets
+        rest += matrix_size(mllm.input_resampler) * queries * (layout.window - 1)
+        rest += matrix_size(mllm.output_resampler) * queries * targets
+        # A weight and row takes two forward, two for the gradient of the input and, if trained, two
+        # for the gradient of the weight.
+        return (6.0 if self.recipe.trained == "all" else 4.0) * layers + 6.0 * rest + scores
 
     @functools.cached_property
     def _answer(self) -> Callable[..., Any]:
@@ -355,52 +391,3 @@ class MLLMStage(Stage[MLLMRecipe]):
         scalars = {"accuracy": float(right[1:].mean()), "explained": float(explained)}
         each = zip(STATE_NAMES, right, strict=True)
         return Evaluation(scalars | {f"accuracy_{name}": float(value) for name, value in each}, {})
-
-
-# Shared with the adaptation stage
-
-
-def _mllm_config(stage: Stage[Any]) -> MLLMConfig:
-    assert stage.config.mllm is not None
-    return stage.config.mllm
-
-
-def check_protocol(stage: Stage[Any]) -> None:
-    """Checks that a model can be trained for the stage's protocol.
-
-    Raises:
-        UserError: the protocol reads states from another pass, or representations at other
-            positions, than training does.
-    """
-    protocol = stage.protocol
-    if protocol.representation_shift or protocol.states_pass != "same":
-        raise UserError(
-            f"stage {stage.name}: expected a model with protocol paper, found {protocol.name}, "
-            "which reads answers at other positions than training does: convert the model again "
-            "with --protocol paper"
-        )
-
-
-def load_mllm_tokenizer(stage: Stage[Any]) -> Tokenizer:
-    """Returns the tokenizer, checked against the language model."""
-    config = _mllm_config(stage)
-    return load_tokenizer(
-        stage, vocab_size=config.mistral.vocab_size, num_queries=config.num_queries
-    )
-
-
-def make_layout(stage: Stage[Any], tokenizer: Tokenizer) -> Layout:
-    """Returns the layout of the protocol's window."""
-    return Layout(
-        stage.protocol,
-        tokenizer.ids,
-        num_queries=_mllm_config(stage).num_queries,
-        window=stage.protocol.window,
-    )
-
-
-def make_windows(stage: Stage[Any], tokenizer: Tokenizer, *, starts: Starts) -> Windows:
-    """Returns the windows of turns that the stage is trained on."""
-    return Windows(
-        tokenizer=tokenizer, protocol=stage.protocol, starts=starts, seed=stage.recipe.seed
-    )

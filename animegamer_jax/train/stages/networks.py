@@ -1,4 +1,4 @@
-"""Helpers of several stages: networks from a bundle or new, tokenizer, mixed datasets, sizes."""
+"""Helpers of several stages: networks from a bundle or new, mixed datasets, sizes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,11 +13,8 @@ from animegamer_jax.bundle.bundle import (
     make_network,
 )
 from animegamer_jax.bundle.config import with_dtypes
-from animegamer_jax.configs import NetworkConfig
 from animegamer_jax.data.loader import mixture
-from animegamer_jax.errors import UserError
 from animegamer_jax.sharding import param_shardings
-from animegamer_jax.tokenizer import Tokenizer
 from animegamer_jax.train.stages.base import DataSource, Stage
 from animegamer_jax.train.stages.recipe import DECAYED
 
@@ -25,21 +22,17 @@ from animegamer_jax.train.stages.recipe import DECAYED
 def load_or_make(
     name: NetworkName, stage: Stage[Any], bundle: Bundle | None, *, mesh: jax.sharding.Mesh
 ) -> Any:
-    """Returns a network to train: the bundle's, or a new one from the recipe's seed."""
+    """Returns a network to train: the bundle's, or a new one from the recipe's seed.
+
+    New weights are created with their sharding on the mesh.
+    """
     recipe = stage.recipe
     if bundle is not None and bundle.has(name):
         return bundle.load(name, mesh=mesh, dtype=recipe.dtype, remat=recipe.remat)
     config = with_dtypes(getattr(stage.config, name), dtype=recipe.dtype, remat=recipe.remat)
-    return new_network(name, config, seed=recipe.seed, mesh=mesh)
-
-
-def new_network(
-    name: NetworkName, config: NetworkConfig, *, seed: int, mesh: jax.sharding.Mesh
-) -> Any:
-    """Returns a network with new weights, created with their sharding on the mesh."""
 
     def make() -> nnx.Module:
-        return make_network(name, config, rngs=nnx.Rngs(seed))
+        return make_network(name, config, rngs=nnx.Rngs(recipe.seed))
 
     graphdef, params = nnx.split(nnx.eval_shape(make))
     shardings = param_shardings(params, mesh)
@@ -47,19 +40,6 @@ def new_network(
         # As one program, a small VAE's random numbers alone take minutes to compile.
         return nnx.merge(graphdef, jax.device_put(nnx.state(make()), shardings))
     return nnx.merge(graphdef, jax.jit(lambda: nnx.state(make()), out_shardings=shardings)())
-
-
-def load_tokenizer(
-    stage: Stage[Any], *, vocab_size: int | None = None, num_queries: int = 1
-) -> Tokenizer:
-    """Returns the model's tokenizer, which must have at least `num_queries` frame tokens.
-
-    Raises:
-        UserError: there is none, or it does not belong to the model.
-    """
-    if stage.tokenizer_dir is None:
-        raise UserError(f"stage {stage.name}: no tokenizer in the bundle: convert with --tokenizer")
-    return Tokenizer.load(stage.tokenizer_dir, vocab_size=vocab_size, num_queries=num_queries)
 
 
 def mixed_samples(

@@ -7,21 +7,19 @@ natural task.
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
 import grain
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.data.datasets import open_games
 from animegamer_jax.data.samples import TextSample, text_samples, text_spec
 from animegamer_jax.models.t5 import T5Encoder
-from animegamer_jax.tokenizer import Tokenizer
 from animegamer_jax.train.stages.base import (
     DataSource,
     Scalars,
@@ -30,7 +28,6 @@ from animegamer_jax.train.stages.base import (
 )
 from animegamer_jax.train.stages.networks import (
     load_or_make,
-    load_tokenizer,
     matrix_size,
     mixed_samples,
 )
@@ -118,13 +115,8 @@ class T5Stage(Stage[T5Recipe]):
 
     recipes = RECIPES
     name: ClassVar[str] = "foundations-t5"
-    needs: ClassVar[Mapping[NetworkName, str]] = {}
     changes: ClassVar[tuple[NetworkName, ...]] = ("t5",)
     unit: ClassVar[str] = "texts"
-
-    @functools.cached_property
-    def tokenizer(self) -> Tokenizer:
-        return load_tokenizer(self)
 
     @functools.cached_property
     def _mask(self) -> int:
@@ -137,10 +129,6 @@ class T5Stage(Stage[T5Recipe]):
             kernel = cast(Any, t5.layers.blocks).query.kernel
             kernel.set_value(kernel[...] * t5.config.d_kv**-0.5)
         return {"t5": t5}
-
-    def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
-        del network, path, variable
-        return True
 
     def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
         recipe = self.recipe

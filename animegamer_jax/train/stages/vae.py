@@ -195,10 +195,6 @@ class VAEStage(Stage[VAERecipe]):
             "clip": bundle.load("clip", mesh=mesh, dtype=self.recipe.dtype),
         }
 
-    def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
-        del path, variable
-        return network == "vae"
-
     def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
         """Returns whole clips.
 
@@ -217,7 +213,7 @@ class VAEStage(Stage[VAERecipe]):
         return clip_spec(self.config)
 
     def _check_crop(self, height: int, width: int, *, path: str) -> None:
-        crop, space = self.recipe.crop, _config(self).spatial_compression
+        crop, space = self.recipe.crop, self.vae_config.spatial_compression
         if crop is None:
             return
         fits = (0 < c <= s and c % space == 0 for c, s in zip(crop, (height, width), strict=True))
@@ -238,7 +234,7 @@ class VAEStage(Stage[VAERecipe]):
         if recipe.pictures is not None:
             vae = hold_past(vae)
             frames = draw_frames([frames], picture_key, count=recipe.pictures)[0][:, None]
-        num_latents = _num_latents(_config(self), frames.shape[1:4])
+        num_latents = _num_latents(self.vae_config, frames.shape[1:4])
         if recipe.crop is not None:
             frames = crop_clips(frames, crop_key, size=recipe.crop)
         true = signed(frames)
@@ -265,7 +261,7 @@ class VAEStage(Stage[VAERecipe]):
         """
         d = self.config.dit
         assert d is not None
-        c = _config(self)
+        c = self.vae_config
         rows, columns = self.recipe.crop or (
             d.latent_height * c.spatial_compression,
             d.latent_width * c.spatial_compression,
@@ -319,17 +315,12 @@ class VAEStage(Stage[VAERecipe]):
         squares = np.array([f[1] for f in found], np.float64).mean(0)
         squares[0] -= len(squares) * mean**2
         factor = 1 / np.sqrt(squares.mean())
-        changed = dataclasses.replace(_config(self), scaling_factor=float(factor))
+        changed = dataclasses.replace(self.vae_config, scaling_factor=float(factor))
         if power := self.recipe.frequency_power:
             deviations = np.sqrt(squares) * factor
             scales = deviations**-power / np.sqrt(np.mean(deviations ** (2 - 2 * power)))
             changed = dataclasses.replace(changed, frequency_scales=tuple(map(float, scales)))
         return {"vae": changed}
-
-
-def _config(stage: Stage[Any]) -> VAEConfig:
-    assert stage.config.vae is not None
-    return stage.config.vae
 
 
 def _num_latents(config: VAEConfig, size: tuple[int, ...]) -> int:

@@ -37,7 +37,6 @@ from animegamer_jax.train.stages.decoder import (
     drawn_loss,
     drop_conditions,
     spread_timesteps,
-    vae_config_of,
 )
 from animegamer_jax.train.stages.recipe import OptimizerConfig
 from animegamer_jax.train.step import split_networks
@@ -155,7 +154,7 @@ def test_dropout_rates_hold():
 def test_latents_are_scaled(stage, networks, batch):
     """Latents half as large with a factor twice as large are the same to the decoder."""
     context, motion = jnp.ones((8, 7, 32)), jnp.ones(8)
-    config = vae_config_of(stage.config)
+    config = stage.vae_config
     factors = [dataclasses.replace(config, scaling_factor=f) for f in (0.7, 1.4)]
 
     @jax.jit
