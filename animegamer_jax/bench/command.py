@@ -86,15 +86,14 @@ def bench(
         _check_cpu()
     play_dtype = dtype or "float32"
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        bundle = open_model(model, folder)
+        bundle = open_model(model, Path(temporary))
         wanted = dict.fromkeys(programs or _default_programs(bundle, play_only=bool(against)))
         playing = [name for name in wanted if name in PLAY]
         rows = []
         if playing:
             found = Model(bundle, dtype=play_dtype, window=window, steps=steps)
             modes = torch if against else ()
-            others = run.torch_backends(found, folder, dtype=play_dtype, modes=modes)
+            others = run.torch_backends(found, dtype=play_dtype, modes=modes)
             rows += run.time_play(found, playing, others=others, dtype=play_dtype, repeats=repeats)
         size = 1 if model == "middle" and batch is None else batch
         rows += [

@@ -31,10 +31,11 @@ from animegamer_jax.diffusion import SamplerState, SamplerTable
 from animegamer_jax.game import rollout
 from animegamer_jax.game.instructions import parse_instructions
 from animegamer_jax.game.player import Player
+from animegamer_jax.game.saved_game import TurnRecord
 from animegamer_jax.protocol import PAPER, Protocol
 from animegamer_jax.tokenizer import write_word_tokenizer
 
-_PLAYING: tuple[NetworkName, ...] = ("mllm", "encoder", "dit", "vae")
+PLAYING: tuple[NetworkName, ...] = ("mllm", "encoder", "dit", "vae")
 _NUM_QUERIES = 80
 
 
@@ -113,7 +114,7 @@ def write_random(
     mistral = dataclasses.replace(config.mllm.mistral, vocab_size=vocab_size)
     config = dataclasses.replace(config, mllm=dataclasses.replace(config.mllm, mistral=mistral))
     with BundleWriter(path, name=name, protocol=protocol) as writer:
-        for network in _PLAYING:
+        for network in PLAYING:
             size = getattr(config, network)
             writer.write_network(network, size, random_leaves(network, size, seed))
         writer.write_tokenizer(tokenizer)
@@ -145,12 +146,6 @@ class Inputs(NamedTuple):
     sampler: SamplerState
     row: SamplerTable
     latents: Float[Array, "g f h w c"]
-
-
-class _PastTurn(NamedTuple):
-    instruction: str
-    representation: Float[np.ndarray, "n r"]
-    states: Int[np.ndarray, " 4"]
 
 
 class Model:
@@ -198,7 +193,7 @@ class Model:
         texts = [lines[number % len(lines)] for number in range(count)]
         states = np.array([values[-1] for values in protocol.state_values], np.int32)
         turns = [
-            _PastTurn(text, normal(c.num_queries, c.representation_size), states)
+            TurnRecord(text, normal(c.num_queries, c.representation_size), states)
             for text in texts[:-1]
         ]
         games = rollout.game_keys([0])
@@ -206,11 +201,7 @@ class Model:
         shape = (1, *rollout.latent_shape(self.networks.dit))
         motion = protocol.motion_values[len(protocol.motion_values) // 2]
         middle = player.steps // 2
-        sampler = SamplerState(
-            jnp.asarray(normal(*shape)),
-            jnp.asarray(normal(*shape)),
-            jnp.full((1,), -1, jnp.int32),
-        )
+        x, denoised = jnp.asarray(normal(*shape)), jnp.asarray(normal(*shape))
         return Inputs(
             window=player.restore([turns]),
             instruction=player.read(texts[-1:]),
@@ -222,7 +213,7 @@ class Model:
                 jnp.asarray(states[None]),
                 jnp.full((1,), motion, jnp.float32),
             ),
-            sampler=sampler,
+            sampler=SamplerState(x, denoised, jnp.full((1,), -1, jnp.int32)),
             row=SamplerTable(*(column[middle : middle + 1] for column in self.table)),
             latents=jnp.asarray(normal(*shape)),
         )

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -32,26 +31,15 @@ class _Other(NamedTuple):
     differences: tuple[Difference, ...]
 
 
-def torch_backends(
-    model: Model, folder: Path, *, dtype: str, modes: Sequence[str]
-) -> dict[str, "TorchModel"]:
-    """Builds the networks in PyTorch, once for each mode; the keys are names of backends.
-
-    Args:
-        model: The model in JAX.
-        folder: Folder for exported weights; the caller removes it.
-        dtype: Number format of weights and computation.
-        modes: "eager", "compiled", or both.
-    """
+def torch_backends(model: Model, *, dtype: str, modes: Sequence[str]) -> dict[str, "TorchModel"]:
+    """Builds the networks in PyTorch, for each mode, eager or compiled; keys name backends."""
     if not modes:
         return {}
     from animegamer_jax.bench.torch_backend import TorchModel
 
     backends = {}
     for mode in dict.fromkeys(modes):
-        weights = folder / mode
-        weights.mkdir()
-        backends[f"torch {mode}"] = TorchModel(model, weights, dtype=dtype)
+        backends[f"torch {mode}"] = TorchModel(model, dtype=dtype)
         if mode == "compiled":
             backends[f"torch {mode}"].compile()
     return backends

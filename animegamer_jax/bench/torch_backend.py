@@ -5,9 +5,7 @@ program of fixed shapes, noise already drawn, `scaled_dot_product_attention`, no
 `torch.compile` compiles the transformer, Mistral and the VAE's decoder.
 """
 
-import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -49,17 +47,16 @@ class TorchModel:
 
     Args:
         model: The model in JAX.
-        folder: New folder for the exported weights; the caller removes it.
         dtype: Number format of weights and computation.
 
     Raises:
         UserError: the decoder has a form that diffusers' blocks do not support.
     """
 
-    def __init__(self, model: Model, folder: Path, *, dtype: str):
+    def __init__(self, model: Model, *, dtype: str):
         self._model = model
         config: Any = model.bundle.config
-        weights = torch_networks.exported(model.bundle, folder)
+        weights = torch_networks.released_weights(model.bundle)
         self.dtype = kind = getattr(torch, dtype)
         self._dit: Any = torch_networks.make_dit(config.dit, weights["dit"]).to(kind)
         self._mllm: Any = torch_networks.make_mllm(config.mllm, weights["mllm"]).to(kind)
@@ -81,19 +78,14 @@ class TorchModel:
 
     def calls(self) -> dict[str, Call]:
         """Returns the calls of a turn and its parts, by the names of the programs in JAX."""
-        parts = {
-            "mllm": self._mllm_call,
+        parts: dict[str, Call] = {
+            "mllm": lambda: _outputs(self._predict()),
             "step": self._step_call,
-            "sampler": self._sampler_call,
-            "vae": self._vae_call,
+            "sampler": lambda: {"latents": self._sample(self._state).movedim(2, -1)},
+            "vae": lambda: {"frames": self._decode(self._latents)},
             "turn": self._turn_call,
         }
-
-        def run(part: Call) -> dict[str, Tensor]:
-            with torch.inference_mode():
-                return part()
-
-        return {name: functools.partial(run, part) for name, part in parts.items()}
+        return {name: torch.inference_mode()(part) for name, part in parts.items()}
 
     # --- inputs -----------------------------------------------------------------------------
 
@@ -157,28 +149,13 @@ class TorchModel:
 
     # --- calls ------------------------------------------------------------------------------
 
-    def _mllm_call(self) -> dict[str, Tensor]:
-        state = self._predict()
-        return {"representation": state.representation, "states": state.states}
-
     def _step_call(self) -> dict[str, Tensor]:
         x, denoised = self._step(self._x, self._before, self._row, self._state)
         return {"latents": x.movedim(2, -1), "clean latents": denoised.movedim(2, -1)}
 
-    def _sampler_call(self) -> dict[str, Tensor]:
-        return {"latents": self._sample(self._state).movedim(2, -1)}
-
-    def _vae_call(self) -> dict[str, Tensor]:
-        return {"frames": self._decode(self._latents)}
-
     def _turn_call(self) -> dict[str, Tensor]:
         state = self._predict()
-        frames = self._decode(self._sample(state))
-        return {
-            "representation": state.representation,
-            "states": state.states,
-            "frames": frames,
-        }
+        return _outputs(state) | {"frames": self._decode(self._sample(state))}
 
     # --- parts ------------------------------------------------------------------------------
 
@@ -195,8 +172,7 @@ class TorchModel:
     def _predict(self) -> _State:
         """Predicts the game state, in as many passes as the JAX code."""
         prompt, protocol = self._prompt, self._model.layout.protocol
-        x = self._mllm.mistral.model.embed_tokens(prompt.ids)
-        x = x.clone()
+        x = self._mllm.mistral.model.embed_tokens(prompt.ids).clone()
         x[:, prompt.history_slots] = self._mllm.input_resampler(prompt.history)
         cache = DynamicCache()
         hidden = self._pass(x, cache, prompt.masks["same"], 0)
@@ -267,6 +243,10 @@ class TorchModel:
         frames = self._vae.decode(latents.transpose(1, 2).to(self.dtype)).sample
         levels = ((frames.float() + 1) * 0.5).clamp(0, 1) * 255
         return levels.round().to(torch.uint8).permute(0, 2, 3, 4, 1)
+
+
+def _outputs(state: _State) -> dict[str, Tensor]:
+    return {"representation": state.representation, "states": state.states}
 
 
 def _frames_first(x: Any) -> Float[Tensor, "b f c h w"]:

@@ -1,12 +1,11 @@
 """The networks in PyTorch: diffusers' CogVideoX blocks and VAE, transformers' Mistral.
 
-Weights are those that `animegamer export` writes. The motion input, the given position table, the
-output of clean latents and the two resamplers are not in these libraries and are written here.
+Weights are named as `animegamer export` names them. The motion input, the given position table,
+the output of clean latents and the two resamplers are not in these libraries and are written here.
 """
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -19,11 +18,12 @@ from diffusers.models.transformers.cogvideox_transformer_3d import CogVideoXBloc
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from animegamer_jax.bench.model import PLAYING
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.configs import DiTConfig, MistralConfig, MLLMConfig, VAEConfig
 from animegamer_jax.convert import rules as tables
-from animegamer_jax.convert.export import export_bundle
-from animegamer_jax.convert.networks import lora_of, placement_of, table_of
+from animegamer_jax.convert.export import MISTRAL_FIELDS
+from animegamer_jax.convert.networks import lora_of, table_of
 from animegamer_jax.diffusion import Schedule
 from animegamer_jax.errors import UserError
 
@@ -35,48 +35,12 @@ diffusers.utils.logging.set_verbosity_error()  # it warns about a cast without e
 # --- weights --------------------------------------------------------------------------------
 
 
-def exported(bundle: Bundle, folder: Path) -> dict[NetworkName, State]:
-    """Reads the weights of a turn's networks from files that `animegamer export` writes.
-
-    A decoder that the released code could not run is not exported: its weights are renamed by the
-    same table.
-
-    Args:
-        bundle: The bundle that has them.
-        folder: New folder for the files; the caller removes it.
-    """
-    names: tuple[NetworkName, ...] = ("mllm", "encoder", "dit", "vae")
-    out = folder / "exported"
-    try:
-        export_bundle(str(bundle.path), out, networks=names)
-    except UserError:
-        names = ("mllm", "encoder", "vae")
-        export_bundle(str(bundle.path), out, networks=names)
-    found: dict[NetworkName, State] = {name: _read(bundle, out, name) for name in names}
-    if "dit" not in found:
-        found["dit"] = _renamed(bundle, "dit")
-    return found
+def released_weights(bundle: Bundle) -> dict[NetworkName, State]:
+    """Returns the weights of a turn's networks under their released names."""
+    return {name: _read(bundle, name) for name in PLAYING}
 
 
-def _read(bundle: Bundle, out: Path, name: NetworkName) -> State:
-    placement = placement_of(bundle, name)
-    file = out / placement.file
-    if file.suffix == ".safetensors":
-        import safetensors.torch
-
-        content = safetensors.torch.load_file(file)
-    else:
-        content = torch.load(file, weights_only=True)
-        content = content[placement.key] if placement.key else content
-    cut = len(placement.prefix)
-    return {
-        key[cut:]: value.float()
-        for key, value in content.items()
-        if key.startswith(placement.prefix)
-    }
-
-
-def _renamed(bundle: Bundle, name: NetworkName) -> State:
+def _read(bundle: Bundle, name: NetworkName) -> State:
     config: Any = getattr(bundle.config, name)
     table, stored = table_of(name).rules(config), bundle.leaves(name)
     order = [rule.target for rule in table if rule.target in stored]
@@ -323,19 +287,9 @@ class TorchMLLM(nn.Module):
 
 def _mistral_config(m: MistralConfig) -> Any:
     make: Any = transformers.MistralConfig  # some of its fields are not annotated
-    return make(
-        vocab_size=m.vocab_size,
-        hidden_size=m.hidden_size,
-        intermediate_size=m.intermediate_size,
-        num_hidden_layers=m.num_hidden_layers,
-        num_attention_heads=m.num_attention_heads,
-        num_key_value_heads=m.num_key_value_heads,
-        head_dim=m.head_dim,
-        rms_norm_eps=m.rms_norm_eps,
-        rope_theta=m.rope_theta,
-        sliding_window=None,  # the caller's mask includes it
-        attn_implementation="sdpa",
-    )
+    same = {name: getattr(m, name) for name in ("vocab_size", *MISTRAL_FIELDS)}
+    # The caller's mask includes the sliding window.
+    return make(**{**same, "sliding_window": None}, attn_implementation="sdpa")
 
 
 def _resampler(size: int, out: int) -> nn.Sequential:

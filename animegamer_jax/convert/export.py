@@ -23,7 +23,7 @@ from animegamer_jax.storage.paths import absolute, move_into_place, refuse_exist
 from animegamer_jax.storage.serialization import to_json
 
 # What a base model's config.json holds of a `MistralConfig`.
-_MISTRAL_FIELDS = (
+MISTRAL_FIELDS = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta", "sliding_window"),
 )
@@ -172,7 +172,7 @@ def _write_sizes(bundle: Bundle, folder: Path, names: Sequence[NetworkName]) -> 
         write("clip/config.json", {"head_width": head_width})
     if "mllm" in names:
         mistral = config.mllm.mistral
-        base = {field: getattr(mistral, field) for field in _MISTRAL_FIELDS}
+        base = {field: getattr(mistral, field) for field in MISTRAL_FIELDS}
         base = {"model_type": "mistral", **base, "torch_dtype": mistral.rotary_dtype}
         write("mllm/Mistral/config.json", base)
     if (bundle.path / "tokenizer").is_dir():

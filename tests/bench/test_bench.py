@@ -117,14 +117,14 @@ def test_pytorch_answers_the_same(form, tiny_bundle, embedded_form, capsys, tmp_
 
 
 def test_another_answer_is_refused(tiny_bundle, capsys, monkeypatch):
-    exported = torch_networks.exported
+    released_weights = torch_networks.released_weights
 
-    def perturbed(bundle, folder):
-        weights = exported(bundle, folder)
+    def perturbed(bundle):
+        weights = released_weights(bundle)
         weights["dit"]["transformer.layers.1.mlp.dense_h_to_4h.weight"] *= 1.05
         return weights
 
-    monkeypatch.setattr(torch_networks, "exported", perturbed)
+    monkeypatch.setattr(torch_networks, "released_weights", perturbed)
     words = ("--model", str(tiny_bundle), "--programs", "mllm", "step", "--against", "torch")
     status, out, err = bench(capsys, *words, "--torch", "eager")
     assert status == 2
@@ -133,9 +133,9 @@ def test_another_answer_is_refused(tiny_bundle, capsys, monkeypatch):
     assert "expected 0.001 or less" in err
 
 
-def test_low_rank_updates_come_along(tiny_bundle, tmp_path):
+def test_low_rank_updates_come_along(tiny_bundle):
     """The tiny model has some: without them PyTorch would answer otherwise."""
-    weights = torch_networks.exported(Bundle.open(tiny_bundle), tmp_path)
+    weights = torch_networks.released_weights(Bundle.open(tiny_bundle))
     name = "transformer.layers.0.attention.dense"
     plain = weights["dit"][f"{name}.original.weight"]
     merged = torch_networks._merged(weights["dit"], name, scale=0.5)
