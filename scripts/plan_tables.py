@@ -21,20 +21,21 @@ from typing import Any
 
 PLAY = {
     "50 steps with guidance, one game": [
-        ("v6e:1x1", ["--part", "decoder"]),
-        ("v5e:1x1", ["--part", "decoder"]),
-        ("v5p:1x1x1", ["--part", "decoder"]),
-        ("v6e:2x4", ["--part", "decoder"]),
-        ("v5e:2x4", ["--part", "decoder"]),
-        ("v5p:2x2x2", ["--part", "decoder"]),
+        (topology, ["--part", "decoder"])
+        for topology in ("v6e:1x1", "v5e:1x1", "v5p:1x1x1", "v6e:2x4", "v5e:2x4", "v5p:2x2x2")
     ],
-    "frames (VAE decode), one game": [
-        ("v6e:2x4", ["--part", "vae"]),
-    ],
+    "frames (VAE decode), one game": [("v6e:2x4", ["--part", "vae"])],
     "whole turn, one game": [("v6e:2x4", [])],
     "whole turns, two or eight games": [("v5e:4x4", []), ("v6e:4x4", []), ("v5p:4x4x4", [])],
 }
 _DOTS = ["--remat", "dots"]
+_DENOISER = [
+    ("v5p:4x4x4", ["--batch", "64", *_DOTS]),
+    ("v6e:4x4", []),
+    ("v5e:4x4", []),
+    ("v6e:2x4", ["--batch", "16", "--accumulate", "2"]),
+    ("v5e:2x4", ["--batch", "16", "--accumulate", "2"]),
+]
 TRAIN = {
     "decoder": [
         ("v5p:4x4x4", ["--batch", "64", *_DOTS]),
@@ -53,20 +54,8 @@ TRAIN = {
         ("v5e:2x4", ["--batch", "64", "--accumulate", "8"]),
         ("v5e:16x16", ["--batch", "256"]),
     ],
-    "warmup": [
-        ("v5p:4x4x4", ["--batch", "64", *_DOTS]),
-        ("v6e:4x4", []),
-        ("v5e:4x4", []),
-        ("v6e:2x4", ["--batch", "16", "--accumulate", "2"]),
-        ("v5e:2x4", ["--batch", "16", "--accumulate", "2"]),
-    ],
-    "adapt": [
-        ("v5p:4x4x4", ["--batch", "64", *_DOTS]),
-        ("v6e:4x4", []),
-        ("v5e:4x4", []),
-        ("v6e:2x4", ["--batch", "16", "--accumulate", "2"]),
-        ("v5e:2x4", ["--batch", "16", "--accumulate", "2"]),
-    ],
+    "warmup": _DENOISER,
+    "adapt": _DENOISER,
 }
 FILMS = (10, 1_000, 100_000)
 CLIPS_PER_FILM = 2_000  # the average of the paper's ten films

@@ -175,9 +175,6 @@ class Page:
 
     def _show(self, name: str, *, turn: int = 0, status: str = "", bad: bool = False) -> list[Any]:
         """Updates the whole page for a game; `turn` 0 is its last turn."""
-        return [*self._picture(name, turn=turn), view.status(status, bad=bad)]
-
-    def _picture(self, name: str, *, turn: int = 0) -> list[Any]:
         game = self.store.get(name) if name else None
         turns = game.turns if game else []
         number = turn if 1 <= turn <= len(turns) else len(turns)
@@ -198,6 +195,7 @@ class Page:
                 else [],
                 selected_index=number - 1 if found else None,
             ),
+            view.status(status, bad=bad),
         ]
 
     def file(self, path: Path) -> str:

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -38,7 +38,7 @@ from animegamer_jax.data.datasets import (
     open_features,
     write_dataset,
 )
-from animegamer_jax.data.films.clips.store import ClipRow, open_shots
+from animegamer_jax.data.films.clips.store import ClipRow, FilmReport, FilmSettings, open_shots
 from animegamer_jax.data.loader import make_iterator
 from animegamer_jax.media.motion import dis_flow, motion_level, motion_value
 from animegamer_jax.protocol import PAPER
@@ -100,6 +100,17 @@ def _write(
     return film
 
 
+def _cut_one(seed: int, **film: Any) -> tuple[Run, Film, FilmReport, list[ClipRow]]:
+    """Writes a film (`_write`) and cuts it; returns the cost, the truth, and what was found."""
+    with tempfile.TemporaryDirectory() as place:
+        films, out = Path(place) / "films", Path(place) / "shots"
+        films.mkdir()
+        truth = _write(films / "film.mp4", seed, **film)
+        run, folder = cut(films, out), open_shots(out)
+        (name,) = folder.films()
+        return run, truth, folder.report(name), list(folder.rows(name))
+
+
 def _level_hits(rows: list[ClipRow], film: Film) -> tuple[int, int]:
     """Returns how many kept clips have the true level, and of how many the truth is known.
 
@@ -124,19 +135,12 @@ def memory(*, minutes: float = 30.0, size: tuple[int, int] = (192, 288), seed: i
         size: Rows and columns of the film; clips have the default size.
         seed: Seed of the film.
     """
-    with tempfile.TemporaryDirectory() as place:
-        films, out = Path(place) / "films", Path(place) / "shots"
-        films.mkdir()
-        truth = _write(films / "film.mp4", seed, minutes=minutes, size=size)
-        run = cut(films, out)
-        folder = open_shots(out)
-        (film,) = folder.films()
-        report = folder.report(film)
-        hits, known = _level_hits(folder.rows(film), truth)
-        print(
-            f"{report.seconds / 60:.1f} minutes of {size[0]} x {size[1]}: {report.kept} clips in "
-            f"{run.seconds:.0f} s, peak {run.peak:.0f} MB; motion levels {hits} of {known}"
-        )
+    run, truth, report, kept = _cut_one(seed, minutes=minutes, size=size)
+    hits, known = _level_hits(kept, truth)
+    print(
+        f"{report.seconds / 60:.1f} minutes of {size[0]} x {size[1]}: {report.kept} clips in "
+        f"{run.seconds:.0f} s, peak {run.peak:.0f} MB; motion levels {hits} of {known}"
+    )
 
 
 @app.command
@@ -148,19 +152,12 @@ def cutting(*, seconds: float = 40.0, size: tuple[int, int] = (1080, 1920), seed
         size: Rows and columns of the film; clips have the default size.
         seed: Seed of the film.
     """
-    with tempfile.TemporaryDirectory() as place:
-        films, out = Path(place) / "films", Path(place) / "shots"
-        films.mkdir()
-        still = FilmStyle(fps=24, hold=3)  # drawings wide enough to pan over are huge
-        _write(films / "film.mp4", seed, minutes=seconds / 60, size=size, style=still)
-        run = cut(films, out)
-        folder = open_shots(out)
-        (film,) = folder.films()
-        report = folder.report(film)
-        print(
-            f"{report.seconds:.0f} s of {size[0]} x {size[1]}: {report.kept} clips, "
-            f"{run.core_seconds:.0f} s of one core"
-        )
+    still = FilmStyle(fps=24, hold=3)  # drawings wide enough to pan over are huge
+    run, _, report, _ = _cut_one(seed, minutes=seconds / 60, size=size, style=still)
+    print(
+        f"{report.seconds:.0f} s of {size[0]} x {size[1]}: {report.kept} clips, "
+        f"{run.core_seconds:.0f} s of one core"
+    )
 
 
 _PRESETS = {
@@ -366,7 +363,6 @@ def rows(*, films: int = 5, clips: int = 2000) -> None:
         save_characters,
         write_labels,
     )
-    from animegamer_jax.data.films.clips.store import ClipRow, FilmReport, FilmSettings
     from animegamer_jax.data.films.games.grouping import GamesSettings
     from animegamer_jax.data.films.games.plan import make_plan
     from animegamer_jax.data.films.games.writer import write_film_games

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from run_script import run_script
 from stages import deviations, new_fields, read_run_config, recipe_options, xla_flags
 
 from animegamer_jax import cli
@@ -140,7 +141,7 @@ def train_row(row: Row, folder: Path, *, home: Path) -> Path:
     """
     model = folder / row.start / "model"
     for stage, options in row.stages:
-        out = home / _file_name(row) / stage
+        out = home / row.name.replace(" ", "-") / stage
         words = [*recipe_options(folder, stage), *options]
         _clear_if_other(
             out, out / _MADE, {"options": words, "data": row.data, "model": digest(model)}
@@ -187,10 +188,6 @@ def digest(model: Path) -> str:
 @functools.cache
 def _digest(model: Path) -> str:
     return Bundle.open(model).digest()
-
-
-def _file_name(row: Row) -> str:
-    return row.name.replace(" ", "-")
 
 
 def _read(path: Path) -> Any:
@@ -454,12 +451,6 @@ def main(
 
 
 if __name__ == "__main__":
-    import tyro
-
     keep_compiled_programs()
     os.environ["XLA_FLAGS"] = xla_flags()
-    try:
-        tyro.cli(main)
-    except UserError as error:
-        print(f"ablations: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+    run_script(main, name="ablations")

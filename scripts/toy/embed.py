@@ -11,7 +11,6 @@ embedding, as it is embedded (`animegamer evaluate`). `scores.json` keeps them.
 import dataclasses
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
+from run_script import run_script
 from stages import STAGES, deviations, read_run_config
 
 from animegamer_jax.bundle.bundle import (
@@ -197,16 +197,17 @@ def write_card(
         lines.append(
             "Each stage started from the one before, with this model's networks and protocol."
         )
-    lines += ["", "## Scores", "", *describe_evaluations(scored), *describe_scores(systems)]
+    lines += [
+        "",
+        "## Scores",
+        "",
+        "By `animegamer evaluate` on held-out games, which were never trained on, of the model",
+        f"{scored}. `animegamer evaluate --make toy-combinations` and `toy-phrasings` make the",
+        "other held-out benchmarks.",
+        "",
+        *describe_scores(systems),
+    ]
     write_whole(path, ("\n".join(lines) + "\n").encode())
-
-
-def describe_evaluations(scored: str) -> Iterator[str]:
-    """Returns the sentences before the table of scores."""
-    yield "By `animegamer evaluate` on held-out games, which were never trained on, of the model"
-    yield f"{scored}. `animegamer evaluate --make toy-combinations` and `toy-phrasings` make the"
-    yield "other held-out benchmarks."
-    yield ""
 
 
 def main(
@@ -251,10 +252,4 @@ def main(
 
 
 if __name__ == "__main__":
-    import tyro
-
-    try:
-        tyro.cli(main)
-    except UserError as error:
-        print(f"embed: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+    run_script(main, name="embed")

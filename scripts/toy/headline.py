@@ -4,9 +4,10 @@ animegamer evaluate --window 5 1 --out out/toy-report     # make toy-report
 python scripts/toy/headline.py out/toy-report
 """
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from run_script import run_script
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.metrics.formulas import Estimate
@@ -69,10 +70,4 @@ def main(folder: Path, /) -> None:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    try:
-        tyro.cli(main)
-    except UserError as error:
-        print(f"headline: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+    run_script(main, name="headline")

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import cv2
 import numpy as np
+from run_script import run_script
 
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.bundle.embedded import model_folder
@@ -377,11 +378,5 @@ def main(
 
 
 if __name__ == "__main__":
-    import tyro
-
     keep_compiled_programs()
-    try:
-        tyro.cli(main)
-    except UserError as error:
-        print(f"metric_sensitivity: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+    run_script(main, name="metric_sensitivity")

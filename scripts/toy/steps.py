@@ -7,11 +7,11 @@ number of steps, and the clips' motion and PSNR are measured. The table is Markd
 not those of the benchmark `toy`, so that what is chosen here is not scored on the same games.
 """
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from run_script import run_script
 
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.bundle.embedded import model_folder
@@ -112,11 +112,5 @@ def main(
 
 
 if __name__ == "__main__":
-    import tyro
-
     keep_compiled_programs()
-    try:
-        tyro.cli(main)
-    except UserError as error:
-        print(f"steps: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+    run_script(main, name="steps")

@@ -173,20 +173,18 @@ def labels(scenes: Sequence[Scene], attribute: str) -> Int[np.ndarray, " n"]:
 def draw_scenes(count: int, *, seed: int) -> tuple[Scene, ...]:
     """Draws scenes with equal shares of all characters, motions and places, as games show them."""
     random = np.random.default_rng([seed, 0x5EED])
-    order = {
-        name: random.permutation(np.resize(np.arange(len(values)), count))
-        for name, values in (("character", CHARACTERS), ("motion", MOTIONS), ("place", PLACES))
-    }
+    drawn = [
+        random.permutation(np.resize(values, count)).tolist()
+        for values in (CHARACTERS, MOTIONS, PLACES)
+    ]
     scenes = []
-    for index in range(count):
-        character = CHARACTERS[order["character"][index]]
-        motion = MOTIONS[order["motion"][index]]
+    for character, motion, place in zip(*drawn, strict=True):
         others = [name for name in CHARACTERS if name != character]
         scenes.append(
             Scene(
                 character=character,
                 motion=motion,
-                place=PLACES[order["place"][index]],
+                place=place,
                 time=TIMES[random.integers(len(TIMES))],
                 level=int(random.choice(LEVELS)),
                 partner=str(random.choice(others)) if motion == "talk" else None,
