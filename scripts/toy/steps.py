@@ -52,10 +52,10 @@ def describe(clips: np.ndarray, true_clips: np.ndarray, expected: np.ndarray) ->
     values = measure_motion(clips.reshape(-1, *clips.shape[2:]), noise=FLICKER)
     levels = np.array([motion_level(value, edges=MOTION_EDGES) for value in values.tolist()])
     expected = expected.ravel()
-    right = formulas.motion_accuracy(levels, expected)
+    right = formulas.accuracy(levels, expected)
     pairs = zip(clips, true_clips, strict=True)  # a game at a time: float32 needs the memory
     yield f"{right.mean():.3f}"
-    yield f"{formulas.motion_error(levels, expected).mean():.3f}"
+    yield f"{formulas.error(levels, expected).mean():.3f}"
     yield f"{np.mean([formulas.psnr(found, true) for found, true in pairs]):.2f}"
     for level in LEVELS:
         here = expected == level

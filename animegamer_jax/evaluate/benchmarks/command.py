@@ -114,9 +114,9 @@ def make_command(
     print(f"{written.usage}, {written.usage.cached} answers from the cache")
     if written.skipped:
         print(f"{len(written.skipped)} games skipped, without a valid answer:")
-    for game in written.skipped[:_LISTED]:
-        print(f"  game {game.number}: {game.reason}".encode("ascii", "backslashreplace").decode())
-    if more := len(written.skipped[_LISTED:]):
+    for number, reason in list(written.skipped.items())[:_LISTED]:
+        print(f"  game {number}: {reason}".encode("ascii", "backslashreplace").decode())
+    if (more := len(written.skipped) - _LISTED) > 0:
         print(f"  and {more} more")
     return 0
 

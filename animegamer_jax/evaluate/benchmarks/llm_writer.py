@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from etils import epath
 
@@ -27,25 +27,11 @@ from animegamer_jax.vlm.usage import Usage
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SkippedGame:
-    """A game without a valid answer: its number, and the reason."""
-
-    number: int
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Written:
-    """A benchmark that a model wrote.
-
-    Attributes:
-        benchmark: the games with valid answers.
-        skipped: the other games.
-        usage: requests, tokens and costs of this run, and the number of cached answers.
-    """
+    """The games with valid answers, why others were skipped, by number, and this run's usage."""
 
     benchmark: Benchmark
-    skipped: tuple[SkippedGame, ...]
+    skipped: Mapping[int, str]
     usage: Usage
 
 
@@ -82,14 +68,11 @@ def write_games(
     makers = [functools.partial(_prompt, prompt, settings) for prompt in prompts]
     answers = ask(makers, cache=absolute(cache), on_progress=on_progress)
     games = tuple(answer.value for answer in answers if answer.value is not None)
-    skipped = tuple(
-        SkippedGame(number=prompt.number, reason=answer.reason)
-        for prompt, answer in zip(prompts, answers, strict=True)
-        if answer.reason is not None
-    )
+    asked = zip(prompts, answers, strict=True)
+    skipped = {p.number: answer.reason for p, answer in asked if answer.reason is not None}
     if not games:
         raise UserError(
-            f"{settings.endpoint}: no game with a valid answer, the last: {skipped[-1].reason}: "
+            f"{settings.endpoint}: no game with a valid answer, the last: {answers[-1].reason}: "
             "use another model, or more attempts"
         )
     benchmark = Benchmark(

@@ -33,7 +33,6 @@ from animegamer_jax.evaluate.benchmarks.vocabulary import (
     Motion,
 )
 
-WORLD = "everyday"
 _T = TypeVar("_T")
 _STREAM = 20250401  # sets these draws apart from others of the same seed
 _OPEN_SHARE = 0.4
@@ -93,7 +92,6 @@ def make_paper_benchmark(
     num_games: int = 200,
     num_turns: int = 10,
     seed: int = 0,
-    world: str = WORLD,
 ) -> Benchmark:
     """Makes a benchmark of games number `seed`, `seed + 1`, and so on; nothing else is random.
 
@@ -102,7 +100,6 @@ def make_paper_benchmark(
         num_games: Number of games.
         num_turns: Number of turns of each game.
         seed: Number of the first game; a game's number is also its seed in play.
-        world: World of the characters.
 
     Raises:
         UserError: fewer than two characters, no games, no turns, or a seed below 0.
@@ -118,7 +115,7 @@ def make_paper_benchmark(
     numbers = range(seed, seed + num_games)
     return Benchmark(
         name="paper",
-        world=world,
+        world="everyday",
         made_by=f"a grammar, of the paper's size, games {seed} to {numbers[-1]}",
         num_turns=num_turns,
         states=StateValues(),

@@ -2,20 +2,34 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import pydantic
 from etils import epath
 
 from animegamer_jax.data.characters import MAX_NAME, read_toml
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.paths import user_errors
-from animegamer_jax.vlm.fields import plain
+from animegamer_jax.storage.serialization import from_json
+from animegamer_jax.vlm.fields import plain, text_of
 
 MAX_WORDS = 60
 """Largest number of characters of a motion's or place's text."""
 
-_LISTS = ("world", "characters", "motions", "places")
 _FORM = 'world = "...", characters = ["..."], motions = ["..."], places = ["..."]'
+
+
+def _check_different(words: tuple[str, ...]) -> tuple[str, ...]:
+    folded = [word.casefold() for word in words]
+    for number, word in enumerate(words):
+        if folded[number] in folded[:number]:
+            raise ValueError(f"{word!r} again: expected each once")
+    return words
+
+
+_Text = Annotated[str, text_of(MAX_WORDS)]
+_Name = Annotated[str, text_of(MAX_NAME)]
+_Different = pydantic.AfterValidator(_check_different)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,10 +43,10 @@ class Lists:
         places: Places where things happen.
     """
 
-    world: str
-    characters: tuple[str, ...]
-    motions: tuple[str, ...]
-    places: tuple[str, ...]
+    world: _Text
+    characters: Annotated[tuple[_Name, ...], pydantic.Field(min_length=2), _Different]
+    motions: Annotated[tuple[_Text, ...], pydantic.Field(min_length=1), _Different]
+    places: Annotated[tuple[_Text, ...], pydantic.Field(min_length=1), _Different]
 
 
 def read_lists(path: str | Path) -> Lists:
@@ -42,18 +56,7 @@ def read_lists(path: str | Path) -> Lists:
         UserError: the file is missing or a list is wrong; names file and list.
     """
     file = epath.Path(path).expanduser()
-    content = read_toml(file, form=_FORM)
-    if unknown := [name for name in content if name not in _LISTS]:
-        raise UserError(f"{file}: unknown key {unknown[0]!a}: expected {_FORM}")
-    if missing := [name for name in _LISTS if name not in content]:
-        raise UserError(f"{file}: {missing[0]}: missing: expected {_FORM}")
-    world = _plain(content["world"], f"{file}: world", most=MAX_WORDS)
-    limits = {"characters": (2, MAX_NAME), "motions": (1, MAX_WORDS), "places": (1, MAX_WORDS)}
-    words = {
-        name: _words(content[name], f"{file}: {name}", least=least, most=most)
-        for name, (least, most) in limits.items()
-    }
-    return Lists(world=world, **words)
+    return from_json(Lists, read_toml(file, form=_FORM), str(file), hint=f"expected {_FORM}")
 
 
 def read_names(path: str | Path) -> tuple[str, ...]:
@@ -75,34 +78,11 @@ def read_names(path: str | Path) -> tuple[str, ...]:
     names: list[str] = []
     for number, line in enumerate(lines, start=1):
         if line.strip() and not line.lstrip().startswith("#"):
-            names.append(_plain(line, f"{file}: line {number}", most=MAX_NAME))
-            _refuse_double(names, f"{file}: line {number}")
+            try:
+                names.append(plain(line, most=MAX_NAME))
+                _check_different(tuple(names))
+            except ValueError as error:
+                raise UserError(f"{file}: line {number}: {error}") from None
     if len(names) < 2:
         raise UserError(f"{file}: expected two or more names, one per line, found {len(names)}")
     return tuple(names)
-
-
-def _words(value: Any, where: str, *, least: int, most: int) -> tuple[str, ...]:
-    if not isinstance(value, list) or len(value) < least:
-        found = f"{len(value)}" if isinstance(value, list) else f"{str(value)[:40]!a}"
-        raise UserError(f"{where}: expected a list of {least} or more, found {found}")
-    words: list[str] = []
-    for item in value:
-        words.append(_plain(item, where, most=most))
-        _refuse_double(words, where)
-    return tuple(words)
-
-
-def _plain(value: Any, where: str, *, most: int) -> str:
-    if not isinstance(value, str):
-        raise UserError(f"{where}: expected a text, found {str(value)[:40]!a}")
-    try:
-        return plain(value, most=most)
-    except ValueError as error:
-        raise UserError(f"{where}: {error}") from None
-
-
-def _refuse_double(words: list[str], where: str) -> None:
-    *before, last = (word.casefold() for word in words)
-    if last in before:
-        raise UserError(f"{where}: {words[-1]!r} again: expected each once")

@@ -30,11 +30,10 @@ def estimate(
     values: Float[np.ndarray, "g t"],
     *,
     where: Bool[np.ndarray, "g t"] | None = None,
-    confidence: float = 0.95,
     num_resamples: int = 2000,
     seed: int = 0,
 ) -> Estimate | None:
-    """Returns the mean of `values` and its percentile bootstrap interval over games (first axis).
+    """Returns the mean of `values` and its 95 % percentile bootstrap interval over games (axis 0).
 
     A resample draws as many games as there are, with replacement, and averages all their selected
     values, so games with more of them weigh more, as in the mean itself.
@@ -42,7 +41,6 @@ def estimate(
     Args:
         values: One value per game and turn, finite where selected.
         where: The selected values; None: all.
-        confidence: Share of resamples inside the interval.
         num_resamples: Number of resamples.
         seed: Seed of the resampling.
 
@@ -64,7 +62,7 @@ def estimate(
     times = random.multinomial(num_games, np.full(num_games, 1 / num_games), size=num_resamples)
     drawn = times @ counts
     means = (times @ sums)[drawn > 0] / drawn[drawn > 0]
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(means, [0.025, 0.975])
     return Estimate(float(sums.sum() / counts.sum()), float(low), float(high), int(counts.sum()))
 
 
@@ -79,42 +77,25 @@ def estimate_known(
 # States and motion levels
 
 
-def state_accuracy(
-    predicted: Int[np.ndarray, "*n s"], truth: Int[np.ndarray, "*n s"]
-) -> Float32[np.ndarray, "*n s"]:
-    """Returns ACC-S of each turn and state (section 4.2): 1 if `predicted = truth`, else 0.
-
-    Both are changes of states; the mean over turns and states is a share, 0 to 1.
-    """
-    return (predicted == truth).astype(np.float32)
-
-
-def state_error(
-    predicted: Int[np.ndarray, "*n s"], truth: Int[np.ndarray, "*n s"]
-) -> Float32[np.ndarray, "*n s"]:
-    """Returns MAE-S of each turn and state (section 4.2): `|predicted - truth|`.
-
-    The unit is a step of the state; one step moves a character's meter by several points.
-    """
-    return np.abs(predicted.astype(np.int64) - truth).astype(np.float32)
-
-
-def motion_accuracy(
-    measured: Int[np.ndarray, "*n"], requested: Int[np.ndarray, "*n"]
+def accuracy(
+    found: Int[np.ndarray, "*n"], expected: Int[np.ndarray, "*n"]
 ) -> Float32[np.ndarray, "*n"]:
-    """Returns ACC-F of each turn (section 4.2): 1 if `measured = requested`, else 0.
+    """Returns ACC-S of changes of states, ACC-F of motion levels: 1 if `found = expected`, else 0.
 
-    Levels are integers from 1 to 5, measured by optical flow (`media.motion`); the mean over turns
-    is a share, 0 to 1.
+    The mean over turns (and states) is a share, 0 to 1 (section 4.2).
     """
-    return (measured == requested).astype(np.float32)
+    return (found == expected).astype(np.float32)
 
 
-def motion_error(
-    measured: Int[np.ndarray, "*n"], requested: Int[np.ndarray, "*n"]
+def error(
+    found: Int[np.ndarray, "*n"], expected: Int[np.ndarray, "*n"]
 ) -> Float32[np.ndarray, "*n"]:
-    """Returns MAE-F of each turn (section 4.2): `|measured - requested|`, in motion levels."""
-    return np.abs(measured.astype(np.int64) - requested).astype(np.float32)
+    """Returns MAE-S of changes of states, MAE-F of motion levels: `|found - expected|`.
+
+    The unit is a step of the state, which moves a character's meter by several points, or a motion
+    level, an integer from 1 to 5 (section 4.2).
+    """
+    return np.abs(found.astype(np.int64) - expected).astype(np.float32)
 
 
 # Frames

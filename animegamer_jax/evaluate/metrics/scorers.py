@@ -78,10 +78,10 @@ def score_states(
 ) -> dict[str, Float32[np.ndarray, "*n"]]:
     """Returns ACC-S and MAE-S of the states and ACC-L and MAE-L of the motion level."""
     return {
-        "ACC-S": formulas.state_accuracy(predicted[..., 1:], expected[..., 1:]).mean(-1),
-        "MAE-S": formulas.state_error(predicted[..., 1:], expected[..., 1:]).mean(-1),
-        "ACC-L": formulas.motion_accuracy(predicted[..., 0], expected[..., 0]),
-        "MAE-L": formulas.motion_error(predicted[..., 0], expected[..., 0]),
+        "ACC-S": formulas.accuracy(predicted[..., 1:], expected[..., 1:]).mean(-1),
+        "MAE-S": formulas.error(predicted[..., 1:], expected[..., 1:]).mean(-1),
+        "ACC-L": formulas.accuracy(predicted[..., 0], expected[..., 0]),
+        "MAE-L": formulas.error(predicted[..., 0], expected[..., 0]),
     }
 
 
@@ -110,12 +110,7 @@ class SpeedScorer:
 
 
 class MotionScorer:
-    """Scores the motion level that optical flow finds in the clip: ACC-F and MAE-F.
-
-    Args:
-        edges: Motion values between the levels.
-        noise: Grey levels up to which a difference between frames is no motion.
-    """
+    """Scores the motion level that optical flow finds: ACC-F and MAE-F; options as in `World`."""
 
     group: Group = "motion"
 
@@ -127,8 +122,8 @@ class MotionScorer:
         expected = expected_of(answers.turns)[:, 0]
         found = measure_levels(answers.clips, edges=self._edges, noise=self._noise)
         return {
-            "ACC-F": formulas.motion_accuracy(found, expected),
-            "MAE-F": formulas.motion_error(found, expected),
+            "ACC-F": formulas.accuracy(found, expected),
+            "MAE-F": formulas.error(found, expected),
         }
 
 
@@ -182,12 +177,7 @@ class ClipScorer:
 
 
 class LpipsScorer:
-    """Scores LPIPS against the true clip.
-
-    Args:
-        model: LPIPS with its weights.
-        digest: Digest of the weights.
-    """
+    """Scores LPIPS against the true clip; `digest` is that of the weights."""
 
     group: Group = "lpips"
 
@@ -204,12 +194,7 @@ class LpipsScorer:
 
 
 class DreamSimScorer:
-    """Scores DreamSim against the true clip.
-
-    Args:
-        model: The package's model.
-        folder: Folder of its weights.
-    """
+    """Scores DreamSim against the true clip; `folder` holds its weights."""
 
     group: Group = "dreamsim"
 
@@ -224,12 +209,7 @@ class DreamSimScorer:
 
 
 class TruthScorer:
-    """Scores what a classifier reads off the clip, and PSNR against the true clip.
-
-    Args:
-        classifier: The world's classifier, checked on true clips.
-        fingerprint: Everything that its answers depend on.
-    """
+    """Scores what the world's classifier reads off the clip, and PSNR against the true clip."""
 
     group: Group = "truth"
 
@@ -271,12 +251,7 @@ class SetScorer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """Pictures of characters.
-
-    Attributes:
-        by_name: One or more pictures of each character, RGB, of any size.
-        digest: Digest of all of them.
-    """
+    """One or more pictures of each character, RGB, of any size, and the digest of all of them."""
 
     by_name: Mapping[str, Sequence[UInt8[np.ndarray, "_ _ 3"]]]
     digest: str

@@ -9,7 +9,7 @@ import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,6 @@ from animegamer_jax.evaluate.metrics.scorers import (
     Clips,
     ClipScorer,
     DreamSimScorer,
-    Features,
     LpipsScorer,
     MotionScorer,
     Pictures,
@@ -60,13 +59,7 @@ CLASSIFIER_CLIPS = 960
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoringClip:
-    """The CLIP that scores all systems.
-
-    Attributes:
-        embedder: The towers.
-        digest: Digest of the weights.
-        source: Where they were loaded from.
-    """
+    """The CLIP that scores all systems, the digest of its weights, and where it was loaded from."""
 
     embedder: ClipEmbedder
     digest: str
@@ -133,10 +126,6 @@ class MetricSuite:
         return None if self.true_clips is None else self.true_clips[games, turn, :NUM_FRAMES]
 
 
-class _UnavailableError(Exception):
-    """The reason why a group of metrics cannot be computed."""
-
-
 def load_clip(path: str, *, tokenizer: Path | None = None) -> ScoringClip:
     """Loads CLIP from a bundle, "toy", or an OpenCLIP checkpoint (`openclip`).
 
@@ -191,8 +180,8 @@ def make_suite(
         "lpips": functools.partial(_lpips, resources, true_clips),
         "truth": functools.partial(_truth, resources, world, size, vae),
         "speed": SpeedScorer,
-        "fvd": functools.partial(_fvd, resources, true_clips),
-        "jedi": functools.partial(_jedi, resources, true_clips),
+        "fvd": functools.partial(_set_scorer, "fvd", resources, true_clips),
+        "jedi": functools.partial(_set_scorer, "jedi", resources, true_clips),
     }
     made, skipped = [], {}
     for group, make in makers.items():
@@ -200,7 +189,7 @@ def make_suite(
             continue
         try:
             made.append(make())
-        except (_UnavailableError, UserError) as reason:
+        except UserError as reason:
             skipped[group] = str(reason)
     return MetricSuite(
         scorers=tuple(one for one in made if not isinstance(one, SetScorer)),
@@ -215,20 +204,20 @@ def make_suite(
 
 def _require_true_clips(metric: str, true_clips: GameClips | None) -> None:
     if true_clips is None:
-        raise _UnavailableError(f"{metric} needs true clips, which this world does not have")
+        raise UserError(f"{metric} needs true clips, which this world does not have")
 
 
 def _clip(benchmark: Benchmark, resources: MetricResources, true: GameClips | None) -> Scorer:
     clip = resources.clip
     if clip is None:
-        raise _UnavailableError("no model has a CLIP: give one with --clip")
+        raise UserError("no model has a CLIP: give one with --clip")
     if isinstance(clip, str):
-        raise _UnavailableError(clip)
+        raise UserError(clip)
     pictures = None
     if true is None and resources.characters is not None:
         pictures = _pictures(resources.characters, benchmark.characters)
     if true is None and pictures is None and not clip.embedder.has_text:
-        raise _UnavailableError(
+        raise UserError(
             "nothing to compare with: this world has no true clips, --characters gives no "
             "pictures, and CLIP's tokenizer is not in the model"
         )
@@ -261,7 +250,7 @@ def _decode(data: bytes) -> np.ndarray:
 def _dreamsim(resources: MetricResources, true_clips: GameClips | None) -> Scorer:
     _require_true_clips("DreamSim", true_clips)
     if resources.dreamsim is None:
-        raise _UnavailableError("DreamSim: give the folder of its weights with --dreamsim")
+        raise UserError("DreamSim: give the folder of its weights with --dreamsim")
     return DreamSimScorer(DreamSim(resources.dreamsim), folder=str(resources.dreamsim))
 
 
@@ -271,47 +260,39 @@ def _lpips(resources: MetricResources, true_clips: GameClips | None) -> Scorer:
     return LpipsScorer(model, digest=weights_digest(model))
 
 
-def _fvd(resources: MetricResources, true_clips: GameClips | None) -> SetScorer:
-    if resources.fvd is None:
-        raise _UnavailableError("FVD: give the file of I3D with --fvd")
-    features = load_i3d(resources.fvd)
-    return _set_scorer("fvd", "FVD", features, frechet_distance, resources, true_clips)
-
-
-def _jedi(resources: MetricResources, true_clips: GameClips | None) -> SetScorer:
-    if resources.jedi is None:
-        raise _UnavailableError("JEDi: give a file of V-JEPA's features with --jedi")
-    features = TorchScriptFeatures(resources.jedi)
-    return _set_scorer("jedi", "JEDi", features, jedi, resources, true_clips)
+_DISTANCES: Mapping[str, tuple[str, str, Callable[[Path], VideoFeatures], Callable]] = {
+    "fvd": ("FVD", "give the file of I3D with --fvd", load_i3d, frechet_distance),
+    "jedi": ("JEDi", "give a file of V-JEPA's features with --jedi", TorchScriptFeatures, jedi),
+}
+"""Name, advice where its file is missing, features and distance of each metric of all clips."""
 
 
 def _set_scorer(
-    group: Group,
-    metric: str,
-    features: VideoFeatures,
-    distance: Callable[[Features, Features], float],
-    resources: MetricResources,
-    true_clips: GameClips | None,
+    group: Literal["fvd", "jedi"], resources: MetricResources, true_clips: GameClips | None
 ) -> SetScorer:
     """Compares with the real clips that were given, or else with the true ones."""
+    metric, advice, load, distance = _DISTANCES[group]
+    path: Path | None = getattr(resources, group)
+    if path is None:
+        raise UserError(f"{metric}: {advice}")
+    features = load(path)
     if resources.real_clips is not None:
         files = sorted(resources.real_clips.glob("*.mp4"))
         if not files:
-            raise _UnavailableError(f"{metric}: no .mp4 in --real-clips {resources.real_clips}")
+            raise UserError(f"{metric}: no .mp4 in --real-clips {resources.real_clips}")
         reference = np.concatenate([features(read_mp4(file)[None, :NUM_FRAMES]) for file in files])
     elif true_clips is not None:
         clips = true_clips.reshape(-1, *true_clips.shape[2:])
         reference = features(clips[:, :NUM_FRAMES])
     else:
-        raise _UnavailableError(f"{metric}: give clips to compare with in --real-clips")
-    content = Path(getattr(resources, group)).read_bytes()
+        raise UserError(f"{metric}: give clips to compare with in --real-clips")
     return SetScorer(
         group=group,
         metric=metric,
         features=features,
         distance=distance,
         reference=reference,
-        fingerprint={"features": hashlib.sha256(content).hexdigest()[:16]},
+        fingerprint={"features": hashlib.sha256(path.read_bytes()).hexdigest()[:16]},
     )
 
 
@@ -319,7 +300,7 @@ def _truth(
     resources: MetricResources, world: World | None, size: FrameSize, vae: VAE | None
 ) -> Scorer:
     if world is None:
-        raise _UnavailableError("only clips of a world that can draw them can be classified")
+        raise UserError("only clips of a world that can draw them can be classified")
     clip = resources.scoring_clip
     classifier = world.make_classifier(
         None if clip is None or not clip.embedder.has_text else clip.embedder,

@@ -7,9 +7,8 @@ paper uses neither. They compare the distributions of all clips, regardless of w
 which instruction, and give one number for all games.
 """
 
-import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,6 @@ from animegamer_jax.errors import UserError
 
 VideoFeatures = Callable[[UInt8[np.ndarray, "n f h w 3"]], Float[np.ndarray, "n e"]]
 """Function that returns one feature vector per clip."""
-
-I3D_OPTIONS: Mapping[str, bool] = {"rescale": True, "resize": True, "return_features": True}
-"""Options of `i3d_torchscript.pt`, which takes 0 to 255 and resizes to 224 x 224 itself."""
-
-LEAST_FRAMES = 10
-"""Smallest number of frames for I3D, whose pooling over time leaves nothing of fewer."""
 
 
 def frechet_distance(
@@ -64,13 +57,13 @@ def _moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return mean, (x - mean) / np.sqrt(len(x) - 1)
 
 
-def polynomial_mmd(a: Float[np.ndarray, "n e"], b: Float[np.ndarray, "m e"]) -> float:
-    """Returns the squared maximum mean discrepancy with a polynomial kernel, without a unit.
+def jedi(a: Float[np.ndarray, "n e"], b: Float[np.ndarray, "m e"]) -> float:
+    """Returns JEDi, 100 times the squared maximum mean discrepancy with a polynomial kernel.
 
         mmd = mean k(a, a') + mean k(b, b') - 2 mean k(a, b),   k(x, y) = (x . y / e)^2
 
-    for features of length e, over all pairs including each clip with itself, in float64. Kernel and
-    pairs are those of JEDi's published code, so it is biased, and 0 for two equal sets.
+    for features of length e, over all pairs including each clip with itself, in float64. Kernel,
+    pairs and factor are those of its published code, so it is biased, and 0 for two equal sets.
 
     Raises:
         UserError: a set has fewer than 2 clips.
@@ -81,12 +74,7 @@ def polynomial_mmd(a: Float[np.ndarray, "n e"], b: Float[np.ndarray, "m e"]) -> 
     def mean(x: np.ndarray, y: np.ndarray) -> float:
         return np.square(x @ y.T / x.shape[1]).mean()
 
-    return float(mean(a, a) + mean(b, b) - 2 * mean(a, b))
-
-
-def jedi(a: Float[np.ndarray, "n e"], b: Float[np.ndarray, "m e"]) -> float:
-    """Returns JEDi: 100 times `polynomial_mmd` of V-JEPA's features, as in its published code."""
-    return 100 * polynomial_mmd(a, b)
+    return 100 * float(mean(a, a) + mean(b, b) - 2 * mean(a, b))
 
 
 def _checked(a: np.ndarray, b: np.ndarray, what: str, least: int) -> tuple[np.ndarray, np.ndarray]:
@@ -108,7 +96,7 @@ class TorchScriptFeatures:
 
     Args:
         path: The file.
-        options: Keywords of the call: `I3D_OPTIONS` for `i3d_torchscript.pt`.
+        options: Keywords of the call.
         least_frames: Smallest number of frames of a clip.
         batch_size: Number of clips that go through the network together.
 
@@ -130,7 +118,8 @@ class TorchScriptFeatures:
         if not self.path.is_file():
             raise UserError(f"{self.path}: no such file: expected a TorchScript file")
         try:
-            with _no_deprecation():
+            with warnings.catch_warnings():  # I3D is published as TorchScript only
+                warnings.filterwarnings("ignore", r".*torch\.jit", DeprecationWarning)
                 self._model: Any = torch.jit.load(str(self.path), map_location="cpu").eval()
         except (RuntimeError, ValueError) as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -171,20 +160,14 @@ class TorchScriptFeatures:
         return np.concatenate(found)
 
 
-@contextlib.contextmanager
-def _no_deprecation() -> Iterator[None]:
-    """Silences torch's warning about TorchScript, the only format in which I3D is published."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r".*torch\.jit", category=DeprecationWarning)
-        yield
-
-
 def load_i3d(path: str | Path, *, batch_size: int = 8) -> TorchScriptFeatures:
     """Loads the features of FVD: `i3d_torchscript.pt` by StyleGAN-V's authors, 400 per clip.
+
+    It takes 0 to 255, resizes to 224 x 224 itself, and pools over time: fewer than 10 frames leave
+    nothing.
 
     Raises:
         UserError: the file is missing or not TorchScript, or torch is not installed.
     """
-    return TorchScriptFeatures(
-        path, options=I3D_OPTIONS, least_frames=LEAST_FRAMES, batch_size=batch_size
-    )
+    options = {"rescale": True, "resize": True, "return_features": True}
+    return TorchScriptFeatures(path, options=options, least_frames=10, batch_size=batch_size)

@@ -9,6 +9,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from markupsafe import Markup
+
 from animegamer_jax.evaluate.judge.scores import JudgeScores
 from animegamer_jax.evaluate.metrics.registry import (
     CONTEXT,
@@ -28,11 +30,7 @@ from animegamer_jax.evaluate.report.plots import (
     line_plot,
     line_sample,
 )
-from animegamer_jax.evaluate.report.render import (
-    render_html,
-    render_markdown,
-    verbatim,
-)
+from animegamer_jax.evaluate.report.render import render_html, render_markdown
 from animegamer_jax.evaluate.report.tables import (
     Table,
     ablation_table,
@@ -82,8 +80,8 @@ class Picture:
 
     @property
     def file(self) -> str:
-        """Its path relative to the Markdown file."""
-        return verbatim(f"{PICTURES}/{self.name}")
+        """Its path relative to the Markdown file, which is not escaped."""
+        return Markup(f"{PICTURES}/{self.name}")
 
 
 @dataclasses.dataclass(frozen=True)

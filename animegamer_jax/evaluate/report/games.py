@@ -81,16 +81,12 @@ def mean_ranks(system: SystemResult) -> Float[np.ndarray, " g"]:
     ranks = []
     for name in ranked_by(system):
         values, sign = system.values[name], -1 if METRICS[name].better == "higher" else 1
-        there = np.isfinite(values)
-        counts = np.maximum(there.sum(1), 1)
-        means = np.where(there, values, 0.0).sum(1, dtype=np.float64) / counts
-        means = np.where(there.any(1), means, np.nan)
+        known = np.ma.masked_invalid(values.astype(np.float64))
+        means = np.ma.filled(known.mean(1), np.nan)
         ranks.append(rankdata(sign * means.round(9), nan_policy="omit"))
     if not ranks:
         return np.full(len(system.folders), np.nan)
-    there = np.isfinite(ranks)
-    sums, counts = np.where(there, ranks, 0.0).sum(0), there.sum(0)
-    return np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0)
+    return np.ma.filled(np.ma.masked_invalid(ranks).mean(0), np.nan)
 
 
 def chosen_games(ranks: Float[np.ndarray, " g"]) -> dict[str, int]:

@@ -75,10 +75,8 @@ class Line:
     @property
     def means(self) -> Float[np.ndarray, " t"]:
         """The mean over games of each turn; NaN if there is no value."""
-        there = np.isfinite(self.values)
-        counts = there.sum(0)
-        sums = np.where(there, self.values, 0.0).sum(0, dtype=np.float64)
-        return np.divide(sums, counts, out=np.full(len(counts), np.nan), where=counts > 0)
+        known = np.ma.masked_invalid(self.values.astype(np.float64))
+        return np.ma.filled(known.mean(0), np.nan)
 
     @functools.cached_property
     def estimates(self) -> list[Estimate | None]:
@@ -88,10 +86,10 @@ class Line:
         """
         num_turns = self.values.shape[1]
         around = SMOOTHED // 2 if num_turns > LONG_GAME else 0
-        return [self._over(max(0, t - around), t + around + 1) for t in range(num_turns)]
-
-    def _over(self, start: int, end: int) -> Estimate | None:
-        return estimate_known(self.values[:, start:end])
+        return [
+            estimate_known(self.values[:, max(0, t - around) : t + around + 1])
+            for t in range(num_turns)
+        ]
 
 
 def line_plot(lines: Sequence[Line], *, limits: tuple[float, float] | None = None) -> str:

@@ -32,11 +32,6 @@ def escape_markdown(text: str) -> str:
     return _ISOLATE.format(line) if turns else line
 
 
-def verbatim(text: str) -> Markup:
-    """Marks text that the templates insert without escaping it."""
-    return Markup(text)
-
-
 def _environment(**options: Any) -> jinja2.Environment:
     return jinja2.Environment(
         autoescape=True,

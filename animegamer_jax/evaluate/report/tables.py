@@ -11,7 +11,7 @@ import numpy as np
 from animegamer_jax.evaluate.judge.scores import CRITERIA, JudgeScores
 from animegamer_jax.evaluate.metrics.formulas import Estimate, estimate_known
 from animegamer_jax.evaluate.metrics.registry import CONTEXT, METRICS
-from animegamer_jax.evaluate.report.ablations import AblationRow
+from animegamer_jax.evaluate.report.ablations import AblationRow, Score
 from animegamer_jax.evaluate.results import Evaluation, SystemResult
 
 NOTHING = "\u2013"
@@ -132,9 +132,9 @@ def _least_gain(one: SystemResult, other: SystemResult, metric: str, sign: float
     return found.low if found else 0.0
 
 
-def _cell(found: Estimate | None, *, remark: str = "") -> Cell:
+def _cell(found: Estimate | Score | None, *, remark: str = "") -> Cell:
     if found is None:
-        return Cell(NOTHING)
+        return Cell(NOTHING, remark=remark)
     return Cell(number(found.mean), interval(found.low, found.high), remark)
 
 
@@ -297,14 +297,8 @@ def ablation_table(rows: Sequence[AblationRow], title: str) -> Table | None:
     names = in_order(name for row in rows for name in (*row.scores, *row.paper))
     shown = []
     for row in rows:
-        cells = []
-        for name in names:
-            ours = row.scores.get(name)
-            remark = f"paper: {row.paper[name]:g}" if name in row.paper else ""
-            cell = Cell(NOTHING)
-            if ours:
-                cell = Cell(number(ours.mean), interval(ours.low, ours.high))
-            cells.append(dataclasses.replace(cell, remark=remark))
+        remarks = {name: f"paper: {score:g}" for name, score in row.paper.items()}
+        cells = [_cell(row.scores.get(n), remark=remarks.get(n, "")) for n in names]
         shown.append(Row(name=row.name, cells=cells))
     columns = [
         f"{name} {_ARROWS[METRICS[name].better]}" if name in METRICS else name for name in names

@@ -81,7 +81,7 @@ def test_a_model_writes_a_benchmark(tmp_path):
         assert game.turns[1].omitted == ("character", "place")
         assert game.turns[1].parts.place == "park"
         assert [turn.stamina for turn in game.turns] == [-1, -1, 1]
-    assert found.skipped == ()
+    assert found.skipped == {}
     assert (found.usage.requests, found.usage.answered, found.usage.cached) == (4, 4, 0)
     assert found.usage.cost == pytest.approx((400 * 2 + 80 * 5) / 1e6)
 
@@ -166,10 +166,10 @@ def test_a_game_without_a_valid_answer_is_skipped_with_the_reason(tmp_path, answ
         found = write(tmp_path, server, attempts=2)
         assert len(server.questions) == 5
         assert [game.seed for game in found.benchmark.games] == [0, 2, 3]
-        (skipped,) = found.skipped
-        assert skipped.number == 1
-        assert skipped.reason.startswith("asked 2 times, no valid answer: ")
-        assert message in skipped.reason
+        ((number, reason),) = found.skipped.items()
+        assert number == 1
+        assert reason.startswith("asked 2 times, no valid answer: ")
+        assert message in reason
         again = write(tmp_path, server, attempts=2)
         assert len(server.questions) == 5  # what was answered is on disk, also what was wrong
         assert (again.benchmark, again.skipped) == (found.benchmark, found.skipped)
@@ -183,7 +183,7 @@ def test_a_fence_is_taken_off(tmp_path):
         return says(f"```json\n{json.dumps({'turns': turns_for(question)})}\n```")
 
     with serving(answer) as server:
-        assert write(tmp_path, server).skipped == ()
+        assert write(tmp_path, server).skipped == {}
     assert len(server.questions) == 4
 
 
@@ -223,10 +223,10 @@ def test_a_server_that_refuses(tmp_path):
 
     with serving(answer) as server:
         found = write(tmp_path, server, num_games=3)
-    (skipped,) = found.skipped
-    assert "the server answers 500" in skipped.reason
+    (reason,) = found.skipped.values()
+    assert "the server answers 500" in reason
     with serving(right) as server:  # a refusal is not kept
-        assert write(tmp_path, server, num_games=3).skipped == ()
+        assert write(tmp_path, server, num_games=3).skipped == {}
     assert len(server.questions) == 1
     with pytest.raises(UserError, match="cannot be reached"):
         write(tmp_path / "new", server)

@@ -15,14 +15,14 @@ def random() -> np.random.Generator:
 def test_states_are_compared_slot_by_slot():
     predicted = np.array([[1, 0, -2], [0, 1, 1]])
     truth = np.array([[1, 1, 1], [0, 1, -1]])
-    assert formulas.state_accuracy(predicted, truth).tolist() == [[1, 0, 0], [1, 1, 0]]
-    assert formulas.state_error(predicted, truth).tolist() == [[0, 1, 3], [0, 0, 2]]
+    assert formulas.accuracy(predicted, truth).tolist() == [[1, 0, 0], [1, 1, 0]]
+    assert formulas.error(predicted, truth).tolist() == [[0, 1, 3], [0, 0, 2]]
 
 
 def test_motion_levels_hit_or_miss_by_their_distance():
     measured, requested = np.array([1, 5, 3]), np.array([1, 2, 4])
-    assert formulas.motion_accuracy(measured, requested).tolist() == [1, 0, 0]
-    assert formulas.motion_error(measured, requested).tolist() == [0, 3, 1]
+    assert formulas.accuracy(measured, requested).tolist() == [1, 0, 0]
+    assert formulas.error(measured, requested).tolist() == [0, 3, 1]
 
 
 def test_cosine_is_that_of_float64_and_zero_for_nothing(random):
