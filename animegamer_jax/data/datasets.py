@@ -9,28 +9,25 @@ datasets of ArrayRecord files, which other programs can read as well:
 A record is a turn. The turns of a game follow one another: record i with `turn` t belongs to the
 game that starts at record i - t. A feature dataset has the records of the game dataset from which
 it was made, in the same order.
+
+`open_games` and `open_features` raise `UserError` if there is none, or one of another kind or
+another version.
 """
 
-import contextlib
 import dataclasses
-import errno
-import io
-import json
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 import tensorflow_datasets as tfds
 from etils import epath
 
-from animegamer_jax.bundle.vocabulary import TOKENIZER_FOLDER, copy_tokenizer_folder
 from animegamer_jax.configs import CLIPConfig, T5Config, VAEConfig
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import Protocol
-from animegamer_jax.storage.paths import absolute, move_into_place, refuse_existing, user_errors
-from animegamer_jax.storage.serialization import read_json, to_json
+from animegamer_jax.storage.paths import absolute, user_errors
+from animegamer_jax.storage.serialization import read_json
 
 VERSION = "1.0.0"  # of the records, for TFDS; the first number is `DatasetInfo.layout`
 INFO_FILE = "set.json"
@@ -39,7 +36,6 @@ UNFINISHED_FILE = "unfinished.json"  # until the dataset is complete (`shards`)
 Kind = Literal["games", "features"]
 Part = Literal["games", "conditions", "latents"]
 Record = dict[str, Any]
-Records = Callable[[], Iterable[Record]]
 
 PARTS: Mapping[Kind, tuple[Part, ...]] = {
     "games": ("games",),
@@ -122,9 +118,6 @@ class DatasetInfo:
     features: FeatureInfo | None = None
 
 
-# Writing
-
-
 def record_spec(part: Part, info: DatasetInfo) -> tfds.features.FeaturesDict:
     """Returns TFDS's description of the records of a part."""
     f = tfds.features
@@ -153,140 +146,6 @@ def _of(info: DatasetInfo) -> FeatureInfo:
 def _array(shape: tuple[int, ...]) -> tfds.features.Tensor:
     """A tensor in bytes: half the size of TFDS's lists of numbers, and written ten times faster."""
     return tfds.features.Tensor(shape=shape, dtype=np.float16, encoding="bytes")
-
-
-class DatasetBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """Writes given records in order."""
-
-    VERSION = tfds.core.Version(VERSION)
-    part: Part
-
-    def __init__(self, *, info: DatasetInfo, splits: Mapping[str, Records], data_dir: str):
-        self._set_info, self._splits = info, splits
-        super().__init__(data_dir=data_dir, file_format="array_record")
-
-    def _info(self) -> tfds.core.DatasetInfo:
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description=f"AnimeGamer turns ({self.part}): see {INFO_FILE} above",
-            features=record_spec(self.part, self._set_info),
-            disable_shuffling=True,
-            metadata=tfds.core.MetadataDict(to_json(self._set_info)),
-        )
-
-    def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
-        return {s: enumerate(_checked(make(), split=s)) for s, make in self._splits.items()}
-
-    def _generate_examples(self) -> Any:
-        raise NotImplementedError  # the generators of the splits are enough
-
-
-class Games(DatasetBuilder, skip_registration=True):
-    part = "games"
-
-
-class Conditions(DatasetBuilder, skip_registration=True):
-    part = "conditions"
-
-
-class Latents(DatasetBuilder, skip_registration=True):
-    part = "latents"
-
-
-_BUILDERS: Mapping[Part, Any] = {
-    "games": Games,
-    "conditions": Conditions,
-    "latents": Latents,
-}
-
-
-def _checked(records: Iterable[Record], *, split: str) -> Iterator[Record]:
-    """Checks that there are records, and that the turns of each game are complete and in order."""
-    expected = None  # game, turn and number of turns of the next record; None: a new game
-    record = None
-    for record in records:
-        game, turn, num_turns = (int(record[k]) for k in ("game", "turn", "num_turns"))
-        if (game, turn, num_turns) != (expected or (game, 0, num_turns)):
-            raise ValueError(
-                f"game, turn, number of turns {game, turn, num_turns}: expected "
-                f"{expected or 'the turn 0 of a game'}"
-            )
-        expected = (game, turn + 1, num_turns) if turn + 1 < num_turns else None
-        yield record
-    if record is None:
-        raise UserError(f"the split {split!r}: no records to write: expected one game or more")
-    if expected:
-        raise ValueError(f"game, turn, number of turns {expected}: missing at the end")
-
-
-def write_dataset(
-    path: epath.PathLike,
-    info: DatasetInfo,
-    *,
-    parts: Mapping[Part, Mapping[str, Records]],
-    tokenizer: epath.PathLike | None = None,
-) -> DatasetInfo:
-    """Writes a dataset under a temporary name, then renames it: it is complete or missing.
-
-    Args:
-        path: path of the dataset, which must be free.
-        info: description of the dataset; its `splits` are replaced.
-        parts: functions that return the records, by part and split.
-        tokenizer: folder of a tokenizer to copy into the dataset, with the words.json next to it.
-
-    Returns:
-        `info` with the number of records of each split.
-
-    Raises:
-        UserError: the path is taken or cannot be written, or there are no records.
-    """
-    path = absolute(path)
-    refuse_existing(path, overwrite=None)
-    temporary = path.parent / f"{path.name}.tmp-{os.getpid()}"
-    try:
-        with user_errors(path, "cannot be written", hint="free space or choose another place"):
-            temporary.mkdir(parents=True)
-            counts = {part: _build(part, temporary, info, parts[part]) for part in PARTS[info.kind]}
-            splits = counts[PARTS[info.kind][0]]
-            if any(count != splits for count in counts.values()):
-                raise ValueError(f"the parts differ in length: {counts}")
-            info = dataclasses.replace(info, splits=splits)
-            (temporary / INFO_FILE).write_text(json.dumps(to_json(info), indent=1) + "\n")
-            if tokenizer is not None:
-                copy_tokenizer_folder(epath.Path(tokenizer), temporary / TOKENIZER_FOLDER)
-            if path.exists():  # an empty folder
-                path.rmdir()
-            move_into_place(temporary, path)
-    finally:
-        if temporary.exists():
-            temporary.rmtree()
-    return info
-
-
-_REFUSED = re.compile(r"(?:open|write|close|sync)\(\) failed: ([^;]*)")
-
-
-def disk_refusal(error: RuntimeError) -> str | None:
-    """Returns why the disk failed, from an error of ArrayRecord; None for other errors."""
-    found = _REFUSED.search(str(error))
-    return found[1] if found else None
-
-
-def _build(
-    part: Part, folder: epath.Path, info: DatasetInfo, splits: Mapping[str, Records]
-) -> dict[str, int]:
-    tfds.display_progress_bar(False)
-    builder = _BUILDERS[part](info=info, splits=splits, data_dir=os.fspath(folder))
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):  # TFDS prints about a download
-            builder.download_and_prepare(download_dir=os.fspath(folder / "downloads"))
-    except RuntimeError as error:
-        if (reason := disk_refusal(error)) is None:
-            raise
-        raise OSError(errno.EIO, reason) from error
-    if (folder / "downloads").exists():
-        (folder / "downloads").rmtree()
-    return {name: split.num_examples for name, split in builder.info.splits.items()}
 
 
 # Reading
@@ -415,18 +274,10 @@ def _open(path: epath.PathLike, kind: Kind) -> tuple[epath.Path, DatasetInfo]:
 
 
 def open_games(path: epath.PathLike) -> GameDataset:
-    """Opens a game dataset.
-
-    Raises:
-        UserError: there is none, or it is of another kind or another version.
-    """
+    """Opens a game dataset."""
     return GameDataset(*_open(path, "games"))
 
 
 def open_features(path: epath.PathLike) -> FeatureDataset:
-    """Opens a feature dataset.
-
-    Raises:
-        UserError: there is none, or it is of another kind or another version.
-    """
+    """Opens a feature dataset."""
     return FeatureDataset(*_open(path, "features"))

@@ -45,37 +45,6 @@ def mixture(
     return grain.MapDataset.mix(shuffled, list(weights))
 
 
-class BatchIterator:
-    """An endless stream of this host's batches; see `make_iterator`."""
-
-    def __init__(self, iterator: grain.DatasetIterator[Batch]):
-        self._iterator = iterator
-
-    def __iter__(self) -> "BatchIterator":
-        return self
-
-    def __next__(self) -> Batch:
-        return next(self._iterator)
-
-    def __enter__(self) -> "BatchIterator":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def get_state(self) -> dict[str, Any]:
-        """Returns the position in the stream after the last batch, ready for JSON."""
-        return dict(self._iterator.get_state())
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Continues after the batch at which `state` was taken, on any number of hosts."""
-        self._iterator.set_state(state)
-
-    def close(self) -> None:
-        """Stops the reading threads."""
-        self._iterator.close()
-
-
 def rows_of_hosts(owners: np.ndarray, *, batch_size: int) -> list[list[int]]:
     """Returns the rows of a batch that each host's devices hold, in ascending order.
 
@@ -125,10 +94,11 @@ def make_iterator(
     seed: int,
     num_threads: int = 2,
     mesh: Mesh | None = None,
-) -> BatchIterator:
-    """Returns an endless stream of batches, shuffled again in each epoch.
+) -> grain.DatasetIterator[Batch]:
+    """Returns an endless stream of this host's batches, shuffled again in each epoch.
 
-    With a mesh, the hosts' parts form the batch that one host would have, row by row.
+    With a mesh, the hosts' parts form the batch that one host would have, row by row. A state of
+    the iterator restores the position on any number of hosts; `close` ends its reading threads.
 
     Args:
         dataset: Single samples, each a pytree of arrays of fixed shapes.
@@ -157,7 +127,7 @@ def make_iterator(
         pieces = np.arange(batch_size).reshape(hosts, -1).tolist()
         rows = pieces if mesh is None else _rows(mesh, batch_size=batch_size)
         stream = _ByHost(stream, rows)
-    return BatchIterator(iter(ElasticIterator(stream, batch_size, shards, read_options=options)))
+    return iter(ElasticIterator(stream, batch_size, shards, read_options=options))
 
 
 class _ByHost(grain.MapDataset[Any]):
@@ -212,7 +182,7 @@ class PrefetchedBatches:
         position: state of the iterator before that batch; restoring it gives the batch again.
     """
 
-    def __init__(self, iterator: BatchIterator, mesh: Mesh):
+    def __init__(self, iterator: grain.DatasetIterator[Batch], mesh: Mesh):
         self._iterator, self._mesh = iterator, mesh
         self.batch: Batch = None
         self.position = iterator.get_state()

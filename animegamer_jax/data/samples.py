@@ -388,15 +388,11 @@ def _moments(latents: RecordSource, number: int, turn: Record) -> Float32[np.nda
     return np.asarray(found["moments"], np.float32)
 
 
-# Whether a data set fits a model
+# Whether a data set fits a model; if not, UserError names the first field that differs
 
 
 def check_clips(games: GameDataset, config: ModelConfig) -> None:
-    """Checks that a model's VAE can read the clips, and its transformer their latents.
-
-    Raises:
-        UserError: They cannot; the message names the first field that differs.
-    """
+    """Checks that a model's VAE can read the clips, and its transformer their latents."""
     info, vae, dit = games.info, config.vae, config.dit
     if vae is None:
         return
@@ -414,11 +410,7 @@ def check_clips(games: GameDataset, config: ModelConfig) -> None:
 
 
 def check_features(features: FeatureDataset, config: ModelConfig) -> None:
-    """Checks that features have the sizes that the networks of a model read.
-
-    Raises:
-        UserError: They have not; the message names the first field that differs.
-    """
+    """Checks that features have the sizes that the networks of a model read."""
     info, e, d = features.features, config.encoder, config.dit
     found, expected = {}, {}
     if e is not None:
@@ -450,11 +442,7 @@ def _sizes(name: str, network: NetworkConfig) -> dict[str, object]:
 
 
 def check_states(turns: GameDataset | FeatureDataset, protocol: Protocol) -> None:
-    """Checks that a model's protocol knows all states of a data set.
-
-    Raises:
-        UserError: It does not; the message names the first state with others.
-    """
+    """Checks that a model's protocol knows all states of a data set."""
     found, known = turns.info.protocol.state_values, protocol.state_values
     for name, values, allowed in zip(STATE_NAMES, found, known, strict=True):
         if not set(values) <= set(allowed):

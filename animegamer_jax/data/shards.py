@@ -12,6 +12,7 @@ import dataclasses
 import errno
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from etils import epath
 from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
+from animegamer_jax.bundle.vocabulary import TOKENIZER_FOLDER, copy_tokenizer_folder
 from animegamer_jax.data.datasets import (
     INFO_FILE,
     PARTS,
@@ -31,18 +33,24 @@ from animegamer_jax.data.datasets import (
     DatasetInfo,
     Part,
     Record,
-    disk_refusal,
     record_spec,
 )
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.files import write_json
-from animegamer_jax.storage.paths import absolute, is_bucket, refuse_existing, user_errors
+from animegamer_jax.storage.paths import (
+    absolute,
+    is_bucket,
+    move_into_place,
+    refuse_existing,
+    user_errors,
+)
 from animegamer_jax.storage.serialization import first_difference, read_json, to_json
 
 _TEMPORARY = ".shard-"
 _HINT = "free space or choose another place, then run the same command again"
 _ENDS = 1 << 16  # bytes; the index of an ArrayRecord file is at its end
 _READERS = 16
+_REFUSED = re.compile(r"(?:open|write|close|sync)\(\) failed: ([^;]*)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,7 +120,6 @@ class ShardedDataset:
             UserError: a shard is missing or damaged, a split has no turns or another number than
                 expected, or a file cannot be written.
         """
-        splits = {}
         for split in self.shards:
             if missing := self.missing(split):
                 raise UserError(
@@ -120,20 +127,20 @@ class ShardedDataset:
                     "command again"
                 )
         for part in self._parts:
-            lengths = {split: self._lengths(part, split) for split in self.shards}
-            counts = {split: sum(found) for split, found in lengths.items()}
-            for split, count in counts.items():
-                if not count:
+            lengths = {
+                split: [_num_records(self._file(part, split, shard)) for shard in range(count)]
+                for split, count in self.shards.items()
+            }
+            for split, found in lengths.items():
+                if not (count := sum(found)):
                     raise UserError(f"{self.path}: the split {split!r} would hold no turns")
                 if count != expected[split]:
                     raise UserError(
                         f"{self.path}: the split {split!r}: expected {expected[split]} turns, "
                         f"found {count}: remove the folder and run the same command again"
                     )
-            if splits and counts != splits:
-                raise ValueError(f"the parts differ in length: {splits}, {counts}")
-            splits = counts
             self._describe(part, lengths)
+        splits = {split: expected[split] for split in self.shards}
         info = dataclasses.replace(self.info, splits=splits)
         with user_errors(self.path, "cannot be written", hint=_HINT):
             for part in self._parts:
@@ -164,9 +171,6 @@ class ShardedDataset:
         template = self._template(part, split)
         return template.sharded_filepath(shard_index=shard, num_shards=self.shards[split])
 
-    def _lengths(self, part: Part, split: str) -> list[int]:
-        return [_num_records(self._file(part, split, k)) for k in range(self.shards[split])]
-
     def _describe(self, part: Part, lengths: Mapping[str, list[int]]) -> None:
         """Writes TFDS's description next to the shards of a part."""
         folder = self._folder(part)
@@ -191,6 +195,7 @@ class ShardedDataset:
                 description=f"AnimeGamer turns ({part}): see {INFO_FILE} above",
                 disable_shuffling=True,
             )
+            tfds.core.MetadataDict(to_json(self.info)).save_metadata(folder)
 
 
 def begin_dataset(
@@ -230,6 +235,70 @@ def begin_dataset(
             "sources, or choose another folder"
         )
     return ShardedDataset(path=path, info=info, shards=dict(shards))
+
+
+def write_dataset(
+    path: epath.PathLike,
+    info: DatasetInfo,
+    *,
+    splits: Mapping[str, Callable[[], Iterable[Mapping[Part, Record]]]],
+    tokenizer: epath.PathLike | None = None,
+) -> DatasetInfo:
+    """Writes a dataset under a temporary name, then renames it: it is complete or missing.
+
+    Args:
+        path: path of the dataset, which must be free.
+        info: description of the dataset; its `splits` are replaced.
+        splits: functions that return the records of each part for each turn of a split, in order.
+        tokenizer: folder of a tokenizer to copy into the dataset, with the words.json next to it.
+
+    Returns:
+        `info` with the number of records of each split.
+
+    Raises:
+        UserError: the path is taken or cannot be written, or there are no records.
+    """
+    path = absolute(path)
+    refuse_existing(path, overwrite=None)
+    temporary = path.parent / f"{path.name}.tmp-{os.getpid()}"
+    try:
+        written = begin_dataset(temporary, info, shards=dict.fromkeys(splits, 1))
+        counts = {s: written.write(s, 0, _checked(make(), split=s)) for s, make in splits.items()}
+        info = written.finish(expected=counts)
+        with user_errors(path, "cannot be written", hint=_HINT):
+            if tokenizer is not None:
+                copy_tokenizer_folder(epath.Path(tokenizer), temporary / TOKENIZER_FOLDER)
+            if path.exists():  # an empty folder
+                path.rmdir()
+            move_into_place(temporary, path)
+    except UserError as error:
+        raise UserError(str(error).replace(os.fspath(temporary), os.fspath(path))) from error
+    finally:
+        if temporary.exists():
+            temporary.rmtree()
+    return info
+
+
+def _checked(
+    records: Iterable[Mapping[Part, Record]], *, split: str
+) -> Iterator[Mapping[Part, Record]]:
+    """Checks that there are records, and that the turns of each game are complete and in order."""
+    expected = None  # game, turn and number of turns of the next record; None: a new game
+    record = None
+    for record in records:
+        turn_record = next(iter(record.values()))
+        game, turn, num_turns = (int(turn_record[k]) for k in ("game", "turn", "num_turns"))
+        if (game, turn, num_turns) != (expected or (game, 0, num_turns)):
+            raise ValueError(
+                f"game, turn, number of turns {game, turn, num_turns}: expected "
+                f"{expected or 'the turn 0 of a game'}"
+            )
+        expected = (game, turn + 1, num_turns) if turn + 1 < num_turns else None
+        yield record
+    if record is None:
+        raise UserError(f"the split {split!r}: no records to write: expected one game or more")
+    if expected:
+        raise ValueError(f"game, turn, number of turns {expected}: missing at the end")
 
 
 def shard_ranges(count: int, *, size: int) -> list[range]:
@@ -319,12 +388,13 @@ def _writing(file: epath.Path) -> Iterator[ArrayRecordWriter]:
 
 @contextlib.contextmanager
 def _disk_errors() -> Iterator[None]:
+    """Turns an error of ArrayRecord about the disk into OSError."""
     try:
         yield
     except RuntimeError as error:
-        if (reason := disk_refusal(error)) is None:
+        if (found := _REFUSED.search(str(error))) is None:
             raise
-        raise OSError(errno.EIO, reason) from error
+        raise OSError(errno.EIO, found[1]) from error
 
 
 def _num_records(file: epath.Path) -> int:

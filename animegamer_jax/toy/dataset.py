@@ -13,7 +13,8 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from animegamer_jax.data.datasets import DatasetInfo, Record, write_dataset
+from animegamer_jax.data.datasets import DatasetInfo, Part, Record
+from animegamer_jax.data.shards import write_dataset
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.motion import motion_value
 from animegamer_jax.media.video import FRAMES_PER_SECOND, encode_lossless_mp4
@@ -149,16 +150,17 @@ def write_toy_games(
     with _open_map(processes) as mapped, tempfile.TemporaryDirectory() as folder:
         tokenizer = write_tokenizer(Path(folder))
 
-        def records(split: Split) -> Iterator[Record]:
+        def records(split: Split) -> Iterator[dict[Part, Record]]:
             make = functools.partial(make_records, split=split, size=size, seed=seed)
             total = size.num_games(split)
             for game in track(
                 mapped(make, range(total)), on_progress, f"{split} games", total=total
             ):
-                yield from game
+                for turn in game:
+                    yield {"games": turn}
 
         splits = {split: functools.partial(records, split) for split in SPLITS}
-        return write_dataset(path, info, parts={"games": splits}, tokenizer=tokenizer)
+        return write_dataset(path, info, splits=splits, tokenizer=tokenizer)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import jax
 from etils import epath
 
 from animegamer_jax.data.datasets import INFO_FILE
-from animegamer_jax.data.loader import BatchIterator, PrefetchedBatches, make_iterator, on_mesh
+from animegamer_jax.data.loader import Batch, PrefetchedBatches, make_iterator, on_mesh
 from animegamer_jax.distributed import check_agreement, raise_on_all_hosts
 from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.storage.paths import user_errors
@@ -164,7 +164,9 @@ def _open_data(
     return samples, held_out, config
 
 
-def _make_iterator(run: TrainingRun, samples: grain.MapDataset[Any]) -> BatchIterator:
+def _make_iterator(
+    run: TrainingRun, samples: grain.MapDataset[Any]
+) -> grain.DatasetIterator[Batch]:
     recipe = run.stage.recipe
     return make_iterator(
         samples,

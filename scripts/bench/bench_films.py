@@ -13,6 +13,7 @@ Each makes its data in a temporary folder. The numbers are of one run; other wor
 changes them.
 """
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,12 +36,12 @@ from animegamer_jax.data.datasets import (
     DatasetInfo,
     FeatureInfo,
     Part,
-    Records,
+    Record,
     open_features,
-    write_dataset,
 )
 from animegamer_jax.data.films.clips.store import ClipRow, FilmReport, FilmSettings, open_shots
 from animegamer_jax.data.loader import make_iterator
+from animegamer_jax.data.shards import write_dataset
 from animegamer_jax.media.motion import dis_flow, motion_level, motion_value
 from animegamer_jax.protocol import PAPER
 from animegamer_jax.toy.drawing.draw import render
@@ -300,7 +302,7 @@ def reading(*, records: int = 300, batch_size: int = 8, batches: int = 60) -> No
             return {k: record[k] for k in ("text_features", "image_features")} | {"m": moments}
 
         samples = grain.MapDataset.range(len(turns)).map(read)
-        with make_iterator(samples, batch_size=batch_size, seed=0) as stream:
+        with contextlib.closing(make_iterator(samples, batch_size=batch_size, seed=0)) as stream:
             batch = next(stream)
             for _ in range(9):
                 batch = next(stream)
@@ -327,23 +329,16 @@ def _write_noise(path: Path, info: DatasetInfo, records: int) -> None:
     numbers = dict.fromkeys(("is_open", "social", "entertainment"), 0)
     numbers |= {"motion_level": 1, "stamina": 1}
 
-    def places() -> list[dict[str, int]]:
-        return [{"game": number, "turn": 0, "num_turns": 1} for number in range(records)]
-
-    def conditions():
-        for place in places():
+    def turns() -> Iterator[dict[Part, Record]]:
+        for number in range(records):
+            place = {"game": number, "turn": 0, "num_turns": 1}
             reported = {**place, **words, **numbers, "motion_value": 1.0, "captions": ["noise"]}
-            yield {**reported, "text_features": text, "image_features": image}
+            yield {
+                "conditions": {**reported, "text_features": text, "image_features": image},
+                "latents": {**place, "moments": moments},
+            }
 
-    def latents():
-        for place in places():
-            yield {**place, "moments": moments}
-
-    parts: dict[Part, dict[str, Records]] = {
-        "conditions": {"train": conditions},
-        "latents": {"train": latents},
-    }
-    write_dataset(path, info, parts=parts)
+    write_dataset(path, info, splits={"train": turns})
 
 
 @app.command
@@ -389,23 +384,21 @@ def rows(*, films: int = 5, clips: int = 2000) -> None:
                         flow=(3.14159,) * 16,
                         digest="",
                     )
-                    writer.keep(row, f"{film} {clip}".encode())
-                writer.finish(
-                    FilmReport(
-                        film=film,
-                        name=f"{film}.mp4",
-                        seconds=3.0 * clips,
-                        missing=0.0,
-                        fps=24.0,
-                        height=480,
-                        width=720,
-                        bars=(0, 0, 0, 0),
-                        cuts=(),
-                        scenes=clips // 4,
-                        short_scenes=0,
-                        kept=clips,
-                        dropped={},
-                    )
+                    writer.add(row, f"{film} {clip}".encode())
+                writer.report = FilmReport(
+                    film=film,
+                    name=f"{film}.mp4",
+                    seconds=3.0 * clips,
+                    missing=0.0,
+                    fps=24.0,
+                    height=480,
+                    width=720,
+                    bars=(0, 0, 0, 0),
+                    cuts=(),
+                    scenes=clips // 4,
+                    short_scenes=0,
+                    kept=clips,
+                    dropped={},
                 )
             digest = clips_digest(folder.rows(film))
             report = FilmAnnotation(

@@ -25,8 +25,8 @@ from animegamer_jax.data.datasets import (
     open_features,
     open_games,
     read_info,
-    write_dataset,
 )
+from animegamer_jax.data.shards import write_dataset
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.motion import motion_value
 from animegamer_jax.media.video import (
@@ -101,16 +101,17 @@ def test_other_programs_read_the_records(games_path):
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
 def test_an_interrupted_build_leaves_nothing(tmp_path, error):
     def records():
-        yield from ({**turn, "clip": b""} for turn in turns_of(2))
+        yield from ({"games": {**turn, "clip": b""}} for turn in turns_of(2))
         raise error
 
     expected = UserError if isinstance(error, OSError) else KeyboardInterrupt
     with pytest.raises(expected) as caught:
-        write_dataset(tmp_path / "set", INFO, parts={"games": {"train": records}})
+        write_dataset(tmp_path / "set", INFO, splits={"train": records})
     assert not list(tmp_path.iterdir())
     if expected is UserError:
         assert str(caught.value).endswith(
-            "set: cannot be written: No space left on device: free space or choose another place"
+            "set: cannot be written: No space left on device: free space or choose another place, "
+            "then run the same command again"
         )
 
 
@@ -134,7 +135,8 @@ def test_a_disk_that_is_full_is_told_and_nothing_is_left(tmp_path):
         check=False,
     )
     assert run.stderr.endswith(
-        "set: cannot be written: File too large: free space or choose another place\n"
+        "set: cannot be written: File too large: free space or choose another place, then run the "
+        "same command again\n"
     )
     assert not list(tmp_path.iterdir())
 
@@ -158,10 +160,10 @@ def test_no_records_are_refused(tmp_path):
 
 @pytest.mark.parametrize("lost", [0, 2, 4, 5, 7, 9])
 def test_torn_games_are_refused(tmp_path, lost):
-    turns = [{**turn, "clip": b""} for turn in turns_of(2)]
+    turns = [{"games": {**turn, "clip": b""}} for turn in turns_of(2)]
     del turns[lost]
     with pytest.raises(ValueError, match=r"game, turn, number of turns"):
-        write_dataset(tmp_path / "set", INFO, parts={"games": {"train": lambda: turns}})
+        write_dataset(tmp_path / "set", INFO, splits={"train": lambda: turns})
 
 
 # Opening

@@ -1,6 +1,7 @@
 """Batches: everything once an epoch, films by weight, exact restoring, on hosts and meshes."""
 
 import collections
+import contextlib
 import json
 import os
 import socket
@@ -32,18 +33,18 @@ def same(first: list, second: list) -> bool:
 
 
 def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
-    with make_iterator(numbers(24), batch_size=6, seed=3) as batches:
+    with contextlib.closing(make_iterator(numbers(24), batch_size=6, seed=3)) as batches:
         epochs = [np.concatenate([b.number for b in take(batches, 4)]) for _ in range(3)]
         assert next(batches).number.shape == (6,)
     assert all(sorted(epoch) == list(range(24)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs} | {tuple(range(24))}) == 4
-    with make_iterator(numbers(24), batch_size=6, seed=4) as batches:
+    with contextlib.closing(make_iterator(numbers(24), batch_size=6, seed=4)) as batches:
         other = np.concatenate([b.number for b in take(batches, 4)])
     assert tuple(other) not in {tuple(epoch) for epoch in epochs}
 
 
 def test_what_is_random_is_drawn_anew_each_epoch():
-    with make_iterator(numbers(8), batch_size=8, seed=0) as batches:
+    with contextlib.closing(make_iterator(numbers(8), batch_size=8, seed=0)) as batches:
         drawn = [
             dict(zip(b.number.tolist(), b.drawn.tolist(), strict=True)) for b in take(batches, 3)
         ]
@@ -52,13 +53,15 @@ def test_what_is_random_is_drawn_anew_each_epoch():
 
 @pytest.mark.parametrize("taken", [0, 1, 5, 11])
 def test_restores_in_the_middle(taken):
-    with make_iterator(numbers(10), batch_size=4, seed=1) as batches:
+    with contextlib.closing(make_iterator(numbers(10), batch_size=4, seed=1)) as batches:
         take(batches, taken)
         state = json.loads(json.dumps(batches.get_state()))
         expected = take(batches, 7)
         batches.set_state(state)
         assert same(take(batches, 7), expected)
-    with make_iterator(numbers(10), batch_size=4, seed=1, num_threads=1) as fresh:
+    with contextlib.closing(
+        make_iterator(numbers(10), batch_size=4, seed=1, num_threads=1)
+    ) as fresh:
         fresh.set_state(state)
         assert fresh.get_state() == state
         assert same(take(fresh, 7), expected)
@@ -69,7 +72,7 @@ def test_real_clips_restore_in_the_middle(tmp_path):
     games = open_games(write_games(tmp_path / "games", {"train": 2}))
     tokenizer = make_tokenizer(tmp_path / "tokenizer")
     samples = caption_samples(games, split="train", tokenizer=tokenizer, length=6)
-    with make_iterator(samples, batch_size=4, seed=1) as batches:
+    with contextlib.closing(make_iterator(samples, batch_size=4, seed=1)) as batches:
         take(batches, 2)
         state = batches.get_state()
         expected = take(batches, 3)
@@ -84,7 +87,7 @@ def test_films_are_mixed_by_weight():
     mixed = mixture([numbers(30, film=0), numbers(500, film=1)], weights=[1.0, 3.0])
     assert len(mixed) == 120
     seen = collections.defaultdict(set)
-    with make_iterator(mixed, batch_size=40, seed=2) as batches:
+    with contextlib.closing(make_iterator(mixed, batch_size=40, seed=2)) as batches:
         counts = collections.Counter()
         for batch in take(batches, 30):
             counts.update(batch.film.tolist())
@@ -141,7 +144,7 @@ def test_a_bad_record_is_reported_by_the_iterator():
 
     samples = grain.MapDataset.range(4).map(fail)
     with (
-        make_iterator(samples, batch_size=2, seed=0) as batches,
+        contextlib.closing(make_iterator(samples, batch_size=2, seed=0)) as batches,
         pytest.raises(UserError, match="game 3: broken"),
     ):
         take(batches, 2)
@@ -188,6 +191,7 @@ import sys, json
 import jax
 port, host, taken = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 jax.distributed.initialize(f"localhost:{port}", 2, host)
+import contextlib
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
@@ -197,10 +201,10 @@ from animegamer_jax.sharding import MESH_AXES, make_mesh
 from numbered import numbers, take
 order = np.array(jax.devices())[[0, 2, 3, 1]]  # hosts 0 1 1 0, as a slice's links may have it
 mesh = Mesh(order.reshape(2, 2, 1, 1), MESH_AXES)
-with make_iterator(numbers(40), batch_size=8, seed=6, mesh=mesh) as batches:
+with contextlib.closing(make_iterator(numbers(40), batch_size=8, seed=6, mesh=mesh)) as batches:
     first = on_mesh(next(batches), mesh)
     seen = multihost_utils.process_allgather(first, tiled=True)
-with make_iterator(numbers(40), batch_size=8, seed=6) as batches:
+with contextlib.closing(make_iterator(numbers(40), batch_size=8, seed=6)) as batches:
     mine = [np.stack(batch) for batch in take(batches, taken)]
     part = next(batches)
     whole = on_mesh(part, make_mesh({"data": 4}))
@@ -245,7 +249,7 @@ def test_two_hosts_share_what_one_goes_on_with():
     assert "a batch of 7: expected a positive multiple of the 2 hosts" in refused
     assert "several hosts would hold the same samples" in shared
 
-    with make_iterator(numbers(40), batch_size=8, seed=6) as batches:
+    with contextlib.closing(make_iterator(numbers(40), batch_size=8, seed=6)) as batches:
         expected = take(batches, taken + 1)
         after = take(batches, 4)
         batches.set_state(state)  # of two hosts, on one

@@ -8,12 +8,8 @@ import pytest
 import tensorflow_datasets as tfds
 from tiny_sets import INFO, turns_of
 
-from animegamer_jax.data.datasets import (
-    INFO_FILE,
-    open_games,
-    write_dataset,
-)
-from animegamer_jax.data.shards import begin_dataset, folder_digest, shard_ranges
+from animegamer_jax.data.datasets import INFO_FILE, open_games
+from animegamer_jax.data.shards import begin_dataset, folder_digest, shard_ranges, write_dataset
 from animegamer_jax.errors import UserError
 
 SHARDS = {"train": 3, "test": 1}
@@ -41,8 +37,10 @@ def test_shards_hold_what_a_set_written_at_once_holds(tmp_path):
     assert written.missing("train") == [0, 1, 2]
     fill(written)
     assert written.finish(expected=TURNS).splits == TURNS
-    whole = {"train": lambda: records(0, 3), "test": lambda: records(3, 1)}
-    info = write_dataset(tmp_path / "whole", INFO, parts={"games": whole})
+    whole = {"train": [{"games": r} for r in records(0, 3)]}
+    whole["test"] = [{"games": r} for r in records(3, 1)]
+    splits = {split: lambda split=split: whole[split] for split in whole}
+    info = write_dataset(tmp_path / "whole", INFO, splits=splits)
     found, expected = open_games(tmp_path / "shards"), open_games(tmp_path / "whole")
     assert found.info == expected.info == info
     for split, count in info.splits.items():

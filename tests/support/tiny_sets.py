@@ -10,9 +10,10 @@ from animegamer_jax.configs import CLIPConfig, ModelConfig, T5Config, VAEConfig
 from animegamer_jax.data.datasets import (
     DatasetInfo,
     FeatureInfo,
+    Part,
     Record,
-    write_dataset,
 )
+from animegamer_jax.data.shards import write_dataset
 from animegamer_jax.media.video import encode_lossless_mp4
 from animegamer_jax.protocol import PAPER
 from animegamer_jax.tokenizer import Tokenizer, write_word_tokenizer
@@ -117,11 +118,11 @@ def write_games(path: Path, games: Mapping[str, int], *, info: DatasetInfo = INF
     """A game dataset with that number of games in each split, numbered across splits."""
     first = dict(zip(games, np.cumsum([0, *games.values()]).tolist(), strict=False))
 
-    def records(split: str) -> Iterator[Record]:
+    def records(split: str) -> Iterator[dict[Part, Record]]:
         for turn in turns_of(games[split], first=first[split]):
-            yield {**turn, "clip": encode_lossless_mp4(frames_of(turn))}
+            yield {"games": {**turn, "clip": encode_lossless_mp4(frames_of(turn))}}
 
-    write_dataset(path, info, parts={"games": {s: lambda s=s: records(s) for s in games}})
+    write_dataset(path, info, splits={s: lambda s=s: records(s) for s in games})
     return path
 
 
@@ -130,19 +131,12 @@ def write_features_set(
 ) -> Path:
     """A features set; its splits are alike."""
 
-    def conditions() -> Iterator[Record]:
+    def turns() -> Iterator[dict[Part, Record]]:
         for turn in turns_of(num_games, first=first):
             features = features_of(turn)
-            yield {**turn, **{k: features[k] for k in ("text_features", "image_features")}}
-
-    def latents() -> Iterator[Record]:
-        for turn in turns_of(num_games, first=first):
             place = {name: turn[name] for name in ("game", "turn", "num_turns")}
-            yield {**place, "moments": features_of(turn)["moments"]}
+            latents = {**place, "moments": features.pop("moments")}
+            yield {"conditions": {**turn, **features}, "latents": latents}
 
-    parts = {
-        "conditions": dict.fromkeys(splits, conditions),
-        "latents": dict.fromkeys(splits, latents),
-    }
-    write_dataset(path, FEATURES_INFO, parts=parts)
+    write_dataset(path, FEATURES_INFO, splits=dict.fromkeys(splits, turns))
     return path

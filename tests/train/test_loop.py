@@ -1,5 +1,6 @@
 """The loop: the same run whether interrupted or not, its results and its messages."""
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -260,7 +261,9 @@ def test_an_evaluation_that_fails_loses_no_step_and_is_done_again(bundle, uninte
 
 def nth_batch(number: int) -> list[int]:
     """Numbers of the samples in a batch of the runs here, the first of which is 1."""
-    with make_iterator(grain.MapDataset.range(64), batch_size=8, seed=LONG.seed) as order:
+    with contextlib.closing(
+        make_iterator(grain.MapDataset.range(64), batch_size=8, seed=LONG.seed)
+    ) as order:
         return [int(k) for k in [next(order) for _ in range(number)][-1]]
 
 

@@ -128,11 +128,7 @@ def _examples(
 
 
 def show_shots(folder: ShotsFolder, *, clips: int) -> Page:
-    """Returns the page of a shots folder, annotated or not.
-
-    Raises:
-        UserError: A film's files are damaged.
-    """
+    """Returns the page of a shots folder, annotated or not."""
     reports = [folder.report(film) for film in folder.films()]
     rows = {report.film: folder.rows(report.film) for report in reports}
     labels = {film: read_labels(folder, film) for film in rows}
@@ -193,11 +189,7 @@ def _shot(folder: ShotsFolder, film: str, row: ClipRow, label: Label | None) -> 
 
 
 def show_games(games: GameDataset, *, clips: int) -> Page:
-    """Returns the page of a game dataset; the histograms of a large one count some of the turns.
-
-    Raises:
-        UserError: A file is damaged.
-    """
+    """Returns the page of a game dataset; the histograms of a large one count some of the turns."""
     info = games.info
     sources = {split: games.turns(split) for split in info.splits}
     places = [(split, number) for split, count in info.splits.items() for number in range(count)]

@@ -18,6 +18,7 @@ from tiny_games import write_model
 from animegamer_jax.cli import main
 from animegamer_jax.data.datasets import open_features, open_games
 from animegamer_jax.data.films.clips.store import open_shots
+from animegamer_jax.media.video import decode_mp4
 from animegamer_jax.protocol import PAPER
 from animegamer_jax.toy.drawing.style import FilmStyle
 from animegamer_jax.toy.films import Film, make_film, write_film
@@ -71,7 +72,7 @@ def truths_of(shots, films) -> list[tuple[np.ndarray, dict[str, object]]]:
                     environment=scene.place,
                     time=scene.time,
                 )
-            found.append((shots.read_frames(film, row.clip)[-1], said))
+            found.append((decode_mp4(shots.read_clip(film, row.clip))[-1], said))
     return found
 
 

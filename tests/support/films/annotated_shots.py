@@ -87,27 +87,25 @@ def write_film(
             )
             if take.dropped:
                 dropped[take.dropped] = dropped.get(take.dropped, 0) + 1
-                writer.drop(row, picture)
+                writer.add(row, picture)
                 continue
             frames = np.full((5, 16, 24, 3), brightness(number, clip), np.uint8)
             frames[:, :4, :4] += np.uint8(20 * number)  # no film shows a clip of another one
-            writer.keep(row, encode_mp4(frames))
-        writer.finish(
-            FilmReport(
-                film=film,
-                name=f"Film {number}.mp4",
-                seconds=end,
-                missing=0.0,
-                fps=24.0,
-                height=32,
-                width=48,
-                bars=(0, 0, 0, 0),
-                cuts=(),
-                scenes=len({take.scene for take in takes}),
-                short_scenes=1,
-                kept=len(takes) - sum(dropped.values()),
-                dropped=dropped,
-            )
+            writer.add(row, encode_mp4(frames))
+        writer.report = FilmReport(
+            film=film,
+            name=f"Film {number}.mp4",
+            seconds=end,
+            missing=0.0,
+            fps=24.0,
+            height=32,
+            width=48,
+            bars=(0, 0, 0, 0),
+            cuts=(),
+            scenes=len({take.scene for take in takes}),
+            short_scenes=1,
+            kept=len(takes) - sum(dropped.values()),
+            dropped=dropped,
         )
 
 

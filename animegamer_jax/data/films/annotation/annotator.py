@@ -32,7 +32,6 @@ from animegamer_jax.vlm.ask_many import AskMany
 from animegamer_jax.vlm.client import AskSettings
 from animegamer_jax.vlm.messages import Message
 from animegamer_jax.vlm.retry import Prompt
-from animegamer_jax.vlm.usage import Usage
 
 Progress = Callable[[str, int, int], None]
 
@@ -50,6 +49,7 @@ class Annotator:
 
     Attributes:
         ask: the connection to the model.
+        usage: requests, tokens and costs of all films so far.
 
     Raises:
         UserError: the settings name no model.
@@ -66,13 +66,8 @@ class Annotator:
         self.characters, self.settings = characters, settings
         self.on_progress = on_progress
         self.ask = AskMany(settings, noun="clips", on_wait=on_wait)
-        self.usage_file = UsageFile()
+        self.usage, self.usage_file = self.ask.usage, UsageFile()
         self._prompts: dict[float, ClipPrompt] = {}
-
-    @property
-    def usage(self) -> Usage:
-        """Requests, tokens and costs of all films so far."""
-        return self.ask.usage
 
     def prompt(self, folder: ShotsFolder) -> ClipPrompt:
         """Returns the prompt for clips of this folder's length."""

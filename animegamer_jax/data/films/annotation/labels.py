@@ -6,7 +6,8 @@
     FILM/annotation-failed.json   {"reason": ...}, if the last attempt failed
     characters.json           the characters
 
-FILM is the film's id, FIELDS are those of `Annotation`.
+FILM is the film's id, FIELDS are those of `Annotation`. Functions that read raise `UserError` if a
+file is damaged or cannot be read, functions that write if it cannot be written or removed.
 """
 
 import contextlib
@@ -169,11 +170,7 @@ def clips_digest(rows: Iterable[ClipRow]) -> str:
 
 
 def read_labels(folder: ShotsFolder, film: str) -> dict[int, Label]:
-    """Returns the annotations of a film by clip; empty if there are none.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """Returns the annotations of a film by clip; empty if there are none."""
     labels: dict[int, Label] = {}
     for row, where in _read_rows(folder.folder(film) / LABELS_FILE):
         try:
@@ -220,59 +217,35 @@ def read_report(folder: ShotsFolder, film: str) -> FilmAnnotation | None:
 
 
 def note_failure(folder: ShotsFolder, film: str, reason: str) -> None:
-    """Notes that a film cannot be annotated.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Notes that a film cannot be annotated."""
     write_json(folder.folder(film) / FAILURE_FILE, {"reason": reason})
 
 
 def read_failure(folder: ShotsFolder, film: str) -> str | None:
-    """Returns why the last attempt to annotate a film failed; None if it did not.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """Returns why the last attempt to annotate a film failed; None if it did not."""
     found = _read(dict[str, str], folder.folder(film) / FAILURE_FILE)
     return None if found is None else found.get("reason", "?")
 
 
 def forget_failure(folder: ShotsFolder, film: str) -> None:
-    """Removes the note that a film cannot be annotated, if there is one.
-
-    Raises:
-        UserError: the file cannot be removed.
-    """
+    """Removes the note that a film cannot be annotated, if there is one."""
     _remove(folder.folder(film) / FAILURE_FILE)
 
 
 def read_unannotated(folder: ShotsFolder, film: str) -> list[Unannotated]:
-    """Returns the clips of a film without a valid answer.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """Returns the clips of a film without a valid answer."""
     rows = _read_rows(folder.folder(film) / UNANNOTATED_FILE)
     return [from_json(Unannotated, row, where, hint=_AGAIN) for row, where in rows]
 
 
 def read_saved_characters(folder: ShotsFolder) -> Characters | None:
-    """Returns the characters of the last annotation, without pictures; None if there was none.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """Returns the characters of the last annotation, without pictures; None if there was none."""
     saved = _read(_SavedCharacters, folder.path / CHARACTERS_FILE)
     return None if saved is None else Characters(saved.characters)
 
 
 def save_characters(folder: ShotsFolder, characters: Characters) -> None:
-    """Writes the characters into the shots folder, without pictures, if they are not there yet.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Writes the characters into the shots folder, without pictures, if they are not there yet."""
     with contextlib.suppress(UserError):  # a damaged file is written again
         if read_saved_characters(folder) == characters:
             return

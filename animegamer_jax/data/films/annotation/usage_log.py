@@ -1,7 +1,7 @@
 """Requests, tokens and costs of a model; over all runs in `usage/` of the shots folder.
 
 Each process writes a file of its own there every few seconds. Failed requests and invalid answers
-count too.
+count too. All functions raise `UserError` if a file is damaged, or cannot be read or written.
 """
 
 import secrets
@@ -25,31 +25,19 @@ class UsageFile:
         self._written_at = 0.0
 
     def update(self, folder: ShotsFolder, usage: Usage) -> None:
-        """Writes the file, unless that was done a few seconds ago.
-
-        Raises:
-            UserError: the file cannot be written.
-        """
+        """Writes the file, unless that was done a few seconds ago."""
         if time.monotonic() - self._written_at > _EVERY:
             self.write(folder, usage)
 
     def write(self, folder: ShotsFolder, usage: Usage) -> None:
-        """Writes the file, if there was any request.
-
-        Raises:
-            UserError: the file cannot be written.
-        """
+        """Writes the file, if there was any request."""
         self._written_at = time.monotonic()
         if usage.requests:
             write_json(folder.path / _USAGE / self._name, to_json(usage))
 
 
 def read_usage(folder: ShotsFolder) -> Usage:
-    """Returns the usage of all processes of all runs.
-
-    Raises:
-        UserError: a file is damaged.
-    """
+    """Returns the usage of all processes of all runs."""
     total, path = Usage(), folder.path / _USAGE
     with user_errors(path, "cannot be read", hint="check the path"):
         files = sorted(path.glob("*.json")) if path.exists() else []

@@ -1,6 +1,7 @@
 """A film's clips and pictures in one zip archive.
 
-Kept clips are stored as 00012.mp4, a picture of each dropped one as dropped/00013.jpg.
+Kept clips are stored as 00012.mp4, a picture of each dropped one as dropped/00013.jpg. Functions
+that read raise `UserError` if the archive or what is asked for is missing or damaged.
 """
 
 import contextlib
@@ -29,36 +30,21 @@ class ClipArchive:
     archive: zipfile.ZipFile
     path: epath.Path
 
-    def add_clip(self, clip: int, mp4: bytes) -> None:
-        """Adds a kept clip."""
-        self.archive.writestr(zipfile.ZipInfo(_CLIP.format(clip), _EPOCH), mp4)
-
-    def add_picture(self, clip: int, jpeg: bytes) -> None:
-        """Adds a picture of a dropped clip."""
-        self.archive.writestr(zipfile.ZipInfo(_PICTURE.format(clip), _EPOCH), jpeg)
+    def add(self, clip: int, content: bytes, *, is_kept: bool) -> None:
+        """Adds the MP4 of a kept clip, or a JPEG of a dropped one."""
+        name = (_CLIP if is_kept else _PICTURE).format(clip)
+        self.archive.writestr(zipfile.ZipInfo(name, _EPOCH), content)
 
     def clip(self, clip: int) -> bytes:
-        """Returns the MP4 of a kept clip.
-
-        Raises:
-            UserError: There is none of that number, or it is damaged.
-        """
+        """Returns the MP4 of a kept clip."""
         return self._read(_CLIP.format(clip), "kept clip")
 
     def frames(self, clip: int) -> UInt8[np.ndarray, "f h w 3"]:
-        """Returns the frames of a kept clip.
-
-        Raises:
-            UserError: There is none of that number, or it is damaged.
-        """
+        """Returns the frames of a kept clip."""
         return decode_mp4(self.clip(clip), name=f"{self.path}, clip {clip}")
 
     def picture(self, clip: int) -> bytes:
-        """Returns a small JPEG, the first frame of a dropped clip.
-
-        Raises:
-            UserError: There is none of that number, or it is damaged.
-        """
+        """Returns a small JPEG, the first frame of a dropped clip."""
         return self._read(_PICTURE.format(clip), "picture of a dropped clip")
 
     def _read(self, name: str, what: str) -> bytes:
@@ -73,22 +59,14 @@ class ClipArchive:
 
 @contextlib.contextmanager
 def writing_archive(path: epath.Path) -> Iterator[ClipArchive]:
-    """Opens an archive to write; it takes its place when the block ends without an error.
-
-    Raises:
-        UserError: It cannot be written.
-    """
+    """Opens an archive to write; it takes its place when the block ends without an error."""
     with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         yield ClipArchive(archive, path)
 
 
 @contextlib.contextmanager
 def reading_archive(path: epath.Path) -> Iterator[ClipArchive]:
-    """Opens an archive to read.
-
-    Raises:
-        UserError: It is missing or damaged.
-    """
+    """Opens an archive to read."""
     with contextlib.ExitStack() as stack:
         with user_errors(path, "cannot be read", hint=AGAIN):
             file = stack.enter_context(path.open("rb"))

@@ -9,6 +9,9 @@
 
 FILM is the film's id (`film_id`), which never points out of the folder, whatever the file's name.
 In skipped/ it is made from the path (`path_id`).
+
+Methods that read raise `UserError` if the film is not finished or a file is damaged, methods that
+write if the folder cannot be written.
 """
 
 import contextlib
@@ -20,9 +23,7 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Literal
 
-import numpy as np
 from etils import epath
-from jaxtyping import UInt8
 
 from animegamer_jax.data.films.clips.archive import (
     AGAIN,
@@ -94,34 +95,26 @@ def _slug(path: epath.Path) -> str:
 
 
 class FilmWriter:
-    """Takes the clips of one film in order, and at last the report."""
+    """Takes the clips of one film in order, and at last the report.
+
+    Attributes:
+        rows: rows of the clips so far.
+        report: the film's report; set last, because without it nothing that was written counts.
+    """
 
     def __init__(self, archive: ClipArchive):
         self._archive = archive
         self.rows: list[ClipRow] = []
         self.report: FilmReport | None = None
 
-    def keep(self, row: ClipRow, mp4: bytes) -> None:
-        """Adds a kept clip, and its digest to the row."""
-        digest = hashlib.sha256(mp4).hexdigest()
-        self._add(dataclasses.replace(row, dropped=None, digest=digest))
-        self._archive.add_clip(row.clip, mp4)
-
-    def drop(self, row: ClipRow, jpeg: bytes) -> None:
-        """Adds a dropped clip with a small picture of its first frame."""
-        if row.dropped is None:
-            raise ValueError(f"clip {row.clip}: no reason to drop it")
-        self._add(dataclasses.replace(row, digest=""))
-        self._archive.add_picture(row.clip, jpeg)
-
-    def finish(self, report: FilmReport) -> None:
-        """Marks the film as finished; without it nothing that was written counts."""
-        self.report = report
-
-    def _add(self, row: ClipRow) -> None:
+    def add(self, row: ClipRow, content: bytes) -> None:
+        """Adds a clip with its MP4, or a dropped one with a small picture of its first frame."""
         if row.clip != len(self.rows):
             raise ValueError(f"clip {row.clip}: expected number {len(self.rows)}")
-        self.rows.append(row)
+        is_kept = row.dropped is None
+        digest = hashlib.sha256(content).hexdigest() if is_kept else ""
+        self.rows.append(dataclasses.replace(row, digest=digest))
+        self._archive.add(row.clip, content, is_kept=is_kept)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,11 +142,7 @@ class ShotsFolder:
             return path.exists()
 
     def report(self, film: str) -> FilmReport:
-        """Returns the report of a finished film.
-
-        Raises:
-            UserError: The film is not finished, or its file is damaged.
-        """
+        """Returns the report of a finished film."""
         path = self.folder(film) / "film.json"
         if not self.is_finished(film):
             raise UserError(
@@ -165,11 +154,7 @@ class ShotsFolder:
         return report
 
     def rows(self, film: str) -> list[ClipRow]:
-        """Returns all candidate clips of a finished film, in order.
-
-        Raises:
-            UserError: The film is not finished, or a file is damaged.
-        """
+        """Returns all candidate clips of a finished film, in order."""
         report, path = self.report(film), self.folder(film) / "clips.jsonl"
         rows = [row for row, _ in read_lines(path, ClipRow, hint=AGAIN)]
         expected = report.kept, report.kept + sum(report.dropped.values())
@@ -183,11 +168,7 @@ class ShotsFolder:
 
     @contextlib.contextmanager
     def clips(self, film: str) -> Iterator[ClipArchive]:
-        """Opens the clips and pictures of a finished film.
-
-        Raises:
-            UserError: The film is not finished, or its archive is damaged.
-        """
+        """Opens the clips and pictures of a finished film."""
         self.report(film)
         with reading_archive(self.folder(film) / "clips.zip") as archive:
             yield archive
@@ -197,11 +178,6 @@ class ShotsFolder:
         with self.clips(film) as archive:
             return archive.clip(clip)
 
-    def read_frames(self, film: str, clip: int) -> UInt8[np.ndarray, "f h w 3"]:
-        """Returns the frames of one kept clip; `clips` reads several faster."""
-        with self.clips(film) as archive:
-            return archive.frames(clip)
-
     def read_picture(self, film: str, clip: int) -> bytes:
         """Returns a small JPEG, the first frame of one dropped clip."""
         with self.clips(film) as archive:
@@ -209,11 +185,7 @@ class ShotsFolder:
 
     @contextlib.contextmanager
     def writing(self, film: str) -> Iterator[FilmWriter]:
-        """Writes a film; it counts once the block ends after `FilmWriter.finish`.
-
-        Raises:
-            UserError: The folder cannot be written.
-        """
+        """Writes a film; it counts once the block ends with a report."""
         folder = self.folder(film)
         with user_errors(folder, "cannot be written", hint="free space or choose another place"):
             (folder / "film.json").unlink(missing_ok=True)
@@ -221,16 +193,12 @@ class ShotsFolder:
                 writer = FilmWriter(archive)
                 yield writer
                 if writer.report is None:
-                    raise ValueError(f"{film}: the block ended without finish()")
+                    raise ValueError(f"{film}: the block ended without a report")
             write_lines(folder / "clips.jsonl", map(to_json, writer.rows))
             write_json(folder / "film.json", to_json(writer.report))
 
     def skip(self, film: SkippedFilm) -> None:
-        """Notes that a film cannot be used.
-
-        Raises:
-            UserError: The note cannot be written.
-        """
+        """Notes that a film cannot be used."""
         write_json(self._skipped(film.film), to_json(film))
 
     def unskip(self, film: str) -> None:
@@ -241,21 +209,13 @@ class ShotsFolder:
         return self.path / _SKIPPED / f"{self.folder(film).name}.json"
 
     def tidy(self) -> None:
-        """Removes what killed processes left half written, an hour after the last write.
-
-        Raises:
-            UserError: A file cannot be removed.
-        """
+        """Removes what killed processes left half written, an hour after the last write."""
         with user_errors(self.path, "cannot be tidied", hint="check who may write there"):
             for pattern in ("*.part-*", "*/*.part-*"):
                 remove_stale(self.path.glob(pattern))
 
     def skipped_films(self) -> list[SkippedFilm]:
-        """Returns the films that cannot be used, in order of their ids.
-
-        Raises:
-            UserError: A file is damaged.
-        """
+        """Returns the films that cannot be used, in order of their ids."""
         with user_errors(self.path, "cannot be read", hint=_CHECK):
             paths = sorted(self.path.glob(f"{_SKIPPED}/*.json"))
         return [read_json(path, SkippedFilm, hint="remove the file") for path in paths]

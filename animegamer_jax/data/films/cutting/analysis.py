@@ -41,17 +41,11 @@ class FilmAnalysis:
 
     Attributes:
         times: Seconds of every frame.
-        fps: Mean frames per second.
-        seconds: Seconds that could be read.
-        missing: Seconds that the file announces beyond those.
-        height, width: Rows and columns as shown.
-        bars: Black rows and columns.
+        fps, seconds, missing, height, width, bars: As in `FilmReport`, not rounded.
         breaks: Cuts and fades between scenes.
         candidates: The clips to cut, in order.
-        short_scenes: Number of scenes too short for a clip.
         flashes: Seconds of each flash's first frame, and of the first frame after it.
-        damaged: Number of places that could not be read.
-        skipped: Number of frames that were skipped.
+        short_scenes, damaged, skipped: As in `FilmReport`.
     """
 
     times: Float[np.ndarray, " n"]

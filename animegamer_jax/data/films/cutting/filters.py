@@ -1,6 +1,7 @@
 """Finds clips that are useless for training: dark ones, duplicates, credits."""
 
 import itertools
+from collections.abc import Iterable
 
 import cv2
 import numpy as np
@@ -46,25 +47,11 @@ def _frame_hash(frame: UInt8[np.ndarray, "h w 3"]) -> Float[np.ndarray, "16 24"]
     return (tiny - tiny.mean()) / max(float(tiny.std()), _HASH_CONTRAST)
 
 
-class Deduplicator:
-    """The perceptual hashes of a film's kept clips, 8 kilobytes each.
-
-    Args:
-        difference: Largest difference within two hashes, in standard deviations, below which the
-            clips are duplicates.
-    """
-
-    def __init__(self, difference: float):
-        self._difference = difference
-        self._kept: list[PerceptualHash] = []
-
-    def has(self, clip: PerceptualHash) -> bool:
-        """Whether the clip is a duplicate of a kept one."""
-        return any(float(np.abs(clip - kept).max()) < self._difference for kept in self._kept)
-
-    def keep(self, clip: PerceptualHash) -> None:
-        """Adds a clip to the kept ones."""
-        self._kept.append(clip)
+def is_duplicate(
+    clip: PerceptualHash, kept: Iterable[PerceptualHash], *, difference: float
+) -> bool:
+    """Whether a clip differs from a kept one by less than `difference` standard deviations."""
+    return any(float(np.abs(clip - other).max()) < difference for other in kept)
 
 
 def is_credits(frames: UInt8[np.ndarray, "f h w 3"], *, letters: int) -> bool:

@@ -31,9 +31,10 @@ from animegamer_jax.data.films.cutting.analysis import (
     analyze_film,
 )
 from animegamer_jax.data.films.cutting.filters import (
-    Deduplicator,
+    PerceptualHash,
     brightness,
     is_credits,
+    is_duplicate,
     perceptual_hash,
 )
 from animegamer_jax.data.films.cutting.letterbox import fitted
@@ -152,33 +153,25 @@ def process_film(
         film = film_id(path, content=content)
         folder.unskip(path_id(path))
         if folder.is_finished(film):
-            return _same(folder.report(film), content=content, path=path)
+            if (report := folder.report(film)).content == content:
+                return report
+            raise FilmError(  # 32 bits of the contents agree
+                f"{path}: its id {film} is that of another film that was cut before, "
+                f"{report.name}: give it another name, in Latin letters or digits"
+            )
         with _local(path) as local:
             cutter = _Cutter(path, local, folder.settings, threads=threads, flow=estimate)
             analysis = cutter.analyze(on_progress)
             with folder.writing(film) as writer:
                 for row, data in cutter.clips(analysis, on_progress):
-                    if row.dropped is None:
-                        writer.keep(row, data)
-                    else:
-                        writer.drop(row, data)
+                    writer.add(row, data)
                 report = cutter.report(analysis, writer.rows, film=film, content=content)
-                writer.finish(report)
+                writer.report = report
             return report
     except FilmError as error:
         skipped = SkippedFilm(film=path_id(path), name=printable(path.name), reason=str(error))
         folder.skip(skipped)
         return skipped
-
-
-def _same(report: FilmReport, *, content: str, path: epath.Path) -> FilmReport:
-    """Returns the report of a finished film if it is this one's: an id has 32 bits of content."""
-    if report.content != content:
-        raise FilmError(
-            f"{path}: its id {report.film} is that of another film that was cut before, "
-            f"{report.name}: give it another name, in Latin letters or digits"
-        )
-    return report
 
 
 @contextlib.contextmanager
@@ -248,7 +241,8 @@ class _Cutter:
     ) -> Iterator[tuple[ClipRow, bytes]]:
         """Yields the row of each candidate with its MP4, or with a picture if it is dropped."""
         what, whole = f"{self._name}: seconds cut into clips", math.ceil(analysis.seconds)
-        settings, kept = self._settings, Deduplicator(self._settings.duplicate_difference)
+        settings = self._settings
+        kept: list[PerceptualHash] = []  # 8 kilobytes each
         with (
             self._decoding(),
             open_film(self._local, name=str(self._path), threads=self._threads) as reader,
@@ -256,7 +250,9 @@ class _Cutter:
             for number, (candidate, frames) in enumerate(self._cut(reader, analysis)):
                 motion, look = clip_motion(frames, estimate=self._flow), perceptual_hash(frames)
                 reason = self._drop_reason(frames, candidate, motion, analysis)
-                if reason is None and kept.has(look):
+                if reason is None and is_duplicate(
+                    look, kept, difference=settings.duplicate_difference
+                ):
                     reason = "duplicate"
                 row = ClipRow(
                     clip=number,
@@ -269,7 +265,7 @@ class _Cutter:
                     digest="",
                 )
                 if reason is None:
-                    kept.keep(look)
+                    kept.append(look)
                     yield row, encode_mp4(frames, fps=settings.fps)
                 else:
                     yield row, _picture(frames[0])

@@ -132,8 +132,8 @@ def test_equal_clips_are_asked_about_once(tmp_path, characters):
     same = shots.read_clip(FILM, 0)
     with shots.writing(film_name(2)) as writer:
         for row in shots.rows(FILM):
-            writer.keep(row, same)
-        writer.finish(dataclasses.replace(shots.report(FILM), film=film_name(2)))
+            writer.add(row, same)
+        writer.report = dataclasses.replace(shots.report(FILM), film=film_name(2))
     with serving(right) as server:
         annotator = annotator_for(characters, server, parallel=2)
         for film in shots.films():

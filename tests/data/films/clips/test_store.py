@@ -63,9 +63,9 @@ def folder(tmp_path: Path) -> ShotsFolder:
 
 def write(folder: ShotsFolder, film: str = FILM) -> None:
     with folder.writing(film) as writer:
-        writer.keep(ROW, CLIP)
-        writer.drop(dataclasses.replace(ROW, clip=1, dropped="still", digest=""), b"a picture")
-        writer.finish(dataclasses.replace(REPORT, film=film))
+        writer.add(ROW, CLIP)
+        writer.add(dataclasses.replace(ROW, clip=1, dropped="still", digest=""), b"a picture")
+        writer.report = dataclasses.replace(REPORT, film=film)
 
 
 def id_of(path: Path) -> str:
@@ -91,7 +91,7 @@ def test_a_film_is_read_as_it_was_written(folder):
     assert again.read_picture(FILM, 1) == b"a picture"
     with again.clips(FILM) as clips:
         assert np.array_equal(clips.frames(0), decode_mp4(CLIP))
-    assert np.array_equal(again.read_frames(FILM, 0), decode_mp4(CLIP))
+    assert np.array_equal(decode_mp4(again.read_clip(FILM, 0)), decode_mp4(CLIP))
     assert names(folder) == [f"{FILM}/{n}" for n in ("clips.jsonl", "clips.zip", "film.json")] + [
         "shots.json"
     ]
@@ -106,7 +106,7 @@ def test_the_same_clips_give_the_same_files(folder, tmp_path):
 
 
 def interrupt(writer: FilmWriter) -> None:
-    writer.keep(ROW, CLIP)
+    writer.add(ROW, CLIP)
     raise KeyboardInterrupt
 
 
@@ -114,8 +114,8 @@ def test_a_film_counts_only_when_it_is_finished(folder):
     with pytest.raises(KeyboardInterrupt), folder.writing(FILM) as writer:
         interrupt(writer)
     assert names(folder) == ["shots.json"]
-    with pytest.raises(ValueError, match="without finish"), folder.writing(FILM) as writer:
-        writer.keep(ROW, CLIP)
+    with pytest.raises(ValueError, match="without a report"), folder.writing(FILM) as writer:
+        writer.add(ROW, CLIP)
     assert names(folder) == ["shots.json"]
     assert not folder.is_finished(FILM)
     for read in (folder.report, folder.rows, lambda film: folder.read_clip(film, 0)):
@@ -139,19 +139,17 @@ def test_a_folder_is_tidied_of_old_halves_only(folder):
 
 def test_two_processes_may_write_the_same_film(folder):
     with folder.writing(FILM) as slow:
-        slow.keep(ROW, CLIP)
+        slow.add(ROW, CLIP)
         write(folder)
-        slow.drop(dataclasses.replace(ROW, clip=1, dropped="still"), b"a picture")
-        slow.finish(REPORT)
+        slow.add(dataclasses.replace(ROW, clip=1, dropped="still"), b"a picture")
+        slow.report = REPORT
     assert folder.read_picture(FILM, 1) == b"a picture"
     assert len(folder.rows(FILM)) == 2
 
 
-def test_clips_are_given_in_order_and_with_a_reason(folder):
+def test_clips_are_given_in_order(folder):
     with pytest.raises(ValueError, match="clip 1: expected number 0"), folder.writing(FILM) as w:
-        w.keep(dataclasses.replace(ROW, clip=1), CLIP)
-    with pytest.raises(ValueError, match="no reason"), folder.writing(FILM) as w:
-        w.drop(ROW, b"")
+        w.add(dataclasses.replace(ROW, clip=1), CLIP)
 
 
 def test_films_are_in_order_and_strangers_are_passed_over(folder):

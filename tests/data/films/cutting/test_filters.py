@@ -7,9 +7,10 @@ from tiny_films import moving, rolling, texture
 
 from animegamer_jax.data.films.clips.store import FilmSettings
 from animegamer_jax.data.films.cutting.filters import (
-    Deduplicator,
+    PerceptualHash,
     brightness,
     is_credits,
+    is_duplicate,
     perceptual_hash,
 )
 from animegamer_jax.data.films.cutting.letterbox import BarFinder, fitted
@@ -99,26 +100,32 @@ def test_edges_of_quantiles_make_levels_of_one_size():
 
 # Duplicates
 
+DIFFERENCE = FilmSettings().duplicate_difference
+
 
 def test_the_same_pictures_are_duplicates_in_any_size_and_compression():
-    kept = Deduplicator(FilmSettings().duplicate_difference)
+    kept: list[PerceptualHash] = []
     clips = [render(scene(number), height=96, width=144) for number in range(12)]
     for clip in clips:
-        assert not kept.has(perceptual_hash(clip))
-        kept.keep(perceptual_hash(clip))
+        assert not is_duplicate(perceptual_hash(clip), kept, difference=DIFFERENCE)
+        kept.append(perceptual_hash(clip))
     for clip in clips:
-        assert kept.has(perceptual_hash(decode_mp4(encode_mp4(clip))))
+        assert is_duplicate(
+            perceptual_hash(decode_mp4(encode_mp4(clip))), kept, difference=DIFFERENCE
+        )
         small = np.stack([cv2.resize(f, (72, 48), interpolation=cv2.INTER_AREA) for f in clip])
-        assert kept.has(perceptual_hash(small))
-        assert kept.has(perceptual_hash((clip * 0.8).astype(np.uint8)))
+        assert is_duplicate(perceptual_hash(small), kept, difference=DIFFERENCE)
+        assert is_duplicate(
+            perceptual_hash((clip * 0.8).astype(np.uint8)), kept, difference=DIFFERENCE
+        )
 
 
 def test_the_same_place_with_another_motion_is_no_duplicate():
-    kept = Deduplicator(FilmSettings().duplicate_difference)
+    kept: list[PerceptualHash] = []
     for motion in ("sit", "wave", "jump", "walk"):
         look = perceptual_hash(render(scene(1, motion=motion, level=2)))
-        assert not kept.has(look)
-        kept.keep(look)
+        assert not is_duplicate(look, kept, difference=DIFFERENCE)
+        kept.append(look)
 
 
 def test_brightness_tells_black_from_night():

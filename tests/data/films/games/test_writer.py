@@ -397,8 +397,8 @@ def test_equal_clips_of_two_films_are_in_one_split(tmp_path):
     with shots.writing(film_name(1)) as writer:  # every second clip is one of the first film
         for row in shots.rows(film_name(2)):
             film = FILM if row.clip % 2 else film_name(2)
-            writer.keep(row, shots.read_clip(film, row.clip))
-        writer.finish(dataclasses.replace(shots.report(film_name(2)), film=film_name(1)))
+            writer.add(row, shots.read_clip(film, row.clip))
+        writer.report = dataclasses.replace(shots.report(film_name(2)), film=film_name(1))
     for number in range(3):
         annotate(shots, number, [label(n, subject="Mika") for n in range(12)])
     for share in (0.2, 0.5):
