@@ -144,7 +144,8 @@ def test_what_films_dropped_in_a_browser(browser, tmp_path):
         assert unused[-3:] == ["not", "annotated", "1"]
         assert wrong == []
     card = tmp_path / "games" / "card.json"
-    for content, error in (("{", "not valid JSON"), ("{}", "not a dataset"), ("[]", "not a dataset")):
+    errors = {"{": "not valid JSON", "{}": "not a dataset", "[]": "expected an object"}
+    for content, error in errors.items():
         card.write_text(content)
         with pytest.raises(UserError, match=rf"card\.json: {error}"):
             make_page(tmp_path / "games")
