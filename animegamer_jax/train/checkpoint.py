@@ -21,13 +21,14 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
+from flax.traverse_util import unflatten_dict
 from orbax.checkpoint import checkpoint_managers as managers
 
 from animegamer_jax.bundle.arrays import load_arrays
 from animegamer_jax.distributed import raise_on_all_hosts
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.paths import is_bucket, user_errors
-from animegamer_jax.storage.serialization import first_difference, flattened, nested
+from animegamer_jax.storage.serialization import first_difference, flattened
 from animegamer_jax.train.optimizer import parameter_path
 from animegamer_jax.train.step import TrainState
 
@@ -255,7 +256,7 @@ class Checkpoints:
             return
         leaves, _ = _named_leaves(state)
         items = {
-            "state": ocp.args.PyTreeSave(nested(leaves)),
+            "state": ocp.args.PyTreeSave(unflatten_dict(leaves, sep=".")),
             "data": ocp.args.JsonSave(data),
             _RUN_CONFIG: ocp.args.JsonSave(self._run_config),
         }
