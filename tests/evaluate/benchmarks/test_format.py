@@ -320,7 +320,7 @@ def test_what_is_wrong_is_told_in_one_line(content, message):
     [
         (b"", "not valid JSON"),
         (b"{", "not valid JSON"),
-        (b"[1]", "expected a dictionary, found [1]"),
+        (b"[1]", "expected an object, found [1]"),
         (b'{"name": "\xff"}', "byte 0xff at offset 10 is not UTF-8"),
         (json.dumps(changed("num_turns", to=float("nan"))).encode(), "num_turns: expected"),
         (b'{"name": 1, "name": 2}', "the field 'name' occurs twice in one object"),
