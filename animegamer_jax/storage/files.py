@@ -69,10 +69,16 @@ def remove_stale(parts: Iterable[epath.Path]) -> None:
                 part.unlink()
 
 
-def write_json(path: epath.Path, value: Any) -> None:
-    """Writes a value as JSON."""
-    with replacing(path) as file:
-        file.write((json.dumps(value, indent=1) + "\n").encode())
+def write_json(path: epath.PathLike, value: Any, *, indent: int | None = 1) -> None:
+    """Writes a value as JSON, with each item on a line of its own unless `indent` is None.
+
+    Raises:
+        UserError: the file cannot be written.
+        ValueError: a number is not finite.
+    """
+    text = json.dumps(value, indent=indent, allow_nan=False)
+    with replacing(epath.Path(path)) as file:
+        file.write((text + "\n").encode())
 
 
 def write_lines(path: epath.Path, values: Iterable[Any]) -> None:

@@ -62,6 +62,22 @@ def read_lines(path: epath.PathLike, kind: type[T] | Any, *, hint: str) -> Itera
         yield from_json(kind, parse_json(line, where, hint=hint), where, hint=hint), where
 
 
+def decode_text(data: bytes, where: str) -> str:
+    """Decodes UTF-8 text, with or without a byte order mark.
+
+    Raises:
+        UserError: it is another encoding; names the byte and its offset in `data`.
+    """
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        offset = len(data) - len(error.object) + error.start  # the mark is not in the object
+        raise UserError(
+            f"{where}: expected UTF-8 text, found byte 0x{data[offset]:02x} at offset {offset}: "
+            "save it as UTF-8"
+        ) from error
+
+
 def parse_json(data: bytes | str, where: str, *, hint: str) -> Any:
     """Parses JSON text, in UTF-8 if bytes; refuses a field that occurs twice in one object."""
     try:
@@ -94,7 +110,7 @@ def from_json(kind: type[T] | Any, value: Any, where: str, *, hint: str = "") ->
 
     try:
         # As text again, because pydantic's strict mode accepts a list for a tuple only there.
-        text = json.dumps([value], ensure_ascii=False, default=str).encode("utf-8", "replace")
+        text = json.dumps([value], ensure_ascii=False, default=_other).encode("utf-8", "replace")
         (found,) = _adapter(kind).validate_json(text)
     except pydantic.ValidationError as error:
         place, problem = _first_problem(error)
@@ -102,6 +118,11 @@ def from_json(kind: type[T] | Any, value: Any, where: str, *, hint: str = "") ->
     for place in _unstated(found, value, ()):
         refuse(place, "missing")
     return found
+
+
+def _other(value: Any) -> dict[str, str]:
+    """A value that JSON lacks, such as a date in TOML; no text, so no field accepts it."""
+    return {type(value).__name__: str(value)}
 
 
 @functools.cache
