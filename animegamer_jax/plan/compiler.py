@@ -48,9 +48,7 @@ class ScratchError(NoRoomError):
 def read_no_room(text: str, *, limit: float) -> NoRoomError | None:
     """Converts the compiler's message to an error; None: another kind of failure.
 
-    Args:
-        text: The compiler's message.
-        limit: Memory that a program may use, in 10^9 bytes, if the message does not include it.
+    `limit` is the memory that a program may use, in 10^9 bytes, if the message does not include it.
     """
     space = _SPACE.search(text)
     if "RESOURCE_EXHAUSTED" not in text or space is None:
@@ -118,17 +116,9 @@ def compile_program(configuration: "Configuration", topology: "Topology") -> "Es
         if "slice_builder" in str(error):
             raise UserError(f"--topology {topology}: the compiler knows no such slice") from None
         raise
+    torus = torus_of(topology, mesh.devices.flat)
     estimate = make_estimate(
-        compiled,
-        program=program.name,
-        topology=topology,
-        plan=c.layout,
-        mesh=c.mesh,
-        torus=torus_of(topology, mesh.devices.flat),
-        samples=program.samples,
-        unit=program.unit,
-        sample_flops=program.flops,
-        sample_tokens=program.tokens,
+        compiled, program, topology=topology, plan=c.layout, mesh=c.mesh, torus=torus
     )
     if not estimate.memory.fits:
         raise TooLargeError(estimate.memory.peak, estimate.memory.chip)
