@@ -33,13 +33,16 @@ hook._JaxtypingLoader.exec_module = SourceFileLoader.exec_module
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# Compilation is most of the suite's time: LLVM's optimizations cost three times what they save.
+# Compilation is most of the suite's time: LLVM's optimizations cost three times what they save,
+# the emitters of fusions by way of MLIR and a module in several parts a third more.
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
         "--xla_force_host_platform_device_count=8",
         "--xla_backend_optimization_level=0",
         "--xla_llvm_disable_expensive_passes=true",
+        "--xla_cpu_use_fusion_emitters=false",
+        "--xla_cpu_parallel_codegen_split_count=1",
     ]
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
