@@ -2,7 +2,8 @@
 
 A turn is an instruction and the game state that answers it (paper, section 3): an animation
 shot and the changes of the character's stamina, social and entertainment. On disk a game is a
-folder with a clip and a shot representation per turn, `game.json`, and a storyboard.
+folder with a clip and a shot representation per turn, `game.json`, and a storyboard. A game that
+began with a player's own picture also holds the picture and its representation.
 """
 
 import contextlib
@@ -22,11 +23,13 @@ from jaxtyping import Float32, Int32, UInt8
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.media import storyboard, video
+from animegamer_jax.media.pictures import encode_png, read_picture
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.serialization import from_json, parse_json, shown, to_json
 
 GAME_FILE = "game.json"
 STORYBOARD_FILE = "storyboard.png"
+PICTURE_FILE = "picture.png"
 
 _STEP = 5  # points of a meter for a change of one, as in the released demo
 
@@ -74,6 +77,42 @@ class NewTurn(NamedTuple):
     representation: Float32[np.ndarray, "n d"]
     frames: UInt8[np.ndarray, "f h w 3"]
     seconds: Mapping[str, float]
+
+
+class NewPicture(NamedTuple):
+    """A player's own picture as a turn, not saved yet: fields as in `TurnRecord`, and its pixels.
+
+    It stands in the window as the turn before the first.
+    """
+
+    instruction: str
+    representation: Float32[np.ndarray, "n d"]
+    states: Int32[np.ndarray, "4"]
+    pixels: UInt8[np.ndarray, "h w 3"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PictureTurn:
+    """The turn of a player's own picture, as in `game.json`; it does not change the meters.
+
+    Attributes:
+        instruction: the picture's text.
+        motion_level: motion level that the model sees, 1 to 5.
+        social: change that the model sees.
+        entertainment: change that the model sees.
+        stamina: change that the model sees.
+    """
+
+    instruction: str
+    motion_level: Annotated[int, Interval(ge=1, le=5)]
+    social: _Change
+    entertainment: _Change
+    stamina: _Change
+
+    @property
+    def representation_file(self) -> str:
+        """Name of the file with the shot representation."""
+        return "picture.npz"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,6 +172,7 @@ class _SavedGame:
     seed: _Seed
     window: _Count
     steps: _Count
+    picture: PictureTurn | None = None
     turns: tuple[Turn, ...]
 
 
@@ -147,6 +187,7 @@ class Game:
         window: turns of context, this one included.
         steps: denoising steps per turn.
         protocol: name of the model's game protocol.
+        picture: turn of the player's own picture before the first; None if there is none.
         turns: finished turns, in order.
     """
 
@@ -156,13 +197,24 @@ class Game:
     window: int
     steps: int
     protocol: str
+    picture: PictureTurn | None = None
     turns: list[Turn] = dataclasses.field(default_factory=list)
 
     @classmethod
     def create(
-        cls, folder: Path, *, model: str, seed: int, window: int, steps: int, protocol: str
+        cls,
+        folder: Path,
+        *,
+        model: str,
+        seed: int,
+        window: int,
+        steps: int,
+        protocol: str,
+        picture: NewPicture | None = None,
     ) -> "Game":
         """Starts a game without turns in `folder`, which is made if it is missing.
+
+        A small picture is saved enlarged, as clips are.
 
         Raises:
             UserError: the folder already holds a game, is a file, or cannot be written.
@@ -173,6 +225,8 @@ class Game:
         )
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            if picture is not None:
+                game._add_picture(picture)
             game._save(game.turns)
         except OSError as error:
             raise UserError(
@@ -197,6 +251,12 @@ class Game:
             if not getattr(saved, name).strip():
                 refuse(name, "a text", getattr(saved, name))
         clips, meters, shape = set(), Meters(), None
+        if saved.picture is not None:
+            if not saved.picture.instruction.strip():
+                refuse("picture.instruction", "a text", saved.picture.instruction)
+            read_picture(folder / PICTURE_FILE)
+            file = folder / saved.picture.representation_file
+            shape = _read_representation(file, shape).shape
         for index, turn in enumerate(saved.turns):
             place, clip = f"turns[{index}]", turn.clip
             if turn.turn != index + 1:
@@ -224,8 +284,14 @@ class Game:
             window=saved.window,
             steps=saved.steps,
             protocol=saved.protocol,
+            picture=saved.picture,
             turns=list(saved.turns),
         )
+
+    @property
+    def picture_files(self) -> tuple[str, ...]:
+        """Names of the files of the player's own picture; empty if there is none."""
+        return (PICTURE_FILE, self.picture.representation_file) if self.picture else ()
 
     @property
     def meters(self) -> Meters:
@@ -285,12 +351,24 @@ class Game:
             chosen_level=chosen_level,
             **changes,
         )
-        arrays = io.BytesIO()
-        np.savez_compressed(arrays, representation=played.representation)
         video.write_mp4(self.folder / turn.clip, video.enlarge(played.frames))
-        write_whole(self.folder / turn.representation_file, arrays.getvalue())
+        _write_representation(self.folder / turn.representation_file, played.representation)
         self._keep([*kept, turn])
         return turn
+
+    def _add_picture(self, picture: NewPicture) -> None:
+        level, social, entertainment, stamina = (int(value) for value in picture.states)
+        turn = PictureTurn(
+            instruction=picture.instruction,
+            motion_level=level,
+            social=social,
+            entertainment=entertainment,
+            stamina=stamina,
+        )
+        (pixels,) = video.enlarge(picture.pixels[None])
+        write_whole(self.folder / PICTURE_FILE, encode_png(pixels))
+        _write_representation(self.folder / turn.representation_file, picture.representation)
+        self.picture = turn
 
     def undo(self, turns: int = 1) -> None:
         """Removes the last turns, then their clips.
@@ -304,7 +382,7 @@ class Game:
         self._keep(self.turns[:-turns])
 
     def branch(self, folder: Path, turns: int) -> "Game":
-        """Starts another game in `folder` with the first `turns` of this one.
+        """Starts another game in `folder` with the picture and the first `turns` of this one.
 
         Raises:
             UserError: the game has fewer turns, or as `create`.
@@ -321,9 +399,10 @@ class Game:
             protocol=self.protocol,
         )
         kept = self.turns[:turns]
-        for turn in kept:
-            for name in (turn.clip, turn.representation_file):
-                write_whole(folder / name, (self.folder / name).read_bytes())
+        names = [name for turn in kept for name in (turn.clip, turn.representation_file)]
+        for name in (*self.picture_files, *names):
+            write_whole(folder / name, (self.folder / name).read_bytes())
+        game.picture = self.picture
         game._keep(kept)
         return game
 
@@ -347,6 +426,8 @@ class Game:
     def history(self, *, before: int | None = None, window: int | None = None) -> list[TurnRecord]:
         """Returns the last `window - 1` turns before a turn, oldest first.
 
+        The player's own picture counts as the turn before the first.
+
         Args:
             before: number of that turn, from 1; None: the next one.
             window: window of that turn; the game's if None.
@@ -354,7 +435,8 @@ class Game:
         Raises:
             UserError: a shot representation cannot be read.
         """
-        end = len(self.turns) if before is None else before - 1
+        past: list[PictureTurn | Turn] = [] if self.picture is None else [self.picture]
+        past += self.turns[: None if before is None else before - 1]
         window = self.window if window is None else window
         return [
             TurnRecord(
@@ -364,11 +446,11 @@ class Game:
                     [turn.motion_level, turn.social, turn.entertainment, turn.stamina], np.int32
                 ),
             )
-            for turn in self.turns[max(0, end - window + 1) : end]
+            for turn in past[max(0, len(past) - window + 1) :]
         ]
 
     def save_storyboard(self) -> Path:
-        """Draws the storyboard from the clips on disk and returns its path.
+        """Draws the storyboard from the picture and the clips on disk and returns its path.
 
         Raises:
             OSError: it cannot be written.
@@ -386,6 +468,8 @@ class Game:
             )
             for turn in shown
         ]
+        if self.picture is not None and len(panels) < storyboard.MAX_PANELS:
+            panels.insert(0, self._picture_panel(self.picture))
         count = f"{len(self.turns)} turn" + "s" * (len(self.turns) != 1)
         if len(shown) < len(self.turns):
             count = f"turns {shown[0].turn} to {shown[-1].turn} of {count}"
@@ -394,6 +478,19 @@ class Game:
         write_whole(path, storyboard.storyboard(panels, title=self.model, note=note))
         return path
 
+    def _picture_panel(self, picture: PictureTurn) -> storyboard.Panel:
+        """Returns the panel of the player's own picture, with the meters of the start."""
+        pixels = read_picture(self.folder / PICTURE_FILE).pixels
+        blank = np.full_like(pixels, 255)  # so that its text is under those of the clips
+        return storyboard.Panel(
+            turn=0,
+            instruction=picture.instruction,
+            frames=np.stack([pixels, blank, blank, blank]),
+            motion_level=picture.motion_level,
+            changes=dict.fromkeys(_METERS, 0),
+            meters=dataclasses.asdict(Meters()),
+        )
+
     def _save(self, turns: list[Turn]) -> None:
         saved = _SavedGame(
             model=self.model,
@@ -401,9 +498,13 @@ class Game:
             seed=self.seed,
             window=self.window,
             steps=self.steps,
+            picture=self.picture,
             turns=tuple(turns),
         )
-        text = json.dumps(to_json(saved), indent=2, ensure_ascii=False, allow_nan=False)
+        document = to_json(saved)
+        if self.picture is None:
+            del document["picture"]
+        text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
         write_whole(self.folder / GAME_FILE, (text + "\n").encode())
 
 
@@ -420,7 +521,7 @@ def check_no_game(folder: Path) -> None:
             f"{folder}: expected a folder without a game, found {GAME_FILE}: continue it with "
             "--resume, or name another folder with --out"
         )
-    for pattern in ("turn_*.mp4", "turn_*.npz", STORYBOARD_FILE):
+    for pattern in ("turn_*.mp4", "turn_*.npz", "picture.npz", PICTURE_FILE, STORYBOARD_FILE):
         for path in sorted(folder.glob(pattern)):
             raise UserError(
                 f"{folder}: expected a folder without a game, found {path.name} but no "
@@ -462,6 +563,12 @@ _UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
 )
+
+
+def _write_representation(path: Path, representation: Float32[np.ndarray, "n d"]) -> None:
+    arrays = io.BytesIO()
+    np.savez_compressed(arrays, representation=representation)
+    write_whole(path, arrays.getvalue())
 
 
 def _read_representation(path: Path, shape: tuple[int, ...] | None) -> Float32[np.ndarray, "n d"]:

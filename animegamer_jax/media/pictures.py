@@ -4,6 +4,7 @@ Files come from strangers. The size in a file's header is checked before any pix
 only formats are opened that hold pictures or video and read no other file.
 """
 
+import io
 import warnings
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -168,6 +169,13 @@ def _read_video(path: Path, name: str) -> Picture:
     )
     pixels = np.ascontiguousarray(np.rot90(rgb.to_ndarray(), round(frame.rotation / 90) % 4))
     return Picture(pixels, f"{name} is a video: its first frame is used.", is_video=True)
+
+
+def encode_png(pixels: UInt8[np.ndarray, "h w 3"]) -> bytes:
+    """Encodes a picture as a PNG."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
 
 
 def fit_picture(picture: Picture, *, height: int, width: int) -> UInt8[np.ndarray, "h w 3"]:
