@@ -40,7 +40,7 @@ from animegamer_jax.distributed import raise_on_all_hosts
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.t5 import T5Encoder
-from animegamer_jax.models.vae import VAE
+from animegamer_jax.models.vae import VAE, signed
 from animegamer_jax.progress import Progress, no_progress
 from animegamer_jax.sharding import make_mesh, partition_spec
 from animegamer_jax.storage.paths import user_errors
@@ -54,11 +54,6 @@ _WHOLE = 1 << 24  # bytes at each end of a tokenizer's file: all of it is read
 _CARD = "card.json"  # `card.CARD_JSON`, whose module needs more than this one
 
 
-def signed(frames: UInt8[Array, "*b h w 3"]) -> Float[Array, "*b h w 3"]:
-    """Scales pixels from 0..255 to -1..1."""
-    return frames.astype(jnp.float32) / 127.5 - 1.0
-
-
 @jax.jit
 def read_texts(t5: T5Encoder, tokens: Int[Array, "b n"]) -> Float[Array, "b n d"]:
     """Computes T5's features of padded motion texts, padding included, as in the release."""
@@ -68,7 +63,7 @@ def read_texts(t5: T5Encoder, tokens: Int[Array, "b n"]) -> Float[Array, "b n d"
 @jax.jit
 def see_frames(clip: CLIP, frames: UInt8[Array, "b h w 3"]) -> Float[Array, "b k e"]:
     """Computes CLIP's patch features of single frames."""
-    return clip.image_features(clip.preprocess(signed(frames)))
+    return clip.see(frames)
 
 
 @jax.jit

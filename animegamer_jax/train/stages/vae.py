@@ -19,7 +19,6 @@ from jaxtyping import Array, Float, Key, UInt8
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.configs import NetworkConfig, VAEConfig
 from animegamer_jax.data.datasets import open_games
-from animegamer_jax.data.features import signed
 from animegamer_jax.data.samples import ClipSample, clip_samples, clip_spec
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.clip import CLIP
@@ -30,6 +29,7 @@ from animegamer_jax.models.vae import (
     cosines,
     mode,
     sample,
+    signed,
     split_moments,
     to_uint8,
 )
