@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Float16, Int, UInt8
 
 from animegamer_jax.bundle.bundle import Bundle
+from animegamer_jax.bundle.vocabulary import T5_TOKENIZER_FOLDER, TOKENIZER_FOLDER
 from animegamer_jax.data.datasets import (
     INFO_FILE,
     DatasetInfo,
@@ -44,7 +45,7 @@ from animegamer_jax.models.vae import VAE, signed
 from animegamer_jax.progress import Progress, no_progress
 from animegamer_jax.sharding import make_mesh, partition_spec
 from animegamer_jax.storage.paths import user_errors
-from animegamer_jax.tokenizer import Tokenizer
+from animegamer_jax.tokenizer import T5Tokenizer, Tokenizer
 
 T = TypeVar("T")
 
@@ -85,7 +86,7 @@ class FeatureMaker:
 
     Attributes:
         t5, clip, vae: networks of the bundle.
-        tokenizer: tokenizer of the bundle.
+        tokenizer: tokenizer of T5's texts.
         num_text_tokens: number of tokens to which a motion text is padded.
         frame: frame of the clip that CLIP sees.
         batch_size: number of turns in a batch.
@@ -95,7 +96,7 @@ class FeatureMaker:
     t5: T5Encoder
     clip: CLIP
     vae: VAE
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | T5Tokenizer
     num_text_tokens: int
     frame: Frame = "first"
     batch_size: int = 16
@@ -284,7 +285,7 @@ def _make_maker(
     if batch_size % devices:
         raise UserError(f"batch {batch_size}: expected a multiple of this host's {devices} devices")
     check_clips(games, bundle.config)
-    tokenizer = _tokenizer(bundle)
+    tokenizer = bundle.load_t5_tokenizer()
     mesh = make_mesh({"data": devices}, devices=jax.local_devices())
     return FeatureMaker(
         t5=bundle.load("t5", mesh=mesh),
@@ -312,7 +313,9 @@ def _games_digest(games: GameDataset) -> dict[str, str]:
 def _bundle_digest(bundle: Bundle) -> dict[str, str]:
     """Computes digests of the networks that compute features, without the middle of large files."""
     networks = {name: folder_digest(bundle.path / name) for name in ("t5", "clip", "vae")}
-    return {**networks, "tokenizer": folder_digest(bundle.path / "tokenizer", ends=_WHOLE)}
+    own = (bundle.path / T5_TOKENIZER_FOLDER).is_dir()
+    tokenizer = bundle.path / (T5_TOKENIZER_FOLDER if own else TOKENIZER_FOLDER)
+    return {**networks, "tokenizer": folder_digest(tokenizer, ends=_WHOLE)}
 
 
 def _write_split(
@@ -335,13 +338,6 @@ def _write_split(
         records = maker.records((turns[i] for i in places[shard]), games.info)
         done += written.write(split, shard, records)
         on_progress(f"{split} turns", done, len(turns))
-
-
-def _tokenizer(bundle: Bundle) -> Tokenizer:
-    t5 = bundle.config.t5
-    return Tokenizer.load(  # no frame token is needed here
-        bundle.tokenizer_dir, vocab_size=t5.vocab_size if t5 else None, num_queries=1
-    )
 
 
 def _describe(maker: FeatureMaker, bundle: Bundle, games: GameDataset) -> FeatureInfo:

@@ -106,3 +106,9 @@ def compose_instruction(*, character: str, adverb: str, motion: str, time: str, 
     texts = {label: " ".join(" ".join(words).split()) for label, words in parts.items()}
     text = "; ".join(f"{label}: {text}" for label, text in texts.items() if text)
     return f"{text}." if text else ""
+
+
+def motion_of(text: str) -> str:
+    """Returns the motion of an instruction in the released form, or all of another text."""
+    found = re.search(r"(?:^|;)\s*Motion:\s*([^;]+)", text, re.IGNORECASE)
+    return found[1].strip(" .") or text if found else text

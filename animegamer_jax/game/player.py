@@ -17,6 +17,7 @@ from animegamer_jax import diffusion
 from animegamer_jax.configs import ModelConfig, disagreements
 from animegamer_jax.diffusion import SamplerTable, Schedule
 from animegamer_jax.errors import NonFiniteError, UserError
+from animegamer_jax.game.pictures import PictureEncoder, check_window
 from animegamer_jax.game.rollout import (
     Instruction,
     Networks,
@@ -33,7 +34,8 @@ from animegamer_jax.game.rollout import (
     start_clip,
     turn_keys,
 )
-from animegamer_jax.game.saved_game import NewTurn
+from animegamer_jax.game.saved_game import NewPicture, NewTurn
+from animegamer_jax.media.pictures import Picture
 from animegamer_jax.models.linear import merge_low_rank
 from animegamer_jax.progress import Progress, no_progress
 from animegamer_jax.protocol import Layout, Protocol
@@ -103,6 +105,7 @@ class Player:
         schedule: Noise levels and guidance; the protocol's if None.
         placement: The mesh and the plan by which the networks are sharded; a turn is then one
             program. None: one device, and one program for each part of a turn.
+        pictures: What represents players' own pictures; None: the player takes none.
     """
 
     def __init__(
@@ -115,8 +118,10 @@ class Player:
         steps: int | None = None,
         schedule: Schedule | None = None,
         placement: Placement | None = None,
+        pictures: PictureEncoder | None = None,
     ):
         self._placement = placement
+        self._pictures = pictures
         self._sharding = (
             jax.tree.leaves(nnx.state(networks.vae))[0].sharding
             if placement is None
@@ -203,15 +208,39 @@ class Player:
             unconditional = jax.jit(lambda encoder: encoder.unconditional())(encoder)
         networks = Networks(mllm, dit, vae, unconditional)
         return cls(
-            networks, tokenizer, bundle.protocol, window=window, steps=steps, placement=placement
+            networks,
+            tokenizer,
+            bundle.protocol,
+            window=window,
+            steps=steps,
+            placement=placement,
+            pictures=PictureEncoder(bundle),
         )
 
-    def start(self, num_games: int = 1) -> Window:
+    def start(
+        self,
+        num_games: int = 1,
+        *,
+        pictures: Sequence[tuple[Picture, str] | None] | None = None,
+    ) -> Window:
         """Returns the window of new games.
 
+        Args:
+            num_games: Number of games.
+            pictures: A picture and its text for each game, which stand in the window as the turn
+                before the first (`represent`); None for a game without. None: no pictures.
+
         Raises:
-            UserError: the layout's groups of devices cannot share the games equally.
+            UserError: the layout's groups of devices cannot share the games equally, or a picture
+                cannot be used.
         """
+        if pictures is not None:
+            if len(pictures) != num_games:
+                raise UserError(
+                    f"pictures: expected {num_games}, one for each game or None, found "
+                    f"{len(pictures)}"
+                )
+            return self.restore([[self.represent(*p)] if p else [] for p in pictures])
         if self._placement is not None:
             groups = self._placement[0].shape["data"]
             if num_games % groups:
@@ -221,6 +250,24 @@ class Player:
                 )
         size = self.networks.mllm.config.representation_size
         return self._put(empty_window(self.layout, num_games, size))
+
+    def check_pictures(self) -> None:
+        """Raises UserError if the player takes no pictures: as `represent`, before there is one."""
+        check_window(self.window)
+        if self._pictures is None:
+            raise UserError("this player takes no pictures: make it with Player.from_bundle")
+        self._pictures.check()
+
+    def represent(self, picture: Picture, text: str, *, name: str = "picture") -> NewPicture:
+        """Returns a player's own picture as a turn, for `restore` and for a saved game.
+
+        Raises:
+            UserError: the window holds no past turn, the bundle lacks CLIP or T5, or the text
+                cannot be used.
+        """
+        self.check_pictures()
+        assert self._pictures is not None
+        return self._pictures.represent(picture, text, name=name)
 
     def _put(self, tree: Any) -> Any:
         """Puts new arrays where a turn's results are, or the second turn recompiles."""

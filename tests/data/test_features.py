@@ -392,7 +392,7 @@ def test_a_bundle_of_another_vocabulary(games_path, tmp_path):
         tmp_path / "other", networks=("t5",), config=dataclasses.replace(CONFIG, t5=t5)
     )
     message = refusal(tmp_path / "f", bundle=Bundle.open(path), games=open_games(games_path))
-    assert "it has 152 entries, the model's embedding has 50 rows" in message
+    assert "the tokenizer has 152 entries, T5's embedding 50 rows" in message
 
 
 def test_features_that_are_not_finite(games_path, bundle, networks):
