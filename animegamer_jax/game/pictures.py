@@ -16,7 +16,7 @@ from jaxtyping import Int32
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.configs import ModelConfig
 from animegamer_jax.errors import NonFiniteError, UserError
-from animegamer_jax.game.instructions import check_characters, motion_of
+from animegamer_jax.game.instructions import check_picture_text, motion_of
 from animegamer_jax.game.saved_game import NewPicture
 from animegamer_jax.media.pictures import Picture, fit_picture
 from animegamer_jax.models.encoder import ShotNetworks, encode_shots
@@ -35,6 +35,18 @@ def still_states(protocol: Protocol) -> Int32[np.ndarray, "4"]:
     return np.array(nearest, np.int32)
 
 
+def frame_size(config: ModelConfig) -> tuple[int, int]:
+    """Returns rows and columns of a model's clips, to which pictures are fitted.
+
+    Raises:
+        UserError: the networks that make clips are missing.
+    """
+    if config.dit is None or config.vae is None:
+        raise UserError("cannot play without dit and vae: convert a whole set")
+    space = config.vae.spatial_compression
+    return config.dit.latent_height * space, config.dit.latent_width * space
+
+
 def check_window(window: int) -> None:
     """Raises UserError if a window has no place for a picture."""
     if window < 2:
@@ -42,22 +54,6 @@ def check_window(window: int) -> None:
             f"window {window}: it holds no past turn, so that a picture would change nothing: play "
             "with a window of 2 or more, or without a picture"
         )
-
-
-def check_text(text: str, *, picture: str) -> str:
-    """Returns a picture's text without surplus spaces.
-
-    Raises:
-        UserError: it is empty, or has characters that a saved game cannot hold.
-    """
-    check_characters(text)
-    text = " ".join(text.split())
-    if not text:
-        raise UserError(
-            f"{picture}: expected a text with the picture, found none: say who is in it, what they "
-            "do and where, as in an instruction"
-        )
-    return text
 
 
 def check_networks(config: ModelConfig, *, name: str) -> None:
@@ -119,15 +115,9 @@ class PictureEncoder:
         self.check()
         config, protocol = self._bundle.config, self._bundle.protocol
         assert config.encoder is not None
-        assert config.dit is not None
-        assert config.vae is not None
-        text = check_text(text, picture=name)
-        space = config.vae.spatial_compression
-        pixels = fit_picture(
-            picture,
-            height=config.dit.latent_height * space,
-            width=config.dit.latent_width * space,
-        )
+        text = check_picture_text(text, name=name)
+        height, width = frame_size(config)
+        pixels = fit_picture(picture, height=height, width=width)
         with self._lock:  # players of a server come at the same time
             tokenizer, t5_tokenizer = self._tokenizers
             try:

@@ -294,6 +294,23 @@ class Game:
         return (PICTURE_FILE, self.picture.representation_file) if self.picture else ()
 
     @property
+    def representation_files(self) -> tuple[str, ...]:
+        """Names of the files with shot representations, the picture's first."""
+        pictures = self.picture_files[1:]
+        return (*pictures, *(turn.representation_file for turn in self.turns))
+
+    def began_with(self, pixels: UInt8[np.ndarray, "h w 3"]) -> bool:
+        """Returns whether the game began with this picture, which has the size of a clip.
+
+        Raises:
+            UserError: the stored picture cannot be read.
+        """
+        if self.picture is None:
+            return False
+        (enlarged,) = video.enlarge(pixels[None])
+        return np.array_equal(read_picture(self.folder / PICTURE_FILE).pixels, enlarged)
+
+    @property
     def meters(self) -> Meters:
         """Meters after the last turn."""
         return self.turns[-1].meters if self.turns else Meters()

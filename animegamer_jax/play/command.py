@@ -5,7 +5,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import tyro
 
@@ -16,10 +16,12 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.game.instructions import (
     Line,
     check_instructions,
+    check_picture_text,
     parse_instructions,
     read_instructions,
 )
-from animegamer_jax.game.saved_game import GAME_FILE, Game, check_no_game
+from animegamer_jax.game.saved_game import GAME_FILE, PICTURE_FILE, Game, check_no_game
+from animegamer_jax.media.pictures import Picture, fit_picture, read_picture
 from animegamer_jax.play.terminal import TerminalGame
 
 _LARGEST_SEED = 2**31 - 1
@@ -30,6 +32,8 @@ def play(
     model: str = "toy",
     instructions: Path | None = None,
     out: Path = Path("out/play"),
+    picture: Path | None = None,
+    picture_text: str | None = None,
     window: int | None = None,
     steps: int | None = None,
     seed: int | None = None,
@@ -44,6 +48,10 @@ def play(
         instructions: UTF-8 file with one instruction a line; blank lines and lines that start
             with # are skipped. Default: a prompt, or standard input if it is not a terminal.
         out: Output folder for the clips, game.json and storyboard.png.
+        picture: Picture from which the game starts, or a video, of which the first frame is taken.
+            The model sees it as the turn before the first; it needs T5 and CLIP. Default: none.
+        picture_text: Who is in the picture, what they do and where, in the form of an instruction.
+            Required with --picture.
         window: Turns of context, the current one included, 1 to 1000. Default: the model's own.
         steps: Denoising steps a turn, 1 to 1000. Default: the model's own.
         seed: Seed of the game; the same seed gives the same game. Default: 0.
@@ -57,6 +65,7 @@ def play(
     _check_range("--steps", steps, low=1, high=1000)
     _check_range("--seed", seed, low=0, high=_LARGEST_SEED)
     folder = model_folder(model)
+    given = _read_picture(picture, picture_text)
     lines = _read_lines(instructions)
     source = str(instructions) if instructions else "standard input"
     game = None
@@ -67,6 +76,8 @@ def play(
         window, steps, seed = game.window, game.steps, game.seed
         if lines is not None:
             _check_prefix(game, lines, source)
+        if given is not None:
+            _check_same_text(game, given.text)
     else:
         check_no_game(out)
     _check_writable(out)
@@ -75,6 +86,7 @@ def play(
     # Importing JAX takes a second, so check the options first.
     keep_compiled_programs()
     from animegamer_jax.bundle.bundle import Bundle
+    from animegamer_jax.game.pictures import PictureEncoder, check_window, frame_size
     from animegamer_jax.game.player import Player
 
     bundle = Bundle.open(folder)
@@ -83,6 +95,15 @@ def play(
         _check_same(game, "protocol", bundle.protocol.name)
         if mllm := bundle.config.mllm:
             _check_representations(game, expected=(mllm.num_queries, mllm.representation_size))
+        if given is not None:
+            _check_same_picture(game, given, *frame_size(bundle.config))
+    new_picture = None
+    if game is None and given is not None:
+        check_window(bundle.protocol.window if window is None else window)
+        # Before the player's networks are loaded: T5 is larger than all of them and not kept.
+        encoder = PictureEncoder(bundle)
+        new_picture = encoder.represent(given.picture, given.text, name=given.name)
+        del encoder
     vocabulary = bundle.vocabulary
     player = Player.from_bundle(
         bundle, window=window, steps=steps, dtype=dtype, layout=layout, num_games=1
@@ -96,6 +117,7 @@ def play(
             window=player.window,
             steps=player.steps,
             protocol=bundle.protocol.name,
+            picture=new_picture,
         )
     command = ["animegamer", "play", "--model", model]
     command += ["--instructions", str(instructions)] if instructions else []
@@ -105,7 +127,33 @@ def play(
     resume_command = shlex.join(command)
     if lines is not None and instructions is None:
         resume_command += "  (with the same lines on standard input)"
-    return TerminalGame(game, player, vocabulary, resume_command=resume_command).play(lines)
+    note = given.picture.note if given is not None else ""
+    return TerminalGame(
+        game, player, vocabulary, resume_command=resume_command, picture_note=note
+    ).play(lines)
+
+
+class _GivenPicture(NamedTuple):
+    """The options of a player's own picture, read and checked."""
+
+    name: str
+    picture: Picture
+    text: str
+
+
+def _read_picture(path: Path | None, text: str | None) -> _GivenPicture | None:
+    if path is None:
+        if text is not None:
+            raise UserError("--picture-text: expected --picture with it, found none: give both")
+        return None
+    # The model was never trained on a turn without words, and an instruction cannot name
+    # somebody who has no name.
+    if text is None:
+        raise UserError(
+            f"--picture {path}: expected --picture-text with it, found none: say who is in it, "
+            "what they do and where"
+        )
+    return _GivenPicture(str(path), read_picture(path), check_picture_text(text, name=str(path)))
 
 
 def _read_lines(path: Path | None) -> list[Line] | None:
@@ -142,12 +190,31 @@ def _check_same(game: Game, name: str, wanted: object) -> None:
         )
 
 
+def _check_same_text(game: Game, text: str) -> None:
+    found = game.picture.instruction if game.picture else None
+    if text != found:
+        problem = f"found {_brief(found)}" if found else "found a game without a picture"
+        raise UserError(
+            f"{game.folder / GAME_FILE}: picture.instruction: expected {_brief(text)}, as given, "
+            f"{problem}: resume the game without --picture, or choose another folder with --out"
+        )
+
+
+def _check_same_picture(game: Game, given: _GivenPicture, height: int, width: int) -> None:
+    if not game.began_with(fit_picture(given.picture, height=height, width=width)):
+        raise UserError(
+            f"{game.folder / PICTURE_FILE}: expected the picture {given.name}, as given, found "
+            "another one: resume the game without --picture, or choose another folder with --out"
+        )
+
+
 def _check_representations(game: Game, *, expected: tuple[int, int]) -> None:
     """Rejects a game of a model that has the same name and another size."""
-    for turn, record in zip(reversed(game.turns), reversed(game.history()), strict=False):
+    files = reversed(game.representation_files)
+    for file, record in zip(files, reversed(game.history()), strict=False):
         if record.representation.shape != expected:
             raise UserError(
-                f"{game.folder / turn.representation_file}: expected a shot representation of "
+                f"{game.folder / file}: expected a shot representation of "
                 f"shape {list(expected)}, as the model's, found "
                 f"{list(record.representation.shape)}: give the model that started the game"
             )
