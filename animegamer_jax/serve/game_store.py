@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.game.saved_game import GAME_FILE, Game
+from animegamer_jax.game.saved_game import GAME_FILE, PICTURE_FILE, Game, NewPicture
 from animegamer_jax.media import video
+from animegamer_jax.media.pictures import read_picture
 from animegamer_jax.serve.archive import unpack_game
 
 _ID = re.compile(r"[0-9a-f]{24}")
@@ -74,8 +75,8 @@ class GameStore:
                 f"{folder}: expected a folder for the games, found: {error.strerror}"
             ) from error
 
-    def new(self, *, seed: int, window: int, steps: int) -> str:
-        """Creates a game and returns its id.
+    def new(self, *, seed: int, window: int, steps: int, picture: NewPicture | None = None) -> str:
+        """Creates a game, from a player's own picture if there is one, and returns its id.
 
         Raises:
             UserError: `max_games` are open and none may be evicted, or the game cannot be saved.
@@ -90,6 +91,7 @@ class GameStore:
                 window=window,
                 steps=steps,
                 protocol=self.model.protocol,
+                picture=picture,
             )
             self._open[name] = _OpenGame(game, time.monotonic())
             return name
@@ -173,13 +175,20 @@ def check_game(game: Game, model: GameModel) -> None:
                 f"{GAME_FILE}: {name}: expected {expected!r}, as on this server, found "
                 f"{found[:60]!r}"
             )
-    for turn, record in zip(reversed(game.turns), reversed(game.history()), strict=False):
+    files = reversed(game.representation_files)
+    for file, record in zip(files, reversed(game.history()), strict=False):
         if record.representation.shape != model.representation:
             raise UserError(
-                f"{turn.representation_file}: expected a shot representation of shape "
+                f"{file}: expected a shot representation of shape "
                 f"{list(model.representation)}, found {list(record.representation.shape)}"
             )
     height, width, frames = model.clip
+    if game.picture is not None:
+        found = read_picture(game.folder / PICTURE_FILE).pixels.shape
+        if found[:2] != (height, width):
+            raise UserError(
+                f"{PICTURE_FILE}: expected {width} x {height} pixels, found {found[1]} x {found[0]}"
+            )
     for turn in game.turns:
         found = video.measure_mp4(game.folder / turn.clip)
         if found[:2] != (height, width) or found[2] > frames:
