@@ -37,6 +37,7 @@ from animegamer_jax.bundle.networks import make_network as make_network
 from animegamer_jax.bundle.networks import param_leaves as param_leaves
 from animegamer_jax.bundle.vocabulary import (
     T5_TOKENIZER_FOLDER,
+    TOKENIZER_FOLDER,
     Vocabulary,
     local_tokenizer,
     read_vocabulary,
@@ -136,9 +137,10 @@ class Bundle:
         if network is not None:
             content = {network: self._network_config(network)}
         found = hashlib.sha256(json.dumps(to_json(content), sort_keys=True).encode())
-        if network is None and (self.path / "tokenizer").is_dir():
-            for file in sorted((self.path / "tokenizer").iterdir()):
-                found.update(file.name.encode() + file.read_bytes())
+        for folder in (TOKENIZER_FOLDER, T5_TOKENIZER_FOLDER) if network is None else ():
+            if (self.path / folder).is_dir():
+                for file in sorted((self.path / folder).iterdir()):
+                    found.update(file.name.encode() + file.read_bytes())
         for name in filter(self.has, NETWORKS):
             if network not in (None, name):
                 continue

@@ -77,11 +77,11 @@ def local_tokenizer(folder: epath.Path, *, hint: str, name: str = TOKENIZER_FOLD
     return local
 
 
-def copy_tokenizer_folder(source: epath.Path, target: epath.Path) -> None:
-    """Copies a tokenizer's folder, and the `words.json` next to it if there is one."""
+def copy_tokenizer_folder(source: epath.Path, target: epath.Path, *, words: bool = True) -> None:
+    """Copies a tokenizer's folder, and with `words` the `words.json` next to it if there is one."""
     target.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
         if file.is_file():
             (target / file.name).write_bytes(file.read_bytes())
-    if (words := source.parent / WORDS_FILE).exists():
-        (target.parent / WORDS_FILE).write_bytes(words.read_bytes())
+    if words and (file := source.parent / WORDS_FILE).exists():
+        (target.parent / WORDS_FILE).write_bytes(file.read_bytes())
