@@ -30,6 +30,9 @@ STORYBOARD_FILE = "storyboard.png"
 
 _STEP = 5  # points of a meter for a change of one, as in the released demo
 
+History = Literal["predicted", "shown"]
+"""Shot representations of past turns, as `Protocol.history`."""
+
 _Percent = Annotated[int, Interval(ge=0, le=100)]
 _Change = Annotated[int, Interval(ge=-5, le=5)]  # the range of the vocabulary's state tokens
 _Seed = Annotated[int, Ge(0)]
@@ -133,6 +136,7 @@ class _SavedGame:
     seed: _Seed
     window: _Count
     steps: _Count
+    history: History = dataclasses.field(default="predicted", metadata={"omit_default": True})
     turns: tuple[Turn, ...]
 
 
@@ -147,6 +151,7 @@ class Game:
         window: turns of context, this one included.
         steps: denoising steps per turn.
         protocol: name of the model's game protocol.
+        history_kind: shot representations of past turns; those on disk are what later turns see.
         turns: finished turns, in order.
     """
 
@@ -156,11 +161,20 @@ class Game:
     window: int
     steps: int
     protocol: str
+    history_kind: History = "predicted"
     turns: list[Turn] = dataclasses.field(default_factory=list)
 
     @classmethod
     def create(
-        cls, folder: Path, *, model: str, seed: int, window: int, steps: int, protocol: str
+        cls,
+        folder: Path,
+        *,
+        model: str,
+        seed: int,
+        window: int,
+        steps: int,
+        protocol: str,
+        history_kind: History = "predicted",
     ) -> "Game":
         """Starts a game without turns in `folder`, which is made if it is missing.
 
@@ -169,7 +183,13 @@ class Game:
         """
         check_no_game(folder)
         game = cls(
-            folder=folder, model=model, seed=seed, window=window, steps=steps, protocol=protocol
+            folder=folder,
+            model=model,
+            seed=seed,
+            window=window,
+            steps=steps,
+            protocol=protocol,
+            history_kind=history_kind,
         )
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -224,6 +244,7 @@ class Game:
             window=saved.window,
             steps=saved.steps,
             protocol=saved.protocol,
+            history_kind=saved.history,
             turns=list(saved.turns),
         )
 
@@ -319,6 +340,7 @@ class Game:
             window=self.window,
             steps=self.steps,
             protocol=self.protocol,
+            history_kind=self.history_kind,
         )
         kept = self.turns[:turns]
         for turn in kept:
@@ -401,6 +423,7 @@ class Game:
             seed=self.seed,
             window=self.window,
             steps=self.steps,
+            history=self.history_kind,
             turns=tuple(turns),
         )
         text = json.dumps(to_json(saved), indent=2, ensure_ascii=False, allow_nan=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.game.saved_game import GAME_FILE, Game
+from animegamer_jax.game.saved_game import GAME_FILE, Game, History
 from animegamer_jax.media import video
 from animegamer_jax.serve.archive import unpack_game
 
@@ -25,12 +25,14 @@ class GameModel(NamedTuple):
         protocol: Name of its game protocol.
         representation: Shape of a shot representation.
         clip: Rows, columns and frames of a saved clip.
+        history: Shot representations of past turns.
     """
 
     name: str
     protocol: str
     representation: tuple[int, int]
     clip: tuple[int, int, int]
+    history: History = "predicted"
 
 
 @dataclasses.dataclass
@@ -90,6 +92,7 @@ class GameStore:
                 window=window,
                 steps=steps,
                 protocol=self.model.protocol,
+                history_kind=self.model.history,
             )
             self._open[name] = _OpenGame(game, time.monotonic())
             return name
@@ -166,8 +169,11 @@ def check_game(game: Game, model: GameModel) -> None:
     Raises:
         UserError: names the first thing that does not match.
     """
-    for name, expected in (("model", model.name), ("protocol", model.protocol)):
-        found = getattr(game, name)
+    for name, expected, found in (
+        ("model", model.name, game.model),
+        ("protocol", model.protocol, game.protocol),
+        ("history", model.history, game.history_kind),
+    ):
         if found != expected:
             raise UserError(
                 f"{GAME_FILE}: {name}: expected {expected!r}, as on this server, found "
