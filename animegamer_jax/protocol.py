@@ -52,6 +52,8 @@ class Protocol:
             flow (table of the released decoder script).
         guidance_scale: guidance scale of the sampler, see `diffusion.Schedule`; 0: no guidance.
         denoising_steps: denoising steps per turn, unless the player chooses another number.
+        history: shot representations of history turns: as the model "predicted" them, or with the
+            image tokens of what was "shown", E_a's of the clip's first frame.
     """
 
     name: str
@@ -68,6 +70,9 @@ class Protocol:
     motion_values: tuple[float, ...] = (0.5, 2.5, 10.0, 15.0, 40.0)
     guidance_scale: float = 6.0
     denoising_steps: int = 50
+    history: Literal["predicted", "shown"] = dataclasses.field(
+        default="predicted", metadata={"omit_default": True}
+    )
 
     @property
     def state_values(self) -> tuple[tuple[int, ...], ...]:

@@ -33,6 +33,9 @@ PICTURE_FILE = "picture.png"
 
 _STEP = 5  # points of a meter for a change of one, as in the released demo
 
+History = Literal["predicted", "shown"]
+"""Shot representations of past turns, as `Protocol.history`."""
+
 _Percent = Annotated[int, Interval(ge=0, le=100)]
 _Change = Annotated[int, Interval(ge=-5, le=5)]  # the range of the vocabulary's state tokens
 _Seed = Annotated[int, Ge(0)]
@@ -172,7 +175,8 @@ class _SavedGame:
     seed: _Seed
     window: _Count
     steps: _Count
-    picture: PictureTurn | None = None
+    history: History = dataclasses.field(default="predicted", metadata={"omit_default": True})
+    picture: PictureTurn | None = dataclasses.field(default=None, metadata={"omit_default": True})
     turns: tuple[Turn, ...]
 
 
@@ -187,6 +191,7 @@ class Game:
         window: turns of context, this one included.
         steps: denoising steps per turn.
         protocol: name of the model's game protocol.
+        history_kind: shot representations of past turns; those on disk are what later turns see.
         picture: turn of the player's own picture before the first; None if there is none.
         turns: finished turns, in order.
     """
@@ -197,6 +202,7 @@ class Game:
     window: int
     steps: int
     protocol: str
+    history_kind: History = "predicted"
     picture: PictureTurn | None = None
     turns: list[Turn] = dataclasses.field(default_factory=list)
 
@@ -210,6 +216,7 @@ class Game:
         window: int,
         steps: int,
         protocol: str,
+        history_kind: History = "predicted",
         picture: NewPicture | None = None,
     ) -> "Game":
         """Starts a game without turns in `folder`, which is made if it is missing.
@@ -221,7 +228,13 @@ class Game:
         """
         check_no_game(folder)
         game = cls(
-            folder=folder, model=model, seed=seed, window=window, steps=steps, protocol=protocol
+            folder=folder,
+            model=model,
+            seed=seed,
+            window=window,
+            steps=steps,
+            protocol=protocol,
+            history_kind=history_kind,
         )
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -284,6 +297,7 @@ class Game:
             window=saved.window,
             steps=saved.steps,
             protocol=saved.protocol,
+            history_kind=saved.history,
             picture=saved.picture,
             turns=list(saved.turns),
         )
@@ -414,6 +428,7 @@ class Game:
             window=self.window,
             steps=self.steps,
             protocol=self.protocol,
+            history_kind=self.history_kind,
         )
         kept = self.turns[:turns]
         names = [name for turn in kept for name in (turn.clip, turn.representation_file)]
@@ -515,13 +530,11 @@ class Game:
             seed=self.seed,
             window=self.window,
             steps=self.steps,
+            history=self.history_kind,
             picture=self.picture,
             turns=tuple(turns),
         )
-        document = to_json(saved)
-        if self.picture is None:
-            del document["picture"]
-        text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(to_json(saved), indent=2, ensure_ascii=False, allow_nan=False)
         write_whole(self.folder / GAME_FILE, (text + "\n").encode())
 
 

@@ -1,6 +1,7 @@
 """Compiles one program for a slice, and reads the compiler's errors if it does not fit."""
 
 import contextlib
+import dataclasses
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -92,6 +93,7 @@ def compile_program(configuration: "Configuration", topology: "Topology") -> "Es
     from animegamer_jax.plan.estimate import make_estimate
     from animegamer_jax.plan.programs import rollout_program, stage_program
     from animegamer_jax.plan.topology import describe_devices, torus_of
+    from animegamer_jax.protocol import PAPER
     from animegamer_jax.sharding import PLANS, make_mesh
 
     c = configuration
@@ -105,6 +107,7 @@ def compile_program(configuration: "Configuration", topology: "Topology") -> "Es
             games=c.games,
             steps=c.denoising_steps,
             part=c.part,
+            protocol=dataclasses.replace(PAPER, history=c.history),
         )
     else:
         program = stage_program(c.stage, mesh=mesh, plan=plan, size=c.size, **c.changes)

@@ -20,6 +20,7 @@ from animegamer_jax.bundle.config import with_dtypes
 from animegamer_jax.configs import SIZES, ModelConfig
 from animegamer_jax.convert.networks import with_lora
 from animegamer_jax.game import rollout
+from animegamer_jax.models.encoder import ShotNetworks
 from animegamer_jax.plan.abstract_inputs import AbstractBundle, write_tokenizer
 from animegamer_jax.protocol import PAPER, Layout, Protocol
 from animegamer_jax.sharding import (
@@ -142,9 +143,22 @@ def _num_tokens(stage: Stage[Any]) -> int | None:
 
 
 def abstract_networks(
-    config: ModelConfig, *, mesh: Mesh, plan: ShardingPlan, dtype: str = "bfloat16"
+    config: ModelConfig,
+    *,
+    mesh: Mesh,
+    plan: ShardingPlan,
+    dtype: str = "bfloat16",
+    history: str = "predicted",
 ) -> rollout.Networks:
-    """Returns the networks needed to play, as shapes sharded by the plan."""
+    """Returns the networks needed to play, as shapes sharded by the plan.
+
+    Args:
+        config: Configuration of each network.
+        mesh: Mesh of the slice's devices.
+        plan: Sharding of weights and activations.
+        dtype: Number format of weights and activations.
+        history: Value of `Protocol.history`; "shown" needs CLIP and the shot encoder.
+    """
 
     def one(name: Any) -> nnx.Module:
         options: Any = {"dtype": dtype, "param_dtype": dtype}
@@ -158,8 +172,9 @@ def abstract_networks(
     encoder: Any = config.encoder
     shape = (encoder.num_text_tokens + encoder.num_image_tokens, encoder.representation_size)
     unconditional = _replicated(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)), mesh)
+    shown: Any = (one("clip"), one("encoder")) if history == "shown" else None
     networks: Any = (one("mllm"), one("dit"), one("vae"), unconditional)
-    return rollout.Networks(*networks)
+    return rollout.Networks(*networks, shot=shown and ShotNetworks(*shown))
 
 
 def rollout_program(
@@ -184,7 +199,7 @@ def rollout_program(
         protocol: Game protocol.
     """
     config = SIZES[size]()
-    networks = abstract_networks(config, mesh=mesh, plan=plan)
+    networks = abstract_networks(config, mesh=mesh, plan=plan, history=protocol.history)
     c = networks.mllm.config
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_tokenizer(Path(temporary), config)

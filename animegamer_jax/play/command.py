@@ -20,7 +20,13 @@ from animegamer_jax.game.instructions import (
     parse_instructions,
     read_instructions,
 )
-from animegamer_jax.game.saved_game import GAME_FILE, PICTURE_FILE, Game, check_no_game
+from animegamer_jax.game.saved_game import (
+    GAME_FILE,
+    PICTURE_FILE,
+    Game,
+    History,
+    check_no_game,
+)
 from animegamer_jax.media.pictures import Picture, fit_picture, read_picture
 from animegamer_jax.play.terminal import TerminalGame
 
@@ -39,6 +45,7 @@ def play(
     seed: int | None = None,
     dtype: Dtype | None = None,
     layout: Literal["latency"] | None = None,
+    history: History | None = None,
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> int:
     """Play a game: write a clip, a shot representation and an entry in game.json for each turn.
@@ -58,8 +65,10 @@ def play(
         dtype: Number format of the computation. Default: the model's own.
         layout: Distribution over devices: `latency` plays on eight devices, as one program a turn.
             Default: play on the first device.
+        history: Past shots as the model sees them: as it `predicted` them, or as they were `shown`:
+            encoded from the first frame of each clip. Default: the model's own.
         resume: Continue the game in the output folder after its last finished turn, with the
-            window, steps and seed that it was started with.
+            window, steps, seed and history that it was started with.
     """
     _check_range("--window", window, low=1, high=1000)
     _check_range("--steps", steps, low=1, high=1000)
@@ -72,8 +81,9 @@ def play(
     if resume and (out / GAME_FILE).exists():
         game = Game.load(out)
         for name, wanted in (("window", window), ("steps", steps), ("seed", seed)):
-            _check_same(game, name, wanted)
-        window, steps, seed = game.window, game.steps, game.seed
+            _check_same(game, name, wanted, found=getattr(game, name))
+        _check_same(game, "history", history, found=game.history_kind)
+        window, steps, seed, history = game.window, game.steps, game.seed, game.history_kind
         if lines is not None:
             _check_prefix(game, lines, source)
         if given is not None:
@@ -91,8 +101,8 @@ def play(
 
     bundle = Bundle.open(folder)
     if game is not None:
-        _check_same(game, "model", bundle.name)
-        _check_same(game, "protocol", bundle.protocol.name)
+        _check_same(game, "model", bundle.name, found=game.model)
+        _check_same(game, "protocol", bundle.protocol.name, found=game.protocol)
         if mllm := bundle.config.mllm:
             _check_representations(game, expected=(mllm.num_queries, mllm.representation_size))
         if given is not None:
@@ -106,7 +116,13 @@ def play(
         del encoder
     vocabulary = bundle.vocabulary
     player = Player.from_bundle(
-        bundle, window=window, steps=steps, dtype=dtype, layout=layout, num_games=1
+        bundle,
+        window=window,
+        steps=steps,
+        dtype=dtype,
+        layout=layout,
+        num_games=1,
+        history=history,
     )
     check_instructions(lines or [], source, check=player.check_instruction)
     if game is None:
@@ -117,13 +133,17 @@ def play(
             window=player.window,
             steps=player.steps,
             protocol=bundle.protocol.name,
+            history_kind=player.protocol.history,
             picture=new_picture,
         )
     command = ["animegamer", "play", "--model", model]
     command += ["--instructions", str(instructions)] if instructions else []
     command += ["--out", str(out), "--window", str(game.window), "--steps", str(game.steps)]
     command += ["--seed", str(game.seed), *(["--dtype", dtype] if dtype else [])]
-    command += [*(["--layout", layout] if layout else []), "--resume"]
+    command += ["--layout", layout] if layout else []
+    if game.history_kind != bundle.protocol.history:
+        command += ["--history", game.history_kind]
+    command += ["--resume"]
     resume_command = shlex.join(command)
     if lines is not None and instructions is None:
         resume_command += "  (with the same lines on standard input)"
@@ -181,8 +201,7 @@ def _check_writable(folder: Path) -> None:
         raise UserError(f"--out {folder}: expected a folder to write to, found {nearest} read-only")
 
 
-def _check_same(game: Game, name: str, wanted: object) -> None:
-    found = getattr(game, name)
+def _check_same(game: Game, name: str, wanted: object, *, found: object) -> None:
     if wanted is not None and wanted != found:
         raise UserError(
             f"{game.folder / GAME_FILE}: {name}: expected {wanted!r}, as given, found {found!r}: "

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.game.saved_game import GAME_FILE, PICTURE_FILE, Game, NewPicture
+from animegamer_jax.game.saved_game import (
+    GAME_FILE,
+    PICTURE_FILE,
+    Game,
+    History,
+    NewPicture,
+)
 from animegamer_jax.media import video
 from animegamer_jax.media.pictures import read_picture
 from animegamer_jax.serve.archive import unpack_game
@@ -26,12 +32,14 @@ class GameModel(NamedTuple):
         protocol: Name of its game protocol.
         representation: Shape of a shot representation.
         clip: Rows, columns and frames of a saved clip.
+        history: Shot representations of past turns.
     """
 
     name: str
     protocol: str
     representation: tuple[int, int]
     clip: tuple[int, int, int]
+    history: History = "predicted"
 
 
 @dataclasses.dataclass
@@ -91,6 +99,7 @@ class GameStore:
                 window=window,
                 steps=steps,
                 protocol=self.model.protocol,
+                history_kind=self.model.history,
                 picture=picture,
             )
             self._open[name] = _OpenGame(game, time.monotonic())
@@ -168,8 +177,11 @@ def check_game(game: Game, model: GameModel) -> None:
     Raises:
         UserError: names the first thing that does not match.
     """
-    for name, expected in (("model", model.name), ("protocol", model.protocol)):
-        found = getattr(game, name)
+    for name, expected, found in (
+        ("model", model.name, game.model),
+        ("protocol", model.protocol, game.protocol),
+        ("history", model.history, game.history_kind),
+    ):
         if found != expected:
             raise UserError(
                 f"{GAME_FILE}: {name}: expected {expected!r}, as on this server, found "

@@ -167,6 +167,23 @@ def test_a_resumed_game_is_the_uninterrupted_one(player, tmp_path):
         game.add(output.row(0), text)
 
 
+def test_a_picture_under_a_history_of_what_was_shown(bundle, player):
+    """It enters the window as without; the turns after it as they were shown."""
+    shown = Player.from_bundle(bundle, steps=2, history="shown")
+    windows = [p.start(pictures=[(picture(), TEXT)]) for p in (player, shown)]
+    for one, other in zip(*windows, strict=True):
+        np.testing.assert_array_equal(one, other)
+    first = shown.represent(picture(), TEXT)
+    window, output = shown.play_turn(windows[1], ["mika waves"], seeds=[7], turn=1)
+    played = first._replace(
+        instruction="mika waves",
+        representation=output.representation[0],
+        states=output.states[0],
+    )
+    for expected, found in zip(window, shown.restore([[first, played]]), strict=True):
+        np.testing.assert_array_equal(expected, found)
+
+
 def test_pictures_of_any_size_are_fitted(player):
     for height, width in ((64, 96), (100, 40), (16, 200)):
         found = player.represent(picture(height=height, width=width), TEXT)
