@@ -98,7 +98,7 @@ def test_a_bundle_has_it_next_to_its_tokenizer(bundle, folder):
 
 
 def test_a_picture_is_represented_with_it(bundle):
-    """Words that only T5's tokenizer tells apart."""
+    """Words that only T5's tokenizer knows."""
     picture = Picture(np.zeros((16, 24, 3), np.uint8))
     encoder = PictureEncoder(bundle)
     fly, walk = (encoder.represent(picture, f"{word}!") for word in ("quickly", "broomstick"))
