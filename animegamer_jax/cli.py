@@ -1,6 +1,7 @@
 """The `animegamer` command: a table of sub-commands, each imported only when it is called."""
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -106,11 +107,32 @@ def parse(command: Callable[..., int], prog: str, argv: list[str]) -> _Arguments
 
     from animegamer_jax.errors import UserError
 
+    silent = tyro.conf.arg(help_behavior_hint="")
+    registry = tyro.constructors.ConstructorRegistry()
+    asked: list[Any] = []
+
+    @registry.struct_rule
+    def document_fields(info: Any) -> Any:
+        """Does for the fields of a dataclass what `document` does for a parameter."""
+        if asked:  # by the call below, which wants tyro's own rule
+            return None
+        asked.append(info)
+        spec: Any = registry.get_struct_spec(info)
+        asked.clear()
+        if not isinstance(spec, tyro.constructors.StructConstructorSpec):
+            return None
+        fields = [
+            dataclasses.replace(field, type=Annotated[field.type, silent])
+            if field.default is None or field.default == ()
+            else field
+            for field in spec.fields
+        ]
+        return dataclasses.replace(spec, fields=tuple(fields))
+
     def document(parameter: inspect.Parameter) -> inspect.Parameter:
         """Drops "(default: None)" from an option's help, whose text describes the default."""
         if parameter.default not in (None, ()):
             return parameter
-        silent = tyro.conf.arg(help_behavior_hint="")
         annotation: Any = Annotated[parameter.annotation, silent]
         return parameter.replace(annotation=tyro.conf.DisallowNone[annotation])
 
@@ -125,7 +147,7 @@ def parse(command: Callable[..., int], prog: str, argv: list[str]) -> _Arguments
     output = io.StringIO()
     try:
         with contextlib.redirect_stderr(output):
-            return tyro.cli(collect, prog=prog, args=argv)
+            return tyro.cli(collect, prog=prog, args=argv, registry=registry)
     except SystemExit as stop:
         if not stop.code:
             raise

@@ -36,8 +36,8 @@ class HostOptions:
     Attributes:
         coordinator: Address HOST:PORT of host 0. Leave it out on TPU machines, under Slurm and
             under Open MPI, where JAX finds the hosts by itself.
-        hosts: Number of hosts, given with --coordinator.
-        host: Index of this host, counted from 0, given with --coordinator.
+        hosts: Number of hosts; needed with --coordinator, and only then.
+        host: Index of this host, counted from 0; needed with --coordinator, and only then.
         connect_seconds: Seconds to wait for all hosts to join.
     """
 

@@ -34,7 +34,9 @@ SPECIAL_TOKENS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """One way to play; its values belong together and are not options of any command.
+    """One way to play; its values belong together.
+
+    Commands override only the window, the history and the number of denoising steps.
 
     Attributes:
         name: name of the protocol.

@@ -230,7 +230,7 @@ def shares(*names: str) -> int:
     return 1 if mesh.empty else math.prod(parts_of(entry, mesh) for entry in partition_spec(names))
 
 
-def parts_of(entry: Any, mesh: jax.sharding.AbstractMesh) -> int:
+def parts_of(entry: Any, mesh: Mesh | jax.sharding.AbstractMesh) -> int:
     """Returns how many devices share the dimension of a partition spec's entry."""
     each = (entry,) if isinstance(entry, str) else entry or ()
     return math.prod(mesh.shape[name] for name in each)
@@ -288,8 +288,7 @@ def param_shardings(state: Any, mesh: Mesh, rules: Rules | None = None) -> Any:
     """
 
     def fit(size: int, entry: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
-        mesh_axes = (entry,) if isinstance(entry, str) else entry or ()
-        return None if size % math.prod(mesh.shape[axis] for axis in mesh_axes) else entry
+        return None if size % parts_of(entry, mesh) else entry
 
     def one(variable: nnx.Variable) -> NamedSharding:
         names = tuple(variable.get_metadata().get("out_sharding") or ())

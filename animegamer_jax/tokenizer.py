@@ -3,7 +3,6 @@
 `write_word_tokenizer` makes a tokenizer of whole words, for a world with a known vocabulary.
 """
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -268,7 +267,7 @@ def _from_transformers(folder: Path):
 
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True).backend_tokenizer
-    except (OSError, ValueError, json.JSONDecodeError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{folder}: the tokenizer cannot be read ({first})") from error
 

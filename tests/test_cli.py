@@ -58,13 +58,25 @@ def test_starts_at_once():
     assert not {"jax", "numpy", "tyro", "rich", "torch", "transformers"} & set(loaded)
 
 
-def test_help_is_printed(capsys):
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("play", "--instructions PATH"),
+        ("evaluate", "--fvd {None}|PATH TorchScript file of I3D. Default: no FVD."),
+        ("train mllm", "--ema-decay {None}|FLOAT"),
+        ("train foundations", "--model {None}|STR"),
+    ],
+)
+def test_help_is_printed(capsys, command, option):
     with pytest.raises(SystemExit) as stopped:
-        cli.main(["play", "--help"])
+        cli.main([*command.split(), "--help"])
     assert stopped.value.code == 0
-    printed = capsys.readouterr().out
-    assert "--instructions PATH" in printed
-    assert "None" not in printed  # an option's text says what happens without it
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert option in printed
+    # An option's text says what happens without it.
+    assert "(default: None)" not in printed
+    assert "(default: )" not in printed
+    assert "None" not in printed or command != "play"
 
 
 def test_libtpu_prints_nothing_where_there_is_no_tpu(tiny_bundle, tmp_path):

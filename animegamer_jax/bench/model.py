@@ -10,12 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from animegamer_jax.bundle.bundle import (
-    Bundle,
-    BundleWriter,
-    NetworkName,
-    abstract_params,
-)
+from animegamer_jax.bundle.bundle import Bundle, BundleWriter, NetworkName, abstract_params
 from animegamer_jax.bundle.embedded import ASSETS, model_folder
 from animegamer_jax.configs import (
     DiTConfig,

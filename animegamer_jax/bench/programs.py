@@ -124,9 +124,6 @@ def play_programs(model: Model) -> dict[str, Program]:
         start = rollout.start_clip(dit, keys)
         return rollout.denoise_clip(dit, unconditional, state, start, table, keys).x
 
-    def latents(result: Any) -> Outputs:
-        return {"latents": np.asarray(result)}
-
     return {
         program.name: program
         for program in (
@@ -155,7 +152,7 @@ def play_programs(model: Model) -> dict[str, Program]:
                 description=f"{steps}, {rows} of {model.num_tokens} tokens",
                 function=sample,
                 arguments=(networks.dit, networks.unconditional, inputs.state, inputs.keys),
-                outputs=latents,
+                outputs=lambda result: {"latents": np.asarray(result)},
             ),
             Program(
                 name="vae",

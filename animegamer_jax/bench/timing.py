@@ -61,9 +61,10 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> Spread:
     return spread([a / b for a, b in zip(over, under, strict=True)])
 
 
-def _status(field: str) -> int:
-    """Returns the bytes of a field of this process's status, such as VmRSS (Linux)."""
-    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if field in x)
+def read_status(field: str, process: int | str = "self") -> int:
+    """Returns the bytes of a field of a process's status, such as VmRSS (Linux)."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    line = next(line for line in lines if field in line)
     return 1024 * int(line.split()[1])
 
 
@@ -80,9 +81,9 @@ def call_memory(call: Callable[[], Any]) -> int | None:
         trim(0)
     try:
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-        before = _status("VmRSS")
+        before = read_status("VmRSS")
         call()
-        return max(0, _status("VmHWM") - before)
+        return max(0, read_status("VmHWM") - before)
     except (OSError, StopIteration):
         return None
 

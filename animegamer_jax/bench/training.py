@@ -9,7 +9,7 @@ import numpy as np
 
 from animegamer_jax.bench.programs import Program
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
-from animegamer_jax.configs import SIZES, Dtype, ModelConfig
+from animegamer_jax.configs import SIZES, Dtype
 from animegamer_jax.sharding import PLANS, make_mesh, use_plan
 from animegamer_jax.train.optimizer import make_optimizer
 from animegamer_jax.train.registry import find_stage
@@ -48,13 +48,9 @@ def _recipe_size(bundle: Bundle) -> Literal["toy", "full"]:
 def training_program(
     name: str, bundle: Bundle, *, dtype: Dtype | None, batch_size: int | None
 ) -> Program:
-    """Returns a stage's training step on this bundle's networks, on the first device.
+    """Returns the training step of one of `STAGES` on this bundle's networks, on the first device.
 
-    Args:
-        name: One of `STAGES`.
-        bundle: The bundle, with the stage's networks.
-        dtype: Number format of activations and frozen weights; the recipe's if None.
-        batch_size: Samples of a step; the recipe's if None.
+    The number format and the number of samples are the recipe's if None.
     """
     stage_name, part, _ = STAGES[name]
     stage_class, recipe = find_stage(stage_name, part=part, size=_recipe_size(bundle))
@@ -63,10 +59,8 @@ def training_program(
         recipe, **{field: value for field, value in changes.items() if value is not None}
     )
     toy = SIZES["toy"]()  # for the shapes of samples that networks make which the bundle lacks
-    fields = (field.name for field in dataclasses.fields(ModelConfig))
-    config = ModelConfig(
-        **{name: getattr(bundle.config, name) or getattr(toy, name) for name in fields}
-    )
+    own = {name: network for name, network in vars(bundle.config).items() if network is not None}
+    config = dataclasses.replace(toy, **own)
     stage = stage_class(recipe, config, bundle.protocol, tokenizer_dir=bundle.tokenizer_dir)
     batch = _batch(stage)
     mesh, plan = make_mesh(devices=jax.devices()[:1]), PLANS["replicated"]

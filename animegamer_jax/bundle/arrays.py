@@ -18,9 +18,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 from etils import epath
+from flax.traverse_util import unflatten_dict
 
 from animegamer_jax.storage.paths import is_bucket
-from animegamer_jax.storage.serialization import nested
 
 BATCH_BYTES = 1 << 24  # small arrays go together: each commit has a fixed cost
 _CHUNK_BYTES = 1 << 26  # size of a chunk on disk, of which a write holds one in memory
@@ -60,7 +60,7 @@ def write_arrays(
         )
     handler = ocp.PyTreeCheckpointHandler(**options)
     with ocp.Checkpointer(handler, **options) as checkpointer:
-        scalars = nested(dict.fromkeys(names, np.zeros(())))
+        scalars = unflatten_dict(dict.fromkeys(names, np.zeros(())), sep=".")
         checkpointer.save(folder, args=ocp.args.PyTreeSave(scalars))
     context, batch = ts.Context(), []
     for name, array in arrays:

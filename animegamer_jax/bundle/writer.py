@@ -106,7 +106,7 @@ class BundleWriter:
 
     def __enter__(self) -> "BundleWriter":
         with self._writing():
-            refuse_existing(self.path, overwrite=self.overwrite, marker="config.json")
+            refuse_existing(self.path, overwrite=self.overwrite)
             if self.temporary.exists():
                 self.temporary.rmtree()
             self.temporary.mkdir(parents=True)

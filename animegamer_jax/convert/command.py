@@ -17,12 +17,6 @@ def convert(options: Annotated[ConvertOptions, tyro.conf.arg(name="")]) -> int:
 
     Args:
         options: The files, and how to read them.
-
-    Returns:
-        The exit status, 0.
-
-    Raises:
-        UserError: A file has problems, or the output exists.
     """
     from animegamer_jax.convert.released import convert_released
 
@@ -38,12 +32,6 @@ def initialise(options: Annotated[InitialiseOptions, tyro.conf.arg(name="")]) ->
 
     Args:
         options: The files, and what they do not determine.
-
-    Returns:
-        The exit status, 0.
-
-    Raises:
-        UserError: A file has problems, or the output exists.
     """
     from animegamer_jax.configs import SIZES
     from animegamer_jax.convert.initialise import initialise_bundle
@@ -59,12 +47,6 @@ def export(*, bundle: str, out: Path, networks: tuple[NetworkName, ...] = ()) ->
         bundle: Bundle to read: a folder, or a gs:// address.
         out: Folder to write.
         networks: Networks to export; all of the bundle's unless given.
-
-    Returns:
-        The exit status, 0.
-
-    Raises:
-        UserError: The bundle or a network does not exist, or the output exists.
     """
     from animegamer_jax.convert.export import export_bundle
     from animegamer_jax.convert.networks import show_summary
@@ -83,16 +65,11 @@ def parity(
 ) -> int:
     """Compare every number that FOLDER recorded with this code, in float32.
 
+    The exit status is 1 if a row fails.
+
     Args:
         folder: Folder of checkpoints and recorded arrays, laid out as `docs/parity.md` describes.
         json_file: JSON file to write the table to as well.
-
-    Returns:
-        The exit status: 1 if a row fails.
-
-    Raises:
-        UserError: The folder does not exist or holds nothing to compare, or one of its files is
-            damaged.
     """
     from animegamer_jax.convert.parity import compare_folder, print_rows, write_rows
 

@@ -97,11 +97,7 @@ def fits_released_code(config: ModelConfig) -> bool:
 
 
 def _checked_placement(bundle: Bundle, name: NetworkName) -> Placement:
-    """Returns a network's place, which must not be outside of the folder (bundles may be foreign).
-
-    Raises:
-        UserError: It is.
-    """
+    """Returns a network's place; refuses one outside of the folder (bundles may be foreign)."""
     placement = placement_of(bundle, name)
     file = Path(placement.file)
     if file.is_absolute() or ".." in file.parts or len(file.parts) < 2:

@@ -23,9 +23,8 @@ from animegamer_jax.convert.parts import (
     Group,
     Leaves,
     Part,
-    check_fit,
-    check_groups,
     check_target,
+    checked_parts,
     write_bundle,
 )
 from animegamer_jax.convert.released import decoder_file, single_groups
@@ -54,14 +53,10 @@ def initialise_bundle(options: InitialiseOptions, sizes: ModelConfig) -> None:
         UserError: A file has problems, or the output exists.
     """
     target = check_target(options.out, overwrite=options.overwrite)
-    groups = list(_find_groups(options, sizes))
-    parts = [part for group in groups for part in group.parts]
-    if not parts:
-        raise UserError(
-            "nothing to initialise from: pass --cogvideox, --mistral, --t5, --clip or --vae"
-        )
-    check_groups(groups)
-    check_fit(parts)
+    parts = checked_parts(
+        list(_find_groups(options, sizes)),
+        none="nothing to initialise from: pass --cogvideox, --mistral, --t5, --clip or --vae",
+    )
     write_bundle(
         target,
         parts,
@@ -92,11 +87,7 @@ def _find_groups(options: InitialiseOptions, sizes: ModelConfig) -> Iterator[Gro
                 "--mistral: its vocabulary grows by the game's tokens: pass --tokenizer as well"
             )
         yield _mllm_group(
-            options.mistral,
-            like=sizes.mllm,
-            width=width,
-            vocab_size=vocab_size,
-            seed=options.seed,
+            options.mistral, like=sizes.mllm, width=width, vocab_size=vocab_size, seed=options.seed
         )
     for name in EMBEDDED:
         if (path := getattr(options, name)) is not None:

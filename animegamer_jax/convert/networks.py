@@ -101,11 +101,7 @@ def exported_config(bundle: Bundle, name: NetworkName) -> Any:
 
 
 def infer(name: NetworkName, source: Source, **options: Any) -> Any:
-    """Returns the configuration that the tensors' shapes imply.
-
-    Raises:
-        UserError: A tensor that gives a size is missing, or sizes contradict one another.
-    """
+    """Returns the configuration that the tensors' shapes imply, with errors as `size_errors`."""
     hint = "expected the released file, or one with the same names"
     with size_errors(f"{source.label}: network {name}", hint=hint):
         return table_of(name).infer_config(source.shapes, **options)
@@ -134,9 +130,8 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         UserError: The file does not exist, or is not a JSON object.
     """
-    return read_json(
-        path, dict[str, Any], hint="get the file: it gives sizes that the weights do not imply"
-    )
+    hint = "get the file: it gives sizes that the weights do not imply"
+    return read_json(path, dict[str, Any], hint=hint)
 
 
 def show_summary(title: str, weights: Mapping[str, Weights]) -> None:

@@ -6,7 +6,6 @@ are converted to a bundle, loaded from it in float32, and compared; this tests c
 """
 
 import dataclasses
-import json
 import re
 import tempfile
 import zipfile
@@ -27,6 +26,9 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.models.mistral import Tokens
 from animegamer_jax.models.mllm import MLLM, GameBatch
 from animegamer_jax.protocol import RELEASED, Layout, Prompt
+from animegamer_jax.storage.files import write_json
+from animegamer_jax.storage.paths import absolute
+from animegamer_jax.storage.serialization import to_json
 from animegamer_jax.tokenizer import Tokenizer
 
 # Largest error over the reference's RMS: tables; networks and losses; 50 calls of a network.
@@ -66,17 +68,9 @@ def close(quantity: str, found: Any, expected: Any, tolerance: float) -> Row:
 def exact(quantity: str, found: Any, expected: Any) -> Row:
     """Returns a row for ids and masks: the number of entries that differ."""
     found, expected = np.asarray(found), np.asarray(expected)
-    differ = (
-        int((found != expected).sum())
-        if found.shape == expected.shape
-        else max(found.size, expected.size)
-    )
-    return Row(quantity, expected.shape, float(differ), float(differ), 0.0)
-
-
-def channels_last(x: np.ndarray, channels: int) -> np.ndarray:
-    """Moves PyTorch's channel axis to the end."""
-    return np.moveaxis(x, channels, -1)
+    same_shape = found.shape == expected.shape
+    differ = float((found != expected).sum() if same_shape else max(found.size, expected.size))
+    return Row(quantity, expected.shape, differ, differ, 0.0)
 
 
 # The MLLM
@@ -106,11 +100,7 @@ def _answers(
     answers = {}
     for mask in ("bidirectional", "causal"):
         hidden, cache = mllm.prefill(
-            prompt,
-            history,
-            layout,
-            bidirectional=mask == "bidirectional",
-            extra_slots=num_greedy,
+            prompt, history, layout, bidirectional=mask == "bidirectional", extra_slots=num_greedy
         )
         if mask == "bidirectional":
             at = layout.queries
@@ -213,14 +203,9 @@ def compare_mllm_losses(mllm: MLLM, arrays: Arrays) -> Iterator[Row]:
 # The decoder
 
 
-def _predict(dit: Any, x: Any, timestep: Any, motion: Any, context: Any) -> jax.Array:
-    numbers = (jnp.asarray(value, jnp.float32) for value in (x, timestep, motion, context))
-    x, timestep, motion, context = numbers
-    return _run_dit(dit, x, timestep, motion, context)
-
-
 @jax.jit
-def _run_dit(dit, x, timestep, motion, context):
+def _predict(dit: Any, *numbers: Any) -> jax.Array:
+    x, timestep, motion, context = (jnp.asarray(value, jnp.float32) for value in numbers)
     return dit(x, timestep=timestep, motion=motion, context=context)
 
 
@@ -236,11 +221,11 @@ def compare_dit(dit: Any, encoder: Any, arrays: Arrays) -> Iterator[Row]:
         contexts["out_mllm"][1 : 1 + len(arrays["mllm"])] = arrays["mllm"]
     if "out_mllm_train" in arrays:
         contexts["out_mllm_train"] = arrays["mllm_train"][:, 0]
-    x = channels_last(arrays["x"], 2)
+    x = np.moveaxis(arrays["x"], 2, -1)
     for name, rows in contexts.items():
         if name in arrays:
             v = _predict(dit, x, arrays["timestep"], arrays["flow"], rows)
-            yield close(f"dit: {name}", v, channels_last(arrays[name], 2), NETWORK)
+            yield close(f"dit: {name}", v, np.moveaxis(arrays[name], 2, -1), NETWORK)
 
 
 def compare_sampler(dit: Any, encoder: Any, arrays: Arrays) -> Iterator[Row]:
@@ -264,8 +249,8 @@ def compare_sampler(dit: Any, encoder: Any, arrays: Arrays) -> Iterator[Row]:
 
     # Recorded in call order: one draw in the first step, then two in each step, of which the second
     # is used, and none in the last.
-    x0 = channels_last(arrays["x0"], 2)
-    draws = channels_last(arrays["noise_draws"], 3)
+    x0 = np.moveaxis(arrays["x0"], 2, -1)
+    draws = np.moveaxis(arrays["noise_draws"], 3, -1)
     used = [*draws[:1], *draws[2 : 2 * (num_steps - 1) : 2], np.zeros_like(x0)]
     noise = jnp.asarray(np.stack(used), jnp.float32)
     motion = np.broadcast_to(np.asarray(arrays["flow"], np.float32), x0.shape[:1])
@@ -281,7 +266,7 @@ def compare_sampler(dit: Any, encoder: Any, arrays: Arrays) -> Iterator[Row]:
         return diffusion.sample(guided, start, table, noise=lambda i: noise[i]).x
 
     out = run(dit, encoder, jnp.asarray(x0), jnp.asarray(arrays["mllm"]), noise)
-    yield close(name + "latents", out, channels_last(arrays["out"], 2), SAMPLER)
+    yield close(name + "latents", out, np.moveaxis(arrays["out"], 2, -1), SAMPLER)
 
 
 def compare_diffusion_losses(dit: Any, encoder: Any, arrays: Arrays) -> Iterator[Row]:
@@ -289,7 +274,7 @@ def compare_diffusion_losses(dit: Any, encoder: Any, arrays: Arrays) -> Iterator
     schedule = diffusion.Schedule()
     if "sigmas" in arrays:
         yield close("loss: signal levels", schedule.signal_levels(), arrays["sigmas"], TABLE)
-    clean, noise = (jnp.asarray(channels_last(arrays[name], 2)) for name in ("clean", "noise"))
+    clean, noise = (jnp.asarray(np.moveaxis(arrays[name], 2, -1)) for name in ("clean", "noise"))
     noised, target = diffusion.add_noise(
         schedule, clean, noise, jnp.asarray(arrays["idx"], jnp.int32)
     )
@@ -314,30 +299,30 @@ def compare_vae(vae: Any, arrays: Arrays) -> Iterator[Row]:
     decode = jax.jit(lambda vae, latents, cache: vae.decode_chunk(latents, cache))
     for name, frames in (("moments", None), ("image_moments", 1)):
         if name in arrays:
-            video = jnp.asarray(channels_last(arrays["video"], 1))[:, :frames]
-            expected = channels_last(arrays[name], 1)
+            video = jnp.asarray(np.moveaxis(arrays["video"], 1, -1))[:, :frames]
+            expected = np.moveaxis(arrays[name], 1, -1)
             yield close(f"vae: {name.replace('_', ' ')}", encode(vae, video), expected, NETWORK)
     if "latents" not in arrays:
         return
-    latents = jnp.asarray(channels_last(arrays["latents"], 1))
+    latents = jnp.asarray(np.moveaxis(arrays["latents"], 1, -1))
     if "decoded_in_chunks" in arrays:
         chunks, cache = [], None
         for start, stop in arrays["chunk_bounds"]:
             frames, cache = decode(vae, latents[:, int(start) : int(stop)], cache)
             chunks.append(np.asarray(frames))
-        expected = channels_last(arrays["decoded_in_chunks"], 1)
+        expected = np.moveaxis(arrays["decoded_in_chunks"], 1, -1)
         yield close("vae: decoded in chunks", np.concatenate(chunks, axis=1), expected, NETWORK)
     if "decoded_first_latent_only" in arrays:
         first, _ = decode(vae, latents[:, :1], None)
-        expected = channels_last(arrays["decoded_first_latent_only"], 1)
+        expected = np.moveaxis(arrays["decoded_first_latent_only"], 1, -1)
         yield close("vae: first latent decoded alone", first, expected, NETWORK)
 
 
 def compare_clip(clip: Any, arrays: Arrays) -> Iterator[Row]:
     """Compares the released preprocessing, and the features of the last block but one."""
-    pixels = channels_last(arrays["preprocessed"], 1)
+    pixels = np.moveaxis(arrays["preprocessed"], 1, -1)
     if "image" in arrays:
-        image = jnp.asarray(channels_last(arrays["image"], 1))
+        image = jnp.asarray(np.moveaxis(arrays["image"], 1, -1))
         yield close("clip: preprocessed", clip.preprocess(image), pixels, NETWORK)
     if "features" in arrays:
         features = jax.jit(lambda clip, pixels: clip.image_features(pixels))(clip, pixels)
@@ -366,19 +351,6 @@ def _arrays(path: Path) -> Arrays:
         raise UserError(f"{path}: not an .npz file of plain arrays ({error})") from error
 
 
-def _fitting(path: Path, rows: Iterator[Row]) -> Iterator[Row]:
-    """Yields `rows`, made from the arrays in `path`.
-
-    Raises:
-        UserError: The networks cannot take the arrays.
-    """
-    try:
-        yield from rows
-    except (TypeError, ValueError, IndexError) as error:
-        first = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"{path}: its arrays do not fit the checkpoint: {first}") from error
-
-
 def compare(folder: Path, bundle: Bundle) -> Iterator[Row]:
     """Yields all comparisons for which `folder` has arrays and `bundle` has networks.
 
@@ -393,7 +365,11 @@ def compare(folder: Path, bundle: Bundle) -> Iterator[Row]:
 
     def run(pattern: str, rows: Callable[..., Iterator[Row]], *networks: Any) -> Iterator[Row]:
         for path in sorted(folder.glob(pattern)):
-            yield from _fitting(path, rows(*networks, _arrays(path)))
+            try:
+                yield from rows(*networks, _arrays(path))
+            except (TypeError, ValueError, IndexError) as error:
+                first = (str(error) or type(error).__name__).splitlines()[0]
+                raise UserError(f"{path}: its arrays do not fit the checkpoint: {first}") from error
 
     if bundle.has("mllm"):
         mllm = load("mllm")
@@ -484,6 +460,11 @@ def print_rows(rows: list[Row]) -> None:
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:
-    """Writes the comparisons as JSON."""
-    entries = [dataclasses.asdict(row) | {"verdict": row.verdict} for row in rows]
-    path.write_text(json.dumps(entries, indent=1) + "\n")
+    """Writes the comparisons as JSON; an infinite error is null."""
+
+    def finite(value: Any) -> Any:
+        return None if value == np.inf else value
+
+    fields = ({name: finite(value) for name, value in to_json(row).items()} for row in rows)
+    verdicts = (row.verdict for row in rows)
+    write_json(absolute(path), [f | {"verdict": v} for f, v in zip(fields, verdicts, strict=True)])

@@ -80,34 +80,35 @@ def check_target(out: str, *, overwrite: bool) -> epath.Path:
     return target
 
 
-def check_groups(groups: Sequence[Group]) -> None:
-    """Compares every file with its tables.
+def checked_parts(
+    groups: Sequence[Group], *, none: str, sizes: Collection[str] | None = None
+) -> list[Part]:
+    """Returns the networks in the files, after comparing each file with its tables.
+
+    Args:
+        groups: Tensors of all files.
+        none: Error if there is no network.
+        sizes: Names of the sizes on which networks that exchange arrays must agree, of those in
+            `configs.disagreements`. None: all.
 
     Raises:
-        UserError: There are differences; the message lists those of all files.
+        UserError: A file differs from its tables (the message lists the differences of all
+            files), or two networks differ in a size.
     """
+    parts = [part for group in groups for part in group.parts]
+    if not parts:
+        raise UserError(none)
     problems: dict[str, list[str]] = {}
     for group in groups:
         pairs = [(part.rules, part.params_in_file()) for part in group.parts]
         found = tables.find_problems(pairs, group.source.shapes, prefix=group.source.prefix)
         problems.setdefault(group.source.label, []).extend(found)
     tables.raise_problems(problems)
-
-
-def check_fit(parts: Sequence[Part], *, sizes: Collection[str] | None = None) -> None:
-    """Checks that networks which exchange arrays agree on their sizes.
-
-    Args:
-        parts: The networks.
-        sizes: Names of the sizes to compare, of those in `configs.disagreements`. None: all.
-
-    Raises:
-        UserError: Two networks differ.
-    """
     networks: dict[str, Any] = {part.name: part.config for part in parts}
     for size, found in disagreements(ModelConfig(**networks)).items():
         if sizes is None or size in sizes:
             raise UserError(f"the files do not belong together: {size}: {found}")
+    return parts
 
 
 def write_bundle(

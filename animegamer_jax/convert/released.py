@@ -28,18 +28,16 @@ from animegamer_jax.convert.parts import (
     Group,
     Leaves,
     Part,
-    check_fit,
-    check_groups,
     check_target,
+    checked_parts,
     write_bundle,
 )
 from animegamer_jax.convert.sources import Source, open_checkpoint
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import PROTOCOLS
-from animegamer_jax.storage.serialization import read_json
+from animegamer_jax.storage.serialization import from_json, read_json
 
 Configs = Mapping[NetworkName, NetworkConfig]
-_HEAD_WIDTH = 64  # of OpenCLIP ViT-B/16
 # The sizes that released files determine; numbers of tokens are not among them.
 _KNOWN_SIZES = ("representation size", "latent channels")
 
@@ -66,13 +64,11 @@ def convert_released(options: ConvertOptions, *, must_fit: bool = True) -> None:
             option = "--" + name.replace("_", "-")
             raise UserError(f"{option}: expected a whole number, 1 or more, found {size}")
     target = check_target(options.out, overwrite=options.overwrite)
-    groups = list(_find_groups(options, known))
-    parts = [part for group in groups for part in group.parts]
-    if not parts:
-        raise UserError("nothing to convert: pass --agent, --decoder, --vae, --clip or --t5")
-    check_groups(groups)
-    if must_fit:
-        check_fit(parts, sizes=_KNOWN_SIZES)
+    parts = checked_parts(
+        list(_find_groups(options, known)),
+        none="nothing to convert: pass --agent, --decoder, --vae, --clip or --t5",
+        sizes=_KNOWN_SIZES if must_fit else (),
+    )
     if options.merge:
         parts = [_merged(part) for part in parts]
     protocol = PROTOCOLS[options.protocol or "released"]
@@ -120,11 +116,8 @@ def _read_reference(folder: Path) -> tuple[dict[str, Any], Sizes | None]:
         if (file := folder / network / "config.json").is_file():
             content = read_config(file)
             for key, option in keys.items():
-                if key in content and type(content[key]) is not int:
-                    raise UserError(
-                        f"{file}: {key}: expected a whole number, found {content[key]!r}"
-                    )
-                found |= {option: content[key]} if key in content else {}
+                if key in content:
+                    found[option] = from_json(int, content[key], f"{file}: {key}")
     file = folder / SIZES_FILE
     hint = "export the bundle again"
     return found, read_json(file, Sizes, hint=hint) if file.is_file() else None
@@ -175,11 +168,19 @@ def _find_groups(options: ConvertOptions, known: Configs) -> Iterator[Group]:
         yield from _decoder_groups(options.decoder, options, known)
     for name in EMBEDDED:
         if (path := getattr(options, name)) is not None:
-            width = options.clip_head_width or _HEAD_WIDTH
-            yield from single_groups(name, path, head_width=width, known=known)
+            yield from single_groups(name, path, head_width=options.clip_head_width, known=known)
 
 
-def _infer(name: NetworkName, source: Source, known: Configs, **options: Any) -> Any:
+def _infer(
+    name: NetworkName,
+    source: Source,
+    known: Configs,
+    *,
+    head_width: int | None = None,
+    **options: Any,
+) -> Any:
+    if name == "clip" and head_width is not None:
+        options["head_width"] = head_width
     return known[name] if name in known else infer(name, source, **options)
 
 
@@ -273,8 +274,7 @@ def _decoder_groups(path: Path, options: ConvertOptions, known: Configs) -> Iter
             print(f"{source.label}: also holds {name}, not used, because --{name} is given")
             continue
         print(f"{source.label}: also holds {name}", flush=True)
-        sizes = {"head_width": options.clip_head_width or _HEAD_WIDTH} if name == "clip" else {}
-        config = _infer(name, held, known, **sizes)
+        config = _infer(name, held, known, head_width=options.clip_head_width)
         part = _make_part(name, config, held, dataclasses.replace(placement, prefix=prefix))
         yield Group(held, (part,))
     prefixes = (DECODER_PREFIX, *EMBEDDED.values())
@@ -282,14 +282,14 @@ def _decoder_groups(path: Path, options: ConvertOptions, known: Configs) -> Iter
 
 
 def single_groups(
-    name: NetworkName, path: Path, *, head_width: int = _HEAD_WIDTH, known: Configs | None = None
+    name: NetworkName, path: Path, *, head_width: int | None = None, known: Configs | None = None
 ) -> Iterator[Group]:
     """Yields the tensors of a file that holds the VAE, CLIP or T5 alone.
 
     Args:
         name: The network.
         path: Its file or folder; names may start with the prefix of the decoder file.
-        head_width: Features of one attention head of CLIP.
+        head_width: Features of one attention head of CLIP; None: 64.
         known: Configurations that need not be inferred from shapes.
 
     Raises:
@@ -310,8 +310,7 @@ def single_groups(
         tied = "encoder.embed_tokens.weight"
         if "shared.weight" not in inner.tensors and tied in inner.tensors:
             inner = inner.renamed(lambda tensor: "shared.weight" if tensor == tied else tensor)
-    sizes = {"head_width": head_width} if name == "clip" else {}
-    config = _infer(name, inner, known or {}, **sizes)
+    config = _infer(name, inner, known or {}, head_width=head_width)
     file = f"{name}/{_exported_name(path)}"
     placement = Placement(file=file, key=source.key, prefix=prefix)
     yield Group(inner, (_make_part(name, config, inner, placement),))

@@ -31,25 +31,20 @@ Abstract = Mapping[str, jax.ShapeDtypeStruct]  # dotted path of a parameter -> s
 class Transform:
     """Turns one source tensor into (its slice of) a parameter, and back, bit for bit."""
 
-    name: str
     forward: Callable[[Array], Array]
     inverse: Callable[[Array], Array]
 
 
-IDENTITY = Transform("identity", lambda x: x, lambda x: x)
-TRANSPOSE = Transform("transpose", lambda x: x.T, lambda x: x.T)  # Linear [out, in] -> [in, out]
-CONV2D = Transform(
-    "conv2d", lambda x: x.transpose(2, 3, 1, 0), lambda x: x.transpose(3, 2, 0, 1)
-)  # [out, in, h, w] -> [h, w, in, out]
-CONV3D = Transform(
-    "conv3d", lambda x: x.transpose(2, 3, 4, 1, 0), lambda x: x.transpose(4, 3, 0, 1, 2)
-)  # [out, in, t, h, w] -> [t, h, w, in, out]
+IDENTITY = Transform(lambda x: x, lambda x: x)
+TRANSPOSE = Transform(np.transpose, np.transpose)  # Linear [out, in] -> [in, out]
+# [out, in, h, w] -> [h, w, in, out], and with time
+CONV2D = Transform(lambda x: x.transpose(2, 3, 1, 0), lambda x: x.transpose(3, 2, 0, 1))
+CONV3D = Transform(lambda x: x.transpose(2, 3, 4, 1, 0), lambda x: x.transpose(4, 3, 0, 1, 2))
 QKV = Transform(
-    "qkv",
     lambda x: x.reshape(3, x.shape[0] // 3, x.shape[1]).transpose(0, 2, 1),
     lambda x: x.transpose(0, 2, 1).reshape(3 * x.shape[2], x.shape[1]),
 )  # fused projection [3 out, in] -> [3, in, out]
-QKV_BIAS = Transform("qkv_bias", lambda x: x.reshape(3, x.shape[0] // 3), lambda x: x.reshape(-1))
+QKV_BIAS = Transform(lambda x: x.reshape(3, x.shape[0] // 3), np.ravel)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,9 +121,8 @@ class _Findings:
     shapes: Shapes
     prefix: str
     problems: list[str] = dataclasses.field(default_factory=list)
-    readers: dict[str, str] = dataclasses.field(
-        default_factory=dict
-    )  # tensor -> parameter that reads it
+    # The parameter that reads each tensor.
+    readers: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def read(self, name: str, reader: str, expected: tuple[int, ...]) -> None:
         found = self.shapes.get(name)
@@ -198,23 +192,8 @@ def find_problems(
     return seen.problems
 
 
-def check(
-    parts: Sequence[tuple[Sequence[Rule], Abstract]], shapes: Shapes, *, file: str = "checkpoint"
-) -> None:
-    """Raises an error with what `find_problems` finds in one file, called `file` in the message.
-
-    Raises:
-        UserError: There are problems; the message lists all, one a line.
-    """
-    raise_problems({file: find_problems(parts, shapes)})
-
-
 def raise_problems(problems: Mapping[str, Sequence[str]]) -> None:
-    """Raises one error that lists the problems of all files, if there are any.
-
-    Raises:
-        UserError: A file has problems.
-    """
+    """Raises one `UserError` that lists the problems of all files, if there are any."""
     blocks = []
     for file, found in problems.items():
         if found:
@@ -274,9 +253,8 @@ def convert(
                 found.append(f"not finite: {source.prefix}{name} ({count} of {tensor.size} values)")
             if not stacked:
                 value = rule.transform.forward(tensor).astype(dtype, copy=False)
-                leaf = np.ascontiguousarray(value).reshape(
-                    abstract[path].shape
-                )  # scalars are 1-D there
+                # Scalars are 1-D there.
+                leaf = np.ascontiguousarray(value).reshape(abstract[path].shape)
             else:
                 leaf[index] = rule.transform.forward(tensor)
             del tensor
@@ -324,16 +302,12 @@ def export(
 
 
 def load(
-    rules: Sequence[Rule],
-    source: "Source",
-    module: nnx.Module,
-    *,
-    dtype: str | None = "float32",
+    rules: Sequence[Rule], source: "Source", module: nnx.Module, *, dtype: str | None = "float32"
 ) -> None:
     """Fills a module from one file, in `dtype` (None: the formats of the file).
 
     Raises:
-        UserError: As `check` and `convert`.
+        UserError: The file has problems (`find_problems`), or tensors are not finite.
     """
     state = nnx.state(module, nnx.Param)
     variables = flat_params(state)

@@ -119,19 +119,15 @@ def import_torch() -> ModuleType:
     return torch
 
 
-def _libc() -> ctypes.CDLL | None:
-    return ctypes.CDLL(None, use_errno=True) if sys.platform.startswith("linux") else None
-
-
 def release_pages(address: int, num_bytes: int) -> None:
     """Releases the memory pages of a file mapping; a later access reads them again.
 
     Use it only on mappings of files, and not on private ones that were written to: data are lost
     there. Does nothing on systems other than Linux.
     """
-    libc = _libc()
-    if libc is None or num_bytes == 0:
+    if not sys.platform.startswith("linux") or num_bytes == 0:
         return
+    libc = ctypes.CDLL(None, use_errno=True)
     start = address // mmap.PAGESIZE * mmap.PAGESIZE
     dont_need = 4  # MADV_DONTNEED
     libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(address + num_bytes - start), dont_need)
@@ -144,13 +140,6 @@ def torch_numpy(tensor: Any) -> np.ndarray:
     if tensor.dtype is torch.bfloat16:
         return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()
-
-
-def _torch_dtype(tensor: Any) -> np.dtype:
-    torch = import_torch()
-    if tensor.dtype is torch.bfloat16:
-        return np.dtype(ml_dtypes.bfloat16)
-    return torch.empty(0, dtype=tensor.dtype).numpy().dtype
 
 
 def _read_torch(tensor: Any, mapped: bool) -> np.ndarray:
@@ -253,7 +242,8 @@ def _torch_tensors(
                 "dense one in float32, bfloat16 or float16: save it again in one of these formats"
             )
         read = lambda tensor=tensor: _read_torch(tensor, mapped)  # noqa: E731
-        yield str(name), Tensor(tuple(tensor.shape), _torch_dtype(tensor), read)
+        dtype = torch_numpy(torch.empty(0, dtype=tensor.dtype)).dtype
+        yield str(name), Tensor(tuple(tensor.shape), dtype, read)
 
 
 def _read_range(path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -265,7 +255,15 @@ def _read_range(path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype
     return out
 
 
-def _safetensors_file(path: Path) -> dict[str, Tensor]:
+def open_safetensors(path: str | Path) -> Source:
+    """Returns the tensors of a safetensors file.
+
+    Raises:
+        UserError: The file is missing, truncated or of another kind.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"{path}: no such file: expected a safetensors file")
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -295,19 +293,7 @@ def _safetensors_file(path: Path) -> dict[str, Tensor]:
             )
         read = lambda b=begin, s=shape, d=dtype: _read_range(path, b, s, d)  # noqa: E731
         tensors[name] = Tensor(shape, dtype, read)
-    return tensors
-
-
-def open_safetensors(path: str | Path) -> Source:
-    """Returns the tensors of a safetensors file.
-
-    Raises:
-        UserError: The file is missing, truncated or of another kind.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"{path}: no such file: expected a safetensors file")
-    return Source(str(path), _safetensors_file(path))
+    return Source(str(path), tensors)
 
 
 def _open_sharded(index: Path) -> Source:
@@ -365,17 +351,6 @@ def open_checkpoint(path: str | Path, *, keys: Iterable[str] = ("module", "state
     return open_torch(path, keys=keys)
 
 
-def _allocate(path: Path) -> None:
-    """Allocates the blocks of a sparse file: on a full disk, writing to its mapping would crash.
-
-    Raises:
-        OSError: The disk is full.
-    """
-    if hasattr(os, "posix_fallocate"):  # not on macOS
-        with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-
-
 def _checked(
     tensors: Iterable[tuple[str, np.ndarray]], names: Iterable[str], path: Path
 ) -> Iterator[tuple[str, np.ndarray]]:
@@ -413,22 +388,19 @@ def write_torch(
         OSError: The disk is full.
     """
     torch = import_torch()
-
-    def hole(shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        if dtype == ml_dtypes.bfloat16:
-            return torch.empty(shape, dtype=torch.bfloat16)
-        return torch.empty(shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype)
-
-    holes = {
-        name: hole(*entry) for name, entry in shapes.items()
-    }  # never touched, so they take no memory
+    holes = {  # never touched, so they take no memory
+        name: torch.empty(shape, dtype=getattr(torch, np.dtype(dtype).name))
+        for name, (shape, dtype) in shapes.items()
+    }
     try:
         with torch.serialization.skip_data():
             torch.save(holes if key is None else {key: holes}, path)
     except RuntimeError as error:  # from its C++ stream, without a reason
         raise OSError(errno.EIO, "the disk is full, or files may not grow so large") from error
     del holes
-    _allocate(path)
+    if hasattr(os, "posix_fallocate"):  # not on macOS
+        with path.open("r+b") as file:  # on a full disk, writing to a sparse mapping would crash
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     content = content if key is None else content[key]

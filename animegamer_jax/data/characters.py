@@ -23,7 +23,7 @@ from PIL import Image
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.pictures import upright
 from animegamer_jax.storage.paths import absolute, user_errors
-from animegamer_jax.storage.serialization import from_json, to_json
+from animegamer_jax.storage.serialization import decode_text, from_json, to_json
 from animegamer_jax.vlm.fields import plain
 
 MAX_NAME = 40
@@ -129,12 +129,7 @@ def read_toml(file: epath.Path, *, form: str) -> dict[str, Any]:
     with user_errors(file, "cannot be read", hint=f"expected a TOML file of {form}"):
         content = file.read_bytes()
     try:
-        return tomllib.loads(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{file}: expected UTF-8 text, found byte 0x{error.object[error.start]:02x} at offset "
-            f"{error.start}: save it as UTF-8"
-        ) from None
+        return tomllib.loads(decode_text(content, str(file)))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UserError(f"{file}: not valid TOML ({error}): expected {form}") from None
 

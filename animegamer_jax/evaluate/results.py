@@ -5,11 +5,10 @@ rendered again, and other programs can use the values, without playing anything 
 """
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pydantic
@@ -18,11 +17,9 @@ from jaxtyping import Bool, Float, Int
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.judge.scores import CRITERIA, Agreement, JudgeScores
 from animegamer_jax.evaluate.metrics.formulas import Estimate, estimate_known
-from animegamer_jax.storage.files import write_whole
-from animegamer_jax.storage.paths import user_errors
-from animegamer_jax.storage.serialization import array_field, from_json, parse_json, shown, to_json
+from animegamer_jax.storage.files import write_json
+from animegamer_jax.storage.serialization import array_field, read_json, to_json
 
-FORMAT_VERSION = 2
 RESULTS_FILE = "results.json"
 
 Values = Mapping[str, Annotated[Float[np.ndarray, "g t"], array_field(float, 2)]]
@@ -90,6 +87,7 @@ class Evaluation:
     """A benchmark as some systems played it.
 
     Attributes:
+        format_version: Version of the file.
         benchmark: Name of the benchmark.
         benchmark_digest: Digest of the games that were played.
         world: World of the benchmark.
@@ -106,6 +104,7 @@ class Evaluation:
         run_config: Date, command, versions, hardware, seeds.
     """
 
+    format_version: Literal[2] = 2
     benchmark: str
     benchmark_digest: str
     world: str
@@ -134,15 +133,12 @@ def write_results(folder: Path, evaluation: Evaluation) -> Path:
         UserError: the file cannot be written.
     """
     path = folder / RESULTS_FILE
-    content = {"format_version": FORMAT_VERSION, **to_json(evaluation, leaf=_plain)}
-    with user_errors(path, "cannot be written", hint="choose another place"):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, (json.dumps(content, allow_nan=False) + "\n").encode())
+    write_json(path, to_json(evaluation, leaf=numpy_leaf), indent=None)
     return path
 
 
-def _plain(value: Any) -> Any:
-    """Converts arrays and numbers of NumPy; what is not finite becomes null."""
+def numpy_leaf(value: Any) -> Any:
+    """Converts arrays and numbers of NumPy, for `to_json`; what is not finite becomes null."""
     if isinstance(value, np.ndarray) and value.dtype.kind == "f":
         unknown = ~np.isfinite(value)
         value = value.astype(np.float64).round(6).astype(object)
@@ -160,16 +156,9 @@ def read_results(folder: Path) -> Evaluation:
     Raises:
         UserError: the file is missing or damaged; names the field, what was expected and found.
     """
-    path, hint = folder / RESULTS_FILE, "evaluate again"
-    with user_errors(path, "cannot be read", hint="give the folder of an evaluation"):
-        content = parse_json(path.read_bytes(), str(path), hint=hint)
-    version = content.pop("format_version", None) if isinstance(content, dict) else content
-    if type(version) is not int or version != FORMAT_VERSION:
-        raise UserError(
-            f"{path}: format_version: expected {FORMAT_VERSION}, found {shown(version)}: evaluate "
-            "again, or read it with the version that wrote it"
-        )
-    return _fitted(from_json(Evaluation, content, str(path), hint=hint), str(path))
+    path = folder / RESULTS_FILE
+    hint = "evaluate again, or read it with the version that wrote it"
+    return _fitted(read_json(path, Evaluation, hint=hint), str(path))
 
 
 def _fitted(found: Evaluation, where: str) -> Evaluation:

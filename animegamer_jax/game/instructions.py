@@ -1,12 +1,13 @@
 """Instructions: the lines of a file or a prompt, parsed and checked before a game begins."""
 
-import codecs
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from animegamer_jax.errors import UserError
+from animegamer_jax.storage.paths import user_errors
+from animegamer_jax.storage.serialization import decode_text
 
 
 class Line(NamedTuple):
@@ -22,17 +23,8 @@ def parse_instructions(data: bytes, source: str) -> list[Line]:
     Raises:
         UserError: another encoding (names the byte offset), control characters, no instruction.
     """
-    try:
-        text = data.removeprefix(codecs.BOM_UTF8).decode()
-    except UnicodeDecodeError as error:
-        skipped = len(codecs.BOM_UTF8) if data.startswith(codecs.BOM_UTF8) else 0
-        offset = error.start + skipped
-        raise UserError(
-            f"{source}: expected UTF-8 text, found byte 0x{data[offset]:02x} at offset {offset}: "
-            "save the file as UTF-8"
-        ) from error
     lines = []
-    for number, line in enumerate(re.split(r"\r\n|\r|\n", text), start=1):
+    for number, line in enumerate(re.split(r"\r\n|\r|\n", decode_text(data, source)), start=1):
         line = line.strip()
         if not line or line.startswith("#"):
             continue
@@ -55,14 +47,8 @@ def read_instructions(path: Path) -> list[Line]:
     Raises:
         UserError: the file cannot be read, or its content cannot be played.
     """
-    try:
+    with user_errors(path, "cannot be read", hint="give a file of instructions, one a line"):
         data = path.read_bytes()
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: expected a file of instructions, found no such file") from error
-    except OSError as error:
-        raise UserError(
-            f"{path}: expected a file of instructions, found: {error.strerror}"
-        ) from error
     return parse_instructions(data, str(path))
 
 

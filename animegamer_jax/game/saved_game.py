@@ -25,6 +25,7 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.media import storyboard, video
 from animegamer_jax.media.pictures import encode_png, read_picture
 from animegamer_jax.storage.files import write_whole
+from animegamer_jax.storage.paths import user_errors
 from animegamer_jax.storage.serialization import from_json, parse_json, shown, to_json
 
 GAME_FILE = "game.json"
@@ -127,9 +128,7 @@ class Turn:
         instruction: the player's instruction.
         motion_level: motion level, 1 to 5.
         motion_value: motion value that the decoder received.
-        social: change of the meter.
-        entertainment: change of the meter.
-        stamina: change of the meter.
+        social, entertainment, stamina: changes of the meters.
         meters: meters after this turn.
         clip: name of a file in the game's folder.
         seconds: duration: "total", and "mllm", "decoder", "vae" if they were separate programs.
@@ -236,15 +235,11 @@ class Game:
             protocol=protocol,
             history_kind=history_kind,
         )
-        try:
+        with user_errors(folder, "cannot hold a game", hint="choose another folder"):
             folder.mkdir(parents=True, exist_ok=True)
             if picture is not None:
                 game._add_picture(picture)
             game._save(game.turns)
-        except OSError as error:
-            raise UserError(
-                f"{folder}: expected a folder to write the game to, found: {error.strerror}"
-            ) from error
         return game
 
     @classmethod
@@ -292,14 +287,10 @@ class Game:
             shape = _read_representation(folder / turn.representation_file, shape).shape
         return cls(
             folder=folder,
-            model=saved.model,
-            seed=saved.seed,
-            window=saved.window,
-            steps=saved.steps,
-            protocol=saved.protocol,
             history_kind=saved.history,
             picture=saved.picture,
             turns=list(saved.turns),
+            **{name: getattr(saved, name) for name in _SETTINGS},
         )
 
     @property
@@ -421,15 +412,7 @@ class Game:
         """
         if not 0 <= turns <= len(self.turns):
             raise UserError(f"branch: expected 0 to {len(self.turns)} turns, found {turns}")
-        game = Game.create(
-            folder,
-            model=self.model,
-            seed=self.seed,
-            window=self.window,
-            steps=self.steps,
-            protocol=self.protocol,
-            history_kind=self.history_kind,
-        )
+        game = Game.create(folder, history_kind=self.history_kind, **self._settings())
         kept = self.turns[:turns]
         names = [name for turn in kept for name in (turn.clip, turn.representation_file)]
         for name in (*self.picture_files, *names):
@@ -523,16 +506,15 @@ class Game:
             meters=dataclasses.asdict(Meters()),
         )
 
+    def _settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _SETTINGS}
+
     def _save(self, turns: list[Turn]) -> None:
         saved = _SavedGame(
-            model=self.model,
-            protocol=self.protocol,
-            seed=self.seed,
-            window=self.window,
-            steps=self.steps,
+            turns=tuple(turns),
             history=self.history_kind,
             picture=self.picture,
-            turns=tuple(turns),
+            **self._settings(),
         )
         text = json.dumps(to_json(saved), indent=2, ensure_ascii=False, allow_nan=False)
         write_whole(self.folder / GAME_FILE, (text + "\n").encode())
@@ -559,6 +541,7 @@ def check_no_game(folder: Path) -> None:
             )
 
 
+_SETTINGS = ("model", "protocol", "seed", "window", "steps")
 _METERS = ("stamina", "social", "entertainment")
 _SECONDS = ("mllm", "decoder", "vae", "total")
 
@@ -567,11 +550,8 @@ _HINT = "restore the file, or start another game with --out"
 
 
 def _read_document(path: Path) -> Any:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: expected a saved game, found: {error.strerror}") from error
-    content = parse_json(data, str(path), hint=_HINT)
+    with user_errors(path, "no saved game", hint=_HINT):
+        content = parse_json(path.read_bytes(), str(path), hint=_HINT)
     # Turns of earlier versions lack these: they were played with the game's.
     with contextlib.suppress(AttributeError, KeyError, TypeError):
         for turn in content["turns"]:

@@ -195,12 +195,6 @@ def measure_levels(
     edges: Sequence[float] = PAPER_EDGES,
     noise: float = NOISE,
 ) -> Int[np.ndarray, " n"]:
-    """Returns the motion level of each clip, 1 to 5.
-
-    Args:
-        clips: Clips of one size.
-        edges: Motion values between the levels.
-        noise: Grey levels up to which a difference is noise, as in `dis_flow`.
-    """
+    """Returns the motion level of each clip, 1 to 5; `noise` is that of `dis_flow`."""
     values = measure_motion(clips, noise=noise).tolist()
     return np.array([motion_level(value, edges=edges) for value in values])

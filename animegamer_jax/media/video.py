@@ -1,4 +1,8 @@
-"""Clips of a game: H.264 files, encoded, joined, read and enlarged."""
+"""Clips of a game: H.264 files, encoded, joined, read and enlarged.
+
+Functions that read raise `UserError` if a clip is missing or holds no video, functions that write
+raise OSError if the clip cannot be written.
+"""
 
 import contextlib
 import io
@@ -104,11 +108,7 @@ def encode_lossless_mp4(
 def write_mp4(
     path: Path, frames: UInt8[np.ndarray, "f h w 3"], *, fps: int = FRAMES_PER_SECOND
 ) -> None:
-    """Encodes a clip and writes it atomically (`encode_mp4`, `write_whole`).
-
-    Raises:
-        OSError: the clip cannot be written.
-    """
+    """Encodes a clip and writes it atomically (`encode_mp4`, `write_whole`)."""
     write_whole(path, encode_mp4(frames, fps=fps))
 
 
@@ -116,9 +116,8 @@ def join_mp4(clips: Sequence[Path], path: Path, *, fps: int = FRAMES_PER_SECOND)
     """Joins clips of one size to one clip and encodes it again; reads one clip at a time.
 
     Raises:
-        UserError: a clip cannot be read, or its size differs from the first.
+        UserError: a clip's size differs from the first.
         ValueError: there are no clips.
-        OSError: the clip cannot be written.
     """
     if not clips:
         raise ValueError("no clips to join")
@@ -152,21 +151,13 @@ def _open_mp4(source: Path | io.BytesIO, name: Path | str) -> Iterator[InputCont
 
 
 def check_mp4(path: Path) -> None:
-    """Checks a clip's header, without decoding its frames.
-
-    Raises:
-        UserError: the file is missing or holds no video.
-    """
+    """Checks a clip's header, without decoding its frames."""
     with _open_mp4(path, path):
         pass
 
 
 def measure_mp4(path: Path) -> tuple[int, int, int]:
-    """Returns rows, columns and frames of a clip; counts packets instead of decoding frames.
-
-    Raises:
-        UserError: the file is missing or holds no video.
-    """
+    """Returns rows, columns and frames of a clip; counts packets instead of decoding frames."""
     with _open_mp4(path, path) as container:
         stream = container.streams.video[0]
         count = sum(packet.size > 0 for packet in container.demux(stream))
@@ -174,11 +165,7 @@ def measure_mp4(path: Path) -> tuple[int, int, int]:
 
 
 def read_mp4(path: Path) -> UInt8[np.ndarray, "f h w 3"]:
-    """Reads all frames of a clip.
-
-    Raises:
-        UserError: the file is missing or holds no video.
-    """
+    """Reads all frames of a clip."""
     return _read_frames(path, path)
 
 
@@ -191,9 +178,6 @@ def decode_mp4(
         clip: Bytes of the file.
         name: Name of the clip in error messages.
         num_frames: Number of frames to decode, from the start; None: all.
-
-    Raises:
-        UserError: the bytes hold no video.
     """
     return _read_frames(io.BytesIO(clip), name, num_frames)
 

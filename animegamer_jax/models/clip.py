@@ -66,11 +66,6 @@ def resize_matrices(
     The same function as kornia's `resize` (bicubic, corners aligned, antialiased), which the
     released decoder calls: a Gaussian blur of sigma (factor - 1) / 2 before the interpolation if
     either side shrinks. PyTorch's own antialiasing gives different numbers.
-
-    Args:
-        height: Rows of the frame.
-        width: Columns of the frame.
-        size: Rows and columns of the result.
     """
 
     def one(length: int) -> np.ndarray:
@@ -104,7 +99,7 @@ class CLIPBlock(nnx.Module):
 
 
 def _stack(
-    width: int, *, num_layers: int, num_heads: int, config: CLIPConfig, rngs: nnx.Rngs
+    width: int, num_layers: int, num_heads: int, *, config: CLIPConfig, rngs: nnx.Rngs
 ) -> LayerStack | None:
     """A tower's layers; None if it has none."""
     if num_layers == 0:
@@ -137,11 +132,7 @@ class ImageTower(nnx.Module):
         )
         self.pre_norm = LayerNorm(width, eps=_NORM_EPS, config=config, rngs=rngs)
         self.layers = _stack(
-            width,
-            num_layers=config.vision_layers,
-            num_heads=config.vision_heads,
-            config=config,
-            rngs=rngs,
+            width, config.vision_layers, config.vision_heads, config=config, rngs=rngs
         )
         self.post_norm = LayerNorm(width, eps=_NORM_EPS, config=config, rngs=rngs)
         self.projection = nnx.Param(normal(width, config.embed_size), **axes("embed", "features"))
@@ -196,13 +187,8 @@ class TextTower(nnx.Module):
         self.position_embedding = nnx.Param(
             normal(config.context_length, width, std=0.01), **axes("positions", "embed")
         )
-        self.layers = _stack(
-            width,
-            num_layers=config.text_layers,
-            num_heads=config.text_heads,
-            config=config,
-            rngs=rngs,
-        )
+        layers, heads = config.text_layers, config.text_heads
+        self.layers = _stack(width, layers, heads, config=config, rngs=rngs)
         self.final_norm = LayerNorm(width, eps=_NORM_EPS, config=config, rngs=rngs)
         self.projection = nnx.Param(
             normal(width, config.embed_size, std=width**-0.5), **axes("embed", "features")
@@ -249,12 +235,9 @@ class CLIP(nnx.Module):
         return (x - mean) / std
 
     def image_features(self, pixels: Float[Array, "b s s 3"]) -> Float[Array, "b n d"]:
-        """Returns the condition f_v: all patches after the last layer but one.
+        """Returns the condition f_v of `preprocess`ed frames: patches after the last layer but one.
 
         Neither normalized nor projected; `n` is `config.num_patches`, row by row.
-
-        Args:
-            pixels: Frames as `preprocess` returns them.
         """
         return self.image.features(pixels)
 

@@ -218,14 +218,10 @@ class DiT(nnx.Module):
         context: Float[Array, "b n d"],
         modulation: Modulation | None = None,
     ) -> Float[Array, "b f h w c"]:
-        """Predicts v.
+        """Predicts v of noised latents, scaled (`vae.to_decoder`), from shot representations.
 
-        Args:
-            x: Noised latents, scaled (`vae.to_decoder`).
-            timestep: See the method `modulation`.
-            motion: See the method `modulation`.
-            context: Shot representation of each sample.
-            modulation: Modulation of these timesteps and motions, if already computed.
+        Timestep and motion are those of `modulation`, whose result may be given if already
+        computed.
 
         Raises:
             ValueError: the latents do not have the frames, height and width of the config.

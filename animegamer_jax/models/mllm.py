@@ -43,14 +43,9 @@ def make_batch(
     history: Float[Array, "b k r"],
     target: Float[Array, "b n r"],
 ) -> GameBatch:
-    """Returns prompts with their answers as sequences; only the four states have labels.
+    """Returns prompts with their answers, this turn's states, as sequences; only these have labels.
 
-    Args:
-        layout: Layout of the prompts.
-        prompt: The prompts, as in play.
-        states: This turn's four states, the answer.
-        history: Representations of the past turns; rows of absent turns come first.
-        target: This turn's representation.
+    In the history, the rows of absent turns come first.
     """
     answered = layout.append_answer(prompt, states)
     b, t = answered.ids.shape
@@ -122,14 +117,9 @@ class MLLM(nnx.Module):
         bidirectional: bool,
         extra_slots: int,
     ) -> tuple[Float[Array, "b t d"], KVCache]:
-        """Returns hidden states of the prompt, and a cache with room for more tokens.
+        """Returns hidden states of the prompt, and a cache with room for `extra_slots` more tokens.
 
-        Args:
-            prompt: The prompt.
-            history: Representations of the past turns.
-            layout: Layout of the prompt.
-            bidirectional: Whether this turn's frame tokens see one another, as in training.
-            extra_slots: Number of further tokens in the cache.
+        `bidirectional`: whether this turn's frame tokens see one another, as in training.
         """
         b, t = prompt.ids.shape
         where = jnp.broadcast_to(jnp.asarray(layout.history), (b, t))
@@ -158,13 +148,8 @@ class MLLM(nnx.Module):
     ) -> Int[Array, "b 4"]:
         """Chooses the four states greedily among their allowed tokens.
 
-        The tokens between the states are fixed, so decoding takes only three short passes.
-
-        Args:
-            last_hidden: Hidden state of the prompt's last token.
-            last_position: Position of the prompt's last token.
-            cache: The prompt, with room for 9 more tokens.
-            layout: Layout of the prompt.
+        The tokens between the states are fixed, so decoding takes only three short passes. The
+        cache holds the prompt and needs room for 9 more tokens.
         """
 
         def choose(hidden: jax.Array, tokens: jax.Array) -> jax.Array:

@@ -26,11 +26,6 @@ def relative_position_buckets(
 
     In each half, the first half of the buckets are single distances. The others grow with the
     logarithm of the distance up to `max_distance`; all larger distances share the last bucket.
-
-    Args:
-        num_tokens: Length of the sequence.
-        num_buckets: Number of buckets.
-        max_distance: Distance from which on the bucket is the last one.
     """
     positions = np.arange(num_tokens)
     offset = positions[None, :] - positions[:, None]

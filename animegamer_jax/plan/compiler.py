@@ -1,7 +1,6 @@
 """Compiles one program for a slice, and reads the compiler's errors if it does not fit."""
 
 import contextlib
-import dataclasses
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -49,9 +48,7 @@ class ScratchError(NoRoomError):
 def read_no_room(text: str, *, limit: float) -> NoRoomError | None:
     """Converts the compiler's message to an error; None: another kind of failure.
 
-    Args:
-        text: The compiler's message.
-        limit: Memory that a program may use, in 10^9 bytes, if the message does not include it.
+    `limit` is the memory that a program may use, in 10^9 bytes, if the message does not include it.
     """
     space = _SPACE.search(text)
     if "RESOURCE_EXHAUSTED" not in text or space is None:
@@ -93,7 +90,6 @@ def compile_program(configuration: "Configuration", topology: "Topology") -> "Es
     from animegamer_jax.plan.estimate import make_estimate
     from animegamer_jax.plan.programs import rollout_program, stage_program
     from animegamer_jax.plan.topology import describe_devices, torus_of
-    from animegamer_jax.protocol import PAPER
     from animegamer_jax.sharding import PLANS, make_mesh
 
     c = configuration
@@ -107,7 +103,7 @@ def compile_program(configuration: "Configuration", topology: "Topology") -> "Es
             games=c.games,
             steps=c.denoising_steps,
             part=c.part,
-            protocol=dataclasses.replace(PAPER, history=c.history),
+            history=c.history,
         )
     else:
         program = stage_program(c.stage, mesh=mesh, plan=plan, size=c.size, **c.changes)
@@ -121,17 +117,9 @@ def compile_program(configuration: "Configuration", topology: "Topology") -> "Es
         if "slice_builder" in str(error):
             raise UserError(f"--topology {topology}: the compiler knows no such slice") from None
         raise
+    torus = torus_of(topology, mesh.devices.flat)
     estimate = make_estimate(
-        compiled,
-        program=program.name,
-        topology=topology,
-        plan=c.layout,
-        mesh=c.mesh,
-        torus=torus_of(topology, mesh.devices.flat),
-        samples=program.samples,
-        unit=program.unit,
-        sample_flops=program.flops,
-        sample_tokens=program.tokens,
+        compiled, program, topology=topology, plan=c.layout, mesh=c.mesh, torus=torus
     )
     if not estimate.memory.fits:
         raise TooLargeError(estimate.memory.peak, estimate.memory.chip)

@@ -283,10 +283,7 @@ def sweep_configurations(
 ) -> Iterator[Configuration]:
     """Yields other meshes, batches and remat policies of a stage, or layouts and games of play.
 
-    Args:
-        configuration: The meaning of the command's options.
-        topology: The slice.
-        given: Names of the options that were given, which stay unchanged.
+    The options that were `given` stay unchanged.
     """
     make = _sweep_play if configuration.stage == "rollout" else _sweep_training
     yield from make(configuration, topology.num_chips, given)

@@ -36,7 +36,7 @@ _SLICES = ("dynamic-slice", "slice", "gather")
 _SAME_VALUE = ("bitcast", "copy", "reshape", "convert", "get-tuple-element")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Collective:
     """All collectives of one kind over the same groups: their number, and bytes sent by a chip."""
 
@@ -84,12 +84,6 @@ class Cost:
     collectives: dict[tuple[str, Groups], Collective] = dataclasses.field(default_factory=dict)
     unknown_loops: int = 0
     without_estimate: float = 0.0
-
-    def add_collective(self, kind: str, groups: Groups, sent: float, times: float) -> None:
-        old = self.collectives.get((kind, groups), Collective(kind, groups))
-        self.collectives[kind, groups] = dataclasses.replace(
-            old, count=old.count + times, sent=old.sent + sent * times
-        )
 
 
 def sent_by_a_chip(kind: str, *, result: float, group: int) -> float:
@@ -184,8 +178,9 @@ class _Walker:
         groups = groups_of(i.attributes, devices=self.devices)
         group = len(groups[0])
         if group > 1 and result:
-            sent = sent_by_a_chip(kind, result=result, group=group)
-            self.cost.add_collective(kind, groups, sent, times)
+            found = self.cost.collectives.setdefault((kind, groups), Collective(kind, groups))
+            found.count += times
+            found.sent += sent_by_a_chip(kind, result=result, group=group) * times
 
     def _fused_collectives(self, name: str) -> list[tuple[Instruction, str, float]]:
         """Returns the collectives in a fused computation, their kinds, and bytes of their results.
@@ -442,11 +437,7 @@ def _hits(
 
 
 def cost_of(text: str, *, devices: int) -> Cost:
-    """Returns the cost of a compiled program.
-
-    Args:
-        text: `compiled.as_text()`.
-        devices: Number of the program's devices.
+    """Returns the cost of a compiled program, from its `as_text()` and its number of devices.
 
     Raises:
         HLOError: it is not the text of a compiled program.

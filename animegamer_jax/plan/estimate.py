@@ -12,12 +12,15 @@ import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from animegamer_jax.devices import Chip
 from animegamer_jax.plan.costs import Cost, Kernel, cost_of
 from animegamer_jax.plan.interconnect import Torus, link_share
 from animegamer_jax.plan.topology import Topology
+
+if TYPE_CHECKING:
+    from animegamer_jax.plan.programs import Program
 
 _PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 5}  # in parts of splash attention; dkv also computes dq
 
@@ -189,16 +192,12 @@ def unknown_kernels(cost: Cost) -> dict[str, float]:
 
 def make_estimate(
     compiled: Any,
+    program: "Program",
     *,
-    program: str,
     topology: Topology,
     plan: str,
     mesh: Mapping[str, int],
     torus: Torus,
-    samples: int,
-    unit: str,
-    sample_flops: float | None = None,
-    sample_tokens: int | None = None,
 ) -> Estimate:
     """Makes the estimate of a compiled program; `torus` has the chips in the mesh's order."""
     chip, chips = topology.chip, topology.num_chips
@@ -220,9 +219,9 @@ def make_estimate(
         kernels=in_kernels,
     )
     flops = cost.product_flops + kernel_flops
-    useful = flops if sample_flops is None else sample_flops * samples / chips
+    useful = flops if program.flops is None else program.flops * program.samples / chips
     return Estimate(
-        program=program,
+        program=program.name,
         topology=str(topology),
         plan=plan,
         mesh=dict(mesh),
@@ -236,10 +235,10 @@ def make_estimate(
         flops=flops,
         gigabytes=(cost.product_bytes + cost.other_bytes) / 1e9,
         collectives=dict(sent),
-        samples=samples,
-        unit=unit,
-        sample_flops=sample_flops,
-        sample_tokens=sample_tokens,
+        samples=program.samples,
+        unit=program.unit,
+        sample_flops=program.flops,
+        sample_tokens=program.tokens,
         peak_share=useful / (seconds.total * chip.peak_tflops * 1e12),
         unknown_loops=cost.unknown_loops,
         unknown_instructions=cost.without_estimate,

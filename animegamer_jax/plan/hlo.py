@@ -204,10 +204,6 @@ def parse(text: str) -> Module:
 def groups_of(attributes: str, *, devices: int) -> Groups:
     """Returns a collective's groups of devices; of a permutation, pairs of source and target.
 
-    Args:
-        attributes: Attributes of the instruction.
-        devices: Number of the program's devices.
-
     Raises:
         HLOError: the groups are in an unknown form.
     """

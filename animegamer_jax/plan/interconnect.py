@@ -66,16 +66,12 @@ class Torus:
 def link_share(kind: str, groups: Groups, torus: Torus) -> float:
     """Returns the load of the busiest link, over the bytes that a chip sends; all groups at once.
 
-    - Pairs (`collective-permute`) take their routes; shared links carry the sum.
+    - Pairs of source and target (`collective-permute`) take their routes; shared links carry the
+      sum.
     - Exchanges (all-to-all) are pairs in which every member sends an equal part to each other one.
     - The others move in rings. If a group's chips are neighbours, they use all links within the
       group, and the chip with the fewest links decides; else they use the routes between the
       members in their order, in both directions.
-
-    Args:
-        kind: Kind of the collective.
-        groups: Groups of devices; of `collective-permute`, sources and targets.
-        torus: Positions of the devices.
     """
     members = [[torus.positions[n] for n in group] for group in groups]
     if kind == "collective-permute":

@@ -20,15 +20,11 @@ from animegamer_jax.bundle.config import with_dtypes
 from animegamer_jax.configs import SIZES, ModelConfig
 from animegamer_jax.convert.networks import with_lora
 from animegamer_jax.game import rollout
+from animegamer_jax.game.saved_game import History
 from animegamer_jax.models.encoder import ShotNetworks
 from animegamer_jax.plan.abstract_inputs import AbstractBundle, write_tokenizer
-from animegamer_jax.protocol import PAPER, Layout, Protocol
-from animegamer_jax.sharding import (
-    ShardingPlan,
-    network_rules,
-    param_shardings,
-    use_plan,
-)
+from animegamer_jax.protocol import PAPER, Layout
+from animegamer_jax.sharding import ShardingPlan, network_rules, param_shardings, use_plan
 from animegamer_jax.tokenizer import Tokenizer
 from animegamer_jax.train.optimizer import make_optimizer
 from animegamer_jax.train.registry import find_stage
@@ -104,15 +100,7 @@ def make_stage(
 def stage_program(
     name: str, *, mesh: Mesh, plan: ShardingPlan, size: str = "full", **changes: Any
 ) -> Program:
-    """Returns a stage's training step.
-
-    Args:
-        name: Name of the stage on the command line.
-        mesh: Mesh of the slice's devices.
-        plan: Sharding of weights and activations.
-        size: Size of the networks and the recipe.
-        changes: Changes of the recipe.
-    """
+    """Returns the training step of a stage, named as on the command line, with a changed recipe."""
     with tempfile.TemporaryDirectory() as temporary:
         stage, bundle = make_stage(name, size, Path(temporary), **changes)
         recipe: Recipe = stage.recipe
@@ -143,26 +131,14 @@ def _num_tokens(stage: Stage[Any]) -> int | None:
 
 
 def abstract_networks(
-    config: ModelConfig,
-    *,
-    mesh: Mesh,
-    plan: ShardingPlan,
-    dtype: str = "bfloat16",
-    history: str = "predicted",
+    config: ModelConfig, *, mesh: Mesh, plan: ShardingPlan, history: History = "predicted"
 ) -> rollout.Networks:
-    """Returns the networks needed to play, as shapes sharded by the plan.
-
-    Args:
-        config: Configuration of each network.
-        mesh: Mesh of the slice's devices.
-        plan: Sharding of weights and activations.
-        dtype: Number format of weights and activations.
-        history: Value of `Protocol.history`; "shown" needs CLIP and the shot encoder.
-    """
+    """Returns the networks needed to play, as bfloat16 shapes sharded by the plan."""
 
     def one(name: Any) -> nnx.Module:
-        options: Any = {"dtype": dtype, "param_dtype": dtype}
-        network_config = with_dtypes(getattr(config, name), **options)
+        network_config = with_dtypes(
+            getattr(config, name), dtype="bfloat16", param_dtype="bfloat16"
+        )
         if name in ("mllm", "dit"):  # a player merges low-rank updates when it loads them
             network_config = with_lora(name, network_config, None)
         network = abstract_network(name, network_config)
@@ -171,7 +147,7 @@ def abstract_networks(
 
     encoder: Any = config.encoder
     shape = (encoder.num_text_tokens + encoder.num_image_tokens, encoder.representation_size)
-    unconditional = _replicated(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)), mesh)
+    unconditional = _replicated(jax.ShapeDtypeStruct(shape, jnp.bfloat16), mesh)
     shown: Any = (one("clip"), one("encoder")) if history == "shown" else None
     networks: Any = (one("mllm"), one("dit"), one("vae"), unconditional)
     return rollout.Networks(*networks, shot=shown and ShotNetworks(*shown))
@@ -185,21 +161,11 @@ def rollout_program(
     games: int = 1,
     steps: int = 50,
     part: str = "turn",
-    protocol: Protocol = PAPER,
+    history: History = "predicted",
 ) -> Program:
-    """Returns a turn of the game from instruction to frames, or one of its parts.
-
-    Args:
-        mesh: Mesh of the slice's devices.
-        plan: Sharding of weights and activations.
-        size: Size of the networks.
-        games: Games played at once.
-        steps: Denoising steps.
-        part: "turn", "mllm", "decoder" or "vae".
-        protocol: Game protocol.
-    """
-    config = SIZES[size]()
-    networks = abstract_networks(config, mesh=mesh, plan=plan, history=protocol.history)
+    """Returns a turn from instruction to frames, or its part "mllm", "decoder" or "vae"."""
+    config, protocol = SIZES[size](), dataclasses.replace(PAPER, history=history)
+    networks = abstract_networks(config, mesh=mesh, plan=plan, history=history)
     c = networks.mllm.config
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_tokenizer(Path(temporary), config)

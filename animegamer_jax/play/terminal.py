@@ -13,7 +13,9 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.game.instructions import Line, check_characters
 from animegamer_jax.game.saved_game import GAME_FILE, PICTURE_FILE, STORYBOARD_FILE, Game, Turn
 from animegamer_jax.progress import show_progress
+from animegamer_jax.storage.paths import user_errors
 
+_HINT = "free some space there"
 _STAGES = {"mllm": "language model", "decoder": "denoising steps", "vae": "frames"}
 
 if TYPE_CHECKING:
@@ -90,12 +92,8 @@ class TerminalGame:
                     f"turn {number}: {_STAGES[stage]}", done, steps
                 ),
             )
-        try:
+        with user_errors(self.game.folder, f"turn {number} could not be saved", hint=_HINT):
             turn = self.game.add(output.row(0), instruction)
-        except OSError as error:
-            raise UserError(
-                f"{self.game.folder}: turn {number} could not be saved: {error.strerror}"
-            ) from error
         self.console.print(describe(turn, self.game.folder, total=total))
         self._note_unknown_words(instruction)
         return window
@@ -133,14 +131,9 @@ class TerminalGame:
         return f"{playing}{saved} saved; continue with: {self.resume_command}"
 
     def _save_storyboard(self) -> None:
-        if not self.game.turns:
-            return
-        try:
-            self.game.save_storyboard()
-        except OSError as error:
-            raise UserError(
-                f"{self.game.folder}: the storyboard could not be saved: {error.strerror}"
-            ) from error
+        if self.game.turns:
+            with user_errors(self.game.folder, "the storyboard could not be saved", hint=_HINT):
+                self.game.save_storyboard()
 
     def _print_files(self) -> None:
         game = self.game

@@ -19,6 +19,7 @@ from animegamer_jax.game.saved_game import (
 from animegamer_jax.media import video
 from animegamer_jax.media.pictures import read_picture
 from animegamer_jax.serve.archive import unpack_game
+from animegamer_jax.storage.paths import user_errors
 
 _ID = re.compile(r"[0-9a-f]{24}")
 _IDLE_SECONDS = 1800.0
@@ -76,12 +77,8 @@ class GameStore:
         self.max_games, self.idle_seconds = max_games, idle_seconds
         self._open: dict[str, _OpenGame] = {}
         self._lock = threading.RLock()
-        try:
+        with user_errors(folder, "cannot hold the games", hint="give another folder by --games"):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(
-                f"{folder}: expected a folder for the games, found: {error.strerror}"
-            ) from error
 
     def new(self, *, seed: int, window: int, steps: int, picture: NewPicture | None = None) -> str:
         """Creates a game, from a player's own picture if there is one, and returns its id.
@@ -90,7 +87,6 @@ class GameStore:
             UserError: `max_games` are open and none may be evicted, or the game cannot be saved.
         """
         with self._lock:
-            self._make_room()
             name = self._new_id()
             game = Game.create(
                 self.folder / name,
@@ -133,12 +129,9 @@ class GameStore:
         """
         with self._lock:
             game = self.get(name)
-            self._make_room()
             new = self._new_id()
-            try:
+            with user_errors(f"game {name}", "the branch could not be saved", hint="try again"):
                 branch = game.branch(self.folder / new, turns)
-            except OSError as error:
-                raise UserError(f"the branch could not be saved: {error.strerror}") from error
             self._open[new] = _OpenGame(branch, time.monotonic())
             return new
 
@@ -149,7 +142,6 @@ class GameStore:
             UserError: the archive holds no game of this model; or as `new`.
         """
         with self._lock:
-            self._make_room()
             name = self._new_id()
         game = unpack_game(archive, self.folder / name, check=lambda g: check_game(g, self.model))
         with self._lock:
@@ -157,6 +149,8 @@ class GameStore:
         return name
 
     def _new_id(self) -> str:
+        """Returns an unused id, after making room for its game."""
+        self._make_room()
         return secrets.token_hex(12)
 
     def _make_room(self) -> None:

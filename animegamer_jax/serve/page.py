@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from animegamer_jax.serve import view
 from animegamer_jax.serve.archive import pack_game
 from animegamer_jax.serve.engine import Engine, TurnRequest
 from animegamer_jax.serve.game_store import GameStore
+from animegamer_jax.storage.paths import user_errors
 
 Number = int | float  # as a browser sends it
 
@@ -43,12 +44,7 @@ class Page:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        *,
-        vocabulary: Vocabulary,
-        steps: int,
-        title: str = "AnimeGamer",
+        self, engine: Engine, *, vocabulary: Vocabulary, steps: int, title: str = "AnimeGamer"
     ):
         self.engine, self.vocabulary, self.steps, self.title = engine, vocabulary, steps, title
         self.store: GameStore = engine.store
@@ -86,14 +82,13 @@ class Page:
                         )  # fmt: skip
                         self.say = gr.Button("Play", variant="primary", elem_id="play-line")
                     with gr.Tab("In parts"):
-                        character = self._choice("Character", words.characters)
+                        self.fields = {"character": self._choice("Character", words.characters)}
                         with gr.Row():
-                            adverb = self._choice("Adverb", words.adverbs)
-                            motion = self._choice("Motion", words.motions)
+                            self.fields["adverb"] = self._choice("Adverb", words.adverbs)
+                            self.fields["motion"] = self._choice("Motion", words.motions)
                         with gr.Row():
-                            time = self._choice("Time", words.times)
-                            place = self._choice("Place", words.places)
-                        self.fields = [character, adverb, motion, time, place]
+                            self.fields["time"] = self._choice("Time", words.times)
+                            self.fields["place"] = self._choice("Place", words.places)
                         self.go = gr.Button("Play", variant="primary", elem_id="play-parts")
                 self.status = gr.HTML(view.status(""), elem_id="status")
                 with gr.Row():
@@ -107,12 +102,11 @@ class Page:
             label="Storyboard", show_label=False, elem_id="board", columns=8, allow_preview=False,
             object_fit="contain", buttons=[], fit_columns=False,
         )  # fmt: skip
+        levels = [("the model decides", 0)]
+        levels += [(str(n), n) for n in self.engine.player.protocol.motion_levels]
         with gr.Accordion("Settings", open=False):
             with gr.Row():
-                self.level = gr.Dropdown(
-                    [("the model decides", 0), *((str(n), n) for n in self._levels())], value=0,
-                    label="Motion level", elem_id="level",
-                )  # fmt: skip
+                self.level = gr.Dropdown(levels, value=0, label="Motion level", elem_id="level")
                 self.seed = gr.Number(
                     0, label="Seed of the game", precision=0, minimum=0, elem_id="seed"
                 )
@@ -144,9 +138,10 @@ class Page:
                 "Load a game", file_types=[".zip"], file_count="single", elem_id="load"
             )
             self.save_file = gr.DownloadButton("", visible="hidden", elem_id="save-file")
-
-    def _levels(self) -> tuple[int, ...]:
-        return tuple(self.engine.player.protocol.motion_levels)
+        # What the handlers update, in the order of their results.
+        self.outputs: list[Any] = [
+            self.game, self.shown, self.clip, self.about, self.meters, self.board, self.status,
+        ]  # fmt: skip
 
     @staticmethod
     def _choice(label: str, words: tuple[str, ...]) -> gr.Dropdown:
@@ -155,14 +150,8 @@ class Page:
             elem_id=f"field-{label.lower()}",
         )  # fmt: skip
 
-    def _outputs(self) -> list[Any]:
-        """The components that the handlers update, in the order of their results."""
-        return [
-            self.game, self.shown, self.clip, self.about, self.meters, self.board, self.status,
-        ]  # fmt: skip
-
     def _connect(self, blocks: gr.Blocks) -> None:
-        out = self._outputs()
+        out = self.outputs
         settings = [self.level, self.seed, self.window, self.num_steps]
 
         def on(event: Any, function: Any, inputs: list[Any], outputs: list[Any] | None = None):
@@ -174,7 +163,7 @@ class Page:
         on(blocks.load, self.on_load, [self.game])
         for event in (self.say.click, self.line.submit):
             on(event, self.on_line, [self.game, self.line, *settings], [*out, self.line])
-        on(self.go.click, self.on_fields, [self.game, *self.fields, *settings])
+        on(self.go.click, self.on_fields, [self.game, *self.fields.values(), *settings])
         on(self.again.click, self.on_again, [self.game, *settings])
         on(self.stop.click, self.on_stop, [self.game], [self.status])
         on(self.undo.click, self.on_undo, [self.game])
@@ -198,22 +187,22 @@ class Page:
         turns = game.turns if game else []
         number = turn if 1 <= turn <= len(turns) else len(turns)
         found = turns[number - 1] if number else None
-        meters = found.meters if found else (game.meters if game else None)
         picture = game.picture.instruction if game and game.picture else ""
         said = found.instruction if found else picture
-        unknown = tuple(self.engine.player.tokenizer.unknown_words(said)) if said else ()
-        cards = (
-            [(self.file(game.folder / PICTURE_FILE), "your picture")] if game and picture else []
-        )
-        if game:
-            cards += [(self.file(view.thumbnail(game, t)), f"turn {t.turn}") for t in turns]
+        unknown = self.engine.player.tokenizer.unknown_words(said) if said else ()
+        pictures = [(view.thumbnail(game, t), f"turn {t.turn}") for t in turns] if game else []
+        if game and picture:
+            pictures.insert(0, (game.folder / PICTURE_FILE, "your picture"))
         return [
             name,
             0 if number == len(turns) else number,
             self.file(game.folder / found.clip) if game and found else None,
             view.describe(found, len(turns), picture=picture, unknown=unknown),
-            view.meters(meters or Meters(), found),
-            gr.Gallery(cards, selected_index=number - 1 + bool(picture) if found else None),
+            view.meters(found.meters if found else Meters(), found),
+            gr.Gallery(
+                [(self.file(path), label) for path, label in pictures],
+                selected_index=number - 1 + bool(picture) if found else None,
+            ),
             view.status(status, bad=bad),
         ]
 
@@ -223,14 +212,16 @@ class Page:
 
     def _say(self, text: str, *, bad: bool = False) -> list[Any]:
         """Updates only the status line."""
-        skip = [gr.skip()] * (len(self._outputs()) - 1)
-        return [*skip, view.status(text, bad=bad)]
+        return self._set_status(view.status(text, bad=bad))
+
+    def _set_status(self, line: str) -> list[Any]:
+        return [*[gr.skip()] * (len(self.outputs) - 1), line]
 
     def _refuse(self, name: str, error: UserError) -> list[Any]:
         """Shows an error: as a warning while a turn is played, which uses the status line."""
         if name and self.engine.request_of(name) is not None:
             gr.Warning(str(error))
-            return [gr.skip()] * len(self._outputs())
+            return [gr.skip()] * len(self.outputs)
         return self._say(str(error), bad=True)
 
     # Handlers
@@ -249,48 +240,23 @@ class Page:
         if request is not None:
             yield from self._follow(request)
 
-    def on_line(
-        self, name: str, line: str, level: int, seed: Number, window: Number, steps: Number
-    ) -> Iterator[list[Any]]:
+    def on_line(self, name: str, line: str, *settings: Number) -> Iterator[list[Any]]:
         """Plays the line and empties it once the turn has begun: later typing is kept."""
-        yield from self._play(name, line, level, seed, window, steps, emptied=1)
+        yield from self._play(name, line, settings, emptied=1)
 
-    def on_fields(
-        self,
-        name: str,
-        character: str | None,
-        adverb: str | None,
-        motion: str | None,
-        time: str | None,
-        place: str | None,
-        level: int,
-        seed: Number,
-        window: Number,
-        steps: Number,
-    ) -> Iterator[list[Any]]:
-        line = compose_instruction(
-            character=character or "", adverb=adverb or "", motion=motion or "",
-            time=time or "", place=place or "",
-        )  # fmt: skip
-        yield from self._play(name, line, level, seed, window, steps)
+    def on_fields(self, name: str, *inputs: Any) -> Iterator[list[Any]]:
+        """Plays the instruction that the fields make; the inputs are theirs and the settings."""
+        parts = {part: text or "" for part, text in zip(self.fields, inputs, strict=False)}
+        yield from self._play(name, compose_instruction(**parts), inputs[len(parts) :])
 
-    def on_again(
-        self, name: str, level: int, seed: Number, window: Number, steps: Number
-    ) -> Iterator[list[Any]]:
+    def on_again(self, name: str, *settings: Number) -> Iterator[list[Any]]:
         """Plays the last turn again, from another seed."""
         try:
-            game = self._existing(name)
-            if not game.turns:
-                raise UserError("no turn to try again: play one first")
-            last = game.turns[-1]
-            request = self.engine.submit(
-                name, last.instruction, after=len(game.turns) - 1, seed=secrets.randbits(31),
-                window=int(window), steps=int(steps), level=int(level or 0),
-            )  # fmt: skip
+            request = self.play_again(name, seed=secrets.randbits(31), **_options(settings))
         except UserError as error:
             yield self._refuse(name, error)
-            return
-        yield from self._follow(request)
+        else:
+            yield from self._follow(request)
 
     def on_stop(self, name: str) -> str:
         if name and self.engine.stop(name):
@@ -403,6 +369,13 @@ class Page:
         turn = player.represent(picture, text or "", name=name)
         return self.new_game(seed, window, steps, picture=turn), picture.note
 
+    def play_again(self, name: str, **options: int) -> TurnRequest:
+        """Queues the last turn again; the options are those of `Engine.submit`."""
+        turns = self._existing(name).turns
+        if not turns:
+            raise UserError("no turn to try again: play one first")
+        return self.engine.submit(name, turns[-1].instruction, after=len(turns) - 1, **options)
+
     def undo_turn(self, name: str) -> None:
         """Removes the last turn."""
         game = self._existing(name)
@@ -410,42 +383,29 @@ class Page:
             raise UserError("a turn is being played: stop it first")
         if not game.turns:
             raise UserError("no turn to undo")
-        try:
+        with user_errors(f"game {name}", "could not be saved", hint="try again"):
             game.undo()
-        except OSError as error:
-            raise UserError(f"the game could not be saved: {error.strerror}") from error
 
     def pack(self, name: str) -> str:
         """Packs the game and returns a path from which the browser may download it."""
         game = self._existing(name)
         path = game.folder / "animegamer.zip"
         try:
-            pack_game(game, path)
-            return self.file(path)
-        except OSError as error:
-            raise UserError(f"the game could not be packed: {error.strerror}") from error
+            with user_errors(f"game {name}", "could not be packed", hint="try again"):
+                pack_game(game, path)
+                return self.file(path)
         finally:
             path.unlink(missing_ok=True)
 
     def _play(
-        self,
-        name: str,
-        line: str,
-        level: int,
-        seed: Number,
-        window: Number,
-        steps: Number,
-        *,
-        emptied: int = 0,
+        self, name: str, line: str, settings: Sequence[Number], *, emptied: int = 0
     ) -> Iterator[list[Any]]:
         """Plays a turn; once it has begun, `emptied` further outputs become empty."""
         kept = [gr.skip()] * emptied
         try:
             if not name:
-                name = self.new_game(seed, window, steps)
-            request = self.engine.submit(
-                name, line or "", window=int(window), steps=int(steps), level=int(level or 0)
-            )
+                name = self.new_game(*settings[1:])
+            request = self.engine.submit(name, line or "", **_options(settings))
         except UserError as error:
             yield [name, *self._refuse(name, error)[1:], *kept]
             return
@@ -460,13 +420,19 @@ class Page:
             line = view.progress(request, self.engine.queue_position(request))
             if line != shown:
                 shown = line
-                yield [*[gr.skip()] * (len(self._outputs()) - 1), line]
+                yield self._set_status(line)
         if request.status == "done":
             yield self._show(request.game)
         elif request.status == "stopped":
             yield self._say("Stopped: the game is unchanged.")
         else:
             yield self._say(request.error, bad=True)
+
+
+def _options(settings: Sequence[Number]) -> dict[str, int]:
+    """Returns the options of `Engine.submit` for the settings' inputs; the seed is the game's."""
+    level, _, window, steps = (int(value or 0) for value in settings)
+    return {"level": level, "window": window, "steps": steps}
 
 
 class Api:
@@ -530,13 +496,7 @@ class Api:
 
     def try_again(self, game: str, seed: int, level: int = 0) -> dict:
         """Plays the last turn again from another seed and returns it."""
-        found = self.store.get(game)
-        if not found.turns:
-            raise UserError("no turn to try again: play one first")
-        instruction, after = found.turns[-1].instruction, len(found.turns) - 1
-        return self._wait(
-            self.engine.submit(game, instruction, after=after, seed=seed, level=level)
-        )
+        return self._wait(self.page.play_again(game, seed=seed, level=level))
 
     def _wait(self, request: TurnRequest) -> dict:
         request.wait()
@@ -578,10 +538,7 @@ class Api:
         found = self.store.get(game)
         return {
             "game": game,
-            "model": found.model,
-            "seed": found.seed,
-            "window": found.window,
-            "steps": found.steps,
+            **{name: getattr(found, name) for name in ("model", "seed", "window", "steps")},
             "picture": found.picture and dataclasses.asdict(found.picture),
             "meters": dataclasses.asdict(found.meters),
             "turns": [dataclasses.asdict(turn) for turn in found.turns],

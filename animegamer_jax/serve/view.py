@@ -8,11 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from animegamer_jax.game.saved_game import (
-    Game,
-    Meters,
-    Turn,
-)
+from animegamer_jax.game.saved_game import Game, Meters, Turn
 from animegamer_jax.media import video
 from animegamer_jax.serve.engine import TurnRequest
 

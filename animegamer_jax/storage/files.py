@@ -1,4 +1,7 @@
-"""Writes files atomically: under a temporary name, then renamed."""
+"""Writes files atomically: under a temporary name, then renamed.
+
+All functions but `write_whole` raise `UserError` if the file cannot be written.
+"""
 
 import contextlib
 import json
@@ -25,16 +28,8 @@ def write_whole(path: Path, data: bytes) -> None:
     Raises:
         OSError: full disk, read-only folder; the old content of `path` is untouched.
     """
-    part = path.with_name(path.name + ".part")
-    try:
-        with open(part, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with _renaming(path.with_name(f"{path.name}.part"), path) as file:
+        file.write(data)
 
 
 @contextlib.contextmanager
@@ -43,23 +38,27 @@ def replacing(path: epath.Path) -> Iterator[IO[bytes]]:
 
     If two processes write the same file, one of their versions remains. A killed process leaves a
     temporary file (`remove_stale`).
-
-    Raises:
-        UserError: the file cannot be written.
     """
     part = path.parent / f"{path.name}.part-{secrets.token_hex(4)}"
     with user_errors(path, "cannot be written", hint="free space or choose another place"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with part.open("wb") as file:
-                yield file
-                file.flush()
-                if not is_bucket(path):
-                    os.fsync(file.fileno())
-            part.replace(path)
-        finally:
-            if part.exists():
-                part.unlink(missing_ok=True)
+        with _renaming(part, path) as file:
+            yield file
+
+
+@contextlib.contextmanager
+def _renaming(part: Path | epath.Path, path: Path | epath.Path) -> Iterator[IO[bytes]]:
+    """Opens `part`, which becomes `path` once it is on disk, or is removed after an error."""
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            if not is_bucket(path):
+                os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        if part.exists():
+            part.unlink(missing_ok=True)
 
 
 def remove_stale(parts: Iterable[epath.Path]) -> None:
@@ -70,22 +69,20 @@ def remove_stale(parts: Iterable[epath.Path]) -> None:
                 part.unlink()
 
 
-def write_json(path: epath.Path, value: Any) -> None:
-    """Writes a value as JSON.
+def write_json(path: epath.PathLike, value: Any, *, indent: int | None = 1) -> None:
+    """Writes a value as JSON, with each item on a line of its own unless `indent` is None.
 
     Raises:
         UserError: the file cannot be written.
+        ValueError: a number is not finite.
     """
-    with replacing(path) as file:
-        file.write((json.dumps(value, indent=1) + "\n").encode())
+    text = json.dumps(value, indent=indent, allow_nan=False)
+    with replacing(epath.Path(path)) as file:
+        file.write((text + "\n").encode())
 
 
 def write_lines(path: epath.Path, values: Iterable[Any]) -> None:
-    """Writes a value as JSON on each line.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Writes a value as JSON on each line."""
     with replacing(path) as file:
         for value in values:
             file.write((json.dumps(value) + "\n").encode())

@@ -21,36 +21,30 @@ def absolute(path: epath.PathLike) -> epath.Path:
     if not text.strip():
         raise UserError("expected a folder's path, found an empty one")
     if is_bucket(text):
-        logging.getLogger("gcsfs").setLevel(
-            logging.CRITICAL
-        )  # it also prints each error that it raises
+        # It also prints each error that it raises.
+        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
         return epath.Path(text)
     return epath.Path(os.path.abspath(os.path.expanduser(text)))
 
 
-def refuse_existing(
-    path: epath.Path, *, overwrite: bool | None, marker: str = "config.json"
-) -> None:
+def refuse_existing(path: epath.Path, *, overwrite: bool | None) -> None:
     """Checks that `path` may be written: it is free, or a folder of ours that may be replaced.
 
     Args:
         path: path of the new folder.
         overwrite: whether a folder of ours may be replaced; None: the command has no such option.
-        marker: name of a file that every folder of ours holds.
 
     Raises:
-        UserError: the path is taken; with `overwrite`, only by a folder without `marker`.
+        UserError: the path is taken; with `overwrite`, only by a folder without our config.json.
     """
-    if not path.exists():
-        return
-    if path.is_dir() and not any(path.iterdir()):
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not overwrite:
         option = "" if overwrite is None else ", or pass --overwrite"
         raise UserError(f"{path}: already there: choose another folder{option}")
-    if not (path / marker).exists():
+    if not (path / "config.json").exists():
         raise UserError(
-            f"{path}: not overwritten, because it holds no {marker}: choose another folder"
+            f"{path}: not overwritten, because it holds no config.json: choose another folder"
         )
 
 
@@ -72,8 +66,6 @@ _STATUS = re.compile(
     r"(RESOURCE_EXHAUSTED|PERMISSION_DENIED|NOT_FOUND|DATA_LOSS|UNAVAILABLE|INTERNAL|OUT_OF_RANGE"
     r"|INVALID_ARGUMENT|FAILED_PRECONDITION|UNAUTHENTICATED|UNKNOWN|DEADLINE_EXCEEDED|ABORTED)\b"
 )
-
-
 _SIGN_IN = (
     "sign in with `gcloud auth application-default login`, or let this machine's account into the "
     "bucket"

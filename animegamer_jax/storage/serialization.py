@@ -6,6 +6,10 @@ missing only if its default is empty (None, 0, False, "" or a container without 
 metadata has `omit_default`: files of earlier versions lack it. A field with `omit_default` is not
 written at its default either, so those files, and digests of them, stay as they are. `pydantic`
 checks the types; it is imported on the first use.
+
+Functions that read take the type of the content, a dataclass or any other type that `pydantic` can
+check. They raise `UserError` in one line: `where` or the path, the field, what was expected, what
+was found, and `hint`, which says what to do about a missing or damaged file.
 """
 
 import dataclasses
@@ -46,16 +50,7 @@ def to_json(value: Any, *, leaf: Callable[[Any], Any] = lambda value: value) -> 
 
 
 def read_json(path: epath.PathLike, kind: type[T] | Any, *, hint: str) -> T:
-    """Reads a JSON file into a dataclass.
-
-    Args:
-        path: the file, local or in a bucket.
-        kind: the dataclass.
-        hint: what to do about a file that is missing or damaged, for the error.
-
-    Raises:
-        UserError: in one line: file and field, what was expected and what was found.
-    """
+    """Reads a JSON file, local or in a bucket."""
     with user_errors(path, "cannot be read", hint=hint):
         data = epath.Path(path).read_bytes()
     where = os.fspath(path)
@@ -63,19 +58,7 @@ def read_json(path: epath.PathLike, kind: type[T] | Any, *, hint: str) -> T:
 
 
 def read_lines(path: epath.PathLike, kind: type[T] | Any, *, hint: str) -> Iterator[tuple[T, str]]:
-    """Reads a file with a JSON value on each line.
-
-    Args:
-        path: the file, local or in a bucket.
-        kind: the dataclass of a line.
-        hint: what to do about a file that is missing or damaged, for the error.
-
-    Yields:
-        Value and name of each line, for errors.
-
-    Raises:
-        UserError: in one line: file, line and field, what was expected and what was found.
-    """
+    """Reads a file with a JSON value on each line; yields the values, and the lines' names."""
     with user_errors(path, "cannot be read", hint=hint):
         lines = epath.Path(path).read_bytes().split(b"\n")
     if lines[-1]:
@@ -85,17 +68,24 @@ def read_lines(path: epath.PathLike, kind: type[T] | Any, *, hint: str) -> Itera
         yield from_json(kind, parse_json(line, where, hint=hint), where, hint=hint), where
 
 
-def parse_json(data: bytes | str, where: str, *, hint: str) -> Any:
-    """Parses JSON text; refuses a field that occurs twice in one object.
-
-    Args:
-        data: the text, in UTF-8 if bytes.
-        where: name of the file, for the error.
-        hint: what to do about damaged text, for the error.
+def decode_text(data: bytes, where: str) -> str:
+    """Decodes UTF-8 text, with or without a byte order mark.
 
     Raises:
-        UserError: in one line, why it is not JSON.
+        UserError: it is another encoding; names the byte and its offset in `data`.
     """
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        offset = len(data) - len(error.object) + error.start  # the mark is not in the object
+        raise UserError(
+            f"{where}: expected UTF-8 text, found byte 0x{data[offset]:02x} at offset {offset}: "
+            "save it as UTF-8"
+        ) from error
+
+
+def parse_json(data: bytes | str, where: str, *, hint: str) -> Any:
+    """Parses JSON text, in UTF-8 if bytes; refuses a field that occurs twice in one object."""
     try:
         text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
         return json.loads(text, object_pairs_hook=_unique_fields)
@@ -118,17 +108,7 @@ def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def from_json(kind: type[T] | Any, value: Any, where: str, *, hint: str = "") -> T:
-    """Makes a dataclass from parsed JSON; the inverse of `to_json`.
-
-    Args:
-        kind: the dataclass, or any other type that `pydantic` can check.
-        value: as `json.loads` returns it.
-        where: name of the file, for the error.
-        hint: what to do about a wrong value, for the error.
-
-    Raises:
-        UserError: in one line: file and field, what was expected and what was found.
-    """
+    """Makes a value of a type from parsed JSON; the inverse of `to_json`."""
     import pydantic
 
     def refuse(place: _Place, problem: str) -> NoReturn:
@@ -136,7 +116,7 @@ def from_json(kind: type[T] | Any, value: Any, where: str, *, hint: str = "") ->
 
     try:
         # As text again, because pydantic's strict mode accepts a list for a tuple only there.
-        text = json.dumps([value], ensure_ascii=False, default=str).encode("utf-8", "replace")
+        text = json.dumps([value], ensure_ascii=False, default=_other).encode("utf-8", "replace")
         (found,) = _adapter(kind).validate_json(text)
     except pydantic.ValidationError as error:
         place, problem = _first_problem(error)
@@ -144,6 +124,11 @@ def from_json(kind: type[T] | Any, value: Any, where: str, *, hint: str = "") ->
     for place in _unstated(found, value, ()):
         refuse(place, "missing")
     return found
+
+
+def _other(value: Any) -> dict[str, str]:
+    """A value that JSON lacks, such as a date in TOML; no text, so no field accepts it."""
+    return {type(value).__name__: str(value)}
 
 
 @functools.cache
@@ -228,20 +213,8 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Turns values by dotted path into nested dictionaries, as Orbax stores them."""
-    tree: dict[str, Any] = {}
-    for path, value in flat.items():
-        *parents, last = path.split(".")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = value
-    return tree
-
-
 def flattened(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The inverse of `nested`."""
+    """Yields the values of nested dictionaries by dotted path."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from flattened(value, f"{prefix}{key}.")

@@ -21,13 +21,14 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
+from flax.traverse_util import unflatten_dict
 from orbax.checkpoint import checkpoint_managers as managers
 
 from animegamer_jax.bundle.arrays import load_arrays
 from animegamer_jax.distributed import raise_on_all_hosts
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.paths import is_bucket, user_errors
-from animegamer_jax.storage.serialization import first_difference, flattened, nested
+from animegamer_jax.storage.serialization import first_difference, flattened
 from animegamer_jax.train.optimizer import parameter_path
 from animegamer_jax.train.step import TrainState
 
@@ -141,9 +142,7 @@ class Checkpoints:
     def set_score(self, step: int, score: float) -> None:
         """Stores the score of a step, now or as soon as its checkpoint is saved.
 
-        Args:
-            step: the evaluated step.
-            score: the score; one that is not finite is never the best.
+        A score that is not finite is never the best.
 
         Raises:
             UserError: on any host, the scores cannot be written.
@@ -203,11 +202,8 @@ class Checkpoints:
     def restore(self, state: TrainState, *, step: int | None = None) -> tuple[TrainState, Any]:
         """Returns the state of a checkpoint, by default the last, and the position of the data.
 
-        It is checked first, see `check`.
-
-        Args:
-            state: a new state of the same run; its arrays are deleted.
-            step: step of the checkpoint.
+        It is checked first, see `check`. `state` is a new state of the same run, whose arrays are
+        deleted.
 
         Raises:
             UserError: as `check`, or the arrays are damaged.
@@ -241,11 +237,8 @@ class Checkpoints:
     def save(self, state: TrainState, data: Any) -> None:
         """Starts to write a checkpoint, unless the state's step is saved already.
 
-        The state may be donated as soon as this returns.
-
-        Args:
-            state: the state to write.
-            data: position of the data iterator, as JSON.
+        The state may be donated as soon as this returns. `data` is the position of the data
+        iterator, as JSON.
 
         Raises:
             UserError: this checkpoint or the one before cannot be written; earlier ones stay valid.
@@ -255,7 +248,7 @@ class Checkpoints:
             return
         leaves, _ = _named_leaves(state)
         items = {
-            "state": ocp.args.PyTreeSave(nested(leaves)),
+            "state": ocp.args.PyTreeSave(unflatten_dict(leaves, sep=".")),
             "data": ocp.args.JsonSave(data),
             _RUN_CONFIG: ocp.args.JsonSave(self._run_config),
         }

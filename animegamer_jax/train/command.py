@@ -17,15 +17,8 @@ from etils import epath
 from animegamer_jax.configs import SIZES, ModelConfig, disagreements
 from animegamer_jax.distributed import HostOptions
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.paths import (
-    absolute,
-    user_errors,
-)
-from animegamer_jax.train.mesh import (
-    check_mesh,
-    default_layout,
-    mesh_shape,
-)
+from animegamer_jax.storage.paths import absolute, user_errors
+from animegamer_jax.train.mesh import check_mesh, default_layout, mesh_shape
 from animegamer_jax.train.registry import PARTS, STAGES, find_stage
 from animegamer_jax.train.stages.recipe import Recipe
 
@@ -51,8 +44,8 @@ class Options:
             samples, by default 1.
         out: Output folder for checkpoints/, events/, metrics.jsonl and, at the end, model/, on a
             path that all hosts share or in a bucket (gs://).
-        model: Bundle to start from: model/ of the stage before.
-        part: Part of the foundations to train.
+        model: Bundle to start from: model/ of the stage before. The first one needs none.
+        part: Part of the foundations to train, required for these and for no other stage.
         size: Size of the recipe, and of networks that the bundle does not have.
         start: Whether to resume from the last checkpoint in the output folder, or to delete the run
             there and start a fresh one.
@@ -60,14 +53,14 @@ class Options:
             checkpoint with the best held-out score.
         threads: Number of data-loading threads.
         fsdp: Number of devices that share every weight; the other devices share only the batch.
-            None takes as many as the layout has.
+            Default: as many as the layout has.
         tensor: Number of devices that share every head and layer.
         context: Number of devices that share every sequence.
         layout: Layout of the weights: sharded over --fsdp devices, or replicated on each device.
-            None: sharded with --fsdp or --tensor; else replicated for --size toy; else what suits
-            stage and devices, as in `animegamer plan`.
-        peak_tflops: Peak bfloat16 TFLOP/s of one chip, used for the MFU when the chip is not in the
-            table.
+            Default: sharded with --fsdp or --tensor; else replicated for --size toy; else what
+            suits stage and devices, as in `animegamer plan`.
+        peak_tflops: Peak bfloat16 TFLOP/s of one chip, used for the MFU. Default: that of the table
+            of chips, if the chip is in it.
         host_options: Options for several hosts.
     """
 
@@ -212,11 +205,7 @@ def complete_config(bundle: "Bundle | None", *, size: str, vocab_size: int | Non
         config = _with_vocabulary(config, vocab_size)
     if bundle is None:
         return config
-    own = {
-        field.name: getattr(bundle.config, field.name)
-        for field in dataclasses.fields(ModelConfig)
-        if getattr(bundle.config, field.name) is not None
-    }
+    own = {name: network for name, network in vars(bundle.config).items() if network is not None}
     config = dataclasses.replace(config, **own)
     for what, values in disagreements(config).items():
         raise UserError(f"{bundle.path}: --size {size} does not fit this bundle: {what}: {values}")
@@ -335,8 +324,8 @@ def make_run(
     check_needs(stage_class, bundle, model=options.model)
     out = absolute(options.out)
     tokenizer_dir, protocol = _tokenizer_and_protocol(bundle, data=data[0], size=options.size)
-    num_queries = 1  # the stage checks the number of frame tokens
-    vocab_size = len(Tokenizer.load(tokenizer_dir, num_queries=num_queries))
+    # The stage checks the number of frame tokens.
+    vocab_size = len(Tokenizer.load(tokenizer_dir, num_queries=1))
     config = complete_config(bundle, size=options.size, vocab_size=vocab_size)
     check_mesh(recipe, shape, config, stage_class.name)
     run = TrainingRun(

@@ -41,12 +41,7 @@ def mesh_shape(
 ) -> dict[str, int]:
     """Returns the sizes of the mesh axes for training; "data" gets the remaining devices.
 
-    Args:
-        plan: the layout, which limits the number of devices that share weights if `fsdp` is None.
-        num_devices: number of devices.
-        fsdp: number of devices that share every weight.
-        context: number of devices that share every sequence.
-        tensor: number of devices that share every head and layer.
+    If `fsdp` is None, the layout `plan` decides how many devices share weights.
 
     Raises:
         UserError: the sizes do not divide the number of devices.
@@ -91,12 +86,6 @@ def check_recipe(recipe: Recipe, *, batch_shards: int) -> None:
 def check_mesh(recipe: Recipe, shape: Mapping[str, int], config: "ModelConfig", stage: str) -> None:
     """Checks that the mesh divides batch and heads.
 
-    Args:
-        recipe: recipe of the stage.
-        shape: sizes of the mesh axes.
-        config: configurations of the networks.
-        stage: name of the stage.
-
     Raises:
         UserError: it does not; names sizes that would.
     """
@@ -113,13 +102,9 @@ def check_mesh(recipe: Recipe, shape: Mapping[str, int], config: "ModelConfig", 
 
 
 def check_divides(option: str, parts: int, *, what: str, size: int) -> None:
-    """Checks that a number of parts divides a dimension.
+    """Checks that a number of parts divides a dimension, which counts `what`, in the plural.
 
-    Args:
-        option: the option that gives the number of parts, with its value.
-        parts: number of parts.
-        what: what the dimension counts, in the plural.
-        size: size of the dimension.
+    `option` is the option that gives the number of parts, with its value.
 
     Raises:
         UserError: it does not; names numbers that would.

@@ -4,6 +4,7 @@ Written are a progress bar or plain lines on the terminal, TensorBoard events an
 """
 
 import contextlib
+import dataclasses
 import datetime
 import io
 import json
@@ -36,10 +37,11 @@ _PLAIN_SECONDS = 5.0  # between plain lines
 _GIF_COLUMNS = 8
 
 
+@dataclasses.dataclass(kw_only=True)
 class Throughput:
     """Times the training steps, with their data but without compilation, evaluation and saving.
 
-    Args:
+    Attributes:
         unit: what a sample is called, in the plural.
         batch_size: samples a step.
         sample_flops: FLOPs of one sample's training step; None if the stage does not count them.
@@ -47,21 +49,16 @@ class Throughput:
         peak_tflops: peak bfloat16 TFLOP/s of one chip; None takes it from the table of chips.
     """
 
-    def __init__(
-        self,
-        *,
-        unit: str,
-        batch_size: int,
-        sample_flops: float | None,
-        chips: int,
-        peak_tflops: float | None = None,
-    ):
-        self._unit, self._batch_size = unit, batch_size
-        self._sample_flops, self._chips = sample_flops, chips
-        if peak_tflops is None:
+    unit: str
+    batch_size: int
+    sample_flops: float | None
+    chips: int
+    peak_tflops: float | None = None
+
+    def __post_init__(self):
+        if self.peak_tflops is None:
             chip = find_chip(jax.devices()[0].device_kind)
-            peak_tflops = chip and chip.peak_tflops
-        self._peak_tflops = peak_tflops
+            self.peak_tflops = chip and chip.peak_tflops
         self._compiled = False
         self._steps, self._seconds = 0, 0.0  # since the last rates
         self._start, self._seconds_in_steps = time.perf_counter(), 0.0
@@ -87,26 +84,26 @@ class Throughput:
             return {}
         rate = self._steps / self._seconds
         self._steps, self._seconds = 0, 0.0
-        samples = rate * self._batch_size / self._chips
+        samples = rate * self.batch_size / self.chips
         found = {
             "steps_per_second": rate,
             "goodput": self.goodput(),
-            f"{self._unit}_per_second_per_chip": samples,
+            f"{self.unit}_per_second_per_chip": samples,
         }
-        if self._sample_flops is not None and self._peak_tflops is not None:
-            found["mfu"] = self._sample_flops * samples / (self._peak_tflops * 1e12)
+        if self.sample_flops is not None and self.peak_tflops is not None:
+            found["mfu"] = self.sample_flops * samples / (self.peak_tflops * 1e12)
         return found
 
     def formula(self) -> str:
         """How the model FLOP utilization (MFU) is computed."""
         kind = jax.devices()[0].device_kind
-        flops = "unknown" if self._sample_flops is None else f"{self._sample_flops:.4g}"
+        flops = "unknown" if self.sample_flops is None else f"{self.sample_flops:.4g}"
         peak = f"unknown for {kind!r}: give --peak-tflops"
-        if self._peak_tflops is not None:
-            peak = f"{self._peak_tflops * 1e12:.4g}"
+        if self.peak_tflops is not None:
+            peak = f"{self.peak_tflops * 1e12:.4g}"
         return (
-            f"MFU = FLOPs of a {self._unit.removesuffix('s')}'s step x {self._unit} a second / "
-            f"(chips x peak FLOP/s); FLOPs {flops}, chips {self._chips}, peak FLOP/s {peak}"
+            f"MFU = FLOPs of a {self.unit.removesuffix('s')}'s step x {self.unit} a second / "
+            f"(chips x peak FLOP/s); FLOPs {flops}, chips {self.chips}, peak FLOP/s {peak}"
         )
 
 
@@ -144,10 +141,6 @@ def read_lines(path: Path, *, step: int | None = None) -> list[str]:
 def is_clocked(name: str) -> bool:
     """Whether a metric depends on the clock, and so differs between two equal runs."""
     return "second" in name or name in ("mfu", "goodput")
-
-
-def _short(value: float) -> str:
-    return f"{value:.4g}"
 
 
 class MetricLogger:
@@ -232,11 +225,9 @@ class MetricLogger:
 
     @raise_on_all_hosts()
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Writes the metrics of a training step to the files and the terminal.
+        """Writes the metrics after a number of steps to the files and the terminal.
 
-        Args:
-            step: number of steps done.
-            metrics: scalars by name; `loss` is among them, and `steps_per_second` where known.
+        `loss` is among the metrics, and `steps_per_second` where known.
 
         Raises:
             UserError: on any host, the files cannot be written.
@@ -245,10 +236,10 @@ class MetricLogger:
             return
         scalars = {name: float(value) for name, value in metrics.items()}
         self._write(step, scalars, prefix="train/")
-        text = f"loss {_short(scalars['loss'])}"
+        text = f"loss {scalars['loss']:.4g}"
         if rate := scalars.get("steps_per_second"):
             left = datetime.timedelta(seconds=round((self._steps - step) / rate))
-            text += f"  {_short(rate)} steps/s, {left} left"
+            text += f"  {rate:.4g} steps/s, {left} left"
         if self._bar is not None:
             self._bar.update(self._task, completed=step, text=text)
         elif time.monotonic() - self._last_line > _PLAIN_SECONDS or step == self._steps:
@@ -269,7 +260,7 @@ class MetricLogger:
             for name, clips in evaluation.clips.items():
                 self._add_clips(f"eval/{name}", np.asarray(clips), step)
             self._events.flush()
-        scores = "  ".join(f"{name} {_short(x)}" for name, x in evaluation.scalars.items())
+        scores = "  ".join(f"{name} {x:.4g}" for name, x in evaluation.scalars.items())
         self.print(f"{self._name} {step}/{self._steps}  held-out: {scores}")
 
     def _write(self, step: int, scalars: Mapping[str, float], *, prefix: str) -> None:

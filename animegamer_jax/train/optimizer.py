@@ -35,18 +35,12 @@ def make_schedule(config: OptimizerConfig, *, steps: int) -> optax.Schedule:
     cosine.
     """
     warmup, top = config.warmup_steps, config.learning_rate
-    rest = max(steps - warmup, 1)
-
-    def rate(step: Any) -> Any:
-        done = jnp.asarray(step, jnp.float32) + 1.0
-        rising = jnp.minimum(done / max(warmup, 1), 1.0) if warmup else jnp.float32(1.0)
-        if config.decay == "constant":
-            return top * rising
-        fraction = jnp.clip((done - warmup) / rest, 0.0, 1.0)
-        low = config.final_fraction
-        return top * rising * (low + (1.0 - low) * 0.5 * (1.0 + jnp.cos(jnp.pi * fraction)))
-
-    return rate
+    after = optax.constant_schedule(top)
+    if config.decay == "cosine":
+        rest = max(steps - warmup, 1)
+        after = optax.cosine_decay_schedule(top, rest, alpha=config.final_fraction)
+    schedule = optax.join_schedules([optax.linear_schedule(0.0, top, warmup), after], [warmup])
+    return lambda step: schedule(step + 1)
 
 
 class Optimizer(NamedTuple):

@@ -36,20 +36,10 @@ def _of_network(name: str, state: nnx.State) -> dict[str, Any]:
     return flat_params(state[name]) if name in state else {}
 
 
-def _exact(stored: np.ndarray | None, used: np.ndarray) -> np.ndarray:
-    """Returns a frozen weight as it was stored, if the used one is its value in less precision."""
-    if stored is None or stored.shape != used.shape:
-        return used
-    return stored if np.array_equal(stored.astype(used.dtype), used) else used
-
-
 @functools.cache
 def one_layer(everywhere: NamedSharding) -> Callable[[jax.Array, int], jax.Array]:
     """Returns a jitted function that gathers one layer of a stack on all devices."""
-
-    def take(stack: jax.Array, layer: jax.Array | int) -> jax.Array:
-        return jax.lax.dynamic_index_in_dim(stack, layer, keepdims=False)
-
+    take = functools.partial(jax.lax.dynamic_index_in_dim, keepdims=False)
     return jax.jit(take, out_shardings=everywhere)
 
 
@@ -89,7 +79,9 @@ def _stored(
     read = bundle.leaves(name) if bundle is not None and bundle.has(name) else {}
     for path, array in leaves:
         if bundle is not None and path in kept and path in read:
-            array = _exact(bundle.read(name, path), array)
+            stored = bundle.read(name, path)
+            if np.array_equal(stored.astype(array.dtype), array):  # else: another shape, or new
+                array = stored
         yield path, array.astype(jnp.dtype(dtype))
 
 
@@ -103,12 +95,9 @@ def write_result(
 ) -> None:
     """Writes the bundle of a stage completely or not at all, replacing an existing one.
 
-    Args:
-        path: the folder to write.
-        state: the state whose averaged weights are stored, or trained ones if there is no average.
-        stage: the stage, which names the changed networks and their number format.
-        bundle: the bundle it started from, whose other networks are copied unchanged; or None.
-        configs: configurations of the changed networks.
+    The networks in `configs` get averaged weights, or trained ones if there is no average, in the
+    recipe's number format. The others are copied unchanged from the bundle that the stage started
+    from.
 
     Raises:
         UserError: the folder cannot be written.

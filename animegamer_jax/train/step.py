@@ -4,6 +4,7 @@ Trained weights are float32 and differentiated; all others are frozen, in the re
 format, and are returned bit for bit. A step whose loss or gradients are not finite changes nothing.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,17 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from animegamer_jax.sharding import param_shardings, partition_spec
-from animegamer_jax.train.optimizer import (
-    Optimizer,
-    average_decay,
-    parameter_path,
-    update_average,
-)
-from animegamer_jax.train.stages.base import (
-    Scalars,
-    Stage,
-    StageNetworks,
-)
+from animegamer_jax.train.optimizer import Optimizer, average_decay, parameter_path, update_average
+from animegamer_jax.train.stages.base import Scalars, Stage, StageNetworks
 
 
 class TrainState(NamedTuple):
@@ -120,11 +112,7 @@ def _starter(
 
 
 def make_state(
-    networks: StageNetworks,
-    stage: Stage[Any],
-    optimizer: Optimizer,
-    *,
-    mesh: Mesh,
+    networks: StageNetworks, stage: Stage[Any], optimizer: Optimizer, *, mesh: Mesh
 ) -> TrainState:
     """Returns the state before the first step, created with its sharding.
 
@@ -179,21 +167,12 @@ def _gradients(
     return jax.tree.map(lambda x: x / count, total)
 
 
-def train_step(
-    stage: Stage[Any],
-    optimizer: Optimizer,
-    state: TrainState,
-    batch: Any,
-    key: Key[Array, ""],
+def _train_step(
+    stage: Stage[Any], optimizer: Optimizer, state: TrainState, batch: Any, key: Key[Array, ""]
 ) -> tuple[TrainState, Metrics]:
-    """Does one optimizer step.
+    """Does one optimizer step on stacked samples of the stage.
 
-    Args:
-        stage: the stage, for its loss and its recipe.
-        optimizer: the optimizer that the state was made with.
-        state: the state before the step.
-        batch: stacked samples of the stage.
-        key: key of the whole run; the step's key is derived from it and the step's number.
+    The step's key is derived from its number and `key`, that of the whole run.
 
     Returns:
         the state after the step, or the same one if `finite` is False; and scalars: `loss` and its
@@ -228,19 +207,13 @@ def train_step(
 
 
 def make_train_step(
-    stage: Stage[Any],
-    optimizer: Optimizer,
-    *,
-    shardings: TrainState,
+    stage: Stage[Any], optimizer: Optimizer, *, shardings: TrainState
 ) -> StepFunction:
-    """Returns a jitted `train_step` that donates its state and keeps the shardings.
+    """Returns the jitted step, which donates its state and keeps the shardings.
 
     Call it under `jax.set_mesh`.
     """
-
-    def step(state: TrainState, batch: Any, key: Key[Array, ""]) -> tuple[TrainState, Metrics]:
-        return train_step(stage, optimizer, state, batch, key)
-
+    step = functools.partial(_train_step, stage, optimizer)
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
 
 
@@ -250,7 +223,7 @@ def averaged(state: TrainState) -> StageNetworks:
     return nnx.merge(state.graphdef, params, state.frozen)
 
 
-def _finite(tree: Any) -> dict[str, Bool[Array, ""]]:
+def _all_finite(tree: Any) -> dict[str, Bool[Array, ""]]:
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {
         parameter_path(path): jnp.isfinite(x).all()
@@ -262,26 +235,19 @@ def _finite(tree: Any) -> dict[str, Bool[Array, ""]]:
 def first_bad_tensor(stage: Stage[Any], state: TrainState, batch: Any, key: Key[Array, ""]) -> str:
     """Returns in a few words which tensor of a step is the first that is not finite.
 
-    It computes the step again. The arguments are those of the step, which did not change the state;
-    the order is batch, weights, parts of the loss, gradients.
+    It computes the step again. The arguments are those of the step, which did not change the state.
     """
 
     def check(state: TrainState, batch: Any, key: Key[Array, ""]) -> Any:
         key = jax.random.fold_in(key, state.step)
         (loss, parts), grads = _gradients(stage, state, batch, key)
-        return {
-            "the batch's": _finite(batch),
-            "the trained weight": _finite(state.params),
-            "the frozen weight": _finite(state.frozen),
-            "the loss's part": _finite(parts),
-            "the": _finite({"loss": loss}),
-            "the gradient of": _finite(grads),
-        }
+        trees = batch, state.params, state.frozen, parts, {"loss": loss}, grads
+        return tuple(map(_all_finite, trees))
 
     found = jax.device_get(jax.jit(check)(state, batch, key))
     order = ("the batch's", "the trained weight", "the frozen weight", "the loss's part", "the")
-    for what in (*order, "the gradient of"):
-        for name, good in found[what].items():
+    for what, tensors in zip((*order, "the gradient of"), found, strict=True):
+        for name, good in tensors.items():
             if not good:
                 return f"{what} {name}"
     return "the norm of the gradients, though each of them is finite"

@@ -15,6 +15,7 @@ import openai
 import pydantic
 
 from animegamer_jax.errors import UserError
+from animegamer_jax.vlm.options import ServerOptions
 
 RERUN = "then run the same command again (answers received so far are cached)"
 _LOCAL_KEY = "none"  # local servers ignore the key, but the client requires one
@@ -22,46 +23,24 @@ _LONGEST = 160
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AskSettings:
+class AskSettings(ServerOptions):
     """Which model is asked, and how.
 
     Attributes:
         model: Name of the model at the endpoint. None: no model is asked.
-        endpoint: Address of an OpenAI-compatible server, without /chat/completions.
-        key_variable: Environment variable that holds the API key, on every machine that sends
-            requests; local servers need none.
-        parallel: Number of simultaneous requests of each process.
-        attempts: Maximum number of questions about one clip until an answer is valid.
-        retries: Number of times that a request is sent again if the server is busy (status 429
-            or 5xx) or too slow; the pauses in between grow.
-        timeout: Seconds to wait for an answer.
         patience: Number of clips in a row without a usable answer, over all films of a process,
             that ends the run.
         frames: Number of frames shown of each clip.
         side: Maximum length of a picture's longer side, in pixels.
-        max_tokens: Maximum number of tokens of an answer, reasoning included.
-        temperature: Sampling temperature. None: not sent, for models that accept none.
-        prompt_price: Price of a million prompt tokens, in any currency. None: not counted.
-        completion_price: Price of a million completion tokens. None: not counted.
 
     Raises:
         UserError: a value is out of range.
     """
 
     model: str | None = None
-    endpoint: str = "http://localhost:8000/v1"
-    key_variable: str = "OPENAI_API_KEY"
-    parallel: int = 8
-    attempts: int = 3
-    retries: int = 4
-    timeout: float = 120.0
     patience: int = 10
     frames: int = 4
     side: int = 512
-    max_tokens: int = 1000
-    temperature: float | None = 0.0
-    prompt_price: float | None = None
-    completion_price: float | None = None
 
     def __post_init__(self) -> None:
         least = {"parallel": 1, "attempts": 1, "retries": 0, "patience": 1, "frames": 1, "side": 32}

@@ -25,10 +25,7 @@ _MARKS = " '-,.&"
 
 
 def plain(text: str, *, most: int) -> str:
-    """Cleans a text and makes sure that an instruction can hold it.
-
-    Returns:
-        One line of letters, digits, spaces and a few marks.
+    """Cleans a text to one line of letters, digits, spaces and a few marks, for an instruction.
 
     Raises:
         ValueError: it holds anything else, no letter or digit, or more than `most` characters.

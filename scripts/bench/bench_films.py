@@ -32,13 +32,7 @@ import numpy as np
 from tyro.extras import SubcommandApp
 
 from animegamer_jax.configs import make_full
-from animegamer_jax.data.datasets import (
-    DatasetInfo,
-    FeatureInfo,
-    Part,
-    Record,
-    open_features,
-)
+from animegamer_jax.data.datasets import DatasetInfo, FeatureInfo, Part, Record, open_features
 from animegamer_jax.data.films.clips.store import ClipRow, FilmReport, FilmSettings, open_shots
 from animegamer_jax.data.loader import make_iterator
 from animegamer_jax.data.shards import write_dataset

@@ -21,6 +21,8 @@ import numpy as np
 from gradio_client import Client
 from tyro.extras import SubcommandApp
 
+from animegamer_jax.bench.timing import read_status
+
 app = SubcommandApp()
 _LINES = (
     "Character: Mika; Motion: gently waving; Background: day town.",
@@ -57,14 +59,6 @@ def _play(address: str, lines: Sequence[str], seed: int) -> list[float]:
         client.predict(game, line, 0, api_name="/play_turn")
         taken.append(time.perf_counter() - began)
     return taken
-
-
-def _resident(process: int) -> float:
-    """Returns the resident memory of a process in MB."""
-    status = Path(f"/proc/{process}/status").read_text()
-    found = re.search(r"VmRSS:\s+(\d+) kB", status)
-    assert found is not None
-    return int(found[1]) / 1024
 
 
 @app.command
@@ -112,7 +106,7 @@ def long(*, model: str = "toy", turns: int = 200) -> None:
             began = time.perf_counter()
             client.predict(game, _LINES[turn % len(_LINES)], 0, api_name="/play_turn")
             taken.append(time.perf_counter() - began)
-            resident.append(_resident(process))
+            resident.append(read_status("VmRSS", process) / 2**20)
         for name, part in (("5 to 24", slice(4, 24)), (f"last 20 of {turns}", slice(-20, None))):
             print(
                 f"turns {name}: median {np.median(taken[part]):.2f} s, memory "

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from etils import epath
 from run_script import run_script
 from stages import deviations, new_fields, read_run_config, recipe_options, xla_flags
 
@@ -42,15 +43,10 @@ from animegamer_jax.evaluate.metrics.suite import (
 )
 from animegamer_jax.evaluate.options import JudgeOptions, Options
 from animegamer_jax.evaluate.play_games import score_clips
-from animegamer_jax.evaluate.report.ablations import (
-    AblationRow,
-    Ablations,
-    Score,
-    write_ablations,
-)
+from animegamer_jax.evaluate.report.ablations import AblationRow, Ablations, Score, write_ablations
 from animegamer_jax.evaluate.results import read_results
 from animegamer_jax.evaluate.worlds import FrameSize
-from animegamer_jax.storage.files import write_whole
+from animegamer_jax.storage.files import write_json, write_whole
 from animegamer_jax.toy.evaluation import WORLD
 from animegamer_jax.toy.scoring.decoder_samples import sample_shots, true_representations
 
@@ -177,7 +173,7 @@ def _clear_if_other(out: Path, note: Path, fingerprint: Mapping[str, Any]) -> No
     if out.exists():
         print(f"{out}: its inputs changed: it is made again", file=sys.stderr)
         shutil.rmtree(out)
-    _write(note, fingerprint)
+    write_json(epath.Path(note), fingerprint)
 
 
 def digest(model: Path) -> str:
@@ -195,11 +191,6 @@ def _read(path: Path) -> Any:
         return json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
         return None
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
 
 
 def _run(*arguments: str) -> None:

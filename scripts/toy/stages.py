@@ -13,11 +13,10 @@ from typing import Any
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.serialization import flattened, to_json
-from animegamer_jax.train.registry import find_stage
+from animegamer_jax.train.registry import PARTS, find_stage
 from animegamer_jax.train.stages.base import Stage
 from animegamer_jax.train.stages.recipe import Recipe
 
-PARTS = ("clip", "t5", "vae", "dit")  # of the foundations
 STAGES = (*PARTS, "warmup", "decoder", "mllm", "adapt")  # in the order of the training
 _MEASURED = {"vae": ("vae.scaling_factor", "vae.frequency_scales")}  # at a stage's end
 _ABSENT = object()
@@ -35,14 +34,11 @@ def read_run_config(folder: Path, stage: str) -> dict[str, Any]:
     Raises:
         UserError: it has none.
     """
-    found = sorted((folder / stage / "checkpoints").glob("*/run_config/metadata"), key=_step)
-    if not found:
+    found = (folder / stage / "checkpoints").glob("*/run_config/metadata")
+    last = max(found, key=lambda path: int(path.parent.parent.name), default=None)
+    if last is None:
         raise UserError(f"{folder / stage}: expected the stage's checkpoints, found none")
-    return json.loads(found[-1].read_text())
-
-
-def _step(path: Path) -> int:
-    return int(path.parent.parent.name)
+    return json.loads(last.read_text())
 
 
 def _find(stage: str) -> tuple[type[Stage[Any]], Recipe]:

@@ -147,7 +147,7 @@ def test_every_problem_at_once(small):
     rules = (*RULES, Rule("norm.gain", "norm.scale"), Rule("norm.weight", "nowhere"))
     rules = tuple(rule for rule in rules if rule.target != "layers.blocks.out.bias")
     with pytest.raises(UserError) as caught:
-        R.check([(rules, small)], shapes, file="small.pt")
+        R.raise_problems({"small.pt": R.find_problems([(rules, small)], shapes)})
     first, *lines = str(caught.value).splitlines()
     assert first == "small.pt: 10 problems, nothing is converted"
     assert {line.strip() for line in lines} == {
@@ -165,15 +165,16 @@ def test_every_problem_at_once(small):
 def test_a_tensor_read_by_two_tables(small):
     shapes = {name: shape for name, (shape, _) in R.export_shapes(RULES, small).items()}
     other = {"bias": jax.ShapeDtypeStruct((8,), jnp.float32)}
-    with pytest.raises(UserError, match=r"read twice: norm.bias for norm.bias and for bias"):
-        R.check([(RULES, small), ((Rule("norm.bias", "bias"),), other)], shapes)
+    tables = [(RULES, small), ((Rule("norm.bias", "bias"),), other)]
+    problems = ["read twice: norm.bias for norm.bias and for bias"]
+    assert R.find_problems(tables, shapes) == problems
 
 
 def test_unknown_placeholder():
     rule = Rule("h.{expert}.weight", "kernel")
     abstract = {"kernel": jax.ShapeDtypeStruct((3, 2), jnp.float32)}
     with pytest.raises(ValueError, match="expert"):
-        R.check([((rule,), abstract)], {})
+        R.find_problems([((rule,), abstract)], {})
 
 
 def test_mixed_formats_take_the_wider_one(tmp_path):

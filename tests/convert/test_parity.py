@@ -36,18 +36,21 @@ def test_parity_of_everything_recorded(reference, tmp_path, capsys):
     assert "100 of 100 rows pass" in out
 
 
-def test_parity_names_the_row_that_fails(tmp_path, capsys):
+@pytest.mark.parametrize("change", [1e-2, np.nan])
+def test_parity_names_the_row_that_fails(tmp_path, capsys, change):
     folder = tmp_path / "recorded"
     link(TESTS / "reference" / "clip", folder / "clip")
     with np.load(TESTS / "reference" / "clip" / "clip.npz") as file:
         arrays = dict(file)
-    arrays["features"][0, 7, 5] += 1e-2
+    arrays["features"][0, 7, 5] += change
     (folder / "clip" / "clip.npz").unlink()
     np.savez(folder / "clip" / "clip.npz", **arrays)
     status, rows = parity(folder, tmp_path)
     assert status == 1
     verdicts = {row["quantity"]: row["verdict"] for row in rows}
     assert verdicts == {"clip: preprocessed": "pass", "clip: features": "FAIL"}
+    error = rows[1]["max_error"]
+    assert error is None if np.isnan(change) else error == pytest.approx(change, rel=1e-2)
     out = capsys.readouterr().out
     assert [line for line in out.splitlines() if "FAIL" in line and "clip: features" in line]
     assert "1 of 2 rows pass" in out

@@ -91,7 +91,10 @@ MIKA = '[[character]]\nname = "Mika"\nimages = ["mika.png"]\n'
             MIKA + "aliases = [1]\n",
             r"character 1: aliases\[0\]: expected a valid string, found 1",
         ),
-        (MIKA + "aliases = 2024-01-01\n", 'aliases: expected a valid array, found "2024-01-01'),
+        (
+            MIKA + "aliases = 2024-01-01\n",
+            'aliases: expected a valid array, found {"date": "2024-01-01',
+        ),
         (MIKA + 'aliases = ["<img>"]\n', "character 1: aliases: expected letters, .*, found '<'"),
         (MIKA.replace("mika.png", "absent.png"), r"absent\.png: cannot be read: No such file"),
         (

@@ -215,6 +215,7 @@ def test_games_on_a_server_undone_and_branched(player, tmp_path):
         first = [submit(game, turn) for turn in (1, 2, 3)]
         branch = store.branch(game, 2)
         np.testing.assert_array_equal(submit(branch, 3), first[2])
+        assert Game.load(store.folder / branch).history_kind == "shown"
         store.get(game).undo()
         np.testing.assert_array_equal(submit(game, 3), first[2])
     finally:

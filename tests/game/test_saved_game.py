@@ -401,7 +401,7 @@ def test_missing_and_damaged_parts_are_named(saved, tmp_path):
 
     whole = (saved / "turn_002.npz").read_bytes()
     cases = [
-        ("game.json", None, r"game\.json: expected a saved game, found: No such file"),
+        ("game.json", None, r"game\.json: no saved game: No such file or directory: restore"),
         ("turn_002.mp4", None, r"turn_002\.mp4: expected a video, found no such file"),
         ("turn_002.mp4", b"", r"turn_002\.mp4: expected a video, found"),
         ("turn_002.npz", None, r"turn_002\.npz: expected a float32 array .* found no such file"),

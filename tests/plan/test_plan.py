@@ -41,7 +41,6 @@ from animegamer_jax.plan.hlo import Array
 from animegamer_jax.plan.programs import Program, rollout_program
 from animegamer_jax.plan.report import describe_estimate
 from animegamer_jax.plan.topology import check_libtpu, describe_devices, parse_topology
-from animegamer_jax.protocol import PAPER
 from animegamer_jax.sharding import PLANS, make_mesh
 from animegamer_jax.train.command import Options
 from animegamer_jax.train.mesh import mesh_shape
@@ -536,7 +535,7 @@ def test_a_turn_that_sees_what_was_shown(layout):
             size="toy",
             games=case.games,
             steps=1,
-            protocol=dataclasses.replace(PAPER, history=history),
+            history=history,
         )
 
     shown, predicted = program("shown"), program("predicted")

@@ -105,7 +105,7 @@ def test_games_outlive_the_server(engine, store):
 
 def test_a_file_for_a_folder(tmp_path):
     (tmp_path / "games").write_text("")
-    with pytest.raises(UserError, match="expected a folder for the games"):
+    with pytest.raises(UserError, match="cannot hold the games: File exists: give another folder"):
         GameStore(tmp_path / "games", model=MODEL)
 
 

@@ -17,7 +17,6 @@ from animegamer_jax.storage.serialization import (
     first_difference,
     flattened,
     from_json,
-    nested,
     parse_json,
     read_json,
     to_json,
@@ -157,10 +156,9 @@ def test_other_values_have_a_converter():
     assert finite == {"a": [1.5, None], "b": {"3": None}}
 
 
-def test_flat_and_nested():
+def test_flat():
     tree = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
     assert dict(flattened(tree)) == {"a.b": 1, "a.c.d": 2, "e": 3}
-    assert nested(dict(flattened(tree))) == tree
 
 
 def test_the_first_difference():

@@ -17,12 +17,7 @@ from animegamer_jax.configs import ShotEncoderConfig
 from animegamer_jax.models.encoder import ShotEncoder
 from animegamer_jax.protocol import PAPER
 from animegamer_jax.train.optimizer import parameter_path
-from animegamer_jax.train.stages.base import (
-    DataSource,
-    Evaluation,
-    Stage,
-    StageNetworks,
-)
+from animegamer_jax.train.stages.base import DataSource, Evaluation, Stage, StageNetworks
 from animegamer_jax.train.stages.recipe import OptimizerConfig, Recipe
 
 CONFIG = tiny_config(400)
@@ -67,6 +62,9 @@ class TinyStage(Stage[TinyRecipe]):
         return path[0] in ("text", "text_norm")
 
     def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
+        return self.read_samples("", split=split)
+
+    def read_samples(self, path: str, *, split: str) -> grain.MapDataset:
         def sample(index: int) -> dict[str, np.ndarray]:
             random = np.random.default_rng([index, split == "test"])
             text = random.normal(size=(NUM_TEXT, 12)).astype(np.float32)

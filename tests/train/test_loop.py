@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from check_resume import curve as metrics
 from flax import nnx
-from helpers import random_leaves, write_tokenizer
+from helpers import NUM_TEXT, random_leaves, write_tokenizer
 from jax.sharding import NamedSharding, PartitionSpec
 from PIL import Image, ImageSequence
 from tiny_stage import CONFIG, RECIPE, TinyRecipe, TinyStage, one_device
@@ -99,7 +99,7 @@ class Measuring(TinyStage):
     def finish(self, networks: StageNetworks, batches: Any) -> Any:
         (config,) = self.configs().values()
         batch = next(batches)
-        assert batch["text"].shape == (8, 6, 12)
+        assert batch["text"].shape == (8, NUM_TEXT, 12)
         return {"encoder": dataclasses.replace(config, dtype="bfloat16")}
 
 
@@ -336,7 +336,7 @@ def test_the_records(uninterrupted):
         assert tag in data
     raw = (uninterrupted / metric_logger.METRICS_FILE).read_text().splitlines()
     timed = json.loads(raw[2])
-    expected = timed["steps_per_second"] * 8 * 6.0 * 6 * (12 * 32 + 32 * 32) / (0.001 * 1e12)
+    expected = timed["steps_per_second"] * 8 * 6.0 * NUM_TEXT * (12 * 32 + 32 * 32) / (0.001 * 1e12)
     assert timed["mfu"] == pytest.approx(expected)
     assert timed["shots_per_second_per_chip"] == pytest.approx(timed["steps_per_second"] * 8)
 
@@ -354,7 +354,7 @@ def test_what_a_stage_measures_and_the_digits_of_frozen_weights(bundle, tmp_path
     assert not np.array_equal(before[name].astype(jnp.bfloat16), before[name])
     output = capfd.readouterr().err
     formula = (
-        "FLOPs of a shot's step x shots a second / (chips x peak FLOP/s); FLOPs 5.069e+04, chips 1"
+        "FLOPs of a shot's step x shots a second / (chips x peak FLOP/s); FLOPs 5.914e+04, chips 1"
     )
     assert f"{formula}, peak FLOP/s unknown for 'cpu': give --peak-tflops" in output
 

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 
 from animegamer_jax.configs import CLIPConfig
 from animegamer_jax.convert.rules import CONV2D, QKV, QKV_BIAS, Rule
-from animegamer_jax.convert.tables.layers import norm, weight_and_bias
+from animegamer_jax.convert.tables.layers import norm, shape_of, weight_and_bias
 from animegamer_jax.errors import UserError
 
 
 def _tower(source: str, target: str) -> tuple[Rule, ...]:
     """Returns the rules of one tower's layers; `source` is the prefix of its transformer."""
     source, target = f"{source}.resblocks.{{layer}}", f"{target}.layers.blocks"
-
     return (
         *norm(f"{source}.ln_1", f"{target}.attention_norm"),
         Rule(f"{source}.attn.in_proj_weight", f"{target}.qkv.kernel", QKV),
@@ -57,14 +56,7 @@ def infer_config(shapes: Mapping[str, tuple[int, ...]], *, head_width: int = 64)
     """
 
     def shape(name: str, rank: int) -> tuple[int, ...]:
-        found = shapes.get(name)
-        if found is None or len(found) != rank:
-            raise UserError(
-                f"CLIP weights: expected {name!r} with {rank} dimensions, found "
-                f"{'no such tensor' if found is None else found} among {len(shapes)} tensors: "
-                "pass an OpenCLIP vision transformer, its names without prefix"
-            )
-        return tuple(found)
+        return shape_of(shapes, name, rank=rank, model="an OpenCLIP vision transformer")
 
     def num_layers(transformer: str) -> int:
         pattern = re.compile(rf"{re.escape(transformer)}\.resblocks\.(\d+)\.")

@@ -23,11 +23,7 @@ def rules(config: DiTConfig) -> tuple[Rule, ...]:
         for rule in dit.rules(dataclasses.replace(config, lora=None))
         if rule.target is not None and not rule.target.startswith(_NEW)
     ]
-    return (
-        *kept,
-        Rule("mixins.pos_embed.*", None),
-        Rule("mixins.patch_embed.text_proj.*", None),
-    )
+    return (*kept, Rule("mixins.pos_embed.*", None), Rule("mixins.patch_embed.text_proj.*", None))
 
 
 def infer_config(shapes: Mapping[str, tuple[int, ...]], *, like: DiTConfig) -> DiTConfig:

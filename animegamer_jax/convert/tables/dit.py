@@ -17,13 +17,12 @@ _ADALN = "mixins.adaln_layer."
 def _patch_embedding(patch: int) -> Transform:
     """Returns the transform of a convolution [width, c, p, q] to a linear map [(p q c), width]."""
     return Transform(
-        "patch_embedding",
         lambda x: x.transpose(2, 3, 1, 0).reshape(-1, x.shape[0]),
         lambda x: x.reshape(patch, patch, -1, x.shape[1]).transpose(3, 2, 0, 1),
     )
 
 
-POSITIONS = Transform("positions", lambda x: x[0], lambda x: x[None])  # [1, t, d] -> [t, d]
+POSITIONS = Transform(lambda x: x[0], lambda x: x[None])  # [1, t, d] -> [t, d]
 
 
 def rules(config: DiTConfig) -> tuple[Rule, ...]:

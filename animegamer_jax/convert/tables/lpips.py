@@ -15,24 +15,20 @@ import numpy as np
 
 from animegamer_jax.convert.rules import CONV2D, Rule, Transform
 from animegamer_jax.convert.sources import Source, Tensor
+from animegamer_jax.convert.tables.layers import weight_and_bias
 from animegamer_jax.errors import UserError
 
 _LAYERS = (0, 3, 6, 8, 10)  # indices of the convolutions in torchvision's `features`
 
-_CHANNELS = Transform(
-    "channels", lambda x: x.reshape(-1), lambda x: x.reshape(1, -1, 1, 1)
-)  # [1, c, 1, 1] -> [c]
-_LAST_CHANNELS = Transform(
-    "last_channels", lambda x: x.reshape(-1), lambda x: x.reshape(1, 1, -1, 1)
-)  # [1, 1, c, 1] -> [c]
+_CHANNELS = Transform(np.ravel, lambda x: x.reshape(1, -1, 1, 1))  # [1, c, 1, 1] -> [c]
+_LAST_CHANNELS = Transform(np.ravel, lambda x: x.reshape(1, 1, -1, 1))  # [1, 1, c, 1] -> [c]
 
 
 def backbone_rules() -> tuple[Rule, ...]:
     """Returns the table of torchvision's `alexnet`."""
     rules = [Rule("classifier.*", None)]
     for i, layer in enumerate(_LAYERS):
-        rules.append(Rule(f"features.{layer}.weight", f"convolutions.{i}.kernel", CONV2D))
-        rules.append(Rule(f"features.{layer}.bias", f"convolutions.{i}.bias"))
+        rules += weight_and_bias(f"features.{layer}", f"convolutions.{i}", CONV2D)
     return tuple(rules)
 
 

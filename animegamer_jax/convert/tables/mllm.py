@@ -25,41 +25,7 @@ _LAYER = "model.layers.{layer}."
 
 def rules(config: MLLMConfig) -> tuple[Rule, ...]:
     """Returns the agent's table: PEFT's LoRA and saved modules, or plain names without LoRA."""
-    return adapter_rules(config) + base_rules(config)
-
-
-def base_rules(config: MLLMConfig) -> tuple[Rule, ...]:
-    """Returns the rules of the frozen linear layers (an adapter-only file lacks them)."""
-    inner = ".base_layer" if config.mistral.lora else ""
-    return tuple(
-        Rule(
-            f"{AGENT_PREFIX}{_LAYER}{source}{inner}.weight", f"{_BLOCKS}{target}.kernel", TRANSPOSE
-        )
-        for source, target in _LINEARS.items()
-    )
-
-
-def adapter_rules(config: MLLMConfig) -> tuple[Rule, ...]:
-    """Returns the rules of what training changes: LoRA, norms, embeddings, resamplers."""
-    lora = config.mistral.lora is not None
-    table = [
-        Rule(f"{AGENT_PREFIX}model.embed_tokens.weight", "mistral.embedding"),
-        Rule(f"{AGENT_PREFIX}lm_head.weight", "mistral.head.kernel", TRANSPOSE),
-    ]
-    norms = {f"{_LAYER}{source}": f"{_BLOCKS}{target}" for source, target in _NORMS.items()}
-    for source, target in (norms | {"model.norm": "mistral.norm"}).items():
-        name = f"{AGENT_PREFIX}{source}"
-        if not lora:
-            table.append(Rule(f"{name}.weight", f"{target}.scale"))
-            continue
-        trained = f"{name}.modules_to_save.default.weight"
-        table.append(Rule(trained, f"{target}.scale"))
-        table.append(Rule(f"{name}.original_module.weight", None, copy_of=trained))
-    if lora:
-        for source, target in _LINEARS.items():
-            for letter in "AB":
-                name = f"{AGENT_PREFIX}{_LAYER}{source}.lora_{letter}.default.weight"
-                table.append(Rule(name, f"{_BLOCKS}{target}.lora_{letter.lower()}", TRANSPOSE))
+    table = _mistral_rules(AGENT_PREFIX, lora=config.mistral.lora is not None)
     for resampler in ("input_resampler", "output_resampler"):
         for index, layer in ((0, "input"), (2, "output")):
             table += weight_and_bias(f"{resampler}.proj.{index}", f"{resampler}.{layer}")
@@ -68,16 +34,31 @@ def adapter_rules(config: MLLMConfig) -> tuple[Rule, ...]:
 
 def mistral_rules() -> tuple[Rule, ...]:
     """Returns the table of a plain Mistral folder: linear layers, norms and embeddings."""
+    return tuple(_mistral_rules("", lora=False))
+
+
+def _mistral_rules(prefix: str, *, lora: bool) -> list[Rule]:
     table = [
-        Rule("model.embed_tokens.weight", "mistral.embedding"),
-        Rule("lm_head.weight", "mistral.head.kernel", TRANSPOSE),
-        Rule("model.norm.weight", "mistral.norm.scale"),
+        Rule(f"{prefix}model.embed_tokens.weight", "mistral.embedding"),
+        Rule(f"{prefix}lm_head.weight", "mistral.head.kernel", TRANSPOSE),
     ]
+    norms = {f"{_LAYER}{source}": f"{_BLOCKS}{target}" for source, target in _NORMS.items()}
+    for source, target in (norms | {"model.norm": "mistral.norm"}).items():
+        name = f"{prefix}{source}"
+        if not lora:
+            table.append(Rule(f"{name}.weight", f"{target}.scale"))
+            continue
+        trained = f"{name}.modules_to_save.default.weight"
+        table.append(Rule(trained, f"{target}.scale"))
+        table.append(Rule(f"{name}.original_module.weight", None, copy_of=trained))
     for source, target in _LINEARS.items():
-        table.append(Rule(f"{_LAYER}{source}.weight", f"{_BLOCKS}{target}.kernel", TRANSPOSE))
-    for source, target in _NORMS.items():
-        table.append(Rule(f"{_LAYER}{source}.weight", f"{_BLOCKS}{target}.scale"))
-    return tuple(table)
+        name, layer = f"{prefix}{_LAYER}{source}", f"{_BLOCKS}{target}"
+        frozen = f"{name}.base_layer.weight" if lora else f"{name}.weight"
+        table.append(Rule(frozen, f"{layer}.kernel", TRANSPOSE))
+        for part in "AB" if lora else "":
+            update = f"{name}.lora_{part}.default.weight"
+            table.append(Rule(update, f"{layer}.lora_{part.lower()}", TRANSPOSE))
+    return table
 
 
 def infer_config(

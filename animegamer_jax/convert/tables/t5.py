@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from animegamer_jax.configs import T5Config
 from animegamer_jax.convert.rules import TRANSPOSE, Rule
-from animegamer_jax.errors import UserError
+from animegamer_jax.convert.tables.layers import shape_of
 
 _BIAS = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 _QUERY = "encoder.block.0.layer.0.SelfAttention.q.weight"
@@ -45,22 +45,17 @@ def infer_config(shapes: Mapping[str, tuple[int, ...]]) -> T5Config:
     Raises:
         UserError: A tensor that gives a size is missing, or is not that of a T5 v1.1.
     """
-    for name in ("shared.weight", _BIAS, _QUERY, _GATE):
-        found = shapes.get(name, "no such tensor")
-        if len(shapes.get(name, ())) != 2:
-            raise UserError(
-                f"T5 weights: expected a matrix {name!r}, found {found} among {len(shapes)} "
-                "tensors: pass the encoder of a T5 v1.1"
-            )
-    vocab_size, d_model = shapes["shared.weight"]
-    num_buckets, num_heads = shapes[_BIAS]
+    names = ("shared.weight", _BIAS, _QUERY, _GATE)
+    embedding, bias, query, gate = (
+        shape_of(shapes, name, rank=2, model="the encoder of a T5 v1.1") for name in names
+    )
     numbers = [re.match(r"encoder\.block\.(\d+)\.", name) for name in shapes]
     return T5Config(
-        vocab_size=vocab_size,
-        d_model=d_model,
-        d_kv=shapes[_QUERY][0] // num_heads,
-        d_ff=shapes[_GATE][0],
+        vocab_size=embedding[0],
+        d_model=embedding[1],
+        d_kv=query[0] // bias[1],
+        d_ff=gate[0],
         num_layers=1 + max(int(number[1]) for number in numbers if number),
-        num_heads=num_heads,
-        relative_attention_num_buckets=num_buckets,
+        num_heads=bias[1],
+        relative_attention_num_buckets=bias[0],
     )

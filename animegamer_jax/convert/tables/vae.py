@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from animegamer_jax.configs import VAEConfig
 from animegamer_jax.convert.rules import CONV2D, CONV3D, Rule
-from animegamer_jax.convert.tables.layers import norm, weight_and_bias
+from animegamer_jax.convert.tables.layers import norm, shape_of, weight_and_bias
 from animegamer_jax.errors import UserError
 
 
@@ -73,12 +73,7 @@ def infer_config(shapes: Mapping[str, tuple[int, ...]]) -> VAEConfig:
     """
 
     def out_channels(name: str) -> int:
-        if name not in shapes:
-            raise UserError(
-                f"VAE checkpoint: tensor {name} is missing: expected the `state_dict` of a "
-                "CogVideoX 3D VAE (`3d-vae.pt`)"
-            )
-        return shapes[name][0]
+        return shape_of(shapes, name, rank=5, model="a CogVideoX 3D VAE (`3d-vae.pt`)")[0]
 
     def count(pattern: str) -> int:
         number = 0

@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from animegamer_jax.data.films.clips.store import (
-    FilmSettings,
-    ShotsFolder,
-    open_shots,
-    path_id,
-)
+from animegamer_jax.data.films.clips.store import FilmSettings, ShotsFolder, open_shots, path_id
 from animegamer_jax.data.films.games.grouping import GamesSettings
 from animegamer_jax.data.films.runners import RunnerOptions, for_each
 from animegamer_jax.errors import UserError
@@ -62,10 +57,7 @@ def films(
         for_each(
             found,
             functools.partial(
-                process_film,
-                folder=folder,
-                threads=threads,
-                on_progress=runner.reporting(progress),
+                process_film, folder=folder, threads=threads, on_progress=runner.reporting(progress)
             ),
             options=runner,
             label="films",

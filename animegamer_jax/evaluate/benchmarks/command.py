@@ -10,7 +10,9 @@ import tyro
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark, write_benchmark
 from animegamer_jax.progress import print_status, show_progress
+from animegamer_jax.vlm.options import ServerOptions
 
+_SERVER = ServerOptions(parallel=4, timeout=300.0, max_tokens=6000)  # an answer is a whole game
 _LISTED = 5  # games without a valid answer that are listed one by one
 
 
@@ -23,15 +25,7 @@ def make_command(
     seed: int = 0,
     characters: Path | None = None,
     ask_model: str | None = None,
-    endpoint: str = "http://localhost:8000/v1",
-    key_variable: str = "OPENAI_API_KEY",
-    parallel: int = 4,
-    attempts: int = 3,
-    timeout: float = 300.0,
-    max_tokens: int = 6000,
-    temperature: float | None = 0.0,
-    prompt_price: float | None = None,
-    completion_price: float | None = None,
+    server: Annotated[ServerOptions, tyro.conf.arg(name="")] = _SERVER,
     cache: Path | None = None,
 ) -> int:
     """Write a benchmark.
@@ -46,15 +40,7 @@ def make_command(
         seed: Number of the first game.
         characters: Text file of names for `paper`, one per line. Default: 20 invented names.
         ask_model: Name of the language model at the endpoint, for a TOML file.
-        endpoint: Address of an OpenAI-compatible server, without /chat/completions.
-        key_variable: Environment variable that holds the API key; local servers need none.
-        parallel: Number of simultaneous requests.
-        attempts: Number of times that the model is asked for a game until its answer is valid.
-        timeout: Time limit of an answer, in seconds.
-        max_tokens: Token limit of an answer, which is a whole game.
-        temperature: Sampling temperature. None: not sent, for models that accept none.
-        prompt_price: Price of a million prompt tokens, in any currency. Default: not counted.
-        completion_price: Price of a million completion tokens. Default: not counted.
+        server: The language model's server, for a TOML file.
         cache: Folder that keeps the answers. Default: OUT.answers.
 
     Returns:
@@ -87,18 +73,7 @@ def make_command(
     from animegamer_jax.evaluate.benchmarks.llm_writer import write_games
     from animegamer_jax.vlm.client import AskSettings
 
-    settings = AskSettings(
-        model=ask_model,
-        endpoint=endpoint,
-        key_variable=key_variable,
-        parallel=parallel,
-        attempts=attempts,
-        timeout=timeout,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        prompt_price=prompt_price,
-        completion_price=completion_price,
-    )
+    settings = AskSettings(model=ask_model, **vars(server))
     with show_progress() as progress:
         written = write_games(
             lists,

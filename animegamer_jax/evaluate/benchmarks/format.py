@@ -18,13 +18,12 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from animegamer_jax.errors import UserError
+from animegamer_jax.game.instructions import compose_instruction
 from animegamer_jax.protocol import PAPER
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import user_errors
 from animegamer_jax.storage.serialization import from_json, parse_json, shown
-
-FORMAT_VERSION = 1
-"""Version of the files that are written and read."""
+from animegamer_jax.vlm.fields import WHOLE
 
 Part = Literal["character", "adverb", "motion", "time", "place"]
 PARTS: tuple[Part, ...] = ("character", "adverb", "motion", "time", "place")
@@ -36,7 +35,7 @@ SHIPPED = ("toy", "paper")
 _FOLDER = Path(__file__).parents[2] / "assets" / "benchmarks"
 SCHEMA_FILE = _FOLDER / "benchmark.schema.json"
 
-_AGAIN = "write it again with `animegamer evaluate --make`"
+_AGAIN = "correct it, or write it again with `animegamer evaluate --make`"
 _LONGEST_TEXT = 400
 
 
@@ -197,6 +196,7 @@ class Benchmark:
     """Games to play and to score.
 
     Attributes:
+        format_version: Version of the file.
         name: Name of the benchmark.
         world: World of the characters: "toy", or a film's name.
         made_by: How the games were made.
@@ -206,6 +206,7 @@ class Benchmark:
         games: The games, in order.
     """
 
+    format_version: Annotated[Literal[1], WHOLE] = 1
     name: Line
     world: Line
     made_by: Line
@@ -221,17 +222,8 @@ def compose(parts: Parts, *, omitted: Sequence[Part] = ()) -> str:
     For example `Character: Qiqi; Motion: quickly flying on broomstick; Background: day sky.` (PAPER
     figure 1); empty if no part is left.
     """
-    groups: dict[str, tuple[Part, ...]] = {
-        "Character": ("character",),
-        "Motion": ("adverb", "motion"),
-        "Background": ("time", "place"),
-    }
-    said = {
-        label: " ".join(getattr(parts, n) for n in names if getattr(parts, n) and n not in omitted)
-        for label, names in groups.items()
-    }
-    text = "; ".join(f"{label}: {words}" for label, words in said.items() if words)
-    return f"{text}." if text else ""
+    words = {n: "" if n in omitted else getattr(parts, n) or "" for n in PARTS}
+    return compose_instruction(**words)
 
 
 def benchmark_path(name: str) -> Path:
@@ -264,7 +256,7 @@ def check_characters(benchmark: Benchmark, known: Iterable[str], *, model: str) 
 
 def format_benchmark(benchmark: Benchmark) -> str:
     """Returns the file's text: a line for all games, then a line per game."""
-    head = {"format_version": FORMAT_VERSION, **_filled(benchmark)}
+    head = _filled(benchmark)
     games = ",\n".join(_dump(game) for game in head.pop("games"))
     return f'{_dump(head)[:-1]},"games":[\n{games}\n]}}\n'
 
@@ -324,20 +316,15 @@ def parse_benchmark(text: str | bytes, *, where: str) -> Benchmark:
         UserError: it is not valid, as in `read_benchmark`.
     """
     content = parse_json(text, where, hint=_AGAIN)
-    version = content.pop("format_version", None) if isinstance(content, dict) else content
-    if type(version) is not int or version != FORMAT_VERSION:
-        raise UserError(
-            f"{where}: format_version: expected {FORMAT_VERSION}, found {shown(version)}: {_AGAIN}"
-        )
     _take_numbers(content, where)
-    found = from_json(Benchmark, content, where)
+    found = from_json(Benchmark, content, where, hint=_AGAIN)
     _check_turns(found, where)
     return found
 
 
-def _take_numbers(content: dict[str, Any], where: str) -> None:
+def _take_numbers(content: Any, where: str) -> None:
     """Removes the numbers of the turns, after checking that none is missing."""
-    games = content.get("games")
+    games = content.get("games") if isinstance(content, dict) else None
     for g, game in enumerate(games if isinstance(games, list) else []):
         turns = game.get("turns") if isinstance(game, dict) else None
         for t, turn in enumerate(turns if isinstance(turns, list) else []):

@@ -181,11 +181,7 @@ def _full_shot(rng: np.random.Generator, pair: tuple[str, str], *, before: _Shot
 
 
 def _open_shot(
-    rng: np.random.Generator,
-    pair: tuple[str, str],
-    *,
-    before: _Shot,
-    named: tuple[Part, ...],
+    rng: np.random.Generator, pair: tuple[str, str], *, before: _Shot, named: tuple[Part, ...]
 ) -> _Shot:
     """Draws the named parts again, each different from the shot before."""
     shot = before
@@ -203,11 +199,7 @@ def _open_shot(
 
 
 def _motion(
-    rng: np.random.Generator,
-    pair: tuple[str, str],
-    character: str,
-    *,
-    unlike: Motion | None = None,
+    rng: np.random.Generator, pair: tuple[str, str], character: str, *, unlike: Motion | None = None
 ) -> tuple[Motion, str | None]:
     """Draws a motion; its partner is the other one of the pair, if it needs one."""
     motion = _pick(rng, [motion for motion in MOTIONS if motion != unlike])

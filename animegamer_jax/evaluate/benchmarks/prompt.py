@@ -18,13 +18,7 @@ from animegamer_jax.evaluate.benchmarks.format import (
     compose,
 )
 from animegamer_jax.evaluate.benchmarks.spec import MAX_WORDS, Lists
-from animegamer_jax.vlm.fields import (
-    LOWER,
-    LOWER_FIRST,
-    WHOLE,
-    explain,
-    text_of,
-)
+from animegamer_jax.vlm.fields import LOWER, LOWER_FIRST, WHOLE, explain, text_of
 from animegamer_jax.vlm.messages import Message, read_content
 
 VERSION = 1

@@ -10,7 +10,7 @@ from etils import epath
 from animegamer_jax.data.characters import MAX_NAME, read_toml
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.paths import user_errors
-from animegamer_jax.storage.serialization import from_json
+from animegamer_jax.storage.serialization import decode_text, from_json
 from animegamer_jax.vlm.fields import plain, text_of
 
 MAX_WORDS = 60
@@ -68,13 +68,7 @@ def read_names(path: str | Path) -> tuple[str, ...]:
     file = Path(path).expanduser()
     with user_errors(file, "cannot be read", hint="give a text file of names, one per line"):
         data = file.read_bytes()
-    try:
-        lines = data.decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{file}: expected UTF-8 text, found byte 0x{data[error.start]:02x} at offset "
-            f"{error.start}: save it as UTF-8"
-        ) from None
+    lines = decode_text(data, str(file)).splitlines()
     names: list[str] = []
     for number, line in enumerate(lines, start=1):
         if line.strip() and not line.lstrip().startswith("#"):

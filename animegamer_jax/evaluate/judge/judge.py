@@ -16,9 +16,6 @@ from animegamer_jax.evaluate.judge.scores import CRITERIA, JudgeScores
 from animegamer_jax.storage.paths import absolute
 from animegamer_jax.vlm.ask_many import AskMany
 from animegamer_jax.vlm.retry import Prompt
-from animegamer_jax.vlm.usage import Usage
-
-Progress = Callable[[int, int, Usage], None]
 
 
 def judge(
@@ -27,7 +24,7 @@ def judge(
     *,
     cache: str | Path,
     seed: int = 0,
-    on_progress: Progress = lambda done, total, usage: None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
     on_wait: Callable[[str], None] = lambda line: None,
 ) -> JudgeScores:
     """Asks a model to score games.
@@ -41,7 +38,7 @@ def judge(
         settings: which model is asked, and how.
         cache: folder of the replies; made if it is missing.
         seed: seed of the systems' order.
-        on_progress: called with the numbers of finished and of all games, and the usage so far.
+        on_progress: called with the numbers of finished and of all games.
         on_wait: called with a line about a slow or busy server, once a minute at most.
 
     Returns:
@@ -61,7 +58,7 @@ def judge(
     answers = ask(
         [functools.partial(_prompt, game, settings=settings, seed=seed) for game in games],
         cache=absolute(cache),
-        on_progress=lambda done, total: on_progress(done, total, ask.usage),
+        on_progress=on_progress,
     )
     names = tuple(game.name for game in games)
     systems = tuple(sorted({system for game in games for system in game.answers}))

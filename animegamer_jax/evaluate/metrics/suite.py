@@ -48,13 +48,11 @@ from animegamer_jax.evaluate.metrics.video_distance import (
     jedi,
     load_i3d,
 )
+from animegamer_jax.evaluate.options import MetricFiles
 from animegamer_jax.evaluate.worlds import FrameSize, GameClips, World, find_world
 from animegamer_jax.media.video import read_mp4
 from animegamer_jax.models.vae import VAE, mode, to_uint8
 from animegamer_jax.storage.serialization import to_json
-
-CLASSIFIER_CLIPS = 960
-"""Number of true clips that a world's classifier learns from."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,24 +71,14 @@ class MetricResources:
     Attributes:
         groups: Groups of metrics to compute.
         clip: The CLIP that scores all systems, or why there is none; None: no model has one.
-        lpips: Files of AlexNet's weights and of its channels' weights; None: the package's.
-        dreamsim: Folder of DreamSim's weights.
-        fvd: TorchScript file of I3D.
-        jedi: TorchScript file of V-JEPA's features.
-        real_clips: Folder of MP4 files for FVD and JEDi to compare with; None: the true clips.
         characters: Pictures of characters for CLIP-I, in worlds without true clips.
-        classifier_clips: Number of true clips that a world's classifier learns from.
+        files: Files that metrics are computed with.
     """
 
     groups: Sequence[Group] = tuple(GROUPS)
     clip: ScoringClip | str | None = None
-    lpips: tuple[Path, Path] | None = None
-    dreamsim: Path | None = None
-    fvd: Path | None = None
-    jedi: Path | None = None
-    real_clips: Path | None = None
     characters: Characters | None = None
-    classifier_clips: int = CLASSIFIER_CLIPS
+    files: MetricFiles = dataclasses.field(default_factory=MetricFiles)
 
     @property
     def scoring_clip(self) -> ScoringClip | None:
@@ -249,14 +237,14 @@ def _decode(data: bytes) -> np.ndarray:
 
 def _dreamsim(resources: MetricResources, true_clips: GameClips | None) -> Scorer:
     _require_true_clips("DreamSim", true_clips)
-    if resources.dreamsim is None:
+    if resources.files.dreamsim is None:
         raise UserError("DreamSim: give the folder of its weights with --dreamsim")
-    return DreamSimScorer(DreamSim(resources.dreamsim), folder=str(resources.dreamsim))
+    return DreamSimScorer(DreamSim(resources.files.dreamsim), folder=str(resources.files.dreamsim))
 
 
 def _lpips(resources: MetricResources, true_clips: GameClips | None) -> Scorer:
     _require_true_clips("LPIPS", true_clips)
-    model = load_lpips(*(resources.lpips or ()))
+    model = load_lpips(*(resources.files.lpips or ()))
     return LpipsScorer(model, digest=weights_digest(model))
 
 
@@ -272,14 +260,14 @@ def _set_scorer(
 ) -> SetScorer:
     """Compares with the real clips that were given, or else with the true ones."""
     metric, advice, load, distance = _DISTANCES[group]
-    path: Path | None = getattr(resources, group)
+    path: Path | None = getattr(resources.files, group)
     if path is None:
         raise UserError(f"{metric}: {advice}")
     features = load(path)
-    if resources.real_clips is not None:
-        files = sorted(resources.real_clips.glob("*.mp4"))
+    if resources.files.real_clips is not None:
+        files = sorted(resources.files.real_clips.glob("*.mp4"))
         if not files:
-            raise UserError(f"{metric}: no .mp4 in --real-clips {resources.real_clips}")
+            raise UserError(f"{metric}: no .mp4 in --real-clips {resources.files.real_clips}")
         reference = np.concatenate([features(read_mp4(file)[None, :NUM_FRAMES]) for file in files])
     elif true_clips is not None:
         clips = true_clips.reshape(-1, *true_clips.shape[2:])
@@ -306,13 +294,13 @@ def _truth(
         None if clip is None or not clip.embedder.has_text else clip.embedder,
         size=size,
         reconstruct=None if vae is None else functools.partial(reconstruct, vae),
-        num_clips=resources.classifier_clips,
+        num_clips=resources.files.classifier_clips,
     )
     return TruthScorer(
         classifier,
         fingerprint={
             "classifiers": classifier.description,
-            "clips": resources.classifier_clips,
+            "clips": resources.files.classifier_clips,
             "clip": None if clip is None else clip.digest,
         },
     )

@@ -10,12 +10,10 @@ Any program can write the file; the report of an evaluation shows it:
 """
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Literal
 
-from animegamer_jax.storage.files import write_whole
-from animegamer_jax.storage.paths import user_errors
+from animegamer_jax.storage.files import write_json
 from animegamer_jax.storage.serialization import read_json, to_json
 
 Part = Literal["decoder", "game"]
@@ -77,9 +75,7 @@ def write_ablations(path: Path, ablations: Ablations) -> None:
         UserError: the file cannot be written.
         ValueError: a score is not finite.
     """
-    text = json.dumps(to_json(ablations), indent=1, allow_nan=False)
-    with user_errors(path, "cannot be written", hint="choose another place"):
-        write_whole(path, (text + "\n").encode())
+    write_json(path, to_json(ablations))
 
 
 def read_ablations(path: Path) -> Ablations:

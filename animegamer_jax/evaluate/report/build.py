@@ -12,24 +12,10 @@ from pathlib import Path
 from markupsafe import Markup
 
 from animegamer_jax.evaluate.judge.scores import JudgeScores
-from animegamer_jax.evaluate.metrics.registry import (
-    CONTEXT,
-    METRICS,
-    Metric,
-)
+from animegamer_jax.evaluate.metrics.registry import CONTEXT, METRICS, Metric
 from animegamer_jax.evaluate.report.ablations import Ablations, read_ablations
-from animegamer_jax.evaluate.report.games import (
-    MOST_TURNS,
-    ShownGame,
-    shown_games,
-)
-from animegamer_jax.evaluate.report.plots import (
-    LONG_GAME,
-    SMOOTHED,
-    Line,
-    line_plot,
-    line_sample,
-)
+from animegamer_jax.evaluate.report.games import MOST_TURNS, ShownGame, shown_games
+from animegamer_jax.evaluate.report.plots import LONG_GAME, SMOOTHED, Line, line_plot, line_sample
 from animegamer_jax.evaluate.report.render import render_html, render_markdown
 from animegamer_jax.evaluate.report.tables import (
     Table,

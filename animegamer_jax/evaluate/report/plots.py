@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -129,9 +129,9 @@ def _draw(axes: Axes, line: Line) -> None:
         turns += 0.04 * line.number
     if len(turns) > LONG_GAME:
         axes.plot(turns, line.means, color=colour, linewidth=0.6, alpha=0.4)
-    mean = _column(found and found.mean for found in line.estimates)
-    low = _column(found and found.low for found in line.estimates)
-    high = _column(found and found.high for found in line.estimates)
+    unknown = (np.nan,) * 3
+    rows = [(e.mean, e.low, e.high) if e else unknown for e in line.estimates]
+    mean, low, high = np.array(rows).T
     axes.plot(
         turns,
         mean,
@@ -150,10 +150,6 @@ def _ticks(num_turns: int) -> list[int]:
     """Returns the first turn and multiples of a step, eleven at most."""
     step = next(step for step in (1, 2, 5, 10, 20, 50, num_turns) if num_turns <= 10 * step)
     return [1, *range(step if step > 1 else 2, num_turns + 1, step)]
-
-
-def _column(values: Iterable[float | None]) -> Float[np.ndarray, " t"]:
-    return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
 def _dashes(number: int) -> tuple[float, ...]:

@@ -33,7 +33,7 @@ class Cell:
     is_apart: bool = False
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Row:
     """One row; `better` is "higher", "lower" or ""."""
 
@@ -47,7 +47,7 @@ class Row:
         return _ARROWS.get(self.better, "")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Table:
     """A table; `corner` is the heading of its first column.
 
@@ -141,8 +141,8 @@ def _cell(found: Estimate | Score | None, *, remark: str = "") -> Cell:
 def _metric_row(name: str, cells: Sequence[Cell]) -> Row:
     known = METRICS.get(name)
     if known is None:
-        return Row(name=name, cells=cells)
-    return Row(name=name, cells=cells, better=known.better, unit=known.unit)
+        return Row(name, cells)
+    return Row(name, cells, better=known.better, unit=known.unit)
 
 
 def main_table(evaluation: Evaluation) -> Table:
@@ -165,7 +165,7 @@ def main_table(evaluation: Evaluation) -> Table:
         cells += [Cell(_figure(value)) for value in figures]
         rows.append(_metric_row(name, cells))
     columns = [*(s.name for s in e.systems), "AnimeGamer, in the paper", "best baseline there"]
-    return Table(title="All turns", corner="metric", columns=columns, rows=rows, num_aside=2)
+    return Table("All turns", "metric", columns, rows, num_aside=2)
 
 
 def _figure(value: float | None) -> str:
@@ -186,7 +186,7 @@ def open_table(evaluation: Evaluation) -> Table | None:
     found = {n: [s.estimate(n, e.is_open) for s in e.systems] for n in _open_metrics(metrics_of(e))}
     rows = _estimate_rows(found, context="context accuracy")
     columns = [s.name for s in e.systems]
-    return Table(title="Open turns", corner="metric", columns=columns, rows=rows) if rows else None
+    return Table("Open turns", "metric", columns, rows) if rows else None
 
 
 def _estimate_rows(
@@ -211,13 +211,9 @@ def set_table(evaluation: Evaluation) -> Table | None:
     """Returns the scores of all clips together; None: there are none."""
     systems = evaluation.systems
     names = in_order(name for s in systems for name in s.set_scores)
-    rows = [
-        Row(name=name, cells=[Cell(number(s.set_scores.get(name))) for s in systems])
-        for name in names
-    ]
+    rows = [Row(name, [Cell(number(s.set_scores.get(name))) for s in systems]) for name in names]
     columns = [s.name for s in systems]
-    title = "All clips together"
-    return Table(title=title, corner="score", columns=columns, rows=rows) if rows else None
+    return Table("All clips together", "score", columns, rows) if rows else None
 
 
 def reference_tables(evaluation: Evaluation, system: SystemResult) -> list[Table]:
@@ -232,8 +228,7 @@ def reference_tables(evaluation: Evaluation, system: SystemResult) -> list[Table
         found = {n: [system.estimate(n, where, reference=s) for s in sources] for n in shown}
         if rows := _estimate_rows(found, context=context):
             columns = ["the system itself", *system.reference]
-            title = f"{system.name}: {turns}"
-            tables.append(Table(title=title, corner="metric", columns=columns, rows=rows))
+            tables.append(Table(f"{system.name}: {turns}", "metric", columns, rows))
     return tables
 
 
@@ -249,12 +244,11 @@ def breakdown_tables(evaluation: Evaluation, system: SystemResult) -> list[Table
     tables = []
     for corner, labels in groups.items():
         rows = [
-            Row(name=label, cells=[_cell(system.estimate(name, labels == label)) for name in names])
+            Row(label, [_cell(system.estimate(name, labels == label)) for name in names])
             for label in np.unique(labels).tolist()
         ]
-        title = f"{system.name}: by {corner}"
         if rows and names:
-            tables.append(Table(title=title, corner=corner, columns=names, rows=rows))
+            tables.append(Table(f"{system.name}: by {corner}", corner, names, rows))
     return tables
 
 
@@ -262,34 +256,22 @@ def judge_table(evaluation: Evaluation, scores: JudgeScores) -> Table:
     """Returns a judge's scores: a row per criterion, a column per system."""
     found, order = scores.estimates(), [s.name for s in evaluation.systems]
     systems = sorted(scores.systems, key=lambda s: order.index(s) if s in order else len(order))
-    rows = [
-        Row(
-            name=criterion.replace("_", " "),
-            cells=[_cell(found[system][criterion]) for system in systems],
-            better="higher",
-            unit="0 to 10",
-        )
-        for criterion in CRITERIA
-    ]
-    title = f"Scores by {scores.model}"
-    return Table(title=title, corner="criterion", columns=systems, rows=rows)
+    rows = []
+    for criterion in CRITERIA:
+        cells = [_cell(found[system][criterion]) for system in systems]
+        rows.append(Row(criterion.replace("_", " "), cells, better="higher", unit="0 to 10"))
+    return Table(f"Scores by {scores.model}", "criterion", systems, rows)
 
 
 def agreement_table(evaluation: Evaluation) -> Table | None:
     """Returns how far judges agree; None: there are fewer than two."""
-    rows = [
-        Row(
-            name=names,
-            cells=[
-                Cell(number(a.spearman), remark=f"of {a.num_scores:,} scores"),
-                Cell(number(a.preference), remark=f"of {a.num_pairs:,} pairs; {a.num_tied:,} tied"),
-            ],
-        )
-        for names, a in evaluation.agreements.items()
-    ]
+    rows = []
+    for names, a in evaluation.agreements.items():
+        pairs = f"of {a.num_pairs:,} pairs; {a.num_tied:,} tied"
+        ranks = Cell(number(a.spearman), remark=f"of {a.num_scores:,} scores")
+        rows.append(Row(names, [ranks, Cell(number(a.preference), remark=pairs)]))
     columns = "rank correlation (chance: 0)", "same preference (chance: 0.5)"
-    title = "Agreement of judges"
-    return Table(title=title, corner="judges", columns=columns, rows=rows) if rows else None
+    return Table("Agreement of judges", "judges", columns, rows) if rows else None
 
 
 def ablation_table(rows: Sequence[AblationRow], title: str) -> Table | None:
@@ -299,11 +281,11 @@ def ablation_table(rows: Sequence[AblationRow], title: str) -> Table | None:
     for row in rows:
         remarks = {name: f"paper: {score:g}" for name, score in row.paper.items()}
         cells = [_cell(row.scores.get(n), remark=remarks.get(n, "")) for n in names]
-        shown.append(Row(name=row.name, cells=cells))
+        shown.append(Row(row.name, cells))
     columns = [
         f"{name} {_ARROWS[METRICS[name].better]}" if name in METRICS else name for name in names
     ]
-    return Table(title=title, corner="without", columns=columns, rows=shown) if shown else None
+    return Table(title, "without", columns, shown) if shown else None
 
 
 def settings_table(evaluation: Evaluation) -> Table:
@@ -311,15 +293,14 @@ def settings_table(evaluation: Evaluation) -> Table:
     systems = evaluation.systems
     names = list(dict.fromkeys(name for s in systems for name in s.settings))
     rows = [
-        Row(name="model", cells=[Cell(s.model) for s in systems]),
-        Row(name="digest", cells=[Cell(s.digest or "played elsewhere") for s in systems]),
+        Row("model", [Cell(s.model) for s in systems]),
+        Row("digest", [Cell(s.digest or "played elsewhere") for s in systems]),
     ]
     for name in names:
         texts = [plain(s.settings[name]) if name in s.settings else NOTHING for s in systems]
-        rows.append(Row(name=name, cells=[Cell(text) for text in texts]))
+        rows.append(Row(name, [Cell(text) for text in texts]))
     columns = [s.name for s in systems]
-    title = "Settings of each system"
-    return Table(title=title, corner="setting", columns=columns, rows=rows, of_words=True)
+    return Table("Settings of each system", "setting", columns, rows, of_words=True)
 
 
 def plain(value: Any) -> str:

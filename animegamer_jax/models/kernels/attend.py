@@ -176,17 +176,10 @@ def kernel_attention(
 ) -> Float[Array, "b h t d"]:
     """Runs a TPU kernel on each device's games, heads and queries; keys are gathered.
 
-    Off a TPU the kernel is interpreted, slowly.
-
-    Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
-        mask: Which query sees which key; every key if None.
-        scale: Factor of the scores.
-        tokens_last: Whether the arrays are transposed views of [b h d t] ones.
-        differentiable: False takes the kernel of `flash.py`, for arrays with tokens last and masks
-            of padding alone; the result is then a view of an array with tokens last, too.
+    Off a TPU the kernel is interpreted, slowly. `q`, `k`, `v`, `mask` and `scale` are those of
+    `attend`; with `tokens_last` the arrays are transposed views of [b h d t] ones. If not
+    `differentiable`, the kernel is that of `flash.py`, for arrays with tokens last and masks of
+    padding alone; the result is then a view of an array with tokens last, too.
 
     Raises:
         ValueError: the mask is not known when the program is traced, or has branches.

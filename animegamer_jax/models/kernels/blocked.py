@@ -38,14 +38,7 @@ def plain_attention(
 ) -> Float[Array, "b h t d"]:
     """Returns softmax(q k^T * scale + bias) v, computed with the whole score matrix.
 
-    Args:
-        q: Queries of `h` heads.
-        k: Keys of `g` heads; query heads `i h / g` to `(i + 1) h / g` use key head `i`.
-        v: Values, as `k`.
-        mask: Which query sees which key; every key if None.
-        bias: Addend of the scores (T5's relative positions).
-        window: Number of positions that a query looks back (`TokenMask.dense`).
-        scale: Factor of the scores; 1 / sqrt(d) if None.
+    The arguments are those of `attend.attend`.
 
     Raises:
         ValueError: `h` is not a multiple of `g`.

@@ -31,14 +31,7 @@ _LEAST = -1e30
 
 
 def supports(heads: tuple[int, int], width: int, keys: int, itemsize: int) -> bool:
-    """Whether the kernel takes these sizes.
-
-    Args:
-        heads: Number of query heads and of key heads.
-        width: Width of a head.
-        keys: Number of keys.
-        itemsize: Bytes of a number.
-    """
+    """Whether the kernel takes these sizes; `heads` are the numbers of query and of key heads."""
     padded = _in_lanes(keys)
     fits = 4 * width * padded * itemsize <= _MAX_RESIDENT_BYTES and padded <= _MAX_KEYS
     return heads[0] == heads[1] and width % _SUBLANES == 0 and fits

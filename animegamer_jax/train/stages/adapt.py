@@ -5,7 +5,7 @@ the decoder is trained, with its own loss, to make the true clip from it.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import grain
@@ -16,24 +16,15 @@ from jaxtyping import Array, Float, Key
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.data.datasets import open_features
 from animegamer_jax.data.samples import AdaptSample, adapt_samples, adapt_spec
-from animegamer_jax.train.stages.base import (
-    DataSource,
-    Scalars,
-    StageNetworks,
-)
+from animegamer_jax.train.stages.base import StageNetworks
 from animegamer_jax.train.stages.decoder import (
     DECODER_OPTIMIZER,
     ClipRecipe,
     ClipStage,
-    drawn_loss,
     transformer_flops,
 )
-from animegamer_jax.train.stages.mllm import (
-    GameRecipe,
-    GameStage,
-    lay_out,
-)
-from animegamer_jax.train.stages.networks import matrix_size, mixed_samples
+from animegamer_jax.train.stages.mllm import GameRecipe, GameStage, lay_out
+from animegamer_jax.train.stages.networks import matrix_size
 from animegamer_jax.train.stages.recipe import OptimizerConfig
 
 
@@ -99,16 +90,11 @@ class AdaptStage(ClipStage[AdaptRecipe], GameStage[AdaptRecipe]):
         networks = super().load(bundle, mesh=mesh)
         return {**networks, "mllm": bundle.load("mllm", mesh=mesh, dtype=self.recipe.dtype)}
 
-    def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
-        windows = self.windows()
-
-        def make(path: str) -> grain.MapDataset:
-            features = open_features(path)
-            # The bundle may lack T5 and CLIP, which have made the features.
-            reader = dataclasses.replace(self.config, t5=None, clip=None)
-            return adapt_samples(features, split=split, windows=windows, config=reader)
-
-        return mixed_samples(sources, make)
+    def read_samples(self, path: str, *, split: str) -> grain.MapDataset:
+        features = open_features(path)
+        # The bundle may lack T5 and CLIP, which have made the features.
+        reader = dataclasses.replace(self.config, t5=None, clip=None)
+        return adapt_samples(features, split=split, windows=self.windows(), config=reader)
 
     def sample_spec(self) -> AdaptSample:
         return adapt_spec(self.config, self.protocol)
@@ -132,21 +118,6 @@ class AdaptStage(ClipStage[AdaptRecipe], GameStage[AdaptRecipe]):
     def motion(self, batch: Any) -> Float[Array, " b"]:
         """Returns the true motion values, or zeros for a model that plays without them."""
         return jnp.where(any(self.protocol.motion_values), batch.motion_value, 0.0)
-
-    def loss(
-        self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
-    ) -> tuple[Float[Array, ""], Scalars]:
-        """Returns the decoder's loss on the latents of this turn, with its true motion value."""
-        drop, draws = jax.random.split(key)
-        loss = drawn_loss(
-            networks["dit"],
-            batch.moments,
-            draws,
-            vae_config=self.vae_config,
-            context=self.context(networks, batch, drop),
-            motion=self.motion(batch),
-        )
-        return loss.mean(), {}
 
     def sample_flops(self, networks: StageNetworks) -> float:
         """Returns FLOPs from the matrices' sizes and attention's products."""

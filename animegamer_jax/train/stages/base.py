@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Key
 
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.configs import ModelConfig, NetworkConfig, VAEConfig
+from animegamer_jax.data.loader import mixture
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.dit import DiT
@@ -124,12 +125,21 @@ class Stage(abc.ABC, Generic[R]):
         del path, variable
         return network in self.changes
 
-    @abc.abstractmethod
     def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
-        """Returns single samples, not shuffled or repeated: pytrees of arrays of fixed shapes.
+        """Returns the single samples of all datasets, mixed by weight, not shuffled or repeated.
 
         Raises:
-            UserError: a dataset is missing, empty or of another layout.
+            UserError: see `read_samples`.
+        """
+        datasets = [self.read_samples(source.path, split=split) for source in sources]
+        return mixture(datasets, weights=[source.weight for source in sources])
+
+    @abc.abstractmethod
+    def read_samples(self, path: str, *, split: str) -> grain.MapDataset:
+        """Returns the samples of one dataset: pytrees of arrays of fixed shapes.
+
+        Raises:
+            UserError: the dataset is missing, empty, of another layout, or does not fit the recipe.
         """
 
     @abc.abstractmethod

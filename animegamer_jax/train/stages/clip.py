@@ -5,7 +5,6 @@ f_v and the VAE's perceptual loss; evaluation uses both towers to recognise what
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
 import grain
@@ -19,17 +18,8 @@ from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.data.datasets import open_games
 from animegamer_jax.data.samples import CaptionSample, Frame, caption_samples, caption_spec
 from animegamer_jax.models.vae import signed
-from animegamer_jax.train.stages.base import (
-    DataSource,
-    Scalars,
-    Stage,
-    StageNetworks,
-)
-from animegamer_jax.train.stages.networks import (
-    load_or_make,
-    matrix_size,
-    mixed_samples,
-)
+from animegamer_jax.train.stages.base import Scalars, Stage, StageNetworks
+from animegamer_jax.train.stages.networks import load_or_make, matrix_size
 from animegamer_jax.train.stages.recipe import FixedRecipe, OptimizerConfig
 
 _GREATEST_SCALE = float(np.log(100.0))  # CLIP, section 2.5
@@ -74,13 +64,8 @@ def contrastive_loss(
 
     Pairs of different samples with the same caption are left out: they are neither positives nor
     negatives. A caption that leaves out details may also be true of other images; these cannot be
-    recognised and stay negatives.
-
-    Args:
-        images: embeddings of the images, of any norm.
-        texts: embeddings of the texts.
-        log_scale: logarithm of the inverse temperature, capped at log(100).
-        same: pairs of samples with the same caption.
+    recognised and stay negatives. `same` are the pairs with the same caption; embeddings may have
+    any norm, and the logarithm of the inverse temperature is capped at log(100).
 
     Returns:
         the loss, and the shares of images and texts whose nearest counterpart is right.
@@ -117,21 +102,16 @@ class CLIPStage(Stage[CLIPRecipe]):
     def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
         return {"clip": load_or_make("clip", self, bundle, mesh=mesh)}
 
-    def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
-        recipe, clip, tokenizer = self.recipe, self.config.clip, self.tokenizer
-        assert clip is not None
-
-        def make(path: str) -> grain.MapDataset:
-            return caption_samples(
-                open_games(path),
-                split=split,
-                tokenizer=tokenizer,
-                length=clip.context_length,
-                frame=recipe.frame,
-                seed=recipe.seed,
-            )
-
-        return mixed_samples(sources, make)
+    def read_samples(self, path: str, *, split: str) -> grain.MapDataset:
+        assert self.config.clip is not None
+        return caption_samples(
+            open_games(path),
+            split=split,
+            tokenizer=self.tokenizer,
+            length=self.config.clip.context_length,
+            frame=self.recipe.frame,
+            seed=self.recipe.seed,
+        )
 
     def sample_spec(self) -> CaptionSample:
         return caption_spec(self.config)

@@ -10,7 +10,7 @@ worse.
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, cast
 
 import grain
@@ -29,19 +29,8 @@ from animegamer_jax.models import vae
 from animegamer_jax.models.dit import DiT
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.sharding import constrain
-from animegamer_jax.train.stages.base import (
-    DataSource,
-    Evaluation,
-    R,
-    Scalars,
-    Stage,
-    StageNetworks,
-)
-from animegamer_jax.train.stages.networks import (
-    load_or_make,
-    matrix_size,
-    mixed_samples,
-)
+from animegamer_jax.train.stages.base import Evaluation, R, Scalars, Stage, StageNetworks
+from animegamer_jax.train.stages.networks import load_or_make, matrix_size
 from animegamer_jax.train.stages.recipe import FixedRecipe, OptimizerConfig, Recipe
 
 # Learning rate as reported in the paper's section 4.1; clipping, betas, epsilon and weight decay of
@@ -164,13 +153,8 @@ def diffusion_loss(
 ) -> Float[Array, " b"]:
     """Returns the decoder's loss of each sample: the mean squared error on v.
 
-    Args:
-        dit: the decoder.
-        latents: latents, scaled by the VAE's factor.
-        context: shot representations.
-        motion: motion values, pixels a frame at 480 x 720.
-        noise: Gaussian noise.
-        timestep: diffusion steps, 0..999.
+    Latents are scaled by the VAE's factor, motion values are in pixels a frame at 480 x 720, and
+    diffusion steps run from 0 to 999.
     """
     noised, target = diffusion.add_noise(diffusion.Schedule(), latents, noise, timestep)
     v = dit(noised, timestep=timestep.astype(jnp.float32), motion=motion, context=context)
@@ -244,18 +228,43 @@ def transformer_flops(dit: DiT, *, trained: Literal["recipe", "all"]) -> float:
     return (6.0 if trained == "all" else 4.0) * (matrices + ends) + scores + 6.0 * modulation
 
 
-class ClipStage(Stage[R]):
-    """A stage of the decoder, whose evaluation samples clips if its recipe is a `ClipRecipe`."""
+class DiffusionStage(Stage[R]):
+    """A stage that trains the decoder to predict v of noised latents."""
 
     unit: ClassVar[str] = "clips"
 
     @abc.abstractmethod
-    def represent(self, networks: StageNetworks, batch: Any) -> Float[Array, "b n d"]:
-        """Returns the shot representations of a batch."""
+    def context(
+        self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
+    ) -> Float[Array, "b n d"]:
+        """Returns the decoder's context in training; `key` draws what is left out of it."""
 
     @abc.abstractmethod
     def motion(self, batch: Any) -> Float[Array, " b"]:
         """Returns the motion values that the decoder gets."""
+
+    def loss(
+        self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
+    ) -> tuple[Float[Array, ""], Scalars]:
+        """Returns the mean squared error on v."""
+        drop, draw = jax.random.split(key)
+        losses = drawn_loss(
+            networks["dit"],
+            batch.moments,
+            draw,
+            vae_config=self.vae_config,
+            context=self.context(networks, batch, drop),
+            motion=self.motion(batch),
+        )
+        return losses.mean(), {}
+
+
+class ClipStage(DiffusionStage[R]):
+    """A stage of the decoder, whose evaluation samples clips if its recipe is a `ClipRecipe`."""
+
+    @abc.abstractmethod
+    def represent(self, networks: StageNetworks, batch: Any) -> Float[Array, "b n d"]:
+        """Returns the shot representations of a batch."""
 
     def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
         """Returns the encoder, the decoder, and the VAE for the evaluation's clips.
@@ -351,20 +360,15 @@ class DecoderStage(ClipStage[ConditionRecipe]):
             return path[0] != "output_norm"  # not used
         return super().is_trained(network, path, variable)
 
-    def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
-        # The bundle may lack T5 and CLIP, which have made the features.
-        reader = dataclasses.replace(self.config, t5=None, clip=None)
-
-        def make(path: str) -> grain.MapDataset:
-            return turn_samples(
-                open_features(path),
-                split=split,
-                tokenizer=self.tokenizer,
-                caption_length=_CAPTION_LENGTH,
-                config=reader,
-            )
-
-        return mixed_samples(sources, make)
+    def read_samples(self, path: str, *, split: str) -> grain.MapDataset:
+        return turn_samples(
+            open_features(path),
+            split=split,
+            tokenizer=self.tokenizer,
+            caption_length=_CAPTION_LENGTH,
+            # The bundle may lack T5 and CLIP, which have made the features.
+            config=dataclasses.replace(self.config, t5=None, clip=None),
+        )
 
     def sample_spec(self) -> TurnSample:
         return turn_spec(self.config, caption_length=_CAPTION_LENGTH)
@@ -376,21 +380,11 @@ class DecoderStage(ClipStage[ConditionRecipe]):
         measured = jnp.asarray(batch.motion_value)
         return measured if self.recipe.motion == "measured" else jnp.zeros_like(measured)
 
-    def loss(
+    def context(
         self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
-    ) -> tuple[Float[Array, ""], Scalars]:
-        """Returns the mean squared error on v."""
-        drop, draw = jax.random.split(key)
-        text, image = drop_conditions(batch.text, batch.image, drop, recipe=self.recipe)
-        losses = drawn_loss(
-            networks["dit"],
-            batch.moments,
-            draw,
-            vae_config=self.vae_config,
-            context=networks["encoder"](text, image),
-            motion=self.motion(batch),
-        )
-        return losses.mean(), {}
+    ) -> Float[Array, "b n d"]:
+        text, image = drop_conditions(batch.text, batch.image, key, recipe=self.recipe)
+        return networks["encoder"](text, image)
 
     def sample_flops(self, networks: StageNetworks) -> float:
         """Returns FLOPs from the matrices' sizes, see `transformer_flops`."""

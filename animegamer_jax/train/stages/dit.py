@@ -6,7 +6,7 @@ layer that maps them is discarded afterwards, and the motion layer is not used.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 import grain
@@ -22,22 +22,9 @@ from animegamer_jax.data.datasets import open_features
 from animegamer_jax.data.samples import TurnSample, turn_samples, turn_spec
 from animegamer_jax.models.dit import GATES, Block, DiT
 from animegamer_jax.models.linear import Linear
-from animegamer_jax.train.stages.base import (
-    DataSource,
-    Scalars,
-    Stage,
-    StageNetworks,
-)
-from animegamer_jax.train.stages.decoder import (
-    drawn_loss,
-    transformer_flops,
-    zero_motion_layer,
-)
-from animegamer_jax.train.stages.networks import (
-    load_or_make,
-    matrix_size,
-    mixed_samples,
-)
+from animegamer_jax.train.stages.base import StageNetworks
+from animegamer_jax.train.stages.decoder import DiffusionStage, transformer_flops, zero_motion_layer
+from animegamer_jax.train.stages.networks import load_or_make, matrix_size
 from animegamer_jax.train.stages.recipe import FixedRecipe, OptimizerConfig
 
 
@@ -80,7 +67,7 @@ def open_gates(dit: DiT) -> None:
     bias.set_value(rearrange(parts, "l n d -> l (n d)"))
 
 
-class DiTStage(Stage[DiTRecipe]):
+class DiTStage(DiffusionStage[DiTRecipe]):
     """Trains the transformer to make clips from captions."""
 
     recipes = RECIPES
@@ -90,7 +77,6 @@ class DiTStage(Stage[DiTRecipe]):
         "t5": "foundations --part t5",
     }
     changes: ClassVar[tuple[NetworkName, ...]] = ("dit",)
-    unit: ClassVar[str] = "clips"
 
     @property
     def _dit(self) -> DiTConfig:
@@ -121,23 +107,20 @@ class DiTStage(Stage[DiTRecipe]):
             return not (frozen or isinstance(variable, nnx.LoRAParam))
         return network == "context"
 
-    def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
-        def make(path: str) -> grain.MapDataset:
-            return turn_samples(
-                open_features(path),
-                split=split,
-                tokenizer=self.tokenizer,
-                caption_length=self._dit.num_context_tokens,
-                config=self.config,
-            )
-
-        return mixed_samples(sources, make)
+    def read_samples(self, path: str, *, split: str) -> grain.MapDataset:
+        return turn_samples(
+            open_features(path),
+            split=split,
+            tokenizer=self.tokenizer,
+            caption_length=self._dit.num_context_tokens,
+            config=self.config,
+        )
 
     def sample_spec(self) -> TurnSample:
         return turn_spec(self.config, caption_length=self._dit.num_context_tokens)
 
     def context(
-        self, networks: StageNetworks, batch: TurnSample, key: Key[Array, ""]
+        self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
     ) -> Float[Array, "b n d"]:
         """Returns the captions' features as context; zeros for dropped samples."""
         t5, to_context = networks["t5"], networks["context"]
@@ -145,20 +128,8 @@ class DiTStage(Stage[DiTRecipe]):
         dropped = jax.random.bernoulli(key, self.recipe.context_dropout, (context.shape[0], 1, 1))
         return jnp.where(dropped, 0.0, context).astype(context.dtype)
 
-    def loss(
-        self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
-    ) -> tuple[Float[Array, ""], Scalars]:
-        """Returns the mean squared error on v."""
-        drop, draw = jax.random.split(key)
-        losses = drawn_loss(
-            networks["dit"],
-            batch.moments,
-            draw,
-            vae_config=self.vae_config,
-            context=self.context(networks, batch, drop),
-            motion=jnp.zeros_like(batch.motion_value),
-        )
-        return losses.mean(), {}
+    def motion(self, batch: Any) -> Float[Array, " b"]:
+        return jnp.zeros_like(batch.motion_value)
 
     def sample_flops(self, networks: StageNetworks) -> float:
         """Returns FLOPs as in the joint stage, with T5's forward pass in the encoder's place."""

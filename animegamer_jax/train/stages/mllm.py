@@ -7,7 +7,7 @@ given by their true representations; E_a is frozen and runs inside the step.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import grain
@@ -27,18 +27,8 @@ from animegamer_jax.models.linear import Dropout
 from animegamer_jax.models.mllm import GameBatch, make_batch
 from animegamer_jax.protocol import STATE_NAMES, Layout, Prompt
 from animegamer_jax.tokenizer import UNKNOWN, Tokenizer
-from animegamer_jax.train.stages.base import (
-    DataSource,
-    Evaluation,
-    Scalars,
-    Stage,
-    StageNetworks,
-)
-from animegamer_jax.train.stages.networks import (
-    load_or_make,
-    matrix_size,
-    mixed_samples,
-)
+from animegamer_jax.train.stages.base import Evaluation, Scalars, Stage, StageNetworks
+from animegamer_jax.train.stages.networks import load_or_make, matrix_size
 from animegamer_jax.train.stages.packing import PackedLayout, window_ends
 from animegamer_jax.train.stages.recipe import OptimizerConfig, Recipe
 
@@ -268,35 +258,24 @@ class MLLMStage(GameStage[MLLMRecipe]):
             or path[0].endswith("resampler")
         )
 
-    def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
-        """Returns windows of turns.
-
-        Raises:
-            UserError: the data is unusable, or every turn is a target in windows that start
-                anywhere.
-        """
+    def read_samples(self, path: str, *, split: str) -> grain.MapDataset:
         if self.recipe.targets == "every" and self.recipe.starts != "game":
             raise UserError(
                 f"--starts {self.recipe.starts}: expected --starts game with --targets every, "
                 "which needs the whole history of every turn: leave one of the two out"
             )
-        windows = self.windows()
-
-        def make(path: str) -> grain.MapDataset:
-            features = open_features(path)
-            # The bundle may lack the networks that have made the features.
-            reader = ModelConfig(encoder=self.config.encoder)
-            samples = game_samples(features, split=split, windows=windows, config=reader)
-            if self.recipe.targets == "last" or split != "train":
-                return samples
-            turns = features.turns(split)
-            ends = window_ends(turns, self.protocol.window)
-            return grain.MapDataset.source(ends).random_map(
-                lambda number, rng: windows.sample(windows.read(turns, number, rng)[1]),
-                seed=windows.seed,
-            )
-
-        return mixed_samples(sources, make)
+        features, windows = open_features(path), self.windows()
+        # The bundle may lack the networks that have made the features.
+        reader = ModelConfig(encoder=self.config.encoder)
+        samples = game_samples(features, split=split, windows=windows, config=reader)
+        if self.recipe.targets == "last" or split != "train":
+            return samples
+        turns = features.turns(split)
+        ends = window_ends(turns, self.protocol.window)
+        return grain.MapDataset.source(ends).random_map(
+            lambda number, rng: windows.sample(windows.read(turns, number, rng)[1]),
+            seed=windows.seed,
+        )
 
     def sample_spec(self) -> GameSample:
         return game_spec(self.config, self.protocol)

@@ -1,21 +1,14 @@
-"""Helpers of several stages: networks from a bundle or new, mixed datasets, sizes."""
+"""Helpers of several stages: networks from a bundle or new, and their sizes."""
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
-import grain
 import jax
 from flax import nnx
 
-from animegamer_jax.bundle.bundle import (
-    Bundle,
-    NetworkName,
-    make_network,
-)
+from animegamer_jax.bundle.bundle import Bundle, NetworkName, make_network
 from animegamer_jax.bundle.config import with_dtypes
-from animegamer_jax.data.loader import mixture
 from animegamer_jax.sharding import param_shardings
-from animegamer_jax.train.stages.base import DataSource, Stage
+from animegamer_jax.train.stages.base import Stage
 from animegamer_jax.train.stages.recipe import DECAYED
 
 
@@ -40,18 +33,6 @@ def load_or_make(
         # As one program, a small VAE's random numbers alone take minutes to compile.
         return nnx.merge(graphdef, jax.device_put(nnx.state(make()), shardings))
     return nnx.merge(graphdef, jax.jit(lambda: nnx.state(make()), out_shardings=shardings)())
-
-
-def mixed_samples(
-    sources: Sequence[DataSource], make: Callable[[str], grain.MapDataset]
-) -> grain.MapDataset:
-    """Returns the samples that `make` reads from each dataset, mixed by weight.
-
-    Raises:
-        UserError: a dataset is missing, empty or of another layout.
-    """
-    datasets = [make(source.path) for source in sources]
-    return mixture(datasets, weights=[source.weight for source in sources])
 
 
 def matrix_size(module: nnx.Module) -> int:

@@ -7,7 +7,6 @@ natural task.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
 import grain
@@ -20,17 +19,8 @@ from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.data.datasets import open_games
 from animegamer_jax.data.samples import TextSample, text_samples, text_spec
 from animegamer_jax.models.t5 import T5Encoder
-from animegamer_jax.train.stages.base import (
-    DataSource,
-    Scalars,
-    Stage,
-    StageNetworks,
-)
-from animegamer_jax.train.stages.networks import (
-    load_or_make,
-    matrix_size,
-    mixed_samples,
-)
+from animegamer_jax.train.stages.base import Scalars, Stage, StageNetworks
+from animegamer_jax.train.stages.networks import load_or_make, matrix_size
 from animegamer_jax.train.stages.recipe import FixedRecipe, OptimizerConfig
 
 _PAD = 0
@@ -130,19 +120,14 @@ class T5Stage(Stage[T5Recipe]):
             kernel.set_value(kernel[...] * t5.config.d_kv**-0.5)
         return {"t5": t5}
 
-    def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
-        recipe = self.recipe
-
-        def make(path: str) -> grain.MapDataset:
-            return text_samples(
-                open_games(path),
-                split=split,
-                tokenizer=self.tokenizer,
-                length=recipe.length,
-                seed=recipe.seed,
-            )
-
-        return mixed_samples(sources, make)
+    def read_samples(self, path: str, *, split: str) -> grain.MapDataset:
+        return text_samples(
+            open_games(path),
+            split=split,
+            tokenizer=self.tokenizer,
+            length=self.recipe.length,
+            seed=self.recipe.seed,
+        )
 
     def sample_spec(self) -> TextSample:
         return text_spec(self.recipe.length)

@@ -34,15 +34,9 @@ from animegamer_jax.models.vae import (
     to_uint8,
 )
 from animegamer_jax.sharding import constrain
-from animegamer_jax.train.stages.base import (
-    DataSource,
-    Evaluation,
-    Scalars,
-    Stage,
-    StageNetworks,
-)
+from animegamer_jax.train.stages.base import Evaluation, Scalars, Stage, StageNetworks
 from animegamer_jax.train.stages.flops import count_matmul_flops
-from animegamer_jax.train.stages.networks import load_or_make, mixed_samples
+from animegamer_jax.train.stages.networks import load_or_make
 from animegamer_jax.train.stages.recipe import FixedRecipe, OptimizerConfig
 
 _SHOWN = 4  # clips in an evaluation
@@ -195,19 +189,10 @@ class VAEStage(Stage[VAERecipe]):
             "clip": bundle.load("clip", mesh=mesh, dtype=self.recipe.dtype),
         }
 
-    def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
-        """Returns whole clips.
-
-        Raises:
-            UserError: the data is unusable, or the crop does not fit the clips or the VAE.
-        """
-
-        def make(path: str) -> grain.MapDataset:
-            games = open_games(path)
-            self._check_crop(games.info.height, games.info.width, path=path)
-            return clip_samples(games, split=split, config=self.config)
-
-        return mixed_samples(sources, make)
+    def read_samples(self, path: str, *, split: str) -> grain.MapDataset:
+        games = open_games(path)
+        self._check_crop(games.info.height, games.info.width, path=path)
+        return clip_samples(games, split=split, config=self.config)
 
     def sample_spec(self) -> ClipSample:
         return clip_spec(self.config)

@@ -6,8 +6,8 @@ import re
 import pytest
 from stand_in_server import refuses, says, serving
 
+from animegamer_jax.cli import main
 from animegamer_jax.errors import UserError
-from animegamer_jax.evaluate.benchmarks.command import make_command
 from animegamer_jax.evaluate.benchmarks.format import (
     format_benchmark,
     parse_benchmark,
@@ -251,9 +251,10 @@ def test_the_command(tmp_path, capsys):
     def answer(question):
         return says("no") if "Characters: Botan" in question.text else right(question)
 
-    options = {"games": 4, "turns": 3, "ask_model": "stand-in", "attempts": 1}
+    options = ("--games", "4", "--turns", "3", "--ask-model", "stand-in", "--attempts", "1")
     with serving(answer) as server:
-        assert make_command(str(lists), out=out, endpoint=server.endpoint, **options) == 0
+        words = ("--make", str(lists), "--out", str(out), "--endpoint", server.endpoint)
+        assert main(["evaluate", *words, *options]) == 0
     assert len(read_benchmark(out).games) == 3
     assert (tmp_path / "b.json.answers").is_dir()
     message = capsys.readouterr()

@@ -379,7 +379,7 @@ def test_a_judge_that_is_down_is_reported_in_one_line(tmp_path):
         make_games(),
         settings,
         cache=tmp_path,
-        on_progress=lambda number, total, usage: done.append((number, total, usage.requests)),
+        on_progress=lambda number, total: done.append((number, total)),
     )
     assert judged.usage.requests == 2  # then nobody is asked any more
     assert list(judged.skipped) == list(judged.games)
@@ -391,7 +391,7 @@ def test_a_judge_that_is_down_is_reported_in_one_line(tmp_path):
     assert judged.estimates() == {s: dict.fromkeys(CRITERIA) for s in judged.systems}
     assert str(judged).startswith("m: 0 of 4 games judged, 4 skipped (the first, game 0: http")
     assert "\n" not in str(judged)
-    assert done == [(0, 4, 0), (1, 4, 1), (2, 4, 2), (3, 4, 2), (4, 4, 2)]
+    assert done == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
 
 
 def test_answers_on_disk_count_though_the_judge_is_gone(tmp_path, monkeypatch):

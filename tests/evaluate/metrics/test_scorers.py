@@ -30,6 +30,7 @@ from animegamer_jax.evaluate.metrics.suite import (
     make_suite,
 )
 from animegamer_jax.evaluate.metrics.video_distance import frechet_distance
+from animegamer_jax.evaluate.options import MetricFiles
 from animegamer_jax.evaluate.play_games import (
     _collect,
     _no_scores,
@@ -266,10 +267,7 @@ def test_missing_weights_are_skipped(benchmark, tmp_path):
     none = tmp_path / "none"
     resources = MetricResources(
         groups=("dreamsim", "lpips", "fvd", "jedi"),
-        lpips=(none, none),
-        dreamsim=none,
-        fvd=none,
-        jedi=none,
+        files=MetricFiles(lpips=(none, none), dreamsim=none, fvd=none, jedi=none),
     )
     suite = make_suite(benchmark, resources, SIZE)
     assert suite.skipped.keys() == {"dreamsim", "lpips", "fvd", "jedi"}

@@ -25,13 +25,7 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.storage.files import write_json, write_lines
 from animegamer_jax.storage.paths import user_errors
 from animegamer_jax.storage.serialization import from_json, read_json, read_lines, to_json
-from animegamer_jax.vlm.fields import (
-    LOWER,
-    LOWER_FIRST,
-    WHOLE,
-    explain,
-    text_of,
-)
+from animegamer_jax.vlm.fields import LOWER, LOWER_FIRST, WHOLE, explain, text_of
 
 CHARACTERS_FILE = "characters.json"
 LABELS_FILE, UNANNOTATED_FILE = "annotations.jsonl", "unannotated.jsonl"
@@ -191,11 +185,7 @@ def write_labels(
     *,
     unannotated: Iterable[Unannotated],
 ) -> None:
-    """Replaces the annotations of a film; writes the report last and removes the failure note.
-
-    Raises:
-        UserError: the film is not finished, or the files cannot be written.
-    """
+    """Replaces the annotations of a finished film, the report last; removes the failure note."""
     place = folder.folder(report.film)
     rows = [label.to_row() for label in sorted(labels, key=lambda label: label.clip)]
     others = [to_json(row) for row in sorted(unannotated, key=lambda row: row.clip)]
@@ -208,11 +198,7 @@ def write_labels(
 
 
 def read_report(folder: ShotsFolder, film: str) -> FilmAnnotation | None:
-    """Returns how a film was annotated; None if it was not, or not to its end.
-
-    Raises:
-        UserError: the file is damaged, or an older version wrote it.
-    """
+    """Returns how a film was annotated; None if it was not, or not to its end."""
     return _read(FilmAnnotation, folder.folder(film) / REPORT_FILE)
 
 

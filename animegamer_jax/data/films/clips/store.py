@@ -31,12 +31,7 @@ from animegamer_jax.data.films.clips.archive import (
     reading_archive,
     writing_archive,
 )
-from animegamer_jax.data.films.clips.records import (
-    ClipRow,
-    FilmReport,
-    FilmSettings,
-    SkippedFilm,
-)
+from animegamer_jax.data.films.clips.records import ClipRow, FilmReport, FilmSettings, SkippedFilm
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.files import remove_stale, write_json, write_lines
 from animegamer_jax.storage.paths import absolute, user_errors

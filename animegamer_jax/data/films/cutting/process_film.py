@@ -25,11 +25,7 @@ from animegamer_jax.data.films.clips.records import (
     SkippedFilm,
 )
 from animegamer_jax.data.films.clips.store import ShotsFolder, film_content, film_id, path_id
-from animegamer_jax.data.films.cutting.analysis import (
-    Candidate,
-    FilmAnalysis,
-    analyze_film,
-)
+from animegamer_jax.data.films.cutting.analysis import Candidate, FilmAnalysis, analyze_film
 from animegamer_jax.data.films.cutting.filters import (
     PerceptualHash,
     brightness,
@@ -46,12 +42,7 @@ from animegamer_jax.data.films.cutting.video_reader import (
     printable,
 )
 from animegamer_jax.errors import UserError
-from animegamer_jax.media.motion import (
-    ClipMotion,
-    FlowEstimator,
-    clip_motion,
-    dis_flow,
-)
+from animegamer_jax.media.motion import ClipMotion, FlowEstimator, clip_motion, dis_flow
 from animegamer_jax.media.video import encode_mp4
 from animegamer_jax.progress import Progress, no_progress
 from animegamer_jax.storage.paths import absolute, is_bucket, user_errors

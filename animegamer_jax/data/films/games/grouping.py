@@ -13,11 +13,7 @@ from typing import Literal, TypeVar
 
 from animegamer_jax.data.characters import Characters
 from animegamer_jax.data.datasets import Record
-from animegamer_jax.data.films.annotation.labels import (
-    Annotation,
-    Label,
-    read_labels,
-)
+from animegamer_jax.data.films.annotation.labels import Annotation, Label, read_labels
 from animegamer_jax.data.films.clips.store import ClipRow, ShotsFolder
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.motion import motion_level
