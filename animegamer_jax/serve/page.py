@@ -192,7 +192,7 @@ class Page:
         unknown = self.engine.player.tokenizer.unknown_words(said) if said else ()
         pictures = [(view.thumbnail(game, t), f"turn {t.turn}") for t in turns] if game else []
         if game and picture:
-            pictures.insert(0, (game.folder / PICTURE_FILE, "your picture"))
+            pictures.insert(0, (game.folder / PICTURE_FILE, "picture"))
         return [
             name,
             0 if number == len(turns) else number,

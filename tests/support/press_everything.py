@@ -64,7 +64,7 @@ def press_pictures(page: Page) -> None:
     assert "Hana &lt;b&gt;stands&lt;/b&gt;." in begun[3]
     assert "No turn yet" in begun[3]
     *_, played = page.on_line(name, "wave", 0, 0, 5, 2)
-    assert [card["caption"] for card in played[5].value] == ["your picture", "turn 1"]
+    assert [card["caption"] for card in played[5].value] == ["picture", "turn 1"]
     assert played[5].selected_index == 1
     shown = [page.on_select(name, gr.SelectData(None, {"index": n, "value": 0})) for n in (0, 1)]
     assert "Your picture, from which" in shown[0][6]
