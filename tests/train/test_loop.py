@@ -142,6 +142,9 @@ def assert_same_bits(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None
         np.testing.assert_array_equal(value, b[name], err_msg=name)
 
 
+TOKENIZERS = ("tokenizer", "t5_tokenizer")
+
+
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory) -> Bundle:
     """The network that the stage changes, and one that it does not."""
@@ -152,7 +155,8 @@ def bundle(tmp_path_factory) -> Bundle:
         for name in ("encoder", "vae"):
             config = getattr(CONFIG, name)
             writer.write_network(name, config, random_leaves(name, config, 0))
-        writer.write_tokenizer(folder / "tokenizer")
+        for name in TOKENIZERS:
+            writer.write_tokenizer(folder / "tokenizer", name=name)
     return Bundle.open(folder / "start")
 
 
@@ -308,8 +312,12 @@ def test_the_result_is_a_bundle_with_the_averaged_weights(bundle, uninterrupted)
         "encoder.text",
         "encoder.text_norm",
     }
-    files = {path.name: path.read_bytes() for path in (result.tokenizer_dir).iterdir()}
-    assert files == {path.name: path.read_bytes() for path in (bundle.tokenizer_dir).iterdir()}
+    for name in TOKENIZERS:
+        files, expected = (
+            {path.name: path.read_bytes() for path in (model.path / name).iterdir()}
+            for model in (result, bundle)
+        )
+        assert files == expected
     network = result.load("encoder")
     assert len(flat_params(nnx.state(network))) == len(result.leaves("encoder"))
 
