@@ -193,7 +193,7 @@ class T5Config(NetworkConfig):
 class ModelConfig:
     """The networks of one AnimeGamer model; None for a network that it lacks.
 
-    The first four are needed to play, `clip` and `t5` also to train.
+    The first four are needed to play, `clip` and `t5` also to train and for players' pictures.
     """
 
     mllm: MLLMConfig | None = None

@@ -34,7 +34,9 @@ SPECIAL_TOKENS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """One way to play; its values belong together and are not options of any command.
+    """One way to play; its values belong together.
+
+    Commands override only the window, the history and the number of denoising steps.
 
     Attributes:
         name: name of the protocol.
@@ -52,6 +54,8 @@ class Protocol:
             flow (table of the released decoder script).
         guidance_scale: guidance scale of the sampler, see `diffusion.Schedule`; 0: no guidance.
         denoising_steps: denoising steps per turn, unless the player chooses another number.
+        history: shot representations of history turns: as the model "predicted" them, or with the
+            image tokens of what was "shown", E_a's of the clip's first frame.
     """
 
     name: str
@@ -68,6 +72,9 @@ class Protocol:
     motion_values: tuple[float, ...] = (0.5, 2.5, 10.0, 15.0, 40.0)
     guidance_scale: float = 6.0
     denoising_steps: int = 50
+    history: Literal["predicted", "shown"] = dataclasses.field(
+        default="predicted", metadata={"omit_default": True}
+    )
 
     @property
     def state_values(self) -> tuple[tuple[int, ...], ...]:

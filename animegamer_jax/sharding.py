@@ -133,6 +133,8 @@ PLANS: Mapping[str, ShardingPlan] = {
                     "act_length": None,
                 },
                 "vae": {**_REPLICATED, "act_batch": "data", "act_columns": "fsdp"},
+                # One frame a game: each of its devices encodes all of it.
+                **{name: {**_REPLICATED, "act_batch": "data"} for name in ("clip", "encoder")},
             },
             shape={"fsdp": 2, "context": 4},
         ),

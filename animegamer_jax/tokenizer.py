@@ -48,11 +48,7 @@ class Tokenizer:
             special={token: known[token] for token in SPECIAL_TOKENS},
             frames=tuple(known[token] for token in frames),
         )
-        self._added = sorted(
-            (token.content for token in tokenizer.get_added_tokens_decoder().values()),
-            key=len,
-            reverse=True,
-        )
+        self._added = _added_tokens(tokenizer)
 
     @classmethod
     def load(
@@ -64,20 +60,7 @@ class Tokenizer:
             UserError: the folder holds no tokenizer, or its special tokens are not this game's.
         """
         folder = Path(folder)
-        if (folder / FILE).is_file():
-            import tokenizers
-
-            try:
-                tokenizer = tokenizers.Tokenizer.from_file(str(folder / FILE))
-            except Exception as error:  # the library raises a bare Exception for a bad file
-                raise UserError(f"{folder / FILE}: not a tokenizer file ({error})") from error
-        elif (folder / "tokenizer.model").is_file():
-            tokenizer = _from_transformers(folder)
-        else:
-            raise UserError(
-                f"{folder}: no tokenizer there; expected a folder with tokenizer.json or "
-                "tokenizer.model"
-            )
+        tokenizer = _read_folder(folder, model="tokenizer.model")
         return cls(tokenizer, name=str(folder), vocab_size=vocab_size, num_queries=num_queries)
 
     def __len__(self) -> int:
@@ -103,11 +86,7 @@ class Tokenizer:
         return found
 
     def _escape(self, text: str) -> str:
-        """Adds a space after the bracket of text that spells a special token, such as `<img>`."""
-        for token in self._added:
-            if token in text:
-                text = text.replace(token, f"{token[0]} {token[1:]}")
-        return text
+        return _escape(text, self._added)
 
     def encode(self, instruction: str) -> list[int]:
         """Returns the ids of an instruction between `<TURN>` and `<img>`.
@@ -119,8 +98,7 @@ class Tokenizer:
 
     def padded(self, text: str, length: int) -> Int[np.ndarray, " {length}"]:
         """Returns ids for T5: truncated or padded with id 0 to `length`."""
-        ids = self.encode(text)[:length]
-        return np.array(ids + [0] * (length - len(ids)), np.int32)
+        return _pad(self.encode(text)[:length], length)
 
     def padded_with_end(self, text: str, length: int) -> Int[np.ndarray, " {length}"]:
         """Returns ids for CLIP: truncated, followed by the end token, padded with id 0.
@@ -128,8 +106,7 @@ class Tokenizer:
         Raises:
             UserError: the tokenizer has no end token.
         """
-        ids = [*self.encode(text)[: length - 1], self.id_of(END)]
-        return np.array(ids + [0] * (length - len(ids)), np.int32)
+        return _pad([*self.encode(text)[: length - 1], self.id_of(END)], length)
 
     def unknown_words(self, text: str) -> tuple[str, ...]:
         """Returns the words of a text that the tokenizer does not know, in order, each once.
@@ -165,6 +142,79 @@ class Tokenizer:
         padded = np.zeros(length, np.int32)
         padded[: len(ids)] = ids
         return padded, len(ids)
+
+
+class T5Tokenizer:
+    """T5's own tokenizer, for a T5 that does not share the vocabulary of the language model.
+
+    Raises:
+        UserError: it has no end token, or more entries than T5's vocabulary.
+    """
+
+    def __init__(self, tokenizer, *, name: str, vocab_size: int):
+        self._tokenizer = tokenizer
+        self._added = _added_tokens(tokenizer)
+        self._end = tokenizer.token_to_id(CLOSE)
+        if self._end is None or tokenizer.token_to_id(PAD) != 0:
+            raise UserError(f"tokenizer {name}: expected {CLOSE}, and {PAD} as id 0: use T5's own")
+        # T5's vocabulary is rounded up.
+        if (size := tokenizer.get_vocab_size(with_added_tokens=True)) > vocab_size:
+            raise UserError(
+                f"tokenizer {name}: it has {size} entries, T5's embedding has {vocab_size} rows; "
+                "use the tokenizer folder that came with T5"
+            )
+
+    @classmethod
+    def load(cls, folder: Path | str, *, vocab_size: int) -> "T5Tokenizer":
+        """Reads `tokenizer.json`, or `spiece.model` with its configuration.
+
+        Raises:
+            UserError: the folder holds no tokenizer of T5's.
+        """
+        folder = Path(folder)
+        tokenizer = _read_folder(folder, model="spiece.model")
+        return cls(tokenizer, name=str(folder), vocab_size=vocab_size)
+
+    def save(self, folder: Path) -> None:
+        """Writes it as a `tokenizer.json`, which loads fast."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._tokenizer.save(str(folder / FILE))
+
+    def padded(self, text: str, length: int) -> Int[np.ndarray, " {length}"]:
+        """Returns ids: truncated, followed by the end token, padded with id 0, as in training."""
+        found = self._tokenizer.encode(_escape(text, self._added), add_special_tokens=False)
+        return _pad([*found.ids[: length - 1], self._end], length)
+
+
+def _added_tokens(tokenizer) -> list[str]:
+    added = tokenizer.get_added_tokens_decoder().values()
+    return sorted((token.content for token in added), key=len, reverse=True)
+
+
+def _escape(text: str, added: Sequence[str]) -> str:
+    """Adds a space after the bracket of text that spells a special token, such as `<img>`."""
+    for token in added:
+        if token in text:
+            text = text.replace(token, f"{token[0]} {token[1:]}")
+    return text
+
+
+def _pad(ids: list[int], length: int) -> np.ndarray:
+    return np.array(ids + [0] * (length - len(ids)), np.int32)
+
+
+def _read_folder(folder: Path, *, model: str):
+    """Reads a folder's `tokenizer.json`, or else its sentencepiece `model`."""
+    if (folder / FILE).is_file():
+        import tokenizers
+
+        try:
+            return tokenizers.Tokenizer.from_file(str(folder / FILE))
+        except Exception as error:  # the library raises a bare Exception for a bad file
+            raise UserError(f"{folder / FILE}: not a tokenizer file ({error})") from error
+    if (folder / model).is_file():
+        return _from_transformers(folder)
+    raise UserError(f"{folder}: no tokenizer there; expected a folder with {FILE} or {model}")
 
 
 def _frame_tokens(count: int) -> tuple[str, ...]:

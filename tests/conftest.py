@@ -102,3 +102,16 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     protocol = dataclasses.replace(PAPER, window=3, caption_length=96)
     return make_bundle(tmp_path_factory.mktemp("bundles") / "tiny", protocol)
+
+
+@pytest.fixture(scope="session")
+def shown_bundle(tmp_path_factory: pytest.TempPathFactory, tiny_bundle: Path) -> Path:
+    """The same model with CLIP, which sees of its past turns what was shown."""
+    import dataclasses
+
+    from helpers import make_bundle
+
+    from animegamer_jax.bundle.bundle import Bundle
+
+    protocol = dataclasses.replace(Bundle.open(tiny_bundle).protocol, history="shown")
+    return make_bundle(tmp_path_factory.mktemp("bundles") / "shown", protocol)

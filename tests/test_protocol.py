@@ -148,6 +148,7 @@ def test_the_two_protocols():
     assert (PAPER.window, RELEASED.window) == (5, 1)
     assert RELEASED.turn_end.count("</ST>") == 2
     assert RELEASED.representation_shift == 3
+    assert PAPER.history == RELEASED.history == "predicted"
     assert PAPER.motion_values == RELEASED.motion_values == (0.5, 2.5, 10.0, 15.0, 40.0)
     assert len(SPECIAL_TOKENS) == len(set(SPECIAL_TOKENS)) == 6 + 11 + 1 + 10
 

@@ -104,12 +104,15 @@ def write_random(
     vocab_size: int,
     seed: int = 0,
 ) -> Path:
-    """Writes a bundle of random weights with a tokenizer and its vocabulary size."""
+    """Writes a bundle of random weights with a tokenizer and its vocabulary size.
+
+    It has the networks that play by the protocol.
+    """
     assert config.mllm is not None
     mistral = dataclasses.replace(config.mllm.mistral, vocab_size=vocab_size)
     config = dataclasses.replace(config, mllm=dataclasses.replace(config.mllm, mistral=mistral))
     with BundleWriter(path, name=name, protocol=protocol) as writer:
-        for network in PLAYING:
+        for network in (*PLAYING, "clip") if protocol.history == "shown" else PLAYING:
             size = getattr(config, network)
             writer.write_network(network, size, random_leaves(network, size, seed))
         writer.write_tokenizer(tokenizer)

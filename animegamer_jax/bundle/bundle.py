@@ -6,6 +6,7 @@ A bundle is a folder, local or in a bucket:
                   of the weights, place of each network in the released files, and completed stages
                   of training
     tokenizer/    files of the tokenizer
+    t5_tokenizer/ optional: files of T5's own tokenizer, if it has another vocabulary
     words.json    optional: the words that the model's world understands
     mllm/ dit/ …  one ordinary Orbax checkpoint per network, a nested dictionary of arrays
 
@@ -34,7 +35,13 @@ from animegamer_jax.bundle.networks import abstract_params as abstract_params
 from animegamer_jax.bundle.networks import flat_params as flat_params
 from animegamer_jax.bundle.networks import make_network as make_network
 from animegamer_jax.bundle.networks import param_leaves as param_leaves
-from animegamer_jax.bundle.vocabulary import Vocabulary, local_tokenizer, read_vocabulary
+from animegamer_jax.bundle.vocabulary import (
+    T5_TOKENIZER_FOLDER,
+    TOKENIZER_FOLDER,
+    Vocabulary,
+    local_tokenizer,
+    read_vocabulary,
+)
 from animegamer_jax.bundle.writer import BundleWriter as BundleWriter
 from animegamer_jax.configs import Dtype, ModelConfig, NetworkConfig, Remat
 from animegamer_jax.errors import UserError
@@ -42,6 +49,7 @@ from animegamer_jax.protocol import Protocol
 from animegamer_jax.sharding import Rules, param_shardings
 from animegamer_jax.storage.paths import absolute, user_errors
 from animegamer_jax.storage.serialization import read_json, to_json
+from animegamer_jax.tokenizer import T5Tokenizer, Tokenizer
 
 if TYPE_CHECKING:
     from animegamer_jax.models.clip import CLIP
@@ -129,9 +137,10 @@ class Bundle:
         if network is not None:
             content = {network: self._network_config(network)}
         found = hashlib.sha256(json.dumps(to_json(content), sort_keys=True).encode())
-        if network is None and (self.path / "tokenizer").is_dir():
-            for file in sorted((self.path / "tokenizer").iterdir()):
-                found.update(file.name.encode() + file.read_bytes())
+        for folder in (TOKENIZER_FOLDER, T5_TOKENIZER_FOLDER) if network is None else ():
+            if (self.path / folder).is_dir():
+                for file in sorted((self.path / folder).iterdir()):
+                    found.update(file.name.encode() + file.read_bytes())
         for name in filter(self.has, NETWORKS):
             if network not in (None, name):
                 continue
@@ -155,6 +164,25 @@ class Bundle:
             UserError: the bundle has no tokenizer.
         """
         return local_tokenizer(self.path, hint="convert again with --tokenizer")
+
+    def load_t5_tokenizer(self) -> Tokenizer | T5Tokenizer:
+        """Loads the tokenizer of T5's texts: T5's own, or the bundle's if T5 shares its vocabulary.
+
+        Raises:
+            UserError: the bundle lacks T5, or a tokenizer with its vocabulary.
+        """
+        config: Any = self._network_config("t5")
+        hint = "copy the folder of T5's own tokenizer there"
+        if (self.path / T5_TOKENIZER_FOLDER).is_dir():
+            folder = local_tokenizer(self.path, hint=hint, name=T5_TOKENIZER_FOLDER)
+            return T5Tokenizer.load(folder, vocab_size=config.vocab_size)
+        found = Tokenizer.load(self.tokenizer_dir, num_queries=1)  # no frame token is needed here
+        if len(found) != config.vocab_size:
+            raise UserError(
+                f"{self.path}: no {T5_TOKENIZER_FOLDER}/ there, and the tokenizer has {len(found)} "
+                f"entries, T5's embedding {config.vocab_size} rows: {hint}"
+            )
+        return found
 
     @property
     def vocabulary(self) -> Vocabulary:

@@ -15,6 +15,7 @@ from animegamer_jax.storage.paths import is_bucket, user_errors
 from animegamer_jax.storage.serialization import read_json
 
 TOKENIZER_FOLDER = "tokenizer"
+T5_TOKENIZER_FOLDER = "t5_tokenizer"
 WORDS_FILE = "words.json"
 _HINT = "write it again, or remove it"
 
@@ -53,7 +54,7 @@ def read_vocabulary(folder: epath.Path) -> Vocabulary:
     return read_json(path, Vocabulary, hint=_HINT)
 
 
-def local_tokenizer(folder: epath.Path, *, hint: str) -> Path:
+def local_tokenizer(folder: epath.Path, *, hint: str, name: str = TOKENIZER_FOLDER) -> Path:
     """Returns the tokenizer of a bundle or a dataset as a local folder.
 
     From a bucket it is copied to a temporary folder, with the `words.json` next to it.
@@ -61,25 +62,26 @@ def local_tokenizer(folder: epath.Path, *, hint: str) -> Path:
     Args:
         folder: The bundle or dataset.
         hint: What to do if it has no tokenizer, for the error.
+        name: Name of the tokenizer's folder.
 
     Raises:
         UserError: it has no tokenizer.
     """
-    source = folder / TOKENIZER_FOLDER
+    source = folder / name
     if not source.is_dir():
-        raise UserError(f"{folder}: no {TOKENIZER_FOLDER}/ there: {hint}")
+        raise UserError(f"{folder}: no {name}/ there: {hint}")
     if not is_bucket(source):
         return Path(source)
-    local = Path(tempfile.mkdtemp(prefix="animegamer-")) / TOKENIZER_FOLDER
+    local = Path(tempfile.mkdtemp(prefix="animegamer-")) / name
     copy_tokenizer_folder(source, epath.Path(local))
     return local
 
 
-def copy_tokenizer_folder(source: epath.Path, target: epath.Path) -> None:
-    """Copies a tokenizer's folder, and the `words.json` next to it if there is one."""
+def copy_tokenizer_folder(source: epath.Path, target: epath.Path, *, words: bool = True) -> None:
+    """Copies a tokenizer's folder, and with `words` the `words.json` next to it if there is one."""
     target.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
         if file.is_file():
             (target / file.name).write_bytes(file.read_bytes())
-    if (words := source.parent / WORDS_FILE).exists():
-        (target.parent / WORDS_FILE).write_bytes(words.read_bytes())
+    if words and (file := source.parent / WORDS_FILE).exists():
+        (target.parent / WORDS_FILE).write_bytes(file.read_bytes())

@@ -197,8 +197,12 @@ class BundleWriter:
             self.released[name] = released
         return weights
 
-    def write_tokenizer(self, folder: epath.PathLike) -> None:
+    def write_tokenizer(self, folder: epath.PathLike, *, name: str = TOKENIZER_FOLDER) -> None:
         """Copies a tokenizer's files, and the `words.json` next to its folder if there is one.
+
+        Args:
+            folder: the tokenizer's files.
+            name: name of the folder in the bundle; T5's own has no `words.json`.
 
         Raises:
             UserError: the folder is missing or holds no file.
@@ -207,4 +211,5 @@ class BundleWriter:
         if not folder.is_dir() or not any(file.is_file() for file in folder.iterdir()):
             raise UserError(f"{folder}: expected a folder with the files of a tokenizer")
         with self._writing():
-            copy_tokenizer_folder(folder, self.temporary / TOKENIZER_FOLDER)
+            target = self.temporary / name
+            copy_tokenizer_folder(folder, target, words=name == TOKENIZER_FOLDER)

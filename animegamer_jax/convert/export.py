@@ -13,6 +13,11 @@ from etils import epath
 
 from animegamer_jax.bundle.bundle import NETWORKS, Bundle, NetworkName, abstract_params
 from animegamer_jax.bundle.config import SIZES_FILE, Placement, Sizes, Weights
+from animegamer_jax.bundle.vocabulary import (
+    T5_TOKENIZER_FOLDER,
+    TOKENIZER_FOLDER,
+    copy_tokenizer_folder,
+)
 from animegamer_jax.configs import ModelConfig
 from animegamer_jax.convert import rules as tables
 from animegamer_jax.convert.networks import exported_config, placement_of, table_of
@@ -171,7 +176,6 @@ def _write_sizes(bundle: Bundle, folder: Path, names: Sequence[NetworkName]) -> 
         base = {field: getattr(mistral, field) for field in MISTRAL_FIELDS}
         base = {"model_type": "mistral", **base, "torch_dtype": mistral.rotary_dtype}
         write("mllm/Mistral/config.json", base)
-    if (bundle.path / "tokenizer").is_dir():
-        (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
-        for file in bundle.tokenizer_dir.iterdir():
-            (folder / "tokenizer" / file.name).write_bytes(file.read_bytes())
+    for name in (TOKENIZER_FOLDER, T5_TOKENIZER_FOLDER):
+        if (bundle.path / name).is_dir():
+            copy_tokenizer_folder(bundle.path / name, epath.Path(folder / name), words=False)

@@ -62,6 +62,7 @@ def initialise_bundle(options: InitialiseOptions, sizes: ModelConfig) -> None:
         parts,
         protocol=PAPER,
         tokenizer=options.tokenizer,
+        t5_tokenizer=options.t5_tokenizer,
         overwrite=options.overwrite,
         stages=(),
         note="to be trained",

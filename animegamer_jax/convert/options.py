@@ -16,6 +16,9 @@ class BundleOptions:
         clip: File of OpenCLIP ViT-B/16; its image tower is enough.
         t5: Folder or file of T5 v1.1 XXL; its encoder is enough.
         tokenizer: Folder of the tokenizer, with the game's special tokens.
+        t5_tokenizer: Folder of T5's own tokenizer (tokenizer.json or spiece.model). Without it the
+            bundle cannot read texts by T5, for features and for players' pictures, unless T5 shares
+            the vocabulary of the tokenizer.
         overwrite: Replace a bundle that already exists.
     """
 
@@ -25,6 +28,7 @@ class BundleOptions:
     clip: Path | None = None
     t5: Path | None = None
     tokenizer: Path | None = None
+    t5_tokenizer: Path | None = None
     overwrite: bool = False
 
 
@@ -38,9 +42,9 @@ class ConvertOptions(BundleOptions):
         agent: File of the language model (pytorch_model.bin).
         decoder: Folder of the decoder (with a file `latest`), or its mp_rank_00_model_states.pt.
             Pass --vae, --clip and --t5 only for networks that this file does not hold.
-        reference: Folder with mllm/, vdm/, vae/, clip/, t5/ and tokenizer/, as `animegamer export`
-            writes it. Stands for the options of the single files; those given as well take
-            precedence.
+        reference: Folder with mllm/, vdm/, vae/, clip/, t5/, tokenizer/ and t5_tokenizer/, as
+            `animegamer export` writes it. Stands for the options of the single files; those given
+            as well take precedence.
         protocol: Rules by which the model plays: those that an export recorded, unless given, or
             else `released`.
         merge: Fold the low-rank updates into the weights.

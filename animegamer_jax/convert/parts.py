@@ -11,6 +11,7 @@ from etils import epath
 
 from animegamer_jax.bundle.bundle import NETWORKS, BundleWriter, NetworkName, abstract_params
 from animegamer_jax.bundle.config import Placement
+from animegamer_jax.bundle.vocabulary import T5_TOKENIZER_FOLDER
 from animegamer_jax.configs import ModelConfig, NetworkConfig, disagreements
 from animegamer_jax.convert import rules as tables
 from animegamer_jax.convert.networks import show_summary
@@ -20,7 +21,7 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.progress import show_progress, track
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.storage.paths import absolute, refuse_existing, user_errors
-from animegamer_jax.tokenizer import Tokenizer, copy_tokenizer
+from animegamer_jax.tokenizer import T5Tokenizer, Tokenizer, copy_tokenizer
 
 Leaves = Iterator[tuple[str, np.ndarray]]  # dotted paths of parameters and their values
 
@@ -116,6 +117,7 @@ def write_bundle(
     *,
     protocol: Protocol,
     tokenizer: Path | None,
+    t5_tokenizer: Path | None,
     overwrite: bool,
     stages: Sequence[str] | None = None,
     note: str,
@@ -127,6 +129,7 @@ def write_bundle(
         parts: The networks.
         protocol: Game protocol of the bundle.
         tokenizer: Folder of the tokenizer; None: the bundle gets none.
+        t5_tokenizer: Folder of T5's own tokenizer; None: the bundle gets none.
         overwrite: Whether an existing bundle is replaced.
         stages: Training stages of the model so far; None: unknown.
         note: Text after the bundle's path in the table's title.
@@ -142,6 +145,8 @@ def write_bundle(
     with writer, show_progress(transient=True) as progress:
         if tokenizer is not None:
             _write_tokenizer(writer, tokenizer, parts)
+        if t5_tokenizer is not None:
+            _write_t5_tokenizer(writer, t5_tokenizer, parts)
         for part in sorted(parts, key=lambda part: list(NETWORKS).index(part.name)):
             config, found = part.bundle_config(), problems[part.source.label]
             total = len(abstract_params(part.name, config))
@@ -149,6 +154,15 @@ def write_bundle(
             writer.write_network(part.name, config, leaves, released=part.placement)
         tables.raise_problems(problems)
     show_summary(f"{target} ({note})", writer.weights)
+
+
+def _write_t5_tokenizer(writer: BundleWriter, folder: Path, parts: Sequence[Part]) -> None:
+    t5: Any = next((part.config for part in parts if part.name == "t5"), None)
+    if t5 is None:
+        raise UserError("--t5-tokenizer: expected T5 with it, found none: pass --t5 as well")
+    with tempfile.TemporaryDirectory() as temporary:
+        T5Tokenizer.load(folder, vocab_size=t5.vocab_size).save(Path(temporary))
+        writer.write_tokenizer(temporary, name=T5_TOKENIZER_FOLDER)
 
 
 def _write_tokenizer(writer: BundleWriter, folder: Path, parts: Sequence[Part]) -> None:

@@ -79,6 +79,7 @@ def convert_released(options: ConvertOptions, *, must_fit: bool = True) -> None:
         parts,
         protocol=protocol,
         tokenizer=options.tokenizer,
+        t5_tokenizer=options.t5_tokenizer,
         overwrite=options.overwrite,
         note=f"protocol {protocol.name}",
     )
@@ -103,6 +104,7 @@ def _read_reference(folder: Path) -> tuple[dict[str, Any], Sizes | None]:
         "clip": _only_file(folder / "clip"),
         "t5": folder / "t5",
         "tokenizer": folder / "tokenizer",
+        "t5_tokenizer": folder / "t5_tokenizer",
     }
     found: dict[str, Any] = {
         key: path for key, path in paths.items() if path is not None and path.exists()

@@ -18,9 +18,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
-from PIL import Image, ImageOps
+from PIL import Image
 
 from animegamer_jax.errors import UserError
+from animegamer_jax.media.pictures import upright
 from animegamer_jax.storage.paths import absolute, user_errors
 from animegamer_jax.storage.serialization import decode_text, from_json, to_json
 from animegamer_jax.vlm.fields import plain
@@ -196,10 +197,3 @@ def open_picture(content: bytes, *, name: str, hint: str) -> Image.Image:
         reason = reason[:80] or type(error).__name__
         raise UserError(f"{name}: not an image ({reason}): {hint}") from None
     return picture
-
-
-def upright(image: Image.Image) -> Image.Image:
-    """Turns an opened image upright, as its EXIF data says, and puts it on white."""
-    picture = ImageOps.exif_transpose(image).convert("RGBA")
-    white = Image.new("RGBA", picture.size, "white")
-    return Image.alpha_composite(white, picture).convert("RGB")

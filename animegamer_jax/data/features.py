@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Float16, Int, UInt8
 
 from animegamer_jax.bundle.bundle import Bundle
+from animegamer_jax.bundle.vocabulary import T5_TOKENIZER_FOLDER, TOKENIZER_FOLDER
 from animegamer_jax.data.datasets import (
     INFO_FILE,
     DatasetInfo,
@@ -36,11 +37,11 @@ from animegamer_jax.distributed import raise_on_all_hosts
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.t5 import T5Encoder
-from animegamer_jax.models.vae import VAE
+from animegamer_jax.models.vae import VAE, signed
 from animegamer_jax.progress import Progress, no_progress
 from animegamer_jax.sharding import make_mesh, partition_spec
 from animegamer_jax.storage.paths import user_errors
-from animegamer_jax.tokenizer import Tokenizer
+from animegamer_jax.tokenizer import T5Tokenizer, Tokenizer
 
 T = TypeVar("T")
 
@@ -48,11 +49,6 @@ _GROUP = 4  # batches that are read ahead, so that the new clips in them fill ba
 _REMEMBERED = 1 << 28  # bytes of features to keep for clips that occur again
 _WHOLE = 1 << 24  # bytes at each end of a tokenizer's file: all of it is read
 _CARD = "card.json"  # `card.CARD_JSON`, whose module needs more than this one
-
-
-def signed(frames: UInt8[Array, "*b h w 3"]) -> Float[Array, "*b h w 3"]:
-    """Scales pixels from 0..255 to -1..1."""
-    return frames.astype(jnp.float32) / 127.5 - 1.0
 
 
 @jax.jit
@@ -64,7 +60,7 @@ def read_texts(t5: T5Encoder, tokens: Int[Array, "b n"]) -> Float[Array, "b n d"
 @jax.jit
 def see_frames(clip: CLIP, frames: UInt8[Array, "b h w 3"]) -> Float[Array, "b k e"]:
     """Computes CLIP's patch features of single frames."""
-    return clip.image_features(clip.preprocess(signed(frames)))
+    return clip.see(frames)
 
 
 @jax.jit
@@ -86,7 +82,7 @@ class FeatureMaker:
 
     Attributes:
         t5, clip, vae: networks of the bundle.
-        tokenizer: tokenizer of the bundle.
+        tokenizer: tokenizer of T5's texts.
         num_text_tokens: number of tokens to which a motion text is padded.
         frame: frame of the clip that CLIP sees.
         batch_size: number of turns in a batch.
@@ -96,7 +92,7 @@ class FeatureMaker:
     t5: T5Encoder
     clip: CLIP
     vae: VAE
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | T5Tokenizer
     num_text_tokens: int
     frame: Frame = "first"
     batch_size: int = 16
@@ -277,10 +273,7 @@ def _make_maker(
     if batch_size % devices:
         raise UserError(f"batch {batch_size}: expected a multiple of this host's {devices} devices")
     check_clips(games, bundle.config)
-    t5 = bundle.config.t5
-    tokenizer = Tokenizer.load(  # no frame token is needed here
-        bundle.tokenizer_dir, vocab_size=t5.vocab_size if t5 else None, num_queries=1
-    )
+    tokenizer = bundle.load_t5_tokenizer()
     mesh = make_mesh({"data": devices}, devices=jax.local_devices())
     return FeatureMaker(
         t5=bundle.load("t5", mesh=mesh),
@@ -308,7 +301,9 @@ def _games_digest(games: GameDataset) -> dict[str, str]:
 def _bundle_digest(bundle: Bundle) -> dict[str, str]:
     """Computes digests of the networks that compute features, without the middle of large files."""
     networks = {name: folder_digest(bundle.path / name) for name in ("t5", "clip", "vae")}
-    return {**networks, "tokenizer": folder_digest(bundle.path / "tokenizer", ends=_WHOLE)}
+    own = (bundle.path / T5_TOKENIZER_FOLDER).is_dir()
+    tokenizer = bundle.path / (T5_TOKENIZER_FOLDER if own else TOKENIZER_FOLDER)
+    return {**networks, "tokenizer": folder_digest(tokenizer, ends=_WHOLE)}
 
 
 def _write_split(

@@ -49,6 +49,7 @@ from animegamer_jax.evaluate.report.build import write_report
 from animegamer_jax.evaluate.results import Evaluation, SystemResult, write_results
 from animegamer_jax.evaluate.worlds import FrameSize
 from animegamer_jax.game.player import Player, check_fit
+from animegamer_jax.game.saved_game import History
 from animegamer_jax.models.vae import VAE
 from animegamer_jax.progress import print_status, show_progress
 from animegamer_jax.storage.files import write_json
@@ -61,24 +62,33 @@ MARK_FILE = "evaluation.json"
 class _Source:
     """A system as the command line names it: NAME=DIR, or DIR."""
 
-    def __init__(self, word: str, *, played: bool, window: int | None = None):
+    def __init__(
+        self,
+        word: str,
+        *,
+        played: bool,
+        window: int | None = None,
+        history: History | None = None,
+    ):
         name, equals, path = word.partition("=")
         if not equals or "/" in name or Path(word).exists():
             name, path = "", word
         self.path, self.played, self.window = path, played, window
+        self.history: History | None = history
         self.name = name or (path if path == "toy" else Path(path).resolve().name)
 
 
 def _sources(options: Options) -> tuple[_Source, ...]:
-    """Returns the systems, each with a name of its own; a model comes once per window."""
+    """Returns the systems, each with a name of its own; one per model, window and history."""
     models = options.model or (() if options.played else ("toy",))
     found = []
     for word in models:
         for window in options.window or (None,):
-            source = _Source(word, played=False, window=window)
-            if len(options.window) > 1:
-                source.name += f"-window-{window}"
-            found.append(source)
+            for history in options.history or (None,):
+                source = _Source(word, played=False, window=window, history=history)
+                source.name += f"-window-{window}" if len(options.window) > 1 else ""
+                source.name += f"-{history}" if len(options.history) > 1 else ""
+                found.append(source)
     found += [_Source(word, played=True) for word in options.played]
     for index, source in enumerate(found):
         taken = {other.name for other in found[:index]}
@@ -227,7 +237,11 @@ class EvaluationRun:
         options = self._options
         bundle = Bundle.open(model_folder(source.path))
         player = Player.from_bundle(
-            bundle, window=source.window, steps=options.steps, dtype=options.dtype
+            bundle,
+            window=source.window,
+            steps=options.steps,
+            dtype=options.dtype,
+            history=source.history,
         )
         vae = player.networks.vae
         if source.path not in self._suites:
@@ -243,6 +257,8 @@ class EvaluationRun:
             "dtype": options.dtype or "the model's own",
             "guidance": player.protocol.guidance_scale,
         }
+        if source.history or player.protocol.history != "predicted":
+            settings["history"] = player.protocol.history
         with show_progress() as progress:
             played = play_system(
                 player,
@@ -416,7 +432,7 @@ def _check_model(source: _Source, benchmark: Benchmark) -> None:
             or an instruction is too long.
     """
     bundle = Bundle.open(model_folder(source.path))
-    check_fit(bundle.config)
+    check_fit(bundle.config, history=source.history or bundle.protocol.history)
     mllm: Any = bundle.config.mllm
     tokenizer = Tokenizer.load(
         bundle.tokenizer_dir, vocab_size=mllm.mistral.vocab_size, num_queries=mllm.num_queries

@@ -8,6 +8,7 @@ import tyro
 
 from animegamer_jax.configs import Dtype
 from animegamer_jax.evaluate.metrics.registry import GROUPS
+from animegamer_jax.game.saved_game import History
 from animegamer_jax.vlm.options import ServerOptions
 
 _Append = tyro.conf.UseAppendAction
@@ -73,6 +74,9 @@ class Options:
         steps: Number of denoising steps per turn. Default: the model's own.
         window: Number of turns of context, including the current one; several numbers play every
             model with each. Default: the model's own.
+        history: Past shots as the models see them: as they `predicted` them, or as they were
+            `shown`: encoded from the first frame of each clip; both play every model with each.
+            Default: the model's own.
         dtype: Number format of the computation. Default: the model's own.
         batch_size: Number of games played side by side.
         clip: CLIP that scores all systems: a model folder or an OpenCLIP checkpoint. Default: that
@@ -94,6 +98,7 @@ class Options:
     metrics: tuple[str, ...] = tuple(GROUPS)
     steps: int | None = None
     window: tuple[int, ...] = ()
+    history: tuple[History, ...] = ()
     dtype: Dtype | None = None
     batch_size: int = 10
     clip: str | None = None

@@ -161,6 +161,7 @@ class _Batch:
                     window=player.window,
                     steps=player.steps,
                     protocol=player.protocol.name,
+                    history_kind=player.protocol.history,
                 )
             )
 

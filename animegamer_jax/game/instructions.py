@@ -92,3 +92,32 @@ def compose_instruction(*, character: str, adverb: str, motion: str, time: str, 
     texts = {label: " ".join(" ".join(words).split()) for label, words in parts.items()}
     text = "; ".join(f"{label}: {text}" for label, text in texts.items() if text)
     return f"{text}." if text else ""
+
+
+def check_picture_text(text: str, *, name: str) -> str:
+    """Returns the text of a player's own picture without surplus spaces.
+
+    Args:
+        text: The text, in the form of an instruction.
+        name: The picture's name in messages.
+
+    Raises:
+        UserError: it is empty, or has characters that a saved game cannot hold.
+    """
+    try:
+        check_characters(text)
+    except UserError as error:
+        raise UserError(f"{name}: its text: {error}") from error
+    text = " ".join(text.split())
+    if not text:
+        raise UserError(
+            f"{name}: expected a text with the picture, found none: say who is in it, what they do "
+            "and where, as in an instruction"
+        )
+    return text
+
+
+def motion_of(text: str) -> str:
+    """Returns the motion of an instruction in the released form, or all of another text."""
+    found = re.search(r"(?:^|;)\s*Motion:\s*([^;]+)", text, re.IGNORECASE)
+    return found[1].strip(" .") or text if found else text

@@ -1,6 +1,7 @@
 """The player: the networks of a bundle, compiled once, playing games turn by turn."""
 
 import contextlib
+import dataclasses
 import functools
 import time
 import typing
@@ -17,6 +18,7 @@ from animegamer_jax import diffusion
 from animegamer_jax.configs import ModelConfig, disagreements
 from animegamer_jax.diffusion import SamplerTable, Schedule
 from animegamer_jax.errors import NonFiniteError, UserError
+from animegamer_jax.game.pictures import PictureEncoder, check_window
 from animegamer_jax.game.rollout import (
     Instruction,
     Networks,
@@ -29,11 +31,14 @@ from animegamer_jax.game.rollout import (
     latent_shape,
     play_turn,
     predict_state,
+    remember,
     set_levels,
     start_clip,
     turn_keys,
 )
-from animegamer_jax.game.saved_game import NewTurn
+from animegamer_jax.game.saved_game import History, NewPicture, NewTurn
+from animegamer_jax.media.pictures import Picture
+from animegamer_jax.models.encoder import ShotNetworks
 from animegamer_jax.models.linear import merge_low_rank
 from animegamer_jax.progress import Progress, no_progress
 from animegamer_jax.protocol import Layout, Protocol
@@ -56,7 +61,10 @@ class SavedTurn(typing.Protocol):
 
 
 class TurnOutput(NamedTuple):
-    """A played turn on the host; the leading axis counts games."""
+    """A played turn on the host; the leading axis counts games.
+
+    `representation` is the one that entered the window (`rollout.remember`).
+    """
 
     representation: np.ndarray
     states: np.ndarray
@@ -75,8 +83,12 @@ class TurnOutput(NamedTuple):
         )
 
 
-def check_fit(config: ModelConfig) -> None:
+def check_fit(config: ModelConfig, *, history: str = "predicted") -> None:
     """Checks that the networks of a configuration can play together.
+
+    Args:
+        config: Configuration of each network.
+        history: Value of `Protocol.history`.
 
     Raises:
         UserError: a network is missing, or sizes of two networks differ; names all problems.
@@ -85,6 +97,18 @@ def check_fit(config: ModelConfig) -> None:
     if missing:
         raise UserError(f"cannot play without {', '.join(missing)}: convert a whole set")
     problems = [f"{size}: {problem}" for size, problem in disagreements(config).items()]
+    if history == "shown":
+        if config.clip is None or config.encoder is None:
+            raise UserError(
+                "cannot play with history shown without clip: use a model with CLIP, or play with "
+                "--history predicted"
+            )
+        clip, encoder = config.clip, config.encoder
+        sizes = {
+            "image tokens": (encoder.num_image_tokens, clip.num_patches),
+            "width of image features": (encoder.image_size, clip.vision_width),
+        }
+        problems += [f"{size}: encoder {e}, clip {c}" for size, (e, c) in sizes.items() if e != c]
     if config.dit and config.dit.latent_frames % 2 == 0:
         problems.append(f"latent frames: dit {config.dit.latent_frames}, vae an odd number")
     if problems:
@@ -103,6 +127,7 @@ class Player:
         schedule: Noise levels and guidance; the protocol's if None.
         placement: The mesh and the plan by which the networks are sharded; a turn is then one
             program. None: one device, and one program for each part of a turn.
+        pictures: What represents players' own pictures; None: the player takes none.
     """
 
     def __init__(
@@ -115,8 +140,10 @@ class Player:
         steps: int | None = None,
         schedule: Schedule | None = None,
         placement: Placement | None = None,
+        pictures: PictureEncoder | None = None,
     ):
         self._placement = placement
+        self._pictures = pictures
         self._sharding = (
             jax.tree.leaves(nnx.state(networks.vae))[0].sharding
             if placement is None
@@ -125,6 +152,8 @@ class Player:
         self.tokenizer, self.protocol = tokenizer, protocol
         self.window = protocol.window if window is None else window
         self.steps = protocol.denoising_steps if steps is None else steps
+        if protocol.history == "shown" and networks.shot is None:
+            raise UserError("cannot play with history shown without clip and encoder: load them")
         config = networks.mllm.config
         schedule = self._schedule = schedule or diffusion.schedule_of(protocol)
         # On a mesh both rows of guidance stay: a plan may give each of them its own devices.
@@ -149,6 +178,7 @@ class Player:
         # Each jitted call flattens its pytrees in Python, so pass only the network that it uses.
         self._denoise = jax.jit(denoise_clip, donate_argnums=3)
         self._decode = jax.jit(decode_clip)
+        self._remember = jax.jit(functools.partial(remember, protocol=protocol))
         self._advance = jax.jit(advance)
         self._set_levels = jax.jit(functools.partial(set_levels, protocol=protocol))
         # Keep the window's output sharding equal to its input's, or turn 2 recompiles.
@@ -165,6 +195,7 @@ class Player:
         dtype: str | None = None,
         layout: str | None = None,
         num_games: int | None = None,
+        history: History | None = None,
     ) -> "Player":
         """Loads the networks needed to play.
 
@@ -177,12 +208,15 @@ class Player:
                 weights are read directly. None: all weights on the first device.
             num_games: Number of games played at once with a layout, which then uses no more
                 devices than they need. None: any multiple of the number of device groups.
+            history: Shot representations of past turns (`Protocol.history`); the protocol's if
+                None.
 
         Raises:
             UserError: a network is missing, the networks do not fit together, the devices do not
                 fit the layout, or there are several hosts.
         """
-        check_fit(bundle.config)
+        protocol = dataclasses.replace(bundle.protocol, history=history or bundle.protocol.history)
+        check_fit(bundle.config, history=protocol.history)
         placement = None if layout is None else _make_placement(layout, num_games)
         tokenizer = Tokenizer.load(
             bundle.tokenizer_dir,
@@ -201,17 +235,41 @@ class Player:
         mllm, dit, vae, encoder = map(load, ("mllm", "dit", "vae", "encoder"))
         with _use_placement(placement):
             unconditional = jax.jit(lambda encoder: encoder.unconditional())(encoder)
-        networks = Networks(mllm, dit, vae, unconditional)
+        shot = ShotNetworks(load("clip"), encoder) if protocol.history == "shown" else None
         return cls(
-            networks, tokenizer, bundle.protocol, window=window, steps=steps, placement=placement
+            Networks(mllm, dit, vae, unconditional, shot),
+            tokenizer,
+            protocol,
+            window=window,
+            steps=steps,
+            placement=placement,
+            pictures=PictureEncoder(bundle),
         )
 
-    def start(self, num_games: int = 1) -> Window:
+    def start(
+        self,
+        num_games: int = 1,
+        *,
+        pictures: Sequence[tuple[Picture, str] | None] | None = None,
+    ) -> Window:
         """Returns the window of new games.
 
+        Args:
+            num_games: Number of games.
+            pictures: A picture and its text for each game, which stand in the window as the turn
+                before the first (`represent`); None for a game without. None: no pictures.
+
         Raises:
-            UserError: the layout's groups of devices cannot share the games equally.
+            UserError: the layout's groups of devices cannot share the games equally, or a picture
+                cannot be used.
         """
+        if pictures is not None:
+            if len(pictures) != num_games:
+                raise UserError(
+                    f"pictures: expected {num_games}, one for each game or None, found "
+                    f"{len(pictures)}"
+                )
+            return self.restore([[self.represent(*p)] if p else [] for p in pictures])
         if self._placement is not None:
             groups = self._placement[0].shape["data"]
             if num_games % groups:
@@ -221,6 +279,24 @@ class Player:
                 )
         size = self.networks.mllm.config.representation_size
         return self._put(empty_window(self.layout, num_games, size))
+
+    def check_pictures(self) -> None:
+        """Raises UserError if the player takes no pictures: as `represent`, before there is one."""
+        check_window(self.window)
+        if self._pictures is None:
+            raise UserError("this player takes no pictures: make it with Player.from_bundle")
+        self._pictures.check()
+
+    def represent(self, picture: Picture, text: str, *, name: str = "picture") -> NewPicture:
+        """Returns a player's own picture as a turn, for `restore` and for a saved game.
+
+        Raises:
+            UserError: the window holds no past turn, the bundle lacks CLIP or T5, or the text
+                cannot be used.
+        """
+        self.check_pictures()
+        assert self._pictures is not None
+        return self._pictures.represent(picture, text, name=name)
 
     def _put(self, tree: Any) -> Any:
         """Puts new arrays where a turn's results are, or the second turn recompiles."""
@@ -328,17 +404,22 @@ class Player:
         clock.append(time.perf_counter())
 
         on_progress("vae", 0, 1)
-        frames, finite = (np.asarray(x) for x in self._decode(self.networks.vae, sampler.x))
-        if not finite.all():
+        frames, finite = self._decode(self.networks.vae, sampler.x)
+        if not np.asarray(finite).all():
             raise NonFiniteError(f"turn {turn}: the frames that the VAE decodes are not finite")
+        kept = state
+        if self.protocol.history == "shown":
+            remembered = self._remember(self.networks.shot, state, frames)
+            kept = state._replace(representation=remembered)
+        representation, frames = _check_remembered(kept.representation, turn), np.asarray(frames)
         on_progress("vae", 1, 1)
         clock.append(time.perf_counter())
 
         parts = dict(zip(("mllm", "decoder", "vae"), np.diff(clock).tolist(), strict=True))
         seconds = parts | {"total": clock[-1] - clock[0]}
-        representation, states, motion_value = map(np.asarray, state)
+        _, states, motion_value = map(np.asarray, state)
         output = TurnOutput(representation, states, motion_value, frames, seconds)
-        return self._advance(window, instruction, state), output
+        return self._advance(window, instruction, kept), output
 
     def _make_table(self, steps: int) -> SamplerTable:
         try:
@@ -373,9 +454,22 @@ class Player:
                 f"turn {turn}: the {what} are not finite after denoising step "
                 f"{min(step + 1, self.steps)} of {self.steps}"
             )
+        representation = _check_remembered(result.remembered, turn)
         on_progress("decoder", self.steps, self.steps)
         seconds = {"total": time.perf_counter() - start}
         return window, TurnOutput(representation, states, motion_value, frames, seconds)
+
+
+def _check_remembered(representation: jax.Array, turn: int | Sequence[int]) -> np.ndarray:
+    """Returns the representation that enters the window, on the host.
+
+    Raises:
+        NonFiniteError: names the turn.
+    """
+    found = np.asarray(representation)
+    if not np.isfinite(found).all():
+        raise NonFiniteError(f"turn {turn}: E_a of the clip's first frame is not finite")
+    return found
 
 
 def _make_placement(layout: str, num_games: int | None) -> Placement:

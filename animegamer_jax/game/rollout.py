@@ -2,9 +2,10 @@
 
 One turn, from instruction to frames: the MLLM predicts the next game state from the window of past
 turns, the diffusion transformer denoises latents conditioned on it, and the VAE decodes them chunk
-by chunk. `play_turn` does this as one function of fixed shapes: the length of the history is data.
-`rollout` scans it over a list of instructions, for a batch of games. `player.Player` runs the same
-parts one after the other, so that it can report progress and how long each part took.
+by chunk. Later turns see the prediction, or what was shown of it (`remember`). `play_turn` does all
+of this as one function of fixed shapes: the length of the history is data. `rollout` scans it over
+a list of instructions, for a batch of games. `player.Player` runs the same parts one after the
+other, so that it can report progress and how long each part took.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from animegamer_jax import diffusion
 from animegamer_jax.diffusion import SamplerState, SamplerTable
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.dit import DiT, Modulation
+from animegamer_jax.models.encoder import ShotNetworks, encode_frames
 from animegamer_jax.models.mllm import MLLM
 from animegamer_jax.models.vae import VAE, decode_in_parts, from_decoder, to_uint8
 from animegamer_jax.protocol import Layout, Protocol
@@ -25,12 +27,16 @@ from animegamer_jax.sharding import network_rules
 
 
 class Networks(NamedTuple):
-    """The networks needed to play a turn, and the unconditional context (None without guidance)."""
+    """The networks needed to play a turn, and the unconditional context (None without guidance).
+
+    `shot` is needed only where the history is what was shown (`remember`).
+    """
 
     mllm: MLLM
     dit: DiT
     vae: VAE
     unconditional: Float[Array, "n d"] | None
+    shot: ShotNetworks | None = None
 
 
 class Window(NamedTuple):
@@ -62,12 +68,14 @@ class TurnResult(NamedTuple):
     """A played turn.
 
     `bad_step` is the first denoising step with a non-finite latent, or -1; if only the decoded
-    frames are not finite, it is the number of steps.
+    frames are not finite, it is the number of steps. `remembered` is the shot representation that
+    entered the window.
     """
 
     state: GameState
     frames: UInt8[Array, "g f h w 3"]
     bad_step: Int[Array, " g"]
+    remembered: Float[Array, "g n r"]
 
 
 def empty_window(layout: Layout, num_games: int, representation_size: int) -> Window:
@@ -221,6 +229,26 @@ def decode_clip(
     return to_uint8(frames), jnp.isfinite(frames).all(axis=(1, 2, 3, 4))
 
 
+def remember(
+    shot: ShotNetworks | None,
+    state: GameState,
+    frames: UInt8[Array, "g f y x 3"],
+    *,
+    protocol: Protocol,
+) -> Float[Array, "g n r"]:
+    """Returns the shot representation of a turn as later turns see it.
+
+    With `protocol.history` "shown" the image tokens are E_a's of the clip's first frame; the text
+    tokens stay as predicted.
+    """
+    if protocol.history == "predicted":
+        return state.representation
+    assert shot is not None
+    image = encode_frames(shot, frames[:, 0])
+    text = state.representation[:, : -image.shape[1]]
+    return jnp.concatenate([text, image.astype(text.dtype)], axis=1)
+
+
 def play_turn(
     networks: Networks,
     window: Window,
@@ -242,7 +270,9 @@ def play_turn(
     frames, finite = decode_clip(networks.vae, sampler.x)
     last = jnp.asarray(table.step)[-1] + 1
     bad_step = jnp.where((sampler.bad_step < 0) & ~finite, last, sampler.bad_step)
-    return advance(window, instruction, state), TurnResult(state, frames, bad_step)
+    remembered = remember(networks.shot, state, frames, protocol=layout.protocol)
+    window = advance(window, instruction, state._replace(representation=remembered))
+    return window, TurnResult(state, frames, bad_step, remembered)
 
 
 def rollout(

@@ -2,7 +2,8 @@
 
 A turn is an instruction and the game state that answers it (paper, section 3): an animation
 shot and the changes of the character's stamina, social and entertainment. On disk a game is a
-folder with a clip and a shot representation per turn, `game.json`, and a storyboard.
+folder with a clip and a shot representation per turn, `game.json`, and a storyboard. A game that
+began with a player's own picture also holds the picture and its representation.
 """
 
 import contextlib
@@ -22,14 +23,19 @@ from jaxtyping import Float32, Int32, UInt8
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.media import storyboard, video
+from animegamer_jax.media.pictures import encode_png, read_picture
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import user_errors
 from animegamer_jax.storage.serialization import from_json, parse_json, shown, to_json
 
 GAME_FILE = "game.json"
 STORYBOARD_FILE = "storyboard.png"
+PICTURE_FILE = "picture.png"
 
 _STEP = 5  # points of a meter for a change of one, as in the released demo
+
+History = Literal["predicted", "shown"]
+"""Shot representations of past turns, as `Protocol.history`."""
 
 _Percent = Annotated[int, Interval(ge=0, le=100)]
 _Change = Annotated[int, Interval(ge=-5, le=5)]  # the range of the vocabulary's state tokens
@@ -75,6 +81,42 @@ class NewTurn(NamedTuple):
     representation: Float32[np.ndarray, "n d"]
     frames: UInt8[np.ndarray, "f h w 3"]
     seconds: Mapping[str, float]
+
+
+class NewPicture(NamedTuple):
+    """A player's own picture as a turn, not saved yet: fields as in `TurnRecord`, and its pixels.
+
+    It stands in the window as the turn before the first.
+    """
+
+    instruction: str
+    representation: Float32[np.ndarray, "n d"]
+    states: Int32[np.ndarray, "4"]
+    pixels: UInt8[np.ndarray, "h w 3"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PictureTurn:
+    """The turn of a player's own picture, as in `game.json`; it does not change the meters.
+
+    Attributes:
+        instruction: the picture's text.
+        motion_level: motion level that the model sees, 1 to 5.
+        social: change that the model sees.
+        entertainment: change that the model sees.
+        stamina: change that the model sees.
+    """
+
+    instruction: str
+    motion_level: Annotated[int, Interval(ge=1, le=5)]
+    social: _Change
+    entertainment: _Change
+    stamina: _Change
+
+    @property
+    def representation_file(self) -> str:
+        """Name of the file with the shot representation."""
+        return "picture.npz"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,6 +174,8 @@ class _SavedGame:
     seed: _Seed
     window: _Count
     steps: _Count
+    history: History = dataclasses.field(default="predicted", metadata={"omit_default": True})
+    picture: PictureTurn | None = dataclasses.field(default=None, metadata={"omit_default": True})
     turns: tuple[Turn, ...]
 
 
@@ -146,6 +190,8 @@ class Game:
         window: turns of context, this one included.
         steps: denoising steps per turn.
         protocol: name of the model's game protocol.
+        history_kind: shot representations of past turns; those on disk are what later turns see.
+        picture: turn of the player's own picture before the first; None if there is none.
         turns: finished turns, in order.
     """
 
@@ -155,23 +201,44 @@ class Game:
     window: int
     steps: int
     protocol: str
+    history_kind: History = "predicted"
+    picture: PictureTurn | None = None
     turns: list[Turn] = dataclasses.field(default_factory=list)
 
     @classmethod
     def create(
-        cls, folder: Path, *, model: str, seed: int, window: int, steps: int, protocol: str
+        cls,
+        folder: Path,
+        *,
+        model: str,
+        seed: int,
+        window: int,
+        steps: int,
+        protocol: str,
+        history_kind: History = "predicted",
+        picture: NewPicture | None = None,
     ) -> "Game":
         """Starts a game without turns in `folder`, which is made if it is missing.
+
+        A small picture is saved enlarged, as clips are.
 
         Raises:
             UserError: the folder already holds a game, is a file, or cannot be written.
         """
         check_no_game(folder)
         game = cls(
-            folder=folder, model=model, seed=seed, window=window, steps=steps, protocol=protocol
+            folder=folder,
+            model=model,
+            seed=seed,
+            window=window,
+            steps=steps,
+            protocol=protocol,
+            history_kind=history_kind,
         )
         with user_errors(folder, "cannot hold a game", hint="choose another folder"):
             folder.mkdir(parents=True, exist_ok=True)
+            if picture is not None:
+                game._add_picture(picture)
             game._save(game.turns)
         return game
 
@@ -192,6 +259,12 @@ class Game:
             if not getattr(saved, name).strip():
                 refuse(name, "a text", getattr(saved, name))
         clips, meters, shape = set(), Meters(), None
+        if saved.picture is not None:
+            if not saved.picture.instruction.strip():
+                refuse("picture.instruction", "a text", saved.picture.instruction)
+            read_picture(folder / PICTURE_FILE)
+            file = folder / saved.picture.representation_file
+            shape = _read_representation(file, shape).shape
         for index, turn in enumerate(saved.turns):
             place, clip = f"turns[{index}]", turn.clip
             if turn.turn != index + 1:
@@ -214,9 +287,33 @@ class Game:
             shape = _read_representation(folder / turn.representation_file, shape).shape
         return cls(
             folder=folder,
+            history_kind=saved.history,
+            picture=saved.picture,
             turns=list(saved.turns),
             **{name: getattr(saved, name) for name in _SETTINGS},
         )
+
+    @property
+    def picture_files(self) -> tuple[str, ...]:
+        """Names of the files of the player's own picture; empty if there is none."""
+        return (PICTURE_FILE, self.picture.representation_file) if self.picture else ()
+
+    @property
+    def representation_files(self) -> tuple[str, ...]:
+        """Names of the files with shot representations, the picture's first."""
+        pictures = self.picture_files[1:]
+        return (*pictures, *(turn.representation_file for turn in self.turns))
+
+    def began_with(self, pixels: UInt8[np.ndarray, "h w 3"]) -> bool:
+        """Returns whether the game began with this picture, which has the size of a clip.
+
+        Raises:
+            UserError: the stored picture cannot be read.
+        """
+        if self.picture is None:
+            return False
+        (enlarged,) = video.enlarge(pixels[None])
+        return np.array_equal(read_picture(self.folder / PICTURE_FILE).pixels, enlarged)
 
     @property
     def meters(self) -> Meters:
@@ -276,12 +373,24 @@ class Game:
             chosen_level=chosen_level,
             **changes,
         )
-        arrays = io.BytesIO()
-        np.savez_compressed(arrays, representation=played.representation)
         video.write_mp4(self.folder / turn.clip, video.enlarge(played.frames))
-        write_whole(self.folder / turn.representation_file, arrays.getvalue())
+        _write_representation(self.folder / turn.representation_file, played.representation)
         self._keep([*kept, turn])
         return turn
+
+    def _add_picture(self, picture: NewPicture) -> None:
+        level, social, entertainment, stamina = (int(value) for value in picture.states)
+        turn = PictureTurn(
+            instruction=picture.instruction,
+            motion_level=level,
+            social=social,
+            entertainment=entertainment,
+            stamina=stamina,
+        )
+        (pixels,) = video.enlarge(picture.pixels[None])
+        write_whole(self.folder / PICTURE_FILE, encode_png(pixels))
+        _write_representation(self.folder / turn.representation_file, picture.representation)
+        self.picture = turn
 
     def undo(self, turns: int = 1) -> None:
         """Removes the last turns, then their clips.
@@ -295,7 +404,7 @@ class Game:
         self._keep(self.turns[:-turns])
 
     def branch(self, folder: Path, turns: int) -> "Game":
-        """Starts another game in `folder` with the first `turns` of this one.
+        """Starts another game in `folder` with the picture and the first `turns` of this one.
 
         Raises:
             UserError: the game has fewer turns, or as `create`.
@@ -303,11 +412,12 @@ class Game:
         """
         if not 0 <= turns <= len(self.turns):
             raise UserError(f"branch: expected 0 to {len(self.turns)} turns, found {turns}")
-        game = Game.create(folder, **self._settings())
+        game = Game.create(folder, history_kind=self.history_kind, **self._settings())
         kept = self.turns[:turns]
-        for turn in kept:
-            for name in (turn.clip, turn.representation_file):
-                write_whole(folder / name, (self.folder / name).read_bytes())
+        names = [name for turn in kept for name in (turn.clip, turn.representation_file)]
+        for name in (*self.picture_files, *names):
+            write_whole(folder / name, (self.folder / name).read_bytes())
+        game.picture = self.picture
         game._keep(kept)
         return game
 
@@ -331,6 +441,8 @@ class Game:
     def history(self, *, before: int | None = None, window: int | None = None) -> list[TurnRecord]:
         """Returns the last `window - 1` turns before a turn, oldest first.
 
+        The player's own picture counts as the turn before the first.
+
         Args:
             before: number of that turn, from 1; None: the next one.
             window: window of that turn; the game's if None.
@@ -338,7 +450,8 @@ class Game:
         Raises:
             UserError: a shot representation cannot be read.
         """
-        end = len(self.turns) if before is None else before - 1
+        past: list[PictureTurn | Turn] = [] if self.picture is None else [self.picture]
+        past += self.turns[: None if before is None else before - 1]
         window = self.window if window is None else window
         return [
             TurnRecord(
@@ -348,11 +461,11 @@ class Game:
                     [turn.motion_level, turn.social, turn.entertainment, turn.stamina], np.int32
                 ),
             )
-            for turn in self.turns[max(0, end - window + 1) : end]
+            for turn in past[max(0, len(past) - window + 1) :]
         ]
 
     def save_storyboard(self) -> Path:
-        """Draws the storyboard from the clips on disk and returns its path.
+        """Draws the storyboard from the picture and the clips on disk and returns its path.
 
         Raises:
             OSError: it cannot be written.
@@ -370,6 +483,8 @@ class Game:
             )
             for turn in shown
         ]
+        if self.picture is not None and len(panels) < storyboard.MAX_PANELS:
+            panels.insert(0, self._picture_panel(self.picture))
         count = f"{len(self.turns)} turn" + "s" * (len(self.turns) != 1)
         if len(shown) < len(self.turns):
             count = f"turns {shown[0].turn} to {shown[-1].turn} of {count}"
@@ -378,11 +493,29 @@ class Game:
         write_whole(path, storyboard.storyboard(panels, title=self.model, note=note))
         return path
 
+    def _picture_panel(self, picture: PictureTurn) -> storyboard.Panel:
+        """Returns the panel of the player's own picture, with the meters of the start."""
+        pixels = read_picture(self.folder / PICTURE_FILE).pixels
+        blank = np.full_like(pixels, 255)  # so that its text is under those of the clips
+        return storyboard.Panel(
+            turn=0,
+            instruction=picture.instruction,
+            frames=np.stack([pixels, blank, blank, blank]),
+            motion_level=picture.motion_level,
+            changes=dict.fromkeys(_METERS, 0),
+            meters=dataclasses.asdict(Meters()),
+        )
+
     def _settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _SETTINGS}
 
     def _save(self, turns: list[Turn]) -> None:
-        saved = _SavedGame(turns=tuple(turns), **self._settings())
+        saved = _SavedGame(
+            turns=tuple(turns),
+            history=self.history_kind,
+            picture=self.picture,
+            **self._settings(),
+        )
         text = json.dumps(to_json(saved), indent=2, ensure_ascii=False, allow_nan=False)
         write_whole(self.folder / GAME_FILE, (text + "\n").encode())
 
@@ -400,7 +533,7 @@ def check_no_game(folder: Path) -> None:
             f"{folder}: expected a folder without a game, found {GAME_FILE}: continue it with "
             "--resume, or name another folder with --out"
         )
-    for pattern in ("turn_*.mp4", "turn_*.npz", STORYBOARD_FILE):
+    for pattern in ("turn_*.mp4", "turn_*.npz", "picture.npz", PICTURE_FILE, STORYBOARD_FILE):
         for path in sorted(folder.glob(pattern)):
             raise UserError(
                 f"{folder}: expected a folder without a game, found {path.name} but no "
@@ -440,6 +573,12 @@ _UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
 )
+
+
+def _write_representation(path: Path, representation: Float32[np.ndarray, "n d"]) -> None:
+    arrays = io.BytesIO()
+    np.savez_compressed(arrays, representation=representation)
+    write_whole(path, arrays.getvalue())
 
 
 def _read_representation(path: Path, shape: tuple[int, ...] | None) -> Float32[np.ndarray, "n d"]:

@@ -1,6 +1,7 @@
-"""Video files, storyboards, and motion by optical flow.
+"""Video files, pictures, storyboards, and motion by optical flow.
 
 video        H.264 clips: encoded, joined, read, enlarged
+pictures     pictures of players: read, bounded, fitted to a clip
 storyboard   a game at a glance, as one PNG
 motion       optical flow of a clip, and its motion level
 """

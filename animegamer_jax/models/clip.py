@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt8
 
 from animegamer_jax.configs import CLIPConfig
 from animegamer_jax.errors import UserError
@@ -19,6 +19,7 @@ from animegamer_jax.models.kernels.masks import StaticMask
 from animegamer_jax.models.layer_stack import LayerStack
 from animegamer_jax.models.linear import Linear, QKVLinear
 from animegamer_jax.models.norms import LayerNorm
+from animegamer_jax.models.vae import signed
 from animegamer_jax.sharding import axes, constrain
 
 PIXEL_MEAN = (0.48145466, 0.4578275, 0.40821073)  # red, green, blue in [0, 1]
@@ -239,6 +240,10 @@ class CLIP(nnx.Module):
         Neither normalized nor projected; `n` is `config.num_patches`, row by row.
         """
         return self.image.features(pixels)
+
+    def see(self, frames: UInt8[Array, "b h w 3"]) -> Float[Array, "b n d"]:
+        """Returns the condition f_v of frames of any size in 0..255."""
+        return self.image_features(self.preprocess(signed(frames)))
 
     def embed_image(self, pixels: Float[Array, "b s s 3"]) -> Float[Array, "b e"]:
         """Returns the pooled embedding: the class token, normalized and projected."""

@@ -1,7 +1,8 @@
 """The encoder of T5 v1.1, which reads the motion text of a shot (PAPER section 3.1, f_md).
 
-Training and data preparation need it, playing does not. Source: the published T5 v1.1 (arXiv
-2002.05202 for the gated feed-forward). Tests compare it with transformers' `T5EncoderModel`.
+Training, data preparation and players' own pictures need it; playing otherwise does not. Source:
+the published T5 v1.1 (arXiv 2002.05202 for the gated feed-forward). Tests compare it with
+transformers' `T5EncoderModel`.
 """
 
 import jax

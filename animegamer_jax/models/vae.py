@@ -488,6 +488,11 @@ def _over_time(x: jax.Array, matrix: Float[np.ndarray, "f f"] | None) -> jax.Arr
     return jnp.einsum("kf,...fhwz->...khwz", weights, x.astype(jnp.float32)).astype(x.dtype)
 
 
+def signed(frames: UInt8[Array, "*b h w 3"]) -> Float[Array, "*b h w 3"]:
+    """Scales pixels from 0..255 to -1..1."""
+    return frames.astype(jnp.float32) / 127.5 - 1.0
+
+
 def to_uint8(frames: Float[Array, "*b c"]) -> UInt8[Array, "*b c"]:
     """Converts frames in [-1, 1] to 0..255; other values are clipped.
 

@@ -39,6 +39,7 @@ def plan(
     part: PartName | None = None,
     games: int | None = None,
     denoising_steps: int | None = None,
+    history: Literal["predicted", "shown"] | None = None,
     size: SizeName = "full",
     sweep: bool = False,
     price: float | None = None,
@@ -61,6 +62,8 @@ def plan(
             frames (vae). Default: all of it.
         games: Games played at once. Default: one for each group of chips.
         denoising_steps: Denoising steps of a turn, 1 to 1000. Default: 50.
+        history: Past shots as the model sees them: as it `predicted` them, or as they were `shown`:
+            encoded from the first frame of each clip. Default: predicted.
         size: Size of the networks.
         sweep: Try all values of the options that are not given (mesh, layout, batch size, remat,
             games), and print the best that fit.
@@ -87,6 +90,7 @@ def plan(
         "part": part,
         "games": games,
         "denoising_steps": denoising_steps,
+        "history": history,
     }
     configuration = make_configuration(
         stage, wanted, size=size, mesh=mesh, layout=layout, **options

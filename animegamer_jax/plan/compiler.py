@@ -103,6 +103,7 @@ def compile_program(configuration: "Configuration", topology: "Topology") -> "Es
             games=c.games,
             steps=c.denoising_steps,
             part=c.part,
+            history=c.history,
         )
     else:
         program = stage_program(c.stage, mesh=mesh, plan=plan, size=c.size, **c.changes)

@@ -18,7 +18,7 @@ SizeName = Literal["toy", "full"]
 LAYOUTS = {"training": ("sharded", "replicated"), "play": ("latency", "throughput")}
 _REMATS = ("full", "dots", "none")
 _TRAINING_OPTIONS = ("batch_size", "remat", "accumulate", "trained")
-_PLAY_OPTIONS = ("part", "games", "denoising_steps")
+_PLAY_OPTIONS = ("part", "games", "denoising_steps", "history")
 _MAX_STEPS = 1000  # of denoising
 # Slices that Google rents, by dimensions of the chip's torus; smallest first.
 _SLICES = {
@@ -43,7 +43,7 @@ class Configuration:
         layout: Name of the sharding plan.
         mesh: Sizes of all mesh axes.
         batch_size, remat, accumulate, trained: Settings of the recipe; None for the rollout.
-        part, games, denoising_steps: Settings of the rollout.
+        part, games, denoising_steps, history: Settings of the rollout.
     """
 
     stage: StageName
@@ -57,6 +57,7 @@ class Configuration:
     part: PartName = "turn"
     games: int = 1
     denoising_steps: int = 50
+    history: Literal["predicted", "shown"] = "predicted"
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -68,6 +69,7 @@ class Configuration:
         if self.stage == "rollout":
             settings = [f"{self.games} game{'s' * (self.games != 1)}"]
             settings += [f"part {self.part}"] if self.part != "turn" else []
+            settings += [f"history {self.history}"] if self.history != "predicted" else []
         else:
             settings = [f"batch size {self.batch_size}", f"remat {self.remat}"]
             settings += [f"accumulate {self.accumulate}"] if self.accumulate != 1 else []

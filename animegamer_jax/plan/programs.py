@@ -20,6 +20,8 @@ from animegamer_jax.bundle.config import with_dtypes
 from animegamer_jax.configs import SIZES, ModelConfig
 from animegamer_jax.convert.networks import with_lora
 from animegamer_jax.game import rollout
+from animegamer_jax.game.saved_game import History
+from animegamer_jax.models.encoder import ShotNetworks
 from animegamer_jax.plan.abstract_inputs import AbstractBundle, write_tokenizer
 from animegamer_jax.protocol import PAPER, Layout
 from animegamer_jax.sharding import ShardingPlan, network_rules, param_shardings, use_plan
@@ -128,7 +130,9 @@ def _num_tokens(stage: Stage[Any]) -> int | None:
     return stage.layout.length + len(stage.layout.answer)
 
 
-def abstract_networks(config: ModelConfig, *, mesh: Mesh, plan: ShardingPlan) -> rollout.Networks:
+def abstract_networks(
+    config: ModelConfig, *, mesh: Mesh, plan: ShardingPlan, history: History = "predicted"
+) -> rollout.Networks:
     """Returns the networks needed to play, as bfloat16 shapes sharded by the plan."""
 
     def one(name: Any) -> nnx.Module:
@@ -144,8 +148,9 @@ def abstract_networks(config: ModelConfig, *, mesh: Mesh, plan: ShardingPlan) ->
     encoder: Any = config.encoder
     shape = (encoder.num_text_tokens + encoder.num_image_tokens, encoder.representation_size)
     unconditional = _replicated(jax.ShapeDtypeStruct(shape, jnp.bfloat16), mesh)
+    shown: Any = (one("clip"), one("encoder")) if history == "shown" else None
     networks: Any = (one("mllm"), one("dit"), one("vae"), unconditional)
-    return rollout.Networks(*networks)
+    return rollout.Networks(*networks, shot=shown and ShotNetworks(*shown))
 
 
 def rollout_program(
@@ -156,10 +161,11 @@ def rollout_program(
     games: int = 1,
     steps: int = 50,
     part: str = "turn",
+    history: History = "predicted",
 ) -> Program:
     """Returns a turn from instruction to frames, or its part "mllm", "decoder" or "vae"."""
-    config, protocol = SIZES[size](), PAPER
-    networks = abstract_networks(config, mesh=mesh, plan=plan)
+    config, protocol = SIZES[size](), dataclasses.replace(PAPER, history=history)
+    networks = abstract_networks(config, mesh=mesh, plan=plan, history=history)
     c = networks.mllm.config
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_tokenizer(Path(temporary), config)

@@ -5,7 +5,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import tyro
 
@@ -16,10 +16,18 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.game.instructions import (
     Line,
     check_instructions,
+    check_picture_text,
     parse_instructions,
     read_instructions,
 )
-from animegamer_jax.game.saved_game import GAME_FILE, Game, check_no_game
+from animegamer_jax.game.saved_game import (
+    GAME_FILE,
+    PICTURE_FILE,
+    Game,
+    History,
+    check_no_game,
+)
+from animegamer_jax.media.pictures import Picture, fit_picture, read_picture
 from animegamer_jax.play.terminal import TerminalGame
 
 _LARGEST_SEED = 2**31 - 1
@@ -30,11 +38,14 @@ def play(
     model: str = "toy",
     instructions: Path | None = None,
     out: Path = Path("out/play"),
+    picture: Path | None = None,
+    picture_text: str | None = None,
     window: int | None = None,
     steps: int | None = None,
     seed: int | None = None,
     dtype: Dtype | None = None,
     layout: Literal["latency"] | None = None,
+    history: History | None = None,
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> int:
     """Play a game: write a clip, a shot representation and an entry in game.json for each turn.
@@ -44,29 +55,39 @@ def play(
         instructions: UTF-8 file with one instruction a line; blank lines and lines that start
             with # are skipped. Default: a prompt, or standard input if it is not a terminal.
         out: Output folder for the clips, game.json and storyboard.png.
+        picture: Picture from which the game starts, or a video, of which the first frame is taken.
+            The model sees it as the turn before the first; it needs T5 and CLIP. Default: none.
+        picture_text: Who is in the picture, what they do and where, in the form of an instruction.
+            Required with --picture.
         window: Turns of context, the current one included, 1 to 1000. Default: the model's own.
         steps: Denoising steps a turn, 1 to 1000. Default: the model's own.
         seed: Seed of the game; the same seed gives the same game. Default: 0.
         dtype: Number format of the computation. Default: the model's own.
         layout: Distribution over devices: `latency` plays on eight devices, as one program a turn.
             Default: play on the first device.
+        history: Past shots as the model sees them: as it `predicted` them, or as they were `shown`:
+            encoded from the first frame of each clip. Default: the model's own.
         resume: Continue the game in the output folder after its last finished turn, with the
-            window, steps and seed that it was started with.
+            window, steps, seed and history that it was started with.
     """
     _check_range("--window", window, low=1, high=1000)
     _check_range("--steps", steps, low=1, high=1000)
     _check_range("--seed", seed, low=0, high=_LARGEST_SEED)
     folder = model_folder(model)
+    given = _read_picture(picture, picture_text)
     lines = _read_lines(instructions)
     source = str(instructions) if instructions else "standard input"
     game = None
     if resume and (out / GAME_FILE).exists():
         game = Game.load(out)
         for name, wanted in (("window", window), ("steps", steps), ("seed", seed)):
-            _check_same(game, name, wanted)
-        window, steps, seed = game.window, game.steps, game.seed
+            _check_same(game, name, wanted, found=getattr(game, name))
+        _check_same(game, "history", history, found=game.history_kind)
+        window, steps, seed, history = game.window, game.steps, game.seed, game.history_kind
         if lines is not None:
             _check_prefix(game, lines, source)
+        if given is not None:
+            _check_same_text(game, given.text)
     else:
         check_no_game(out)
     _check_writable(out)
@@ -75,17 +96,33 @@ def play(
     # Importing JAX takes a second, so check the options first.
     keep_compiled_programs()
     from animegamer_jax.bundle.bundle import Bundle
+    from animegamer_jax.game.pictures import PictureEncoder, check_window, frame_size
     from animegamer_jax.game.player import Player
 
     bundle = Bundle.open(folder)
     if game is not None:
-        _check_same(game, "model", bundle.name)
-        _check_same(game, "protocol", bundle.protocol.name)
+        _check_same(game, "model", bundle.name, found=game.model)
+        _check_same(game, "protocol", bundle.protocol.name, found=game.protocol)
         if mllm := bundle.config.mllm:
             _check_representations(game, expected=(mllm.num_queries, mllm.representation_size))
+        if given is not None:
+            _check_same_picture(game, given, *frame_size(bundle.config))
+    new_picture = None
+    if game is None and given is not None:
+        check_window(bundle.protocol.window if window is None else window)
+        # Before the player's networks are loaded: T5 is larger than all of them and not kept.
+        encoder = PictureEncoder(bundle)
+        new_picture = encoder.represent(given.picture, given.text, name=given.name)
+        del encoder
     vocabulary = bundle.vocabulary
     player = Player.from_bundle(
-        bundle, window=window, steps=steps, dtype=dtype, layout=layout, num_games=1
+        bundle,
+        window=window,
+        steps=steps,
+        dtype=dtype,
+        layout=layout,
+        num_games=1,
+        history=history,
     )
     check_instructions(lines or [], source, check=player.check_instruction)
     if game is None:
@@ -96,16 +133,47 @@ def play(
             window=player.window,
             steps=player.steps,
             protocol=bundle.protocol.name,
+            history_kind=player.protocol.history,
+            picture=new_picture,
         )
     command = ["animegamer", "play", "--model", model]
     command += ["--instructions", str(instructions)] if instructions else []
     command += ["--out", str(out), "--window", str(game.window), "--steps", str(game.steps)]
     command += ["--seed", str(game.seed), *(["--dtype", dtype] if dtype else [])]
-    command += [*(["--layout", layout] if layout else []), "--resume"]
+    command += ["--layout", layout] if layout else []
+    if game.history_kind != bundle.protocol.history:
+        command += ["--history", game.history_kind]
+    command += ["--resume"]
     resume_command = shlex.join(command)
     if lines is not None and instructions is None:
         resume_command += "  (with the same lines on standard input)"
-    return TerminalGame(game, player, vocabulary, resume_command=resume_command).play(lines)
+    note = given.picture.note if given is not None else ""
+    return TerminalGame(
+        game, player, vocabulary, resume_command=resume_command, picture_note=note
+    ).play(lines)
+
+
+class _GivenPicture(NamedTuple):
+    """The options of a player's own picture, read and checked."""
+
+    name: str
+    picture: Picture
+    text: str
+
+
+def _read_picture(path: Path | None, text: str | None) -> _GivenPicture | None:
+    if path is None:
+        if text is not None:
+            raise UserError("--picture-text: expected --picture with it, found none: give both")
+        return None
+    # The model was never trained on a turn without words, and an instruction cannot name
+    # somebody who has no name.
+    if text is None:
+        raise UserError(
+            f"--picture {path}: expected --picture-text with it, found none: say who is in it, "
+            "what they do and where"
+        )
+    return _GivenPicture(str(path), read_picture(path), check_picture_text(text, name=str(path)))
 
 
 def _read_lines(path: Path | None) -> list[Line] | None:
@@ -133,8 +201,7 @@ def _check_writable(folder: Path) -> None:
         raise UserError(f"--out {folder}: expected a folder to write to, found {nearest} read-only")
 
 
-def _check_same(game: Game, name: str, wanted: object) -> None:
-    found = getattr(game, name)
+def _check_same(game: Game, name: str, wanted: object, *, found: object) -> None:
     if wanted is not None and wanted != found:
         raise UserError(
             f"{game.folder / GAME_FILE}: {name}: expected {wanted!r}, as given, found {found!r}: "
@@ -142,12 +209,31 @@ def _check_same(game: Game, name: str, wanted: object) -> None:
         )
 
 
+def _check_same_text(game: Game, text: str) -> None:
+    found = game.picture.instruction if game.picture else None
+    if text != found:
+        problem = f"found {_brief(found)}" if found else "found a game without a picture"
+        raise UserError(
+            f"{game.folder / GAME_FILE}: picture.instruction: expected {_brief(text)}, as given, "
+            f"{problem}: resume the game without --picture, or choose another folder with --out"
+        )
+
+
+def _check_same_picture(game: Game, given: _GivenPicture, height: int, width: int) -> None:
+    if not game.began_with(fit_picture(given.picture, height=height, width=width)):
+        raise UserError(
+            f"{game.folder / PICTURE_FILE}: expected the picture {given.name}, as given, found "
+            "another one: resume the game without --picture, or choose another folder with --out"
+        )
+
+
 def _check_representations(game: Game, *, expected: tuple[int, int]) -> None:
     """Rejects a game of a model that has the same name and another size."""
-    for turn, record in zip(reversed(game.turns), reversed(game.history()), strict=False):
+    files = reversed(game.representation_files)
+    for file, record in zip(files, reversed(game.history()), strict=False):
         if record.representation.shape != expected:
             raise UserError(
-                f"{game.folder / turn.representation_file}: expected a shot representation of "
+                f"{game.folder / file}: expected a shot representation of "
                 f"shape {list(expected)}, as the model's, found "
                 f"{list(record.representation.shape)}: give the model that started the game"
             )

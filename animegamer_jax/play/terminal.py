@@ -11,7 +11,7 @@ from rich.console import Console
 from animegamer_jax.bundle.vocabulary import Vocabulary
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.instructions import Line, check_characters
-from animegamer_jax.game.saved_game import GAME_FILE, STORYBOARD_FILE, Game, Turn
+from animegamer_jax.game.saved_game import GAME_FILE, PICTURE_FILE, STORYBOARD_FILE, Game, Turn
 from animegamer_jax.progress import show_progress
 from animegamer_jax.storage.paths import user_errors
 
@@ -31,13 +31,20 @@ class TerminalGame:
         player: The player that plays its turns.
         vocabulary: Words to show at the prompt.
         resume_command: The command that continues the game, shown after an interruption.
+        picture_note: What was left out of the file of the player's own picture.
     """
 
     def __init__(
-        self, game: Game, player: "Player", vocabulary: Vocabulary, *, resume_command: str
+        self,
+        game: Game,
+        player: "Player",
+        vocabulary: Vocabulary,
+        *,
+        resume_command: str,
+        picture_note: str = "",
     ):
         self.game, self.player, self.vocabulary = game, player, vocabulary
-        self.resume_command = resume_command
+        self.resume_command, self.picture_note = resume_command, picture_note
         self.console = Console(highlight=False, markup=False, soft_wrap=True)
         self.playing = False
 
@@ -46,6 +53,11 @@ class TerminalGame:
         game = self.game
         if game.turns:
             self.console.print(f"continuing after turn {len(game.turns)} of {game.folder}")
+        elif game.picture is not None:
+            self.console.print(f"the game starts from {game.folder / PICTURE_FILE}")
+            if self.picture_note:
+                self.console.print(f"  note: {self.picture_note}")
+            self._note_unknown_words(game.picture.instruction)
         texts = [line.text for line in lines or []]
         try:
             window = self.player.restore([game.history()])
@@ -83,10 +95,13 @@ class TerminalGame:
         with user_errors(self.game.folder, f"turn {number} could not be saved", hint=_HINT):
             turn = self.game.add(output.row(0), instruction)
         self.console.print(describe(turn, self.game.folder, total=total))
-        if unknown := self.player.tokenizer.unknown_words(instruction):
+        self._note_unknown_words(instruction)
+        return window
+
+    def _note_unknown_words(self, text: str) -> None:
+        if unknown := self.player.tokenizer.unknown_words(text):
             words = ", ".join(map(repr, unknown))
             self.console.print(f"  note: the model does not know: {words}")
-        return window
 
     def _ask(self) -> Iterator[str]:
         """Yields instructions from the prompt, until an empty line, `quit` or the end of input."""

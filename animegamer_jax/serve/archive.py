@@ -1,9 +1,9 @@
 """A game as one file, to keep, to share and to continue later.
 
-It is a zip of `game.json`, the turns' clips and shot representations, the storyboard, and all
-clips joined to `game.mp4`. An uploaded archive is not trusted: names, sizes and number of its
-members are checked before anything is unpacked, their content while it is, and the game by
-`Game.load`.
+It is a zip of `game.json`, the turns' clips and shot representations, the player's own picture if
+there is one, the storyboard, and all clips joined to `game.mp4`. An uploaded archive is not
+trusted: names, sizes and number of its members are checked before anything is unpacked, their
+content while it is, and the game by `Game.load`.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from animegamer_jax.game.saved_game import GAME_FILE, STORYBOARD_FILE, Game
 from animegamer_jax.media import video
 
 MOVIE_FILE = "game.mp4"
-_WANTED = re.compile(r"game\.json|[A-Za-z0-9_-]{1,60}\.(mp4|npz)")
+_WANTED = re.compile(r"game\.json|picture\.png|[A-Za-z0-9_-]{1,60}\.(mp4|npz)")
 _GENERATED = (MOVIE_FILE, STORYBOARD_FILE)  # not unpacked: made again when needed
 _MAX_MEMBERS = 20_000
 _MAX_BYTES = 1 << 30
@@ -38,7 +38,7 @@ def pack_game(game: Game, path: Path) -> None:
         raise UserError("the game has no turns yet: play one first")
     game.save_storyboard()
     video.join_mp4([game.folder / turn.clip for turn in game.turns], game.folder / MOVIE_FILE)
-    names = [GAME_FILE, STORYBOARD_FILE, MOVIE_FILE]
+    names = [GAME_FILE, STORYBOARD_FILE, MOVIE_FILE, *game.picture_files]
     names += [name for turn in game.turns for name in (turn.clip, turn.representation_file)]
     part = path.with_name(path.name + ".part")
     try:

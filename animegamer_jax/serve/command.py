@@ -12,6 +12,7 @@ from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.configs import Dtype
 from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.errors import UserError
+from animegamer_jax.game.saved_game import History
 
 
 def serve(
@@ -23,6 +24,7 @@ def serve(
     games: Path = Path("out/serve"),
     steps: int | None = None,
     dtype: Dtype | None = None,
+    history: History | None = None,
     auth: tuple[str, ...] = (),
     warm_up: bool = True,
 ) -> int:
@@ -37,6 +39,8 @@ def serve(
         games: Folder of all games, which are saved after every turn.
         steps: Denoising steps a turn of new games, 1 to 1000. Default: the model's own.
         dtype: Number format of the computation. Default: the model's own.
+        history: Past shots as the model sees them: as it `predicted` them, or as they were `shown`:
+            encoded from the first frame of each clip. Default: the model's own.
         auth: Accounts that may play, each as name:password. Default: everyone may play.
         warm_up: Compile the programs of all batch sizes before the first player comes.
     """
@@ -66,13 +70,14 @@ def serve(
     console = Console(highlight=False, markup=False, soft_wrap=True)
     bundle = Bundle.open(folder)
     vocabulary = bundle.vocabulary
-    player = Player.from_bundle(bundle, steps=steps, dtype=dtype)
+    player = Player.from_bundle(bundle, steps=steps, dtype=dtype, history=history)
     mllm = player.networks.mllm.config
     game_model = GameModel(
         name=bundle.name,
         protocol=bundle.protocol.name,
         representation=(mllm.num_queries, mllm.representation_size),
         clip=(*enlarged_size(player.height, player.width), player.num_frames),
+        history=player.protocol.history,
     )
     store = GameStore(games, model=game_model, max_games=max_games)
     batch_sizes, workers = suitable_batches()

@@ -189,13 +189,17 @@ class Engine:
     def _check_instruction(self, instruction: str) -> None:
         if not instruction:
             raise UserError("expected an instruction, found nothing: say what happens next")
-        if len(instruction) > MAX_CHARACTERS:
-            raise UserError(
-                f"expected an instruction of at most {MAX_CHARACTERS} characters, found "
-                f"{len(instruction)}: use fewer words"
-            )
+        self.check_length(instruction)
         check_characters(instruction)
         self.player.check_instruction(instruction)
+
+    def check_length(self, text: str) -> None:
+        """Raises UserError if a player's text has more characters than any caption's tokens."""
+        if len(text) > MAX_CHARACTERS:
+            raise UserError(
+                f"expected an instruction of at most {MAX_CHARACTERS} characters, found "
+                f"{len(text)}: use fewer words"
+            )
 
     def check_settings(self, *, seed: Any, window: Any, steps: Any) -> None:
         """Raises UserError if a value is not a whole number in its range; None is skipped."""

@@ -9,8 +9,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.game.saved_game import GAME_FILE, Game
+from animegamer_jax.game.saved_game import (
+    GAME_FILE,
+    PICTURE_FILE,
+    Game,
+    History,
+    NewPicture,
+)
 from animegamer_jax.media import video
+from animegamer_jax.media.pictures import read_picture
 from animegamer_jax.serve.archive import unpack_game
 from animegamer_jax.storage.paths import user_errors
 
@@ -26,12 +33,14 @@ class GameModel(NamedTuple):
         protocol: Name of its game protocol.
         representation: Shape of a shot representation.
         clip: Rows, columns and frames of a saved clip.
+        history: Shot representations of past turns.
     """
 
     name: str
     protocol: str
     representation: tuple[int, int]
     clip: tuple[int, int, int]
+    history: History = "predicted"
 
 
 @dataclasses.dataclass
@@ -71,8 +80,8 @@ class GameStore:
         with user_errors(folder, "cannot hold the games", hint="give another folder by --games"):
             folder.mkdir(parents=True, exist_ok=True)
 
-    def new(self, *, seed: int, window: int, steps: int) -> str:
-        """Creates a game and returns its id.
+    def new(self, *, seed: int, window: int, steps: int, picture: NewPicture | None = None) -> str:
+        """Creates a game, from a player's own picture if there is one, and returns its id.
 
         Raises:
             UserError: `max_games` are open and none may be evicted, or the game cannot be saved.
@@ -86,6 +95,8 @@ class GameStore:
                 window=window,
                 steps=steps,
                 protocol=self.model.protocol,
+                history_kind=self.model.history,
+                picture=picture,
             )
             self._open[name] = _OpenGame(game, time.monotonic())
             return name
@@ -160,20 +171,30 @@ def check_game(game: Game, model: GameModel) -> None:
     Raises:
         UserError: names the first thing that does not match.
     """
-    for name, expected in (("model", model.name), ("protocol", model.protocol)):
-        found = getattr(game, name)
+    for name, expected, found in (
+        ("model", model.name, game.model),
+        ("protocol", model.protocol, game.protocol),
+        ("history", model.history, game.history_kind),
+    ):
         if found != expected:
             raise UserError(
                 f"{GAME_FILE}: {name}: expected {expected!r}, as on this server, found "
                 f"{found[:60]!r}"
             )
-    for turn, record in zip(reversed(game.turns), reversed(game.history()), strict=False):
+    files = reversed(game.representation_files)
+    for file, record in zip(files, reversed(game.history()), strict=False):
         if record.representation.shape != model.representation:
             raise UserError(
-                f"{turn.representation_file}: expected a shot representation of shape "
+                f"{file}: expected a shot representation of shape "
                 f"{list(model.representation)}, found {list(record.representation.shape)}"
             )
     height, width, frames = model.clip
+    if game.picture is not None:
+        found = read_picture(game.folder / PICTURE_FILE).pixels.shape
+        if found[:2] != (height, width):
+            raise UserError(
+                f"{PICTURE_FILE}: expected {width} x {height} pixels, found {found[1]} x {found[0]}"
+            )
     for turn in game.turns:
         found = video.measure_mp4(game.folder / turn.clip)
         if found[:2] != (height, width) or found[2] > frames:

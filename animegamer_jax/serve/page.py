@@ -13,7 +13,9 @@ from gradio import processing_utils
 from animegamer_jax.bundle.vocabulary import Vocabulary
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.instructions import compose_instruction
-from animegamer_jax.game.saved_game import Game, Meters
+from animegamer_jax.game.pictures import check_window
+from animegamer_jax.game.saved_game import PICTURE_FILE, Game, Meters, NewPicture
+from animegamer_jax.media.pictures import read_picture
 from animegamer_jax.serve import view
 from animegamer_jax.serve.archive import pack_game
 from animegamer_jax.serve.engine import Engine, TurnRequest
@@ -117,6 +119,18 @@ class Page:
                     1, max(100, self.steps), value=self.steps, step=1, label="Denoising steps",
                     elem_id="steps",
                 )  # fmt: skip
+        with gr.Accordion("Start from your own picture", open=False, visible=self.takes_pictures()):
+            gr.Markdown("A picture or a video, whose first frame is taken. The game continues it.")
+            with gr.Row():
+                self.picture = gr.File(
+                    label="Picture", file_types=["image", "video"], file_count="single",
+                    height=140, elem_id="picture",
+                )  # fmt: skip
+                self.picture_text = gr.Textbox(
+                    label="Who is in it, what do they do, and where?", lines=2, max_lines=4,
+                    elem_id="picture-text", placeholder=example,
+                )  # fmt: skip
+            self.new_from_picture = gr.Button("New game from the picture", elem_id="new-picture")
         with gr.Row():
             self.new = gr.Button("New game", elem_id="new")
             self.save = gr.Button("Download the game", elem_id="save")
@@ -155,6 +169,11 @@ class Page:
         on(self.undo.click, self.on_undo, [self.game])
         on(self.branch.click, self.on_branch, [self.game, self.shown])
         on(self.new.click, self.on_new, [self.seed, self.window, self.num_steps])
+        on(
+            self.new_from_picture.click,
+            self.on_new_from_picture,
+            [self.picture, self.picture_text, self.seed, self.window, self.num_steps],
+        )
         on(self.board.select, self.on_select, [self.game])
         saved = on(self.save.click, self.on_save, [self.game], [self.save_file, self.status])
         saved.success(None, None, None, js=_PRESS_SAVE, api_visibility="private")
@@ -168,17 +187,21 @@ class Page:
         turns = game.turns if game else []
         number = turn if 1 <= turn <= len(turns) else len(turns)
         found = turns[number - 1] if number else None
-        unknown = self.engine.player.tokenizer.unknown_words(found.instruction) if found else ()
+        picture = game.picture.instruction if game and game.picture else ""
+        said = found.instruction if found else picture
+        unknown = self.engine.player.tokenizer.unknown_words(said) if said else ()
         pictures = [(view.thumbnail(game, t), f"turn {t.turn}") for t in turns] if game else []
+        if game and picture:
+            pictures.insert(0, (game.folder / PICTURE_FILE, "picture"))
         return [
             name,
             0 if number == len(turns) else number,
             self.file(game.folder / found.clip) if game and found else None,
-            view.describe(found, len(turns), unknown=unknown),
+            view.describe(found, len(turns), picture=picture, unknown=unknown),
             view.meters(found.meters if found else Meters(), found),
             gr.Gallery(
                 [(self.file(path), label) for path, label in pictures],
-                selected_index=number - 1 if found else None,
+                selected_index=number - 1 + bool(picture) if found else None,
             ),
             view.status(status, bad=bad),
         ]
@@ -263,9 +286,21 @@ class Page:
         except UserError as error:
             return self._say(str(error), bad=True)
 
+    def on_new_from_picture(
+        self, path: str | None, text: str, seed: Number, window: Number, steps: Number
+    ) -> list[Any]:
+        try:
+            name, note = self.new_game_from_picture(path, text, seed, window, steps)
+            return self._show(name, status=f"A new game from your picture. {note}".strip())
+        except UserError as error:
+            return self._say(str(error), bad=True)
+
     def on_select(self, name: str, event: gr.SelectData) -> list[Any]:
         try:
-            turn = int(event.index) + 1
+            game = self._existing(name)
+            turn = int(event.index) + (game.picture is None)
+            if turn == 0:
+                return self._say("Your picture, from which the game starts.")
             text = f"Turn {turn}. The game continues after its last turn; branch to continue here."
             return self._show(name, turn=turn, status=text)
         except UserError as error:
@@ -291,10 +326,48 @@ class Page:
             raise UserError("no game yet: play a turn first")
         return self.store.get(name)
 
-    def new_game(self, seed: Number, window: Number, steps: Number) -> str:
+    def new_game(
+        self,
+        seed: Number,
+        window: Number,
+        steps: Number,
+        *,
+        picture: NewPicture | None = None,
+    ) -> str:
         """Creates a game and returns its id; browsers send numbers as floats."""
         self.engine.check_settings(seed=seed, window=window, steps=steps)
-        return self.store.new(seed=int(seed), window=int(window), steps=int(steps))
+        return self.store.new(seed=int(seed), window=int(window), steps=int(steps), picture=picture)
+
+    def takes_pictures(self) -> bool:
+        """Returns whether the model can represent a player's own picture."""
+        try:
+            self.engine.player.check_pictures()
+        except UserError:
+            return False
+        return True
+
+    def new_game_from_picture(
+        self, path: str | None, text: str, seed: Number, window: Number, steps: Number
+    ) -> tuple[str, str]:
+        """Creates a game from a player's own picture.
+
+        Returns:
+            The game's id, and what was left out of the file.
+
+        Raises:
+            UserError: the picture, its text or a setting cannot be used.
+        """
+        player = self.engine.player
+        player.check_pictures()
+        self.engine.check_settings(seed=seed, window=window, steps=steps)
+        check_window(int(window))
+        if not path:
+            raise UserError("expected a picture, found no file: choose one")
+        name = Path(path).name[:60]
+        self.engine.check_length(text or "")
+        picture = read_picture(Path(path), name=name)
+        turn = player.represent(picture, text or "", name=name)
+        return self.new_game(seed, window, steps, picture=turn), picture.note
 
     def play_again(self, name: str, **options: int) -> TurnRequest:
         """Queues the last turn again; the options are those of `Engine.submit`."""
@@ -383,7 +456,14 @@ class Api:
         sent = gr.File(visible=False, label="archive")
         got, answer = gr.File(visible=False), gr.JSON(visible=False)
         press = gr.Button(visible=False)
+        picture = gr.File(visible=False, label="picture")
+        text = gr.Textbox(visible=False, label="text")
+        numbers = [
+            gr.Number(0, visible=False, precision=0, label=label)
+            for label in ("seed", "window", "steps")
+        ]
         for function, inputs, output in (
+            (self.new_game_from_picture, [picture, text, *numbers], answer),
             (self.clip, [name, turn], got),
             (self.download, [name], got),
             (self.load, [sent], answer),
@@ -398,6 +478,17 @@ class Api:
         page = self.page
         name = page.new_game(seed, window or self.engine.player.window, steps or page.steps)
         return self.show(name)
+
+    def new_game_from_picture(
+        self, picture: str | None, text: str, seed: int = 0, window: int = 0, steps: int = 0
+    ) -> dict:
+        """Starts a game from a picture or a video's first frame, and returns its state.
+
+        `text` says who is in it, what they do and where. Window, steps: 0 for the server's own.
+        """
+        page = self.page
+        window, steps = window or self.engine.player.window, steps or page.steps
+        return self.show(page.new_game_from_picture(picture, text, seed, window, steps)[0])
 
     def play_turn(self, game: str, instruction: str, level: int = 0) -> dict:
         """Plays a turn and returns it. `level`: motion level, 0 for the model's own."""
@@ -443,11 +534,12 @@ class Api:
         return self.show(self.store.branch(game, turns))
 
     def show(self, game: str) -> dict:
-        """Returns a game's id, settings, meters and turns, as in `game.json`."""
+        """Returns a game's id, settings, picture, meters and turns, as in `game.json`."""
         found = self.store.get(game)
         return {
             "game": game,
             **{name: getattr(found, name) for name in ("model", "seed", "window", "steps")},
+            "picture": found.picture and dataclasses.asdict(found.picture),
             "meters": dataclasses.asdict(found.meters),
             "turns": [dataclasses.asdict(turn) for turn in found.turns],
         }

@@ -70,10 +70,28 @@ def meters(now: Meters, turn: Turn | None) -> str:
     return "".join(rows)
 
 
-def describe(turn: Turn | None, total: int, *, unknown: tuple[str, ...] = ()) -> str:
-    """Returns a turn's instruction, motion level, seed and time."""
+def describe(
+    turn: Turn | None, total: int, *, picture: str = "", unknown: tuple[str, ...] = ()
+) -> str:
+    """Returns a turn's instruction, motion level, seed and time; before the first, what to do.
+
+    Args:
+        turn: The turn; None before the first.
+        total: Number of turns of the game.
+        picture: Text of the player's own picture.
+        unknown: Words of the instruction that the model does not know.
+    """
     if turn is None:
-        return '<div class="ag-soft">No turn yet: say who does what, how, when and where.</div>'
+        begun = ""
+        if picture:
+            begun = (
+                f'<div class="ag-said" dir="auto">{html.escape(picture)}</div>'
+                '<div class="ag-soft">The game starts from your picture.</div>'
+            )
+        return (
+            f'{begun}<div class="ag-soft">No turn yet: say who does what, how, when and where.'
+            "</div>"
+        )
     pips = "".join(
         f'<span class="ag-pip{" on" if level <= turn.motion_level else ""}"></span>'
         for level in range(1, 6)

@@ -2,8 +2,10 @@
 
 Reading is strict, because a configuration that is half understood makes another model without a
 word: a value of another type, an unknown field or a missing field is an error. A field may be
-missing only if its default is empty (None, 0, False, "" or a container without items): files of
-earlier versions lack it. `pydantic` checks the types; it is imported on the first use.
+missing only if its default is empty (None, 0, False, "" or a container without items), or if its
+metadata has `omit_default`: files of earlier versions lack it. A field with `omit_default` is not
+written at its default either, so those files, and digests of them, stay as they are. `pydantic`
+checks the types; it is imported on the first use.
 
 Functions that read take the type of the content, a dataclass or any other type that `pydantic` can
 check. They raise `UserError` in one line: `where` or the path, the field, what was expected, what
@@ -35,7 +37,11 @@ def to_json(value: Any, *, leaf: Callable[[Any], Any] = lambda value: value) -> 
     Numbers, strings and None stay as they are by default.
     """
     if dataclasses.is_dataclass(value):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        value = {
+            field.name: item
+            for field in dataclasses.fields(value)
+            if not _omits(field, item := getattr(value, field.name))
+        }
     if isinstance(value, Mapping):
         return {str(key): to_json(item, leaf=leaf) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -186,7 +192,7 @@ def _unstated(found: Any, value: Any, place: _Place) -> Iterator[_Place]:
             inner = getattr(found, field.name)
             if field.name in value:
                 yield from _unstated(inner, value[field.name], (*place, field.name))
-            elif inner:
+            elif inner and not _omits(field, inner):
                 yield (*place, field.name)
     elif isinstance(found, Mapping):
         for key, inner in found.items():
@@ -194,6 +200,11 @@ def _unstated(found: Any, value: Any, place: _Place) -> Iterator[_Place]:
     elif isinstance(found, (tuple, list)):
         for index, inner in enumerate(found):
             yield from _unstated(inner, value[index], (*place, index))
+
+
+def _omits(field: dataclasses.Field[Any], value: Any) -> bool:
+    """Whether files leave out a field with this value."""
+    return field.metadata.get("omit_default", False) and value == field.default
 
 
 def shown(value: Any) -> str:

@@ -23,6 +23,7 @@ from animegamer_jax.bundle.bundle import (
 )
 from animegamer_jax.bundle.config import with_dtypes
 from animegamer_jax.bundle.networks import flat_params
+from animegamer_jax.bundle.vocabulary import T5_TOKENIZER_FOLDER
 from animegamer_jax.configs import Dtype, NetworkConfig
 from animegamer_jax.distributed import raise_on_all_hosts
 from animegamer_jax.train.stages.base import Stage
@@ -153,3 +154,5 @@ def _write(
             writer.write_network(name, config, leaves, released=released)
         if stage.tokenizer_dir is not None:
             writer.write_tokenizer(stage.tokenizer_dir)
+        if bundle is not None and (own := bundle.path / T5_TOKENIZER_FOLDER).is_dir():
+            writer.write_tokenizer(own, name=T5_TOKENIZER_FOLDER)

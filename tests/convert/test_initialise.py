@@ -17,14 +17,17 @@ from helpers import tiny_config
 from animegamer_jax import cli
 from animegamer_jax.bundle.bundle import Bundle, abstract_params
 from animegamer_jax.configs import MLLMConfig, ModelConfig, NetworkConfig
+from animegamer_jax.convert.export import export_bundle
 from animegamer_jax.convert.initialise import initialise_bundle
 from animegamer_jax.convert.networks import EMBEDDED, table_of
-from animegamer_jax.convert.options import InitialiseOptions
+from animegamer_jax.convert.options import ConvertOptions, InitialiseOptions
+from animegamer_jax.convert.released import convert_released
 from animegamer_jax.convert.rules import Rule, convert, export_shapes
 from animegamer_jax.convert.sources import open_checkpoint, write_safetensors, write_torch
 from animegamer_jax.convert.tables.mllm import mistral_rules
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.dit import position_table
+from animegamer_jax.tokenizer import T5Tokenizer
 
 TINY = tiny_config(0)
 SIZES = ModelConfig(
@@ -283,6 +286,22 @@ def test_wrong_files(files, tmp_path, tokenizer):
     for expected, message in one_line.items():
         assert expected in message
         assert "\n" not in message
+
+
+def test_t5_may_have_its_own_tokenizer(files, tmp_path, tokenizer):
+    out = tmp_path / "start"
+    initialise(out, {"t5": files["t5"]}, t5_tokenizer=tokenizer)  # it has T5's end and padding
+    found = Bundle.open(out)
+    assert isinstance(found.load_t5_tokenizer(), T5Tokenizer)
+    export_bundle(str(out), tmp_path / "export")
+    convert_released(ConvertOptions(out=str(tmp_path / "again"), reference=tmp_path / "export"))
+    files_of = [
+        {file.name: file.read_bytes() for file in (folder / "t5_tokenizer").iterdir()}
+        for folder in (out, tmp_path / "export", tmp_path / "again")
+    ]
+    assert files_of[0] == files_of[1] == files_of[2]
+    message = refusal(tmp_path, {"clip": files["clip"]}, t5_tokenizer=tokenizer)
+    assert "--t5-tokenizer: expected T5 with it" in message
 
 
 def test_a_tokenizer_without_the_old_vocabulary(tmp_path, tokenizer):

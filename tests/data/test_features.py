@@ -18,6 +18,7 @@ from tiny_sets import CONFIG, PROTOCOL, frames_of, make_tokenizer, turns_of, wri
 
 from animegamer_jax.bundle.bundle import Bundle, BundleWriter
 from animegamer_jax.cli import main
+from animegamer_jax.configs import ShotEncoderConfig
 from animegamer_jax.data import command
 from animegamer_jax.data import features as features_module
 from animegamer_jax.data.datasets import open_features, open_games
@@ -25,6 +26,7 @@ from animegamer_jax.data.features import FeatureMaker, encode_clips, shown_frame
 from animegamer_jax.data.samples import check_features
 from animegamer_jax.distributed import HostOptions
 from animegamer_jax.errors import UserError
+from animegamer_jax.models.encoder import ShotEncoder, ShotNetworks, encode_frames, encode_shots
 from animegamer_jax.tokenizer import Tokenizer
 
 WRITTEN = list(turns_of(2))
@@ -122,6 +124,39 @@ def test_features_equal_the_networks_answers(features, bundle, networks):
     np.testing.assert_allclose(moments, np.asarray(encode(vae, clips)), **FLOAT16)
     # Turns differ, so that a mixed-up order would show.
     assert len({row.tobytes() for row in moments}) == 10
+
+
+def test_a_shot_is_encoded_from_its_picture_as_from_its_features(features, networks):
+    """E_a of pictures and texts, as training computes it from the stored features."""
+    turns = [features.turns("train")[k] for k in range(10)]
+    text, image = (
+        np.stack([turn[name] for turn in turns]).astype(np.float32)
+        for name in ("text_features", "image_features")
+    )
+    encoder = ShotEncoder(
+        ShotEncoderConfig(
+            num_text_tokens=text.shape[1],
+            num_image_tokens=image.shape[1],
+            text_size=text.shape[2],
+            image_size=image.shape[2],
+            representation_size=16,
+        ),
+        rngs=nnx.Rngs(5),
+    )
+    frames = np.stack([frames_of(turn)[0] for turn in WRITTEN])
+    shot = ShotNetworks(networks["clip"], encoder)
+    expected = np.asarray(jax.jit(lambda encoder, *x: encoder(*x))(encoder, text, image))
+    found = np.asarray(jax.jit(encode_shots)(shot, frames, text))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-2)
+    assert np.abs(expected - expected[::-1]).max() > 0.5  # frames differ
+    split = text.shape[1]
+    tokens = np.asarray(jax.jit(encode_frames)(shot, frames))
+    np.testing.assert_allclose(tokens, found[:, split:], atol=1e-5)
+    untold, empty = jax.jit(encode_shots)(shot, frames), encoder.unconditional()
+    for row in np.asarray(untold):
+        np.testing.assert_allclose(row[:split], empty[:split], atol=1e-5)
+    np.testing.assert_allclose(untold[:, split:], tokens, atol=1e-5)
 
 
 def test_the_turns_are_those_of_the_games_set(features, games_path):
@@ -261,6 +296,7 @@ HOST = """
 import json, sys
 from animegamer_jax.data.shards import ShardedDataset
 from animegamer_jax.cli import main
+from animegamer_jax.configs import ShotEncoderConfig
 
 write = ShardedDataset.write
 
@@ -356,7 +392,7 @@ def test_a_bundle_of_another_vocabulary(games_path, tmp_path):
         tmp_path / "other", networks=("t5",), config=dataclasses.replace(CONFIG, t5=t5)
     )
     message = refusal(tmp_path / "f", bundle=Bundle.open(path), games=open_games(games_path))
-    assert "it has 152 entries, the model's embedding has 50 rows" in message
+    assert "the tokenizer has 152 entries, T5's embedding 50 rows" in message
 
 
 def test_features_that_are_not_finite(games_path, bundle, networks):

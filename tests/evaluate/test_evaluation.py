@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from helpers import NUM_TEXT
 from PIL import Image
 from stand_in_server import Question, Reply, refuses, says, serving
 
@@ -125,6 +126,28 @@ def test_several_windows_are_several_systems(tiny_bundle, films, tmp_path):
     ]
     assert systems[0].digest == systems[1].digest
     assert {Game.load(out / s.folders[0]).window for s in systems} == {3, 1}
+
+
+def test_both_histories_of_one_model_are_two_systems(shown_bundle, tiny_bundle, films, tmp_path):
+    out = tmp_path / "histories"
+    options = ("--games", "1", "--history", "predicted", "shown", "--metrics", "states")
+    assert play(out, f"tiny={shown_bundle}", films, *options) == 0
+    systems = read_results(out).systems
+    assert [(s.name, s.settings["history"]) for s in systems] == [
+        ("tiny-predicted", "predicted"),
+        ("tiny-shown", "shown"),
+    ]
+    games = [Game.load(out / s.folders[0]) for s in systems]
+    assert [game.history_kind for game in games] == ["predicted", "shown"]
+    first, second = (
+        [np.load(game.folder / turn.representation_file)["representation"] for turn in game.turns]
+        for game in games
+    )
+    np.testing.assert_array_equal(first[0][:NUM_TEXT], second[0][:NUM_TEXT])
+    assert np.abs(first[0] - second[0]).max() > 1e-2
+    assert np.abs(first[1][:NUM_TEXT] - second[1][:NUM_TEXT]).max() > 1e-4
+    assert play(tmp_path / "none", tiny_bundle, films, "--history", "shown") == 2
+    assert not (tmp_path / "none").exists()
 
 
 def test_playing_does_not_look_at_what_is_expected(played, films, tiny_bundle, tmp_path):

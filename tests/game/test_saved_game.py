@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.game.saved_game import Game, Meters, NewTurn
+from animegamer_jax.game.saved_game import Game, Meters, NewPicture, NewTurn
 from animegamer_jax.media import video
 
 SECONDS = {"mllm": 0.1, "decoder": 0.2, "vae": 0.3, "total": 0.6}
@@ -39,6 +40,24 @@ def add_turn(game: Game, *, changes=(1, 0, -1), **options) -> None:
 def saved(tmp_path) -> Path:
     game = make_game(tmp_path / "saved")
     for _ in range(4):
+        add_turn(game)
+    return game.folder
+
+
+def make_picture(*, size: tuple[int, int] = (16, 24)) -> NewPicture:
+    return NewPicture(
+        instruction="Hana stands.",
+        representation=np.full((6, 8), 0.5, np.float32),
+        states=np.array([1, 0, 0, 1], np.int32),
+        pixels=np.full((*size, 3), 77, np.uint8),
+    )
+
+
+@pytest.fixture
+def pictured(tmp_path) -> Path:
+    """A game of two turns that began with a picture."""
+    game = make_game(tmp_path / "pictured", picture=make_picture())
+    for _ in range(2):
         add_turn(game)
     return game.folder
 
@@ -194,6 +213,56 @@ def test_long_games_have_their_own_names(saved):
     assert game.turns[-1].clip == "turn_1201.mp4"
 
 
+def test_a_picture_is_the_turn_before_the_first(pictured):
+    document = json.loads((pictured / "game.json").read_text())
+    assert document["picture"] == {
+        "instruction": "Hana stands.",
+        "motion_level": 1,
+        "social": 0,
+        "entertainment": 0,
+        "stamina": 1,
+    }
+    game = Game.load(pictured)
+    assert game.turns[0].meters == Meters(stamina=45, social=55, entertainment=50)
+    reported = [record.instruction for record in game.history(window=9)]
+    assert reported == ["Hana stands.", "instruction 1", "instruction 2"]
+    record = game.history(before=2)[0]
+    assert record.states.tolist() == [1, 0, 0, 1]
+    np.testing.assert_array_equal(record.representation, make_picture().representation)
+    assert [len(game.history(before=1, window=w)) for w in (1, 2, 3)] == [0, 1, 1]
+    assert [record.instruction for record in game.history()] == ["instruction 1", "instruction 2"]
+    pixels = np.asarray(Image.open(pictured / "picture.png"))
+    assert pixels.shape == (240, 360, 3)
+    assert (pixels == 77).all()
+
+
+def test_a_picture_outlives_undo_and_is_copied_to_branches(pictured, tmp_path):
+    game = Game.load(pictured)
+    game.undo(2)
+    assert files_of(game) == {"game.json", "picture.png", "picture.npz"}
+    found = Game.load(pictured)
+    assert [record.instruction for record in found.history()] == ["Hana stands."]
+    add_turn(found)
+    for turns in (0, 1):
+        branch = found.branch(tmp_path / f"branch{turns}", turns)
+        loaded = Game.load(branch.folder)
+        assert branch.picture == loaded.picture == found.picture
+        assert loaded.history()[0].instruction == "Hana stands."
+        assert {"picture.png", "picture.npz"} <= files_of(loaded)
+
+
+def test_the_storyboard_begins_with_the_picture(pictured):
+    def size(folder: Path) -> tuple[int, int]:
+        with Image.open(Game.load(folder).save_storyboard()) as picture:
+            return picture.size
+
+    width, height = size(pictured)
+    edit(pictured, lambda document, turns: document.pop("picture"))
+    without = size(pictured)
+    assert width == without[0]
+    assert height > without[1]
+
+
 def edit(folder: Path, change) -> None:
     path = folder / "game.json"
     document = json.loads(path.read_text())
@@ -242,6 +311,56 @@ DAMAGE = {
     ),
     "other": (lambda d, t: t[1].update(clip="b.mp4"), r"b\.mp4: expected a video, found no such"),
 }
+
+
+PICTURE_DAMAGE = {
+    "level": (lambda d: d["picture"].update(motion_level=0), r"picture\.motion_level: expected"),
+    "text": (
+        lambda d: d["picture"].update(instruction=" "),
+        r"picture\.instruction: expected a te",
+    ),
+    "missing": (lambda d: d["picture"].pop("stamina"), r"game\.json: picture\.stamina: missing"),
+    "kind": (lambda d: d.update(picture="x.png"), r"game\.json: picture: expected an object"),
+}
+
+
+@pytest.mark.parametrize("name", PICTURE_DAMAGE)
+def test_a_wrong_field_of_a_picture_is_named(pictured, name):
+    change, message = PICTURE_DAMAGE[name]
+    edit(pictured, lambda document, turns: change(document))
+    with pytest.raises(UserError, match=message) as error:
+        Game.load(pictured)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("picture.png", None, r"picture\.png: expected a picture .*, found no such file"),
+        ("picture.png", b"", r"picture\.png: expected a picture .*, found neither"),
+        ("picture.npz", None, r"picture\.npz: expected a float32 array .* found no such file"),
+        ("picture.npz", b"PK", r"picture\.npz: expected a float32 array"),
+    ],
+)
+def test_damaged_files_of_a_picture_are_named(pictured, name, content, message):
+    (pictured / name).unlink()
+    if content is not None:
+        (pictured / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        Game.load(pictured)
+
+
+def test_a_picture_of_another_model_is_refused(pictured):
+    np.savez(pictured / "picture.npz", representation=np.zeros((7, 8), np.float32))
+    with pytest.raises(UserError, match=r"turn_001\.npz: expected .*\[7, 8\], found .*\[6, 8\]"):
+        Game.load(pictured)
+
+
+def test_a_picture_is_not_overwritten(tmp_path):
+    (tmp_path / "picture.png").write_bytes(b"mine")
+    with pytest.raises(UserError, match=r"found picture\.png but no game\.json"):
+        make_game(tmp_path, picture=make_picture())
+    assert (tmp_path / "picture.png").read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize("name", DAMAGE)

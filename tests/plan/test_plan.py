@@ -5,12 +5,13 @@ import importlib.util
 import json
 import math
 from importlib import metadata
-from typing import cast
+from typing import Literal, cast
 
+import jax
 import numpy as np
 import pytest
 
-from animegamer_jax.bundle.bundle import abstract_network
+from animegamer_jax.bundle.bundle import abstract_network, abstract_params
 from animegamer_jax.cli import main
 from animegamer_jax.configs import SIZES
 from animegamer_jax.devices import CHIPS, find_chip
@@ -37,6 +38,7 @@ from animegamer_jax.plan.estimate import (
     unknown_kernels,
 )
 from animegamer_jax.plan.hlo import Array
+from animegamer_jax.plan.programs import Program, rollout_program
 from animegamer_jax.plan.report import describe_estimate
 from animegamer_jax.plan.topology import check_libtpu, describe_devices, parse_topology
 from animegamer_jax.sharding import PLANS, make_mesh
@@ -212,6 +214,7 @@ def test_training_makes_the_mesh_that_was_planned():
         ),
         ("decoder", {"games": 2}, "--games is an option of play"),
         ("decoder", {"denoising_steps": 2}, "--denoising-steps is an option of play"),
+        ("decoder", {"history": "shown"}, "--history is an option of play"),
         (
             "rollout",
             {"batch_size": 8},
@@ -515,6 +518,37 @@ def test_a_libtpu_that_is_missing_or_another(monkeypatch):
     installed["libtpu-nightly"] = "0.1.dev20260101"
     with pytest.raises(UserError, match=r"libtpu-nightly 0.1.dev20260101 with jax"):
         check_libtpu()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS["play"])
+def test_a_turn_that_sees_what_was_shown(layout):
+    """Its program takes the weights of CLIP and E_a as well, and can be lowered for a mesh."""
+    case = configure("rollout", "v5e:2x4", size="toy", layout=layout, history="shown")
+    assert "history shown" in str(case)
+    assert case.fields()["history"] == "shown"
+    mesh = make_mesh(case.mesh)
+
+    def program(history: Literal["predicted", "shown"]) -> Program:
+        return rollout_program(
+            mesh=mesh,
+            plan=PLANS[layout],
+            size="toy",
+            games=case.games,
+            steps=1,
+            history=history,
+        )
+
+    shown, predicted = program("shown"), program("predicted")
+    count = [sum(x.size for x in jax.tree.leaves(p.arguments[0])) for p in (shown, predicted)]
+    config = SIZES["toy"]()
+    assert config.clip is not None
+    assert config.encoder is not None
+    sizes = [abstract_params("clip", config.clip), abstract_params("encoder", config.encoder)]
+    assert count[0] - count[1] == sum(x.size for shapes in sizes for x in shapes.values())
+    text = [p.lower(mesh, PLANS[layout]).as_text() for p in (shown, predicted)]
+    side = config.clip.image_size
+    pixels = f"tensor<{case.games}x{side}x{side}x3xf32>"
+    assert [pixels in found for found in text] == [True, False]
 
 
 @needs_libtpu

@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_games
+from PIL import Image
 
 from animegamer_jax import cli
 from animegamer_jax.bundle.embedded import ASSETS
@@ -366,3 +369,144 @@ def test_a_finished_game_resumed_is_left_as_it_is(whole, tiny_bundle, capsys):
     assert status == 0
     assert "turn 8/8" not in printed
     assert (whole / "game.json").read_bytes() == before
+
+
+# A player's own picture
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory) -> Path:
+    """A model with CLIP and T5, whose window holds two past turns."""
+    networks = ("mllm", "encoder", "dit", "vae", "t5", "clip")
+    return tiny_games.write_model(tmp_path_factory.mktemp("seeing"), networks=networks).path
+
+
+def write_picture(path: Path, seed: int = 0, *, size: tuple[int, int] = (64, 96)) -> Path:
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+PICTURE_TEXT = "Mika waves; day."
+
+
+def picture_options(model: Path, folder: Path, picture: Path, *lines: str) -> list[str]:
+    file = folder / f"{len(lines)}.txt"
+    file.write_text("".join(f"{line}\n" for line in lines))
+    return [
+        *("--model", str(model), "--instructions", str(file), "--steps", STEPS),
+        *("--picture", str(picture), "--picture-text", PICTURE_TEXT),
+    ]
+
+
+def test_a_game_starts_from_a_picture(seeing, tmp_path, capsys):
+    lines = ("mika waves", "ren runs", "mika runs")
+    first, other = (write_picture(tmp_path / f"{n}.png", n) for n in (1, 2))
+    for name, picture in (("one", first), ("same", first), ("other", other)):
+        args = picture_options(seeing, tmp_path, picture, *lines)
+        status, printed, errors = run(capsys, *args, "--out", str(tmp_path / name))
+        assert status == 0, errors
+        assert printed.startswith(f"the game starts from {tmp_path / name / 'picture.png'}\n")
+        assert "note:" not in printed
+    assert_same_game(tmp_path / "one", tmp_path / "same")
+    one, found = Game.load(tmp_path / "one"), Game.load(tmp_path / "other")
+    assert one.picture == found.picture
+    assert one.picture.instruction == PICTURE_TEXT
+    frames = [video.read_mp4(game.folder / game.turns[0].clip) for game in (one, found)]
+    assert (frames[0] != frames[1]).mean() > 0.01
+
+
+def test_a_game_from_a_picture_is_resumed_exactly(seeing, tmp_path, capsys):
+    picture = write_picture(tmp_path / "hero.png")
+    lines = ("mika waves", "ren runs", "mika runs")
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    assert (
+        run(capsys, *picture_options(seeing, tmp_path, picture, *lines), "--out", str(whole))[0]
+        == 0
+    )
+    for count in (1, 2, 3):  # the same command again, as after an interruption
+        args = picture_options(seeing, tmp_path, picture, *lines[:count])
+        status, printed, errors = run(capsys, *args, "--out", str(out), "--resume")
+        assert status == 0, errors
+        assert ("the game starts from" in printed) == (count == 1)
+    assert_same_game(whole, out)
+    shutil.rmtree(out)
+    args = picture_options(seeing, tmp_path, picture, *lines[:1])
+    assert run(capsys, *args, "--out", str(out))[0] == 0
+    args = picture_options(seeing, tmp_path, picture, *lines)[:6]  # without the picture
+    assert run(capsys, *args, "--out", str(out), "--resume")[0] == 0
+    assert_same_game(whole, out)
+
+
+def test_another_picture_does_not_resume_a_game(seeing, tmp_path, capsys):
+    picture = write_picture(tmp_path / "hero.png")
+    out = ["--out", str(tmp_path / "out"), "--resume"]
+    args = picture_options(seeing, tmp_path, picture, "mika waves")
+    assert run(capsys, *args, *out)[0] == 0
+    before = (tmp_path / "out" / "game.json").read_bytes()
+    write_picture(picture, 2)
+    status, _, errors = run(capsys, *args, *out)
+    assert status == 2
+    assert f"picture.png: expected the picture {picture}, as given, found another one" in errors
+    status, _, errors = run(capsys, *args, "--picture-text", "ren", *out)
+    assert status == 2
+    assert "picture.instruction: expected 'ren', as given, found 'Mika waves; day.'" in errors
+    plain = ["--out", str(tmp_path / "plain")]
+    assert run(capsys, *args[:6], *plain)[0] == 0
+    status, _, errors = run(capsys, *args, *plain, "--resume")
+    assert status == 2
+    assert "found a game without a picture: resume the game without --picture" in errors
+    assert (tmp_path / "out" / "game.json").read_bytes() == before
+
+
+def test_the_first_frame_of_a_clip_and_unknown_words(seeing, tmp_path, capsys):
+    clip = tmp_path / "shot.mp4"
+    video.write_mp4(clip, np.full((3, 32, 48, 3), 90, np.uint8))
+    args = picture_options(seeing, tmp_path, clip, "mika waves")
+    text = ["--picture-text", "Hana waves; day."]
+    status, printed, errors = run(capsys, *args, *text, "--out", str(tmp_path / "out"))
+    assert status == 0, errors
+    assert printed.splitlines()[1:3] == [
+        f"  note: {clip} is a video: its first frame is used.",
+        "  note: the model does not know: 'Hana'",
+    ]
+
+
+def test_pictures_that_cannot_be_used_are_one_line(seeing, tiny_bundle, tmp_path, capsys):
+    picture, out = write_picture(tmp_path / "hero.png"), tmp_path / "out"
+    small = write_picture(tmp_path / "small.png", size=(8, 8))
+    (tmp_path / "text.png").write_text("hero")
+    (tmp_path / "lines").write_text("mika waves\n")
+    text = ["--picture-text", PICTURE_TEXT]
+    cases = [
+        (seeing, text, "--picture-text: expected --picture with it"),
+        (seeing, ["--picture", str(picture)], f"--picture {picture}: expected --picture-text with"),
+        (
+            seeing,
+            ["--picture", str(picture), "--picture-text", " "],
+            "expected a text with the pic",
+        ),
+        (seeing, ["--picture", str(picture), "--picture-text", "a\x1b"], "a control character"),
+        (
+            seeing,
+            ["--picture", str(picture), "--picture-text", "a " * 9],
+            "has 9 tokens, the model",
+        ),
+        (
+            seeing,
+            ["--picture", "no.png", *text],
+            "no.png: expected a picture .* found no such file",
+        ),
+        (seeing, ["--picture", str(tmp_path), *text], "found a folder"),
+        (seeing, ["--picture", str(small), *text], "at least 16 x 16 pixels, found 8 x 8"),
+        (seeing, ["--picture", str(tmp_path / "text.png"), *text], "found neither"),
+        (seeing, ["--picture", str(picture), *text, "--window", "1"], "window 1: it holds no past"),
+        (tiny_bundle, ["--picture", str(picture), *text], "this bundle lacks clip and t5"),
+    ]
+    for model, options, message in cases:
+        base = ["--model", str(model), "--instructions", str(tmp_path / "lines"), "--steps", STEPS]
+        status, printed, errors = run(capsys, *base, "--out", str(out), *options)
+        assert (status, printed) == (2, ""), options
+        assert re.search(message, errors), errors
+        assert errors.count("\n") == 1
+    assert not out.exists()

@@ -23,6 +23,7 @@ import fake_player
 import numpy as np
 import pytest
 from browser import open_browser, open_page
+from PIL import Image
 
 from animegamer_jax.media import video as media
 from animegamer_jax.toy.scene import CHARACTERS
@@ -243,6 +244,60 @@ def test_a_game_in_the_browser(browser, address, tmp_path):
         wait_for_status(page, "The game is loaded")
         wait_for_turn(page, 1)
         assert wrong == []
+
+
+def write_picture(path: Path) -> str:
+    frame = media.read_mp4(next(path.parent.rglob("turn_001.mp4")))[0]
+    Image.fromarray(frame).save(path)
+    return str(path)
+
+
+def test_a_game_from_a_picture_in_the_browser(browser, address, client, games):
+    name = new_game(client)
+    play_turn(client, name, PLAYED[0])
+    picture = write_picture(games / name / "hero.png")
+    with open_page(browser, address, may_fail=STREAMS) as (page, wrong):
+        page.wait_for_selector("#line textarea")
+        page.get_by_text("Start from your own picture").click()
+        page.wait_for_selector("#picture-text textarea")
+        page.click("#new-picture")
+        wait_for_status(page, "expected a picture, found no file")
+        page.set_input_files("#picture input[type=file]", picture)
+        page.wait_for_function(
+            "document.querySelector('#picture').innerText.includes('hero')", timeout=20_000
+        )
+        page.fill("#picture-text textarea", PLAYED[0])
+        page.click("#new-picture")
+        wait_for_status(page, "A new game from your picture")
+        wait_for_text(page, "#about", "The game starts from your picture")
+        page.wait_for_function("document.querySelectorAll('#board img').length == 1")
+        say(page, "Motion: jump.")
+        wait_for_turn(page, 1)
+        page.wait_for_function("document.querySelectorAll('#board img').length == 2")
+        assert wrong == []
+
+
+def test_a_game_from_a_picture_by_the_api(client, games, tmp_path):
+    name = new_game(client)
+    play_turn(client, name, PLAYED[0])
+    frame = gradio_client.handle_file(write_picture(games / name / "hero.png"))
+    start = {"text": PLAYED[0], "api_name": "/new_game_from_picture"}
+    states = [
+        client.predict(picture=picture, **start)
+        for picture in (frame, gradio_client.handle_file(str(games / name / "turn_001.mp4")))
+    ]
+    for state in states:
+        assert state["picture"]["instruction"] == PLAYED[0]
+        assert state["turns"] == []
+    turn = play_turn(client, states[0]["game"], "Motion: jump.")
+    archive = client.predict(states[0]["game"], api_name="/download")
+    loaded = client.predict(gradio_client.handle_file(archive), api_name="/load")
+    assert loaded["picture"] == states[0]["picture"]
+    assert loaded["turns"] == [turn]
+    (tmp_path / "text.png").write_text("hero")
+    bad = gradio_client.handle_file(str(tmp_path / "text.png"))
+    with pytest.raises(Exception, match=r"text\.png: expected a picture .*, found neither"):
+        client.predict(picture=bad, **start)
 
 
 def test_a_turn_is_stopped(browser, tmp_path):

@@ -13,11 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_player import FRAMES, MODEL, FakePlayer
+from PIL import Image
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.instructions import compose_instruction
 from animegamer_jax.game.saved_game import Game
 from animegamer_jax.media import video
+from animegamer_jax.media.pictures import Picture
 from animegamer_jax.serve import view
 from animegamer_jax.serve.archive import MOVIE_FILE, pack_game, unpack_game
 from animegamer_jax.serve.engine import Engine
@@ -343,6 +345,97 @@ def test_a_branch_goes_its_own_way(engine, store):
     play(engine, branch, "other")
     assert [turn.instruction for turn in store.get(branch).turns] == ["one", "other"]
     assert len(store.get(game).turns) == 3
+
+
+# --- a player's own picture -----------------------------------------------------------------
+
+
+@pytest.fixture
+def pictured(engine, store, player) -> str:
+    """A game that began with a picture, and has a turn."""
+    picture = player.represent(Picture(np.full((16, 24, 3), 77, np.uint8)), "Hana stands.")
+    game = store.new(seed=4, window=3, steps=2, picture=picture)
+    play(engine, game, "one")
+    return game
+
+
+def test_a_picture_counts_as_a_turn_of_the_window(engine, store, player, pictured):
+    play(engine, pictured, "two")
+    play(engine, pictured, "two", after=1)
+    play(engine, pictured, "three")
+    assert [call["window"] for call in player.calls] == [[1], [2], [2], [2]]
+    assert [call["turn"] for call in player.calls] == [[1], [2], [2], [3]]
+    assert store.get(pictured).meters.stamina == 35
+
+
+def test_undo_and_branches_keep_the_picture(engine, store, player, pictured):
+    store.get(pictured).undo()
+    branch = store.branch(pictured, 0)
+    for game in (pictured, branch):
+        assert [record.instruction for record in store.get(game).history()] == ["Hana stands."]
+        play(engine, game, "again")
+        assert player.calls[-1]["window"] == [1]
+
+
+def test_a_picture_is_packed_and_loaded(engine, store, player, pictured, tmp_path):
+    path = tmp_path / "game.zip"
+    pack_game(store.get(pictured), path)
+    with zipfile.ZipFile(path) as archive:
+        assert {"picture.png", "picture.npz"} <= set(archive.namelist())
+    loaded = store.load(path)
+    assert store.get(loaded).picture == store.get(pictured).picture
+    for name in ("picture.png", "picture.npz"):
+        files = [(store.folder / game / name).read_bytes() for game in (pictured, loaded)]
+        assert files[0] == files[1]
+    play(engine, loaded, "two")
+    assert player.calls[-1]["window"] == [2]
+
+
+def png(width: int, height: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("1", (width, height)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("picture.png", None, r"picture\.png: expected a picture .*, found no such file"),
+        ("picture.png", b"x", r"picture\.png: expected a picture .*, found neither"),
+        ("picture.png", png(20, 20), r"picture\.png: expected 360 x 240 pixels, found 20 x 20"),
+        (
+            "picture.png",
+            png(20_000, 20_000),
+            r"picture\.png: expected .* at most 50 million pixels",
+        ),
+        ("picture.npz", None, r"picture\.npz: expected a float32 array"),
+    ],
+)
+def test_a_bad_picture_in_an_archive(store, pictured, tmp_path, name, content, message):
+    path = tmp_path / "game.zip"
+    pack_game(store.get(pictured), path)
+
+    def change(members):
+        members.pop(name)
+        if content is not None:
+            members[name] = content
+
+    before = sorted(store.folder.iterdir())
+    with pytest.raises(UserError, match=message) as caught:
+        store.load(rewrite(path, change))
+    assert str(store.folder) not in str(caught.value)
+    assert sorted(store.folder.iterdir()) == before
+
+
+def test_a_picture_of_another_size_of_representation(store, pictured, tmp_path):
+    path = tmp_path / "game.zip"
+    pack_game(store.get(pictured), path)
+
+    def change(members):
+        members.update({"picture.npz": large_array(), "turn_001.npz": large_array()})
+
+    with pytest.raises(UserError, match=r"expected a shot representation of shape \[6, 8\]"):
+        store.load(rewrite(path, change))
 
 
 def rewrite(path: Path, change) -> Path:

@@ -39,6 +39,7 @@ class Settings:
     lora: LoRAConfig | None = None
     parts: Mapping[str, LoRAConfig] = dataclasses.field(default_factory=dict)
     about: Any = None
+    later: Literal["old", "new"] = dataclasses.field(default="old", metadata={"omit_default": True})
 
 
 SETTINGS = Settings(
@@ -70,9 +71,21 @@ def test_only_empty_defaults_may_be_missing():
         assert str(caught.value) == f"file: {field}: missing: {HINT}"
 
 
+def test_a_later_field_changes_no_file_of_before():
+    """It is not written at its default, so files and their digests stay as they are."""
+    content = to_json(SETTINGS)
+    assert "later" not in content
+    assert from_json(Settings, content, "file").later == "old"
+    assert from_json(Settings, content | {"later": "old"}, "file") == SETTINGS
+    changed = dataclasses.replace(SETTINGS, later="new")
+    assert to_json(changed) == content | {"later": "new"}
+    assert from_json(Settings, to_json(changed), "file") == changed
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"later": "newest"}, "later: expected 'old' or 'new', found \"newest\""),
         ({"depth": 3}, f"depth: unknown field: {HINT}"),
         ({"format_version": 2}, "format_version: expected 1, found 2"),
         ({"format_version": 2, "depth": 3, "name": 1}, "format_version: expected 1, found 2"),

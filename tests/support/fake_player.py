@@ -13,7 +13,10 @@ from types import SimpleNamespace
 import numpy as np
 
 from animegamer_jax.errors import NonFiniteError, UserError
+from animegamer_jax.game.instructions import check_picture_text
 from animegamer_jax.game.player import Player, TurnOutput
+from animegamer_jax.game.saved_game import NewPicture
+from animegamer_jax.media.pictures import fit_picture
 from animegamer_jax.serve.game_store import GameModel, GameStore
 
 FRAMES, HEIGHT, WIDTH = 5, 16, 24
@@ -39,6 +42,17 @@ class FakePlayer(Player):
 
     def start(self, num_games: int = 1):
         return num_games
+
+    def check_pictures(self) -> None:
+        pass
+
+    def represent(self, picture, text, *, name="picture"):
+        return NewPicture(
+            instruction=check_picture_text(text, name=name),
+            representation=np.full((6, 8), 0.5, np.float32),
+            states=np.array([1, 0, 0, 1], np.int32),
+            pixels=fit_picture(picture, height=HEIGHT, width=WIDTH),
+        )
 
     def restore(self, games):
         return [len(history) for history in games]

@@ -8,6 +8,7 @@ from random_model import write_model, write_tokenizer
 
 from animegamer_jax.bench.model import random_leaves
 from animegamer_jax.configs import (
+    CLIPConfig,
     DiTConfig,
     LoRAConfig,
     MistralConfig,
@@ -21,12 +22,12 @@ from animegamer_jax.protocol import Protocol
 
 __all__ = ["array_source", "make_bundle", "random_leaves", "tiny_config", "write_tokenizer"]
 
-NUM_TEXT, NUM_IMAGE, WIDTH = 6, 10, 32
+NUM_TEXT, NUM_IMAGE, WIDTH = 7, 9, 32
 NUM_QUERIES = NUM_TEXT + NUM_IMAGE
 
 
 def tiny_config(vocab_size: int) -> ModelConfig:
-    """Networks that play in a moment: 9 frames of 16 x 24."""
+    """Networks that play in a moment: 9 frames of 16 x 24, of which CLIP sees 12 x 12."""
     return ModelConfig(
         mllm=MLLMConfig(
             mistral=MistralConfig(
@@ -69,7 +70,19 @@ def tiny_config(vocab_size: int) -> ModelConfig:
             latent_channels=4,
             norm_groups=4,
         ),
-        clip=None,
+        clip=CLIPConfig(
+            image_size=12,
+            patch_size=4,
+            vision_width=20,
+            vision_layers=2,
+            vision_heads=2,
+            text_width=8,
+            text_layers=0,
+            text_heads=2,
+            vocab_size=8,
+            context_length=4,
+            embed_size=8,
+        ),
         t5=None,
     )
 

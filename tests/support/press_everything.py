@@ -5,8 +5,10 @@ from pathlib import Path
 
 import gradio as gr
 from fake_player import MODEL, FakePlayer
+from PIL import Image
 
 from animegamer_jax.bundle.vocabulary import Vocabulary
+from animegamer_jax.serve import view
 from animegamer_jax.serve.engine import Engine
 from animegamer_jax.serve.game_store import GameStore
 from animegamer_jax.serve.page import Page
@@ -43,6 +45,40 @@ def press_everything(page: Page) -> None:
     assert "found nothing" in status(refused)
     assert "no game yet" in status(page.on_undo(""))
     assert "A new game." in status(page.on_new(0, 5, 2))
+    press_pictures(page)
+
+
+def press_pictures(page: Page) -> None:
+    """Starts a game from a picture and plays it; asserts what the page then shows."""
+    folder = page.store.folder.parent
+    Image.new("RGB", (48, 32), "red").save(folder / "hero.png")
+    frames = [Image.new("RGB", (48, 32), colour) for colour in ("red", "blue")]
+    frames[0].save(folder / "hero.gif", save_all=True, append_images=frames[1:])
+
+    def new(path: Path | None, text: str, *, window: int = 5) -> list:
+        return page.on_new_from_picture(path and str(path), text, 0, window, 2)
+
+    begun = new(folder / "hero.png", "Hana <b>stands</b>.")
+    name = begun[0]
+    assert begun[6] == view.status("A new game from your picture.")
+    assert "Hana &lt;b&gt;stands&lt;/b&gt;." in begun[3]
+    assert "No turn yet" in begun[3]
+    *_, played = page.on_line(name, "wave", 0, 0, 5, 2)
+    assert [card["caption"] for card in played[5].value] == ["picture", "turn 1"]
+    assert played[5].selected_index == 1
+    shown = [page.on_select(name, gr.SelectData(None, {"index": n, "value": 0})) for n in (0, 1)]
+    assert "Your picture, from which" in shown[0][6]
+    assert "turn 1 of 1" in shown[1][3]
+    assert "several pictures: the first is used" in new(folder / "hero.gif", "Hana")[6]
+    for updates, message in (
+        (new(None, "Hana"), "expected a picture, found no file"),
+        (new(folder / "hero.png", " "), "hero.png: expected a text with the picture"),
+        (new(folder / "hero.png", "x" * 501), "at most 500 characters, found 501"),
+        (new(folder / "hero.png", "Hana", window=1), "window 1: it holds no past turn"),
+        (new(Path(__file__), "Hana"), "press_everything.py: expected a picture"),
+    ):
+        assert message in updates[6], updates[6]
+        assert str(folder) not in updates[6]
 
 
 if __name__ == "__main__":

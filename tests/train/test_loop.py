@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from check_resume import curve as metrics
 from flax import nnx
-from helpers import random_leaves, write_tokenizer
+from helpers import NUM_TEXT, random_leaves, write_tokenizer
 from jax.sharding import NamedSharding, PartitionSpec
 from PIL import Image, ImageSequence
 from tiny_stage import CONFIG, RECIPE, TinyRecipe, TinyStage, one_device
@@ -99,7 +99,7 @@ class Measuring(TinyStage):
     def finish(self, networks: StageNetworks, batches: Any) -> Any:
         (config,) = self.configs().values()
         batch = next(batches)
-        assert batch["text"].shape == (8, 6, 12)
+        assert batch["text"].shape == (8, NUM_TEXT, 12)
         return {"encoder": dataclasses.replace(config, dtype="bfloat16")}
 
 
@@ -142,6 +142,9 @@ def assert_same_bits(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None
         np.testing.assert_array_equal(value, b[name], err_msg=name)
 
 
+TOKENIZERS = ("tokenizer", "t5_tokenizer")
+
+
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory) -> Bundle:
     """The network that the stage changes, and one that it does not."""
@@ -152,7 +155,8 @@ def bundle(tmp_path_factory) -> Bundle:
         for name in ("encoder", "vae"):
             config = getattr(CONFIG, name)
             writer.write_network(name, config, random_leaves(name, config, 0))
-        writer.write_tokenizer(folder / "tokenizer")
+        for name in TOKENIZERS:
+            writer.write_tokenizer(folder / "tokenizer", name=name)
     return Bundle.open(folder / "start")
 
 
@@ -308,8 +312,12 @@ def test_the_result_is_a_bundle_with_the_averaged_weights(bundle, uninterrupted)
         "encoder.text",
         "encoder.text_norm",
     }
-    files = {path.name: path.read_bytes() for path in (result.tokenizer_dir).iterdir()}
-    assert files == {path.name: path.read_bytes() for path in (bundle.tokenizer_dir).iterdir()}
+    for name in TOKENIZERS:
+        files, expected = (
+            {path.name: path.read_bytes() for path in (model.path / name).iterdir()}
+            for model in (result, bundle)
+        )
+        assert files == expected
     network = result.load("encoder")
     assert len(flat_params(nnx.state(network))) == len(result.leaves("encoder"))
 
@@ -336,7 +344,7 @@ def test_the_records(uninterrupted):
         assert tag in data
     raw = (uninterrupted / metric_logger.METRICS_FILE).read_text().splitlines()
     timed = json.loads(raw[2])
-    expected = timed["steps_per_second"] * 8 * 6.0 * 6 * (12 * 32 + 32 * 32) / (0.001 * 1e12)
+    expected = timed["steps_per_second"] * 8 * 6.0 * NUM_TEXT * (12 * 32 + 32 * 32) / (0.001 * 1e12)
     assert timed["mfu"] == pytest.approx(expected)
     assert timed["shots_per_second_per_chip"] == pytest.approx(timed["steps_per_second"] * 8)
 
@@ -354,7 +362,7 @@ def test_what_a_stage_measures_and_the_digits_of_frozen_weights(bundle, tmp_path
     assert not np.array_equal(before[name].astype(jnp.bfloat16), before[name])
     output = capfd.readouterr().err
     formula = (
-        "FLOPs of a shot's step x shots a second / (chips x peak FLOP/s); FLOPs 5.069e+04, chips 1"
+        "FLOPs of a shot's step x shots a second / (chips x peak FLOP/s); FLOPs 5.914e+04, chips 1"
     )
     assert f"{formula}, peak FLOP/s unknown for 'cpu': give --peak-tflops" in output
 

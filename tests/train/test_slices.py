@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -36,28 +37,37 @@ def play(player: Player, games: int = 1) -> list:
 
 
 @pytest.fixture(scope="module")
-def alone(tiny_bundle) -> list:
-    return play(Player.from_bundle(Bundle.open(tiny_bundle), steps=STEPS))
+def alone(tiny_bundle, shown_bundle) -> Callable[[str], list]:
+    """The turns of a model on one device, played once."""
+    paths = {"tiny_bundle": tiny_bundle, "shown_bundle": shown_bundle}
+    return functools.cache(
+        lambda name: play(Player.from_bundle(Bundle.open(paths[name]), steps=STEPS))
+    )
 
 
-def assert_same(found, expected, *, game: int) -> None:
+def assert_same(found, expected, *, game: int, shown: bool) -> None:
+    """Where a pixel rounds to the next level, later turns see of it what was shown."""
+    atol, share = (1e-2, 0.01) if shown else (1e-4, 0.002)
     np.testing.assert_array_equal(found.states[game], expected.states[0])
     np.testing.assert_allclose(
-        found.representation[game], expected.representation[0], rtol=1e-3, atol=1e-4
+        found.representation[game], expected.representation[0], rtol=1e-3, atol=atol
     )
     gaps = np.abs(found.frames[game].astype(int) - expected.frames[0].astype(int))
     assert gaps.max() <= 1
-    assert (gaps > 0).mean() < 0.002
+    assert (gaps > 0).mean() < share
 
 
+@pytest.mark.parametrize("bundle", ["tiny_bundle", "shown_bundle"])
 @pytest.mark.parametrize(("layout", "games"), [("latency", 1), ("throughput", 8)])
-def test_a_turn_over_eight_devices(tiny_bundle, alone, layout, games):
-    player = Player.from_bundle(Bundle.open(tiny_bundle), steps=STEPS, layout=layout)
+def test_a_turn_over_eight_devices(request, alone, bundle, layout, games):
+    """A history of predictions or of what was shown."""
+    path, alone = request.getfixturevalue(bundle), alone(bundle)
+    player = Player.from_bundle(Bundle.open(path), steps=STEPS, layout=layout)
     places = {leaf.sharding.mesh.size for leaf in jax.tree.leaves(player.networks)}
     assert places == {8}
     outputs = play(player, games)
     for found, expected in zip(outputs, alone, strict=True):
-        assert_same(found, expected, game=0)
+        assert_same(found, expected, game=0, shown=bundle == "shown_bundle")
     assert player._turn._cache_size() == 1
     if games > 1:
         assert (outputs[0].frames[0] != outputs[0].frames[1]).any(), "another seed"

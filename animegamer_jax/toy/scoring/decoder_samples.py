@@ -21,7 +21,7 @@ from animegamer_jax.game.rollout import (
 )
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.dit import DiT
-from animegamer_jax.models.encoder import ShotEncoder
+from animegamer_jax.models.encoder import ShotEncoder, ShotNetworks, encode_shots
 from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.models.vae import VAE
 from animegamer_jax.tokenizer import Tokenizer
@@ -52,8 +52,7 @@ def true_representations(
 def _encode_shots(
     encoder: ShotEncoder, t5: T5Encoder, clip: CLIP, tokens: jax.Array, frames: jax.Array
 ) -> jax.Array:
-    image = clip.image_features(clip.preprocess(frames.astype(jnp.float32) / 127.5 - 1))
-    return encoder(t5(tokens), image).astype(jnp.float32)
+    return encode_shots(ShotNetworks(clip, encoder), frames, t5(tokens))
 
 
 def sample_shots(

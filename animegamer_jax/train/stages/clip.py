@@ -16,8 +16,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.data.datasets import open_games
-from animegamer_jax.data.features import signed
 from animegamer_jax.data.samples import CaptionSample, Frame, caption_samples, caption_spec
+from animegamer_jax.models.vae import signed
 from animegamer_jax.train.stages.base import Scalars, Stage, StageNetworks
 from animegamer_jax.train.stages.networks import load_or_make, matrix_size
 from animegamer_jax.train.stages.recipe import FixedRecipe, OptimizerConfig
