@@ -3,30 +3,10 @@
 import gc
 import os
 import signal
-from functools import partial
-from importlib.machinery import SourceFileLoader
-from unittest import mock
-
-from jaxtyping import _import_hook as hook
 
 # Collecting garbage goes through every module and every trace. Most of a test's objects are
 # freed without it; a few large collections find the others.
 gc.set_threshold(100_000, 20, 20)
-
-
-def read_code(loader: hook._JaxtypingLoader, name: str) -> object:
-    """The code of a module of the package, from a cache of its own: it has the type checks.
-
-    jaxtyping keeps to that cache while the module runs, too. Then every library that a module
-    imports is compiled again, as its own cache is not read: ten seconds for each worker.
-    """
-    own = partial(hook._optimized_cache_from_source, loader._typechecker.get_hash())
-    with mock.patch("importlib._bootstrap_external.cache_from_source", own):
-        return SourceFileLoader.get_code(loader, name)
-
-
-hook._JaxtypingLoader.get_code = read_code
-hook._JaxtypingLoader.exec_module = SourceFileLoader.exec_module
 
 # A shell's background job starts with Ctrl-C ignored (after nohup with SIGHUP, too), and the
 # processes of a test inherit that.
