@@ -46,8 +46,9 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 # were collected: one of these at the end would keep one worker busy and the other idle.
 LONGEST = (
     "data/films/test_films_to_training", "serve/test_page", "bench/test_bench",
-    "data/films/annotation/test_annotate_again", "plan/test_plan", "train/stages/test_decoder",
-    "train/stages/test_foundations", "play/test_command", "train/test_loop",
+    "data/films/annotation/test_annotate_again", "plan/test_plan", "play/test_command",
+    "train/stages/test_decoder", "train/stages/test_foundations", "train/test_slices",
+    "train/test_command", "test_distributed", "serve/test_serve", "train/test_loop",
 )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ from animegamer_jax.evaluate.metrics.suite import (
     load_clip,
     make_suite,
 )
-from animegamer_jax.evaluate.options import JudgeOptions, Options
+from animegamer_jax.evaluate.options import JudgeOptions, MetricFiles, Options
 from animegamer_jax.evaluate.play_games import score_clips
 from animegamer_jax.evaluate.report.ablations import AblationRow, Ablations, Score, write_ablations
 from animegamer_jax.evaluate.results import read_results
@@ -246,7 +246,14 @@ def score_decoder(
     return {name: score for name in _METRICS if (score := estimate(values[name]))}
 
 
-def score_games(row: Row, folder: Path, *, out: Path, benchmark: Benchmark) -> dict[str, Estimate]:
+def score_games(
+    row: Row,
+    folder: Path,
+    *,
+    out: Path,
+    benchmark: Benchmark,
+    classifier_clips: int = MetricFiles.classifier_clips,
+) -> dict[str, Estimate]:
     """Returns a game row's scores by `animegamer evaluate`, which plays a game only once."""
     file = out.with_suffix(".benchmark.json")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -257,6 +264,7 @@ def score_games(row: Row, folder: Path, *, out: Path, benchmark: Benchmark) -> d
         out=out,
         metrics=("states", "motion", "clip", "truth"),
         window=() if row.window is None else (row.window,),
+        files=MetricFiles(classifier_clips=classifier_clips),
     )
     EvaluationRun(options, JudgeOptions()).run()
     evaluation = read_results(out)

@@ -399,7 +399,9 @@ def test_games_are_scored_by_an_evaluation(tiny_bundle, tmp_path):
     (tmp_path / "adapt" / "model").symlink_to(Path(tiny_bundle).absolute())
     benchmark = WORLD.make_benchmark("test", num_games=1, num_turns=2, seed=4)
     row = ablations.GAME[-1]
-    scores = ablations.score_games(row, tmp_path, out=tmp_path / "games", benchmark=benchmark)
+    scores = ablations.score_games(
+        row, tmp_path, out=tmp_path / "games", benchmark=benchmark, classifier_clips=48
+    )
     assert {"ACC-F", "MAE-F", "ACC-S"} <= scores.keys()
     assert scores["ACC-S"].count == 2
     (system,) = read_results(tmp_path / "games").systems
