@@ -262,11 +262,16 @@ def write_word_tokenizer(
 
 
 def _from_transformers(folder: Path):
-    """Loads the fast tokenizer that transformers makes from a sentencepiece folder."""
+    """Loads the fast tokenizer that transformers makes from a sentencepiece folder.
+
+    Code in the folder is never run, and nobody is asked whether it may.
+    """
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True).backend_tokenizer
+        return AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        ).backend_tokenizer
     except (OSError, ValueError, RuntimeError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{folder}: the tokenizer cannot be read ({first})") from error

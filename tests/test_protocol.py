@@ -261,6 +261,19 @@ def test_a_folder_without_a_tokenizer(tmp_path):
     assert "expected a folder with tokenizer.json or tokenizer.model" in refusal(tmp_path)
 
 
+def test_code_in_a_tokenizer_folder_is_not_run(tmp_path, monkeypatch):
+    """Nor is anybody asked whether it may: there is an answer on standard input."""
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    names = {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: ...\n")
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda *texts: asked.extend(texts) or "y")
+    assert "the tokenizer cannot be read" in refusal(tmp_path)
+    assert not (tmp_path / "ran").exists()
+    assert asked == []
+
+
 def test_copies_what_it_has_checked(folder, tmp_path, tokenizer):
     copy_tokenizer(folder, tmp_path / "out", vocab_size=543)
     copy = Tokenizer.load(tmp_path / "out", vocab_size=543)

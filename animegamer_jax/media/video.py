@@ -138,9 +138,11 @@ def join_mp4(clips: Sequence[Path], path: Path, *, fps: int = FRAMES_PER_SECOND)
 
 @contextlib.contextmanager
 def _open_mp4(source: Path | io.BytesIO, name: Path | str) -> Iterator[InputContainer]:
+    # Only MP4, from this file: FFmpeg would open lists of other files, too.
+    options = {"protocol_whitelist": "file"}
     try:
-        file = str(source) if isinstance(source, Path) else source
-        with av.open(file, mode="r") as container:
+        file = str(source.absolute()) if isinstance(source, Path) else source
+        with av.open(file, mode="r", format="mp4", options=options) as container:
             if not container.streams.video:
                 raise UserError(f"{name}: expected a video, found a file without a video stream")
             yield container

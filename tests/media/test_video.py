@@ -52,13 +52,26 @@ def test_a_clip_has_its_rate_and_the_same_bytes_each_time(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["clip.mp4"]
 
 
-@pytest.mark.parametrize("content", [b"", b"not a clip" * 100])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"not a clip" * 100,
+        b"ffconcat version 1.0\nfile real.mp4\n",  # a list of other files
+        b"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 9 RTP/AVP 96\n"
+        b"a=rtpmap:96 H264/90000\n",  # would wait for a stream
+        b"#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:2,\nreal.mp4\n#EXT-X-ENDLIST\n",
+    ],
+)
 def test_a_file_that_is_no_clip_is_named(tmp_path, content):
     path = tmp_path / "clip.mp4"
     path.write_bytes(content)
+    video.write_mp4(tmp_path / "real.mp4", np.zeros((2, 16, 16, 3), np.uint8))
     for read in (video.read_mp4, video.check_mp4):
         with pytest.raises(UserError, match=r"clip\.mp4: expected a video, found"):
             read(path)
+    with pytest.raises(UserError, match="clip: expected a video, found"):
+        video.decode_mp4(content)
     with pytest.raises(UserError, match="no such file"):
         video.read_mp4(tmp_path / "other.mp4")
 
