@@ -11,11 +11,12 @@ import dataclasses
 import io
 import itertools
 import json
+import math
 import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, NoReturn
+from typing import IO, Annotated, Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 from annotated_types import Ge, Interval
@@ -546,6 +547,7 @@ _METERS = ("stamina", "social", "entertainment")
 _SECONDS = ("mllm", "decoder", "vae", "total")
 
 
+_MOST_NUMBERS = 1 << 22  # of a shot representation; the released model has 226 x 3,072
 _HINT = "restore the file, or start another game with --out"
 
 
@@ -586,17 +588,41 @@ def _read_representation(path: Path, shape: tuple[int, ...] | None) -> Float32[n
     expected = "a float32 array 'representation' of " + (
         "two axes" if shape is None else f"shape {list(shape)}"
     )
+
+    def check(kind: np.dtype, size: tuple[int, ...]) -> None:
+        if kind != np.float32 or len(size) != 2 or shape not in (None, size):
+            found = f"{kind} of shape {list(size)}"
+            raise UserError(f"{path}: expected {expected}, found {found}")
+        if math.prod(size) > _MOST_NUMBERS:
+            raise UserError(
+                f"{path}: expected at most {_MOST_NUMBERS:,} numbers, found shape {list(size)}"
+            )
+
     try:
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
-            array = arrays["representation"]
+        content = path.read_bytes()
+        archive = zipfile.ZipFile(io.BytesIO(content))
+        with archive, archive.open("representation.npy") as file:
+            check(*_read_header(file))  # before anything is unpacked
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            array = arrays["representation.npy"]  # not a member without the suffix
     except FileNotFoundError as error:
         raise UserError(f"{path}: expected {expected}, found no such file") from error
     except _UNREADABLE as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path}: expected {expected}, found: {reason}") from error
-    if array.dtype != np.float32 or array.ndim != 2 or shape not in (None, array.shape):
-        found = f"{array.dtype} of shape {list(array.shape)}"
-        raise UserError(f"{path}: expected {expected}, found {found}")
     if not np.isfinite(array).all():
         raise UserError(f"{path}: expected finite numbers in 'representation', found others")
     return array
+
+
+def _read_header(file: IO[bytes]) -> tuple[np.dtype, tuple[int, ...]]:
+    """Returns type and shape of an array in NumPy's format, from its first bytes."""
+    version = np.lib.format.read_magic(file)
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    if version not in readers:
+        raise ValueError(f"version {version} of NumPy's format")
+    shape, _, kind = readers[version](file)
+    return kind, shape

@@ -1,11 +1,13 @@
 """Saved games: the schema, complete turns whatever happens, and the errors of damaged ones."""
 
+import io
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -427,6 +429,19 @@ def test_missing_and_damaged_parts_are_named(saved, tmp_path):
 def test_a_foreign_representation_is_refused(saved, arrays, message):
     np.savez(saved / "turn_003.npz", **arrays)
     with pytest.raises(UserError, match=message):
+        Game.load(saved)
+
+
+@pytest.mark.parametrize("name", ["turn_001.npz", "turn_003.npz"])
+def test_a_giant_representation_is_refused_by_its_header(saved, name):
+    """Nothing of it is unpacked: there is nothing but the header, and zeros cost no space."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"shape": (1 << 20, 1 << 12), "fortran_order": False, "descr": "<f4"}
+    )
+    with zipfile.ZipFile(saved / name, "w") as archive:
+        archive.writestr("representation.npy", header.getvalue())
+    with pytest.raises(UserError, match=rf"{name}: expected .* shape \[1048576, 4096\]"):
         Game.load(saved)
 
 
