@@ -7,6 +7,7 @@ Hugging Face's configuration of the network if there is one.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Literal
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -218,17 +219,46 @@ _SHARED_SIZES = {
     },
     "latent channels": {"dit": "latent_channels", "vae": "latent_channels"},
 }
+# The same, of the features that the shot encoder reads.
+_FEATURE_SIZES = {
+    "image tokens": {"encoder": "num_image_tokens", "clip": "num_patches"},
+    "width of image features": {"encoder": "image_size", "clip": "vision_width"},
+    "width of text features": {"encoder": "text_size", "t5": "d_model"},
+}
 
 
 def disagreements(config: ModelConfig) -> dict[str, str]:
     """Returns the shared sizes that differ between networks, each with the networks' values."""
+    return {
+        size: ", ".join(f"{name} {value}" for name, value in found.items())
+        for size, found in _differing(config, _SHARED_SIZES).items()
+    }
+
+
+def feature_disagreements(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Returns sizes of features that differ: what the encoder reads, and what CLIP or T5 make."""
+    found = _differing(config, _FEATURE_SIZES)
+    pairs = ((size, tuple(values.values())) for size, values in found.items())
+    return {size: (read, made) for size, (read, made) in pairs}
+
+
+def _differing(
+    config: ModelConfig, sizes: Mapping[str, Mapping[str, str]]
+) -> dict[str, dict[str, int]]:
     found = {}
-    for size, fields in _SHARED_SIZES.items():
+    for size, fields in sizes.items():
         networks = {name: getattr(config, name) for name in fields}
-        sizes = {n: getattr(c, fields[n]) for n, c in networks.items() if c is not None}
-        if len(set(sizes.values())) > 1:
-            found[size] = ", ".join(f"{name} {value}" for name, value in sizes.items())
+        values = {n: getattr(c, fields[n]) for n, c in networks.items() if c is not None}
+        if len(set(values.values())) > 1:
+            found[size] = values
     return found
+
+
+def clip_size(dit: DiTConfig, vae: VAEConfig) -> tuple[int, int, int]:
+    """Returns frames, rows and columns of the clips that the two networks make."""
+    frames = 1 + (dit.latent_frames - 1) * vae.temporal_compression
+    space = vae.spatial_compression
+    return frames, dit.latent_height * space, dit.latent_width * space
 
 
 def make_full() -> ModelConfig:

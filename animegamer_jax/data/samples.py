@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jaxtyping import Float32, Int32, UInt8
 
-from animegamer_jax.configs import ModelConfig, NetworkConfig
+from animegamer_jax.configs import ModelConfig, NetworkConfig, clip_size
 from animegamer_jax.data.datasets import (
     DatasetInfo,
     FeatureDataset,
@@ -114,10 +114,7 @@ def clip_spec(config: ModelConfig) -> ClipSample:
     vae, dit = config.vae, config.dit
     assert vae is not None
     assert dit is not None
-    frames = 1 + (dit.latent_frames - 1) * vae.temporal_compression
-    space = vae.spatial_compression
-    size = (dit.latent_height * space, dit.latent_width * space)
-    return ClipSample(_spec("uint8", frames, *size, 3))
+    return ClipSample(_spec("uint8", *clip_size(dit, vae), 3))
 
 
 def caption_spec(config: ModelConfig) -> CaptionSample:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from animegamer_jax.bundle.bundle import Bundle
-from animegamer_jax.configs import ModelConfig
+from animegamer_jax.configs import ModelConfig, clip_size, feature_disagreements
 from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.game.instructions import check_picture_text, motion_of
 from animegamer_jax.game.saved_game import NewPicture
@@ -43,8 +43,7 @@ def frame_size(config: ModelConfig) -> tuple[int, int]:
     """
     if config.dit is None or config.vae is None:
         raise UserError("cannot play without dit and vae: convert a whole set")
-    space = config.vae.spatial_compression
-    return config.dit.latent_height * space, config.dit.latent_width * space
+    return clip_size(config.dit, config.vae)[1:]
 
 
 def check_window(window: int) -> None:
@@ -70,17 +69,11 @@ def check_networks(config: ModelConfig, *, name: str) -> None:
             f"{name}: a picture needs the networks clip, t5 and encoder, and this bundle lacks "
             f"{missing}: convert again with them (--clip, --t5), or play without a picture"
         )
-    sizes = {
-        "image tokens": (encoder.num_image_tokens, clip.num_patches),
-        "width of image features": (encoder.image_size, clip.vision_width),
-        "width of text features": (encoder.text_size, t5.d_model),
-    }
-    for size, (expected, found) in sizes.items():
-        if expected != found:
-            raise UserError(
-                f"{name}: {size}: expected {expected}, as the encoder reads, found {found}: "
-                "convert again with networks of one model"
-            )
+    for size, (expected, found) in feature_disagreements(config).items():
+        raise UserError(
+            f"{name}: {size}: expected {expected}, as the encoder reads, found {found}: "
+            "convert again with networks of one model"
+        )
 
 
 class PictureEncoder:

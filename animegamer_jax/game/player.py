@@ -15,7 +15,12 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from animegamer_jax import diffusion
-from animegamer_jax.configs import ModelConfig, disagreements
+from animegamer_jax.configs import (
+    ModelConfig,
+    clip_size,
+    disagreements,
+    feature_disagreements,
+)
 from animegamer_jax.diffusion import SamplerTable, Schedule
 from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.game.pictures import PictureEncoder, check_window
@@ -28,7 +33,6 @@ from animegamer_jax.game.rollout import (
     denoise_clip,
     empty_window,
     game_keys,
-    latent_shape,
     play_turn,
     predict_state,
     remember,
@@ -103,12 +107,8 @@ def check_fit(config: ModelConfig, *, history: str = "predicted") -> None:
                 "cannot play with history shown without clip: use a model with CLIP, or play with "
                 "--history predicted"
             )
-        clip, encoder = config.clip, config.encoder
-        sizes = {
-            "image tokens": (encoder.num_image_tokens, clip.num_patches),
-            "width of image features": (encoder.image_size, clip.vision_width),
-        }
-        problems += [f"{size}: encoder {e}, clip {c}" for size, (e, c) in sizes.items() if e != c]
+        differ = feature_disagreements(dataclasses.replace(config, t5=None))
+        problems += [f"{size}: encoder {e}, clip {c}" for size, (e, c) in differ.items()]
     if config.dit and config.dit.latent_frames % 2 == 0:
         problems.append(f"latent frames: dit {config.dit.latent_frames}, vae an odd number")
     if problems:
@@ -167,11 +167,8 @@ class Player:
             )
         except ValueError as error:
             raise UserError(str(error)) from error
-        frames, height, width, _ = latent_shape(networks.dit)
-        vae = networks.vae.config
-        self.num_frames = 1 + (frames - 1) * vae.temporal_compression
-        self.height = height * vae.spatial_compression
-        self.width = width * vae.spatial_compression
+        size = clip_size(networks.dit.config, networks.vae.config)
+        self.num_frames, self.height, self.width = size
         layout = self.layout
         self._predict = jax.jit(functools.partial(predict_state, layout=layout))
         self._start = jax.jit(start_clip)

@@ -17,7 +17,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key, UInt8
 
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
-from animegamer_jax.configs import NetworkConfig, VAEConfig
+from animegamer_jax.configs import NetworkConfig, VAEConfig, clip_size
 from animegamer_jax.data.datasets import open_games
 from animegamer_jax.data.samples import ClipSample, clip_samples, clip_spec
 from animegamer_jax.errors import UserError
@@ -247,12 +247,10 @@ class VAEStage(Stage[VAERecipe]):
         d = self.config.dit
         assert d is not None
         c = self.vae_config
-        rows, columns = self.recipe.crop or (
-            d.latent_height * c.spatial_compression,
-            d.latent_width * c.spatial_compression,
-        )
+        frames, *size = clip_size(d, c)
+        rows, columns = self.recipe.crop or size
         pictures = self.recipe.pictures
-        frames = 1 if pictures else 1 + (d.latent_frames - 1) * c.temporal_compression
+        frames = 1 if pictures else frames
 
         def forward(vae: VAE, clip: jax.Array) -> jax.Array:
             return vae.decode(mode(vae.encode(clip)))
