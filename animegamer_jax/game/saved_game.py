@@ -8,21 +8,18 @@ began with a player's own picture also holds the picture and its representation.
 
 import contextlib
 import dataclasses
-import io
 import itertools
 import json
-import math
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal, NamedTuple, NoReturn
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 from annotated_types import Ge, Interval
 from jaxtyping import Float32, Int32, UInt8
 
 from animegamer_jax.errors import UserError
+from animegamer_jax.game.representation_file import read_representation, write_representation
 from animegamer_jax.media import storyboard, video
 from animegamer_jax.media.pictures import encode_png, read_picture
 from animegamer_jax.storage.files import write_whole
@@ -265,7 +262,7 @@ class Game:
                 refuse("picture.instruction", "a text", saved.picture.instruction)
             read_picture(folder / PICTURE_FILE)
             file = folder / saved.picture.representation_file
-            shape = _read_representation(file, shape).shape
+            shape = read_representation(file, shape).shape
         for index, turn in enumerate(saved.turns):
             place, clip = f"turns[{index}]", turn.clip
             if turn.turn != index + 1:
@@ -285,7 +282,7 @@ class Game:
                 if found != expected:
                     refuse(f"{place}.meters.{name}", f"{expected} from the turns' changes", found)
             video.check_mp4(folder / clip)
-            shape = _read_representation(folder / turn.representation_file, shape).shape
+            shape = read_representation(folder / turn.representation_file, shape).shape
         return cls(
             folder=folder,
             history_kind=saved.history,
@@ -375,7 +372,7 @@ class Game:
             **changes,
         )
         video.write_mp4(self.folder / turn.clip, video.enlarge(played.frames))
-        _write_representation(self.folder / turn.representation_file, played.representation)
+        write_representation(self.folder / turn.representation_file, played.representation)
         self._keep([*kept, turn])
         return turn
 
@@ -390,7 +387,7 @@ class Game:
         )
         (pixels,) = video.enlarge(picture.pixels[None])
         write_whole(self.folder / PICTURE_FILE, encode_png(pixels))
-        _write_representation(self.folder / turn.representation_file, picture.representation)
+        write_representation(self.folder / turn.representation_file, picture.representation)
         self.picture = turn
 
     def undo(self, turns: int = 1) -> None:
@@ -457,7 +454,7 @@ class Game:
         return [
             TurnRecord(
                 instruction=turn.instruction,
-                representation=_read_representation(self.folder / turn.representation_file, None),
+                representation=read_representation(self.folder / turn.representation_file, None),
                 states=np.array(
                     [turn.motion_level, turn.social, turn.entertainment, turn.stamina], np.int32
                 ),
@@ -547,7 +544,6 @@ _METERS = ("stamina", "social", "entertainment")
 _SECONDS = ("mllm", "decoder", "vae", "total")
 
 
-_MOST_NUMBERS = 1 << 22  # of a shot representation; the released model has 226 x 3,072
 _HINT = "restore the file, or start another game with --out"
 
 
@@ -560,69 +556,3 @@ def _read_document(path: Path) -> Any:
             for name in ("seed", "window", "steps"):
                 turn.setdefault(name, content[name])
     return content
-
-
-# Errors of numpy for files that are damaged, truncated or of another kind.
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    EOFError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    MemoryError,
-    NotImplementedError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
-
-
-def _write_representation(path: Path, representation: Float32[np.ndarray, "n d"]) -> None:
-    arrays = io.BytesIO()
-    np.savez_compressed(arrays, representation=representation)
-    write_whole(path, arrays.getvalue())
-
-
-def _read_representation(path: Path, shape: tuple[int, ...] | None) -> Float32[np.ndarray, "n d"]:
-    """Reads a turn's shot representation; `shape` is that of the other turns, if there are any."""
-    expected = "a float32 array 'representation' of " + (
-        "two axes" if shape is None else f"shape {list(shape)}"
-    )
-
-    def check(kind: np.dtype, size: tuple[int, ...]) -> None:
-        if kind != np.float32 or len(size) != 2 or shape not in (None, size):
-            found = f"{kind} of shape {list(size)}"
-            raise UserError(f"{path}: expected {expected}, found {found}")
-        if math.prod(size) > _MOST_NUMBERS:
-            raise UserError(
-                f"{path}: expected at most {_MOST_NUMBERS:,} numbers, found shape {list(size)}"
-            )
-
-    try:
-        content = path.read_bytes()
-        archive = zipfile.ZipFile(io.BytesIO(content))
-        with archive, archive.open("representation.npy") as file:
-            check(*_read_header(file))  # before anything is unpacked
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            array = arrays["representation.npy"]  # not a member without the suffix
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: expected {expected}, found no such file") from error
-    except _UNREADABLE as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path}: expected {expected}, found: {reason}") from error
-    if not np.isfinite(array).all():
-        raise UserError(f"{path}: expected finite numbers in 'representation', found others")
-    return array
-
-
-def _read_header(file: IO[bytes]) -> tuple[np.dtype, tuple[int, ...]]:
-    """Returns type and shape of an array in NumPy's format, from its first bytes."""
-    version = np.lib.format.read_magic(file)
-    readers = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }
-    if version not in readers:
-        raise ValueError(f"version {version} of NumPy's format")
-    shape, _, kind = readers[version](file)
-    return kind, shape
