@@ -462,9 +462,7 @@ def print_rows(rows: list[Row]) -> None:
 def write_rows(path: Path, rows: list[Row]) -> None:
     """Writes the comparisons as JSON; an infinite error is null."""
 
-    def finite(value: Any) -> Any:
-        return None if value == np.inf else value
+    def fields(row: Row) -> dict[str, Any]:
+        return to_json(row, leaf=lambda value: None if value == np.inf else value)
 
-    fields = ({name: finite(value) for name, value in to_json(row).items()} for row in rows)
-    verdicts = (row.verdict for row in rows)
-    write_json(absolute(path), [f | {"verdict": v} for f, v in zip(fields, verdicts, strict=True)])
+    write_json(absolute(path), [fields(row) | {"verdict": row.verdict} for row in rows])

@@ -21,7 +21,7 @@ from etils import epath
 from PIL import Image
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.media.pictures import upright
+from animegamer_jax.media.pictures import failure_reason, upright
 from animegamer_jax.storage.paths import absolute, user_errors
 from animegamer_jax.storage.serialization import decode_text, from_json, to_json
 from animegamer_jax.vlm.fields import plain
@@ -193,7 +193,5 @@ def open_picture(content: bytes, *, name: str, hint: str) -> Image.Image:
             with Image.open(io.BytesIO(content)) as image:
                 picture = upright(image)
     except Exception as error:  # Pillow's readers raise types of their own
-        reason = (str(error).splitlines() or [""])[0].partition("<_io")[0].rstrip()
-        reason = reason[:80] or type(error).__name__
-        raise UserError(f"{name}: not an image ({reason}): {hint}") from None
+        raise UserError(f"{name}: not an image ({failure_reason(error)}): {hint}") from None
     return picture

@@ -95,7 +95,7 @@ def _read_still(file: IO[bytes], name: str) -> Picture:
             image.seek(0)
             pixels = np.array(upright(image))
         except Exception as error:  # Pillow's readers raise types of their own
-            raise UserError(f"{name}: a damaged picture: {_reason(error)}") from error
+            raise UserError(f"{name}: a damaged picture: {failure_reason(error)}") from error
     note = f"{name} holds several pictures: the first is used." if several else ""
     return Picture(pixels, note)
 
@@ -122,7 +122,8 @@ def _too_large(name: str, found: str) -> UserError:
     )
 
 
-def _reason(error: Exception) -> str:
+def failure_reason(error: Exception) -> str:
+    """Returns why Pillow could not read a picture, in a few words."""
     first = (str(error).splitlines() or [""])[0].partition("<_io")[0].rstrip()
     return first[:80] or type(error).__name__
 
