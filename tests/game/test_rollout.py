@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers import INSTRUCTIONS
 
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.errors import NonFiniteError, UserError
@@ -15,12 +16,6 @@ from animegamer_jax.game import rollout
 from animegamer_jax.game.player import Player, check_fit
 from animegamer_jax.game.rollout import Instruction
 
-INSTRUCTIONS = [
-    "Character: Qiqi; Motion: quickly flying on broomstick; Background: day sky.",
-    "Character: Qiqi; Motion: smoothly fly on broomstick; Background: day countryside.",
-    "Motion: gently wave.",
-    "Character: Tombo; Motion: gently turn head; Background: day town.",
-]
 STEPS = 4
 
 

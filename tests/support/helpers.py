@@ -24,6 +24,12 @@ __all__ = ["array_source", "make_bundle", "random_leaves", "tiny_config", "write
 
 NUM_TEXT, NUM_IMAGE, WIDTH = 7, 9, 32
 NUM_QUERIES = NUM_TEXT + NUM_IMAGE
+INSTRUCTIONS = [
+    "Character: Qiqi; Motion: quickly flying on broomstick; Background: day sky.",
+    "Character: Qiqi; Motion: smoothly fly on broomstick; Background: day countryside.",
+    "Motion: gently wave.",
+    "Character: Tombo; Motion: gently turn head; Background: day town.",
+]
 
 
 def tiny_config(vocab_size: int) -> ModelConfig:
