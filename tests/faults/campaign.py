@@ -1,0 +1,43 @@
+"""Tries to break the commands: damaged and hostile files, kills, full disks; see docs/reliability.md.
+
+    python tests/faults/campaign.py [--cases 5000] [--kills 500] [--out out/faults]
+    python tests/faults/campaign.py --only 1234
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+TESTS, ROOT = HERE.parent, HERE.parents[1]
+sys.path[:0] = [
+    *(str(path) for path in (HERE, ROOT, TESTS / "support", TESTS / "support/films")),
+    *(str(path) for path in (TESTS / "train", ROOT / "scripts")),
+]
+
+import sandbox  # noqa: E402
+
+
+def main(argv: list[str]) -> int:
+    """Runs the campaign and prints its table; returns 1 if anything is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=5000, help="number of mutated files")
+    parser.add_argument("--kills", type=int, default=500, help="number of kills")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all choices")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    parser.add_argument("--kind", default="", help="only kinds of files with this in their name")
+    parser.add_argument("--only", type=int, help="number of a single file case to run again")
+    parser.add_argument("--out", type=Path, default=Path("out/faults"), help="folder to write")
+    options = parser.parse_args(argv)
+    sandbox.preload()
+
+    from preloading import import_everything
+
+    import_everything()
+    from running import run_campaign
+
+    return run_campaign(options)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,189 @@
+"""One sound example of every kind of file that a command reads, made once by the commands."""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import annotated_shots
+import numpy as np
+import readers
+import tiny_evaluation
+import tiny_games
+import tiny_sets
+from annotated_shots import Take, label, make_shots
+from helpers import INSTRUCTIONS, make_bundle
+from PIL import Image
+from sandbox import Child
+
+from animegamer_jax import cli
+from animegamer_jax.evaluate.benchmarks.format import benchmark_path
+from animegamer_jax.media.video import encode_mp4
+from animegamer_jax.protocol import PAPER
+from animegamer_jax.toy.drawing.style import FilmStyle
+
+TESTS = Path(__file__).parents[1]
+TAKES = tuple(Take(scene=k // 4) for k in range(8))
+
+
+def run(*words: object) -> None:
+    """Runs a command that has to succeed."""
+    if status := cli.main([str(word) for word in words]):
+        raise SystemExit(f"{' '.join(map(str, words))}: ended with {status}")
+
+
+def _bundles(folder: Path) -> None:
+    protocol = dataclasses.replace(PAPER, window=3, caption_length=96)
+    make_bundle(folder / "bundle", protocol)
+    tokenizer = folder / "bundle-tokenizer"
+    shutil.rmtree(tokenizer, ignore_errors=True)
+    words = {"characters": ["Mika"], "motions": ["waving"], "examples": ["Motion: wave."]}
+    (folder / "bundle/words.json").write_text(json.dumps(words))
+    run("export", "--bundle", folder / "bundle", "--out", folder / "released")
+    tiny_games.write_model(folder / "networks", networks=("vae", "clip", "t5"))
+
+
+def _sharded(folder: Path) -> None:
+    """T5 in Hugging Face's layout, in two files."""
+    from safetensors.torch import load_file, save_file
+
+    run(
+        *("export", "--bundle", folder / "networks/model", "--networks", "t5"),
+        *("--out", folder / "t5"),
+    )
+    tensors = load_file(folder / "t5/t5/model.safetensors")
+    target = folder / "sharded"
+    target.mkdir()
+    names, weight_map = sorted(tensors), {}
+    for number, part in enumerate((names[::2], names[1::2]), start=1):
+        name = f"model-{number}.safetensors"
+        save_file({n: tensors[n].contiguous() for n in part}, target / name)
+        weight_map |= dict.fromkeys(part, name)
+    index = {"metadata": {}, "weight_map": weight_map}
+    (target / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _games(folder: Path) -> None:
+    (folder / "lines.txt").write_text("".join(f"{line}\n" for line in INSTRUCTIONS))
+    _picture(folder / "picture.png")
+    first = folder / "first.txt"
+    first.write_text("".join(f"{line}\n" for line in INSTRUCTIONS[:3]))
+    run(
+        *("play", "--model", folder / "bundle", "--instructions", first, "--steps", 2),
+        *("--out", folder / "game", "--picture", folder / "picture.png"),
+        *("--picture-text", "Character: Hana; Motion: standing."),
+    )
+    from animegamer_jax.game.saved_game import Game
+    from animegamer_jax.serve.archive import pack_game
+
+    pack_game(Game.load(folder / "game"), folder / "game.zip")
+    (folder / "game/game.mp4").unlink()
+
+
+def _picture(path: Path) -> None:
+    ramp = np.linspace(0, 255, 48 * 64 * 3).reshape(48, 64, 3).astype(np.uint8)
+    Image.fromarray(ramp).save(path)
+
+
+def _pictures(folder: Path) -> None:
+    for suffix in ("jpg", "gif", "webp"):
+        Image.open(folder / "picture.png").save(folder / f"picture.{suffix}")
+    frames = np.random.default_rng(0).integers(0, 256, (5, 48, 64, 3), dtype=np.uint8)
+    (folder / "clip.mp4").write_bytes(encode_mp4(frames))
+
+
+def _films(folder: Path) -> None:
+    shots = make_shots(folder / "shots", [TAKES, TAKES])
+    for number in range(2):
+        annotated_shots.annotate(shots, number, [label(clip) for clip in range(len(TAKES))])
+    annotated_shots.write_characters(folder)
+    row = annotated_shots.says_of(clip=0)
+    film = annotated_shots.film_name(0)
+    (folder / "manual.jsonl").write_text(json.dumps({"film": film, "clip": 0, **row}) + "\n")
+    names = ["film", "clip", *row]
+    values = [film, "0", *map(str, row.values())]
+    (folder / "manual.csv").write_text(",".join(names) + "\n" + ",".join(values) + "\n")
+    from animegamer_jax.toy.films import make_film, write_film
+
+    film = make_film(0, num_shots=2, height=48, width=72, style=FilmStyle(fps=8))
+    write_film(folder / "film.mp4", film)
+    (folder / "film.json").unlink()
+
+
+def _datasets(folder: Path) -> None:
+    size = ("--height", 16, "--width", 24, "--turns", 2, "--processes", 1)
+    run(
+        *("data", "toyworld", "--out", folder / "toyworld", "--games", 2, "--test-games", 1),
+        *size,
+    )
+    tiny_sets.write_features_set(folder / "features", 2)
+
+
+def _evaluation(folder: Path) -> None:
+    from animegamer_jax.evaluate.report.ablations import write_ablations
+    from animegamer_jax.evaluate.results import write_results
+
+    content = json.loads(benchmark_path("paper").read_text())
+    content["games"] = content["games"][:3]
+    (folder / "benchmark.json").write_text(json.dumps(content))
+    (folder / "results").mkdir()
+    evaluation = tiny_evaluation.with_judges(tiny_evaluation.make_evaluation(None, games=2))
+    write_results(folder / "results", evaluation)
+    write_ablations(folder / "ablations.json", tiny_evaluation.ABLATIONS)
+
+
+def _others(folder: Path) -> None:
+    readers.write_checkpoint(folder / "checkpoints")
+    random = np.random.default_rng(0)
+    arrays = {"x": random.normal(size=(16, 32)).astype(np.float32), "texts": np.array(["a", "b"])}
+    np.savez_compressed(folder / "parity.npz", **arrays)
+    import sentencepiece
+
+    target = folder / "t5_tokenizer"
+    target.mkdir()
+    text = folder / "corpus.txt"
+    words = ["gently", "waving", "hand", "slowly", "running", "jumping", "high"]
+    text.write_text("".join(f"{a} {b} {c}\n" for a in words for b in words for c in words))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(text), model_prefix=str(target / "spiece"), vocab_size=60, minloglevel=2,
+        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, hard_vocab_limit=False,
+    )  # fmt: skip
+    (target / "spiece.vocab").unlink()
+    text.unlink()
+
+
+def _canaries(folder: Path) -> None:
+    """Sound files of each kind, which no mutated file may lead to."""
+    canary = folder / "canary"
+    canary.mkdir()
+    shutil.copy(folder / "clip.mp4", canary / "secret.mp4")
+    shutil.copy(folder / "picture.png", canary / "secret.png")
+    shutil.copy(folder / "sharded/model-1.safetensors", canary / "secret.safetensors")
+    for suffix in (".npz", ".json", ".txt", ""):
+        (canary / f"secret{suffix}").write_text("nobody may read this\n")
+
+
+_STEPS: tuple[Callable[[Path], None], ...] = (
+    _bundles, _sharded, _games, _pictures, _films, _datasets, _evaluation, _others, _canaries,
+)  # fmt: skip
+
+
+def make_seeds(folder: Path) -> Path:
+    """Makes all examples in a folder, each step in a child of its own."""
+    done = folder / "done"
+    if not done.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for step in _STEPS:
+
+            def make(step: Callable[[Path], None] = step) -> int:
+                step(folder)
+                return 0
+
+            outcome = Child(make, folder / ".log", seconds=120).wait()
+            if outcome.status:
+                raise SystemExit(f"{step.__name__}: {outcome.out}\n{outcome.err}")
+        shutil.rmtree(folder / ".log")
+        done.touch()
+    return folder
