@@ -1,7 +1,7 @@
 """Tries to break the commands: damaged and hostile files, kills, full disks; see docs/reliability.md.
 
-    python tests/faults/campaign.py [--cases 5000] [--kills 500] [--out out/faults]
-    python tests/faults/campaign.py --only 1234
+python tests/faults/campaign.py [--cases 5000] [--kills 500] [--out out/faults]
+python tests/faults/campaign.py --only 1234
 """
 
 import argparse
@@ -25,8 +25,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--kills", type=int, default=500, help="number of kills")
     parser.add_argument("--seed", type=int, default=0, help="seed of all choices")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    parser.add_argument(
+        "--parts", nargs="+", choices=["files", "kills"], default=["files", "kills"]
+    )
     parser.add_argument("--kind", default="", help="only kinds of files with this in their name")
-    parser.add_argument("--only", type=int, help="number of a single file case to run again")
+    parser.add_argument(
+        "--only", type=int, help="number of a single case to run again, of one part"
+    )
     parser.add_argument("--out", type=Path, default=Path("out/faults"), help="folder to write")
     options = parser.parse_args(argv)
     sandbox.preload()

@@ -107,11 +107,21 @@ class FileCases:
         seeds: Folder of the sound examples.
         folder: Folder of the cases.
         seed: Seed of all choices.
+        cases: Number of cases.
         kinds: Kinds to choose from.
     """
 
-    def __init__(self, seeds: Path, folder: Path, *, seed: int, kinds: Sequence[Kind] = KINDS):
+    def __init__(
+        self,
+        seeds: Path,
+        folder: Path,
+        *,
+        seed: int,
+        cases: int,
+        kinds: Sequence[Kind] = KINDS,
+    ):
         self.seeds, self.folder, self.seed, self.kinds = seeds, folder, seed, kinds
+        self.cases = cases
         self.canary = seeds / "canary"
         self.expected: dict[str, str] = {}
 
@@ -127,8 +137,9 @@ class FileCases:
             shutil.rmtree(case)
         return problems
 
-    def run(self, numbers: Sequence[int], *, jobs: int, keep: bool = False) -> Iterator[Verdict]:
-        """Runs cases and yields their verdicts, in any order."""
+    def run(self, *, jobs: int, only: int | None = None) -> Iterator[Verdict]:
+        """Runs all cases, or a single one whose files are kept; yields verdicts in any order."""
+        numbers = range(self.cases) if only is None else [only]
         cases: dict[int, tuple[int, Kind, Path, str]] = {}
 
         def start(number: int) -> Callable[[], Child]:
@@ -157,7 +168,7 @@ class FileCases:
                 left=_left_in(case),
                 made=[name for name in kind.outputs if os.path.lexists(case / name)],
             )
-            if not keep:
+            if only is None:
                 shutil.rmtree(case, ignore_errors=True)
             yield Verdict(
                 number=number,

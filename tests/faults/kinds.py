@@ -67,7 +67,9 @@ _NEW = _words(
 _GAME = ("bundle", "game", "lines.txt")
 _ANNOTATE = _words("data annotate {}/shots --characters {}/characters.toml --manual")
 _MANUAL = ("shots", "characters.toml", "mika.png", "ren.png", "manual.jsonl", "manual.csv")
-_GROUP = _words("data games {}/shots --out {}/games --test-share 0.3 --min-turns 1 --films-a-shard 1")
+_GROUP = _words(
+    "data games {}/shots --out {}/games --test-share 0.3 --min-turns 1 --films-a-shard 1"
+)
 _CONVERT = _words("convert --out {}/converted --reference {}/released")
 
 
@@ -93,7 +95,9 @@ def _released(name: str, files: str, form: str, weight: float = 0.5) -> Kind:
 
 
 def _read(name: str, file: str, form: str, words: str, *, need: str = "", **options) -> Kind:
-    return Kind(name=name, files=file, form=form, needs=(need or file,), words=_words(words), **options)
+    return Kind(
+        name=name, files=file, form=form, needs=(need or file,), words=_words(words), **options
+    )
 
 
 def _picture(suffix: str, form: str) -> Kind:
@@ -128,7 +132,7 @@ KINDS: tuple[Kind, ...] = (
          words=_words("export --bundle {}/bundle --out {}/exported --networks encoder")),
     _read("bundle: tokenizer", "bundle/tokenizer/*.json", "json",
           "read-tokenizer --folder {}/bundle/tokenizer", need="bundle/tokenizer", weight=1.5),
-    _read("bundle: T5's tokenizer", "t5_tokenizer/*", "binary",
+    _read("bundle: T5's tokenizer", "t5_tokenizer/*[ln]", "binary",
           "read-t5-tokenizer --folder {}/t5_tokenizer", need="t5_tokenizer", weight=0.6),
     _read("bundle: words.json", "bundle/words.json", "json", "read-words --folder {}/bundle", need="bundle/words.json"),
     _released("animegamer.json", "animegamer.json", "json"),

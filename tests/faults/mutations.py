@@ -105,8 +105,10 @@ _FOREIGN = {
 
 
 def _bytes(data: bytes, rng: random.Random, _: Path) -> tuple[str, bytes] | None:
+    if not data:
+        return "bytes in an empty file", rng.randbytes(20)
     found, size = bytearray(data), len(data)
-    place = rng.randrange(size) if size else 0
+    place = rng.randrange(size)
     length = min(size, 1 << rng.randrange(1, 13))
 
     def flip(count: int) -> None:
@@ -279,6 +281,10 @@ def _change_json(value: Any, rng: random.Random, canary: Path) -> tuple[str, str
     if action == 0 and isinstance(parent, (dict, list)):
         del parent[path[-1]]
         name = "removed"
+    elif action == 1 and isinstance(value, dict) and "tokenizer_class" in value:
+        value["auto_map"] = {"AutoTokenizer": ["hostile.Tokenizer", "hostile.Tokenizer"]}
+        value["tokenizer_class"] = "Tokenizer"
+        name = "code to run"
     elif action == 1 and isinstance(parent, dict):
         key = rng.choice(["unknown", "", "__class__", "\x1b[31m", "x" * 5000, path[-1] + "_"])
         parent[key] = old
@@ -398,7 +404,11 @@ def _zip(data: bytes, rng: random.Random, canary: Path) -> tuple[str, bytes] | N
                 archive.writestr(filename, content)
     found = buffer.getvalue()
     if action == 10 and (at := found.find(b"PK\x01\x02")) >= 0:  # sizes that are not true
-        found = found[: at + 20] + struct.pack("<II", 40, rng.choice(_HUGE) & 0xFFFFFFFF) + found[at + 28 :]
+        found = (
+            found[: at + 20]
+            + struct.pack("<II", 40, rng.choice(_HUGE) & 0xFFFFFFFF)
+            + found[at + 28 :]
+        )
         name = "an untrue size"
     return f"{names[chosen % len(names)]}: {name}", found
 
@@ -413,7 +423,15 @@ def _npz(data: bytes, rng: random.Random, canary: Path) -> tuple[str, bytes] | N
     if action < 5:
         shapes = ("(1073741824, 4)", "(99999999999999999999,)", "(0, 0)", "(-1, 8)", "(16, 32, 0)",
                   "(3000000000,)", "'x'", "(4,)*9", "(True, False)", "(16.0, 32)")  # fmt: skip
-        kinds = ("'<f4'", "'|O'", "'<f8'", "'<U1000000000'", "[('a', '<f4')]", "'V99999999'", "None")
+        kinds = (
+            "'<f4'",
+            "'|O'",
+            "'<f8'",
+            "'<U1000000000'",
+            "[('a', '<f4')]",
+            "'V99999999'",
+            "None",
+        )
         shape = rng.choice(shapes) if action < 4 else "(16, 32)"
         kind = "'<f4'" if action < 3 else rng.choice(kinds)
         header = f"{{'descr': {kind}, 'fortran_order': False, 'shape': {shape}, }}"
@@ -503,7 +521,12 @@ def _video(data: bytes, rng: random.Random, canary: Path) -> tuple[str, bytes] |
     found = bytearray(data)
     match rng.randrange(4):
         case 0:  # the size of a box
-            boxes = [m.start() for m in re.finditer(rb"(moov|trak|mdat|stsz|stts|stco|avcC|stsd|mvhd|tkhd|stsc)", data)]
+            boxes = [
+                m.start()
+                for m in re.finditer(
+                    rb"(moov|trak|mdat|stsz|stts|stco|avcC|stsd|mvhd|tkhd|stsc)", data
+                )
+            ]
             if not boxes:
                 return None
             at = rng.choice(boxes)
@@ -511,11 +534,21 @@ def _video(data: bytes, rng: random.Random, canary: Path) -> tuple[str, bytes] |
             struct.pack_into(">I", found, max(0, at - 4), size)
             return f"box {data[at : at + 4].decode()} of {size} bytes", bytes(found)
         case 1:  # numbers inside
-            at = rng.choice([m.end() for m in re.finditer(rb"(stsz|stts|stco|stsc|tkhd|mvhd|avc1|ctts)", data)] or [8])
-            struct.pack_into(">I", found, min(len(found) - 4, at + 4 * rng.randrange(8)), rng.choice(_HUGE) & 0xFFFFFFFF)
+            at = rng.choice(
+                [m.end() for m in re.finditer(rb"(stsz|stts|stco|stsc|tkhd|mvhd|avc1|ctts)", data)]
+                or [8]
+            )
+            struct.pack_into(
+                ">I",
+                found,
+                min(len(found) - 4, at + 4 * rng.randrange(8)),
+                rng.choice(_HUGE) & 0xFFFFFFFF,
+            )
             return "a huge number in a box", bytes(found)
         case 2:
-            lines = [f"ffconcat version 1.0\nfile {rng.choice(['turn_001.mp4', str(canary / 'secret.mp4')])}\n"]
+            lines = [
+                f"ffconcat version 1.0\nfile {rng.choice(['turn_001.mp4', str(canary / 'secret.mp4')])}\n"
+            ]
             return "a list of itself", "".join(lines).encode()
         case _:
             return "a second film behind it", data + data
@@ -528,16 +561,27 @@ def _picture(data: bytes, rng: random.Random, canary: Path) -> tuple[str, bytes]
 
     match rng.randrange(5):
         case 0:  # a PNG of any size, with little data
-            sides = rng.choice([(50_000, 50_000), (2**31 - 1, 1), (1, 100_000_000), (0, 5), (20_000, 20_000)])
+            sides = rng.choice(
+                [(50_000, 50_000), (2**31 - 1, 1), (1, 100_000_000), (0, 5), (20_000, 20_000)]
+            )
             head = struct.pack(">IIBBBBB", *sides, 8, 2, 0, 0, 0)
 
             def chunk(kind: bytes, content: bytes) -> bytes:
-                return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+                return (
+                    struct.pack(">I", len(content))
+                    + kind
+                    + content
+                    + struct.pack(">I", zlib.crc32(kind + content))
+                )
 
             body = zlib.compress(bytes(1 << 20))
-            return f"a PNG of {sides}", b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+            return f"a PNG of {sides}", b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(
+                b"IDAT", body
+            ) + chunk(b"IEND", b"")
         case 1:
-            form = rng.choice(["BMP", "TIFF", "ICO", "PPM", "TGA", "PCX", "PDF", "GIF", "WEBP", "JPEG", "EPS"])
+            form = rng.choice(
+                ["BMP", "TIFF", "ICO", "PPM", "TGA", "PCX", "PDF", "GIF", "WEBP", "JPEG", "EPS"]
+            )
             buffer = io.BytesIO()
             Image.new("RGB", (64, 48), "red").save(buffer, form)
             return form, buffer.getvalue()

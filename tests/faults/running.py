@@ -9,10 +9,12 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from files import REFUSED, RIGHT, WRONG, FileCases, Verdict
+from kills import KillCases
 from kinds import KINDS
 from seeds import make_seeds
 
@@ -22,25 +24,42 @@ def run_campaign(options: argparse.Namespace) -> int:
     out: Path = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(out / "cache"))
-    start = time.monotonic()
     work = Path(tempfile.mkdtemp(prefix="faults-"))
+    keep = options.only is not None
+    wrong = 0
     try:
         seeds = make_seeds(work / "seeds")
-        kinds = [kind for kind in KINDS if options.kind in kind.name]
-        cases = FileCases(seeds, work / "cases", seed=options.seed, kinds=kinds)
-        for problem in cases.check_sound():
-            print(f"sound files: {problem}")
-        numbers = range(options.cases) if options.only is None else [options.only]
-        keep = options.only is not None
-        verdicts = list(_told(cases.run(numbers, jobs=options.jobs, keep=keep), start))
-        print_table(verdicts)
-        write(out / "faults.json", verdicts, seconds=time.monotonic() - start, options=options)
+        for part in options.parts:
+            start = time.monotonic()
+            cases = _PARTS[part](seeds, work / part, options)
+            for problem in cases.check_sound():
+                print(f"{part}: without a fault: {problem}")
+                wrong += 1
+            verdicts = list(_told(cases.run(jobs=options.jobs, only=options.only), start))
+            print_table(verdicts)
+            wrong += sum(verdict.result == WRONG for verdict in verdicts)
+            write(out / f"{part}.json", verdicts, time.monotonic() - start, options)
         if keep:
-            print(f"the files of the case are in {work / 'cases'}")
+            print(f"the files of the case are in {work}")
     finally:
-        if options.only is None:
+        if not keep:
             shutil.rmtree(work, ignore_errors=True)
-    return int(any(verdict.result == WRONG for verdict in verdicts))
+    return int(wrong > 0)
+
+
+def _make_files(seeds: Path, folder: Path, options: argparse.Namespace) -> FileCases:
+    kinds = [kind for kind in KINDS if options.kind in kind.name]
+    return FileCases(seeds, folder, seed=options.seed, cases=options.cases, kinds=kinds)
+
+
+def _make_kills(seeds: Path, folder: Path, options: argparse.Namespace) -> KillCases:
+    return KillCases(seeds, folder, seed=options.seed, kills=options.kills)
+
+
+_PARTS: dict[str, Callable[[Path, Path, argparse.Namespace], Any]] = {
+    "files": _make_files,
+    "kills": _make_kills,
+}
 
 
 def _told(verdicts: Iterable[Verdict], start: float) -> Iterable[Verdict]:
@@ -76,12 +95,12 @@ def print_table(verdicts: Iterable[Verdict]) -> None:
             f"{kind:34}{counts[0]:7.0f}{counts[1]:9.0f}{counts[2]:7.0f}{counts[3]:7.0f}"
             f"{row['seconds']:8.1f}{row['megabytes']:7.0f}"
         )
-    print(f"{'all':34}{total['tried']:7.0f}{total[REFUSED]:9.0f}{total[RIGHT]:7.0f}{total[WRONG]:7.0f}")
+    print(
+        f"{'all':34}{total['tried']:7.0f}{total[REFUSED]:9.0f}{total[RIGHT]:7.0f}{total[WRONG]:7.0f}"
+    )
 
 
-def write(
-    path: Path, verdicts: list[Verdict], *, seconds: float, options: argparse.Namespace
-) -> None:
+def write(path: Path, verdicts: list[Verdict], seconds: float, options: argparse.Namespace) -> None:
     """Writes the table and all that is wrong as JSON."""
     content = {
         "cases": options.cases,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -135,22 +136,26 @@ def _evaluation(folder: Path) -> None:
 
 def _others(folder: Path) -> None:
     readers.write_checkpoint(folder / "checkpoints")
-    random = np.random.default_rng(0)
-    arrays = {"x": random.normal(size=(16, 32)).astype(np.float32), "texts": np.array(["a", "b"])}
+    arrays = {"x": np.random.default_rng(0).normal(size=(16, 32)).astype(np.float32), "texts": np.array(["a", "b"])}
     np.savez_compressed(folder / "parity.npz", **arrays)
     import sentencepiece
 
     target = folder / "t5_tokenizer"
     target.mkdir()
-    text = folder / "corpus.txt"
-    words = ["gently", "waving", "hand", "slowly", "running", "jumping", "high"]
-    text.write_text("".join(f"{a} {b} {c}\n" for a in words for b in words for c in words))
+    words = ("quickly", "flying", "on", "a", "broomstick", "gently", "turn", "head", "wave")
+    rng = random.Random(0)
     sentencepiece.SentencePieceTrainer.train(
-        input=str(text), model_prefix=str(target / "spiece"), vocab_size=60, minloglevel=2,
-        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, hard_vocab_limit=False,
+        sentence_iterator=iter([" ".join(rng.choice(words, 8)) for _ in range(300)]),
+        model_prefix=str(target / "spiece"), vocab_size=30, minloglevel=2,
+        pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
     )  # fmt: skip
     (target / "spiece.vocab").unlink()
-    text.unlink()
+    special = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "extra_ids": 4}
+    config = {"tokenizer_class": "T5Tokenizer", "model_max_length": 512, **special}
+    (target / "tokenizer_config.json").write_text(json.dumps(config))
+    (target / "config.json").write_text('{"model_type": "t5"}')
+    # What `auto_map` may ask to run, see `mutations`.
+    (target / "hostile.py").write_text(f"open({str(folder / 'canary/run')!r}, 'w')\n")
 
 
 def _canaries(folder: Path) -> None:
