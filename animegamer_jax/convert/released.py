@@ -34,6 +34,7 @@ from animegamer_jax.convert.parts import (
 )
 from animegamer_jax.convert.sources import Source, open_checkpoint
 from animegamer_jax.errors import UserError
+from animegamer_jax.progress import print_line
 from animegamer_jax.protocol import PROTOCOLS
 from animegamer_jax.storage.serialization import from_json, read_json
 
@@ -271,9 +272,9 @@ def _decoder_groups(path: Path, options: ConvertOptions, known: Configs) -> Iter
         if not held.tensors:
             continue
         if getattr(options, name) is not None:
-            print(f"{source.label}: also holds {name}, not used, because --{name} is given")
+            print_line(f"{source.label}: also holds {name}, not used, because --{name} is given")
             continue
-        print(f"{source.label}: also holds {name}", flush=True)
+        print_line(f"{source.label}: also holds {name}")
         config = _infer(name, held, known, head_width=options.clip_head_width)
         part = _make_part(name, config, held, dataclasses.replace(placement, prefix=prefix))
         yield Group(held, (part,))
@@ -305,7 +306,7 @@ def single_groups(
     if name == "t5":
         kept = inner.select(lambda tensor: not tensor.startswith(("decoder.", "lm_head.")))
         if dropped := len(inner.tensors) - len(kept.tensors):
-            print(f"{source.label}: the {dropped} tensors of T5's text decoder are not needed")
+            print_line(f"{source.label}: the {dropped} tensors of T5's text decoder are not needed")
         inner = kept
         tied = "encoder.embed_tokens.weight"
         if "shared.weight" not in inner.tensors and tied in inner.tensors:

@@ -24,6 +24,7 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.media.pictures import failure_reason, upright
 from animegamer_jax.storage.paths import absolute, user_errors
 from animegamer_jax.storage.serialization import decode_text, from_json, to_json
+from animegamer_jax.storage.untrusted import MAX_TEXT, read_file
 from animegamer_jax.vlm.fields import plain
 
 MAX_NAME = 40
@@ -127,7 +128,7 @@ def read_toml(file: epath.Path, *, form: str) -> dict[str, Any]:
         UserError: the file cannot be read, or is not valid TOML.
     """
     with user_errors(file, "cannot be read", hint=f"expected a TOML file of {form}"):
-        content = file.read_bytes()
+        content = read_file(file)
     try:
         return tomllib.loads(decode_text(content, str(file)))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -176,7 +177,7 @@ def _read_image(folder: epath.Path, name: str, *, whose: str) -> bytes:
     if "\0" in name:
         raise UserError(f"{folder}: {expected}, found the path {name!a}")
     with user_errors(folder / name, "cannot be read", hint=expected):
-        content = (folder / name).read_bytes()
+        content = read_file(folder / name, most=MAX_TEXT)
     open_picture(content, name=f"{folder / name}", hint=expected)
     return content
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import tyro
 
 from animegamer_jax.distributed import HostOptions
-from animegamer_jax.progress import show_progress
+from animegamer_jax.progress import print_line, show_progress
 
 
 def features(
@@ -62,5 +62,5 @@ def features(
         )
     if jax.process_index() == 0:
         counts = ", ".join(f"{split} {count}" for split, count in info.splits.items())
-        print(f"{out}: features of {sum(info.splits.values())} turns ({counts})")
+        print_line(f"{out}: features of {sum(info.splits.values())} turns ({counts})")
     return 0

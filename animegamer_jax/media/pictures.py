@@ -18,6 +18,7 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from animegamer_jax.errors import UserError
+from animegamer_jax.storage.untrusted import check_file
 
 MAX_PIXELS = 50_000_000  # of a picture: 150 MB decoded
 MIN_SIDE = 16  # of a picture in pixels: less shows nothing
@@ -63,6 +64,7 @@ def read_picture(path: Path, *, name: str | None = None) -> Picture:
             too few or too many pixels.
     """
     name = name or str(path)
+    check_file(path, expected="a picture")
     if not path.is_file():
         found = "a folder" if path.is_dir() else "no such file"
         raise UserError(f"{name}: {_EXPECTED}, found {found}")

@@ -20,6 +20,7 @@ from PIL import Image
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.files import write_whole
+from animegamer_jax.storage.untrusted import check_file
 
 FRAMES_PER_SECOND = 8
 _MIN_ROWS = 240  # of a saved clip: players show smaller ones as a stamp
@@ -139,6 +140,8 @@ def join_mp4(clips: Sequence[Path], path: Path, *, fps: int = FRAMES_PER_SECOND)
 @contextlib.contextmanager
 def _open_mp4(source: Path | io.BytesIO, name: Path | str) -> Iterator[InputContainer]:
     # Only MP4, from this file: FFmpeg would open lists of other files, too.
+    if isinstance(source, Path):
+        check_file(source, expected="a video")
     options = {"protocol_whitelist": "file"}
     try:
         file = str(source.absolute()) if isinstance(source, Path) else source

@@ -2,5 +2,6 @@
 
 paths           absolute paths, folders that are replaced as a whole, errors in one line
 files           atomic writes of single files
+untrusted       bounded reads of files that others made
 serialization   dataclasses to JSON and back
 """

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.progress import show_progress, track
+from animegamer_jax.progress import print_line, show_progress, track
 
 
 def toyworld(
@@ -48,7 +48,7 @@ def toyworld(
     if films:
         _write_films(out / "films", films, size=(height, width), seed=seed)
     counts = ", ".join(f"{split} {count}" for split, count in info.splits.items())
-    print(f"{out}: {sum(info.splits.values())} turns ({counts})")
+    print_line(f"{out}: {sum(info.splits.values())} turns ({counts})")
     return 0
 
 

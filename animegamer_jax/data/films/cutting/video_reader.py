@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import itertools
 import os
-import unicodedata
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -23,23 +22,13 @@ from av.video.reformatter import Colorspace, Interpolation, VideoReformatter
 from av.video.stream import VideoStream
 from jaxtyping import UInt8
 
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, printable
 
 _HD_ROWS = 720  # untagged films have BT.709 colours from here on, BT.601 below
 _HINT = "copy it again, or convert it to H.264 in MP4"
 _UNSPECIFIED = 2  # libav's number of an untagged colour space
 _BACK, _AHEAD = 1.0, 3600.0  # seconds; a larger jump is another clock
 _STILL_PICTURES = Disposition.attached_pic | Disposition.timed_thumbnails  # an album's cover
-
-
-def printable(text: str) -> str:
-    """Returns a name in one line that can be printed anywhere; names of files are any bytes."""
-    return "".join(
-        character
-        if character.isprintable() or unicodedata.category(character) == "Zs"  # wide spaces
-        else character.encode("unicode_escape").decode()
-        for character in text
-    )
 
 
 class FilmError(UserError):
