@@ -51,7 +51,7 @@ def read_t5_tokenizer(*, folder: Path) -> int:
     """Load T5's tokenizer and encode a text."""
     from animegamer_jax.tokenizer import T5Tokenizer
 
-    print(T5Tokenizer.load(folder, vocab_size=34).padded("gently waving", 8))
+    print(T5Tokenizer.load(folder, vocab_size=32).padded("gently waving", 8))
     return 0
 
 

@@ -145,8 +145,8 @@ def _others(folder: Path) -> None:
     words = ("quickly", "flying", "on", "a", "broomstick", "gently", "turn", "head", "wave")
     rng = random.Random(0)
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([" ".join(rng.choice(words, 8)) for _ in range(300)]),
-        model_prefix=str(target / "spiece"), vocab_size=30, minloglevel=2,
+        sentence_iterator=iter([" ".join(rng.choices(words, k=8)) for _ in range(300)]),
+        model_prefix=str(target / "spiece"), vocab_size=28, minloglevel=2,
         pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
     )  # fmt: skip
     (target / "spiece.vocab").unlink()
