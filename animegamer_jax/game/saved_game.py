@@ -30,6 +30,9 @@ from animegamer_jax.storage.untrusted import read_file
 GAME_FILE = "game.json"
 STORYBOARD_FILE = "storyboard.png"
 PICTURE_FILE = "picture.png"
+# `write_whole` turns it into the game file. Next to pictures it says that the process that wrote
+# them was killed before there was a game.
+_STARTED_FILE = f"{GAME_FILE}.part"
 
 _STEP = 5  # points of a meter for a change of one, as in the released demo
 
@@ -238,6 +241,7 @@ class Game:
         with user_errors(folder, "cannot hold a game", hint="choose another folder"):
             folder.mkdir(parents=True, exist_ok=True)
             if picture is not None:
+                (folder / _STARTED_FILE).touch()
                 game._add_picture(picture)
             game._save(game.turns)
         return game
@@ -533,7 +537,10 @@ def check_no_game(folder: Path) -> None:
             f"{folder}: expected a folder without a game, found {GAME_FILE}: continue it with "
             "--resume, or name another folder with --out"
         )
-    for pattern in ("turn_*.mp4", "turn_*.npz", "picture.npz", PICTURE_FILE, STORYBOARD_FILE):
+    patterns = ["turn_*.mp4", "turn_*.npz", STORYBOARD_FILE]
+    if not (folder / _STARTED_FILE).exists():
+        patterns += ["picture.npz", PICTURE_FILE]
+    for pattern in patterns:
         for path in sorted(folder.glob(pattern)):
             raise UserError(
                 f"{folder}: expected a folder without a game, found {path.name} but no "

@@ -10,6 +10,8 @@ from etils import epath
 
 from animegamer_jax.errors import UserError
 
+_TEMPORARY = re.compile(r"\.part-[0-9a-f]{8}$")  # of `files.replacing`
+
 
 def absolute(path: epath.PathLike) -> epath.Path:
     """Makes a local path absolute, as Orbax needs it, and leaves an address in a bucket as it is.
@@ -27,6 +29,16 @@ def absolute(path: epath.PathLike) -> epath.Path:
     return epath.Path(os.path.abspath(os.path.expanduser(text)))
 
 
+def is_free(path: epath.Path) -> bool:
+    """Returns whether nothing is there, or a folder that is empty but for temporary files.
+
+    A process that was killed while it wrote the first file of a folder leaves one of those.
+    """
+    if not path.exists():
+        return True
+    return path.is_dir() and all(_TEMPORARY.search(child.name) for child in path.iterdir())
+
+
 def refuse_existing(path: epath.Path, *, overwrite: bool | None) -> None:
     """Checks that `path` may be written: it is free, or a folder of ours that may be replaced.
 
@@ -37,7 +49,7 @@ def refuse_existing(path: epath.Path, *, overwrite: bool | None) -> None:
     Raises:
         UserError: the path is taken; with `overwrite`, only by a folder without our config.json.
     """
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+    if is_free(path):
         return
     if not overwrite:
         option = "" if overwrite is None else ", or pass --overwrite"

@@ -1,5 +1,6 @@
 """Imports everything that a command may need, so that children start in milliseconds."""
 
+import gc
 import importlib
 import os
 import warnings
@@ -37,3 +38,5 @@ def import_everything() -> None:
         importlib.import_module(f"animegamer_jax.{name}")
     readers.install()
     stand_in_player.install()
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy every page of this process

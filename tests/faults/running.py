@@ -65,7 +65,8 @@ _PARTS: dict[str, Callable[[Path, Path, argparse.Namespace], Any]] = {
 def _told(verdicts: Iterable[Verdict], start: float) -> Iterable[Verdict]:
     for count, verdict in enumerate(verdicts, start=1):
         if verdict.result == WRONG:
-            print(f"{verdict.number:5} {verdict.kind}: {verdict.change}: {verdict.reason}")
+            line = f"{verdict.number:5} {verdict.kind}: {verdict.change}: {verdict.reason}"
+            print(line, flush=True)
         if count % 250 == 0:
             print(f"{count} cases, {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
         yield verdict

@@ -34,7 +34,7 @@ from animegamer_jax.data.films.clips.archive import (
 from animegamer_jax.data.films.clips.records import ClipRow, FilmReport, FilmSettings, SkippedFilm
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.files import remove_stale, write_json, write_lines
-from animegamer_jax.storage.paths import absolute, user_errors
+from animegamer_jax.storage.paths import absolute, is_free, user_errors
 from animegamer_jax.storage.serialization import read_json, read_lines, to_json
 from animegamer_jax.storage.untrusted import check_file
 
@@ -247,7 +247,7 @@ def open_shots(path: epath.PathLike, settings: FilmSettings | None = None) -> Sh
     file = path / SHOTS_FILE
     with user_errors(path, "cannot be read", hint=_CHECK):
         there = file.exists()
-        free = not path.exists() or (path.is_dir() and not any(path.iterdir()))
+        free = is_free(path)
     if not there and (settings is None or not free):
         hint = "choose a new or an empty folder" if settings else _CHECK
         raise UserError(
