@@ -1,4 +1,4 @@
-"""Tries to break the commands: damaged and hostile files, kills, full disks; see docs/reliability.md.
+"""Tries to break the commands: hostile files, kills, full disks; see docs/reliability.md.
 
 python tests/faults/campaign.py [--cases 5000] [--kills 500] [--out out/faults]
 python tests/faults/campaign.py --only 1234
@@ -26,9 +26,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of all choices")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument(
-        "--parts", nargs="+", choices=["files", "kills"], default=["files", "kills"]
+        "--disks", type=int, default=8, help="operations of each command at which the disk is full"
     )
-    parser.add_argument("--kind", default="", help="only kinds of files with this in their name")
+    parts = ["files", "kills", "disks"]
+    parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="what is tried")
+    parser.add_argument(
+        "--kind", default="", help="only files and commands with this in their name"
+    )
     parser.add_argument(
         "--only", type=int, help="number of a single case to run again, of one part"
     )

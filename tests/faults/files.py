@@ -5,7 +5,7 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from kinds import KINDS, Kind
@@ -137,9 +137,11 @@ class FileCases:
             shutil.rmtree(case)
         return problems
 
-    def run(self, *, jobs: int, only: int | None = None) -> Iterator[Verdict]:
+    def run(
+        self, *, jobs: int, only: int | None = None, skip: Collection[int] = ()
+    ) -> Iterator[Verdict]:
         """Runs all cases, or a single one whose files are kept; yields verdicts in any order."""
-        numbers = range(self.cases) if only is None else [only]
+        numbers = [n for n in range(self.cases) if n not in skip] if only is None else [only]
         cases: dict[int, tuple[int, Kind, Path, str]] = {}
 
         def start(number: int) -> Callable[[], Child]:

@@ -6,19 +6,20 @@ again as its documentation says, and must end with the same files.
 """
 
 import dataclasses
+import errno
 import hashlib
 import os
 import random
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tiny_stage
-from files import RIGHT, WRONG, Verdict
-from sandbox import COUNT, KILL, KILL_IN_WRITE, Child, FileFaults, run_all
+from files import REFUSED, RIGHT, WRONG, Verdict
+from sandbox import COUNT, FAIL, KILL, KILL_IN_WRITE, Child, FileFaults, Outcome, run_all
 
 from animegamer_jax import cli
 
@@ -116,6 +117,17 @@ def _train(seeds: Path, out: Path) -> Callable[[], int]:
 
 _PLAY = "play --model {seeds}/bundle --instructions {seeds}/lines.txt --steps 2 --out {out}"
 _PICTURE = " --picture {seeds}/picture.png --picture-text Hana"
+# Of the seeds: what the commands below read.
+NEEDS = (
+    "bundle",
+    "released",
+    "networks",
+    "lines.txt",
+    "picture.png",
+    "film.mp4",
+    "shots",
+    "toyworld",
+)
 SUBJECTS: tuple[Subject, ...] = (
     Subject(name="play", run=_command(_PLAY), again=_command(f"{_PLAY} --resume")),
     Subject(
@@ -157,7 +169,6 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject(name="export", run=_command("export --out {out} --bundle {seeds}/bundle")),
     Subject(name="training", run=_train, content=_training, share=0.4),
 )
-AT_RANDOM = "training, at random moments"
 
 
 class KillCases:
@@ -167,24 +178,30 @@ class KillCases:
         seeds: Folder of the sound examples.
         folder: Folder of the cases.
         seed: Seed of all choices.
-        kills: Number of kills; 50 in 500 of them at random moments of a training.
+        kills: Number of kills; one in ten of them at random moments of a training.
+        subjects: Commands to kill.
     """
 
-    def __init__(self, seeds: Path, folder: Path, *, seed: int, kills: int):
-        self.seeds, self.folder = seeds, folder
+    def __init__(
+        self,
+        seeds: Path,
+        folder: Path,
+        *,
+        seed: int,
+        kills: int,
+        subjects: Sequence[Subject] = SUBJECTS,
+    ):
+        self.seeds, self.folder, self.subjects = seeds, folder, subjects
         self.rng = random.Random(f"kills {seed}")
         self.kills = kills
         self.operations: dict[str, int] = {}
         self.expected: dict[str, Content] = {}
         self.seconds: dict[str, float] = {}
 
-    def _log(self, name: str) -> Path:
-        return self.folder / ".log" / name.replace(" ", "-").replace(",", "")
-
     def check_sound(self) -> list[str]:
         """Runs every command undisturbed; returns what goes wrong there."""
         problems = []
-        for subject in SUBJECTS:
+        for subject in self.subjects:
             for _ in range(2 if subject.content is _training else 1):  # compiled the first time
                 case = self._case(subject, "sound")
                 log = case / "operations"
@@ -224,97 +241,178 @@ class KillCases:
         (case / "in").mkdir(parents=True)
         return case
 
-    def plan(self) -> list[tuple[Subject, int, int]]:
-        """Returns subject, operation and mode of each kill; 0 operations: at a random moment.
+    def plan(self) -> list["Fault"]:
+        """Returns each kill; at operation 0: at a random moment.
 
         Commands of few operations are killed at each of them; the rest goes to the others.
         """
-        ready = [subject for subject in SUBJECTS if subject.name in self.expected]
+        ready = [subject for subject in self.subjects if subject.name in self.expected]
+        ready.sort(key=self._size)
         at_random = self.kills // 10
-        left, counts = self.kills - at_random, dict.fromkeys((s.name for s in ready), 0)
-        for position, subject in enumerate(sorted(ready, key=self._size)):
-            rest = sum(s.share for s in sorted(ready, key=self._size)[position:])
-            counts[subject.name] = min(self._size(subject), int(left * subject.share / rest))
-            left -= counts[subject.name]
-        planned = []
+        left, planned = self.kills - at_random, []
+        for position, subject in enumerate(ready):
+            rest, size = sum(s.share for s in ready[position:]), self._size(subject)
+            count = min(size, int(left * subject.share / rest))
+            left -= count
+            for at in sorted(self.rng.sample(range(1, size + 1), count)):
+                mode = (KILL, KILL_IN_WRITE)[at % 2]
+                where = f"{'in' if at % 2 else 'before'} operation {at} of {size}"
+                planned.append(Fault(subject, f"kill: {subject.name}", where, mode, at))
         for subject in ready:
-            size, count = self._size(subject), counts[subject.name]
-            chosen = sorted(self.rng.sample(range(1, size + 1), count))
-            planned += [(subject, k, (KILL, KILL_IN_WRITE)[k % 2]) for k in chosen]
-        training = next((s for s in ready if s.content is _training), None)
-        return planned + [(training, 0, KILL)] * (at_random if training else 0)
+            if subject.content is _training:
+                for _ in range(at_random):
+                    share = self.rng.random()
+                    kind, where = f"kill: {subject.name}, at random", f"after {share:.0%} of it"
+                    planned.append(Fault(subject, kind, where, KILL, 0, share))
+        return planned
 
     def _size(self, subject: Subject) -> int:
         return self.operations[subject.name]
 
-    def run(self, *, jobs: int, only: int | None = None) -> Iterator[Verdict]:
-        """Kills, continues, compares, and yields the verdicts in any order."""
-        planned = list(enumerate(self.plan()))
-        delays = [self.rng.random() for _ in planned]
+    def run(
+        self, *, jobs: int, only: int | None = None, skip: Collection[int] = ()
+    ) -> Iterator[Verdict]:
+        """Strikes, continues, compares, and yields the verdicts in any order."""
+        planned = [(n, one) for n, one in enumerate(self.plan()) if n not in skip]
         if only is not None:
-            planned = planned[only : only + 1]
+            planned = [(n, one) for n, one in planned if n == only]
+        cases: dict[int, tuple[int, Fault]] = {}
 
-        def whole(number: int, subject: Subject, at: int, mode: int) -> int:
-            """Does a kill and everything after it, in a child; prints what was wrong."""
-            case = self._case(subject, f"{number}")
-            out = case / "in/out"
-            killed = Child(
-                subject.run(self.seeds, out),
-                case / ".log",
-                faults=FileFaults(root=case / "in", mode=mode, at=at) if at else None,
-                seconds=_SECONDS,
-            )
-            if not at:
-                time.sleep(delays[number] * self.seconds[subject.name])
-                os.kill(killed.pid, signal.SIGKILL)
-            first = killed.wait()
-            if at and first.status == 0:  # another order of threads: fewer operations this time
-                print("not reached")
-            elif at and first.status != -signal.SIGKILL:
-                print(f"the run to kill ended with {first.status}: {first.err[-300:]}")
-                return 1
-            again = (subject.again or subject.run)(self.seeds, out)
-            second = Child(again, case / ".log-again", seconds=_SECONDS).wait()
-            if second.status:
-                print(f"did not continue: {second.status}: {second.err.strip()[-300:]}")
-                return 1
-            found, expected = self._content(subject, case), self.expected[subject.name]
-            if found != expected:
-                names = [n for n in {**found, **expected} if found.get(n) != expected.get(n)]
-                print(f"another result: {', '.join(sorted(names)[:5])}")
-                return 1
-            shutil.rmtree(case)
-            return 0
-
-        cases = {}
-
-        def start(number: int, subject: Subject, at: int, mode: int) -> Callable[[], Child]:
+        def start(number: int, fault: Fault) -> Callable[[], Child]:
             def make() -> Child:
                 child = Child(
-                    lambda: whole(number, subject, at, mode),
-                    self.folder / f".kill-{number}",
+                    lambda: self._try(number, fault, keep=only is not None),
+                    self.folder / f".case-{number}",
                     seconds=3 * _SECONDS,
                 )
-                cases[child.pid] = number, subject, at, mode
+                cases[child.pid] = number, fault
                 return child
 
             return make
 
-        for child in run_all((start(n, *one) for n, one in planned), jobs=jobs):
-            number, subject, at, mode = cases.pop(child.pid)
-            assert child.outcome is not None
-            size = self.operations[subject.name]
-            how = "in" if mode == KILL_IN_WRITE else "before"
+        for child in run_all((start(*one) for one in planned), jobs=jobs):
+            number, fault = cases.pop(child.pid)
+            outcome = child.outcome
+            assert outcome is not None
             yield Verdict(
                 number=number,
-                kind=f"kill: {subject.name}" if at else f"kill: {AT_RANDOM}",
-                change=f"{how} operation {at} of {size}" if at else f"after {delays[number]:.0%}",
-                result=WRONG if child.outcome.status else RIGHT,
-                reason=(child.outcome.out + child.outcome.err).strip(),
-                seconds=child.outcome.seconds,
+                kind=fault.kind,
+                change=fault.change,
+                result=WRONG if outcome.status else fault.result,
+                reason=(outcome.out + outcome.err).strip(),
+                seconds=outcome.seconds,
             )
 
+    def _try(self, number: int, fault: "Fault", *, keep: bool) -> int:
+        """Does all of one case, in a child of its own; prints what was wrong."""
+        subject = fault.subject
+        case = self._case(subject, f"{number}")
+        out = case / "in/out"
+        faults = FileFaults(root=case / "in", mode=fault.mode, at=fault.at, errno=fault.errno)
 
-def operations_of(cases: KillCases) -> Sequence[str]:
-    """Says how many operations each command has."""
-    return [f"{name}: {count} file operations" for name, count in cases.operations.items()]
+        def child(command: Callable[[], int], log: str, faults: FileFaults | None = None) -> Child:
+            return Child(command, case / log, faults=faults, seconds=_SECONDS)
+
+        command = subject.run(self.seeds, out)
+        first = child(command, ".log", faults if fault.at else None)
+        if fault.mode == COUNT:  # two at once
+            other = child(command, ".log-other")
+            outcomes = [one.wait() for one in (first, other)]
+            statuses = sorted(one.status for one in outcomes)
+            if statuses not in ([0, 0], [0, 2]):
+                print(f"two at once ended with {statuses}: {[o.err[-200:] for o in outcomes]}")
+                return 1
+            if problem := next(filter(None, map(_refusal, outcomes)), None):
+                print(problem)
+                return 1
+        else:
+            if not fault.at:
+                time.sleep(fault.share * self.seconds[subject.name])
+                os.kill(first.pid, signal.SIGKILL)
+            outcome = first.wait()
+            if outcome.status == 0 and fault.at:
+                print("not reached")  # threads in another order: fewer operations this time
+            elif fault.mode != FAIL and outcome.status != -signal.SIGKILL:
+                print(f"the run to kill ended with {outcome.status}: {outcome.err[-300:]}")
+                return 1
+            elif fault.mode == FAIL and (problem := _refusal(outcome)):
+                print(problem)
+                return 1
+            again = (subject.again or subject.run)(self.seeds, out)
+            second = child(again, ".log-again").wait()
+            if second.status:
+                print(f"did not continue: {second.status}: {second.err.strip()[-300:]}")
+                return 1
+        found, expected = self._content(subject, case), self.expected[subject.name]
+        if found != expected:
+            names = [n for n in {**found, **expected} if found.get(n) != expected.get(n)]
+            print(f"another result: {', '.join(sorted(names)[:5])} {found.get('cannot be read')}")
+            return 1
+        if not keep:
+            shutil.rmtree(case)
+        return 0
+
+
+class DiskCases(KillCases):
+    """Full and read-only disks, and two processes that write to one place, by number.
+
+    Args:
+        seeds, folder, seed, subjects: As `KillCases`.
+        disks: Number of operations of each command at which the disk is full.
+    """
+
+    def __init__(
+        self,
+        seeds: Path,
+        folder: Path,
+        *,
+        seed: int,
+        disks: int,
+        subjects: Sequence[Subject] = SUBJECTS,
+    ):
+        super().__init__(seeds, folder, seed=seed, kills=0, subjects=subjects)
+        self.disks = disks
+
+    def plan(self) -> list["Fault"]:
+        """Returns each fault of a disk, and each pair of processes."""
+        planned = []
+        for subject in self.subjects:
+            size = self.operations.get(subject.name, 0)
+            for at in sorted(self.rng.sample(range(1, size + 1), min(size, self.disks))):
+                where = f"from operation {at} of {size}"
+                planned.append(
+                    Fault(subject, "full disk", f"{subject.name}: {where}", FAIL, at, 0,
+                          errno.ENOSPC, REFUSED)
+                )  # fmt: skip
+            if size:
+                planned.append(
+                    Fault(subject, "read-only disk", subject.name, FAIL, 1, 0, errno.EROFS,
+                          REFUSED)
+                )  # fmt: skip
+                planned.append(Fault(subject, "two processes at once", subject.name, COUNT, 1))
+        return planned
+
+
+class Fault(NamedTuple):
+    """One fault of one command."""
+
+    subject: Subject
+    kind: str
+    change: str
+    mode: int
+    at: int
+    share: float = 0.0
+    errno: int = 0
+    result: str = RIGHT
+
+
+def _refusal(outcome: Outcome) -> str | None:
+    """Returns what is wrong with how a command refused to go on, or None."""
+    if outcome.status == 0:
+        return None
+    lines = [line for line in outcome.err.splitlines() if line.strip()]
+    if "Traceback (most recent call last)" in outcome.err:
+        return "traceback: " + lines[-1][:300]
+    if outcome.status != 2:
+        return f"ended with {outcome.status}: {lines[-1:]}"
+    return None

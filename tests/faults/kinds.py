@@ -22,6 +22,7 @@ class Kind:
         exact: Whether a change that is not refused must not change what is printed.
         weight: How often it is chosen, next to others.
         follows: Whether the user's own file may name files elsewhere.
+        lists: Whether a refusal lists all problems, one a line.
     """
 
     name: str
@@ -67,31 +68,44 @@ _NEW = _words(
 _GAME = ("bundle", "game", "lines.txt")
 _ANNOTATE = _words("data annotate {}/shots --characters {}/characters.toml --manual")
 _MANUAL = ("shots", "characters.toml", "mika.png", "ren.png", "manual.jsonl", "manual.csv")
-_GROUP = _words(
-    "data games {}/shots --out {}/games --test-share 0.3 --min-turns 1 --films-a-shard 1"
-)
+_GROUP = _words("data games {}/shots --out {}/games --test-share 0.3 --min-turns 1")
 _CONVERT = _words("convert --out {}/converted --reference {}/released")
 
 
 def _game(name: str, files: str, form: str, weight: float = 1) -> Kind:
     return Kind(
-        name=f"saved game: {name}", files=f"game/{files}", form=form, needs=_GAME, words=_PLAY,
+        name=f"saved game: {name}",
+        files=f"game/{files}",
+        form=form,
+        needs=_GAME,
+        words=_PLAY,
         weight=weight,
-    )  # fmt: skip
+    )
 
 
 def _shots(name: str, files: str, form: str, weight: float = 1) -> Kind:
     return Kind(
-        name=f"shots: {name}", files=f"shots/{files}", form=form, needs=("shots",), words=_GROUP,
-        outputs=("games/set.json",), weight=weight,
-    )  # fmt: skip
+        name=f"shots: {name}",
+        files=f"shots/{files}",
+        form=form,
+        needs=("shots",),
+        words=_GROUP,
+        outputs=("games/set.json",),
+        weight=weight,
+    )
 
 
 def _released(name: str, files: str, form: str, weight: float = 0.5) -> Kind:
     return Kind(
-        name=f"released: {name}", files=f"released/{files}", form=form, needs=("released",),
-        words=_CONVERT, outputs=("converted",), weight=weight, lists=True,
-    )  # fmt: skip
+        name=f"released: {name}",
+        files=f"released/{files}",
+        form=form,
+        needs=("released",),
+        words=_CONVERT,
+        outputs=("converted",),
+        weight=weight,
+        lists=True,
+    )
 
 
 def _read(name: str, file: str, form: str, words: str, *, need: str = "", **options) -> Kind:
@@ -103,9 +117,14 @@ def _read(name: str, file: str, form: str, words: str, *, need: str = "", **opti
 def _picture(suffix: str, form: str) -> Kind:
     name = "clip.mp4" if suffix == "mp4" else f"picture.{suffix}"
     return Kind(
-        name=f"own picture: {suffix}", files=name, form=form, needs=("bundle", "lines.txt", name),
-        words=(*_NEW, f"{{}}/{name}"), outputs=("new/game.json",), weight=0.8,
-    )  # fmt: skip
+        name=f"own picture: {suffix}",
+        files=name,
+        form=form,
+        needs=("bundle", "lines.txt", name),
+        words=(*_NEW, f"{{}}/{name}"),
+        outputs=("new/game.json",),
+        weight=0.8,
+    )
 
 
 KINDS: tuple[Kind, ...] = (
@@ -113,71 +132,251 @@ KINDS: tuple[Kind, ...] = (
     _game("representation", "*.npz", "npz", 2),
     _game("clip", "turn_*.mp4", "video", 1.5),
     _game("picture", "picture.png", "picture", 0.6),
-    Kind(name="uploaded archive", files="game.zip", form="zip", needs=("game.zip",),
-         words=_words("read-archive --file {}/game.zip --out {}/unpacked"),
-         outputs=("unpacked",), weight=3),
-    Kind(name="instructions", files="lines.txt", form="text", needs=("bundle", "lines.txt"),
-         words=_words("play --model {}/bundle --instructions {}/lines.txt --out {}/new --steps 2"),
-         weight=1.2),
-    _picture("png", "picture"), _picture("jpg", "picture"), _picture("gif", "picture"),
-    _picture("webp", "picture"), _picture("mp4", "video"),
-    Kind(name="bundle: config.json", files="bundle/config.json", form="json", needs=("bundle",),
-         words=_words("export --bundle {}/bundle --out {}/exported"), outputs=("exported",), weight=2),
-    Kind(name="bundle: config.json, loaded", files="bundle/config.json", form="json",
-         needs=("bundle",), words=_words("read-weights --folder {}/bundle"), weight=0.6),
-    _read("bundle: weights", "bundle/encoder/**/*", "binary",
-          "read-weights --folder {}/bundle", need="bundle", exact=True, weight=1.2),
-    Kind(name="bundle: weights, exported", files="bundle/encoder/**/*", form="binary",
-         needs=("bundle",), exact=False, outputs=("exported",), weight=1,
-         words=_words("export --bundle {}/bundle --out {}/exported --networks encoder")),
-    _read("bundle: tokenizer", "bundle/tokenizer/*.json", "json",
-          "read-tokenizer --folder {}/bundle/tokenizer", need="bundle/tokenizer", weight=1.5),
-    _read("bundle: T5's tokenizer", "t5_tokenizer/*[ln]", "binary",
-          "read-t5-tokenizer --folder {}/t5_tokenizer", need="t5_tokenizer", weight=0.6),
-    _read("bundle: words.json", "bundle/words.json", "json", "read-words --folder {}/bundle", need="bundle/words.json"),
+    Kind(
+        name="uploaded archive",
+        files="game.zip",
+        form="zip",
+        needs=("game.zip",),
+        words=_words("read-archive --file {}/game.zip --out {}/unpacked"),
+        outputs=("unpacked",),
+        weight=3,
+    ),
+    Kind(
+        name="instructions",
+        files="lines.txt",
+        form="text",
+        needs=("bundle", "lines.txt"),
+        words=_words("play --model {}/bundle --instructions {}/lines.txt --out {}/new --steps 2"),
+        weight=1.2,
+    ),
+    _picture("png", "picture"),
+    _picture("jpg", "picture"),
+    _picture("gif", "picture"),
+    _picture("webp", "picture"),
+    _picture("mp4", "video"),
+    Kind(
+        name="bundle: config.json",
+        files="bundle/config.json",
+        form="json",
+        needs=("bundle",),
+        words=_words("export --bundle {}/bundle --out {}/exported"),
+        outputs=("exported",),
+        weight=2,
+    ),
+    Kind(
+        name="bundle: config.json, loaded",
+        files="bundle/config.json",
+        form="json",
+        needs=("bundle",),
+        words=_words("read-weights --folder {}/bundle"),
+        weight=0.6,
+    ),
+    _read(
+        "bundle: weights",
+        "bundle/encoder/**/*",
+        "binary",
+        "read-weights --folder {}/bundle",
+        need="bundle",
+        exact=True,
+        weight=1.2,
+    ),
+    Kind(
+        name="bundle: weights, exported",
+        files="bundle/encoder/**/*",
+        form="binary",
+        needs=("bundle",),
+        exact=False,
+        outputs=("exported",),
+        weight=1,
+        words=_words("export --bundle {}/bundle --out {}/exported --networks encoder"),
+    ),
+    _read(
+        "bundle: tokenizer",
+        "bundle/tokenizer/*.json",
+        "json",
+        "read-tokenizer --folder {}/bundle/tokenizer",
+        need="bundle/tokenizer",
+        weight=1.5,
+    ),
+    _read(
+        "bundle: T5's tokenizer",
+        "t5_tokenizer/*[ln]",
+        "binary",
+        "read-t5-tokenizer --folder {}/t5_tokenizer",
+        need="t5_tokenizer",
+        weight=0.6,
+    ),
+    _read(
+        "bundle: words.json",
+        "bundle/words.json",
+        "json",
+        "read-words --folder {}/bundle",
+        need="bundle/words.json",
+    ),
     _released("animegamer.json", "animegamer.json", "json"),
     _released("config.json", "*/**/config.json", "json"),
     _released("latest", "vdm/latest", "text", 0.3),
     _released("torch files", "**/*.[bp][it]*", "torch", 0.9),
     _released("tokenizer", "tokenizer/*.json", "json", 0.3),
-    Kind(name="Hugging Face: index", files="sharded/*.index.json", form="json", needs=("sharded",),
-         words=_words("convert --t5 {}/sharded --out {}/converted"), outputs=("converted",), lists=True, weight=1.5),
-    Kind(name="Hugging Face: safetensors", files="sharded/*.safetensors", form="safetensors", needs=("sharded",),
-         words=_words("convert --t5 {}/sharded --out {}/converted"), outputs=("converted",), lists=True, weight=1.5),
+    Kind(
+        name="Hugging Face: index",
+        files="sharded/*.index.json",
+        form="json",
+        needs=("sharded",),
+        words=_words("convert --t5 {}/sharded --out {}/converted"),
+        outputs=("converted",),
+        lists=True,
+        weight=1.5,
+    ),
+    Kind(
+        name="Hugging Face: safetensors",
+        files="sharded/*.safetensors",
+        form="safetensors",
+        needs=("sharded",),
+        words=_words("convert --t5 {}/sharded --out {}/converted"),
+        outputs=("converted",),
+        lists=True,
+        weight=1.5,
+    ),
     _read("parity arrays", "parity.npz", "npz", "read-parity --file {}/parity.npz", weight=1.2),
-    Kind(name="film", files="film.mp4", form="video", needs=("film.mp4",), weight=0.8,
-         words=_words("data films {}/film.mp4 --out {}/cut --height 16 --width 24 --num-frames 9")),
+    Kind(
+        name="film",
+        files="film.mp4",
+        form="video",
+        needs=("film.mp4",),
+        weight=0.8,
+        words=_words("data films {}/film.mp4 --out {}/cut --height 16 --width 24 --num-frames 9"),
+    ),
     _shots("shots.json", "shots.json", "json", 0.6),
     _shots("film.json", "*/film.json", "json"),
     _shots("clips.jsonl", "*/clips.jsonl", "lines"),
     _shots("clips.zip", "*/clips.zip", "zip", 1.2),
     _shots("annotations", "*/annotation*", "lines"),
     _shots("characters", "characters.json", "json", 0.5),
-    Kind(name="shots: shown", files="shots/*/*", form="zip", needs=("shots",),
-         words=_words("data show {}/shots --out {}/shown.html --clips 4"), outputs=("shown.html",)),
-    Kind(name="characters.toml", files="characters.toml", form="text", needs=_MANUAL, follows=True,
-         words=(*_ANNOTATE, "{}/manual.jsonl"), weight=1.2),
-    Kind(name="reference pictures", files="mika.png", form="picture", needs=_MANUAL,
-         words=(*_ANNOTATE, "{}/manual.jsonl")),
-    Kind(name="manual.jsonl", files="manual.jsonl", form="lines", needs=_MANUAL,
-         words=(*_ANNOTATE, "{}/manual.jsonl"), weight=1.2),
-    Kind(name="manual.csv", files="manual.csv", form="text", needs=_MANUAL, words=(*_ANNOTATE, "{}/manual.csv")),
-    _read("games: set.json", "toyworld/set.json", "json", "read-games --folder {}/toyworld", need="toyworld"),
-    _read("games: TFDS files", "toyworld/games/*/*.json", "json", "read-games --folder {}/toyworld", need="toyworld"),
-    _read("games: records", "toyworld/games/*/*array_record*", "binary", "read-games --folder {}/toyworld",
-          need="toyworld", exact=True, weight=1.5),
-    Kind(name="games: shown", files="toyworld/**/*", form="binary", needs=("toyworld",), weight=0.6,
-         words=_words("data show {}/toyworld --out {}/shown.html --clips 4"), outputs=("shown.html",)),
-    _read("features: set.json", "features/set.json", "json", "read-features --folder {}/features", need="features"),
-    _read("features: records", "features/*/*/*array_record*", "binary", "read-features --folder {}/features",
-          need="features", exact=True, weight=1.2),
-    _read("benchmark", "benchmark.json", "json", "read-benchmark --file {}/benchmark.json", weight=2),
-    _read("results.json", "results/results.json", "json", "read-results --folder {}/results", need="results", weight=1.5),
-    _read("ablations", "ablations.json", "json", "read-ablations --file {}/ablations.json", weight=1),
-    _read("checkpoint", "checkpoints/**/*", "binary", "read-checkpoint --folder {}/checkpoints",
-          need="checkpoints", exact=True, weight=1.2),
-    _read("checkpoint: scores.json", "checkpoints/scores.json", "json", "read-checkpoint --folder {}/checkpoints",
-          need="checkpoints", weight=0.6),
-    _read("checkpoint: JSON", "checkpoints/*/*/metadata", "json", "read-checkpoint --folder {}/checkpoints",
-          need="checkpoints", weight=0.6),
-)  # fmt: skip
+    Kind(
+        name="shots: shown",
+        files="shots/*/*",
+        form="zip",
+        needs=("shots",),
+        words=_words("data show {}/shots --out {}/shown.html --clips 4"),
+        outputs=("shown.html",),
+    ),
+    Kind(
+        name="characters.toml",
+        files="characters.toml",
+        form="text",
+        needs=_MANUAL,
+        follows=True,
+        words=(*_ANNOTATE, "{}/manual.jsonl"),
+        weight=1.2,
+    ),
+    Kind(
+        name="reference pictures",
+        files="mika.png",
+        form="picture",
+        needs=_MANUAL,
+        words=(*_ANNOTATE, "{}/manual.jsonl"),
+    ),
+    Kind(
+        name="manual.jsonl",
+        files="manual.jsonl",
+        form="lines",
+        needs=_MANUAL,
+        words=(*_ANNOTATE, "{}/manual.jsonl"),
+        weight=1.2,
+    ),
+    Kind(
+        name="manual.csv",
+        files="manual.csv",
+        form="text",
+        needs=_MANUAL,
+        words=(*_ANNOTATE, "{}/manual.csv"),
+    ),
+    _read(
+        "games: set.json",
+        "toyworld/set.json",
+        "json",
+        "read-games --folder {}/toyworld",
+        need="toyworld",
+    ),
+    _read(
+        "games: TFDS files",
+        "toyworld/games/*/*.json",
+        "json",
+        "read-games --folder {}/toyworld",
+        need="toyworld",
+    ),
+    _read(
+        "games: records",
+        "toyworld/games/*/*array_record*",
+        "binary",
+        "read-games --folder {}/toyworld",
+        need="toyworld",
+        exact=True,
+        weight=1.5,
+    ),
+    Kind(
+        name="games: shown",
+        files="toyworld/**/*",
+        form="binary",
+        needs=("toyworld",),
+        weight=0.6,
+        words=_words("data show {}/toyworld --out {}/shown.html --clips 4"),
+        outputs=("shown.html",),
+    ),
+    _read(
+        "features: set.json",
+        "features/set.json",
+        "json",
+        "read-features --folder {}/features",
+        need="features",
+    ),
+    _read(
+        "features: records",
+        "features/*/*/*array_record*",
+        "binary",
+        "read-features --folder {}/features",
+        need="features",
+        exact=True,
+        weight=1.2,
+    ),
+    _read(
+        "benchmark", "benchmark.json", "json", "read-benchmark --file {}/benchmark.json", weight=2
+    ),
+    _read(
+        "results.json",
+        "results/results.json",
+        "json",
+        "read-results --folder {}/results",
+        need="results",
+        weight=1.5,
+    ),
+    _read(
+        "ablations", "ablations.json", "json", "read-ablations --file {}/ablations.json", weight=1
+    ),
+    _read(
+        "checkpoint",
+        "checkpoints/**/*",
+        "binary",
+        "read-checkpoint --folder {}/checkpoints",
+        need="checkpoints",
+        exact=True,
+        weight=1.2,
+    ),
+    _read(
+        "checkpoint: scores.json",
+        "checkpoints/scores.json",
+        "json",
+        "read-checkpoint --folder {}/checkpoints",
+        need="checkpoints",
+        weight=0.6,
+    ),
+    _read(
+        "checkpoint: JSON",
+        "checkpoints/*/*/metadata",
+        "json",
+        "read-checkpoint --folder {}/checkpoints",
+        need="checkpoints",
+        weight=0.6,
+    ),
+)

@@ -5,6 +5,7 @@ import collections
 import dataclasses
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -14,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from files import REFUSED, RIGHT, WRONG, FileCases, Verdict
-from kills import KillCases
-from kinds import KINDS
+from kills import NEEDS, SUBJECTS, DiskCases, KillCases, Subject
+from kinds import KINDS, Kind
 from seeds import make_seeds
 
 
@@ -28,17 +29,27 @@ def run_campaign(options: argparse.Namespace) -> int:
     keep = options.only is not None
     wrong = 0
     try:
-        seeds = make_seeds(work / "seeds")
+        wanted = [name for kind in _kinds(options) for name in kind.needs]
+        wanted += NEEDS if {"kills", "disks"} & {*options.parts} else ()
+        seeds = make_seeds(work / "seeds", {name.split("/")[0] for name in wanted})
         for part in options.parts:
             start = time.monotonic()
             cases = _PARTS[part](seeds, work / part, options)
             for problem in cases.check_sound():
-                print(f"{part}: without a fault: {problem}")
+                print(f"{part}: without a fault: {problem}", flush=True)
                 wrong += 1
-            verdicts = list(_told(cases.run(jobs=options.jobs, only=options.only), start))
-            print_table(verdicts)
-            wrong += sum(verdict.result == WRONG for verdict in verdicts)
-            write(out / f"{part}.json", verdicts, time.monotonic() - start, options)
+            record = out / f"{part}.jsonl"
+            done = {} if keep else _read(record)
+            sound = {number for number, one in done.items() if one.result != WRONG}
+            for verdict in _told(
+                cases.run(jobs=options.jobs, only=options.only, skip=sound), start
+            ):
+                done[verdict.number] = verdict
+                if not keep:
+                    with record.open("a") as file:
+                        file.write(json.dumps(dataclasses.asdict(verdict)) + "\n")
+            print_table(done.values())
+            wrong += sum(verdict.result == WRONG for verdict in done.values())
         if keep:
             print(f"the files of the case are in {work}")
     finally:
@@ -48,17 +59,36 @@ def run_campaign(options: argparse.Namespace) -> int:
 
 
 def _make_files(seeds: Path, folder: Path, options: argparse.Namespace) -> FileCases:
-    kinds = [kind for kind in KINDS if options.kind in kind.name]
+    kinds = _kinds(options)
     return FileCases(seeds, folder, seed=options.seed, cases=options.cases, kinds=kinds)
 
 
+def _kinds(options: argparse.Namespace) -> list[Kind]:
+    if "files" not in options.parts:
+        return []
+    return [kind for kind in KINDS if re.search(options.kind, kind.name)]
+
+
+def _subjects(options: argparse.Namespace) -> list[Subject]:
+    return [subject for subject in SUBJECTS if re.search(options.kind, subject.name)]
+
+
 def _make_kills(seeds: Path, folder: Path, options: argparse.Namespace) -> KillCases:
-    return KillCases(seeds, folder, seed=options.seed, kills=options.kills)
+    return KillCases(
+        seeds, folder, seed=options.seed, kills=options.kills, subjects=_subjects(options)
+    )
+
+
+def _make_disks(seeds: Path, folder: Path, options: argparse.Namespace) -> DiskCases:
+    return DiskCases(
+        seeds, folder, seed=options.seed, disks=options.disks, subjects=_subjects(options)
+    )
 
 
 _PARTS: dict[str, Callable[[Path, Path, argparse.Namespace], Any]] = {
     "files": _make_files,
     "kills": _make_kills,
+    "disks": _make_disks,
 }
 
 
@@ -101,14 +131,9 @@ def print_table(verdicts: Iterable[Verdict]) -> None:
     )
 
 
-def write(path: Path, verdicts: list[Verdict], seconds: float, options: argparse.Namespace) -> None:
-    """Writes the table and all that is wrong as JSON."""
-    content = {
-        "cases": options.cases,
-        "kills": options.kills,
-        "seed": options.seed,
-        "seconds": round(seconds),
-        "rows": rows(verdicts),
-        "wrong": [dataclasses.asdict(v) for v in verdicts if v.result == WRONG],
-    }
-    path.write_text(json.dumps(content, indent=1) + "\n")
+def _read(path: Path) -> dict[int, Verdict]:
+    """Returns the last verdict of each case in a record; cases that were wrong are tried again."""
+    if not path.exists():
+        return {}
+    found = [Verdict(**json.loads(line)) for line in path.read_text().splitlines()]
+    return {verdict.number: verdict for verdict in found}

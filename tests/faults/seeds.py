@@ -4,8 +4,9 @@ import dataclasses
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import annotated_shots
 import numpy as np
@@ -34,14 +35,20 @@ def run(*words: object) -> None:
         raise SystemExit(f"{' '.join(map(str, words))}: ended with {status}")
 
 
-def _bundles(folder: Path) -> None:
+def _bundle(folder: Path) -> None:
     protocol = dataclasses.replace(PAPER, window=3, caption_length=96)
     make_bundle(folder / "bundle", protocol)
     tokenizer = folder / "bundle-tokenizer"
     shutil.rmtree(tokenizer, ignore_errors=True)
     words = {"characters": ["Mika"], "motions": ["waving"], "examples": ["Motion: wave."]}
     (folder / "bundle/words.json").write_text(json.dumps(words))
+
+
+def _released(folder: Path) -> None:
     run("export", "--bundle", folder / "bundle", "--out", folder / "released")
+
+
+def _networks(folder: Path) -> None:
     tiny_games.write_model(folder / "networks", networks=("vae", "clip", "t5"))
 
 
@@ -136,7 +143,10 @@ def _evaluation(folder: Path) -> None:
 
 def _others(folder: Path) -> None:
     readers.write_checkpoint(folder / "checkpoints")
-    arrays = {"x": np.random.default_rng(0).normal(size=(16, 32)).astype(np.float32), "texts": np.array(["a", "b"])}
+    arrays = {
+        "x": np.random.default_rng(0).normal(size=(16, 32)).astype(np.float32),
+        "texts": np.array(["a", "b"]),
+    }
     np.savez_compressed(folder / "parity.npz", **arrays)
     import sentencepiece
 
@@ -159,36 +169,57 @@ def _others(folder: Path) -> None:
 
 
 def _canaries(folder: Path) -> None:
-    """Sound files of each kind, which no mutated file may lead to."""
+    """Sound files of each kind, which no changed file may lead to."""
     canary = folder / "canary"
     canary.mkdir()
-    shutil.copy(folder / "clip.mp4", canary / "secret.mp4")
-    shutil.copy(folder / "picture.png", canary / "secret.png")
-    shutil.copy(folder / "sharded/model-1.safetensors", canary / "secret.safetensors")
-    for suffix in (".npz", ".json", ".txt", ""):
+    _picture(canary / "secret.png")
+    (canary / "secret.mp4").write_bytes(encode_mp4(np.zeros((5, 48, 64, 3), np.uint8)))
+    for suffix in (".npz", ".json", ".txt", ".safetensors", ""):
         (canary / f"secret{suffix}").write_text("nobody may read this\n")
 
 
-_STEPS: tuple[Callable[[Path], None], ...] = (
-    _bundles, _sharded, _games, _pictures, _films, _datasets, _evaluation, _others, _canaries,
-)  # fmt: skip
+class _Step(NamedTuple):
+    """What a step makes, and which files of earlier steps it needs."""
+
+    make: Callable[[Path], None]
+    makes: tuple[str, ...]
+    needs: tuple[str, ...] = ()
 
 
-def make_seeds(folder: Path) -> Path:
-    """Makes all examples in a folder, each step in a child of its own."""
-    done = folder / "done"
-    if not done.exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        for step in _STEPS:
+_STEPS = (
+    _Step(_canaries, ("canary",)),
+    _Step(_bundle, ("bundle",)),
+    _Step(_released, ("released",), ("bundle",)),
+    _Step(_networks, ("networks",)),
+    _Step(_sharded, ("sharded",), ("networks",)),
+    _Step(_games, ("lines.txt", "picture.png", "game", "game.zip"), ("bundle",)),
+    _Step(_pictures, ("picture.jpg", "picture.gif", "picture.webp", "clip.mp4"), ("picture.png",)),
+    _Step(
+        _films, ("shots", "characters.toml", "mika.png", "manual.jsonl", "manual.csv", "film.mp4")
+    ),
+    _Step(_datasets, ("toyworld", "features")),
+    _Step(_evaluation, ("benchmark.json", "results", "ablations.json")),
+    _Step(_others, ("checkpoints", "parity.npz", "t5_tokenizer"), ("bundle",)),
+)
 
-            def make(step: Callable[[Path], None] = step) -> int:
-                step(folder)
-                return 0
 
-            outcome = Child(make, folder / ".log", seconds=120).wait()
-            if outcome.status:
-                raise SystemExit(f"{step.__name__}: {outcome.out}\n{outcome.err}")
-        shutil.rmtree(folder / ".log")
-        done.touch()
+def make_seeds(folder: Path, wanted: Iterable[str]) -> Path:
+    """Makes the wanted examples in a folder, by their names, each step in a child of its own."""
+    missing = {"canary", *wanted}
+    steps = []
+    for step in reversed(_STEPS):
+        if missing & {*step.makes}:
+            steps.insert(0, step)
+            missing |= {*step.needs}
+    folder.mkdir(parents=True)
+    for step in steps:
+
+        def make(step: _Step = step) -> int:
+            step.make(folder)
+            return 0
+
+        outcome = Child(make, folder / ".log", seconds=120).wait()
+        if outcome.status:
+            raise SystemExit(f"{step.makes}: {outcome.out}\n{outcome.err}")
+    shutil.rmtree(folder / ".log")
     return folder
