@@ -8,7 +8,7 @@ OUT ?= out/play
 GAMES := animegamer_jax/assets/instructions
 INSTRUCTIONS ?= $(GAMES)/$(if $(filter toy,$(MODEL)),toy,qiqi).txt
 
-.PHONY: help play serve demo train-toy toy-report test test-all test-hosts lint format clean
+.PHONY: help play serve demo train-toy toy-report test test-all test-hosts test-faults lint format clean
 
 help:
 	@echo "make play             play the demo game with the embedded model; clips in $(OUT)"
@@ -20,6 +20,7 @@ help:
 	@echo "make test             the tests, 8 minutes on two cores with a cold compilation cache"
 	@echo "make test-all         with the slow ones: every recorded number, memory, a VAE's training"
 	@echo "make test-hosts       two real processes as two hosts train every stage, and are killed"
+	@echo "make test-faults      hostile files, kills, full disks: CASES=5000 KILLS=500, hours of CPU"
 	@echo "make lint             ruff, basedpyright and the import rule"
 
 .venv/.made:
@@ -77,6 +78,12 @@ test-all: .venv/.dev
 
 test-hosts: .venv/.dev
 	$(BIN)/python -m pytest -m hosts
+
+# Without CASES and KILLS the whole campaign; one that was stopped continues. See docs/reliability.md.
+CASES ?= 5000
+KILLS ?= 500
+test-faults: .venv/.dev
+	nice -n 10 $(BIN)/python tests/faults/campaign.py --cases $(CASES) --kills $(KILLS) --out out/faults
 
 screenshots: .venv/.dev
 	SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/serve/test_page.py -k 'browser or phone'

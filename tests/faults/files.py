@@ -1,6 +1,5 @@
 """Mutated files: each case changes one file, runs the command that reads it, and judges it."""
 
-import dataclasses
 import os
 import random
 import re
@@ -11,34 +10,12 @@ from pathlib import Path
 from kinds import KINDS, Kind
 from mutations import mutate
 from sandbox import Child, FileFaults, Outcome, run_all
+from table import REFUSED, RIGHT, WRONG, Verdict
 
-REFUSED, RIGHT, WRONG = "refused", "right", "wrong"
 MEMORY, SECONDS = 1024, 10.0  # megabytes and CPU seconds of a case
 _LONGEST = 2000  # characters of a refusal
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _LEFT = re.compile(r"\.part(-\w+)?$|\.tmp-\d+|^\.shard-")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """What became of one case.
-
-    Attributes:
-        number: Number of the case, by which it can be run again.
-        kind: Kind of file, or fault.
-        change: What was done.
-        result: REFUSED, RIGHT or WRONG.
-        reason: What is wrong, or the refusal.
-        seconds, megabytes: What it took.
-    """
-
-    number: int
-    kind: str
-    change: str
-    result: str
-    reason: str
-    seconds: float = 0.0
-    megabytes: float = 0.0
 
 
 def judge(

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tiny_stage
-from files import REFUSED, RIGHT, WRONG, Verdict
 from sandbox import COUNT, FAIL, KILL, KILL_IN_WRITE, Child, FileFaults, Outcome, run_all
+from table import REFUSED, RIGHT, WRONG, Verdict
 
 from animegamer_jax import cli
 
@@ -180,6 +180,7 @@ class KillCases:
         seed: Seed of all choices.
         kills: Number of kills; one in ten of them at random moments of a training.
         subjects: Commands to kill.
+        operations: Number of file operations of each, from an earlier run; None: not known.
     """
 
     def __init__(
@@ -190,11 +191,12 @@ class KillCases:
         seed: int,
         kills: int,
         subjects: Sequence[Subject] = SUBJECTS,
+        operations: Mapping[str, int] | None = None,
     ):
         self.seeds, self.folder, self.subjects = seeds, folder, subjects
         self.rng = random.Random(f"kills {seed}")
         self.kills = kills
-        self.operations: dict[str, int] = {}
+        self.operations: dict[str, int] = {} if operations is None else dict(operations)
         self.expected: dict[str, Content] = {}
         self.seconds: dict[str, float] = {}
 
@@ -214,7 +216,8 @@ class KillCases:
             if outcome.status:
                 problems.append(f"{subject.name}: {outcome.status} {outcome.err}")
                 continue
-            self.operations[subject.name] = len(log.read_text().splitlines())
+            # The order of threads changes the number a little; the plan of a record does not.
+            self.operations.setdefault(subject.name, len(log.read_text().splitlines()))
             self.expected[subject.name] = self._content(subject, case)
             self.seconds[subject.name] = outcome.wall
             shutil.rmtree(case)
@@ -357,7 +360,7 @@ class DiskCases(KillCases):
     """Full and read-only disks, and two processes that write to one place, by number.
 
     Args:
-        seeds, folder, seed, subjects: As `KillCases`.
+        seeds, folder, seed, subjects, operations: As `KillCases`.
         disks: Number of operations of each command at which the disk is full.
     """
 
@@ -369,8 +372,11 @@ class DiskCases(KillCases):
         seed: int,
         disks: int,
         subjects: Sequence[Subject] = SUBJECTS,
+        operations: Mapping[str, int] | None = None,
     ):
-        super().__init__(seeds, folder, seed=seed, kills=0, subjects=subjects)
+        super().__init__(
+            seeds, folder, seed=seed, kills=0, subjects=subjects, operations=operations
+        )
         self.disks = disks
 
     def plan(self) -> list["Fault"]:

@@ -360,7 +360,6 @@ KINDS: tuple[Kind, ...] = (
         "binary",
         "read-checkpoint --folder {}/checkpoints",
         need="checkpoints",
-        exact=True,
         weight=1.2,
     ),
     _read(
