@@ -253,6 +253,20 @@ def test_a_picture_outlives_undo_and_is_copied_to_branches(pictured, tmp_path):
         assert {"picture.png", "picture.npz"} <= files_of(loaded)
 
 
+def test_a_game_that_was_killed_before_it_began_begins(pictured, tmp_path):
+    """The picture is written before game.json."""
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    for name in ("picture.png", "picture.npz"):
+        shutil.copy(pictured / name, killed)
+    with pytest.raises(UserError, match=r"found picture\.npz but no game\.json"):
+        make_game(killed, picture=make_picture())  # they may be anybody's
+    (killed / "game.json.part").touch()
+    game = make_game(killed, picture=make_picture())
+    assert files_of(game) == {"game.json", "picture.png", "picture.npz"}
+    assert Game.load(killed).picture == game.picture
+
+
 def test_the_storyboard_begins_with_the_picture(pictured):
     def size(folder: Path) -> tuple[int, int]:
         with Image.open(Game.load(folder).save_storyboard()) as picture:

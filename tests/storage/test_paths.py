@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.paths import absolute, user_errors
+from animegamer_jax.storage.paths import absolute, refuse_existing, user_errors
 
 HINT = "make room there"
 # The library comes with the extra `tpu` alone.
@@ -57,6 +57,15 @@ def test_other_refusals_keep_their_remedy():
 def test_addresses_in_buckets_stay():
     assert str(absolute("gs://bucket/a/../b")) == "gs://bucket/a/../b"
     assert str(absolute("a")).startswith("/")
+
+
+def test_what_a_killed_process_left_does_not_take_a_folder(tmp_path):
+    folder = absolute(tmp_path)
+    (folder / "set.json.part-0123abcd").touch()
+    refuse_existing(folder, overwrite=None)
+    (folder / "set.json").touch()
+    with pytest.raises(UserError, match="already there: choose another folder"):
+        refuse_existing(folder, overwrite=None)
 
 
 class Refusing(http.server.BaseHTTPRequestHandler):
