@@ -120,7 +120,7 @@ def size_errors(where: str, *, hint: str) -> Iterator[None]:
         raise UserError(
             f"{where}: {error.args[0]} is missing, which gives a size: {hint}"
         ) from None
-    except (TypeError, ValueError, UserError) as error:
+    except (TypeError, ValueError, ArithmeticError, UserError) as error:
         raise UserError(f"{where}: {error}") from None
 
 

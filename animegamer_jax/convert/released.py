@@ -32,13 +32,15 @@ from animegamer_jax.convert.parts import (
     checked_parts,
     write_bundle,
 )
-from animegamer_jax.convert.sources import Source, open_checkpoint
+from animegamer_jax.convert.sources import Source, open_checkpoint, path_inside
 from animegamer_jax.errors import UserError
 from animegamer_jax.progress import print_line
 from animegamer_jax.protocol import PROTOCOLS
-from animegamer_jax.storage.serialization import from_json, read_json
+from animegamer_jax.storage.serialization import decode_text, from_json, read_json
+from animegamer_jax.storage.untrusted import check_file, read_file
 
 Configs = Mapping[NetworkName, NetworkConfig]
+_LONGEST = 1 << 20  # bytes of a file `latest`
 # The sizes that released files determine; numbers of tokens are not among them.
 _KNOWN_SIZES = ("representation size", "latent channels")
 
@@ -235,9 +237,11 @@ def decoder_file(path: Path) -> Path:
     if not path.is_dir():
         return path
     latest = path / "latest"
+    check_file(latest)
     if not latest.is_file():
         raise UserError(f"{path}: expected a file `latest` that names the checkpoint's sub-folder")
-    return path / latest.read_text().strip() / "mp_rank_00_model_states.pt"
+    name = decode_text(read_file(latest, most=_LONGEST), str(latest)).strip()
+    return path_inside(path, name, where=str(latest)) / "mp_rank_00_model_states.pt"
 
 
 def _decoder_groups(path: Path, options: ConvertOptions, known: Configs) -> Iterator[Group]:
