@@ -520,7 +520,7 @@ def test_a_player_who_leaves_finds_the_turn(client, address, new_client):
 @pytest.mark.slow
 def test_a_server_killed_in_a_turn_has_the_whole_ones(tmp_path, new_client):
     games = tmp_path / "games"
-    with serving(games, "--steps", "300") as (address, process):
+    with serving(games, "--steps", "300", "--max-steps", "1000") as (address, process):
         client = new_client(address)
         game = client.predict(0, 0, 2, api_name="/new_game")["game"]
         play_turn(client, game, PLAYED[0])

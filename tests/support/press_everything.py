@@ -21,7 +21,7 @@ def press_everything(page: Page) -> None:
     def status(updates: list) -> str:
         return updates[6]
 
-    began, played = page.on_line("", "wave", *settings)
+    began, *_, played = page.on_line("", "wave", *settings)
     name = played[0]
     assert (began[0], began[-1]) == (name, "")
     assert "wave" in played[3]
