@@ -39,7 +39,7 @@ def _files(out: Path) -> Content:
 def _bundle(out: Path) -> Content:
     """Returns a bundle's tokenizer and config.json; the checksums in it are those of the weights.
 
-    Orbax chooses the names of the files of weights anew each time. Their values are compared with
+    Orbax chooses other names for the files of weights each time. Their values are compared with
     the checksums in `config.json` by reading them.
     """
     from animegamer_jax.bundle.bundle import NETWORKS, Bundle
