@@ -102,16 +102,25 @@ class FileCases:
         self.canary = seeds / "canary"
         self.expected: dict[str, str] = {}
 
-    def check_sound(self) -> list[str]:
+    def check_sound(self, *, jobs: int) -> list[str]:
         """Runs every command on the sound files; returns what goes wrong there."""
-        problems = []
-        for kind in self.kinds:
-            case = self._make(kind, f"sound-{kind.name}")
-            outcome = self._start(kind, case).wait()
+        problems, kinds = [], {}
+
+        def start(kind: Kind) -> Callable[[], Child]:
+            def make() -> Child:
+                child = self._start(kind, self._make(kind, f"sound-{kind.name}"))
+                kinds[child.pid] = kind
+                return child
+
+            return make
+
+        for child in run_all((start(kind) for kind in self.kinds), jobs=jobs):
+            kind, outcome = kinds.pop(child.pid), child.outcome
+            assert outcome is not None
             self.expected[kind.name] = outcome.out if kind.exact else ""
             if outcome.status or outcome.opened or not kind.candidates(self.seeds):
                 problems.append(f"{kind.name}: {outcome.status} {outcome.opened} {outcome.err}")
-            shutil.rmtree(case)
+            shutil.rmtree(child.folder.parent)
         return problems
 
     def run(

@@ -200,26 +200,38 @@ class KillCases:
         self.expected: dict[str, Content] = {}
         self.seconds: dict[str, float] = {}
 
-    def check_sound(self) -> list[str]:
+    def check_sound(self, *, jobs: int) -> list[str]:
         """Runs every command undisturbed; returns what goes wrong there."""
-        problems = []
-        for subject in self.subjects:
-            for _ in range(2 if subject.content is _training else 1):  # compiled the first time
-                case = self._case(subject, "sound")
-                log = case / "operations"
-                outcome = Child(
-                    subject.run(self.seeds, case / "in/out"),
-                    case / ".log",
-                    faults=FileFaults(root=case / "in", mode=COUNT, log=log),
-                    seconds=_SECONDS,
-                ).wait()
-            if outcome.status:
-                problems.append(f"{subject.name}: {outcome.status} {outcome.err}")
-                continue
+        problems: list[str] = []
+        ready: list[tuple[Subject, Path]] = []
+        for compiled in (False, True):  # a training is compiled the first time
+            started: dict[int, tuple[Subject, Path]] = {}
+
+            def start(subject: Subject, started=started) -> Callable[[], Child]:
+                def make() -> Child:
+                    case = self._case(subject, "sound")
+                    faults = FileFaults(root=case / "in", mode=COUNT, log=case / "operations")
+                    run = subject.run(self.seeds, case / "in/out")
+                    child = Child(run, case / ".log", faults=faults, seconds=_SECONDS)
+                    started[child.pid] = subject, case
+                    return child
+
+                return make
+
+            subjects = [s for s in self.subjects if (s.content is _training) >= compiled]
+            for child in run_all((start(subject) for subject in subjects), jobs=jobs):
+                subject, case = started.pop(child.pid)
+                assert child.outcome is not None
+                self.seconds[subject.name] = child.outcome.wall
+                if child.outcome.status:
+                    problems.append(f"{subject.name}: {child.outcome.err}")
+                elif compiled or subject.content is not _training:
+                    ready.append((subject, case))
+        for subject, case in ready:
             # The order of threads changes the number a little; the plan of a record does not.
-            self.operations.setdefault(subject.name, len(log.read_text().splitlines()))
+            count = len((case / "operations").read_text().splitlines())
+            self.operations.setdefault(subject.name, count)
             self.expected[subject.name] = self._content(subject, case)
-            self.seconds[subject.name] = outcome.wall
             shutil.rmtree(case)
         return problems
 

@@ -35,7 +35,7 @@ def run_campaign(options: argparse.Namespace) -> int:
         for part in options.parts:
             start = time.monotonic()
             cases = _PARTS[part](seeds, work / part, options)
-            for problem in cases.check_sound():
+            for problem in cases.check_sound(jobs=options.jobs):
                 print(f"{part}: without a fault: {problem}", flush=True)
                 wrong += 1
             if isinstance(cases, KillCases):
