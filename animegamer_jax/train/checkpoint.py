@@ -28,7 +28,8 @@ from animegamer_jax.bundle.arrays import load_arrays
 from animegamer_jax.distributed import raise_on_all_hosts
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.paths import is_bucket, user_errors
-from animegamer_jax.storage.serialization import first_difference, flattened
+from animegamer_jax.storage.serialization import first_difference, flattened, read_json
+from animegamer_jax.storage.untrusted import check_file
 from animegamer_jax.train.optimizer import parameter_path
 from animegamer_jax.train.step import TrainState
 
@@ -134,10 +135,13 @@ class Checkpoints:
         file = self.folder / _SCORES_FILE
         if not file.exists():
             return {}
+        scores = read_json(file, dict[str, float | None], hint="remove it")
         try:
-            return {int(step): score for step, score in json.loads(file.read_text()).items()}
-        except (ValueError, AttributeError) as error:
-            raise UserError(f"{file}: damaged ({error}): remove it") from error
+            return {int(step): score for step, score in scores.items()}
+        except ValueError:
+            raise UserError(
+                f"{file}: expected steps, found {list(scores)[:3]!a}: remove it"
+            ) from None
 
     def set_score(self, step: int, score: float) -> None:
         """Stores the score of a step, now or as soon as its checkpoint is saved.
@@ -183,6 +187,9 @@ class Checkpoints:
                 "version of animegamer_jax wrote it: train again with --start fresh, or another "
                 "--out"
             )
+        if not is_bucket(self.folder):  # Orbax would wait for a pipe
+            for path in (self.folder / str(step)).rglob("*"):
+                check_file(path)
         with self._reading(step):
             items = ocp.args.Composite(**{_RUN_CONFIG: ocp.args.JsonRestore()})
             stored = self._manager.restore(step, args=items)[_RUN_CONFIG]

@@ -102,8 +102,21 @@ class FileCases:
         self.canary = seeds / "canary"
         self.expected: dict[str, str] = {}
 
+    def select(self, *, only: int | None, skip: Collection[int]) -> None:
+        """Chooses which cases run: a single one, whose files are kept, or all but some."""
+        self.keep = only is not None
+        numbers = range(self.cases) if only is None else [only]
+        self.numbers = [number for number in numbers if number not in skip]
+
+    def _choose(self, number: int) -> tuple[Kind, random.Random]:
+        """Returns the kind of a case, and the source of its other choices."""
+        rng = random.Random(f"{self.seed} {number}")
+        (kind,) = rng.choices(self.kinds, [kind.weight for kind in self.kinds])
+        return kind, rng
+
     def check_sound(self, *, jobs: int) -> list[str]:
-        """Runs every command on the sound files; returns what goes wrong there."""
+        """Runs the chosen cases' commands on the sound files; returns what goes wrong there."""
+        chosen = {self._choose(number)[0].name for number in self.numbers}
         problems, kinds = [], {}
 
         def start(kind: Kind) -> Callable[[], Child]:
@@ -114,7 +127,9 @@ class FileCases:
 
             return make
 
-        for child in run_all((start(kind) for kind in self.kinds), jobs=jobs):
+        for child in run_all(
+            (start(kind) for kind in self.kinds if kind.name in chosen), jobs=jobs
+        ):
             kind, outcome = kinds.pop(child.pid), child.outcome
             assert outcome is not None
             self.expected[kind.name] = outcome.out if kind.exact else ""
@@ -123,17 +138,13 @@ class FileCases:
             shutil.rmtree(child.folder.parent)
         return problems
 
-    def run(
-        self, *, jobs: int, only: int | None = None, skip: Collection[int] = ()
-    ) -> Iterator[Verdict]:
-        """Runs all cases, or a single one whose files are kept; yields verdicts in any order."""
-        numbers = [n for n in range(self.cases) if n not in skip] if only is None else [only]
+    def run(self, *, jobs: int) -> Iterator[Verdict]:
+        """Runs the chosen cases and yields their verdicts, in any order."""
         cases: dict[int, tuple[int, Kind, Path, str]] = {}
 
         def start(number: int) -> Callable[[], Child]:
             def make() -> Child:
-                rng = random.Random(f"{self.seed} {number}")
-                (kind,) = rng.choices(self.kinds, [kind.weight for kind in self.kinds])
+                kind, rng = self._choose(number)
                 case = self._make(kind, f"{number}")
                 file = rng.choice(kind.candidates(self.seeds))
                 form = _form(file, kind)
@@ -145,7 +156,7 @@ class FileCases:
 
             return make
 
-        for child in run_all((start(number) for number in numbers), jobs=jobs):
+        for child in run_all((start(number) for number in self.numbers), jobs=jobs):
             number, kind, case, change = cases.pop(child.pid)
             outcome = child.outcome
             assert outcome is not None
@@ -156,7 +167,7 @@ class FileCases:
                 left=_left_in(case),
                 made=[name for name in kind.outputs if os.path.lexists(case / name)],
             )
-            if only is None:
+            if not self.keep:
                 shutil.rmtree(case, ignore_errors=True)
             yield Verdict(
                 number=number,

@@ -71,6 +71,7 @@ class Subject:
         again: Given the same, the command that continues; None: the same one.
         content: Returns what two equal results have in common.
         share: Share of the kills; those of small commands take at most one an operation.
+        needs: What it needs of the seeds.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Subject:
     again: Callable[[Path, Path], Callable[[], int]] | None = None
     content: Callable[[Path], Content] = _files
     share: float = 1.0
+    needs: tuple[str, ...] = ("bundle",)
 
 
 def _command(text: str) -> Callable[[Path, Path], Callable[[], int]]:
@@ -117,36 +119,34 @@ def _train(seeds: Path, out: Path) -> Callable[[], int]:
 
 _PLAY = "play --model {seeds}/bundle --instructions {seeds}/lines.txt --steps 2 --out {out}"
 _PICTURE = " --picture {seeds}/picture.png --picture-text Hana"
-# Of the seeds: what the commands below read.
-NEEDS = (
-    "bundle",
-    "released",
-    "networks",
-    "lines.txt",
-    "picture.png",
-    "film.mp4",
-    "shots",
-    "toyworld",
-)
 SUBJECTS: tuple[Subject, ...] = (
-    Subject(name="play", run=_command(_PLAY), again=_command(f"{_PLAY} --resume")),
+    Subject(
+        name="play",
+        needs=("bundle", "lines.txt"),
+        run=_command(_PLAY),
+        again=_command(f"{_PLAY} --resume"),
+    ),
     Subject(
         name="play, own picture",
+        needs=("bundle", "lines.txt", "picture.png"),
         run=_command(_PLAY + _PICTURE),
         again=_command(_PLAY + _PICTURE + " --resume"),
     ),
     Subject(
         name="data films",
+        needs=("film.mp4",),
         run=_command(
             "data films {seeds}/film.mp4 --out {out} --height 16 --width 24 --num-frames 9"
         ),
     ),
     Subject(
         name="data games",
+        needs=("shots",),
         run=_command("data games {seeds}/shots --out {out} --test-share 0.3 --min-turns 1"),
     ),
     Subject(
         name="data toyworld",
+        needs=(),
         run=_command(
             "data toyworld --out {out} --games 2 --test-games 1 --turns 2 --height 16 "
             "--width 24 --processes 1"
@@ -154,6 +154,7 @@ SUBJECTS: tuple[Subject, ...] = (
     ),
     Subject(
         name="data features",
+        needs=("networks", "toyworld"),
         run=_command(
             "data features --model {seeds}/networks/model --data {seeds}/toyworld --out {out} "
             "--batch 1 --shard 2"
@@ -162,6 +163,7 @@ SUBJECTS: tuple[Subject, ...] = (
     ),
     Subject(
         name="convert",
+        needs=("released",),
         run=_command("convert --out {out} --reference {seeds}/released"),
         content=_bundle,
         share=0.6,
@@ -199,6 +201,10 @@ class KillCases:
         self.operations: dict[str, int] = {} if operations is None else dict(operations)
         self.expected: dict[str, Content] = {}
         self.seconds: dict[str, float] = {}
+
+    def select(self, *, only: int | None, skip: Collection[int]) -> None:
+        """Chooses which cases run: a single one, whose files are kept, or all but some."""
+        self.only, self.skip = only, skip
 
     def check_sound(self, *, jobs: int) -> list[str]:
         """Runs every command undisturbed; returns what goes wrong there."""
@@ -284,19 +290,18 @@ class KillCases:
     def _size(self, subject: Subject) -> int:
         return self.operations[subject.name]
 
-    def run(
-        self, *, jobs: int, only: int | None = None, skip: Collection[int] = ()
-    ) -> Iterator[Verdict]:
+    def run(self, *, jobs: int) -> Iterator[Verdict]:
         """Strikes, continues, compares, and yields the verdicts in any order."""
-        planned = [(n, one) for n, one in enumerate(self.plan()) if n not in skip]
-        if only is not None:
-            planned = [(n, one) for n, one in planned if n == only]
+        planned = list(enumerate(self.plan()))
+        if self.only is not None:
+            planned = planned[self.only : self.only + 1]
+        planned = [one for one in planned if one[0] not in self.skip]
         cases: dict[int, tuple[int, Fault]] = {}
 
         def start(number: int, fault: Fault) -> Callable[[], Child]:
             def make() -> Child:
                 child = Child(
-                    lambda: self._try(number, fault, keep=only is not None),
+                    lambda: self._try(number, fault, keep=self.only is not None),
                     self.folder / f".case-{number}",
                     seconds=3 * _SECONDS,
                 )

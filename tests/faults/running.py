@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from files import WRONG, FileCases, Verdict
-from kills import NEEDS, SUBJECTS, DiskCases, KillCases, Subject
+from kills import SUBJECTS, DiskCases, KillCases, Subject
 from kinds import KINDS, Kind
 from seeds import make_seeds
 from table import format_table, read_record
@@ -30,22 +30,22 @@ def run_campaign(options: argparse.Namespace) -> int:
     wrong = 0
     try:
         wanted = [name for kind in _kinds(options) for name in kind.needs]
-        wanted += NEEDS if {"kills", "disks"} & {*options.parts} else ()
+        if {"kills", "disks"} & {*options.parts}:
+            wanted += [name for subject in _subjects(options) for name in subject.needs]
         seeds = make_seeds(work / "seeds", {name.split("/")[0] for name in wanted})
         for part in options.parts:
             start = time.monotonic()
             cases = _PARTS[part](seeds, work / part, options)
+            record = out / f"{part}.jsonl"
+            done = {} if keep else read_record(record)
+            sound = {number for number, one in done.items() if one.result != WRONG}
+            cases.select(only=options.only, skip=sound)
             for problem in cases.check_sound(jobs=options.jobs):
                 print(f"{part}: without a fault: {problem}", flush=True)
                 wrong += 1
             if isinstance(cases, KillCases):
                 (out / "operations.json").write_text(json.dumps(cases.operations, indent=1) + "\n")
-            record = out / f"{part}.jsonl"
-            done = {} if keep else read_record(record)
-            sound = {number for number, one in done.items() if one.result != WRONG}
-            for verdict in _told(
-                cases.run(jobs=options.jobs, only=options.only, skip=sound), start
-            ):
+            for verdict in _told(cases.run(jobs=options.jobs), start):
                 done[verdict.number] = verdict
                 if not keep:
                     with record.open("a") as file:

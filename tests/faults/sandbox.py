@@ -22,7 +22,8 @@ OFF, COUNT, KILL, KILL_IN_WRITE, FAIL = range(5)
 _SOURCE = Path(__file__).with_name("file_faults.c")
 _MARK = "FILE_FAULTS"
 _SPARE = 3 << 30  # bytes of addresses that a child may take, so that it cannot fill the machine
-_WALL = 3  # times the limit of CPU seconds: for a child that waits for ever
+_IDLE = 20.0  # seconds without any CPU time: the child waits for ever
+_WALL = 30  # times the limit of CPU seconds, however busy the machine is
 
 
 def preload() -> None:
@@ -132,6 +133,7 @@ class Child:
         self.start = time.monotonic()
         self.outcome: Outcome | None = None
         self._ended_late = False
+        self._progress = self.start, ""
         sys.stdout.flush(), sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
@@ -177,7 +179,10 @@ class Child:
             return True
         pid, status, used = os.wait4(self.pid, os.WNOHANG)
         if pid == 0:
-            if time.monotonic() - self.start > _WALL * self.seconds:
+            now, spent = time.monotonic(), _spent(self.pid)
+            if spent != self._progress[1]:
+                self._progress = now, spent
+            if now - self._progress[0] > _IDLE or now - self.start > _WALL * self.seconds:
                 self._ended_late = True
                 os.kill(self.pid, signal.SIGKILL)
             return False
@@ -228,6 +233,15 @@ def _ended(running: list[Child]) -> Iterator[Child]:
 
 def _text(path: Path) -> str:
     return path.read_bytes()[: 1 << 20].decode(errors="replace") if path.exists() else ""
+
+
+def _spent(pid: int) -> str:
+    """Returns the CPU time of a process and its children, in any unit."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return " ".join(fields[11:15])
 
 
 def _resident() -> float:

@@ -24,7 +24,7 @@ def test_a_sample_finds_nothing(tmp_path):
     environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    for part, count in (("files", 30), ("kills", 7)):  # none at a random moment of a training
+    for part, count in (("files", 30), ("kills", 8)):
         found = [json.loads(line) for line in (out / f"{part}.jsonl").read_text().splitlines()]
         assert sorted(one["number"] for one in found) == list(range(count))
         assert {one["result"] for one in found} <= {"refused", "right"}
