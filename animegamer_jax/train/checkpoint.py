@@ -16,6 +16,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -188,7 +189,7 @@ class Checkpoints:
                 "--out"
             )
         if not is_bucket(self.folder):  # Orbax would wait for a pipe
-            for path in (self.folder / str(step)).rglob("*"):
+            for path in Path(self.folder / str(step)).rglob("*"):
                 check_file(path)
         with self._reading(step):
             items = ocp.args.Composite(**{_RUN_CONFIG: ocp.args.JsonRestore()})

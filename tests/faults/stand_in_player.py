@@ -4,10 +4,12 @@ from typing import Any
 
 import numpy as np
 
+from animegamer_jax.errors import UserError
 from animegamer_jax.game.instructions import check_picture_text
 from animegamer_jax.game.player import TurnOutput
 from animegamer_jax.game.saved_game import NewPicture
 from animegamer_jax.media.pictures import fit_picture
+from animegamer_jax.tokenizer import MAX_CHARACTERS
 
 FRAMES, HEIGHT, WIDTH = 5, 16, 24
 SHAPE = 16, 32  # of a representation, as in `helpers.tiny_config`
@@ -30,7 +32,8 @@ class StandInPlayer:
         return cls(bundle, window=window, steps=steps)
 
     def check_instruction(self, text: str) -> None:
-        pass
+        if len(text) > MAX_CHARACTERS:
+            raise UserError(f"{len(text)} characters: expected at most {MAX_CHARACTERS}")
 
     def restore(self, games: Any) -> int:
         for turn in games[0]:
