@@ -39,7 +39,7 @@ Latents = Float[Array, "b f h w c"]
 PredictV = Callable[[Latents, Float[Array, " b"]], Latents]
 """Maps noised latents and training steps to v; its context is closed over."""
 
-_LEAST_STEP = 20  # nearer to the clip, noise tells nothing
+_LEAST_STEP = 20  # nearer to the clip, the networks see the clip itself
 _MARGIN = 10  # steps between the drawn ones and a segment's upper end
 _MOST_SNR = 5.0
 _HUBER = 1e-3
