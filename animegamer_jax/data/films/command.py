@@ -21,6 +21,7 @@ from animegamer_jax.progress import (
     print_status,
     show_progress,
 )
+from animegamer_jax.storage.locks import only_writer
 from animegamer_jax.storage.paths import is_bucket
 from animegamer_jax.vlm.client import AskSettings
 
@@ -58,7 +59,7 @@ def films(
     found = list_films(paths)
     folder = open_shots(out, settings)
     folder.tidy()
-    with show_progress() as progress:
+    with only_writer(out), show_progress() as progress:
         for_each(
             found,
             functools.partial(
@@ -123,7 +124,8 @@ def annotate(
         raise UserError(f"{shots}: no finished films: run `animegamer data films`")
     _annotator.cache_clear()  # of an earlier run in this process
     digest = _annotator(known, settings).key(folder)
-    with show_progress(note=_usage_note(folder)) as progress:
+    lock = only_writer(shots, what="annotations")
+    with lock, show_progress(note=_usage_note(folder)) as progress:
         for_each(
             every,
             functools.partial(
@@ -276,7 +278,7 @@ def games(
     """
     from animegamer_jax.data.films.games.writer import write_film_games
 
-    with show_progress() as progress:
+    with only_writer(out), show_progress() as progress:
         info = write_film_games(
             out,
             open_shots(shots),

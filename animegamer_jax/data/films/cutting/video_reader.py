@@ -23,6 +23,7 @@ from av.video.stream import VideoStream
 from jaxtyping import UInt8
 
 from animegamer_jax.errors import UserError, printable
+from animegamer_jax.media.containers import OPTIONS
 
 _HD_ROWS = 720  # untagged films have BT.709 colours from here on, BT.601 below
 _HINT = "copy it again, or convert it to H.264 in MP4"
@@ -190,8 +191,7 @@ def open_film(
     if os.path.isfile(path) and not os.path.getsize(path):
         raise FilmError(f"{name}: expected a film, found an empty file: {_HINT}")
     try:
-        # Without the whitelist, a playlist that is named like a film could fetch files.
-        container = av.open(os.fspath(path), mode="r", options={"protocol_whitelist": "file"})
+        container = av.open(os.fspath(path), mode="r", options=dict(OPTIONS))
     except (FFmpegError, OSError) as error:
         raise FilmError(f"{name}: expected a film, found: {error.strerror}: {_HINT}") from error
     with container:
