@@ -2,7 +2,7 @@
 
     python scripts/bench/bench_serve.py players             # eight games at once and in a row
     python scripts/bench/bench_serve.py long --turns 200    # a long game: seconds a turn, memory
-    python scripts/bench/bench_serve.py crowd               # a player beside one who floods
+    python scripts/bench/bench_serve.py crowd               # a player, and one who floods
     python scripts/bench/bench_serve.py load                # 300 turns by 16 players: memory, p95
 
 Each command starts a server in a temporary folder and calls its API with `gradio_client`. Other
@@ -44,6 +44,9 @@ def _serving(model: str) -> Iterator[tuple[str, int]]:
         command = [sys.executable, "-m", "animegamer_jax.cli", "serve", "--model", model]
         command += ["--port", "0", "--games", str(Path(place) / "games")]
         command += ["--trusted-proxies", "127.0.0.1"]  # each player has an address of their own
+        if model == "fake":
+            program = Path(__file__).parents[2] / "tests" / "support" / "fake_player.py"
+            command = [sys.executable, str(program), str(Path(place) / "games"), "4", "0.02"]
         with (Path(place) / "log").open("w") as log:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         assert process.stdout is not None
@@ -126,7 +129,7 @@ def long(*, model: str = "toy", turns: int = 200) -> None:
 
 @app.command
 def crowd(*, model: str = "toy", turns: int = 20, games: int = 12, steps: int = 100) -> None:
-    """Play turns alone, then beside a client with many long turns.
+    """Play turns alone, then next to a client with many long turns.
 
     Args:
         model: Model to play.
@@ -135,11 +138,12 @@ def crowd(*, model: str = "toy", turns: int = 20, games: int = 12, steps: int = 
         steps: Denoising steps of its turns.
     """
     lines = [_LINES[turn % len(_LINES)] for turn in range(turns)]
-    ended = threading.Event()
+    ended, flooded = threading.Event(), []
 
     def flood(address: str, number: int) -> int:
         client, played = _client(address, 255), 0
         game = client.predict(number, 0, steps, api_name="/new_game")["game"]
+        flooded.append(game)
         while not ended.is_set():
             with contextlib.suppress(AppError):  # it has too many turns, or was stopped
                 client.predict(game, _LINES[0], 0, api_name="/play_turn")
@@ -153,16 +157,18 @@ def crowd(*, model: str = "toy", turns: int = 20, games: int = 12, steps: int = 
         began = time.perf_counter()
         floods = [pool.submit(flood, address, number) for number in range(games)]
         time.sleep(5.0)
-        beside = _play(address, lines, 2)
+        crowded = _play(address, lines, 2)
         seconds = time.perf_counter() - began
         ended.set()
+        for game in flooded:
+            _client(address, 255).predict(game, api_name="/stop")
         played = sum(future.result() for future in floods)
-    for name, taken in (("alone", alone), ("beside the other", beside)):
+    for name, taken in (("alone", alone), ("next to the other", crowded)):
         print(
             f"a turn, {name}: median {np.median(taken):.2f} s, p95 {np.percentile(taken, 95):.2f} s"
         )
     print(
-        f"median beside / alone: {np.median(beside) / np.median(alone):.2f}; the other played "
+        f"median next to it / alone: {np.median(crowded) / np.median(alone):.2f}; the other played "
         f"{played} turns of {steps} steps, which began in {seconds:.0f} s"
     )
 
@@ -172,7 +178,7 @@ def load(*, model: str = "toy", turns: int = 300, players: int = 16) -> None:
     """Play many turns by many players; check that none is lost.
 
     Args:
-        model: Model to play.
+        model: Model to play; `fake` for a player without networks, of 0.02 s a step.
         turns: Number of turns of all players together.
         players: Number of players.
     """

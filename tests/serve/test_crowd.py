@@ -98,9 +98,9 @@ def test_a_player_beside_a_flooder_gets_a_turn_in_three_times_the_time(player, s
             for seed in range(12)
         ]
         wait_until(lambda: sum(request.status == "playing" for request in flood) == 8)
-        beside = [seconds_of_a_turn(engine, mine, "kind") for _ in range(5)]
+        crowded = [seconds_of_a_turn(engine, mine, "kind") for _ in range(5)]
         assert not any(request.ended for request in flood)
-        assert statistics.median(beside) < 3 * alone, (beside, alone)
+        assert statistics.median(crowded) < 3 * alone, (crowded, alone)
 
 
 def test_a_batch_that_gave_way_goes_on(player, store):
@@ -625,8 +625,8 @@ def test_one_that_floods_and_one_that_hangs_stop_nobody(server):
         for path in paths[4:]:
             assert "4 of your turns are waiting" in result(address, path, flood)[1]["error"]
         wait_until(lambda: ask(address, "progress", games[0], client=flood)["status"] == "playing")
-        beside = statistics.median(seconds() for _ in range(3))
-        assert beside < 3 * alone, (beside, alone)
+        crowded = statistics.median(seconds() for _ in range(3))
+        assert crowded < 3 * alone, (crowded, alone)
         assert ask(address, "stop", games[0], client=flood) is True
     finally:
         for connection, _ in hanging:
