@@ -72,12 +72,12 @@ class Rate:
         seconds: Time in which an empty one fills.
     """
 
-    def __init__(self, most: float, seconds: float):
+    def __init__(self, most: int | float, seconds: float):
         self._most, self._speed = most, most / seconds
         self._used: dict[str, tuple[float, float]] = {}
         self._lock = threading.Lock()
 
-    def take(self, client: str, amount: float = 1.0) -> float:
+    def take(self, client: str, amount: int | float = 1) -> float:
         """Takes an amount; returns 0.0, or the seconds to wait if there is not enough."""
         with self._lock:
             now = time.monotonic()

@@ -501,6 +501,16 @@ def test_no_file_but_what_the_page_shows(client, address, games):
             assert refusal.code in (403, 404)
 
 
+def test_a_forwarded_address_is_ignored(address, games):
+    """No proxy is trusted, so nobody can choose the client that they are."""
+    request = urllib.request.Request(f"{address}/health", headers={"X-Forwarded-For": "6.6.6.6"})
+    with urllib.request.urlopen(request) as answer:
+        assert json.load(answer) == {"status": "ready"}
+    log = games.with_suffix(".log").read_text()
+    assert "127.0.0.1 GET /health 200" in log
+    assert "6.6.6.6" not in log
+
+
 def test_a_player_who_leaves_finds_the_turn(client, address, new_client):
     """Its connection ends in the middle: the turn does not."""
     game = new_game(client)
