@@ -8,7 +8,9 @@ Hugging Face's configuration of the network if there is one.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Interval
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Remat = Literal["none", "full", "dots"]
@@ -36,7 +38,7 @@ class NetworkConfig:
 class LoRAConfig:
     """A low-rank update `x A B * alpha / rank` that is added to a frozen linear layer."""
 
-    rank: int
+    rank: Annotated[int, Interval(ge=1, le=1 << 16)]
     alpha: float
 
     @property

@@ -1,6 +1,7 @@
 """Checkpoints: what comes back, what stays, what is refused, and a disk that is full."""
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -150,11 +151,30 @@ def test_a_score_that_comes_before_its_checkpoint(fresh, tmp_path):
     again.close()
 
 
-def test_damaged_scores_are_refused(saved, tmp_path):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"4": 0.', r"not valid JSON: .*: remove it"),
+        ('{"x": 0.5}', r"expected steps, found \['x'\]: remove it"),
+        ('{"4": "0.5"}', r".*: remove it"),
+    ],
+)
+def test_damaged_scores_are_refused(saved, tmp_path, text, message):
     folder = shutil.copytree(saved, tmp_path / "c")
-    (folder / "scores.json").write_text('{"4": 0.')
-    with pytest.raises(UserError, match=r"c/scores.json: damaged \(.*\): remove it"):
+    (folder / "scores.json").write_text(text)
+    with pytest.raises(UserError, match=rf"c/scores\.json: {message}"):
         open_at(folder)
+
+
+def test_a_pipe_in_a_checkpoint_is_refused(fresh, saved, tmp_path):
+    folder = shutil.copytree(saved, tmp_path / "c")
+    found = next(path for path in sorted(folder.glob("*/run_config/*")) if path.is_file())
+    found.unlink()
+    os.mkfifo(found)
+    checkpoints = open_at(folder)
+    with pytest.raises(UserError, match=f"{found.name}: expected .*pipe"):
+        checkpoints.check()
+    checkpoints.close()
 
 
 def test_a_checkpoint_of_another_version_is_refused(fresh, saved, tmp_path):
