@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import tiny_stage
 from sandbox import COUNT, FAIL, KILL, KILL_IN_WRITE, Child, FileFaults, Outcome, run_all
 from table import REFUSED, RIGHT, WRONG, Verdict
 
@@ -90,33 +89,6 @@ def _command(text: str) -> Callable[[Path, Path], Callable[[], int]]:
     return make
 
 
-def _train(seeds: Path, out: Path) -> Callable[[], int]:
-    def run() -> int:
-        import jax
-
-        from animegamer_jax.bundle.bundle import Bundle
-        from animegamer_jax.storage.paths import absolute
-        from animegamer_jax.train.loop import train
-        from animegamer_jax.train.run import TrainingRun
-        from animegamer_jax.train.stages.base import DataSource
-
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        bundle = Bundle.open(seeds / "bundle")
-        recipe = dataclasses.replace(tiny_stage.RECIPE, save_every=2, eval_every=3, noise=0.1)
-        stage = tiny_stage.TinyStage(
-            recipe, bundle.config, bundle.protocol, tokenizer_dir=bundle.tokenizer_dir
-        )
-        return train(
-            TrainingRun(
-                stage=stage, bundle=bundle, sources=(DataSource("somewhere"),),
-                out=absolute(out), mesh=tiny_stage.one_device(), peak_tflops=None,
-                export_checkpoint="last",
-            )
-        )  # fmt: skip
-
-    return run
-
-
 _PLAY = "play --model {seeds}/bundle --instructions {seeds}/lines.txt --steps 2 --out {out}"
 _PICTURE = " --picture {seeds}/picture.png --picture-text Hana"
 SUBJECTS: tuple[Subject, ...] = (
@@ -169,7 +141,12 @@ SUBJECTS: tuple[Subject, ...] = (
         share=0.6,
     ),
     Subject(name="export", run=_command("export --out {out} --bundle {seeds}/bundle")),
-    Subject(name="training", run=_train, content=_training, share=0.4),
+    Subject(
+        name="training",
+        run=_command("train-tiny --bundle {seeds}/bundle --out {out}"),
+        content=_training,
+        share=0.4,
+    ),
 )
 
 
@@ -296,6 +273,7 @@ class KillCases:
         if self.only is not None:
             planned = planned[self.only : self.only + 1]
         planned = [one for one in planned if one[0] not in self.skip]
+        self.rng.shuffle(planned)  # a campaign that is stopped has tried some of each
         cases: dict[int, tuple[int, Fault]] = {}
 
         def start(number: int, fault: Fault) -> Callable[[], Child]:

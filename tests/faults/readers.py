@@ -1,9 +1,10 @@
-"""Commands for the campaign that read one kind of file as the commands of the package do.
+"""Commands for the campaign that read one kind of file as the commands of the package do, or train.
 
 They go through `cli.main`, as module `animegamer_jax.campaign`, where a command of the package
 would need minutes to come to the file, or has none that stops after it.
 """
 
+import dataclasses
 import hashlib
 import sys
 import types
@@ -162,6 +163,34 @@ def read_checkpoint(*, folder: Path) -> int:
     return 0
 
 
+def train_tiny(*, bundle: Path, out: Path) -> int:
+    """Train a stage of six steps, as `train.command.start` does."""
+    from animegamer_jax.bundle.bundle import Bundle
+    from animegamer_jax.storage.locks import only_writer
+    from animegamer_jax.storage.paths import absolute
+    from animegamer_jax.train.loop import train
+    from animegamer_jax.train.run import TrainingRun
+    from animegamer_jax.train.stages.base import DataSource
+
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    opened = Bundle.open(bundle)
+    recipe = dataclasses.replace(tiny_stage.RECIPE, save_every=2, eval_every=3, noise=0.1)
+    stage = tiny_stage.TinyStage(
+        recipe, opened.config, opened.protocol, tokenizer_dir=opened.tokenizer_dir
+    )
+    run = TrainingRun(
+        stage=stage,
+        bundle=opened,
+        sources=(DataSource("somewhere"),),
+        out=absolute(out),
+        mesh=tiny_stage.one_device(),
+        peak_tflops=None,
+        export_checkpoint="last",
+    )
+    with only_writer(run.out):
+        return train(run)
+
+
 RUN_CONFIG = {"stage": "tiny", "recipe": {"steps": 6, "seed": 0}}
 
 
@@ -189,7 +218,7 @@ def write_checkpoint(folder: Path) -> int:
 _COMMANDS = {
     name.replace("_", "-"): value
     for name, value in dict(globals()).items()
-    if name.startswith("read_") and callable(value)
+    if name.startswith(("read_", "train_")) and callable(value)
 }
 
 
@@ -200,4 +229,3 @@ def install() -> None:
         setattr(module, name.replace("-", "_"), command)
         cli.COMMANDS[name] = (f"campaign:{name.replace('-', '_')}", "of the campaign")
     sys.modules["animegamer_jax.campaign"] = module
-    assert jax is not None
