@@ -16,7 +16,7 @@ another version.
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -154,8 +154,8 @@ def _array(shape: tuple[int, ...]) -> tfds.features.Tensor:
 class RecordSource:
     """The records of one split of one part by number: a random-access source for Grain."""
 
-    def __init__(self, source: Any, *, name: str):
-        self._source, self._name = source, name
+    def __init__(self, source: Any, *, name: str, fields: Collection[str] = ()):
+        self._source, self._name, self._fields = source, name, frozenset(fields)
 
     def __len__(self) -> int:
         return len(self._source)
@@ -173,6 +173,8 @@ class RecordSource:
             record = self._source[int(index)]
         except Exception as error:  # ArrayRecord and protobuf raise types of their own
             raise _damaged(self._name, error) from error
+        if lacking := sorted(self._fields - record.keys()):
+            raise _damaged(self._name, ValueError(f"no field {', '.join(lacking)}"))
         for name in TEXTS:
             if name in record:
                 record[name] = record[name].decode()
@@ -217,7 +219,7 @@ class OpenDataset:
                 f"{name}: expected {self.info.splits[split]} records, found {found}: copy the "
                 "dataset again, or make it again"
             )
-        return RecordSource(source, name=name)
+        return RecordSource(source, name=name, fields=record_spec(part, self.info).keys())
 
 
 class GameDataset(OpenDataset):

@@ -221,7 +221,7 @@ def shard(path):
     return next(path.glob("games/*/games-train.*"))
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "scratched", "no TFDS"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "scratched", "no TFDS", "no field"])
 def test_damaged_files_are_told(copy, damage):
     file = shard(copy)
     content = bytearray(file.read_bytes())
@@ -231,6 +231,11 @@ def test_damaged_files_are_told(copy, damage):
         file.write_bytes(content[: len(content) // 3])
     elif damage == "scratched":
         file.write_bytes(bytes(b ^ 0x5A for b in content))
+    elif damage == "no field":
+        features = file.parent / "features.json"
+        described = json.loads(features.read_text())
+        del described["featuresDict"]["features"]["game"]
+        features.write_text(json.dumps(described))
     else:
         (file.parent / "dataset_info.json").unlink()
     with pytest.raises(UserError, match=r"\(train\): cannot be read: .*copy the dataset again"):

@@ -166,7 +166,7 @@ _INSERTED = {
     "carriage returns": "\r\r",
     "a byte order mark": "\ufeff",
     "a long line": "x" * 3_000_000,
-    "many lines": "y\n" * 300_000,
+    "many lines": "\n" * 300_000,
     "quotes": "\"'`$(touch touched)<script>",
     "a percent": "%s%n%(x)s{0}{__class__}",
 }
