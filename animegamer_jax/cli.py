@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import difflib
 import functools
 import importlib
 import inspect
@@ -11,8 +12,9 @@ import logging
 import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
+
+from animegamer_jax.extras import extra_with, how_to_install, missing_extra
 
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -40,35 +42,29 @@ COMMANDS = {
     "bench": ("bench.command:bench", "time the parts of a turn and the training steps"),
 }
 
-# The extra that installs a package which the plain installation lacks.
-_EXTRAS = {
-    "apache_beam": "beam",
-    "array_record": "train",
-    "cv2": "train",
-    "diffusers": "bench",
-    "gradio": "serve",
-    "grain": "train",
-    "jinja2": "films",
-    "matplotlib": "evaluate",
-    "openai": "films",
-    "scenedetect": "films",
-    "tensorboardX": "train",
-    "tensorflow_datasets": "train",
-    "torch": "torch",
-}
-
 
 def _usage(group: str = "") -> str:
     """Lists all commands, or those of a group: `group` is "", or a first word and a space."""
-    rows = [
-        f"  {name.removeprefix(group):<18} {text}"
-        for name, (_, text) in COMMANDS.items()
-        if name.startswith(group)
-    ]
+    rows, missing = [], {}
+    for name, (_, text) in COMMANDS.items():
+        if name.startswith(group):
+            if extra := missing_extra(name):
+                missing[extra] = how_to_install(extra)
+                text += f" [{extra}]"
+            rows.append(f"  {name.removeprefix(group):<18} {text}")
+    notes = [f"[{extra}] is not installed: {hint}" for extra, hint in missing.items()]
     prog = f"animegamer {group}"
-    return "\n".join(
-        [f"usage: {prog}COMMAND [options]", "", *rows, "", f"{prog}COMMAND --help: options"]
-    )
+    ends = ["", f"{prog}COMMAND --help: options", *notes]
+    return "\n".join([f"usage: {prog}COMMAND [options]", "", *rows, *ends])
+
+
+def _nearest(name: str, group: str) -> str:
+    """Returns a question for the known command that is most like an unknown one; may be empty."""
+    known = {n.removeprefix(group): n for n in COMMANDS if n.startswith(group)}
+    known |= {n.rpartition(" ")[2]: n for n in known.values()}  # "features" for "data features"
+    known |= {n.split()[0]: n.split()[0] for n in COMMANDS if not group}
+    found = difflib.get_close_matches(name, known, n=1)
+    return f": did you mean `animegamer {known[found[0]]}`?" if found else ""
 
 
 def _choose(argv: list[str]) -> tuple[str, list[str]]:
@@ -91,7 +87,8 @@ def _choose(argv: list[str]) -> tuple[str, list[str]]:
         if not in_group:
             known = ", ".join(COMMANDS)
             message = f"animegamer: unknown command {first!r}: expected one of {known}"
-        print(message, file=sys.stderr)
+        nearest = _nearest(second, group) if in_group else _nearest(first, "")
+        print(f"{message}{nearest}", file=sys.stderr)
         raise SystemExit(2)
     return name, argv[name.count(" ") + 1 :]
 
@@ -162,15 +159,9 @@ def _one_line(panel: str) -> str:
     body = itertools.takewhile(lambda line: not line.startswith(("───", "---", "╰")), lines)
     text = " ".join(line for line in body if line and not line.startswith("╭"))
     text = re.sub(r"no type matching .* Got errors: .*- <class '\w+'>: ", "", text)
-    return text.rstrip(".:") or "the options cannot be read"
-
-
-def _how_to_install(extra: str) -> str:
-    """Returns the command that installs an extra; a checkout is installed from its folder."""
-    root = Path(__file__).parents[1]
-    if (root / "constraints.txt").is_file():
-        return f"pip install -e '.[{extra}]' -c constraints.txt in {root}"
-    return f"pip install 'animegamer-jax[{extra}]'"
+    text = text.rstrip(".:") or "the options cannot be read"
+    similar = [line.split()[0] for line in lines if line.startswith("--") and line.strip("-")]
+    return f"{text} (did you mean {' or '.join(dict.fromkeys(similar))}?)" if similar else text
 
 
 def _resend_interrupt(unraisable: Any) -> None:
@@ -217,10 +208,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        extra = extra_with(error.name or "", name)
         if extra is None:
             raise
-        hint = _how_to_install(extra)
+        hint = how_to_install(extra)
         print(f"{prog}: needs {error.name}, which is not installed: {hint}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

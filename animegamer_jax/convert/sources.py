@@ -26,6 +26,7 @@ import ml_dtypes
 import numpy as np
 
 from animegamer_jax.errors import UserError
+from animegamer_jax.extras import how_to_install
 
 _BLOCK_BYTES = 1 << 25  # copied before the pages are released
 
@@ -113,8 +114,8 @@ def import_torch() -> ModuleType:
         import torch
     except ImportError:
         raise UserError(
-            "torch is not installed, and files in PyTorch's own format need it: install the extra "
-            "`torch` (pip install 'animegamer-jax[torch]')"
+            "torch is not installed, and files in PyTorch's own format need it: "
+            f"{how_to_install('torch')}"
         ) from None
     return torch
 
