@@ -40,6 +40,7 @@ COMMANDS = {
     "train adapt": ("train.command:adapt", "train the decoder on the language model's predictions"),
     "plan": ("plan.command:plan", "estimate what a program needs on a TPU slice"),
     "bench": ("bench.command:bench", "time the parts of a turn and the training steps"),
+    "doctor": ("doctor:doctor", "show what is installed, what fits here, and what to do"),
 }
 
 

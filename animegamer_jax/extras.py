@@ -3,6 +3,22 @@
 import importlib.util
 from pathlib import Path
 
+# What each extra is for.
+PURPOSES = {
+    "serve": "`animegamer serve`: the page and the API",
+    "train": "`data toyworld`, `data features` and `train`",
+    "films": "films to games, and a judge in `evaluate`",
+    "beam": "films on a cluster",
+    "dataflow": "films on Google Dataflow",
+    "evaluate": "`evaluate`",
+    "torch": "files in PyTorch's format: `convert`, `export`, `parity`",
+    "plan": "`plan`: the TPU's compiler",
+    "tpu": "TPUs, and addresses in buckets (gs://)",
+    "bench": "`bench --against torch`",
+    "docs": "`make docs`",
+    "dev": "`make test` and `make lint`",
+}
+
 # Modules that the plain installation lacks, and the extras that bring them, the smallest first.
 MODULES = {
     "apache_beam": ("beam", "dataflow"),
