@@ -11,7 +11,9 @@ import itertools
 import logging
 import re
 import sys
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 from animegamer_jax.extras import extra_with, how_to_install, missing_extra
@@ -38,6 +40,7 @@ COMMANDS = {
     "train decoder": ("train.command:decoder", "train the shot encoder and the decoder"),
     "train mllm": ("train.command:mllm", "train the language model"),
     "train adapt": ("train.command:adapt", "train the decoder on the language model's predictions"),
+    "train distill": ("train.command:distill", "train a student that makes a clip in a few steps"),
     "plan": ("plan.command:plan", "estimate what a program needs on a TPU slice"),
     "bench": ("bench.command:bench", "time the parts of a turn and the training steps"),
     "doctor": ("doctor:doctor", "show what is installed, what fits here, and what to do"),
@@ -55,7 +58,7 @@ def _usage(group: str = "") -> str:
             rows.append(f"  {name.removeprefix(group):<18} {text}")
     notes = [f"[{extra}] is not installed: {hint}" for extra, hint in missing.items()]
     prog = f"animegamer {group}"
-    ends = ["", f"{prog}COMMAND --help: options", *notes]
+    ends = ["", f"{prog}COMMAND --help: options; --debug: the traceback of an error", *notes]
     return "\n".join([f"usage: {prog}COMMAND [options]", "", *rows, *ends])
 
 
@@ -162,7 +165,25 @@ def _one_line(panel: str) -> str:
     text = re.sub(r"no type matching .* Got errors: .*- <class '\w+'>: ", "", text)
     text = text.rstrip(".:") or "the options cannot be read"
     similar = [line.split()[0] for line in lines if line.startswith("--") and line.strip("-")]
-    return f"{text} (did you mean {' or '.join(dict.fromkeys(similar))}?)" if similar else text
+    return f"{text} (did you mean {' or '.join(sorted({*similar}))}?)" if similar else text
+
+
+def _unexpected(error: BaseException) -> str:
+    """Describes an error that no code expected: its kind, its text, and where it was raised."""
+    from animegamer_jax.errors import first_line
+
+    root = Path(__file__).parent
+    places = [
+        f"{Path(frame.filename).relative_to(root)}, line {frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).is_relative_to(root)
+    ]
+    kind, text = type(error).__name__, first_line(error)
+    text = f"{kind}: {text}" if text != kind else kind
+    if isinstance(error, MemoryError):
+        text = f"not enough memory ({text})"
+    where = f" in {places[-1]}" if places else ""
+    return f"unexpected {text}{where}: please report it, with the traceback that --debug adds"
 
 
 def _resend_interrupt(unraisable: Any) -> None:
@@ -178,8 +199,13 @@ def _resend_interrupt(unraisable: Any) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one sub-command and returns the exit status: 2 for a user's mistake, 130 for Ctrl-C."""
+    """Runs one sub-command and returns the exit status.
+
+    2 is for a user's mistake, 130 for Ctrl-C, and 1 for an error that nobody expected. All are
+    printed in one line; the option `--debug`, which every command has, adds the traceback.
+    """
     argv = sys.argv[1:] if argv is None else argv
+    debug, argv = "--debug" in argv, [word for word in argv if word != "--debug"]
     if argv[:1] == ["--version"]:
         from animegamer_jax import __version__
 
@@ -191,7 +217,7 @@ def main(argv: list[str] | None = None) -> int:
         return int(str(stop.code))
 
     from animegamer_jax.devices import quiet_libtpu
-    from animegamer_jax.errors import UserError
+    from animegamer_jax.errors import UserError, printable_lines
 
     quiet_libtpu()
     prog = f"animegamer {name}"
@@ -205,19 +231,22 @@ def main(argv: list[str] | None = None) -> int:
             command = command.for_words(rest)
         args, kwargs = parse(command, prog, rest)
         status = command(*args, **kwargs)
-    except UserError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        return 2
-    except ModuleNotFoundError as error:
-        extra = extra_with(error.name or "", name)
-        if extra is None:
-            raise
-        hint = how_to_install(extra)
-        print(f"{prog}: needs {error.name}, which is not installed: {hint}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print(f"{prog}: stopped", file=sys.stderr)
         return 130
+    except (SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # panics of libraries in Rust are no Exception
+        if debug:
+            traceback.print_exception(error)
+        status, line = 2, str(error)
+        missing = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+        if (extra := extra_with(missing, name)) is not None:
+            line = f"needs {missing}, which is not installed: {how_to_install(extra)}"
+        elif not isinstance(error, UserError):
+            status, line = 1, _unexpected(error)
+        print(printable_lines(f"{prog}: {line}"), file=sys.stderr)
+        return status
     finally:
         sys.unraisablehook = hook
     return status or 0

@@ -44,7 +44,9 @@ def train(run: TrainingRun) -> int:
     """
     stage, recipe, mesh = run.stage, run.stage.recipe, run.mesh
     key, eval_key = jax.random.split(jax.random.key(recipe.seed))
-    optimizer = make_optimizer(recipe.optimizer, steps=recipe.steps)
+    optimizer = make_optimizer(
+        recipe.optimizer, steps=recipe.steps, rate_factors=stage.rate_factors()
+    )
     with contextlib.ExitStack() as resources:
         # Restore. What may be refused comes first, what takes memory last.
         samples, held_out, run_config = _open_data(run)
@@ -84,7 +86,7 @@ def train(run: TrainingRun) -> int:
         logger.print(_describe(state, stage))
         if (before := checkpoints.stretched_from) is not None:
             rates = (make_optimizer(recipe.optimizer, steps=n) for n in (before, recipe.steps))
-            old, new = (float(rate.learning_rate(step)) for rate in rates)
+            old, new = (float(jax.numpy.asarray(rate.learning_rate(step))) for rate in rates)
             logger.print(
                 f"{stage.name}: made longer, from {before} to {recipe.steps} steps: the learning "
                 f"rate's cosine now ends there, so the rate of step {step + 1} is {new:.3g} "
