@@ -26,7 +26,7 @@ def features(
     After an interruption, run the same command again. Several hosts share the work.
 
     Args:
-        model: Bundle with T5, CLIP and the VAE.
+        model: Bundle with T5, CLIP and the VAE, or `toy` for the embedded model.
         data: Game dataset.
         out: Folder to write: a path that all hosts share, or gs://.
         frame: Frame of each clip that CLIP sees; the paper uses the first.

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from etils import epath
 
 from animegamer_jax.errors import UserError
+from animegamer_jax.extras import how_to_install
 
 _TEMPORARY = re.compile(r"\.part-[0-9a-f]{8}$")  # of `files.replacing`
 
@@ -109,8 +110,8 @@ def _reason(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, ImportError):
-        needs = "needs the extra `tpu` (pip install 'animegamer-jax[tpu]')"
-        return f"a bucket {needs}" if error.name in ("gcsfs", "fsspec") else None
+        needs = f"a bucket needs the extra `tpu` ({how_to_install('tpu')})"
+        return needs if error.name in ("gcsfs", "fsspec") else None
     status = _STATUS.match(str(error)) if isinstance(error, ValueError) else None
     of_bucket = type(error).__module__.partition(".")[0] in _BUCKET_MODULES
     if status is None and not of_bucket and not isinstance(error, OSError):

@@ -89,7 +89,7 @@ def test_clients_take_turns_in_the_queue():
 
 
 def test_a_player_beside_a_flooder_gets_a_turn_in_three_times_the_time(player, store):
-    player.step_seconds = 0.03
+    player.step_seconds = 0.1
     with engine_of(player, store, batch_sizes=(1, 2, 4), workers=2) as engine:
         mine = new_game(store)
         alone = statistics.median(seconds_of_a_turn(engine, mine, "kind") for _ in range(5))

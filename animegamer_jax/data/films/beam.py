@@ -13,6 +13,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from animegamer_jax.errors import UserError
+from animegamer_jax.extras import how_to_install
 
 _JOB_SERVERS = ("flink", "spark", "portable")  # take options that only the server knows
 # A worker's error arrives as text.
@@ -127,7 +128,7 @@ def _runner_failure(error: Exception, runner: str) -> str | None:
     lines = str(error).splitlines() or [""]
     if isinstance(error, ImportError):
         is_dataflow = "dataflow" in runner.lower()
-        hint = "pip install 'animegamer-jax[dataflow]'" if is_dataflow else "install what it needs"
+        hint = how_to_install("dataflow") if is_dataflow else "install what it needs"
         return f"{lines[0]}: {hint}"
     if isinstance(error, ValueError) and "validations errors" in lines[0]:
         return f"{' '.join(lines[1:])} Give it by --beam-options name=value"

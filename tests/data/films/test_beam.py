@@ -111,5 +111,5 @@ def test_a_runner_s_library_that_is_missing_is_named():
         pytest.skip("the library is there")
     options = ("project=mine-1", "region=europe-west4", "temp_location=gs://bucket/tmp")
     chosen = RunnerOptions(runner="DataflowRunner", beam_options=options)
-    with pytest.raises(UserError, match=r"pip install 'animegamer-jax\[dataflow\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[dataflow\]'"):
         for_each([1], runner_work.fail, options=chosen, label="fail")
