@@ -16,7 +16,7 @@ from pathlib import Path
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.saved_game import GAME_FILE, STORYBOARD_FILE, Game
 from animegamer_jax.media import video
-from animegamer_jax.storage.untrusted import DAMAGED_ZIP
+from animegamer_jax.storage.untrusted import DAMAGED_ZIP, check_file
 
 MOVIE_FILE = "game.mp4"
 _WANTED = re.compile(r"game\.json|picture\.png|[A-Za-z0-9_-]{1,60}\.(mp4|npz)")
@@ -67,6 +67,7 @@ def unpack_game(archive: Path, folder: Path, *, check: Callable[[Game], None]) -
         UserError: the archive is not a zip, holds no game, is too large or damaged, or has a path
             in a name; or as `check`.
     """
+    check_file(archive, expected="a downloaded game")
     try:
         with zipfile.ZipFile(archive) as found:
             members = _check_members(found)

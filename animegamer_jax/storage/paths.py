@@ -78,6 +78,7 @@ _BUCKET_MODULES = ("gcsfs", "google", "aiohttp", "fsspec", "botocore", "requests
 _STATUS = re.compile(
     r"(RESOURCE_EXHAUSTED|PERMISSION_DENIED|NOT_FOUND|DATA_LOSS|UNAVAILABLE|INTERNAL|OUT_OF_RANGE"
     r"|INVALID_ARGUMENT|FAILED_PRECONDITION|UNAUTHENTICATED|UNKNOWN|DEADLINE_EXCEEDED|ABORTED)\b"
+    r"|Error (reading|decoding|opening|writing)\b"  # of a damaged file it says no status
 )
 _SIGN_IN = (
     "sign in with `gcloud auth application-default login`, or let this machine's account into the "

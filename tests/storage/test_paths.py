@@ -54,6 +54,13 @@ def test_other_refusals_keep_their_remedy():
     assert error_of("/x", mine) == f"/x: cannot be written: Permission denied: {HINT}"
 
 
+def test_a_damaged_file_of_tensorstore_is_one_line():
+    text = 'Error reading Byte range [0, 9) of local file "/x/d/1": Error decoding "manifest"'
+    assert error_of("/x", ValueError(text)) == f"/x: cannot be written: {text}: {HINT}"
+    with pytest.raises(ValueError, match="another"), user_errors("/x", "wrong", hint=HINT):
+        raise ValueError("another error")
+
+
 def test_addresses_in_buckets_stay():
     assert str(absolute("gs://bucket/a/../b")) == "gs://bucket/a/../b"
     assert str(absolute("a")).startswith("/")
