@@ -13,7 +13,7 @@ import tyro
 
 from animegamer_jax.data.films.clips.store import FilmSettings, ShotsFolder, open_shots, path_id
 from animegamer_jax.data.films.games.grouping import GamesSettings
-from animegamer_jax.data.films.runners import RunnerOptions, for_each
+from animegamer_jax.data.films.runners import RunnerOptions, for_each, is_loopback
 from animegamer_jax.errors import UserError
 from animegamer_jax.progress import Progress, no_progress, print_status, show_progress
 from animegamer_jax.storage.paths import is_bucket
@@ -144,10 +144,9 @@ def annotate(
 
 def _refuse_out_of_reach(shots: str, settings: AskSettings, runner: RunnerOptions) -> None:
     """Makes sure that other machines can reach the folder and the server."""
-    if runner.is_local:
+    if runner.is_on_this_machine:
         return
-    host = urllib.parse.urlsplit(settings.endpoint).hostname or ""
-    if host in ("localhost", "::1", "0.0.0.0") or host.startswith("127."):
+    if is_loopback(urllib.parse.urlsplit(settings.endpoint).hostname or ""):
         raise UserError(
             f"--endpoint {settings.endpoint}: expected an address that the machines of "
             f"{runner.runner} can reach, found one of this machine only"
