@@ -24,7 +24,7 @@ def features(
     After an interruption, run the same command again. Several hosts share the work.
 
     Args:
-        model: Bundle with T5, CLIP and the VAE.
+        model: Bundle with T5, CLIP and the VAE, or `toy` for the embedded model.
         data: Game dataset.
         out: Folder to write: a path that all hosts share, or gs://.
         frame: Frame of each clip that CLIP sees; the paper uses the first.
@@ -39,12 +39,13 @@ def features(
     import jax
 
     from animegamer_jax.bundle.bundle import Bundle
+    from animegamer_jax.bundle.embedded import model_folder
     from animegamer_jax.configs import SIZES
     from animegamer_jax.data.datasets import open_games
     from animegamer_jax.data.features import write_features
 
     with raise_on_all_hosts():
-        bundle, games = Bundle.open(model), open_games(data)
+        bundle, games = Bundle.open(model_folder(model)), open_games(data)
         encoder = bundle.config.encoder or SIZES[size]().encoder
         assert encoder is not None  # each named size has one
     settings = {"model": model, "data": data, "out": out, "frame": frame, "shard": shard}

@@ -321,10 +321,22 @@ def _write_split(
     hosts, host = jax.process_count(), jax.process_index()
     # By number, because hosts list the missing shards at different times.
     mine = [shard for shard in missing if shard % hosts == host]
+
+    def reported(
+        records: Iterable[Mapping[Part, Record]], number: int, last: int
+    ) -> Iterator[Mapping[Part, Record]]:
+        for record in records:
+            yield record
+            number += 1
+            if number < last:  # the last one counts once the shard is complete
+                on_progress(f"{split} turns", number, len(turns))
+
     on_progress(f"{split} turns", done, len(turns))
     for shard in mine:
-        records = maker.records((turns[i] for i in places[shard]), games.info)
-        done += written.write(split, shard, records)
+        made = maker.records((turns[i] for i in places[shard]), games.info)
+        last = done + len(places[shard])
+        written.write(split, shard, reported(made, done, last))
+        done = last
         on_progress(f"{split} turns", done, len(turns))
 
 

@@ -1,6 +1,7 @@
 """`animegamer data films`, `annotate`, `games` and `show`: from films to a game dataset."""
 
 import contextlib
+import dataclasses
 import functools
 import os
 import sys
@@ -32,6 +33,7 @@ def films(
     paths: Annotated[tuple[str, ...], tyro.conf.Positional],
     *,
     out: str,
+    model: str | None = None,
     settings: Annotated[FilmSettings, Unprefixed] = _FILMS,
     threads: int = 1,
     runner: Annotated[RunnerOptions, Unprefixed] = _RUNNER,
@@ -44,12 +46,16 @@ def films(
     Args:
         paths: Films, folders of films, or patterns with * ? [], on this machine or in a bucket.
         out: Shots folder to write, or to add films to.
+        model: Model that will be trained on the clips, a bundle or `toy`: its clips' height, width
+            and number of frames replace those of the options below.
         settings: How films are cut.
         threads: Number of decoder threads in each worker.
         runner: Where the work runs.
     """
     from animegamer_jax.data.films.cutting.process_film import count_done, list_films, process_film
 
+    if model is not None:
+        settings = _sized_for(model, settings)
     found = list_films(paths)
     folder = open_shots(out, settings)
     folder.tidy()
@@ -78,6 +84,33 @@ def films(
         _print(f"  {film.reason}")
     none_used = {path_id(path) for path in found} <= {film.film for film in skipped}
     return 2 if none_used else 0
+
+
+def _sized_for(model: str, settings: FilmSettings) -> FilmSettings:
+    """Returns the settings with the size of a model's clips.
+
+    Raises:
+        UserError: there is no such model, it has no size of clips, or another one was asked for.
+    """
+    from animegamer_jax.bundle.bundle import Bundle
+    from animegamer_jax.bundle.embedded import model_folder
+    from animegamer_jax.configs import clip_size
+
+    config = Bundle.open(model_folder(model)).config
+    if config.dit is None or config.vae is None:
+        raise UserError(
+            f"--model {model}: expected a bundle with the networks dit and vae, which decide the "
+            "size of clips: give --height, --width and --num-frames instead"
+        )
+    names = ("num_frames", "height", "width")
+    size = dict(zip(names, clip_size(config.dit, config.vae), strict=True))
+    for name, value in size.items():
+        if (asked := getattr(settings, name)) not in (value, getattr(_FILMS, name)):
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(
+                f"{option} {asked}: clips for --model {model} have {value}: leave {option} out"
+            )
+    return dataclasses.replace(settings, **size)
 
 
 def _print(text: str) -> None:
