@@ -15,7 +15,7 @@ def features(
     out: str,
     frame: Literal["first", "random"] = "first",
     batch: int = 16,
-    shard: int = 256,
+    shard: int | None = None,
     size: Literal["toy", "full"] = "toy",
     host_options: Annotated[HostOptions, tyro.conf.arg(name="")],
 ) -> int:
@@ -29,7 +29,8 @@ def features(
         out: Folder to write: a path that all hosts share, or gs://.
         frame: Frame of each clip that CLIP sees; the paper uses the first.
         batch: Number of turns that a host computes at a time, a multiple of its devices.
-        shard: Number of turns in a file, which is also what an interruption loses at most.
+        shard: Number of turns in a file, which is also what an interruption loses at most. Default:
+            256, up to 8,192 for large datasets.
         size: Size whose number of text tokens is used if the bundle has no shot encoder yet.
         host_options: Options for several hosts.
     """

@@ -293,7 +293,7 @@ def games(
     *,
     out: str,
     settings: Annotated[GamesSettings, Unprefixed] = _GAMES,
-    films_a_shard: int = 1,
+    films_a_shard: int | None = None,
     runner: Annotated[RunnerOptions, Unprefixed] = _RUNNER,
 ) -> int:
     """Make games of annotated clips: a game dataset to train on, with a data card.
@@ -304,7 +304,8 @@ def games(
         shots: Shots folder with annotations.
         out: Game dataset to write.
         settings: Which clips make a game.
-        films_a_shard: Number of films whose games go into one file.
+        films_a_shard: Number of films whose games go into one file. Default: one, or more where
+            there are more than 4,096 films.
         runner: Where the work runs.
     """
     from animegamer_jax.data.films.games.writer import write_film_games
