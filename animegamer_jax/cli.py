@@ -10,6 +10,7 @@ import itertools
 import logging
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,6 +37,7 @@ COMMANDS = {
     "train decoder": ("train.command:decoder", "train the shot encoder and the decoder"),
     "train mllm": ("train.command:mllm", "train the language model"),
     "train adapt": ("train.command:adapt", "train the decoder on the language model's predictions"),
+    "train distill": ("train.command:distill", "train a student that makes a clip in a few steps"),
     "plan": ("plan.command:plan", "estimate what a program needs on a TPU slice"),
     "bench": ("bench.command:bench", "time the parts of a turn and the training steps"),
 }
@@ -67,7 +69,13 @@ def _usage(group: str = "") -> str:
     ]
     prog = f"animegamer {group}"
     return "\n".join(
-        [f"usage: {prog}COMMAND [options]", "", *rows, "", f"{prog}COMMAND --help: options"]
+        [
+            f"usage: {prog}COMMAND [options]",
+            "",
+            *rows,
+            "",
+            f"{prog}COMMAND --help: options; --debug: the traceback of an error",
+        ]
     )
 
 
@@ -173,6 +181,29 @@ def _how_to_install(extra: str) -> str:
     return f"pip install 'animegamer-jax[{extra}]'"
 
 
+def _extra_of(error: ModuleNotFoundError) -> str | None:
+    """Returns the extra with the missing package; None if no extra has it."""
+    return _EXTRAS.get((error.name or "").partition(".")[0])
+
+
+def _unexpected(error: BaseException) -> str:
+    """Describes an error that no code expected: its kind, its text, and where it was raised."""
+    from animegamer_jax.errors import first_line
+
+    root = Path(__file__).parent
+    places = [
+        f"{Path(frame.filename).relative_to(root)}, line {frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).is_relative_to(root)
+    ]
+    kind, text = type(error).__name__, first_line(error)
+    text = f"{kind}: {text}" if text != kind else kind
+    if isinstance(error, MemoryError):
+        text = f"not enough memory ({text})"
+    where = f" in {places[-1]}" if places else ""
+    return f"unexpected {text}{where}: please report it, with the traceback that --debug adds"
+
+
 def _resend_interrupt(unraisable: Any) -> None:
     """Repeats a Ctrl-C that Python dropped because it struck in a garbage-collector callback."""
     if unraisable.exc_type is KeyboardInterrupt:
@@ -186,8 +217,13 @@ def _resend_interrupt(unraisable: Any) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one sub-command and returns the exit status: 2 for a user's mistake, 130 for Ctrl-C."""
+    """Runs one sub-command and returns the exit status.
+
+    2 is for a user's mistake, 130 for Ctrl-C, and 1 for an error that nobody expected. All are
+    printed in one line; the option `--debug`, which every command has, adds the traceback.
+    """
     argv = sys.argv[1:] if argv is None else argv
+    debug, argv = "--debug" in argv, [word for word in argv if word != "--debug"]
     if argv[:1] == ["--version"]:
         from animegamer_jax import __version__
 
@@ -199,7 +235,7 @@ def main(argv: list[str] | None = None) -> int:
         return int(str(stop.code))
 
     from animegamer_jax.devices import quiet_libtpu
-    from animegamer_jax.errors import UserError
+    from animegamer_jax.errors import UserError, printable_lines
 
     quiet_libtpu()
     prog = f"animegamer {name}"
@@ -213,19 +249,21 @@ def main(argv: list[str] | None = None) -> int:
             command = command.for_words(rest)
         args, kwargs = parse(command, prog, rest)
         status = command(*args, **kwargs)
-    except UserError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        return 2
-    except ModuleNotFoundError as error:
-        extra = _EXTRAS.get((error.name or "").partition(".")[0])
-        if extra is None:
-            raise
-        hint = _how_to_install(extra)
-        print(f"{prog}: needs {error.name}, which is not installed: {hint}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print(f"{prog}: stopped", file=sys.stderr)
         return 130
+    except (SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # panics of libraries in Rust are no Exception
+        if debug:
+            traceback.print_exception(error)
+        status, line = 2, str(error)
+        if isinstance(error, ModuleNotFoundError) and (extra := _extra_of(error)) is not None:
+            line = f"needs {error.name}, which is not installed: {_how_to_install(extra)}"
+        elif not isinstance(error, UserError):
+            status, line = 1, _unexpected(error)
+        print(printable_lines(f"{prog}: {line}"), file=sys.stderr)
+        return status
     finally:
         sys.unraisablehook = hook
     return status or 0

@@ -29,6 +29,8 @@ class Schedule:
         guidance_scale, guidance_power, guidance_period: s, p and n of the guidance
             `1 + s (1 - cos(pi ((n - t) / n)^p)) / 2` at training step t. As in the released code,
             t is in 0..999 and n = 50, so the scale jumps about in [1, 1 + s].
+        student_timesteps: training steps of a distilled decoder, falling from 999, at which it
+            takes its own deterministic steps; empty: any number of steps of the sampler.
     """
 
     num_train_steps: int = 1000
@@ -38,6 +40,7 @@ class Schedule:
     guidance_scale: float = 6.0
     guidance_power: float = 5.0
     guidance_period: int = 50
+    student_timesteps: tuple[int, ...] = ()
 
     def signal_levels(self, steps: np.ndarray | None = None) -> np.ndarray:
         """Returns sqrt(alpha_bar) at the given training steps (ascending; all if None), float64.
@@ -73,7 +76,9 @@ class Schedule:
 
 def schedule_of(protocol: Protocol) -> Schedule:
     """Returns the schedule of a model with this protocol."""
-    return Schedule(guidance_scale=protocol.guidance_scale)
+    return Schedule(
+        guidance_scale=protocol.guidance_scale, student_timesteps=protocol.student_timesteps
+    )
 
 
 class SamplerTable(NamedTuple):
@@ -101,7 +106,14 @@ def make_sampler_table(schedule: Schedule, num_steps: int) -> SamplerTable:
     With lambda = log(s / sqrt(1 - s^2)) of the signal levels s now and s' next, h = lambda' -
     lambda and r = h_before / h. The first step starts at s = 0, where h is infinite: the limits
     are used. The last step ends at the denoised clip.
+
+    A distilled decoder has a table of its own, `_student_table`.
+
+    Raises:
+        ValueError: no decoder, or not this distilled one, samples with this number of steps.
     """
+    if schedule.student_timesteps:
+        return _student_table(schedule, num_steps)
     steps = schedule.sampling_steps(num_steps)
     level = np.append(schedule.signal_levels(steps)[::-1] if num_steps > 1 else [0.0], 1.0)
     timestep = steps[::-1]
@@ -129,6 +141,35 @@ def make_sampler_table(schedule: Schedule, num_steps: int) -> SamplerTable:
         on_denoised,
         on_previous,
         on_noise,
+    )
+    return SamplerTable(np.arange(num_steps, dtype=np.int32), *map(np.float32, columns))
+
+
+def _student_table(schedule: Schedule, num_steps: int) -> SamplerTable:
+    """Computes the steps of a distilled decoder (TDM, arXiv 2503.06674), from noise to clip.
+
+    With the denoised clip d and the noise e = (x - s d) / n that leads to it, x' = s' d + n' e.
+    """
+    timestep = np.array(schedule.student_timesteps)
+    if num_steps != len(timestep):
+        raise ValueError(
+            f"{num_steps} denoising steps: this decoder was distilled to {len(timestep)}, and "
+            "samples with no other number: leave the number out"
+        )
+    signal = schedule.signal_levels()[timestep]
+    noise_level = np.sqrt(1 - signal**2)
+    after = np.append(signal[1:], 1.0)
+    on_x = np.sqrt(1 - after**2) / noise_level
+    zeros = np.zeros(num_steps)
+    columns = (
+        timestep,
+        np.ones(num_steps),
+        signal,
+        noise_level,
+        on_x,
+        after - on_x * signal,
+        zeros,
+        zeros,
     )
     return SamplerTable(np.arange(num_steps, dtype=np.int32), *map(np.float32, columns))
 

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+from animegamer_jax.errors import printable, printable_lines
+
 T = TypeVar("T")
 
 Progress = Callable[[str, int, int], None]
@@ -28,7 +30,14 @@ def no_progress(what: str, done: int, total: int) -> None:
 
 def print_status(line: str) -> None:
     """Prints a line on standard error at once; where there are bars, above them."""
-    print(line, file=sys.stderr, flush=True)
+    print(printable_lines(line), file=sys.stderr, flush=True)
+
+
+def print_line(text: str) -> None:
+    """Prints a result on standard output, in whatever encoding it has."""
+    encoding = sys.stdout.encoding or "utf-8"
+    line = printable_lines(text).encode(encoding, "backslashreplace").decode(encoding)
+    print(line, flush=True)
 
 
 def track(items: Iterable[T], progress: Progress, what: str, *, total: int) -> Iterator[T]:
@@ -71,7 +80,7 @@ def show_progress(
             bars.remove_task(tasks.pop(old))
         text = counts.setdefault(what, _Count()).update(done, total) + note()
         if what not in tasks:
-            tasks[what] = bars.add_task(what, numbers=text)
+            tasks[what] = bars.add_task(printable(what), numbers=text)
         bars.update(tasks[what], completed=done, total=total, numbers=text)
 
     def write(what: str, done: int, total: int) -> None:

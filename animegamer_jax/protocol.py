@@ -56,6 +56,8 @@ class Protocol:
         denoising_steps: denoising steps per turn, unless the player chooses another number.
         history: shot representations of history turns: as the model "predicted" them, or with the
             image tokens of what was "shown", E_a's of the clip's first frame.
+        student_timesteps: training steps at which a distilled decoder (a student) denoises, from
+            999 down; empty for a decoder that samples with any number of steps.
     """
 
     name: str
@@ -74,6 +76,9 @@ class Protocol:
     denoising_steps: int = 50
     history: Literal["predicted", "shown"] = dataclasses.field(
         default="predicted", metadata={"omit_default": True}
+    )
+    student_timesteps: tuple[int, ...] = dataclasses.field(
+        default=(), metadata={"omit_default": True}
     )
 
     @property

@@ -3,19 +3,23 @@
 `write_word_tokenizer` makes a tokenizer of whole words, for a world with a known vocabulary.
 """
 
+import contextlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int
 
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, first_line
 from animegamer_jax.protocol import SPECIAL_TOKENS, TokenIds
+from animegamer_jax.storage.serialization import decode_text
+from animegamer_jax.storage.untrusted import read_file
 
 FILE = "tokenizer.json"
 PUNCTUATION = tuple(".,;:!?'-")
 PAD, UNKNOWN, BEGIN, MASK, CLOSE, END = "<pad>", "<unk>", "<s>", "<mask>", "</s>", "<end>"
+_MAX_BYTES = 64 << 20  # of a tokenizer's file: those of the largest vocabularies have 35 MB
 MAX_CHARACTERS = 2000  # of an instruction: far more than any caption holds, cheap to check
 
 
@@ -43,6 +47,7 @@ class Tokenizer:
                 f"tokenizer {name}: it has {len(known)} entries, the model's embedding has "
                 f"{vocab_size} rows; use the tokenizer folder that came with the checkpoint"
             )
+        _check_ids(known, name=name)
         self.ids = TokenIds(
             bos=known["<s>"],
             special={token: known[token] for token in SPECIAL_TOKENS},
@@ -157,6 +162,7 @@ class T5Tokenizer:
         self._end = tokenizer.token_to_id(CLOSE)
         if self._end is None or tokenizer.token_to_id(PAD) != 0:
             raise UserError(f"tokenizer {name}: expected {CLOSE}, and {PAD} as id 0: use T5's own")
+        _check_ids(tokenizer.get_vocab(with_added_tokens=True), name=name)
         # T5's vocabulary is rounded up.
         if (size := tokenizer.get_vocab_size(with_added_tokens=True)) > vocab_size:
             raise UserError(
@@ -186,6 +192,20 @@ class T5Tokenizer:
         return _pad([*found.ids[: length - 1], self._end], length)
 
 
+def _check_ids(known: Mapping[str, int], *, name: str) -> None:
+    """Refuses ids beyond the number of entries, for which a model has no embedding.
+
+    Raises:
+        UserError: there is one.
+    """
+    token, largest = max(known.items(), key=lambda entry: entry[1])
+    if largest >= len(known):
+        raise UserError(
+            f"tokenizer {name}: {token!a:.60} has the id {largest}, and there are {len(known)} "
+            "entries: use the tokenizer folder that came with the checkpoint"
+        )
+
+
 def _added_tokens(tokenizer) -> list[str]:
     added = tokenizer.get_added_tokens_decoder().values()
     return sorted((token.content for token in added), key=len, reverse=True)
@@ -208,11 +228,13 @@ def _read_folder(folder: Path, *, model: str):
     if (folder / FILE).is_file():
         import tokenizers
 
-        try:
-            return tokenizers.Tokenizer.from_file(str(folder / FILE))
-        except Exception as error:  # the library raises a bare Exception for a bad file
-            raise UserError(f"{folder / FILE}: not a tokenizer file ({error})") from error
+        with _reading(folder / FILE, "not a tokenizer file"):
+            text = decode_text(read_file(folder / FILE, most=_MAX_BYTES), str(folder / FILE))
+            return tokenizers.Tokenizer.from_str(text)
     if (folder / model).is_file():
+        for file in folder.iterdir():
+            if file.is_file() and file.stat().st_size > _MAX_BYTES:
+                raise UserError(f"{file}: expected at most {_MAX_BYTES >> 20} MB in a tokenizer")
         return _from_transformers(folder)
     raise UserError(f"{folder}: no tokenizer there; expected a folder with {FILE} or {model}")
 
@@ -268,13 +290,21 @@ def _from_transformers(folder: Path):
     """
     from transformers import AutoTokenizer
 
-    try:
+    with _reading(folder, "the tokenizer cannot be read"):
         return AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         ).backend_tokenizer
-    except (OSError, ValueError, RuntimeError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{folder}: the tokenizer cannot be read ({first})") from error
+
+
+@contextlib.contextmanager
+def _reading(path: Path, problem: str) -> Iterator[None]:
+    """Turns whatever a library raises for a damaged tokenizer into UserError."""
+    try:
+        yield
+    except (UserError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic in Rust is no Exception
+        raise UserError(f"{path}: {problem} ({first_line(error)})") from error
 
 
 def copy_tokenizer(

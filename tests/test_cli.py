@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from animegamer_jax import cli, devices
+from animegamer_jax import cli, devices, progress
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.paths import absolute, user_errors
 
@@ -77,6 +77,53 @@ def test_help_is_printed(capsys, command, option):
     assert "(default: None)" not in printed
     assert "(default: )" not in printed
     assert "None" not in printed or command != "play"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (KeyError("shape"), "unexpected KeyError: 'shape' in cli.py, line "),
+        (MemoryError(), "unexpected not enough memory (MemoryError) in cli.py, line "),
+        (RecursionError("too\ndeep"), "unexpected RecursionError: too in cli.py, line "),
+        (ModuleNotFoundError("x", name="x"), "unexpected ModuleNotFoundError: x in cli.py, line "),
+        (type("PanicException", (BaseException,), {})("rust"), "unexpected PanicException: rust"),
+    ],
+)
+def test_an_unexpected_error_is_one_line(capsys, monkeypatch, error, line):
+    def play(model: str = "x") -> int:
+        raise error
+
+    monkeypatch.setattr("animegamer_jax.play.command.play", play)
+    assert cli.main(["play", "--model", "y"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"animegamer play: {line}")
+    assert "--debug" in err
+    assert err.count("\n") == 1
+    for argv in (["--debug", "play"], ["play", "--debug", "--model", "y"]):
+        assert cli.main(argv) == 1
+        assert capsys.readouterr().err.startswith("Traceback (most recent call last)")
+
+
+def test_what_a_name_says_to_the_terminal_is_escaped(capsys, monkeypatch, tmp_path):
+    name = "\x1b]0;owned\x07\x1b[2Jmodel\x9b31m"
+    assert cli.main(["convert", "--out", str(tmp_path / "b"), "--vae", str(tmp_path / name)]) == 2
+    err = capsys.readouterr().err
+    assert "\\x1b[2Jmodel\\x9b31m: no such file" in err
+    assert err.replace("\n", "").isprintable()
+
+    def play(model: str = "x") -> int:
+        progress.print_line(f"{name} é")
+        progress.print_status(name)
+        with progress.show_progress() as report:
+            report(name, 1, 1)
+        return 0
+
+    monkeypatch.setattr("animegamer_jax.play.command.play", play)
+    assert cli.main(["play"]) == 0
+    for text in capsys.readouterr():
+        assert "owned" in text
+        assert text.replace("\n", "").isprintable()
 
 
 def test_libtpu_prints_nothing_where_there_is_no_tpu(tiny_bundle, tmp_path):

@@ -66,7 +66,9 @@ def training_program(
     mesh, plan = make_mesh(devices=jax.devices()[:1]), PLANS["replicated"]
     with use_plan(plan):
         networks = stage.load(bundle, mesh=mesh)
-        optimizer = make_optimizer(recipe.optimizer, steps=recipe.steps)
+        optimizer = make_optimizer(
+            recipe.optimizer, steps=recipe.steps, rate_factors=stage.rate_factors()
+        )
         state = make_state(networks, stage, optimizer, mesh=mesh)
         step = make_train_step(stage, optimizer, shardings=state_shardings(state, mesh))
     return Program(

@@ -6,9 +6,12 @@ Orbax writes the structure of the checkpoint with a scalar in place of each arra
 replaces the scalars in Orbax's key-value store.
 """
 
+import hashlib
 import itertools
+import json
 import math
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
@@ -25,6 +28,7 @@ from animegamer_jax.storage.paths import is_bucket
 BATCH_BYTES = 1 << 24  # small arrays go together: each commit has a fixed cost
 _CHUNK_BYTES = 1 << 26  # size of a chunk on disk, of which a write holds one in memory
 _CACHE_BYTES = 1 << 26  # of what a reader keeps: mostly the index of the store
+_CHECKED_BYTES = 1 << 26  # bytes of an array that a checksum copies at a time
 _READERS = 4  # arrays that are read to devices at the same time
 
 Packing = Literal["none", "bytes"]
@@ -130,6 +134,31 @@ def array_shapes(folder: epath.Path) -> dict[str, jax.ShapeDtypeStruct]:
     }
 
 
+def array_checksum(array: np.ndarray) -> int:
+    """Computes the CRC-32 of an array's values in C order, with one copied chunk in memory."""
+    found, rows = 0, np.atleast_1d(array)
+    step = max(1, _CHECKED_BYTES * len(rows) // max(1, rows.nbytes))
+    for start in range(0, len(rows), step):
+        part = np.ascontiguousarray(rows[start : start + step])
+        found = zlib.crc32(part.view(np.uint8).data, found)
+    return found
+
+
+def network_checksum(checksums: Mapping[str, int]) -> str:
+    """Returns the checksum of a network: of names and checksums of its arrays."""
+    content = json.dumps(sorted(checksums.items())).encode()
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def read_checksums(folder: epath.Path, names: Sequence[str]) -> dict[str, int]:
+    """Reads arrays as they are stored and returns their checksums, with a few in memory."""
+    context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
+    stores = _results(_open(folder, name, context=context) for name in names)
+    with ThreadPoolExecutor(_READERS) as readers:
+        found = readers.map(lambda store: array_checksum(store.read().result()), stores)
+        return dict(zip(names, found, strict=True))
+
+
 def read_arrays(folder: epath.Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Reads arrays as they are stored; small ones together are much faster than one by one."""
     context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
@@ -138,20 +167,32 @@ def read_arrays(folder: epath.Path, names: Sequence[str]) -> dict[str, np.ndarra
 
 
 def load_arrays(
-    folder: epath.Path, wanted: Mapping[str, jax.ShapeDtypeStruct]
+    folder: epath.Path,
+    wanted: Mapping[str, jax.ShapeDtypeStruct],
+    *,
+    checksums: dict[str, int] | None = None,
 ) -> dict[str, jax.Array]:
-    """Reads arrays straight to where the wanted shardings place them, in the wanted formats."""
+    """Reads arrays straight to where the wanted shardings place them, in the wanted formats.
+
+    Args:
+        folder: folder of the arrays.
+        wanted: shape, format and sharding of each array.
+        checksums: gets the checksum of each array that is read as a whole, if given.
+    """
     context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
     stores = _results(_open(folder, name, context=context) for name in wanted)
 
-    def load(store: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
+    def load(name: str, store: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
         def read(index: Any) -> np.ndarray:
-            return store[index].read().result().astype(like.dtype, copy=False)
+            found = store[index].read().result()
+            if checksums is not None and name not in checksums and found.shape == like.shape:
+                checksums[name] = array_checksum(found)
+            return found.astype(like.dtype, copy=False)
 
         return jax.make_array_from_callback(like.shape, like.sharding, read)
 
     with ThreadPoolExecutor(_READERS) as readers:
-        return dict(zip(wanted, readers.map(load, stores, wanted.values()), strict=True))
+        return dict(zip(wanted, readers.map(load, wanted, stores, wanted.values()), strict=True))
 
 
 def _kvstore(folder: epath.Path, name: str = "") -> dict[str, Any]:

@@ -16,7 +16,7 @@ It is written under a temporary name in the same folder and renamed when it is c
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
@@ -26,7 +26,15 @@ from etils import epath
 from flax import nnx
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from animegamer_jax.bundle.arrays import BATCH_BYTES, array_shapes, load_arrays, read_arrays
+from animegamer_jax.bundle.arrays import (
+    BATCH_BYTES,
+    array_checksum,
+    array_shapes,
+    load_arrays,
+    network_checksum,
+    read_arrays,
+    read_checksums,
+)
 from animegamer_jax.bundle.config import BundleConfig, with_dtypes
 from animegamer_jax.bundle.networks import NETWORKS as NETWORKS
 from animegamer_jax.bundle.networks import NetworkName as NetworkName
@@ -47,7 +55,7 @@ from animegamer_jax.configs import Dtype, ModelConfig, NetworkConfig, Remat
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.sharding import Rules, param_shardings
-from animegamer_jax.storage.paths import absolute, user_errors
+from animegamer_jax.storage.paths import absolute, is_bucket, user_errors
 from animegamer_jax.storage.serialization import read_json, to_json
 from animegamer_jax.tokenizer import T5Tokenizer, Tokenizer
 
@@ -58,6 +66,9 @@ if TYPE_CHECKING:
     from animegamer_jax.models.mllm import MLLM
     from animegamer_jax.models.t5 import T5Encoder
     from animegamer_jax.models.vae import VAE
+
+
+_FREE_BYTES, _MAX_RATIO = 1 << 28, 100  # bytes of weights, by one on disk
 
 
 class LoadOptions(TypedDict, total=False):
@@ -229,7 +240,8 @@ class Bundle:
             remat: what a backward pass computes again; the bundle's if None.
 
         Raises:
-            UserError: the bundle lacks the network, or the weights differ from config.json.
+            UserError: the bundle lacks the network, or the weights differ from config.json, also
+                from the checksum there.
         """
         config = with_dtypes(
             self._network_config(name), dtype=dtype, param_dtype=param_dtype, remat=remat
@@ -265,11 +277,45 @@ class Bundle:
             wanted[path] = jax.ShapeDtypeStruct(
                 variable.shape, param_dtype or stored[path].dtype, sharding=shardings[path]
             )
+        self._check_size(name, stored)
+        checksums: dict[str, int] = {}
         with _reading(folder):
-            arrays = load_arrays(folder, wanted)
+            arrays = load_arrays(folder, wanted, checksums=checksums)
+            sharded = [path for path in wanted if path not in checksums]
+            if sharded and jax.process_index() == 0 and self._checksum(name) is not None:
+                checksums |= read_checksums(folder, sharded)
+        self._compare_checksums(name, checksums)
         for path, variable in variables.items():
             variable.set_value(arrays[path])
         return nnx.merge(graphdef, params, rest)
+
+    def _checksum(self, name: NetworkName) -> str | None:
+        """The checksum of a network in config.json; bundles of earlier versions have none."""
+        weights = self.info.weights.get(name)
+        return None if weights is None else weights.checksum
+
+    def _compare_checksums(self, name: NetworkName, found: Mapping[str, int]) -> None:
+        """Raises UserError if these arrays are all of a network, but not those of config.json."""
+        if self._checksum(name) in (None, network_checksum(found)):
+            return
+        if len(found) == len(self.leaves(name)):
+            raise UserError(
+                f"{self.path / name}: the weights differ from their checksum in config.json: a "
+                "file there is damaged or was changed: copy the bundle again, or convert again"
+            )
+
+    def _check_size(self, name: NetworkName, stored: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+        """Raises UserError for a small folder of weights that would fill the memory."""
+        folder = self.path / name
+        if is_bucket(folder):
+            return
+        needed = sum(leaf.size * leaf.dtype.itemsize for leaf in stored.values())
+        files = (file for file in Path(folder).rglob("*") if file.is_file())
+        if needed > max(_FREE_BYTES, _MAX_RATIO * sum(file.stat().st_size for file in files)):
+            raise UserError(
+                f"{folder}: expected files that hold the weights, found few bytes for "
+                f"{needed:,}: copy the bundle again, or convert again"
+            )
 
     def leaves(self, name: NetworkName) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns shape and stored format of each parameter of a network by its dotted path.
@@ -297,11 +343,21 @@ class Bundle:
     def read_in_order(
         self, name: NetworkName, paths: Iterable[str]
     ) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields parameters as they are stored, with one large one or a batch in memory."""
+        """Yields parameters as they are stored, with one large one or a batch in memory.
+
+        Before the last of a whole network, all are compared with the checksum in config.json.
+
+        Raises:
+            UserError: they cannot be read, or differ.
+        """
         stored, batch, num_bytes = self.leaves(name), [], 0
+        checksums: dict[str, int] = {}
 
         def read_batch() -> Iterator[tuple[str, np.ndarray]]:
             arrays = self.read_together(name, batch) if batch else {}
+            checksums.update((path, array_checksum(array)) for path, array in arrays.items())
+            if len(checksums) == len(stored):
+                self._compare_checksums(name, checksums)
             for path in batch:
                 yield path, arrays.pop(path)
 

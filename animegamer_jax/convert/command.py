@@ -7,6 +7,7 @@ import tyro
 
 from animegamer_jax.bundle.networks import NetworkName
 from animegamer_jax.convert.options import ConvertOptions, InitialiseOptions
+from animegamer_jax.storage.locks import only_writer
 
 
 def convert(options: Annotated[ConvertOptions, tyro.conf.arg(name="")]) -> int:
@@ -20,7 +21,8 @@ def convert(options: Annotated[ConvertOptions, tyro.conf.arg(name="")]) -> int:
     """
     from animegamer_jax.convert.released import convert_released
 
-    convert_released(options)
+    with only_writer(options.out):
+        convert_released(options)
     return 0
 
 
@@ -36,7 +38,8 @@ def initialise(options: Annotated[InitialiseOptions, tyro.conf.arg(name="")]) ->
     from animegamer_jax.configs import SIZES
     from animegamer_jax.convert.initialise import initialise_bundle
 
-    initialise_bundle(options, SIZES[options.size]())
+    with only_writer(options.out):
+        initialise_bundle(options, SIZES[options.size]())
     return 0
 
 
@@ -52,7 +55,8 @@ def export(*, bundle: str, out: Path, networks: tuple[NetworkName, ...] = ()) ->
     from animegamer_jax.convert.networks import show_summary
     from animegamer_jax.storage.paths import absolute
 
-    weights = export_bundle(bundle, out, networks=networks)
+    with only_writer(out):
+        weights = export_bundle(bundle, out, networks=networks)
     show_summary(str(absolute(out)), weights)
     return 0
 

@@ -11,7 +11,7 @@ from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.bundle.config import Placement, Weights
 from animegamer_jax.configs import LoRAConfig, NetworkConfig
 from animegamer_jax.convert.sources import Source
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, printable
 from animegamer_jax.storage.serialization import read_json
 
 DECODER_FILE = "vdm/1/mp_rank_00_model_states.pt"
@@ -120,7 +120,7 @@ def size_errors(where: str, *, hint: str) -> Iterator[None]:
         raise UserError(
             f"{where}: {error.args[0]} is missing, which gives a size: {hint}"
         ) from None
-    except (TypeError, ValueError, UserError) as error:
+    except (TypeError, ValueError, ArithmeticError, UserError) as error:
         raise UserError(f"{where}: {error}") from None
 
 
@@ -148,5 +148,5 @@ def show_summary(title: str, weights: Mapping[str, Weights]) -> None:
         size = f"{entry.num_bytes / 1e6:,.1f}"
         table.add_row(name, f"{entry.num_params:,}", ", ".join(entry.dtypes), size)
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(title)
+    console.print(printable(title))
     console.print(table)

@@ -8,8 +8,6 @@ are converted to a bundle, loaded from it in float32, and compared; this tests c
 import dataclasses
 import re
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -22,13 +20,14 @@ from animegamer_jax import diffusion
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.convert.options import ConvertOptions
 from animegamer_jax.convert.released import convert_released
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, first_line
 from animegamer_jax.models.mistral import Tokens
 from animegamer_jax.models.mllm import MLLM, GameBatch
 from animegamer_jax.protocol import RELEASED, Layout, Prompt
 from animegamer_jax.storage.files import write_json
 from animegamer_jax.storage.paths import absolute
 from animegamer_jax.storage.serialization import to_json
+from animegamer_jax.storage.untrusted import open_arrays
 from animegamer_jax.tokenizer import Tokenizer
 
 # Largest error over the reference's RMS: tables; networks and losses; 50 calls of a network.
@@ -122,7 +121,7 @@ def _answers(
 
 def compare_rollout(mllm: MLLM, tokenizer: Tokenizer, arrays: Arrays) -> Iterator[Row]:
     """Compares every turn of every recorded window: ids, masks, logits, representations."""
-    found = {re.fullmatch(r"w(\d+)_instructions", name) for name in arrays} - {None}
+    found = {re.fullmatch(r"w(\d{1,3})_instructions", name) for name in arrays} - {None}
     for window in sorted(int(match[1]) for match in found if match):
         instructions = [str(text) for text in arrays[f"w{window}_instructions"]]
         longest = max(len(tokenizer.encode(text)) for text in instructions)
@@ -344,11 +343,8 @@ class _Arrays(dict[str, np.ndarray]):
 
 
 def _arrays(path: Path) -> Arrays:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return _Arrays(path, file)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path}: not an .npz file of plain arrays ({error})") from error
+    with open_arrays(path, expected="an .npz file of plain arrays") as file:
+        return _Arrays(path, {name: file.read(name) for name in file.names})
 
 
 def compare(folder: Path, bundle: Bundle) -> Iterator[Row]:
@@ -367,8 +363,10 @@ def compare(folder: Path, bundle: Bundle) -> Iterator[Row]:
         for path in sorted(folder.glob(pattern)):
             try:
                 yield from rows(*networks, _arrays(path))
-            except (TypeError, ValueError, IndexError) as error:
-                first = (str(error) or type(error).__name__).splitlines()[0]
+            except UserError:
+                raise
+            except Exception as error:  # of any shape, in any of the networks
+                first = first_line(error)
                 raise UserError(f"{path}: its arrays do not fit the checkpoint: {first}") from error
 
     if bundle.has("mllm"):

@@ -32,12 +32,15 @@ from animegamer_jax.convert.parts import (
     checked_parts,
     write_bundle,
 )
-from animegamer_jax.convert.sources import Source, open_checkpoint
+from animegamer_jax.convert.sources import Source, open_checkpoint, path_inside
 from animegamer_jax.errors import UserError
+from animegamer_jax.progress import print_line
 from animegamer_jax.protocol import PROTOCOLS
-from animegamer_jax.storage.serialization import from_json, read_json
+from animegamer_jax.storage.serialization import decode_text, from_json, read_json
+from animegamer_jax.storage.untrusted import check_file, read_file
 
 Configs = Mapping[NetworkName, NetworkConfig]
+_LONGEST = 1 << 20  # bytes of a file `latest`
 # The sizes that released files determine; numbers of tokens are not among them.
 _KNOWN_SIZES = ("representation size", "latent channels")
 
@@ -234,9 +237,11 @@ def decoder_file(path: Path) -> Path:
     if not path.is_dir():
         return path
     latest = path / "latest"
+    check_file(latest)
     if not latest.is_file():
         raise UserError(f"{path}: expected a file `latest` that names the checkpoint's sub-folder")
-    return path / latest.read_text().strip() / "mp_rank_00_model_states.pt"
+    name = decode_text(read_file(latest, most=_LONGEST), str(latest)).strip()
+    return path_inside(path, name, where=str(latest)) / "mp_rank_00_model_states.pt"
 
 
 def _decoder_groups(path: Path, options: ConvertOptions, known: Configs) -> Iterator[Group]:
@@ -271,9 +276,9 @@ def _decoder_groups(path: Path, options: ConvertOptions, known: Configs) -> Iter
         if not held.tensors:
             continue
         if getattr(options, name) is not None:
-            print(f"{source.label}: also holds {name}, not used, because --{name} is given")
+            print_line(f"{source.label}: also holds {name}, not used, because --{name} is given")
             continue
-        print(f"{source.label}: also holds {name}", flush=True)
+        print_line(f"{source.label}: also holds {name}")
         config = _infer(name, held, known, head_width=options.clip_head_width)
         part = _make_part(name, config, held, dataclasses.replace(placement, prefix=prefix))
         yield Group(held, (part,))
@@ -305,7 +310,7 @@ def single_groups(
     if name == "t5":
         kept = inner.select(lambda tensor: not tensor.startswith(("decoder.", "lm_head.")))
         if dropped := len(inner.tensors) - len(kept.tensors):
-            print(f"{source.label}: the {dropped} tensors of T5's text decoder are not needed")
+            print_line(f"{source.label}: the {dropped} tensors of T5's text decoder are not needed")
         inner = kept
         tied = "encoder.embed_tokens.weight"
         if "shared.weight" not in inner.tensors and tied in inner.tensors:

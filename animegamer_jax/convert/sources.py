@@ -20,13 +20,18 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
 import ml_dtypes
 import numpy as np
+from annotated_types import Interval
 
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, first_line
+from animegamer_jax.storage.serialization import from_json, parse_json, read_json
+from animegamer_jax.storage.untrusted import MAX_DOCUMENT, check_file
 
+_Size = Annotated[int, Interval(ge=0, le=1 << 48)]
+_MOST_SHOWN, _MOST_LISTED, _LONGEST_NAME = 80, 8, 255  # characters, names, characters
 _BLOCK_BYTES = 1 << 25  # copied before the pages are released
 
 _SAFETENSORS_DTYPES = {
@@ -54,6 +59,15 @@ class Tensor:
     shape: tuple[int, ...]
     dtype: np.dtype
     read: Callable[[], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Entry:
+    """A tensor in the header of a safetensors file."""
+
+    dtype: str
+    shape: tuple[_Size, ...]
+    data_offsets: tuple[_Size, _Size]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,8 +195,8 @@ def _load_torch(path: Path) -> tuple[Any, bool]:
             "is read: expected tensors alone (save the state dict again with torch.save, or "
             "download the file again)"
         ) from None
-    except (RuntimeError, EOFError, ValueError, KeyError, AttributeError, OSError) as error:
-        raise UserError(f"{_damaged(path)} ({_first_line(error)})") from None
+    except Exception as error:  # torch reads whatever the file holds, in Python
+        raise UserError(f"{_damaged(path)} ({first_line(error)})") from None
 
 
 def _damaged(path: Path) -> str:
@@ -190,11 +204,6 @@ def _damaged(path: Path) -> str:
         f"{path}: {path.stat().st_size:,} bytes, not a complete torch.save file: truncated, or of "
         "another kind; get it again"
     )
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:120]
 
 
 def open_torch(path: str | Path, *, keys: Iterable[str] = ("module", "state_dict")) -> Source:
@@ -211,6 +220,7 @@ def open_torch(path: str | Path, *, keys: Iterable[str] = ("module", "state_dict
     """
     path = Path(path)
     import_torch()
+    check_file(path, expected="a torch.save file")
     if not path.is_file():
         raise UserError(f"{path}: no such file: expected a torch.save file")
     content, mapped = _load_torch(path)
@@ -231,15 +241,23 @@ def _torch_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     torch = import_torch()
     known = {getattr(torch, name) for name in _TORCH_DTYPES}
+    size = path.stat().st_size
     for name, tensor in content.items():
         if not isinstance(tensor, torch.Tensor):
             raise UserError(
-                f"{path}: entry {name!r} is of type {type(tensor).__name__}: expected tensors only"
+                f"{path}: entry {name!r:.{_MOST_SHOWN}} is of type {type(tensor).__name__}: "
+                "expected tensors only"
             )
         if tensor.layout is not torch.strided or tensor.dtype not in known:
             raise UserError(
-                f"{path}: tensor {name} is a {tensor.dtype} of layout {tensor.layout}: expected a "
-                "dense one in float32, bfloat16 or float16: save it again in one of these formats"
+                f"{path}: tensor {name!s:.{_MOST_SHOWN}} is a {tensor.dtype} of layout "
+                f"{tensor.layout}: expected a dense one in float32, bfloat16 or float16: "
+                "save it again in one of these formats"
+            )
+        if tensor.device.type != "cpu" or tensor.numel() * tensor.element_size() > size:
+            raise UserError(
+                f"{path}: tensor {name!s:.{_MOST_SHOWN}} of shape {list(tensor.shape)} is larger "
+                f"than the file ({size:,} bytes): expected its values in the file: save it again"
             )
         read = lambda tensor=tensor: _read_torch(tensor, mapped)  # noqa: E731
         dtype = torch_numpy(torch.empty(0, dtype=tensor.dtype)).dtype
@@ -262,15 +280,16 @@ def open_safetensors(path: str | Path) -> Source:
         UserError: The file is missing, truncated or of another kind.
     """
     path = Path(path)
+    check_file(path, expected="a safetensors file")
     if not path.is_file():
         raise UserError(f"{path}: no such file: expected a safetensors file")
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header: Any = None
-        if 0 < length <= size - 8:
-            with contextlib.suppress(ValueError):
-                header = json.loads(file.read(length))
+        if 0 < length <= min(size - 8, MAX_DOCUMENT):
+            with contextlib.suppress(UserError):
+                header = parse_json(file.read(length), str(path), hint="")
     if not isinstance(header, dict):
         raise UserError(
             f"{path}: {size:,} bytes, not a safetensors file: truncated, or of another kind; get "
@@ -278,17 +297,19 @@ def open_safetensors(path: str | Path) -> Source:
         )
     header.pop("__metadata__", None)
     tensors = {}
-    for name, entry in header.items():
-        if entry["dtype"] not in _SAFETENSORS_DTYPES:
+    for name, content in header.items():
+        where = f"{path}: tensor {name:.{_MOST_SHOWN}}"
+        entry = from_json(_Entry, content, where, hint="get the file again")
+        if entry.dtype not in _SAFETENSORS_DTYPES:
             raise UserError(
-                f"{path}: tensor {name} has the format {entry['dtype']}: expected one of "
+                f"{where} has the format {entry.dtype:.{_MOST_SHOWN}}: expected one of "
                 f"{', '.join(_SAFETENSORS_DTYPES)}"
             )
-        shape, dtype = tuple(entry["shape"]), np.dtype(_SAFETENSORS_DTYPES[entry["dtype"]])
-        begin, end = (8 + length + offset for offset in entry["data_offsets"])
+        shape, dtype = entry.shape, np.dtype(_SAFETENSORS_DTYPES[entry.dtype])
+        begin, end = (8 + length + offset for offset in entry.data_offsets)
         if end > size or end - begin != math.prod(shape) * dtype.itemsize:
             raise UserError(
-                f"{path}: tensor {name} needs bytes {begin:,} to {end:,}, found a file of "
+                f"{where} needs bytes {begin:,} to {end:,}, found a file of "
                 f"{size:,}: truncated; get it again"
             )
         read = lambda b=begin, s=shape, d=dtype: _read_range(path, b, s, d)  # noqa: E731
@@ -296,26 +317,49 @@ def open_safetensors(path: str | Path) -> Source:
     return Source(str(path), tensors)
 
 
+def path_inside(folder: Path, name: str, *, where: str) -> Path:
+    """Returns the path of a file or folder that a file of `folder` names.
+
+    Links in the folder are followed, as the Hugging Face hub's own folders need it.
+
+    Args:
+        folder: The folder.
+        name: Path below the folder, from a file that somebody else made.
+        where: Place of the name, for the error.
+
+    Raises:
+        UserError: The name leads out of the folder, or is none that a file can have.
+    """
+    parts = Path(name).parts
+    plain = name.isprintable() and len(name) <= _LONGEST_NAME and "\\" not in name
+    if not parts or not plain or Path(name).is_absolute() or ".." in parts:
+        raise UserError(f"{where}: expected a name inside {folder}, found {name!a:.{_MOST_SHOWN}}")
+    return folder / name
+
+
 def _open_sharded(index: Path) -> Source:
     """Opens all shards that an index file (`weight_map`: tensor to file) names."""
-    try:
-        weight_map = json.loads(index.read_text())["weight_map"]
-        files = sorted(set(weight_map.values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(
-            f"{index}: expected a JSON object whose `weight_map` names a file for each tensor"
-        ) from None
+    hint = "expected a JSON object whose `weight_map` names a file for each tensor"
+    content = read_json(index, dict[str, Any], hint=hint)
+    weight_map = from_json(
+        dict[str, str], content.get("weight_map"), f"{index}: weight_map", hint=hint
+    )
+    files = sorted(set(weight_map.values()))
+    for name in files:
+        path_inside(index.parent, name, where=f"{index}: weight_map")
     if absent := [name for name in files if not (index.parent / name).is_file()]:
         raise UserError(
             f"{index.parent}: {len(absent)} of {len(files)} shards named by {index.name} missing: "
-            f"{', '.join(absent)}: get them and convert again"
+            f"{', '.join(absent[:_MOST_LISTED])}{', ...' * (len(absent) > _MOST_LISTED)}: get them "
+            "and convert again"
         )
     sources = {name: open_checkpoint(index.parent / name, keys=()) for name in files}
     lacking = [name for name, file in weight_map.items() if name not in sources[file].tensors]
     if lacking:
         raise UserError(
             f"{index}: {len(lacking)} tensors are not in the shard that it names, the first "
-            f"{lacking[0]} in {weight_map[lacking[0]]}: download index and shards again"
+            f"{lacking[0]:.{_MOST_SHOWN}} in {weight_map[lacking[0]]}: download index and shards "
+            "again"
         )
     tensors = {name: sources[file].tensors[name] for name, file in weight_map.items()}
     return Source(str(index.parent), tensors)
@@ -344,6 +388,7 @@ def open_checkpoint(path: str | Path, *, keys: Iterable[str] = ("module", "state
         return (
             _open_sharded(found) if found.suffix == ".json" else open_checkpoint(found, keys=keys)
         )
+    check_file(path, expected="a checkpoint")
     if not path.exists():
         raise UserError(f"{path}: no such file or folder: expected a checkpoint")
     if path.suffix == ".safetensors":

@@ -10,10 +10,8 @@ They come from a TOML file; the images are in the file's folder:
 
 import dataclasses
 import hashlib
-import io
 import json
 import tomllib
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,9 +19,10 @@ from etils import epath
 from PIL import Image
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.media.pictures import failure_reason, upright
+from animegamer_jax.media.pictures import decode_picture
 from animegamer_jax.storage.paths import absolute, user_errors
 from animegamer_jax.storage.serialization import decode_text, from_json, to_json
+from animegamer_jax.storage.untrusted import MAX_TEXT, read_file
 from animegamer_jax.vlm.fields import plain
 
 MAX_NAME = 40
@@ -127,7 +126,7 @@ def read_toml(file: epath.Path, *, form: str) -> dict[str, Any]:
         UserError: the file cannot be read, or is not valid TOML.
     """
     with user_errors(file, "cannot be read", hint=f"expected a TOML file of {form}"):
-        content = file.read_bytes()
+        content = read_file(file)
     try:
         return tomllib.loads(decode_text(content, str(file)))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -176,7 +175,7 @@ def _read_image(folder: epath.Path, name: str, *, whose: str) -> bytes:
     if "\0" in name:
         raise UserError(f"{folder}: {expected}, found the path {name!a}")
     with user_errors(folder / name, "cannot be read", hint=expected):
-        content = (folder / name).read_bytes()
+        content = read_file(folder / name, most=MAX_TEXT)
     open_picture(content, name=f"{folder / name}", hint=expected)
     return content
 
@@ -185,13 +184,9 @@ def open_picture(content: bytes, *, name: str, hint: str) -> Image.Image:
     """Decodes an image file to RGB, upright, on white.
 
     Raises:
-        UserError: the bytes are not an image, or damaged, or exceed Pillow's limit of pixels.
+        UserError: the bytes are no picture, or damaged, or of too many pixels.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(content)) as image:
-                picture = upright(image)
-    except Exception as error:  # Pillow's readers raise types of their own
-        raise UserError(f"{name}: not an image ({failure_reason(error)}): {hint}") from None
-    return picture
+        return decode_picture(content, name=name)
+    except UserError as error:
+        raise UserError(f"{error}: {hint}") from None

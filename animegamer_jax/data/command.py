@@ -1,11 +1,13 @@
 """`animegamer data features`: the networks' features of a game dataset."""
 
+import contextlib
 from typing import Annotated, Literal
 
 import tyro
 
 from animegamer_jax.distributed import HostOptions
-from animegamer_jax.progress import show_progress
+from animegamer_jax.progress import print_line, show_progress
+from animegamer_jax.storage.locks import only_writer
 
 
 def features(
@@ -51,7 +53,11 @@ def features(
         assert encoder is not None  # each named size has one
     settings = {"model": model, "data": data, "out": out, "frame": frame, "shard": shard}
     check_agreement({**settings, "size": size})
-    with show_progress() as progress:
+    with contextlib.ExitStack() as stack:
+        with raise_on_all_hosts():  # the hosts of a run are one writer
+            if jax.process_index() == 0:
+                stack.enter_context(only_writer(out))
+        progress = stack.enter_context(show_progress())
         info = write_features(
             out,
             bundle=bundle,
@@ -64,5 +70,5 @@ def features(
         )
     if jax.process_index() == 0:
         counts = ", ".join(f"{split} {count}" for split, count in info.splits.items())
-        print(f"{out}: features of {sum(info.splits.values())} turns ({counts})")
+        print_line(f"{out}: features of {sum(info.splits.values())} turns ({counts})")
     return 0

@@ -7,6 +7,7 @@ import tyro
 
 from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.evaluate.options import JudgeOptions, Options
+from animegamer_jax.storage.locks import only_writer
 
 
 class _Command:
@@ -40,7 +41,8 @@ def run(
     keep_compiled_programs()
     from animegamer_jax.evaluate.evaluation import EvaluationRun
 
-    EvaluationRun(options, judge).run()
+    with only_writer(options.out):
+        EvaluationRun(options, judge).run()
     return 0
 
 

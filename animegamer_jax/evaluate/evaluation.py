@@ -51,7 +51,7 @@ from animegamer_jax.evaluate.worlds import FrameSize
 from animegamer_jax.game.player import Player, check_fit
 from animegamer_jax.game.saved_game import History
 from animegamer_jax.models.vae import VAE
-from animegamer_jax.progress import print_status, show_progress
+from animegamer_jax.progress import print_line, print_status, show_progress
 from animegamer_jax.storage.files import write_json
 from animegamer_jax.tokenizer import Tokenizer
 
@@ -200,8 +200,10 @@ class EvaluationRun:
         ablations = options.ablations or shipped_ablations(benchmark.world)
         pages = write_report(options.out, evaluation, ablations=ablations)
         for line in _summary(evaluation.systems):
-            print(line)
-        print(f"{', '.join(map(str, pages))}: written after {time.perf_counter() - began:.0f} s")
+            print_line(line)
+        print_line(
+            f"{', '.join(map(str, pages))}: written after {time.perf_counter() - began:.0f} s"
+        )
 
     def _resources(self) -> MetricResources:
         options = self._options
@@ -369,7 +371,7 @@ class EvaluationRun:
             except UserError as error:
                 notes.append(f"{name}: {error}")
                 continue
-            print(scores)
+            print_line(str(scores))
             every.append(scores)
             if not scores.num_judged:
                 notes.append(str(scores))

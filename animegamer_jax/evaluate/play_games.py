@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import json
 import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from animegamer_jax.evaluate.worlds import FrameSize
 from animegamer_jax.game.player import Player
 from animegamer_jax.game.saved_game import GAME_FILE, Game, Turn
 from animegamer_jax.media.video import measure_mp4, read_mp4
+from animegamer_jax.progress import print_status
 from animegamer_jax.storage.files import write_json
 from animegamer_jax.storage.paths import user_errors
 from animegamer_jax.storage.serialization import to_json
@@ -326,7 +326,7 @@ def _collect(scored: Sequence[_Scores], suite: MetricSuite, num_turns: int) -> d
         try:
             distances[scorer.metric] = scorer.distance(features, scorer.reference)
         except UserError as error:
-            print(f"{scorer.metric}: {error}", file=sys.stderr)
+            print_status(f"{scorer.metric}: {error}")
             distances[scorer.metric] = float("nan")
     return {"values": _stack(scored, num_turns), "set_scores": distances}
 

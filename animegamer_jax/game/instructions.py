@@ -8,6 +8,7 @@ from typing import NamedTuple
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.paths import user_errors
 from animegamer_jax.storage.serialization import decode_text
+from animegamer_jax.storage.untrusted import read_file
 
 
 class Line(NamedTuple):
@@ -48,7 +49,7 @@ def read_instructions(path: Path) -> list[Line]:
         UserError: the file cannot be read, or its content cannot be played.
     """
     with user_errors(path, "cannot be read", hint="give a file of instructions, one a line"):
-        data = path.read_bytes()
+        data = read_file(path)
     return parse_instructions(data, str(path))
 
 

@@ -25,6 +25,7 @@ from animegamer_jax.media.pictures import encode_png, read_picture
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import user_errors
 from animegamer_jax.storage.serialization import from_json, parse_json, shown, to_json
+from animegamer_jax.storage.untrusted import read_file
 
 GAME_FILE = "game.json"
 STORYBOARD_FILE = "storyboard.png"
@@ -37,8 +38,9 @@ History = Literal["predicted", "shown"]
 
 _Percent = Annotated[int, Interval(ge=0, le=100)]
 _Change = Annotated[int, Interval(ge=-5, le=5)]  # the range of the vocabulary's state tokens
-_Seed = Annotated[int, Ge(0)]
+_Seed = Annotated[int, Interval(ge=0, le=2**63 - 1)]
 _Count = Annotated[int, Ge(1)]
+_Setting = Annotated[int, Interval(ge=1, le=1000)]  # memory and time grow with them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -147,8 +149,8 @@ class Turn:
     clip: str
     seconds: Mapping[str, Annotated[float, Ge(0)]]
     seed: _Seed
-    window: _Count
-    steps: _Count
+    window: _Setting
+    steps: _Setting
     chosen_level: bool = False
 
     @property
@@ -170,8 +172,8 @@ class _SavedGame:
     model: str
     protocol: str
     seed: _Seed
-    window: _Count
-    steps: _Count
+    window: _Setting
+    steps: _Setting
     history: History = dataclasses.field(default="predicted", metadata={"omit_default": True})
     picture: PictureTurn | None = dataclasses.field(default=None, metadata={"omit_default": True})
     turns: tuple[Turn, ...]
@@ -549,7 +551,7 @@ _HINT = "restore the file, or start another game with --out"
 
 def _read_document(path: Path) -> Any:
     with user_errors(path, "no saved game", hint=_HINT):
-        content = parse_json(path.read_bytes(), str(path), hint=_HINT)
+        content = parse_json(read_file(path), str(path), hint=_HINT)
     # Turns of earlier versions lack these: they were played with the game's.
     with contextlib.suppress(AttributeError, KeyError, TypeError):
         for turn in content["turns"]:

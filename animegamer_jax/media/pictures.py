@@ -18,16 +18,14 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from animegamer_jax.errors import UserError
+from animegamer_jax.media.containers import OPTIONS
+from animegamer_jax.storage.untrusted import check_file
 
 MAX_PIXELS = 50_000_000  # of a picture: 150 MB decoded
 MIN_SIDE = 16  # of a picture in pixels: less shows nothing
 
 _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 _SEVERAL = ("AVIF", "GIF", "PNG", "TIFF", "WEBP")  # formats whose further pictures matter
-# libav's containers; without this list a playlist that is named like a video reads other files.
-_CONTAINERS = (
-    "mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi", "mpegts", "mpeg", "flv", "ogg", "asf",
-)  # fmt: skip
 _HEIF = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _EXPECTED = "expected a picture (PNG, JPEG, WebP, GIF, AVIF, TIFF, BMP) or a video"
 _UNSPECIFIED = 2  # libav's number of an untagged colour space
@@ -63,6 +61,7 @@ def read_picture(path: Path, *, name: str | None = None) -> Picture:
             too few or too many pixels.
     """
     name = name or str(path)
+    check_file(path, expected="a picture")
     if not path.is_file():
         found = "a folder" if path.is_dir() else "no such file"
         raise UserError(f"{name}: {_EXPECTED}, found {found}")
@@ -100,7 +99,23 @@ def _read_still(file: IO[bytes], name: str) -> Picture:
     return Picture(pixels, note)
 
 
-def _open_still(file: IO[bytes], name: str) -> Image.Image:
+def decode_picture(content: bytes, *, name: str) -> Image.Image:
+    """Decodes the bytes of a picture to RGB, upright, on white, after a check of its size.
+
+    Raises:
+        UserError: they are no picture, damaged, or of too many pixels.
+    """
+    try:
+        with _open_still(io.BytesIO(content), name) as image:
+            _check_size(image.width, image.height, name)
+            return upright(image)
+    except UserError:
+        raise
+    except Exception as error:  # Pillow's readers raise types of their own
+        raise UserError(f"{name}: not an image ({failure_reason(error)})") from None
+
+
+def _open_still(file: IO[bytes] | io.BytesIO, name: str) -> Image.Image:
     """Opens a picture without decoding it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -145,9 +160,8 @@ def upright(image: Image.Image) -> Image.Image:
 
 def _read_video(path: Path, name: str) -> Picture:
     av.logging.set_level(av.logging.PANIC)  # errors are raised, not printed
-    options = {"format_whitelist": ",".join(_CONTAINERS), "protocol_whitelist": "file"}
     try:
-        with av.open(str(path.absolute()), mode="r", options=options) as container:
+        with av.open(str(path.absolute()), mode="r", options=dict(OPTIONS)) as container:
             if not container.streams.video:
                 raise UserError(f"{name}: {_EXPECTED}, found a file without pictures")
             stream = container.streams.video[0]

@@ -19,14 +19,20 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from animegamer_jax.errors import UserError
+from animegamer_jax.media.containers import CLIP_FORMAT
 from animegamer_jax.storage.files import write_whole
+from animegamer_jax.storage.untrusted import check_file
 
 FRAMES_PER_SECOND = 8
 _MIN_ROWS = 240  # of a saved clip: players show smaller ones as a stamp
 
+_NO_LOOK_AHEAD = {"x264-params": "rc-lookahead=0:mbtree=0"}
 # Constant, so that the same frames give the same bytes (`encode_mp4`).
-_LOSSLESS_ENCODER = {"qp": "0", "preset": "ultrafast", "x264-params": "rc-lookahead=0:mbtree=0"}
-_ENCODER = {"crf": "18", "preset": "veryfast", "x264-params": "rc-lookahead=0:mbtree=0"}
+_LOSSLESS_ENCODER = {"qp": "0", "preset": "ultrafast", **_NO_LOOK_AHEAD}
+ENCODER = {"crf": "18", "preset": "veryfast", **_NO_LOOK_AHEAD}
+"""Options of x264 for clips and films that are watched."""
+
+_MAX_BYTES = 400_000_000  # of a decoded clip: 16 times a clip of the released model
 _BT709 = 1  # number of BT.709 in H.264's tables of primaries and transfer functions
 
 
@@ -79,7 +85,7 @@ def _encode(
 ) -> bytes:
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as container:
-        write_bt709(container, frames, height=height, width=width, fps=fps, options=_ENCODER)
+        write_bt709(container, frames, height=height, width=width, fps=fps, options=ENCODER)
     return buffer.getvalue()
 
 
@@ -139,17 +145,30 @@ def join_mp4(clips: Sequence[Path], path: Path, *, fps: int = FRAMES_PER_SECOND)
 @contextlib.contextmanager
 def _open_mp4(source: Path | io.BytesIO, name: Path | str) -> Iterator[InputContainer]:
     # Only MP4, from this file: FFmpeg would open lists of other files, too.
+    if isinstance(source, Path):
+        check_file(source, expected="a video")
     options = {"protocol_whitelist": "file"}
     try:
         file = str(source.absolute()) if isinstance(source, Path) else source
-        with av.open(file, mode="r", format="mp4", options=options) as container:
+        with av.open(file, mode="r", format=CLIP_FORMAT, options=options) as container:
             if not container.streams.video:
                 raise UserError(f"{name}: expected a video, found a file without a video stream")
+            stream = container.streams.video[0]
+            _check_size(stream.frames, stream.height, stream.width, name)
+            stream.codec_context.options = {"max_pixels": str(_MAX_BYTES // 3)}
             yield container
     except FileNotFoundError as error:
         raise UserError(f"{name}: expected a video, found no such file") from error
     except (FFmpegError, OSError) as error:
         raise UserError(f"{name}: expected a video, found: {error.strerror}") from error
+
+
+def _check_size(num_frames: int, height: int, width: int, name: Path | str) -> None:
+    if max(1, num_frames) * height * width * 3 > _MAX_BYTES:
+        raise UserError(
+            f"{name}: expected a clip of at most {_MAX_BYTES // 1_000_000} MB of pixels, found "
+            f"{num_frames} frames of {width} x {height}"
+        )
 
 
 def check_mp4(path: Path) -> None:
@@ -196,8 +215,10 @@ def _read_frames(
     with _open_mp4(source, name) as container:
         if isinstance(source, io.BytesIO):
             container.streams.video[0].codec_context.thread_count = 1
-        decoded = itertools.islice(container.decode(video=0), num_frames)
-        frames = [_to_rgb(frame) for frame in decoded]
+        frames: list[UInt8[np.ndarray, "h w 3"]] = []
+        for frame in itertools.islice(container.decode(video=0), num_frames):
+            _check_size(len(frames) + 1, frame.height, frame.width, name)
+            frames.append(_to_rgb(frame))
     if not frames:
         raise UserError(f"{name}: expected a video, found no frames")
     return np.stack(frames)

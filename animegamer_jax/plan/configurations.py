@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from animegamer_jax.plan.topology import Topology
     from animegamer_jax.train.stages.recipe import Recipe
 
-StageName = Literal["warmup", "decoder", "mllm", "adapt", "rollout"]
+StageName = Literal["warmup", "decoder", "mllm", "adapt", "distill", "rollout"]
 PartName = Literal["turn", "mllm", "decoder", "vae"]
 SizeName = Literal["toy", "full"]
 LAYOUTS = {"training": ("sharded", "replicated"), "play": ("latency", "throughput")}

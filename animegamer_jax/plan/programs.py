@@ -106,7 +106,9 @@ def stage_program(
         recipe: Recipe = stage.recipe
         with use_plan(plan):
             networks = stage.load(bundle, mesh=mesh)
-            optimizer = make_optimizer(recipe.optimizer, steps=recipe.steps)
+            optimizer = make_optimizer(
+                recipe.optimizer, steps=recipe.steps, rate_factors=stage.rate_factors()
+            )
             state, shardings = abstract_state(networks, stage, optimizer, mesh=mesh)
             batch = _abstract(stage.sample_spec(), batch_sharding(mesh), recipe.batch_size)
         key = jax.eval_shape(lambda: jax.random.key(0))

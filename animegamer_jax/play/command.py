@@ -29,6 +29,7 @@ from animegamer_jax.game.saved_game import (
 )
 from animegamer_jax.media.pictures import Picture, fit_picture, read_picture
 from animegamer_jax.play.terminal import TerminalGame
+from animegamer_jax.storage.locks import only_writer
 
 _LARGEST_SEED = 2**31 - 1
 
@@ -77,80 +78,81 @@ def play(
     given = _read_picture(picture, picture_text)
     lines = _read_lines(instructions)
     source = str(instructions) if instructions else "standard input"
-    game = None
-    if resume and (out / GAME_FILE).exists():
-        game = Game.load(out)
-        for name, wanted in (("window", window), ("steps", steps), ("seed", seed)):
-            _check_same(game, name, wanted, found=getattr(game, name))
-        _check_same(game, "history", history, found=game.history_kind)
-        window, steps, seed, history = game.window, game.steps, game.seed, game.history_kind
-        if lines is not None:
-            _check_prefix(game, lines, source)
-        if given is not None:
-            _check_same_text(game, given.text)
-    else:
-        check_no_game(out)
-    _check_writable(out)
-    seed = 0 if seed is None else seed
+    with only_writer(out):
+        game = None
+        if resume and (out / GAME_FILE).exists():
+            game = Game.load(out)
+            for name, wanted in (("window", window), ("steps", steps), ("seed", seed)):
+                _check_same(game, name, wanted, found=getattr(game, name))
+            _check_same(game, "history", history, found=game.history_kind)
+            window, steps, seed, history = game.window, game.steps, game.seed, game.history_kind
+            if lines is not None:
+                _check_prefix(game, lines, source)
+            if given is not None:
+                _check_same_text(game, given.text)
+        else:
+            check_no_game(out)
+        _check_writable(out)
+        seed = 0 if seed is None else seed
 
-    # Importing JAX takes a second, so check the options first.
-    keep_compiled_programs()
-    from animegamer_jax.bundle.bundle import Bundle
-    from animegamer_jax.game.pictures import PictureEncoder, check_window, frame_size
-    from animegamer_jax.game.player import Player
+        # Importing JAX takes a second, so check the options first.
+        keep_compiled_programs()
+        from animegamer_jax.bundle.bundle import Bundle
+        from animegamer_jax.game.pictures import PictureEncoder, check_window, frame_size
+        from animegamer_jax.game.player import Player
 
-    bundle = Bundle.open(folder)
-    if game is not None:
-        _check_same(game, "model", bundle.name, found=game.model)
-        _check_same(game, "protocol", bundle.protocol.name, found=game.protocol)
-        if mllm := bundle.config.mllm:
-            _check_representations(game, expected=(mllm.num_queries, mllm.representation_size))
-        if given is not None:
-            _check_same_picture(game, given, *frame_size(bundle.config))
-    new_picture = None
-    if game is None and given is not None:
-        check_window(bundle.protocol.window if window is None else window)
-        # Before the player's networks are loaded: T5 is larger than all of them and not kept.
-        encoder = PictureEncoder(bundle)
-        new_picture = encoder.represent(given.picture, given.text, name=given.name)
-        del encoder
-    vocabulary = bundle.vocabulary
-    player = Player.from_bundle(
-        bundle,
-        window=window,
-        steps=steps,
-        dtype=dtype,
-        layout=layout,
-        num_games=1,
-        history=history,
-    )
-    check_instructions(lines or [], source, check=player.check_instruction)
-    if game is None:
-        game = Game.create(
-            out,
-            model=bundle.name,
-            seed=seed,
-            window=player.window,
-            steps=player.steps,
-            protocol=bundle.protocol.name,
-            history_kind=player.protocol.history,
-            picture=new_picture,
+        bundle = Bundle.open(folder)
+        if game is not None:
+            _check_same(game, "model", bundle.name, found=game.model)
+            _check_same(game, "protocol", bundle.protocol.name, found=game.protocol)
+            if mllm := bundle.config.mllm:
+                _check_representations(game, expected=(mllm.num_queries, mllm.representation_size))
+            if given is not None:
+                _check_same_picture(game, given, *frame_size(bundle.config))
+        new_picture = None
+        if game is None and given is not None:
+            check_window(bundle.protocol.window if window is None else window)
+            # Before the player's networks are loaded: T5 is larger than all of them and not kept.
+            encoder = PictureEncoder(bundle)
+            new_picture = encoder.represent(given.picture, given.text, name=given.name)
+            del encoder
+        vocabulary = bundle.vocabulary
+        player = Player.from_bundle(
+            bundle,
+            window=window,
+            steps=steps,
+            dtype=dtype,
+            layout=layout,
+            num_games=1,
+            history=history,
         )
-    command = ["animegamer", "play", "--model", model]
-    command += ["--instructions", str(instructions)] if instructions else []
-    command += ["--out", str(out), "--window", str(game.window), "--steps", str(game.steps)]
-    command += ["--seed", str(game.seed), *(["--dtype", dtype] if dtype else [])]
-    command += ["--layout", layout] if layout else []
-    if game.history_kind != bundle.protocol.history:
-        command += ["--history", game.history_kind]
-    command += ["--resume"]
-    resume_command = shlex.join(command)
-    if lines is not None and instructions is None:
-        resume_command += "  (with the same lines on standard input)"
-    note = given.picture.note if given is not None else ""
-    return TerminalGame(
-        game, player, vocabulary, resume_command=resume_command, picture_note=note
-    ).play(lines)
+        check_instructions(lines or [], source, check=player.check_instruction)
+        if game is None:
+            game = Game.create(
+                out,
+                model=bundle.name,
+                seed=seed,
+                window=player.window,
+                steps=player.steps,
+                protocol=bundle.protocol.name,
+                history_kind=player.protocol.history,
+                picture=new_picture,
+            )
+        command = ["animegamer", "play", "--model", model]
+        command += ["--instructions", str(instructions)] if instructions else []
+        command += ["--out", str(out), "--window", str(game.window), "--steps", str(game.steps)]
+        command += ["--seed", str(game.seed), *(["--dtype", dtype] if dtype else [])]
+        command += ["--layout", layout] if layout else []
+        if game.history_kind != bundle.protocol.history:
+            command += ["--history", game.history_kind]
+        command += ["--resume"]
+        resume_command = shlex.join(command)
+        if lines is not None and instructions is None:
+            resume_command += "  (with the same lines on standard input)"
+        note = given.picture.note if given is not None else ""
+        return TerminalGame(
+            game, player, vocabulary, resume_command=resume_command, picture_note=note
+        ).play(lines)
 
 
 class _GivenPicture(NamedTuple):

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from animegamer_jax.bundle.vocabulary import Vocabulary
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, printable_lines
 from animegamer_jax.game.instructions import Line, check_characters
 from animegamer_jax.game.saved_game import GAME_FILE, PICTURE_FILE, STORYBOARD_FILE, Game, Turn
-from animegamer_jax.progress import show_progress
+from animegamer_jax.progress import print_status, show_progress
 from animegamer_jax.storage.paths import user_errors
 
 _HINT = "free some space there"
@@ -52,11 +52,11 @@ class TerminalGame:
         """Plays the lines that have not been played yet, or those from the prompt if None."""
         game = self.game
         if game.turns:
-            self.console.print(f"continuing after turn {len(game.turns)} of {game.folder}")
+            self._print(f"continuing after turn {len(game.turns)} of {game.folder}")
         elif game.picture is not None:
-            self.console.print(f"the game starts from {game.folder / PICTURE_FILE}")
+            self._print(f"the game starts from {game.folder / PICTURE_FILE}")
             if self.picture_note:
-                self.console.print(f"  note: {self.picture_note}")
+                self._print(f"  note: {self.picture_note}")
             self._note_unknown_words(game.picture.instruction)
         texts = [line.text for line in lines or []]
         try:
@@ -67,7 +67,8 @@ class TerminalGame:
                 self.playing = False
             self._save_storyboard()
         except KeyboardInterrupt:
-            print(f"\nanimegamer play: stopped: {self._describe_state()}", file=sys.stderr)
+            print(file=sys.stderr)
+            print_status(f"animegamer play: stopped: {self._describe_state()}")
             with contextlib.suppress(UserError):
                 self._save_storyboard()
             return 130
@@ -94,19 +95,19 @@ class TerminalGame:
             )
         with user_errors(self.game.folder, f"turn {number} could not be saved", hint=_HINT):
             turn = self.game.add(output.row(0), instruction)
-        self.console.print(describe(turn, self.game.folder, total=total))
+        self._print(describe(turn, self.game.folder, total=total))
         self._note_unknown_words(instruction)
         return window
 
     def _note_unknown_words(self, text: str) -> None:
         if unknown := self.player.tokenizer.unknown_words(text):
             words = ", ".join(map(repr, unknown))
-            self.console.print(f"  note: the model does not know: {words}")
+            self._print(f"  note: the model does not know: {words}")
 
     def _ask(self) -> Iterator[str]:
         """Yields instructions from the prompt, until an empty line, `quit` or the end of input."""
-        self.console.print(introduce(self.vocabulary))
-        self.console.print("An empty line or 'quit' ends the game.")
+        self._print(introduce(self.vocabulary))
+        self._print("An empty line or 'quit' ends the game.")
         while True:
             try:
                 text = self.console.input(f"turn {len(self.game.turns) + 1}> ").strip()
@@ -119,9 +120,12 @@ class TerminalGame:
                 check_characters(text)
                 self.player.check_instruction(text)
             except UserError as error:
-                self.console.print(str(error))
+                self._print(str(error))
                 continue
             yield text
+
+    def _print(self, text: str) -> None:
+        self.console.print(printable_lines(text))
 
     def _describe_state(self) -> str:
         """Says which turn was interrupted, which are saved, and how to continue."""
@@ -138,13 +142,13 @@ class TerminalGame:
     def _print_files(self) -> None:
         game = self.game
         if not game.turns:
-            self.console.print(f"no turn was played; the game is in {game.folder / GAME_FILE}")
+            self._print(f"no turn was played; the game is in {game.folder / GAME_FILE}")
             return
         first, last = game.turns[0].clip, game.turns[-1].clip
         clips = str(game.folder / first) + (f" to {last}" if last != first else "")
-        self.console.print(f"clips       {clips}")
-        self.console.print(f"game        {game.folder / GAME_FILE}")
-        self.console.print(f"storyboard  {game.folder / STORYBOARD_FILE}")
+        self._print(f"clips       {clips}")
+        self._print(f"game        {game.folder / GAME_FILE}")
+        self._print(f"storyboard  {game.folder / STORYBOARD_FILE}")
 
 
 _EXAMPLE = "Character: Qiqi; Motion: gently turn head; Background: day town."

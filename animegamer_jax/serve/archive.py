@@ -10,13 +10,13 @@ import contextlib
 import re
 import shutil
 import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.saved_game import GAME_FILE, STORYBOARD_FILE, Game
 from animegamer_jax.media import video
+from animegamer_jax.storage.untrusted import DAMAGED_ZIP
 
 MOVIE_FILE = "game.mp4"
 _WANTED = re.compile(r"game\.json|picture\.png|[A-Za-z0-9_-]{1,60}\.(mp4|npz)")
@@ -82,14 +82,11 @@ def unpack_game(archive: Path, folder: Path, *, check: Callable[[Game], None]) -
             shutil.rmtree(folder)
         if isinstance(error, OSError):
             problem = f"the game could not be saved: {error.strerror or error}"
-        elif isinstance(error, _DAMAGED):
+        elif isinstance(error, DAMAGED_ZIP):
             problem = f"expected a downloaded game, found a damaged zip ({error})"
         else:
             raise
         raise UserError(problem) from error
-
-
-_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 
 
 def _check_members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:

@@ -25,10 +25,12 @@ from etils import epath
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.paths import user_errors
+from animegamer_jax.storage.untrusted import MAX_TEXT, read_file
 
 T = TypeVar("T")
 
 _Place = tuple[str | int, ...]
+_TOO_DEEP = "it is nested too deeply"
 
 
 def to_json(value: Any, *, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
@@ -52,7 +54,7 @@ def to_json(value: Any, *, leaf: Callable[[Any], Any] = lambda value: value) -> 
 def read_json(path: epath.PathLike, kind: type[T] | Any, *, hint: str) -> T:
     """Reads a JSON file, local or in a bucket."""
     with user_errors(path, "cannot be read", hint=hint):
-        data = epath.Path(path).read_bytes()
+        data = read_file(path)
     where = os.fspath(path)
     return from_json(kind, parse_json(data, where, hint=hint), where, hint=hint)
 
@@ -60,7 +62,7 @@ def read_json(path: epath.PathLike, kind: type[T] | Any, *, hint: str) -> T:
 def read_lines(path: epath.PathLike, kind: type[T] | Any, *, hint: str) -> Iterator[tuple[T, str]]:
     """Reads a file with a JSON value on each line; yields the values, and the lines' names."""
     with user_errors(path, "cannot be read", hint=hint):
-        lines = epath.Path(path).read_bytes().split(b"\n")
+        lines = read_file(path, most=MAX_TEXT).split(b"\n")
     if lines[-1]:
         raise UserError(f"{path}: expected a line break at the end, found none: {hint}")
     for number, line in enumerate(lines[:-1], start=1):
@@ -92,9 +94,9 @@ def parse_json(data: bytes | str, where: str, *, hint: str) -> Any:
     except UnicodeDecodeError as error:
         reason = f"byte 0x{error.object[error.start]:02x} at offset {error.start} is not UTF-8"
     except RecursionError:
-        reason = "it is nested too deeply"
+        reason = _TOO_DEEP
     except ValueError as error:
-        reason = str(error)
+        reason = str(error).partition("; use sys.set_int_max_str_digits")[0]
     raise UserError(f"{where}: not valid JSON: {reason}: {hint}")
 
 
@@ -116,11 +118,15 @@ def from_json(kind: type[T] | Any, value: Any, where: str, *, hint: str = "") ->
 
     try:
         # As text again, because pydantic's strict mode accepts a list for a tuple only there.
-        text = json.dumps([value], ensure_ascii=False, default=_other).encode("utf-8", "replace")
+        text = json.dumps([value], ensure_ascii=False, default=_other).encode()
         (found,) = _adapter(kind).validate_json(text)
     except pydantic.ValidationError as error:
         place, problem = _first_problem(error)
         refuse(place[1:], problem)
+    except RecursionError:
+        refuse((), _TOO_DEEP)
+    except UnicodeEncodeError as error:
+        refuse((), f"expected text, found half a character, U+{ord(error.object[error.start]):04X}")
     for place in _unstated(found, value, ()):
         refuse(place, "missing")
     return found
@@ -160,7 +166,10 @@ def array_field(dtype: Any, num_axes: int) -> Any:
             return np.zeros((0,) * num_axes, dtype)
         if found.ndim != num_axes or any(type(item) not in allowed for item in found.flat):
             raise ValueError(f"expected lists of {dtype.__name__} in {num_axes} dimensions")
-        return found.astype(dtype)
+        try:
+            return found.astype(dtype)
+        except OverflowError:
+            raise ValueError(f"expected numbers that fit into {dtype.__name__}") from None
 
     return pydantic.PlainValidator(make)
 
@@ -168,6 +177,8 @@ def array_field(dtype: Any, num_axes: int) -> Any:
 def _first_problem(error: Any) -> tuple[_Place, str]:
     """The first wrong field of a `pydantic.ValidationError`, and what is wrong with it."""
     problem = error.errors(include_url=False)[0]
+    if problem["type"] == "json_invalid":  # of the text made above, so it is not the syntax
+        return (0,), _TOO_DEEP
     if problem["type"] == "missing":
         return problem["loc"], "missing"
     if problem["type"] == "unexpected_keyword_argument":

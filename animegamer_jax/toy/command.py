@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.progress import show_progress, track
+from animegamer_jax.progress import print_line, show_progress, track
+from animegamer_jax.storage.locks import only_writer
 
 
 def toyworld(
@@ -43,12 +44,15 @@ def toyworld(
     size = ToySize(games=games, test_games=test_games, turns=turns, height=height, width=width)
     if films < 0:
         raise UserError(f"films {films}: expected 0 or more")
-    with show_progress() as progress:
-        info = write_toy_games(str(out), size, seed=seed, processes=processes, on_progress=progress)
-    if films:
-        _write_films(out / "films", films, size=(height, width), seed=seed)
+    with only_writer(out):
+        with show_progress() as progress:
+            info = write_toy_games(
+                str(out), size, seed=seed, processes=processes, on_progress=progress
+            )
+        if films:
+            _write_films(out / "films", films, size=(height, width), seed=seed)
     counts = ", ".join(f"{split} {count}" for split, count in info.splits.items())
-    print(f"{out}: {sum(info.splits.values())} turns ({counts})")
+    print_line(f"{out}: {sum(info.splits.values())} turns ({counts})")
     return 0
 
 

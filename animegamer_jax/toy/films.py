@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.media.video import FRAMES_PER_SECOND, write_bt709
+from animegamer_jax.media.video import ENCODER, FRAMES_PER_SECOND, write_bt709
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.toy.drawing.draw import render
 from animegamer_jax.toy.drawing.style import PLAIN, Cut, FilmStyle, Frames, Pan, Transition
@@ -240,8 +240,7 @@ def write_film(path: Path, film: Film) -> None:
 
 def _encode(path: Path, film: Film) -> None:
     with av.open(str(path), "w", format="mp4") as container:
-        options = {"crf": "18", "preset": "veryfast"}
         fps = film.style.fps
         write_bt709(
-            container, film.frames(), height=film.height, width=film.width, fps=fps, options=options
+            container, film.frames(), height=film.height, width=film.width, fps=fps, options=ENCODER
         )

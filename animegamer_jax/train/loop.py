@@ -44,7 +44,9 @@ def train(run: TrainingRun) -> int:
     """
     stage, recipe, mesh = run.stage, run.stage.recipe, run.mesh
     key, eval_key = jax.random.split(jax.random.key(recipe.seed))
-    optimizer = make_optimizer(recipe.optimizer, steps=recipe.steps)
+    optimizer = make_optimizer(
+        recipe.optimizer, steps=recipe.steps, rate_factors=stage.rate_factors()
+    )
     with contextlib.ExitStack() as resources:
         # Restore. What may be refused comes first, what takes memory last.
         samples, held_out, run_config = _open_data(run)

@@ -26,6 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from animegamer_jax.devices import find_chip
 from animegamer_jax.distributed import raise_on_all_hosts
+from animegamer_jax.errors import printable_lines
 from animegamer_jax.media.video import FRAMES_PER_SECOND
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import is_bucket, user_errors
@@ -216,7 +217,7 @@ class MetricLogger:
     def print(self, line: str) -> None:
         """Prints a line, above the progress bar if there is one."""
         if self._active:
-            self._console.print(line, markup=False, soft_wrap=True)
+            self._console.print(printable_lines(line), markup=False, soft_wrap=True)
 
     def advance(self, step: int) -> None:
         """Moves the progress bar."""

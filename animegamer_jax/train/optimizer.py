@@ -4,12 +4,14 @@ The optimizers of PAPER section 4.1 and of the code bases behind the release are
 by global norm; moments and averages are float32, like the trained weights.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from animegamer_jax.train.stages.recipe import DECAYED, OptimizerConfig
@@ -57,16 +59,54 @@ class Optimizer(NamedTuple):
     learning_rate: optax.Schedule
 
 
-def make_optimizer(config: OptimizerConfig, *, steps: int) -> Optimizer:
-    """Returns AdamW on gradients clipped by their global norm, for a run of `steps` steps."""
+def make_optimizer(
+    config: OptimizerConfig,
+    *,
+    steps: int,
+    rate_factors: Mapping[str, float] = MappingProxyType({}),
+) -> Optimizer:
+    """Returns AdamW on gradients clipped by their global norm, for a run of `steps` steps.
+
+    Args:
+        config: Its numbers.
+        steps: Length of the run.
+        rate_factors: Factor of the learning rate of each trained network, which is then clipped by
+            a norm of its own; empty: all are one.
+    """
     rate = make_schedule(config, steps=steps)
-    chain = optax.chain(
-        optax.clip_by_global_norm(config.clip_norm),
-        optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps, mu_dtype=jnp.float32),
-        optax.add_decayed_weights(config.weight_decay, mask=decays),
-        optax.scale_by_learning_rate(rate),
-    )
-    return Optimizer(chain.init, chain.update, rate)
+
+    def chain(factor: float) -> optax.GradientTransformation:
+        return optax.chain(
+            optax.clip_by_global_norm(config.clip_norm),
+            optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps, mu_dtype=jnp.float32),
+            optax.add_decayed_weights(config.weight_decay, mask=decays),
+            optax.scale_by_learning_rate(lambda step: factor * rate(step)),
+        )
+
+    if not rate_factors:
+        one = chain(1.0)
+        return Optimizer(one.init, one.update, rate)
+    chains = {name: chain(factor) for name, factor in rate_factors.items()}
+
+    def init(params: nnx.State) -> dict[str, Any]:
+        return {name: part.init(_only(name, params)) for name, part in chains.items()}
+
+    def update(
+        gradients: nnx.State, state: dict[str, Any], params: nnx.State
+    ) -> tuple[nnx.State, dict[str, Any]]:
+        found = {
+            name: part.update(_only(name, gradients), state[name], _only(name, params))
+            for name, part in chains.items()
+        }
+        updates = {name: updates.raw_mapping[name] for name, (updates, _) in found.items()}
+        return nnx.State(updates), {name: after for name, (_, after) in found.items()}
+
+    return Optimizer(init, update, rate)
+
+
+def _only(name: str, tree: nnx.State) -> nnx.State:
+    """Returns the part of a tree that belongs to one network."""
+    return nnx.State({name: tree.raw_mapping[name]})
 
 
 def average_decay(decay: float, step: Int[Array, ""]) -> Float[Array, ""]:

@@ -18,11 +18,12 @@ import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+import tensorstore as ts
+from etils import epath
 from flax import nnx
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from animegamer_jax.bundle import arrays as bundle_arrays
-from animegamer_jax.bundle import writer as bundle_writer
 from animegamer_jax.bundle.bundle import (
     Bundle,
     BundleWriter,
@@ -33,6 +34,7 @@ from animegamer_jax.bundle.bundle import (
 )
 from animegamer_jax.bundle.config import BundleConfig, Placement, Weights, with_dtypes
 from animegamer_jax.configs import LoRAConfig, MLLMConfig, ShotEncoderConfig, make_full, make_toy
+from animegamer_jax.convert.export import export_bundle
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import PAPER, RELEASED
 from animegamer_jax.sharding import make_mesh
@@ -134,10 +136,10 @@ def test_checksums_tell_contents_apart(bundle, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_checksum_in_chunks(dtype, monkeypatch):
-    monkeypatch.setattr(bundle_writer, "_CHECKED_BYTES", 100)
+    monkeypatch.setattr(bundle_arrays, "_CHECKED_BYTES", 100)
     array = np.random.default_rng(0).normal(size=(7, 5, 3)).astype(dtype)
     for one in (array, array.T, array[0, 0, 0], array[::2]):
-        assert bundle_writer._checksum(np.asarray(one)) == zlib.crc32(one.tobytes())
+        assert bundle_arrays.array_checksum(np.asarray(one)) == zlib.crc32(one.tobytes())
 
 
 def values(module: nnx.Module) -> dict[str, jax.Array]:
@@ -259,6 +261,59 @@ def test_weights_of_another_size_are_refused(bundle, tmp_path):
     folder = copy_with(bundle, tmp_path / "wide", widen)
     (folder / "encoder").symlink_to(Path(bundle.path) / "encoder")
     with pytest.raises(UserError, match=r"text\.input\.kernel: expected the shape \(9, 32\)"):
+        Bundle.open(folder).load("encoder")
+
+
+def flip_a_bit(folder: Path, leaf: str) -> None:
+    """Changes a bit of a parameter's first value, which OCDBT stores without a checksum."""
+    content = LEAVES[leaf].tobytes()
+    (file,) = (
+        file for file in folder.rglob("*") if file.is_file() and content in file.read_bytes()
+    )
+    data = bytearray(file.read_bytes())
+    data[data.index(content)] ^= 1
+    file.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("leaf", ["text.output.kernel", "image.output.kernel"])
+def test_a_flipped_bit_is_one_line(tmp_path, leaf):
+    folder = write(tmp_path / "b")
+    flip_a_bit(folder / "encoder", leaf)
+    flipped = Bundle.open(folder)
+    mesh = make_mesh({"fsdp": 2, "tensor": 4})
+    for load in (
+        lambda: flipped.load("encoder"),
+        lambda: flipped.load("encoder", param_dtype="bfloat16"),
+        lambda: flipped.load("encoder", mesh=mesh),
+        lambda: dict(flipped.read_in_order("encoder", LEAVES)),
+        lambda: export_bundle(str(folder), tmp_path / "exported"),
+    ):
+        with pytest.raises(UserError, match=rf"^{folder}/encoder: the weights differ from their "):
+            load()
+    assert not (tmp_path / "exported").exists()
+    # Bundles of earlier versions have no checksum to compare.
+    content = json.loads((folder / "config.json").read_text())
+    content["weights"]["encoder"]["checksum"] = None
+    (folder / "config.json").write_text(json.dumps(content))
+    Bundle.open(folder).load("encoder")
+    Bundle.open(folder).load("encoder", mesh=mesh)
+
+
+def test_a_small_folder_of_giant_weights_is_refused(tmp_path):
+    config = dataclasses.replace(ENCODER, text_size=1 << 30)
+    folder = write(tmp_path / "b")
+
+    def giant(text: str) -> str:
+        return text.replace('"text_size": 8', '"text_size": 1073741824')
+
+    path = folder / "config.json"
+    path.write_text(giant(path.read_text()))
+    shapes = {leaf: shape.shape for leaf, shape in abstract_params("encoder", config).items()}
+    for leaf in ("text.input.kernel",):
+        store = bundle_arrays._open(epath.Path(folder / "encoder"), leaf, context=ts.Context())
+        store = store.result()
+        store.resize(exclusive_max=shapes[leaf], expand_only=True).result()
+    with pytest.raises(UserError, match="encoder: expected files that hold the weights"):
         Bundle.open(folder).load("encoder")
 
 

@@ -1,6 +1,8 @@
 """`animegamer parity`: recorded numbers of the released code against this code."""
 
+import io
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +102,32 @@ def test_parity_without_a_folder_or_an_array(tmp_path, capsys):
         (tmp_path / "recorded" / "vdm" / f"{file}.npz").unlink()
     assert cli.main(["parity", str(tmp_path / "recorded")]) == 2
     assert "diffusion_loss.npz: the array 'text' is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["object", "giant", "text", "bomb", "ragged"])
+def test_parity_of_hostile_arrays_is_one_line(tmp_path, capsys, kind):
+    folder = tmp_path / "recorded"
+    link(TESTS / "reference" / "clip", folder / "clip")
+    file = folder / "clip" / "clip.npz"
+    file.unlink()
+    if kind == "giant":
+        header = io.BytesIO()
+        content = {"descr": "<f4", "fortran_order": False, "shape": (1 << 30, 1 << 10)}
+        np.lib.format.write_array_header_1_0(header, content)
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("image.npy", header.getvalue())
+    elif kind == "text":
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("readme.txt", b"hello")
+    elif kind == "bomb":
+        np.savez_compressed(file, preprocessed=np.zeros((1, 3, 1 << 12, 1 << 12), np.float16))
+    else:
+        arrays = {
+            "object": {"image": np.array([1, "a"], object)},
+            "ragged": {"preprocessed": np.zeros(3), "features": np.array("x")},
+        }
+        np.savez(file, **arrays[kind], features_of=np.zeros(1))
+    assert cli.main(["parity", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert f"{file}: " in error
+    assert error.count("\n") == 1

@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from animegamer_jax.data.characters import open_picture
+from animegamer_jax.data.films.cutting.video_reader import open_film
 from animegamer_jax.errors import UserError
 from animegamer_jax.media import storyboard, video
+from animegamer_jax.media.pictures import read_picture
+from animegamer_jax.media.video import check_mp4, decode_mp4, read_mp4, write_mp4
 from animegamer_jax.storage.files import write_whole
 
 
@@ -174,3 +178,53 @@ def test_a_clip_needs_frames():
 def test_module_needs_no_jax():
     text = Path(video.__file__).read_text()
     assert "import jax\n" not in text
+
+
+LISTS = {
+    "ffconcat": "ffconcat version 1.0\nfile real.mp4\n",
+    "itself": "ffconcat version 1.0\nfile list.mp4\n",
+    "HLS": "#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:2,\nreal.mp4\n#EXT-X-ENDLIST\n",
+    "SDP": "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\n"
+    "m=video 5004 RTP/AVP 96\na=rtpmap:96 H264/90000\n",
+}
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_no_list_of_other_files_is_opened(tmp_path, kind):
+    write_mp4(tmp_path / "real.mp4", np.zeros((3, 32, 32, 3), np.uint8))
+    path = tmp_path / "list.mp4"
+    path.write_text(LISTS[kind])
+
+    def read_film(path: Path) -> None:
+        with open_film(path):
+            pass
+
+    for read in (read_mp4, check_mp4, read_picture, read_film):
+        with pytest.raises(UserError, match=r"list\.mp4: expected"):
+            read(path)
+    with pytest.raises(UserError, match="clip: expected a video"):
+        decode_mp4(path.read_bytes())
+
+
+def test_a_clip_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "a.mp4"
+    frames = np.zeros((9, 32, 48, 3), np.uint8)
+    write_mp4(path, frames)
+    monkeypatch.setattr(video, "_MAX_BYTES", frames.nbytes)
+    assert read_mp4(path).shape == frames.shape
+    monkeypatch.setattr(video, "_MAX_BYTES", frames.nbytes - 1)
+    pattern = r"expected a clip of at most 0 MB of pixels, found 9 frames of 48 x 32"
+    for read in (read_mp4, check_mp4, lambda path: decode_mp4(path.read_bytes())):
+        with pytest.raises(UserError, match=pattern):
+            read(path)
+
+
+def test_a_reference_picture_is_bounded_and_runs_no_program():
+    """Pillow decodes EPS by Ghostscript, and by default refuses pictures only at 179 megapixels."""
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n%%EOF\n"
+    with pytest.raises(UserError, match=r"^a: not an image .*: use another$"):
+        open_picture(eps, name="a", hint="use another")
+    buffer = io.BytesIO()
+    Image.new("1", (10_000, 6_000)).save(buffer, format="PNG")
+    with pytest.raises(UserError, match=r"^a: .*at most 50 million pixels, found 10000 x 6000"):
+        open_picture(buffer.getvalue(), name="a", hint="use another")

@@ -14,6 +14,7 @@ from annotated_types import Ge, Interval
 from animegamer_jax.configs import LoRAConfig
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.serialization import (
+    array_field,
     first_difference,
     flattened,
     from_json,
@@ -173,3 +174,32 @@ def test_imports_are_lazy():
     code = "import animegamer_jax.cli, animegamer_jax.storage.serialization, sys; "
     code += "sys.exit('pydantic' in sys.modules or 'jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Table:
+    real: Annotated[Any, array_field(float, 1)] = None
+    whole: Annotated[Any, array_field(int, 1)] = None
+    other: Any = None
+    scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (f'{{"real": [1{"0" * 400}]}}', r"real: expected numbers that fit into float"),
+        (f'{{"whole": [1{"0" * 400}]}}', r"whole: expected numbers that fit into int"),
+        (f'{{"scores": {{"a": 1{"0" * 400}}}}}', r"scores.a: expected a finite number"),
+        (f'{{"other": 1{"0" * 5000}}}', r"not valid JSON: .*4300 digits\D*: value has 5001 digits"),
+        (f'{{"other": {"[" * 300}{"]" * 300}}}', "it is nested too deeply"),
+        (f'{{"other": {"[" * 950}{"]" * 950}}}', "it is nested too deeply"),
+        ("[" * 100_000, "not valid JSON: it is nested too deeply"),
+        ('{"scores": {"\\ud800": 1}}', r"expected text, found half a character, U\+D800"),
+        ('{"other": "\\udfff"}', r"expected text, found half a character, U\+DFFF"),
+    ],
+)
+def test_numbers_and_texts_that_nothing_can_hold(tmp_path, content, problem):
+    path = tmp_path / "file.json"
+    path.write_text(content)
+    with pytest.raises(UserError, match=rf"^{path}: {problem}.*: {HINT}$"):
+        read_json(path, Table, hint=HINT)

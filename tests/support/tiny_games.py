@@ -89,7 +89,9 @@ def run(
 ) -> tuple[TrainState, TrainState, list[dict[str, float]]]:
     """The state before and after some steps on one batch, and the steps' metrics."""
     mesh = mesh or one_device()
-    optimizer = make_optimizer(stage.recipe.optimizer, steps=steps)
+    optimizer = make_optimizer(
+        stage.recipe.optimizer, steps=steps, rate_factors=stage.rate_factors()
+    )
     state = make_state(stage.load(bundle, mesh=mesh), stage, optimizer, mesh=mesh)
     before = jax.device_get(state)
     step = make_train_step(stage, optimizer, shardings=state_shardings(state, mesh))

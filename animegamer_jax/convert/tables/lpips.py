@@ -16,7 +16,8 @@ import numpy as np
 from animegamer_jax.convert.rules import CONV2D, Rule, Transform
 from animegamer_jax.convert.sources import Source, Tensor
 from animegamer_jax.convert.tables.layers import weight_and_bias
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, first_line
+from animegamer_jax.storage.untrusted import check_file
 
 _LAYERS = (0, 3, 6, 8, 10)  # indices of the convolutions in torchvision's `features`
 
@@ -78,14 +79,15 @@ def open_pickled_arrays(path: Path) -> Source:
     Raises:
         UserError: The file is missing, damaged, or holds something else.
     """
+    check_file(path)
     try:
         with path.open("rb") as file:
             content = _ArraysOnly(file).load()
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError) as error:
+    except Exception as error:  # a damaged pickle raises anything
         raise UserError(
-            f"{path}: not a pickle of arrays alone ({error}): install it again"
+            f"{path}: not a pickle of arrays alone ({first_line(error)}): install it again"
         ) from None
     return Source(str(path), dict(_arrays(content, path)))
 

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import sys
 import time
 import urllib.parse
 from collections.abc import Callable, Sequence
@@ -16,7 +15,14 @@ from animegamer_jax.data.films.clips.store import FilmSettings, ShotsFolder, ope
 from animegamer_jax.data.films.games.grouping import GamesSettings
 from animegamer_jax.data.films.runners import RunnerOptions, for_each, is_loopback
 from animegamer_jax.errors import UserError
-from animegamer_jax.progress import Progress, no_progress, print_status, show_progress
+from animegamer_jax.progress import (
+    Progress,
+    no_progress,
+    print_line,
+    print_status,
+    show_progress,
+)
+from animegamer_jax.storage.locks import only_writer
 from animegamer_jax.storage.paths import is_bucket
 from animegamer_jax.vlm.client import AskSettings
 
@@ -59,7 +65,7 @@ def films(
     found = list_films(paths)
     folder = open_shots(out, settings)
     folder.tidy()
-    with show_progress() as progress:
+    with only_writer(out), show_progress() as progress:
         for_each(
             found,
             functools.partial(
@@ -75,13 +81,13 @@ def films(
     dropped = sum(sum(report.dropped.values()) for report in reports)
     damaged = sum(report.damaged for report in reports)
     frames = sum(report.skipped for report in reports)
-    _print(
+    print_line(
         f"{out}: {len(reports)} films, {sum(report.kept for report in reports)} clips kept, "
         f"{dropped} dropped; {len(skipped)} films skipped"
         + (f"; {damaged} damaged places, {frames} frames skipped" * bool(damaged or frames))
     )
     for film in skipped:
-        _print(f"  {film.reason}")
+        print_line(f"  {film.reason}")
     none_used = {path_id(path) for path in found} <= {film.film for film in skipped}
     return 2 if none_used else 0
 
@@ -113,12 +119,6 @@ def _sized_for(model: str, settings: FilmSettings) -> FilmSettings:
     return dataclasses.replace(settings, **size)
 
 
-def _print(text: str) -> None:
-    """Prints text in whatever encoding the terminal has."""
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding))
-
-
 def annotate(
     shots: Annotated[str, tyro.conf.Positional],
     *,
@@ -129,8 +129,8 @@ def annotate(
 ) -> int:
     """Annotate every clip with who does what, where and when: by a model, by hand, or both.
 
-    After an interruption, run the same command again: no answer is asked for twice. A film that
-    cannot be annotated is skipped and listed at the end; the exit status is then 2.
+    After an interruption, run the same command again: no valid answer is asked for twice. A film
+    that cannot be annotated is skipped and listed at the end; the exit status is then 2.
 
     Args:
         shots: Shots folder to annotate.
@@ -149,7 +149,7 @@ def annotate(
     folder, known = open_shots(shots), read_characters(characters)
     if manual is not None:
         added = add_manual_annotations(folder, manual, known)
-        print(f"{manual}: {sum(added.values())} annotations of {len(added)} films")
+        print_line(f"{manual}: {sum(added.values())} annotations of {len(added)} films")
     if settings.model is None:
         return 0
     every = folder.films()
@@ -157,7 +157,8 @@ def annotate(
         raise UserError(f"{shots}: no finished films: run `animegamer data films`")
     _annotator.cache_clear()  # of an earlier run in this process
     digest = _annotator(known, settings).key(folder)
-    with show_progress(note=_usage_note(folder)) as progress:
+    lock = only_writer(shots, what="annotations")
+    with lock, show_progress(note=_usage_note(folder)) as progress:
         for_each(
             every,
             functools.partial(
@@ -210,13 +211,13 @@ def _report_annotated(folder: ShotsFolder, films: Sequence[str]) -> int:
     num_model = sum(report.num_model for report in reports)
     num_manual = sum(report.num_manual for report in reports)
     incomplete = [report for report in reports if report.num_unannotated]
-    print(
+    print_line(
         f"{folder.path}: {num_model} clips annotated by a model, {num_manual} by hand, "
         f"{sum(report.num_unannotated for report in incomplete)} without a valid answer; "
         f"{len(failures)} films skipped; over all runs {read_usage(folder)}"
     )
     for film, reason in failures.items():
-        print(f"  {film}: {reason}")
+        print_line(f"  {film}: {reason}")
     if incomplete and not num_model + num_manual:
         first = read_unannotated(folder, incomplete[0].film)[0]
         raise UserError(
@@ -310,7 +311,7 @@ def games(
     """
     from animegamer_jax.data.films.games.writer import write_film_games
 
-    with show_progress() as progress:
+    with only_writer(out), show_progress() as progress:
         info = write_film_games(
             out,
             open_shots(shots),
@@ -321,7 +322,7 @@ def games(
             ),
         )
     counts = ", ".join(f"{split} {count}" for split, count in info.splits.items())
-    print(f"{out}: {sum(info.splits.values())} turns ({counts}); see {out}/card.md")
+    print_line(f"{out}: {sum(info.splits.values())} turns ({counts}); see {out}/card.md")
     return 0
 
 
@@ -340,5 +341,5 @@ def show(
 
     page = default_page(data) if out is None else out
     write_page(data, page, clips=clips)
-    _print(f"{os.fspath(page)}: written")
+    print_line(f"{os.fspath(page)}: written")
     return 0

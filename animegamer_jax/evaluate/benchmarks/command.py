@@ -9,7 +9,7 @@ import tyro
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark, write_benchmark
-from animegamer_jax.progress import print_status, show_progress
+from animegamer_jax.progress import print_line, print_status, show_progress
 from animegamer_jax.vlm.options import ServerOptions
 
 _SERVER = ServerOptions(parallel=4, timeout=300.0, max_tokens=6000)  # an answer is a whole game
@@ -86,13 +86,13 @@ def make_command(
             on_wait=print_status,
         )
     _write(out, written.benchmark)
-    print(f"{written.usage}, {written.usage.cached} answers from the cache")
+    print_line(f"{written.usage}, {written.usage.cached} answers from the cache")
     if written.skipped:
-        print(f"{len(written.skipped)} games skipped, without a valid answer:")
+        print_line(f"{len(written.skipped)} games skipped, without a valid answer:")
     for number, reason in list(written.skipped.items())[:_LISTED]:
-        print(f"  game {number}: {reason}".encode("ascii", "backslashreplace").decode())
+        print_line(f"  game {number}: {reason}")
     if (more := len(written.skipped) - _LISTED) > 0:
-        print(f"  and {more} more")
+        print_line(f"  and {more} more")
     return 0
 
 
@@ -123,4 +123,4 @@ def _write(out: Path, benchmark: Benchmark) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
     write_benchmark(out, benchmark)
     turns = len(benchmark.games) * benchmark.num_turns
-    print(f"{out}: {len(benchmark.games)} games, {turns} turns")
+    print_line(f"{out}: {len(benchmark.games)} games, {turns} turns")

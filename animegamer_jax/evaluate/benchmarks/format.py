@@ -23,6 +23,7 @@ from animegamer_jax.protocol import PAPER
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import user_errors
 from animegamer_jax.storage.serialization import from_json, parse_json, shown
+from animegamer_jax.storage.untrusted import read_file
 from animegamer_jax.vlm.fields import WHOLE
 
 Part = Literal["character", "adverb", "motion", "time", "place"]
@@ -305,7 +306,7 @@ def read_benchmark(path: str | Path) -> Benchmark:
     """
     file = benchmark_path(str(path))
     with user_errors(file, "cannot be read", hint=f"give a file, or one of {', '.join(SHIPPED)}"):
-        content = file.read_bytes()
+        content = read_file(file)
     return parse_benchmark(content, where=str(file))
 
 

@@ -11,6 +11,7 @@ from animegamer_jax.data.characters import MAX_NAME, read_toml
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.paths import user_errors
 from animegamer_jax.storage.serialization import decode_text, from_json
+from animegamer_jax.storage.untrusted import read_file
 from animegamer_jax.vlm.fields import plain, text_of
 
 MAX_WORDS = 60
@@ -67,7 +68,7 @@ def read_names(path: str | Path) -> tuple[str, ...]:
     """
     file = Path(path).expanduser()
     with user_errors(file, "cannot be read", hint="give a text file of names, one per line"):
-        data = file.read_bytes()
+        data = read_file(file)
     lines = decode_text(data, str(file)).splitlines()
     names: list[str] = []
     for number, line in enumerate(lines, start=1):

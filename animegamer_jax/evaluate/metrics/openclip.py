@@ -6,11 +6,11 @@ published. Nothing is downloaded.
 """
 
 import dataclasses
-import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
+from annotated_types import Ge
 from flax import nnx
 from jaxtyping import Int
 
@@ -23,6 +23,8 @@ from animegamer_jax.convert.tables.clip import rules
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder, TextTokenizer
 from animegamer_jax.models.clip import CLIP
+from animegamer_jax.storage.serialization import from_json, parse_json, read_json
+from animegamer_jax.storage.untrusted import read_file
 from animegamer_jax.tokenizer import END, Tokenizer
 
 CONFIG_FILE = "open_clip_config.json"
@@ -30,6 +32,7 @@ _WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 # Prefixes of the table's names: in OpenCLIP's training loop and in the released decoder.
 _PREFIXES = ("module.", EMBEDDED["clip"])
+_Size = Annotated[int, Ge(1)]
 _WIDEST = 1024  # image towers up to this width have heads of 64; wider ones differ
 
 
@@ -127,8 +130,8 @@ def _is_bundle(path: str | Path) -> bool:
         raise UserError(f"{path}: no such file or folder: expected a bundle or an OpenCLIP file")
     file = Path(path) / "config.json"
     try:
-        return "format_version" in json.loads(file.read_text())
-    except (OSError, ValueError, TypeError):
+        return "format_version" in parse_json(read_file(file), str(file), hint="")
+    except (OSError, TypeError, UserError):
         return False
 
 
@@ -205,9 +208,15 @@ def _read_config(folder: Path) -> dict[str, Any]:
     file = folder / CONFIG_FILE
     if not file.is_file():
         return {}
-    try:
-        found = json.loads(file.read_text())["model_cfg"]
-        found["vision_cfg"]["width"]
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{file}: expected OpenCLIP's JSON with `model_cfg`") from None
+    hint = "expected OpenCLIP's JSON with `model_cfg`"
+    content = read_json(file, dict[str, Any], hint=hint)
+    found = from_json(dict[str, Any], content.get("model_cfg"), f"{file}: model_cfg", hint=hint)
+    for tower, sizes in {"vision_cfg": ("width", "head_width"), "text_cfg": ("heads",)}.items():
+        where = f"{file}: model_cfg.{tower}"
+        table = from_json(dict[str, Any] | None, found.get(tower), where, hint=hint) or {}
+        if tower == "vision_cfg" and "width" not in table:
+            raise UserError(f"{where}.width: missing: {hint}")
+        for name in sizes:
+            if table.get(name) is not None:
+                from_json(_Size, table[name], f"{where}.{name}", hint=hint)
     return found

@@ -6,7 +6,7 @@ the decoder is trained, with its own loss, to make the true clip from it.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import grain
 import jax
@@ -29,7 +29,12 @@ from animegamer_jax.train.stages.recipe import OptimizerConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AdaptRecipe(GameRecipe, ClipRecipe):
+class PredictionRecipe(GameRecipe, ClipRecipe):
+    """The recipe of a stage whose decoder is given the language model's predictions."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdaptRecipe(PredictionRecipe):
     """The recipe of the adaptation.
 
     Attributes:
@@ -65,11 +70,12 @@ RECIPES = {
 }
 
 
-class AdaptStage(ClipStage[AdaptRecipe], GameStage[AdaptRecipe]):
-    """Trains the decoder on the frozen language model's predictions."""
+P = TypeVar("P", bound=PredictionRecipe)
 
-    recipes = RECIPES
-    name: ClassVar[str] = "adapt"
+
+class PredictionStage(ClipStage[P], GameStage[P]):
+    """A stage that trains the decoder on the frozen language model's predictions."""
+
     needs: ClassVar[Mapping[NetworkName, str]] = {
         "vae": "foundations --part vae",
         "encoder": "warmup",
@@ -99,16 +105,6 @@ class AdaptStage(ClipStage[AdaptRecipe], GameStage[AdaptRecipe]):
     def sample_spec(self) -> AdaptSample:
         return adapt_spec(self.config, self.protocol)
 
-    def context(
-        self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
-    ) -> Float[Array, "b n r"]:
-        """Returns predictions for `AdaptSample`s, or E_a of zeros; without gradients."""
-        encoder = networks["encoder"]
-        predicted = self.represent(networks, batch)
-        empty = encoder.unconditional().astype(jnp.float32)[None]
-        dropped = jax.random.bernoulli(key, self.recipe.context_dropout, predicted.shape[:1])
-        return jax.lax.stop_gradient(jnp.where(dropped[:, None, None], empty, predicted))
-
     def represent(self, networks: StageNetworks, batch: Any) -> Float[Array, "b n r"]:
         """Returns the language model's shot representations of `AdaptSample`s."""
         mllm, encoder = networks["mllm"], networks["encoder"]
@@ -126,3 +122,20 @@ class AdaptStage(ClipStage[AdaptRecipe], GameStage[AdaptRecipe]):
         matrices = 2.0 * matrix_size(mllm.mistral.layers) * length
         scores = 4.0 * length**2 * c.num_attention_heads * c.head_dim * c.num_hidden_layers
         return matrices + scores + transformer_flops(dit, trained=self.recipe.trained)
+
+
+class AdaptStage(PredictionStage[AdaptRecipe]):
+    """Trains the decoder to make clips of predictions."""
+
+    recipes = RECIPES
+    name: ClassVar[str] = "adapt"
+
+    def context(
+        self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
+    ) -> Float[Array, "b n r"]:
+        """Returns predictions for `AdaptSample`s, or E_a of zeros; without gradients."""
+        encoder = networks["encoder"]
+        predicted = self.represent(networks, batch)
+        empty = encoder.unconditional().astype(jnp.float32)[None]
+        dropped = jax.random.bernoulli(key, self.recipe.context_dropout, predicted.shape[:1])
+        return jax.lax.stop_gradient(jnp.where(dropped[:, None, None], empty, predicted))

@@ -42,6 +42,8 @@ class StageNetworks(TypedDict, total=False):
     clip: CLIP
     t5: T5Encoder
     context: Linear
+    teacher: DiT
+    fake: DiT
 
 
 Scalars = dict[str, Float[Array, ""]]
@@ -124,6 +126,10 @@ class Stage(abc.ABC, Generic[R]):
         """Whether a parameter is trained; `path` is its path inside its network."""
         del path, variable
         return network in self.changes
+
+    def rate_factors(self) -> Mapping[str, float]:
+        """Returns the factor of the learning rate of each trained network; empty: all are one."""
+        return {}
 
     def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
         """Returns the single samples of all datasets, mixed by weight, not shuffled or repeated.

@@ -319,8 +319,9 @@ class ClipStage(DiffusionStage[R]):
             def noise(step: jax.Array) -> jax.Array:
                 return jax.random.normal(jax.random.fold_in(key, step), true.shape)
 
-            steps = recipe.eval_sampling_steps
-            table = diffusion.make_sampler_table(diffusion.schedule_of(self.protocol), steps)
+            schedule = diffusion.schedule_of(self.protocol)
+            steps = len(schedule.student_timesteps) or recipe.eval_sampling_steps
+            table = diffusion.make_sampler_table(schedule, steps)
             empty = encoder.unconditional() if self.protocol.guidance_scale else None
             guided = diffusion.guide(predict_v, self.represent(networks, first), empty)
             start = diffusion.start_sampler(noise(jnp.int32(steps)))

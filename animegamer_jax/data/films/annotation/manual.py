@@ -26,6 +26,7 @@ from animegamer_jax.data.films.annotation.labels import (
 from animegamer_jax.data.films.clips.store import ClipRow, ShotsFolder
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.paths import absolute, user_errors
+from animegamer_jax.storage.untrusted import MAX_TEXT, read_file
 
 COLUMNS = ("film", "clip", *FIELDS)
 _NUMBERS = ("clip", "motion_level", "social", "entertainment", "stamina")
@@ -157,7 +158,7 @@ def _read(file: epath.Path) -> Iterator[tuple[str, dict[str, Any]]]:
             "annotations as one of these"
         )
     with user_errors(file, "cannot be read", hint="check the path"):
-        content = file.read_bytes()
+        content = read_file(file, most=MAX_TEXT)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -17,9 +17,11 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.media.video import decode_mp4
 from animegamer_jax.storage.files import replacing
 from animegamer_jax.storage.paths import user_errors
+from animegamer_jax.storage.untrusted import DAMAGED_ZIP, read_member
 
 AGAIN = "remove the film's folder and cut the film again"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # zip's own zero: the same clips give the same archive
+_MOST = 1 << 28  # bytes of a clip
 _CLIP, _PICTURE = "{:05d}.mp4", "dropped/{:05d}.jpg"
 
 
@@ -50,10 +52,10 @@ class ClipArchive:
     def _read(self, name: str, what: str) -> bytes:
         with user_errors(self.path, "cannot be read", hint=AGAIN):
             try:
-                return self.archive.read(name)
+                return read_member(self.archive, name, most=_MOST)
             except KeyError:
                 raise UserError(f"{self.path}: expected the {what} {name}, found none") from None
-            except (zipfile.BadZipFile, EOFError) as error:
+            except (*DAMAGED_ZIP, ValueError) as error:
                 raise UserError(f"{self.path}: {name} is damaged ({error}): {AGAIN}") from None
 
 

@@ -36,6 +36,7 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.storage.files import remove_stale, write_json, write_lines
 from animegamer_jax.storage.paths import absolute, user_errors
 from animegamer_jax.storage.serialization import read_json, read_lines, to_json
+from animegamer_jax.storage.untrusted import check_file
 
 SHOTS_FILE = "shots.json"
 _SKIPPED = "skipped"
@@ -57,6 +58,7 @@ def film_content(path: epath.Path) -> str:
     Raises:
         UserError: The file cannot be read.
     """
+    check_file(path, expected="a film")
     with user_errors(path, "cannot be read", hint=_CHECK), path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         digest = hashlib.sha256(str(size).encode())

@@ -39,9 +39,8 @@ from animegamer_jax.data.films.cutting.video_reader import (
     VideoReader,
     film_errors,
     open_film,
-    printable,
 )
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, printable
 from animegamer_jax.media.motion import ClipMotion, FlowEstimator, clip_motion, dis_flow
 from animegamer_jax.media.video import encode_mp4
 from animegamer_jax.progress import Progress, no_progress

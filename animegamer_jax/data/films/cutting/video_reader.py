@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import itertools
 import os
-import unicodedata
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -23,23 +22,14 @@ from av.video.reformatter import Colorspace, Interpolation, VideoReformatter
 from av.video.stream import VideoStream
 from jaxtyping import UInt8
 
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, printable
+from animegamer_jax.media.containers import OPTIONS
 
 _HD_ROWS = 720  # untagged films have BT.709 colours from here on, BT.601 below
 _HINT = "copy it again, or convert it to H.264 in MP4"
 _UNSPECIFIED = 2  # libav's number of an untagged colour space
 _BACK, _AHEAD = 1.0, 3600.0  # seconds; a larger jump is another clock
 _STILL_PICTURES = Disposition.attached_pic | Disposition.timed_thumbnails  # an album's cover
-
-
-def printable(text: str) -> str:
-    """Returns a name in one line that can be printed anywhere; names of files are any bytes."""
-    return "".join(
-        character
-        if character.isprintable() or unicodedata.category(character) == "Zs"  # wide spaces
-        else character.encode("unicode_escape").decode()
-        for character in text
-    )
 
 
 class FilmError(UserError):
@@ -201,8 +191,7 @@ def open_film(
     if os.path.isfile(path) and not os.path.getsize(path):
         raise FilmError(f"{name}: expected a film, found an empty file: {_HINT}")
     try:
-        # Without the whitelist, a playlist that is named like a film could fetch files.
-        container = av.open(os.fspath(path), mode="r", options={"protocol_whitelist": "file"})
+        container = av.open(os.fspath(path), mode="r", options=dict(OPTIONS))
     except (FFmpegError, OSError) as error:
         raise FilmError(f"{name}: expected a film, found: {error.strerror}: {_HINT}") from error
     with container:

@@ -1,0 +1,190 @@
+"""The distillation stage: a student of the adapted decoder makes a clip in a few steps.
+
+The student, the network that follows its distribution and the frozen teacher all start as the
+adapted decoder. Their conditions are the language model's predictions and E_a's representations of
+true shots, with the true motion value; no clips are needed. The losses are in `distillation`. The
+result plays with the student's own steps and without guidance, which its protocol says.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from animegamer_jax import diffusion
+from animegamer_jax.bundle.bundle import Bundle, NetworkName
+from animegamer_jax.configs import ModelConfig
+from animegamer_jax.errors import UserError
+from animegamer_jax.models.dit import DiT
+from animegamer_jax.protocol import Protocol
+from animegamer_jax.train.stages.adapt import PredictionRecipe, PredictionStage
+from animegamer_jax.train.stages.base import Scalars, StageNetworks
+from animegamer_jax.train.stages.decoder import transformer_flops
+from animegamer_jax.train.stages.distillation import (
+    Method,
+    PredictV,
+    distillation_losses,
+    student_path,
+)
+from animegamer_jax.train.stages.mllm import lay_out
+from animegamer_jax.train.stages.recipe import OptimizerConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DistillRecipe(PredictionRecipe):
+    """The recipe of the distillation.
+
+    Attributes:
+        student_timesteps: Training steps at which the student denoises, from 999 down.
+        method: Losses: trajectory distribution matching (tdm), or distribution matching over all
+            noise levels (dmd).
+        guidance: Guidance scale of the teacher, which the student learns without a second row; 1:
+            no guidance.
+        fake_rate: Learning rate of the network that follows the student's distribution, as a
+            multiple of the student's.
+        true_share: Share of samples with the representation of the true shot as condition; the
+            others have the language model's prediction.
+    """
+
+    student_timesteps: tuple[int, ...] = (999, 856, 665, 399)
+    method: Method = "tdm"
+    guidance: float = 1.0
+    fake_rate: float = 5.0
+    true_share: float = 0.5
+
+
+_OPTIMIZER = OptimizerConfig(
+    learning_rate=1e-5, warmup_steps=50, b1=0.0, b2=0.95, weight_decay=0.0, clip_norm=1.0
+)
+RECIPES = {
+    "toy": DistillRecipe(
+        steps=1000,
+        batch_size=16,
+        optimizer=dataclasses.replace(_OPTIMIZER, learning_rate=5e-5),
+        ema_decay=0.99,
+        dtype="float32",
+        trained="all",
+        save_every=100,
+        eval_every=100,
+    ),
+    # Optimizer and steps as others report for CogVideoX-2B (arXiv 2503.06674); the guidance is the
+    # mean of the released schedule over 50 steps, which jumps from step to step.
+    "full": DistillRecipe(
+        steps=2_000,
+        batch_size=64,
+        optimizer=_OPTIMIZER,
+        ema_decay=0.99,
+        dtype="bfloat16",
+        remat="full",
+        starts="anywhere",
+        guidance=3.8,
+        save_every=100,
+        eval_every=100,
+    ),
+}
+
+
+class DistillStage(PredictionStage[DistillRecipe]):
+    """Trains a student of the decoder, and the network that follows its distribution."""
+
+    recipes = RECIPES
+    name: ClassVar[str] = "distill"
+    needs: ClassVar[Mapping[NetworkName, str]] = {**PredictionStage.needs, "dit": "adapt"}
+
+    def __init__(self, recipe: DistillRecipe, config: ModelConfig, protocol: Protocol, **rest: Any):
+        protocol = dataclasses.replace(
+            protocol,
+            guidance_scale=0.0,
+            denoising_steps=len(recipe.student_timesteps),
+            student_timesteps=recipe.student_timesteps,
+        )
+        self._schedule = diffusion.schedule_of(protocol)
+        try:
+            student_path(self._schedule)
+        except ValueError as error:
+            raise UserError(f"stage {self.name}: {error}") from error
+        super().__init__(recipe, config, protocol, **rest)
+
+    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
+        """Returns the networks of the adaptation, with two more copies of the decoder.
+
+        Raises:
+            UserError: the decoder is not adapted or is itself a student; as `PredictionStage.load`.
+        """
+        assert bundle is not None, "the command has checked what the stage needs"
+        if bundle.protocol.student_timesteps:
+            raise UserError(
+                f"{bundle.path}: the decoder is itself a student, with "
+                f"{len(bundle.protocol.student_timesteps)} steps: distill the adapted decoder that "
+                "it came from"
+            )
+        if bundle.info.stages is not None and "adapt" not in bundle.info.stages:
+            raise UserError(
+                f"{bundle.path}: the decoder is not adapted to the language model: run `animegamer "
+                "train adapt` first"
+            )
+        recipe = self.recipe
+        networks = super().load(bundle, mesh=mesh)
+        teacher = bundle.load("dit", mesh=mesh, dtype=recipe.dtype, remat=recipe.remat)
+        fake = bundle.load("dit", mesh=mesh, dtype=recipe.dtype, remat=recipe.remat)
+        return {**networks, "teacher": teacher, "fake": fake}
+
+    def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
+        """Whether a parameter is trained: the same ones of the student and the fake network."""
+        return super().is_trained("dit" if network == "fake" else network, path, variable)
+
+    def rate_factors(self) -> Mapping[str, float]:
+        return {"dit": 1.0, "fake": self.recipe.fake_rate}
+
+    def context(
+        self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
+    ) -> Float[Array, "b n r"]:
+        """Returns predictions for `AdaptSample`s, or E_a of the true turn; without gradients."""
+        prompts = lay_out(networks["encoder"], batch.game, self.layout)
+        predicted = networks["mllm"].represent(prompts.prompt, prompts.history, self.layout)
+        is_true = jax.random.bernoulli(key, self.recipe.true_share, (len(predicted), 1, 1))
+        true = prompts.representations[:, -1]
+        return jax.lax.stop_gradient(jnp.where(is_true, true, predicted))
+
+    def loss(
+        self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
+    ) -> tuple[Float[Array, ""], Scalars]:
+        """Returns the sum of the student's and the fake network's loss, and both."""
+        recipe = self.recipe
+        which, start, draw = jax.random.split(key, 3)
+        context, motion = self.context(networks, batch, which), self.motion(batch)
+        empty = networks["encoder"].unconditional().astype(jnp.float32)
+        nothing = jnp.broadcast_to(empty[None], context.shape)
+
+        def network(dit: DiT, condition: Float[Array, "b n r"]) -> PredictV:
+            return lambda x, timestep: dit(x, timestep=timestep, motion=motion, context=condition)
+
+        dit = self.config.dit
+        assert dit is not None
+        shape = dit.latent_frames, dit.latent_height, dit.latent_width, dit.latent_channels
+        losses = distillation_losses(
+            student=network(networks["dit"], context),
+            fake=network(networks["fake"], context),
+            teacher=network(networks["teacher"], context),
+            unconditional=None if recipe.guidance == 1 else network(networks["teacher"], nothing),
+            noise=jax.random.normal(start, (len(context), *shape)),
+            schedule=self._schedule,
+            key=draw,
+            guidance=recipe.guidance,
+            method=recipe.method,
+        )
+        student, fake = losses.student.mean(), losses.fake.mean()
+        return student + fake, {"student": student, "fake": fake}
+
+    def sample_flops(self, networks: StageNetworks) -> float:
+        """Returns FLOPs as in the adaptation, with all evaluations of the three networks."""
+        dit, trained = networks["dit"], self.recipe.trained
+        once = transformer_flops(dit, trained=trained)
+        forward = transformer_flops(dit, trained="all") / 3
+        rows = 1 if self.recipe.guidance == 1 else 2
+        evaluations = len(self.recipe.student_timesteps) - 1 + rows
+        return super().sample_flops(networks) + once + evaluations * forward

@@ -1,0 +1,162 @@
+"""The distillation stage: what it trains, what it refuses, and what its result plays."""
+
+import dataclasses
+import json
+import shutil
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_games import batch_of, make_key, make_stage, run, write_model
+from tiny_sets import write_features_set
+from tiny_stage import one_device
+
+from animegamer_jax.bundle.bundle import Bundle
+from animegamer_jax.errors import UserError
+from animegamer_jax.train.stages.distill import DistillRecipe, DistillStage
+from animegamer_jax.train.stages.recipe import OptimizerConfig
+
+RECIPE = DistillRecipe(
+    steps=2,
+    batch_size=8,
+    optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.0),
+    student_timesteps=(999, 500),
+    guidance=2.0,
+    ema_decay=0.9,
+)
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory):
+    return write_features_set(tmp_path_factory.mktemp("features") / "set", 2)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory) -> Bundle:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def stage(bundle) -> DistillStage:
+    return make_stage(DistillStage, RECIPE, bundle)
+
+
+@pytest.fixture(scope="module")
+def batch(stage, features) -> Any:
+    return batch_of(stage, features, 8)
+
+
+@pytest.fixture(scope="module")
+def trained(stage, bundle, batch):
+    return run(stage, bundle, batch, steps=2)
+
+
+def leaves(state: Any, network: str) -> dict[str, np.ndarray]:
+    return {
+        jax.tree_util.keystr(path): np.asarray(leaf)
+        for part in (state.params, state.frozen)
+        if network in part
+        for path, leaf in jax.tree_util.tree_flatten_with_path(part[network])[0]
+    }
+
+
+def test_student_and_fake_network_learn_and_the_teacher_stays(trained):
+    before, after, history = trained
+    assert set(before.params) == {"dit", "fake"}
+    start = leaves(before, "teacher")
+    for network in ("dit", "fake", "teacher"):
+        old, new = leaves(before, network), leaves(after, network)
+        assert old.keys() == new.keys() == start.keys()
+        assert all(np.array_equal(old[name], start[name]) for name in old)
+        moved = [name for name in old if not np.array_equal(old[name], new[name])]
+        assert bool(moved) == (network != "teacher")
+        assert not any("positions" in name for name in moved)
+    for metrics in history:
+        assert metrics["finite"]
+        assert metrics["loss"] == pytest.approx(metrics["student"] + metrics["fake"], rel=1e-5)
+    assert history[1]["loss"] != history[0]["loss"]
+
+
+def test_the_fake_network_learns_at_its_own_rate(trained):
+    """In AdamW's first step every weight with a gradient moves by the learning rate."""
+    before, after, _ = trained
+
+    def farthest(network: str) -> float:
+        old, new = before.params[network], after.params[network]
+        return max(
+            float(np.abs(a - b).max())
+            for a, b in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
+        )
+
+    assert farthest("fake") == pytest.approx(5 * farthest("dit"), rel=0.3)
+
+
+def test_the_conditions_are_predictions_and_true_shots(stage, bundle, batch):
+    networks = stage.load(bundle, mesh=one_device())
+
+    @jax.jit
+    def contexts(networks, batch):
+        true = networks["encoder"](batch.game.text[:, -1], batch.game.image[:, -1])
+        keys = jax.random.split(make_key(), 50)
+        found = jax.lax.map(lambda key: stage.context(networks, batch, key), keys)
+        return found, true, stage.represent(networks, batch)
+
+    found, true, predicted = map(np.asarray, contexts(networks, jax.tree.map(jnp.asarray, batch)))
+    is_true = np.isclose(found, true[None], atol=1e-4).all(axis=(2, 3))
+    is_predicted = np.isclose(found, predicted[None], atol=1e-4).all(axis=(2, 3))
+    assert (is_true ^ is_predicted).all()
+    assert is_true.mean() == pytest.approx(0.5, abs=0.1)
+
+
+def test_the_result_plays_with_its_own_steps(stage, bundle):
+    protocol = stage.protocol
+    assert protocol.student_timesteps == (999, 500)
+    assert (protocol.denoising_steps, protocol.guidance_scale) == (2, 0.0)
+    kept = ("guidance_scale", "denoising_steps", "student_timesteps")
+    back = {name: getattr(bundle.protocol, name) for name in kept}
+    assert dataclasses.replace(protocol, **back) == bundle.protocol
+
+
+def test_what_a_look_shows(stage, bundle, batch):
+    """Clips by the student's own steps, whatever number the recipe names."""
+    networks = stage.load(bundle, mesh=one_device())
+    (pairs,) = stage.evaluate(networks, jax.tree.map(jnp.asarray, batch), make_key()).clips.values()
+    assert len(pairs) == RECIPE.eval_clips
+
+
+def test_steps_that_are_no_path(bundle):
+    recipe = dataclasses.replace(RECIPE, student_timesteps=(900, 500))
+    with pytest.raises(UserError, match="stage distill: student steps 900, 500: expected training"):
+        make_stage(DistillStage, recipe, bundle)
+
+
+def altered(bundle: Bundle, folder: Any, **changes: Any) -> Bundle:
+    """A copy with another `config.json`."""
+    shutil.copytree(bundle.path, folder)
+    file = folder / "config.json"
+    content = json.loads(file.read_text())
+    for name, value in changes.items():
+        if isinstance(value, dict):
+            content[name] |= value
+        else:
+            content[name] = value
+    file.write_text(json.dumps(content))
+    return Bundle.open(folder)
+
+
+def test_a_student_is_no_teacher(bundle, tmp_path):
+    student = altered(
+        bundle,
+        tmp_path / "student",
+        protocol={"student_timesteps": [999, 500], "guidance_scale": 0.0, "denoising_steps": 2},
+    )
+    with pytest.raises(UserError, match="is itself a student, with 2 steps: distill the adapted"):
+        make_stage(DistillStage, RECIPE, student).load(student, mesh=one_device())
+
+
+def test_a_decoder_that_is_not_adapted(bundle, tmp_path):
+    early = altered(bundle, tmp_path / "early", stages=["warmup", "decoder", "mllm"])
+    with pytest.raises(UserError, match=r"not adapted .*: run `animegamer train adapt` first"):
+        make_stage(DistillStage, RECIPE, early).load(early, mesh=one_device())
