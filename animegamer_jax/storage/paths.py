@@ -1,6 +1,7 @@
 """Paths of folders, local or in a bucket, and errors of their storage in one line."""
 
 import contextlib
+import importlib.util
 import logging
 import os
 import re
@@ -10,12 +11,14 @@ from etils import epath
 
 from animegamer_jax.errors import UserError
 
+_NEEDS_GCSFS = "a bucket needs gcsfs: pip install 'animegamer-jax[bucket]'"
+
 
 def absolute(path: epath.PathLike) -> epath.Path:
     """Makes a local path absolute, as Orbax needs it, and leaves an address in a bucket as it is.
 
     Raises:
-        UserError: the path is empty.
+        UserError: the path is empty, or in a bucket and gcsfs is not installed.
     """
     text = os.fspath(path)
     if not text.strip():
@@ -23,6 +26,8 @@ def absolute(path: epath.PathLike) -> epath.Path:
     if is_bucket(text):
         # It also prints each error that it raises.
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+        if text.startswith("gs://") and importlib.util.find_spec("gcsfs") is None:
+            raise UserError(f"{text}: {_NEEDS_GCSFS}")
         return epath.Path(text)
     return epath.Path(os.path.abspath(os.path.expanduser(text)))
 
@@ -97,8 +102,7 @@ def _reason(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, ImportError):
-        needs = "needs the extra `tpu` (pip install 'animegamer-jax[tpu]')"
-        return f"a bucket {needs}" if error.name in ("gcsfs", "fsspec") else None
+        return _NEEDS_GCSFS if error.name in ("gcsfs", "fsspec") else None
     status = _STATUS.match(str(error)) if isinstance(error, ValueError) else None
     of_bucket = type(error).__module__.partition(".")[0] in _BUCKET_MODULES
     if status is None and not of_bucket and not isinstance(error, OSError):
