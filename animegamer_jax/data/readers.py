@@ -20,7 +20,7 @@ from animegamer_jax.storage.paths import is_bucket
 
 _MOST_FILES = 1024  # idle files of this machine that stay open
 _MOST_OBJECTS = 4096  # of a bucket: each holds memory, but no file descriptor
-_SHARE = 4  # of the files that the process may open, one in so many
+_SHARE = 4  # the process may open four times as many files
 _OPTIONS = "readahead_buffer_size:0"
 _BUFFER = 32_768  # bytes
 

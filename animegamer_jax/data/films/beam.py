@@ -15,6 +15,7 @@ import apache_beam as beam
 import grpc
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from animegamer_jax.data.films.runners import option_values
 from animegamer_jax.errors import UserError
 
 _JOB_SERVERS = ("flink", "spark", "portable")  # take options that only the server knows
@@ -65,8 +66,10 @@ def run_with_beam(
 
 def _defaults(runner: str, options: Sequence[str], items: Sequence[Any]) -> list[str]:
     """Returns options that Beam chooses badly: 128 items at a time for each of Dask's workers."""
-    names = {option.partition("=")[0] for option in options}
-    if runner != "DaskRunner" or names & {"dask_npartitions", "dask_partition_size"}:
+    if runner != "DaskRunner" or option_values(options).keys() & {
+        "dask_npartitions",
+        "dask_partition_size",
+    }:
         return []
     return [f"dask_partition_size={math.ceil(len(items) / _DASK_TASKS)}"]
 
@@ -170,11 +173,8 @@ def _runner_failure(error: Exception, runner: str, options: Sequence[str]) -> st
         hint = f"pip install 'animegamer-jax[{extra}]'" if extra else "install what it needs"
         return f"{lines[0]}: {hint}"
     if isinstance(error, grpc.FutureTimeoutError):
-        values = dict(option.partition("=")[::2] for option in options)
-        return (
-            f"no job server answers at {values.get('job_endpoint', 'its address')}: start it, or "
-            "check job_endpoint"
-        )
+        address = option_values(options).get("job_endpoint", "its address")
+        return f"no job server answers at {address}: start it, or check job_endpoint"
     if isinstance(error, RuntimeError) and "job server jar" in lines[0]:
         return (
             "its job server is not on this machine and cannot be downloaded: start one, and use "

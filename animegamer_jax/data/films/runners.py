@@ -70,7 +70,7 @@ class RunnerOptions:
         """Whether all workers are on this machine: processes, or those of a local Dask cluster."""
         if self.is_local or self.beam_runner != "DaskRunner":
             return self.is_local
-        options = dict(option.partition("=")[::2] for option in self.beam_options)
+        options = option_values(self.beam_options)
         if "dask_scheduler_file" in options:
             return False
         host = urllib.parse.urlsplit(options.get("dask_client_address", "//localhost")).hostname
@@ -79,6 +79,12 @@ class RunnerOptions:
     def reporting(self, on_progress: Progress) -> Progress:
         """Returns what the function itself can report to: nothing in another process."""
         return on_progress if self.is_local and self.workers == 1 else no_progress
+
+
+def option_values(options: Sequence[str]) -> dict[str, str]:
+    """Returns the values of options, each `name=value`, by name."""
+    parts = (option.partition("=") for option in options)
+    return {name: value for name, _, value in parts}
 
 
 def is_loopback(host: str) -> bool:
