@@ -8,7 +8,7 @@ OUT ?= out/play
 GAMES := animegamer_jax/assets/instructions
 INSTRUCTIONS ?= $(GAMES)/$(if $(filter toy,$(MODEL)),toy,qiqi).txt
 
-.PHONY: help play serve demo train-toy toy-report test test-all test-hosts test-scale lint format clean
+.PHONY: help play serve demo train-toy toy-report test test-all test-hosts test-scale lint package docs format clean
 
 help:
 	@echo "make play             play the demo game with the embedded model; clips in $(OUT)"
@@ -22,6 +22,8 @@ help:
 	@echo "make test-hosts       two real processes as two hosts train every stage, and are killed"
 	@echo "make test-scale       a Dask cluster of two workers, one killed, and a bucket's server"
 	@echo "make lint             ruff, basedpyright and the import rule"
+	@echo "make docs             these docs as a site in out/site; a broken link is an error"
+	@echo "make package          builds wheel and source distribution, plays from the wheel in an empty environment"
 
 .venv/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -90,6 +92,16 @@ lint: .venv/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
+
+.venv/.docs: .venv/.made pyproject.toml constraints.txt
+	$(PIP) --editable '.[docs]'
+	@touch $@ .venv/.play
+
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+
+package:
+	PYTHON=$(PYTHON) scripts/check_package.sh
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix .

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import difflib
 import functools
 import importlib
 import inspect
@@ -14,6 +15,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
+
+from animegamer_jax.extras import extra_with, how_to_install, missing_extra
 
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -40,43 +43,32 @@ COMMANDS = {
     "train distill": ("train.command:distill", "train a student that makes a clip in a few steps"),
     "plan": ("plan.command:plan", "estimate what a program needs on a TPU slice"),
     "bench": ("bench.command:bench", "time the parts of a turn and the training steps"),
-}
-
-# The extra that installs a package which the plain installation lacks.
-_EXTRAS = {
-    "apache_beam": "beam",
-    "array_record": "train",
-    "cv2": "train",
-    "diffusers": "bench",
-    "gradio": "serve",
-    "grain": "train",
-    "jinja2": "films",
-    "matplotlib": "evaluate",
-    "openai": "films",
-    "scenedetect": "films",
-    "tensorboardX": "train",
-    "tensorflow_datasets": "train",
-    "torch": "torch",
+    "doctor": ("doctor:doctor", "show what is installed, what fits here, and what to do"),
 }
 
 
 def _usage(group: str = "") -> str:
     """Lists all commands, or those of a group: `group` is "", or a first word and a space."""
-    rows = [
-        f"  {name.removeprefix(group):<18} {text}"
-        for name, (_, text) in COMMANDS.items()
-        if name.startswith(group)
-    ]
+    rows, missing = [], {}
+    for name, (_, text) in COMMANDS.items():
+        if name.startswith(group):
+            if extra := missing_extra(name):
+                missing[extra] = how_to_install(extra)
+                text += f" [{extra}]"
+            rows.append(f"  {name.removeprefix(group):<18} {text}")
+    notes = [f"[{extra}] is not installed: {hint}" for extra, hint in missing.items()]
     prog = f"animegamer {group}"
-    return "\n".join(
-        [
-            f"usage: {prog}COMMAND [options]",
-            "",
-            *rows,
-            "",
-            f"{prog}COMMAND --help: options; --debug: the traceback of an error",
-        ]
-    )
+    ends = ["", f"{prog}COMMAND --help: options; --debug: the traceback of an error", *notes]
+    return "\n".join([f"usage: {prog}COMMAND [options]", "", *rows, *ends])
+
+
+def _nearest(name: str, group: str) -> str:
+    """Returns a question for the known command that is most like an unknown one; may be empty."""
+    known = {n.removeprefix(group): n for n in COMMANDS if n.startswith(group)}
+    known |= {n.rpartition(" ")[2]: n for n in known.values()}  # "features" for "data features"
+    known |= {n.split()[0]: n.split()[0] for n in COMMANDS if not group}
+    found = difflib.get_close_matches(name, known, n=1)
+    return f": did you mean `animegamer {known[found[0]]}`?" if found else ""
 
 
 def _choose(argv: list[str]) -> tuple[str, list[str]]:
@@ -99,7 +91,8 @@ def _choose(argv: list[str]) -> tuple[str, list[str]]:
         if not in_group:
             known = ", ".join(COMMANDS)
             message = f"animegamer: unknown command {first!r}: expected one of {known}"
-        print(message, file=sys.stderr)
+        nearest = _nearest(second, group) if in_group else _nearest(first, "")
+        print(f"{message}{nearest}", file=sys.stderr)
         raise SystemExit(2)
     return name, argv[name.count(" ") + 1 :]
 
@@ -170,20 +163,9 @@ def _one_line(panel: str) -> str:
     body = itertools.takewhile(lambda line: not line.startswith(("───", "---", "╰")), lines)
     text = " ".join(line for line in body if line and not line.startswith("╭"))
     text = re.sub(r"no type matching .* Got errors: .*- <class '\w+'>: ", "", text)
-    return text.rstrip(".:") or "the options cannot be read"
-
-
-def _how_to_install(extra: str) -> str:
-    """Returns the command that installs an extra; a checkout is installed from its folder."""
-    root = Path(__file__).parents[1]
-    if (root / "constraints.txt").is_file():
-        return f"pip install -e '.[{extra}]' -c constraints.txt in {root}"
-    return f"pip install 'animegamer-jax[{extra}]'"
-
-
-def _extra_of(error: ModuleNotFoundError) -> str | None:
-    """Returns the extra with the missing package; None if no extra has it."""
-    return _EXTRAS.get((error.name or "").partition(".")[0])
+    text = text.rstrip(".:") or "the options cannot be read"
+    similar = [line.split()[0] for line in lines if line.startswith("--") and line.strip("-")]
+    return f"{text} (did you mean {' or '.join(sorted({*similar}))}?)" if similar else text
 
 
 def _unexpected(error: BaseException) -> str:
@@ -258,8 +240,9 @@ def main(argv: list[str] | None = None) -> int:
         if debug:
             traceback.print_exception(error)
         status, line = 2, str(error)
-        if isinstance(error, ModuleNotFoundError) and (extra := _extra_of(error)) is not None:
-            line = f"needs {error.name}, which is not installed: {_how_to_install(extra)}"
+        missing = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+        if (extra := extra_with(missing, name)) is not None:
+            line = f"needs {missing}, which is not installed: {how_to_install(extra)}"
         elif not isinstance(error, UserError):
             status, line = 1, _unexpected(error)
         print(printable_lines(f"{prog}: {line}"), file=sys.stderr)

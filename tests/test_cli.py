@@ -4,11 +4,13 @@ import gc
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
-from animegamer_jax import cli, devices, progress
+from animegamer_jax import cli, devices, extras, progress
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.paths import absolute, user_errors
 
@@ -17,6 +19,11 @@ from animegamer_jax.storage.paths import absolute, user_errors
     ("argv", "line"),
     [
         (["play", "--nope"], "animegamer play: Unrecognized options: --nope"),
+        (
+            ["play", "--modle", "m", "--stesp", "1"],
+            "animegamer play: Unrecognized options: --modle, m, --stesp, 1 (did you mean --model "
+            "or --steps?): see animegamer play --help",
+        ),
         (["play", "--steps", "x"], "animegamer play: Error parsing --steps"),
         (["play", "--steps", "0"], "animegamer play: --steps: expected a whole number"),
         (["convert"], "animegamer convert: Missing from animegamer convert: --out"),
@@ -198,14 +205,94 @@ def test_storage_errors_are_told_in_one_line(tmp_path):
 
 def test_an_extra_that_is_not_installed(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "jinja2", None)  # as if it were not there
+    clone = "pip install '.[films]' in a clone of animegamer_jax"
     root = Path(cli.__file__).parents[1]
     hints = {
-        cli.__file__: f"pip install -e '.[films]' -c constraints.txt in {root}",
-        str(tmp_path / "site-packages" / "cli.py"): "pip install 'animegamer-jax[films]'",
+        extras.__file__: f"pip install -e '.[films]' -c constraints.txt in {root}",
+        str(tmp_path / "site-packages" / "extras.py"): clone,
     }
     for place, hint in hints.items():
-        monkeypatch.setattr(cli, "__file__", place)
+        monkeypatch.setattr(extras, "__file__", place)
         monkeypatch.delitem(sys.modules, "animegamer_jax.data.films.gallery", raising=False)
         assert cli.main(["data", "show", str(tmp_path)]) == 2
         reported = capsys.readouterr().err
         assert reported == f"animegamer data show: needs jinja2, which is not installed: {hint}\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        (["paly"], "play"),
+        (["trian", "mllm"], "train"),
+        (["toyworld"], "data toyworld"),
+        (["data", "feature"], "data features"),
+        (["train", "mlm"], "train mllm"),
+    ],
+)
+def test_an_unknown_command_names_the_nearest(capsys, argv, command):
+    assert cli.main(argv) == 2
+    assert capsys.readouterr().err.endswith(f": did you mean `animegamer {command}`?\n")
+
+
+def test_nothing_is_like_it(capsys):
+    assert cli.main(["xyzzy"]) == 2
+    assert "did you mean" not in capsys.readouterr().err
+
+
+# The packages of `pyproject.toml` whose modules have other names.
+MODULES = {
+    "apache-beam": "apache_beam",
+    "array-record": "array_record",
+    "opencv-python-headless": "cv2",
+    "scenedetect-headless": "scenedetect",
+    "tensorflow-datasets": "tensorflow_datasets",
+}
+
+
+def modules_of(extra: str, declared: dict[str, list[str]]) -> set[str]:
+    """The modules that an extra brings by itself, and by the extras that it names."""
+    found = set()
+    for text in declared[extra]:
+        requirement = Requirement(text)
+        if requirement.name == "animegamer-jax":
+            found |= set().union(*(modules_of(name, declared) for name in requirement.extras))
+        found.add(MODULES.get(requirement.name, requirement.name))
+    return found
+
+
+def test_extras_bring_the_modules_that_errors_name_them_for():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    declared = project["optional-dependencies"]
+    brought = {extra: modules_of(extra, declared) for extra in declared}
+    brought["tpu"].add("libtpu")  # by jax[tpu]
+    for module, names in extras.MODULES.items():
+        assert all(module in brought[name] for name in names), module
+    for extra, module in extras.COMMANDS.values():
+        assert module in brought[extra]
+
+
+@pytest.mark.parametrize(
+    ("module", "command", "extra"),
+    [
+        ("cv2", "evaluate", "evaluate"),
+        ("cv2", "train mllm", "train"),
+        ("grain", "plan", "plan"),
+        ("grain._src", "data features", "train"),
+        ("tensorflow_datasets", "data games", "films"),
+        ("torch", "bench", "torch"),
+        ("torch", "convert", "torch"),
+        ("numpy", "play", None),
+    ],
+)
+def test_the_extra_of_the_command_comes_first(module, command, extra):
+    assert extras.extra_with(module, command) == extra
+
+
+def test_the_usage_names_the_extras_that_are_missing(capsys, monkeypatch):
+    assert cli.main(["train", "--help"]) == 0
+    assert "[train]" not in capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, "grain", None)
+    assert cli.main(["train", "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "train the language model [train]\n" in printed
+    assert "[train] is not installed: pip install -e '.[train]'" in printed

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from animegamer_jax.bundle.bundle import Bundle, BundleWriter, NetworkName, abstract_params
-from animegamer_jax.bundle.embedded import ASSETS, model_folder
+from animegamer_jax.bundle.embedded import ASSETS
 from animegamer_jax.configs import (
     DiTConfig,
     Dtype,
@@ -221,4 +221,4 @@ def open_model(model: str, folder: Path) -> Bundle:
     """Opens a bundle by its folder or the name `toy`; writes `middle` to `folder` first."""
     if model == "middle":
         return write_middle(folder)
-    return Bundle.open(model_folder(model))
+    return Bundle.open(model)

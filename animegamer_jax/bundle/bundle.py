@@ -36,6 +36,7 @@ from animegamer_jax.bundle.arrays import (
     read_checksums,
 )
 from animegamer_jax.bundle.config import BundleConfig, with_dtypes
+from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.bundle.networks import NETWORKS as NETWORKS
 from animegamer_jax.bundle.networks import NetworkName as NetworkName
 from animegamer_jax.bundle.networks import abstract_network as abstract_network
@@ -103,12 +104,12 @@ class Bundle:
 
     @classmethod
     def open(cls, path: epath.PathLike) -> "Bundle":
-        """Reads a bundle's configuration.
+        """Reads a bundle's configuration; the text `toy` stands for the embedded model.
 
         Raises:
             UserError: there is no bundle, or its configuration has another form.
         """
-        path = absolute(path)
+        path = absolute(model_folder(path) if isinstance(path, str) else path)
         file = path / "config.json"
         with _reading(file):
             found = file.exists()

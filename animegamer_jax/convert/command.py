@@ -47,7 +47,7 @@ def export(*, bundle: str, out: Path, networks: tuple[NetworkName, ...] = ()) ->
     """Write a bundle's networks in the file formats of the released PyTorch code.
 
     Args:
-        bundle: Bundle to read: a folder, or a gs:// address.
+        bundle: Bundle to read: a folder, a gs:// address, or `toy` for the embedded model.
         out: Folder to write.
         networks: Networks to export; all of the bundle's unless given.
     """

@@ -27,6 +27,7 @@ import numpy as np
 from annotated_types import Interval
 
 from animegamer_jax.errors import UserError, first_line
+from animegamer_jax.extras import how_to_install
 from animegamer_jax.storage.serialization import from_json, parse_json, read_json
 from animegamer_jax.storage.untrusted import MAX_DOCUMENT, check_file
 
@@ -127,8 +128,8 @@ def import_torch() -> ModuleType:
         import torch
     except ImportError:
         raise UserError(
-            "torch is not installed, and files in PyTorch's own format need it: install the extra "
-            "`torch` (pip install 'animegamer-jax[torch]')"
+            "torch is not installed, and files in PyTorch's own format need it: "
+            f"{how_to_install('torch')}"
         ) from None
     return torch
 

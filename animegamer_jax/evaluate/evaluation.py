@@ -19,7 +19,6 @@ import numpy as np
 
 from animegamer_jax import __version__
 from animegamer_jax.bundle.bundle import Bundle
-from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.data.characters import Characters, read_characters
 from animegamer_jax.devices import processor
 from animegamer_jax.errors import UserError
@@ -229,7 +228,7 @@ class EvaluationRun:
         found = [
             load_clip(path, tokenizer=options.clip_tokenizer)
             for path in paths
-            if Bundle.open(model_folder(path)).has("clip")
+            if Bundle.open(path).has("clip")
         ]
         return next((clip for clip in found if clip.embedder.has_text), found[0] if found else None)
 
@@ -237,7 +236,7 @@ class EvaluationRun:
         self, source: _Source, benchmark: Benchmark, resources: MetricResources
     ) -> SystemResult:
         options = self._options
-        bundle = Bundle.open(model_folder(source.path))
+        bundle = Bundle.open(source.path)
         player = Player.from_bundle(
             bundle,
             window=source.window,
@@ -433,7 +432,7 @@ def _check_model(source: _Source, benchmark: Benchmark) -> None:
         UserError: there is no such model, it cannot play, its vocabulary lacks a character's name,
             or an instruction is too long.
     """
-    bundle = Bundle.open(model_folder(source.path))
+    bundle = Bundle.open(source.path)
     check_fit(bundle.config, history=source.history or bundle.protocol.history)
     mllm: Any = bundle.config.mllm
     tokenizer = Tokenizer.load(

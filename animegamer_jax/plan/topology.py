@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 
 from animegamer_jax.devices import CHIPS, Chip
 from animegamer_jax.errors import UserError
+from animegamer_jax.extras import how_to_install
 from animegamer_jax.plan.interconnect import Torus
 
 _FORM = re.compile(r"([a-z0-9]+):(\d+(?:x\d+)*)")
@@ -101,8 +102,7 @@ def check_libtpu() -> str:
     """
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
-            "libtpu, which holds the TPU's compiler, is not installed: "
-            "pip install 'animegamer-jax[plan]'"
+            f"libtpu, which holds the TPU's compiler, is not installed: {how_to_install('plan')}"
         )
     name, version = _installed()
     for wanted in map(Requirement, metadata.requires("jax") or ()):

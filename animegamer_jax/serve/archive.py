@@ -30,6 +30,10 @@ _BLOCK = 1 << 20
 def pack_game(game: Game, path: Path) -> None:
     """Writes a game with its storyboard and movie as a zip.
 
+    Args:
+        game: A game that nobody changes meanwhile (`GameStore.copy`).
+        path: Path of the zip.
+
     Raises:
         UserError: the game has no turns, or a clip cannot be read.
         OSError: the file cannot be written.

@@ -1,18 +1,17 @@
-"""`animegamer serve`: serves the page until it is stopped."""
+"""`animegamer serve`: its options, and the model and the games that it serves."""
 
+import ipaddress
 import os
-import signal
 import socket
-import threading
 from pathlib import Path
-
-from rich.console import Console
 
 from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.configs import Dtype
 from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.saved_game import History
+
+_DEFAULT_MAX_STEPS = 100  # of a turn, if the model does not take more
 
 
 def serve(
@@ -27,8 +26,21 @@ def serve(
     history: History | None = None,
     auth: tuple[str, ...] = (),
     warm_up: bool = True,
+    max_steps: int | None = None,
+    client_games: int = 16,
+    client_turns: int = 8,
+    client_requests: int = 1200,
+    client_connections: int = 100,
+    client_upload_mb: int = 512,
+    uploads_mb: int = 4096,
+    uploads_minutes: int = 120,
+    allowed_hosts: tuple[str, ...] = (),
+    trusted_proxies: tuple[str, ...] = (),
+    shutdown_seconds: int = 30,
 ) -> int:
     """Serve the game as a web page, with an API.
+
+    A client is an account of --auth, or an address (for IPv6 a network of 64 bits).
 
     Args:
         model: Model folder, as `animegamer convert` writes it, or `toy` for the embedded model.
@@ -42,34 +54,56 @@ def serve(
         history: Past shots as the model sees them: as it `predicted` them, or as they were `shown`:
             encoded from the first frame of each clip. Default: the model's own.
         auth: Accounts that may play, each as name:password. Default: everyone may play.
-        warm_up: Compile the programs of all batch sizes before the first player comes.
+        warm_up: Compile the programs of all batch sizes before the first turn is played.
+        max_steps: Most denoising steps of a turn, 1 to 1000. Default: 100, or --steps if that is
+            more.
+        client_games: Most open games of one client, whose least recently used game is closed to
+            make room.
+        client_turns: Most turns of one client that wait or are played.
+        client_requests: Most requests of one client in a minute, without the page's own files.
+        client_connections: Most requests of one client at the same time.
+        client_upload_mb: Most MB that one client may upload in an hour.
+        uploads_mb: Most MB of uploads and copies of clips that are kept, of all clients together.
+        uploads_minutes: Age in minutes after which they are deleted.
+        allowed_hosts: Names under which the server may be asked for, besides --host and localhost;
+            `*` for all. With --host 0.0.0.0 any address and the machine's own name are allowed.
+        trusted_proxies: Addresses or networks of reverse proxies, whose X-Forwarded-For names the
+            client. Default: none, the header is ignored.
+        shutdown_seconds: Time in seconds for turns that are being played when the server stops.
     """
     pairs = _read_auth(auth)
     for option, value, low, high in (
         ("--port", port, 0, 65535),
         ("--max-games", max_games, 1, 100_000),
         ("--steps", steps, 1, 1000),
+        ("--max-steps", max_steps, 1, 1000),
+        ("--client-games", client_games, 1, 100_000),
+        ("--client-turns", client_turns, 1, 100_000),
+        ("--client-requests", client_requests, 1, 10_000_000),
+        ("--client-connections", client_connections, 1, 100_000),
+        ("--client-upload-mb", client_upload_mb, 0, 1_000_000),
+        ("--uploads-mb", uploads_mb, 1, 10_000_000),
+        ("--uploads-minutes", uploads_minutes, 1, 1_000_000),
+        ("--shutdown-seconds", shutdown_seconds, 0, 3600),
     ):
         if value is not None and not low <= value <= high:
             raise UserError(f"{option}: expected a whole number, {low} to {high}, found {value}")
+    _check_proxies(trusted_proxies)
     folder = model_folder(model)
     port = _check_port(host, port)
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
     keep_compiled_programs()
 
-    import gradio as gr
-
     from animegamer_jax.bundle.bundle import Bundle
     from animegamer_jax.game.player import Player
     from animegamer_jax.media.video import enlarged_size
-    from animegamer_jax.serve import view
     from animegamer_jax.serve.engine import Engine, suitable_batches
     from animegamer_jax.serve.game_store import GameModel, GameStore
-    from animegamer_jax.serve.page import Page
+    from animegamer_jax.serve.limits import Limits
+    from animegamer_jax.serve.monitor import Monitor, show_log
+    from animegamer_jax.serve.server import ServerOptions, run
 
-    console = Console(highlight=False, markup=False, soft_wrap=True)
     bundle = Bundle.open(folder)
-    vocabulary = bundle.vocabulary
     player = Player.from_bundle(bundle, steps=steps, dtype=dtype, history=history)
     mllm = player.networks.mllm.config
     game_model = GameModel(
@@ -79,51 +113,48 @@ def serve(
         clip=(*enlarged_size(player.height, player.width), player.num_frames),
         history=player.protocol.history,
     )
-    store = GameStore(games, model=game_model, max_games=max_games)
+    store = GameStore(games, model=game_model, max_games=max_games, client_games=client_games)
+    monitor = Monitor()
     batch_sizes, workers = suitable_batches()
-    engine = Engine(player, store, batch_sizes=batch_sizes, workers=workers)
-    if warm_up:
-        engine.warm_up(lambda size: console.print(f"compiling for {size} games at once"))
-    page = Page(
-        engine, vocabulary=vocabulary, steps=player.steps, title=f"AnimeGamer: {bundle.name}"
+    engine = Engine(
+        player,
+        store,
+        batch_sizes=batch_sizes,
+        workers=workers,
+        max_steps=max_steps or max(_DEFAULT_MAX_STEPS, player.steps),
+        client_turns=client_turns,
+        on_end=monitor.count_turn,
     )
-    blocks = page.build()
-    fonts = ["system-ui", "-apple-system", "Segoe UI", "sans-serif"]
-    mono = ["ui-monospace", "Consolas", "monospace"]
-    stopped = _catch_signals()
-    try:
-        blocks.queue(default_concurrency_limit=None, max_size=4 * max_games)
-        blocks.launch(
-            server_name=host,
-            server_port=port,
-            auth=pairs or None,
-            css=view.CSS,
-            theme=gr.themes.Soft(font=fonts, font_mono=mono),
-            footer_links=["api"],
-            max_file_size="256mb",
-            max_threads=max(40, 2 * max_games),
-            prevent_thread_lock=True,
-            quiet=True,
-            ssr_mode=False,
-            show_error=True,
-        )
-        shown = f"[{host}]" if ":" in host else host
-        console.print(f"{bundle.name} is served on http://{shown}:{port}  (Ctrl-C stops it)")
-        console.print(f"games are saved in {games}")
-        stopped.wait()
-    finally:
-        engine.close()
-        blocks.close(verbose=False)
-    console.print("stopped; every finished turn is saved")
+    show_log()
+    options = ServerOptions(
+        host=host,
+        port=port,
+        auth=tuple(pairs),
+        limits=Limits(
+            client_requests=client_requests,
+            client_connections=client_connections,
+            client_upload_mb=client_upload_mb,
+            uploads_mb=uploads_mb,
+            uploads_minutes=uploads_minutes,
+        ),
+        allowed_hosts=allowed_hosts,
+        trusted_proxies=trusted_proxies,
+        shutdown_seconds=shutdown_seconds,
+        warm_up=warm_up,
+    )
+    run(engine, bundle.vocabulary, monitor, options, name=bundle.name, steps=player.steps)
     return 0
 
 
-def _catch_signals() -> threading.Event:
-    """Returns an event that Ctrl-C and SIGTERM set, so that the server can shut down in order."""
-    stopped = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
-    return stopped
+def _check_proxies(proxies: tuple[str, ...]) -> None:
+    for proxy in proxies:
+        try:
+            ipaddress.ip_network(proxy)
+        except ValueError as error:
+            raise UserError(
+                f"--trusted-proxies: expected an address or a network such as 10.0.0.0/8, found "
+                f"{proxy[:60]}"
+            ) from error
 
 
 def _read_auth(pairs: tuple[str, ...]) -> list[tuple[str, str]]:

@@ -1,10 +1,15 @@
 """The games of a server: each in a folder of its own, saved after every turn, found by its id."""
 
+import collections
+import contextlib
 import dataclasses
 import re
 import secrets
+import shutil
+import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +28,7 @@ from animegamer_jax.storage.paths import user_errors
 
 _ID = re.compile(r"[0-9a-f]{24}")
 _IDLE_SECONDS = 1800.0
+_COPY = ".copy-"
 
 
 class GameModel(NamedTuple):
@@ -43,22 +49,38 @@ class GameModel(NamedTuple):
     history: History = "predicted"
 
 
-@dataclasses.dataclass
-class _OpenGame:
-    game: Game
+@dataclasses.dataclass(kw_only=True, eq=False)
+class _Place:
+    """A place among the open games.
+
+    Attributes:
+        client: Who holds it.
+        last_used: Time of `time.monotonic`.
+        game: The game; None while it is being made or read.
+        pins: Number of turns that wait or are played, and of other uses: it is kept meanwhile.
+        lock: Held while the game is made, read or changed.
+    """
+
+    client: str
     last_used: float
+    game: Game | None = None
+    pins: int = 1
+    lock: threading.Condition = dataclasses.field(default_factory=threading.Condition)
 
 
 class GameStore:
     """Games by id.
 
     When `max_games` are open and another is wanted, the least recently used game is evicted from
-    memory if it has been idle for half an hour. It stays on disk and is read again when needed.
+    memory if it has been idle for half an hour, or if its client has more open games than the one
+    who asks. A client with `client_games` open games gives up its own least recently used one. An
+    evicted game stays on disk and is read again when needed.
 
     Args:
         folder: Folder of all games; created if it is missing.
         model: The model that plays.
         max_games: Largest number of open games.
+        client_games: Largest number of open games of one client; None: no limit.
         idle_seconds: Seconds without use after which a game may be evicted.
 
     Raises:
@@ -71,25 +93,41 @@ class GameStore:
         *,
         model: GameModel,
         max_games: int = 64,
+        client_games: int | None = None,
         idle_seconds: float = _IDLE_SECONDS,
     ):
         self.folder, self.model = folder, model
-        self.max_games, self.idle_seconds = max_games, idle_seconds
-        self._open: dict[str, _OpenGame] = {}
-        self._lock = threading.RLock()
+        self.max_games, self.client_games = max_games, client_games
+        self.idle_seconds = idle_seconds
+        self._open: dict[str, _Place] = {}
+        self._lock = threading.Lock()  # of the places, never held while a game is read or written
         with user_errors(folder, "cannot hold the games", hint="give another folder by --games"):
             folder.mkdir(parents=True, exist_ok=True)
+            for left in folder.glob(f"{_COPY}*"):  # by a killed server
+                shutil.rmtree(left, ignore_errors=True)
 
-    def new(self, *, seed: int, window: int, steps: int, picture: NewPicture | None = None) -> str:
+    def __len__(self) -> int:
+        """Number of open games."""
+        return len(self._open)
+
+    def new(
+        self,
+        *,
+        seed: int,
+        window: int,
+        steps: int,
+        picture: NewPicture | None = None,
+        client: str = "",
+    ) -> str:
         """Creates a game, from a player's own picture if there is one, and returns its id.
 
         Raises:
-            UserError: `max_games` are open and none may be evicted, or the game cannot be saved.
+            UserError: there is no place for another open game, or the game cannot be saved.
         """
-        with self._lock:
-            name = self._new_id()
-            game = Game.create(
-                self.folder / name,
+
+        def create(folder: Path) -> Game:
+            return Game.create(
+                folder,
                 model=self.model.name,
                 seed=seed,
                 window=window,
@@ -98,71 +136,156 @@ class GameStore:
                 history_kind=self.model.history,
                 picture=picture,
             )
-            self._open[name] = _OpenGame(game, time.monotonic())
-            return name
 
-    def get(self, name: str) -> Game:
-        """Returns a game, read from disk if it is not open.
+        return self._add(create, client)
+
+    def get(self, name: str, *, client: str = "") -> Game:
+        """Returns a game to look at, read from disk if it is not open.
 
         Raises:
-            UserError: there is no such game, or `max_games` are open and none may be evicted.
+            UserError: there is no such game, or no place for another open game.
         """
-        with self._lock:
-            found = self._open.get(name)
-            if found is None:
-                if not _ID.fullmatch(name) or not (self.folder / name / GAME_FILE).is_file():
-                    raise UserError(
-                        f"no game {name[:40]!r} here: start a new one, or load a saved one"
-                    )
-                self._make_room()
-                game = Game.load(self.folder / name)
-                check_game(game, self.model)
-                found = self._open[name] = _OpenGame(game, 0.0)
-            found.last_used = time.monotonic()
-            return found.game
+        with self.use(name, client=client) as game:
+            return game
 
-    def branch(self, name: str, turns: int) -> str:
+    @contextlib.contextmanager
+    def use(self, name: str, *, client: str = "") -> Iterator[Game]:
+        """Yields a game that nobody else changes meanwhile.
+
+        Raises:
+            UserError: as `get`.
+        """
+        place = self._take_place(name, client)
+        try:
+            with place.lock:
+                if place.game is None:
+                    place.game = self._read(name)
+                yield place.game
+        finally:
+            self._leave(name, place)
+
+    @contextlib.contextmanager
+    def copy(self, name: str, *, client: str = "") -> Iterator[Game]:
+        """Yields a copy of a game as it is now, which is deleted afterwards.
+
+        Its files are links to the game's, which are replaced and deleted but never changed.
+
+        Raises:
+            UserError: as `get`, or the copy cannot be made.
+        """
+        failed = user_errors(f"game {name}", "could not be copied", hint="try again")
+        with tempfile.TemporaryDirectory(prefix=_COPY, dir=self.folder) as place:
+            with self.use(name, client=client) as game, failed:
+                copy = dataclasses.replace(game, folder=Path(place), turns=list(game.turns))
+                names = [GAME_FILE, *copy.picture_files, *copy.representation_files]
+                for file in (*names, *(turn.clip for turn in copy.turns)):
+                    target = copy.folder / file
+                    if not target.exists():
+                        _link(game.folder / file, target)
+            yield copy
+
+    def branch(self, name: str, turns: int, *, client: str = "") -> str:
         """Copies the first turns of a game to a new game and returns its id.
 
         Raises:
             UserError: the game has fewer turns; or as `new`.
         """
-        with self._lock:
-            game = self.get(name)
-            new = self._new_id()
-            with user_errors(f"game {name}", "the branch could not be saved", hint="try again"):
-                branch = game.branch(self.folder / new, turns)
-            self._open[new] = _OpenGame(branch, time.monotonic())
-            return new
+        failed = user_errors(f"game {name}", "the branch could not be saved", hint="try again")
+        with self.copy(name, client=client) as game, failed:
+            return self._add(lambda folder: game.branch(folder, turns), client)
 
-    def load(self, archive: Path) -> str:
+    def load(self, archive: Path, *, client: str = "") -> str:
         """Unpacks a downloaded game and returns its id.
 
         Raises:
             UserError: the archive holds no game of this model; or as `new`.
         """
+        return self._add(lambda folder: unpack_game(archive, folder, check=self._check), client)
+
+    def pin(self, name: str) -> None:
+        """Keeps an open game in memory until `unpin`."""
         with self._lock:
-            name = self._new_id()
-        game = unpack_game(archive, self.folder / name, check=lambda g: check_game(g, self.model))
+            self._open[name].pins += 1
+
+    def unpin(self, name: str) -> None:
         with self._lock:
-            self._open[name] = _OpenGame(game, time.monotonic())
+            self._open[name].pins -= 1
+
+    def _check(self, game: Game) -> None:
+        check_game(game, self.model)
+
+    def _read(self, name: str) -> Game:
+        game = Game.load(self.folder / name)
+        self._check(game)
+        return game
+
+    def _add(self, make: Callable[[Path], Game], client: str) -> str:
+        """Makes a game in a new folder, in a place that is taken first; returns its id."""
+        name = secrets.token_hex(12)
+        with self._lock:
+            place = self._new_place(name, client)
+        try:
+            with place.lock:
+                place.game = make(self.folder / name)
+        finally:
+            self._leave(name, place)
         return name
 
-    def _new_id(self) -> str:
-        """Returns an unused id, after making room for its game."""
-        self._make_room()
-        return secrets.token_hex(12)
+    def _take_place(self, name: str, client: str) -> _Place:
+        """Returns the place of a game, pinned; a new one if it is not open."""
+        known = _ID.fullmatch(name) and (self.folder / name / GAME_FILE).is_file()
+        with self._lock:
+            place = self._open.get(name)
+            if place is not None:
+                place.pins += 1
+                place.last_used = time.monotonic()
+                return place
+            if not known:
+                raise UserError(f"no game {name[:40]!r} here: start a new one, or load a saved one")
+            return self._new_place(name, client)
 
-    def _make_room(self) -> None:
-        if len(self._open) < self.max_games:
-            return
-        oldest = min(self._open, key=lambda name: self._open[name].last_used)
-        if time.monotonic() - self._open[oldest].last_used < self.idle_seconds:
-            raise UserError(
-                f"{len(self._open)} games are in play, the most that this server allows: try "
-                "again later"
-            )
-        del self._open[oldest]
+    def _leave(self, name: str, place: _Place) -> None:
+        """Unpins a place; without a game, and nobody who waits for it, it is free again."""
+        with self._lock:
+            place.pins -= 1
+            if place.game is None and not place.pins:
+                del self._open[name]
+
+    def _new_place(self, name: str, client: str) -> _Place:
+        """Returns a new place, pinned, after making room for it; the lock is held."""
+        held = collections.Counter(place.client for place in self._open.values())
+        now = time.monotonic()
+        free = [(place.last_used, other) for other, place in self._open.items() if not place.pins]
+        if self.client_games is not None and held[client] >= self.client_games:
+            evicted = [oldest for oldest in free if self._open[oldest[1]].client == client]
+            if not evicted:
+                raise UserError(
+                    f"{held[client]} of your games are in play, the most that this server allows "
+                    "one player: wait until a turn of theirs has ended"
+                )
+            del self._open[min(evicted)[1]]
+        elif len(self._open) >= self.max_games:
+            evicted = [
+                (used, other)
+                for used, other in free
+                if now - used >= self.idle_seconds
+                or held[self._open[other].client] > held[client] + 1
+            ]
+            if not evicted:
+                raise UserError(
+                    f"{len(self._open)} games are in play, the most that this server allows: try "
+                    "again later"
+                )
+            del self._open[min(evicted)[1]]
+        place = self._open[name] = _Place(client=client, last_used=now)
+        return place
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        target.hardlink_to(source)
+    except OSError:  # a file system without links
+        shutil.copyfile(source, target)
 
 
 def check_game(game: Game, model: GameModel) -> None:

@@ -1,7 +1,7 @@
-"""The page and its API, in Gradio: passes input to the engine and shows what it returns."""
+"""The page, in Gradio: passes input to the engine and shows what it returns."""
 
-import dataclasses
-import functools
+import contextlib
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,10 +17,13 @@ from animegamer_jax.game.pictures import check_window
 from animegamer_jax.game.saved_game import PICTURE_FILE, Game, Meters, NewPicture
 from animegamer_jax.media.pictures import read_picture
 from animegamer_jax.serve import view
+from animegamer_jax.serve.api import Api, Blocks, answering
 from animegamer_jax.serve.archive import pack_game
-from animegamer_jax.serve.engine import Engine, TurnRequest
+from animegamer_jax.serve.engine import Engine, TurnRequest, is_whole
 from animegamer_jax.serve.game_store import GameStore
+from animegamer_jax.serve.limits import FileWork, current_client
 from animegamer_jax.storage.paths import user_errors
+from animegamer_jax.storage.serialization import shown
 
 Number = int | float  # as a browser sends it
 
@@ -48,12 +51,13 @@ class Page:
     ):
         self.engine, self.vocabulary, self.steps, self.title = engine, vocabulary, steps, title
         self.store: GameStore = engine.store
+        self.file_work = FileWork()
 
     def build(self) -> gr.Blocks:
         """Builds the page without launching it."""
         # Every hour, copies older than a day are deleted from Gradio's cache.
         cache = (3600, 86_400)
-        with gr.Blocks(title=self.title, analytics_enabled=False, delete_cache=cache) as blocks:
+        with Blocks(title=self.title, analytics_enabled=False, delete_cache=cache) as blocks:
             self._lay_out()
             self._connect(blocks)
             Api(self).add()
@@ -116,7 +120,8 @@ class Page:
                     label="Window: turns that the model sees", elem_id="window",
                 )  # fmt: skip
                 self.num_steps = gr.Slider(
-                    1, max(100, self.steps), value=self.steps, step=1, label="Denoising steps",
+                    1, min(max(100, self.steps), self.engine.max_steps), value=self.steps, step=1,
+                    label="Denoising steps",
                     elem_id="steps",
                 )  # fmt: skip
         with gr.Accordion("Start from your own picture", open=False, visible=self.takes_pictures()):
@@ -156,8 +161,8 @@ class Page:
 
         def on(event: Any, function: Any, inputs: list[Any], outputs: list[Any] | None = None):
             return event(
-                function, inputs, out if outputs is None else outputs, show_progress="hidden",
-                concurrency_limit=None, api_visibility="private",
+                answering(function, hide=self.hide), inputs, out if outputs is None else outputs,
+                show_progress="hidden", concurrency_limit=None, api_visibility="private",
             )  # fmt: skip
 
         on(blocks.load, self.on_load, [self.game])
@@ -183,24 +188,27 @@ class Page:
 
     def _show(self, name: str, *, turn: int = 0, status: str = "", bad: bool = False) -> list[Any]:
         """Updates the whole page for a game; `turn` 0 is its last turn."""
-        game = self.store.get(name) if name else None
+        game = self.find(name) if name else None
         turns = game.turns if game else []
         number = turn if 1 <= turn <= len(turns) else len(turns)
         found = turns[number - 1] if number else None
         picture = game.picture.instruction if game and game.picture else ""
         said = found.instruction if found else picture
         unknown = self.engine.player.tokenizer.unknown_words(said) if said else ()
-        pictures = [(view.thumbnail(game, t), f"turn {t.turn}") for t in turns] if game else []
-        if game and picture:
-            pictures.insert(0, (game.folder / PICTURE_FILE, "picture"))
+        with _removed():
+            pictures = [(view.thumbnail(game, t), f"turn {t.turn}") for t in turns] if game else []
+            if game and picture:
+                pictures.insert(0, (game.folder / PICTURE_FILE, "picture"))
+            clip = self.file(game.folder / found.clip) if game and found else None
+            board = [(self.file(path), label) for path, label in pictures]
         return [
             name,
             0 if number == len(turns) else number,
-            self.file(game.folder / found.clip) if game and found else None,
+            clip,
             view.describe(found, len(turns), picture=picture, unknown=unknown),
             view.meters(found.meters if found else Meters(), found),
             gr.Gallery(
-                [(self.file(path), label) for path, label in pictures],
+                board,
                 selected_index=number - 1 + bool(picture) if found else None,
             ),
             view.status(status, bad=bad),
@@ -209,6 +217,22 @@ class Page:
     def file(self, path: Path) -> str:
         """Copies a file to Gradio's cache, so that the browser gets no access to any folder."""
         return processing_utils.save_file_to_cache(path, cache_dir=self.clip.GRADIO_CACHE)
+
+    def hide(self, error: UserError) -> str:
+        """Returns an error without the folders of this server."""
+        folders = (self.store.folder, self.store.folder.absolute(), self.clip.GRADIO_CACHE)
+        text = str(error)
+        for folder in sorted(map(str, folders), key=len, reverse=True):
+            text = re.sub(rf"{re.escape(folder)}/((\.copy-[^/]+|[0-9a-f]+)/)?", "", text)
+        return text
+
+    def find(self, name: str) -> Game:
+        """Returns a client's game.
+
+        Raises:
+            UserError: there is none, or no place to open it.
+        """
+        return self.store.get(name, client=current_client())
 
     def _say(self, text: str, *, bad: bool = False) -> list[Any]:
         """Updates only the status line."""
@@ -220,9 +244,9 @@ class Page:
     def _refuse(self, name: str, error: UserError) -> list[Any]:
         """Shows an error: as a warning while a turn is played, which uses the status line."""
         if name and self.engine.request_of(name) is not None:
-            gr.Warning(str(error))
+            gr.Warning(self.hide(error))
             return [gr.skip()] * len(self.outputs)
-        return self._say(str(error), bad=True)
+        return self._say(self.hide(error), bad=True)
 
     # Handlers
 
@@ -234,7 +258,7 @@ class Page:
         try:
             yield self._show(name, status="Welcome back.")
         except UserError as error:
-            yield self._show("", status=str(error), bad=True)
+            yield self._show("", status=self.hide(error), bad=True)
             return
         request = self.engine.request_of(name)
         if request is not None:
@@ -274,7 +298,7 @@ class Page:
         try:
             game = self._existing(name)
             turns = shown or len(game.turns)
-            new = self.store.branch(name, turns)
+            new = self.branch_game(name, turns)
             return self._show(new, status=f"A new game that continues after turn {turns}.")
         except UserError as error:
             return self._refuse(name, error)
@@ -284,7 +308,7 @@ class Page:
             name = self.new_game(seed, window, steps)
             return self._show(name, status="A new game.")
         except UserError as error:
-            return self._say(str(error), bad=True)
+            return self._say(self.hide(error), bad=True)
 
     def on_new_from_picture(
         self, path: str | None, text: str, seed: Number, window: Number, steps: Number
@@ -293,7 +317,7 @@ class Page:
             name, note = self.new_game_from_picture(path, text, seed, window, steps)
             return self._show(name, status=f"A new game from your picture. {note}".strip())
         except UserError as error:
-            return self._say(str(error), bad=True)
+            return self._say(self.hide(error), bad=True)
 
     def on_select(self, name: str, event: gr.SelectData) -> list[Any]:
         try:
@@ -304,27 +328,27 @@ class Page:
             text = f"Turn {turn}. The game continues after its last turn; branch to continue here."
             return self._show(name, turn=turn, status=text)
         except UserError as error:
-            return self._say(str(error), bad=True)
+            return self._say(self.hide(error), bad=True)
 
     def on_save(self, name: str) -> list[Any]:
         try:
             return [self.pack(name), view.status("The download starts.")]
         except UserError as error:
-            return [gr.skip(), view.status(str(error), bad=True)]
+            return [gr.skip(), view.status(self.hide(error), bad=True)]
 
     def on_upload(self, path: str) -> list[Any]:
         try:
-            name = self.store.load(Path(path))
+            name = self.load_game(path)
             return self._show(name, status="The game is loaded: play on.")
         except UserError as error:
-            return self._say(f"This file cannot be played: {error}", bad=True)
+            return self._say(f"This file cannot be played: {self.hide(error)}", bad=True)
 
     # Shared with the API
 
     def _existing(self, name: str) -> Game:
         if not name:
             raise UserError("no game yet: play a turn first")
-        return self.store.get(name)
+        return self.find(name)
 
     def new_game(
         self,
@@ -336,7 +360,10 @@ class Page:
     ) -> str:
         """Creates a game and returns its id; browsers send numbers as floats."""
         self.engine.check_settings(seed=seed, window=window, steps=steps)
-        return self.store.new(seed=int(seed), window=int(window), steps=int(steps), picture=picture)
+        return self.store.new(
+            seed=int(seed), window=int(window), steps=int(steps), picture=picture,
+            client=current_client(),
+        )  # fmt: skip
 
     def takes_pictures(self) -> bool:
         """Returns whether the model can represent a player's own picture."""
@@ -365,8 +392,9 @@ class Page:
             raise UserError("expected a picture, found no file: choose one")
         name = Path(path).name[:60]
         self.engine.check_length(text or "")
-        picture = read_picture(Path(path), name=name)
-        turn = player.represent(picture, text or "", name=name)
+        with self.file_work.slot(current_client()):
+            picture = read_picture(Path(path), name=name)
+            turn = player.represent(picture, text or "", name=name)
         return self.new_game(seed, window, steps, picture=turn), picture.note
 
     def play_again(self, name: str, **options: int) -> TurnRequest:
@@ -374,28 +402,49 @@ class Page:
         turns = self._existing(name).turns
         if not turns:
             raise UserError("no turn to try again: play one first")
-        return self.engine.submit(name, turns[-1].instruction, after=len(turns) - 1, **options)
+        return self.engine.submit(
+            name, turns[-1].instruction, after=len(turns) - 1, client=current_client(), **options
+        )
 
     def undo_turn(self, name: str) -> None:
         """Removes the last turn."""
-        game = self._existing(name)
-        if self.engine.request_of(name) is not None:
-            raise UserError("a turn is being played: stop it first")
-        if not game.turns:
-            raise UserError("no turn to undo")
-        with user_errors(f"game {name}", "could not be saved", hint="try again"):
-            game.undo()
+        self._existing(name)
+        with self.store.use(name, client=current_client()) as game:
+            if self.engine.request_of(name) is not None:
+                raise UserError("a turn is being played: stop it first")
+            if not game.turns:
+                raise UserError("no turn to undo")
+            with user_errors(f"game {name}", "could not be saved", hint="try again"):
+                game.undo()
+
+    def branch_game(self, name: str, turns: int) -> str:
+        """Copies the first turns of a game to a new game and returns its id."""
+        client = current_client()
+        with self.file_work.slot(client):
+            return self.store.branch(name, turns, client=client)
+
+    def load_game(self, path: str | None) -> str:
+        """Unpacks an uploaded game, which is deleted, and returns the game's id."""
+        if not path:
+            raise UserError("expected a downloaded game, found no file")
+        client = current_client()
+        with self.file_work.slot(client):
+            name = self.store.load(Path(path), client=client)
+        Path(path).unlink(missing_ok=True)
+        return name
 
     def pack(self, name: str) -> str:
         """Packs the game and returns a path from which the browser may download it."""
-        game = self._existing(name)
-        path = game.folder / "animegamer.zip"
-        try:
-            with user_errors(f"game {name}", "could not be packed", hint="try again"):
-                pack_game(game, path)
-                return self.file(path)
-        finally:
-            path.unlink(missing_ok=True)
+        self._existing(name)
+        client = current_client()
+        with (
+            self.file_work.slot(client),
+            self.store.copy(name, client=client) as copy,
+            user_errors(f"game {name}", "could not be packed", hint="try again"),
+        ):
+            path = copy.folder / "animegamer.zip"
+            pack_game(copy, path)
+            return self.file(path)
 
     def _play(
         self, name: str, line: str, settings: Sequence[Number], *, emptied: int = 0
@@ -405,171 +454,50 @@ class Page:
         try:
             if not name:
                 name = self.new_game(*settings[1:])
-            request = self.engine.submit(name, line or "", **_options(settings))
+            request = self.engine.submit(
+                name, line or "", client=current_client(), **_options(settings)
+            )
         except UserError as error:
             yield [name, *self._refuse(name, error)[1:], *kept]
             return
         yield [name, *self._say("")[1:], *[""] * emptied]
-        for shown in self._follow(request):
-            yield [*shown, *kept]
+        for updates in self._follow(request):
+            yield [*updates, *kept]
 
     def _follow(self, request: TurnRequest) -> Iterator[list[Any]]:
         """Shows the progress of a turn until it has ended, then the turn."""
-        shown = None
+        last = None
         while not request.wait(_POLL_SECONDS):
             line = view.progress(request, self.engine.queue_position(request))
-            if line != shown:
-                shown = line
+            if line != last:
+                last = line
                 yield self._set_status(line)
         if request.status == "done":
             yield self._show(request.game)
         elif request.status == "stopped":
-            yield self._say("Stopped: the game is unchanged.")
+            yield self._say(request.error or "Stopped: the game is unchanged.")
         else:
             yield self._say(request.error, bad=True)
 
 
 def _options(settings: Sequence[Number]) -> dict[str, int]:
-    """Returns the options of `Engine.submit` for the settings' inputs; the seed is the game's."""
-    level, _, window, steps = (int(value or 0) for value in settings)
-    return {"level": level, "window": window, "steps": steps}
+    """Returns the options of `Engine.submit` for the settings' inputs; the seed is the game's.
+
+    Raises:
+        UserError: one is no whole number.
+    """
+    level, _, window, steps = settings
+    options = {"level": level or 0, "window": window, "steps": steps}
+    for name, value in options.items():
+        if not is_whole(value):
+            raise UserError(f"{name}: expected a whole number, found {shown(value)}")
+    return {name: int(value) for name, value in options.items()}
 
 
-class Api:
-    """The API: named endpoints, called with `gradio_client` or over HTTP."""
-
-    def __init__(self, page: Page):
-        self.page, self.engine, self.store = page, page.engine, page.store
-
-    def add(self) -> None:
-        """Declares the endpoints within the page that is being built."""
-        for function in (
-            self.new_game, self.play_turn, self.try_again, self.progress, self.stop, self.undo,
-            self.branch, self.show,
-        ):  # fmt: skip
-            gr.api(
-                _with_gradio_errors(function), api_name=function.__name__, concurrency_limit=None
-            )
-        # Files go through components, which upload, check and download them.
-        name = gr.Textbox(visible=False, label="game")
-        turn = gr.Number(visible=False, precision=0, label="turn")
-        sent = gr.File(visible=False, label="archive")
-        got, answer = gr.File(visible=False), gr.JSON(visible=False)
-        press = gr.Button(visible=False)
-        picture = gr.File(visible=False, label="picture")
-        text = gr.Textbox(visible=False, label="text")
-        numbers = [
-            gr.Number(0, visible=False, precision=0, label=label)
-            for label in ("seed", "window", "steps")
-        ]
-        for function, inputs, output in (
-            (self.new_game_from_picture, [picture, text, *numbers], answer),
-            (self.clip, [name, turn], got),
-            (self.download, [name], got),
-            (self.load, [sent], answer),
-        ):
-            press.click(
-                _with_gradio_errors(function), inputs, output, api_name=function.__name__,
-                concurrency_limit=None,
-            )  # fmt: skip
-
-    def new_game(self, seed: int = 0, window: int = 0, steps: int = 0) -> dict:
-        """Starts a game and returns its state (`show`). Window, steps: 0 for the server's own."""
-        page = self.page
-        name = page.new_game(seed, window or self.engine.player.window, steps or page.steps)
-        return self.show(name)
-
-    def new_game_from_picture(
-        self, picture: str | None, text: str, seed: int = 0, window: int = 0, steps: int = 0
-    ) -> dict:
-        """Starts a game from a picture or a video's first frame, and returns its state.
-
-        `text` says who is in it, what they do and where. Window, steps: 0 for the server's own.
-        """
-        page = self.page
-        window, steps = window or self.engine.player.window, steps or page.steps
-        return self.show(page.new_game_from_picture(picture, text, seed, window, steps)[0])
-
-    def play_turn(self, game: str, instruction: str, level: int = 0) -> dict:
-        """Plays a turn and returns it. `level`: motion level, 0 for the model's own."""
-        return self._wait(self.engine.submit(game, instruction, level=level))
-
-    def try_again(self, game: str, seed: int, level: int = 0) -> dict:
-        """Plays the last turn again from another seed and returns it."""
-        return self._wait(self.page.play_again(game, seed=seed, level=level))
-
-    def _wait(self, request: TurnRequest) -> dict:
-        request.wait()
-        if request.turn is None:
-            raise UserError(request.error or "stopped")
-        return dataclasses.asdict(request.turn)
-
-    def progress(self, game: str) -> dict:
-        """Returns a turn's status, queue position, stage, step and seconds left."""
-        self.store.get(game)
-        request = self.engine.request_of(game)
-        if request is None:
-            return {"status": "idle"}
-        return {
-            "status": request.status,
-            "queue_position": self.engine.queue_position(request),
-            "stage": request.stage,
-            "step": request.step,
-            "steps": request.num_steps,
-            "seconds_left": request.seconds_left,
-        }
-
-    def stop(self, game: str) -> bool:
-        """Stops the turn that is waiting or being played; returns whether there was one."""
-        self.store.get(game)
-        return self.engine.stop(game)
-
-    def undo(self, game: str) -> dict:
-        """Removes the last turn and returns the game's state."""
-        self.page.undo_turn(game)
-        return self.show(game)
-
-    def branch(self, game: str, turns: int) -> dict:
-        """Copies the first turns of a game to a new game and returns its state."""
-        return self.show(self.store.branch(game, turns))
-
-    def show(self, game: str) -> dict:
-        """Returns a game's id, settings, picture, meters and turns, as in `game.json`."""
-        found = self.store.get(game)
-        return {
-            "game": game,
-            **{name: getattr(found, name) for name in ("model", "seed", "window", "steps")},
-            "picture": found.picture and dataclasses.asdict(found.picture),
-            "meters": dataclasses.asdict(found.meters),
-            "turns": [dataclasses.asdict(turn) for turn in found.turns],
-        }
-
-    def clip(self, game: str, turn: int) -> str:
-        """Returns a turn's clip, an MP4 file."""
-        found = self.store.get(game)
-        if not 1 <= turn <= len(found.turns):
-            raise UserError(f"turn {turn}: expected 1 to {len(found.turns)}")
-        return self.page.file(found.folder / found.turns[turn - 1].clip)
-
-    def download(self, game: str) -> str:
-        """Returns the game as a zip: clips, the movie of all of them, `game.json`, storyboard."""
-        return self.page.pack(game)
-
-    def load(self, archive: str | None) -> dict:
-        """Loads a downloaded game and returns its state."""
-        if not archive:
-            raise UserError("expected a downloaded game, found no file")
-        return self.show(self.store.load(Path(archive)))
-
-
-def _with_gradio_errors(function: Any) -> Any:
-    """Wraps a function so that the client receives its `UserError`s as one line."""
-
-    @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except UserError as error:
-            raise gr.Error(str(error), print_exception=False) from error
-
-    return wrapped
+@contextlib.contextmanager
+def _removed() -> Iterator[None]:
+    """Turns what is missing, because a turn was undone meanwhile, into a UserError."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise UserError("the game has changed meanwhile: try again") from error

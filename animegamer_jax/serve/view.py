@@ -6,11 +6,13 @@ All of a player's text is escaped: it is shown, never run.
 import html
 from pathlib import Path
 
+from etils import epath
 from PIL import Image
 
 from animegamer_jax.game.saved_game import Game, Meters, Turn
 from animegamer_jax.media import video
 from animegamer_jax.serve.engine import TurnRequest
+from animegamer_jax.storage.files import replacing
 
 _METERS = ("stamina", "social", "entertainment")
 _THUMB_ROWS = 144
@@ -146,5 +148,7 @@ def thumbnail(game: Game, turn: Turn) -> Path:
         frames = video.read_mp4(clip)
         picture = Image.fromarray(frames[len(frames) // 2])
         size = round(picture.width * _THUMB_ROWS / picture.height), _THUMB_ROWS
-        picture.resize(size, Image.Resampling.LANCZOS).save(path, quality=85)
+        small = picture.resize(size, Image.Resampling.LANCZOS)
+        with replacing(epath.Path(path)) as file:
+            small.save(file, "JPEG", quality=85)
     return path

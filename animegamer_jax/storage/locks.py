@@ -24,7 +24,7 @@ def only_writer(path: epath.PathLike, *, what: str = "") -> Iterator[None]:
 
     Args:
         path: The folder or file, which need not exist.
-        what: Kind of the work, if other kinds may be done there at the same time.
+        what: Kind of the work, if other kinds can run there at the same time.
 
     Raises:
         UserError: another process is writing there.

@@ -1,7 +1,6 @@
 """Paths of folders, local or in a bucket, and errors of their storage in one line."""
 
 import contextlib
-import importlib.util
 import logging
 import os
 import re
@@ -10,8 +9,9 @@ from collections.abc import Iterator
 from etils import epath
 
 from animegamer_jax.errors import UserError
+from animegamer_jax.extras import how_to_install, is_installed
 
-_NEEDS_GCSFS = "a bucket needs gcsfs: pip install 'animegamer-jax[bucket]'"
+_NEEDS_GCSFS = f"a bucket needs gcsfs: {how_to_install('bucket')}"
 
 
 def absolute(path: epath.PathLike) -> epath.Path:
@@ -26,7 +26,7 @@ def absolute(path: epath.PathLike) -> epath.Path:
     if is_bucket(text):
         # It also prints each error that it raises.
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
-        if text.startswith("gs://") and importlib.util.find_spec("gcsfs") is None:
+        if text.startswith("gs://") and not is_installed("gcsfs"):
             raise UserError(f"{text}: {_NEEDS_GCSFS}")
         return epath.Path(text)
     return epath.Path(os.path.abspath(os.path.expanduser(text)))

@@ -11,7 +11,7 @@ def toyworld(
     *,
     out: Path,
     games: int = 2000,
-    test_games: int = 100,
+    test_games: int | None = None,
     turns: int = 5,
     height: int = 48,
     width: int = 72,
@@ -24,7 +24,8 @@ def toyworld(
     Args:
         out: Folder to write.
         games: Number of training games.
-        test_games: Number of games in each test split (test, combinations, phrasings).
+        test_games: Number of games in each test split (test, combinations, phrasings). Default: a
+            tenth of the training games, from 4 to 100.
         turns: Number of turns in a game.
         height: Height of a frame in pixels.
         width: Width of a frame in pixels.
@@ -41,6 +42,8 @@ def toyworld(
     """
     from animegamer_jax.toy.dataset import ToySize, write_toy_games
 
+    if test_games is None:
+        test_games = min(max(games // 10, 4), 100)
     size = ToySize(games=games, test_games=test_games, turns=turns, height=height, width=width)
     if films < 0:
         raise UserError(f"films {films}: expected 0 or more")

@@ -46,12 +46,23 @@ _RESERVE = 1 << 20  # bytes that a checkpoint needs besides its arrays, on each 
 def differing_field(stored: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
     """Returns the first field in which two configurations differ, with both values, or None.
 
-    `recipe.steps` may differ if the learning rate does not depend on it.
+    `recipe.steps` may grow; it may also fall if the learning rate does not depend on it.
     """
     free = set(FREE)
     if dict(flattened(stored)).get("recipe.optimizer.decay") == "constant":
         free.add("recipe.steps")
+    if stretched_from(stored, found) is not None:
+        free.add("recipe.steps")
     return first_difference(stored, found, free=free)
+
+
+def stretched_from(stored: Mapping[str, Any], found: Mapping[str, Any]) -> int | None:
+    """Returns the earlier number of steps if a run with a cosine schedule was made longer."""
+    before, now = dict(flattened(stored)), dict(flattened(found))
+    steps, more = before.get("recipe.steps"), now.get("recipe.steps")
+    if steps is None or more is None or before.get("recipe.optimizer.decay") != "cosine":
+        return None
+    return steps if more > steps else None
 
 
 def _named_leaves(state: TrainState) -> tuple[dict[str, jax.Array], Any]:
@@ -86,6 +97,8 @@ class Checkpoints:
 
     Attributes:
         scores: score of each evaluated checkpoint by step; None: it was not finite.
+        stretched_from: number of steps of the last checkpoint's cosine, if it was checked and this
+            run's is longer.
     """
 
     def __init__(
@@ -95,6 +108,7 @@ class Checkpoints:
         self._choose = min if best_mode == "min" else max
         self.scores: dict[int, float | None] = {}
         self._latest_score: tuple[int, float] | None = None
+        self.stretched_from: int | None = None
         keep = [managers.LatestN(keep_last), _KeepBest(self._best_of)]
         options = ocp.CheckpointManagerOptions(
             preservation_policy=managers.AnyPreservationPolicy(keep),
@@ -187,6 +201,7 @@ class Checkpoints:
             items = ocp.args.Composite(**{_RUN_CONFIG: ocp.args.JsonRestore()})
             stored = self._manager.restore(step, args=items)[_RUN_CONFIG]
         if (field := differing_field(stored, self._run_config)) is None:
+            self.stretched_from = stretched_from(stored, self._run_config)
             return step
         if field.startswith("data.") and field.split()[0].endswith(".content"):
             name = self._run_config["data"][field.split(".")[1]]["name"]

@@ -46,7 +46,8 @@ class Options:
             samples, by default 1.
         out: Output folder for checkpoints/, events/, metrics.jsonl and, at the end, model/, on a
             path that all hosts share or in a bucket (gs://).
-        model: Bundle to start from: model/ of the stage before. The first one needs none.
+        model: Bundle to start from: model/ of the stage before, or `toy` for the embedded model.
+            The first stage needs none.
         part: Part of the foundations to train, required for these and for no other stage.
         size: Size of the recipe, and of networks that the bundle does not have.
         start: Whether to resume from the last checkpoint in the output folder, or to delete the run

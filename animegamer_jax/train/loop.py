@@ -84,6 +84,14 @@ def train(run: TrainingRun) -> int:
             logger = MetricLogger(run.out, step=step, steps=recipe.steps, name=stage.name)
         resources.callback(logger.close)
         logger.print(_describe(state, stage))
+        if (before := checkpoints.stretched_from) is not None:
+            rates = (make_optimizer(recipe.optimizer, steps=n) for n in (before, recipe.steps))
+            old, new = (float(jax.numpy.asarray(rate.learning_rate(step))) for rate in rates)
+            logger.print(
+                f"{stage.name}: made longer, from {before} to {recipe.steps} steps: the learning "
+                f"rate's cosine now ends there, so the rate of step {step + 1} is {new:.3g} "
+                f"instead of {old:.3g}"
+            )
         logger.print(throughput.formula())
         signals = resources.enter_context(StopSignals())
 

@@ -2,6 +2,8 @@
 
     python scripts/bench/bench_serve.py players             # eight games at once and in a row
     python scripts/bench/bench_serve.py long --turns 200    # a long game: seconds a turn, memory
+    python scripts/bench/bench_serve.py crowd               # a player, and one who floods
+    python scripts/bench/bench_serve.py load                # 300 turns by 16 players: memory, p95
 
 Each command starts a server in a temporary folder and calls its API with `gradio_client`. Other
 work on the machine changes the results, so compare only numbers of one run.
@@ -12,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 from gradio_client import Client
+from gradio_client.exceptions import AppError
 from tyro.extras import SubcommandApp
 
 from animegamer_jax.bench.timing import read_status
@@ -39,7 +43,12 @@ def _serving(model: str) -> Iterator[tuple[str, int]]:
     with tempfile.TemporaryDirectory() as place:
         command = [sys.executable, "-m", "animegamer_jax.cli", "serve", "--model", model]
         command += ["--port", "0", "--games", str(Path(place) / "games")]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        command += ["--trusted-proxies", "127.0.0.1"]  # each player has an address of their own
+        if model == "fake":
+            program = Path(__file__).parents[2] / "tests" / "support" / "fake_player.py"
+            command = [sys.executable, str(program), str(Path(place) / "games"), "4", "0.02"]
+        with (Path(place) / "log").open("w") as log:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         assert process.stdout is not None
         try:
             address = next(m[0] for line in process.stdout if (m := re.search(r"http://\S+", line)))
@@ -49,10 +58,14 @@ def _serving(model: str) -> Iterator[tuple[str, int]]:
             process.wait()
 
 
-def _play(address: str, lines: Sequence[str], seed: int) -> list[float]:
+def _client(address: str, player: int) -> Client:
+    return Client(address, verbose=False, headers={"X-Forwarded-For": f"192.0.2.{player}"})
+
+
+def _play(address: str, lines: Sequence[str], seed: int, game: str | None = None) -> list[float]:
     """Plays a game; returns the seconds that its player waits for each turn."""
-    client = Client(address, verbose=False)
-    game = client.predict(seed, 0, 0, api_name="/new_game")["game"]
+    client = _client(address, seed)
+    game = game or client.predict(seed, 0, 0, api_name="/new_game")["game"]
     taken = []
     for line in lines:
         began = time.perf_counter()
@@ -99,7 +112,7 @@ def long(*, model: str = "toy", turns: int = 200) -> None:
         turns: Number of turns.
     """
     with _serving(model) as (address, process):
-        client = Client(address, verbose=False)
+        client = _client(address, 0)
         game = client.predict(0, 0, 0, api_name="/new_game")["game"]
         taken, resident = [], []
         for turn in range(turns):
@@ -112,6 +125,94 @@ def long(*, model: str = "toy", turns: int = 200) -> None:
                 f"turns {name}: median {np.median(taken[part]):.2f} s, memory "
                 f"{np.median(resident[part]):.0f} MB"
             )
+
+
+@app.command
+def crowd(*, model: str = "toy", turns: int = 20, games: int = 12, steps: int = 100) -> None:
+    """Play turns alone, then next to a client with many long turns.
+
+    Args:
+        model: Model to play.
+        turns: Number of turns of the player.
+        games: Number of games of the other client, each always with a turn.
+        steps: Denoising steps of its turns.
+    """
+    lines = [_LINES[turn % len(_LINES)] for turn in range(turns)]
+    ended, flooded = threading.Event(), []
+
+    def flood(address: str, number: int) -> int:
+        client, played = _client(address, 255), 0
+        game = client.predict(number, 0, steps, api_name="/new_game")["game"]
+        flooded.append(game)
+        while not ended.is_set():
+            with contextlib.suppress(AppError):  # it has too many turns, or was stopped
+                client.predict(game, _LINES[0], 0, api_name="/play_turn")
+                played += 1
+            time.sleep(0.05)
+        return played
+
+    with _serving(model) as (address, _), ThreadPoolExecutor(games) as pool:
+        _play(address, lines[:2], 0)
+        alone = _play(address, lines, 1)
+        began = time.perf_counter()
+        floods = [pool.submit(flood, address, number) for number in range(games)]
+        time.sleep(5.0)
+        crowded = _play(address, lines, 2)
+        seconds = time.perf_counter() - began
+        ended.set()
+        for game in flooded:
+            _client(address, 255).predict(game, api_name="/stop")
+        played = sum(future.result() for future in floods)
+    for name, taken in (("alone", alone), ("next to the other", crowded)):
+        print(
+            f"a turn, {name}: median {np.median(taken):.2f} s, p95 {np.percentile(taken, 95):.2f} s"
+        )
+    print(
+        f"median next to it / alone: {np.median(crowded) / np.median(alone):.2f}; the other played "
+        f"{played} turns of {steps} steps, which began in {seconds:.0f} s"
+    )
+
+
+@app.command
+def load(*, model: str = "toy", turns: int = 300, players: int = 16) -> None:
+    """Play many turns by many players; check that none is lost.
+
+    Args:
+        model: Model to play; `fake` for a player without networks, of 0.02 s a step.
+        turns: Number of turns of all players together.
+        players: Number of players.
+    """
+    with _serving(model) as (address, process), ThreadPoolExecutor(players) as pool:
+        first = _client(address, 0)
+        games = [
+            _client(address, number).predict(number, 0, 0, api_name="/new_game")["game"]
+            for number in range(players)
+        ]
+        counts = [len(range(number, turns, players)) for number in range(players)]
+
+        def play(number: int) -> list[float]:
+            lines = [_LINES[turn % len(_LINES)] for turn in range(counts[number])]
+            return _play(address, lines, number, games[number])
+
+        began, resident = time.perf_counter(), []
+        found = [pool.submit(play, number) for number in range(players)]
+        while not all(future.done() for future in found):
+            resident.append(read_status("VmRSS", process) / 2**20)
+            time.sleep(1.0)
+        seconds = time.perf_counter() - began
+        taken = [second for future in found for second in future.result()]
+        saved = [len(first.predict(game, api_name="/show")["turns"]) for game in games]
+    p50, p95 = np.percentile(taken, (50, 95))
+    quarter = len(resident) // 4
+    print(
+        f"{turns} turns by {players} players in {seconds:.0f} s: p50 {p50:.2f} s, p95 {p95:.2f} s; "
+        f"lost {turns - sum(saved)}"
+    )
+    print(
+        f"memory: {resident[0]:.0f} MB at the start, median {np.median(resident[:quarter]):.0f} MB "
+        f"in the first quarter, {np.median(resident[-quarter:]):.0f} MB in the last, at most "
+        f"{max(resident):.0f} MB"
+    )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from animegamer_jax.bundle.bundle import Bundle
-from animegamer_jax.bundle.embedded import ASSETS, model_folder
+from animegamer_jax.bundle.embedded import ASSETS
+from animegamer_jax.errors import UserError
 from animegamer_jax.game.player import Player
 from animegamer_jax.toy.drawing.draw import render
 from animegamer_jax.toy.scene import CHARACTERS, PLACES, TIMES, Scene
@@ -22,7 +23,13 @@ OPTIONS = {"character": CHARACTERS, "place": PLACES, "time": TIMES}
 
 @pytest.fixture(scope="module")
 def bundle() -> Bundle:
-    return Bundle.open(model_folder("toy"))
+    return Bundle.open("toy")
+
+
+def test_only_a_text_is_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="toy: not a bundle"):
+        Bundle.open(Path("toy"))
 
 
 def test_it_is_small_and_has_a_card(bundle):

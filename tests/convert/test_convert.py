@@ -17,7 +17,7 @@ import torch
 from flax import nnx
 from safetensors.torch import save_file
 
-from animegamer_jax import cli
+from animegamer_jax import cli, progress
 from animegamer_jax.bundle.bundle import Bundle, abstract_params, flat_params
 from animegamer_jax.configs import (
     CLIPConfig,
@@ -444,7 +444,7 @@ def test_converts_everything(bundle, released):
     np.testing.assert_array_equal(kernel[1], source.read(name).T, strict=True)
 
 
-def test_convert_export_convert_is_the_identity(bundle, released, tmp_path):
+def test_convert_export_convert_is_the_identity(bundle, released, tmp_path, monkeypatch, capsys):
     export_bundle(str(bundle), tmp_path / "out")
     for name in ("mllm/pytorch_model.bin", "vdm/1/mp_rank_00_model_states.pt", "vae/3d-vae.pt"):
         first, second = open_torch(released / name), open_torch(tmp_path / "out" / name)
@@ -459,7 +459,12 @@ def test_convert_export_convert_is_the_identity(bundle, released, tmp_path):
                 second.read(tensor), first.read(original), strict=True, err_msg=tensor
             )
     assert (tmp_path / "out/vdm/latest").read_text() == "1"
+    monkeypatch.setattr(progress, "_LINE_EVERY", 0.0)  # seconds; it is a short one
     convert(out=str(tmp_path / bundle.name), reference=tmp_path / "out")
+    shown = capsys.readouterr().err.splitlines()
+    for name in ("mllm", "dit", "vae"):
+        number = len(abstract_params(name, getattr(Bundle.open(bundle).config, name)))
+        assert any(line.startswith(f"{name}: {number} of {number}") for line in shown)
     first, second = Bundle.open(bundle), Bundle.open(tmp_path / bundle.name)
     assert first.info == second.info
     before, after = all_leaves(bundle), all_leaves(tmp_path / bundle.name)

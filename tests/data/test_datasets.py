@@ -348,3 +348,19 @@ def test_options_that_cannot_be(tmp_path, options, message):
     with pytest.raises(UserError, match=message):
         command.toyworld(out=tmp_path / "toy", **options)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("games", "given", "test_games"), [(12, None, 4), (70, None, 7), (5000, None, 100), (12, 1, 1)]
+)
+def test_held_out_games_suit_the_training_games(monkeypatch, tmp_path, games, given, test_games):
+    drawn = []
+
+    def write(path, size, **options):
+        drawn.append((size.games, size.test_games))
+        raise UserError("enough")
+
+    monkeypatch.setattr("animegamer_jax.toy.dataset.write_toy_games", write)
+    with pytest.raises(UserError, match="enough"):
+        command.toyworld(out=tmp_path / "toy", games=games, test_games=given)
+    assert drawn == [(games, test_games)]

@@ -498,7 +498,7 @@ def test_a_libtpu_that_is_missing_or_another(monkeypatch):
     asked = metadata.requires("jax") or []
     assert any(text.startswith("libtpu==") for text in asked), "what jax asks for is in its data"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"not installed: pip install 'animegamer-jax\[plan\]'"):
+    with pytest.raises(UserError, match=r"not installed: pip install -e '\.\[plan\]'"):
         check_libtpu()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     installed = {"libtpu": "0.0.17"}

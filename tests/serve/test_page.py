@@ -501,6 +501,16 @@ def test_no_file_but_what_the_page_shows(client, address, games):
             assert refusal.code in (403, 404)
 
 
+def test_a_forwarded_address_is_ignored(address, games):
+    """No proxy is trusted, so nobody can choose the client that they are."""
+    request = urllib.request.Request(f"{address}/health", headers={"X-Forwarded-For": "6.6.6.6"})
+    with urllib.request.urlopen(request) as answer:
+        assert json.load(answer) == {"status": "ready"}
+    log = games.with_suffix(".log").read_text()
+    assert "127.0.0.1 GET /health 200" in log
+    assert "6.6.6.6" not in log
+
+
 def test_a_player_who_leaves_finds_the_turn(client, address, new_client):
     """Its connection ends in the middle: the turn does not."""
     game = new_game(client)
@@ -520,7 +530,7 @@ def test_a_player_who_leaves_finds_the_turn(client, address, new_client):
 @pytest.mark.slow
 def test_a_server_killed_in_a_turn_has_the_whole_ones(tmp_path, new_client):
     games = tmp_path / "games"
-    with serving(games, "--steps", "300") as (address, process):
+    with serving(games, "--steps", "300", "--max-steps", "1000") as (address, process):
         client = new_client(address)
         game = client.predict(0, 0, 2, api_name="/new_game")["game"]
         play_turn(client, game, PLAYED[0])

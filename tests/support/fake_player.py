@@ -1,12 +1,15 @@
 """A player for tests of the server that needs no networks and no JAX program.
 
-As a program, `python tests/support/fake_player.py GAMES STEPS`, it serves a page on a free port.
-It stays in the first step of its first turns until it gets SIGUSR1, and ends on SIGTERM.
+As a program, `python tests/support/fake_player.py GAMES STEPS [SECONDS]`, it serves a page on a
+free port. Without the seconds of a step it stays in the first step of its first turns until it
+gets SIGUSR1. It ends on SIGTERM.
 """
 
 import signal
+import socket
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,6 +36,7 @@ class FakePlayer(Player):
         self.tokenizer = SimpleNamespace(unknown_words=lambda text: ())
         self.batches: list[list[str]] = []
         self.calls: list[dict] = []
+        self.step_seconds = 0.0
         self.hold = threading.Event()
         self.hold.set()
 
@@ -63,6 +67,7 @@ class FakePlayer(Player):
         on_progress("mllm", 1, 1)
         for step in range(steps):
             on_progress("decoder", step, steps)
+            time.sleep(self.step_seconds)
             while not self.hold.wait(0.01):
                 on_progress("decoder", step, steps)
         if "bad" in instructions:
@@ -81,29 +86,40 @@ class FakePlayer(Player):
         )
 
 
-def main(games: Path, steps: int) -> None:
-    """Serves a page with a player that is held."""
+def main(games: Path, steps: int, *, held: bool = True, step_seconds: float = 0.0) -> None:
+    """Serves a page, as `animegamer serve` does, with a player that may be held."""
     from animegamer_jax.bundle.vocabulary import Vocabulary
     from animegamer_jax.serve.engine import Engine
-    from animegamer_jax.serve.page import Page
+    from animegamer_jax.serve.limits import Limits
+    from animegamer_jax.serve.monitor import Monitor, show_log
+    from animegamer_jax.serve.server import ServerOptions, run
 
-    player, ended = FakePlayer(), threading.Event()
-    player.hold.clear()
+    player, monitor = FakePlayer(), Monitor()
+    player.step_seconds = step_seconds
+    if held:
+        player.hold.clear()
     signal.signal(signal.SIGUSR1, lambda *_: player.hold.set())
-    signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    engine = Engine(player, GameStore(games, model=MODEL, max_games=2))
-    blocks = Page(engine, vocabulary=Vocabulary(), steps=steps).build()
-    try:
-        blocks.launch(
-            server_name="127.0.0.1", footer_links=[], prevent_thread_lock=True, quiet=True
-        )
-        print(blocks.local_url, flush=True)
-        ended.wait()
-    finally:
-        player.hold.set()
-        engine.close()
-        blocks.close(verbose=False)
+    store = GameStore(games, model=MODEL, max_games=64 if step_seconds else 2)
+    engine = Engine(
+        player, store, batch_sizes=(1, 2, 4), workers=2, max_steps=1000, client_turns=4,
+        on_end=monitor.count_turn,
+    )  # fmt: skip
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = ServerOptions(
+        host="127.0.0.1",
+        port=port,
+        limits=Limits(client_connections=20, client_upload_mb=1),
+        trusted_proxies=("127.0.0.1",),
+        shutdown_seconds=2.0,
+        warm_up=False,
+    )
+    show_log()
+    run(engine, Vocabulary(), monitor, options, name="tiny", steps=steps)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    given = sys.argv[1:]
+    seconds = [float(text) for text in given[2:]]
+    main(Path(given[0]), int(given[1]), held=not seconds, step_seconds=sum(seconds))

@@ -1,6 +1,7 @@
 """Calls every handler of the page once: `python tests/support/press_everything.py GAMES`."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gradio as gr
@@ -21,7 +22,7 @@ def press_everything(page: Page) -> None:
     def status(updates: list) -> str:
         return updates[6]
 
-    began, played = page.on_line("", "wave", *settings)
+    began, *_, played = page.on_line("", "wave", *settings)
     name = played[0]
     assert (began[0], began[-1]) == (name, "")
     assert "wave" in played[3]
@@ -39,7 +40,10 @@ def press_everything(page: Page) -> None:
     assert "Welcome back" in status(next(page.on_load(name)))
     path, text = page.on_save(name)
     assert "download" in text
+    with ThreadPoolExecutor(8) as pool:
+        assert all(Path(found).is_file() for found in pool.map(page.pack, [name] * 8))
     assert "loaded" in status(page.on_upload(path))
+    assert not Path(path).exists()
     assert "cannot be played" in status(page.on_upload(__file__))
     (refused,) = page.on_line(name, "", *settings)
     assert "found nothing" in status(refused)

@@ -16,7 +16,7 @@ from tiny_stage import RECIPE, TinyStage, arrays, make_networks, make_stage, one
 from animegamer_jax.errors import UserError
 from animegamer_jax.sharding import make_mesh
 from animegamer_jax.storage.serialization import to_json
-from animegamer_jax.train.checkpoint import Checkpoints, differing_field
+from animegamer_jax.train.checkpoint import Checkpoints, differing_field, stretched_from
 from animegamer_jax.train.optimizer import make_optimizer
 from animegamer_jax.train.step import TrainState, make_state
 
@@ -215,7 +215,12 @@ def test_fields_that_may_change():
     assert differing_field(RUN_CONFIG, other) is None
     cosine = {"stage": "tiny", "recipe": {"steps": 5, "optimizer": {"decay": "cosine"}}}
     longer = {"stage": "tiny", "recipe": {"steps": 6, "optimizer": {"decay": "cosine"}}}
-    assert differing_field(cosine, longer) == "recipe.steps was 5, is 6"
+    assert differing_field(cosine, longer) is None
+    assert differing_field(longer, cosine) == "recipe.steps was 6, is 5"
+    assert stretched_from(cosine, longer) == 5
+    assert stretched_from(longer, cosine) is None
+    assert stretched_from(cosine, cosine) is None
+    assert stretched_from(RUN_CONFIG, other) is None  # its rate does not depend on the steps
     assert differing_field(cosine, {**cosine, "new": 1}) == "new was 'absent', is 1"
 
 

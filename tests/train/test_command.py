@@ -316,6 +316,13 @@ def test_heads_are_checked_before_anything_starts(tiny_bundle, tmp_path):
         command.make_run(find_stage("decoder")[0], options, RECIPE)
 
 
+def test_the_embedded_model_by_its_name(tmp_path):
+    options = Options(data=("x",), out=str(tmp_path), model="toy")
+    run, _ = command.make_run(find_stage("mllm")[0], options, find_stage("mllm")[1])
+    assert run.bundle is not None
+    assert str(run.bundle.path) == str(ASSETS / "toy")
+
+
 def test_a_run_in_a_bucket(tiny_bundle):
     """Its address stays as it is: it is no path of this machine."""
     options = Options(data=("x",), out="gs://bucket/runs/tiny", model=str(tiny_bundle))

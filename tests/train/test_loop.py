@@ -37,6 +37,7 @@ from animegamer_jax.sharding import make_mesh
 from animegamer_jax.storage.paths import absolute
 from animegamer_jax.train import metric_logger
 from animegamer_jax.train.loop import train
+from animegamer_jax.train.optimizer import make_optimizer
 from animegamer_jax.train.result import one_layer
 from animegamer_jax.train.run import TrainingRun
 from animegamer_jax.train.signals import StopSignals
@@ -298,6 +299,32 @@ def test_the_best_checkpoint_as_the_result(bundle, tmp_path, capfd):
     assert train(make_run(tmp_path, bundle, recipe=longer)) == 0
     last = weights(tmp_path / "model")
     assert (last["encoder.text.input.kernel"] != best["encoder.text.input.kernel"]).any()
+
+
+def test_a_finished_run_is_made_longer(bundle, tmp_path, capfd):
+    """Its cosine then ends at the new last step, and the same command resumes it bit for bit."""
+    cosine = dataclasses.replace(LONG.optimizer, decay="cosine")
+    short = dataclasses.replace(LONG, steps=3, optimizer=cosine)
+    assert train(make_run(tmp_path, bundle, recipe=short)) == 0
+    assert "made longer" not in capfd.readouterr().err
+    longer = dataclasses.replace(short, steps=6)
+    assert train(make_run(tmp_path, bundle, recipe=longer)) == 0
+    rates = [make_optimizer(cosine, steps=steps).learning_rate for steps in (3, 6)]
+    old, new = (float(rate(3)) for rate in rates)
+    assert new > old
+    said = (
+        "tiny: made longer, from 3 to 6 steps: the learning rate's cosine now ends there, so the "
+        f"rate of step 4 is {new:.3g} instead of {old:.3g}"
+    )
+    assert said in capfd.readouterr().err
+    found = {line["step"]: line["learning_rate"] for line in metrics(tmp_path) if "loss" in line}
+    expected = [*map(rates[0], range(3)), *map(rates[1], range(3, 6))]
+    np.testing.assert_allclose([found[step] for step in range(1, 7)], expected, rtol=1e-6)
+    assert Bundle.open(tmp_path / "model").info.stages == ("foundations-clip", "tiny")
+    assert train(make_run(tmp_path, bundle, recipe=longer)) == 0  # nothing is left to do
+    assert "made longer" not in capfd.readouterr().err
+    with pytest.raises(UserError, match=r"recipe\.steps was 6, is 3"):
+        train(make_run(tmp_path, bundle, recipe=short))
 
 
 def test_the_result_is_a_bundle_with_the_averaged_weights(bundle, uninterrupted):

@@ -17,6 +17,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from animegamer_jax.data.films.runners import option_values
 from animegamer_jax.errors import UserError
+from animegamer_jax.extras import how_to_install
 
 _JOB_SERVERS = ("flink", "spark", "portable")  # take options that only the server knows
 # A worker's error arrives as text.
@@ -170,7 +171,7 @@ def _runner_failure(error: Exception, runner: str, options: Sequence[str]) -> st
     lines = str(error).splitlines() or [""]
     if isinstance(error, ImportError):
         extra = next((name for name in ("dataflow", "dask") if name in runner.lower()), None)
-        hint = f"pip install 'animegamer-jax[{extra}]'" if extra else "install what it needs"
+        hint = how_to_install(extra) if extra else "install what it needs"
         return f"{lines[0]}: {hint}"
     if isinstance(error, grpc.FutureTimeoutError):
         address = option_values(options).get("job_endpoint", "its address")

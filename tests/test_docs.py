@@ -1,0 +1,130 @@
+"""Docs: every command fits the real options, README's Python example runs as it is."""
+
+import contextlib
+import functools
+import importlib
+import io
+import itertools
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from animegamer_jax import cli
+from animegamer_jax.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Stand for other words in the docs.
+PLACEHOLDERS = {"STAGE": "mllm", "...": None, "…": None, "N": "1", "I": "0"}
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of a page in a language."""
+    found = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [text for name, text in found if name == language]
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The words of every `animegamer` command in a page: of its code blocks, and in its lines."""
+    lines, text = [], re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for block in (*blocks(page, ""), *blocks(page, "bash")):
+        for line in block.replace("\\\n", " ").splitlines():
+            if match := re.match(r"\s*(?:scripts/pods/\S+ .*?)?(animegamer \w.*)", line):
+                lines.append(match[1].partition(" #")[0])
+    lines += re.findall(r"`(animegamer \w[^`]*)`", text)
+    found = []
+    for line in lines:
+        optional = re.sub(r"\[(-[^]]*)\]", r"\1", line)  # [--json FILE]
+        words = shlex.split(re.sub(r"\[=\w+\]", "", optional))[1:]
+        words = [PLACEHOLDERS.get(word, word) for word in words]
+        found.append([re.sub(r"^(\w+)\|.*", r"\1", word) for word in words if word is not None])
+    return [words for words in found if words[0] != "COMMAND" and ":" not in words[0]]
+
+
+def test_commands_are_found():
+    found = {page.name: commands(page) for page in PAGES}
+    assert sum(map(len, found.values())) > 100
+    assert ["train", "warmup", "--size", "full"] in [
+        words[:4] for words in found["from-films-to-a-model.md"]
+    ]
+
+
+@functools.cache
+def help_of(name: str) -> str:
+    """What `--help` of a command prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit):
+        cli.main([*name.split(), "--help"])
+    return printed.getvalue()
+
+
+def check(words: list[str]) -> None:
+    """Parses a command that the docs show; one without options may lack required ones."""
+    groups = {name.split()[0] for name in cli.COMMANDS if " " in name}
+    two = words[0] in groups and len(words) > 1
+    name = " ".join(words[: 2 if two else 1])
+    if name in groups or words[-1] in ("--help", "--version"):
+        assert words[0] in groups or name in cli.COMMANDS or words == ["--version"], words
+        return
+    assert name in cli.COMMANDS, f"no such command: {name}"
+    rest = words[name.count(" ") + 1 :]
+    module, function = cli.COMMANDS[name][0].split(":")
+    command = getattr(importlib.import_module(f"animegamer_jax.{module}"), function)
+    try:
+        if hasattr(command, "for_words"):
+            command = command.for_words(rest)
+        cli.parse(command, f"animegamer {name}", rest)
+    except UserError as error:
+        # The text may name a command with a few of its options only.
+        if not str(error).startswith(("Missing ", "stage foundations: expected --part")):
+            raise
+        known = help_of(name)
+        for option in (word.partition("=")[0] for word in rest if word.startswith("--")):
+            assert re.search(rf"{option}\b", known), f"animegamer {name} has no option {option}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_fits_the_real_options(page):
+    wrong = []
+    for words, _ in itertools.groupby(sorted(commands(page))):
+        try:
+            check(words)
+        except (UserError, AssertionError) as error:
+            wrong.append(f"animegamer {shlex.join(words)}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "play --nope",
+        "trian mllm",
+        "train mllm --data a --out b --steps x",
+        "data features --modle a",
+    ],
+)
+def test_a_wrong_command_is_found(line):
+    with pytest.raises((UserError, AssertionError)):
+        check(line.split())
+
+
+def test_links_from_the_root_exist():
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"):
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in target:
+                assert (ROOT / target).exists(), f"{page.name}: {target}"
+
+
+def test_every_page_is_in_the_site():
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert f": {page.relative_to(ROOT / 'docs')}\n" in navigation, page
+
+
+def test_the_python_example_of_the_readme_runs_as_pasted(capsys):
+    (example,) = blocks(ROOT / "README.md", "python")
+    exec(compile(example, "README.md", "exec"), {})
+    shape, comment = re.search(r"print\(.*\)  # (\(.*?\)): (.*)", example).groups()
+    assert capsys.readouterr().out == f"{shape}\n"
+    assert comment == "games, frames, height, width, RGB"
