@@ -8,7 +8,7 @@ OUT ?= out/play
 GAMES := animegamer_jax/assets/instructions
 INSTRUCTIONS ?= $(GAMES)/$(if $(filter toy,$(MODEL)),toy,qiqi).txt
 
-.PHONY: help play serve demo train-toy toy-report test test-all test-hosts test-faults lint package docs format clean
+.PHONY: help play serve demo train-toy toy-report test test-all test-hosts test-scale test-faults lint package docs format clean
 
 help:
 	@echo "make play             play the demo game with the embedded model; clips in $(OUT)"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-all         with the slow ones: every recorded number, memory, a VAE's training"
 	@echo "make test-hosts       two real processes as two hosts train every stage, and are killed"
 	@echo "make test-faults      hostile files, kills, full disks: CASES=5000 KILLS=500, hours of CPU"
+	@echo "make test-scale       a Dask cluster of two workers, one killed, and a bucket's server"
 	@echo "make lint             ruff, basedpyright and the import rule"
 	@echo "make docs             these docs as a site in out/site; a broken link is an error"
 	@echo "make package          builds wheel and source distribution, plays from the wheel in an empty environment"
@@ -73,10 +74,10 @@ toy-report: .venv/.evaluate
 	$(BIN)/python scripts/toy/headline.py out/toy-report
 
 test: .venv/.dev
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not hosts'
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not hosts and not scale'
 
 test-all: .venv/.dev
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m 'not hosts'
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m 'not hosts and not scale'
 
 test-hosts: .venv/.dev
 	$(BIN)/python -m pytest -m hosts
@@ -89,6 +90,9 @@ test-faults: .venv/.dev
 
 screenshots: .venv/.dev
 	SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/serve/test_page.py -k 'browser or phone'
+
+test-scale: .venv/.dev
+	$(BIN)/python -m pytest -m scale
 
 lint: .venv/.dev
 	$(BIN)/ruff check .

@@ -9,10 +9,12 @@ PURPOSES = {
     "train": "`data toyworld`, `data features` and `train`",
     "films": "films to games, and a judge in `evaluate`",
     "beam": "films on a cluster",
+    "dask": "films on a Dask cluster",
     "dataflow": "films on Google Dataflow",
     "evaluate": "`evaluate`",
     "torch": "files in PyTorch's format: `convert`, `export`, `parity`",
     "plan": "`plan`: the TPU's compiler",
+    "bucket": "addresses in buckets (gs://)",
     "tpu": "TPUs, and addresses in buckets (gs://)",
     "bench": "`bench --against torch`",
     "docs": "`make docs`",
@@ -21,7 +23,7 @@ PURPOSES = {
 
 # Modules that the plain installation lacks, and the extras that bring them, the smallest first.
 MODULES = {
-    "apache_beam": ("beam", "dataflow"),
+    "apache_beam": ("beam", "dask", "dataflow"),
     "array_record": ("train", "films", "plan"),
     "cv2": ("train", "evaluate", "films", "plan"),
     "diffusers": ("bench",),

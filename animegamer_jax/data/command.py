@@ -17,7 +17,7 @@ def features(
     out: str,
     frame: Literal["first", "random"] = "first",
     batch: int = 16,
-    shard: int = 256,
+    shard: int | None = None,
     size: Literal["toy", "full"] = "toy",
     host_options: Annotated[HostOptions, tyro.conf.arg(name="")],
 ) -> int:
@@ -31,7 +31,8 @@ def features(
         out: Folder to write: a path that all hosts share, or gs://.
         frame: Frame of each clip that CLIP sees; the paper uses the first.
         batch: Number of turns that a host computes at a time, a multiple of its devices.
-        shard: Number of turns in a file, which is also what an interruption loses at most.
+        shard: Number of turns in a file, which is also what an interruption loses at most. Default:
+            256, up to 8,192 for large datasets.
         size: Size whose number of text tokens is used if the bundle has no shot encoder yet.
         host_options: Options for several hosts.
     """
@@ -41,12 +42,13 @@ def features(
     import jax
 
     from animegamer_jax.bundle.bundle import Bundle
+    from animegamer_jax.bundle.embedded import model_folder
     from animegamer_jax.configs import SIZES
     from animegamer_jax.data.datasets import open_games
     from animegamer_jax.data.features import write_features
 
     with raise_on_all_hosts():
-        bundle, games = Bundle.open(model), open_games(data)
+        bundle, games = Bundle.open(model_folder(model)), open_games(data)
         encoder = bundle.config.encoder or SIZES[size]().encoder
         assert encoder is not None  # each named size has one
     settings = {"model": model, "data": data, "out": out, "frame": frame, "shard": shard}

@@ -16,7 +16,7 @@ another version.
 
 import dataclasses
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +24,7 @@ import tensorflow_datasets as tfds
 from etils import epath
 
 from animegamer_jax.configs import CLIPConfig, T5Config, VAEConfig
+from animegamer_jax.data.readers import ShardedRecords
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.storage.paths import absolute, user_errors
@@ -154,8 +155,16 @@ def _array(shape: tuple[int, ...]) -> tfds.features.Tensor:
 class RecordSource:
     """The records of one split of one part by number: a random-access source for Grain."""
 
-    def __init__(self, source: Any, *, name: str, fields: Collection[str] = ()):
-        self._source, self._name, self._fields = source, name, frozenset(fields)
+    def __init__(
+        self,
+        source: ShardedRecords,
+        decode: Callable[[bytes], Record],
+        *,
+        name: str,
+        fields: Collection[str],
+    ):
+        self._source, self._decode, self._name = source, decode, name
+        self._fields = frozenset(fields)
 
     def __len__(self) -> int:
         return len(self._source)
@@ -170,7 +179,7 @@ class RecordSource:
             UserError: the file is damaged.
         """
         try:
-            record = self._source[int(index)]
+            record = self._decode(self._source[int(index)])
         except Exception as error:  # ArrayRecord and protobuf raise types of their own
             raise _damaged(self._name, error) from error
         if lacking := sorted(self._fields - record.keys()):
@@ -210,8 +219,12 @@ class OpenDataset:
         name = f"{folder} ({split})"
         try:
             open_builder: Any = tfds.builder_from_directory
-            source = open_builder(folder).as_data_source(split)
+            described = open_builder(folder).info
+            shards = described.splits[split]
+            lengths = zip(map(os.fspath, shards.filepaths), shards.shard_lengths, strict=True)
+            source = ShardedRecords(list(lengths))
             found = len(source)
+            decode = described.features.deserialize_example_np
         except Exception as error:  # TFDS raises all kinds for an incomplete folder
             raise _damaged(name, error) from error
         if found != self.info.splits[split]:
@@ -219,7 +232,8 @@ class OpenDataset:
                 f"{name}: expected {self.info.splits[split]} records, found {found}: copy the "
                 "dataset again, or make it again"
             )
-        return RecordSource(source, name=name, fields=record_spec(part, self.info).keys())
+        fields = record_spec(part, self.info).keys()
+        return RecordSource(source, decode, name=name, fields=fields)
 
 
 class GameDataset(OpenDataset):

@@ -32,7 +32,13 @@ from animegamer_jax.data.datasets import (
     Record,
 )
 from animegamer_jax.data.samples import Frame, check_clips, read_frames
-from animegamer_jax.data.shards import ShardedDataset, begin_dataset, folder_digest, shard_ranges
+from animegamer_jax.data.shards import (
+    ShardedDataset,
+    begin_dataset,
+    folder_digest,
+    shard_ranges,
+    shard_size_for,
+)
 from animegamer_jax.distributed import raise_on_all_hosts
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.clip import CLIP
@@ -195,7 +201,7 @@ def write_features(
     num_text_tokens: int,
     frame: Frame = "first",
     batch_size: int = 16,
-    shard_size: int = 256,
+    shard_size: int | None = None,
     on_progress: Progress = no_progress,
 ) -> DatasetInfo:
     """Writes the features of every turn of a game dataset, or continues an unfinished dataset.
@@ -209,7 +215,8 @@ def write_features(
         num_text_tokens: number of tokens to which a motion text is padded.
         frame: frame of the clip that CLIP sees; the first in the paper.
         batch_size: number of turns in a batch on each host.
-        shard_size: number of turns in a file; a stop may lose as many.
+        shard_size: number of turns in a file; a stop may lose as many. None: by the number of
+            turns (`shard_size_for`).
         on_progress: called with what is being made, turns done, and turns.
 
     Raises:
@@ -217,6 +224,8 @@ def write_features(
             the path is taken, cannot be written or holds an unfinished dataset of other games,
             another bundle or shard size, or the devices do not divide the batch.
     """
+    if shard_size is None:
+        shard_size = shard_size_for(sum(games.info.splits.values()))
     with raise_on_all_hosts():
         maker = _make_maker(
             bundle,
@@ -249,7 +258,9 @@ def write_features(
             _write_split(written, split, places, maker=maker, games=games, on_progress=on_progress)
     with raise_on_all_hosts():
         if jax.process_index() == 0:
-            written.finish(expected=games.info.splits)
+            written.finish(
+                expected={split: [len(r) for r in found] for split, found in ranges.items()}
+            )
     return dataclasses.replace(info, splits=dict(games.info.splits))
 
 
@@ -321,10 +332,22 @@ def _write_split(
     hosts, host = jax.process_count(), jax.process_index()
     # By number, because hosts list the missing shards at different times.
     mine = [shard for shard in missing if shard % hosts == host]
+
+    def reported(
+        records: Iterable[Mapping[Part, Record]], number: int, last: int
+    ) -> Iterator[Mapping[Part, Record]]:
+        for record in records:
+            yield record
+            number += 1
+            if number < last:  # the last one counts once the shard is complete
+                on_progress(f"{split} turns", number, len(turns))
+
     on_progress(f"{split} turns", done, len(turns))
     for shard in mine:
-        records = maker.records((turns[i] for i in places[shard]), games.info)
-        done += written.write(split, shard, records)
+        made = maker.records((turns[i] for i in places[shard]), games.info)
+        last = done + len(places[shard])
+        written.write(split, shard, reported(made, done, last), expected=len(places[shard]))
+        done = last
         on_progress(f"{split} turns", done, len(turns))
 
 

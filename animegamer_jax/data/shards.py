@@ -14,7 +14,7 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any
@@ -77,19 +77,27 @@ class ShardedDataset:
             if any(self._file(part, split, shard).name not in there[part] for part in self._parts)
         ]
 
-    def write(self, split: str, shard: int, records: Iterable[Mapping[Part, Record]]) -> int:
+    def write(
+        self,
+        split: str,
+        shard: int,
+        records: Iterable[Mapping[Part, Record]],
+        *,
+        expected: int | None = None,
+    ) -> int:
         """Writes one shard completely or not at all.
 
         Args:
             split: split of the shard.
             shard: number of the shard.
             records: for each turn, in order, a record of each part.
+            expected: number of turns; None: any number.
 
         Returns:
             The number of turns.
 
         Raises:
-            UserError: the shard cannot be written.
+            UserError: the shard cannot be written, or would have another number of turns.
         """
         encoders = {part: _encoder(part, self.info) for part in self._parts}
         count = 0
@@ -105,15 +113,25 @@ class ShardedDataset:
                 count += 1
                 for part in self._parts:
                     writers[part].write(encoders[part](record[part]))
+            if expected not in (None, count):
+                raise UserError(
+                    f"{self.path}: shard {shard} of {split!r}: expected {expected} turns, found "
+                    f"{count}: remove the folder and run the same command again"
+                )
         return count
 
     def finish(
-        self, *, expected: Mapping[str, int], extras: Mapping[str, bytes] = MappingProxyType({})
+        self,
+        *,
+        expected: Mapping[str, Sequence[int]],
+        extras: Mapping[str, bytes] = MappingProxyType({}),
     ) -> DatasetInfo:
         """Writes the description of a dataset whose shards are complete: now it can be opened.
 
+        Shards in a bucket are not read for that: they were counted when they were written.
+
         Args:
-            expected: number of turns by split.
+            expected: number of turns of each shard, by split.
             extras: content of further files next to `set.json`, by name.
 
         Raises:
@@ -126,21 +144,12 @@ class ShardedDataset:
                     f"{self.path}: shards {missing[:8]} of {split!r} are missing: run the same "
                     "command again"
                 )
+        for split in self.shards:
+            if not sum(expected[split]):
+                raise UserError(f"{self.path}: the split {split!r} would hold no turns")
         for part in self._parts:
-            lengths = {
-                split: [_num_records(self._file(part, split, shard)) for shard in range(count)]
-                for split, count in self.shards.items()
-            }
-            for split, found in lengths.items():
-                if not (count := sum(found)):
-                    raise UserError(f"{self.path}: the split {split!r} would hold no turns")
-                if count != expected[split]:
-                    raise UserError(
-                        f"{self.path}: the split {split!r}: expected {expected[split]} turns, "
-                        f"found {count}: remove the folder and run the same command again"
-                    )
-            self._describe(part, lengths)
-        splits = {split: expected[split] for split in self.shards}
+            self._describe(part, expected)
+        splits = {split: sum(expected[split]) for split in self.shards}
         info = dataclasses.replace(self.info, splits=splits)
         with user_errors(self.path, "cannot be written", hint=_HINT):
             for part in self._parts:
@@ -171,19 +180,33 @@ class ShardedDataset:
         template = self._template(part, split)
         return template.sharded_filepath(shard_index=shard, num_shards=self.shards[split])
 
-    def _describe(self, part: Part, lengths: Mapping[str, list[int]]) -> None:
+    def _sizes(self, part: Part, split: str, lengths: Sequence[int]) -> list[int]:
+        """Returns the bytes of each shard; counts the records of those on this machine."""
+
+        def size_of(shard: int) -> int:
+            file = self._file(part, split, shard)
+            if not is_bucket(file) and (found := _num_records(file)) != lengths[shard]:
+                raise UserError(
+                    f"{self.path}: the split {split!r}: expected {lengths[shard]} turns in shard "
+                    f"{shard}, found {found}: remove the folder and run the same command again"
+                )
+            with user_errors(file, "cannot be read", hint="run the same command again"):
+                return file.stat().length
+
+        with ThreadPoolExecutor(_READERS) as readers:
+            return list(readers.map(size_of, range(len(lengths))))
+
+    def _describe(self, part: Part, lengths: Mapping[str, Sequence[int]]) -> None:
         """Writes TFDS's description next to the shards of a part."""
         folder = self._folder(part)
         infos = [
             tfds.core.SplitInfo(
                 name=split,
-                shard_lengths=found,
-                num_bytes=sum(
-                    self._file(part, split, shard).stat().length for shard in range(len(found))
-                ),
+                shard_lengths=list(lengths[split]),
+                num_bytes=sum(self._sizes(part, split, lengths[split])),
                 filename_template=self._template(part, split),
             )
-            for split, found in lengths.items()
+            for split in self.shards
         ]
         with user_errors(self.path, "cannot be written", hint=_HINT):
             write_metadata: Any = tfds.folder_dataset.write_metadata
@@ -264,7 +287,7 @@ def write_dataset(
     try:
         written = begin_dataset(temporary, info, shards=dict.fromkeys(splits, 1))
         counts = {s: written.write(s, 0, _checked(make(), split=s)) for s, make in splits.items()}
-        info = written.finish(expected=counts)
+        info = written.finish(expected={split: [count] for split, count in counts.items()})
         with user_errors(path, "cannot be written", hint=_HINT):
             if tokenizer is not None:
                 copy_tokenizer_folder(epath.Path(tokenizer), temporary / TOKENIZER_FOLDER)
@@ -304,6 +327,15 @@ def _checked(
 def shard_ranges(count: int, *, size: int) -> list[range]:
     """Splits the numbers of `count` turns into shards of `size`; the last one may be shorter."""
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def shard_size_for(count: int) -> int:
+    """Returns how many turns to put into a file: more in larger datasets, so files stay few.
+
+    256 up to half a million turns, then a power of two that gives 1,000 to 2,000 shards or, above
+    16 million turns, 8,192.
+    """
+    return min(max(256, 1 << ((count - 1) // 2048).bit_length()), 8192)
 
 
 def folder_digest(path: epath.PathLike, *, ends: int = _ENDS) -> str:
@@ -399,15 +431,10 @@ def _disk_errors() -> Iterator[None]:
 
 def _num_records(file: epath.Path) -> int:
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            name = os.fspath(file)
-            if is_bucket(file):
-                name = os.path.join(folder, "shard")
-                file.copy(name)
-            reader = ArrayRecordReader(name)
-            count = reader.num_records()
-            reader.close()
-            return count
+        reader = ArrayRecordReader(os.fspath(file))
+        count = reader.num_records()
+        reader.close()
+        return count
     except (RuntimeError, ValueError) as error:
         reason = next(iter(str(error).splitlines()), "")[:160]
         raise UserError(

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from etils import epath
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.extras import how_to_install
+from animegamer_jax.extras import how_to_install, is_installed
+
+_NEEDS_GCSFS = f"a bucket needs gcsfs: {how_to_install('bucket')}"
 
 _TEMPORARY = re.compile(r"\.part-[0-9a-f]{8}$")  # of `files.replacing`
 
@@ -18,7 +20,7 @@ def absolute(path: epath.PathLike) -> epath.Path:
     """Makes a local path absolute, as Orbax needs it, and leaves an address in a bucket as it is.
 
     Raises:
-        UserError: the path is empty.
+        UserError: the path is empty, or in a bucket and gcsfs is not installed.
     """
     text = os.fspath(path)
     if not text.strip():
@@ -26,6 +28,8 @@ def absolute(path: epath.PathLike) -> epath.Path:
     if is_bucket(text):
         # It also prints each error that it raises.
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+        if text.startswith("gs://") and not is_installed("gcsfs"):
+            raise UserError(f"{text}: {_NEEDS_GCSFS}")
         return epath.Path(text)
     return epath.Path(os.path.abspath(os.path.expanduser(text)))
 
@@ -111,8 +115,7 @@ def _reason(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, ImportError):
-        needs = f"a bucket needs the extra `tpu` ({how_to_install('tpu')})"
-        return needs if error.name in ("gcsfs", "fsspec") else None
+        return _NEEDS_GCSFS if error.name in ("gcsfs", "fsspec") else None
     status = _STATUS.match(str(error)) if isinstance(error, ValueError) else None
     of_bucket = type(error).__module__.partition(".")[0] in _BUCKET_MODULES
     if status is None and not of_bucket and not isinstance(error, OSError):

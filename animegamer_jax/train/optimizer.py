@@ -6,7 +6,7 @@ by global norm; moments and averages are float32, like the trained weights.
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -98,8 +98,9 @@ def make_optimizer(
             name: part.update(_only(name, gradients), state[name], _only(name, params))
             for name, part in chains.items()
         }
-        updates = {name: updates.raw_mapping[name] for name, (updates, _) in found.items()}
-        return nnx.State(updates), {name: after for name, (_, after) in found.items()}
+        each = {name: cast(nnx.State, updates) for name, (updates, _) in found.items()}
+        together = nnx.State({name: updates.raw_mapping[name] for name, updates in each.items()})
+        return together, {name: after for name, (_, after) in found.items()}
 
     return Optimizer(init, update, rate)
 

@@ -128,8 +128,7 @@ class AskMany:
         file = cache / prompt.key[:2] / f"{prompt.key}.json"
         if reply := await asyncio.to_thread(load_cached_reply, file):
             answer = _parsed(reply, prompt)
-            again = self._best_effort or reply.is_worth_retrying(self._settings)
-            if answer.reason is None or not again:
+            if answer.reason is None:  # others may come of a sick server, or of bad luck
                 self.usage.cached += 1
                 return answer
         if self._gave_up:
@@ -158,14 +157,14 @@ class AskMany:
             raise UserError(f"{endpoint}: {line}: check the server and the model, {RERUN}")
         self._gave_up = f"not asked: {line}"
 
-    def _count_request(self, retry: int) -> None:
+    def _count_request(self, retry: int, status: int | None) -> None:
         s, now = self._settings, time.monotonic()
         self.usage.requests += 1
         if retry and now - self._last_report > _REPORT_EVERY:
             self._last_report = now
+            reason = f"no answer within {s.timeout:g} s" if status is None else f"answers {status}"
             self._on_wait(
-                f"{s.endpoint}: busy, or no answer within {s.timeout:g} s: sending the request "
-                f"again ({retry} of {s.retries} times)"
+                f"{s.endpoint}: {reason}: sending the request again ({retry} of {s.retries} times)"
             )
 
 

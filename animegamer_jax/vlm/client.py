@@ -4,6 +4,7 @@
 server) is a `UserError`, which ends the run.
 """
 
+import asyncio
 import contextlib
 import dataclasses
 import os
@@ -200,27 +201,36 @@ def _count(usage: Any, name: str) -> int:
 
 @contextlib.asynccontextmanager
 async def connect(
-    settings: AskSettings, *, on_request: Callable[[int], None] = lambda retry: None
+    settings: AskSettings,
+    *,
+    on_request: Callable[[int, int | None], None] = lambda retry, status: None,
 ) -> AsyncIterator[Endpoint]:
     """Opens a connection.
 
     Args:
         settings: which model is asked, and how.
-        on_request: called before each request with 0, or with the number of times that it was
-            sent before.
+        on_request: called before each request with the number of times that it was sent before,
+            and the status of the server's answer to the last of them (None: there was no answer).
 
     Raises:
         UserError: the key cannot be one.
     """
+    statuses: dict[Any, int] = {}  # of the last answer, by the task that sends a request again
 
     async def report(request: Any) -> None:
-        on_request(int(request.headers.get("x-stainless-retry-count", 0)))  # the client's own
+        retry = int(request.headers.get("x-stainless-retry-count", 0))  # the client's own
+        on_request(retry, statuses.pop(asyncio.current_task(), None))
 
+    async def note(response: Any) -> None:
+        if response.is_error:
+            statuses[asyncio.current_task()] = response.status_code
+
+    hooks = {"request": [report], "response": [note]}
     async with openai.AsyncOpenAI(
         api_key=settings.key(),
         base_url=settings.endpoint,
         max_retries=settings.retries,
         timeout=settings.timeout,
-        http_client=openai.DefaultAsyncHttpxClient(event_hooks={"request": [report]}),
+        http_client=openai.DefaultAsyncHttpxClient(event_hooks=hooks),
     ) as client:
         yield Endpoint(client, settings)

@@ -62,10 +62,6 @@ class Reply:
         cut = f" (cut at {self.max_tokens} tokens)" if self.is_cut else ""
         return f"asked {times}, no valid answer{cut}: {error}"
 
-    def is_worth_retrying(self, settings: AskSettings) -> bool:
-        """Whether the settings allow more attempts or longer answers than this reply had."""
-        return settings.attempts > self.attempts or settings.max_tokens > self.max_tokens
-
 
 def load_cached_reply(file: epath.Path) -> Reply | None:
     """Loads a reply from the cache; None if there is none, or if the file is damaged.

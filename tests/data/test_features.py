@@ -91,8 +91,8 @@ def test_the_set_says_what_it_holds(features, games_path, reported):
     assert dataclasses.replace(
         features.info, kind="games", made_by="a test", features=None
     ) == dataclasses.replace(games.info)
-    assert reported == [("train turns", n, 10) for n in (0, 6, 10)] + [
-        ("test turns", n, 5) for n in (0, 5)
+    assert reported == [("train turns", n, 10) for n in range(11)] + [
+        ("test turns", n, 5) for n in range(6)
     ]
 
 
@@ -241,7 +241,7 @@ def test_the_same_call_goes_on_after_a_stop(features, games_path, bundle, tmp_pa
     assert len(before) == 4  # two shards of two parts
     reported = []
     write_features(path, **options, on_progress=lambda *progress: reported.append(progress))
-    assert reported == [("train turns", 10, 10), ("test turns", 0, 5), ("test turns", 5, 5)]
+    assert reported == [("train turns", 10, 10), *(("test turns", n, 5) for n in range(6))]
     after = shards_of(path)
     assert len(after) == 6
     assert before.items() <= after.items()  # not written again

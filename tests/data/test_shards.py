@@ -8,12 +8,20 @@ import pytest
 import tensorflow_datasets as tfds
 from tiny_sets import INFO, turns_of
 
+from animegamer_jax.data import shards
 from animegamer_jax.data.datasets import INFO_FILE, open_games
-from animegamer_jax.data.shards import begin_dataset, folder_digest, shard_ranges, write_dataset
+from animegamer_jax.data.shards import (
+    begin_dataset,
+    folder_digest,
+    shard_ranges,
+    shard_size_for,
+    write_dataset,
+)
 from animegamer_jax.errors import UserError
 
 SHARDS = {"train": 3, "test": 1}
 TURNS = {"train": 15, "test": 5}
+LENGTHS = {"train": [5, 5, 5], "test": [5]}
 
 
 def records(first: int, count: int):
@@ -36,7 +44,7 @@ def test_shards_hold_what_a_set_written_at_once_holds(tmp_path):
     written = begin(tmp_path / "shards")
     assert written.missing("train") == [0, 1, 2]
     fill(written)
-    assert written.finish(expected=TURNS).splits == TURNS
+    assert written.finish(expected=LENGTHS).splits == TURNS
     whole = {"train": [{"games": r} for r in records(0, 3)]}
     whole["test"] = [{"games": r} for r in records(3, 1)]
     splits = {split: lambda split=split: whole[split] for split in whole}
@@ -51,7 +59,7 @@ def test_shards_hold_what_a_set_written_at_once_holds(tmp_path):
 def test_any_tfds_program_reads_it(tmp_path):
     written = begin(tmp_path / "set")
     fill(written)
-    written.finish(expected=TURNS)
+    written.finish(expected=LENGTHS)
     builder = tfds.builder_from_directory(tmp_path / "set" / "games" / "1.0.0")
     assert builder.info.splits["train"].shard_lengths == [5, 5, 5]
     source = builder.as_data_source("train")
@@ -78,11 +86,11 @@ def test_going_on_writes_what_is_missing(tmp_path):
     again = begin(tmp_path / "set")
     assert (again.missing("train"), again.missing("test")) == ([1], [])
     with pytest.raises(UserError, match=r"set: shards \[1\] of 'train' are missing: run the same"):
-        again.finish(expected=TURNS)
+        again.finish(expected=LENGTHS)
     with pytest.raises(UserError, match="not finished"):
         open_games(tmp_path / "set")
     again.write("train", 1, [{"games": r} for r in records(1, 1)])
-    again.finish(expected=TURNS)
+    again.finish(expected=LENGTHS)
     assert len(open_games(tmp_path / "set").turns("train")) == 15
     assert not list((tmp_path / "set").rglob(".shard-*"))
     with pytest.raises(UserError, match="already there"):
@@ -111,7 +119,7 @@ def test_a_damaged_plan_and_a_damaged_shard(tmp_path):
     shard = next((tmp_path / "set").rglob("*train*-00001-of-*"))
     shard.write_bytes(b"no records")
     with pytest.raises(UserError, match=r"00001-of-00003: cannot be read: .*: delete it"):
-        written.finish(expected=TURNS)
+        written.finish(expected=LENGTHS)
     (tmp_path / "set" / "unfinished.json").write_text("{")
     with pytest.raises(UserError, match=r"unfinished.json: not valid JSON: .*: delete the folder"):
         begin(tmp_path / "set")
@@ -122,7 +130,7 @@ def test_a_split_without_turns(tmp_path):
     written.write("train", 0, [{"games": r} for r in records(0, 1)])
     written.write("test", 0, [])
     with pytest.raises(UserError, match="the split 'test' would hold no turns"):
-        written.finish(expected={"train": 5, "test": 0})
+        written.finish(expected={"train": [5], "test": [0]})
     assert not (tmp_path / "set" / INFO_FILE).exists()
 
 
@@ -130,10 +138,35 @@ def test_turns_that_are_not_those_expected(tmp_path):
     written = begin(tmp_path / "set")
     fill(written)
     with pytest.raises(
-        UserError, match=r"set: the split 'train': expected 16 turns, found 15: rem"
+        UserError, match=r"the split 'train': expected 6 turns in shard 2, found 5: remove the"
     ):
-        written.finish(expected={"train": 16, "test": 5})
+        written.finish(expected={"train": [5, 5, 6], "test": [5]})
     assert not (tmp_path / "set" / INFO_FILE).exists()
+
+
+def test_a_shard_of_another_number_of_turns_is_not_written(tmp_path):
+    written = begin(tmp_path / "set")
+    with pytest.raises(UserError, match="shard 1 of 'train': expected 6 turns, found 5: remove"):
+        written.write("train", 1, [{"games": r} for r in records(0, 1)], expected=6)
+    assert list((tmp_path / "set").rglob("*array_record*")) == []
+
+
+def test_shards_in_a_bucket_are_not_read_to_be_counted(tmp_path, monkeypatch):
+    written = begin(tmp_path / "set")
+    fill(written)
+    monkeypatch.setattr(shards, "is_bucket", lambda path: True)
+    monkeypatch.setattr(shards, "ArrayRecordReader", None)
+    written.finish(expected=LENGTHS)
+    monkeypatch.undo()
+    assert len(open_games(tmp_path / "set").turns("train")) == 15
+
+
+@pytest.mark.parametrize(
+    ("turns", "size"),
+    [(0, 256), (20_000, 256), (2**19, 256), (2_000_000, 1024), (200_000_000, 8192)],
+)
+def test_shards_follow_the_set_s_size(turns, size):
+    assert shard_size_for(turns) == size
 
 
 def test_a_disk_that_refuses(tmp_path):

@@ -11,7 +11,7 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.storage.paths import absolute, refuse_existing, user_errors
 
 HINT = "make room there"
-# The library comes with the extra `tpu` alone.
+# The library comes with the extra `bucket` alone.
 NoCredentials = type("NoCredentials", (Exception,), {"__module__": "google.auth.exceptions"})
 
 
@@ -115,3 +115,9 @@ def test_a_real_library_for_buckets_that_is_refused(monkeypatch):
     assert done.stdout.startswith("UserError: gs://bucket/x: cannot be written: Anonymous caller")
     assert "sign in with `gcloud auth application-default login`" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_a_bucket_without_its_library_is_one_line(monkeypatch):
+    monkeypatch.setattr("animegamer_jax.storage.paths.is_installed", lambda module: False)
+    with pytest.raises(UserError, match=r"^gs://bucket/x: a bucket needs gcsfs: .*bucket"):
+        absolute("gs://bucket/x")

@@ -1,6 +1,7 @@
 """`animegamer data films`, `annotate`, `games` and `show`: from films to a game dataset."""
 
 import contextlib
+import dataclasses
 import functools
 import os
 import time
@@ -12,7 +13,7 @@ import tyro
 
 from animegamer_jax.data.films.clips.store import FilmSettings, ShotsFolder, open_shots, path_id
 from animegamer_jax.data.films.games.grouping import GamesSettings
-from animegamer_jax.data.films.runners import RunnerOptions, for_each
+from animegamer_jax.data.films.runners import RunnerOptions, for_each, is_loopback
 from animegamer_jax.errors import UserError
 from animegamer_jax.progress import (
     Progress,
@@ -38,6 +39,7 @@ def films(
     paths: Annotated[tuple[str, ...], tyro.conf.Positional],
     *,
     out: str,
+    model: str | None = None,
     settings: Annotated[FilmSettings, Unprefixed] = _FILMS,
     threads: int = 1,
     runner: Annotated[RunnerOptions, Unprefixed] = _RUNNER,
@@ -50,12 +52,16 @@ def films(
     Args:
         paths: Films, folders of films, or patterns with * ? [], on this machine or in a bucket.
         out: Shots folder to write, or to add films to.
+        model: Model that will be trained on the clips, a bundle or `toy`: its clips' height, width
+            and number of frames replace those of the options below.
         settings: How films are cut.
         threads: Number of decoder threads in each worker.
         runner: Where the work runs.
     """
     from animegamer_jax.data.films.cutting.process_film import count_done, list_films, process_film
 
+    if model is not None:
+        settings = _sized_for(model, settings)
     found = list_films(paths)
     folder = open_shots(out, settings)
     folder.tidy()
@@ -86,6 +92,33 @@ def films(
     return 2 if none_used else 0
 
 
+def _sized_for(model: str, settings: FilmSettings) -> FilmSettings:
+    """Returns the settings with the size of a model's clips.
+
+    Raises:
+        UserError: there is no such model, it has no size of clips, or another one was asked for.
+    """
+    from animegamer_jax.bundle.bundle import Bundle
+    from animegamer_jax.bundle.embedded import model_folder
+    from animegamer_jax.configs import clip_size
+
+    config = Bundle.open(model_folder(model)).config
+    if config.dit is None or config.vae is None:
+        raise UserError(
+            f"--model {model}: expected a bundle with the networks dit and vae, which decide the "
+            "size of clips: give --height, --width and --num-frames instead"
+        )
+    names = ("num_frames", "height", "width")
+    size = dict(zip(names, clip_size(config.dit, config.vae), strict=True))
+    for name, value in size.items():
+        if (asked := getattr(settings, name)) not in (value, getattr(_FILMS, name)):
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(
+                f"{option} {asked}: clips for --model {model} have {value}: leave {option} out"
+            )
+    return dataclasses.replace(settings, **size)
+
+
 def annotate(
     shots: Annotated[str, tyro.conf.Positional],
     *,
@@ -96,8 +129,8 @@ def annotate(
 ) -> int:
     """Annotate every clip with who does what, where and when: by a model, by hand, or both.
 
-    After an interruption, run the same command again: no answer is asked for twice. A film that
-    cannot be annotated is skipped and listed at the end; the exit status is then 2.
+    After an interruption, run the same command again: no valid answer is asked for twice. A film
+    that cannot be annotated is skipped and listed at the end; the exit status is then 2.
 
     Args:
         shots: Shots folder to annotate.
@@ -145,10 +178,9 @@ def annotate(
 
 def _refuse_out_of_reach(shots: str, settings: AskSettings, runner: RunnerOptions) -> None:
     """Makes sure that other machines can reach the folder and the server."""
-    if runner.is_local:
+    if runner.is_on_this_machine:
         return
-    host = urllib.parse.urlsplit(settings.endpoint).hostname or ""
-    if host in ("localhost", "::1", "0.0.0.0") or host.startswith("127."):
+    if is_loopback(urllib.parse.urlsplit(settings.endpoint).hostname or ""):
         raise UserError(
             f"--endpoint {settings.endpoint}: expected an address that the machines of "
             f"{runner.runner} can reach, found one of this machine only"
@@ -262,7 +294,7 @@ def games(
     *,
     out: str,
     settings: Annotated[GamesSettings, Unprefixed] = _GAMES,
-    films_a_shard: int = 1,
+    films_a_shard: int | None = None,
     runner: Annotated[RunnerOptions, Unprefixed] = _RUNNER,
 ) -> int:
     """Make games of annotated clips: a game dataset to train on, with a data card.
@@ -273,7 +305,8 @@ def games(
         shots: Shots folder with annotations.
         out: Game dataset to write.
         settings: Which clips make a game.
-        films_a_shard: Number of films whose games go into one file.
+        films_a_shard: Number of films whose games go into one file. Default: one, or more where
+            there are more than 4,096 films.
         runner: Where the work runs.
     """
     from animegamer_jax.data.films.games.writer import write_film_games

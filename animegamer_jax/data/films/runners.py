@@ -7,7 +7,9 @@ an interruption is not made again.
 
 import contextlib
 import dataclasses
+import logging
 import re
+import urllib.parse
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -18,6 +20,8 @@ from animegamer_jax.progress import Progress, no_progress
 Item = TypeVar("Item")
 
 _LOCAL = ("local", "direct", "directrunner")  # the others are Beam's names for this machine
+_SHORT_NAMES = {"dask": "DaskRunner", "dataflow": "DataflowRunner", "flink": "FlinkRunner"}
+_SHORT_NAMES |= {"spark": "SparkRunner", "portable": "PortableRunner"}
 _OPTION = re.compile(r"[a-z][a-z0-9_]*(=.*)?", re.DOTALL)
 
 
@@ -26,8 +30,8 @@ class RunnerOptions:
     """Where the work runs.
 
     Attributes:
-        runner: Where the work runs: `local` (this machine), or an Apache Beam runner:
-            DataflowRunner, FlinkRunner, SparkRunner, PortableRunner.
+        runner: Where the work runs: `local` (this machine), or an Apache Beam runner: dask,
+            dataflow, flink, spark, portable, or the full name of a runner's class.
         workers: Number of processes on this machine. A cluster's size is set by the options of its
             runner.
         beam_options: Options of the Apache Beam runner, such as project=mine region=europe-west4.
@@ -48,7 +52,7 @@ class RunnerOptions:
             if self.is_local:
                 raise UserError(
                     f"Beam option {option!r}: runner {self.runner} takes none: name a Beam runner, "
-                    "such as --runner DataflowRunner"
+                    "such as --runner dataflow"
                 )
 
     @property
@@ -56,9 +60,36 @@ class RunnerOptions:
         """Whether the work runs on this machine."""
         return self.runner.lower() in _LOCAL
 
+    @property
+    def beam_runner(self) -> str:
+        """The runner's name in Beam, from a short one in any case."""
+        return _SHORT_NAMES.get(self.runner.lower().removesuffix("runner"), self.runner)
+
+    @property
+    def is_on_this_machine(self) -> bool:
+        """Whether all workers are on this machine: processes, or those of a local Dask cluster."""
+        if self.is_local or self.beam_runner != "DaskRunner":
+            return self.is_local
+        options = option_values(self.beam_options)
+        if "dask_scheduler_file" in options:
+            return False
+        host = urllib.parse.urlsplit(options.get("dask_client_address", "//localhost")).hostname
+        return is_loopback(host or "")
+
     def reporting(self, on_progress: Progress) -> Progress:
         """Returns what the function itself can report to: nothing in another process."""
         return on_progress if self.is_local and self.workers == 1 else no_progress
+
+
+def option_values(options: Sequence[str]) -> dict[str, str]:
+    """Returns the values of options, each `name=value`, by name."""
+    parts = (option.partition("=") for option in options)
+    return {name: value for name, _, value in parts}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host's name or address means the machine that uses it."""
+    return host in ("localhost", "::1", "0.0.0.0") or host.startswith("127.")
 
 
 def for_each(
@@ -94,12 +125,16 @@ def for_each(
             for done, _ in enumerate(finished, start=1):
                 on_progress(label, done, total)
         return
-    from animegamer_jax.data.films.beam import run_with_beam
+    logging.disable(logging.WARNING)  # of Beam, about libraries that are not needed here
+    try:
+        from animegamer_jax.data.films.beam import run_with_beam
+    finally:
+        logging.disable(logging.NOTSET)
 
     run_with_beam(
         items,
         function,
-        runner=options.runner,
+        runner=options.beam_runner,
         options=options.beam_options,
         label=label,
         report=lambda: on_progress(label, min(count_done(), total), total),

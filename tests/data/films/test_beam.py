@@ -4,6 +4,9 @@ import contextlib
 import functools
 import importlib
 import os
+import socket
+import subprocess
+import sys
 
 import pytest
 import runner_work
@@ -12,6 +15,7 @@ from etils import epath
 from animegamer_jax.data.films.runners import RunnerOptions, for_each
 from animegamer_jax.errors import UserError
 
+JavaJarServer = pytest.importorskip("apache_beam.utils.subprocess_server").JavaJarServer
 beam = pytest.importorskip("animegamer_jax.data.films.beam", exc_type=ImportError)
 
 # Beam's runner for this machine, which the command does not use, in place of a cluster.
@@ -94,7 +98,19 @@ def test_progress_counts_what_was_done_before_and_survives_a_bucket_s_errors(tmp
         ("FlinkRunner", ("flink_mastr=x",), "'flink_mastr': unknown .* did you mean flink_master"),
         ("DataflowRunner", ("project=mine-1",), "'DataflowRunner': .*Missing required option: reg"),
         ("DataflowRunner", ("num_workers=x",), "argument --num_workers: invalid int value: 'x'"),
-        ("PortableRunner", (), "runner 'PortableRunner': You must specify a --job_endpoint"),
+        ("portable", (), "runner 'PortableRunner': You must specify a --job_endpoint"),
+        (
+            "Portable",
+            ("job_endpoint=localhost:1", "job_server_timeout=1"),
+            "'PortableRunner': no job server answers at localhost:1: start it, or check job_end",
+        ),
+        ("dask", ("dask_client_adress=x",), "'dask_client_adress': .*mean dask_client_address"),
+        (
+            "dask",
+            ("dask_client_address=tcp://127.0.0.1:1", "dask_connection_timeout=1"),
+            "runner 'DaskRunner': Timed out trying to connect to tcp://127.0.0.1:1",
+        ),
+        ("lathe.Runner", (), "runner 'lathe.Runner': No module named 'lathe': install what it ne"),
     ],
 )
 def test_what_is_wrong_with_a_runner_is_one_line(runner, options, message, capfd):
@@ -103,6 +119,42 @@ def test_what_is_wrong_with_a_runner_is_one_line(runner, options, message, capfd
         for_each([1], runner_work.fail, options=chosen, label="fail")
     assert "\n" not in str(caught.value)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("runner", ["flink", "SparkRunner"])
+def test_a_job_server_that_cannot_be_had_is_one_line(runner, monkeypatch):
+    def local_jar(*_: object, **__: object) -> str:
+        raise RuntimeError("Unable to fetch remote job server jar at https://x: <urlopen error>")
+
+    monkeypatch.setattr(JavaJarServer, "local_jar", local_jar)
+    with pytest.raises(UserError, match="--runner portable --beam-options job_endpoint=HOST:PORT"):
+        for_each([1], runner_work.fail, options=RunnerOptions(runner=runner), label="fail")
+
+
+def test_dask_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dask.distributed", None)
+    with pytest.raises(UserError, match=r"pip install .*\[dask\]'"):
+        for_each([1], runner_work.fail, options=RunnerOptions(runner="dask"), label="fail")
+
+
+def test_a_job_server_that_answers(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ("-m", "apache_beam.runners.portability.local_job_service_main", "--port", str(port))
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    server = subprocess.Popen([sys.executable, *words], **quiet)
+    address = (f"job_endpoint=localhost:{port}", "environment_type=LOOPBACK")
+    options = RunnerOptions(runner="portable", beam_options=address)
+    try:
+        note = functools.partial(runner_work.note, folder=tmp_path)
+        for_each(range(3), note, options=options, label="notes")
+        assert sorted(os.listdir(tmp_path)) == list("012")
+        with pytest.raises(UserError, match=r"^film 3: expected a film .*, found none: check it$"):
+            for_each([3], runner_work.refuse, options=options, label="refuse")
+    finally:
+        server.kill()
+        server.wait()
 
 
 def test_a_runner_s_library_that_is_missing_is_named():

@@ -11,7 +11,9 @@ import pytest
 from bench_films import cut
 from tiny_films import moving, write_frames, write_sound
 
+from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.cli import main
+from animegamer_jax.configs import clip_size
 from animegamer_jax.data.films.clips.store import open_shots
 
 SIZE = ("--height", "48", "--width", "72")
@@ -55,6 +57,19 @@ def test_good_and_bad_films_in_one_folder(tmp_path, capsys):
     (films / "junk.mp4").rename(bad / "junk.mp4")
     assert run(bad, tmp_path / "others") == 2
     assert "0 films, 0 clips kept" in capsys.readouterr().out
+
+
+def test_clips_have_the_size_of_a_model(tmp_path, tiny_bundle, capsys):
+    films = tmp_path / "film.mp4"
+    write_frames(films, moving(110, speed=3))
+    words = ["data", "films", str(films), "--model", str(tiny_bundle)]
+    assert main([*words, "--out", str(tmp_path / "shots")]) == 0
+    settings, config = open_shots(tmp_path / "shots").settings, Bundle.open(tiny_bundle).config
+    size = clip_size(config.dit, config.vae)
+    assert (settings.num_frames, settings.height, settings.width) == size
+    assert main([*words, "--out", str(tmp_path / "other"), "--height", "64"]) == 2
+    message = f"--height 64: clips for --model {tiny_bundle} have {size[1]}: leave --height out"
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -155,6 +155,29 @@ def test_names_of_this_machine():
     assert not RunnerOptions(runner="FlinkRunner").is_local
 
 
+def test_short_names_of_runners():
+    names = ("dask", "DaskRunner", "Flink", "spark", "dataflow", "portable", "my.Runner", "Lathe")
+    assert [RunnerOptions(runner=name).beam_runner for name in names] == [
+        "DaskRunner", "DaskRunner", "FlinkRunner", "SparkRunner", "DataflowRunner",
+        "PortableRunner", "my.Runner", "Lathe",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("runner", "options", "is_here"),
+    [
+        ("local", (), True),
+        ("dask", (), True),  # Dask starts workers on this machine
+        ("DaskRunner", ("dask_client_address=tcp://127.0.0.1:8786",), True),
+        ("dask", ("dask_client_address=tcp://10.0.0.1:8786",), False),
+        ("dask", ("dask_scheduler_file=/shared/scheduler.json",), False),
+        ("flink", ("flink_master=localhost:8081",), False),
+    ],
+)
+def test_runners_whose_workers_are_on_this_machine(runner, options, is_here):
+    assert RunnerOptions(runner=runner, beam_options=options).is_on_this_machine == is_here
+
+
 def test_this_machine_needs_no_beam(tmp_path):
     code = (
         "import sys; sys.modules['apache_beam'] = None\n"

@@ -17,6 +17,14 @@ def note(number: int, *, folder: Path) -> str:
     return "a result that nobody wants"
 
 
+def note_or_die(number: int, *, folder: Path) -> None:
+    """The process that comes to the item 3 first is killed there."""
+    if number == 3 and not (folder / "killed").exists():
+        (folder / "killed").write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    note(number, folder=folder)
+
+
 def touch(path: epath.Path, *, folder: Path) -> None:
     (folder / path.name).touch()
 

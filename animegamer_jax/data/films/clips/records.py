@@ -117,6 +117,7 @@ class FilmReport:
         height: Rows as shown, after rotation.
         width: Columns as shown, after rotation.
         bars: Black rows and columns that were removed: top, bottom, left, right.
+        other_bars: Number of scenes with other bars, which were removed instead.
         cuts: Seconds at which a new scene starts; for a fade, its middle.
         scenes: Number of scenes.
         short_scenes: Number of scenes too short for a clip.
@@ -141,6 +142,7 @@ class FilmReport:
     short_scenes: int
     kept: int
     dropped: dict[str, int]
+    other_bars: int = 0
     damaged: int = 0
     skipped: int = 0
     content: str = ""

@@ -11,14 +11,14 @@ import os
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from animegamer_jax.data.films.clips.records import FilmSettings
 from animegamer_jax.data.films.cutting.cuts import SMALL, Break, CutFinder
 from animegamer_jax.data.films.cutting.letterbox import BarFinder, Bars
 from animegamer_jax.data.films.cutting.video_reader import FilmError, open_film
 
-_BARS_EVERY = 0.5  # seconds between frames in which bars are searched
+_BARS_EVERY = 0.25  # seconds between frames in which bars are searched
 _LEAST_RATE = 0.95  # of a clip's frames per second, which a film must have
 _HOLE = 1.0  # seconds without a frame, at least, and
 _HOLE_FRAMES = 4  # usual distances between frames, from which on frames are missing
@@ -42,6 +42,7 @@ class FilmAnalysis:
     Attributes:
         times: Seconds of every frame.
         fps, seconds, missing, height, width, bars: As in `FilmReport`, not rounded.
+        scene_bars: Bars of each scene.
         breaks: Cuts and fades between scenes.
         candidates: The clips to cut, in order.
         flashes: Seconds of each flash's first frame, and of the first frame after it.
@@ -55,6 +56,7 @@ class FilmAnalysis:
     height: int
     width: int
     bars: Bars
+    scene_bars: tuple[Bars, ...]
     breaks: tuple[Break, ...]
     candidates: tuple[Candidate, ...]
     short_scenes: int
@@ -96,7 +98,7 @@ def analyze_film(
         rows, columns = max(1, round(height * scale)), max(1, round(width * scale))
         for frame in reader.frames():
             if frame.time >= bars.count * _BARS_EVERY:
-                bars.add(frame.grey())
+                bars.add(frame.grey(), time=frame.time)
             times.append(frame.time)
             cuts.add(frame.time, frame.rgb(height=rows, width=columns))
             if reader.announced:
@@ -109,9 +111,13 @@ def analyze_film(
     _check(name, fps=fps, seconds=seconds, missing=late, settings=settings)
     breaks = _with_holes(cuts.finish(), shown)
     starts, ends = [0.0, *(b.end for b in breaks)], [*(b.start for b in breaks), seconds]
+    flashing = np.zeros(len(shown), bool)
+    for start, end in cuts.flashes:
+        flashing |= (shown >= start) & (shown < end)
+    times_of = list(zip(starts, ends, strict=True))
     scenes = [
-        list(_in_scene(shown, settings, fps=fps, scene=scene, start=start, end=end))
-        for scene, (start, end) in enumerate(zip(starts, ends, strict=True))
+        list(_in_scene(shown, settings, flashing, fps=fps, scene=scene, start=start, end=end))
+        for scene, (start, end) in enumerate(times_of)
     ]
     return FilmAnalysis(
         times=shown,
@@ -121,6 +127,9 @@ def analyze_film(
         height=height,
         width=width,
         bars=bars.bars(height=height, width=width),
+        scene_bars=tuple(
+            bars.scene_bars(start, end, height=height, width=width) for start, end in times_of
+        ),
         breaks=breaks,
         candidates=tuple(candidate for scene in scenes for candidate in scene),
         short_scenes=sum(not scene for scene in scenes),
@@ -171,6 +180,7 @@ def _with_holes(breaks: list[Break], times: Float[np.ndarray, " n"]) -> tuple[Br
 def _in_scene(
     times: Float[np.ndarray, " n"],
     settings: FilmSettings,
+    flashing: Bool[np.ndarray, " n"],
     *,
     fps: float,
     scene: int,
@@ -180,20 +190,38 @@ def _in_scene(
     """Yields clips one after another in a scene, none across a cut or into a fade.
 
     The frames nearest to a clip's times are taken. At both ends of the scene `guard_seconds` are
-    skipped.
+    skipped. A clip that would show a flash begins later, if it shows none then.
     """
     early = 0.25 / fps  # times may be rounded
-    first = np.searchsorted(times, start + settings.guard_seconds - early)
-    stop = np.searchsorted(times, end - settings.guard_seconds - early)
-    while first < stop:
-        begin = float(times[first])
-        wanted = begin + np.arange(settings.num_frames) / settings.fps
+    first = int(np.searchsorted(times, start + settings.guard_seconds - early))
+    stop = int(np.searchsorted(times, end - settings.guard_seconds - early))
+    offsets = np.arange(settings.num_frames) / settings.fps
+
+    def frames_from(begin: int) -> tuple[int, ...] | None:
+        """Returns the numbers of a clip's frames, around flashes where that is half a step or less.
+
+        None if the scene ends before the clip.
+        """
+        wanted = float(times[begin]) + offsets
         if wanted[-1] > times[stop - 1] + 0.5 / fps:
-            return
-        frames = np.clip(_nearest(times, wanted), first, stop - 1)
+            return None
+        frames = np.clip(_nearest(times, wanted), begin, stop - 1)
+        for place in np.flatnonzero(flashing[frames]):
+            near = np.abs(times[begin:stop] - wanted[place])
+            near[flashing[begin:stop]] = np.inf
+            if near.min() <= 0.5 / settings.fps:
+                frames[place] = begin + int(near.argmin())
+        return tuple(frames.tolist())
+
+    while first < stop and (frames := frames_from(first)) is not None:
+        later = first
+        while flashing[list(frames)].any() and (moved := frames_from(later := later + 1)):
+            if not flashing[list(moved)].any():
+                first, frames = later, moved
+        begin = float(times[first])
         finish = begin + settings.clip_seconds
-        yield Candidate(scene, begin, finish, tuple(int(index) for index in frames))
-        first = max(np.searchsorted(times, finish - early), frames[-1] + 1)
+        yield Candidate(scene, begin, finish, frames)
+        first = max(int(np.searchsorted(times, finish - early)), frames[-1] + 1)
 
 
 def _nearest(times: Float[np.ndarray, " n"], wanted: Float[np.ndarray, " m"]) -> np.ndarray:

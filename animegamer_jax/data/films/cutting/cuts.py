@@ -8,7 +8,7 @@ hidden from them:
 
 - Drawings on twos and threes. Nothing changes between two equal frames, so next to them every step
   of a pan looks like a cut. A drawing held for up to `hold_seconds` is given once.
-- Flashes. Frames after which the picture is as before are skipped.
+- Flashes. Frames after which the picture is as before are skipped, and no cut is at their end.
 
 `fades` finds cross-fades.
 """
@@ -107,7 +107,10 @@ class CutFinder:
             Break(time=fade.time, start=fade.start, end=fade.end, kind="fade")
             for fade in self._fades.finish()
         ]
-        return list(_merged(self._found + fades, gap=self._settings.min_scene_seconds))
+        # After a flash the picture is as before, but what moves has moved on by several frames.
+        after = {end for _, end in self.flashes}
+        found = [one for one in self._found if one.kind == "fade" or one.time not in after]
+        return list(_merged(found + fades, gap=self._settings.min_scene_seconds))
 
     def _release(self, *, finished: bool) -> None:
         """Passes on the frames that are known to be outside flashes."""

@@ -1,5 +1,6 @@
-"""Finds black bars around a film's picture, and fits frames to the size of clips."""
+"""Finds black bars around the picture of a film and of its scenes; fits frames to a clip's size."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import cv2
@@ -15,10 +16,13 @@ _LIGHT = 0.2  # least share of a frame that is brighter: dark scenes do not show
 _RARE = 0.2  # largest share of frames with something over a bar, such as subtitles
 _FEWEST = 3  # frames that must show bars
 _LEAST_PICTURE = 1 / 3  # of the height and of the width, which bars cannot cover
+_SHARP = 40  # least mean brightness of a row next to a scene's own bar
+_STEADY = 1  # rows by which a scene's own bar may vary
+_EVEN = 0.1  # largest difference of a scene's own two bars, as a share of the larger
 
 
 class BarFinder:
-    """Finds a film's bars from some of its frames, keeping four numbers of each.
+    """Finds bars from some of a film's frames, keeping a few numbers of each.
 
     Attributes:
         count: Number of frames so far.
@@ -26,17 +30,24 @@ class BarFinder:
 
     def __init__(self):
         self.count = 0
+        self._times: list[float] = []
         self._found: list[Bars] = []
+        self._sharp: list[tuple[bool, bool]] = []  # the edges of top and bottom, of left and right
 
-    def add(self, grey: UInt8[np.ndarray, "h w"]) -> None:
-        """Takes one frame."""
+    def add(self, grey: UInt8[np.ndarray, "h w"], *, time: float = 0.0) -> None:
+        """Takes one frame, with its seconds."""
         self.count += 1
         light = grey > _BLACK
         if light.mean() < _LIGHT:
             return
-        top, bottom = _ends(light.mean(axis=1) > _STRAY)
-        left, right = _ends(light[top : len(light) - bottom].mean(axis=0) > _STRAY)
+        rows = light.mean(axis=1)
+        top, bottom = _ends(rows > _STRAY)
+        columns = light[top : len(light) - bottom].mean(axis=0)
+        left, right = _ends(columns > _STRAY)
+        self._times.append(time)
         self._found.append((top, bottom, left, right))
+        picture = grey[top : len(grey) - bottom, left : grey.shape[1] - right]
+        self._sharp.append((_has_sharp_ends(picture, axis=1), _has_sharp_ends(picture, axis=0)))
 
     def bars(self, *, height: int, width: int) -> Bars:
         """Returns the bars of a film of this size.
@@ -45,15 +56,50 @@ class BarFinder:
         has the largest size that four of five frames reach. One more row is removed, where the
         codec mixes bar and picture.
         """
-        if len(self._found) < _FEWEST:
-            return 0, 0, 0, 0
-        found = np.quantile(self._found, _RARE, axis=0, method="lower").astype(int)
-        top, bottom, left, right = (int(n) + int(n > 0) for n in found)
-        if height - top - bottom < height * _LEAST_PICTURE:
-            top = bottom = 0
-        if width - left - right < width * _LEAST_PICTURE:
-            left = right = 0
+        return _usual(self._found, height=height, width=width)
+
+    def scene_bars(self, start: float, end: float, *, height: int, width: int) -> Bars:
+        """Returns the bars of a scene of a film of this size: the film's, unless it shows others.
+
+        A pair of bars (top and bottom, or left and right) differs from the film's if both are
+        smaller, as in a full picture in a film with bars; or if both are larger, equally wide,
+        sharp and the same in all frames, which the dark parts of a picture are not.
+        """
+        film = self.bars(height=height, width=width)
+        inside = [k for k, time in enumerate(self._times) if start <= time < end]
+        own = _usual([self._found[k] for k in inside], height=height, width=width)
+        if len(inside) < _FEWEST:
+            return film
+        chosen: list[int] = []
+        for pair in (0, 1):
+            of_film, of_scene = film[2 * pair : 2 * pair + 2], own[2 * pair : 2 * pair + 2]
+            sizes = np.array([self._found[k][2 * pair : 2 * pair + 2] for k in inside])
+            smaller = all(a < b - _STEADY for a, b in zip(of_scene, of_film, strict=True))
+            larger = all(a > b + _STEADY for a, b in zip(of_scene, of_film, strict=True))
+            larger &= bool((np.ptp(sizes, axis=0) <= _STEADY).all())
+            larger &= abs(of_scene[0] - of_scene[1]) <= max(_STEADY, _EVEN * max(of_scene))
+            larger &= all(self._sharp[k][pair] for k in inside)
+            chosen += of_scene if smaller or larger else of_film
+        top, bottom, left, right = chosen
         return top, bottom, left, right
+
+
+def _usual(found: Sequence[Bars], *, height: int, width: int) -> Bars:
+    if len(found) < _FEWEST:
+        return 0, 0, 0, 0
+    sizes = np.quantile(found, _RARE, axis=0, method="lower").astype(int)
+    top, bottom, left, right = (int(n) + int(n > 0) for n in sizes)
+    if height - top - bottom < height * _LEAST_PICTURE:
+        top = bottom = 0
+    if width - left - right < width * _LEAST_PICTURE:
+        left = right = 0
+    return top, bottom, left, right
+
+
+def _has_sharp_ends(picture: UInt8[np.ndarray, "h w"], *, axis: int) -> bool:
+    """Whether a picture is light right next to its bars, instead of fading into the dark."""
+    first, last = np.split(picture, [3], 1 - axis)[0], np.split(picture, [-3], 1 - axis)[1]
+    return all(part.mean(axis=axis).max() >= _SHARP for part in (first, last))
 
 
 def _ends(light: np.ndarray) -> tuple[int, int]:

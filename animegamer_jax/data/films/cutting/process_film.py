@@ -214,7 +214,7 @@ class _Cutter:
 
     def analyze(self, on_progress: Progress) -> FilmAnalysis:
         """Makes the first pass."""
-        what = f"{self._name}: seconds searched for cuts"
+        what = f"{self._name}: pass 1 of 2 (cuts), seconds of film"
         with self._decoding():
             analysis = analyze_film(
                 self._local,
@@ -230,7 +230,10 @@ class _Cutter:
         self, analysis: FilmAnalysis, on_progress: Progress
     ) -> Iterator[tuple[ClipRow, bytes]]:
         """Yields the row of each candidate with its MP4, or with a picture if it is dropped."""
-        what, whole = f"{self._name}: seconds cut into clips", math.ceil(analysis.seconds)
+        what, whole = (
+            f"{self._name}: pass 2 of 2 (clips), seconds of film",
+            math.ceil(analysis.seconds),
+        )
         settings = self._settings
         kept: list[PerceptualHash] = []  # 8 kilobytes each
         with (
@@ -279,7 +282,7 @@ class _Cutter:
                     wanted.remove(number)
                     pictures[number] = fitted(
                         frame.rgb(),
-                        bars=analysis.bars,
+                        bars=analysis.scene_bars[candidate.scene],
                         height=settings.height,
                         width=settings.width,
                         fit=settings.fit,
@@ -313,6 +316,7 @@ class _Cutter:
             height=analysis.height,
             width=analysis.width,
             bars=analysis.bars,
+            other_bars=sum(bars != analysis.bars for bars in analysis.scene_bars),
             cuts=tuple(round(one.time, 4) for one in analysis.breaks),
             scenes=analysis.scenes,
             short_scenes=analysis.short_scenes,

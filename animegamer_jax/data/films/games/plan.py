@@ -5,6 +5,7 @@ which are read once.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -51,6 +52,7 @@ class GamesPlan:
         held_out: Number below which a group's draw puts it into the test split.
         tied: For groups that show a clip of another one, the first of those that do.
         digests: Digest of each film's games (`games_digest`).
+        turns: Number of turns of each film in each split.
     """
 
     folder: ShotsFolder
@@ -63,11 +65,11 @@ class GamesPlan:
     held_out: float
     tied: Mapping[Group, Group]
     digests: Mapping[str, str]
+    turns: Mapping[str, Mapping[Split, int]]
 
     def split(self, game: FilmGame) -> Split:
         """Returns the split of a game."""
-        group = self.tied.get(game.group, game.group)
-        return "test" if draw(group) < self.held_out else "train"
+        return _split(game.group, tied=self.tied, held_out=self.held_out)
 
     def games(self, film: str) -> list[FilmGame]:
         """Returns the games of a film, as they were when this was planned.
@@ -82,6 +84,10 @@ class GamesPlan:
                 "start again in another folder"
             )
         return games
+
+
+def _split(group: Group, *, tied: Mapping[Group, Group], held_out: float) -> Split:
+    return "test" if draw(tied.get(group, group)) < held_out else "train"
 
 
 def make_plan(folder: ShotsFolder, settings: GamesSettings) -> GamesPlan:
@@ -101,8 +107,10 @@ def make_plan(folder: ShotsFolder, settings: GamesSettings) -> GamesPlan:
     groups, values, digests = set[Group](), list[float](), dict[str, str]()
     shown: dict[str, Group] = {}  # for each clip the first group that shows it
     ties: set[tuple[Group, Group]] = set()
+    lengths: dict[str, list[tuple[Group, int]]] = {}
     for film in done:
         games = games_of(folder, film, characters, settings)
+        lengths[film] = [(game.group, len(game.shots)) for game in games]
         digests[film] = games_digest(games)
         for game in games:
             groups.add(game.group)
@@ -114,6 +122,11 @@ def make_plan(folder: ShotsFolder, settings: GamesSettings) -> GamesPlan:
     tied = firsts(ties)
     draws = {draw(tied.get(group, group)) for group in groups}
     edges, protocol = _levels(values, settings) if values else (PAPER_EDGES, PAPER)
+    held_out = _threshold(sorted(draws), settings.test_share, folder=folder)
+    turns: dict[str, Counter[Split]] = {film: Counter() for film in done}
+    for film, found in lengths.items():
+        for group, length in found:
+            turns[film][_split(group, tied=tied, held_out=held_out)] += length
     return GamesPlan(
         folder=folder,
         settings=settings,
@@ -122,9 +135,10 @@ def make_plan(folder: ShotsFolder, settings: GamesSettings) -> GamesPlan:
         characters=characters,
         edges=edges,
         protocol=protocol,
-        held_out=_threshold(sorted(draws), settings.test_share, folder=folder),
+        held_out=held_out,
         tied=tied,
         digests=digests,
+        turns=turns,
     )
 
 

@@ -5,6 +5,7 @@ Any number of workers write the films, a few to a shard, with one clip in memory
 
 import functools
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from animegamer_jax.data.shards import ShardedDataset, begin_dataset
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.serialization import to_json
 
+_MOST_SHARDS = 4096
 MADE_BY = "animegamer data games"
 _HERE = functools.partial(run_for_each, options=RunnerOptions(), label="shards")
 
@@ -30,7 +32,7 @@ def write_film_games(
     folder: ShotsFolder,
     settings: GamesSettings,
     *,
-    films_a_shard: int = 1,
+    films_a_shard: int | None = None,
     for_each: Callable[..., None] = _HERE,
 ) -> DatasetInfo:
     """Writes the games of all annotated films and the data card, or continues an earlier run.
@@ -41,7 +43,8 @@ def write_film_games(
         path: Folder to write: a new one, or one with the same dataset, unfinished.
         folder: Shots folder with annotated films.
         settings: Which clips make a game.
-        films_a_shard: Number of films whose games go into one file.
+        films_a_shard: Number of films whose games go into one file. None: one, or more of many
+            films, so that there are at most 4,096 files of each split.
         for_each: Called with the numbers of the missing shards, the function that writes one, and
             `count_done`, as `runners.for_each`.
 
@@ -49,9 +52,10 @@ def write_film_games(
         UserError: Films are not annotated, there are too few games, a clip is damaged, the folder
             holds something else or cannot be written.
     """
-    if films_a_shard < 1:
+    if films_a_shard is not None and films_a_shard < 1:
         raise UserError(f"films a shard {films_a_shard}: expected 1 or more")
     plan, cut = make_plan(folder, settings), folder.settings
+    films_a_shard = films_a_shard or math.ceil(len(plan.films) / _MOST_SHARDS)
     info = DatasetInfo(
         kind="games",
         made_by=MADE_BY,
@@ -80,9 +84,13 @@ def write_film_games(
         "films_without_annotation": plan.skipped,
         "digest_of_games": hashlib.sha256("".join(plan.digests.values()).encode()).hexdigest()[:16],
     }
-    card, files = make_card(plan, made=made)
-    turns = {split: card["splits"][split]["turns"] for split in SPLITS}
-    return written.finish(expected=turns, extras=files)
+    _, files = make_card(plan, made=made)
+    expected = {split: [_turns(plan, some, split) for some in films] for split in SPLITS}
+    return written.finish(expected=expected, extras=files)
+
+
+def _turns(plan: GamesPlan, films: Sequence[str], split: Split) -> int:
+    return sum(plan.turns[film][split] for film in films)
 
 
 def _run_config(plan: GamesPlan, films: Sequence[Sequence[str]]) -> dict[str, Any]:
@@ -110,7 +118,8 @@ def _write_shard(
     games = {film: plan.games(film) for film in films[shard]}
     for split in SPLITS:
         if shard in written.missing(split):
-            written.write(split, shard, _records(games, split, plan))
+            records = _records(games, split, plan)
+            written.write(split, shard, records, expected=_turns(plan, films[shard], split))
 
 
 def _records(

@@ -290,22 +290,29 @@ def test_a_slow_server(shots, characters):
     assert row == {"clip": 2, "reason": "no answer within 0.2 seconds", "answer": None}
 
 
-def test_waiting_for_a_server_is_reported(shots, characters):
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (None, "no answer within 0.2 s"),
+        (refuses(429), "answers 429"),
+        (refuses(500), "answers 500"),
+    ],
+)
+def test_waiting_for_a_server_is_reported(shots, characters, first, reason):
     """After the first time that no answer came, not after the last."""
     message = []
 
     def answer(question):
         reply = right(question)
+        if first and question.number < 2:
+            return first
         return Reply(body=reply.body, delay=0.8 * (question.number < 2))
 
     with serving(answer) as server:
         annotator = annotator_for(characters, server, timeout=0.2, retries=2)
         annotator = Annotator(characters, annotator.settings, on_wait=message.append)
         report = annotate_film(shots, FILM, annotator)
-    assert message == [
-        f"{server.endpoint}: busy, or no answer within 0.2 s: sending the request again (1 of 2 "
-        "times)"
-    ]
+    assert message == [f"{server.endpoint}: {reason}: sending the request again (1 of 2 times)"]
     assert (report.num_unannotated, annotator.usage.requests, annotator.usage.answered) == (0, 6, 4)
 
 

@@ -1,6 +1,9 @@
 """Annotations on disk, and manual ones: what is accepted, and which line an error names."""
 
+import csv
 import json
+import re
+from pathlib import Path
 
 import pytest
 from annotated_shots import (
@@ -18,6 +21,7 @@ from annotated_shots import (
 
 from animegamer_jax.data.characters import Character, Characters, read_characters
 from animegamer_jax.data.films.annotation.labels import (
+    FIELDS,
     Annotation,
     FilmAnnotation,
     read_labels,
@@ -25,6 +29,7 @@ from animegamer_jax.data.films.annotation.labels import (
     read_saved_characters,
     read_unannotated,
     save_characters,
+    validated,
     write_labels,
 )
 from animegamer_jax.data.films.annotation.manual import COLUMNS, add_manual_annotations
@@ -250,3 +255,16 @@ def test_a_name_of_two_films(tmp_path, shots):
     write_lines(tmp_path / "manual.jsonl", [row("Film 0.mp4", 0)])
     with pytest.raises(UserError, match=f"'Film 0.mp4' is the name of {FIRST} and {SECOND}: use"):
         add_manual_annotations(shots, tmp_path / "manual.jsonl", CHARACTERS)
+
+
+def test_the_page_of_the_fields_has_them_all_and_its_sample_is_accepted():
+    page = (Path(__file__).parents[4] / "docs" / "annotations.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(FIELDS)
+    numbers = {"motion_level", "social", "entertainment", "stamina"}
+    head, *lines = csv.reader(re.findall(r"```csv\n(.*?)```", page, re.DOTALL)[0].splitlines())
+    assert sorted(head) == sorted(COLUMNS)
+    samples = [dict(zip(head, line, strict=True)) for line in lines]
+    samples.append(json.loads(re.findall(r"```json\n(.*?)```", page, re.DOTALL)[0]))
+    assert len(samples) == 4
+    for sample in samples:
+        validated({n: int(sample[n]) if n in numbers else sample[n] for n in FIELDS}, CHARACTERS)

@@ -26,6 +26,7 @@ from animegamer_jax.data.films.clips.store import (
     film_id,
     open_shots,
 )
+from animegamer_jax.data.films.cutting.analysis import analyze_film
 from animegamer_jax.data.films.cutting.process_film import list_films, process_film
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.motion import motion_level
@@ -231,6 +232,69 @@ def test_bars_are_removed(tmp_path, folder):
     assert shown.mean(axis=(0, 2, 3)).min() > 20
 
 
+def test_bars_are_removed_by_scene(tmp_path, folder):
+    """Scenes with bars, without, at the sides, and a night whose dark ends are no bars."""
+
+    def pad(frames: list[np.ndarray], rows: int, columns: int) -> list[np.ndarray]:
+        inner = [frame[: 64 - 2 * rows, : 96 - 2 * columns] for frame in frames]
+        return [np.pad(f, ((rows, rows), (columns, columns), (0, 0))) for f in inner]
+
+    whole = [moving(72, height=64, width=96, seed=seed) for seed in range(9)]
+    night = (np.minimum(np.arange(64), np.arange(63, -1, -1)).clip(0, 24) / 24)[:, None, None]
+    scenes = [
+        *(pad(whole[0], 8, 0), whole[1], pad(whole[2], 8, 0), pad(whole[3], 0, 12)),
+        *([(frame * night).astype(np.uint8) for frame in whole[4]], pad(whole[5], 8, 0)),
+    ]
+    report = cut(write_frames(tmp_path / "film.mp4", itertools.chain(*scenes)), folder)
+    assert (report.scenes, report.bars, report.other_bars) == (6, (0, 0, 0, 0), 4)
+    rows = folder.rows(report.film)
+    assert [row.dropped for row in rows] == [None] * 6
+    analysis = analyze_film(tmp_path / "film.mp4", folder.settings, name="film")
+    for bars, rows_removed, columns_removed in zip(
+        analysis.scene_bars, (8, 0, 8, 0, 0, 8), (0, 0, 0, 12, 0, 0), strict=True
+    ):
+        assert all(0 <= found - rows_removed <= 1 + bool(rows_removed) for found in bars[:2])
+        assert all(0 <= found - columns_removed <= 1 + bool(columns_removed) for found in bars[2:])
+    for row in rows:
+        shown = decode_mp4(folder.read_clip(report.film, row.clip)).mean(axis=(0, 3))
+        if row.scene != 4:
+            assert min(shown.mean(axis=1).min(), shown.mean(axis=0).min()) > 20
+
+
+def test_a_full_picture_in_a_film_with_bars_keeps_its_edges(tmp_path, folder):
+    whole = [moving(72, height=64, width=96, seed=seed) for seed in range(6)]
+    barred = [[np.pad(f[:48], ((8, 8), (0, 0), (0, 0))) for f in scene] for scene in whole[:5]]
+    path = write_frames(tmp_path / "film.mp4", itertools.chain(*barred, whole[5]))
+    report = cut(path, folder)
+    assert 8 <= report.bars[0] <= 10
+    analysis = analyze_film(path, folder.settings, name="film")
+    assert analysis.scene_bars[-1] == (0, 0, 0, 0)
+    assert report.other_bars == 1
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_a_clip_is_placed_around_flashes(tmp_path, folder, length):
+    """In the middle of a scene of three seconds, which has room for one clip."""
+    frames = moving(72, seed=1)
+    frames[36 : 36 + length] = [np.full_like(frames[0], 255)] * length
+    report = cut(write_frames(tmp_path / "film.mp4", frames), folder)
+    (row,) = folder.rows(report.film)
+    assert (row.dropped, report.kept) == (None, 1)
+    clip = decode_mp4(folder.read_clip(report.film, row.clip))
+    assert clip.mean(axis=(1, 2, 3)).max() < 215
+
+
+def test_a_clip_begins_after_a_long_flash(tmp_path, folder):
+    frames = moving(144, seed=1)
+    frames[30:35] = [np.full_like(frames[0], 255)] * 5
+    report = cut(write_frames(tmp_path / "film.mp4", frames), folder)
+    kept = [row for row in folder.rows(report.film) if row.dropped is None]
+    for row in kept:
+        clip = decode_mp4(folder.read_clip(report.film, row.clip))
+        assert clip.mean(axis=(1, 2, 3)).max() < 215
+    assert (report.kept, report.dropped) == (2, {})
+
+
 def test_frames_of_any_rate_are_taken_at_their_times(tmp_path, folder):
     rng = np.random.default_rng(0)
     times = np.concatenate([[0], np.cumsum(rng.choice([0.03, 0.05, 0.1], 60))])
@@ -402,8 +466,11 @@ def test_progress_is_told_in_seconds(tmp_path, folder):
     reported = []
     cut(path, folder, estimate=even_flow, on_progress=lambda *now: reported.append(now))
     assert list(dict.fromkeys(reported)) == [
-        *(("film [1].mp4: seconds searched for cuts", second, 5) for second in range(6)),
-        *(("film [1].mp4: seconds cut into clips", second, 5) for second in (2, 4, 5)),
+        *(("film [1].mp4: pass 1 of 2 (cuts), seconds of film", second, 5) for second in range(6)),
+        *(
+            ("film [1].mp4: pass 2 of 2 (clips), seconds of film", second, 5)
+            for second in (2, 4, 5)
+        ),
     ]
 
 
