@@ -118,12 +118,19 @@ def _write_file(
         prefix = placement_of(bundle, name).prefix
         config = exported_config(bundle, name)
         stored = bundle.leaves(name)
-        abstract = {
-            leaf: stored.get(leaf, jax.ShapeDtypeStruct(shape.shape, config.param_dtype))
-            for leaf, shape in abstract_params(name, config).items()
-        }
-        rules = table_of(name).rules(config)
-        entries = tables.export_shapes(rules, abstract)
+        try:
+            abstract = {
+                leaf: stored.get(leaf, jax.ShapeDtypeStruct(shape.shape, config.param_dtype))
+                for leaf, shape in abstract_params(name, config).items()
+            }
+            rules = table_of(name).rules(config)
+            entries = tables.export_shapes(rules, abstract)
+        except (ValueError, TypeError, KeyError, ArithmeticError) as error:
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"{bundle.path / 'config.json'}: networks.{name}: does not fit the released "
+                f"files ({first[:160]}): convert again"
+            ) from error
         jobs.append((name, prefix, rules, abstract, stored, len(entries)))
         shapes |= {prefix + tensor: entry for tensor, entry in entries.items()}
 

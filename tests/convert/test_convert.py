@@ -663,6 +663,20 @@ def test_a_foreign_bundle_cannot_write_elsewhere(released, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["v"]
 
 
+def test_a_foreign_bundle_with_sizes_of_no_network(bundle, tmp_path):
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in bundle.iterdir():
+        (copy / path.name).symlink_to(path)
+    (copy / "config.json").unlink()
+    config = json.loads((bundle / "config.json").read_text())
+    config["networks"]["dit"]["patch_size"] = -1
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"config\.json: networks\.dit: does not fit"):
+        export_bundle(str(copy), tmp_path / "out")
+    assert [p.name for p in tmp_path.iterdir()] == ["copy"]
+
+
 def test_files_that_do_not_belong_together(released, tmp_path):
     config = VAEConfig(channels=32, multipliers=(1, 1, 2), num_res_blocks=1, latent_channels=6)
     write_random(tmp_path / "vae.pt", tensor_shapes("vae", config, "float32"))

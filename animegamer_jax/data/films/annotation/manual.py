@@ -182,7 +182,7 @@ def _table(file: epath.Path, text: str) -> Iterator[tuple[int, Any]]:
         _check_columns(rows.fieldnames, f"{file}, line 1")
         for row in rows:
             cells = {name: str(cell).strip() for name, cell in row.items()}
-            numbers = {n: int(cells[n]) for n in _NUMBERS if re.fullmatch(r"-?\d+", cells[n])}
+            numbers = {n: int(cells[n]) for n in _NUMBERS if re.fullmatch(r"-?\d{1,18}", cells[n])}
             if any(cells.values()):
                 yield rows.line_num, cells | numbers
     except csv.Error as error:

@@ -17,7 +17,7 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.media.video import decode_mp4
 from animegamer_jax.storage.files import replacing
 from animegamer_jax.storage.paths import user_errors
-from animegamer_jax.storage.untrusted import DAMAGED_ZIP, read_member
+from animegamer_jax.storage.untrusted import DAMAGED_ZIP, check_file, read_member
 
 AGAIN = "remove the film's folder and cut the film again"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # zip's own zero: the same clips give the same archive
@@ -69,6 +69,7 @@ def writing_archive(path: epath.Path) -> Iterator[ClipArchive]:
 @contextlib.contextmanager
 def reading_archive(path: epath.Path) -> Iterator[ClipArchive]:
     """Opens an archive to read."""
+    check_file(path, expected="a film's clips")
     with contextlib.ExitStack() as stack:
         with user_errors(path, "cannot be read", hint=AGAIN):
             file = stack.enter_context(path.open("rb"))

@@ -227,6 +227,7 @@ LINE = ",".join(map(str, GOOD.values()))
         ("x.csv", f"{HEAD},clip", "line 1: unexpected 'clip': expected the columns .*, each once"),
         ("x.csv", f"{HEAD}\n{LINE},x", "line 2: unexpected '\\(extra cells\\)'"),
         ("x.csv", f'{HEAD}\n\n{LINE}\n"{"x" * 140_000}"', "line 4: not a table"),
+        ("x.csv", f"{HEAD}\n{LINE.replace(',0,', ',' + '9' * 5000 + ',', 1)}", "line 2: "),
         ("x.csv", b"film\xff", "line 1: expected UTF-8 text"),
         ("x.csv", HEAD.encode() + b"\n\xff", "line 2: expected UTF-8 text"),
         ("x.jsonl", "", r"x\.jsonl: no annotations"),

@@ -282,6 +282,9 @@ def test_damaged_archives_are_told_in_a_line(folder):
     path.unlink()
     with pytest.raises(UserError, match=r"clips\.zip: cannot be read: No such file"):
         folder.read_clip(FILM, 0)
+    os.mkfifo(path)
+    with pytest.raises(UserError, match=r"clips\.zip: expected a film's clips, found a pipe"):
+        folder.read_clip(FILM, 0)
 
 
 def test_skipped_films_are_listed_until_they_are_not(folder):
