@@ -29,6 +29,7 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.storage.paths import absolute, user_errors
 from animegamer_jax.storage.serialization import read_json
+from animegamer_jax.storage.untrusted import check_file
 
 VERSION = "1.0.0"  # of the records, for TFDS; the first number is `DatasetInfo.layout`
 INFO_FILE = "set.json"
@@ -212,19 +213,24 @@ class OpenDataset:
         """
         folder = self.path / part / VERSION
         if not self.info.splits.get(split):
-            there = ", ".join(f"{name} ({n})" for name, n in self.info.splits.items()) or "none"
+            splits = list(self.info.splits.items())[:8]
+            there = ", ".join(f"{name[:40]} ({n})" for name, n in splits) or "none"
             raise UserError(
-                f"{self.path}: no records in the split {split!r}: expected one of: {there}"
+                f"{self.path}: no records in the split {split[:40]!r}: expected one of: {there}"
             )
-        name = f"{folder} ({split})"
+        name = f"{folder} ({split[:40]})"
         try:
             open_builder: Any = tfds.builder_from_directory
             described = open_builder(folder).info
             shards = described.splits[split]
+            for file in shards.filepaths:
+                check_file(file, expected="records")
             lengths = zip(map(os.fspath, shards.filepaths), shards.shard_lengths, strict=True)
             source = ShardedRecords(list(lengths))
             found = len(source)
             decode = described.features.deserialize_example_np
+        except UserError:
+            raise
         except Exception as error:  # TFDS raises all kinds for an incomplete folder
             raise _damaged(name, error) from error
         if found != self.info.splits[split]:
