@@ -325,7 +325,8 @@ def test_without_torch(small_file):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 2
-    assert "install the extra `torch`" in done.stderr
+    assert "torch is not installed" in done.stderr
+    assert "pip install -e '.[torch]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

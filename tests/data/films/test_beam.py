@@ -157,11 +157,17 @@ def test_a_job_server_that_answers(tmp_path):
         server.wait()
 
 
-def test_a_runner_s_library_that_is_missing_is_named():
+def test_a_runner_s_library_that_is_missing_is_named(monkeypatch):
     with contextlib.suppress(ImportError):
         importlib.import_module("apache_beam.runners.dataflow.internal.apiclient")
         pytest.skip("the library is there")
     options = ("project=mine-1", "region=europe-west4", "temp_location=gs://bucket/tmp")
     chosen = RunnerOptions(runner="DataflowRunner", beam_options=options)
+    # It asks the bucket's server, and without a network again and again for five minutes.
+    monkeypatch.setattr(
+        "apache_beam.options.pipeline_options.GoogleCloudOptions"
+        "._warn_if_soft_delete_policy_enabled",
+        lambda *arguments: None,
+    )
     with pytest.raises(UserError, match=r"pip install -e '\.\[dataflow\]'"):
         for_each([1], runner_work.fail, options=chosen, label="fail")

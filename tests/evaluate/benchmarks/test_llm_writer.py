@@ -171,11 +171,9 @@ def test_a_game_without_a_valid_answer_is_skipped_with_the_reason(tmp_path, answ
         assert reason.startswith("asked 2 times, no valid answer: ")
         assert message in reason
         again = write(tmp_path, server, attempts=2)
-        assert len(server.questions) == 5  # what was answered is on disk, also what was wrong
+        assert len(server.questions) == 7  # valid answers are on disk, the others asked for again
         assert (again.benchmark, again.skipped) == (found.benchmark, found.skipped)
-        assert (again.usage.requests, again.usage.cached) == (0, 4)
-        write(tmp_path, server, attempts=3)
-        assert len(server.questions) == 8  # more attempts may better it
+        assert (again.usage.requests, again.usage.cached) == (2, 3)
 
 
 def test_a_fence_is_taken_off(tmp_path):
@@ -240,7 +238,7 @@ def test_a_busy_server_is_asked_again_and_reported(tmp_path):
         found = write_games(LISTS, settings, **options, on_wait=message.append)
     assert (len(found.benchmark.games), found.usage.requests, found.usage.answered) == (2, 3, 2)
     assert len(message) == 1
-    assert message[0].startswith(f"{server.endpoint}: busy, or no answer within")
+    assert message[0].startswith(f"{server.endpoint}: answers 429: sending the request again")
 
 
 def test_the_command(tmp_path, capsys):

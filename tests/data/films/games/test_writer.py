@@ -423,9 +423,9 @@ def torn(records):
             os.kill(os.getpid(), signal.SIGKILL)
         yield record
 
-def write_some(self, split, shard, records):
+def write_some(self, split, shard, records, **options):
     written.append((split, shard))
-    return write(self, split, shard, torn(records))
+    return write(self, split, shard, torn(records), **options)
 
 ShardedDataset.write = write_some
 sys.exit(main(sys.argv[1:]))
