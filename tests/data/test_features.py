@@ -300,9 +300,9 @@ from animegamer_jax.configs import ShotEncoderConfig
 
 write = ShardedDataset.write
 
-def tell(self, split, shard, records):
+def tell(self, split, shard, records, **options):
     print("wrote", split, shard, flush=True)
-    return write(self, split, shard, records)
+    return write(self, split, shard, records, **options)
 
 ShardedDataset.write = tell
 sys.exit(main(json.loads(sys.argv[1])))
