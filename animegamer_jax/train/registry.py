@@ -15,10 +15,10 @@ STAGES = ("foundations", "warmup", "decoder", "mllm", "adapt", "distill")
 # CLIP and T5 need games, the VAE needs CLIP, the transformer needs features, made with these three.
 PARTS = ("clip", "t5", "vae", "dit")
 _CLASSES = {  # imported only when needed
-    "clip": "clip:CLIPStage",
-    "t5": "t5:T5Stage",
-    "vae": "vae:VAEStage",
-    "dit": "dit:DiTStage",
+    "clip": "foundations.clip:CLIPStage",
+    "t5": "foundations.t5:T5Stage",
+    "vae": "foundations.vae:VAEStage",
+    "dit": "foundations.dit:DiTStage",
     "warmup": "decoder:WarmupStage",
     "decoder": "decoder:DecoderStage",
     "mllm": "mllm:MLLMStage",

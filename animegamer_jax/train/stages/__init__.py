@@ -1,7 +1,7 @@
 """The training stages: a module each, and what they share.
 
 base, recipe          what a stage is, and how it is trained
-clip t5 vae dit       the toy's foundations, which the paper takes ready-made
+foundations/          the toy's foundations, which the paper takes ready-made
 decoder               warm-up and joint stage of shot encoder and decoder
 mllm, adapt           the language model; the decoder on its predictions
 distill               a student of the decoder; its losses are in distillation

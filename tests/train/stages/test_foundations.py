@@ -34,27 +34,26 @@ from animegamer_jax.models.vae import VAE, ResBlock, split_moments
 from animegamer_jax.sharding import make_mesh
 from animegamer_jax.train.registry import PARTS, find_stage
 from animegamer_jax.train.stages.base import DataSource
-from animegamer_jax.train.stages.clip import (
+from animegamer_jax.train.stages.flops import count_matmul_flops
+from animegamer_jax.train.stages.foundations.clip import (
     CLIPRecipe,
     CLIPStage,
     contrastive_loss,
     same_rows,
 )
-from animegamer_jax.train.stages.dit import (
+from animegamer_jax.train.stages.foundations.dit import (
     DiTRecipe,
     DiTStage,
     open_gates,
 )
-from animegamer_jax.train.stages.flops import count_matmul_flops
-from animegamer_jax.train.stages.recipe import OptimizerConfig
-from animegamer_jax.train.stages.t5 import (
+from animegamer_jax.train.stages.foundations.t5 import (
     Masked,
     T5Recipe,
     T5Stage,
     mask_tokens,
     predict_tokens,
 )
-from animegamer_jax.train.stages.vae import (
+from animegamer_jax.train.stages.foundations.vae import (
     VAERecipe,
     VAEStage,
     crop_clips,
@@ -64,6 +63,7 @@ from animegamer_jax.train.stages.vae import (
     psnr,
     start_calmly,
 )
+from animegamer_jax.train.stages.recipe import OptimizerConfig
 
 COMMON: dict[str, Any] = {
     "steps": 10,
