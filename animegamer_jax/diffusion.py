@@ -254,7 +254,7 @@ def guide(
     return guided
 
 
-def _levels_at(
+def levels_at(
     schedule: Schedule, timestep: Int[Array, " b"]
 ) -> tuple[Float[Array, "b 1 1 1 1"], Float[Array, "b 1 1 1 1"]]:
     """Returns signal and noise levels of training steps, shaped to multiply latents."""
@@ -275,7 +275,7 @@ def add_noise(
 
     x_t = s x + sqrt(1 - s^2) eps and v = s eps - sqrt(1 - s^2) x (arXiv 2202.00512, appendix D).
     """
-    signal, noise_level = _levels_at(schedule, timestep)
+    signal, noise_level = levels_at(schedule, timestep)
     return signal * clean + noise_level * noise, signal * noise - noise_level * clean
 
 
@@ -294,7 +294,7 @@ def v_of_clean(
     guess itself if `std` is 0, and mostly the noised latents where the noise is smaller than `std`.
     Then v = (s x_t - x) / n, from the two equations of `add_noise`.
     """
-    signal, noise_level = _levels_at(schedule, jnp.round(timestep).astype(jnp.int32))
+    signal, noise_level = levels_at(schedule, jnp.round(timestep).astype(jnp.int32))
     x, clean = x.astype(jnp.float32), clean.astype(jnp.float32)
     spread = signal**2 * std**2 + noise_level**2
     return noise_level * (signal * (1 - std**2) * x - clean) / spread

@@ -11,10 +11,14 @@ from animegamer_jax.bench.programs import Program
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.configs import SIZES, Dtype
 from animegamer_jax.sharding import PLANS, make_mesh, use_plan
-from animegamer_jax.train.optimizer import make_optimizer
 from animegamer_jax.train.registry import find_stage
 from animegamer_jax.train.stages.base import Stage
-from animegamer_jax.train.step import make_state, make_train_step, state_shardings
+from animegamer_jax.train.step import (
+    make_state,
+    make_train_step,
+    stage_optimizer,
+    state_shardings,
+)
 
 # By name of the program: stage, part, and the networks that the stage loads.
 STAGES: Mapping[str, tuple[str, str | None, tuple[NetworkName, ...]]] = {
@@ -66,9 +70,7 @@ def training_program(
     mesh, plan = make_mesh(devices=jax.devices()[:1]), PLANS["replicated"]
     with use_plan(plan):
         networks = stage.load(bundle, mesh=mesh)
-        optimizer = make_optimizer(
-            recipe.optimizer, steps=recipe.steps, rate_factors=stage.rate_factors()
-        )
+        optimizer = stage_optimizer(stage)
         state = make_state(networks, stage, optimizer, mesh=mesh)
         step = make_train_step(stage, optimizer, shardings=state_shardings(state, mesh))
     return Program(

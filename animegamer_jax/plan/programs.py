@@ -26,12 +26,16 @@ from animegamer_jax.plan.abstract_inputs import AbstractBundle, write_tokenizer
 from animegamer_jax.protocol import PAPER, Layout
 from animegamer_jax.sharding import ShardingPlan, network_rules, param_shardings, use_plan
 from animegamer_jax.tokenizer import Tokenizer
-from animegamer_jax.train.optimizer import make_optimizer
 from animegamer_jax.train.registry import find_stage
 from animegamer_jax.train.stages.base import Stage
 from animegamer_jax.train.stages.mllm import MLLMStage
 from animegamer_jax.train.stages.recipe import Recipe
-from animegamer_jax.train.step import abstract_state, batch_sharding, make_train_step
+from animegamer_jax.train.step import (
+    abstract_state,
+    batch_sharding,
+    make_train_step,
+    stage_optimizer,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,9 +110,7 @@ def stage_program(
         recipe: Recipe = stage.recipe
         with use_plan(plan):
             networks = stage.load(bundle, mesh=mesh)
-            optimizer = make_optimizer(
-                recipe.optimizer, steps=recipe.steps, rate_factors=stage.rate_factors()
-            )
+            optimizer = stage_optimizer(stage)
             state, shardings = abstract_state(networks, stage, optimizer, mesh=mesh)
             batch = _abstract(stage.sample_spec(), batch_sharding(mesh), recipe.batch_size)
         key = jax.eval_shape(lambda: jax.random.key(0))

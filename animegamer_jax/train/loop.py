@@ -16,7 +16,7 @@ from animegamer_jax.storage.paths import user_errors
 from animegamer_jax.train.checkpoint import Checkpoints
 from animegamer_jax.train.evaluation import Evaluator
 from animegamer_jax.train.metric_logger import MetricLogger, Throughput
-from animegamer_jax.train.optimizer import make_optimizer
+from animegamer_jax.train.optimizer import make_schedule
 from animegamer_jax.train.result import write_result
 from animegamer_jax.train.run import TrainingRun
 from animegamer_jax.train.signals import StopSignals
@@ -27,6 +27,7 @@ from animegamer_jax.train.step import (
     first_bad_tensor,
     make_state,
     make_train_step,
+    stage_optimizer,
     state_shardings,
 )
 
@@ -44,9 +45,7 @@ def train(run: TrainingRun) -> int:
     """
     stage, recipe, mesh = run.stage, run.stage.recipe, run.mesh
     key, eval_key = jax.random.split(jax.random.key(recipe.seed))
-    optimizer = make_optimizer(
-        recipe.optimizer, steps=recipe.steps, rate_factors=stage.rate_factors()
-    )
+    optimizer = stage_optimizer(stage)
     with contextlib.ExitStack() as resources:
         # Restore. What may be refused comes first, what takes memory last.
         samples, held_out, run_config = _open_data(run)
@@ -85,8 +84,8 @@ def train(run: TrainingRun) -> int:
         resources.callback(logger.close)
         logger.print(_describe(state, stage))
         if (before := checkpoints.stretched_from) is not None:
-            rates = (make_optimizer(recipe.optimizer, steps=n) for n in (before, recipe.steps))
-            old, new = (float(jax.numpy.asarray(rate.learning_rate(step))) for rate in rates)
+            rates = (make_schedule(recipe.optimizer, steps=n) for n in (before, recipe.steps))
+            old, new = (float(jax.numpy.asarray(rate(step))) for rate in rates)
             logger.print(
                 f"{stage.name}: made longer, from {before} to {recipe.steps} steps: the learning "
                 f"rate's cosine now ends there, so the rate of step {step + 1} is {new:.3g} "

@@ -16,7 +16,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from animegamer_jax.sharding import param_shardings, partition_spec
-from animegamer_jax.train.optimizer import Optimizer, average_decay, parameter_path, update_average
+from animegamer_jax.train.optimizer import (
+    Optimizer,
+    average_decay,
+    make_optimizer,
+    parameter_path,
+    update_average,
+)
 from animegamer_jax.train.stages.base import Scalars, Stage, StageNetworks
 
 
@@ -42,6 +48,12 @@ class TrainState(NamedTuple):
 
 Metrics = dict[str, Array]
 StepFunction = Callable[[TrainState, Any, Key[Array, ""]], tuple[TrainState, Metrics]]
+
+
+def stage_optimizer(stage: Stage[Any]) -> Optimizer:
+    """Returns the optimizer of a stage's recipe."""
+    recipe = stage.recipe
+    return make_optimizer(recipe.optimizer, steps=recipe.steps, rate_factors=stage.rate_factors())
 
 
 def split_networks(networks: StageNetworks, stage: Stage[Any]) -> tuple[Any, nnx.State, nnx.State]:

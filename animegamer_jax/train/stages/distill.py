@@ -19,6 +19,7 @@ from animegamer_jax import diffusion
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.configs import ModelConfig
 from animegamer_jax.errors import UserError
+from animegamer_jax.game.rollout import latent_shape
 from animegamer_jax.models.dit import DiT
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.train.stages.adapt import PredictionRecipe, PredictionStage
@@ -163,15 +164,12 @@ class DistillStage(PredictionStage[DistillRecipe]):
         def network(dit: DiT, condition: Float[Array, "b n r"]) -> PredictV:
             return lambda x, timestep: dit(x, timestep=timestep, motion=motion, context=condition)
 
-        dit = self.config.dit
-        assert dit is not None
-        shape = dit.latent_frames, dit.latent_height, dit.latent_width, dit.latent_channels
         losses = distillation_losses(
             student=network(networks["dit"], context),
             fake=network(networks["fake"], context),
             teacher=network(networks["teacher"], context),
             unconditional=None if recipe.guidance == 1 else network(networks["teacher"], nothing),
-            noise=jax.random.normal(start, (len(context), *shape)),
+            noise=jax.random.normal(start, (len(context), *latent_shape(networks["dit"]))),
             schedule=self._schedule,
             key=draw,
             guidance=recipe.guidance,

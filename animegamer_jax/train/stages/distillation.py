@@ -30,9 +30,9 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
-from animegamer_jax.diffusion import SamplerTable, Schedule, make_sampler_table
+from animegamer_jax.diffusion import Schedule, levels_at
 
 Method = Literal["tdm", "dmd"]
 Latents = Float[Array, "b f h w c"]
@@ -79,17 +79,31 @@ def student_path(schedule: Schedule) -> Path:
     return Path(*map(np.float32, columns), lowest=lowest, highest=highest)
 
 
-def walk(predict_v: PredictV, noise: Latents, table: SamplerTable) -> Float[Array, "k b f h w c"]:
-    """Returns the noised latents before each step of a student's table, the first of them noise."""
+def take_step(x: Latents, v: Latents, step: Path) -> tuple[Latents, Latents]:
+    """Returns the clip that a student sees in noised latents, and where its step ends.
 
-    def step(x: Latents, row: Any) -> tuple[Latents, Latents]:
-        v = predict_v(x, jnp.full(len(x), row.timestep)).astype(jnp.float32)
-        clean = row.signal * x - row.noise_level * v
-        after = row.on_x * x + row.on_denoised * clean
+    Args:
+        x: Noised latents at the step's start.
+        v: The network's answer.
+        step: The step of all latents, or of each.
+    """
+    signal, noise_level, next_signal, next_noise_level = map(
+        _as_factor, (step.signal, step.noise_level, step.next_signal, step.next_noise_level)
+    )
+    clean = signal * x - noise_level * v
+    return clean, next_signal * clean + next_noise_level * (noise_level * x + signal * v)
+
+
+def walk(predict_v: PredictV, noise: Latents, path: Path) -> Float[Array, "k b f h w c"]:
+    """Returns the noised latents before each step of a student's path, the first of them noise."""
+
+    def follow(x: Latents, step: Path) -> tuple[Latents, Latents]:
+        v = predict_v(x, jnp.full(len(x), step.timestep)).astype(jnp.float32)
+        after = take_step(x, v, step)[1]
         return after, after
 
-    rows = jax.tree.map(lambda column: jnp.asarray(column[:-1]), table)
-    _, after = jax.lax.scan(step, noise, rows)
+    steps = jax.tree.map(lambda column: jnp.asarray(column[:-1]), path)
+    _, after = jax.lax.scan(follow, noise, steps)
     return jnp.concatenate([noise[None], after])
 
 
@@ -125,30 +139,25 @@ def distillation_losses(
         guidance: Guidance scale w of the teacher.
         method: Method of the module's description.
     """
-    table = make_sampler_table(schedule, len(schedule.student_timesteps))
     path = student_path(schedule)
     step_key, time_key, noise_key = jax.random.split(key, 3)
     rows = jnp.arange(len(noise))
     number = jax.random.randint(step_key, rows.shape, 0, len(path.timestep))
-    row = jax.tree.map(lambda column: jnp.asarray(column)[number], path)
-    x = jax.lax.stop_gradient(walk(student, noise, table))[number, rows]
-    signal, noise_level = _as_factor(row.signal), _as_factor(row.noise_level)
-    v = student(x, row.timestep).astype(jnp.float32)
-    made = signal * x - noise_level * v
-    lowest, highest = row.lowest, row.highest
+    step = jax.tree.map(lambda column: jnp.asarray(column)[number], path)
+    x = jax.lax.stop_gradient(walk(student, noise, path))[number, rows]
+    made, end = take_step(x, student(x, step.timestep).astype(jnp.float32), step)
+    lowest, highest = step.lowest, step.highest
     if method == "dmd":
         lowest = jnp.full_like(lowest, _LEAST_STEP)
         highest = jnp.full_like(highest, schedule.num_train_steps - 1 - _MARGIN)
     t = jax.random.randint(time_key, rows.shape, lowest, highest + 1)
     z = jax.random.normal(noise_key, noise.shape)
-    s, n = _levels(schedule, t)
+    s, n = levels_at(schedule, t)
     if method == "dmd":
         noised = s * made + n * z
     else:
-        end_signal, end_noise = _as_factor(row.next_signal), _as_factor(row.next_noise_level)
-        end = end_signal * made + end_noise * (noise_level * x + signal * v)
-        share = s / end_signal
-        rest = jnp.maximum(n**2 - (share * end_noise) ** 2, 0)
+        share = s / _as_factor(step.next_signal)
+        rest = jnp.maximum(n**2 - (share * _as_factor(step.next_noise_level)) ** 2, 0)
         noised = share * end + jnp.sqrt(rest) * z
     noised, fixed = jax.lax.stop_gradient((noised, made))
     at = t.astype(jnp.float32)
@@ -176,15 +185,7 @@ def distillation_losses(
     return Losses(student_loss, snr * omega * _mean((followed - fixed) ** 2))
 
 
-def _levels(
-    schedule: Schedule, t: Int[Array, " b"]
-) -> tuple[Float[Array, "b 1 1 1 1"], Float[Array, "b 1 1 1 1"]]:
-    signal = schedule.signal_levels()
-    noise_level = np.sqrt(1 - signal**2)
-    return _as_factor(jnp.float32(signal)[t]), _as_factor(jnp.float32(noise_level)[t])
-
-
-def _as_factor(x: Float[Array, " b"]) -> Float[Array, "b 1 1 1 1"]:
+def _as_factor(x: Float[Array, "*b"]) -> Float[Array, "b2 1 1 1 1"]:
     return x.reshape(-1, 1, 1, 1, 1)
 
 

@@ -72,7 +72,9 @@ def test_play_walks_the_same_path():
         return diffusion.sample(predict_v, state, rows, noise=lambda i: jnp.nan_to_num(i * 0.0))
 
     state = functools.reduce(step, range(4), diffusion.start_sampler(noise()))
-    np.testing.assert_allclose(walk(teacher, noise(), table), np.stack(seen), atol=1e-5)
+    np.testing.assert_allclose(
+        walk(teacher, noise(), student_path(SCHEDULE)), np.stack(seen), atol=1e-5
+    )
     np.testing.assert_allclose(state.x, state.denoised, atol=1e-6)
     v = teacher(jnp.asarray(seen[-1]), jnp.full(len(seen[-1]), 399.0))
     levels = SCHEDULE.signal_levels()[399]
@@ -153,7 +155,7 @@ def test_a_student_learns_its_teachers_distribution(method, steps):
     With "dmd" the fake network sees a mixture of the clips of all steps, so only one step is exact.
     """
     schedule = Schedule(student_timesteps=steps)
-    table = make_sampler_table(schedule, len(steps))
+    path = student_path(schedule)
 
     def student(params):
         def predict_v(x, timestep):
@@ -165,7 +167,7 @@ def test_a_student_learns_its_teachers_distribution(method, steps):
         return predict_v
 
     def clips(params):
-        x = walk(student(params), noise(7, (4096, *SHAPE[1:])), table)[-1]
+        x = walk(student(params), noise(7, (4096, *SHAPE[1:])), path)[-1]
         v = student(params)(x, jnp.full(len(x), float(steps[-1])))
         s = SCHEDULE.signal_levels()[steps[-1]]
         return s * x - np.sqrt(1 - s**2) * v
