@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.serve.engine import TurnRequest, is_whole
+from animegamer_jax.serve.engine import TurnRequest, whole_number
 from animegamer_jax.serve.limits import current_client
 from animegamer_jax.storage.serialization import shown
 
@@ -191,9 +191,7 @@ def _check(parameter: inspect.Parameter, value: Any) -> Any:
     if value is None and parameter.default is not parameter.empty:
         return parameter.default
     if parameter.annotation is int:
-        if value is None or not is_whole(value):
-            raise UserError(f"{parameter.name}: expected a whole number, found {shown(value)}")
-        return int(value)
+        return whole_number(parameter.name, value)
     optional = parameter.annotation is not str and value is None
     if not (isinstance(value, str) or optional):
         raise UserError(f"{parameter.name}: expected a text, found {shown(value)}")

@@ -4,14 +4,19 @@ import ipaddress
 import os
 import socket
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.configs import Dtype
 from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.saved_game import History
+from animegamer_jax.serve.limits import Limits
 
 _DEFAULT_MAX_STEPS = 100  # of a turn, if the model does not take more
+_LIMITS = Limits()
 
 
 def serve(
@@ -29,11 +34,7 @@ def serve(
     max_steps: int | None = None,
     client_games: int = 16,
     client_turns: int = 8,
-    client_requests: int = 1200,
-    client_connections: int = 100,
-    client_upload_mb: int = 512,
-    uploads_mb: int = 4096,
-    uploads_minutes: int = 120,
+    limits: Annotated[Limits, tyro.conf.arg(name="")] = _LIMITS,
     allowed_hosts: tuple[str, ...] = (),
     trusted_proxies: tuple[str, ...] = (),
     shutdown_seconds: int = 30,
@@ -60,11 +61,7 @@ def serve(
         client_games: Most open games of one client, whose least recently used game is closed to
             make room.
         client_turns: Most turns of one client that wait or are played.
-        client_requests: Most requests of one client in a minute, without the page's own files.
-        client_connections: Most requests of one client at the same time.
-        client_upload_mb: Most MB that one client may upload in an hour.
-        uploads_mb: Most MB of uploads and copies of clips that are kept, of all clients together.
-        uploads_minutes: Age in minutes after which they are deleted.
+        limits: Limits of a client, and of all of them together.
         allowed_hosts: Names under which the server may be asked for, besides --host and localhost;
             `*` for all. With --host 0.0.0.0 any address and the machine's own name are allowed.
         trusted_proxies: Addresses or networks of reverse proxies, whose X-Forwarded-For names the
@@ -79,11 +76,11 @@ def serve(
         ("--max-steps", max_steps, 1, 1000),
         ("--client-games", client_games, 1, 100_000),
         ("--client-turns", client_turns, 1, 100_000),
-        ("--client-requests", client_requests, 1, 10_000_000),
-        ("--client-connections", client_connections, 1, 100_000),
-        ("--client-upload-mb", client_upload_mb, 0, 1_000_000),
-        ("--uploads-mb", uploads_mb, 1, 10_000_000),
-        ("--uploads-minutes", uploads_minutes, 1, 1_000_000),
+        ("--client-requests", limits.client_requests, 1, 10_000_000),
+        ("--client-connections", limits.client_connections, 1, 100_000),
+        ("--client-upload-mb", limits.client_upload_mb, 0, 1_000_000),
+        ("--uploads-mb", limits.uploads_mb, 1, 10_000_000),
+        ("--uploads-minutes", limits.uploads_minutes, 1, 1_000_000),
         ("--shutdown-seconds", shutdown_seconds, 0, 3600),
     ):
         if value is not None and not low <= value <= high:
@@ -99,7 +96,6 @@ def serve(
     from animegamer_jax.media.video import enlarged_size
     from animegamer_jax.serve.engine import Engine, suitable_batches
     from animegamer_jax.serve.game_store import GameModel, GameStore
-    from animegamer_jax.serve.limits import Limits
     from animegamer_jax.serve.monitor import Monitor, show_log
     from animegamer_jax.serve.server import ServerOptions, run
 
@@ -130,13 +126,7 @@ def serve(
         host=host,
         port=port,
         auth=tuple(pairs),
-        limits=Limits(
-            client_requests=client_requests,
-            client_connections=client_connections,
-            client_upload_mb=client_upload_mb,
-            uploads_mb=uploads_mb,
-            uploads_minutes=uploads_minutes,
-        ),
+        limits=limits,
         allowed_hosts=allowed_hosts,
         trusted_proxies=trusted_proxies,
         shutdown_seconds=shutdown_seconds,

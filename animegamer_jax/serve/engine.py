@@ -304,7 +304,7 @@ class Engine:
             ("window", window, 1, self.player.window),
             ("steps", steps, 1, self.max_steps),
         ):
-            if value is not None and not (is_whole(value) and low <= value <= high):
+            if value is not None and not (_is_whole(value) and low <= value <= high):
                 raise UserError(
                     f"{name}: expected a whole number, {low} to {high}, found {shown(value)}"
                 )
@@ -511,7 +511,18 @@ class Engine:
             request.end("done")
 
 
-def is_whole(value: Any) -> bool:
+def whole_number(name: str, value: Any) -> int:
+    """Returns a value of any type that must be a whole number.
+
+    Raises:
+        UserError: it is none.
+    """
+    if not _is_whole(value):
+        raise UserError(f"{name}: expected a whole number, found {shown(value)}")
+    return int(value)
+
+
+def _is_whole(value: Any) -> bool:
     """Returns whether a value of any type is a whole number; browsers send numbers as floats."""
     if isinstance(value, float):
         return value.is_integer()

@@ -28,11 +28,11 @@ from animegamer_jax.serve.limits import (
     Uploads,
     client_of,
 )
-from animegamer_jax.serve.monitor import Monitor, endpoint_of
+from animegamer_jax.serve.monitor import PAGE_FILES, Monitor, endpoint_of
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _ANY = ("0.0.0.0", "::")
-_FREE = ("/assets", "/static", "/health", "/metrics")  # not counted as a client's requests
+_FREE = (*PAGE_FILES, "/health", "/metrics")  # not counted as a client's requests
 # Gradio's page has inline scripts and styles, and makes functions of its `js` handlers.
 _HEADERS = {
     "content-security-policy": (

@@ -9,8 +9,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from gradio.context import LocalContext
-
 from animegamer_jax.errors import UserError
 
 MAX_UPLOAD_MB = 256  # of one request
@@ -22,16 +20,16 @@ _FRESH_SECONDS = 600.0  # an upload is not deleted sooner, even when room is sho
 _LOGIN_SECONDS, _MAX_LOGIN_SECONDS = 1.0, 60.0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of a server.
+    """Limits of a client, and of all of them together.
 
     Attributes:
-        client_requests: Requests of a client in a minute, without the page's own files.
-        client_connections: Requests of a client at the same time.
-        client_upload_mb: MB that a client may upload in an hour.
-        uploads_mb: MB of uploads and of copies of clips that are kept, of all clients together.
-        uploads_minutes: Age after which they are deleted.
+        client_requests: Most requests of one client in a minute, without the page's own files.
+        client_connections: Most requests of one client at the same time.
+        client_upload_mb: Most MB that one client may upload in an hour.
+        uploads_mb: Most MB of uploads and copies of clips that are kept, of all clients together.
+        uploads_minutes: Age in minutes after which they are deleted.
     """
 
     client_requests: int = 1200
@@ -56,6 +54,8 @@ def client_of(host: str | None) -> str:
 
 def current_client() -> str:
     """Returns the client whose request Gradio is handling: account or address; "" outside one."""
+    from gradio.context import LocalContext
+
     request = LocalContext.request.get(None)
     if request is None:
         return ""

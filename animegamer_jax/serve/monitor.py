@@ -26,7 +26,8 @@ _ENDPOINTS = (
     "/gradio_api/call", "/gradio_api/run", "/gradio_api/api", "/gradio_api/cancel",
     "/gradio_api/reset", "/gradio_api/login_check",
 )  # fmt: skip
-_QUIET = ("/assets", "/static")  # the page's own files: a hundred of them a visit
+PAGE_FILES = ("/assets", "/static")
+"""Paths of the page's own files, a hundred of them a visit."""
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ class Monitor:
         endpoint = endpoint_of(path)
         method = method if method in ("GET", "POST", "HEAD", "OPTIONS") else "other"
         self._requests.labels(endpoint, method, status).inc()
-        level = logging.DEBUG if endpoint in _QUIET else logging.INFO
+        level = logging.DEBUG if endpoint in PAGE_FILES else logging.INFO
         log.log(level, "%s %s %s %d %.0f ms", client, method, endpoint, status, 1000 * seconds)
 
     def count_turn(self, request: TurnRequest) -> None:

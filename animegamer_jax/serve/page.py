@@ -19,11 +19,10 @@ from animegamer_jax.media.pictures import read_picture
 from animegamer_jax.serve import view
 from animegamer_jax.serve.api import Api, Blocks, answering
 from animegamer_jax.serve.archive import pack_game
-from animegamer_jax.serve.engine import Engine, TurnRequest, is_whole
+from animegamer_jax.serve.engine import Engine, TurnRequest, whole_number
 from animegamer_jax.serve.game_store import GameStore
 from animegamer_jax.serve.limits import FileWork, current_client
 from animegamer_jax.storage.paths import user_errors
-from animegamer_jax.storage.serialization import shown
 
 Number = int | float  # as a browser sends it
 
@@ -55,9 +54,7 @@ class Page:
 
     def build(self) -> gr.Blocks:
         """Builds the page without launching it."""
-        # Every hour, copies older than a day are deleted from Gradio's cache.
-        cache = (3600, 86_400)
-        with Blocks(title=self.title, analytics_enabled=False, delete_cache=cache) as blocks:
+        with Blocks(title=self.title, analytics_enabled=False) as blocks:
             self._lay_out()
             self._connect(blocks)
             Api(self).add()
@@ -488,10 +485,7 @@ def _options(settings: Sequence[Number]) -> dict[str, int]:
     """
     level, _, window, steps = settings
     options = {"level": level or 0, "window": window, "steps": steps}
-    for name, value in options.items():
-        if not is_whole(value):
-            raise UserError(f"{name}: expected a whole number, found {shown(value)}")
-    return {name: int(value) for name, value in options.items()}
+    return {name: whole_number(name, value) for name, value in options.items()}
 
 
 @contextlib.contextmanager
