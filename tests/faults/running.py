@@ -75,31 +75,22 @@ def _subjects(options: argparse.Namespace) -> list[Subject]:
     return [subject for subject in SUBJECTS if re.search(options.kind, subject.name)]
 
 
-def _operations(options: argparse.Namespace) -> dict[str, int] | None:
+def _of_commands(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns what kills and disks have in common."""
     file = options.out / "operations.json"
-    return json.loads(file.read_text()) if file.exists() else None
+    return {
+        "seed": options.seed,
+        "subjects": _subjects(options),
+        "operations": json.loads(file.read_text()) if file.exists() else None,
+    }
 
 
 def _make_kills(seeds: Path, folder: Path, options: argparse.Namespace) -> KillCases:
-    return KillCases(
-        seeds,
-        folder,
-        seed=options.seed,
-        kills=options.kills,
-        subjects=_subjects(options),
-        operations=_operations(options),
-    )
+    return KillCases(seeds, folder, kills=options.kills, **_of_commands(options))
 
 
 def _make_disks(seeds: Path, folder: Path, options: argparse.Namespace) -> DiskCases:
-    return DiskCases(
-        seeds,
-        folder,
-        seed=options.seed,
-        disks=options.disks,
-        subjects=_subjects(options),
-        operations=_operations(options),
-    )
+    return DiskCases(seeds, folder, disks=options.disks, **_of_commands(options))
 
 
 _PARTS: dict[str, Callable[[Path, Path, argparse.Namespace], Any]] = {

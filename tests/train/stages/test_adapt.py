@@ -9,15 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from tiny_games import batch_of, make_key, make_stage, run, write_model
-from tiny_sets import write_features_set
+from tiny_games import make_key, make_stage, run
 from tiny_stage import arrays, one_device
 
-from animegamer_jax.bundle.bundle import Bundle, abstract_network
+from animegamer_jax.bundle.bundle import abstract_network
 from animegamer_jax.convert.rules import load
 from animegamer_jax.convert.sources import open_torch
 from animegamer_jax.convert.tables.dit import infer_config, rules
-from animegamer_jax.data.samples import AdaptSample
 from animegamer_jax.errors import UserError
 from animegamer_jax.models import vae
 from animegamer_jax.protocol import RELEASED
@@ -50,28 +48,8 @@ def read(name: str) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def features(tmp_path_factory):
-    return write_features_set(tmp_path_factory.mktemp("features") / "set", 2)
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory) -> Bundle:
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
 def stage(bundle) -> AdaptStage:
     return make_stage(AdaptStage, RECIPE, bundle)
-
-
-@pytest.fixture(scope="module")
-def networks(stage, bundle) -> dict[str, Any]:
-    return stage.load(bundle, mesh=one_device())
-
-
-@pytest.fixture(scope="module")
-def batch(stage, features) -> AdaptSample:
-    return batch_of(stage, features, 8)
 
 
 def test_the_loss_under_the_language_models_context_is_the_recorded_one():

@@ -69,11 +69,6 @@ def stage(bundle) -> DecoderStage:
 
 
 @pytest.fixture(scope="module")
-def networks(stage, bundle) -> dict[str, Any]:
-    return stage.load(bundle, mesh=one_device())
-
-
-@pytest.fixture(scope="module")
 def batch(stage, features) -> Any:
     return jax.tree.map(jnp.asarray, batch_of(stage, features, 8))
 

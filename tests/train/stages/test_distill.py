@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_games import batch_of, make_key, make_stage, run, write_model
-from tiny_sets import write_features_set
+from tiny_games import make_key, make_stage, run
 from tiny_stage import one_device
 
 from animegamer_jax.bundle.bundle import Bundle
@@ -29,23 +28,8 @@ RECIPE = DistillRecipe(
 
 
 @pytest.fixture(scope="module")
-def features(tmp_path_factory):
-    return write_features_set(tmp_path_factory.mktemp("features") / "set", 2)
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory) -> Bundle:
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
 def stage(bundle) -> DistillStage:
     return make_stage(DistillStage, RECIPE, bundle)
-
-
-@pytest.fixture(scope="module")
-def batch(stage, features) -> Any:
-    return batch_of(stage, features, 8)
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +77,7 @@ def test_the_fake_network_learns_at_its_own_rate(trained):
     assert farthest("fake") == pytest.approx(5 * farthest("dit"), rel=0.3)
 
 
-def test_the_conditions_are_predictions_and_true_shots(stage, bundle, batch):
-    networks = stage.load(bundle, mesh=one_device())
-
+def test_the_conditions_are_predictions_and_true_shots(stage, networks, batch):
     @jax.jit
     def contexts(networks, batch):
         true = networks["encoder"](batch.game.text[:, -1], batch.game.image[:, -1])
@@ -119,9 +101,8 @@ def test_the_result_plays_with_its_own_steps(stage, bundle):
     assert dataclasses.replace(protocol, **back) == bundle.protocol
 
 
-def test_what_a_look_shows(stage, bundle, batch):
+def test_what_a_look_shows(stage, networks, batch):
     """Clips by the student's own steps, whatever number the recipe names."""
-    networks = stage.load(bundle, mesh=one_device())
     (pairs,) = stage.evaluate(networks, jax.tree.map(jnp.asarray, batch), make_key()).clips.values()
     assert len(pairs) == RECIPE.eval_clips
 

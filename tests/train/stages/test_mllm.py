@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_games import batch_of, make_key, make_stage, run, write_model
+from tiny_games import make_key, make_stage, run, write_model
 from tiny_sets import write_features_set
 from tiny_stage import arrays, one_device
 
@@ -52,23 +52,8 @@ def features(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory) -> Bundle:
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
 def stage(bundle) -> MLLMStage:
     return make_stage(MLLMStage, CALM, bundle)
-
-
-@pytest.fixture(scope="module")
-def networks(stage, bundle) -> dict[str, Any]:
-    return stage.load(bundle, mesh=one_device())
-
-
-@pytest.fixture(scope="module")
-def batch(stage, features) -> GameSample:
-    return batch_of(stage, features, 8)
 
 
 # --- sequences ------------------------------------------------------------------------------
