@@ -14,9 +14,12 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from etils import epath
+
 from animegamer_jax.devices import has_tpu
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, first_line
 from animegamer_jax.progress import print_status
+from animegamer_jax.storage.locks import only_writer
 from animegamer_jax.storage.serialization import flattened
 
 _CLUSTERS = ("JAX_COORDINATOR_ADDRESS", "SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri")
@@ -107,7 +110,7 @@ class HostOptions:
                 **arguments, initialization_timeout=self.connect_seconds + _JAX_MARGIN
             )
         except (RuntimeError, ValueError, OSError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            reason = first_line(error, most=200)
             if not arguments and "coordinator_address" in reason:  # JAX has found no other host
                 return
             raise UserError(f"the hosts cannot join: {reason}") from error
@@ -156,6 +159,24 @@ def raise_on_all_hosts() -> Iterator[None]:
                 raise UserError(f"host {host}: {found}")
     if own is not None:
         raise own
+
+
+@contextlib.contextmanager
+def only_run(path: epath.PathLike) -> Iterator[None]:
+    """Keeps out other runs that write to a folder, as `only_writer` does for one host.
+
+    All hosts of a run must reach the block; host 0 holds the lock for them.
+
+    Raises:
+        UserError: on every host, another process is writing there.
+    """
+    import jax
+
+    with contextlib.ExitStack() as stack:
+        with raise_on_all_hosts():
+            if jax.process_index() == 0:
+                stack.enter_context(only_writer(path))
+        yield
 
 
 def check_agreement(settings: Mapping[str, Any]) -> None:

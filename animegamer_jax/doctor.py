@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 from animegamer_jax import __version__, extras
 from animegamer_jax.devices import has_tpu, keep_compiled_programs, processor
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, first_line
 
 _NAME = "animegamer-jax"
 _ROOT = Path(__file__).parents[1]
@@ -237,8 +237,7 @@ def examine() -> dict[str, Any]:
     try:
         report["devices"], report["sizes"] = find_devices(), find_sizes()
     except (ImportError, RuntimeError) as error:
-        line = next(iter(str(error).splitlines()), type(error).__name__)
-        todo.append(f"JAX does not start: {line}")
+        todo.append(f"JAX does not start: {first_line(error)}")
         return report
     everything = {package.name: package for found in packages.values() for package in found}
     everything |= {package.name: package for package in plain}

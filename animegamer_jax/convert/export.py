@@ -22,7 +22,7 @@ from animegamer_jax.configs import ModelConfig
 from animegamer_jax.convert import rules as tables
 from animegamer_jax.convert.networks import exported_config, placement_of, table_of
 from animegamer_jax.convert.sources import write_safetensors, write_torch
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, first_line
 from animegamer_jax.progress import Progress, show_progress, track
 from animegamer_jax.storage.paths import absolute, move_into_place, refuse_existing, user_errors
 from animegamer_jax.storage.serialization import to_json
@@ -126,10 +126,9 @@ def _write_file(
             rules = table_of(name).rules(config)
             entries = tables.export_shapes(rules, abstract)
         except (ValueError, TypeError, KeyError, ArithmeticError) as error:
-            first = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(
                 f"{bundle.path / 'config.json'}: networks.{name}: does not fit the released "
-                f"files ({first[:160]}): convert again"
+                f"files ({first_line(error)}): convert again"
             ) from error
         jobs.append((name, prefix, rules, abstract, stored, len(entries)))
         shapes |= {prefix + tensor: entry for tensor, entry in entries.items()}

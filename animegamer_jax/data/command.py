@@ -1,13 +1,11 @@
 """`animegamer data features`: the networks' features of a game dataset."""
 
-import contextlib
 from typing import Annotated, Literal
 
 import tyro
 
 from animegamer_jax.distributed import HostOptions
 from animegamer_jax.progress import print_line, show_progress
-from animegamer_jax.storage.locks import only_writer
 
 
 def features(
@@ -36,28 +34,23 @@ def features(
         size: Size whose number of text tokens is used if the bundle has no shot encoder yet.
         host_options: Options for several hosts.
     """
-    from animegamer_jax.distributed import check_agreement, raise_on_all_hosts
+    from animegamer_jax.distributed import check_agreement, only_run, raise_on_all_hosts
 
     host_options.join()
     import jax
 
     from animegamer_jax.bundle.bundle import Bundle
-    from animegamer_jax.bundle.embedded import model_folder
     from animegamer_jax.configs import SIZES
     from animegamer_jax.data.datasets import open_games
     from animegamer_jax.data.features import write_features
 
     with raise_on_all_hosts():
-        bundle, games = Bundle.open(model_folder(model)), open_games(data)
+        bundle, games = Bundle.open(model), open_games(data)
         encoder = bundle.config.encoder or SIZES[size]().encoder
         assert encoder is not None  # each named size has one
     settings = {"model": model, "data": data, "out": out, "frame": frame, "shard": shard}
     check_agreement({**settings, "size": size})
-    with contextlib.ExitStack() as stack:
-        with raise_on_all_hosts():  # the hosts of a run are one writer
-            if jax.process_index() == 0:
-                stack.enter_context(only_writer(out))
-        progress = stack.enter_context(show_progress())
+    with only_run(out), show_progress() as progress:
         info = write_features(
             out,
             bundle=bundle,

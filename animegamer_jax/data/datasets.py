@@ -25,7 +25,7 @@ from etils import epath
 
 from animegamer_jax.configs import CLIPConfig, T5Config, VAEConfig
 from animegamer_jax.data.readers import ShardedRecords
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, first_line
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.storage.paths import absolute, user_errors
 from animegamer_jax.storage.serialization import read_json
@@ -194,8 +194,9 @@ class RecordSource:
 
 
 def _damaged(name: str, error: Exception) -> UserError:
-    reason = next(iter(str(error).splitlines()), type(error).__name__)[:160]
-    return UserError(f"{name}: cannot be read: {reason}: copy the dataset again, or make it again")
+    return UserError(
+        f"{name}: cannot be read: {first_line(error)}: copy the dataset again, or make it again"
+    )
 
 
 @dataclasses.dataclass(frozen=True)

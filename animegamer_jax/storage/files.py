@@ -6,7 +6,6 @@ All functions but `write_whole` raise `UserError` if the file cannot be written.
 import contextlib
 import json
 import os
-import secrets
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import IO, Any
 
 from etils import epath
 
-from animegamer_jax.storage.paths import is_bucket, user_errors
+from animegamer_jax.storage.paths import is_bucket, temporary_name, user_errors
 
 _STALE = 3600  # seconds without a write, after which a temporary file belongs to a killed process
 
@@ -39,7 +38,7 @@ def replacing(path: epath.Path) -> Iterator[IO[bytes]]:
     If two processes write the same file, one of their versions remains. A killed process leaves a
     temporary file (`remove_stale`).
     """
-    part = path.parent / f"{path.name}.part-{secrets.token_hex(4)}"
+    part = path.parent / temporary_name(path.name)
     with user_errors(path, "cannot be written", hint="free space or choose another place"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with _renaming(part, path) as file:

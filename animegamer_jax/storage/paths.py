@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import re
+import secrets
 from collections.abc import Iterator
 
 from etils import epath
@@ -13,7 +14,7 @@ from animegamer_jax.extras import how_to_install, is_installed
 
 _NEEDS_GCSFS = f"a bucket needs gcsfs: {how_to_install('bucket')}"
 
-_TEMPORARY = re.compile(r"\.part-[0-9a-f]{8}$")  # of `files.replacing`
+_TEMPORARY = re.compile(r"\.part-[0-9a-f]{8}$")
 
 
 def absolute(path: epath.PathLike) -> epath.Path:
@@ -32,6 +33,11 @@ def absolute(path: epath.PathLike) -> epath.Path:
             raise UserError(f"{text}: {_NEEDS_GCSFS}")
         return epath.Path(text)
     return epath.Path(os.path.abspath(os.path.expanduser(text)))
+
+
+def temporary_name(name: str) -> str:
+    """Returns a name for a file that is being written, next to the one that it will replace."""
+    return f"{name}.part-{secrets.token_hex(4)}"
 
 
 def is_free(path: epath.Path) -> bool:

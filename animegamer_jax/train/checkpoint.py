@@ -27,7 +27,7 @@ from orbax.checkpoint import checkpoint_managers as managers
 
 from animegamer_jax.bundle.arrays import load_arrays
 from animegamer_jax.distributed import raise_on_all_hosts
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, first_line
 from animegamer_jax.storage.paths import is_bucket, user_errors
 from animegamer_jax.storage.serialization import first_difference, flattened, read_json
 from animegamer_jax.storage.untrusted import check_file
@@ -254,8 +254,7 @@ class Checkpoints:
             with user_errors(place, "cannot be read", hint=hint):
                 yield
         except (ValueError, KeyError, AttributeError, TypeError) as error:  # from damaged files
-            line = next(iter(str(error).splitlines()), type(error).__name__)[:160]
-            raise UserError(f"{place}: damaged ({line}): {hint}") from error
+            raise UserError(f"{place}: damaged ({first_line(error)}): {hint}") from error
 
     def save(self, state: TrainState, data: Any) -> None:
         """Starts to write a checkpoint, unless the state's step is saved already.

@@ -4,7 +4,6 @@ The recipe's fields are options too; their defaults are those of the recipe for 
 part and size. So `--size` and `--part` are read from the command line before it is parsed.
 """
 
-import contextlib
 import dataclasses
 import inspect
 import math
@@ -18,7 +17,6 @@ from etils import epath
 from animegamer_jax.configs import SIZES, ModelConfig, disagreements
 from animegamer_jax.distributed import HostOptions
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.locks import only_writer
 from animegamer_jax.storage.paths import absolute, user_errors
 from animegamer_jax.train.mesh import check_mesh, default_layout, mesh_shape
 from animegamer_jax.train.registry import PARTS, STAGES, find_stage
@@ -282,7 +280,7 @@ def start(stage_class: type["Stage[Any]"], options: Options, recipe: Recipe) -> 
     options.host_options.join()
     import jax
 
-    from animegamer_jax.distributed import check_agreement, raise_on_all_hosts
+    from animegamer_jax.distributed import check_agreement, only_run, raise_on_all_hosts
     from animegamer_jax.sharding import use_plan
     from animegamer_jax.train.loop import train
 
@@ -292,13 +290,10 @@ def start(stage_class: type["Stage[Any]"], options: Options, recipe: Recipe) -> 
         settings |= {"mesh": dict(run.mesh.shape), "layout": plan.name, "start": options.start}
         settings |= {"export_checkpoint": options.export_checkpoint, "out": f"{run.out}"}
     check_agreement(settings)
-    with contextlib.ExitStack() as stack:
+    with only_run(run.out), use_plan(plan):
         with raise_on_all_hosts():
-            if jax.process_index() == 0:  # the hosts of a run are one writer
-                stack.enter_context(only_writer(run.out))
-                if options.start == "fresh":
-                    _clear(run.out)
-        stack.enter_context(use_plan(plan))
+            if options.start == "fresh" and jax.process_index() == 0:
+                _clear(run.out)
         return train(run)
 
 

@@ -14,7 +14,6 @@ import numpy as np
 from run_script import run_script
 
 from animegamer_jax.bundle.bundle import Bundle
-from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark
@@ -82,7 +81,7 @@ def main(
     """
     if values is not None and len(values) != len(LEVELS):
         raise UserError(f"--values: expected {len(LEVELS)} numbers, found {len(values)}")
-    bundle = Bundle.open(model_folder(model))
+    bundle = Bundle.open(model)
     player = Player.from_bundle(bundle, steps=1)
     benchmark = WORLD.make_benchmark("test", num_games=games, num_turns=5, seed=seed)
     size = FrameSize(player.num_frames, player.height, player.width)

@@ -99,10 +99,9 @@ def _sized_for(model: str, settings: FilmSettings) -> FilmSettings:
         UserError: there is no such model, it has no size of clips, or another one was asked for.
     """
     from animegamer_jax.bundle.bundle import Bundle
-    from animegamer_jax.bundle.embedded import model_folder
     from animegamer_jax.configs import clip_size
 
-    config = Bundle.open(model_folder(model)).config
+    config = Bundle.open(model).config
     if config.dit is None or config.vae is None:
         raise UserError(
             f"--model {model}: expected a bundle with the networks dit and vae, which decide the "
