@@ -125,7 +125,8 @@ class Prompt(NamedTuple):
 class Layout:
     """Slots of all tokens in the sequence of one turn of the MLLM.
 
-    It holds only numpy arrays, so that a jitted function can close over it.
+    It holds only numpy arrays, so that a jitted function can close over it. Layouts made from equal
+    arguments are equal, so that such a function can be found again.
 
     Attributes:
         length: number of slots in the sequence.
@@ -181,6 +182,14 @@ class Layout:
         for state, values in enumerate(protocol.state_values):
             self.values[state, : len(values)] = values
             self.allowed[state, : len(values)] = [s[f"<Strength_{value}>"] for value in values]
+        self._made_of = (protocol, num_queries, window, ids.bos, tuple(s.items()), ids.frames)
+        self._hash = hash(self._made_of)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layout) and self._made_of == other._made_of
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def assemble(
         self,

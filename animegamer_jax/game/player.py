@@ -42,7 +42,7 @@ from animegamer_jax.game.rollout import (
 )
 from animegamer_jax.game.saved_game import History, NewPicture, NewTurn
 from animegamer_jax.media.pictures import Picture
-from animegamer_jax.models.encoder import ShotNetworks
+from animegamer_jax.models.encoder import ShotEncoder, ShotNetworks
 from animegamer_jax.models.linear import merge_low_rank
 from animegamer_jax.progress import Progress, no_progress
 from animegamer_jax.protocol import Layout, Protocol
@@ -115,6 +115,29 @@ def check_fit(config: ModelConfig, *, history: str = "predicted") -> None:
         raise UserError("the networks do not fit together: " + "; ".join(problems))
 
 
+# Players of one process share what was traced and compiled. `jax.jit` finds a function again, but
+# not what is bound to it.
+
+
+@functools.lru_cache(maxsize=8)
+def _predict_in(layout: Layout) -> Any:
+    return jax.jit(functools.partial(predict_state, layout=layout))
+
+
+@functools.lru_cache(maxsize=8)
+def _remember_by(protocol: Protocol) -> Any:
+    return jax.jit(functools.partial(remember, protocol=protocol))
+
+
+@functools.lru_cache(maxsize=8)
+def _set_levels_by(protocol: Protocol) -> Any:
+    return jax.jit(functools.partial(set_levels, protocol=protocol))
+
+
+def _unconditional(encoder: ShotEncoder) -> jax.Array:
+    return encoder.unconditional()
+
+
 class Player:
     """The networks of a bundle, compiled once, playing a batch of games.
 
@@ -169,17 +192,16 @@ class Player:
             raise UserError(str(error)) from error
         size = clip_size(networks.dit.config, networks.vae.config)
         self.num_frames, self.height, self.width = size
-        layout = self.layout
-        self._predict = jax.jit(functools.partial(predict_state, layout=layout))
+        self._predict = _predict_in(self.layout)
         self._start = jax.jit(start_clip)
         # Each jitted call flattens its pytrees in Python, so pass only the network that it uses.
         self._denoise = jax.jit(denoise_clip, donate_argnums=3)
         self._decode = jax.jit(decode_clip)
-        self._remember = jax.jit(functools.partial(remember, protocol=protocol))
+        self._remember = _remember_by(protocol)
         self._advance = jax.jit(advance)
-        self._set_levels = jax.jit(functools.partial(set_levels, protocol=protocol))
+        self._set_levels = _set_levels_by(protocol)
         # Keep the window's output sharding equal to its input's, or turn 2 recompiles.
-        turn = functools.partial(play_turn, layout=layout, table=self.table)
+        turn = functools.partial(play_turn, layout=self.layout, table=self.table)
         self._turn = jax.jit(turn, out_shardings=(self._sharding if placement else None, None))
 
     @classmethod
@@ -231,7 +253,7 @@ class Player:
 
         mllm, dit, vae, encoder = map(load, ("mllm", "dit", "vae", "encoder"))
         with _use_placement(placement):
-            unconditional = jax.jit(lambda encoder: encoder.unconditional())(encoder)
+            unconditional = jax.jit(_unconditional)(encoder)
         shot = ShotNetworks(load("clip"), encoder) if protocol.history == "shown" else None
         return cls(
             Networks(mllm, dit, vae, unconditional, shot),

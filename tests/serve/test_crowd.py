@@ -466,7 +466,11 @@ def served(folder: Path) -> Iterator[tuple[str, subprocess.Popen, Path]]:
         yield found[1], process, log
     finally:
         process.terminate()
-        process.wait(30)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
         process.stdout.close()
 
 
@@ -580,21 +584,28 @@ def upload(address: str, *sizes: int, client: str) -> tuple[int, str]:
     return status, text
 
 
+def announce(address: str, path: str, client: str, **headers: str) -> tuple[int, str]:
+    """Sends the headers of a request that is to be refused by them, and no body.
+
+    A body that is sent anyway meets a connection that the server may have closed.
+    """
+    status, _, text = fetch(address, "POST", path, X_Forwarded_For=client, **headers)
+    return status, text
+
+
 def test_bodies_and_uploads_are_bounded(server):
     address, _ = server
     join = "/gradio_api/call/new_game"
-    assert fetch(address, "POST", join, b" " * ((1 << 20) + 1), X_Forwarded_For="2.1.1.1")[0] == 413
-    chunked = http.client.HTTPConnection(address, timeout=60)
-    chunked.request("POST", join, iter([b"{}"]), encode_chunked=True)
-    assert chunked.getresponse().status == 411
-    chunked.close()
+    assert announce(address, join, "2.1.1.1", Content_Length=str((1 << 20) + 1))[0] == 413
+    assert announce(address, join, "2.1.1.1", Transfer_Encoding="chunked")[0] == 411
     status, text = upload(address, 10, 20, 30, 40, client="2.1.1.2")
     assert (status, len(json.loads(text))) == (200, 4)
     status, text = upload(address, *[10] * 5, client="2.1.1.2")
     assert (status, text) == (400, "expected at most 4 files in a request")
     big = 700_000
     assert upload(address, big, client="2.1.1.3")[0] == 200
-    status, text = upload(address, big, client="2.1.1.3")
+    path = "/gradio_api/upload"
+    status, text = announce(address, path, "2.1.1.3", Content_Length=str(big))
     assert (status, "more than 1 MB in an hour" in text) == (429, True)
     assert upload(address, big, client="2.1.1.4")[0] == 200
 
@@ -617,8 +628,8 @@ def test_one_that_floods_and_one_that_hangs_stop_nobody(server):
             connection.request(
                 "GET", f"/gradio_api/heartbeat/{number}", headers={"X-Forwarded-For": "3.1.1.2"}
             )
-            hanging.append((connection, connection.getresponse().status))
-        assert [status for _, status in hanging] == [200] * 20 + [429] * 10
+            hanging.append((connection, connection.getresponse()))
+        assert [answer.status for _, answer in hanging] == [200] * 20 + [429] * 10
         flood = "3.1.1.3"
         games = [ask(address, "new_game", 0, 0, 1000, client=flood)["game"] for _ in range(6)]
         paths = [begin(address, "play_turn", g, "more", 0, client=flood) for g in games]
@@ -628,24 +639,32 @@ def test_one_that_floods_and_one_that_hangs_stop_nobody(server):
         crowded = statistics.median(seconds() for _ in range(3))
         assert crowded < 3 * alone, (crowded, alone)
         assert ask(address, "stop", games[0], client=flood) is True
+        for game in games[1:4]:
+            ask(address, "stop", game, client=flood)
+        for path in paths[:4]:
+            result(address, path, flood)
     finally:
-        for connection, _ in hanging:
+        for connection, answer in hanging:
+            answer.close()
             connection.close()
 
 
 def test_a_signal_lets_turns_end_and_tells_those_that_wait(served_once):
     """The last test of this server."""
     address, process, _ = served_once
-    games = [ask(address, "new_game", 0, 0, 40)["game"] for _ in range(2)]
-    playing = [begin(address, "play_turn", game, "one", 0) for game in games]
-    wait_until(lambda: ask(address, "progress", games[1])["status"] == "playing")
-    late = ask(address, "new_game", 0, 0, 40)["game"]
-    waiting = begin(address, "play_turn", late, "two", 0)
+    process.send_signal(signal.SIGUSR2)  # turns stay in a step
+    games = [ask(address, "new_game", 0, 0, 4)["game"] for _ in range(3)]
+    paths = []
+    for game in games:  # one after the other: two keep both workers busy, the third waits
+        paths.append(begin(address, "play_turn", game, "one", 0))
+        expected = "playing" if len(paths) < 3 else "waiting"
+        wait_until(lambda: ask(address, "progress", game)["status"] == expected)  # noqa: B023
     with ThreadPoolExecutor(3) as pool:
-        answers = pool.map(lambda path: result(address, path), [*playing, waiting])
-        time.sleep(0.1)
+        *playing, waiting = [pool.submit(result, address, path) for path in paths]
         process.send_signal(signal.SIGTERM)
-        kinds = list(answers)
-    assert [kind for kind, _ in kinds] == ["complete", "complete", "error"]
-    assert kinds[2][1]["error"].startswith("the server is shutting down")
+        kind, told = waiting.result()
+        assert (kind, told["error"][:27]) == ("error", "the server is shutting down")
+        assert not any(answer.done() for answer in playing)
+        process.send_signal(signal.SIGUSR1)
+        assert [answer.result()[0] for answer in playing] == ["complete", "complete"]
     assert process.wait(30) == 0

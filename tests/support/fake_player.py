@@ -1,8 +1,8 @@
 """A player for tests of the server that needs no networks and no JAX program.
 
 As a program, `python tests/support/fake_player.py GAMES STEPS [SECONDS]`, it serves a page on a
-free port. Without the seconds of a step it stays in the first step of its first turns until it
-gets SIGUSR1. It ends on SIGTERM.
+free port. Turns stay in a step from SIGUSR2 to SIGUSR1; without the seconds of a step they do so
+from the start. It ends on SIGTERM, when the turns in play have ended.
 """
 
 import signal
@@ -99,6 +99,7 @@ def main(games: Path, steps: int, *, held: bool = True, step_seconds: float = 0.
     if held:
         player.hold.clear()
     signal.signal(signal.SIGUSR1, lambda *_: player.hold.set())
+    signal.signal(signal.SIGUSR2, lambda *_: player.hold.clear())
     store = GameStore(games, model=MODEL, max_games=64 if step_seconds else 2)
     engine = Engine(
         player, store, batch_sizes=(1, 2, 4), workers=2, max_steps=1000, client_turns=4,
@@ -112,7 +113,7 @@ def main(games: Path, steps: int, *, held: bool = True, step_seconds: float = 0.
         port=port,
         limits=Limits(client_connections=20, client_upload_mb=1),
         trusted_proxies=("127.0.0.1",),
-        shutdown_seconds=2.0,
+        shutdown_seconds=20.0,
         warm_up=False,
     )
     show_log()
