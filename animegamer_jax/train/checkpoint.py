@@ -4,13 +4,15 @@ A checkpoint holds the trained weights, their average, the optimizer's state, th
 of the data iterator and the run's configuration: stage, recipe, sizes, protocol, datasets. The
 frozen weights are in the bundle from which the run started, and all random numbers follow from the
 recipe's seed and the step. Arrays are restored with the shardings of a given state, so the mesh and
-the number of devices and hosts may change between runs.
+the number of devices and hosts may change between runs. Their checksums do not depend on the
+sharding: each is a sum over the array's elements, computed where they are.
 
 A checkpoint is evaluated after it was saved, so `scores.json` in the same folder holds the scores.
 """
 
 import contextlib
 import errno
+import functools
 import json
 import math
 import os
@@ -20,9 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 from flax.traverse_util import unflatten_dict
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, UInt32
 from orbax.checkpoint import checkpoint_managers as managers
 
 from animegamer_jax.bundle.arrays import load_arrays
@@ -41,7 +46,7 @@ FREE = (
     *("recipe.eval_clips", "recipe.eval_sampling_steps"),
 )
 _SCORES_FILE = "scores.json"
-_RUN_CONFIG = "run_config"  # name of this item in a checkpoint
+_RUN_CONFIG, _CHECKSUMS = "run_config", "checksums"  # names of these items in a checkpoint
 _RESERVE = 1 << 20  # bytes that a checkpoint needs besides its arrays, on each host
 
 
@@ -73,6 +78,34 @@ def _named_leaves(state: TrainState) -> tuple[dict[str, jax.Array], Any]:
     return {parameter_path(path): leaf for path, leaf in flat}, tree
 
 
+def _checksum(x: Array) -> UInt32[Array, ""]:
+    """Sums an array's bits, each element times an odd number of its own, modulo 2^32.
+
+    So a flipped bit always changes the sum, and the order of the additions never does.
+    """
+    kind = jnp.uint32 if x.dtype.itemsize >= 4 else f"uint{8 * x.dtype.itemsize}"
+    bits = x.astype("uint8") if x.dtype == bool else jax.lax.bitcast_convert_type(x, kind)
+    place = jnp.zeros(bits.shape, jnp.uint32)
+    for axis, size in enumerate(bits.shape):
+        place = place * size + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
+    factors = 2 * jnp.uint32(0x9E3779B1) * place + 1
+    return (bits.astype(jnp.uint32) * factors).sum(dtype=jnp.uint32)
+
+
+@functools.lru_cache(maxsize=4)
+def _checksums_on(mesh: Mesh | None) -> Callable[[list[Array]], UInt32[Array, " n"]]:
+    """Returns the program that computes the checksums of arrays, on every host of a mesh."""
+    everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+    return jax.jit(lambda arrays: jnp.stack(list(map(_checksum, arrays))), out_shardings=everywhere)
+
+
+def _checksums(leaves: Mapping[str, jax.Array]) -> dict[str, int]:
+    """Returns the checksum of each array by name, the same on every host."""
+    mesh = getattr(next(iter(leaves.values())).sharding, "mesh", None)
+    found = jax.device_get(_checksums_on(mesh)(list(leaves.values())))
+    return dict(zip(leaves, map(int, found), strict=True))
+
+
 class _KeepBest(managers.PreservationPolicy):
     """Keeps the best checkpoint; `best_of` returns the best of some steps."""
 
@@ -85,6 +118,10 @@ class _KeepBest(managers.PreservationPolicy):
         del context
         best = self._best_of([checkpoint.step for checkpoint in checkpoints])
         return [checkpoint.step == best for checkpoint in checkpoints]
+
+
+def _remove(place: epath.Path) -> str:
+    return f"remove {place} to start from the checkpoint before it"
 
 
 class Checkpoints:
@@ -124,6 +161,7 @@ class Checkpoints:
                 item_handlers={
                     "state": ocp.PyTreeCheckpointHandler(),
                     "data": ocp.JsonCheckpointHandler(),
+                    _CHECKSUMS: ocp.JsonCheckpointHandler(),
                     _RUN_CONFIG: ocp.JsonCheckpointHandler(),
                 },
             )
@@ -229,7 +267,7 @@ class Checkpoints:
         deleted.
 
         Raises:
-            UserError: as `check`, or the arrays are damaged.
+            UserError: as `check`, or, on every host, the arrays are damaged.
         """
         step = self.check(step)
         leaves, tree = _named_leaves(state)
@@ -239,17 +277,25 @@ class Checkpoints:
         }
         for leaf in leaves.values():
             leaf.delete()  # two copies of the optimizer's state may not fit
+        folder = self.folder / str(step)
+        items = {"data": ocp.args.JsonRestore()}
+        if (folder / _CHECKSUMS).exists():  # earlier versions have none
+            items[_CHECKSUMS] = ocp.args.JsonRestore()
         with self._reading(step):
-            arrays = load_arrays(self.folder / str(step) / "state", wanted)
-            items = ocp.args.Composite(data=ocp.args.JsonRestore())
-            position = self._manager.restore(step, args=items)["data"]
+            arrays = load_arrays(folder / "state", wanted)
+            stored = self._manager.restore(step, args=ocp.args.Composite(**items))
+        if _CHECKSUMS in items and stored[_CHECKSUMS] != _checksums(arrays):
+            raise UserError(
+                f"{folder}: damaged (the arrays differ from their checksums): {_remove(folder)}"
+            )
+        position = stored["data"]
         restored = jax.tree.unflatten(tree, [arrays[name] for name in leaves])
         return restored._replace(graphdef=state.graphdef, frozen=state.frozen), position
 
     @contextlib.contextmanager
     def _reading(self, step: int) -> Iterator[None]:
         place = self.folder / str(step)
-        hint = f"remove {place} to start from the checkpoint before it"
+        hint = _remove(place)
         try:
             with user_errors(place, "cannot be read", hint=hint):
                 yield
@@ -272,6 +318,7 @@ class Checkpoints:
         items = {
             "state": ocp.args.PyTreeSave(unflatten_dict(leaves, sep=".")),
             "data": ocp.args.JsonSave(data),
+            _CHECKSUMS: ocp.args.JsonSave(_checksums(leaves)),
             _RUN_CONFIG: ocp.args.JsonSave(self._run_config),
         }
         self.wait()

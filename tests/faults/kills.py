@@ -8,6 +8,7 @@ again as its documentation says, and must end with the same files.
 import dataclasses
 import errno
 import hashlib
+import json
 import os
 import random
 import shutil
@@ -17,7 +18,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from annotated_shots import says_of
 from sandbox import COUNT, FAIL, KILL, KILL_IN_WRITE, Child, FileFaults, Outcome, run_all
+from stand_in_server import says, serving
 from table import REFUSED, RIGHT, WRONG, Verdict
 
 from animegamer_jax import cli
@@ -60,6 +63,28 @@ def _training(out: Path) -> Content:
     return {**_bundle(out / "model"), "curve": curve(out), "scores": scores}
 
 
+def _annotations(out: Path) -> Content:
+    """Returns all files but the counts of requests, of which a run that was killed lost some."""
+    return {name: digest for name, digest in _files(out).items() if not name.startswith("usage/")}
+
+
+def _evaluation(out: Path) -> Content:
+    """Returns the games, and all values but times. What is made of `results.json` has its date."""
+    from animegamer_jax.evaluate.results import read_results
+
+    found = {
+        name: digest
+        for name, digest in _files(out).items()
+        if name.startswith("games/") and not name.endswith("values.json")
+    }
+    for system in read_results(out).systems:
+        values = {name: array.tolist() for name, array in system.values.items()}
+        values.pop("seconds", None)
+        found[system.name] = repr((values, system.reference, system.settings, system.folders))
+    assert (out / "report.html").exists()
+    return found
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Subject:
     """A command that writes.
@@ -89,6 +114,28 @@ def _command(text: str) -> Callable[[Path, Path], Callable[[], int]]:
     return make
 
 
+def _annotate(seeds: Path, out: Path) -> Callable[[], int]:
+    """Annotates a copy of the shots, which nobody has annotated, by a server in the same process."""
+    if not out.exists():
+        shutil.copytree(seeds / "shots", out)
+        for file in (
+            "annotation.json",
+            "annotations.jsonl",
+            "unannotated.jsonl",
+            "characters.json",
+        ):
+            for path in out.rglob(file):
+                path.unlink()
+
+    def run() -> int:
+        with serving(lambda question: says(json.dumps(says_of()))) as server:
+            words = ["data", "annotate", out, "--characters", seeds / "characters.toml"]
+            words += ["--endpoint", server.endpoint, "--model", "stand-in", "--parallel", 1]
+            return cli.main(list(map(str, words)))
+
+    return run
+
+
 _PLAY = "play --model {seeds}/bundle --instructions {seeds}/lines.txt --steps 2 --out {out}"
 _PICTURE = " --picture {seeds}/picture.png --picture-text Hana"
 SUBJECTS: tuple[Subject, ...] = (
@@ -110,6 +157,21 @@ SUBJECTS: tuple[Subject, ...] = (
         run=_command(
             "data films {seeds}/film.mp4 --out {out} --height 16 --width 24 --num-frames 9"
         ),
+    ),
+    Subject(
+        name="data annotate",
+        needs=("shots", "characters.toml", "mika.png"),
+        run=_annotate,
+        content=_annotations,
+    ),
+    Subject(
+        name="evaluate",
+        needs=("bundle", "benchmark.json"),
+        run=_command(
+            "evaluate --model {seeds}/bundle --benchmark {seeds}/benchmark.json --out {out} "
+            "--steps 2 --batch-size 1 --metrics states motion speed"
+        ),
+        content=_evaluation,
     ),
     Subject(
         name="data games",
@@ -220,8 +282,6 @@ class KillCases:
 
     def _content(self, subject: Subject, case: Path) -> Content:
         """Reads the content in a child: reading starts JAX."""
-        import json
-
         file = case / "content"
 
         def read() -> int:

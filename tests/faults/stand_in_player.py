@@ -1,5 +1,6 @@
 """A player for `animegamer play` that needs no networks: its turns follow from seed and number."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,12 @@ class StandInPlayer:
     def __init__(self, bundle: Any, *, window: int | None, steps: int | None):
         self.protocol, self.tokenizer = bundle.protocol, _Tokenizer()
         self.window, self.steps = window or 3, steps or 2
+        self.num_frames, self.height, self.width = FRAMES, HEIGHT, WIDTH
+        self.networks = SimpleNamespace(vae=None)
+
+    def start(self, num_games: int) -> int:
+        assert num_games == 1
+        return 0
 
     @classmethod
     def from_bundle(cls, bundle: Any, *, window: Any, steps: Any, **_: Any) -> "StandInPlayer":
@@ -40,9 +47,10 @@ class StandInPlayer:
             assert turn.representation.shape == SHAPE
         return len(games[0])
 
-    def play_turn(self, window: int, instructions: Any, *, seeds: Any, turn: int, on_progress: Any):
+    def play_turn(self, window: int, instructions: Any, *, seeds: Any, turn: int, **options: Any):
         rng = np.random.default_rng([seeds[0], turn])
-        on_progress("mllm", 1, 1)
+        if on_progress := options.get("on_progress"):
+            on_progress("mllm", 1, 1)
         return window, TurnOutput(
             rng.normal(size=(1, *SHAPE)).astype(np.float32),
             np.array([[1 + turn % 5, 1, 0, -1]], np.int32),

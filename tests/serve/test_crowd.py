@@ -662,8 +662,8 @@ def test_a_signal_lets_turns_end_and_tells_those_that_wait(served_once):
     with ThreadPoolExecutor(3) as pool:
         *playing, waiting = [pool.submit(result, address, path) for path in paths]
         process.send_signal(signal.SIGTERM)
-        kind, told = waiting.result()
-        assert (kind, told["error"][:27]) == ("error", "the server is shutting down")
+        kind, said = waiting.result()
+        assert (kind, said["error"][:27]) == ("error", "the server is shutting down")
         assert not any(answer.done() for answer in playing)
         process.send_signal(signal.SIGUSR1)
         assert [answer.result()[0] for answer in playing] == ["complete", "complete"]

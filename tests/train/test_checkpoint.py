@@ -11,13 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorstore as ts
 from etils import epath
 from tiny_stage import RECIPE, TinyStage, arrays, make_networks, make_stage, one_device
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.sharding import make_mesh
 from animegamer_jax.storage.serialization import to_json
-from animegamer_jax.train.checkpoint import Checkpoints, differing_field, stretched_from
+from animegamer_jax.train.checkpoint import (
+    Checkpoints,
+    _checksum,
+    differing_field,
+    stretched_from,
+)
 from animegamer_jax.train.optimizer import make_optimizer
 from animegamer_jax.train.step import TrainState, make_state
 
@@ -287,6 +293,44 @@ def test_a_damaged_one_is_named(fresh, saved, tmp_path):
         checkpoints.restore(jax.tree.map(jnp.copy, fresh))
     assert "\n" not in str(caught.value)
     checkpoints.close()
+
+
+def test_a_flipped_bit_is_refused(fresh, saved, tmp_path):
+    """Also on another mesh; a checkpoint of an earlier version has no checksums."""
+    folder = tmp_path / "c"
+    shutil.copytree(saved, folder)
+    name = next(name for name in kept(fresh) if "opt_state" in name and "kernel" in name)
+    base = {"driver": "file", "path": f"{folder / '4/state'}/"}
+    kvstore = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
+    store = ts.open({"driver": "zarr", "kvstore": kvstore}).result()
+    value = store.read().result()
+    value.view(np.uint32)[-1, -1] ^= 1 << 7
+    store.write(value).result()
+    for mesh in (None, make_mesh({"data": 4, "fsdp": 2})):
+        checkpoints = open_at(folder)
+        with pytest.raises(UserError) as caught:
+            checkpoints.restore(new_state(mesh))
+        checkpoints.close()
+        assert str(caught.value) == (
+            f"{folder / '4'}: damaged (the arrays differ from their checksums): remove "
+            f"{folder / '4'} to start from the checkpoint before it"
+        )
+    shutil.rmtree(folder / "4" / "checksums")
+    checkpoints = open_at(folder)
+    assert checkpoints.restore(jax.tree.map(jnp.copy, fresh))[1] == {"index": 32}
+    checkpoints.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "bool"])
+def test_any_flipped_bit_changes_a_checksum(dtype):
+    array = np.arange(6).reshape(2, 3).astype(dtype)
+    found = int(_checksum(jnp.asarray(array)))
+    assert found == int(jax.jit(_checksum)(array))
+    for place, bit in np.ndindex(6, 1 if dtype == "bool" else 8 * array.itemsize):
+        other = array.copy()
+        other.view(f"uint{8 * array.itemsize}").flat[place] ^= 1 << bit
+        assert int(_checksum(jnp.asarray(other))) != found, (place, bit)
+    assert int(_checksum(jnp.asarray(array[:, ::-1]))) != found
 
 
 def test_no_checkpoint(fresh, tmp_path):
