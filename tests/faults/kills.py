@@ -115,17 +115,12 @@ def _command(text: str) -> Callable[[Path, Path], Callable[[], int]]:
 
 
 def _annotate(seeds: Path, out: Path) -> Callable[[], int]:
-    """Annotates a copy of the shots, which nobody has annotated, by a server in the same process."""
+    """Annotates a copy of the shots without annotations, by a server in the same process."""
     if not out.exists():
         shutil.copytree(seeds / "shots", out)
-        for file in (
-            "annotation.json",
-            "annotations.jsonl",
-            "unannotated.jsonl",
-            "characters.json",
-        ):
-            for path in out.rglob(file):
-                path.unlink()
+        names = ("annotation.json", "annotations.jsonl", "unannotated.jsonl", "characters.json")
+        for path in [path for path in out.rglob("*") if path.name in names]:
+            path.unlink()
 
     def run() -> int:
         with serving(lambda question: says(json.dumps(says_of()))) as server:

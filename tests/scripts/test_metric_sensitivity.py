@@ -2,16 +2,15 @@
 
 import itertools
 
-import jax
 import metric_sensitivity
 import numpy as np
 import pytest
 from metric_sensitivity import SIZE, Answers, Meter, Truth
+from random_modules import RandomLPIPS
 
 from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.metrics.formulas import estimate
-from animegamer_jax.evaluate.metrics.lpips import LPIPS
 from animegamer_jax.evaluate.metrics.openclip import load_clip_for_scores
 from animegamer_jax.evaluate.metrics.registry import CONTEXT
 from animegamer_jax.evaluate.reference_scores import OTHER_ANSWERS, baselines
@@ -28,19 +27,6 @@ SHARES = (0, 0.5, 1)
 @pytest.fixture(scope="module")
 def truth() -> Truth:
     return Truth(WORLD.make_benchmark("test", num_games=NUM_GAMES, num_turns=3, seed=0))
-
-
-def random_lpips() -> LPIPS:
-    """Weights as a network begins with, so that no package is needed: noise grows all the same."""
-    model = LPIPS()
-    key = jax.random.key(0)
-    for number, convolution in enumerate(model.backbone.convolutions):
-        shape = convolution.kernel.shape
-        draw = jax.random.normal(jax.random.fold_in(key, number), shape)
-        convolution.kernel.set_value(draw * (2 / np.prod(shape[:3])) ** 0.5)
-    for weights in model.linear.weights:
-        weights.set_value(weights[...] + 1)
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +143,7 @@ def test_noise_and_blur(meter, truth, perfect, damage, strengths, ratio):
 
 def test_lpips_sees_noise_and_another_place(meter):
     two = Truth(WORLD.make_benchmark("test", num_games=2, num_turns=1, seed=0))
-    short = Meter(two, classifier=meter.classifier, embedder=meter.embedder, lpips=random_lpips())
+    short = Meter(two, classifier=meter.classifier, embedder=meter.embedder, lpips=RandomLPIPS())
     true = means(short, Answers(two.clips, two.states))
     assert true["LPIPS"] == 0
     assert means(short, metric_sensitivity.swap(two, "place", 1))["LPIPS"] > 0.01

@@ -48,7 +48,7 @@ def pictures(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([frames] * 4), np.concatenate(others)
 
 
-@pytest.mark.parametrize("size", [(48, 72), (96, 144)])
+@pytest.mark.parametrize("size", [(64, 96), (96, 144)])
 def test_distances_are_those_of_the_package(package, model, size):
     a, b = pictures(*size)
     with jax.numpy_rank_promotion("allow"):  # it leans on it

@@ -3,15 +3,14 @@
 import dataclasses
 import functools
 
-import jax
 import numpy as np
 import pytest
 from flax import nnx
+from random_modules import RandomLPIPS
 
 from animegamer_jax.configs import CLIPConfig
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder
-from animegamer_jax.evaluate.metrics.lpips import LPIPS
 from animegamer_jax.evaluate.metrics.scorers import (
     NUM_FRAMES,
     Answers,
@@ -97,13 +96,7 @@ def embedder():
 
 @pytest.fixture(scope="module")
 def lpips():
-    """Random weights: distances mean nothing but are distances."""
-    model = LPIPS()
-    state = nnx.state(model, nnx.Param)
-    keys = iter(jax.random.split(jax.random.key(0), len(jax.tree.leaves(state))))
-    drawn = jax.tree.map(lambda x: abs(jax.random.normal(next(keys), x.shape)) * 0.1, state)
-    nnx.update(model, drawn)
-    return model
+    return RandomLPIPS()
 
 
 class Fixed:
