@@ -40,7 +40,7 @@ TESTS = Path(__file__).parent
 jax.config.update("jax_default_matmul_precision", "highest")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 # Files that take longest. Workers take whole files, in the order in which they
 # were collected: one of these at the end would keep one worker busy and the other idle.
