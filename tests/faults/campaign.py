@@ -28,7 +28,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--disks", type=int, default=8, help="operations of each command at which the disk is full"
     )
-    parts = ["files", "kills", "disks"]
+    parser.add_argument(
+        "--buckets", type=int, default=40, help="failures of a bucket's server, of all commands"
+    )
+    parser.add_argument("--turns", type=int, default=6, help="turns of each player of the crowd")
+    parts = ["files", "kills", "disks", "buckets", "crowd"]
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="what is tried")
     parser.add_argument(
         "--kind", default="", help="only files and commands with this in their name"

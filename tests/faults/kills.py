@@ -29,7 +29,7 @@ _SECONDS = 60.0  # of CPU for a run
 Content = Mapping[str, Any]
 
 
-def _files(out: Path) -> Content:
+def file_content(out: Path) -> Content:
     """Returns a digest of every file but temporary ones, which are removed after an hour."""
     return {
         str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -38,7 +38,7 @@ def _files(out: Path) -> Content:
     }
 
 
-def _bundle(out: Path) -> Content:
+def bundle_content(out: Path) -> Content:
     """Returns a bundle's tokenizer and config.json; the checksums in it are those of the weights.
 
     Orbax chooses other names for the files of weights each time. Their values are compared with
@@ -48,24 +48,26 @@ def _bundle(out: Path) -> Content:
 
     bundle = Bundle.open(out)
     found: dict[str, Any] = {"config.json": (out / "config.json").read_text()}
-    found |= _files(out / "tokenizer")
+    found |= file_content(out / "tokenizer")
     for name in filter(bundle.has, NETWORKS):
         for path, array in bundle.read_in_order(name, sorted(bundle.leaves(name))):
             found[f"{name}.{path}"] = hashlib.sha256(array.tobytes()).hexdigest()
     return found
 
 
-def _training(out: Path) -> Content:
+def training_content(out: Path) -> Content:
     """Returns weights and curve of a training; times in it differ."""
     from check_resume import curve
 
     scores = (out / "checkpoints/scores.json").read_text()
-    return {**_bundle(out / "model"), "curve": curve(out), "scores": scores}
+    return {**bundle_content(out / "model"), "curve": curve(out), "scores": scores}
 
 
 def _annotations(out: Path) -> Content:
     """Returns all files but the counts of requests, of which a run that was killed lost some."""
-    return {name: digest for name, digest in _files(out).items() if not name.startswith("usage/")}
+    return {
+        name: digest for name, digest in file_content(out).items() if not name.startswith("usage/")
+    }
 
 
 def _evaluation(out: Path) -> Content:
@@ -74,7 +76,7 @@ def _evaluation(out: Path) -> Content:
 
     found = {
         name: digest
-        for name, digest in _files(out).items()
+        for name, digest in file_content(out).items()
         if name.startswith("games/") and not name.endswith("values.json")
     }
     for system in read_results(out).systems:
@@ -101,7 +103,7 @@ class Subject:
     name: str
     run: Callable[[Path, Path], Callable[[], int]]
     again: Callable[[Path, Path], Callable[[], int]] | None = None
-    content: Callable[[Path], Content] = _files
+    content: Callable[[Path], Content] = file_content
     share: float = 1.0
     needs: tuple[str, ...] = ("bundle",)
 
@@ -194,14 +196,14 @@ SUBJECTS: tuple[Subject, ...] = (
         name="convert",
         needs=("released",),
         run=_command("convert --out {out} --reference {seeds}/released"),
-        content=_bundle,
+        content=bundle_content,
         share=0.6,
     ),
     Subject(name="export", run=_command("export --out {out} --bundle {seeds}/bundle")),
     Subject(
         name="training",
         run=_command("train-tiny --bundle {seeds}/bundle --out {out}"),
-        content=_training,
+        content=training_content,
         share=0.4,
     ),
 )
@@ -258,14 +260,14 @@ class KillCases:
 
                 return make
 
-            subjects = [s for s in self.subjects if (s.content is _training) >= compiled]
+            subjects = [s for s in self.subjects if (s.content is training_content) >= compiled]
             for child in run_all((start(subject) for subject in subjects), jobs=jobs):
                 subject, case = started.pop(child.pid)
                 assert child.outcome is not None
                 self.seconds[subject.name] = child.outcome.wall
                 if child.outcome.status:
                     problems.append(f"{subject.name}: {child.outcome.err}")
-                elif compiled or subject.content is not _training:
+                elif compiled or subject.content is not training_content:
                     ready.append((subject, case))
         for subject, case in ready:
             # The order of threads changes the number a little; the plan of a record does not.
@@ -312,7 +314,7 @@ class KillCases:
                 where = f"{'in' if at % 2 else 'before'} operation {at} of {size}"
                 planned.append(Fault(subject, f"kill: {subject.name}", where, mode, at))
         for subject in ready:
-            if subject.content is _training:
+            if subject.content is training_content:
                 for _ in range(at_random):
                     share = self.rng.random()
                     kind, where = f"kill: {subject.name}, at random", f"after {share:.0%} of it"
@@ -375,7 +377,7 @@ class KillCases:
             if statuses not in ([0, 0], [0, 2]):
                 print(f"two at once ended with {statuses}: {[o.err[-200:] for o in outcomes]}")
                 return 1
-            if problem := next(filter(None, map(_refusal, outcomes)), None):
+            if problem := next(filter(None, map(refusal, outcomes)), None):
                 print(problem)
                 return 1
         else:
@@ -388,7 +390,7 @@ class KillCases:
             elif fault.mode != FAIL and outcome.status != -signal.SIGKILL:
                 print(f"the run to kill ended with {outcome.status}: {outcome.err[-300:]}")
                 return 1
-            elif fault.mode == FAIL and (problem := _refusal(outcome)):
+            elif fault.mode == FAIL and (problem := refusal(outcome)):
                 print(problem)
                 return 1
             again = (subject.again or subject.run)(self.seeds, out)
@@ -462,7 +464,7 @@ class Fault(NamedTuple):
     result: str = RIGHT
 
 
-def _refusal(outcome: Outcome) -> str | None:
+def refusal(outcome: Outcome) -> str | None:
     """Returns what is wrong with how a command refused to go on, or None."""
     if outcome.status == 0:
         return None

@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import buckets
+from buckets import BucketCases
+from crowd import CrowdCases
 from files import WRONG, FileCases, Verdict
 from kills import SUBJECTS, DiskCases, KillCases, Subject
 from kinds import KINDS, Kind
@@ -32,6 +35,8 @@ def run_campaign(options: argparse.Namespace) -> int:
         wanted = [name for kind in _kinds(options) for name in kind.needs]
         if {"kills", "disks"} & {*options.parts}:
             wanted += [name for subject in _subjects(options) for name in subject.needs]
+        if "buckets" in options.parts:
+            wanted += [name for subject in _of_buckets(options) for name in subject.needs]
         seeds = make_seeds(work / "seeds", {name.split("/")[0] for name in wanted})
         for part in options.parts:
             start = time.monotonic()
@@ -93,10 +98,28 @@ def _make_disks(seeds: Path, folder: Path, options: argparse.Namespace) -> DiskC
     return DiskCases(seeds, folder, disks=options.disks, **_of_commands(options))
 
 
+def _of_buckets(options: argparse.Namespace) -> list[Subject]:
+    return [one for one in buckets.SUBJECTS if re.search(options.kind, one.name)]
+
+
+def _make_buckets(seeds: Path, folder: Path, options: argparse.Namespace) -> BucketCases:
+    subjects = _of_buckets(options)
+    return BucketCases(
+        seeds, folder, seed=options.seed, failures=options.buckets, subjects=subjects
+    )
+
+
+def _make_crowd(seeds: Path, folder: Path, options: argparse.Namespace) -> CrowdCases:
+    del seeds
+    return CrowdCases(folder, turns=options.turns)
+
+
 _PARTS: dict[str, Callable[[Path, Path, argparse.Namespace], Any]] = {
     "files": _make_files,
     "kills": _make_kills,
     "disks": _make_disks,
+    "buckets": _make_buckets,
+    "crowd": _make_crowd,
 }
 
 

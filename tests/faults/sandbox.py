@@ -118,6 +118,7 @@ class Child:
         folder: Folder for what the child prints; it is made.
         faults: What happens to its file operations.
         seconds: CPU time after which it is ended.
+        idle: Seconds without any CPU time after which it is ended.
     """
 
     def __init__(
@@ -127,9 +128,10 @@ class Child:
         *,
         faults: FileFaults | None = None,
         seconds: float = 10,
+        idle: float = _IDLE,
     ):
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.seconds = folder, seconds
+        self.folder, self.seconds, self.idle = folder, seconds, idle
         self.start = time.monotonic()
         self.outcome: Outcome | None = None
         self._ended_late = False
@@ -182,7 +184,7 @@ class Child:
             now, spent = time.monotonic(), _spent(self.pid)
             if spent != self._progress[1]:
                 self._progress = now, spent
-            if now - self._progress[0] > _IDLE or now - self.start > _WALL * self.seconds:
+            if now - self._progress[0] > self.idle or now - self.start > _WALL * self.seconds:
                 self._ended_late = True
                 os.kill(self.pid, signal.SIGKILL)
             return False

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 REFUSED, RIGHT, WRONG = "refused", "right", "wrong"
-PARTS = ("files", "kills", "disks")
+PARTS = ("files", "kills", "disks", "buckets", "crowd")
 _START, _END = "<!-- the campaign -->\n", "<!-- end -->"
 
 
