@@ -22,6 +22,7 @@ from animegamer_jax.serve.page import Page
 
 _DELIVERY_SECONDS = 1.0  # for the last answers to reach their players
 _SWEEP_SECONDS = 60.0
+_SESSIONS = 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,6 +135,8 @@ def _launch(
         max_file_size=f"{MAX_UPLOAD_MB}mb",
         max_threads=max(64, 4 * max_games),
         prevent_thread_lock=True,
+        # Each call of the API is a session of its own, of a quarter MB, and Gradio keeps 10,000.
+        state_session_capacity=max(_SESSIONS, 4 * max_games),
         quiet=True,
         ssr_mode=False,
         app_kwargs={"middleware": [guard], "routes": monitor.routes()},

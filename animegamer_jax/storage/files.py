@@ -54,10 +54,14 @@ def _renaming(part: Path | epath.Path, path: Path | epath.Path) -> Iterator[IO[b
             file.flush()
             if not is_bucket(path):
                 os.fsync(file.fileno())
-        part.replace(path)
+        if is_bucket(path):  # where nothing can be renamed
+            epath.Path(part).copy(path, overwrite=True)
+        else:
+            part.replace(path)
     finally:
         if part.exists():
-            part.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # of a bucket, an answer was lost
+                part.unlink(missing_ok=True)
 
 
 def remove_stale(parts: Iterable[epath.Path]) -> None:

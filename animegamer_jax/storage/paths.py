@@ -71,15 +71,47 @@ def refuse_existing(path: epath.Path, *, overwrite: bool | None) -> None:
         )
 
 
+# Files by which a reader knows that a folder is complete.
+_LAST = ("config.json", "set.json")
+
+
 def move_into_place(temporary: epath.Path, path: epath.Path) -> None:
-    """Renames a finished folder to `path`, then removes the folder that was there before."""
-    if not path.exists():
+    """Renames a finished folder to `path`, then removes the folder that was there before.
+
+    In a bucket, where nothing can be renamed, the files are copied, `config.json` last, and after
+    an error those that were copied are removed.
+    """
+    if is_bucket(path):
+        _copy_into_place(temporary, path)
+    elif not path.exists():
         temporary.rename(path)
-        return
+    else:
+        _replace(temporary, path)
+
+
+def _replace(temporary: epath.Path, path: epath.Path) -> None:
     old = path.parent / f"{path.name}.old-{os.getpid()}"
     path.rename(old)
     temporary.rename(path)
     old.rmtree()
+
+
+def _copy_into_place(temporary: epath.Path, path: epath.Path) -> None:
+    files = [root / name for root, _, names in temporary.walk() for name in names]
+    files.sort(key=lambda file: file.name in _LAST)
+    if path.exists():
+        for name in _LAST:
+            (path / name).unlink(missing_ok=True)
+        path.rmtree()
+    try:
+        for file in files:
+            file.copy(path / file.relative_to(temporary), overwrite=True)
+    except BaseException:
+        with contextlib.suppress(Exception):  # the first error says why
+            path.rmtree()
+        raise
+    with contextlib.suppress(FileNotFoundError):  # an answer was lost, not the request
+        temporary.rmtree()
 
 
 # Libraries for buckets, which raise types of their own.

@@ -44,13 +44,13 @@ SUBJECTS = (
         needs=("networks", "toyworld"),
         run=_command(
             "data features --model {bucket}/networks/model --data {bucket}/toyworld "
-            "--out {bucket}/{place} --batch 1 --shard 2"
+            "--out {bucket}/{place}/out --batch 1 --shard 2"
         ),
         content=file_content,
     ),
     Subject(
         name="bucket: training",
-        run=_command("train-tiny --bundle {bucket}/bundle --out {bucket}/{place}"),
+        run=_command("train-tiny --bundle {bucket}/bundle --out {bucket}/{place}/out"),
         content=training_content,
     ),
     Subject(
@@ -61,7 +61,7 @@ SUBJECTS = (
     Subject(
         name="bucket: convert",
         needs=("released",),
-        run=_command("convert --reference {seeds}/released --out {bucket}/{place}"),
+        run=_command("convert --reference {seeds}/released --out {bucket}/{place}/out"),
         content=bundle_content,
     ),
 )
@@ -117,10 +117,8 @@ class BucketCases:
         del jobs
         self.folder.mkdir(parents=True)
         self.environment = self._stack.enter_context(serving_bucket(self.folder / "server"))
-        for name in _IN_BUCKET:
-            if (self.seeds / name).exists():
-                shutil.copytree(self.seeds / name, self._bucket / name)
-        problems = []
+        put = Child(self._put_seeds, self.folder / ".log-put", seconds=_SECONDS).wait()
+        problems = [put.err] if put.status else []
         for subject in self.subjects:
             with self._proxy() as port:
                 case = self._case(subject, "sound")
@@ -131,6 +129,17 @@ class BucketCases:
             else:
                 self.expected[subject.name] = self._content(subject, case)
         return problems
+
+    def _put_seeds(self) -> int:
+        os.environ.update(self.environment)
+        import gcsfs
+
+        for name in _IN_BUCKET:
+            if (self.seeds / name).exists():
+                gcsfs.GCSFileSystem().put(
+                    f"{self.seeds / name}/", f"{NAME}/{name}/", recursive=True
+                )
+        return 0
 
     def plan(self) -> list[Failure]:
         """Returns each failure: the same number for each command, at requests drawn at random."""
@@ -244,7 +253,7 @@ class BucketCases:
 
     def _content(self, subject: Subject, case: Path) -> Content:
         """Reads a result in a child: in the server's own folder, or here if it was written here."""
-        stored = self._bucket / case.name
+        stored = self._bucket / case.name / "out"
         place = stored if stored.exists() else case / "out"
         file = case / "content"
 

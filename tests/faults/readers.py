@@ -163,7 +163,7 @@ def read_checkpoint(*, folder: Path) -> int:
     return 0
 
 
-def train_tiny(*, bundle: Path, out: Path) -> int:
+def train_tiny(*, bundle: str, out: str) -> int:
     """Train a stage of six steps, as `train.command.start` does."""
     from animegamer_jax.bundle.bundle import Bundle
     from animegamer_jax.storage.locks import only_writer

@@ -17,7 +17,7 @@ ROOT = CAMPAIGN.parents[2]
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_a_sample_finds_nothing(tmp_path):
     out = tmp_path / "out"
-    kinds = "^(saved game|uploaded|benchmark|instructions|parity|play$)"
+    kinds = "^(saved game|uploaded|benchmark|instructions|play$)"
     command = [sys.executable, CAMPAIGN, "--parts", "files", "kills", "--kind", kinds]
     command += ["--cases", "20", "--kills", "5", "--out", out]
     environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "LD_PRELOAD")}

@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +11,7 @@ from etils import epath
 from helpers import random_leaves, tiny_config, write_tokenizer
 from tiny_stage import RECIPE, TinyStage
 
+from animegamer_jax import cli
 from animegamer_jax.bundle.bundle import Bundle, BundleWriter
 from animegamer_jax.bundle.config import BundleConfig
 from animegamer_jax.bundle.embedded import ASSETS
@@ -356,39 +355,31 @@ def run(stage: type[TinyStage], tmp_path: Path, *words: str) -> int:
     return function(*args, **kwargs)
 
 
-FULL_DISK = """
-import shutil, sys
-from pathlib import Path
-import conftest
-from animegamer_jax import cli
-from test_command import RECIPE, TinyStage, command, dataclasses
-
 class Filling(TinyStage):
+    """The disk is full from its first evaluation on."""
+
+    out: ClassVar[Path]
+
     def evaluate(self, networks, batch, key):
-        assert (Path(sys.argv[-1]) / "checkpoints" / "2").is_dir()
-        full = shutil.disk_usage(sys.argv[-1])._replace(free=0)
+        assert (self.out / "checkpoints" / "2").is_dir()
+        full = shutil.disk_usage(self.out)._replace(free=0)
         shutil.disk_usage = lambda path: full
         return super().evaluate(networks, batch, key)
 
-command.train_tiny = command.make_command(Filling, RECIPE)
-cli.COMMANDS["train tiny"] = ("train.command:train_tiny", "")
-sys.exit(cli.main(["train", "tiny", *sys.argv[1:]]))
-"""
 
-
-def test_a_full_disk_ends_in_one_line_and_the_same_command_resumes(tiny_bundle, tmp_path, capfd):
+def test_a_full_disk_ends_in_one_line_and_the_same_command_resumes(
+    tiny_bundle, tmp_path, capfd, monkeypatch
+):
     """From the evaluation at step 2 on the disk has no free byte."""
     out = tmp_path / "out"
     words = ["--data", "x", "--model", str(tiny_bundle), "--out", str(out)]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FULL_DISK, *words],  # of the compilation cache
-        env=dict(os.environ, PYTHONPATH=os.pathsep.join([*sys.path, os.path.dirname(__file__)])),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2, done.stderr
-    lines = done.stderr.splitlines()
+    Filling.out = out
+    monkeypatch.setattr(command, "train_tiny", command.make_command(Filling, RECIPE), raising=False)
+    monkeypatch.setitem(cli.COMMANDS, "train tiny", ("train.command:train_tiny", ""))
+    with monkeypatch.context() as disk:
+        disk.setattr(shutil, "disk_usage", shutil.disk_usage)
+        assert cli.main(["train", "tiny", *words]) == 2
+    lines = capfd.readouterr().err.splitlines()
     (message,) = (line for line in lines if not line.startswith(("tiny: ", "tiny ", "MFU = ")))
     refused = f"{out}/checkpoints: a checkpoint cannot be written: No space left on device"
     assert message == lines[-1]
