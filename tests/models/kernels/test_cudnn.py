@@ -130,7 +130,12 @@ def projection() -> Linear:
 
 def kernels_of(function, *args) -> set[str]:
     """Names of cuDNN's kernels in a program for CUDA."""
-    text = jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+    text = (
+        jax.jit(lambda *args: function(*args))
+        .trace(*args)
+        .lower(lowering_platforms=("cuda",))
+        .as_text()
+    )
     return set(re.findall(r"__cudnn\$(\w+)", text))
 
 
