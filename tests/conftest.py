@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from importlib.metadata import version
 
 # Collecting garbage goes through every module and every trace. Most of a test's objects are
 # freed without it; a few large collections find the others.
@@ -21,7 +22,7 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_force_host_platform_device_count=8",
         "--xla_backend_optimization_level=0",
         "--xla_llvm_disable_expensive_passes=true",
-        "--xla_cpu_use_fusion_emitters=false",
+        *emitters,
         "--xla_cpu_parallel_codegen_split_count=1",
     ]
 )
