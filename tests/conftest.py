@@ -16,7 +16,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Compilation is most of the suite's time: LLVM's optimizations cost three times what they save,
 # the emitters of fusions by way of MLIR and a module in several parts a third more.
-# XLA ends the process at a flag that it does not know, and newer versions lack that of the emitters.
+# XLA ends the process at a flag that it does not know: newer versions lack that of the emitters.
 emitters = ["--xla_cpu_use_fusion_emitters=false"] if version("jaxlib")[:5] == "0.10." else []
 os.environ["XLA_FLAGS"] = " ".join(
     [
