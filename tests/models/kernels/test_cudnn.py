@@ -123,6 +123,31 @@ def test_the_kernels_that_a_gpu_would_run(mask, on_a_gpu, lowered_for_cuda):
     assert kernels_of(jax.grad(run, argnums=(0, 1, 2)), *arrays) == {name, f"{name}Backward"}
 
 
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("mask", MASKS)
+def test_on_this_gpu(mask):
+    """The kernel itself, for `scripts/bench/gpu.sh`: within bfloat16's 8 bits of the plain form."""
+    arrays, found = inputs(), MASKS[mask]()
+    tokens = found.expand(2, T) if isinstance(found, StaticMask) else found
+
+    def run(attention, mask):
+        def total(*arrays):
+            out = attention(*arrays, mask=mask, scale=0.125).astype(jnp.float32)
+            if tokens is not None:
+                out = jnp.where(tokens.key_valid[:, None, :, None], out, 0)
+            return jnp.square(out).sum(), out
+
+        return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True))(*arrays)
+
+    assert takes_cudnn(*arrays[:2], found)
+    for one, other in zip(
+        *map(jax.tree.leaves, (run(cudnn_attention, found), run(plain_attention, tokens))),
+        strict=True,
+    ):
+        one, other = (x.astype(jnp.float32) for x in (one, other))
+        assert jnp.sqrt(jnp.square(one - other).mean()) < 0.02 * jnp.sqrt(jnp.square(other).mean())
+
+
 def projection() -> Linear:
     config = NetworkConfig(dtype="bfloat16", param_dtype="bfloat16")
     return Linear(256, 32, names=("heads", "embed"), config=config, rngs=nnx.Rngs(0))
