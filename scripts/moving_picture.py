@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from animegamer_jax.media.video import FRAMES_PER_SECOND, read_mp4
 
-_SCALE = 5  # of the toy's 48 x 72 pixels
+_WIDTH = 432
 _CAPTION = 54  # height of the text below
 _PAPER, _INK, _SOFT = (246, 246, 243), (34, 37, 44), (122, 126, 136)
 
@@ -30,7 +30,7 @@ def frames_of(game: Path, turns: list[int]) -> Iterator[Image.Image]:
 
 
 def _drawn(frame: np.ndarray, instruction: str, meters: str) -> Image.Image:
-    height, width = (_SCALE * size for size in frame.shape[:2])
+    width, height = _WIDTH, _WIDTH * frame.shape[0] // frame.shape[1]
     clip = Image.fromarray(frame).resize((width, height), Image.Resampling.LANCZOS)
     picture = Image.new("RGB", (width, height + _CAPTION), _PAPER)
     picture.paste(clip, (0, 0))
