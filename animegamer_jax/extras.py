@@ -18,6 +18,7 @@ PURPOSES = {
     "tpu": "TPUs, and addresses in buckets (gs://)",
     "gpu": "one NVIDIA GPU",
     "bench": "`bench --against torch`",
+    "notebooks": "the notebooks",
     "docs": "`make docs`",
     "dev": "`make test` and `make lint`",
 }

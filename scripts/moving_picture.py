@@ -1,7 +1,7 @@
 """Makes a moving picture of a played game, for the README: clips with their instructions.
 
-    animegamer play --instructions animegamer_jax/assets/instructions/toy.txt --out out/play
-    python scripts/moving_picture.py out/play docs/images/game.webp
+animegamer play --instructions animegamer_jax/assets/instructions/toy.txt --out out/play
+python scripts/moving_picture.py out/play docs/images/game.webp
 """
 
 import argparse
@@ -47,6 +47,7 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def main() -> None:
+    """Parses the command line and writes the file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("game", type=Path, help="folder of a played game")
     parser.add_argument("out", type=Path, help="file to write: .webp, .png or .gif")
@@ -62,7 +63,9 @@ def main() -> None:
         **({"quality": 78, "method": 2} if options.out.suffix == ".webp" else {}),
     )
     size = options.out.stat().st_size / 1e6
-    print(f"{options.out}: {1 + len(others)} frames of {first.width} x {first.height}, {size:.2f} MB")
+    print(
+        f"{options.out}: {1 + len(others)} frames of {first.width} x {first.height}, {size:.2f} MB"
+    )
 
 
 if __name__ == "__main__":
