@@ -57,7 +57,7 @@ def declared() -> dict[str, list[Requirement]]:
 
 def tested_versions() -> dict[str, str]:
     """Returns the versions that the tests ran with by package; {} outside of a clone."""
-    file = _ROOT / "constraints.txt"
+    file = _ROOT / extras.CONSTRAINTS
     lines = file.read_text().splitlines() if file.is_file() else []
     pins = (line.partition("==") for line in lines if "==" in line and not line.startswith("#"))
     return {canonicalize_name(name): version for name, _, version in pins}
@@ -250,7 +250,7 @@ def examine() -> dict[str, Any]:
 
 
 def _reinstall() -> str:
-    return "pip install -c constraints.txt . in a clone (docs/install.md)"
+    return f"pip install -c {extras.CONSTRAINTS} . in a clone (docs/install.md)"
 
 
 def _advice(report: Mapping[str, Any]) -> list[str]:
