@@ -1,7 +1,9 @@
 # Every target makes what it needs first: a virtual environment in .venv with the pinned packages.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# The tested set of this Python: the newest that pip gives on 3.11, or on 3.13.
+CONSTRAINTS := $(shell $(PYTHON) -c 'import sys; print("constraints-3.13.txt" if sys.version_info >= (3, 12) else "constraints.txt")' 2>/dev/null || echo constraints.txt)
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 MODEL ?= toy
 OUT ?= out/play
 # The demo games: of the toy world for the embedded model, of the film for a converted one.
@@ -32,15 +34,15 @@ help:
 	$(PYTHON) -m venv .venv
 	@touch $@
 
-.venv/.play: .venv/.made pyproject.toml constraints.txt
+.venv/.play: .venv/.made pyproject.toml $(CONSTRAINTS)
 	$(PIP) --editable .
 	@touch $@
 
-.venv/.train: .venv/.made pyproject.toml constraints.txt
+.venv/.train: .venv/.made pyproject.toml $(CONSTRAINTS)
 	$(PIP) --editable '.[train]'
 	@touch $@ .venv/.play
 
-.venv/.dev: .venv/.made pyproject.toml constraints.txt
+.venv/.dev: .venv/.made pyproject.toml $(CONSTRAINTS)
 	$(PIP) --editable '.[dev]'
 	@touch $@ .venv/.play .venv/.serve .venv/.train .venv/.evaluate
 
@@ -63,7 +65,7 @@ demo: .venv/.play out/random/config.json
 train-toy: .venv/.train
 	scripts/toy/train.sh out/toy
 
-.venv/.evaluate: .venv/.made pyproject.toml constraints.txt
+.venv/.evaluate: .venv/.made pyproject.toml $(CONSTRAINTS)
 	$(PIP) --editable '.[evaluate]'
 	@touch $@ .venv/.play
 
@@ -100,7 +102,7 @@ lint: .venv/.dev
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
-.venv/.docs: .venv/.made pyproject.toml constraints.txt
+.venv/.docs: .venv/.made pyproject.toml $(CONSTRAINTS)
 	$(PIP) --editable '.[docs]'
 	@touch $@ .venv/.play
 

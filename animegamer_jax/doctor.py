@@ -57,7 +57,7 @@ def declared() -> dict[str, list[Requirement]]:
 
 def tested_versions() -> dict[str, str]:
     """Returns the versions that the tests ran with by package; {} outside of a clone."""
-    file = _ROOT / "constraints.txt"
+    file = _ROOT / extras.CONSTRAINTS
     lines = file.read_text().splitlines() if file.is_file() else []
     pins = (line.partition("==") for line in lines if "==" in line and not line.startswith("#"))
     return {canonicalize_name(name): version for name, _, version in pins}
@@ -227,6 +227,7 @@ def examine() -> dict[str, Any]:
         "sizes": {},
         "caches": find_caches(),
         "programs": {name: shutil.which(name) for name in ("chromium",)},
+        "cards": [],
         "todo": [],
     }
     todo: list[str] = report["todo"]
@@ -249,7 +250,7 @@ def examine() -> dict[str, Any]:
 
 
 def _reinstall() -> str:
-    return "pip install -c constraints.txt . in a clone (docs/install.md)"
+    return f"pip install -c {extras.CONSTRAINTS} . in a clone (docs/install.md)"
 
 
 def _advice(report: Mapping[str, Any]) -> list[str]:
@@ -260,7 +261,8 @@ def _advice(report: Mapping[str, Any]) -> list[str]:
         hint = report["extras"]["tpu"]["install"]
         found.append(f"this machine has TPU chips, but JAX does not use them: {hint}")
     if Path("/dev/nvidia0").exists() and not kinds & {"gpu", "cuda"}:
-        found.append("this machine has a GPU, but JAX does not use it: install JAX for CUDA")
+        hint = report["extras"]["gpu"]["install"]
+        found.append(f"this machine has a GPU, but JAX does not use it: {hint}")
     if not fits(report, "full", "bfloat16"):
         found.append(
             "the full size does not fit one device here, even in bfloat16: play `--model toy`, or "
@@ -277,17 +279,35 @@ def fits(report: Mapping[str, Any], size: str, number_format: str) -> bool | Non
     return report["sizes"][size][number_format] < min(memory)
 
 
-def doctor(*, json: bool = False) -> int:
+def fits_card(report: Mapping[str, Any], memory: float) -> dict[str, Any]:
+    """Returns the room that the weights of each size leave on a card, in bytes; less is too little.
+
+    A twentieth is left out: the driver and the libraries take some.
+    """
+    usable = 0.95 * memory
+    room = {
+        size: {name: usable - found[name] for name in _FORMATS}
+        for size, found in report["sizes"].items()
+    }
+    return {"memory": memory, "room": room}
+
+
+def doctor(*, memory: tuple[float, ...] = (), json: bool = False) -> int:
     """Show what is installed, what this machine can hold, and what to do.
 
     Args:
+        memory: Memory of cards that are not in this machine, in GB, such as 24 80: shows which
+            sizes fit them.
         json: Print one JSON object and nothing else.
 
     Returns:
         The exit status: 1 if a package that every command needs is missing or too old, or JAX does
         not start; else 0.
     """
+    if wrong := [size for size in memory if not 0 < size < float("inf")]:
+        raise UserError(f"--memory {wrong[0]:g}: expected GB, a number above 0")
     report = examine()
+    report["cards"] = [fits_card(report, size * _GB) for size in memory if report["sizes"]]
     if json:
         print(jsonlib.dumps(report, indent=1))
     else:
@@ -333,6 +353,14 @@ def _lines(report: Mapping[str, Any]) -> list[str]:
             answer = {True: "fits", False: "does not fit", None: "memory unknown"}
             text.append(f"{name} {_gb(found[name])} ({answer[fits(report, size, name)]})")
         lines.append(f"  {size:<5} {found['weights'] / 1e6:,.0f} M: {', '.join(text)}")
+    for card in report["cards"]:
+        lines += ["", f"A card of {_gb(card['memory'])}, 95 % of it usable"]
+        for size, found in card["room"].items():
+            text = (
+                f"{name} {f'leaves {_gb(room)} for activations' if room > 0 else 'does not fit'}"
+                for name, room in found.items()
+            )
+            lines.append(f"  {size:<5} {', '.join(text)}")
     lines += ["", "Caches (may be deleted)"]
     for name, found in report["caches"].items():
         size = "empty" if found["bytes"] is None else f"{found['bytes'] / 1e6:,.0f} MB"

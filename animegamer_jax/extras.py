@@ -1,7 +1,11 @@
 """Extras of the installation: the packages that the plain one lacks, and how to install them."""
 
 import importlib.util
+import sys
 from pathlib import Path
+
+# The set of packages that the tests ran with on this Python.
+CONSTRAINTS = "constraints-3.13.txt" if sys.version_info >= (3, 12) else "constraints.txt"
 
 # What each extra is for.
 PURPOSES = {
@@ -16,7 +20,9 @@ PURPOSES = {
     "plan": "`plan`: the TPU's compiler",
     "bucket": "addresses in buckets (gs://)",
     "tpu": "TPUs, and addresses in buckets (gs://)",
+    "gpu": "one NVIDIA GPU",
     "bench": "`bench --against torch`",
+    "notebooks": "the notebooks",
     "docs": "`make docs`",
     "dev": "`make test` and `make lint`",
 }
@@ -33,7 +39,6 @@ MODULES = {
     "libtpu": ("plan", "tpu"),
     "matplotlib": ("evaluate",),
     "openai": ("films",),
-    "safetensors": ("torch", "bench"),
     "scenedetect": ("films",),
     "tensorboardX": ("train", "films", "plan"),
     "tensorflow_datasets": ("train", "films", "plan"),
@@ -79,6 +84,6 @@ def extra_with(module: str, command: str) -> str | None:
 def how_to_install(extra: str) -> str:
     """Returns the command that installs an extra, from a clone of the repository."""
     root = Path(__file__).parents[1]
-    if (root / "constraints.txt").is_file():
-        return f"pip install -e '.[{extra}]' -c constraints.txt in {root}"
+    if (root / CONSTRAINTS).is_file():
+        return f"pip install -e '.[{extra}]' -c {CONSTRAINTS} in {root}"
     return f"pip install '.[{extra}]' in a clone of animegamer_jax"

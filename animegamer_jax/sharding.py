@@ -247,6 +247,18 @@ def has_wide_unit() -> bool:
     return chip is not None and chip.matrix_width > 128
 
 
+def cuda_capability() -> tuple[int, int] | None:
+    """Returns the compute capability of the GPU that a computation will run on, such as (8, 9).
+
+    None: it runs on something else, or on another maker's GPU.
+    """
+    if platform() != "gpu":
+        return None
+    name = getattr(jax.local_devices(backend="gpu")[0], "compute_capability", "")
+    major, _, minor = str(name).partition(".")
+    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
+
+
 def _abstract_device() -> Any:
     mesh = jax.sharding.get_abstract_mesh()
     return None if mesh.empty else mesh.abstract_device

@@ -47,7 +47,9 @@ for file in (wheel, source):
 END
 
 "${PYTHON:-python3}" -m venv "$work/venv"
-"$work/venv/bin/python" "${pip[@]}" --constraint "$root/constraints.txt" "$wheel"
+constraints=$("$work/venv/bin/python" -c \
+  'import sys; print("constraints-3.13.txt" if sys.version_info >= (3, 12) else "constraints.txt")')
+"$work/venv/bin/python" "${pip[@]}" --constraint "$root/$constraints" "$wheel"
 mkdir "$work/empty"
 cd "$work/empty"
 printf 'Character: Mika; Motion: gently waving; Background: day town.\n' >game.txt

@@ -219,7 +219,7 @@ def test_an_extra_that_is_not_installed(monkeypatch, capsys, tmp_path):
     clone = "pip install '.[films]' in a clone of animegamer_jax"
     root = Path(cli.__file__).parents[1]
     hints = {
-        extras.__file__: f"pip install -e '.[films]' -c constraints.txt in {root}",
+        extras.__file__: f"pip install -e '.[films]' -c {extras.CONSTRAINTS} in {root}",
         str(tmp_path / "site-packages" / "extras.py"): clone,
     }
     for place, hint in hints.items():

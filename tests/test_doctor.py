@@ -104,3 +104,19 @@ def test_what_does_not_fit(capsys, monkeypatch):
     assert "this machine has TPU chips" not in out
     monkeypatch.setattr(doctor, "find_devices", lambda: [device | {"platform": "cpu"}])
     assert "this machine has TPU chips, but JAX does not use them: pip install" in run(capsys)[1]
+
+
+def test_cards_that_are_not_here(capsys):
+    """The released size fits 24 GB in bfloat16 with little room, and 80 GB in both formats."""
+    status, out = run(capsys, "--memory", "24", "80", "--json")
+    assert status == 0
+    small, large = json.loads(out)["cards"]
+    full = json.loads(out)["sizes"]["full"]
+    assert small["room"]["full"]["bfloat16"] == 0.95 * 24e9 - full["bfloat16"]
+    assert 3e9 < small["room"]["full"]["bfloat16"] < 5e9
+    assert small["room"]["full"]["float32"] < 0 < large["room"]["full"]["float32"]
+    _, text = run(capsys, "--memory", "24")
+    assert "A card of 24 GB, 95 % of it usable" in text
+    assert "float32 does not fit, bfloat16 leaves" in text
+    assert cli.main(["doctor", "--memory", "0"]) == 2
+    assert "--memory 0: expected GB, a number above 0" in capsys.readouterr().err

@@ -37,20 +37,22 @@ def bench(
 
     Args:
         model: Model folder; `toy` for the embedded model; `middle` for random weights of a size
-            between it and the released one.
+            between it and the released one; `full` for random weights of the released size, made
+            on the device.
         programs: Programs to time. Default: the parts of a turn, and the training step of every
             stage that the model has networks for; with --against only the parts of a turn.
         repeats: Timed calls of each program, after one that is not counted.
         steps: Denoising steps of the sampler and the turn. Default: the model's own.
         window: Turns of context, the current one included; all are filled. Default: the model's
             own.
-        dtype: Number format of weights and computation. Default: float32 for the parts of a turn,
-            the recipe's for the training steps.
+        dtype: Number format of weights and computation. Default: float32 for the parts of a turn
+            (bfloat16 for `full`), the recipe's for the training steps.
         batch: Samples of a training step. Default: the recipe's; 1 for `middle`.
         threads: Number of CPU cores to use. Default: all.
         against: Other implementation to compare with: `torch` builds the networks from diffusers'
             and transformers' parts with the same weights, checks that their outputs are equal, and
-            times both in alternation, on a CPU.
+            times both in alternation, on the same CPU or GPU. For `full` the weights are other
+            random ones, and outputs are not compared.
         torch: Modes of PyTorch: `eager`, `compiled` (torch.compile), or both.
         json: File to write the results to, with the seconds of every call.
 
@@ -66,11 +68,18 @@ def bench(
             f"--against {against}: {', '.join(trained)}: only the parts of a turn can be compared "
             f"with PyTorch: {', '.join(PLAY)}"
         )
+    if model == "full" and trained:
+        raise UserError(
+            f"--model full: {', '.join(trained)}: only the parts of a turn have random weights: "
+            "leave these programs out, or see `animegamer plan` for training"
+        )
     if json is not None and not json.parent.is_dir():
         raise UserError(f"--json {json}: expected a file in an existing folder")
     cores = _use_threads(threads)
     if "jax" not in sys.modules:  # the reported compile times are without the cache
         os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+        if against:  # PyTorch needs room on the same GPU
+            os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if against:
         import diffusers as diffusers
         import torch as torch_library
@@ -82,18 +91,19 @@ def bench(
     from animegamer_jax.bench import report, run
     from animegamer_jax.bench.model import Model, open_model
 
-    if against:
-        _check_cpu()
-    play_dtype = dtype or "float32"
+    device = _torch_device() if against else "cpu"
+    play_dtype = dtype or ("bfloat16" if model == "full" else "float32")
     with tempfile.TemporaryDirectory() as temporary:
         bundle = open_model(model, Path(temporary))
-        wanted = dict.fromkeys(programs or _default_programs(bundle, play_only=bool(against)))
+        wanted = dict.fromkeys(
+            programs or _default_programs(bundle, play_only=bool(against) or model == "full")
+        )
         playing = [name for name in wanted if name in PLAY]
         rows = []
         if playing:
             found = Model(bundle, dtype=play_dtype, window=window, steps=steps)
             modes = torch if against else ()
-            others = run.torch_backends(found, dtype=play_dtype, modes=modes)
+            others = run.torch_backends(found, dtype=play_dtype, modes=modes, device=device)
             rows += run.time_play(found, playing, others=others, dtype=play_dtype, repeats=repeats)
         size = 1 if model == "middle" and batch is None else batch
         rows += [
@@ -132,14 +142,24 @@ def _use_threads(threads: int | None) -> int:
     return threads
 
 
-def _check_cpu() -> None:
-    import jax
+def _torch_device() -> str:
+    """Returns PyTorch's name for the device that JAX computes on.
 
-    if jax.default_backend() != "cpu":
-        raise UserError(
-            f"--against torch: PyTorch runs on the CPU here, JAX on {jax.default_backend()}: set "
-            "JAX_PLATFORMS=cpu"
-        )
+    Raises:
+        UserError: PyTorch does not reach it.
+    """
+    import jax
+    import torch
+
+    backend = jax.default_backend()
+    if backend == "cpu":
+        return "cpu"
+    if backend == "gpu" and torch.cuda.is_available():
+        return "cuda"
+    raise UserError(
+        f"--against torch: PyTorch does not reach the {backend} that JAX computes on: install a "
+        "build of PyTorch for it, or set JAX_PLATFORMS=cpu"
+    )
 
 
 def _default_programs(bundle: "Bundle", *, play_only: bool) -> tuple[str, ...]:

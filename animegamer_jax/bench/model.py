@@ -1,17 +1,30 @@
-"""The networks and inputs to time: a bundle, or random weights of a middle size."""
+"""The networks and inputs to time: a bundle, or random weights of the middle or released size."""
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
+from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from animegamer_jax.bundle.bundle import Bundle, BundleWriter, NetworkName, abstract_params
+from animegamer_jax.bundle.bundle import (
+    Bundle,
+    BundleWriter,
+    NetworkName,
+    abstract_network,
+    abstract_params,
+    flat_params,
+)
+from animegamer_jax.bundle.config import BundleConfig, with_dtypes
 from animegamer_jax.bundle.embedded import ASSETS
+from animegamer_jax.bundle.vocabulary import TOKENIZER_FOLDER
 from animegamer_jax.configs import (
     DiTConfig,
     Dtype,
@@ -21,13 +34,14 @@ from animegamer_jax.configs import (
     NetworkConfig,
     ShotEncoderConfig,
     VAEConfig,
+    make_full,
 )
 from animegamer_jax.diffusion import SamplerState, SamplerTable
 from animegamer_jax.game import rollout
 from animegamer_jax.game.instructions import parse_instructions
 from animegamer_jax.game.player import Player
 from animegamer_jax.game.saved_game import TurnRecord
-from animegamer_jax.protocol import PAPER, Protocol
+from animegamer_jax.protocol import PAPER, RELEASED, Protocol
 from animegamer_jax.tokenizer import write_word_tokenizer
 
 PLAYING: tuple[NetworkName, ...] = ("mllm", "encoder", "dit", "vae")
@@ -123,13 +137,85 @@ def write_middle(folder: Path, config: ModelConfig | None = None) -> Bundle:
     """Writes the middle size with random weights and the embedded model's words."""
     config = config or make_middle()
     assert config.mllm is not None
-    embedded = json.loads((ASSETS / "toy" / "tokenizer" / "tokenizer.json").read_text())
-    words = [word for word in embedded["model"]["vocab"] if word.isalpha()]
     tokenizer, count = folder / "tokenizer", config.mllm.num_queries
-    size = write_word_tokenizer(tokenizer, words, num_frame_tokens=count)
+    size = write_word_tokenizer(tokenizer, _embedded_words(), num_frame_tokens=count)
     return Bundle.open(
         write_random(folder / "model", config, name="middle", tokenizer=tokenizer, vocab_size=size)
     )
+
+
+def _embedded_words() -> list[str]:
+    embedded = json.loads((ASSETS / "toy" / "tokenizer" / "tokenizer.json").read_text())
+    return [word for word in embedded["model"]["vocab"] if word.isalpha()]
+
+
+class RandomBundle(Bundle):
+    """A model of random weights, made on the device when a network is loaded; nothing is stored.
+
+    Low-rank updates are left out, as play merges them into the weights. The vocabulary has the
+    configuration's size: the embedded model's words, and words that nobody uses.
+
+    Args:
+        folder: Folder for the tokenizer.
+        config: Configuration of each network.
+        protocol: Game protocol.
+        name: Name of the model.
+    """
+
+    def __init__(
+        self, folder: Path, config: ModelConfig, *, protocol: Protocol = PAPER, name: str
+    ) -> None:
+        mllm, dit = config.mllm, config.dit
+        assert mllm is not None
+        assert dit is not None
+        mistral = dataclasses.replace(mllm.mistral, lora=None)
+        networks = ModelConfig(
+            mllm=dataclasses.replace(mllm, mistral=mistral),
+            encoder=config.encoder,
+            dit=dataclasses.replace(dit, lora=None),
+            vae=config.vae,
+        )
+        write = functools.partial(
+            write_word_tokenizer,
+            Path(folder) / TOKENIZER_FOLDER,
+            num_frame_tokens=mllm.num_queries,
+        )
+        words = _embedded_words()
+        spare = mistral.vocab_size - write(words)
+        if write(words + [_spare_word(number) for number in range(spare)]) != mistral.vocab_size:
+            raise ValueError(f"{mistral.vocab_size} entries are too few for the tokenizer")
+        info = BundleConfig(
+            name=name, date="", protocol=protocol, networks=networks, weights={}, released={}
+        )
+        super().__init__(epath.Path(folder), info)
+
+    def load(self, name: NetworkName, **options: Any) -> Any:
+        """Makes a network of random weights on the first device, in the given number formats."""
+        formats = {key: options.get(key) for key in ("dtype", "param_dtype")}
+        config = with_dtypes(self._network_config(name), **formats)
+        graphdef, params, rest = nnx.split(abstract_network(name, config), nnx.Param, ...)
+        for number, (path, leaf) in enumerate(flat_params(params).items()):
+            fan_in = np.prod(leaf.shape[:-1] if name == "vae" else leaf.shape[-2:-1])
+            scale = float(fan_in**-0.5) if len(leaf.shape) > 1 else 0.1
+            shift = float(path.endswith("scale"))
+            key = jax.random.fold_in(jax.random.key(PLAYING.index(name)), number)
+            leaf.set_value(_normal(key, leaf.shape, leaf.dtype, scale) + shift)
+        return nnx.merge(graphdef, params, rest)
+
+
+def _spare_word(number: int) -> str:
+    """Returns a word of letters for a number."""
+    letters = "".join(chr(ord("a") + number // 26**place % 26) for place in range(4))
+    return f"spare{letters}"
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _normal(key: jax.Array, shape: tuple[int, ...], dtype: Any, scale: float) -> jax.Array:
+    """Draws normal numbers, one layer of a stack at a time: the generator's bits take memory."""
+    if len(shape) < 3:
+        return (jax.random.normal(key, shape) * scale).astype(dtype)
+    keys = jax.random.split(key, shape[0])
+    return jax.lax.map(lambda key: (jax.random.normal(key, shape[1:]) * scale).astype(dtype), keys)
 
 
 class Inputs(NamedTuple):
@@ -218,7 +304,9 @@ class Model:
 
 
 def open_model(model: str, folder: Path) -> Bundle:
-    """Opens a bundle by its folder or the name `toy`; writes `middle` to `folder` first."""
+    """Opens a bundle by its folder or the name `toy`; makes `middle` and `full` in `folder`."""
     if model == "middle":
         return write_middle(folder)
+    if model == "full":
+        return RandomBundle(folder, make_full(), protocol=RELEASED, name="full")
     return Bundle.open(model)

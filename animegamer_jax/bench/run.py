@@ -31,18 +31,20 @@ class _Other(NamedTuple):
     differences: tuple[Difference, ...]
 
 
-def torch_backends(model: Model, *, dtype: str, modes: Sequence[str]) -> dict[str, "TorchModel"]:
-    """Builds the networks in PyTorch, for each mode, eager or compiled; keys name backends."""
+def torch_backends(
+    model: Model, *, dtype: str, modes: Sequence[str], device: str = "cpu"
+) -> dict[str, "TorchModel"]:
+    """Builds the networks in PyTorch on a device, for each mode, eager or compiled.
+
+    Keys name backends. Modes share their weights.
+    """
     if not modes:
         return {}
     from animegamer_jax.bench.torch_backend import TorchModel
 
-    backends = {}
-    for mode in dict.fromkeys(modes):
-        backends[f"torch {mode}"] = TorchModel(model, dtype=dtype)
-        if mode == "compiled":
-            backends[f"torch {mode}"].compile()
-    return backends
+    eager = TorchModel(model, dtype=dtype, device=device)
+    makers = {"eager": lambda: eager, "compiled": eager.compiled}
+    return {f"torch {mode}": makers[mode]() for mode in dict.fromkeys(modes)}
 
 
 def time_play(
@@ -64,7 +66,13 @@ def time_play(
         compiled = _compile(programs[name])
         outputs = compiled.outputs()
         checks = {
-            backend: _check(name, backend, other.calls()[name], outputs, dtype=dtype)
+            backend: _check(
+                name,
+                backend,
+                other.calls()[name],
+                outputs if other.has_same_weights else {},
+                dtype=dtype,
+            )
             for backend, other in others.items()
         }
         checked.append((compiled, checks))
@@ -108,7 +116,7 @@ def _check(
     start = time.perf_counter()
     outputs = call()
     first = time.perf_counter() - start
-    found = {name: x.numpy() for name, x in outputs.items()}
+    found = {name: x.cpu().numpy() for name, x in outputs.items()}
     differences = compute_differences(found, expected, dtype=dtype)
     check_agreement(program, backend, differences)
     return _Other(call, first, tuple(differences))

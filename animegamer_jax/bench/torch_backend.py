@@ -5,6 +5,7 @@ program of fixed shapes, noise already drawn, `scaled_dot_product_attention`, no
 `torch.compile` compiles the transformer, Mistral and the VAE's decoder.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from animegamer_jax.bench import torch_networks
-from animegamer_jax.bench.model import Model
+from animegamer_jax.bench.model import Model, RandomBundle
 from animegamer_jax.game import rollout
 from animegamer_jax.models.vae import from_decoder
 from animegamer_jax.protocol import STATE_NAMES
@@ -48,33 +49,62 @@ class TorchModel:
     Args:
         model: The model in JAX.
         dtype: Number format of weights and computation.
+        device: PyTorch's name of the device.
+
+    Attributes:
+        has_same_weights: Whether its weights are those of the model in JAX. A `RandomBundle` makes
+            its own on the device, and so does this.
 
     Raises:
         UserError: the decoder has a form that diffusers' blocks do not support.
     """
 
-    def __init__(self, model: Model, *, dtype: str):
-        self._model = model
-        config: Any = model.bundle.config
-        weights = torch_networks.released_weights(model.bundle)
-        self.dtype = kind = getattr(torch, dtype)
-        self._dit: Any = torch_networks.make_dit(config.dit, weights["dit"]).to(kind)
-        self._mllm: Any = torch_networks.make_mllm(config.mllm, weights["mllm"]).to(kind)
-        self._mistral = self._mllm.mistral.model
-        self._vae = torch_networks.make_vae(config.vae, weights["vae"]).to(kind)
+    def __init__(self, model: Model, *, dtype: str, device: str = "cpu"):
+        self._model, self.device = model, device
+        self.dtype = getattr(torch, dtype)
+        self.has_same_weights = not isinstance(model.bundle, RandomBundle)
+        self._dit: Any
+        self._mllm: Any
+        self._vae: Any
         self._unconditional = None
-        if model.networks.unconditional is not None:
-            counts = config.encoder.num_text_tokens, config.encoder.num_image_tokens
-            row = torch_networks.unconditional(weights["encoder"], counts)
-            self._unconditional = row.to(kind)
+        if self.has_same_weights:
+            self._read_networks()
+        else:
+            self._make_networks()
+        self._mistral = self._mllm.mistral.model
+        self._decoder = self._vae.decoder
         self._prompt = self._make_prompt()
         self._read_inputs()
 
-    def compile(self) -> None:
-        """Compiles the networks with `torch.compile`, at the next call."""
-        self._dit = torch.compile(self._dit, dynamic=False)
-        self._mistral = torch.compile(self._mistral, dynamic=False)
-        self._vae.decoder = torch.compile(self._vae.decoder, dynamic=False)
+    def _read_networks(self) -> None:
+        """Makes the networks with the weights of the model's bundle."""
+        config: Any = self._model.bundle.config
+        weights = torch_networks.released_weights(self._model.bundle)
+        place = {"dtype": self.dtype, "device": self.device}
+        self._dit = torch_networks.make_dit(config.dit, weights["dit"]).to(**place)
+        self._mllm = torch_networks.make_mllm(config.mllm, weights["mllm"]).to(**place)
+        self._vae = torch_networks.make_vae(config.vae, weights["vae"]).to(**place)
+        if self._model.networks.unconditional is not None:
+            counts = config.encoder.num_text_tokens, config.encoder.num_image_tokens
+            row = torch_networks.unconditional(weights["encoder"], counts)
+            self._unconditional = row.to(**place)
+
+    def _make_networks(self) -> None:
+        """Makes the networks with random weights, on the device and in their number format."""
+        config: Any = self._model.bundle.config
+        made = torch_networks.make_random(config, dtype=self.dtype, device=self.device)
+        self._dit, self._mllm, self._vae = made
+        row = self._model.networks.unconditional
+        if row is not None:
+            self._unconditional = torch.randn(row.shape, dtype=self.dtype, device=self.device)
+
+    def compiled(self) -> "TorchModel":
+        """Returns this model with networks that `torch.compile` compiles at their first call."""
+        other = copy.copy(self)
+        other._dit = torch.compile(self._dit, dynamic=False)
+        other._mistral = torch.compile(self._mistral, dynamic=False)
+        other._decoder = torch.compile(self._vae.decoder, dynamic=False)
+        return other
 
     def calls(self) -> dict[str, Call]:
         """Returns the calls of a turn and its parts, by the names of the programs in JAX."""
@@ -85,7 +115,18 @@ class TorchModel:
             "vae": lambda: {"frames": self._decode(self._latents)},
             "turn": self._turn_call,
         }
-        return {name: torch.inference_mode()(part) for name, part in parts.items()}
+        return {name: torch.inference_mode()(self._finished(part)) for name, part in parts.items()}
+
+    def _finished(self, part: Call) -> Call:
+        """Returns a call that ends when the device has done its work."""
+
+        def call() -> dict[str, Tensor]:
+            outputs = part()
+            if self.device == "cuda":
+                torch.cuda.synchronize()
+            return outputs
+
+        return call
 
     # --- inputs -----------------------------------------------------------------------------
 
@@ -110,15 +151,22 @@ class TorchModel:
         block = np.isin(order, position[layout.queries])
         masks = {"same": causal | (block[:, None] & block[None]), "causal": causal}
         return _Prompt(
-            ids=torch.from_numpy(np.asarray(prompt.ids)[:, valid].astype(np.int64)),
-            history_slots=torch.from_numpy(position[history]),
-            history=torch.from_numpy(rows[None].copy()).to(self.dtype),
-            representation_slots=torch.from_numpy(position[layout.representation]),
+            ids=self._tensor(np.asarray(prompt.ids)[:, valid].astype(np.int64)),
+            history_slots=self._tensor(position[history]),
+            history=self._tensor(rows[None].copy()).to(self.dtype),
+            representation_slots=self._tensor(position[layout.representation]),
             masks={name: self._bias(mask) for name, mask in masks.items()},
         )
 
     def _bias(self, seen: np.ndarray) -> Float[Tensor, "1 1 t s"]:
-        return torch.from_numpy(np.where(seen, 0.0, _MASKED)[None, None]).to(self.dtype)
+        return self._tensor(np.where(seen, 0.0, _MASKED)[None, None]).to(self.dtype)
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    def _frames_first(self, x: Any) -> Float[Tensor, "b f c h w"]:
+        """Moves channels to where PyTorch has them."""
+        return self._tensor(np.moveaxis(np.array(x, np.float32), -1, 2).copy())
 
     @property
     def _mllm_config(self) -> Any:
@@ -130,22 +178,22 @@ class TorchModel:
         shape = rollout.latent_shape(networks.dit)
         steps = len(self._model.table.step)
         self._noise = [  # of the steps; the last one, index -1, is what the sampler starts from
-            _frames_first(rollout._noise(inputs.keys, jnp.asarray(i), shape))
+            self._frames_first(rollout._noise(inputs.keys, jnp.asarray(i), shape))
             for i in (*range(steps), -1)
         ]
         row = int(inputs.row.step[0])
         self._rows = [[float(column[i]) for column in self._model.table] for i in range(steps)]
         self._row = self._rows[row]
-        self._x, self._before = map(_frames_first, inputs.sampler[:2])
-        state = [torch.from_numpy(np.array(value)) for value in inputs.state]
+        self._x, self._before = map(self._frames_first, inputs.sampler[:2])
+        state = [self._tensor(np.array(value)) for value in inputs.state]
         self._state = _State(*state)
-        self._latents = _frames_first(inputs.latents)
+        self._latents = self._frames_first(inputs.latents)
         config: Any = self._model.bundle.config
         count = shape[0]
         unit = jnp.eye(count).reshape(count, count, 1, 1, 1)
         gain = np.asarray(from_decoder(unit, config.vae))[..., 0, 0, 0]
         plain = not config.vae.frequency_scales
-        self._gain = float(gain[0, 0]) if plain else torch.from_numpy(gain.copy())
+        self._gain = float(gain[0, 0]) if plain else self._tensor(gain.copy())
 
     # --- calls ------------------------------------------------------------------------------
 
@@ -160,7 +208,7 @@ class TorchModel:
     # --- parts ------------------------------------------------------------------------------
 
     def _pass(self, x: Tensor, cache: DynamicCache, mask: Tensor, start: int) -> Tensor:
-        positions = torch.arange(start, start + x.shape[1])[None]
+        positions = torch.arange(start, start + x.shape[1], device=self.device)[None]
         return self._mistral(
             inputs_embeds=x,
             attention_mask=mask,
@@ -182,19 +230,19 @@ class TorchModel:
             hidden = self._pass(x, cache, prompt.masks["causal"], 0)
         states = self._decode_states(hidden[:, -1], cache)
         level = protocol.motion_levels.index(int(states[0]))
-        value = torch.tensor([protocol.motion_values[level]])
+        value = torch.tensor([protocol.motion_values[level]], device=self.device)
         return _State(found.float(), torch.tensor([states]), value)
 
     def _decode_states(self, last: Float[Tensor, "1 d"], cache: DynamicCache) -> list[int]:
         layout, found = self._model.layout, []
         for number, values in enumerate(layout.protocol.state_values):
-            allowed = torch.from_numpy(layout.allowed[number, : len(values)].astype(np.int64))
+            allowed = self._tensor(layout.allowed[number, : len(values)].astype(np.int64))
             best = int(self._mllm.mistral.lm_head(last)[0, allowed].float().argmax())
             found.append(values[best])
             if number == len(STATE_NAMES) - 1:
                 break
             forced = layout.between[number].tolist()
-            ids = torch.tensor([[int(allowed[best]), *forced]])
+            ids = torch.tensor([[int(allowed[best]), *forced]], device=self.device)
             length = cache.get_seq_length()
             mask = self._extension_mask(ids.shape[1], length)
             x = self._mllm.mistral.model.embed_tokens(ids)
@@ -202,11 +250,13 @@ class TorchModel:
         return found
 
     def _extension_mask(self, count: int, length: int) -> Float[Tensor, "1 1 t s"]:
-        mask = torch.zeros(count, length + count, dtype=self.dtype)
-        mask[:, length:] = torch.full((count, count), _MASKED, dtype=self.dtype).triu(1)
+        place: Any = {"dtype": self.dtype, "device": self.device}
+        mask = torch.zeros(count, length + count, **place)
+        mask[:, length:] = torch.full((count, count), _MASKED, **place).triu(1)
         window = self._mllm_config.sliding_window
         if window is not None:
-            back = torch.arange(length, length + count)[:, None] - torch.arange(length + count)
+            order = torch.arange(length + count, device=self.device)
+            back = order[length:, None] - order
             mask.masked_fill_(back >= window, _MASKED)
         return mask[None, None]
 
@@ -219,7 +269,8 @@ class TorchModel:
         if self._unconditional is not None:
             context = torch.cat([self._unconditional[None], context.to(self.dtype)])
             motion, twice = motion.repeat(2), torch.cat([x, x])
-        v = self._dit(twice, torch.full((len(twice),), timestep), motion, context)
+        times = torch.full((len(twice),), timestep, device=self.device)
+        v = self._dit(twice, times, motion, context)
         if self._unconditional is not None:
             without, v = v.chunk(2)
             v = without + guidance * (v - without)
@@ -240,6 +291,7 @@ class TorchModel:
             latents = latents * self._gain
         else:
             latents = torch.einsum("ef,bechw->bfchw", self._gain, latents)
+        self._vae.decoder = self._decoder
         frames = self._vae.decode(latents.transpose(1, 2).to(self.dtype)).sample
         levels = ((frames.float() + 1) * 0.5).clamp(0, 1) * 255
         return levels.round().to(torch.uint8).permute(0, 2, 3, 4, 1)
@@ -247,8 +299,3 @@ class TorchModel:
 
 def _outputs(state: _State) -> dict[str, Tensor]:
     return {"representation": state.representation, "states": state.states}
-
-
-def _frames_first(x: Any) -> Float[Tensor, "b f c h w"]:
-    """Moves channels to where PyTorch has them."""
-    return torch.from_numpy(np.moveaxis(np.array(x, np.float32), -1, 2).copy())

@@ -20,7 +20,13 @@ from torch import Tensor, nn
 
 from animegamer_jax.bench.model import PLAYING
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
-from animegamer_jax.configs import DiTConfig, MistralConfig, MLLMConfig, VAEConfig
+from animegamer_jax.configs import (
+    DiTConfig,
+    MistralConfig,
+    MLLMConfig,
+    ModelConfig,
+    VAEConfig,
+)
 from animegamer_jax.convert import rules as tables
 from animegamer_jax.convert.export import MISTRAL_FIELDS
 from animegamer_jax.convert.networks import lora_of, table_of
@@ -222,6 +228,34 @@ def unconditional(weights: State, counts: tuple[int, int]) -> Float[Tensor, "n d
     return torch.cat(rows)
 
 
+# --- random weights ---------------------------------------------------------------------------
+
+
+def make_random(
+    config: ModelConfig, *, dtype: torch.dtype, device: str
+) -> tuple[TorchDiT, "TorchMLLM", Any]:
+    """Makes decoder, language model and VAE with random weights, on the device they stay on."""
+    assert config.dit is not None
+    assert config.mllm is not None
+    assert config.vae is not None
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            made = TorchDiT(config.dit), TorchMLLM(config.mllm), empty_vae(config.vae)
+    finally:
+        torch.set_default_dtype(before)
+    for network in made:
+        network.eval().requires_grad_(False)
+        for name, parameter in network.named_parameters():
+            fan_in = parameter[0].numel()
+            if parameter.ndim > 1:
+                parameter.normal_(std=fan_in**-0.5)
+            else:
+                parameter.fill_(float(name.endswith("weight")))
+    return made
+
+
 # --- VAE ------------------------------------------------------------------------------------
 
 
@@ -237,11 +271,11 @@ def _released_name(name: str, num_levels: int) -> str:
     return name.replace("resnets", "block").replace("conv_shortcut", "nin_shortcut")
 
 
-def make_vae(config: VAEConfig, weights: State) -> Any:
-    """Makes diffusers' `AutoencoderKLCogVideoX` from weights with the released names."""
+def empty_vae(config: VAEConfig) -> Any:
+    """Makes diffusers' `AutoencoderKLCogVideoX` of a size, with the weights that it starts with."""
     levels = len(config.multipliers)
     make: Any = diffusers.AutoencoderKLCogVideoX  # its annotations allow tuples of length one only
-    vae = make(
+    return make(
         in_channels=config.image_channels,
         out_channels=config.image_channels,
         down_block_types=("CogVideoXDownBlock3D",) * levels,
@@ -252,6 +286,11 @@ def make_vae(config: VAEConfig, weights: State) -> Any:
         norm_num_groups=config.norm_groups,
         temporal_compression_ratio=config.temporal_compression,
     )
+
+
+def make_vae(config: VAEConfig, weights: State) -> Any:
+    """Makes the VAE from weights with the released names."""
+    levels, vae = len(config.multipliers), empty_vae(config)
     _fill(vae, {name: weights[_released_name(name, levels)] for name in vae.state_dict()})
     return vae
 

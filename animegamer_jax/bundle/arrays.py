@@ -3,7 +3,7 @@
 Orbax itself writes and reads all arrays of a checkpoint at once, which needs the memory of a whole
 network. Here arrays are written one at a time, and read straight to the devices that need them:
 Orbax writes the structure of the checkpoint with a scalar in place of each array, and tensorstore
-replaces the scalars in Orbax's key-value store.
+replaces the scalars in Orbax's key-value store. Folders of safetensors files are read too.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ import tensorstore as ts
 from etils import epath
 from flax.traverse_util import unflatten_dict
 
+from animegamer_jax.bundle import safetensors_files
 from animegamer_jax.storage.paths import is_bucket
 
 BATCH_BYTES = 1 << 24  # small arrays go together: each commit has a fixed cost
@@ -32,6 +33,7 @@ _CHECKED_BYTES = 1 << 26  # bytes of an array that a checksum copies at a time
 _READERS = 4  # arrays that are read to devices at the same time
 
 Packing = Literal["none", "bytes"]
+_Reader = Callable[[Any], np.ndarray]
 _COMPRESSORS: Mapping[Packing, Any] = {
     "none": None,
     "bytes": {"id": "blosc", "cname": "zstd", "clevel": 9, "shuffle": 1},  # groups equal bytes
@@ -124,6 +126,8 @@ def _chunks(store: Any) -> Iterator[tuple[slice, ...]]:
 
 def array_shapes(folder: epath.Path) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns shape and stored format of each array by its dotted path."""
+    if safetensors_files.holds_safetensors(folder):
+        return safetensors_files.shapes(safetensors_files.open_tensors(folder))
     context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
     keys = ts.KvStore.open(_kvstore(folder), context=context).result().list().result()
     names = [key.decode().removesuffix("/.zarray") for key in keys if key.endswith(b"/.zarray")]
@@ -152,6 +156,9 @@ def network_checksum(checksums: Mapping[str, int]) -> str:
 
 def read_checksums(folder: epath.Path, names: Sequence[str]) -> dict[str, int]:
     """Reads arrays as they are stored and returns their checksums, with a few in memory."""
+    if safetensors_files.holds_safetensors(folder):
+        tensors = safetensors_files.open_tensors(folder)
+        return {name: array_checksum(tensors[name].read()) for name in names}
     context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
     stores = _results(_open(folder, name, context=context) for name in names)
     with ThreadPoolExecutor(_READERS) as readers:
@@ -161,6 +168,9 @@ def read_checksums(folder: epath.Path, names: Sequence[str]) -> dict[str, int]:
 
 def read_arrays(folder: epath.Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Reads arrays as they are stored; small ones together are much faster than one by one."""
+    if safetensors_files.holds_safetensors(folder):
+        tensors = safetensors_files.open_tensors(folder)
+        return {name: tensors[name].read() for name in names}
     context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
     stores = _results(_open(folder, name, context=context) for name in names)
     return dict(zip(names, _results(store.read() for store in stores), strict=True))
@@ -179,12 +189,11 @@ def load_arrays(
         wanted: shape, format and sharding of each array.
         checksums: gets the checksum of each array that is read as a whole, if given.
     """
-    context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
-    stores = _results(_open(folder, name, context=context) for name in wanted)
+    readers_of = _readers(folder, wanted)
 
-    def load(name: str, store: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
+    def load(name: str, read_part: _Reader, like: jax.ShapeDtypeStruct) -> jax.Array:
         def read(index: Any) -> np.ndarray:
-            found = store[index].read().result()
+            found = read_part(index)
             if checksums is not None and name not in checksums and found.shape == like.shape:
                 checksums[name] = array_checksum(found)
             return found.astype(like.dtype, copy=False)
@@ -192,7 +201,19 @@ def load_arrays(
         return jax.make_array_from_callback(like.shape, like.sharding, read)
 
     with ThreadPoolExecutor(_READERS) as readers:
-        return dict(zip(wanted, readers.map(load, wanted, stores, wanted.values()), strict=True))
+        return dict(
+            zip(wanted, readers.map(load, wanted, readers_of, wanted.values()), strict=True)
+        )
+
+
+def _readers(folder: epath.Path, names: Iterable[str]) -> list[_Reader]:
+    """Returns a function for each array that reads a part of it."""
+    if safetensors_files.holds_safetensors(folder):
+        tensors = safetensors_files.open_tensors(folder)
+        return [tensors[name].read for name in names]
+    context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
+    stores = _results(_open(folder, name, context=context) for name in names)
+    return [lambda index, store=store: store[index].read().result() for store in stores]
 
 
 def _kvstore(folder: epath.Path, name: str = "") -> dict[str, Any]:

@@ -8,7 +8,8 @@ A bundle is a folder, local or in a bucket:
     tokenizer/    files of the tokenizer
     t5_tokenizer/ optional: files of T5's own tokenizer, if it has another vocabulary
     words.json    optional: the words that the model's world understands
-    mllm/ dit/ …  one ordinary Orbax checkpoint per network, a nested dictionary of arrays
+    mllm/ dit/ …  one ordinary Orbax checkpoint per network, a nested dictionary of arrays; or
+                  safetensors files, the form in which models go to a hub
 
 It is written under a temporary name in the same folder and renamed when it is complete.
 """
@@ -16,6 +17,7 @@ It is written under a temporary name in the same folder and renamed when it is c
 import contextlib
 import hashlib
 import json
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
@@ -37,6 +39,7 @@ from animegamer_jax.bundle.arrays import (
 )
 from animegamer_jax.bundle.config import BundleConfig, with_dtypes
 from animegamer_jax.bundle.embedded import model_folder
+from animegamer_jax.bundle.hub import PREFIX, fetch
 from animegamer_jax.bundle.networks import NETWORKS as NETWORKS
 from animegamer_jax.bundle.networks import NetworkName as NetworkName
 from animegamer_jax.bundle.networks import abstract_network as abstract_network
@@ -44,6 +47,7 @@ from animegamer_jax.bundle.networks import abstract_params as abstract_params
 from animegamer_jax.bundle.networks import flat_params as flat_params
 from animegamer_jax.bundle.networks import make_network as make_network
 from animegamer_jax.bundle.networks import param_leaves as param_leaves
+from animegamer_jax.bundle.publishing import save_model, upload
 from animegamer_jax.bundle.vocabulary import (
     T5_TOKENIZER_FOLDER,
     TOKENIZER_FOLDER,
@@ -160,6 +164,56 @@ class Bundle:
                 found.update(f"{name}.{path} {array.dtype} {array.shape}".encode())
                 found.update(array.tobytes())
         return found.hexdigest()[:16]
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str,
+        *,
+        revision: str | None = None,
+        cache_dir: Path | None = None,
+        offline: bool = False,
+    ) -> "Bundle":
+        """Opens a model of the Hugging Face hub, after downloading what is missing.
+
+        ```python
+        player = Player.from_bundle(Bundle.from_pretrained("OWNER/NAME"))
+        ```
+
+        Args:
+            name: Name on the hub, OWNER/NAME.
+            revision: Branch, tag or commit; the main branch if None.
+            cache_dir: Folder for downloaded files; that of `huggingface_hub` if None.
+            offline: Whether to use what was downloaded before, without asking the hub.
+
+        Raises:
+            UserError: there is no such model or revision, the hub cannot be reached, or the files
+                are not those of a model.
+        """
+        folder = fetch(f"{PREFIX}{name}", cache=cache_dir, offline=offline, revision=revision)
+        return cls.open(folder)
+
+    def push_to_hub(
+        self, name: str, *, licence: str, revision: str | None = None, private: bool = True
+    ) -> str:
+        """Uploads the model to the Hugging Face hub, as safetensors with a model card.
+
+        Args:
+            name: Name on the hub, OWNER/NAME; it is made if it is missing.
+            licence: The hub's name of the licence, such as `apache-2.0`, or `other`.
+            revision: Branch, made if it is missing; main if None.
+            private: Whether a new repository is private.
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            UserError: a part of the bundle is damaged, or the hub refuses or cannot be reached.
+        """
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) / "model"
+            save_model(self, folder, licence=licence, repo=name)
+            return upload(folder, name, revision=revision, private=private)
 
     def _network_config(self, name: NetworkName) -> NetworkConfig:
         config = getattr(self.config, name)

@@ -1,18 +1,24 @@
-"""Finds the embedded model in the package, or a model folder by its path."""
+"""Finds a model's folder: the embedded one, one on a hub, or one by its path."""
 
 from pathlib import Path
 
+from animegamer_jax.bundle.hub import PREFIX, fetch
 from animegamer_jax.errors import UserError
 
 ASSETS = Path(__file__).parents[1] / "assets"
 
 
 def model_folder(model: str) -> str:
-    """Returns a model's folder: the path as given, or the embedded one's by the name `toy`.
+    """Returns a model's folder, by its path or one of two kinds of names.
+
+    `toy` is the embedded model. `hub:OWNER/NAME`, or `hub:OWNER/NAME@REVISION`, is downloaded
+    first, unless it already was.
 
     Raises:
-        UserError: there is no embedded model.
+        UserError: there is no embedded model, or the hub does not give the other one.
     """
+    if model.startswith(PREFIX):
+        return str(fetch(model))
     if model != "toy":
         return model
     folder = ASSETS / "toy"

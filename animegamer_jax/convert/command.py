@@ -7,6 +7,7 @@ import tyro
 
 from animegamer_jax.bundle.networks import NetworkName
 from animegamer_jax.convert.options import ConvertOptions, InitialiseOptions
+from animegamer_jax.errors import UserError
 from animegamer_jax.storage.locks import only_writer
 
 
@@ -43,14 +44,26 @@ def initialise(options: Annotated[InitialiseOptions, tyro.conf.arg(name="")]) ->
     return 0
 
 
-def export(*, bundle: str, out: Path, networks: tuple[NetworkName, ...] = ()) -> int:
+def export(
+    *, bundle: str, out: Path, networks: tuple[NetworkName, ...] = (), lora: bool = False
+) -> int:
     """Write a bundle's networks in the file formats of the released PyTorch code.
 
     Args:
         bundle: Bundle to read: a folder, a gs:// address, or `toy` for the embedded model.
         out: Folder to write.
         networks: Networks to export; all of the bundle's unless given.
+        lora: Write the decoder's low-rank updates alone, as one safetensors file that diffusers
+            loads into CogVideoX-2B; --out is then the file.
     """
+    if lora:
+        from animegamer_jax.bundle.bundle import Bundle
+        from animegamer_jax.convert.lora import export_lora
+
+        if networks:
+            raise UserError("--lora writes the decoder's updates alone: leave --networks out")
+        print(f"{out}: {export_lora(Bundle.open(bundle), out)} tensors")
+        return 0
     from animegamer_jax.convert.export import export_bundle
     from animegamer_jax.convert.networks import show_summary
     from animegamer_jax.storage.paths import absolute

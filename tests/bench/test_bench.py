@@ -15,14 +15,22 @@ from tiny_games import write_model
 from animegamer_jax import cli
 from animegamer_jax.bench import command, run, timing, torch_networks, training
 from animegamer_jax.bench.compare import Difference, check_agreement, compute_differences
-from animegamer_jax.bench.model import Model, make_middle, write_middle
+from animegamer_jax.bench.model import (
+    PLAYING,
+    Model,
+    RandomBundle,
+    make_middle,
+    write_middle,
+)
 from animegamer_jax.bench.names import PLAY
 from animegamer_jax.bench.programs import Compiled, Program, play_programs
-from animegamer_jax.bundle.bundle import Bundle, BundleWriter
+from animegamer_jax.bundle.bundle import Bundle, BundleWriter, abstract_params, param_leaves
+from animegamer_jax.configs import make_full
 from animegamer_jax.convert.export import fits_released_code
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.player import check_fit
 from animegamer_jax.protocol import RELEASED
+from animegamer_jax.tokenizer import Tokenizer
 
 use_threads = command._use_threads
 
@@ -216,6 +224,70 @@ def test_a_random_model_is_the_same_every_time(tmp_path):
     assert digests[0] == digests[1]
     assert int(model.inputs.window.num_turns[0]) == model.player.window - 1
     assert set(play_programs(model)) == set(PLAY)
+
+
+def test_the_released_size_with_weights_made_on_the_device(capsys, monkeypatch, tmp_path):
+    """At a tiny size: both sides have all tensors, in bfloat16; nothing is compared."""
+    size: Any = tiny_config(512)
+    monkeypatch.setattr("animegamer_jax.bench.model.make_full", lambda: size)
+    file = tmp_path / "found.json"
+    words = ("--model", "full", "--against", "torch", "--torch", "eager", "--json", str(file))
+    status, _, err = bench(capsys, *words)
+    assert status == 0, err
+    found = json.loads(file.read_text())
+    assert found["setup"]["dtype"] == "bfloat16"
+    assert [row["name"] for row in found["programs"]] == list(PLAY)
+    for row in found["programs"]:
+        assert row["backends"]["torch eager"]["differences"] == []
+        assert len(row["backends"]["torch eager"]["seconds"]) == 3
+    status, _, err = bench(capsys, "--model", "full", "--programs", "train-mllm")
+    assert status == 2
+    assert "--model full: train-mllm: only the parts of a turn have random weights" in err
+
+
+def test_random_weights_are_of_every_tensor(tmp_path):
+    size: Any = tiny_config(512)
+    bundle = RandomBundle(tmp_path, size, name="random")
+    assert bundle.config.dit is not None
+    assert bundle.config.dit.lora is None  # merged, as for play
+    for name in PLAYING:
+        expected = abstract_params(name, getattr(bundle.config, name))
+        network = bundle.load(name, dtype="bfloat16", param_dtype="bfloat16")
+        found = dict(param_leaves(network))
+        assert found.keys() == expected.keys()
+        for path, leaf in found.items():
+            assert leaf.shape == expected[path].shape
+            assert leaf.dtype.name == "bfloat16"
+            values = leaf.astype(np.float32)
+            assert np.isfinite(values).all()
+            assert (values != 0).mean() > 0.9
+    again = dict(param_leaves(bundle.load("dit")))
+    assert all(np.array_equal(x, again[n]) for n, x in param_leaves(bundle.load("dit")))
+    with pytest.raises(ValueError, match="64 entries are too few"):
+        RandomBundle(tmp_path / "other", tiny_config(64), name="random")
+
+
+def test_released_size_names_every_released_weight(tmp_path):
+    """The full size as play holds it: as many weights as `doctor` counts, less the updates."""
+    bundle = RandomBundle(tmp_path, make_full(), name="full")
+    count = sum(
+        leaf.size
+        for name in PLAYING
+        for leaf in abstract_params(name, getattr(bundle.config, name)).values()
+    )
+    assert 9.0e9 < count < 9.5e9
+    assert len(Tokenizer.load(bundle.tokenizer_dir, num_queries=1)) == 32_284
+
+
+@pytest.mark.parametrize(("backend", "works"), [("tpu", True), ("gpu", False)])
+def test_pytorch_must_reach_the_same_device(backend, works, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: works)
+    with pytest.raises(UserError, match=f"PyTorch does not reach the {backend}"):
+        command._torch_device()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    if backend == "gpu":
+        assert command._torch_device() == "cuda"
 
 
 def test_products_are_counted_in_all_steps(tiny_bundle):

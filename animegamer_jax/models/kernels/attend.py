@@ -6,6 +6,7 @@ attention, is decided here, when a program is traced:
 - On a TPU, from 256 tokens on and with a mask known at tracing: a kernel. It reads tokens last, so
   `project_heads` makes such arrays and returns transposed views, which cost nothing. Without a mask
   and without differentiation that is our `flash.py`, otherwise JAX's splash attention.
+- On one NVIDIA GPU, in 16-bit formats, from 256 tokens on: cuDNN's kernel (`cudnn.py`).
 - Elsewhere `blocked.py`: the plain form, or the blocked one where the scores would be large.
 
 Under a mesh the kernel runs on each device's games, heads and queries. Measurements:
@@ -21,6 +22,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from animegamer_jax.models.kernels.blocked import blocked_attention, plain_attention
+from animegamer_jax.models.kernels.cudnn import cudnn_attention, takes_cudnn
 from animegamer_jax.models.kernels.flash import flash_attention, supports
 from animegamer_jax.models.kernels.masks import StaticMask, TokenMask
 from animegamer_jax.models.kernels.splash import fitting_length, splash_attention
@@ -108,6 +110,9 @@ def attend(
         if unmasked and dropout is None and supports((h, k.shape[1]), d, s, k.dtype.itemsize):
             return forward_only_variant(by_flash, by_splash)(q, k, v, out)
         return by_splash(q, k, v, out)
+    if bias is None and takes_cudnn(q, k, mask):
+        y = cudnn_attention(q, k, v, mask=mask, window=window, scale=factor)
+        return out(rearrange(y, "b h t d -> b t (h d)"), dropout)
     tokens = mask.expand(b, t) if isinstance(mask, StaticMask) else mask
     if bias is not None or not _takes_blocks(b, h, t, s):
         y = plain_attention(q, k, v, mask=tokens, bias=bias, window=window, scale=factor)

@@ -1,0 +1,157 @@
+"""Named arrays in a folder, as safetensors files: the form in which models go to a hub.
+
+A folder holds `model.safetensors`, or several files and an index that says which array is where, as
+Hugging Face's libraries write them. Files are read in place, an array or a part of one at a time.
+The `safetensors` library checks that a file's header fits its size; names and shapes are compared
+with the network's by `Bundle.load`.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import ml_dtypes
+import numpy as np
+from etils import epath
+
+from animegamer_jax.errors import first_line
+from animegamer_jax.storage.paths import is_bucket
+from animegamer_jax.storage.serialization import read_json
+from animegamer_jax.storage.untrusted import check_file
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SHARD_BYTES = 2 << 30  # of one file: as much is in memory when it is written
+
+_DTYPES: Mapping[str, np.dtype] = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I32": np.dtype(np.int32),
+    "U8": np.dtype(np.uint8),
+}
+AGAIN = "download the model again"
+_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Index:
+    """Which file holds which array."""
+
+    weight_map: dict[str, str]
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class StoredTensor(NamedTuple):
+    """An array in a file, which is not read yet."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def read(self, index: Any = ...) -> np.ndarray:
+        """Returns a copy of the array, or of a part of it."""
+        with _opened(self.file) as opened:
+            return np.array(opened.get_slice(self.name)[index])
+
+
+def holds_safetensors(folder: epath.PathLike) -> bool:
+    """Returns whether a local folder holds arrays in this form."""
+    if is_bucket(folder):
+        return False
+    return any(os.path.lexists(os.path.join(folder, name)) for name in (SINGLE, INDEX))
+
+
+def open_tensors(folder: epath.PathLike) -> dict[str, StoredTensor]:
+    """Returns the arrays of a folder by name.
+
+    Raises:
+        OSError: a file is damaged or cannot be read, or the index does not fit the files.
+        UserError: the index is damaged.
+    """
+    found: dict[str, StoredTensor] = {}
+    for file in _files(Path(folder)):
+        with _opened(file) as opened:
+            for name in list(opened.keys()):
+                if name in found:
+                    raise OSError(f"{name} is in {found[name].file.name} and in {file.name}")
+                view = opened.get_slice(name)
+                kind = view.get_dtype()
+                if kind not in _DTYPES:
+                    known = ", ".join(_DTYPES)
+                    raise OSError(f"{name} is of type {kind}: expected one of {known}")
+                found[name] = StoredTensor(file, name, tuple(view.get_shape()), _DTYPES[kind])
+    return found
+
+
+def _files(folder: Path) -> list[Path]:
+    if not os.path.lexists(folder / INDEX):
+        return [folder / SINGLE]
+    index = read_json(folder / INDEX, _Index, hint=AGAIN)
+    names = sorted(set(index.weight_map.values()))
+    for name in names:  # it may not lead out of the folder
+        if not _SHARD.fullmatch(name):
+            raise OSError(f"{INDEX} names the file {name!r}: expected model-N-of-M.safetensors")
+    return [folder / name for name in names]
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    check_file(file)
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            yield opened
+    except SafetensorError as error:
+        raise OSError(f"{file.name} is damaged ({first_line(error)})") from error
+
+
+def shapes(tensors: Mapping[str, StoredTensor]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns shape and stored format of each array."""
+    return {name: jax.ShapeDtypeStruct(t.shape, t.dtype) for name, t in tensors.items()}
+
+
+def write_tensors(
+    folder: Path, arrays: Iterable[tuple[str, np.ndarray]], *, shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Writes arrays into files of about `shard_bytes`, one file in memory at a time.
+
+    The folder is made, and must not exist.
+    """
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True)
+    places: list[list[str]] = []
+    shard: dict[str, np.ndarray] = {}
+    total = 0
+
+    def write() -> None:
+        file = folder / f"part-{len(places)}"
+        save_file(shard, file, metadata={"format": "np"})
+        file.chmod(0o644)  # the library makes files for their owner alone
+        places.append(list(shard))
+        shard.clear()
+
+    for name, array in arrays:
+        if shard and sum(a.nbytes for a in shard.values()) + array.nbytes > shard_bytes:
+            write()
+        shard[name] = np.ascontiguousarray(array).reshape(array.shape)
+        total += array.nbytes
+    write()
+    if len(places) == 1:
+        (folder / "part-0").rename(folder / SINGLE)
+        return
+    files = [f"model-{n:05}-of-{len(places):05}.safetensors" for n in range(1, len(places) + 1)]
+    for number, file in enumerate(files):
+        (folder / f"part-{number}").rename(folder / file)
+    where = {name: file for file, names in zip(files, places, strict=True) for name in names}
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
+    (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
