@@ -1,8 +1,9 @@
-"""Finds fades and cross-fades in tiny frames: pictures that turn evenly into others.
+"""Finds fades, cross-fades and wipes in tiny frames: pictures that turn evenly into others.
 
 A cut detector sees no sudden change in them. Halfway through a fade, the picture is the mean of the
-pictures at both ends. These differ in what they show, not only in brightness, as when a lamp is
-lit; and one is not the other one moved, as when the camera pans over something blurred.
+pictures at both ends; halfway through a wipe, it is the one on one side of a straight line and the
+other one on the other side. Both ends differ in what they show, not only in brightness, as when a
+lamp is lit; and one is not the other one moved, as when the camera pans over something blurred.
 """
 
 import bisect
@@ -25,6 +26,9 @@ _WHOLE = 0.9  # least share of the whole change between the ends of a fade
 _CLEARER = 0.5  # share of a fade's clarity below which one that overlaps it is part of it
 _GAP = 0.25  # largest seconds between middles of one fade
 _EARLY = 1e-3
+_CLEARLY = 0.5  # share of the mean change from which a pixel tells the pictures of a wipe apart
+_SIDE = 0.25  # least share of such pixels, and of them on each side of the line
+_STRAIGHT = 0.92  # least share of them that are on their side of the line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +104,10 @@ class FadeFinder:
         thumb, changes, clear = self._thumbs[index], {}, {}
         for reach, before, after in self._ends(index):
             changes[reach] = change = _distance(before, after)
-            clear[reach] = change - _distance(thumb, (before + after) / 2) / _BEND
+            error = _distance(thumb, (before + after) / 2)
+            if change >= self._least and error > _BEND * change:
+                error = min(error, _wipe_error(before, thumb, after))
+            clear[reach] = change - error / _BEND
             if clear[reach] > 0 and (
                 change < self._least or _alike(before, after) or _moved(before, thumb, after)
             ):
@@ -129,6 +136,22 @@ class FadeFinder:
 
 def _distance(first: Thumb, second: Thumb) -> float:
     return float(np.abs(first - second).mean())
+
+
+def _wipe_error(before: Thumb, middle: Thumb, after: Thumb) -> float:
+    """Returns how far the middle of a wipe is from its ends, each on its side; infinity if none."""
+    change = np.abs(after - before).mean(axis=-1)
+    from_before, from_after = (np.abs(middle - end).mean(axis=-1) for end in (before, after))
+    clear, turned = change > _CLEARLY * change.mean(), from_after < from_before
+    if clear.mean() < _SIDE or not _SIDE <= turned[clear].mean() <= 1 - _SIDE:
+        return np.inf
+    y, x = np.nonzero(clear)
+    places = np.stack([x, y, np.ones_like(x)], axis=1).astype(float)
+    sides = np.where(turned[clear], 1.0, -1.0)
+    line = np.linalg.lstsq(places, sides, rcond=None)[0]
+    if (np.sign(places @ line) == sides).mean() < _STRAIGHT:
+        return np.inf
+    return float(np.minimum(from_before, from_after).mean())
 
 
 def _alike(first: Thumb, second: Thumb) -> bool:
