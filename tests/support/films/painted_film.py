@@ -9,14 +9,14 @@ The art is of free games that Debian packages, so none is in this repository:
 
 `make art` unpacks the packages into `out/art`; installed ones are found as well. To look at one:
 
-    python tests/support/films/painted_film.py anime --seed 1 --out film.mp4
+    python tests/support/films/painted_film.py --seed 1 --out film.mp4
 """
 
 import argparse
 import dataclasses
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -51,8 +51,13 @@ Change = Literal["cut", "dissolve", "black", "wipe"]
 
 @dataclasses.dataclass(frozen=True)
 class Shot:
-    """One shot. `start` is the first frame that shows anything of it, `overlap` those shared."""
+    """One shot.
 
+    `start` is the first frame that shows anything of it, `overlap` the number of those that it
+    shares with the shot before. `speed` is in pixels per 1/8 s at 480 rows.
+    """
+
+    art: str
     start: int
     frames: int
     kind: Kind
@@ -76,7 +81,6 @@ class Shot:
 class PaintedFilm:
     """A film; `tail` is the number of frames of the fade to black at its end."""
 
-    art: str
     shots: tuple[Shot, ...]
     rows: int = 360
     columns: int = 640
@@ -141,7 +145,7 @@ class Painter:
         rng = np.random.default_rng(shot.seed)
         self.bar = film.bars(shot)
         self.rows, self.columns = film.rows - 2 * self.bar, film.columns
-        grounds, sprites = load_art(film.art)
+        grounds, sprites = load_art(shot.art)
         self.scale = self.rows / 480  # pixels of the film per pixel of a clip of 480 rows
         ground = grounds[shot.ground % len(grounds)]
         self.angle = rng.choice([0, 0, 0, np.pi, np.pi / 2, rng.uniform(0, 2 * np.pi)])
@@ -255,8 +259,10 @@ def glob(root: Path, pattern: str) -> list[Path]:
     return [*root.glob(pattern), *(root.glob(f"*/{pattern}") if root != Path("/") else ())]
 
 
-def make_film(art: str, seed: int, *, num_shots: int = 72, rows: int = 360) -> PaintedFilm:
-    """A film with all kinds of shots and changes, drawn by the seed."""
+def make_film(
+    seed: int, *, arts: Sequence[str] = tuple(PATTERNS), num_shots: int = 72, rows: int = 360
+) -> PaintedFilm:
+    """A film with all kinds of shots and changes, drawn by the seed; a part of each art."""
     rng = np.random.default_rng(seed)
     shots: list[Shot] = []
     kinds = ("pan", "sprite", "sprite", "both", "pan", "sprite", "zoom", "sprite")
@@ -283,6 +289,7 @@ def make_film(art: str, seed: int, *, num_shots: int = 72, rows: int = 360) -> P
         bars = int(rng.choice([125, 90])) if number % 8 == 3 else 0
         shots.append(
             Shot(
+                art=arts[number * len(arts) // num_shots],
                 start=start,
                 frames=frames,
                 kind=kind,
@@ -298,7 +305,7 @@ def make_film(art: str, seed: int, *, num_shots: int = 72, rows: int = 360) -> P
                 seed=int(rng.integers(2**31)),
             )
         )
-    return PaintedFilm(art, tuple(shots), rows=rows, columns=rows * 16 // 9)
+    return PaintedFilm(tuple(shots), rows=rows, columns=rows * 16 // 9)
 
 
 def write_film(path: Path, film: PaintedFilm) -> Path:
@@ -307,11 +314,11 @@ def write_film(path: Path, film: PaintedFilm) -> Path:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("art", choices=list(PATTERNS))
+    parser.add_argument("--arts", nargs="+", choices=list(PATTERNS), default=list(PATTERNS))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--shots", type=int, default=72)
     parser.add_argument("--out", type=Path, required=True)
     chosen = parser.parse_args()
-    made = make_film(chosen.art, chosen.seed, num_shots=chosen.shots)
+    made = make_film(chosen.seed, arts=chosen.arts, num_shots=chosen.shots)
     write_film(chosen.out, made)
     chosen.out.with_suffix(".json").write_text(json.dumps(made.truth(), indent=1))

@@ -137,7 +137,7 @@ class CutFinder:
         return 0
 
     def _give(self, seen: _Seen) -> None:
-        self._fades.add(seen.time, seen.thumb)
+        self._fades.add(seen.time, seen.thumb, seen.small)
         last, hold = self._given, self._settings.hold_seconds + _LATE
         if last and seen.time - last.time <= hold and seen.differs(last) <= _SAME:
             return
