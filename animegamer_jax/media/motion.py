@@ -294,10 +294,19 @@ clips still have their own levels (the reference "true clips" of an evaluation).
 
 
 def measure_motion(
-    clips: UInt8[np.ndarray, "n f h w 3"], *, noise: float = NOISE
+    clips: UInt8[np.ndarray, "n f h w 3"],
+    *,
+    noise: float = NOISE,
+    estimate: Callable[..., Float[np.ndarray, "f-1 a b 2"]] = dis_flow,
 ) -> Float[np.ndarray, " n"]:
-    """Returns the motion value of each clip, in pixels a frame; `noise` is that of `dis_flow`."""
-    flow = functools.partial(dis_flow, noise=noise)
+    """Returns the motion value of each clip, in pixels a frame.
+
+    Args:
+        clips: The clips.
+        noise: Grey levels up to which a difference is noise, for the estimator.
+        estimate: `dis_flow` or `film_flow`.
+    """
+    flow = functools.partial(estimate, noise=noise)
     return np.array([motion_value(clip, estimate=flow) for clip in clips])
 
 
@@ -306,7 +315,8 @@ def measure_levels(
     *,
     edges: Sequence[float] = PAPER_EDGES,
     noise: float = NOISE,
+    estimate: Callable[..., Float[np.ndarray, "f-1 a b 2"]] = dis_flow,
 ) -> Int[np.ndarray, " n"]:
-    """Returns the motion level of each clip, 1 to 5; `noise` is that of `dis_flow`."""
-    values = measure_motion(clips, noise=noise).tolist()
+    """Returns the motion level of each clip, 1 to 5; the rest is as in `measure_motion`."""
+    values = measure_motion(clips, noise=noise, estimate=estimate).tolist()
     return np.array([motion_level(value, edges=edges) for value in values])

@@ -184,11 +184,11 @@ def test_meshes():
     assert shape("sharded", 64, fsdp=4, tensor=2) == (8, 4, 1, 2)
     assert shape("replicated", 8) == (8, 1, 1, 1)
     for bad in ({"fsdp": 3}, {"tensor": 0}, {"context": 16}):
-        with pytest.raises(UserError, match="expected a divisor of the 8 devices$"):
+        with pytest.raises(UserError, match=r"expected a divisor of the 8 devices$"):
             shape("sharded", 8, **bad)
     assert shape("sharded", 16, slices=2) == (2, 8, 1, 1)  # weights within a slice
     assert shape("sharded", 64, slices=4, fsdp=4, tensor=2) == (8, 4, 1, 2)
-    with pytest.raises(UserError, match="--fsdp 8 .*: expected a divisor of the 4 devices of a sl"):
+    with pytest.raises(UserError, match="expected a divisor of the 4 devices of a slice"):
         shape("sharded", 8, fsdp=8, slices=2)
     for slices in (0, 3):
         with pytest.raises(UserError, match=f"--slices {slices}: expected a divisor of the 8 dev"):

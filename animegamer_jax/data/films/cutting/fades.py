@@ -120,7 +120,10 @@ class FadeFinder:
                 change < self._least
                 or _alike(before, after)
                 or _moved(before, thumb, after)
-                or (error == blend and _flows(self._greys[ends[0]], self._greys[index], self._greys[ends[1]]))
+                or (
+                    error == blend
+                    and _flows(self._greys[ends[0]], self._greys[index], self._greys[ends[1]])
+                )
             ):
                 clear[reach] = 0.0
         if max(clear.values(), default=0.0) <= 0:
@@ -133,7 +136,7 @@ class FadeFinder:
         return Fade(self._times[index], reach, best)
 
     def _ends(self, index: int) -> Iterator[tuple[float, int, int]]:
-        """Yields the indices of the frames before and after one, at each distance at which there are any."""
+        """Yields indices of the frames before and after one, at each distance with any."""
         time, seen = self._times[index], index
         for reach in _REACHES:
             before = bisect.bisect(self._times, time - reach + _EARLY) - 1
