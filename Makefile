@@ -10,7 +10,7 @@ OUT ?= out/play
 GAMES := animegamer_jax/assets/instructions
 INSTRUCTIONS ?= $(GAMES)/$(if $(filter toy,$(MODEL)),toy,qiqi).txt
 
-.PHONY: help play serve demo train-toy toy-report test test-all test-hosts test-scale test-faults lint package docs format clean
+.PHONY: help play serve demo train-toy toy-report art test test-all test-hosts test-scale test-faults lint package docs format clean
 
 help:
 	@echo "make play             play the demo game with the embedded model; clips in $(OUT)"
@@ -23,7 +23,8 @@ help:
 	@echo "make test-all         with the slow ones: every recorded number, memory, a VAE's training"
 	@echo "make test-hosts       two real processes as two hosts train every stage, and are killed"
 	@echo "make test-faults      hostile files, kills, full disks: CASES=5000 KILLS=500, hours of CPU"
-	@echo "make test-scale       a Dask cluster of two workers, one killed, and a bucket's server"
+	@echo "make test-scale       films to training in a bucket, over a cluster; a worker and the server are killed"
+	@echo "make art              painted art of free games (Debian), for the tests of films: 180 MB in out/art"
 	@echo "make lint             ruff, basedpyright and the import rule"
 	@echo "make docs             these docs as a site in out/site; a broken link is an error"
 	@echo "make package          builds wheel and source distribution, plays from the wheel in an empty environment"
@@ -92,6 +93,13 @@ test-faults: .venv/.dev
 
 screenshots: .venv/.dev
 	SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/serve/test_page.py -k 'browser or phone'
+
+# Art for the tests of films, from Debian's packages of free games; without it they are skipped.
+art:
+	mkdir -p out/art
+	cd out/art && apt-get download renpy-demo renpy-thequestion \
+	  $$(apt-cache pkgnames wesnoth-1 | grep -- '-data$$' | sort | tail -n 1)
+	cd out/art && for file in *.deb; do dpkg-deb -x $$file $${file%%_*} && rm $$file; done
 
 test-scale: .venv/.dev
 	$(BIN)/python -m pytest -m scale

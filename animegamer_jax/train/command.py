@@ -57,6 +57,8 @@ class Options:
             Default: as many as the layout has.
         tensor: Number of devices that share every head and layer.
         context: Number of devices that share every sequence.
+        slices: Number of TPU slices. Default: those of the devices; another number simulates
+            slices on devices that belong to none.
         layout: Layout of the weights: sharded over --fsdp devices, or replicated on each device.
             Default: sharded with --fsdp or --tensor; else replicated for --size toy; else what
             suits stage and devices, as in `animegamer plan`.
@@ -76,6 +78,7 @@ class Options:
     fsdp: int | None = None
     tensor: int = 1
     context: int = 1
+    slices: int | None = None
     layout: Literal["sharded", "replicated"] | None = None
     peak_tflops: float | None = None
     host_options: Annotated[HostOptions, _FLAT] = dataclasses.field(default_factory=HostOptions)
@@ -255,6 +258,20 @@ def _layout(stage: str, options: Options, recipe: Recipe) -> "ShardingPlan":
     return PLANS[name]
 
 
+def _slices(asked: int | None) -> int:
+    """Returns the number of slices of the devices, or that of the option where they have none.
+
+    Raises:
+        UserError: the option differs from the slices that there are.
+    """
+    from animegamer_jax.sharding import count_slices
+
+    found = count_slices()
+    if asked is not None and found > 1 and asked != found:
+        raise UserError(f"--slices {asked}: the devices belong to {found} slices: leave it out")
+    return found if asked is None else asked
+
+
 def _clear(out: epath.Path) -> None:
     """Deletes an earlier run, except for its model/.
 
@@ -314,12 +331,14 @@ def make_run(
 
     data = sources(options.data)
     plan = _layout(stage_class.name, options, recipe)
+    slices = _slices(options.slices)
     shape = mesh_shape(
         plan,
         num_devices=jax.device_count(),
         fsdp=options.fsdp,
         context=options.context,
         tensor=options.tensor,
+        slices=slices,
     )
     bundle = None if options.model is None else Bundle.open(options.model)
     check_needs(stage_class, bundle, model=options.model)
@@ -334,7 +353,7 @@ def make_run(
         bundle=bundle,
         sources=data,
         out=out,
-        mesh=make_mesh(shape),
+        mesh=make_mesh(shape, slices=slices),
         threads=options.threads,
         peak_tflops=options.peak_tflops,
         export_checkpoint=options.export_checkpoint,

@@ -37,26 +37,37 @@ def default_layout(
 
 
 def mesh_shape(
-    plan: "ShardingPlan", *, num_devices: int, fsdp: int | None, context: int, tensor: int
+    plan: "ShardingPlan",
+    *,
+    num_devices: int,
+    fsdp: int | None,
+    context: int,
+    tensor: int,
+    slices: int = 1,
 ) -> dict[str, int]:
     """Returns the sizes of the mesh axes for training; "data" gets the remaining devices.
 
-    If `fsdp` is None, the layout `plan` decides how many devices share weights.
+    If `fsdp` is None, the layout `plan` decides how many devices share weights. Devices that share
+    weights, sequences or heads are of one of the `slices`.
 
     Raises:
-        UserError: the sizes do not divide the number of devices.
+        UserError: the sizes do not divide the number of devices of a slice.
     """
+    if slices < 1 or num_devices % slices:
+        raise UserError(f"--slices {slices}: expected a divisor of the {num_devices} devices")
+    num_devices //= slices
     inner = {"fsdp": fsdp, "context": context, "tensor": tensor}
     given = {name: size for name, size in inner.items() if size is not None}
     product = math.prod(given.values())
     if min(given.values()) < 1 or num_devices % product:
         words = " x ".join(f"--{name} {size}" for name, size in given.items())
-        raise UserError(f"{words}: expected a divisor of the {num_devices} devices")
+        of = " of a slice" if slices > 1 else ""
+        raise UserError(f"{words}: expected a divisor of the {num_devices} devices" + of)
     left = num_devices // product
     if fsdp is None:
         fsdp = plan.sharers(left)
         left //= fsdp
-    return {"data": left, "fsdp": fsdp, "context": context, "tensor": tensor}
+    return {"data": slices * left, "fsdp": fsdp, "context": context, "tensor": tensor}
 
 
 def check_recipe(recipe: Recipe, *, batch_shards: int) -> None:

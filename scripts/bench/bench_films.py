@@ -36,7 +36,7 @@ from animegamer_jax.data.datasets import DatasetInfo, FeatureInfo, Part, Record,
 from animegamer_jax.data.films.clips.store import ClipRow, FilmReport, FilmSettings, open_shots
 from animegamer_jax.data.loader import make_iterator
 from animegamer_jax.data.shards import write_dataset
-from animegamer_jax.media.motion import dis_flow, motion_level, motion_value
+from animegamer_jax.media.motion import dis_flow, film_flow, motion_level, motion_value
 from animegamer_jax.protocol import PAPER
 from animegamer_jax.toy.drawing.draw import render
 from animegamer_jax.toy.drawing.style import CrossFade, Cut, FadeThroughBlack, FilmStyle
@@ -179,8 +179,10 @@ def flow(*, heights: tuple[int, ...] = (96, 144, 240, 480), pan: int = 60) -> No
     views = [smooth[:, k * pan : k * pan + 720] for k in range(5)]
     panned = np.repeat(np.stack(views)[..., None], 3, axis=-1).astype(np.uint8)
     pairs = sum(len(frames) - 1 for _, frames in drawn)
-    for rows, (name, preset) in itertools.product(heights, _PRESETS.items()):
-        estimate = functools.partial(dis_flow, rows=rows, preset=preset)
+    estimators = {name: functools.partial(dis_flow, preset=p) for name, p in _PRESETS.items()}
+    estimators["where it explains"] = functools.partial(film_flow)
+    for rows, (name, estimator) in itertools.product(heights, estimators.items()):
+        estimate = functools.partial(estimator, rows=rows)
         began = time.process_time()
         values = [motion_value(frames, estimate=estimate) for _, frames in drawn]
         took = 1000 * (time.process_time() - began) / pairs

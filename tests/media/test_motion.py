@@ -13,6 +13,8 @@ import pytest
 
 from animegamer_jax.media.motion import (
     PAPER_EDGES,
+    dis_flow,
+    film_flow,
     motion_level,
     motion_value,
 )
@@ -114,6 +116,49 @@ def test_stillness_is_zero_and_only_what_moves_counts():
     for step, frame in enumerate(frames):
         frame[20:34, 20 + step : 34 + step] = square
     assert 6 < motion_value(frames) < 11
+
+
+def painted(height: int, width: int, *, seed: int) -> np.ndarray:
+    """A picture with coarse and fine brush strokes."""
+    rng = np.random.default_rng(seed)
+    layers = [
+        cv2.resize(rng.uniform(0, 255, (n, n, 3)), (width, height), interpolation=cv2.INTER_CUBIC)
+        for n in (6, 24, 80)
+    ]
+    return np.mean(layers, axis=0).clip(0, 255).astype(np.uint8)
+
+
+def walking(speed: float, *, width: int) -> np.ndarray:
+    """A figure that slides over a still ground, in frames of 240 rows; speed at 480."""
+    ground, figure = painted(240, 360, seed=0), painted(150, width, seed=1)
+    frames = []
+    for step in range(6):
+        frame, place = ground.copy(), round(20 + step * speed / 2)
+        frame[80:230, place : place + width] = figure
+        frames.append(frame)
+    return np.stack(frames)
+
+
+@pytest.mark.parametrize(("speed", "width"), [(4, 90), (20, 90), (44, 40)])
+def test_what_stands_still_around_a_figure_does_not_count(speed, width):
+    frames = walking(speed, width=width)
+    found = motion_value(frames, estimate=film_flow) / speed
+    assert 0.85 < found < 1.08
+    assert motion_value(frames, estimate=dis_flow) / speed < found - 0.05, "what it is for"
+
+
+@pytest.mark.parametrize("speed", [2, 6, 40])
+def test_a_camera_that_moves_has_its_speed(speed):
+    wide = painted(480, 720 + 6 * speed, seed=2)
+    frames = np.stack([wide[:, k * speed : k * speed + 720] for k in range(6)])
+    assert motion_value(frames, estimate=film_flow) / speed == pytest.approx(1, abs=0.1)
+
+
+def test_where_nothing_is_explained_all_of_the_flow_counts():
+    rng = np.random.default_rng(0)
+    frames = np.stack([rng.integers(0, 255, (48, 72, 3), np.uint8) for _ in range(3)])
+    assert motion_value(frames, estimate=film_flow) > 0
+    assert motion_value(np.full((3, 48, 72, 3), 9, np.uint8), estimate=film_flow) == 0
 
 
 def test_another_estimator_takes_its_place():

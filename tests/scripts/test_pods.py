@@ -51,6 +51,7 @@ def manifest(slice_: str, *words: str) -> str:
         ("v5e:4x4", "tpu-v5-lite-podslice", 4, 4),
         ("v6e:2x4", "tpu-v6e-slice", 1, 8),
         ("v5e:1x1", "tpu-v5-lite-podslice", 1, 1),
+        ("3xv5p:4x4x4", "tpu-v5p-slice", 16, 4),
     ],
 )
 def test_manifests(slice_, accelerator, hosts, chips):
@@ -61,6 +62,7 @@ def test_manifests(slice_, accelerator, hosts, chips):
         "image: an/image",
         f"gke-tpu-accelerator: {accelerator}",
         f"gke-tpu-topology: {slice_.partition(':')[2]}",
+        f"replicas: {slice_[0] if slice_[1] == 'x' else 1}",
         f"completions: {hosts}",
         f"parallelism: {hosts}",
         f"google.com/tpu: {chips}",
@@ -83,6 +85,7 @@ def test_manifests(slice_, accelerator, hosts, chips):
         ("run", "v5e:4x4x4", "v5e:4x4x4: expected"),
         ("run", "v9:2x2", "v9:2x2: expected"),
         ("run", "v5e:0x4", "v5e:0x4: expected"),
+        ("run", "0xv5e:4x4", "0xv5e:4x4: expected"),
         ("run", "v5p:1x1x3", "3 chips: expected a multiple of 4"),
         ("Run_1", "v5e:4x4", "Run_1: expected a name"),
     ],

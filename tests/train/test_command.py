@@ -172,9 +172,9 @@ def test_numbers_that_do_not_fit(changes, message):
 
 
 def test_meshes():
-    def shape(plan: str, devices: int, fsdp: int | None = None, context: int = 1, tensor: int = 1):
-        given = {"fsdp": fsdp, "context": context, "tensor": tensor}
-        return tuple(mesh_shape(PLANS[plan], num_devices=devices, **given).values())
+    def shape(plan: str, devices: int, fsdp: int | None = None, **given: int):
+        sizes = {"context": 1, "tensor": 1, "slices": 1, **given}
+        return tuple(mesh_shape(PLANS[plan], num_devices=devices, fsdp=fsdp, **sizes).values())
 
     assert shape("sharded", 64) == (4, 16, 1, 1)
     assert shape("sharded", 8) == (1, 8, 1, 1)
@@ -183,8 +183,15 @@ def test_meshes():
     assert shape("sharded", 64, fsdp=4, tensor=2) == (8, 4, 1, 2)
     assert shape("replicated", 8) == (8, 1, 1, 1)
     for bad in ({"fsdp": 3}, {"tensor": 0}, {"context": 16}):
-        with pytest.raises(UserError, match="expected a divisor of the 8 devices"):
+        with pytest.raises(UserError, match=r"expected a divisor of the 8 devices$"):
             shape("sharded", 8, **bad)
+    assert shape("sharded", 16, slices=2) == (2, 8, 1, 1)  # weights within a slice
+    assert shape("sharded", 64, slices=4, fsdp=4, tensor=2) == (8, 4, 1, 2)
+    with pytest.raises(UserError, match="expected a divisor of the 4 devices of a slice"):
+        shape("sharded", 8, fsdp=8, slices=2)
+    for slices in (0, 3):
+        with pytest.raises(UserError, match=f"--slices {slices}: expected a divisor of the 8 dev"):
+            shape("sharded", 8, slices=slices)
 
 
 def test_layouts_by_default():

@@ -10,6 +10,7 @@ import pytest
 from tiny_games import batch_of, make_stage, run, write_model
 from tiny_sets import write_features_set
 
+from animegamer_jax import sharding
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.cli import main
 from animegamer_jax.errors import UserError
@@ -102,6 +103,28 @@ def test_layouts_that_cannot_be(tiny_bundle):
         PLANS["latency"].mesh_shape(6)
 
 
+@dataclasses.dataclass(frozen=True)
+class SliceDevice:
+    """What JAX asks of a chip when it arranges slices."""
+
+    id: int
+    slice_index: int
+    process_index: int = 0
+    platform: str = "cpu"
+    device_kind: str = "cpu"
+
+
+def test_only_data_is_between_slices():
+    simulated = make_mesh({"data": 4, "fsdp": 2}, slices=2).devices[:, :, 0, 0]
+    assert [[d.id for d in row] for row in simulated] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    mixed = [SliceDevice(id=n, slice_index=n % 2) for n in range(8)]
+    array = sharding._over_slices((4, 2, 1, 1), mixed, slices=2)
+    places = [{device.slice_index for device in row.flat} for row in array]
+    assert places == [{0}, {0}, {1}, {1}]
+    with pytest.raises(ValueError, match="data 1: expected a multiple of the 2 slices"):
+        make_mesh({"fsdp": 8}, slices=2)
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slices")
@@ -136,12 +159,16 @@ def one_device(tiny):
         ("decoder", "replicated", {"data": 8}),
         ("mllm", "sharded", {"data": 2, "fsdp": 4}),
         ("mllm", "replicated", {"data": 8}),
+        ("decoder", "sharded", {"slices": 2, "data": 2, "fsdp": 4}),
+        ("mllm", "sharded", {"slices": 2, "data": 4, "fsdp": 2}),
     ],
 )
 def test_a_step_of_every_plan_is_that_of_one_device(tiny, one_device, name, plan, shape):
+    """Also over two simulated slices."""
     stage, batch, (before, expected, metrics) = one_device(name)
+    mesh = make_mesh({k: v for k, v in shape.items() if k != "slices"}, slices=shape.get("slices"))
     with use_plan(PLANS[plan]):
-        _, found, sharded = run(stage, tiny[0], batch, steps=2, mesh=make_mesh(shape))
+        _, found, sharded = run(stage, tiny[0], batch, steps=2, mesh=mesh)
     for a, b in zip(sharded, metrics, strict=True):
         for what in ("loss", "grad_norm", "update_norm"):
             assert a[what] == pytest.approx(b[what], rel=2e-3), what

@@ -326,19 +326,23 @@ def games(
 
 
 def show(
-    data: Annotated[str, tyro.conf.Positional], *, out: str | None = None, clips: int = 48
+    data: Annotated[str, tyro.conf.Positional], *, out: str | None = None, clips: int = 96
 ) -> int:
     """Write an HTML page that shows what is in a shots folder or a game dataset.
+
+    Its clips can be filtered, sorted and searched; they are written into a folder next to the page.
 
     Args:
         data: Shots folder or game dataset.
         out: File of the page. Default: the folder's name with .html, next to it; in the current
             folder for one in a bucket.
-        clips: Number of clips to show, evenly spread.
+        clips: Number of clips to show, evenly spread; a few more for rare levels, characters and
+            reasons, or to show whole games.
     """
     from animegamer_jax.data.films.gallery import default_page, write_page
 
     page = default_page(data) if out is None else out
-    write_page(data, page, clips=clips)
+    with show_progress() as progress:
+        write_page(data, page, clips=clips, on_progress=progress)
     print_line(f"{os.fspath(page)}: written")
     return 0

@@ -1,15 +1,19 @@
 """A page that shows what is in a shots folder or a game dataset: `animegamer data show`.
 
-One self-contained HTML file: clips with their first frame and flow curve, levels, states and texts;
-histograms; what was dropped, with a picture for each reason.
+An HTML file, and next to it a folder with its clips and pictures, which the browser loads when they
+are looked at. The page's own script filters, sorts and searches the clips; bars of the histograms
+link to them. Nothing else is loaded: the page's Content-Security-Policy allows that script only.
 """
 
 import base64
 import dataclasses
+import hashlib
 import io
+import itertools
 import os
+import urllib.parse
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,7 @@ from etils import epath
 from jaxtyping import UInt8
 from PIL import Image
 
-from animegamer_jax.data.datasets import INFO_FILE, GameDataset, Record, open_games
+from animegamer_jax.data.datasets import INFO_FILE, GameDataset, Record, RecordSource, open_games
 from animegamer_jax.data.films.annotation.labels import Label, read_labels, read_unannotated
 from animegamer_jax.data.films.clips.store import SHOTS_FILE, ClipRow, ShotsFolder, open_shots
 from animegamer_jax.data.films.games.card import (
@@ -29,20 +33,33 @@ from animegamer_jax.data.films.games.card import (
     read_examples,
 )
 from animegamer_jax.errors import UserError
-from animegamer_jax.media.motion import clip_motion, motion_level
+from animegamer_jax.media.motion import clip_motion, film_flow, motion_level
 from animegamer_jax.media.video import decode_mp4, encode_mp4, enlarge
+from animegamer_jax.progress import Progress, no_progress, track
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import absolute, is_bucket, user_errors
 
-_TEMPLATE = Path(__file__).parents[2] / "assets" / "pages" / "show.html.jinja"
+_PAGES = Path(__file__).parents[2] / "assets" / "pages"
 _MAX_BARS = 16
 _MAX_COUNTED = 5_000  # turns of a game dataset, each read with its clip
+_POSTER_ROWS = 240
+_OF_EACH = 4  # clips of each level, character and reason that are shown at least
 _ANNOTATED = ("subject", "motion", "environment", "time")  # and, which are numbers,
 _ANNOTATED_NUMBERS = ("motion_level", "social", "entertainment", "stamina")
 _WORDS = ("character", "motion", "place", "time", "film")
 _NUMBERS = ("motion_level", "social", "entertainment", "stamina", "is_open", "num_turns")
+_FACETS = {"subject": "character", "motion_level": "level"}  # whose names in the page differ
+_SELECTED = ("level", "character", "dropped")  # facets with a list to choose from
+NO_REASON = "none"  # what is chosen for clips that were not dropped
 
-_Histogram = tuple[str, Mapping[str, int]]
+
+@dataclasses.dataclass(frozen=True)
+class Histogram:
+    """Counts by name; `facet` is the property of clips that it counts, None if clips lack it."""
+
+    title: str
+    counts: Mapping[str, int]
+    facet: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,57 +69,77 @@ class Page:
     Attributes:
         title: Name of the folder.
         note: One line about all of it.
-        histograms: Title and counts by name of each histogram, in the order of drawing.
+        histograms: In the order of drawing.
         skipped: Name of each film or clip that could not be used, and the reason.
         examples: One dropped clip for each reason: `reason`, `count`, `where`, `picture` (a URL).
-        clips: The shown clips: `video` and `poster` (URLs), `facts` by name, `curve` (points of
-            the flow's line, 100 wide and 30 high) and `curve_top` (its maximum in pixels).
-        num_clips: Number of all clips.
+        clips: The shown clips: `video` (a URL; None if dropped) and `poster` (a URL), `facts` by
+            name, `tags` by facet, `flow` of each pair of frames, `motion` in pixels per frame, and
+            `row`, the name of its film or game.
+        some: How many clips there are, in words.
+        row: What a row of clips is: a film or a game.
+        seconds: Length of a clip.
     """
 
     title: str
     note: str
-    histograms: Sequence[_Histogram]
+    histograms: Sequence[Histogram]
     skipped: Sequence[tuple[str, str]]
     examples: Sequence[Mapping[str, Any]]
     clips: Sequence[Mapping[str, Any]]
-    num_clips: int
+    some: str
+    row: str
+    seconds: float
+
+    @property
+    def linked(self) -> set[tuple[str, str]]:
+        """Facets and values that some of the shown clips have."""
+        return {pair for clip in self.clips for pair in clip["tags"].items()}
+
+    @property
+    def facets(self) -> dict[str, list[str]]:
+        """The values to choose from, for each facet with a list."""
+        found = {name: sorted(v for f, v in self.linked if f == name) for name in _SELECTED}
+        found["dropped"] += [NO_REASON] * bool(found["dropped"])
+        return found
 
 
-def _data_url(kind: str, content: bytes) -> str:
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+@dataclasses.dataclass(frozen=True)
+class PageFiles:
+    """The folder of a page's clips and pictures, next to the page."""
+
+    folder: epath.Path
+
+    def add(self, name: str, content: bytes) -> str:
+        """Writes a file; returns its URL, relative to the page.
+
+        Raises:
+            UserError: It cannot be written.
+        """
+        path = self.folder / name
+        with user_errors(path, "cannot be written", hint="choose another file by --out"):
+            if is_bucket(path):
+                path.write_bytes(content)
+            else:
+                write_whole(Path(path), content)
+        return urllib.parse.quote(f"{self.folder.name}/{name}")
+
+    def picture(self, name: str, frame: UInt8[np.ndarray, "h w 3"]) -> str:
+        """Writes a frame as a JPEG of at most 240 rows; returns its URL."""
+        image, content = Image.fromarray(frame), io.BytesIO()
+        image.thumbnail((4 * _POSTER_ROWS, _POSTER_ROWS))
+        image.save(content, "JPEG", quality=80)
+        return self.add(name, content.getvalue())
 
 
-def _histogram(title: str, counts: Mapping[Any, int], *, by_name: bool = False) -> _Histogram:
+def _histogram(
+    title: str, counts: Mapping[Any, int], *, facet: str | None = None, by_name: bool = False
+) -> Histogram:
     """Orders the counts by frequency, or by name; joins the rare ones."""
     pairs = sorted(counts.items(), key=lambda pair: pair[0] if by_name else (-pair[1], pair[0]))
     shown = {str(name): count for name, count in pairs[:_MAX_BARS]}
     if rest := sum(count for _, count in pairs[_MAX_BARS:]):
         shown[f"{len(pairs) - _MAX_BARS} others"] = rest
-    return title, shown
-
-
-def _clip(
-    frames: UInt8[np.ndarray, "f h w 3"],
-    flow: Sequence[float],
-    *,
-    fps: int,
-    mp4: bytes | None,
-    facts: Mapping[str, str],
-) -> dict[str, Any]:
-    """Returns a clip to show; `mp4` is None if browsers cannot play it, to encode it for them."""
-    poster = io.BytesIO()
-    Image.fromarray(frames[0]).save(poster, "JPEG", quality=85)
-    top = max(flow, default=0.0)
-    across = np.linspace(0, 100, len(flow)) if len(flow) > 1 else np.zeros(len(flow))
-    up = 29 - 28 * np.asarray(flow) / (top or 1.0)
-    return {
-        "video": _data_url("video/mp4", mp4 or encode_mp4(enlarge(frames), fps=fps)),
-        "poster": _data_url("image/jpeg", poster.getvalue()),
-        "curve": " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, up, strict=True)),
-        "curve_top": top,
-        "facts": facts,
-    }
+    return Histogram(title, shown, facet)
 
 
 def _spread(total: int, count: int) -> list[int]:
@@ -110,45 +147,71 @@ def _spread(total: int, count: int) -> list[int]:
     return sorted(set(np.linspace(0, total - 1, min(count, total)).round().astype(int).tolist()))
 
 
+def _chosen(tags: Sequence[Mapping[str, str]], count: int) -> list[int]:
+    """Returns numbers of clips to show: evenly spread, and some of each level, character, reason.
+
+    Args:
+        tags: Values by facet, of each clip.
+        count: Number of clips that are evenly spread.
+    """
+    if not count:
+        return []
+    found = set(_spread(len(tags), count))
+    groups: dict[tuple[str, str], list[int]] = {}
+    for number, own in enumerate(tags):
+        for facet in _SELECTED:
+            if facet in own:
+                groups.setdefault((facet, own[facet]), []).append(number)
+    for numbers in groups.values():
+        found |= {numbers[k] for k in _spread(len(numbers), _OF_EACH)}
+    return sorted(found)
+
+
 def _examples(
-    clips: Mapping[str, DroppedClip], counts: Mapping[str, int]
+    files: PageFiles, clips: Mapping[str, DroppedClip], counts: Mapping[str, int]
 ) -> Iterator[dict[str, Any]]:
     """Yields the dropped clips, the most frequent reasons first."""
-    for reason in sorted(clips, key=lambda reason: -counts[reason]):
+    for number, reason in enumerate(sorted(clips, key=lambda reason: -counts[reason])):
         clip = clips[reason]
         yield {
             "reason": reason,
             "count": counts[reason],
             "where": f"{clip.film}, {clip.seconds:.1f} s",
-            "picture": _data_url("image/jpeg", clip.picture),
+            "picture": files.add(f"example-{number}.jpg", clip.picture),
         }
 
 
 # Shots folders
 
 
-def show_shots(folder: ShotsFolder, *, clips: int) -> Page:
+def show_shots(
+    folder: ShotsFolder, files: PageFiles, *, clips: int, on_progress: Progress = no_progress
+) -> Page:
     """Returns the page of a shots folder, annotated or not."""
     reports = [folder.report(film) for film in folder.films()]
     rows = {report.film: folder.rows(report.film) for report in reports}
     labels = {film: read_labels(folder, film) for film in rows}
     every = [label.to_row() for found in labels.values() for label in found.values()]
-    kept = [(film, row) for film in rows for row in rows[film] if row.dropped is None]
-    dropped = Counter(row.dropped for found in rows.values() for row in found if row.dropped)
+    taken = [(film, row) for film in rows for row in rows[film]]
+    kept = [(film, row) for film, row in taken if row.dropped is None]
+    dropped = Counter(row.dropped for _, row in taken if row.dropped)
     short = sum(report.short_scenes for report in reports)
     examples = {
         reason: first_dropped(folder, next(r.film for r in reports if reason in r.dropped), reason)
         for reason in dropped
     }
     levels = Counter(motion_level(row.motion_value) for _, row in kept)
+    reasons = {**dropped, **({"scene too short": short} if short else {})}
     histograms = [
-        _histogram("clips of each film", Counter(film for film, _ in kept)),
-        _histogram("dropped", {**dropped, **({"scene too short": short} if short else {})}),
-        _histogram("motion level by flow (the paper's edges)", levels, by_name=True),
+        _histogram("clips of each film", Counter(film for film, _ in kept), facet="film"),
+        _histogram("dropped", reasons, facet="dropped"),
+        _histogram("motion level by flow (the paper's edges)", levels, facet="level", by_name=True),
     ]
     for name in (*_ANNOTATED, *_ANNOTATED_NUMBERS):
         counts = Counter(label[name] for label in every)
-        histograms.append(_histogram(name, counts, by_name=name in _ANNOTATED_NUMBERS))
+        facet = "annotated level" if name == "motion_level" else _FACETS.get(name, name)
+        by_name = name in _ANNOTATED_NUMBERS
+        histograms.append(_histogram(name, counts, facet=facet, by_name=by_name))
     films = folder.skipped_films()
     skipped = [(film.name, film.reason) for film in films]
     skipped += [
@@ -157,57 +220,95 @@ def show_shots(folder: ShotsFolder, *, clips: int) -> Page:
         for clip in read_unannotated(folder, film)
     ]
     minutes = sum(report.seconds for report in reports) / 60
+    tags = [_shot_tags(film, row, labels[film].get(row.clip)) for film, row in taken]
+    chosen = _chosen(tags, clips)
+    shown = track(chosen, on_progress, "clips", total=len(chosen))
     return Page(
         title=folder.path.name,
         note=f"Shots of {len(reports)} films, {minutes:.1f} minutes; {len(kept):,} clips kept, "
         f"{dropped.total():,} dropped, {len(every):,} annotated; {len(films)} films skipped",
         histograms=histograms,
         skipped=skipped,
-        examples=list(_examples(examples, dropped)),
+        examples=list(_examples(files, examples, dropped)),
         clips=[
-            _shot(folder, film, row, labels[film].get(row.clip))
-            for film, row in (kept[number] for number in _spread(len(kept), clips))
+            _shot(folder, files, *taken[number], labels[taken[number][0]], tags[number])
+            for number in shown
         ],
-        num_clips=len(kept),
+        some=f"the folder has {len(kept):,} kept and {dropped.total():,} dropped",
+        row="film",
+        seconds=folder.settings.clip_seconds,
     )
 
 
-def _shot(folder: ShotsFolder, film: str, row: ClipRow, label: Label | None) -> dict[str, Any]:
-    mp4 = folder.read_clip(film, row.clip)
+def _shot_tags(film: str, row: ClipRow, label: Label | None) -> dict[str, str]:
+    if row.dropped is not None:
+        return {"film": film, "dropped": row.dropped}
     said = label.to_row() if label else {}
+    found = {_FACETS.get(name, name): str(said[name]) for name in _ANNOTATED if said}
+    found |= {name: str(said[name]) for name in _ANNOTATED_NUMBERS if said}
+    if "motion_level" in found:
+        found["annotated level"] = found.pop("motion_level")
+    return {"film": film, "level": str(motion_level(row.motion_value)), **found}
+
+
+def _shot(
+    folder: ShotsFolder,
+    files: PageFiles,
+    film: str,
+    row: ClipRow,
+    labels: Mapping[int, Label],
+    tags: Mapping[str, str],
+) -> dict[str, Any]:
+    name = f"{film}-{row.clip:05d}"
     facts = {
         "clip": f"{film}, {row.clip}",
         "seconds": f"{row.start:.2f} to {row.end:.2f}, scene {row.scene}",
         "flow": f"{row.motion_value:.2f} pixels, level {motion_level(row.motion_value)}",
-        **{name: str(said[name]) for name in ("adverb", *_ANNOTATED, *_ANNOTATED_NUMBERS) if said},
     }
+    common = {"tags": tags, "flow": row.flow, "motion": row.motion_value, "row": film}
+    if row.dropped is not None:
+        poster = files.add(f"{name}.jpg", folder.read_picture(film, row.clip))
+        return {"video": None, "poster": poster, "facts": facts, **common}
+    mp4, label = folder.read_clip(film, row.clip), labels.get(row.clip)
+    said = label.to_row() if label else {}
+    facts |= {n: str(said[n]) for n in ("adverb", *_ANNOTATED, *_ANNOTATED_NUMBERS) if said}
     frames = decode_mp4(mp4, name=f"{film}, clip {row.clip}", num_frames=1)
-    return _clip(frames, row.flow, fps=folder.settings.fps, mp4=mp4, facts=facts)
+    poster = files.picture(f"{name}.jpg", frames[0])
+    return {"video": files.add(f"{name}.mp4", mp4), "poster": poster, "facts": facts, **common}
 
 
 # Game datasets
 
 
-def show_games(games: GameDataset, *, clips: int) -> Page:
+def show_games(
+    games: GameDataset, files: PageFiles, *, clips: int, on_progress: Progress = no_progress
+) -> Page:
     """Returns the page of a game dataset; the histograms of a large one count some of the turns."""
     info = games.info
     sources = {split: games.turns(split) for split in info.splits}
     places = [(split, number) for split, count in info.splits.items() for number in range(count)]
     counted = [places[number] for number in _spread(len(places), _MAX_COUNTED)]
     counts: dict[str, Counter[Any]] = {name: Counter() for name in (*_NUMBERS, *_WORDS)}
-    for split, number in counted:
+    tags: list[dict[str, str]] = []
+    for split, number in track(counted, on_progress, "turns counted", total=len(counted)):
         turn = sources[split][number]
+        tags.append(_turn_tags(turn, split))
         for name, counter in counts.items():
             counter[turn[name] if name in _WORDS else int(turn[name])] += 1
-    histograms: list[_Histogram] = [("turns of each split", info.splits)]
-    histograms += [_histogram(name, counts[name], by_name=name in _NUMBERS) for name in counts]
+    histograms = [_histogram("turns of each split", info.splits, facet="split")]
+    histograms += [
+        _histogram(name, counts[name], facet=_FACETS.get(name, name), by_name=name in _NUMBERS)
+        for name in counts
+    ]
     examples: list[dict[str, Any]] = []
     if (card := read_card(games.path)) is not None:  # a dataset that was made from films
         dropped, unused = card["totals"]["clips_dropped"], card["totals"]["clips_unused"]
         histograms += [_histogram("clips dropped", dropped), _histogram("clips unused", unused)]
-        examples += _examples(read_examples(games.path, card), dropped)
+        examples += _examples(files, read_examples(games.path, card), dropped)
     some = f"; counts except the splits' are of {len(counted):,} turns, evenly spread"
     edges = ", ".join(f"{edge:g}" for edge in info.motion_edges)
+    chosen = _whole_games(sources, (counted[number] for number in _chosen(tags, clips)), clips)
+    shown = track(chosen, on_progress, "clips", total=len(chosen))
     return Page(
         title=games.path.name,
         note=f"Games of {info.num_frames} frames of {info.height} x {info.width} at {info.fps} "
@@ -217,16 +318,44 @@ def show_games(games: GameDataset, *, clips: int) -> Page:
         histograms=histograms,
         skipped=(),
         examples=examples,
-        clips=[
-            _turn(sources[split][number], split, games)
-            for split, number in (places[index] for index in _spread(len(places), clips))
-        ],
-        num_clips=len(places),
+        clips=[_turn(sources[split][number], split, games, files) for split, number in shown],
+        some=f"the dataset has {len(places):,} turns",
+        row="game",
+        seconds=info.num_frames / info.fps,
     )
 
 
-def _turn(turn: Record, split: str, games: GameDataset) -> dict[str, Any]:
+def _whole_games(
+    sources: Mapping[str, RecordSource], places: Iterable[tuple[str, int]], count: int
+) -> list[tuple[str, int]]:
+    """Returns the turns of the games to which some turns belong, about `count` of them, in order.
+
+    A game's turns follow each other in its split.
+    """
+    firsts: dict[tuple[str, int], int] = {}  # the first turn of each game, and its number of turns
+    for split, number in places:
+        turn = sources[split][number]
+        firsts.setdefault((split, max(0, number - int(turn["turn"]))), int(turn["num_turns"]))
+    games = list(firsts.items())
+    mean = max(1.0, sum(firsts.values()) / max(1, len(games)))
+    wanted = _spread(len(games), max(1, round(count / mean))) if count and games else []
+    found = [
+        (split, number)
+        for (split, first), turns in (games[k] for k in wanted)
+        for number in range(first, min(first + turns, len(sources[split])))
+    ]
+    return [key for key, _ in itertools.groupby(found)]
+
+
+def _turn_tags(turn: Record, split: str) -> dict[str, str]:
+    found = {_FACETS.get(name, name): str(turn[name]) for name in _WORDS}
+    found |= {_FACETS.get(name, name): str(int(turn[name])) for name in _NUMBERS}
+    return {**found, "split": split}
+
+
+def _turn(turn: Record, split: str, games: GameDataset, files: PageFiles) -> dict[str, Any]:
     frames = decode_mp4(turn["clip"], name=f"{games.path}, game {turn['game']}")
+    name = f"{split}-{turn['game']:06d}-{turn['turn']}"
     facts = {
         "turn": f"{split}: game {turn['game']}, turn {turn['turn'] + 1} of {turn['num_turns']}",
         "instruction": turn["instruction"],
@@ -237,21 +366,40 @@ def _turn(turn: Record, split: str, games: GameDataset) -> dict[str, Any]:
             f"{name} {turn[name]:+d}" for name in ("social", "entertainment", "stamina")
         ),
     }
-    return _clip(frames, clip_motion(frames).flow, fps=games.info.fps, mp4=None, facts=facts)
+    # Encoded again: browsers do not play lossless clips.
+    mp4 = encode_mp4(enlarge(frames), fps=games.info.fps)
+    return {
+        "video": files.add(f"{name}.mp4", mp4),
+        "poster": files.picture(f"{name}.jpg", frames[0]),
+        "facts": facts,
+        "tags": _turn_tags(turn, split),
+        "flow": [round(value, 3) for value in clip_motion(frames, estimate=film_flow).flow],
+        "motion": float(turn["motion_value"]),
+        "row": f"{split}: game {turn['game']}",
+    }
 
 
 # The page
 
 
-def make_page(path: epath.PathLike, *, clips: int = 48) -> str:
-    """Returns the HTML page of a shots folder or a game dataset.
+def make_page(
+    path: epath.PathLike,
+    files: PageFiles,
+    *,
+    clips: int = 96,
+    on_progress: Progress = no_progress,
+) -> str:
+    """Returns the HTML page of a shots folder or a game dataset; writes its clips and pictures.
 
     Args:
         path: The folder.
-        clips: Number of clips to show, evenly spread.
+        files: Where clips and pictures go.
+        clips: Number of clips to show, evenly spread; a few more, so that there are some of each
+            level, character and reason, or whole games.
+        on_progress: Called with what is counted, the number done and the total.
 
     Raises:
-        UserError: It is neither, or a file is damaged.
+        UserError: It is neither, or a file is damaged or cannot be written.
     """
     if clips < 0:
         raise UserError(f"clips {clips}: expected 0 or more")
@@ -259,16 +407,29 @@ def make_page(path: epath.PathLike, *, clips: int = 48) -> str:
     with user_errors(path, "cannot be read", hint="check the path"):
         is_shots, is_games = ((path / name).exists() for name in (SHOTS_FILE, INFO_FILE))
     if is_shots:
-        page = show_shots(open_shots(path), clips=clips)
+        page = show_shots(open_shots(path), files, clips=clips, on_progress=on_progress)
     elif is_games:
-        page = show_games(open_games(path), clips=clips)
+        page = show_games(open_games(path), files, clips=clips, on_progress=on_progress)
     else:
         raise UserError(
             f"{os.fspath(path)}: expected a shots folder ({SHOTS_FILE}) or a game dataset "
             f"({INFO_FILE}), found neither"
         )
+    style, script = ((_PAGES / f"show.{kind}").read_text() for kind in ("css", "js"))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    return environment.from_string(_TEMPLATE.read_text()).render(page=page)
+    return environment.from_string((_PAGES / "show.html.jinja").read_text()).render(
+        page=page,
+        style=style,
+        script=script,
+        style_hash=_source_hash(style),
+        script_hash=_source_hash(script),
+        script_data={"clips": page.clips, "some": page.some, "seconds": page.seconds},
+    )
+
+
+def _source_hash(text: str) -> str:
+    """Returns the word by which a Content-Security-Policy allows a style or a script."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def default_page(path: epath.PathLike) -> epath.Path:
@@ -277,13 +438,27 @@ def default_page(path: epath.PathLike) -> epath.Path:
     return (absolute(".") if is_bucket(path) else path.parent) / f"{path.name}.html"
 
 
-def write_page(path: epath.PathLike, out: epath.PathLike, *, clips: int = 48) -> None:
+def write_page(
+    path: epath.PathLike,
+    out: epath.PathLike,
+    *,
+    clips: int = 96,
+    on_progress: Progress = no_progress,
+) -> None:
     """Writes the page of a shots folder or a game dataset (`make_page`), also into a bucket.
+
+    Its clips and pictures go into a folder next to it, `NAME_files` for NAME.html.
 
     Raises:
         UserError: As `make_page`, or the page cannot be written.
     """
-    out, page = absolute(out), make_page(path, clips=clips).encode()
+    out = absolute(out)
+    files = PageFiles(out.parent / f"{out.stem}_files")
+    with user_errors(out, "cannot be written", hint="choose another file by --out"):
+        if not is_bucket(out) and out.is_dir():
+            raise IsADirectoryError(21, os.strerror(21))
+        files.folder.mkdir(parents=False, exist_ok=True)
+    page = make_page(path, files, clips=clips, on_progress=on_progress).encode()
     with user_errors(out, "cannot be written", hint="choose another file by --out"):
         if is_bucket(out):
             out.write_bytes(page)

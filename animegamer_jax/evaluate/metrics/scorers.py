@@ -20,7 +20,7 @@ from animegamer_jax.evaluate.metrics.lpips import LPIPS, lpips_distance
 from animegamer_jax.evaluate.metrics.registry import CONTEXT, Group
 from animegamer_jax.evaluate.metrics.video_distance import VideoFeatures
 from animegamer_jax.evaluate.worlds import AttributeClassifier
-from animegamer_jax.media.motion import NOISE, PAPER_EDGES, measure_levels
+from animegamer_jax.media.motion import NOISE, PAPER_EDGES, dis_flow, film_flow, measure_levels
 
 NUM_FRAMES = 16
 """Number of frames of a clip that are scored: the paper's clips have 16, the VAE's 17."""
@@ -110,17 +110,25 @@ class SpeedScorer:
 
 
 class MotionScorer:
-    """Scores the motion level that optical flow finds: ACC-F and MAE-F; options as in `World`."""
+    """Scores the motion level that optical flow finds: ACC-F and MAE-F; options as in `World`.
+
+    Without a world, the flow is the one that measures films, with which a model was trained.
+    """
 
     group: Group = "motion"
 
-    def __init__(self, *, edges: Sequence[float] = PAPER_EDGES, noise: float = NOISE):
-        self._edges, self._noise = edges, noise
-        self.fingerprint: Mapping[str, object] = {"edges": list(edges), "noise": noise}
+    def __init__(self, *, edges: Sequence[float] = PAPER_EDGES, noise: float | None = None):
+        self._edges, self._noise = edges, NOISE if noise is None else noise
+        self._estimate = film_flow if noise is None else dis_flow
+        self.fingerprint: Mapping[str, object] = {"edges": list(edges), "noise": self._noise}
+        if noise is None:
+            self.fingerprint = {**self.fingerprint, "flow": film_flow.__name__}
 
     def __call__(self, answers: Answers) -> Values:
         expected = expected_of(answers.turns)[:, 0]
-        found = measure_levels(answers.clips, edges=self._edges, noise=self._noise)
+        found = measure_levels(
+            answers.clips, edges=self._edges, noise=self._noise, estimate=self._estimate
+        )
         return {
             "ACC-F": formulas.accuracy(found, expected),
             "MAE-F": formulas.error(found, expected),

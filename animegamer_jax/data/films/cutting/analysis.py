@@ -9,14 +9,20 @@ import array
 import dataclasses
 import os
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from animegamer_jax.data.films.clips.records import FilmSettings
-from animegamer_jax.data.films.cutting.cuts import SMALL, Break, CutFinder
+from animegamer_jax.data.films.cutting.cuts import SMALL, Break, CutFinder, merged
 from animegamer_jax.data.films.cutting.letterbox import BarFinder, Bars
 from animegamer_jax.data.films.cutting.video_reader import FilmError, open_film
+from animegamer_jax.errors import UserError
+from animegamer_jax.extras import how_to_install
+
+if TYPE_CHECKING:
+    from animegamer_jax.data.films.cutting.transnet import TransNet
 
 _BARS_EVERY = 0.25  # seconds between frames in which bars are searched
 _LEAST_RATE = 0.95  # of a clip's frames per second, which a film must have
@@ -92,6 +98,7 @@ def analyze_film(
         FilmError: It is no film, too short for one clip, or has too few frames per second.
     """
     times, cuts, bars = array.array("d"), CutFinder(settings), BarFinder()
+    network = _transnet() if settings.detector != "drawn" else None
     with open_film(path, name=name, threads=threads) as reader:
         height, width = reader.height, reader.width
         scale = min(1.0, SMALL / max(height, width))
@@ -100,7 +107,10 @@ def analyze_film(
             if frame.time >= bars.count * _BARS_EVERY:
                 bars.add(frame.grey(), time=frame.time)
             times.append(frame.time)
-            cuts.add(frame.time, frame.rgb(height=rows, width=columns))
+            small = frame.rgb(height=rows, width=columns)
+            cuts.add(frame.time, small)
+            if network is not None:
+                network.add(frame.time, small)
             if reader.announced:
                 on_progress(frame.time, reader.announced)
         announced = reader.announced
@@ -109,7 +119,11 @@ def analyze_film(
     seconds = float(shown[-1]) + 1 / fps
     late = (announced or 0.0) - seconds
     _check(name, fps=fps, seconds=seconds, missing=late, settings=settings)
-    breaks = _with_holes(cuts.finish(), shown)
+    found = cuts.finish()
+    if network is not None:
+        found = network.finish() + (found if settings.detector == "both" else [])
+        found = list(merged(found, gap=settings.min_scene_seconds))
+    breaks = _with_holes(found, shown)
     starts, ends = [0.0, *(b.end for b in breaks)], [*(b.start for b in breaks), seconds]
     flashing = np.zeros(len(shown), bool)
     for start, end in cuts.flashes:
@@ -137,6 +151,22 @@ def analyze_film(
         damaged=reader.damaged,
         skipped=reader.skipped,
     )
+
+
+def _transnet() -> "TransNet":
+    """Returns the learned detector.
+
+    Raises:
+        UserError: The extra `transnet` is not installed.
+    """
+    try:
+        from animegamer_jax.data.films.cutting.transnet import TransNet
+
+        return TransNet()
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"--detector: {error.name} is not installed: {how_to_install('transnet')}"
+        ) from None
 
 
 def _steps(times: Float[np.ndarray, " n"]) -> tuple[Float[np.ndarray, " m"], float]:

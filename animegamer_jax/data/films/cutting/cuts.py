@@ -110,7 +110,7 @@ class CutFinder:
         # After a flash the picture is as before, but what moves has moved on by several frames.
         after = {end for _, end in self.flashes}
         found = [one for one in self._found if one.kind == "fade" or one.time not in after]
-        return list(_merged(found + fades, gap=self._settings.min_scene_seconds))
+        return list(merged(found + fades, gap=self._settings.min_scene_seconds))
 
     def _release(self, *, finished: bool) -> None:
         """Passes on the frames that are known to be outside flashes."""
@@ -137,7 +137,7 @@ class CutFinder:
         return 0
 
     def _give(self, seen: _Seen) -> None:
-        self._fades.add(seen.time, seen.thumb)
+        self._fades.add(seen.time, seen.thumb, seen.small)
         last, hold = self._given, self._settings.hold_seconds + _LATE
         if last and seen.time - last.time <= hold and seen.differs(last) <= _SAME:
             return
@@ -164,7 +164,7 @@ def _black(start: float, end: float) -> list[Break]:
     return [Break(time=(start + end) / 2, start=start, end=end, kind="fade")]
 
 
-def _merged(breaks: Iterable[Break], *, gap: float) -> Iterator[Break]:
+def merged(breaks: Iterable[Break], *, gap: float) -> Iterator[Break]:
     """Merges breaks less than `gap` seconds apart: keeps the first cut, and unites fades."""
     group: list[Break] = []
     for one in sorted(breaks, key=lambda b: (b.start, b.end)):

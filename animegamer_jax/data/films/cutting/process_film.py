@@ -41,7 +41,7 @@ from animegamer_jax.data.films.cutting.video_reader import (
     open_film,
 )
 from animegamer_jax.errors import UserError, printable
-from animegamer_jax.media.motion import ClipMotion, FlowEstimator, clip_motion, dis_flow
+from animegamer_jax.media.motion import ClipMotion, FlowEstimator, clip_motion, film_flow
 from animegamer_jax.media.video import encode_mp4
 from animegamer_jax.progress import Progress, no_progress
 from animegamer_jax.storage.paths import absolute, is_bucket, user_errors
@@ -115,7 +115,7 @@ def process_film(
     folder: ShotsFolder,
     *,
     threads: int = 1,
-    estimate: FlowEstimator = dis_flow,
+    estimate: FlowEstimator = film_flow,
     on_progress: Progress = no_progress,
 ) -> FilmReport | SkippedFilm:
     """Cuts one film into clips and writes them; only reads a film that is finished already.

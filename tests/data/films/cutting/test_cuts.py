@@ -10,6 +10,7 @@ import dataclasses
 import tempfile
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import scenedetect
@@ -205,6 +206,52 @@ def test_a_fade_tells_where_it_starts_and_ends():
     assert fade.time == pytest.approx(48 / 24, abs=0.1)
     assert fade.start == pytest.approx(36 / 24, abs=0.25)
     assert fade.end == pytest.approx(60 / 24, abs=0.25)
+
+
+def wiped(share: float, first: np.ndarray, second: np.ndarray, *, slant: float) -> np.ndarray:
+    """The first picture, and the second on its side of a line."""
+    y, x = np.mgrid[: first.shape[0], : first.shape[1]]
+    place = (1 - slant) * x / first.shape[1] + slant * y / first.shape[0]
+    return np.where((place < share)[..., None], second, first)
+
+
+@pytest.mark.parametrize("slant", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("length", [8, 18])
+def test_a_wipe_is_found(slant, length):
+    first, second = (np.repeat(moving(12, seed=seed), 8, axis=0) for seed in (1, 2))
+    shares = np.clip((np.arange(96) - 40 + 1) / length, 0, 1)
+    frames = [wiped(s, a, b, slant=slant) for s, a, b in zip(shares, first, second, strict=True)]
+    (wipe,) = feed(frames)
+    assert wipe.kind == "fade"
+    assert 40 / 24 <= wipe.time <= (40 + length) / 24
+
+
+def test_something_large_that_passes_is_no_wipe():
+    scene, wall = texture(48, 72, seed=1), texture(48, 30, seed=2)
+    frames = [scene.copy() for _ in range(96)]
+    for number, frame in enumerate(frames[20:76]):
+        left, right = max(0, 72 - 3 * number), min(72, 102 - 3 * number)
+        if left < right:
+            frame[:, left:right] = wall[:, : right - left]
+    assert feed(frames) == []
+
+
+def zooming(num_frames: int, *, rate: float) -> list[np.ndarray]:
+    """A street of hard edges that comes nearer."""
+    rng = np.random.default_rng(3)
+    street = np.kron(rng.integers(0, 255, (24, 36, 3)), np.ones((12, 12, 1))).astype(np.uint8)
+    frames = []
+    for number in range(num_frames):
+        rows, columns = (round(side / (1 + rate * number)) // 2 * 2 for side in street.shape[:2])
+        y, x = (street.shape[0] - rows) // 2, (street.shape[1] - columns) // 2
+        part = street[y : y + rows, x : x + columns]
+        frames.append(cv2.resize(part, (256, 170), interpolation=cv2.INTER_AREA))
+    return frames
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.002, 0.004])
+def test_a_slow_zoom_is_no_fade(rate):
+    assert feed(zooming(72, rate=rate)) == []
 
 
 def test_memory_does_not_grow_with_the_film():
