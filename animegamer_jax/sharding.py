@@ -109,6 +109,21 @@ _PARAMETERS = (
 _REPLICATED = {**DEFAULT_RULES, **dict.fromkeys(_PARAMETERS)}
 _EIGHT = ("fsdp", "context")  # the eight devices of a game
 
+_LATENCY: Mapping[str, Rules] = {
+    "dit": {**_REPLICATED, "act_batch": ("fsdp", "data")},
+    "mllm": {
+        **_REPLICATED,
+        **dict.fromkeys(
+            ("heads", "kv_heads", "mlp", "vocab", "act_heads", "act_mlp", "act_vocab"), _EIGHT
+        ),
+        "act_batch": "data",
+        "act_length": None,
+    },
+    "vae": {**_REPLICATED, "act_batch": "data", "act_columns": "fsdp"},
+    # One frame a game: each of its devices encodes all of it.
+    **{name: {**_REPLICATED, "act_batch": "data"} for name in ("clip", "encoder")},
+}
+
 PLANS: Mapping[str, ShardingPlan] = {
     plan.name: plan
     for plan in (
@@ -121,27 +136,27 @@ PLANS: Mapping[str, ShardingPlan] = {
         ShardingPlan(
             name="latency",
             rules=_REPLICATED,
-            networks={
-                "dit": {**_REPLICATED, "act_batch": ("fsdp", "data")},
-                "mllm": {
-                    **_REPLICATED,
-                    **dict.fromkeys(
-                        ("heads", "kv_heads", "mlp", "vocab", "act_heads", "act_mlp", "act_vocab"),
-                        _EIGHT,
-                    ),
-                    "act_batch": "data",
-                    "act_length": None,
-                },
-                "vae": {**_REPLICATED, "act_batch": "data", "act_columns": "fsdp"},
-                # One frame a game: each of its devices encodes all of it.
-                **{name: {**_REPLICATED, "act_batch": "data"} for name in ("clip", "encoder")},
-            },
+            networks=_LATENCY,
             shape={"fsdp": 2, "context": 4},
         ),
         # Play: one game or more on each device.
         ShardingPlan(name="throughput", rules=_REPLICATED),
     )
 }
+
+_ONE_ROW = dataclasses.replace(
+    PLANS["latency"],
+    name="latency, one row",
+    networks={**_LATENCY, "dit": {**_REPLICATED, "act_batch": "data", "act_length": _EIGHT}},
+)
+
+
+def play_plan(layout: str, *, guided: bool) -> ShardingPlan:
+    """Returns the plan of a layout for play.
+
+    Without guidance there is one row, whose sequence the eight devices of `latency` share.
+    """
+    return _ONE_ROW if layout == "latency" and not guided else PLANS[layout]
 
 
 @contextlib.contextmanager
@@ -261,8 +276,11 @@ def make_mesh(
         shape: size of each axis; fastest if they match the torus. None: all devices on "data".
         devices: devices of the mesh; None: all devices.
 
+    Devices of several slices share the axis "data", whose parts in a slice come first.
+
     Raises:
-        ValueError: an axis is unknown, or the product of `shape` is not the number of devices.
+        ValueError: an axis is unknown, the product of `shape` is not the number of devices, or the
+            slices do not divide "data".
     """
     devices = jax.devices() if devices is None else devices
     shape = {"data": len(devices)} if shape is None else shape
@@ -274,6 +292,15 @@ def make_mesh(
             f"mesh {dict(shape)} needs {math.prod(sizes)} devices, found {len(devices)}"
         )
     types = (AxisType.Auto,) * len(MESH_AXES)
+    slices = len({getattr(device, "slice_index", None) for device in devices})
+    if slices > 1:
+        if sizes[0] % slices:
+            raise ValueError(f"mesh {dict(shape)}: {slices} slices do not divide data={sizes[0]}")
+        inside, outside = (sizes[0] // slices, *sizes[1:]), (slices, 1, 1, 1)
+        array = mesh_utils.create_hybrid_device_mesh(
+            inside, outside, devices, allow_split_physical_axes=True
+        )
+        return Mesh(array, MESH_AXES, axis_types=types)
     try:
         return jax.make_mesh(sizes, MESH_AXES, axis_types=types, devices=devices)
     except NotImplementedError:  # such as 2 x 32 on a 4 x 4 x 4 torus: physical axes are split

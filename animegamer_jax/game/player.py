@@ -6,6 +6,7 @@ import functools
 import time
 import typing
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +26,7 @@ from animegamer_jax.diffusion import SamplerTable, Schedule
 from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.game.pictures import PictureEncoder, check_window
 from animegamer_jax.game.rollout import (
+    GameState,
     Instruction,
     Networks,
     Window,
@@ -33,6 +35,7 @@ from animegamer_jax.game.rollout import (
     denoise_clip,
     empty_window,
     game_keys,
+    num_residuals,
     play_turn,
     predict_state,
     remember,
@@ -41,12 +44,14 @@ from animegamer_jax.game.rollout import (
     turn_keys,
 )
 from animegamer_jax.game.saved_game import History, NewPicture, NewTurn
+from animegamer_jax.game.skipped_steps import SkippedSteps
 from animegamer_jax.media.pictures import Picture
+from animegamer_jax.models.dit import fix_most_score
 from animegamer_jax.models.encoder import ShotNetworks
 from animegamer_jax.models.linear import merge_low_rank
 from animegamer_jax.progress import Progress, no_progress
 from animegamer_jax.protocol import Layout, Protocol
-from animegamer_jax.sharding import PLANS, ShardingPlan, make_mesh, use_plan
+from animegamer_jax.sharding import PLANS, ShardingPlan, make_mesh, play_plan, use_plan
 from animegamer_jax.tokenizer import Tokenizer
 
 Placement = tuple[Mesh, ShardingPlan]
@@ -125,6 +130,7 @@ class Player:
         window: Turns of context, the current one included; the protocol's if None.
         steps: Denoising steps a turn; the protocol's if None.
         schedule: Noise levels and guidance; the protocol's if None.
+        skipped: Steps that reuse what an earlier one computed; None: every step is computed.
         placement: The mesh and the plan by which the networks are sharded; a turn is then one
             program. None: one device, and one program for each part of a turn.
         pictures: What represents players' own pictures; None: the player takes none.
@@ -139,6 +145,7 @@ class Player:
         window: int | None = None,
         steps: int | None = None,
         schedule: Schedule | None = None,
+        skipped: SkippedSteps | None = None,
         placement: Placement | None = None,
         pictures: PictureEncoder | None = None,
     ):
@@ -151,16 +158,21 @@ class Player:
         )
         self.tokenizer, self.protocol = tokenizer, protocol
         self.window = protocol.window if window is None else window
-        self.steps = protocol.denoising_steps if steps is None else steps
+        if steps is None:
+            steps = protocol.denoising_steps if skipped is None else skipped.steps
+        self.steps, self.skipped = steps, skipped
         if protocol.history == "shown" and networks.shot is None:
             raise UserError("cannot play with history shown without clip and encoder: load them")
         config = networks.mllm.config
+        one_row = play_plan("latency", guided=False)
         schedule = self._schedule = schedule or diffusion.schedule_of(protocol)
-        # On a mesh both rows of guidance stay: a plan may give each of them its own devices.
-        if not schedule.guidance_scale and placement is None:
+        # A plan for two rows of guidance keeps both: each of them may have its own devices.
+        if not schedule.guidance_scale and (placement is None or placement[1] is one_row):
             networks = networks._replace(unconditional=None)
         self.networks = networks
         self.table = self._make_table(self.steps)
+        if skipped is not None:
+            self.table = skipped.apply(self.table, guided=networks.unconditional is not None)
         try:
             self.layout = Layout(
                 protocol, tokenizer.ids, num_queries=config.num_queries, window=self.window
@@ -171,7 +183,7 @@ class Player:
         self.num_frames, self.height, self.width = size
         layout = self.layout
         self._predict = jax.jit(functools.partial(predict_state, layout=layout))
-        self._start = jax.jit(start_clip)
+        self._start = jax.jit(start_clip, static_argnames="rows")
         # Each jitted call flattens its pytrees in Python, so pass only the network that it uses.
         self._denoise = jax.jit(denoise_clip, donate_argnums=3)
         self._decode = jax.jit(decode_clip)
@@ -193,6 +205,7 @@ class Player:
         layout: str | None = None,
         num_games: int | None = None,
         history: History | None = None,
+        skip: Path | None = None,
     ) -> "Player":
         """Loads the networks needed to play.
 
@@ -207,14 +220,18 @@ class Player:
                 devices than they need. None: any multiple of the number of device groups.
             history: Shot representations of past turns (`Protocol.history`); the protocol's if
                 None.
+            skip: File of skipped steps, as `animegamer calibrate` writes it.
 
         Raises:
             UserError: a network is missing, the networks do not fit together, the devices do not
-                fit the layout, or there are several hosts.
+                fit the layout, there are several hosts, or the skipped steps are those of another
+                model or number of steps.
         """
+        skipped = None if skip is None else SkippedSteps.load(skip, bundle, steps=steps)
         protocol = dataclasses.replace(bundle.protocol, history=history or bundle.protocol.history)
         check_fit(bundle.config, history=protocol.history)
-        placement = None if layout is None else _make_placement(layout, num_games)
+        guided = bool(protocol.guidance_scale)
+        placement = None if layout is None else _make_placement(layout, num_games, guided=guided)
         tokenizer = Tokenizer.load(
             bundle.tokenizer_dir,
             vocab_size=bundle.config.mllm.mistral.vocab_size,
@@ -227,6 +244,8 @@ class Player:
                 options |= {"mesh": placement[0], "rules": placement[1].of(name)}
             network = bundle.load(name, **options)
             merge_low_rank(network)
+            if name == "dit":
+                fix_most_score(network)
             return network
 
         mllm, dit, vae, encoder = map(load, ("mllm", "dit", "vae", "encoder"))
@@ -239,6 +258,7 @@ class Player:
             protocol,
             window=window,
             steps=steps,
+            skipped=skipped,
             placement=placement,
             pictures=PictureEncoder(bundle),
         )
@@ -333,6 +353,10 @@ class Player:
             jnp.asarray(np.stack(captions), jnp.int32), jnp.asarray(lengths, jnp.int32)
         )
 
+    def predict(self, window: Window, instructions: Sequence[str]) -> GameState:
+        """Returns the language model's prediction for one instruction a game."""
+        return self._predict(self.networks.mllm, window, self.read(instructions))
+
     def play_turn(
         self,
         window: Window,
@@ -368,7 +392,14 @@ class Player:
             return self._play_on_mesh(
                 window, instruction, seeds=seeds, turn=turn, on_progress=on_progress
             )
-        table = self.table if steps in (None, self.steps) else self._make_table(steps)
+        table = self.table
+        if steps not in (None, self.steps):
+            if self.skipped is not None:
+                raise UserError(
+                    f"{steps} denoising steps: this player skips some of {self.steps}: play with "
+                    "those, or without skipped steps"
+                )
+            table = self._make_table(steps)
         allowed = self.protocol.motion_levels
         for level in levels or []:
             if level and level not in allowed:
@@ -388,9 +419,9 @@ class Player:
         steps = len(table.step)
         on_progress("decoder", 0, steps)
         dit, unconditional = self.networks.dit, self.networks.unconditional
-        sampler = self._start(dit, keys)
+        sampler = self._start(dit, keys, rows=num_residuals(table, unconditional))
         for step in range(steps):
-            row = SamplerTable(*(column[step : step + 1] for column in table))
+            row = table.part(step, step + 1)
             sampler = self._denoise(dit, unconditional, state, sampler, row, keys)
             if (np.asarray(sampler.bad_step) >= 0).any():
                 raise NonFiniteError(
@@ -469,7 +500,7 @@ def _check_remembered(representation: jax.Array, turn: int | Sequence[int]) -> n
     return found
 
 
-def _make_placement(layout: str, num_games: int | None) -> Placement:
+def _make_placement(layout: str, num_games: int | None, *, guided: bool) -> Placement:
     """Makes the mesh of a plan from all devices, or from as many as the games need.
 
     Raises:
@@ -479,7 +510,7 @@ def _make_placement(layout: str, num_games: int | None) -> Placement:
         raise UserError(f"layout {layout}: expected one of {', '.join(PLANS)}")
     if jax.process_count() > 1:
         raise UserError(f"layout {layout}: expected one host, found {jax.process_count()}")
-    plan, devices = PLANS[layout], jax.devices()
+    plan, devices = play_plan(layout, guided=guided), jax.devices()
     try:
         if num_games is not None:
             groups = plan.mesh_shape(len(devices))["data"]

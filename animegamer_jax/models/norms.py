@@ -38,6 +38,11 @@ class LayerNorm(nnx.Module):
         )
         return (y * scale + bias).astype(x.dtype)
 
+    def most_norm(self) -> Float[Array, "..."]:
+        """Returns a bound of the Euclidean norm of results; of each layer if layers are stacked."""
+        scale, bias = (p[...].astype(jnp.float32) for p in (self.scale, self.bias))
+        return scale.shape[-1] ** 0.5 * jnp.abs(scale).max(-1) + jnp.linalg.norm(bias, axis=-1)
+
     def normalize_heads(self, x: Float[Array, "b h t d"]) -> Float[Array, "b h t d"]:
         """Normalizes each head's features, in the layout of `kernels.attend.project_heads`.
 

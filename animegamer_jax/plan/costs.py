@@ -1,8 +1,9 @@
-"""The cost of a compiled TPU program, from its optimized HLO text.
+"""The cost of a compiled TPU program, from its optimized HLO text and its schedules.
 
-`cost_analysis()` counts the body of a loop once, so this walks the text instead: each instruction's
-estimated cycles, times the iterations of the loops around it. Kernels, for which the compiler has
-no estimate, are listed with their operands.
+`cost_analysis()` counts the body of a loop once, so this walks the text instead. An instruction
+takes the cycles of its final schedule, or those in which the memory moves its bytes if these are
+more, times the iterations of the loops around it. Asynchronous copies use the time in which other
+instructions of their computation leave the memory idle; only what they need more counts.
 """
 
 import dataclasses
@@ -10,7 +11,7 @@ import functools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from animegamer_jax.plan.hlo import (
     OPERAND,
@@ -23,6 +24,7 @@ from animegamer_jax.plan.hlo import (
     parse,
 )
 from animegamer_jax.plan.interconnect import Groups
+from animegamer_jax.plan.schedule import Schedule
 
 _COLLECTIVES = (
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute",
@@ -33,6 +35,8 @@ _FREE = (
     "replica-id", "iota", "opt-barrier", "async-update",
 )  # fmt: skip
 _SLICES = ("dynamic-slice", "slice", "gather")
+_BETWEEN_SLICES = "xla_megascale_runtime"
+_NOT_TINY = 1000  # cycles
 _SAME_VALUE = ("bitcast", "copy", "reshape", "convert", "get-tuple-element")
 
 
@@ -65,25 +69,32 @@ class Cost:
     """The cost of one call of a program on one chip.
 
     Attributes:
-        product_cycles, other_cycles: The compiler's estimates for instructions with a matrix
-            product, and for all others.
+        product_cycles, kernel_cycles, other_cycles: Cycles of instructions with a matrix product,
+            of kernels, and of all others.
         product_flops: FLOPs of the products, two for each multiplication.
-        product_bytes, other_bytes: Bytes read and written in HBM by products and by the others.
-        kernels: Number of calls of each kernel; the compiler has no estimate for them.
+        moved_bytes: Bytes read and written in HBM.
+        sent_between_slices: Bytes that a device sends to other slices.
+        kernels: Number of calls of each kernel.
         collectives: Collectives by kind and groups.
         unknown_loops: Number of loops of unknown length, counted once.
-        without_estimate: Runs of instructions without an estimate.
+        without_schedule: Runs of instructions without a schedule, counted by the compiler's earlier
+            estimate or their bytes.
     """
 
     product_cycles: float = 0.0
+    kernel_cycles: float = 0.0
     other_cycles: float = 0.0
     product_flops: float = 0.0
-    product_bytes: float = 0.0
-    other_bytes: float = 0.0
+    moved_bytes: float = 0.0
+    sent_between_slices: float = 0.0
     kernels: dict[Kernel, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
     collectives: dict[tuple[str, Groups], Collective] = dataclasses.field(default_factory=dict)
     unknown_loops: int = 0
-    without_estimate: float = 0.0
+    without_schedule: float = 0.0
+
+    @property
+    def cycles(self) -> float:
+        return self.product_cycles + self.kernel_cycles + self.other_cycles
 
 
 def sent_by_a_chip(kind: str, *, result: float, group: int) -> float:
@@ -100,9 +111,20 @@ def sent_by_a_chip(kind: str, *, result: float, group: int) -> float:
 
 
 class _Walker:
-    def __init__(self, module: Module, *, devices: int):
+    def __init__(
+        self,
+        module: Module,
+        *,
+        devices: int,
+        schedules: Mapping[str, Schedule],
+        bytes_a_cycle: float,
+        branch_shares: tuple[float, ...] = (),
+    ):
         self.module, self.devices = module, devices
+        self.schedules, self.bytes_a_cycle = schedules, bytes_a_cycle
+        self.branch_shares = branch_shares
         self.cost = Cost()
+        self._idle = self._copied = 0.0  # of the memory, in the computation that is walked
 
     @functools.cached_property
     def _started(self) -> set[str]:
@@ -116,8 +138,11 @@ class _Walker:
         return self.module.computations[name]
 
     def walk(self, name: str, times: float) -> None:
+        outside, self._idle, self._copied = (self._idle, self._copied), 0.0, 0.0
         for instruction in self.computation(name).instructions.values():
             self._visit(instruction, self.computation(name), times)
+        self.cost.other_cycles += max(0.0, self._copied - self._idle) * times
+        self._idle, self._copied = outside
 
     def _visit(self, i: Instruction, inside: Computation, times: float) -> None:
         if i.opcode in _FREE:
@@ -133,6 +158,10 @@ class _Walker:
         elif (kind := i.opcode.removesuffix("-start")) in _COLLECTIVES:
             result = _num_bytes(_result(i, inside))
             self._collective(i, kind, result=result, times=times)
+        elif i.opcode in ("send", "recv"):
+            if i.opcode == "send" and _BETWEEN_SLICES in i.attributes:
+                sent = _num_bytes(inside.instructions[i.operands[0]].arrays)
+                self.cost.sent_between_slices += sent * times
         elif i.opcode.endswith("-start"):
             self._transfer(i, inside, times)
         elif i.opcode == "custom-call":
@@ -148,29 +177,44 @@ class _Walker:
         if fused and "kind=kCustom" in i.attributes:
             return
         flops = self.flops(called) if called else _product_flops(i, inside)
-        moved = self._bytes(i, inside)
-        cycles = i.cycles
-        if cycles is None:
-            self.cost.without_estimate += times
-            cycles = 0.0
+        cycles = self._cycles(i, self._bytes(i, inside), times)
         if flops:
             self.cost.product_flops += flops * times
             self.cost.product_cycles += cycles * times
-            self.cost.product_bytes += moved * times
         else:
             self.cost.other_cycles += cycles * times
-            self.cost.other_bytes += moved * times
+
+    def _cycles(self, i: Instruction, moved: float, times: float) -> float:
+        """Returns the cycles of an instruction that moves bytes in HBM."""
+        self.cost.moved_bytes += moved * times
+        schedule, least = self.schedules.get(i.name), moved / self.bytes_a_cycle
+        # A product that is fused with a part of a collective has none, nor has what is tiny.
+        cycles = i.estimated_cycles if schedule is None else schedule.cycles
+        if schedule is None and max(cycles, least) >= _NOT_TINY:
+            self.cost.without_schedule += times
+        self._idle += max(0.0, cycles - least)
+        return max(cycles, least)
 
     def _conditional(self, i: Instruction, times: float) -> None:
-        """Walks the most expensive branch."""
+        """Walks each branch as often as is known, or the most expensive one."""
         found = re.search(r"branch_computations=\{([^}]*)\}", i.attributes)
         names = OPERAND.findall(found[1]) if found else []
         names += [n for n in map(i.called, ("true_computation", "false_computation")) if n]
+        if len(names) == len(self.branch_shares):
+            for name, share in zip(names, self.branch_shares, strict=True):
+                self.walk(name, times * share)
+            return
         walked = []
         for name in names:
-            walker = _Walker(self.module, devices=self.devices)
+            walker = _Walker(
+                self.module,
+                devices=self.devices,
+                schedules=self.schedules,
+                bytes_a_cycle=self.bytes_a_cycle,
+                branch_shares=self.branch_shares,
+            )
             walker.walk(name, 1.0)
-            walked.append((walker.cost.product_cycles + walker.cost.other_cycles, name))
+            walked.append((walker.cost.cycles, name))
         if walked:
             self.walk(max(walked)[1], times)
 
@@ -212,8 +256,8 @@ class _Walker:
         sources = [a for o in i.operands[:1] for a in inside.instructions[o].arrays]
         if any(source.in_hbm for source in sources):
             moved += _num_bytes(result)
-        self.cost.other_bytes += moved * times
-        self.cost.other_cycles += (i.cycles or 0.0) * times
+        self.cost.moved_bytes += moved * times
+        self._copied += moved / self.bytes_a_cycle
 
     def _custom_call(self, i: Instruction, inside: Computation, times: float) -> None:
         target = re.search(r'custom_call_target="([^"]*)"', i.attributes)
@@ -222,6 +266,8 @@ class _Walker:
         name = re.sub(r"\.\d+$", "", i.name)
         operands = [a for o in i.operands for a in inside.instructions[o].arrays]
         self.cost.kernels[Kernel(name, tuple(operands), i.arrays)] += times
+        moved = _num_bytes(a for a in (*operands, *i.arrays) if a.in_hbm)
+        self.cost.kernel_cycles += self._cycles(i, moved, times) * times
 
     def _trips(self, i: Instruction, inside: Computation) -> float:
         known = i.config.get("known_trip_count", {}).get("n")
@@ -436,13 +482,33 @@ def _hits(
     return total
 
 
-def cost_of(text: str, *, devices: int) -> Cost:
-    """Returns the cost of a compiled program, from its `as_text()` and its number of devices.
+def cost_of(
+    text: str,
+    *,
+    devices: int,
+    schedules: Mapping[str, Schedule],
+    bytes_a_cycle: float,
+    branch_shares: tuple[float, ...] = (),
+) -> Cost:
+    """Returns the cost of a compiled program.
+
+    Args:
+        text: The program's `as_text()`.
+        devices: Number of its devices.
+        schedules: Schedules of its instructions by name.
+        bytes_a_cycle: Bytes that a device's memory moves in a cycle.
+        branch_shares: How often each branch of a conditional with as many branches runs.
 
     Raises:
         HLOError: it is not the text of a compiled program.
     """
     module = parse(text)
-    walker = _Walker(module, devices=devices)
+    walker = _Walker(
+        module,
+        devices=devices,
+        schedules=schedules,
+        bytes_a_cycle=bytes_a_cycle,
+        branch_shares=branch_shares,
+    )
     walker.walk(module.entry, 1.0)
     return walker.cost

@@ -47,6 +47,7 @@ def play(
     dtype: Dtype | None = None,
     layout: Literal["latency"] | None = None,
     history: History | None = None,
+    skip: Path | None = None,
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> int:
     """Play a game: write a clip, a shot representation and an entry in game.json for each turn.
@@ -68,6 +69,7 @@ def play(
             Default: play on the first device.
         history: Past shots as the model sees them: as it `predicted` them, or as they were `shown`:
             encoded from the first frame of each clip. Default: the model's own.
+        skip: File of denoising steps to skip, as `animegamer calibrate` writes it. Default: none.
         resume: Continue the game in the output folder after its last finished turn, with the
             window, steps, seed and history that it was started with.
     """
@@ -125,6 +127,7 @@ def play(
             layout=layout,
             num_games=1,
             history=history,
+            skip=skip,
         )
         check_instructions(lines or [], source, check=player.check_instruction)
         if game is None:
@@ -143,6 +146,7 @@ def play(
         command += ["--out", str(out), "--window", str(game.window), "--steps", str(game.steps)]
         command += ["--seed", str(game.seed), *(["--dtype", dtype] if dtype else [])]
         command += ["--layout", layout] if layout else []
+        command += ["--skip", str(skip)] if skip else []
         if game.history_kind != bundle.protocol.history:
             command += ["--history", game.history_kind]
         command += ["--resume"]
