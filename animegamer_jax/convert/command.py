@@ -7,6 +7,7 @@ import tyro
 
 from animegamer_jax.bundle.networks import NetworkName
 from animegamer_jax.convert.options import ConvertOptions, InitialiseOptions
+from animegamer_jax.errors import UserError
 from animegamer_jax.storage.locks import only_writer
 
 
@@ -43,14 +44,34 @@ def initialise(options: Annotated[InitialiseOptions, tyro.conf.arg(name="")]) ->
     return 0
 
 
-def export(*, bundle: str, out: Path, networks: tuple[NetworkName, ...] = ()) -> int:
+def export(
+    *,
+    bundle: str,
+    out: Path | None = None,
+    networks: tuple[NetworkName, ...] = (),
+    lora: Path | None = None,
+) -> int:
     """Write a bundle's networks in the file formats of the released PyTorch code.
 
     Args:
         bundle: Bundle to read: a folder, a gs:// address, or `toy` for the embedded model.
-        out: Folder to write.
+        out: Folder to write. Required without --lora.
         networks: Networks to export; all of the bundle's unless given.
+        lora: Safetensors file to write with the decoder's low-rank updates alone, such as a
+            student's, as diffusers' CogVideoX transformer loads them. Default: none.
+
+    Raises:
+        UserError: neither a folder nor a file is given, or one cannot be written.
     """
+    if lora is not None:
+        from animegamer_jax.convert.lora import export_lora
+
+        layers, rank = export_lora(bundle, lora)
+        print(f"{lora}: low-rank updates of {layers} layers, rank {rank}")
+        if out is None:
+            return 0
+    if out is None:
+        raise UserError("--out: expected a folder to write, found none: give it, or --lora FILE")
     from animegamer_jax.convert.export import export_bundle
     from animegamer_jax.convert.networks import show_summary
     from animegamer_jax.storage.paths import absolute

@@ -244,6 +244,7 @@ class EvaluationRun:
             dtype=options.dtype,
             history=source.history,
             skip=options.skip,
+            int8=options.int8,
         )
         vae = player.networks.vae
         if source.path not in self._suites:
@@ -259,6 +260,8 @@ class EvaluationRun:
             "dtype": options.dtype or "the model's own",
             "guidance": player.protocol.guidance_scale,
         }
+        if options.int8:
+            settings["mllm weights"] = "int8"
         if player.skipped is not None:
             settings["skipped"] = f"{player.skipped.speedup:.2f} times fewer evaluations"
             settings["rows"] = " ".join(map(str, player.skipped.rows))

@@ -74,6 +74,7 @@ class Options:
         steps: Number of denoising steps per turn. Default: the model's own.
         skip: File of denoising steps to skip, as `animegamer calibrate` writes it, for a single
             model. Default: none.
+        int8: Round the language model's weights to eight bits.
         window: Number of turns of context, including the current one; several numbers play every
             model with each. Default: the model's own.
         history: Past shots as the models see them: as they `predicted` them, or as they were
@@ -100,6 +101,7 @@ class Options:
     metrics: tuple[str, ...] = tuple(GROUPS)
     steps: int | None = None
     skip: Path | None = None
+    int8: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     window: tuple[int, ...] = ()
     history: tuple[History, ...] = ()
     dtype: Dtype | None = None

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import time
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +31,9 @@ from animegamer_jax.game.rollout import (
     Networks,
     Window,
     advance,
+    decode_chunk,
     decode_clip,
+    decode_picture,
     denoise_clip,
     empty_window,
     game_keys,
@@ -48,7 +50,8 @@ from animegamer_jax.game.skipped_steps import SkippedSteps
 from animegamer_jax.media.pictures import Picture
 from animegamer_jax.models.dit import fix_most_score
 from animegamer_jax.models.encoder import ShotNetworks
-from animegamer_jax.models.linear import merge_low_rank
+from animegamer_jax.models.linear import merge_low_rank, quantize_weights
+from animegamer_jax.models.vae import chunk_bounds
 from animegamer_jax.progress import Progress, no_progress
 from animegamer_jax.protocol import Layout, Protocol
 from animegamer_jax.sharding import PLANS, ShardingPlan, make_mesh, play_plan, use_plan
@@ -67,6 +70,22 @@ class SavedTurn(typing.Protocol):
     def representation(self) -> np.ndarray: ...  # [n, r]
     @property
     def states(self) -> Any: ...  # [4]
+
+
+class Preview(NamedTuple):
+    """Frames of a turn that is not finished.
+
+    `frames` are those from number `first` on, [g f h w 3]. They are the clip's own if `is_final`,
+    otherwise a guess after `steps` denoising steps.
+    """
+
+    frames: np.ndarray
+    first: int
+    steps: int
+    is_final: bool
+
+
+OnFrames = Callable[[Preview], None]
 
 
 class TurnOutput(NamedTuple):
@@ -187,6 +206,8 @@ class Player:
         # Each jitted call flattens its pytrees in Python, so pass only the network that it uses.
         self._denoise = jax.jit(denoise_clip, donate_argnums=3)
         self._decode = jax.jit(decode_clip)
+        self._picture = jax.jit(decode_picture)
+        self._chunk = jax.jit(decode_chunk, static_argnames="start")
         self._remember = jax.jit(functools.partial(remember, protocol=protocol))
         self._advance = jax.jit(advance)
         self._set_levels = jax.jit(functools.partial(set_levels, protocol=protocol))
@@ -206,6 +227,7 @@ class Player:
         num_games: int | None = None,
         history: History | None = None,
         skip: Path | None = None,
+        int8: bool = False,
     ) -> "Player":
         """Loads the networks needed to play.
 
@@ -221,6 +243,7 @@ class Player:
             history: Shot representations of past turns (`Protocol.history`); the protocol's if
                 None.
             skip: File of skipped steps, as `animegamer calibrate` writes it.
+            int8: Whether the language model's weights are rounded to eight bits.
 
         Raises:
             UserError: a network is missing, the networks do not fit together, the devices do not
@@ -246,6 +269,8 @@ class Player:
             merge_low_rank(network)
             if name == "dit":
                 fix_most_score(network)
+            elif name == "mllm" and int8:
+                quantize_weights(network)
             return network
 
         mllm, dit, vae, encoder = map(load, ("mllm", "dit", "vae", "encoder"))
@@ -367,6 +392,7 @@ class Player:
         steps: int | None = None,
         levels: Sequence[int] | None = None,
         on_progress: Progress = no_progress,
+        on_frames: OnFrames | None = None,
     ) -> tuple[Window, TurnOutput]:
         """Plays turn number `turn` (from 1) of each game.
 
@@ -379,6 +405,8 @@ class Player:
             levels: Motion levels chosen by the players, one a game; 0 keeps the model's own.
             on_progress: Called with the part of the turn ("mllm", "decoder" or "vae"), the steps
                 done and the number of steps. An exception that it raises ends the turn.
+            on_frames: Called with a guess of the first frame after half of the steps, and with each
+                chunk of the clip as soon as it is decoded; on a mesh once, with the clip.
 
         Raises:
             UserError: an instruction is empty or too long, a level is not in the protocol, or
@@ -390,7 +418,12 @@ class Player:
             if levels is not None or steps not in (None, self.steps):
                 raise UserError("a player on a mesh takes neither other steps nor motion levels")
             return self._play_on_mesh(
-                window, instruction, seeds=seeds, turn=turn, on_progress=on_progress
+                window,
+                instruction,
+                seeds=seeds,
+                turn=turn,
+                on_progress=on_progress,
+                on_frames=on_frames,
             )
         table = self.table
         if steps not in (None, self.steps):
@@ -429,10 +462,16 @@ class Player:
                     f"{steps}"
                 )
             on_progress("decoder", step + 1, steps)
+            if on_frames is not None and 2 * (step + 1) in (steps, steps + 1) and step + 1 < steps:
+                guess = self._picture(self.networks.vae, sampler.denoised)
+                on_frames(Preview(np.asarray(guess), 0, step + 1, False))
         clock.append(time.perf_counter())
 
         on_progress("vae", 0, 1)
-        frames, finite = self._decode(self.networks.vae, sampler.x)
+        if on_frames is None:
+            frames, finite = self._decode(self.networks.vae, sampler.x)
+        else:
+            frames, finite = self._decode_chunks(sampler.x, steps, on_frames)
         if not np.asarray(finite).all():
             raise NonFiniteError(f"turn {turn}: the frames that the VAE decodes are not finite")
         kept = state
@@ -449,6 +488,19 @@ class Player:
         output = TurnOutput(representation, states, motion_value, frames, seconds)
         return self._advance(window, instruction, kept), output
 
+    def _decode_chunks(
+        self, latents: jax.Array, steps: int, on_frames: OnFrames
+    ) -> tuple[jax.Array, jax.Array]:
+        """Decodes a clip chunk by chunk, each as a program of its own."""
+        chunks, finite, cache = [], [], None
+        for start, _ in chunk_bounds(latents.shape[1]):
+            frames, ok, cache = self._chunk(self.networks.vae, latents, cache, start=start)
+            first = sum(chunk.shape[1] for chunk in chunks)
+            on_frames(Preview(np.asarray(frames), first, steps, True))
+            chunks.append(frames)
+            finite.append(ok)
+        return jnp.concatenate(chunks, axis=1), jnp.stack(finite).all(axis=0)
+
     def _make_table(self, steps: int) -> SamplerTable:
         try:
             return diffusion.make_sampler_table(self._schedule, steps)
@@ -463,6 +515,7 @@ class Player:
         seeds: Sequence[int],
         turn: int | Sequence[int],
         on_progress: Progress,
+        on_frames: OnFrames | None,
     ) -> tuple[Window, TurnOutput]:
         """Plays a turn as one program on the mesh."""
         start = time.perf_counter()
@@ -484,6 +537,8 @@ class Player:
             )
         representation = _check_remembered(result.remembered, turn)
         on_progress("decoder", self.steps, self.steps)
+        if on_frames is not None:
+            on_frames(Preview(frames, 0, self.steps, True))
         seconds = {"total": time.perf_counter() - start}
         return window, TurnOutput(representation, states, motion_value, frames, seconds)
 

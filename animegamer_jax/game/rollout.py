@@ -21,7 +21,14 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.models.dit import DiT, Modulation
 from animegamer_jax.models.encoder import ShotNetworks, encode_frames
 from animegamer_jax.models.mllm import MLLM
-from animegamer_jax.models.vae import VAE, decode_in_parts, from_decoder, to_uint8
+from animegamer_jax.models.vae import (
+    VAE,
+    DecoderCache,
+    chunk_bounds,
+    decode_in_parts,
+    from_decoder,
+    to_uint8,
+)
 from animegamer_jax.protocol import Layout, Protocol
 from animegamer_jax.sharding import network_rules
 
@@ -264,6 +271,27 @@ def decode_clip(
     with network_rules("vae"):
         frames = decode_in_parts(vae, from_decoder(latents, vae.config).astype(vae.config.dtype))
     return to_uint8(frames), jnp.isfinite(frames).all(axis=(1, 2, 3, 4))
+
+
+def decode_picture(vae: VAE, latents: Float[Array, "g t h w c"]) -> UInt8[Array, "g 1 y x 3"]:
+    """Decodes the first frame of the sampler's latents alone: a preview of a clip in the making."""
+    with network_rules("vae"):
+        latents = from_decoder(latents, vae.config)[:, :1].astype(vae.config.dtype)
+        return to_uint8(vae.decode(latents))
+
+
+def decode_chunk(
+    vae: VAE, latents: Float[Array, "g t h w c"], cache: DecoderCache | None, *, start: int
+) -> tuple[UInt8[Array, "g f y x 3"], Bool[Array, " g"], DecoderCache]:
+    """Decodes the chunk of the sampler's latents that starts at a latent frame (`decode_clip`).
+
+    Returns its frames, whether all of a clip's are finite, and the cache for the next chunk.
+    """
+    (stop,) = (stop for first, stop in chunk_bounds(latents.shape[1]) if first == start)
+    with network_rules("vae"):
+        latents = from_decoder(latents, vae.config)[:, start:stop].astype(vae.config.dtype)
+        frames, cache = vae.decode_chunk(latents, cache)
+    return to_uint8(frames), jnp.isfinite(frames).all(axis=(1, 2, 3, 4)), cache
 
 
 def remember(

@@ -223,7 +223,7 @@ def choose_rows(
         if n == 0:
             offer(0, full, 0.0, full, 0)
         else:
-            for back, used in zip(*np.nonzero(np.isfinite(least)), strict=True):
+            for back, used in np.argwhere(np.isfinite(least)).tolist():
                 so_far = float(least[back, used])
                 offer(0, used + full, so_far, full, back)
                 if guidance is not None and guidance[n] <= _NEAR_ONE:

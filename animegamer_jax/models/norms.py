@@ -40,7 +40,9 @@ class LayerNorm(nnx.Module):
 
     def most_norm(self) -> Float[Array, "..."]:
         """Returns a bound of the Euclidean norm of results; of each layer if layers are stacked."""
-        scale, bias = (p[...].astype(jnp.float32) for p in (self.scale, self.bias))
+        scale, bias = (
+            jax.lax.stop_gradient(p[...].astype(jnp.float32)) for p in (self.scale, self.bias)
+        )
         return scale.shape[-1] ** 0.5 * jnp.abs(scale).max(-1) + jnp.linalg.norm(bias, axis=-1)
 
     def normalize_heads(self, x: Float[Array, "b h t d"]) -> Float[Array, "b h t d"]:

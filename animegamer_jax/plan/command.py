@@ -43,6 +43,7 @@ def plan(
     history: Literal["predicted", "shown"] | None = None,
     student: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     skip: Path | None = None,
+    int8: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     size: SizeName = "full",
     sweep: bool = False,
     price: float | None = None,
@@ -71,6 +72,7 @@ def plan(
             encoded from the first frame of each clip. Default: predicted.
         student: Plan for a decoder distilled to four steps without guidance.
         skip: File of denoising steps to skip, as `animegamer calibrate` writes it. Default: none.
+        int8: Plan for a language model whose weights are rounded to eight bits.
         size: Size of the networks.
         sweep: Try all values of the options that are not given (mesh, layout, batch size, remat,
             games), and print the best that fit.
@@ -98,6 +100,7 @@ def plan(
         "denoising_steps": denoising_steps,
         "history": history,
         "student": student or None,
+        "int8": int8 or None,
         "rows": None if skip is None else SkippedSteps.read(skip).rows,
     }
     configuration = make_configuration(

@@ -181,6 +181,7 @@ def _answer(request: _Request, schedules: Path) -> _Answer:
                 history=c.history,
                 student=c.student,
                 rows=c.rows,
+                int8=c.int8,
             )
         else:
             program = stage_program(c.stage, mesh=mesh, plan=plan, size=c.size, **c.changes)

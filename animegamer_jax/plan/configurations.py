@@ -18,7 +18,7 @@ SizeName = Literal["toy", "full"]
 LAYOUTS = {"training": ("sharded", "replicated"), "play": ("latency", "throughput")}
 _REMATS = ("full", "dots", "none")
 _TRAINING_OPTIONS = ("batch_size", "remat", "accumulate", "trained")
-_PLAY_OPTIONS = ("part", "games", "denoising_steps", "history", "student", "rows")
+_PLAY_OPTIONS = ("part", "games", "denoising_steps", "history", "student", "rows", "int8")
 _STUDENT_STEPS = 4
 _MAX_STEPS = 1000  # of denoising
 _LARGER = 2  # number of larger slices to try if nothing fits the given one
@@ -36,7 +36,7 @@ class Configuration:
         layout: Name of the sharding plan.
         mesh: Sizes of all mesh axes.
         batch_size, remat, accumulate, trained: Settings of the recipe; None for the rollout.
-        part, games, denoising_steps, history, student, rows: Settings of the rollout
+        part, games, denoising_steps, history, student, rows, int8: Settings of the rollout
             (`programs.rollout_program`).
     """
 
@@ -54,6 +54,7 @@ class Configuration:
     history: Literal["predicted", "shown"] = "predicted"
     student: bool = False
     rows: tuple[int, ...] = ()
+    int8: bool = False
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -67,6 +68,7 @@ class Configuration:
             settings += [f"part {self.part}"] if self.part != "turn" else []
             settings += [f"history {self.history}"] if self.history != "predicted" else []
             settings += [f"student of {self.denoising_steps} steps"] if self.student else []
+            settings += ["language model int8"] if self.int8 else []
             settings += [f"{sum(self.rows)} evaluations of a row"] if self.rows else []
         else:
             settings = [f"batch size {self.batch_size}", f"remat {self.remat}"]

@@ -133,7 +133,9 @@ def attention_flops(kernel: Kernel) -> tuple[float, int] | None:
         return None
     parts = kernel.name.split("_")
     phase = next((p for p in parts if p in _PRODUCTS), None)
-    products = 2 if parts[0] == "flash" else _PRODUCTS.get(phase or "")
+    products = _PRODUCTS.get(phase or "")
+    if parts[0] == "flash":
+        products = 5 if "backward" in parts else 2
     if products is None:
         return None
     scores, width = shapes

@@ -99,7 +99,7 @@ def link_share(kind: str, groups: Groups, torus: Torus) -> float:
         return _busiest(torus, dict.fromkeys(pairs, 1 / (len(groups[0]) - 1)))
     if len(groups[0]) > 2 and all(_is_connected(torus, group) for group in members):
         return 1 / min(
-            sum(torus.width((position, n)) for n in set(torus.neighbours(position)) & set(group))
+            len(set(torus.neighbours(position)) & set(group))
             for group in members
             for position in group
         )

@@ -24,6 +24,7 @@ from animegamer_jax.game import rollout
 from animegamer_jax.game.saved_game import History
 from animegamer_jax.models.dit import DiT
 from animegamer_jax.models.encoder import ShotNetworks
+from animegamer_jax.models.linear import quantize_weights
 from animegamer_jax.plan.abstract_inputs import AbstractBundle, write_tokenizer
 from animegamer_jax.protocol import PAPER, Layout
 from animegamer_jax.sharding import ShardingPlan, network_rules, param_shardings, use_plan
@@ -140,9 +141,17 @@ def _num_tokens(stage: Stage[Any]) -> int | None:
 
 
 def abstract_networks(
-    config: ModelConfig, *, mesh: Mesh, plan: ShardingPlan, history: History = "predicted"
+    config: ModelConfig,
+    *,
+    mesh: Mesh,
+    plan: ShardingPlan,
+    history: History = "predicted",
+    int8: bool = False,
 ) -> rollout.Networks:
-    """Returns the networks needed to play, as bfloat16 shapes sharded by the plan."""
+    """Returns the networks needed to play, as bfloat16 shapes sharded by the plan.
+
+    With `int8` the language model's weights have eight bits.
+    """
 
     def one(name: Any) -> nnx.Module:
         network_config = with_dtypes(
@@ -153,6 +162,8 @@ def abstract_networks(
         network = abstract_network(name, network_config)
         if isinstance(network, DiT):  # as `fix_most_score` notes for weights of the usual size
             network.layers.blocks.most_score = 0.0
+        if name == "mllm" and int8:
+            quantize_weights(network)
         graphdef, state = nnx.split(network)
         return nnx.merge(graphdef, _sharded(state, param_shardings(state, mesh, plan.of(name))))
 
@@ -175,6 +186,7 @@ def rollout_program(
     history: History = "predicted",
     student: bool = False,
     rows: tuple[int, ...] = (),
+    int8: bool = False,
 ) -> Program:
     """Returns a turn from instruction to frames, or its part "mllm", "decoder" or "vae".
 
@@ -188,9 +200,10 @@ def rollout_program(
         history: As `Protocol.history`.
         student: Whether the decoder is a distilled one, without guidance.
         rows: Rows of guidance that each step evaluates (`SkippedSteps.rows`); empty: all.
+        int8: Whether the language model's weights have eight bits.
     """
     config, protocol = SIZES[size](), dataclasses.replace(PAPER, history=history)
-    networks = abstract_networks(config, mesh=mesh, plan=plan, history=history)
+    networks = abstract_networks(config, mesh=mesh, plan=plan, history=history, int8=int8)
     if student:
         networks = networks._replace(unconditional=None)
     c = networks.mllm.config

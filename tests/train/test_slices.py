@@ -136,6 +136,7 @@ def one_device(tiny):
         ("decoder", "replicated", {"data": 8}),
         ("mllm", "sharded", {"data": 2, "fsdp": 4}),
         ("mllm", "replicated", {"data": 8}),
+        ("distill", "sharded", {"data": 2, "fsdp": 4}),
     ],
 )
 def test_a_step_of_every_plan_is_that_of_one_device(tiny, one_device, name, plan, shape):
