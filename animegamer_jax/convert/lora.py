@@ -1,8 +1,8 @@
 """Writes the low-rank updates of a bundle's decoder as a file that diffusers loads.
 
-The names are those of diffusers' CogVideoX transformer (`load_lora_adapter`), whose base weights are
-those of the decoder. Training changes the layers' modulation and the motion layer as well: those
-are not low-rank, and `animegamer export` writes them with all others.
+The names are those of diffusers' CogVideoX transformer (`load_lora_adapter`), whose base weights
+are those of the decoder. Training changes the layers' modulation and the motion layer as well:
+those are not low-rank, and `animegamer export` writes them with all others.
 """
 
 from collections.abc import Iterator

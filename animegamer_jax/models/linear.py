@@ -415,7 +415,7 @@ def quantize_weights(network: nnx.Module) -> None:
         is_abstract = isinstance(value, jax.ShapeDtypeStruct)
         numbers, steps = jax.eval_shape(_round, value) if is_abstract else _round(value)
         module.kernel = kernel.replace(numbers)
-        module.steps = nnx.Param(steps, **axes(*names[:-2], names[-1]))
+        module.steps = nnx.data(nnx.Param(steps, **axes(*names[:-2], names[-1])))
 
 
 @jax.jit

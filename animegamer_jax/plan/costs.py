@@ -3,7 +3,8 @@
 `cost_analysis()` counts the body of a loop once, so this walks the text instead. An instruction
 takes the cycles of its final schedule, or those in which the memory moves its bytes if these are
 more, times the iterations of the loops around it. Asynchronous copies use the time in which other
-instructions of their computation leave the memory idle; only what they need more counts.
+instructions of their computation leave the memory idle; only what they need more counts. Of an
+asynchronous collective only the time counts that its end waits for it; one at a time is on the way.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ import functools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from animegamer_jax.plan.hlo import (
     OPERAND,
@@ -72,6 +73,7 @@ class Cost:
         product_cycles, kernel_cycles, other_cycles: Cycles of instructions with a matrix product,
             of kernels, and of all others.
         product_flops: FLOPs of the products, two for each multiplication.
+        waiting_cycles: Cycles in which a collective is waited for.
         moved_bytes: Bytes read and written in HBM.
         sent_between_slices: Bytes that a device sends to other slices.
         kernels: Number of calls of each kernel.
@@ -84,6 +86,7 @@ class Cost:
     product_cycles: float = 0.0
     kernel_cycles: float = 0.0
     other_cycles: float = 0.0
+    waiting_cycles: float = 0.0
     product_flops: float = 0.0
     moved_bytes: float = 0.0
     sent_between_slices: float = 0.0
@@ -110,6 +113,28 @@ def sent_by_a_chip(kind: str, *, result: float, group: int) -> float:
     }[kind]
 
 
+LinkCycles = Callable[[str, Groups, float], float]
+"""Returns the cycles that a collective takes, by its kind, its groups and the bytes of a chip."""
+
+
+@dataclasses.dataclass
+class _Scope:
+    """The time within one computation, in cycles.
+
+    Attributes:
+        clock: Time since its start.
+        free: When the links are free for the next collective.
+        ends: When each asynchronous collective ends that is on the way.
+        idle, copied: Time in which the memory is idle, and that of asynchronous copies.
+    """
+
+    clock: float = 0.0
+    free: float = 0.0
+    ends: dict[str, float] = dataclasses.field(default_factory=dict)
+    idle: float = 0.0
+    copied: float = 0.0
+
+
 class _Walker:
     def __init__(
         self,
@@ -118,13 +143,15 @@ class _Walker:
         devices: int,
         schedules: Mapping[str, Schedule],
         bytes_a_cycle: float,
+        link_cycles: LinkCycles,
         branch_shares: tuple[float, ...] = (),
     ):
         self.module, self.devices = module, devices
         self.schedules, self.bytes_a_cycle = schedules, bytes_a_cycle
         self.branch_shares = branch_shares
+        self.link_cycles = link_cycles
         self.cost = Cost()
-        self._idle = self._copied = 0.0  # of the memory, in the computation that is walked
+        self._scope = _Scope()  # of the computation that is walked
 
     @functools.cached_property
     def _started(self) -> set[str]:
@@ -137,27 +164,43 @@ class _Walker:
     def computation(self, name: str) -> Computation:
         return self.module.computations[name]
 
-    def walk(self, name: str, times: float) -> None:
-        outside, self._idle, self._copied = (self._idle, self._copied), 0.0, 0.0
+    def walk(self, name: str, times: float) -> float:
+        """Adds the cost of a computation that runs a number of times; returns one run's cycles."""
+        outside, self._scope = self._scope, _Scope()
         for instruction in self.computation(name).instructions.values():
             self._visit(instruction, self.computation(name), times)
-        self.cost.other_cycles += max(0.0, self._copied - self._idle) * times
-        self._idle, self._copied = outside
+        scope = self._scope
+        for chain in tuple(scope.ends):
+            self._wait(chain, times)
+        copying = max(0.0, scope.copied - scope.idle)
+        self.cost.other_cycles += copying * times
+        self._scope = outside
+        return scope.clock + copying
+
+    def _wait(self, name: str, times: float) -> None:
+        """Waits for the end of an asynchronous collective."""
+        scope = self._scope
+        waited = max(0.0, scope.ends.pop(name, 0.0) - scope.clock)
+        scope.clock += waited
+        self.cost.waiting_cycles += waited * times
 
     def _visit(self, i: Instruction, inside: Computation, times: float) -> None:
         if i.opcode in _FREE:
             return
         if i.opcode == "while":
-            self.walk(_named(i, "body"), times * self._trips(i, inside))
+            trips = self._trips(i, inside)
+            self._scope.clock += trips * self.walk(_named(i, "body"), times * trips)
         elif i.opcode == "call":
-            self.walk(_named(i, "to_apply"), times)
+            self._scope.clock += self.walk(_named(i, "to_apply"), times)
         elif i.opcode == "conditional":
             self._conditional(i, times)
         elif i.opcode == "async-start":
-            self.walk(_named(i, "calls"), times)
+            self._scope.clock += self.walk(_named(i, "calls"), times)
         elif (kind := i.opcode.removesuffix("-start")) in _COLLECTIVES:
             result = _num_bytes(_result(i, inside))
-            self._collective(i, kind, result=result, times=times)
+            self._collective(i, kind, result=result, times=times, name=i.name)
+            if kind == i.opcode:
+                self._wait(i.name, times)
         elif i.opcode in ("send", "recv"):
             if i.opcode == "send" and _BETWEEN_SLICES in i.attributes:
                 sent = _num_bytes(inside.instructions[i.operands[0]].arrays)
@@ -166,14 +209,19 @@ class _Walker:
             self._transfer(i, inside, times)
         elif i.opcode == "custom-call":
             self._custom_call(i, inside, times)
-        elif not i.opcode.endswith("-done"):
+        elif i.opcode.endswith("-done"):
+            self._wait(i.operands[0], times)
+        else:
             self._compute(i, inside, times)
 
     def _compute(self, i: Instruction, inside: Computation, times: float) -> None:
         called = i.called("calls") if i.opcode == "fusion" else None
         fused = self._fused_collectives(called) if called else []
         for collective, kind, result in fused:
-            self._collective(collective, kind, result=result, times=times)
+            chain = _chain(collective) or collective.name
+            self._collective(collective, kind, result=result, times=times, name=chain)
+            if chain not in self._started or self._is_ended(called):
+                self._wait(chain, times)
         if fused and "kind=kCustom" in i.attributes:
             return
         flops = self.flops(called) if called else _product_flops(i, inside)
@@ -192,7 +240,8 @@ class _Walker:
         cycles = i.estimated_cycles if schedule is None else schedule.cycles
         if schedule is None and max(cycles, least) >= _NOT_TINY:
             self.cost.without_schedule += times
-        self._idle += max(0.0, cycles - least)
+        self._scope.idle += max(0.0, cycles - least)
+        self._scope.clock += max(cycles, least)
         return max(cycles, least)
 
     def _conditional(self, i: Instruction, times: float) -> None:
@@ -202,7 +251,7 @@ class _Walker:
         names += [n for n in map(i.called, ("true_computation", "false_computation")) if n]
         if len(names) == len(self.branch_shares):
             for name, share in zip(names, self.branch_shares, strict=True):
-                self.walk(name, times * share)
+                self._scope.clock += share * self.walk(name, times * share)
             return
         walked = []
         for name in names:
@@ -211,20 +260,33 @@ class _Walker:
                 devices=self.devices,
                 schedules=self.schedules,
                 bytes_a_cycle=self.bytes_a_cycle,
+                link_cycles=self.link_cycles,
                 branch_shares=self.branch_shares,
             )
             walker.walk(name, 1.0)
             walked.append((walker.cost.cycles, name))
         if walked:
-            self.walk(max(walked)[1], times)
+            self._scope.clock += self.walk(max(walked)[1], times)
 
-    def _collective(self, i: Instruction, kind: str, *, result: float, times: float) -> None:
+    def _collective(
+        self, i: Instruction, kind: str, *, result: float, times: float, name: str
+    ) -> None:
+        """Sends a collective on its way; `name` is that by which its end is waited for."""
         groups = groups_of(i.attributes, devices=self.devices)
         group = len(groups[0])
         if group > 1 and result:
             found = self.cost.collectives.setdefault((kind, groups), Collective(kind, groups))
             found.count += times
-            found.sent += sent_by_a_chip(kind, result=result, group=group) * times
+            sent = sent_by_a_chip(kind, result=result, group=group)
+            found.sent += sent * times
+            scope = self._scope
+            scope.free = max(scope.free, scope.clock) + self.link_cycles(kind, groups, sent)
+            scope.ends[name] = scope.free
+
+    def _is_ended(self, called: str | None) -> bool:
+        """Whether a fused computation waits for the end of a collective."""
+        inside = self.computation(called).instructions.values() if called else ()
+        return any('"AsyncCollectiveDone"' in i.attributes for i in inside)
 
     def _fused_collectives(self, name: str) -> list[tuple[Instruction, str, float]]:
         """Returns the collectives in a fused computation, their kinds, and bytes of their results.
@@ -257,7 +319,7 @@ class _Walker:
         if any(source.in_hbm for source in sources):
             moved += _num_bytes(result)
         self.cost.moved_bytes += moved * times
-        self._copied += moved / self.bytes_a_cycle
+        self._scope.copied += moved / self.bytes_a_cycle
 
     def _custom_call(self, i: Instruction, inside: Computation, times: float) -> None:
         target = re.search(r'custom_call_target="([^"]*)"', i.attributes)
@@ -488,6 +550,7 @@ def cost_of(
     devices: int,
     schedules: Mapping[str, Schedule],
     bytes_a_cycle: float,
+    link_cycles: LinkCycles,
     branch_shares: tuple[float, ...] = (),
 ) -> Cost:
     """Returns the cost of a compiled program.
@@ -497,6 +560,7 @@ def cost_of(
         devices: Number of its devices.
         schedules: Schedules of its instructions by name.
         bytes_a_cycle: Bytes that a device's memory moves in a cycle.
+        link_cycles: The time of a collective.
         branch_shares: How often each branch of a conditional with as many branches runs.
 
     Raises:
@@ -508,6 +572,7 @@ def cost_of(
         devices=devices,
         schedules=schedules,
         bytes_a_cycle=bytes_a_cycle,
+        link_cycles=link_cycles,
         branch_shares=branch_shares,
     )
     walker.walk(module.entry, 1.0)

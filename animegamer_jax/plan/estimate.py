@@ -2,11 +2,12 @@
 
 Nothing here was measured on a chip. A step's time is the sum of its parts without overlap: matrix
 products, kernels and all other instructions by the compiler's final schedule or the bytes that they
-move (`costs`), collectives by bytes over the links within their groups, and the traffic between
-slices by bytes over a chip's share of the network.
+move (`costs`), collectives by bytes over the links within their groups, as far as they are waited
+for, and the traffic between slices by bytes over a chip's share of the network.
 """
 
 import dataclasses
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Mapping
@@ -52,8 +53,9 @@ class Seconds:
         products: Instructions with a matrix product.
         other: All instructions that are in no other part.
         kernels: Kernels: attention.
-        collectives: Bytes over the busiest link (`interconnect.link_share`), without overlap.
-        collectives_over_one_link: The same, as if each chip had only one link.
+        collectives: Time in which collectives are waited for, which take that of their bytes over
+            the busiest link (`interconnect.link_share`).
+        collectives_over_one_link: All collectives, as if each chip had only one link.
         between_slices: Bytes over a chip's share of the network between slices, without overlap.
     """
 
@@ -190,25 +192,26 @@ def make_estimate(
     """
     chip, devices = topology.chip, topology.num_devices
     clock = chip.clock_ghz * 1e9
+    cycles_a_byte = chip.clock_ghz / chip.link_gb_per_second
+    share_of = functools.cache(functools.partial(link_share, torus=torus))
     cost = cost_of(
         compiled.as_text(),
         devices=devices,
         schedules=schedules,
         bytes_a_cycle=chip.hbm_gb_per_second / chip.clock_ghz,
+        link_cycles=lambda kind, groups, sent: sent * cycles_a_byte * share_of(kind, groups),
         branch_shares=program.branch_shares,
     )
     memory: Any = compiled.memory_analysis()
     sent: dict[str, float] = defaultdict(float)
-    over_links = 0.0
     for c in cost.collectives.values():
         sent[f"{c.kind} of {c.group}"] += c.sent / 1e9
-        over_links += c.sent / 1e9 * link_share(c.kind, c.groups, torus)
     between = cost.sent_between_slices / 1e9
     seconds = Seconds(
         products=cost.product_cycles / clock,
         other=cost.other_cycles / clock,
         kernels=cost.kernel_cycles / clock,
-        collectives=over_links / chip.link_gb_per_second,
+        collectives=cost.waiting_cycles / clock,
         collectives_over_one_link=sum(sent.values()) / chip.link_gb_per_second,
         between_slices=between * chip.devices / NETWORK_GB_PER_SECOND,
     )

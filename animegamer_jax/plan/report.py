@@ -9,7 +9,7 @@ from animegamer_jax.plan.configurations import recipe_samples
 if TYPE_CHECKING:
     from animegamer_jax.plan.compiler import NoRoomError
     from animegamer_jax.plan.configurations import Configuration
-    from animegamer_jax.plan.estimate import Estimate, Seconds
+    from animegamer_jax.plan.estimate import Estimate
 
 Found = tuple["Configuration", "Estimate"]
 _TURNS = 1000  # for the cost of playing
@@ -17,7 +17,7 @@ _TURNS = 1000  # for the cost of playing
 CAVEAT = (
     "These are estimates, not measurements: memory and cycles are from libtpu's compiler (the "
     "final schedule of each\ninstruction, or its bytes at the memory's bandwidth); collectives are "
-    "bytes over the links within their groups,\nwithout overlap."
+    "bytes over the links within their groups,\nless the time in which other work runs."
 )
 
 
@@ -85,7 +85,6 @@ def describe_estimate(
         f"  sent by a chip   {sent}",
         f"  time a call      {s.total:.3g} s = products {s.products:.3g} + other {s.other:.3g} + "
         f"collectives {s.collectives:.3g} + kernels {s.kernels:.3g}{_between(e)}",
-        *_one_link(s),
         f"  speed            {e.samples_per_second / e.num_chips:.3g} {e.unit} a second and chip, "
         f"{e.samples_per_second:.3g} in all{_tokens(e)}; {e.peak_share:.0%} of the peak",
         *_uncounted(e),
@@ -98,14 +97,6 @@ def describe_estimate(
     if configuration.command is not None:
         lines.append(f"  {configuration.command}")
     return lines
-
-
-def _one_link(s: "Seconds") -> list[str]:
-    more = s.collectives_over_one_link
-    if more <= s.collectives:
-        return []
-    total = s.total - s.collectives + more
-    return [f"                   {total:.3g} s with collectives over one link ({more:.3g} s)"]
 
 
 def _between(e: "Estimate") -> str:

@@ -334,3 +334,15 @@ def test_frames_are_shown_before_the_clip_is_done(player, played):
         np.concatenate([chunk.frames for chunk in chunks], axis=1), output.frames
     )
     same_frames(output.frames, played[0].frames)
+
+
+def test_a_language_model_of_eight_bits(tiny_bundle, player, played):
+    """It plays, at almost the same predictions, with kernels of one byte a weight."""
+    small = Player.from_bundle(Bundle.open(tiny_bundle), steps=STEPS, int8=True)
+    block = small.networks.mllm.mistral.layers.blocks
+    assert block.gate.kernel[...].dtype == jnp.int8
+    assert small.networks.dit.layers.blocks.qkv.kernel[...].dtype != jnp.int8
+    found = small.predict(small.start(), INSTRUCTIONS[:1]).representation
+    exact = player.predict(player.start(), INSTRUCTIONS[:1]).representation
+    assert 0 < jnp.linalg.norm(found - exact) < 0.05 * jnp.linalg.norm(exact)
+    assert play(small, INSTRUCTIONS[:1])[0].frames.shape == played[0].frames.shape

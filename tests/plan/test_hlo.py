@@ -77,6 +77,7 @@ def cost_of(
         devices=devices,
         schedules={name: Schedule(cycles) for name, cycles in (schedules or {}).items()},
         bytes_a_cycle=bytes_a_cycle,
+        link_cycles=lambda kind, groups, sent: sent,
         branch_shares=branch_shares,
     )
 
@@ -106,6 +107,20 @@ def test_bytes_count_only_the_slice_and_only_hbm():
     assert cost.other_cycles == 12 * 3 * 4 + 2 * 4 + 2 * 64 * 32
     assert cost.kernel_cycles == 8 * 128 * 4 + 2 * 2 * 64 * 32
     assert cost.moved_bytes == cost.cycles
+
+
+def test_collectives_overlap_what_runs_meanwhile():
+    """Of a gathering that takes 6,144 cycles, what a product of 5,000 leaves; then none."""
+    text = entry(
+        f"""%c = bf16[256,32]{{1,0}} all-gather-start(%a), {GROUPS}
+  %e = bf16[64,32]{{1,0:S(1)}} negate(%a)
+  ROOT %d = bf16[256,32]{{1,0}} all-gather-done(%c)"""
+    )
+    sent = 2 * 256 * 32 * 3 / 4
+    for busy, waited in ((5000.0, sent - 5000), (20_000.0, 0)):
+        assert cost_of(text, devices=8, schedules={"e": busy}).waiting_cycles == waited
+    at_once = text.replace("all-gather-start", "all-gather").replace("all-gather-done", "bitcast")
+    assert cost_of(at_once, devices=8, schedules={"e": 5000.0}).waiting_cycles == sent
 
 
 def by_size(cost: Cost) -> dict[tuple[str, int], Collective]:

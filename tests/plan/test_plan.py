@@ -643,7 +643,7 @@ def test_a_real_compilation(stage, capfd):
     assert record["unknown_kernels"] == {}
     one_link = sum(record["collectives"].values()) / 45
     assert seconds["collectives_over_one_link"] == pytest.approx(one_link)
-    assert one_link / 4 <= seconds["collectives"] <= 4 * one_link
+    assert 0 < seconds["collectives"] <= 4 * one_link
     assert all(size > 0 for size in record["collectives"].values())
     parts = ("products", "other", "collectives", "kernels", "between_slices")
     assert min(seconds["products"], seconds["other"]) > 0
