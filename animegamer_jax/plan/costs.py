@@ -13,6 +13,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from animegamer_jax.plan.hlo import (
     OPERAND,
@@ -225,17 +226,36 @@ class _Walker:
         if fused and "kind=kCustom" in i.attributes:
             return
         flops = self.flops(called) if called else _product_flops(i, inside)
-        cycles = self._cycles(i, self._bytes(i, inside), times)
+        cycles = self._cycles(i, inside, self._bytes(i, inside), times)
         if flops:
             self.cost.product_flops += flops * times
             self.cost.product_cycles += cycles * times
         else:
             self.cost.other_cycles += cycles * times
 
-    def _cycles(self, i: Instruction, moved: float, times: float) -> float:
+    @functools.cached_property
+    def _twins(self) -> dict[Any, Schedule]:
+        """Schedules by form: of instructions that do the same, libtpu schedules one."""
+        inside = [
+            (i, c) for c in self.module.computations.values() for i in c.instructions.values()
+        ]
+        return {
+            self._form(i, c): self.schedules[i.name] for i, c in inside if i.name in self.schedules
+        }
+
+    def _form(self, i: Instruction, inside: Computation) -> Any:
+        """Returns what an instruction does: its arrays, and the operations fused in it."""
+        called = i.called("calls") if i.opcode == "fusion" else None
+        fused = self.computation(called).instructions.values() if called else ()
+        found = (inside.instructions.get(name) for name in i.operands)
+        operands = tuple(operand.arrays for operand in found if operand is not None)
+        return i.opcode, i.arrays, operands, tuple((x.opcode, x.arrays) for x in fused)
+
+    def _cycles(self, i: Instruction, inside: Computation, moved: float, times: float) -> float:
         """Returns the cycles of an instruction that moves bytes in HBM."""
         self.cost.moved_bytes += moved * times
-        schedule, least = self.schedules.get(i.name), moved / self.bytes_a_cycle
+        schedule = self.schedules.get(i.name) or self._twins.get(self._form(i, inside))
+        least = moved / self.bytes_a_cycle
         # A product that is fused with a part of a collective has none, nor has what is tiny.
         cycles = i.estimated_cycles if schedule is None else schedule.cycles
         if schedule is None and max(cycles, least) >= _NOT_TINY:
@@ -329,7 +349,7 @@ class _Walker:
         operands = [a for o in i.operands for a in inside.instructions[o].arrays]
         self.cost.kernels[Kernel(name, tuple(operands), i.arrays)] += times
         moved = _num_bytes(a for a in (*operands, *i.arrays) if a.in_hbm)
-        self.cost.kernel_cycles += self._cycles(i, moved, times) * times
+        self.cost.kernel_cycles += self._cycles(i, inside, moved, times) * times
 
     def _trips(self, i: Instruction, inside: Computation) -> float:
         known = i.config.get("known_trip_count", {}).get("n")

@@ -188,7 +188,7 @@ def parse(text: str) -> Module:
             if head:
                 name, lines = head[2], []
                 entry = name if head[1] else entry
-        elif line == "}":
+        elif line.startswith("}"):  # a thread of its own may follow
             found = filter(None, map(_read_instruction, lines))
             computations[name] = Computation(name, {i.name: i for i in found})
             name = None

@@ -243,7 +243,7 @@ def test_a_reduce_scatter_is_a_fusion():
     cost = cost_of(text, devices=8)
     assert set(by_size(cost)) == {("reduce-scatter", 4)}
     assert by_size(cost)["reduce-scatter", 4].sent == 3 * 17 * 32 * 2
-    assert cost.other_bytes == 0, "its traffic is the collective's"
+    assert cost.other_cycles == 0, "its traffic is the collective's"
 
 
 GATHER = f'bf16[256,32]{{1,0}} all-gather(%p), channel_id=8, {GROUPS}, frontend_attributes={{chain_id="0"}}'  # noqa: E501
