@@ -161,7 +161,10 @@ def make_configuration(
         memory_gb=topology.chip.usable_gb,
         trains_all=recipe is not None and recipe.trained == "all",
     )
-    shape = sizes or _plan_shape(layout, topology.num_devices)
+    if sizes is None:  # each slice holds all weights
+        sizes = _plan_shape(layout, topology.num_devices // topology.slices)
+        sizes["data"] *= topology.slices
+    shape = sizes
     if shape["data"] % topology.slices:
         raise UserError(
             f"--slices {topology.slices}: they share the batch alone, expected a divisor of the "

@@ -451,6 +451,8 @@ def test_slices_share_the_batch():
     two = parse_topology("v5p:4x4x4", slices=2)
     assert (str(two), two.name, two.num_chips) == ("2 x v5p:4x4x4", "v5p:4x4x4", 128)
     assert make_configuration("decoder", two).mesh == axes(data=8, fsdp=16)
+    small = parse_topology("v5e:2x2", slices=2)
+    assert make_configuration("decoder", small).mesh == axes(data=2, fsdp=4)
     with pytest.raises(UserError, match="--slices 2: they share the batch alone"):
         make_configuration("decoder", two, mesh=("fsdp=128",))
     with pytest.raises(UserError, match="--slices 0: expected 1 or more"):
