@@ -29,9 +29,8 @@ class Chip:
         link_gb_per_second: bandwidth of one link to a neighbour, each way.
         matrix_width: rows and columns of a matrix unit.
         dimensions: dimensions of the torus.
-        cores: cores that share a chip's work.
-        flash_cycles: cycles a core takes for 1,024 scores of `models/kernels/flash.py` with heads
-            of 64, by the compiler's schedule (`scripts/bench/attention_schedule.py`).
+        cores: cores that share a device's work.
+        devices: JAX's devices on a chip; all other numbers are of one device.
     """
 
     name: str
@@ -44,7 +43,7 @@ class Chip:
     matrix_width: int
     dimensions: int
     cores: int
-    flash_cycles: float | None
+    devices: int = 1
 
     @property
     def usable_gb(self) -> float:
@@ -54,10 +53,12 @@ class Chip:
 
 # In the order of the attributes.
 _CHIPS = (
-    Chip("v4", ("TPU v4",), 275.0, 30.5, 1228.0, 1.05, 45.0, 128, 3, 2, None),
-    Chip("v5e", ("TPU v5 lite", "TPU v5e"), 197.0, 15.75, 819.0, 1.5, 45.0, 128, 2, 1, 3.12),
-    Chip("v5p", ("TPU v5", "TPU v5p"), 459.0, 95.74, 2765.0, 1.75, 90.0, 128, 3, 2, 3.12),
-    Chip("v6e", ("TPU v6 lite", "TPU v6e"), 918.0, 31.25, 1640.0, 1.75, 90.0, 256, 2, 1, 1.69),
+    Chip("v4", ("TPU v4",), 275.0, 30.5, 1228.0, 1.05, 45.0, 128, 3, 2),
+    Chip("v5e", ("TPU v5 lite", "TPU v5e"), 197.0, 15.75, 819.0, 1.5, 45.0, 128, 2, 1),
+    Chip("v5p", ("TPU v5", "TPU v5p"), 459.0, 95.74, 2765.0, 1.75, 90.0, 128, 3, 2),
+    Chip("v6e", ("TPU v6 lite", "TPU v6e"), 918.0, 31.25, 1640.0, 1.75, 90.0, 256, 2, 1),
+    # A chip has two devices; its links, of 100 GB/s each way, are shared by both.
+    Chip("tpu7x", ("TPU7x", "TPU v7x"), 1153.5, 94.75, 3690.0, 2.2, 50.0, 256, 3, 1, devices=2),
 )
 # Chips to plan for. libtpu describes the two cores of a v4 chip as two devices, so no plan fits it.
 CHIPS = {chip.name: chip for chip in _CHIPS if chip.name != "v4"}

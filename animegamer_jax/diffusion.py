@@ -82,11 +82,14 @@ def schedule_of(protocol: Protocol) -> Schedule:
 
 
 class SamplerTable(NamedTuple):
-    """One row a denoising step, in the order of sampling; all [n], float32 except `step`.
+    """One row a denoising step, in the order of sampling; all [n], float32 except the integers.
 
     A step is: d = signal x - noise_level v; x' = on_x x + on_denoised d + on_previous d_before +
     on_noise eps. `signal` and `noise_level` are on the training grid (the network snaps to it), the
     four coefficients on the sampler's own, coarser grid.
+
+    `rows` is there only if steps are skipped: 2 for a step that evaluates both rows of guidance, 1
+    for the conditional one alone, 0 for none, with what the network's layers added before.
     """
 
     step: Column  # 0, 1, ...
@@ -98,6 +101,11 @@ class SamplerTable(NamedTuple):
     on_denoised: Column
     on_previous: Column
     on_noise: Column
+    rows: Column | None = None
+
+    def part(self, start: int, stop: int) -> "SamplerTable":
+        """Returns consecutive rows."""
+        return jax.tree.map(lambda column: column[start:stop], self)
 
 
 def make_sampler_table(schedule: Schedule, num_steps: int) -> SamplerTable:
@@ -175,11 +183,17 @@ def _student_table(schedule: Schedule, num_steps: int) -> SamplerTable:
 
 
 class SamplerState(NamedTuple):
-    """The state between two steps. `bad_step`: first step with a non-finite latent, or -1."""
+    """The state between two steps.
+
+    `bad_step` is the first step with a non-finite latent, or -1. `residual` is what the network's
+    layers added when they were last evaluated, for all rows of guidance; None if no step is
+    skipped.
+    """
 
     x: Float[Array, "b f h w c"]
     denoised: Float[Array, "b f h w c"]
     bad_step: Int[Array, " b"]
+    residual: Float[Array, "r t d"] | None = None
 
 
 def start_sampler(x: Float[Array, "b f h w c"]) -> SamplerState:
@@ -200,7 +214,8 @@ def sample(
 
     Args:
         predict_v: `(x, timestep [], guidance [], *own) -> v`, guidance already applied; `own` is
-            the step's row of `each`.
+            the step's row of `each`. If the table skips steps, `(x, timestep, guidance, rows [],
+            residual, *own) -> (v, residual)` (`guide_and_skip`).
         state: `start_sampler(...)`, or the result of the previous rows.
         table: All rows of `make_sampler_table`, or consecutive ones.
         noise: Returns a Gaussian array of the shape of `x` for a (traced) step number.
@@ -209,14 +224,20 @@ def sample(
 
     def step(state: SamplerState, xs: tuple[SamplerTable, Any]) -> tuple[SamplerState, None]:
         row, own = xs
-        v = predict_v(state.x, row.timestep, row.guidance, *own).astype(jnp.float32)
+        if row.rows is None:
+            residual = None
+            v = predict_v(state.x, row.timestep, row.guidance, *own)
+        else:
+            given = row.timestep, row.guidance, row.rows, state.residual
+            v, residual = predict_v(state.x, *given, *own)
+        v = v.astype(jnp.float32)
         denoised = row.signal * state.x - row.noise_level * v
         x = row.on_x * state.x + row.on_denoised * denoised
         x = x + row.on_previous * state.denoised + row.on_noise * noise(row.step)
         finite = jnp.isfinite(x).all(axis=tuple(range(1, x.ndim)))
         first_bad = (state.bad_step < 0) & ~finite
         bad_step = jnp.where(first_bad, row.step, state.bad_step)
-        return SamplerState(x, denoised, bad_step), None
+        return SamplerState(x, denoised, bad_step, residual), None
 
     return jax.lax.scan(step, state, (jax.tree.map(jnp.asarray, table), each))[0]
 
@@ -252,6 +273,61 @@ def guide(
         return without + guidance * (with_context - without)
 
     return guided
+
+
+def guide_and_skip(
+    evaluate: Callable[..., tuple[jax.Array, jax.Array]],
+    reuse: Callable[..., jax.Array],
+    context: Float[Array, "b n d"],
+    unconditional: Float[Array, "n d"] | None,
+) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    """Makes the `predict_v` of a table that skips steps.
+
+    Args:
+        evaluate: `(x [r ...], timestep [r], context [r n d], *own) -> (v, residual [r t d])`,
+            for any number of rows r.
+        reuse: `(x, timestep, context, residual, *own) -> v`, without the network's layers.
+        context: Shot representations of the games.
+        unconditional: As in `guide`; None: no guidance, and one row a game.
+    """
+    count, rows = len(context), context
+    if unconditional is not None:
+        base = jnp.broadcast_to(unconditional.astype(context.dtype), context.shape)
+        rows = jnp.concatenate([base, context])
+
+    def predict(
+        x: jax.Array,
+        timestep: jax.Array,
+        guidance: jax.Array,
+        evaluated: jax.Array,
+        residual: jax.Array,
+        *own: Any,
+    ) -> tuple[jax.Array, jax.Array]:
+        every = jnp.concatenate([x] * (len(rows) // count))
+        times = jnp.broadcast_to(timestep, every.shape[:1])
+
+        def guided(v: jax.Array) -> jax.Array:
+            v = v.astype(jnp.float32)
+            if unconditional is None:
+                return v
+            without, with_context = jnp.split(v, 2)
+            return without + guidance * (with_context - without)
+
+        def none() -> tuple[jax.Array, jax.Array]:
+            return guided(reuse(every, times, rows, residual, *own)), residual
+
+        def conditional() -> tuple[jax.Array, jax.Array]:
+            v, added = evaluate(x, times[:count], context, *own)
+            return v.astype(jnp.float32), jnp.concatenate([residual[:-count], added])
+
+        def both() -> tuple[jax.Array, jax.Array]:
+            v, added = evaluate(every, times, rows, *own)
+            return guided(v), added
+
+        branches = [none, conditional] if unconditional is None else [none, conditional, both]
+        return jax.lax.switch(evaluated, branches)
+
+    return predict
 
 
 def levels_at(

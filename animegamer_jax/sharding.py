@@ -110,6 +110,21 @@ _PARAMETERS = (
 _REPLICATED = {**DEFAULT_RULES, **dict.fromkeys(_PARAMETERS)}
 _EIGHT = ("fsdp", "context")  # the eight devices of a game
 
+_LATENCY: Mapping[str, Rules] = {
+    "dit": {**_REPLICATED, "act_batch": ("fsdp", "data")},
+    "mllm": {
+        **_REPLICATED,
+        **dict.fromkeys(
+            ("heads", "kv_heads", "mlp", "vocab", "act_heads", "act_mlp", "act_vocab"), _EIGHT
+        ),
+        "act_batch": "data",
+        "act_length": None,
+    },
+    "vae": {**_REPLICATED, "act_batch": "data", "act_columns": "fsdp"},
+    # One frame a game: each of its devices encodes all of it.
+    **{name: {**_REPLICATED, "act_batch": "data"} for name in ("clip", "encoder")},
+}
+
 PLANS: Mapping[str, ShardingPlan] = {
     plan.name: plan
     for plan in (
@@ -122,27 +137,27 @@ PLANS: Mapping[str, ShardingPlan] = {
         ShardingPlan(
             name="latency",
             rules=_REPLICATED,
-            networks={
-                "dit": {**_REPLICATED, "act_batch": ("fsdp", "data")},
-                "mllm": {
-                    **_REPLICATED,
-                    **dict.fromkeys(
-                        ("heads", "kv_heads", "mlp", "vocab", "act_heads", "act_mlp", "act_vocab"),
-                        _EIGHT,
-                    ),
-                    "act_batch": "data",
-                    "act_length": None,
-                },
-                "vae": {**_REPLICATED, "act_batch": "data", "act_columns": "fsdp"},
-                # One frame a game: each of its devices encodes all of it.
-                **{name: {**_REPLICATED, "act_batch": "data"} for name in ("clip", "encoder")},
-            },
+            networks=_LATENCY,
             shape={"fsdp": 2, "context": 4},
         ),
         # Play: one game or more on each device.
         ShardingPlan(name="throughput", rules=_REPLICATED),
     )
 }
+
+_ONE_ROW = dataclasses.replace(
+    PLANS["latency"],
+    name="latency, one row",
+    networks={**_LATENCY, "dit": {**_REPLICATED, "act_batch": "data", "act_length": _EIGHT}},
+)
+
+
+def play_plan(layout: str, *, guided: bool) -> ShardingPlan:
+    """Returns the plan of a layout for play.
+
+    Without guidance there is one row, whose sequence the eight devices of `latency` share.
+    """
+    return _ONE_ROW if layout == "latency" and not guided else PLANS[layout]
 
 
 @contextlib.contextmanager

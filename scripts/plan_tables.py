@@ -120,10 +120,10 @@ def read_verdict(text: str, *, status: int, command: str, errors: str) -> dict[s
 
 
 def seconds_of(record: dict[str, Any]) -> str:
-    """Returns the cells of the total time, its lower bound, and its parts."""
+    """Returns the cells of the total time and of its parts."""
     s = record["seconds"]
     parts = " + ".join(f"{s[name]:.2g}" for name in ("products", "other", "collectives", "kernels"))
-    return f"{s['total']:.2f} ({s['least']:.2f}) | {parts}"
+    return f"{s['total']:.2f} | {parts}"
 
 
 def peak_of(record: dict[str, Any]) -> str:
@@ -147,7 +147,7 @@ def missing_of(found: dict[str, Any]) -> str:
 def play_table(only: list[str]) -> list[str]:
     """Returns the lines of the table of a turn's programs."""
     lines = [
-        "| program | slice | seconds (least) | products + other + sent + kernels | peak GB |",
+        "| program | slice | seconds | products + other + sent + kernels | peak GB |",
         "|---|---|---|---|---|",
     ]
     for name, cases in PLAY.items():
@@ -167,7 +167,7 @@ def play_table(only: list[str]) -> list[str]:
 def train_table(only: list[str]) -> list[str]:
     """Returns the lines of the table of training stages."""
     lines = [
-        "| stage | command | seconds (least) | products + other + sent + kernels | "
+        "| stage | command | seconds | products + other + sent + kernels | "
         "peak GB | a second | of the peak | the recipe, chip-hours |",
         "|---|---|---|---|---|---|---|---|",
     ]

@@ -25,6 +25,7 @@ def bench(
     programs: tuple[ProgramName, ...] = (),
     repeats: int = 10,
     steps: int | None = None,
+    skip: Path | None = None,
     window: int | None = None,
     dtype: Dtype | None = None,
     batch: int | None = None,
@@ -43,6 +44,7 @@ def bench(
             stage that the model has networks for; with --against only the parts of a turn.
         repeats: Timed calls of each program, after one that is not counted.
         steps: Denoising steps of the sampler and the turn. Default: the model's own.
+        skip: File of denoising steps to skip, as `animegamer calibrate` writes it. Default: none.
         window: Turns of context, the current one included; all are filled. Default: the model's
             own.
         dtype: Number format of weights and computation. Default: float32 for the parts of a turn
@@ -75,6 +77,8 @@ def bench(
         )
     if json is not None and not json.parent.is_dir():
         raise UserError(f"--json {json}: expected a file in an existing folder")
+    if against and skip is not None:
+        raise UserError(f"--against {against}: it computes every step: leave out --skip")
     cores = _use_threads(threads)
     if "jax" not in sys.modules:  # the reported compile times are without the cache
         os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
@@ -101,7 +105,7 @@ def bench(
         playing = [name for name in wanted if name in PLAY]
         rows = []
         if playing:
-            found = Model(bundle, dtype=play_dtype, window=window, steps=steps)
+            found = Model(bundle, dtype=play_dtype, window=window, steps=steps, skip=skip)
             modes = torch if against else ()
             others = run.torch_backends(found, dtype=play_dtype, modes=modes, device=device)
             rows += run.time_play(found, playing, others=others, dtype=play_dtype, repeats=repeats)

@@ -240,13 +240,20 @@ class Model:
         dtype: Number format of weights and computation; the bundle's own if None.
         window: Turns of context; the protocol's if None.
         steps: Denoising steps; the protocol's if None.
+        skip: File of skipped steps; None: every step is computed.
     """
 
     def __init__(
-        self, bundle: Bundle, *, dtype: Dtype | None, window: int | None, steps: int | None
+        self,
+        bundle: Bundle,
+        *,
+        dtype: Dtype | None,
+        window: int | None,
+        steps: int | None,
+        skip: Path | None = None,
     ) -> None:
         self.bundle = bundle
-        self.player = Player.from_bundle(bundle, window=window, steps=steps, dtype=dtype)
+        self.player = Player.from_bundle(bundle, window=window, steps=steps, dtype=dtype, skip=skip)
         self.networks = self.player.networks
         self.table = self.player.table
         self.layout = self.player.layout
@@ -286,19 +293,22 @@ class Model:
         motion = protocol.motion_values[len(protocol.motion_values) // 2]
         middle = player.steps // 2
         x, denoised = jnp.asarray(normal(*shape)), jnp.asarray(normal(*shape))
+        keys, dit = rollout.turn_keys(games, turn), self.networks.dit
+        count = rollout.num_residuals(self.table, self.networks.unconditional)
+        residual = rollout.start_clip(dit, keys, rows=count).residual
         return Inputs(
             window=player.restore([turns]),
             instruction=player.read(texts[-1:]),
             games=games,
             turn=turn,
-            keys=rollout.turn_keys(games, turn),
+            keys=keys,
             state=rollout.GameState(
                 jnp.asarray(normal(1, c.num_queries, c.representation_size)),
                 jnp.asarray(states[None]),
                 jnp.full((1,), motion, jnp.float32),
             ),
-            sampler=SamplerState(x, denoised, jnp.full((1,), -1, jnp.int32)),
-            row=SamplerTable(*(column[middle : middle + 1] for column in self.table)),
+            sampler=SamplerState(x, denoised, jnp.full((1,), -1, jnp.int32), residual),
+            row=self.table.part(middle, middle + 1),
             latents=jnp.asarray(normal(*shape)),
         )
 

@@ -121,7 +121,8 @@ def play_programs(model: Model) -> dict[str, Program]:
     def sample(
         dit: DiT, unconditional: Array | None, state: rollout.GameState, keys: Any
     ) -> Float[Array, "g f h w c"]:
-        start = rollout.start_clip(dit, keys)
+        count = rollout.num_residuals(table, unconditional)
+        start = rollout.start_clip(dit, keys, rows=count)
         return rollout.denoise_clip(dit, unconditional, state, start, table, keys).x
 
     return {

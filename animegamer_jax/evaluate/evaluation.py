@@ -243,6 +243,8 @@ class EvaluationRun:
             steps=options.steps,
             dtype=options.dtype,
             history=source.history,
+            skip=options.skip,
+            int8=options.int8,
         )
         vae = player.networks.vae
         if source.path not in self._suites:
@@ -258,6 +260,11 @@ class EvaluationRun:
             "dtype": options.dtype or "the model's own",
             "guidance": player.protocol.guidance_scale,
         }
+        if options.int8:
+            settings["mllm weights"] = "int8"
+        if player.skipped is not None:
+            settings["skipped"] = f"{player.skipped.speedup:.2f} times fewer evaluations"
+            settings["rows"] = " ".join(map(str, player.skipped.rows))
         if source.history or player.protocol.history != "predicted":
             settings["history"] = player.protocol.history
         with show_progress() as progress:

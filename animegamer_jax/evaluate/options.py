@@ -72,6 +72,9 @@ class Options:
         games: Number of games to play, from the first. Default: all.
         metrics: Groups of metrics, or metrics by name. Default: all that can be computed.
         steps: Number of denoising steps per turn. Default: the model's own.
+        skip: File of denoising steps to skip, as `animegamer calibrate` writes it, for a single
+            model. Default: none.
+        int8: Round the language model's weights to eight bits.
         window: Number of turns of context, including the current one; several numbers play every
             model with each. Default: the model's own.
         history: Past shots as the models see them: as they `predicted` them, or as they were
@@ -97,6 +100,8 @@ class Options:
     games: int | None = None
     metrics: tuple[str, ...] = tuple(GROUPS)
     steps: int | None = None
+    skip: Path | None = None
+    int8: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     window: tuple[int, ...] = ()
     history: tuple[History, ...] = ()
     dtype: Dtype | None = None

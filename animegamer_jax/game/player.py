@@ -5,7 +5,8 @@ import dataclasses
 import functools
 import time
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -25,14 +26,18 @@ from animegamer_jax.diffusion import SamplerTable, Schedule
 from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.game.pictures import PictureEncoder, check_window
 from animegamer_jax.game.rollout import (
+    GameState,
     Instruction,
     Networks,
     Window,
     advance,
+    decode_chunk,
     decode_clip,
+    decode_picture,
     denoise_clip,
     empty_window,
     game_keys,
+    num_residuals,
     play_turn,
     predict_state,
     remember,
@@ -41,12 +46,15 @@ from animegamer_jax.game.rollout import (
     turn_keys,
 )
 from animegamer_jax.game.saved_game import History, NewPicture, NewTurn
+from animegamer_jax.game.skipped_steps import SkippedSteps
 from animegamer_jax.media.pictures import Picture
+from animegamer_jax.models.dit import fix_most_score
 from animegamer_jax.models.encoder import ShotEncoder, ShotNetworks
-from animegamer_jax.models.linear import merge_low_rank
+from animegamer_jax.models.linear import merge_low_rank, quantize_weights
+from animegamer_jax.models.vae import chunk_bounds
 from animegamer_jax.progress import Progress, no_progress
 from animegamer_jax.protocol import Layout, Protocol
-from animegamer_jax.sharding import PLANS, ShardingPlan, make_mesh, use_plan
+from animegamer_jax.sharding import PLANS, ShardingPlan, make_mesh, play_plan, use_plan
 from animegamer_jax.tokenizer import Tokenizer
 
 Placement = tuple[Mesh, ShardingPlan]
@@ -62,6 +70,22 @@ class SavedTurn(typing.Protocol):
     def representation(self) -> np.ndarray: ...  # [n, r]
     @property
     def states(self) -> Any: ...  # [4]
+
+
+class Preview(NamedTuple):
+    """Frames of a turn that is not finished.
+
+    `frames` are those from number `first` on, [g f h w 3]. They are the clip's own if `is_final`,
+    otherwise a guess after `steps` denoising steps.
+    """
+
+    frames: np.ndarray
+    first: int
+    steps: int
+    is_final: bool
+
+
+OnFrames = Callable[[Preview], None]
 
 
 class TurnOutput(NamedTuple):
@@ -148,6 +172,7 @@ class Player:
         window: Turns of context, the current one included; the protocol's if None.
         steps: Denoising steps a turn; the protocol's if None.
         schedule: Noise levels and guidance; the protocol's if None.
+        skipped: Steps that reuse what an earlier one computed; None: every step is computed.
         placement: The mesh and the plan by which the networks are sharded; a turn is then one
             program. None: one device, and one program for each part of a turn.
         pictures: What represents players' own pictures; None: the player takes none.
@@ -162,6 +187,7 @@ class Player:
         window: int | None = None,
         steps: int | None = None,
         schedule: Schedule | None = None,
+        skipped: SkippedSteps | None = None,
         placement: Placement | None = None,
         pictures: PictureEncoder | None = None,
     ):
@@ -174,16 +200,21 @@ class Player:
         )
         self.tokenizer, self.protocol = tokenizer, protocol
         self.window = protocol.window if window is None else window
-        self.steps = protocol.denoising_steps if steps is None else steps
+        if steps is None:
+            steps = protocol.denoising_steps if skipped is None else skipped.steps
+        self.steps, self.skipped = steps, skipped
         if protocol.history == "shown" and networks.shot is None:
             raise UserError("cannot play with history shown without clip and encoder: load them")
         config = networks.mllm.config
+        one_row = play_plan("latency", guided=False)
         schedule = self._schedule = schedule or diffusion.schedule_of(protocol)
-        # On a mesh both rows of guidance stay: a plan may give each of them its own devices.
-        if not schedule.guidance_scale and placement is None:
+        # A plan for two rows of guidance keeps both: each of them may have its own devices.
+        if not schedule.guidance_scale and (placement is None or placement[1] is one_row):
             networks = networks._replace(unconditional=None)
         self.networks = networks
         self.table = self._make_table(self.steps)
+        if skipped is not None:
+            self.table = skipped.apply(self.table, guided=networks.unconditional is not None)
         try:
             self.layout = Layout(
                 protocol, tokenizer.ids, num_queries=config.num_queries, window=self.window
@@ -193,10 +224,12 @@ class Player:
         size = clip_size(networks.dit.config, networks.vae.config)
         self.num_frames, self.height, self.width = size
         self._predict = _predict_in(self.layout)
-        self._start = jax.jit(start_clip)
+        self._start = jax.jit(start_clip, static_argnames="rows")
         # Each jitted call flattens its pytrees in Python, so pass only the network that it uses.
         self._denoise = jax.jit(denoise_clip, donate_argnums=3)
         self._decode = jax.jit(decode_clip)
+        self._picture = jax.jit(decode_picture)
+        self._chunk = jax.jit(decode_chunk, static_argnames="start")
         self._remember = _remember_by(protocol)
         self._advance = jax.jit(advance)
         self._set_levels = _set_levels_by(protocol)
@@ -215,6 +248,8 @@ class Player:
         layout: str | None = None,
         num_games: int | None = None,
         history: History | None = None,
+        skip: Path | None = None,
+        int8: bool = False,
     ) -> "Player":
         """Loads the networks needed to play.
 
@@ -229,14 +264,19 @@ class Player:
                 devices than they need. None: any multiple of the number of device groups.
             history: Shot representations of past turns (`Protocol.history`); the protocol's if
                 None.
+            skip: File of skipped steps, as `animegamer calibrate` writes it.
+            int8: Whether the language model's weights are rounded to eight bits.
 
         Raises:
             UserError: a network is missing, the networks do not fit together, the devices do not
-                fit the layout, or there are several hosts.
+                fit the layout, there are several hosts, or the skipped steps are those of another
+                model or number of steps.
         """
+        skipped = None if skip is None else SkippedSteps.load(skip, bundle, steps=steps)
         protocol = dataclasses.replace(bundle.protocol, history=history or bundle.protocol.history)
         check_fit(bundle.config, history=protocol.history)
-        placement = None if layout is None else _make_placement(layout, num_games)
+        guided = bool(protocol.guidance_scale)
+        placement = None if layout is None else _make_placement(layout, num_games, guided=guided)
         tokenizer = Tokenizer.load(
             bundle.tokenizer_dir,
             vocab_size=bundle.config.mllm.mistral.vocab_size,
@@ -249,6 +289,10 @@ class Player:
                 options |= {"mesh": placement[0], "rules": placement[1].of(name)}
             network = bundle.load(name, **options)
             merge_low_rank(network)
+            if name == "dit":
+                fix_most_score(network)
+            elif name == "mllm" and int8:
+                quantize_weights(network)
             return network
 
         mllm, dit, vae, encoder = map(load, ("mllm", "dit", "vae", "encoder"))
@@ -261,6 +305,7 @@ class Player:
             protocol,
             window=window,
             steps=steps,
+            skipped=skipped,
             placement=placement,
             pictures=PictureEncoder(bundle),
         )
@@ -355,6 +400,10 @@ class Player:
             jnp.asarray(np.stack(captions), jnp.int32), jnp.asarray(lengths, jnp.int32)
         )
 
+    def predict(self, window: Window, instructions: Sequence[str]) -> GameState:
+        """Returns the language model's prediction for one instruction a game."""
+        return self._predict(self.networks.mllm, window, self.read(instructions))
+
     def play_turn(
         self,
         window: Window,
@@ -365,6 +414,7 @@ class Player:
         steps: int | None = None,
         levels: Sequence[int] | None = None,
         on_progress: Progress = no_progress,
+        on_frames: OnFrames | None = None,
     ) -> tuple[Window, TurnOutput]:
         """Plays turn number `turn` (from 1) of each game.
 
@@ -377,6 +427,8 @@ class Player:
             levels: Motion levels chosen by the players, one a game; 0 keeps the model's own.
             on_progress: Called with the part of the turn ("mllm", "decoder" or "vae"), the steps
                 done and the number of steps. An exception that it raises ends the turn.
+            on_frames: Called with a guess of the first frame after half of the steps, and with each
+                chunk of the clip as soon as it is decoded; on a mesh once, with the clip.
 
         Raises:
             UserError: an instruction is empty or too long, a level is not in the protocol, or
@@ -388,9 +440,21 @@ class Player:
             if levels is not None or steps not in (None, self.steps):
                 raise UserError("a player on a mesh takes neither other steps nor motion levels")
             return self._play_on_mesh(
-                window, instruction, seeds=seeds, turn=turn, on_progress=on_progress
+                window,
+                instruction,
+                seeds=seeds,
+                turn=turn,
+                on_progress=on_progress,
+                on_frames=on_frames,
             )
-        table = self.table if steps in (None, self.steps) else self._make_table(steps)
+        table = self.table
+        if steps not in (None, self.steps):
+            if self.skipped is not None:
+                raise UserError(
+                    f"{steps} denoising steps: this player skips some of {self.steps}: play with "
+                    "those, or without skipped steps"
+                )
+            table = self._make_table(steps)
         allowed = self.protocol.motion_levels
         for level in levels or []:
             if level and level not in allowed:
@@ -410,9 +474,9 @@ class Player:
         steps = len(table.step)
         on_progress("decoder", 0, steps)
         dit, unconditional = self.networks.dit, self.networks.unconditional
-        sampler = self._start(dit, keys)
+        sampler = self._start(dit, keys, rows=num_residuals(table, unconditional))
         for step in range(steps):
-            row = SamplerTable(*(column[step : step + 1] for column in table))
+            row = table.part(step, step + 1)
             sampler = self._denoise(dit, unconditional, state, sampler, row, keys)
             if (np.asarray(sampler.bad_step) >= 0).any():
                 raise NonFiniteError(
@@ -420,10 +484,16 @@ class Player:
                     f"{steps}"
                 )
             on_progress("decoder", step + 1, steps)
+            if on_frames is not None and 2 * (step + 1) in (steps, steps + 1) and step + 1 < steps:
+                guess = self._picture(self.networks.vae, sampler.denoised)
+                on_frames(Preview(np.asarray(guess), 0, step + 1, False))
         clock.append(time.perf_counter())
 
         on_progress("vae", 0, 1)
-        frames, finite = self._decode(self.networks.vae, sampler.x)
+        if on_frames is None:
+            frames, finite = self._decode(self.networks.vae, sampler.x)
+        else:
+            frames, finite = self._decode_chunks(sampler.x, steps, on_frames)
         if not np.asarray(finite).all():
             raise NonFiniteError(f"turn {turn}: the frames that the VAE decodes are not finite")
         kept = state
@@ -440,6 +510,19 @@ class Player:
         output = TurnOutput(representation, states, motion_value, frames, seconds)
         return self._advance(window, instruction, kept), output
 
+    def _decode_chunks(
+        self, latents: jax.Array, steps: int, on_frames: OnFrames
+    ) -> tuple[jax.Array, jax.Array]:
+        """Decodes a clip chunk by chunk, each as a program of its own."""
+        chunks, finite, cache = [], [], None
+        for start, _ in chunk_bounds(latents.shape[1]):
+            frames, ok, cache = self._chunk(self.networks.vae, latents, cache, start=start)
+            first = sum(chunk.shape[1] for chunk in chunks)
+            on_frames(Preview(np.asarray(frames), first, steps, True))
+            chunks.append(frames)
+            finite.append(ok)
+        return jnp.concatenate(chunks, axis=1), jnp.stack(finite).all(axis=0)
+
     def _make_table(self, steps: int) -> SamplerTable:
         try:
             return diffusion.make_sampler_table(self._schedule, steps)
@@ -454,6 +537,7 @@ class Player:
         seeds: Sequence[int],
         turn: int | Sequence[int],
         on_progress: Progress,
+        on_frames: OnFrames | None,
     ) -> tuple[Window, TurnOutput]:
         """Plays a turn as one program on the mesh."""
         start = time.perf_counter()
@@ -475,6 +559,8 @@ class Player:
             )
         representation = _check_remembered(result.remembered, turn)
         on_progress("decoder", self.steps, self.steps)
+        if on_frames is not None:
+            on_frames(Preview(frames, 0, self.steps, True))
         seconds = {"total": time.perf_counter() - start}
         return window, TurnOutput(representation, states, motion_value, frames, seconds)
 
@@ -491,7 +577,7 @@ def _check_remembered(representation: jax.Array, turn: int | Sequence[int]) -> n
     return found
 
 
-def _make_placement(layout: str, num_games: int | None) -> Placement:
+def _make_placement(layout: str, num_games: int | None, *, guided: bool) -> Placement:
     """Makes the mesh of a plan from all devices, or from as many as the games need.
 
     Raises:
@@ -501,7 +587,7 @@ def _make_placement(layout: str, num_games: int | None) -> Placement:
         raise UserError(f"layout {layout}: expected one of {', '.join(PLANS)}")
     if jax.process_count() > 1:
         raise UserError(f"layout {layout}: expected one host, found {jax.process_count()}")
-    plan, devices = PLANS[layout], jax.devices()
+    plan, devices = play_plan(layout, guided=guided), jax.devices()
     try:
         if num_games is not None:
             groups = plan.mesh_shape(len(devices))["data"]

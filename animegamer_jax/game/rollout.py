@@ -21,7 +21,14 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.models.dit import DiT, Modulation
 from animegamer_jax.models.encoder import ShotNetworks, encode_frames
 from animegamer_jax.models.mllm import MLLM
-from animegamer_jax.models.vae import VAE, decode_in_parts, from_decoder, to_uint8
+from animegamer_jax.models.vae import (
+    VAE,
+    DecoderCache,
+    chunk_bounds,
+    decode_in_parts,
+    from_decoder,
+    to_uint8,
+)
 from animegamer_jax.protocol import Layout, Protocol
 from animegamer_jax.sharding import network_rules
 
@@ -171,9 +178,23 @@ def latent_shape(dit: DiT) -> tuple[int, int, int, int]:
     return c.latent_frames, c.latent_height, c.latent_width, c.latent_channels
 
 
-def start_clip(dit: DiT, keys: Key[Array, " g"]) -> SamplerState:
-    """Returns the sampler's state before its first step."""
-    return diffusion.start_sampler(_noise(keys, jnp.asarray(-1), latent_shape(dit)))
+def start_clip(dit: DiT, keys: Key[Array, " g"], *, rows: int = 0) -> SamplerState:
+    """Returns the sampler's state before its first step.
+
+    `rows` is the number of rows of guidance if steps are skipped.
+    """
+    state = diffusion.start_sampler(_noise(keys, jnp.asarray(-1), latent_shape(dit)))
+    if not rows:
+        return state
+    with network_rules("dit"):
+        return state._replace(residual=dit.no_residual(rows * len(keys)))
+
+
+def num_residuals(table: SamplerTable, unconditional: object) -> int:
+    """Returns the rows of guidance whose residuals a table needs (`start_clip`)."""
+    if table.rows is None:
+        return 0
+    return 1 if unconditional is None else 2
 
 
 def denoise_clip(
@@ -190,23 +211,46 @@ def denoise_clip(
     """
     games, motion = len(state.motion_value), state.motion_value
 
+    def tiled(modulation: Modulation, rows: int) -> Modulation:
+        layers, output = jnp.tile(modulation.layers, (1, rows, 1)), modulation.output
+        return Modulation(layers, jnp.tile(output, (rows, 1)))
+
     def predict_v(
         x: jax.Array, timestep: jax.Array, context: jax.Array, modulation: Modulation
     ) -> jax.Array:
         rows = len(x) // games
-        layers, output = jnp.tile(modulation.layers, (1, rows, 1)), modulation.output
         return dit(
             x,
             timestep=timestep,
             motion=jnp.tile(motion, rows),
             context=context,
-            modulation=Modulation(layers, jnp.tile(output, (rows, 1))),
+            modulation=tiled(modulation, rows),
         )
+
+    def evaluate(
+        x: jax.Array, timestep: jax.Array, context: jax.Array, modulation: Modulation
+    ) -> tuple[jax.Array, jax.Array]:
+        modulation = tiled(modulation, len(x) // games)
+        return dit.with_residual(x, timestep=timestep, context=context, modulation=modulation)
+
+    def reuse(
+        x: jax.Array,
+        timestep: jax.Array,
+        context: jax.Array,
+        residual: jax.Array,
+        modulation: Modulation,
+    ) -> jax.Array:
+        options = {"residual": residual, "modulation": tiled(modulation, len(x) // games)}
+        return dit.from_residual(x, timestep=timestep, context=context, **options)
 
     def split_by_step(x: jax.Array) -> jax.Array:
         return jnp.moveaxis(x.reshape(*x.shape[:-2], -1, games, x.shape[-1]), -3, 0)
 
-    guided = diffusion.guide(predict_v, state.representation, unconditional)
+    if table.rows is None:
+        guided = diffusion.guide(predict_v, state.representation, unconditional)
+    else:
+        context = state.representation
+        guided = diffusion.guide_and_skip(evaluate, reuse, context, unconditional)
     shape = latent_shape(dit)
     timesteps = jnp.asarray(table.timestep)
     with network_rules("dit"):
@@ -227,6 +271,27 @@ def decode_clip(
     with network_rules("vae"):
         frames = decode_in_parts(vae, from_decoder(latents, vae.config).astype(vae.config.dtype))
     return to_uint8(frames), jnp.isfinite(frames).all(axis=(1, 2, 3, 4))
+
+
+def decode_picture(vae: VAE, latents: Float[Array, "g t h w c"]) -> UInt8[Array, "g 1 y x 3"]:
+    """Decodes the first frame of the sampler's latents alone: a preview of a clip in the making."""
+    with network_rules("vae"):
+        latents = from_decoder(latents, vae.config)[:, :1].astype(vae.config.dtype)
+        return to_uint8(vae.decode(latents))
+
+
+def decode_chunk(
+    vae: VAE, latents: Float[Array, "g t h w c"], cache: DecoderCache | None, *, start: int
+) -> tuple[UInt8[Array, "g f y x 3"], Bool[Array, " g"], DecoderCache]:
+    """Decodes the chunk of the sampler's latents that starts at a latent frame (`decode_clip`).
+
+    Returns its frames, whether all of a clip's are finite, and the cache for the next chunk.
+    """
+    (stop,) = (stop for first, stop in chunk_bounds(latents.shape[1]) if first == start)
+    with network_rules("vae"):
+        latents = from_decoder(latents, vae.config)[:, start:stop].astype(vae.config.dtype)
+        frames, cache = vae.decode_chunk(latents, cache)
+    return to_uint8(frames), jnp.isfinite(frames).all(axis=(1, 2, 3, 4)), cache
 
 
 def remember(
@@ -266,7 +331,8 @@ def play_turn(
     state = predict_state(networks.mllm, window, instruction, layout)
     keys = turn_keys(games, turn)
     dit, unconditional = networks.dit, networks.unconditional
-    sampler = denoise_clip(dit, unconditional, state, start_clip(dit, keys), table, keys)
+    start = start_clip(dit, keys, rows=num_residuals(table, unconditional))
+    sampler = denoise_clip(dit, unconditional, state, start, table, keys)
     frames, finite = decode_clip(networks.vae, sampler.x)
     last = jnp.asarray(table.step)[-1] + 1
     bad_step = jnp.where((sampler.bad_step < 0) & ~finite, last, sampler.bad_step)

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 from animegamer_jax import diffusion
 from animegamer_jax.configs import DiTConfig
 from animegamer_jax.models.kernels.attend import attend, padded_length, project_heads
+from animegamer_jax.models.kernels.flash import is_bounded
 from animegamer_jax.models.kernels.masks import padding_mask
 from animegamer_jax.models.layer_stack import LayerStack
 from animegamer_jax.models.linear import Linear, QKVLinear, fusion_barrier
@@ -111,7 +112,13 @@ class Block(nnx.Module):
 
     `modulation` gives 12 vectors: shift, scale and gate of attention, then of the MLP, first for
     patches and then for the context.
+
+    Attributes:
+        most_score: Bound of all layers' attention scores, before their factor; None: each layer
+            computes its own (`fix_most_score`).
     """
+
+    most_score: float | None = None
 
     def __init__(self, config: DiTConfig, *, rngs: nnx.Rngs):
         c, width = config, config.hidden_size
@@ -168,7 +175,21 @@ class Block(nnx.Module):
         mask = padding_mask(x.shape[1], length=length)
         q, k, v = project_heads(x, self.qkv.maps(), head_size=self.head_size, mask=mask)
         q, k = self.query_norm.normalize_heads(q), self.key_norm.normalize_heads(k)
-        return attend(q, k, v, self.out, mask=mask)
+        most_score = self.most_score
+        if most_score is None:
+            most_score = self.query_norm.most_norm() * self.key_norm.most_norm()
+        return attend(q, k, v, self.out, mask=mask, most_score=most_score)
+
+
+def fix_most_score(dit: "DiT") -> None:
+    """Notes in a loaded network that no layer's attention needs a maximum, if that is so.
+
+    Then only that kernel is compiled (`kernels.flash`); otherwise each layer chooses by its own
+    weights when it runs.
+    """
+    block = cast(Block, dit.layers.blocks)
+    most = float((block.query_norm.most_norm() * block.key_norm.most_norm()).max())
+    block.most_score = most if is_bounded(most, block.head_size**-0.5) else None
 
 
 class DiT(nnx.Module):
@@ -226,6 +247,49 @@ class DiT(nnx.Module):
         Raises:
             ValueError: the latents do not have the frames, height and width of the config.
         """
+        if modulation is None:
+            modulation = self.modulation(timestep, motion)
+        tokens, length = self._embed(x, context)
+        tokens, _ = self.layers(tokens, length, per_layer=modulation.layers)
+        return self._project(tokens, length, x, timestep, modulation)
+
+    def with_residual(
+        self,
+        x: Float[Array, "b f h w c"],
+        *,
+        timestep: Float[Array, " b"],
+        context: Float[Array, "b n d"],
+        modulation: Modulation,
+    ) -> tuple[Float[Array, "b f h w c"], Float[Array, "b t d"]]:
+        """Predicts v as a call does; returns also what the layers added to the tokens."""
+        start, length = self._embed(x, context)
+        tokens, _ = self.layers(start, length, per_layer=modulation.layers)
+        return self._project(tokens, length, x, timestep, modulation), tokens - start
+
+    def from_residual(
+        self,
+        x: Float[Array, "b f h w c"],
+        *,
+        timestep: Float[Array, " b"],
+        context: Float[Array, "b n d"],
+        residual: Float[Array, "b t d"],
+        modulation: Modulation,
+    ) -> Float[Array, "b f h w c"]:
+        """Predicts v without the layers, with what they added in another step."""
+        start, length = self._embed(x, context)
+        return self._project(start + residual, length, x, timestep, modulation)
+
+    def no_residual(self, batch: int) -> Float[Array, "b t d"]:
+        """Returns zeros in the place of a residual, for the first step."""
+        c = self.config
+        length = padded_length(c.num_context_tokens + c.num_patches)
+        zeros = jnp.zeros((batch, length, c.hidden_size), jnp.dtype(c.dtype))
+        return constrain(zeros, "act_batch", "act_length", "act_embed")
+
+    def _embed(
+        self, x: Float[Array, "b f h w c"], context: Float[Array, "b n d"]
+    ) -> tuple[Float[Array, "b t d"], int]:
+        """Returns context tokens, patch tokens and padding, and how many are no padding."""
         c, p, g = self.config, self.config.patch_size, self.config.patch_frames
         _, f, h, w, _ = x.shape
         if (f, h, w) != (c.latent_frames, c.latent_height, c.latent_width):
@@ -233,15 +297,24 @@ class DiT(nnx.Module):
                 f"latents of {f} x {h} x {w} (frames, height, width): this transformer has "
                 f"positions for {c.latent_frames} x {c.latent_height} x {c.latent_width}"
             )
-        if modulation is None:
-            modulation = self.modulation(timestep, motion)
         tokens = rearrange(x, "b (f g) (h p) (w q) c -> b (f h w) (g p q c)", g=g, p=p, q=p)
         tokens = jnp.concatenate([context.astype(c.dtype), self.patch_in(tokens)], axis=1)
         tokens = tokens + self.positions[...].astype(c.dtype)[None]
         length = tokens.shape[1]
         tokens = jnp.pad(tokens, ((0, 0), (0, padded_length(length) - length), (0, 0)))
-        tokens = constrain(tokens, "act_batch", "act_length", "act_embed")
-        tokens, _ = self.layers(tokens, length, per_layer=modulation.layers)
+        return constrain(tokens, "act_batch", "act_length", "act_embed"), length
+
+    def _project(
+        self,
+        tokens: Float[Array, "b t d"],
+        length: int,
+        x: Float[Array, "b f h w c"],
+        timestep: Float[Array, " b"],
+        modulation: Modulation,
+    ) -> Float[Array, "b f h w c"]:
+        """Converts the tokens after the layers to v."""
+        c, p, g = self.config, self.config.patch_size, self.config.patch_frames
+        _, f, h, _, _ = x.shape
         tokens = self.output_norm(self.final_norm(tokens)[:, c.num_context_tokens : length])
         # float32 island
         shift, scale = jnp.split(modulation.output.astype(jnp.float32), 2, axis=-1)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Layout, with_layout_constraint
-from jaxtyping import Array, Float, Key, UInt32
+from jaxtyping import Array, Float, Int8, Key, UInt32
 
 from animegamer_jax.configs import LoRAConfig, NetworkConfig
 from animegamer_jax.sharding import axes, platform, shares
@@ -188,19 +188,25 @@ def hashed_bits(key: Key[Array, ""], shape: tuple[int, ...]) -> UInt32[Array, ".
 
 
 class LinearMap(NamedTuple):
-    """The arrays of one linear map: `x W + b`, and `+ dropout(x) A B * scale` with an update."""
+    """The arrays of one linear map: `x W + b`, and `+ dropout(x) A B * scale` with an update.
+
+    With `steps`, W holds whole numbers of these steps, one step an output (`quantize_weights`).
+    """
 
     kernel: Float[Array, "i o"]
     bias: Float[Array, " o"] | None
     update: tuple[Float[Array, "i r"], Float[Array, "r o"]] | None
     scale: float
     dropout: Dropout | None
+    steps: Float[Array, " o"] | None = None
 
     def __call__(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
         return self._apply(x, affine, affine, affine)
 
     def tokens_last(self, x: Float[Array, "b t i"]) -> Float[Array, "b o t"]:
         """Returns the map's result with tokens last, as TPU attention kernels read it."""
+        if self.steps is not None:
+            return self._whole_numbers(x, _to_tokens_last, (1, -1, 1))
         return self._apply(x, _to_tokens_last, affine, _to_tokens_last)
 
     def from_heads(self, x: Float[Array, "b h t d"]) -> Float[Array, "b t o"]:
@@ -217,6 +223,8 @@ class LinearMap(NamedTuple):
     def _apply(self, x: jax.Array, whole: Any, down: Any, up: Any) -> jax.Array:
         """Computes W by `whole`, A by `down` and B by `up`, in the number format of W."""
         x = x.astype(self.kernel.dtype)
+        if self.steps is not None:
+            return self._whole_numbers(x, whole, (1,) * (x.ndim - 2) + (1, -1))
         if self.update is None:
             return checkpoint_name(whole(x, self.kernel, self.bias), PRODUCT)
         # The sum is fused into the update's narrow product: the large one would be slower with it.
@@ -224,6 +232,15 @@ class LinearMap(NamedTuple):
         a, b = self.update
         x = down(x if self.dropout is None else self.dropout(x), a, None)
         return checkpoint_name(y + up(x, b, None) * self.scale, PRODUCT)
+
+    def _whole_numbers(self, x: jax.Array, whole: Any, shape: tuple[int, ...]) -> jax.Array:
+        """Multiplies the sums by the steps; `shape` is that of one number an output."""
+        assert self.steps is not None
+        y = whole(x.astype(self.kernel.dtype), self.kernel, None).astype(jnp.float32)
+        y = y * self.steps.reshape(shape)
+        if self.bias is not None:
+            y = y + self.bias.astype(jnp.float32).reshape(shape)
+        return y.astype(self.kernel.dtype)
 
 
 class _WithUpdate(nnx.Module):
@@ -250,6 +267,7 @@ class _WithUpdate(nnx.Module):
         self.kernel = nnx.Param(_kernel_init(rngs.params(), shape, dtype), **axes(*names))
         bias = jnp.zeros((*parts, out_features), dtype)
         self.bias = nnx.Param(bias, **axes(*part_names, out_name)) if use_bias else None
+        self.steps: nnx.Param | None = None  # of a kernel of whole numbers
         if lora is None:
             self.lora_a = self.lora_b = None
         else:
@@ -264,7 +282,8 @@ class _WithUpdate(nnx.Module):
 
         a, b = read(self.lora_a), read(self.lora_b)
         update = None if a is None else (a, b)
-        return LinearMap(read(self.kernel), read(self.bias), update, self.scale, dropout)
+        steps = None if self.steps is None else self.steps[part]
+        return LinearMap(read(self.kernel), read(self.bias), update, self.scale, dropout, steps)
 
 
 class Linear(_WithUpdate):
@@ -371,3 +390,36 @@ def _merge_layers(
         return kernel.at[i].set(_merge(kernel[i], a[i], b[i], scale))
 
     return jax.lax.fori_loop(0, kernel.shape[0], one, kernel)
+
+
+# Eight bits a weight
+
+
+def quantize_weights(network: nnx.Module) -> None:
+    """Rounds the kernels of a network's linear maps to eight bits, in place; for playing.
+
+    Each output of a map has a step of its own: its largest weight is 127 steps. Activations,
+    embeddings and norms stay as they are. Works with shapes in place of arrays, too.
+
+    Raises:
+        ValueError: a map has a low-rank update (`merge_low_rank` first).
+    """
+    for _, module in nnx.iter_graph(network):
+        if not isinstance(module, Linear | QKVLinear) or module.steps is not None:
+            continue
+        if module.lora_a is not None:
+            raise ValueError("a low-rank update with whole numbers: merge it first")
+        kernel = module.kernel
+        names = tuple(kernel.get_metadata().get("out_sharding") or ())
+        value = kernel.get_value()
+        is_abstract = isinstance(value, jax.ShapeDtypeStruct)
+        numbers, steps = jax.eval_shape(_round, value) if is_abstract else _round(value)
+        module.kernel = kernel.replace(numbers)
+        module.steps = nnx.data(nnx.Param(steps, **axes(*names[:-2], names[-1])))
+
+
+@jax.jit
+def _round(kernel: Float[Array, "*b i o"]) -> tuple[Int8[Array, "*b i o"], Float[Array, "*b o"]]:
+    weights = kernel.astype(jnp.float32)
+    steps = jnp.maximum(jnp.abs(weights).max(-2), 1e-30) / 127
+    return jnp.round(weights / steps[..., None, :]).astype(jnp.int8), steps

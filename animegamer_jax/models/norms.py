@@ -38,6 +38,13 @@ class LayerNorm(nnx.Module):
         )
         return (y * scale + bias).astype(x.dtype)
 
+    def most_norm(self) -> Float[Array, "..."]:
+        """Returns a bound of the Euclidean norm of results; of each layer if layers are stacked."""
+        scale, bias = (
+            jax.lax.stop_gradient(p[...].astype(jnp.float32)) for p in (self.scale, self.bias)
+        )
+        return scale.shape[-1] ** 0.5 * jnp.abs(scale).max(-1) + jnp.linalg.norm(bias, axis=-1)
+
     def normalize_heads(self, x: Float[Array, "b h t d"]) -> Float[Array, "b h t d"]:
         """Normalizes each head's features, in the layout of `kernels.attend.project_heads`.
 
@@ -112,10 +119,20 @@ class GroupNorm(nnx.Module):
         self, x: Float[Array, "b t h w c"], latents: Array | None = None
     ) -> Float[Array, "b t h w c"]:
         """Normalizes; `latents` is there for the sake of `vae.SpatialNorm` and ignored."""
+        return self.normalize(x).astype(x.dtype)
+
+    def normalize(self, x: Float[Array, "b t h w c"]) -> Float[Array, "b t h w c"]:
+        """Normalizes; returns float32."""
         y = x.astype(jnp.float32)  # float32 island
-        y = y - self._group_mean(y)
+        center = self._group_mean(y)
+        if platform() == "tpu" and x.dtype == jnp.bfloat16:
+            # Both sums in one pass over the frames, as in `LayerNorm`.
+            variance = jnp.maximum(self._group_mean(jnp.square(y)) - jnp.square(center), 0)
+            y = y - center
+        else:
+            y = y - center
+            variance = self._group_mean(jnp.square(y))
         scale, bias = (
             p[...].astype(jnp.float32).reshape(1, 1, 1, 1, -1) for p in (self.scale, self.bias)
         )
-        y = y * (jax.lax.rsqrt(self._group_mean(jnp.square(y)) + _GROUP_EPS) * scale) + bias
-        return y.astype(x.dtype)
+        return y * (jax.lax.rsqrt(variance + _GROUP_EPS) * scale) + bias

@@ -88,7 +88,7 @@ class SpatialNorm(nnx.Module):
 
         # The maps are pointwise: resizing their results gives the same numbers as resizing the
         # latents, with a fraction of the products.
-        y = self.norm(x.astype(jnp.float32))
+        y = self.norm.normalize(x)
         y = y * resized(self.conv_y(latents)) + resized(self.conv_b(latents))
         return y.astype(x.dtype)
 

@@ -2,13 +2,13 @@
 
 import json as jsonlib
 import os
-import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.plan.compiler import NoRoomError, compile_program
+from animegamer_jax.plan.compiler import CrashError, NoRoomError, compile_program
 from animegamer_jax.plan.configurations import (
     Configuration,
     PartName,
@@ -30,6 +30,7 @@ _BEST = 5  # estimates that a sweep prints
 def plan(
     stage: StageName,
     topology: str,
+    slices: int = 1,
     mesh: tuple[str, ...] = (),
     layout: str | None = None,
     batch_size: Annotated[int | None, tyro.conf.arg(aliases=("--batch",))] = None,
@@ -40,6 +41,9 @@ def plan(
     games: int | None = None,
     denoising_steps: int | None = None,
     history: Literal["predicted", "shown"] | None = None,
+    student: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    skip: Path | None = None,
+    int8: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     size: SizeName = "full",
     sweep: bool = False,
     price: float | None = None,
@@ -49,7 +53,9 @@ def plan(
 
     Args:
         stage: Training stage to plan, or `rollout` for a turn of the game.
-        topology: Slice, as a chip and its torus, such as v5e:4x4, v6e:2x4 or v5p:4x4x4.
+        topology: Slice, as a chip and its torus, such as v5e:4x4, v6e:2x4, v5p:4x4x4 or
+            tpu7x:2x2x1.
+        slices: Number of such slices, which share the batch over the network between them.
         mesh: Sizes of mesh axes, such as data=4 fsdp=16. Default: those of the layout.
         layout: Layout of weights and activations: sharded or replicated for a training stage,
             latency or throughput for the rollout. Default: by stage and slice.
@@ -61,9 +67,12 @@ def plan(
         part: Part of a turn: all of it, the game state (mllm), the denoising (decoder) or the
             frames (vae). Default: all of it.
         games: Games played at once. Default: one for each group of chips.
-        denoising_steps: Denoising steps of a turn, 1 to 1000. Default: 50.
+        denoising_steps: Denoising steps of a turn, 1 to 1000. Default: 50; 4 for a student.
         history: Past shots as the model sees them: as it `predicted` them, or as they were `shown`:
             encoded from the first frame of each clip. Default: predicted.
+        student: Plan for a decoder distilled to four steps without guidance.
+        skip: File of denoising steps to skip, as `animegamer calibrate` writes it. Default: none.
+        int8: Plan for a language model whose weights are rounded to eight bits.
         size: Size of the networks.
         sweep: Try all values of the options that are not given (mesh, layout, batch size, remat,
             games), and print the best that fit.
@@ -75,13 +84,12 @@ def plan(
     """
     # Only libtpu's compiler is needed: JAX must not look for chips on this machine.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    if "jax" not in sys.modules:  # a program for a TPU cannot be read back from the cache here
-        os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    from animegamer_jax.game.skipped_steps import SkippedSteps
     from animegamer_jax.plan.topology import parse_topology
 
     if price is not None and not 0 < price < float("inf"):
         raise UserError(f"--price {price}: expected a number above 0")
-    wanted = parse_topology(topology)
+    wanted = parse_topology(topology, slices=slices)
     options = {
         "batch_size": batch_size,
         "remat": remat,
@@ -91,6 +99,9 @@ def plan(
         "games": games,
         "denoising_steps": denoising_steps,
         "history": history,
+        "student": student or None,
+        "int8": int8 or None,
+        "rows": None if skip is None else SkippedSteps.read(skip).rows,
     }
     configuration = make_configuration(
         stage, wanted, size=size, mesh=mesh, layout=layout, **options
@@ -123,7 +134,7 @@ def _find_nearest(
         try:
             found = other, compile_program(other, slice_)
             break
-        except NoRoomError as no_room:
+        except (NoRoomError, CrashError) as no_room:
             tried.append(f"{other} on {slice_}")
             print_status(f"{tried[-1]}: {no_room}")
     if as_json:
@@ -152,6 +163,8 @@ def _run_sweep(
     for number, configuration in enumerate(configurations, 1):
         try:
             estimate = compile_program(configuration, topology)
+        except CrashError as crash:
+            result = str(crash)
         except NoRoomError as no_room:
             result, error = str(no_room), no_room
         else:

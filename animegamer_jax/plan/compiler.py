@@ -1,17 +1,29 @@
-"""Compiles one program for a slice, and reads the compiler's errors if it does not fit."""
+"""Compiles one program for a slice, and reads the compiler's errors if it does not fit.
 
-import contextlib
+python -m animegamer_jax.plan.compiler FOLDER    # the child process of `compile_program`
+"""
+
+import dataclasses
+import json
+import os
 import re
-from collections.abc import Iterator
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from animegamer_jax.errors import UserError
+from animegamer_jax.plan.configurations import Configuration
+from animegamer_jax.plan.estimate import Estimate, make_estimate
+from animegamer_jax.plan.schedule import compiler_flags, read_schedules
+from animegamer_jax.storage.serialization import read_json, to_json
 
 if TYPE_CHECKING:
-    from animegamer_jax.plan.configurations import Configuration
-    from animegamer_jax.plan.estimate import Estimate
     from animegamer_jax.plan.topology import Topology
 
+_REQUEST, _ANSWER = "request.json", "answer.json"
 _SIZE = r"([\d.]+)([KMGT]?)"
 # "Ran out of memory in memory space hbm. Used 26.30G of 15.75G hbm.", or
 # "Ran out of memory on HBM, the total memory required … (26.30G) exceeds available HBM (15.75G)."
@@ -66,61 +78,138 @@ def read_no_room(text: str, *, limit: float) -> NoRoomError | None:
     )
 
 
-@contextlib.contextmanager
-def _not_cached() -> Iterator[None]:
-    """Keeps programs out of JAX's persistent cache, which cannot read them back here."""
-    import jax
-
-    name = "jax_persistent_cache_min_compile_time_secs"
-    before = getattr(jax.config, name)
-    jax.config.update(name, float("inf"))
-    try:
-        yield
-    finally:
-        jax.config.update(name, before)
+class CrashError(UserError):
+    """The compiler itself failed: its process ended by a signal."""
 
 
-def compile_program(configuration: "Configuration", topology: "Topology") -> "Estimate":
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Request:
+    """What the child process compiles."""
+
+    configuration: Configuration
+    topology: str
+    slices: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Answer:
+    """The result of the child process: an estimate, or the compiler's message."""
+
+    estimate: Estimate | None = None
+    refused: str = ""
+    failed: str = ""
+
+
+def compile_program(configuration: Configuration, topology: "Topology") -> Estimate:
     """Compiles a configuration's program for the slice and estimates its memory and time.
+
+    The compiler runs in a process of its own, where it writes its schedules and may crash.
 
     Raises:
         NoRoomError: the program does not fit a chip.
+        CrashError: the compiler crashed.
         UserError: libtpu is missing or does not know the slice.
     """
-    from animegamer_jax.plan.estimate import make_estimate
-    from animegamer_jax.plan.programs import rollout_program, stage_program
-    from animegamer_jax.plan.topology import describe_devices, torus_of
-    from animegamer_jax.sharding import PLANS, make_mesh
+    from animegamer_jax.plan.topology import describe_devices, known_shapes
 
-    c = configuration
-    mesh = make_mesh(c.mesh, devices=describe_devices(topology))
-    plan = PLANS[c.layout]
-    if c.stage == "rollout":
-        program = rollout_program(
-            mesh=mesh,
-            plan=plan,
-            size=c.size,
-            games=c.games,
-            steps=c.denoising_steps,
-            part=c.part,
-            history=c.history,
+    describe_devices(topology)  # its errors need no other process
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        answer = _ask_child(configuration, topology, folder)
+    if answer.estimate is not None:
+        if not answer.estimate.memory.fits:
+            raise TooLargeError(answer.estimate.memory.peak, answer.estimate.memory.chip)
+        return answer.estimate
+    no_room = read_no_room(answer.refused, limit=topology.chip.usable_gb)
+    if no_room is not None:
+        raise no_room
+    if "slice_builder" in answer.refused:
+        shapes = known_shapes(topology.chip)
+        raise UserError(
+            f"--topology {topology.name}: the compiler knows no such slice: it knows {shapes}"
         )
-    else:
-        program = stage_program(c.stage, mesh=mesh, plan=plan, size=c.size, **c.changes)
+    raise UserError(answer.failed or f"{configuration} on {topology}: {_brief(answer.refused)}")
+
+
+def _ask_child(configuration: Configuration, topology: "Topology", folder: Path) -> _Answer:
+    schedules = folder / "schedules"
+    schedules.mkdir()
+    request = _Request(configuration=configuration, topology=topology.name, slices=topology.slices)
+    (folder / _REQUEST).write_text(json.dumps(to_json(request)))
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_ENABLE_COMPILATION_CACHE": "false",  # a TPU's program cannot be read back here
+        "LIBTPU_INIT_ARGS": compiler_flags(schedules),
+    }
+    command = [sys.executable, "-m", __name__, str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        raise CrashError(
+            f"{configuration} on {topology}: the compiler crashed ({name}): a fault of libtpu, or "
+            "too little memory on this machine: try other options"
+        )
+    answer = folder / _ANSWER
+    if done.returncode or not answer.exists():
+        raise UserError(f"{configuration} on {topology}: {_brief(done.stderr.strip()[-1000:])}")
+    return read_json(answer, _Answer, hint="run the command again")
+
+
+def _brief(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return f"the compiler failed: {lines[-1][:300] if lines else 'it wrote no message'}"
+
+
+def _answer(request: _Request, schedules: Path) -> _Answer:
+    from animegamer_jax.plan.programs import rollout_program, stage_program
+    from animegamer_jax.plan.topology import describe_devices, parse_topology, torus_of
+    from animegamer_jax.sharding import make_mesh, play_plan
+
+    c, topology = request.configuration, parse_topology(request.topology, slices=request.slices)
     try:
-        with _not_cached():
-            compiled = program.lower(mesh, plan).compile()
+        mesh = make_mesh(c.mesh, devices=describe_devices(topology))
+        plan = play_plan(c.layout, guided=not c.student)
+        if c.stage == "rollout":
+            program = rollout_program(
+                mesh=mesh,
+                plan=plan,
+                size=c.size,
+                games=c.games,
+                steps=c.denoising_steps,
+                part=c.part,
+                history=c.history,
+                student=c.student,
+                rows=c.rows,
+                int8=c.int8,
+            )
+        else:
+            program = stage_program(c.stage, mesh=mesh, plan=plan, size=c.size, **c.changes)
+        lowered = program.lower(mesh, plan)
+    except UserError as error:
+        return _Answer(failed=str(error))
+    try:
+        compiled = lowered.compile()
     except Exception as error:  # the compiler's errors have no class
-        no_room = read_no_room(str(error), limit=topology.chip.usable_gb)
-        if no_room is not None:
-            raise no_room from None
-        if "slice_builder" in str(error):
-            raise UserError(f"--topology {topology}: the compiler knows no such slice") from None
-        raise
+        return _Answer(refused=str(error))
     torus = torus_of(topology, mesh.devices.flat)
     estimate = make_estimate(
-        compiled, program, topology=topology, plan=c.layout, mesh=c.mesh, torus=torus
+        compiled,
+        program,
+        schedules=read_schedules(schedules),
+        topology=topology,
+        plan=c.layout,
+        mesh=c.mesh,
+        torus=torus,
     )
-    if not estimate.memory.fits:
-        raise TooLargeError(estimate.memory.peak, estimate.memory.chip)
-    return estimate
+    return _Answer(estimate=estimate)
+
+
+def _run_child(folder: Path) -> None:
+    request = read_json(folder / _REQUEST, _Request, hint="run the command again")
+    answer = _answer(request, folder / "schedules")
+    (folder / _ANSWER).write_text(json.dumps(to_json(answer)))
+
+
+if __name__ == "__main__":
+    _run_child(Path(sys.argv[1]))

@@ -18,16 +18,9 @@ SizeName = Literal["toy", "full"]
 LAYOUTS = {"training": ("sharded", "replicated"), "play": ("latency", "throughput")}
 _REMATS = ("full", "dots", "none")
 _TRAINING_OPTIONS = ("batch_size", "remat", "accumulate", "trained")
-_PLAY_OPTIONS = ("part", "games", "denoising_steps", "history")
+_PLAY_OPTIONS = ("part", "games", "denoising_steps", "history", "student", "rows", "int8")
+_STUDENT_STEPS = 4
 _MAX_STEPS = 1000  # of denoising
-# Slices that Google rents, by dimensions of the chip's torus; smallest first.
-_SLICES = {
-    2: ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
-    3: (
-        (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8),
-        (8, 8, 16), (8, 16, 16),
-    ),
-}  # fmt: skip
 _LARGER = 2  # number of larger slices to try if nothing fits the given one
 
 Candidate = tuple["Configuration", "Topology"]
@@ -43,7 +36,8 @@ class Configuration:
         layout: Name of the sharding plan.
         mesh: Sizes of all mesh axes.
         batch_size, remat, accumulate, trained: Settings of the recipe; None for the rollout.
-        part, games, denoising_steps, history: Settings of the rollout.
+        part, games, denoising_steps, history, student, rows, int8: Settings of the rollout
+            (`programs.rollout_program`).
     """
 
     stage: StageName
@@ -58,6 +52,9 @@ class Configuration:
     games: int = 1
     denoising_steps: int = 50
     history: Literal["predicted", "shown"] = "predicted"
+    student: bool = False
+    rows: tuple[int, ...] = ()
+    int8: bool = False
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -70,6 +67,9 @@ class Configuration:
             settings = [f"{self.games} game{'s' * (self.games != 1)}"]
             settings += [f"part {self.part}"] if self.part != "turn" else []
             settings += [f"history {self.history}"] if self.history != "predicted" else []
+            settings += [f"student of {self.denoising_steps} steps"] if self.student else []
+            settings += ["language model int8"] if self.int8 else []
+            settings += [f"{sum(self.rows)} evaluations of a row"] if self.rows else []
         else:
             settings = [f"batch size {self.batch_size}", f"remat {self.remat}"]
             settings += [f"accumulate {self.accumulate}"] if self.accumulate != 1 else []
@@ -130,6 +130,8 @@ def make_configuration(
     for name in given:
         if name in others:
             other = "training" if plays else "play: --stage rollout"
+            if name == "rows":
+                name = "skip"
             raise UserError(f"{_option(name)} is an option of {other}, found --stage {stage}")
     for name in ("batch_size", "accumulate", "games", "denoising_steps"):
         if given.get(name, 1) < 1:
@@ -141,7 +143,7 @@ def make_configuration(
         raise UserError(
             f"--layout {layout}: expected one of {', '.join(LAYOUTS[kind])} for --stage {stage}"
         )
-    sizes = _read_mesh(mesh, chips=topology.num_chips) if mesh else None
+    sizes = _read_mesh(mesh, chips=topology.num_devices) if mesh else None
     shares = sizes is not None and sizes["fsdp"] > 1
     if layout == "replicated" and shares:
         raise UserError(
@@ -155,11 +157,19 @@ def make_configuration(
         layout = "sharded"
     layout = layout or default_layout(
         stage,
-        num_devices=topology.num_chips,
+        num_devices=topology.num_devices,
         memory_gb=topology.chip.usable_gb,
         trains_all=recipe is not None and recipe.trained == "all",
     )
-    shape = sizes or _plan_shape(layout, topology.num_chips)
+    if sizes is None:  # each slice holds all weights
+        sizes = _plan_shape(layout, topology.num_devices // topology.slices)
+        sizes["data"] *= topology.slices
+    shape = sizes
+    if shape["data"] % topology.slices:
+        raise UserError(
+            f"--slices {topology.slices}: they share the batch alone, expected a divisor of the "
+            f"mesh axis data, found data={shape['data']}"
+        )
     if recipe is None:
         settings = _play_settings(shape, size=size, layout=layout, given=given)
     else:
@@ -203,13 +213,23 @@ def _play_settings(
     ):
         if axis == "context" or layout == "latency":
             check_divides(f"--mesh {axis}={mesh[axis]}", mesh[axis], what=what, size=total)
+    steps = given.get("denoising_steps", _STUDENT_STEPS if given.get("student") else 50)
+    if given.get("student") and given.get("rows"):
+        raise UserError("--skip: a student skips no steps: leave out --student or --skip")
+    if rows := given.get("rows", ()):
+        if "denoising_steps" in given and len(rows) != steps:
+            raise UserError(
+                f"--skip: steps to skip of {len(rows)}, found --denoising-steps {steps}: leave "
+                "that option out"
+            )
+        steps = len(rows)
     groups = _num_groups(layout, mesh)
     games = given.get("games", groups)
     if games % groups:
         raise UserError(
             f"--games {games}: expected a multiple of {groups}, the number of groups of chips"
         )
-    return {**given, "games": games}
+    return {**given, "games": games, "denoising_steps": steps}
 
 
 def _num_groups(layout: str, mesh: Mapping[str, int]) -> int:
@@ -286,7 +306,7 @@ def sweep_configurations(
     The options that were `given` stay unchanged.
     """
     make = _sweep_play if configuration.stage == "rollout" else _sweep_training
-    yield from make(configuration, topology.num_chips, given)
+    yield from make(configuration, topology.num_devices, given)
 
 
 def _sweep_training(
@@ -351,15 +371,15 @@ def nearest_configurations(configuration: Configuration, topology: "Topology") -
 
 def _near_training(start: Configuration, topology: "Topology") -> Iterator[Candidate]:
     assert start.batch_size is not None
-    full, chips = dataclasses.replace(start, remat="full"), topology.num_chips
+    full, chips = dataclasses.replace(start, remat="full"), topology.num_devices
     inner = start.mesh["context"] * start.mesh["tensor"]  # chips that share a sample
     yield full, topology
     yield from ((c, topology) for c in _share_more(full, chips // inner, batch=start.batch_size))
     *_, most = _share_more(full, chips // inner, batch=chips // inner)
     yield most, topology
     for larger in larger_slices(topology):
-        if larger.num_chips % inner == 0:
-            shards = larger.num_chips // inner
+        if larger.num_devices % inner == 0:
+            shards = larger.num_devices // inner
             batch = math.ceil(start.batch_size / shards) * shards
             *_, most = _share_more(full, shards, batch=batch)
             yield most, larger
@@ -384,7 +404,7 @@ def _near_play(start: Configuration, topology: "Topology") -> Iterator[Candidate
         games = max(groups, games // 4 // groups * groups)
         yield dataclasses.replace(start, games=games), topology
     for slice_ in (topology, *larger_slices(topology)):
-        shape = _fitting_mesh("latency", slice_.num_chips)
+        shape = _fitting_mesh("latency", slice_.num_devices)
         if shape is None:
             continue
         games = math.ceil(start.games / shape["data"]) * shape["data"]
@@ -394,6 +414,8 @@ def _near_play(start: Configuration, topology: "Topology") -> Iterator[Candidate
 
 def larger_slices(topology: "Topology") -> list["Topology"]:
     """Returns the next larger slices of the same chip."""
-    shapes = _SLICES[topology.chip.dimensions]
-    larger = [shape for shape in shapes if math.prod(shape) > topology.num_chips]
+    from animegamer_jax.plan.topology import rented_shapes
+
+    size = math.prod(topology.shape)
+    larger = [shape for shape in rented_shapes(topology.chip) if math.prod(shape) > size]
     return [dataclasses.replace(topology, shape=shape) for shape in larger[:_LARGER]]

@@ -1,8 +1,10 @@
-"""The cost of a compiled TPU program, from its optimized HLO text.
+"""The cost of a compiled TPU program, from its optimized HLO text and its schedules.
 
-`cost_analysis()` counts the body of a loop once, so this walks the text instead: each instruction's
-estimated cycles, times the iterations of the loops around it. Kernels, for which the compiler has
-no estimate, are listed with their operands.
+`cost_analysis()` counts the body of a loop once, so this walks the text instead. An instruction
+takes the cycles of its final schedule, or those in which the memory moves its bytes if these are
+more, times the iterations of the loops around it. Asynchronous copies use the time in which other
+instructions of their computation leave the memory idle; only what they need more counts. Of an
+asynchronous collective only the time counts that its end waits for it; one at a time is on the way.
 """
 
 import dataclasses
@@ -10,7 +12,8 @@ import functools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from animegamer_jax.plan.hlo import (
     OPERAND,
@@ -23,6 +26,7 @@ from animegamer_jax.plan.hlo import (
     parse,
 )
 from animegamer_jax.plan.interconnect import Groups
+from animegamer_jax.plan.schedule import Schedule
 
 _COLLECTIVES = (
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute",
@@ -33,6 +37,8 @@ _FREE = (
     "replica-id", "iota", "opt-barrier", "async-update",
 )  # fmt: skip
 _SLICES = ("dynamic-slice", "slice", "gather")
+_BETWEEN_SLICES = "xla_megascale_runtime"
+_NOT_TINY = 1000  # cycles
 _SAME_VALUE = ("bitcast", "copy", "reshape", "convert", "get-tuple-element")
 
 
@@ -65,25 +71,34 @@ class Cost:
     """The cost of one call of a program on one chip.
 
     Attributes:
-        product_cycles, other_cycles: The compiler's estimates for instructions with a matrix
-            product, and for all others.
+        product_cycles, kernel_cycles, other_cycles: Cycles of instructions with a matrix product,
+            of kernels, and of all others.
         product_flops: FLOPs of the products, two for each multiplication.
-        product_bytes, other_bytes: Bytes read and written in HBM by products and by the others.
-        kernels: Number of calls of each kernel; the compiler has no estimate for them.
+        waiting_cycles: Cycles in which a collective is waited for.
+        moved_bytes: Bytes read and written in HBM.
+        sent_between_slices: Bytes that a device sends to other slices.
+        kernels: Number of calls of each kernel.
         collectives: Collectives by kind and groups.
         unknown_loops: Number of loops of unknown length, counted once.
-        without_estimate: Runs of instructions without an estimate.
+        without_schedule: Runs of instructions without a schedule, counted by the compiler's earlier
+            estimate or their bytes.
     """
 
     product_cycles: float = 0.0
+    kernel_cycles: float = 0.0
     other_cycles: float = 0.0
+    waiting_cycles: float = 0.0
     product_flops: float = 0.0
-    product_bytes: float = 0.0
-    other_bytes: float = 0.0
+    moved_bytes: float = 0.0
+    sent_between_slices: float = 0.0
     kernels: dict[Kernel, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
     collectives: dict[tuple[str, Groups], Collective] = dataclasses.field(default_factory=dict)
     unknown_loops: int = 0
-    without_estimate: float = 0.0
+    without_schedule: float = 0.0
+
+    @property
+    def cycles(self) -> float:
+        return self.product_cycles + self.kernel_cycles + self.other_cycles
 
 
 def sent_by_a_chip(kind: str, *, result: float, group: int) -> float:
@@ -99,10 +114,45 @@ def sent_by_a_chip(kind: str, *, result: float, group: int) -> float:
     }[kind]
 
 
+LinkCycles = Callable[[str, Groups, float], float]
+"""Returns the cycles that a collective takes, by its kind, its groups and the bytes of a chip."""
+
+
+@dataclasses.dataclass
+class _Scope:
+    """The time within one computation, in cycles.
+
+    Attributes:
+        clock: Time since its start.
+        free: When the links are free for the next collective.
+        ends: When each asynchronous collective ends that is on the way.
+        idle, copied: Time in which the memory is idle, and that of asynchronous copies.
+    """
+
+    clock: float = 0.0
+    free: float = 0.0
+    ends: dict[str, float] = dataclasses.field(default_factory=dict)
+    idle: float = 0.0
+    copied: float = 0.0
+
+
 class _Walker:
-    def __init__(self, module: Module, *, devices: int):
+    def __init__(
+        self,
+        module: Module,
+        *,
+        devices: int,
+        schedules: Mapping[str, Schedule],
+        bytes_a_cycle: float,
+        link_cycles: LinkCycles,
+        branch_shares: tuple[float, ...] = (),
+    ):
         self.module, self.devices = module, devices
+        self.schedules, self.bytes_a_cycle = schedules, bytes_a_cycle
+        self.branch_shares = branch_shares
+        self.link_cycles = link_cycles
         self.cost = Cost()
+        self._scope = _Scope()  # of the computation that is walked
 
     @functools.cached_property
     def _started(self) -> set[str]:
@@ -115,72 +165,148 @@ class _Walker:
     def computation(self, name: str) -> Computation:
         return self.module.computations[name]
 
-    def walk(self, name: str, times: float) -> None:
+    def walk(self, name: str, times: float) -> float:
+        """Adds the cost of a computation that runs a number of times; returns one run's cycles."""
+        outside, self._scope = self._scope, _Scope()
         for instruction in self.computation(name).instructions.values():
             self._visit(instruction, self.computation(name), times)
+        scope = self._scope
+        for chain in tuple(scope.ends):
+            self._wait(chain, times)
+        copying = max(0.0, scope.copied - scope.idle)
+        self.cost.other_cycles += copying * times
+        self._scope = outside
+        return scope.clock + copying
+
+    def _wait(self, name: str, times: float) -> None:
+        """Waits for the end of an asynchronous collective."""
+        scope = self._scope
+        waited = max(0.0, scope.ends.pop(name, 0.0) - scope.clock)
+        scope.clock += waited
+        self.cost.waiting_cycles += waited * times
 
     def _visit(self, i: Instruction, inside: Computation, times: float) -> None:
         if i.opcode in _FREE:
             return
         if i.opcode == "while":
-            self.walk(_named(i, "body"), times * self._trips(i, inside))
+            trips = self._trips(i, inside)
+            self._scope.clock += trips * self.walk(_named(i, "body"), times * trips)
         elif i.opcode == "call":
-            self.walk(_named(i, "to_apply"), times)
+            self._scope.clock += self.walk(_named(i, "to_apply"), times)
         elif i.opcode == "conditional":
             self._conditional(i, times)
         elif i.opcode == "async-start":
-            self.walk(_named(i, "calls"), times)
+            self._scope.clock += self.walk(_named(i, "calls"), times)
         elif (kind := i.opcode.removesuffix("-start")) in _COLLECTIVES:
             result = _num_bytes(_result(i, inside))
-            self._collective(i, kind, result=result, times=times)
+            self._collective(i, kind, result=result, times=times, name=i.name)
+            if kind == i.opcode:
+                self._wait(i.name, times)
+        elif i.opcode in ("send", "recv"):
+            if i.opcode == "send" and _BETWEEN_SLICES in i.attributes:
+                sent = _num_bytes(inside.instructions[i.operands[0]].arrays)
+                self.cost.sent_between_slices += sent * times
         elif i.opcode.endswith("-start"):
             self._transfer(i, inside, times)
         elif i.opcode == "custom-call":
             self._custom_call(i, inside, times)
-        elif not i.opcode.endswith("-done"):
+        elif i.opcode.endswith("-done"):
+            self._wait(i.operands[0], times)
+        else:
             self._compute(i, inside, times)
 
     def _compute(self, i: Instruction, inside: Computation, times: float) -> None:
         called = i.called("calls") if i.opcode == "fusion" else None
         fused = self._fused_collectives(called) if called else []
         for collective, kind, result in fused:
-            self._collective(collective, kind, result=result, times=times)
+            chain = _chain(collective) or collective.name
+            self._collective(collective, kind, result=result, times=times, name=chain)
+            if chain not in self._started or self._is_ended(called):
+                self._wait(chain, times)
         if fused and "kind=kCustom" in i.attributes:
             return
         flops = self.flops(called) if called else _product_flops(i, inside)
-        moved = self._bytes(i, inside)
-        cycles = i.cycles
-        if cycles is None:
-            self.cost.without_estimate += times
-            cycles = 0.0
+        cycles = self._cycles(i, inside, self._bytes(i, inside), times)
         if flops:
             self.cost.product_flops += flops * times
             self.cost.product_cycles += cycles * times
-            self.cost.product_bytes += moved * times
         else:
             self.cost.other_cycles += cycles * times
-            self.cost.other_bytes += moved * times
+
+    @functools.cached_property
+    def _twins(self) -> dict[Any, Schedule]:
+        """Schedules by form: of instructions that do the same, libtpu schedules one."""
+        inside = [
+            (i, c) for c in self.module.computations.values() for i in c.instructions.values()
+        ]
+        return {
+            self._form(i, c): self.schedules[i.name] for i, c in inside if i.name in self.schedules
+        }
+
+    def _form(self, i: Instruction, inside: Computation) -> Any:
+        """Returns what an instruction does: its arrays, and the operations fused in it."""
+        called = i.called("calls") if i.opcode == "fusion" else None
+        fused = self.computation(called).instructions.values() if called else ()
+        found = (inside.instructions.get(name) for name in i.operands)
+        operands = tuple(operand.arrays for operand in found if operand is not None)
+        return i.opcode, i.arrays, operands, tuple((x.opcode, x.arrays) for x in fused)
+
+    def _cycles(self, i: Instruction, inside: Computation, moved: float, times: float) -> float:
+        """Returns the cycles of an instruction that moves bytes in HBM."""
+        self.cost.moved_bytes += moved * times
+        schedule = self.schedules.get(i.name) or self._twins.get(self._form(i, inside))
+        least = moved / self.bytes_a_cycle
+        # A product that is fused with a part of a collective has none, nor has what is tiny.
+        cycles = i.estimated_cycles if schedule is None else schedule.cycles
+        if schedule is None and max(cycles, least) >= _NOT_TINY:
+            self.cost.without_schedule += times
+        self._scope.idle += max(0.0, cycles - least)
+        self._scope.clock += max(cycles, least)
+        return max(cycles, least)
 
     def _conditional(self, i: Instruction, times: float) -> None:
-        """Walks the most expensive branch."""
+        """Walks each branch as often as is known, or the most expensive one."""
         found = re.search(r"branch_computations=\{([^}]*)\}", i.attributes)
         names = OPERAND.findall(found[1]) if found else []
         names += [n for n in map(i.called, ("true_computation", "false_computation")) if n]
+        if len(names) == len(self.branch_shares):
+            for name, share in zip(names, self.branch_shares, strict=True):
+                self._scope.clock += share * self.walk(name, times * share)
+            return
         walked = []
         for name in names:
-            walker = _Walker(self.module, devices=self.devices)
+            walker = _Walker(
+                self.module,
+                devices=self.devices,
+                schedules=self.schedules,
+                bytes_a_cycle=self.bytes_a_cycle,
+                link_cycles=self.link_cycles,
+                branch_shares=self.branch_shares,
+            )
             walker.walk(name, 1.0)
-            walked.append((walker.cost.product_cycles + walker.cost.other_cycles, name))
+            walked.append((walker.cost.cycles, name))
         if walked:
-            self.walk(max(walked)[1], times)
+            self._scope.clock += self.walk(max(walked)[1], times)
 
-    def _collective(self, i: Instruction, kind: str, *, result: float, times: float) -> None:
+    def _collective(
+        self, i: Instruction, kind: str, *, result: float, times: float, name: str
+    ) -> None:
+        """Sends a collective on its way; `name` is that by which its end is waited for."""
         groups = groups_of(i.attributes, devices=self.devices)
         group = len(groups[0])
         if group > 1 and result:
             found = self.cost.collectives.setdefault((kind, groups), Collective(kind, groups))
             found.count += times
-            found.sent += sent_by_a_chip(kind, result=result, group=group) * times
+            sent = sent_by_a_chip(kind, result=result, group=group)
+            found.sent += sent * times
+            scope = self._scope
+            scope.free = max(scope.free, scope.clock) + self.link_cycles(kind, groups, sent)
+            scope.ends[name] = scope.free
+
+    def _is_ended(self, called: str | None) -> bool:
+        """Whether a fused computation waits for the end of a collective."""
+        inside = self.computation(called).instructions.values() if called else ()
+        return any('"AsyncCollectiveDone"' in i.attributes for i in inside)
 
     def _fused_collectives(self, name: str) -> list[tuple[Instruction, str, float]]:
         """Returns the collectives in a fused computation, their kinds, and bytes of their results.
@@ -212,8 +338,8 @@ class _Walker:
         sources = [a for o in i.operands[:1] for a in inside.instructions[o].arrays]
         if any(source.in_hbm for source in sources):
             moved += _num_bytes(result)
-        self.cost.other_bytes += moved * times
-        self.cost.other_cycles += (i.cycles or 0.0) * times
+        self.cost.moved_bytes += moved * times
+        self._scope.copied += moved / self.bytes_a_cycle
 
     def _custom_call(self, i: Instruction, inside: Computation, times: float) -> None:
         target = re.search(r'custom_call_target="([^"]*)"', i.attributes)
@@ -222,6 +348,8 @@ class _Walker:
         name = re.sub(r"\.\d+$", "", i.name)
         operands = [a for o in i.operands for a in inside.instructions[o].arrays]
         self.cost.kernels[Kernel(name, tuple(operands), i.arrays)] += times
+        moved = _num_bytes(a for a in (*operands, *i.arrays) if a.in_hbm)
+        self.cost.kernel_cycles += self._cycles(i, inside, moved, times) * times
 
     def _trips(self, i: Instruction, inside: Computation) -> float:
         known = i.config.get("known_trip_count", {}).get("n")
@@ -436,13 +564,36 @@ def _hits(
     return total
 
 
-def cost_of(text: str, *, devices: int) -> Cost:
-    """Returns the cost of a compiled program, from its `as_text()` and its number of devices.
+def cost_of(
+    text: str,
+    *,
+    devices: int,
+    schedules: Mapping[str, Schedule],
+    bytes_a_cycle: float,
+    link_cycles: LinkCycles,
+    branch_shares: tuple[float, ...] = (),
+) -> Cost:
+    """Returns the cost of a compiled program.
+
+    Args:
+        text: The program's `as_text()`.
+        devices: Number of its devices.
+        schedules: Schedules of its instructions by name.
+        bytes_a_cycle: Bytes that a device's memory moves in a cycle.
+        link_cycles: The time of a collective.
+        branch_shares: How often each branch of a conditional with as many branches runs.
 
     Raises:
         HLOError: it is not the text of a compiled program.
     """
     module = parse(text)
-    walker = _Walker(module, devices=devices)
+    walker = _Walker(
+        module,
+        devices=devices,
+        schedules=schedules,
+        bytes_a_cycle=bytes_a_cycle,
+        link_cycles=link_cycles,
+        branch_shares=branch_shares,
+    )
     walker.walk(module.entry, 1.0)
     return walker.cost

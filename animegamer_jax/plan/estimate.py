@@ -1,26 +1,25 @@
 """Estimates seconds and gigabytes of a compiled program, by its compiler and by arithmetic.
 
-Nothing here was measured on a chip. A step's time is the sum of four parts without overlap: matrix
-products and all other instructions by the compiler's estimated cycles, collectives by bytes over
-the links within their groups, kernels by arithmetic at the matrix unit's peak (splash attention) or
-by the cycles of their schedule (`models/kernels/flash.py`). The compiler's cycles of elementwise
-work look pessimistic, so the time of the same instructions by memory bandwidth is reported too; the
-truth is in between.
+Nothing here was measured on a chip. A step's time is the sum of its parts without overlap: matrix
+products, kernels and all other instructions by the compiler's final schedule or the bytes that they
+move (`costs`), collectives by bytes over the links within their groups, as far as they are waited
+for, and the traffic between slices by bytes over a chip's share of the network.
 """
 
 import dataclasses
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from animegamer_jax.devices import Chip
 from animegamer_jax.plan.costs import Cost, Kernel, cost_of
-from animegamer_jax.plan.interconnect import Torus, link_share
-from animegamer_jax.plan.topology import Topology
+from animegamer_jax.plan.interconnect import NETWORK_GB_PER_SECOND, Torus, link_share
+from animegamer_jax.plan.schedule import Schedule
 
 if TYPE_CHECKING:
     from animegamer_jax.plan.programs import Program
+    from animegamer_jax.plan.topology import Topology
 
 _PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 5}  # in parts of splash attention; dkv also computes dq
 
@@ -51,29 +50,25 @@ class Seconds:
     """Time of one call on each chip.
 
     Attributes:
-        products: Instructions with a matrix product, by estimated cycles.
-        other: All other instructions, by estimated cycles.
-        other_by_bytes: The same instructions, by memory bandwidth.
-        collectives: Bytes over the busiest link (`interconnect.link_share`), without overlap.
-        collectives_over_one_link: The same, as if each chip had only one link.
-        kernels: Kernels, by arithmetic or by their schedule.
+        products: Instructions with a matrix product.
+        other: All instructions that are in no other part.
+        kernels: Kernels: attention.
+        collectives: Time in which collectives are waited for, which take that of their bytes over
+            the busiest link (`interconnect.link_share`).
+        collectives_over_one_link: All collectives, as if each chip had only one link.
+        between_slices: Bytes over a chip's share of the network between slices, without overlap.
     """
 
     products: float
     other: float
-    other_by_bytes: float
+    kernels: float
     collectives: float
     collectives_over_one_link: float
-    kernels: float
+    between_slices: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.products + self.other + self.collectives + self.kernels
-
-    @property
-    def least(self) -> float:
-        """The total with elementwise work at memory bandwidth."""
-        return self.total - self.other + min(self.other, self.other_by_bytes)
+        return self.products + self.other + self.kernels + self.collectives + self.between_slices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,29 +80,33 @@ class Estimate:
         topology: The slice, such as `v5p:4x4x4`.
         plan: Name of the sharding plan.
         mesh: Sizes of the mesh axes.
-        memory, seconds: Memory and time on each chip.
-        flops: FLOPs of products and kernels on each chip in a call.
-        gigabytes: Memory traffic (HBM) on each chip in a call.
-        collectives: Gigabytes that a chip sends, by kind and group size.
+        num_chips: Number of chips.
+        memory, seconds: Memory and time on each device (a chip, or half of one of two devices).
+        flops: FLOPs of products and kernels on each device in a call.
+        gigabytes: Memory traffic (HBM) on each device in a call.
+        collectives: Gigabytes that a device sends, by kind and group size.
+        gigabytes_between_slices: Gigabytes that a device sends to other slices.
         samples: Samples of a call on all chips.
         unit: Unit of a sample.
         sample_flops: FLOPs of a sample by the stage's own count; None: it has none.
         sample_tokens: Tokens of a sample of the language model's training; None: another program.
         peak_share: Share of all chips' peak, by `sample_flops` or else `flops`.
         unknown_loops: Loops of unknown length, counted once.
-        unknown_instructions: Runs of instructions without an estimate, counted as no time.
-        unknown_kernels: Runs of kernels of unknown cost, by name, counted as no time.
+        unknown_instructions: Runs of instructions without a schedule (`costs.Cost`).
+        unknown_kernels: Runs of kernels whose FLOPs are unknown, by name; their time counts.
     """
 
     program: str
     topology: str
     plan: str
     mesh: Mapping[str, int]
+    num_chips: int
     memory: Memory
     seconds: Seconds
     flops: float
     gigabytes: float
     collectives: Mapping[str, float]
+    gigabytes_between_slices: float
     samples: int
     unit: str
     sample_flops: float | None
@@ -120,10 +119,6 @@ class Estimate:
     @property
     def samples_per_second(self) -> float:
         return self.samples / self.seconds.total
-
-    @property
-    def num_chips(self) -> int:
-        return math.prod(self.mesh.values())
 
     def chip_hours(self, samples: int) -> float:
         """Returns the chip-hours for a number of samples."""
@@ -140,7 +135,9 @@ def attention_flops(kernel: Kernel) -> tuple[float, int] | None:
         return None
     parts = kernel.name.split("_")
     phase = next((p for p in parts if p in _PRODUCTS), None)
-    products = 2 if parts[0] == "flash" else _PRODUCTS.get(phase or "")
+    products = _PRODUCTS.get(phase or "")
+    if parts[0] == "flash":
+        products = 5 if "backward" in parts else 2
     if products is None:
         return None
     scores, width = shapes
@@ -157,28 +154,10 @@ def _attention_shapes(kernel: Kernel) -> tuple[int, int] | None:
     return math.prod((*queries[:-2], *lengths)), min(values[-2:])
 
 
-def kernel_seconds(cost: Cost, chip: Chip) -> tuple[float, float]:
-    """Returns seconds and FLOPs of the kernels in a call.
-
-    Splash attention runs at the peak of the matrix unit, which heads narrower than the unit fill
-    only in part. Our own kernel takes the cycles of its schedule, scaled for heads other than 64.
-    """
-    seconds = flops = 0.0
-    for kernel, times in cost.kernels.items():
-        if (found := attention_flops(kernel)) is None:
-            continue
-        operations, width = found
-        unit = chip.matrix_width
-        filled = math.ceil(width / unit) * unit
-        if kernel.name.startswith("flash") and chip.flash_cycles is not None:
-            scores, _ = _attention_shapes(kernel) or (0, 0)
-            cycles = scores / 1024 * chip.flash_cycles / chip.cores
-            # Scores take products of the full depth; results take the values' rows and 16 of ones.
-            seconds += times * cycles * (filled + width + 16) / (unit + 80) / (chip.clock_ghz * 1e9)
-        else:
-            seconds += operations * times * filled / width / (chip.peak_tflops * 1e12)
-        flops += operations * times
-    return seconds, flops
+def kernel_flops(cost: Cost) -> float:
+    """Returns the FLOPs of the attention kernels in a call."""
+    found = ((attention_flops(kernel), times) for kernel, times in cost.kernels.items())
+    return sum(flops[0] * times for flops, times in found if flops is not None)
 
 
 def unknown_kernels(cost: Cost) -> dict[str, float]:
@@ -194,37 +173,56 @@ def make_estimate(
     compiled: Any,
     program: "Program",
     *,
-    topology: Topology,
+    schedules: Mapping[str, Schedule],
+    topology: "Topology",
     plan: str,
     mesh: Mapping[str, int],
     torus: Torus,
 ) -> Estimate:
-    """Makes the estimate of a compiled program; `torus` has the chips in the mesh's order."""
-    chip, chips = topology.chip, topology.num_chips
-    cost = cost_of(compiled.as_text(), devices=chips)
-    memory: Any = compiled.memory_analysis()
-    in_kernels, kernel_flops = kernel_seconds(cost, chip)
+    """Makes the estimate of a compiled program.
+
+    Args:
+        compiled: The program.
+        program: What it is.
+        schedules: Schedules of its instructions.
+        topology: The slices.
+        plan: Name of the sharding plan.
+        mesh: Sizes of the mesh axes.
+        torus: The devices' places in the mesh's order.
+    """
+    chip, devices = topology.chip, topology.num_devices
     clock = chip.clock_ghz * 1e9
+    cycles_a_byte = chip.clock_ghz / chip.link_gb_per_second
+    share_of = functools.cache(functools.partial(link_share, torus=torus))
+    cost = cost_of(
+        compiled.as_text(),
+        devices=devices,
+        schedules=schedules,
+        bytes_a_cycle=chip.hbm_gb_per_second / chip.clock_ghz,
+        link_cycles=lambda kind, groups, sent: sent * cycles_a_byte * share_of(kind, groups),
+        branch_shares=program.branch_shares,
+    )
+    memory: Any = compiled.memory_analysis()
     sent: dict[str, float] = defaultdict(float)
-    over_links = 0.0
     for c in cost.collectives.values():
         sent[f"{c.kind} of {c.group}"] += c.sent / 1e9
-        over_links += c.sent / 1e9 * link_share(c.kind, c.groups, torus)
+    between = cost.sent_between_slices / 1e9
     seconds = Seconds(
         products=cost.product_cycles / clock,
         other=cost.other_cycles / clock,
-        other_by_bytes=cost.other_bytes / (chip.hbm_gb_per_second * 1e9),
-        collectives=over_links / chip.link_gb_per_second,
+        kernels=cost.kernel_cycles / clock,
+        collectives=cost.waiting_cycles / clock,
         collectives_over_one_link=sum(sent.values()) / chip.link_gb_per_second,
-        kernels=in_kernels,
+        between_slices=between * chip.devices / NETWORK_GB_PER_SECOND,
     )
-    flops = cost.product_flops + kernel_flops
-    useful = flops if program.flops is None else program.flops * program.samples / chips
+    flops = cost.product_flops + kernel_flops(cost)
+    useful = flops if program.flops is None else program.flops * program.samples / devices
     return Estimate(
         program=program.name,
         topology=str(topology),
         plan=plan,
         mesh=dict(mesh),
+        num_chips=topology.num_chips,
         memory=Memory(
             arguments=memory.argument_size_in_bytes / 1e9,
             temporaries=memory.temp_size_in_bytes / 1e9,
@@ -233,14 +231,15 @@ def make_estimate(
         ),
         seconds=seconds,
         flops=flops,
-        gigabytes=(cost.product_bytes + cost.other_bytes) / 1e9,
+        gigabytes=cost.moved_bytes / 1e9,
         collectives=dict(sent),
+        gigabytes_between_slices=between,
         samples=program.samples,
         unit=program.unit,
         sample_flops=program.flops,
         sample_tokens=program.tokens,
         peak_share=useful / (seconds.total * chip.peak_tflops * 1e12),
         unknown_loops=cost.unknown_loops,
-        unknown_instructions=cost.without_estimate,
+        unknown_instructions=cost.without_schedule,
         unknown_kernels=unknown_kernels(cost),
     )

@@ -87,10 +87,10 @@ class Instruction:
             return {}
 
     @property
-    def cycles(self) -> float | None:
-        """The compiler's estimate; None if it has none."""
+    def estimated_cycles(self) -> float:
+        """The compiler's estimate, made before the schedule; 0 if it has none."""
         cycles = float(self.config.get("window_config", {}).get("estimated_cycles", 0))
-        return None if cycles > _NO_ESTIMATE else cycles
+        return 0.0 if cycles > _NO_ESTIMATE else cycles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +188,7 @@ def parse(text: str) -> Module:
             if head:
                 name, lines = head[2], []
                 entry = name if head[1] else entry
-        elif line == "}":
+        elif line.startswith("}"):  # a thread of its own may follow
             found = filter(None, map(_read_instruction, lines))
             computations[name] = Computation(name, {i.name: i for i in found})
             name = None

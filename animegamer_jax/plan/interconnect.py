@@ -2,7 +2,8 @@
 
 A slice is a torus or a part of one: each chip has a link to both neighbours in every dimension. The
 number of links within a collective's group depends on the mesh: in a square of four chips each has
-two, at the ends of a row one.
+two, at the ends of a row one. The two devices of an Ironwood chip have a link of their own. Slices
+have no links to each other, but a network.
 """
 
 import dataclasses
@@ -14,20 +15,25 @@ Position = tuple[int, ...]
 Link = tuple[Position, Position]
 Groups = tuple[tuple[int, ...], ...]
 
+NETWORK_GB_PER_SECOND = 6.25  # each way, a chip's share of the network between slices: 50 Gb/s
+_PAIR_LINKS = 12  # links of one device to a neighbour that the link within a chip stands for
 _RING = {2: 16, 3: 4}  # by dimensions of the torus: chips in a row that closes to a ring
 
 
 @dataclasses.dataclass(frozen=True)
 class Torus:
-    """The chips of a slice.
+    """The devices of a slice, or of several slices of the same shape.
 
     Attributes:
         shape: Number of chips in each dimension.
-        positions: Positions of a program's devices, in the mesh's order.
+        positions: Positions of a program's devices, in the mesh's order: of the chip, then which
+            of the chip's devices it is, then the number of the slice. Both may be left out.
+        devices: Number of a chip's devices.
     """
 
     shape: tuple[int, ...]
     positions: tuple[Position, ...]
+    devices: int = 1
 
     def is_ring(self, dimension: int) -> bool:
         """Returns whether the last chip in a dimension has a link to the first.
@@ -40,7 +46,10 @@ class Torus:
         return all(size % unit == 0 for size in self.shape)
 
     def neighbours(self, position: Position) -> Iterator[Position]:
-        """Yields the chips to which one has a link."""
+        """Yields the devices to which one has a link."""
+        place = len(self.shape)
+        if self.devices == 2:
+            yield (*position[:place], 1 - position[place], *position[place + 1 :])
         for dimension, size in enumerate(self.shape):
             for step in (-1, 1):
                 there = position[dimension] + step
@@ -61,6 +70,15 @@ class Torus:
                 step = (*here[:dimension], there, *here[dimension + 1 :])
                 yield here, step
                 here = step
+        place = len(self.shape)
+        if self.devices == 2 and here[place] != target[place]:
+            yield here, (*here[:place], target[place], *here[place + 1 :])
+
+    def width(self, link: Link) -> int:
+        """Returns how many links to a neighbour a link stands for."""
+        source, target = link
+        same = source[: len(self.shape)] == target[: len(self.shape)]
+        return _PAIR_LINKS if same else 1
 
 
 def link_share(kind: str, groups: Groups, torus: Torus) -> float:
@@ -81,7 +99,7 @@ def link_share(kind: str, groups: Groups, torus: Torus) -> float:
         return _busiest(torus, dict.fromkeys(pairs, 1 / (len(groups[0]) - 1)))
     if len(groups[0]) > 2 and all(_is_connected(torus, group) for group in members):
         return 1 / min(
-            len({n for n in torus.neighbours(position) if n in group})
+            len(set(torus.neighbours(position)) & set(group))
             for group in members
             for position in group
         )
@@ -105,7 +123,7 @@ def _busiest(torus: Torus, sent: Mapping[Link, float]) -> float:
     for (source, target), share in sent.items():
         for link in torus.route(source, target):
             load[link] += share
-    return max(load.values(), default=0.0)
+    return max((share / torus.width(link) for link, share in load.items()), default=0.0)
 
 
 def _is_connected(torus: Torus, group: Sequence[Position]) -> bool:

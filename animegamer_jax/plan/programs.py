@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -21,7 +22,9 @@ from animegamer_jax.configs import SIZES, ModelConfig
 from animegamer_jax.convert.networks import with_lora
 from animegamer_jax.game import rollout
 from animegamer_jax.game.saved_game import History
+from animegamer_jax.models.dit import DiT
 from animegamer_jax.models.encoder import ShotNetworks
+from animegamer_jax.models.linear import quantize_weights
 from animegamer_jax.plan.abstract_inputs import AbstractBundle, write_tokenizer
 from animegamer_jax.protocol import PAPER, Layout
 from animegamer_jax.sharding import ShardingPlan, network_rules, param_shardings, use_plan
@@ -50,6 +53,8 @@ class Program:
         unit: Unit of a sample: "clips", "games" or "turns".
         flops: FLOPs of a sample by the stage's own count; None: it has none.
         tokens: Tokens of a sample of the language model's training; None: another program.
+        branch_shares: How often each branch of a conditional with as many branches runs, where
+            that is known; others count by their most expensive branch.
     """
 
     name: str
@@ -59,6 +64,7 @@ class Program:
     unit: str
     flops: float | None
     tokens: int | None = None
+    branch_shares: tuple[float, ...] = ()
 
     def lower(self, mesh: Mesh, plan: ShardingPlan) -> Any:
         """Lowers the program for the mesh's devices."""
@@ -135,9 +141,17 @@ def _num_tokens(stage: Stage[Any]) -> int | None:
 
 
 def abstract_networks(
-    config: ModelConfig, *, mesh: Mesh, plan: ShardingPlan, history: History = "predicted"
+    config: ModelConfig,
+    *,
+    mesh: Mesh,
+    plan: ShardingPlan,
+    history: History = "predicted",
+    int8: bool = False,
 ) -> rollout.Networks:
-    """Returns the networks needed to play, as bfloat16 shapes sharded by the plan."""
+    """Returns the networks needed to play, as bfloat16 shapes sharded by the plan.
+
+    With `int8` the language model's weights have eight bits.
+    """
 
     def one(name: Any) -> nnx.Module:
         network_config = with_dtypes(
@@ -146,6 +160,10 @@ def abstract_networks(
         if name in ("mllm", "dit"):  # a player merges low-rank updates when it loads them
             network_config = with_lora(name, network_config, None)
         network = abstract_network(name, network_config)
+        if isinstance(network, DiT):  # as `fix_most_score` notes for weights of the usual size
+            network.layers.blocks.most_score = 0.0
+        if name == "mllm" and int8:
+            quantize_weights(network)
         graphdef, state = nnx.split(network)
         return nnx.merge(graphdef, _sharded(state, param_shardings(state, mesh, plan.of(name))))
 
@@ -166,20 +184,41 @@ def rollout_program(
     steps: int = 50,
     part: str = "turn",
     history: History = "predicted",
+    student: bool = False,
+    rows: tuple[int, ...] = (),
+    int8: bool = False,
 ) -> Program:
-    """Returns a turn from instruction to frames, or its part "mllm", "decoder" or "vae"."""
+    """Returns a turn from instruction to frames, or its part "mllm", "decoder" or "vae".
+
+    Args:
+        mesh: The devices.
+        plan: The sharding plan.
+        size: Size of the networks.
+        games: Games played at once.
+        steps: Denoising steps.
+        part: Part of the turn.
+        history: As `Protocol.history`.
+        student: Whether the decoder is a distilled one, without guidance.
+        rows: Rows of guidance that each step evaluates (`SkippedSteps.rows`); empty: all.
+        int8: Whether the language model's weights have eight bits.
+    """
     config, protocol = SIZES[size](), dataclasses.replace(PAPER, history=history)
-    networks = abstract_networks(config, mesh=mesh, plan=plan, history=history)
+    networks = abstract_networks(config, mesh=mesh, plan=plan, history=history, int8=int8)
+    if student:
+        networks = networks._replace(unconditional=None)
     c = networks.mllm.config
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_tokenizer(Path(temporary), config)
         tokenizer = Tokenizer.load(folder, num_queries=c.num_queries)
     layout = Layout(protocol, tokenizer.ids, num_queries=c.num_queries, window=protocol.window)
     table = diffusion.make_sampler_table(diffusion.schedule_of(protocol), steps)
+    if rows:
+        table = table._replace(rows=np.array(rows, np.int32))
 
     def denoise(networks: rollout.Networks, state: rollout.GameState, keys: jax.Array) -> Any:
         dit, unconditional = networks.dit, networks.unconditional
-        start = rollout.start_clip(dit, keys)
+        count = rollout.num_residuals(table, unconditional)
+        start = rollout.start_clip(dit, keys, rows=count)
         return rollout.denoise_clip(dit, unconditional, state, start, table, keys)
 
     description, function, network = {
@@ -193,7 +232,11 @@ def rollout_program(
             functools.partial(rollout.predict_state, layout=layout),
             networks.mllm,
         ),
-        "decoder": (f"{steps} denoising steps with guidance", denoise, networks),
+        "decoder": (
+            f"{steps} denoising steps {'without' if student else 'with'} guidance",
+            denoise,
+            networks,
+        ),
         "vae": ("decoding the clip", rollout.decode_clip, networks.vae),
     }[part]
 
@@ -222,4 +265,5 @@ def rollout_program(
         samples=games,
         unit="turns",
         flops=None,
+        branch_shares=tuple(rows.count(n) / len(rows) for n in range(3)) if rows else (),
     )

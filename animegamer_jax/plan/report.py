@@ -9,15 +9,15 @@ from animegamer_jax.plan.configurations import recipe_samples
 if TYPE_CHECKING:
     from animegamer_jax.plan.compiler import NoRoomError
     from animegamer_jax.plan.configurations import Configuration
-    from animegamer_jax.plan.estimate import Estimate, Seconds
+    from animegamer_jax.plan.estimate import Estimate
 
 Found = tuple["Configuration", "Estimate"]
 _TURNS = 1000  # for the cost of playing
 
 CAVEAT = (
-    "These are estimates, not measurements: cycles and memory are from libtpu's compiler; "
-    "collectives are bytes\nover the links within their groups, without overlap; attention kernels "
-    "are arithmetic at the matrix unit's\npeak, or cycles of the compiler's schedule."
+    "These are estimates, not measurements: memory and cycles are from libtpu's compiler (the "
+    "final schedule of each\ninstruction, or its bytes at the memory's bandwidth); collectives are "
+    "bytes over the links within their groups,\nless the time in which other work runs."
 )
 
 
@@ -33,7 +33,7 @@ def as_record(
     """Returns a configuration and its estimate as plain data, with costs if a price is given."""
     name, samples = _work(configuration)
     record = configuration.fields() | dataclasses.asdict(e)
-    record["seconds"] |= {"total": e.seconds.total, "least": e.seconds.least}
+    record["seconds"]["total"] = e.seconds.total
     record["memory"]["fits"] = e.memory.fits
     record["samples_per_second"] = e.samples_per_second
     work = {"samples": samples, "chip_hours": e.chip_hours(samples)}
@@ -84,10 +84,7 @@ def describe_estimate(
         f"  work a chip      {e.flops / 1e12:.1f} TFLOP, {e.gigabytes:.0f} GB of memory traffic",
         f"  sent by a chip   {sent}",
         f"  time a call      {s.total:.3g} s = products {s.products:.3g} + other {s.other:.3g} + "
-        f"collectives {s.collectives:.3g} + kernels {s.kernels:.3g}",
-        f"                   {s.least:.3g} s with other work as fast as the memory "
-        f"({s.other_by_bytes:.3g} s)",
-        *_one_link(s),
+        f"collectives {s.collectives:.3g} + kernels {s.kernels:.3g}{_between(e)}",
         f"  speed            {e.samples_per_second / e.num_chips:.3g} {e.unit} a second and chip, "
         f"{e.samples_per_second:.3g} in all{_tokens(e)}; {e.peak_share:.0%} of the peak",
         *_uncounted(e),
@@ -102,12 +99,11 @@ def describe_estimate(
     return lines
 
 
-def _one_link(s: "Seconds") -> list[str]:
-    more = s.collectives_over_one_link
-    if more <= s.collectives:
-        return []
-    total = s.total - s.collectives + more
-    return [f"                   {total:.3g} s with collectives over one link ({more:.3g} s)"]
+def _between(e: "Estimate") -> str:
+    if not e.gigabytes_between_slices:
+        return ""
+    seconds, size = e.seconds.between_slices, e.gigabytes_between_slices
+    return f" + between slices {seconds:.3g} ({size:.2f} GB)"
 
 
 def _tokens(e: "Estimate") -> str:
@@ -126,8 +122,8 @@ def _uncounted(e: "Estimate") -> list[str]:
         lines.append(f"  {e.unknown_loops} loops of unknown length were counted once")
     if e.unknown_instructions:
         count = f"{e.unknown_instructions:,.0f}"
-        lines.append(f"  {count} runs of instructions without an estimate were counted as no time")
+        lines.append(f"  {count} runs of instructions have no schedule, only an earlier estimate")
     if e.unknown_kernels:
         kernels = ", ".join(f"{name} x {n:,.0f}" for name, n in e.unknown_kernels.items())
-        lines.append(f"  kernels of unknown cost were counted as no time: {kernels}")
+        lines.append(f"  kernels whose FLOPs are unknown: {kernels}")
     return lines

@@ -18,30 +18,51 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.extras import how_to_install
 from animegamer_jax.plan.interconnect import Torus
 
+# By dimensions of the chip's torus; smallest first.
+_RENTED = {
+    2: ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
+    3: (
+        (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8),
+        (8, 8, 16), (8, 16, 16),
+    ),
+}  # fmt: skip
 _FORM = re.compile(r"([a-z0-9]+):(\d+(?:x\d+)*)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """A slice: its chip, and the number of chips in each dimension."""
+    """A slice: its chip, and the number of chips in each dimension; or several such slices."""
 
     chip: Chip
     shape: tuple[int, ...]
+    slices: int = 1
 
     def __str__(self) -> str:
+        return self.name if self.slices == 1 else f"{self.slices} x {self.name}"
+
+    @property
+    def name(self) -> str:
+        """The name of one slice, as libtpu knows it."""
         return f"{self.chip.name}:{'x'.join(map(str, self.shape))}"
 
     @property
     def num_chips(self) -> int:
-        return math.prod(self.shape)
+        return math.prod(self.shape) * self.slices
+
+    @property
+    def num_devices(self) -> int:
+        """The number of JAX's devices: on some chips there are two."""
+        return self.num_chips * self.chip.devices
 
 
-def parse_topology(text: str) -> Topology:
+def parse_topology(text: str, *, slices: int = 1) -> Topology:
     """Parses a topology such as `v5p:4x4x4`: a chip, and chips in each dimension of its torus.
 
     Raises:
-        UserError: another form, an unknown chip, or a wrong number of dimensions.
+        UserError: another form, an unknown chip, or a wrong number of dimensions or slices.
     """
+    if slices < 1:
+        raise UserError(f"--slices {slices}: expected 1 or more")
     found = _FORM.fullmatch(text)
     if found is None:
         raise UserError(f"--topology {text}: expected CHIP:AxB or CHIP:AxBxC, such as v5e:4x4")
@@ -53,7 +74,7 @@ def parse_topology(text: str) -> Topology:
     if len(shape) != chip.dimensions or 0 in shape:
         form = "x".join("ABC"[: chip.dimensions])
         raise UserError(f"--topology {text}: expected {chip.name}:{form}, one chip or more each")
-    return Topology(chip, shape)
+    return Topology(chip, shape, slices)
 
 
 def describe_devices(topology: Topology) -> list[Any]:
@@ -68,30 +89,53 @@ def describe_devices(topology: Topology) -> list[Any]:
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     from jax.experimental import topologies
 
-    bounds = (*topology.shape, 1, 1)[:3]
+    options: dict[str, Any] = {} if topology.slices == 1 else {"num_slices": topology.slices}
     problem: Exception | None = None
     # By default a host has four or eight chips; a smaller slice needs the option.
-    for options in ({}, {"chips_per_host_bounds": bounds}):
+    for more in ({}, {"chips_per_host_bounds": (*topology.shape, 1, 1)[:3]}):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 found = topologies.get_topology_desc(
-                    platform="tpu", topology_name=str(topology), **options
+                    platform="tpu", topology_name=topology.name, **options, **more
                 )
             return list(found.devices)
         except Exception as error:
             problem = error
     reason = str(problem).splitlines()[0][:200]
     raise UserError(
-        f"--topology {topology}: libtpu {version} with jax {jax.__version__} cannot describe it: "
-        f"{reason}"
+        f"--topology {topology.name}: libtpu {version} with jax {jax.__version__} cannot describe "
+        f"it: {reason}: it knows {known_shapes(topology.chip)}"
     )
 
 
+def known_shapes(chip: Chip) -> str:
+    """Returns, in words, the shapes of a chip's slices that libtpu compiles programs for.
+
+    A host has a square of four chips, or eight in a row of two squares; programs for a part of a
+    host compile for up to three chips in a dimension. Programs for larger slices compile if they
+    consist of whole hosts.
+    """
+    one, even = ("1x1", "AxB") if chip.dimensions == 2 else ("1x1x1", "AxBxC")
+    rented = ", ".join(f"{chip.name}:{'x'.join(map(str, shape))}" for shape in rented_shapes(chip))
+    return f"{chip.name}:{one} and {chip.name}:{even} with A and B even; rented are {rented}"
+
+
+def rented_shapes(chip: Chip) -> tuple[tuple[int, ...], ...]:
+    """Returns the shapes of the slices that Google rents, the smallest first."""
+    return _RENTED[chip.dimensions]
+
+
 def torus_of(topology: Topology, devices: Iterable[Any]) -> Torus:
-    """Returns the positions of devices; in a flat slice their third coordinate is 0."""
-    rank = len(topology.shape)
-    return Torus(topology.shape, tuple(tuple(d.coords[:rank]) for d in devices))
+    """Returns the places of devices; in a flat slice their third coordinate is 0."""
+    rank, two = len(topology.shape), topology.chip.devices == 2
+
+    def place(d: Any) -> tuple[int, ...]:
+        core = (d.core_on_chip,) if two else ()
+        slice_ = (d.slice_index,) if topology.slices > 1 else ()
+        return (*d.coords[:rank], *core, *slice_)
+
+    return Torus(topology.shape, tuple(map(place, devices)), topology.chip.devices)
 
 
 def check_libtpu() -> str:

@@ -47,6 +47,9 @@ def play(
     dtype: Dtype | None = None,
     layout: Literal["latency"] | None = None,
     history: History | None = None,
+    skip: Path | None = None,
+    int8: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    preview: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> int:
     """Play a game: write a clip, a shot representation and an entry in game.json for each turn.
@@ -68,6 +71,10 @@ def play(
             Default: play on the first device.
         history: Past shots as the model sees them: as it `predicted` them, or as they were `shown`:
             encoded from the first frame of each clip. Default: the model's own.
+        skip: File of denoising steps to skip, as `animegamer calibrate` writes it. Default: none.
+        int8: Round the language model's weights to eight bits, which halves their memory.
+        preview: Write preview.png to the output folder while a turn is being made: its first frame,
+            guessed after half of the steps, then as it is.
         resume: Continue the game in the output folder after its last finished turn, with the
             window, steps, seed and history that it was started with.
     """
@@ -125,6 +132,8 @@ def play(
             layout=layout,
             num_games=1,
             history=history,
+            skip=skip,
+            int8=int8,
         )
         check_instructions(lines or [], source, check=player.check_instruction)
         if game is None:
@@ -143,6 +152,8 @@ def play(
         command += ["--out", str(out), "--window", str(game.window), "--steps", str(game.steps)]
         command += ["--seed", str(game.seed), *(["--dtype", dtype] if dtype else [])]
         command += ["--layout", layout] if layout else []
+        command += ["--skip", str(skip)] if skip else []
+        command += ["--int8"] if int8 else []
         if game.history_kind != bundle.protocol.history:
             command += ["--history", game.history_kind]
         command += ["--resume"]
@@ -151,7 +162,12 @@ def play(
             resume_command += "  (with the same lines on standard input)"
         note = given.picture.note if given is not None else ""
         return TerminalGame(
-            game, player, vocabulary, resume_command=resume_command, picture_note=note
+            game,
+            player,
+            vocabulary,
+            resume_command=resume_command,
+            picture_note=note,
+            preview=preview,
         ).play(lines)
 
 

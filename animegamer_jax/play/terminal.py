@@ -12,14 +12,17 @@ from animegamer_jax.bundle.vocabulary import Vocabulary
 from animegamer_jax.errors import UserError, printable_lines
 from animegamer_jax.game.instructions import Line, check_characters
 from animegamer_jax.game.saved_game import GAME_FILE, PICTURE_FILE, STORYBOARD_FILE, Game, Turn
+from animegamer_jax.media.pictures import encode_png
 from animegamer_jax.progress import print_status, show_progress
+from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import user_errors
 
+PREVIEW_FILE = "preview.png"
 _HINT = "free some space there"
 _STAGES = {"mllm": "language model", "decoder": "denoising steps", "vae": "frames"}
 
 if TYPE_CHECKING:
-    from animegamer_jax.game.player import Player
+    from animegamer_jax.game.player import Player, Preview
     from animegamer_jax.game.rollout import Window
 
 
@@ -32,6 +35,7 @@ class TerminalGame:
         vocabulary: Words to show at the prompt.
         resume_command: The command that continues the game, shown after an interruption.
         picture_note: What was left out of the file of the player's own picture.
+        preview: Whether a picture of each clip is written while it is being made.
     """
 
     def __init__(
@@ -42,9 +46,11 @@ class TerminalGame:
         *,
         resume_command: str,
         picture_note: str = "",
+        preview: bool = False,
     ):
         self.game, self.player, self.vocabulary = game, player, vocabulary
         self.resume_command, self.picture_note = resume_command, picture_note
+        self._preview = preview
         self.console = Console(highlight=False, markup=False, soft_wrap=True)
         self.playing = False
 
@@ -92,12 +98,20 @@ class TerminalGame:
                 on_progress=lambda stage, done, steps: progress(
                     f"turn {number}: {_STAGES[stage]}", done, steps
                 ),
+                on_frames=self._show if self._preview else None,
             )
         with user_errors(self.game.folder, f"turn {number} could not be saved", hint=_HINT):
             turn = self.game.add(output.row(0), instruction)
         self._print(describe(turn, self.game.folder, total=total))
         self._note_unknown_words(instruction)
         return window
+
+    def _show(self, preview: "Preview") -> None:
+        """Writes the first frame, as soon as there is a guess of it and again when it is known."""
+        if preview.first == 0:
+            path = self.game.folder / PREVIEW_FILE
+            with user_errors(path, "could not be written", hint=_HINT):
+                write_whole(path, encode_png(preview.frames[0, 0]))
 
     def _note_unknown_words(self, text: str) -> None:
         if unknown := self.player.tokenizer.unknown_words(text):

@@ -2,6 +2,7 @@
 
     python scripts/bench/bench_operations.py attention [--tokens 512 2048 6976] [--backward]
     python scripts/bench/bench_operations.py conv3d
+    python scripts/bench/bench_operations.py half
     python scripts/bench/bench_operations.py products
 
 The forms of a table take turns, so that other work on the machine affects all alike. Prints the
@@ -184,6 +185,70 @@ def conv3d(*, rounds: int = 7, dtype: str = "float32") -> None:
             wall, cpu = map(min, gradient_times[name])
             shape = f"{frames} x {rows} x {columns}, {i} to {o}"
             print_row(shape, name, f"{best:.1f}", f"{rate:.0f}", f"{wall:.1f}", f"{cpu:.1f}")
+
+
+# Frames, rows, columns, channels: of the middle size's VAE.
+HALF_SHAPES = ((9, 128, 192, 32), (9, 64, 96, 64), (5, 32, 48, 128))
+
+
+def _in_float32(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return sum_of_planes(x.astype(jnp.float32), kernel.astype(jnp.float32)).astype(x.dtype)
+
+
+def _by_products(x: jax.Array, kernel: jax.Array, *, rows: int = 16) -> jax.Array:
+    """The convolution of one clip as products of its copies, some rows of a frame at a time."""
+    _, frames, height, width, i = x.shape
+    blocks, o = height // rows, kernel.shape[-1]
+    x = jnp.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)))
+
+    def one(n: jax.Array) -> jax.Array:
+        start = 0, n // blocks, n % blocks * rows, 0, 0
+        part = jax.lax.dynamic_slice(x, start, (1, 3, rows + 2, width + 2, i))[0]
+        moved = [
+            part[t, r : r + rows, c : c + width]
+            for t in range(3)
+            for r in range(3)
+            for c in range(3)
+        ]
+        copies = jnp.concatenate(moved, axis=-1).reshape(rows * width, 27 * i)
+        y = jnp.matmul(copies, kernel.reshape(-1, o), preferred_element_type=jnp.float32)
+        return y.astype(x.dtype)
+
+    out = jax.lax.map(one, jnp.arange((frames - 2) * blocks))
+    return out.reshape(1, frames - 2, height, width, o)
+
+
+@app.command
+def half(*, rounds: int = 3) -> None:
+    """Time the 3D convolution in bfloat16, next to float32 and PyTorch: ms of all cores together.
+
+    Args:
+        rounds: Number of calls of each form; the best one counts.
+    """
+    import torch
+
+    forms = {
+        "float32": (sum_of_planes, "float32"),
+        "bfloat16": (sum_of_planes, "bfloat16"),
+        "cast to float32": (_in_float32, "bfloat16"),
+        "products": (_by_products, "bfloat16"),
+    }
+    print_head("frames x rows x columns, channels", *forms, "PyTorch, bfloat16")
+    for frames, rows, columns, channels in HALF_SHAPES:
+        shape = (1, frames + 2, rows, columns, channels)
+        calls = {}
+        for name, (form, dtype) in forms.items():
+            x = jax.random.normal(jax.random.key(0), shape, dtype)
+            kernel = jax.random.normal(jax.random.key(1), (3, 3, 3, channels, channels), dtype)
+            calls[name] = jax.tree_util.Partial(jax.jit(form), x, kernel)
+        given = torch.randn(1, channels, *shape[1:4], dtype=torch.bfloat16)
+        weight = torch.randn(channels, channels, 3, 3, 3, dtype=torch.bfloat16)
+        convolve = functools.partial(torch.nn.functional.conv3d, given, weight, padding=(0, 1, 1))
+        calls["PyTorch, bfloat16"] = lambda convolve=convolve: convolve().numel()
+        with torch.inference_mode():
+            times = time_in_turns(calls, rounds=rounds)
+        cells = (f"{min(t.cpu):.0f}" for t in times.values())
+        print_row(f"{frames} x {rows} x {columns}, {channels}", *cells)
 
 
 def _two_axes(x: jax.Array, dy: jax.Array) -> jax.Array:

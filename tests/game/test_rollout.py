@@ -317,3 +317,32 @@ def test_a_game_without_guidance_has_one_row(player):
         return np.asarray(sampler.x)
 
     np.testing.assert_allclose(clips(single.networks), clips(double), rtol=1e-4, atol=1e-5)
+
+
+def test_frames_are_shown_before_the_clip_is_done(player, played):
+    """A guess after half of the steps, then each chunk; together they are the clip."""
+    found = []
+    _, output = player.play_turn(
+        player.start(), INSTRUCTIONS[:1], seeds=[7], turn=1, on_frames=found.append
+    )
+    guess, *chunks = found
+    assert (guess.steps, guess.first, guess.is_final) == (STEPS // 2, 0, False)
+    assert guess.frames.shape == (1, 1, *output.frames.shape[2:])
+    assert [chunk.is_final for chunk in chunks] == [True, True]
+    assert [chunk.first for chunk in chunks] == [0, chunks[0].frames.shape[1]]
+    np.testing.assert_array_equal(
+        np.concatenate([chunk.frames for chunk in chunks], axis=1), output.frames
+    )
+    same_frames(output.frames, played[0].frames)
+
+
+def test_a_language_model_of_eight_bits(tiny_bundle, player, played):
+    """It plays, at almost the same predictions, with kernels of one byte a weight."""
+    small = Player.from_bundle(Bundle.open(tiny_bundle), steps=STEPS, int8=True)
+    block = small.networks.mllm.mistral.layers.blocks
+    assert block.gate.kernel[...].dtype == jnp.int8
+    assert small.networks.dit.layers.blocks.qkv.kernel[...].dtype != jnp.int8
+    found = small.predict(small.start(), INSTRUCTIONS[:1]).representation
+    exact = player.predict(player.start(), INSTRUCTIONS[:1]).representation
+    assert 0 < jnp.linalg.norm(found - exact) < 0.05 * jnp.linalg.norm(exact)
+    assert play(small, INSTRUCTIONS[:1])[0].frames.shape == played[0].frames.shape

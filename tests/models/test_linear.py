@@ -8,7 +8,14 @@ from flax import nnx
 from random_modules import FLOAT, LORA, normal, randomized
 
 from animegamer_jax.configs import LoRAConfig, NetworkConfig
-from animegamer_jax.models.linear import Dropout, Linear, QKVLinear, affine, hashed_bits
+from animegamer_jax.models.linear import (
+    Dropout,
+    Linear,
+    QKVLinear,
+    affine,
+    hashed_bits,
+    quantize_weights,
+)
 
 HALF = NetworkConfig(dtype="bfloat16", param_dtype="float32")
 
@@ -147,3 +154,25 @@ def test_sums_of_a_product_are_float32():
     assert found.dtype == jnp.bfloat16
     loss = lambda scale: affine(x.T, scale, None).astype(jnp.float32).sum()  # noqa: E731
     assert float(jax.grad(loss)(jnp.ones((1, 1), jnp.bfloat16))[0, 0]) == 4096
+
+
+def test_weights_of_eight_bits():
+    """Each weight within half a step of its output; all layouts of the product agree."""
+    linear = Linear(24, 10, names=("embed", "mlp"), config=FLOAT, rngs=nnx.Rngs(0))
+    linear.bias.set_value(jnp.arange(10.0))
+    x = jax.random.normal(jax.random.key(1), (2, 5, 24))
+    exact, kernel = linear(x), linear.kernel[...]
+    quantize_weights(linear)
+    steps = linear.steps[...]
+    assert linear.kernel[...].dtype == jnp.int8
+    assert jnp.abs(linear.kernel[...]).max() == 127
+    rounded = linear.kernel[...] * steps
+    assert (jnp.abs(rounded - kernel) <= steps / 2 * 1.001).all()
+    found = linear(x)
+    np.testing.assert_allclose(found, x @ rounded + linear.bias[...], atol=1e-5)
+    assert 0 < jnp.abs(found - exact).max() < 0.05
+    np.testing.assert_allclose(linear.map().tokens_last(x).swapaxes(1, 2), found, atol=1e-5)
+    heads = x.reshape(2, 5, 4, 6).swapaxes(1, 2)
+    np.testing.assert_allclose(linear.map().from_heads(heads), found, atol=1e-5)
+    last = linear.map().from_tokens_last(x.swapaxes(1, 2))
+    np.testing.assert_allclose(last, found, atol=1e-5)

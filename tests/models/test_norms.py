@@ -8,8 +8,9 @@ import torch
 from flax import nnx
 from random_modules import FLOAT, normal, randomized
 
+from animegamer_jax.configs import VAEConfig
 from animegamer_jax.models import norms
-from animegamer_jax.models.norms import LayerNorm, RMSNorm
+from animegamer_jax.models.norms import GroupNorm, LayerNorm, RMSNorm
 
 
 @pytest.mark.parametrize("kind", ["layer", "rms"])
@@ -58,3 +59,16 @@ def test_norm_on_a_tpu_is_as_exact_as_the_norm(monkeypatch, mean):
     assert jnp.abs(norm(x).astype(jnp.float32) - expected).max() < 0.02
     gradient = jax.jit(run)(x)[1].astype(jnp.float32)
     assert jnp.abs(gradient - exact).max() < 0.02 * jnp.abs(exact).max()
+
+
+@pytest.mark.parametrize("mean", [0.0, 30.0])
+def test_group_norm_on_a_tpu_is_as_exact_as_the_norm(monkeypatch, mean):
+    """Sums and sums of squares of bfloat16 numbers in one pass, near zero and far from it."""
+    config = VAEConfig(norm_groups=4, param_dtype="float32")
+    norm = GroupNorm(8, config=config, rngs=nnx.Rngs(0))
+    x = mean + jax.random.normal(jax.random.key(0), (2, 3, 16, 24, 8))
+    x = x.astype(jnp.bfloat16)
+    exact = norm.normalize(x.astype(jnp.float32))
+    monkeypatch.setattr(norms, "platform", lambda: "tpu")
+    np.testing.assert_allclose(norm.normalize(x), exact, atol=2e-3 if mean else 1e-5)
+    np.testing.assert_array_equal(norm.normalize(x.astype(jnp.float32)), exact)

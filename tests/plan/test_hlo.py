@@ -1,9 +1,13 @@
 """Costs read from a compiled program's text: known products, loops, collectives, slices."""
 
+from collections.abc import Mapping
+
 import pytest
 
-from animegamer_jax.plan.costs import Collective, Cost, cost_of, sent_by_a_chip
+from animegamer_jax.plan import costs
+from animegamer_jax.plan.costs import Collective, Cost, sent_by_a_chip
 from animegamer_jax.plan.hlo import HLOError, groups_of, parse
+from animegamer_jax.plan.schedule import Schedule
 
 CONFIG = 'backend_config={"window_config":{"estimated_cycles":"%d"}}'
 PROGRAM = f"""HloModule jit_f, is_scheduled=true
@@ -59,21 +63,64 @@ ENTRY %main (a: bf16[64,32], b: bf16[12,32,16]) -> bf16[64,32] {{
 """  # noqa: E501
 
 
+def cost_of(
+    text: str,
+    *,
+    devices: int,
+    schedules: Mapping[str, float] | None = None,
+    bytes_a_cycle: float = 1.0,
+    branch_shares: tuple[float, ...] = (),
+) -> Cost:
+    """The cost with schedules of some instructions; by default bytes and cycles are the same."""
+    return costs.cost_of(
+        text,
+        devices=devices,
+        schedules={name: Schedule(cycles) for name, cycles in (schedules or {}).items()},
+        bytes_a_cycle=bytes_a_cycle,
+        link_cycles=lambda kind, groups, sent: sent,
+        branch_shares=branch_shares,
+    )
+
+
 def test_products_and_loops():
-    """12 trips of a product of 64 x 32 and 32 x 16."""
-    cost = cost_of(PROGRAM, devices=8)
+    """12 trips of a product of 64 x 32 and 32 x 16, which has a schedule; the kernel has one, too.
+
+    The sums have only an earlier estimate, and `negate` not even that.
+    """
+    schedules = {"fusion.1": 150.0, "kernel": 70.0}
+    cost = cost_of(PROGRAM, devices=8, schedules=schedules, bytes_a_cycle=1e9)
     assert cost.product_flops == 12 * 2 * 64 * 32 * 16
-    assert cost.product_cycles == 12 * 100
-    assert cost.other_cycles == 12 * 7 + 3
-    assert (cost.unknown_loops, cost.without_estimate) == (0, 1)
+    assert cost.product_cycles == 12 * 150
+    assert cost.kernel_cycles == 70
+    assert cost.other_cycles == pytest.approx(12 * 7 + 3, abs=1e-3)
+    assert (cost.unknown_loops, cost.without_schedule) == (0, 0)
     assert sum(cost.kernels.values()) == 1
+    slow = cost_of(PROGRAM, devices=8, schedules=schedules)
+    assert slow.product_cycles == 12 * 2 * (64 * 32 + 32 * 16 + 64 * 16), "the memory's time"
+    assert slow.without_schedule == 1, "`negate`; what takes less than 1,000 cycles does not count"
 
 
 def test_bytes_count_only_the_slice_and_only_hbm():
     cost = cost_of(PROGRAM, devices=8)
-    assert cost.product_bytes == 12 * 2 * (64 * 32 + 32 * 16 + 64 * 16)
+    assert cost.product_cycles == 12 * 2 * (64 * 32 + 32 * 16 + 64 * 16)
     # Two integers in and one out each trip; the copy; what `negate` reads, but not what it writes.
-    assert cost.other_bytes == 12 * 3 * 4 + 2 * 4 + 2 * 64 * 32
+    assert cost.other_cycles == 12 * 3 * 4 + 2 * 4 + 2 * 64 * 32
+    assert cost.kernel_cycles == 8 * 128 * 4 + 2 * 2 * 64 * 32
+    assert cost.moved_bytes == cost.cycles
+
+
+def test_collectives_overlap_what_runs_meanwhile():
+    """Of a gathering that takes 6,144 cycles, what a product of 5,000 leaves; then none."""
+    text = entry(
+        f"""%c = bf16[256,32]{{1,0}} all-gather-start(%a), {GROUPS}
+  %e = bf16[64,32]{{1,0:S(1)}} negate(%a)
+  ROOT %d = bf16[256,32]{{1,0}} all-gather-done(%c)"""
+    )
+    sent = 2 * 256 * 32 * 3 / 4
+    for busy, waited in ((5000.0, sent - 5000), (20_000.0, 0)):
+        assert cost_of(text, devices=8, schedules={"e": busy}).waiting_cycles == waited
+    at_once = text.replace("all-gather-start", "all-gather").replace("all-gather-done", "bitcast")
+    assert cost_of(at_once, devices=8, schedules={"e": 5000.0}).waiting_cycles == sent
 
 
 def by_size(cost: Cost) -> dict[tuple[str, int], Collective]:
@@ -196,7 +243,7 @@ def test_a_reduce_scatter_is_a_fusion():
     cost = cost_of(text, devices=8)
     assert set(by_size(cost)) == {("reduce-scatter", 4)}
     assert by_size(cost)["reduce-scatter", 4].sent == 3 * 17 * 32 * 2
-    assert cost.other_bytes == 0, "its traffic is the collective's"
+    assert cost.other_cycles == 0, "its traffic is the collective's"
 
 
 GATHER = f'bf16[256,32]{{1,0}} all-gather(%p), channel_id=8, {GROUPS}, frontend_attributes={{chain_id="0"}}'  # noqa: E501
@@ -238,8 +285,8 @@ ROOT %three = bf16[256,32]{1,0} fusion(%x, %z), kind=kCustom, calls=%ending"""  
     assert by_size(cost)["all-gather", 4].count == 1
     assert by_size(cost)["all-gather", 4].sent == 256 * 32 * 2 * 3 / 4
     assert cost.product_flops == 2 * 64 * 32 * 16
-    assert cost.product_bytes == 2 * (64 * 32 + 32 * 16 + 64 * 16), "a slice, weights, the result"
-    assert cost.other_bytes == 0
+    assert cost.product_cycles == 2 * (64 * 32 + 32 * 16 + 64 * 16), "a slice, weights, the result"
+    assert cost.other_cycles == 0
     without_start = [text.replace(START, "Other") for text in CHAIN]
     found = by_size(cost_of(entry(lines, *without_start), devices=8))
     assert found["all-gather", 4].count == 3, "rather too much than nothing"
@@ -264,7 +311,45 @@ ROOT %three = bf16[256,32]{1,0} fusion(%x, %z), kind=kCustom, calls=%ending"""  
 def test_transfers_move_their_result(started, done, moved):
     near = "%near = bf16[8,32]{1,0:S(1)} bitcast(%a)"
     cost = cost_of(entry(f"{near}\n%s = {started}\nROOT %d = {done}"), devices=1)
-    assert cost.other_bytes == 2 * moved
+    assert cost.moved_bytes == cost.other_cycles == 2 * moved
+
+
+def test_transfers_use_the_time_of_others():
+    """A copy of 4,096 bytes while a product leaves the memory idle for some cycles."""
+    text = entry(
+        """%c = (bf16[64,32]{1,0:S(1)}, bf16[64,32]{1,0}, u32[]{:S(2)}) copy-start(%a)
+  %e = bf16[64,32]{1,0:S(1)} negate(%a)
+  ROOT %d = bf16[64,32]{1,0:S(1)} copy-done(%c)"""
+    )
+    for busy, cycles in ((5000.0, 5000 + 4096 - 904), (9000.0, 9000)):
+        cost = cost_of(text, devices=1, schedules={"e": busy})
+        assert cost.other_cycles == cycles
+        assert cost.moved_bytes == 2 * 4096
+
+
+def test_branches_run_as_often_as_is_known():
+    """Otherwise the most expensive one counts."""
+    lines = """%n = s32[] constant(1)
+  ROOT %c = bf16[64,32]{1,0} conditional(%n, %a, %a), branch_computations={%few, %many}"""
+    branch = """%{0} ({0}.0: bf16[64,32]) -> bf16[64,32] {{
+  %{0}.0 = bf16[64,32]{{1,0}} parameter(0)
+  ROOT %{0}.1 = bf16[64,32]{{1,0}} negate(%{0}.0)
+}}"""
+    text = entry(lines, branch.format("few"), branch.format("many"))
+    options = {"schedules": {"few.1": 100.0, "many.1": 900.0}, "bytes_a_cycle": 1e9}
+    assert cost_of(text, devices=1, **options).other_cycles == 900
+    assert cost_of(text, devices=1, branch_shares=(0.75, 0.25), **options).other_cycles == 300
+
+
+def test_what_goes_to_other_slices():
+    """A send to the network between slices; the host's own transfers do not count."""
+    name = 'frontend_attributes={_xla_host_transfer_handler_name="%s"}'
+    lines = "\n".join(
+        f"%s{n} = (bf16[64,32]{{1,0}}, u32[], token[]) send(%a, %t), {name % handler}"
+        for n, handler in enumerate(("xla_megascale_runtime", "another"))
+    )
+    text = entry(f"%t = token[] after-all()\n{lines}\nROOT %o = bf16[64,32]{{1,0}} bitcast(%a)")
+    assert cost_of(text, devices=2).sent_between_slices == 2 * 64 * 32
 
 
 UPDATE = "dynamic-update-slice(%p, %row, %n, %n)"
@@ -301,7 +386,7 @@ def test_an_update_in_place_moves_the_update(line, rows):
     parameters = f"%p = bf16[30,1000]{{1,0}} parameter(0)\n  {ROW}"
     cost = cost_of(entry(line, WRITE, WRITE_TWO, parameters=parameters), devices=1)
     indices = 0 if "fusion" in line else 2 * 4
-    assert cost.other_bytes == 2 * rows * 1000 + indices
+    assert cost.other_cycles == 2 * rows * 1000 + indices
 
 
 def test_a_ring_sends():

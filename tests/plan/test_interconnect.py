@@ -46,6 +46,23 @@ def test_a_square_has_two_links_a_row_one():
     assert link_share("all-gather", (tuple(range(64)),), closed) == 1 / 6
 
 
+def test_two_devices_of_a_chip():
+    """They have a link of their own, which is wider; so have the devices of each other chip."""
+    places = tuple(itertools.product(range(2), range(2), range(1), range(2)))
+    both = Torus((2, 2, 1), places, 2)
+    assert set(both.neighbours((0, 0, 0, 1))) == {(0, 0, 0, 0), (1, 0, 0, 1), (0, 1, 0, 1)}
+    assert link_share("collective-permute", ((0, 1),), both) == 1 / 12
+    assert link_share("collective-permute", ((0, 3),), both) == 1, "to the next chip, then across"
+    assert link_share("all-gather", (tuple(range(8)),), both) == 1 / 3
+    assert link_share("all-gather", ((0, 2, 4, 6), (1, 3, 5, 7)), both) == 1 / 2
+
+
+def test_slices_have_no_links_to_each_other():
+    places = tuple((*place, n) for n in range(2) for place in itertools.product(range(2), range(2)))
+    two = Torus((2, 2), places)
+    assert link_share("all-gather", ((0, 1, 2, 3), (4, 5, 6, 7)), two) == 1 / 2
+
+
 def test_pairs_share_the_links_of_their_ways():
     row = torus(1, 4)
     assert link_share("all-gather", ((0, 1), (2, 3)), row) == 1

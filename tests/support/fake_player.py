@@ -61,7 +61,18 @@ class FakePlayer(Player):
     def restore(self, games):
         return [len(history) for history in games]
 
-    def play_turn(self, window, instructions, *, seeds, turn, steps=2, levels=None, on_progress):
+    def play_turn(
+        self,
+        window,
+        instructions,
+        *,
+        seeds,
+        turn,
+        steps=2,
+        levels=None,
+        on_progress,
+        on_frames=None,
+    ):
         self.calls.append({"window": window, "turn": turn, "steps": steps, "seeds": seeds})
         self.batches.append(list(instructions))
         on_progress("mllm", 1, 1)

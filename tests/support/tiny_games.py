@@ -1,6 +1,7 @@
 """A tiny model and tiny games for the stages that read histories."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +86,18 @@ def batch_of(stage: Stage[Any], features: Path, size: int) -> Any:
 
 
 def run(
-    stage: Stage[Any], bundle: Bundle, batch: Any, *, steps: int, mesh: Mesh | None = None
+    stage: Stage[Any],
+    bundle: Bundle,
+    batch: Any,
+    *,
+    steps: int,
+    mesh: Mesh | None = None,
+    between: Callable[[TrainState], TrainState] = lambda state: state,
 ) -> tuple[TrainState, TrainState, list[dict[str, float]]]:
-    """The state before and after some steps on one batch, and the steps' metrics."""
+    """The state before and after some steps on one batch, and the steps' metrics.
+
+    `between` changes the state between two steps.
+    """
     mesh = mesh or one_device()
     optimizer = make_optimizer(
         stage.recipe.optimizer, steps=steps, rate_factors=stage.rate_factors()
@@ -97,7 +107,8 @@ def run(
     step = make_train_step(stage, optimizer, shardings=state_shardings(state, mesh))
     history, key = [], make_key()
     with jax.set_mesh(mesh):
-        for _ in range(steps):
+        for number in range(steps):
+            state = between(state) if number else state
             state, metrics = step(state, batch, key)
             history.append({name: float(value) for name, value in metrics.items()})
     assert step._cache_size() == 1

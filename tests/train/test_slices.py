@@ -161,6 +161,7 @@ def one_device(tiny):
         ("mllm", "replicated", {"data": 8}),
         ("decoder", "sharded", {"slices": 2, "data": 2, "fsdp": 4}),
         ("mllm", "sharded", {"slices": 2, "data": 4, "fsdp": 2}),
+        ("distill", "sharded", {"data": 2, "fsdp": 4}),
     ],
 )
 def test_a_step_of_every_plan_is_that_of_one_device(tiny, one_device, name, plan, shape):

@@ -5,7 +5,8 @@ attention, is decided here, when a program is traced:
 
 - On a TPU, from 256 tokens on and with a mask known at tracing: a kernel. It reads tokens last, so
   `project_heads` makes such arrays and returns transposed views, which cost nothing. Without a mask
-  and without differentiation that is our `flash.py`, otherwise JAX's splash attention.
+  but that of padding it is our `flash.py` or, if JAX differentiates, `flash_training.py`; otherwise
+  JAX's splash attention.
 - On one NVIDIA GPU, in 16-bit formats, from 256 tokens on: cuDNN's kernel (`cudnn.py`).
 - Elsewhere `blocked.py`: the plain form, or the blocked one where the scores would be large.
 
@@ -14,23 +15,27 @@ Under a mesh the kernel runs on each device's games, heads and queries. Measurem
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 from einops import rearrange
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from animegamer_jax.models.kernels.blocked import blocked_attention, plain_attention
 from animegamer_jax.models.kernels.cudnn import cudnn_attention, takes_cudnn
-from animegamer_jax.models.kernels.flash import flash_attention, supports
+from animegamer_jax.models.kernels.flash import flash_attention, is_bounded, supports
+from animegamer_jax.models.kernels.flash_training import trained_attention
 from animegamer_jax.models.kernels.masks import StaticMask, TokenMask
 from animegamer_jax.models.kernels.splash import fitting_length, splash_attention
 from animegamer_jax.models.linear import Dropout, Linear, LinearMap, fusion_barrier
 from animegamer_jax.sharding import has_wide_unit, partition_spec, parts_of, platform, shares
 
 Mask = TokenMask | StaticMask | None
+Kernel = Literal["splash", "training", "play", "bounded"]
 
+_HEAD_GROUPS = 3  # at most: groups of heads whose keys are gathered one after the other
 _KERNEL_TOKENS = 256  # on a TPU: the kernel from this many tokens on
 _PLAIN_BYTES = 1 << 30  # off the CPU: the blocked form if the call's float32 scores take more
 _PLAIN_SCORES_CPU = 1 << 15  # on the CPU: the blocked form if one head has more scores
@@ -74,6 +79,7 @@ def attend(
     bias: Float[Array, "h t s"] | None = None,
     window: int | None = None,
     scale: float | None = None,
+    most_score: float | Float[Array, ""] | None = None,
     dropout: Dropout | None = None,
 ) -> Float[Array, "b t o"]:
     """Returns out(softmax(q k^T * scale + bias) v).
@@ -88,6 +94,8 @@ def attend(
         bias: Addend of the scores (T5's relative positions).
         window: Number of positions that a query looks back (`TokenMask.dense`).
         scale: Factor of the scores; 1 / sqrt(d) if None.
+        most_score: Bound of all scores before that factor, by their absolute value; None: unknown.
+            A number decides which kernel is compiled, an array which of two runs.
         dropout: Dropout on the input of the output projection's low-rank update.
 
     Raises:
@@ -101,14 +109,28 @@ def attend(
         y = kernel_attention(q, k, v, mask=mask, scale=factor, tokens_last=last)
         return out.map(dropout).from_heads(y)
 
-    def by_flash(q: jax.Array, k: jax.Array, v: jax.Array, out: Linear) -> jax.Array:
-        y = kernel_attention(q, k, v, mask=mask, scale=factor, differentiable=False)
-        return out.map().from_tokens_last(rearrange(y, "b h t d -> b (h d) t"))
+    def by_flash(kernel: Kernel) -> Callable[..., jax.Array]:
+        def run(q: jax.Array, k: jax.Array, v: jax.Array, out: Linear, *_: Any) -> jax.Array:
+            y = kernel_attention(q, k, v, mask=mask, scale=factor, kernel=kernel)
+            return out.map().from_tokens_last(rearrange(y, "b h t d -> b (h d) t"))
+
+        return run
+
+    # A number stays outside of what JAX differentiates, where it would become an array.
+    measured = (most_score,) if isinstance(most_score, jax.Array) else ()
+    is_small = isinstance(most_score, float) and bool(is_bounded(most_score, factor))
+
+    def in_play(*args: Any) -> jax.Array:
+        if not measured:
+            return by_flash("bounded" if is_small else "play")(*args)
+        bounded = is_bounded(args[-1], factor)
+        return jax.lax.cond(bounded, by_flash("bounded"), by_flash("play"), *args[:4])
 
     if bias is None and _takes_kernel(t, mask, window):
         unmasked = mask is None or (isinstance(mask, StaticMask) and mask.hides_only_padding)
         if unmasked and dropout is None and supports((h, k.shape[1]), d, s, k.dtype.itemsize):
-            return forward_only_variant(by_flash, by_splash)(q, k, v, out)
+            either = forward_only_variant(in_play, by_flash("training"))
+            return either(q, k, v, out, *measured)
         return by_splash(q, k, v, out)
     if bias is None and takes_cudnn(q, k, mask):
         y = cudnn_attention(q, k, v, mask=mask, window=window, scale=factor)
@@ -177,14 +199,15 @@ def kernel_attention(
     mask: Mask = None,
     scale: float = 1.0,
     tokens_last: bool = False,
-    differentiable: bool = True,
+    kernel: Kernel = "splash",
 ) -> Float[Array, "b h t d"]:
     """Runs a TPU kernel on each device's games, heads and queries; keys are gathered.
 
     Off a TPU the kernel is interpreted, slowly. `q`, `k`, `v`, `mask` and `scale` are those of
-    `attend`; with `tokens_last` the arrays are transposed views of [b h d t] ones. If not
-    `differentiable`, the kernel is that of `flash.py`, for arrays with tokens last and masks of
-    padding alone; the result is then a view of an array with tokens last, too.
+    `attend`; with `tokens_last` the arrays are transposed views of [b h d t] ones. All kernels but
+    "splash" are for arrays with tokens last and masks of padding alone, and the result is then a
+    view of an array with tokens last, too: "training", and for play, without gradients, "play" and
+    "bounded" (`flash.is_bounded`).
 
     Raises:
         ValueError: the mask is not known when the program is traced, or has branches.
@@ -196,12 +219,20 @@ def kernel_attention(
     interpret = platform() != "tpu"
 
     def run(q: jax.Array, k: jax.Array, v: jax.Array, valid: jax.Array | None) -> jax.Array:
-        if differentiable:
-            options: Any = {"mask": static, "scale": scale, "tokens_last": tokens_last}
-            return splash_attention(q, k, v, valid=valid, interpret=interpret, **options)
+        if kernel == "splash":
+            more: Any = {"mask": static, "scale": scale, "tokens_last": tokens_last}
+            return splash_attention(q, k, v, valid=valid, interpret=interpret, **more)
+        options: Any = {
+            "length": static and static.length,
+            "scale": scale,
+            "wide": has_wide_unit(),
+            "interpret": interpret,
+        }
         q, k, v = (x.swapaxes(2, 3) for x in (q, k, v))
-        length, wide = static and static.length, has_wide_unit()
-        out = flash_attention(q, k, v, length=length, scale=scale, wide=wide, interpret=interpret)
+        if kernel == "training":
+            out = trained_attention(q, k, v, **options)
+        else:
+            out = flash_attention(q, k, v, bounded=kernel == "bounded", **options)
         return out.swapaxes(2, 3)
 
     mesh = jax.sharding.get_abstract_mesh()
@@ -218,10 +249,18 @@ def kernel_attention(
     if static is not None and static.causal:
         context = None  # a part of the queries would need a part of the mask
 
-    def local(q: jax.Array, k: jax.Array, v: jax.Array, valid: jax.Array | None) -> jax.Array:
+    def gathered(q: jax.Array, k: jax.Array, v: jax.Array, valid: jax.Array | None) -> jax.Array:
         if context is not None:
             k, v = (jax.lax.all_gather(x, context, axis=2, tiled=True) for x in (k, v))
         return run(q, k, v, valid)
+
+    def local(q: jax.Array, k: jax.Array, v: jax.Array, valid: jax.Array | None) -> jax.Array:
+        if context is None or kernel not in ("play", "bounded"):
+            return gathered(q, k, v, valid)
+        # The keys of the next group of heads are on their way while the kernel works on this one.
+        count = max(n for n in range(1, _HEAD_GROUPS + 1) if q.shape[1] % n == 0)
+        groups = zip(*(jnp.split(x, count, axis=1) for x in (q, k, v)), strict=True)
+        return jnp.concatenate([gathered(*group, valid) for group in groups], axis=1)
 
     spec = PartitionSpec(batch, heads, context, None)
     return jax.shard_map(

@@ -16,9 +16,11 @@ from animegamer_jax.game.rollout import (
     decode_clip,
     denoise_clip,
     game_keys,
+    num_residuals,
     start_clip,
     turn_keys,
 )
+from animegamer_jax.game.skipped_steps import SkippedSteps
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.dit import DiT
 from animegamer_jax.models.encoder import ShotEncoder, ShotNetworks, encode_shots
@@ -62,6 +64,7 @@ def sample_shots(
     levels: Int[np.ndarray, "g t"],
     seeds: Sequence[int],
     steps: int,
+    skipped: SkippedSteps | None = None,
     motion_values: Sequence[float] | None = None,
     batch_size: int = 20,
 ) -> GameClips:
@@ -73,6 +76,7 @@ def sample_shots(
         levels: The motion level of every turn, 1 to 5.
         seeds: A seed for each game; the noise is that of a played game with this seed.
         steps: Number of denoising steps.
+        skipped: Steps that are skipped; None: every step is computed.
         motion_values: The decoder's input for each motion level; None: the protocol's.
         batch_size: Number of turns that are sampled side by side.
     """
@@ -80,6 +84,9 @@ def sample_shots(
     guided = bundle.protocol.guidance_scale
     unconditional = encoder.unconditional() if guided else None
     table = diffusion.make_sampler_table(diffusion.schedule_of(bundle.protocol), steps)
+    if skipped is not None:
+        table = skipped.apply(table, guided=bool(guided))
+    residuals = num_residuals(table, unconditional)
     num_games, num_turns = levels.shape
     inputs = bundle.protocol.motion_values if motion_values is None else motion_values
     values = np.asarray(inputs, np.float32)[levels - 1].ravel()
@@ -92,7 +99,7 @@ def sample_shots(
         dit: DiT, vae: VAE, shots: jax.Array, values: jax.Array, keys: Key[jax.Array, " g"]
     ) -> jax.Array:
         state = GameState(shots, jnp.zeros((len(shots), 4), jnp.int32), values)
-        start = start_clip(dit, keys)
+        start = start_clip(dit, keys, rows=residuals)
         sampled = denoise_clip(dit, unconditional, state, start, table, keys)
         return decode_clip(vae, sampled.x)[0]
 

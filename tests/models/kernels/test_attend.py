@@ -17,6 +17,7 @@ from animegamer_jax.models import dit, mistral, norms
 from animegamer_jax.models.kernels import attend, flash, splash
 from animegamer_jax.models.kernels.attend import kernel_attention
 from animegamer_jax.models.kernels.blocked import plain_attention
+from animegamer_jax.models.kernels.flash_training import trained_attention
 from animegamer_jax.models.kernels.masks import StaticMask, TokenMask, padding_mask
 from animegamer_jax.models.kernels.splash import choose_blocks
 from animegamer_jax.sharding import make_mesh
@@ -170,7 +171,7 @@ def test_a_layer_of_the_transformer_with_tokens_last(monkeypatch, as_on_a_tpu, s
         found = jax.jit(lambda *a: run(*a))(block, x)
         played, kernels = jax.jit(lambda *a: total(*a))(block, x), kernels_of(total, block, x)
         assert kernels == {"flash_attention"}
-        assert "flash_attention" not in kernels_of(run, block, x)
+        assert kernels_of(run, block, x) == {"flash_attention", "flash_backward"}
     monkeypatch.undo()
     expected = jax.jit(lambda *a: run(*a))(block, x)
     assert_leaves_close(found, expected)
@@ -180,7 +181,8 @@ def test_a_layer_of_the_transformer_with_tokens_last(monkeypatch, as_on_a_tpu, s
 def kernels_of(function, *args) -> set[str]:
     """Names of the kernels that a program calls, without the numbers at their end."""
     text = str(jax.make_jaxpr(lambda *a: function(*a))(*args))
-    return {name.rstrip("_0123456789") for name in re.findall(r"name=(\w*attention\w*)", text)}
+    found = re.findall(r"name=((?:flash|splash)\w*)", text)
+    return {name.rstrip("_0123456789") for name in found}
 
 
 @pytest.mark.parametrize(
@@ -197,6 +199,104 @@ def test_attention_for_play(queries, keys, length, wide):
     rows, columns, values = (x.swapaxes(2, 3) for x in (q, k[..., :length], v[..., :length]))
     weights = jax.nn.softmax(0.25 * rows @ columns.swapaxes(2, 3), axis=-1)
     np.testing.assert_allclose(found, (weights @ values).swapaxes(2, 3), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("most", [3.0, 70.0])
+def test_attention_without_a_maximum(most):
+    """Scores up to the bound, all of a row at its negative end: as with the maximum."""
+    parts = jax.random.split(jax.random.key(1), 3)
+    q, k, v = (jax.random.normal(key, (1, 2, 16, 200)) for key in parts)
+    q, k = (4 * x / jnp.linalg.norm(x, axis=2, keepdims=True) for x in (q, k))
+    k = k.at[..., 7].set(q[..., 5])
+    k = k.at[..., :].set(jnp.where(jnp.arange(2)[None, :, None, None] == 1, -q[..., 9:10], k))
+    scale = most / 16
+    assert flash.is_bounded(16.0, scale)
+    run = functools.partial(flash.flash_attention, q, k, v, scale=scale, interpret=True)
+    assert_close((run(bounded=True),), (run(),))
+    assert not flash.is_bounded(16.0, 74 / 16)  # its power of two is no float32
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 2e-5), ("bfloat16", 2e-2)])
+@pytest.mark.parametrize(
+    ("queries", "keys", "length", "wide"),
+    [(300, 300, None, False), (256, 1200, 1100, False), (2176, 640, 500, True)],
+)
+def test_attention_for_training(queries, keys, length, wide, dtype, most):
+    """Blocks of queries and of keys, the last of them cut: output and all gradients."""
+    parts = jax.random.split(jax.random.key(0), 4)
+    sizes = (queries, keys, keys, queries)
+    arrays = [jax.random.normal(key, (1, 2, 16, n)) for key, n in zip(parts, sizes, strict=True)]
+    q, k, v, weights = (x.astype(dtype) for x in arrays)
+    options = {"length": length, "scale": 0.25, "wide": wide, "interpret": True}
+
+    def kernel(q, k, v):
+        return trained_attention(q, k, v, **options)
+
+    def plain(q, k, v):
+        q, k, v = (x.astype(jnp.float32).swapaxes(2, 3) for x in (q, k, v))
+        scores = 0.25 * q @ k[:, :, :length].swapaxes(2, 3)
+        return (jax.nn.softmax(scores, axis=-1) @ v[:, :, :length]).swapaxes(2, 3)
+
+    def total(function, q, k, v):
+        out = function(q, k, v)
+        return (out.astype(jnp.float32) * weights.astype(jnp.float32)).sum(), out
+
+    def run(function):
+        both = jax.value_and_grad(functools.partial(total, function), (0, 1, 2), has_aux=True)
+        (_, out), gradients = jax.jit(both)(q, k, v)
+        return out, *gradients
+
+    for found, expected in zip(run(kernel), run(plain), strict=True):
+        assert found.dtype == dtype
+        found, expected = found.astype(jnp.float32), expected.astype(jnp.float32)
+        assert jnp.linalg.norm(found - expected) < most * jnp.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("shape", [{"data": 2, "context": 4}, {"context": 2, "tensor": 4}])
+def test_attention_for_training_on_a_mesh(shape):
+    arrays = inputs(2, 512, 4, 4, 64)
+    expected = values_and_gradients(arrays, None, plain_attention)
+    kernel = functools.partial(kernel_attention, kernel="training", tokens_last=True)
+    with jax.set_mesh(make_mesh(shape)):
+        found = values_and_gradients(arrays, None, kernel)
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("heads", [6, 5])
+def test_keys_come_in_groups_of_heads(heads):
+    """In play, where a context is split; five heads are one group."""
+    arrays = inputs(1, 512, heads, heads, 16)
+    kernel = functools.partial(kernel_attention, kernel="play", tokens_last=True, scale=0.25)
+    expected = plain_attention(*arrays, scale=0.25)
+    mesh = make_mesh({"context": 4}, devices=jax.devices()[:4])
+    with jax.set_mesh(mesh):
+        found = jax.jit(kernel)(*arrays)
+        program = str(jax.make_jaxpr(kernel)(*arrays))
+    assert_close((found,), (expected,))
+    assert program.count("all_gather[") == 2 * (3 if heads == 6 else 1)
+
+
+def test_each_layer_chooses_its_maximum(monkeypatch, as_on_a_tpu):
+    """A layer of large norms keeps the running maximum; loaded weights without one drop it."""
+    config = dataclasses.replace(DIT, num_layers=2, hidden_size=64, num_attention_heads=2)
+    network = dit.DiT(dataclasses.replace(config, dtype="float32"), rngs=nnx.Rngs(0))
+    block = network.layers.blocks
+    dit.fix_most_score(network)
+    assert block.most_score == pytest.approx(32.0)
+    scale = block.query_norm.scale
+    scale.set_value(scale[...].at[1].multiply(60.0))
+    dit.fix_most_score(network)
+    assert block.most_score is None
+    x = jax.random.normal(jax.random.key(1), (1, 260, 64))
+    modulation = jnp.zeros((2, 1, 12 * 64)) + 0.3
+
+    def run(network, x):
+        padded = jnp.pad(x, ((0, 0), (0, attend.padded_length(260) - 260), (0, 0)))
+        return network.layers(padded, 260, per_layer=modulation)[0][:, :260]
+
+    found = jax.jit(lambda *a: run(*a))(network, x)
+    monkeypatch.undo()
+    assert_leaves_close(found, jax.jit(lambda *a: run(*a))(network, x))
 
 
 def test_sizes_that_attention_for_play_supports():

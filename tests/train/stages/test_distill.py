@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
 from tiny_games import make_key, make_stage, run
 from tiny_stage import one_device
 
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.errors import UserError
+from animegamer_jax.train.checkpoint import Checkpoints
 from animegamer_jax.train.stages.distill import DistillRecipe, DistillStage
 from animegamer_jax.train.stages.recipe import OptimizerConfig
 
@@ -61,6 +63,25 @@ def test_student_and_fake_network_learn_and_the_teacher_stays(trained):
         assert metrics["finite"]
         assert metrics["loss"] == pytest.approx(metrics["student"] + metrics["fake"], rel=1e-5)
     assert history[1]["loss"] != history[0]["loss"]
+
+
+def test_a_resumed_student_is_the_uninterrupted_one(stage, bundle, batch, trained, tmp_path):
+    """Student, fake network, both averages and the optimizer are all in a checkpoint."""
+
+    def interrupt(state):
+        folder = epath.Path(tmp_path)
+        checkpoints = Checkpoints(folder, run_config={}, keep_last=1, best_mode="min")
+        checkpoints.save(state, {})
+        checkpoints.wait()
+        restored, _ = checkpoints.restore(state)
+        checkpoints.close()
+        return restored
+
+    _, found, history = run(stage, bundle, batch, steps=2, between=interrupt)
+    _, expected, whole = trained
+    assert history == whole
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_the_fake_network_learns_at_its_own_rate(trained):
