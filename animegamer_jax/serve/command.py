@@ -13,7 +13,7 @@ from animegamer_jax.configs import Dtype
 from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.saved_game import History
-from animegamer_jax.serve.limits import Limits
+from animegamer_jax.serve.guard.limits import Limits
 
 _DEFAULT_MAX_STEPS = 100  # of a turn, if the model does not take more
 _LIMITS = Limits()
@@ -94,9 +94,9 @@ def serve(
     from animegamer_jax.bundle.bundle import Bundle
     from animegamer_jax.game.player import Player
     from animegamer_jax.media.video import enlarged_size
-    from animegamer_jax.serve.engine import Engine, suitable_batches
-    from animegamer_jax.serve.game_store import GameModel, GameStore
-    from animegamer_jax.serve.monitor import Monitor, show_log
+    from animegamer_jax.serve.engine.engine import Engine, suitable_batches
+    from animegamer_jax.serve.games.game_store import GameModel, GameStore
+    from animegamer_jax.serve.guard.monitor import Monitor, show_log
     from animegamer_jax.serve.server import ServerOptions, run
 
     bundle = Bundle.open(folder)

@@ -18,10 +18,10 @@ from animegamer_jax.game.saved_game import PICTURE_FILE, Game, Meters, NewPictur
 from animegamer_jax.media.pictures import read_picture
 from animegamer_jax.serve import view
 from animegamer_jax.serve.api import Api, Blocks, answering
-from animegamer_jax.serve.archive import pack_game
-from animegamer_jax.serve.engine import Engine, TurnRequest, whole_number
-from animegamer_jax.serve.game_store import GameStore
-from animegamer_jax.serve.limits import FileWork, current_client
+from animegamer_jax.serve.games.archive import pack_game
+from animegamer_jax.serve.engine.engine import Engine, TurnRequest, whole_number
+from animegamer_jax.serve.games.game_store import GameStore
+from animegamer_jax.serve.guard.limits import FileWork, current_client
 from animegamer_jax.storage.paths import user_errors
 
 Number = int | float  # as a browser sends it

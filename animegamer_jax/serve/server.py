@@ -14,10 +14,10 @@ from starlette.middleware import Middleware
 
 from animegamer_jax.bundle.vocabulary import Vocabulary
 from animegamer_jax.serve import view
-from animegamer_jax.serve.engine import Engine
-from animegamer_jax.serve.guard import Guard, hosts_of
-from animegamer_jax.serve.limits import MAX_UPLOAD_MB, Limits, Uploads
-from animegamer_jax.serve.monitor import Monitor
+from animegamer_jax.serve.engine.engine import Engine
+from animegamer_jax.serve.guard.guard import Guard, hosts_of
+from animegamer_jax.serve.guard.limits import MAX_UPLOAD_MB, Limits, Uploads
+from animegamer_jax.serve.guard.monitor import Monitor
 from animegamer_jax.serve.page import Page
 
 _DELIVERY_SECONDS = 1.0  # for the last answers to reach their players

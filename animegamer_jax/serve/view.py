@@ -11,7 +11,7 @@ from PIL import Image
 
 from animegamer_jax.game.saved_game import Game, Meters, Turn
 from animegamer_jax.media import video
-from animegamer_jax.serve.engine import TurnRequest
+from animegamer_jax.serve.engine.engine import TurnRequest
 from animegamer_jax.storage.files import replacing
 
 _METERS = ("stamina", "social", "entertainment")

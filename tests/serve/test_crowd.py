@@ -23,13 +23,13 @@ import pytest
 from fake_player import MODEL, FakePlayer
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.serve.archive import pack_game
-from animegamer_jax.serve.engine import Engine
-from animegamer_jax.serve.fair_queue import FairQueue
-from animegamer_jax.serve.game_store import GameStore
-from animegamer_jax.serve.guard import Guard, hosts_of
-from animegamer_jax.serve.limits import FileWork, Limits, Logins, Rate, Uploads, client_of
-from animegamer_jax.serve.monitor import Monitor, endpoint_of
+from animegamer_jax.serve.games.archive import pack_game
+from animegamer_jax.serve.engine.engine import Engine
+from animegamer_jax.serve.engine.fair_queue import FairQueue
+from animegamer_jax.serve.games.game_store import GameStore
+from animegamer_jax.serve.guard.guard import Guard, hosts_of
+from animegamer_jax.serve.guard.limits import FileWork, Limits, Logins, Rate, Uploads, client_of
+from animegamer_jax.serve.guard.monitor import Monitor, endpoint_of
 
 
 @pytest.fixture

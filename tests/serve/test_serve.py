@@ -21,9 +21,9 @@ from animegamer_jax.game.saved_game import Game
 from animegamer_jax.media import video
 from animegamer_jax.media.pictures import Picture
 from animegamer_jax.serve import view
-from animegamer_jax.serve.archive import MOVIE_FILE, pack_game, unpack_game
-from animegamer_jax.serve.engine import Engine
-from animegamer_jax.serve.game_store import GameStore
+from animegamer_jax.serve.games.archive import MOVIE_FILE, pack_game, unpack_game
+from animegamer_jax.serve.engine.engine import Engine
+from animegamer_jax.serve.games.game_store import GameStore
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from animegamer_jax.game.instructions import check_picture_text
 from animegamer_jax.game.player import Player, TurnOutput
 from animegamer_jax.game.saved_game import NewPicture
 from animegamer_jax.media.pictures import fit_picture
-from animegamer_jax.serve.game_store import GameModel, GameStore
+from animegamer_jax.serve.games.game_store import GameModel, GameStore
 
 FRAMES, HEIGHT, WIDTH = 5, 16, 24
 MODEL = GameModel("tiny", "paper", (6, 8), (240, 360, FRAMES))
@@ -89,9 +89,9 @@ class FakePlayer(Player):
 def main(games: Path, steps: int, *, held: bool = True, step_seconds: float = 0.0) -> None:
     """Serves a page, as `animegamer serve` does, with a player that may be held."""
     from animegamer_jax.bundle.vocabulary import Vocabulary
-    from animegamer_jax.serve.engine import Engine
-    from animegamer_jax.serve.limits import Limits
-    from animegamer_jax.serve.monitor import Monitor, show_log
+    from animegamer_jax.serve.engine.engine import Engine
+    from animegamer_jax.serve.guard.limits import Limits
+    from animegamer_jax.serve.guard.monitor import Monitor, show_log
     from animegamer_jax.serve.server import ServerOptions, run
 
     player, monitor = FakePlayer(), Monitor()

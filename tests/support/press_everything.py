@@ -10,8 +10,8 @@ from PIL import Image
 
 from animegamer_jax.bundle.vocabulary import Vocabulary
 from animegamer_jax.serve import view
-from animegamer_jax.serve.engine import Engine
-from animegamer_jax.serve.game_store import GameStore
+from animegamer_jax.serve.engine.engine import Engine
+from animegamer_jax.serve.games.game_store import GameStore
 from animegamer_jax.serve.page import Page
 
 

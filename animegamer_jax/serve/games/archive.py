@@ -43,7 +43,7 @@ def pack_game(game: Game, path: Path) -> None:
     game.save_storyboard()
     video.join_mp4([game.folder / turn.clip for turn in game.turns], game.folder / MOVIE_FILE)
     names = [GAME_FILE, STORYBOARD_FILE, MOVIE_FILE, *game.picture_files]
-    names += [name for turn in game.turns for name in (turn.clip, turn.representation_file)]
+    names += [name for turn in game.all_turns for name in (turn.clip, turn.representation_file)]
     part = path.with_name(path.name + ".part")
     try:
         # Clips and arrays are already compressed.

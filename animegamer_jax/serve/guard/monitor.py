@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from animegamer_jax.serve.engine import Engine, TurnRequest
-from animegamer_jax.serve.limits import Uploads
+from animegamer_jax.serve.engine.engine import Engine, TurnRequest
+from animegamer_jax.serve.guard.limits import Uploads
 
 _BUCKETS = (0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
 # Parts of a path after which the rest is an id or the name of a file.

@@ -27,9 +27,9 @@ import jax
 from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.game.instructions import check_characters
 from animegamer_jax.game.player import Player, TurnOutput
-from animegamer_jax.game.saved_game import Turn
-from animegamer_jax.serve.fair_queue import FairQueue
-from animegamer_jax.serve.game_store import GameStore
+from animegamer_jax.serve.engine.fair_queue import FairQueue
+from animegamer_jax.serve.engine.turn_request import TurnRequest
+from animegamer_jax.serve.games.game_store import GameStore
 from animegamer_jax.storage.serialization import shown
 
 BATCH_SIZES = (1, 2, 4, 8)  # when one batch is played at a time
@@ -46,74 +46,11 @@ _LARGEST_SEED = 2**31 - 1
 
 _MAX_FAILURES = 3  # batches in a row that end with an internal error
 
-Status = Literal["waiting", "playing", "done", "stopped", "failed"]
 Health = Literal["ready", "warming up", "failing", "shutting down"]
 
 
 class _StoppedError(Exception):
     """Every player of a batch has stopped their turn."""
-
-
-@dataclasses.dataclass(kw_only=True, eq=False)
-class TurnRequest:
-    """A turn that a player asked for.
-
-    Attributes:
-        game: Id of the game.
-        instruction: The player's instruction.
-        after: Number of earlier turns of the game to keep.
-        seed: Seed of the turn's noise.
-        window: Turns of context that the model sees.
-        steps: Denoising steps.
-        level: Motion level that the player set, or 0.
-        client: Who asked, for fair turns.
-        on_end: Called once, when the request has ended.
-        submitted, started, ended_at: Times of `time.monotonic`; 0.0 before.
-        status: State of the request.
-        stage: Part of the turn that is being played: "mllm", "decoder" or "vae".
-        step, num_steps: Steps done and number of steps of that part.
-        seconds_left: Estimate for the batch; None before the first denoising step.
-        turn: The finished turn.
-        error: Why the turn failed, in one line.
-    """
-
-    game: str
-    instruction: str
-    after: int
-    seed: int
-    window: int
-    steps: int
-    level: int
-    client: str = ""
-    on_end: Callable[["TurnRequest"], None] = lambda request: None
-    submitted: float = dataclasses.field(default_factory=time.monotonic)
-    started: float = 0.0
-    ended_at: float = 0.0
-    status: Status = "waiting"
-    stage: str = ""
-    step: int = 0
-    num_steps: int = 0
-    seconds_left: float | None = None
-    turn: Turn | None = None
-    error: str = ""
-    stop_requested: bool = False
-    _ended: threading.Event = dataclasses.field(default_factory=threading.Event)
-
-    @property
-    def ended(self) -> bool:
-        return self._ended.is_set()
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Waits until the request has ended; returns False after `seconds`."""
-        return self._ended.wait(seconds)
-
-    def end(self, status: Status, *, error: str = "") -> None:
-        """Sets the final status and wakes whoever waits."""
-        self.status, self.error, self.ended_at = status, error, time.monotonic()
-        try:
-            self.on_end(self)
-        finally:
-            self._ended.set()
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -146,6 +83,9 @@ class Engine:
         max_steps: Most denoising steps of a turn. Games that ask for more are played with these.
         client_turns: Most turns of one client that wait or are played; None: no limit.
         on_end: Called with each request that has ended.
+
+    Attributes:
+        on_change: Called with each request whose status or progress has changed; must not block.
     """
 
     def __init__(
@@ -159,12 +99,13 @@ class Engine:
         client_turns: int | None = None,
         on_end: Callable[[TurnRequest], None] = lambda request: None,
     ):
+        self.on_change: Callable[[TurnRequest], None] = lambda request: None
         self.player, self.store, self.batch_sizes = player, store, tuple(batch_sizes)
         self.max_steps, self.client_turns, self._on_end = max_steps, client_turns, on_end
         self._waiting: FairQueue[TurnRequest] = FairQueue(lambda request: request.client)
         self._playing: list[TurnRequest] = []
         self._failures = 0  # internal errors in a row
-        self._warming = False
+        self._largest = self.batch_sizes[-1]  # size that is compiled; 0 before there is one
         self._idle_workers = workers
         self._lock = threading.Condition()
         self._closing = False
@@ -177,8 +118,11 @@ class Engine:
             thread.start()
 
     def warm_up(self, on_progress: Callable[[int], None] = lambda size: None) -> None:
-        """Compiles the programs of every batch size; turns wait meanwhile."""
-        self._warming = True
+        """Compiles the programs of every batch size, the smallest first.
+
+        Turns wait for the first of them, and are then played in batches of the compiled sizes.
+        """
+        self._largest = 0
         try:
             for size in self.batch_sizes:
                 if self._closing:
@@ -188,17 +132,25 @@ class Engine:
                 self.player.play_turn(
                     window, ["Motion: wave."] * size, seeds=[0] * size, turn=[1] * size, steps=1
                 )
+                with self._lock:
+                    self._largest = size
+                    self._lock.notify_all()
         finally:
             with self._lock:
-                self._warming = False
+                self._largest = self.batch_sizes[-1]
                 self._lock.notify_all()
+
+    @property
+    def compiled(self) -> int:
+        """Largest batch size that is compiled; 0 while turns wait for the first."""
+        return self._largest
 
     @property
     def health(self) -> Health:
         """The state of the engine; `failing` after several internal errors in a row."""
         if self._closing:
             return "shutting down"
-        if self._warming:
+        if not self._largest:
             return "warming up"
         alive = all(thread.is_alive() for thread in self._threads)
         return "ready" if alive and self._failures < _MAX_FAILURES else "failing"
@@ -256,6 +208,7 @@ class Engine:
                 level=level,
                 client=client,
                 on_end=self._end_of,
+                on_change=self.on_change,
             )
             with self._lock:
                 if self._closing:
@@ -266,6 +219,7 @@ class Engine:
                 self.store.pin(game)
                 self._waiting.append(request)
                 self._lock.notify_all()
+        request.on_change(request)
         return request
 
     def _check_turns(self, client: str) -> None:
@@ -357,7 +311,7 @@ class Engine:
     def _work(self) -> None:
         while True:
             with self._lock:
-                self._lock.wait_for(lambda: self._closing or (self._waiting and not self._warming))
+                self._lock.wait_for(lambda: self._closing or (self._waiting and self._largest))
                 if self._closing:
                     return
             self._wait_for_batch()
@@ -401,7 +355,7 @@ class Engine:
         """
         if not self._waiting:
             return []
-        share = min(self.batch_sizes[-1], math.ceil(len(self._waiting) / self._idle_workers))
+        share = min(self._largest, math.ceil(len(self._waiting) / self._idle_workers))
         return self._take(self._waiting, most=share)
 
     def _take(self, found: Iterable[TurnRequest], *, most: int) -> list[TurnRequest]:
@@ -413,6 +367,8 @@ class Engine:
                 self._waiting.remove(request)
                 request.status, request.started = "playing", time.monotonic()
         self._playing += batch
+        for request in (*batch, *self._waiting):  # the others are further ahead
+            request.on_change(request)
         return batch
 
     def _give_way(self, run: _Run) -> None:
@@ -428,7 +384,7 @@ class Engine:
             for request in self._waiting:
                 if not turns[request.client] and (greedy or request.steps < run.steps_left):
                     first.setdefault(request.client, request)
-            batch = self._take(first.values(), most=self.batch_sizes[-1])
+            batch = self._take(first.values(), most=self._largest)
         if batch:
             self._run(batch, depth=run.depth + 1)
             seconds = time.monotonic() - start
@@ -473,8 +429,7 @@ class Engine:
                 if step:
                     left = (time.monotonic() - start - run.paused) / step * (total - step)
             for request in batch:
-                request.stage, request.step, request.num_steps = stage, step, total
-                request.seconds_left = left
+                request.progress(stage, step, total, left)
             if stage != "vae":  # so close to its end, a batch does not give way
                 self._give_way(run)
 
@@ -504,6 +459,7 @@ class Engine:
                     window=request.window,
                     steps=request.steps,
                     chosen_level=bool(request.level),
+                    set_aside=True,
                 )
         except OSError as error:
             request.end("failed", error=f"the turn could not be saved: {error.strerror}")

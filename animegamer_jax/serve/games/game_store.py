@@ -20,10 +20,11 @@ from animegamer_jax.game.saved_game import (
     Game,
     History,
     NewPicture,
+    Rules,
 )
 from animegamer_jax.media import video
 from animegamer_jax.media.pictures import read_picture
-from animegamer_jax.serve.archive import unpack_game
+from animegamer_jax.serve.games.archive import unpack_game
 from animegamer_jax.storage.paths import user_errors
 
 _ID = re.compile(r"[0-9a-f]{24}")
@@ -117,6 +118,7 @@ class GameStore:
         window: int,
         steps: int,
         picture: NewPicture | None = None,
+        rules: Rules = "off",
         client: str = "",
     ) -> str:
         """Creates a game, from a player's own picture if there is one, and returns its id.
@@ -135,9 +137,18 @@ class GameStore:
                 protocol=self.model.protocol,
                 history_kind=self.model.history,
                 picture=picture,
+                rules=rules,
             )
 
         return self._add(create, client)
+
+    def add(self, make: Callable[[Path], Game], *, client: str = "") -> str:
+        """Makes a game in a new folder by a function of that folder, and returns its id.
+
+        Raises:
+            UserError: as `new`.
+        """
+        return self._add(make, client)
 
     def get(self, name: str, *, client: str = "") -> Game:
         """Returns a game to look at, read from disk if it is not open.
@@ -176,9 +187,13 @@ class GameStore:
         failed = user_errors(f"game {name}", "could not be copied", hint="try again")
         with tempfile.TemporaryDirectory(prefix=_COPY, dir=self.folder) as place:
             with self.use(name, client=client) as game, failed:
-                copy = dataclasses.replace(game, folder=Path(place), turns=list(game.turns))
-                names = [GAME_FILE, *copy.picture_files, *copy.representation_files]
-                for file in (*names, *(turn.clip for turn in copy.turns)):
+                copy = dataclasses.replace(
+                    game, folder=Path(place), turns=list(game.turns), others=list(game.others)
+                )
+                names = [GAME_FILE, *copy.picture_files]
+                for turn in copy.all_turns:
+                    names += [turn.clip, turn.representation_file]
+                for file in names:
                     target = copy.folder / file
                     if not target.exists():
                         _link(game.folder / file, target)
@@ -318,7 +333,7 @@ def check_game(game: Game, model: GameModel) -> None:
             raise UserError(
                 f"{PICTURE_FILE}: expected {width} x {height} pixels, found {found[1]} x {found[0]}"
             )
-    for turn in game.turns:
+    for turn in game.all_turns:
         found = video.measure_mp4(game.folder / turn.clip)
         if found[:2] != (height, width) or found[2] > frames:
             raise UserError(

@@ -18,7 +18,7 @@ from starlette.formparsers import MultiPartException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from animegamer_jax.serve.limits import (
+from animegamer_jax.serve.guard.limits import (
     MAX_BODY_BYTES,
     MAX_UPLOAD_FILES,
     MAX_UPLOAD_MB,
@@ -28,7 +28,7 @@ from animegamer_jax.serve.limits import (
     Uploads,
     client_of,
 )
-from animegamer_jax.serve.monitor import PAGE_FILES, Monitor, endpoint_of
+from animegamer_jax.serve.guard.monitor import PAGE_FILES, Monitor, endpoint_of
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _ANY = ("0.0.0.0", "::")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.serve.engine import TurnRequest, whole_number
-from animegamer_jax.serve.limits import current_client
+from animegamer_jax.serve.engine.engine import TurnRequest, whole_number
+from animegamer_jax.serve.guard.limits import current_client
 from animegamer_jax.storage.serialization import shown
 
 if TYPE_CHECKING:
