@@ -433,7 +433,11 @@ class Game:
             OSError: full disk, read-only folder.
         """
         level, social, entertainment, stamina = (int(value) for value in played.states)
-        changes = {"stamina": stamina, "social": social, "entertainment": entertainment}
+        changes: dict[str, Any] = {
+            "stamina": stamina,
+            "social": social,
+            "entertainment": entertainment,
+        }
         kept = self.turns[:after]
         number = len(kept) + 1
         meters = self._meters_after(kept)
@@ -619,8 +623,16 @@ class Game:
         self._save(self.turns, rules=rules)
         self.rules = rules
 
-    def branch(self, folder: Path, turns: int) -> "Game":
+    def branch(
+        self, folder: Path, turns: int, *, seed: int | None = None, rules: Rules | None = None
+    ) -> "Game":
         """Starts another game in `folder` with the picture and the first `turns` of this one.
+
+        Args:
+            folder: Folder of the new game.
+            turns: Number of turns to copy.
+            seed: Seed of its further turns; this game's if None.
+            rules: Rules of the new game; this game's if None.
 
         Raises:
             UserError: the game has fewer turns, or as `create`.
@@ -628,8 +640,10 @@ class Game:
         """
         if not 0 <= turns <= len(self.turns):
             raise UserError(f"branch: expected 0 to {len(self.turns)} turns, found {turns}")
+        settings: dict[str, Any] = self._settings()
+        settings["seed"] = self.seed if seed is None else seed
         game = Game.create(
-            folder, history_kind=self.history_kind, rules=self.rules, **self._settings()
+            folder, history_kind=self.history_kind, rules=rules or self.rules, **settings
         )
         kept = self.turns[:turns]
         names = [name for turn in kept for name in (turn.clip, turn.representation_file)]

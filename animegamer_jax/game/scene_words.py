@@ -13,9 +13,14 @@ from animegamer_jax.bundle.vocabulary import Vocabulary
 
 # Words of a sentence that name nothing in a scene.
 _FUNCTION_WORDS = frozenset(
-    ["a", "an", "and", "are", "as", "at", "background", "be", "but", "by", "character", "does", "do", "for", "from", "go", "goes", "he", "her", "his", "i", "in", "is", "it", "its", "my", "now", "of", "on", "or", "our", "out", "show", "she", "so", "than", "that", "the", "their", "them", "then", "there", "they", "this", "to", "up", "was", "we", "will", "with", "you", "your"]
+    re.split(
+        r"\s+",
+        "a an and are as at background be but by character does do for from go goes he her his i "
+        "in is it its my now of on or our out show she so than that the their them then there "
+        "they this to up was we will with you your",
+    )
 )
-_WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
+_WORD = re.compile(r"[^\W\d_]+(?:['\u2019-][^\W\d_]+)*")
 _MOST_NEAR = 3
 
 
@@ -98,7 +103,7 @@ def read_line(text: str, words: Vocabulary, tokenizer: UnknownWords) -> Reading:
 
 
 def _pieces(word: str) -> list[str]:
-    return [piece.lower() for piece in re.split(r"['’-]", word)]
+    return [piece.lower() for piece in re.split(r"['\u2019-]", word)]
 
 
 def _near(word: str, before: str, words: Vocabulary) -> tuple[str, ...]:

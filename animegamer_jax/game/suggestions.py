@@ -61,7 +61,9 @@ def _effects(
 ) -> dict[str, dict[str, int]]:
     """Returns what each motion does to the meters, as far as the world or this game shows it."""
     found = {
-        scene.motion: turn.changes for turn, scene in zip(turns, scenes, strict=True) if scene.motion
+        scene.motion: turn.changes
+        for turn, scene in zip(turns, scenes, strict=True)
+        if scene.motion
     }
     return found | {motion: dict(changes) for motion, changes in words.effects.items()}
 

@@ -5,9 +5,11 @@ free port. Without the seconds of a step it stays in the first step of its first
 gets SIGUSR1. It ends on SIGTERM.
 """
 
+import itertools
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -15,15 +17,26 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from animegamer_jax.bundle.vocabulary import Vocabulary
 from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.game.instructions import check_picture_text
+from animegamer_jax.game.openings import Opening, Openings, write_index
 from animegamer_jax.game.player import Player, TurnOutput
-from animegamer_jax.game.saved_game import NewPicture
+from animegamer_jax.game.saved_game import Game, NewPicture, NewTurn
 from animegamer_jax.media.pictures import fit_picture
 from animegamer_jax.serve.games.game_store import GameModel, GameStore
 
 FRAMES, HEIGHT, WIDTH = 5, 16, 24
 MODEL = GameModel("tiny", "paper", (6, 8), (240, 360, FRAMES))
+WORDS = Vocabulary(
+    characters=("Mika", "Ren", "Hana"),
+    adverbs=("gently", "wildly"),
+    motions=("waving", "running", "sleeping", "talking to Mika", "talking to Ren"),
+    times=("day", "night"),
+    places=("town", "beach", "forest"),
+    examples=("Mika is waving in the town.",),
+    effects={"sleeping": {"stamina": 1}, "running": {"stamina": -1, "entertainment": 1}},
+)
 SECONDS = {"mllm": 0.0, "decoder": 0.0, "vae": 0.0, "total": 0.1}
 
 
@@ -31,14 +44,24 @@ class FakePlayer(Player):
     """Returns the seed as the picture; while `hold` is clear it stays in the first step."""
 
     def __init__(self):
-        self.window = 5
-        self.protocol = SimpleNamespace(motion_levels=(1, 2, 3, 4, 5))
-        self.tokenizer = SimpleNamespace(unknown_words=lambda text: ())
+        self.window, self.height, self.width = 5, HEIGHT, WIDTH
+        self.protocol = SimpleNamespace(
+            motion_levels=(1, 2, 3, 4, 5),
+            stamina=(-2, -1, 1),
+            social=(0, 1),
+            entertainment=(0, 1),
+        )
+        self.tokenizer = SimpleNamespace(unknown_words=self._unknown_words)
         self.batches: list[list[str]] = []
         self.calls: list[dict] = []
         self.step_seconds = 0.0
         self.hold = threading.Event()
         self.hold.set()
+
+    @staticmethod
+    def _unknown_words(text: str) -> tuple[str, ...]:
+        """Words that begin with x are not known."""
+        return tuple(word for word in text.split() if word.startswith("x"))
 
     def check_instruction(self, text: str) -> None:
         if len(text.split()) > 50:
@@ -86,9 +109,23 @@ class FakePlayer(Player):
         )
 
 
+def make_openings(folder: Path) -> Openings:
+    """A first shot of each character in each place, of one colour."""
+    shots = []
+    for number, (name, place) in enumerate(itertools.product(WORDS.characters, WORDS.places)):
+        shot = Opening(character=name, place=place, game=f"{number:03d}")
+        fields = {"model": MODEL.name, "seed": number, "window": 5, "steps": 4}
+        game = Game.create(folder / shot.game, protocol=MODEL.protocol, **fields)
+        frames = np.full((FRAMES, HEIGHT, WIDTH, 3), 25 * number, np.uint8)
+        representation = np.full((6, 8), number, np.float32)
+        turn = NewTurn(np.array([2, 1, 0, 1], np.int32), 3.0, representation, frames, SECONDS)
+        game.add(turn, f"Character: {name}; Motion: waving; Background: day {place}.")
+        shots.append(shot)
+    return write_index(folder, shots, fingerprint="fake")
+
+
 def main(games: Path, steps: int, *, held: bool = True, step_seconds: float = 0.0) -> None:
     """Serves a page, as `animegamer serve` does, with a player that may be held."""
-    from animegamer_jax.bundle.vocabulary import Vocabulary
     from animegamer_jax.serve.engine.engine import Engine
     from animegamer_jax.serve.guard.limits import Limits
     from animegamer_jax.serve.guard.monitor import Monitor, show_log
@@ -116,7 +153,9 @@ def main(games: Path, steps: int, *, held: bool = True, step_seconds: float = 0.
         warm_up=False,
     )
     show_log()
-    run(engine, Vocabulary(), monitor, options, name="tiny", steps=steps)
+    with tempfile.TemporaryDirectory() as folder:
+        openings = make_openings(Path(folder))
+        run(engine, WORDS, monitor, options, name="tiny", steps=steps, openings=openings)
 
 
 if __name__ == "__main__":

@@ -1,49 +1,60 @@
-"""The API: named endpoints, called with `gradio_client` or over HTTP.
+"""The API of `gradio_client`: named endpoints, which go through Gradio's queue.
 
 Input of any type and every error are answered with one line, never with Python's own text.
 """
 
-import dataclasses
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import gradio as gr
+from gradio import processing_utils
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.serve.engine.engine import TurnRequest, whole_number
+from animegamer_jax.serve.api.actions import Actions
+from animegamer_jax.serve.engine.engine import whole_number
+from animegamer_jax.serve.engine.turn_request import TurnRequest
 from animegamer_jax.serve.guard.limits import current_client
-from animegamer_jax.storage.serialization import shown
-
-if TYPE_CHECKING:
-    from animegamer_jax.serve.page import Page
+from animegamer_jax.storage.serialization import shown, to_json
 
 _INTERNAL = "an internal error: the server's log has it; try again"
 
 
-class Api:
-    """The endpoints of a page."""
+class GradioApi:
+    """The endpoints.
 
-    def __init__(self, page: "Page"):
-        self.page, self.engine = page, page.engine
+    Args:
+        actions: What clients can do.
+    """
+
+    def __init__(self, actions: Actions):
+        self.actions, self.engine = actions, actions.engine
+
+    def build(self) -> gr.Blocks:
+        """Builds the blocks that hold the endpoints; they have no page of their own."""
+        with Blocks(title="AnimeGamer", analytics_enabled=False) as blocks:
+            self._add()
+        return blocks
 
     def _endpoint(self, function: Any) -> Any:
-        return answering(checking(function), hide=self.page.hide)
+        return answering(checking(function), hide=self.actions.hide)
 
-    def add(self) -> None:
-        """Declares the endpoints within the page that is being built."""
+    def _add(self) -> None:
+        """Declares the endpoints within the blocks that are being built."""
         for function in (
             self.new_game, self.play_turn, self.try_again, self.progress, self.stop, self.undo,
-            self.branch, self.show,
+            self.redo, self.branch, self.show,
         ):  # fmt: skip
             gr.api(self._endpoint(function), api_name=function.__name__, concurrency_limit=None)
         # Files go through components, which upload, check and download them.
         name = gr.Textbox(visible=False, label="game")
         turn = gr.Number(visible=False, precision=0, label="turn")
         sent = gr.File(visible=False, label="archive")
-        got, answer = gr.File(visible=False), gr.JSON(visible=False)
+        self._got, answer = gr.File(visible=False), gr.JSON(visible=False)
         press = gr.Button(visible=False)
         picture = gr.File(visible=False, label="picture")
         text = gr.Textbox(visible=False, label="text")
@@ -53,8 +64,8 @@ class Api:
         ]
         for function, inputs, output in (
             (self.new_game_from_picture, [picture, text, *numbers], answer),
-            (self.clip, [name, turn], got),
-            (self.download, [name], got),
+            (self.clip, [name, turn], self._got),
+            (self.download, [name], self._got),
             (self.load, [sent], answer),
         ):
             press.click(
@@ -64,8 +75,9 @@ class Api:
 
     def new_game(self, seed: int = 0, window: int = 0, steps: int = 0) -> dict:
         """Starts a game and returns its state (`show`). Window, steps: 0 for the server's own."""
-        page = self.page
-        name = page.new_game(seed, window or self.engine.player.window, steps or page.steps)
+        name = self.actions.new_game(
+            client=current_client(), seed=seed, window=window or None, steps=steps or None
+        )
         return self.show(name)
 
     def new_game_from_picture(
@@ -75,29 +87,37 @@ class Api:
 
         `text` says who is in it, what they do and where. Window, steps: 0 for the server's own.
         """
-        page = self.page
-        window, steps = window or self.engine.player.window, steps or page.steps
-        return self.show(page.new_game_from_picture(picture, text, seed, window, steps)[0])
+        name, _ = self.actions.new_game_from_picture(
+            Path(picture) if picture else None,
+            text,
+            client=current_client(),
+            seed=seed,
+            window=window or None,
+            steps=steps or None,
+        )
+        return self.show(name)
 
     def play_turn(self, game: str, instruction: str, level: int = 0) -> dict:
         """Plays a turn and returns it. `level`: motion level, 0 for the model's own."""
         return self._wait(
-            self.engine.submit(game, instruction, level=level, client=current_client())
+            self.actions.play(game, instruction, level=level, client=current_client())
         )
 
     def try_again(self, game: str, seed: int, level: int = 0) -> dict:
         """Plays the last turn again from another seed and returns it."""
-        return self._wait(self.page.play_again(game, seed=seed, level=level))
+        return self._wait(
+            self.actions.play_again(game, seed=seed, level=level, client=current_client())
+        )
 
     def _wait(self, request: TurnRequest) -> dict:
         request.wait()
         if request.turn is None:
             raise UserError(request.error or "stopped")
-        return dataclasses.asdict(request.turn)
+        return to_json(request.turn)
 
     def progress(self, game: str) -> dict:
         """Returns a turn's status, queue position, stage, step and seconds left."""
-        self.page.find(game)
+        self.actions.find(game, client=current_client())
         request = self.engine.request_of(game)
         if request is None:
             return {"status": "idle"}
@@ -112,47 +132,60 @@ class Api:
 
     def stop(self, game: str) -> bool:
         """Stops the turn that is waiting or being played; returns whether there was one."""
-        self.page.find(game)
+        self.actions.find(game, client=current_client())
         return self.engine.stop(game)
 
     def undo(self, game: str) -> dict:
-        """Removes the last turn and returns the game's state."""
-        self.page.undo_turn(game)
+        """Sets the last turn aside and returns the game's state."""
+        self.actions.undo(game, client=current_client())
+        return self.show(game)
+
+    def redo(self, game: str) -> dict:
+        """Brings the turn back that was set aside last and returns the game's state."""
+        self.actions.redo(game, client=current_client())
         return self.show(game)
 
     def branch(self, game: str, turns: int) -> dict:
         """Copies the first turns of a game to a new game and returns its state."""
-        return self.show(self.page.branch_game(game, turns))
+        return self.show(self.actions.copy_game(game, turns, client=current_client()))
 
     def show(self, game: str) -> dict:
         """Returns a game's id, settings, picture, meters and turns, as in `game.json`."""
-        found = self.page.find(game)
+        found = self.actions.find(game, client=current_client())
         return {
             "game": game,
             **{name: getattr(found, name) for name in ("model", "seed", "window", "steps")},
-            "picture": found.picture and dataclasses.asdict(found.picture),
-            "meters": dataclasses.asdict(found.meters),
-            "turns": [dataclasses.asdict(turn) for turn in found.turns],
+            "picture": found.picture and to_json(found.picture),
+            "meters": to_json(found.meters),
+            "turns": [to_json(turn) for turn in found.turns],
         }
 
     def clip(self, game: str, turn: int) -> str:
         """Returns a turn's clip, an MP4 file."""
-        found = self.page.find(game)
+        found = self.actions.find(game, client=current_client())
         turns = found.turns
         if not 1 <= turn <= len(turns):
             raise UserError(f"turn {turn}: expected 1 to {len(turns)}")
         try:
-            return self.page.file(found.folder / turns[turn - 1].clip)
+            return self._send(found.folder / turns[turn - 1].clip)
         except FileNotFoundError as error:
             raise UserError(f"turn {turn} was undone meanwhile") from error
 
+    def _send(self, path: Path) -> str:
+        """Copies a file to Gradio's cache, so that a client gets no access to any folder."""
+        return processing_utils.save_file_to_cache(path, cache_dir=self._got.GRADIO_CACHE)
+
     def download(self, game: str) -> str:
         """Returns the game as a zip: clips, the movie of all of them, `game.json`, storyboard."""
-        return self.page.pack(game)
+        with tempfile.TemporaryDirectory(dir=self.actions.folder) as place:
+            path = Path(place) / "animegamer.zip"
+            self.actions.pack(game, path, client=current_client())
+            return self._send(path)
 
     def load(self, archive: str | None) -> dict:
         """Loads a downloaded game and returns its state."""
-        return self.show(self.page.load_game(archive))
+        path = Path(archive) if archive else None
+        return self.show(self.actions.load_game(path, client=current_client()))
 
 
 class Blocks(gr.Blocks):
@@ -199,7 +232,7 @@ def _check(parameter: inspect.Parameter, value: Any) -> Any:
 
 
 def answering(function: Callable[..., Any], *, hide: Callable[[UserError], str]) -> Any:
-    """Wraps a function or a generator that a client calls, so that each error is one line.
+    """Wraps a function that a client calls, so that each error is one line.
 
     Args:
         function: The function.
@@ -219,11 +252,4 @@ def answering(function: Callable[..., Any], *, hide: Callable[[UserError], str])
         except Exception as error:
             raise answer(error) from error
 
-    @functools.wraps(function)
-    def yielding(*args: Any) -> Iterator[Any]:
-        try:
-            yield from function(*args)
-        except Exception as error:
-            raise answer(error) from error
-
-    return yielding if inspect.isgeneratorfunction(function) else returning
+    return returning

@@ -189,7 +189,7 @@ class Engine:
                 many turns, or the turn cannot be played.
         """
         instruction = instruction.strip()
-        self._check_instruction(instruction)
+        self.check_instruction(instruction)
         levels = self.player.protocol.motion_levels
         if level and level not in levels:
             raise UserError(f"motion level {level}: expected one of {list(levels)}")
@@ -236,7 +236,8 @@ class Engine:
         self.store.unpin(request.game)
         self._on_end(request)
 
-    def _check_instruction(self, instruction: str) -> None:
+    def check_instruction(self, instruction: str) -> None:
+        """Raises UserError if an instruction cannot be played."""
         if not instruction:
             raise UserError("expected an instruction, found nothing: say what happens next")
         self.check_length(instruction)

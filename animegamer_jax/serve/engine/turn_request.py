@@ -25,7 +25,7 @@ class TurnRequest:
         level: Motion level that the player set, or 0.
         client: Who asked, for fair turns.
         on_end: Called once, when the request has ended.
-        on_change: Called whenever the status, the stage, the step or the place in the queue changes.
+        on_change: Called when the status, the progress or the place in the queue has changed.
         submitted, started, ended_at: Times of `time.monotonic`; 0.0 before.
         status: State of the request.
         stage: Part of the turn that is being played: "mllm", "decoder" or "vae".

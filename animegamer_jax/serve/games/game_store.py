@@ -159,6 +159,19 @@ class GameStore:
         with self.use(name, client=client) as game:
             return game
 
+    def peek(self, name: str) -> Game:
+        """Returns a game as it is, without a place among the open ones if it has none.
+
+        Raises:
+            UserError: there is no such game.
+        """
+        place = self._open.get(name)
+        if place is not None and place.game is not None:
+            return place.game
+        if not (_ID.fullmatch(name) and (self.folder / name / GAME_FILE).is_file()):
+            raise UserError(f"no game {name[:40]!r} here: start a new one, or load a saved one")
+        return self._read(name)
+
     @contextlib.contextmanager
     def use(self, name: str, *, client: str = "") -> Iterator[Game]:
         """Yields a game that nobody else changes meanwhile.
@@ -319,6 +332,8 @@ def check_game(game: Game, model: GameModel) -> None:
                 f"{GAME_FILE}: {name}: expected {expected!r}, as on this server, found "
                 f"{found[:60]!r}"
             )
+    if not game.turns and game.others:  # all of a game have one shape
+        check_game(dataclasses.replace(game, turns=[game.others[0].turn], others=[]), model)
     files = reversed(game.representation_files)
     for file, record in zip(files, reversed(game.history()), strict=False):
         if record.representation.shape != model.representation:

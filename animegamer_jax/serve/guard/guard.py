@@ -33,13 +33,12 @@ from animegamer_jax.serve.guard.monitor import PAGE_FILES, Monitor, endpoint_of
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _ANY = ("0.0.0.0", "::")
 _FREE = (*PAGE_FILES, "/health", "/metrics")  # not counted as a client's requests
-# Gradio's page has inline scripts and styles, and makes functions of its `js` handlers.
+_UPLOADS = ("/gradio_api/upload", "/api/v1/games/picture", "/api/v1/games/archive")
 _HEADERS = {
     "content-security-policy": (
-        "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
-        "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; media-src 'self' blob:; "
-        "font-src 'self' data:; connect-src 'self' data: blob:; worker-src 'self' blob:; "
-        "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'self'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+        "media-src 'self' blob:; connect-src 'self'; manifest-src 'self'; "
+        "base-uri 'none'; form-action 'self'; frame-ancestors 'self'"
     ),
     "x-frame-options": "SAMEORIGIN",
     "x-content-type-options": "nosniff",
@@ -182,6 +181,8 @@ class Guard:
             raise _RefusedError(
                 421, "host", "this server is not known by that name: see --allowed-hosts"
             )
+        if endpoint == "other":
+            raise _RefusedError(404, "path", "nothing is here: the page is at /")
         if self._open[client] > self.limits.client_connections:
             raise _RefusedError(429, "connections", "too many requests at once: end some", 5.0)
         if endpoint not in _FREE and (seconds := self._requests.take(client)):
@@ -195,7 +196,7 @@ class Guard:
         length = headers.get("content-length", "")
         if not re.fullmatch(r"\d{1,15}", length):
             raise _RefusedError(411, "length", "expected the header Content-Length")
-        if endpoint != "/gradio_api/upload":
+        if endpoint not in _UPLOADS:
             if int(length) > MAX_BODY_BYTES:
                 raise _RefusedError(413, "body", f"expected at most {MAX_BODY_BYTES >> 20} MB")
             return receive

@@ -59,9 +59,12 @@ def current_client() -> str:
     request = LocalContext.request.get(None)
     if request is None:
         return ""
-    if request.username:
-        return f"account {request.username}"
-    return client_of(request.client.host if request.client else None)
+    return name_client(request.username, request.client.host if request.client else None)
+
+
+def name_client(account: str | None, host: str | None) -> str:
+    """Returns the client of a request: an account, or else an address (`client_of`)."""
+    return f"account {account}" if account else client_of(host)
 
 
 class Rate:

@@ -4,6 +4,7 @@ Nothing private is in them: no instruction, no password, no id of a game, no que
 """
 
 import logging
+import re
 import time
 from collections.abc import Sequence
 
@@ -19,15 +20,22 @@ from animegamer_jax.serve.guard.limits import Uploads
 _BUCKETS = (0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
 # Parts of a path after which the rest is an id or the name of a file.
 _ENDPOINTS = (
-    "/assets", "/static", "/login", "/logout", "/config", "/health", "/metrics", "/theme.css",
-    "/manifest.json", "/favicon.ico", "/gradio_api/file", "/gradio_api/upload",
+    "/assets", "/login", "/logout", "/config", "/health", "/metrics", "/api",
+    "/favicon.ico", "/gradio_api/file", "/gradio_api/upload",
     "/gradio_api/upload_progress", "/gradio_api/queue/join", "/gradio_api/queue/data",
     "/gradio_api/heartbeat", "/gradio_api/info", "/gradio_api/startup-events",
     "/gradio_api/call", "/gradio_api/run", "/gradio_api/api", "/gradio_api/cancel",
     "/gradio_api/reset", "/gradio_api/login_check",
+    "/api/v1/server", "/api/v1/read", "/api/v1/openings", "/api/v1/openapi.json",
+    "/api/v1/games",
 )  # fmt: skip
-PAGE_FILES = ("/assets", "/static")
-"""Paths of the page's own files, a hundred of them a visit."""
+_GAME_ENDPOINT = re.compile(r"/api/v1/games(/picture|/archive|/[^/]+/([a-z]+)\b.*)")
+_GAME_PARTS = (
+    "events", "copy", "rules", "meters", "day", "turns", "again", "progress", "stop", "undo",
+    "redo", "go", "clips", "pictures", "game", "film", "card",
+)  # fmt: skip
+PAGE_FILES = ("/assets",)
+"""Paths of the page's own files."""
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +43,11 @@ log = logging.getLogger(__name__)
 def endpoint_of(path: str) -> str:
     """Returns the part of a path that names no game, session or file; "other" if none is known."""
     path = path.rstrip("/")
-    for endpoint in _ENDPOINTS:
+    if found := _GAME_ENDPOINT.fullmatch(path):
+        if found[2] is None:
+            return path
+        return f"/api/v1/games/*/{found[2]}" if found[2] in _GAME_PARTS else "other"
+    for endpoint in sorted(_ENDPOINTS, key=len, reverse=True):
         if path == endpoint or path.startswith((f"{endpoint}/", f"{endpoint}=")):
             return endpoint
     return "/" if not path else "other"
