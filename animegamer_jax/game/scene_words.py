@@ -7,7 +7,7 @@ without a vocabulary has no parts.
 import difflib
 import re
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from animegamer_jax.bundle.vocabulary import Vocabulary
 
@@ -24,6 +24,7 @@ _WORD = re.compile(r"[^\W\d_]+(?:['\u2019-][^\W\d_]+)*")
 _MOST_NEAR = 3
 
 
+@runtime_checkable
 class UnknownWords(Protocol):
     """What finds the words that a model does not know (`Tokenizer`)."""
 

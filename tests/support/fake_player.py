@@ -1,8 +1,8 @@
 """A player for tests of the server that needs no networks and no JAX program.
 
-As a program, `python tests/support/fake_player.py GAMES STEPS [SECONDS]`, it serves a page on a
-free port. Without the seconds of a step it stays in the first step of its first turns until it
-gets SIGUSR1. It ends on SIGTERM.
+As a program, `python tests/support/fake_player.py GAMES STEPS [SECONDS [PORT]]`, it serves a page
+on a port, a free one by default. Without the seconds of a step it stays in the first step of its
+first turns until it gets SIGUSR1. It ends on SIGTERM.
 """
 
 import itertools
@@ -24,6 +24,7 @@ from animegamer_jax.game.openings import Opening, Openings, write_index
 from animegamer_jax.game.player import Player, TurnOutput
 from animegamer_jax.game.saved_game import Game, NewPicture, NewTurn
 from animegamer_jax.media.pictures import fit_picture
+from animegamer_jax.progress import no_progress
 from animegamer_jax.serve.games.game_store import GameModel, GameStore
 
 FRAMES, HEIGHT, WIDTH = 5, 16, 24
@@ -84,7 +85,9 @@ class FakePlayer(Player):
     def restore(self, games):
         return [len(history) for history in games]
 
-    def play_turn(self, window, instructions, *, seeds, turn, steps=2, levels=None, on_progress):
+    def play_turn(
+        self, window, instructions, *, seeds, turn, steps=2, levels=None, on_progress=no_progress
+    ):
         self.calls.append({"window": window, "turn": turn, "steps": steps, "seeds": seeds})
         self.batches.append(list(instructions))
         on_progress("mllm", 1, 1)
@@ -99,7 +102,7 @@ class FakePlayer(Player):
             raise ZeroDivisionError
         count = len(instructions)
         states = np.tile(np.array([3, 1, 0, -1], np.int32), (count, 1))
-        states[:, 0] = [level or 3 for level in levels]
+        states[:, 0] = [level or 3 for level in levels or [0] * count]
         return window, TurnOutput(
             np.stack([np.full((6, 8), seed, np.float32) for seed in seeds]),
             states,
@@ -124,7 +127,9 @@ def make_openings(folder: Path) -> Openings:
     return write_index(folder, shots, fingerprint="fake")
 
 
-def main(games: Path, steps: int, *, held: bool = True, step_seconds: float = 0.0) -> None:
+def main(
+    games: Path, steps: int, *, held: bool = True, step_seconds: float = 0.0, port: int = 0
+) -> None:
     """Serves a page, as `animegamer serve` does, with a player that may be held."""
     from animegamer_jax.serve.engine.engine import Engine
     from animegamer_jax.serve.guard.limits import Limits
@@ -142,7 +147,8 @@ def main(games: Path, steps: int, *, held: bool = True, step_seconds: float = 0.
         on_end=monitor.count_turn,
     )  # fmt: skip
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
         port = probe.getsockname()[1]
     options = ServerOptions(
         host="127.0.0.1",
@@ -160,5 +166,6 @@ def main(games: Path, steps: int, *, held: bool = True, step_seconds: float = 0.
 
 if __name__ == "__main__":
     given = sys.argv[1:]
-    seconds = [float(text) for text in given[2:]]
-    main(Path(given[0]), int(given[1]), held=not seconds, step_seconds=sum(seconds))
+    seconds = float(given[2]) if len(given) > 2 else 0.0
+    place = int(given[3]) if len(given) > 3 else 0
+    main(Path(given[0]), int(given[1]), held=not seconds, step_seconds=seconds, port=place)

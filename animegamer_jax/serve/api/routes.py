@@ -5,14 +5,16 @@ import logging
 import re
 import secrets
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, FastAPI, File, Form, Query, Request, UploadFile
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import UploadFile
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.film import film_gif, film_mp4, save_card
@@ -158,27 +160,37 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
                 found.append(answers.summary(name, actions.store.peek(name)))
         return found
 
-    @router.post("/games/picture", status_code=201, responses=refusals)
-    def new_from_picture(
-        who: Client,
-        picture: Annotated[UploadFile, File(description="a picture, or a video's first frame")],
-        text: Annotated[str, Form(description="who is in it, what they do and where")],
-        rules: Annotated[Literal["off", "day"], Form()] = "off",
-        seed: Annotated[int | None, Form()] = None,
-    ) -> models.GameModel:
-        """Starts a game from the player's own picture."""
-        with _received(picture, actions.folder) as path:
-            name, note = actions.new_game_from_picture(
-                path, text, client=who, name=picture.filename or "picture", seed=seed, rules=rules
-            )
-        return state(name, who, note=note)
+    @router.post(
+        "/games/picture", status_code=201, responses=refusals, openapi_extra=_form_of(_PICTURE)
+    )
+    async def new_from_picture(who: Client, request: Request) -> models.GameModel:
+        """Starts a game from the player's own picture: an image, or a video's first frame."""
 
-    @router.post("/games/archive", status_code=201, responses=refusals)
-    def load_game(who: Client, archive: Annotated[UploadFile, File()]) -> models.GameModel:
+        def begin(path: Path, name: str) -> models.GameModel:
+            new, note = actions.new_game_from_picture(
+                path, fields["text"], client=who, name=name, seed=seed, rules=rules
+            )
+            return state(new, who, note=note)
+
+        async with request.form(max_files=1, max_fields=4) as form:
+            fields = {"text": "", "rules": "off", "seed": ""} | {
+                name: value for name, value in form.items() if isinstance(value, str)
+            }
+            rules = models.SetRules(rules=fields["rules"]).rules
+            seed = int(fields["seed"]) if fields["seed"].isdecimal() else None
+            return await _receive(form.get("picture"), "a picture", actions.folder, begin)
+
+    @router.post(
+        "/games/archive", status_code=201, responses=refusals, openapi_extra=_form_of(_ARCHIVE)
+    )
+    async def load_game(who: Client, request: Request) -> models.GameModel:
         """Loads a downloaded game."""
-        with _received(archive, actions.folder) as path:
-            name = actions.load_game(path, client=who)
-        return state(name, who)
+
+        def load(path: Path, name: str) -> models.GameModel:
+            return state(actions.load_game(path, client=who), who)
+
+        async with request.form(max_files=1, max_fields=4) as form:
+            return await _receive(form.get("archive"), "a downloaded game", actions.folder, load)
 
     @router.get("/games/{game}", responses=refusals)
     def show(who: Client, game: str) -> models.GameModel:
@@ -371,10 +383,12 @@ def _add_errors(app: FastAPI, actions: Actions) -> None:
     def not_logged_in(request: Request, error: LoginError) -> JSONResponse:
         return refuse(401, code="login", error="log in first")
 
+    @app.exception_handler(ValidationError)
     @app.exception_handler(RequestValidationError)
-    def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+    def invalid(request: Request, error: ValidationError | RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"][1:]) or "body"
+        names = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+        place = ".".join(names) or "body"
         return refuse(422, code="refused", error=f"{place}: {first['msg']}"[:300])
 
     @app.exception_handler(Exception)
@@ -425,13 +439,35 @@ def _made(folder: Path, name: str) -> Iterator[Path]:
         raise
 
 
-@contextlib.contextmanager
-def _received(upload: UploadFile, folder: Path) -> Iterator[Path]:
-    """Yields the path of a copy of an upload, which is deleted afterwards."""
-    name = re.sub(r"[^\w.-]", "_", upload.filename or "file")[-40:]
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        path = Path(place) / f"_{name}"
-        with path.open("wb") as file:
-            while block := upload.file.read(1 << 20):
-                file.write(block)
-        yield path
+_PICTURE = {
+    "picture": {"type": "string", "format": "binary"},
+    "text": {"type": "string", "description": "who is in it, what they do and where"},
+    "rules": {"type": "string", "enum": ["off", "day"], "default": "off"},
+    "seed": {"type": "integer"},
+}
+_ARCHIVE = {"archive": {"type": "string", "format": "binary"}}
+
+
+def _form_of(fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns the OpenAPI description of a form."""
+    schema = {"type": "object", "properties": fields, "required": list(fields)[:2]}
+    return {"requestBody": {"content": {"multipart/form-data": {"schema": schema}}}}
+
+
+async def _receive(
+    upload: Any, expected: str, folder: Path, work: Callable[[Path, str], models.GameModel]
+) -> models.GameModel:
+    """Returns what `work` makes of an upload: of its copy's path, and its name."""
+    if not isinstance(upload, UploadFile):
+        raise UserError(f"expected {expected}, found no file: choose one")
+    name = re.sub(r"[^\w.-]", "_", upload.filename or "file")[-60:]
+
+    def copy_and_work() -> models.GameModel:
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            path = Path(place) / f"_{name}"
+            with path.open("wb") as file:
+                while block := upload.file.read(1 << 20):
+                    file.write(block)
+            return work(path, name)
+
+    return await run_in_threadpool(copy_and_work)

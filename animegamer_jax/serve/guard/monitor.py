@@ -20,7 +20,7 @@ from animegamer_jax.serve.guard.limits import Uploads
 _BUCKETS = (0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
 # Parts of a path after which the rest is an id or the name of a file.
 _ENDPOINTS = (
-    "/assets", "/login", "/logout", "/config", "/health", "/metrics", "/api",
+    "/assets", "/login", "/logout", "/config", "/health", "/metrics",
     "/favicon.ico", "/gradio_api/file", "/gradio_api/upload",
     "/gradio_api/upload_progress", "/gradio_api/queue/join", "/gradio_api/queue/data",
     "/gradio_api/heartbeat", "/gradio_api/info", "/gradio_api/startup-events",
@@ -50,7 +50,9 @@ def endpoint_of(path: str) -> str:
     for endpoint in sorted(_ENDPOINTS, key=len, reverse=True):
         if path == endpoint or path.startswith((f"{endpoint}/", f"{endpoint}=")):
             return endpoint
-    return "/" if not path else "other"
+    if path in ("", "/api"):
+        return path or "/"
+    return "other"
 
 
 class Monitor:

@@ -72,7 +72,7 @@ function renderGame() {
     $("#caption").replaceChildren(...caption(turn, game.turns.length));
     const label = t("clip_label", { turn: turn.turn, text: plain(turn.instruction) });
     stage.name({ play: t("clip_play"), pause: t("clip_pause") }, label);
-    stage.show(turn.clip, turn.picture);
+    stage.show(turn.clip);
   } else if (game.picture) {
     $("#caption").textContent = `${plain(game.picture.instruction)} — ${t("starting_picture")}`;
     stage.showStill(game.picture.picture, t("picture_alt"));
@@ -211,7 +211,7 @@ function hero(character, place) {
   const found = openings.find((one) => (!character || one.character === character) && (!place || one.place === place));
   if (!found) return stage.clear();
   stage.name({ play: t("clip_play"), pause: t("clip_pause") }, t("hero_label"));
-  stage.show(found.clip, "");
+  stage.show(found.clip);
 }
 
 function chooseCharacter() {
@@ -431,6 +431,17 @@ async function send(line, { anyway = false } = {}) {
   await attempt(() => post(state.pending));
 }
 
+// Plays a line if the model knows a word of it; else asks first.
+async function sendRead(line) {
+  clearTimeout(readTimer);
+  if (state.read !== line) await readNow();
+  if (state.read === line && state.reading && !state.reading.understood) {
+    state.refused = line;
+    return renderReading();
+  }
+  return send(line);
+}
+
 async function again() {
   if (state.pending) return;
   note("");
@@ -515,6 +526,7 @@ async function readNow() {
   else {
     try {
       state.reading = await ask("POST", "/read", { text: line });
+      state.read = line;
     } catch {
       return; // it only helps
     }
@@ -628,7 +640,7 @@ function connect() {
     const line = $("#line").value;
     if (playing()) return;
     if (!line.trim()) return note(said("expected an instruction, found nothing: say what happens next"), true);
-    send(line);
+    sendRead(line);
   });
   on("#line", "input", () => {
     if (state.note.text) note("");

@@ -1,6 +1,6 @@
 // The clip: two videos on top of each other, so that a clip loops and is replaced without a blink.
 
-const FADE = 0.3; // seconds
+const FADE = 0.18; // seconds
 
 export class Stage {
   constructor(root, { onPlaying }) {
@@ -63,7 +63,7 @@ export class Stage {
     this.still.src = address;
     this.still.hidden = false;
     this.button.hidden = true;
-    this.backdrop.style.backgroundImage = `url("${address}")`;
+    this.still.onload = () => this.paintBackdrop(this.still);
     for (const video of this.videos) {
       video.classList.remove("front");
       video.pause();
@@ -74,14 +74,19 @@ export class Stage {
     this.wanted = "";
     this.still.hidden = true;
     this.button.hidden = true;
-    this.backdrop.style.backgroundImage = "";
+    this.backdrop.getContext("2d").clearRect(0, 0, 36, 24);
     for (const video of this.videos) {
       video.classList.remove("front", "fading");
       video.pause();
     }
   }
 
-  async show(address, backdrop) {
+  // Fills what the clip leaves free, blurred.
+  paintBackdrop(picture) {
+    this.backdrop.getContext("2d").drawImage(picture, 0, 0, 36, 24);
+  }
+
+  async show(address) {
     if (this.wanted === address) return;
     this.wanted = address;
     let url;
@@ -92,7 +97,6 @@ export class Stage {
       return;
     }
     if (this.wanted !== address) return;
-    if (backdrop) this.backdrop.style.backgroundImage = `url("${backdrop}")`;
     const next = 1 - this.front;
     const video = this.videos[next];
     this.fading = true;
@@ -103,6 +107,7 @@ export class Stage {
     });
     if (this.wanted !== address) return;
     await this.swap(next, false);
+    this.paintBackdrop(video);
     const other = this.videos[1 - next];
     setTimeout(() => {
       if (this.wanted === address && other !== this.videos[this.front]) other.src = url;
