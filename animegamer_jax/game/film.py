@@ -17,6 +17,8 @@ from animegamer_jax.media import video
 from animegamer_jax.media.fonts import fit_text, font_for, wrap_text
 from animegamer_jax.storage.files import write_whole
 
+Number = int | float
+
 _GIF_WIDTH = 360
 _TEXT_SHARE = 0.055  # of a frame's height: the size of a caption
 _INK, _SOFT, _PAPER, _ACCENT = (255, 255, 255), (176, 182, 200), (24, 27, 38), (255, 196, 87)
@@ -196,7 +198,7 @@ def _card_title(turns: Sequence[Turn], day: Day | None, words: Vocabulary) -> tu
     )
 
 
-def _draw_star(draw: ImageDraw.ImageDraw, x: float, y: float, *, lit: bool) -> None:
+def _draw_star(draw: ImageDraw.ImageDraw, x: Number, y: Number, *, lit: bool) -> None:
     angles = np.pi / 5 * np.arange(10) - np.pi / 2
     radii = np.where(np.arange(10) % 2, 11.0, 25.0)
     points = [(x + r * np.cos(a), y + r * np.sin(a)) for r, a in zip(radii, angles, strict=True)]

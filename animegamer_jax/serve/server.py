@@ -114,6 +114,8 @@ def run(
             console.print(f"games are saved in {engine.store.folder}")
             if options.warm_up:
                 _warm_up(engine, console, stopped)
+                if not stopped.is_set():
+                    console.print("all batch sizes are compiled")
             stopped.wait()
             console.print(f"stopping: turns in play have {options.shutdown_seconds:g} s to end")
         finally:

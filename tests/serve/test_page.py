@@ -163,39 +163,41 @@ def test_a_game_of_which_nothing_is_lost(opened, browser, address):
 def test_ten_turns_and_a_server_that_is_killed_and_comes_back(browser, tmp_path):
     """A line that is sent while the server is away is played once, when it is back."""
     games = tmp_path / "games"
-    with serving_fake(games, 4, 0.05) as (address, process):
-        with open_page(browser, address, may_fail=("http",), **WIDE) as (page, _):
-            page.set_default_timeout(SECONDS)
+    with (
+        serving_fake(games, 4, 0.05) as (address, process),
+        open_page(browser, address, may_fail=("http",), **WIDE) as (page, _),
+    ):
+        page.set_default_timeout(SECONDS)
+        ready(page)
+        page.click("#open-settings")
+        page.uncheck("#rules")
+        page.click("#settings .close")
+        begin(page)
+        for number in range(2, 8):
+            say(page, f"turn {number}", number)
+        process.send_signal(signal.SIGKILL)
+        expect(page.locator("#banner")).to_contain_text("The server is away")
+        page.fill("#line", "while you were away")
+        page.press("#line", "Enter")
+        port = int(address.rpartition(":")[2])
+        with serving_fake(games, 4, 0.05, port):
+            count_turns(page, 8)
+            caption(page, "while you were away")
+            expect(page.locator("#banner")).to_be_hidden()
+            say(page, "nine", 9)
+            page.click("#again")
+            page.locator("[data-take]").wait_for()
+            page.click("#undo")
+            count_turns(page, 8)
+            page.fill("#line", "")
+            page.reload()
             ready(page)
-            page.click("#open-settings")
-            page.uncheck("#rules")
-            page.click("#settings .close")
-            begin(page)
-            for number in range(2, 8):
-                say(page, f"turn {number}", number)
-            process.send_signal(signal.SIGKILL)
-            expect(page.locator("#banner")).to_contain_text("The server is away")
-            page.fill("#line", "while you were away")
-            page.press("#line", "Enter")
-            port = int(address.rpartition(":")[2])
-            with serving_fake(games, 4, 0.05, port):
-                count_turns(page, 8)
-                caption(page, "while you were away")
-                expect(page.locator("#banner")).to_be_hidden()
-                say(page, "nine", 9)
-                page.click("#again")
-                page.locator("[data-take]").wait_for()
-                page.click("#undo")
-                count_turns(page, 8)
-                page.fill("#line", "")
-                page.reload()
-                ready(page)
-                say(page, "ten", 9)
-                say(page, "eleven", 10)
-                name = page.url.partition("game=")[2]
-                document = json.loads((games / name / "game.json").read_text())
-                assert [turn["turn"] for turn in document["turns"]] == list(range(1, 11))
-                assert len(document["others"]) == 2
+            say(page, "ten", 9)
+            say(page, "eleven", 10)
+            name = page.url.partition("game=")[2]
+            document = json.loads((games / name / "game.json").read_text())
+            assert [turn["turn"] for turn in document["turns"]] == list(range(1, 11))
+            assert len(document["others"]) == 2
 
 
 def test_nobody_types_into_a_void(opened):
@@ -254,26 +256,28 @@ def test_a_day_has_an_end(opened):
 
 def test_a_turn_is_stopped(browser, tmp_path):
     """By a player that stays in its first step, so that there is always something to stop."""
-    with serving_fake(tmp_path / "games", 200) as (address, process):
-        with open_page(browser, address, may_fail=ENDED) as (page, wrong):
-            page.set_default_timeout(SECONDS)
-            ready(page)
-            page.click("#open-settings")
-            page.fill("#steps", "50")
-            page.click("#settings .close")
-            begin(page)
-            page.fill("#line", "jump")
-            page.press("#line", "Enter")
-            expect(page.locator("#status")).to_contain_text("of 50", timeout=SECONDS)
-            expect(page.locator("#undo")).to_be_disabled()
-            page.fill("#line", "typed during the turn")
-            page.click("#stop")
-            expect(page.locator("#status")).to_contain_text("Stopped")
-            assert page.input_value("#line") == "typed during the turn"
-            count_turns(page, 1)
-            process.send_signal(signal.SIGUSR1)
-            say(page, "jump", 2)
-            assert wrong == []
+    with (
+        serving_fake(tmp_path / "games", 200) as (address, process),
+        open_page(browser, address, may_fail=ENDED) as (page, wrong),
+    ):
+        page.set_default_timeout(SECONDS)
+        ready(page)
+        page.click("#open-settings")
+        page.fill("#steps", "50")
+        page.click("#settings .close")
+        begin(page)
+        page.fill("#line", "jump")
+        page.press("#line", "Enter")
+        expect(page.locator("#status")).to_contain_text("of 50", timeout=SECONDS)
+        expect(page.locator("#undo")).to_be_disabled()
+        page.fill("#line", "typed during the turn")
+        page.click("#stop")
+        expect(page.locator("#status")).to_contain_text("Stopped")
+        assert page.input_value("#line") == "typed during the turn"
+        count_turns(page, 1)
+        process.send_signal(signal.SIGUSR1)
+        say(page, "jump", 2)
+        assert wrong == []
 
 
 def test_on_a_phone_in_the_dark_by_keyboard(browser, address):

@@ -14,7 +14,7 @@ def make_game(folder: Path, **fields) -> Game:
     return Game.create(folder, **(defaults | fields))
 
 
-def add_turn(game: Game, *, changes=(1, 0, -1), **options) -> None:
+def add_turn(game: Game, *, changes=(1, 0, -1), instruction: str = "", **options) -> None:
     number = len(game.turns) + 1
     turn = NewTurn(
         states=np.array([3, *changes], np.int32),
@@ -23,4 +23,4 @@ def add_turn(game: Game, *, changes=(1, 0, -1), **options) -> None:
         frames=np.full((5, 16, 24, 3), number % 256, np.uint8),
         seconds=SECONDS,
     )
-    game.add(turn, f"instruction {number}", **options)
+    game.add(turn, instruction or f"instruction {number}", **options)

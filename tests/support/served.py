@@ -1,4 +1,4 @@
-"""Servers for tests, each a process of its own: the embedded model, or a player without networks."""
+"""Servers for tests, each a process of its own: with the embedded model, or without networks."""
 
 import contextlib
 import os

@@ -99,7 +99,8 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
         """Yields the state of a game and the progress of its turn, whenever they change."""
         last_progress, version = "", -1
         with actions.hub.follow(name) as follower:
-            while not actions.hub.closed:
+            while True:
+                closed = actions.hub.closed  # what has changed before is sent once more
                 now = actions.hub.version(name)
                 if now != version:
                     version = now
@@ -113,6 +114,8 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
                 if (text := found.model_dump_json()) != last_progress:
                     last_progress = text
                     yield _event("progress", text)
+                if closed:
+                    break
                 if not await follower.wait(_HEARTBEAT_SECONDS):
                     yield ": wait\n\n"
         yield _event("closing", "")
