@@ -89,7 +89,7 @@ test-faults: .venv/.dev
 	nice -n 10 $(BIN)/python tests/faults/campaign.py --cases $(CASES) --kills $(KILLS) --out out/faults
 
 screenshots: .venv/.dev
-	SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/serve/test_page.py -k 'browser or phone'
+	SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/serve/test_page.py -k screenshots
 
 test-scale: .venv/.dev
 	$(BIN)/python -m pytest -m scale

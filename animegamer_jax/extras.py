@@ -27,6 +27,7 @@ MODULES = {
     "array_record": ("train", "films", "plan"),
     "cv2": ("train", "evaluate", "films", "plan"),
     "diffusers": ("bench",),
+    "fastapi": ("serve",),
     "gradio": ("serve",),
     "grain": ("train", "films", "plan"),
     "jinja2": ("evaluate", "films"),
@@ -38,6 +39,7 @@ MODULES = {
     "tensorboardX": ("train", "films", "plan"),
     "tensorflow_datasets": ("train", "films", "plan"),
     "torch": ("torch", "bench"),
+    "uvicorn": ("serve",),
 }
 
 # The extra of a command, or of a group of them, and a module by which it is recognised.

@@ -125,7 +125,7 @@ def page(*, model: str = "toy", turns: int = 10) -> None:
             executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
         )
         page, sent = browser.new_page(), []
-        page.on("requestfinished", sent.append)
+        page.on("requestfinished", lambda request: sent.append(request))
         began = time.perf_counter()
         page.goto(address)
         page.locator("#stage video.front").first.wait_for()

@@ -334,6 +334,24 @@ def test_everybody_who_follows_a_game_sees_its_turns(client, actions, player):
         assert [kind for kind, _ in found][-1] == "closing"
         statuses = [data["status"] for kind, data in found if kind == "progress"]
         assert statuses[0] == statuses[-1] == "idle"
+        assert "done" in statuses
+
+
+def test_why_a_turn_failed_reaches_those_who_follow(client, actions):
+    game = new_game(client)["game"]
+    texts: list[str] = []
+    thread = threading.Thread(target=lambda: texts.append(client.get(f"games/{game}/events").text))
+    thread.start()
+    until = time.monotonic() + 20
+    while game not in actions.hub._followers:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    found = refusal(client.post(f"games/{game}/turns", json={"instruction": "bad"}))
+    assert "try another seed" in found["error"]
+    actions.hub.close()
+    thread.join(20)
+    failed = [data for kind, data in events(texts[0]) if data and data.get("status") == "failed"]
+    assert "try another seed" in failed[0]["error"]
 
 
 def test_a_turn_is_stopped(client, player):

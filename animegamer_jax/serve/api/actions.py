@@ -3,6 +3,7 @@
 Each action takes the client who asks, and raises `UserError` in one line.
 """
 
+import collections
 import contextlib
 import re
 import secrets
@@ -28,6 +29,7 @@ from animegamer_jax.storage.paths import user_errors
 
 Number = int | float  # as a browser sends it
 LARGEST_SEED = 2**31 - 1
+_MOST_ENDED = 4096  # requests that are remembered, one a game
 
 
 class ConflictError(UserError):
@@ -71,9 +73,20 @@ class Actions:
         self.openings = openings or Openings()
         self.file_work = FileWork()
         self.hub = Hub()
+        self._ended: collections.OrderedDict[str, TurnRequest] = collections.OrderedDict()
         engine.on_change = self._on_change
 
+    def last_ended(self, name: str) -> TurnRequest | None:
+        """Returns the request of a game that ended last, if it is not long ago."""
+        return self._ended.get(name)
+
     def _on_change(self, request: TurnRequest) -> None:
+        if request.ended:
+            self._ended[request.game] = request
+            self._ended.move_to_end(request.game)
+            if len(self._ended) > _MOST_ENDED:
+                with contextlib.suppress(KeyError):  # another thread was faster
+                    self._ended.popitem(last=False)
         if request.status == "done":
             self.hub.changed(request.game)
         else:

@@ -98,6 +98,7 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
     async def game_events(name: str, who: str) -> AsyncIterator[str]:
         """Yields the state of a game and the progress of its turn, whenever they change."""
         last_progress, version = "", -1
+        reported = actions.last_ended(name)
         with actions.hub.follow(name) as follower:
             while True:
                 closed = actions.hub.closed  # what has changed before is sent once more
@@ -110,6 +111,9 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
                         yield _event("error", actions.hide(error))
                         return
                     yield _event("state", found.model_dump_json())
+                if (ended := actions.last_ended(name)) is not reported:
+                    reported = ended
+                    yield _event("progress", answers.progress(actions, ended).model_dump_json())
                 found = answers.progress(actions, actions.engine.request_of(name))
                 if (text := found.model_dump_json()) != last_progress:
                     last_progress = text

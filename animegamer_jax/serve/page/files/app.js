@@ -4,7 +4,7 @@ import { Away, Follower, Refused, ask, login } from "./remote.js";
 import { Stage } from "./stage.js";
 import * as text from "./text.js";
 import { said, t } from "./text.js";
-import { $, METERS, board, caption, card, day, h, marks, meters, plain, reading, suggestion } from "./views.js";
+import { $, METERS, board, caption, card, day, h, marks, meters, plain, reading, suggestion, tree } from "./views.js";
 
 const state = {
   server: null, // what is played here
@@ -109,6 +109,7 @@ function renderTools() {
   $("#undo").disabled = busy || !game?.turns.length;
   $("#redo").disabled = busy || !game?.redo;
   $("#again").disabled = busy || !game?.turns.length;
+  $("#open-tree").hidden = !game?.others.length;
   $("#open-meters").disabled = busy || !game;
   $("#branch").disabled = busy;
   $("#play").hidden = playing();
@@ -304,9 +305,8 @@ function follow(name) {
   follower = new Follower(name, {
     onState: receive,
     onProgress: (progress) => {
-      const before = state.progress.status;
+      if (["stopped", "failed"].includes(progress.status)) settle(progress);
       state.progress = progress;
-      if (progress.status === "idle" && ["waiting", "playing"].includes(before)) settle();
       renderTools();
       renderStatus();
     },
@@ -334,21 +334,18 @@ function receive(game) {
   renderGame();
 }
 
-// The turn that was sent has ended: if it brought no turn, its line comes back.
-async function settle() {
+// A turn has ended without a clip: if it was sent here, its line comes back.
+function settle(progress) {
   const sent = state.pending;
-  if (!sent) return;
-  setTimeout(async () => {
-    if (state.pending !== sent || !state.game || playing()) return;
-    state.pending = null;
-    if (!$("#line").value) $("#line").value = sent.line;
-    if (!state.note.text) note(t("stopped"));
-  }, 400);
+  state.pending = null;
+  if (sent && !$("#line").value) $("#line").value = sent.line;
+  note(said(progress.error) || t("stopped"), progress.status === "failed");
 }
 
 function setAway(away) {
   if (state.away === away) return;
   state.away = away;
+  if (away && state.pending) state.pending.lost = true; // perhaps: it is looked at again
   $("#banner").hidden = !away;
   $("#banner").textContent = away ? t("away") : "";
   renderTools();
@@ -364,6 +361,8 @@ async function resend() {
     const game = await ask("GET", `/games/${state.game.game}`);
     receive(game);
     if (state.pending !== sent) return;
+    const { status } = await ask("GET", `/games/${state.game.game}/progress`);
+    if (status !== "idle") return void (sent.lost = false); // only the connection was lost
     note(t("resent"));
     await post(sent);
   });
@@ -372,22 +371,23 @@ async function resend() {
 async function post(sent) {
   const { line, head, again, options } = sent;
   sent.lost = false;
+  state.progress = { status: "waiting", queue_position: 0 };
+  renderTools();
+  renderStatus();
   const body = again ? { head, ...options } : { instruction: line, head, ...options };
   try {
     const path = `/games/${state.game.game}/${again ? "again" : "turns"}?reply=accepted`;
-    const progress = await ask("POST", path, body);
-    if (state.pending === sent) {
-      state.progress = progress;
-      renderTools();
-      renderStatus();
-    }
+    await ask("POST", path, body); // its progress comes as an event
   } catch (error) {
     if (error instanceof Away) {
       sent.lost = true;
+      state.progress = { status: "idle" };
       setAway(true);
       return;
     }
     state.pending = null;
+    state.progress = { status: "idle" };
+    renderTools();
     if (!again && !$("#line").value) $("#line").value = line;
     if (error.code === "unknown words") {
       state.reading = error.reading;
@@ -652,6 +652,14 @@ function connect() {
   on("#redo", "click", () => change("redo"));
   on("#again", "click", again);
   on("#branch", "click", () => change("go", { turn: state.shown }));
+  on("#open-tree", "click", () => {
+    const go = (turn) => {
+      $("#tree").close();
+      change("go", { turn: turn.id });
+    };
+    $("#tree-lines").replaceChildren(...tree(state.game, go));
+    open("#tree");
+  });
   on("#open-meters", "click", openMeters);
   on("#open-parts", "click", () => {
     $("#parts").hidden = !$("#parts").hidden;

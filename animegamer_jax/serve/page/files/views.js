@@ -131,6 +131,41 @@ export function board(game, shown, { onShow, onGo }) {
   return columns;
 }
 
+// All turns of a game as a tree: a row for each line, below the turn where it leaves another one.
+export function tree(game, onGo) {
+  const all = [...game.turns, ...game.others];
+  const current = new Set(game.turns.map((turn) => turn.id));
+  const children = (id) => {
+    const found = all.filter((turn) => turn.after === id);
+    return found.sort((a, b) => current.has(b.id) - current.has(a.id));
+  };
+  const rows = [];
+  const line = (first) => {
+    const buttons = [];
+    const left = [];
+    for (let turn = first; turn; ) {
+      const text = t("show_turn", { turn: turn.turn, text: plain(turn.instruction) });
+      const here = turn;
+      buttons.push(h(
+        "button",
+        {
+          type: "button", class: "turn", "data-go": turn.id, title: text, "aria-label": text,
+          "aria-current": turn.id === game.head ? "true" : "false", onclick: () => onGo(here),
+        },
+        h("img", { src: turn.picture, alt: "", loading: "lazy" }),
+        h("span", {}, `${turn.turn}`),
+      ));
+      const [next, ...others] = children(turn.id);
+      left.push(...others);
+      turn = next;
+    }
+    rows.push(h("div", { class: "row", style: { paddingLeft: `${68 * (first.turn - 1)}px` } }, ...buttons));
+    left.reverse().forEach(line);
+  };
+  children("").forEach(line);
+  return rows;
+}
+
 // A line with the words marked that the model does not know.
 export function marks(line, reading) {
   const parts = [];
