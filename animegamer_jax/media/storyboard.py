@@ -1,6 +1,5 @@
 """The storyboard: a card per turn with frames, instruction, states and meters, as one PNG."""
 
-import functools
 import io
 import re
 from collections.abc import Mapping, Sequence
@@ -8,7 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
+
+from animegamer_jax.media.fonts import fit_text, font_for, wrap_text
 
 MAX_PANELS = 60
 _PAPER, _CARD, _EDGE = (246, 246, 243), (255, 255, 255), (228, 228, 223)
@@ -63,8 +64,10 @@ def storyboard(panels: Sequence[Panel], *, title: str = "Game", note: str = "") 
     if omitted:
         note = f"turns {omitted + 1} to {len(panels)}" + (f"  ·  {note}" if note else "")
     for text, size, top, ink in ((title, 34, margin - 10, _INK), (note, 18, margin + 38, _SOFT)):
-        font = _font(text, size)
-        draw.text((margin, top), _fit(text, font, picture.width - 2 * margin), fill=ink, font=font)
+        font = font_for(text, size)
+        draw.text(
+            (margin, top), fit_text(text, font, picture.width - 2 * margin), fill=ink, font=font
+        )
     for index, card in enumerate(cards):
         column, row = divmod(index, rows)
         left = margin + column * (width + 2 * gap)
@@ -101,7 +104,7 @@ def _draw_instruction(canvas: "_Canvas", left: Number, top: Number, instruction:
     lines: list[tuple[str, str]] = []
     indent = 100 if labelled else 0
     for label, value in parts if labelled else [("", instruction)]:
-        wrapped = _wrap(value, _font(value, 19 * _SCALE), (_TEXT_WIDTH - indent) * _SCALE)
+        wrapped = wrap_text(value, font_for(value, 19 * _SCALE), (_TEXT_WIDTH - indent) * _SCALE)
         lines += [(label if i == 0 else "", line) for i, line in enumerate(wrapped)]
     if len(lines) > 6:
         lines = [*lines[:5], (lines[5][0], lines[5][1] + " …")]
@@ -172,9 +175,9 @@ class _Canvas:
         anchor: str = "lm",
         width: Number = 0,
     ) -> None:
-        font = _font(text, size * _SCALE)
+        font = font_for(text, size * _SCALE)
         if width:
-            text = _fit(text, font, width * _SCALE)
+            text = fit_text(text, font, width * _SCALE)
         self.draw.text((x * _SCALE, y * _SCALE), text, fill=ink, font=font, anchor=anchor)
 
     def picture(self, x: Number, y: Number, frame: np.ndarray, *, size: tuple[int, int]) -> None:
@@ -186,68 +189,3 @@ class _Canvas:
 
     def finished(self) -> Image.Image:
         return self.image.reduce(_SCALE)
-
-
-# Pillow's own font has Latin characters only; these are searched on the system for others.
-_OTHER_FONTS = (
-    "NotoSansCJK-Regular.ttc",
-    "NotoSansCJKjp-Regular.otf",
-    "Hiragino Sans GB.ttc",
-    "YuGothM.ttc",
-    "msgothic.ttc",
-    "DejaVuSans.ttf",
-    "Arial Unicode.ttf",
-    "arial.ttf",
-)
-
-
-@functools.lru_cache(maxsize=64)
-def _load_font(name: str, size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont | None:
-    try:
-        return ImageFont.truetype(name, size) if name else ImageFont.load_default(size=size)
-    except OSError:
-        return None
-
-
-@functools.lru_cache(maxsize=4096)
-def _has_character(name: str, character: str) -> bool:
-    """Returns whether a font draws a character differently from one that no font has."""
-    font = _load_font(name, 16)
-    if font is None or character.isspace():
-        return font is not None
-    drawn, missing = (np.array(font.getmask(text)) for text in (character, "\ufdd0"))
-    return not np.array_equal(drawn, missing)
-
-
-def _font(text: str, size: int):
-    """Returns Pillow's scalable font, or the first on this system that has all characters."""
-    for name in ("", *_OTHER_FONTS):
-        if all(_has_character(name, character) for character in set(text)):
-            return _load_font(name, size)
-    return _load_font("", size)
-
-
-def _fit(text: str, font, width: Number) -> str:
-    """Cuts the text and adds dots if it is wider than `width`."""
-    if font.getlength(text) <= width:
-        return text
-    while text and font.getlength(text + "…") > width:
-        text = text[:-1]
-    return text.rstrip() + "…"
-
-
-def _wrap(text: str, font, width: Number) -> list[str]:
-    """Wraps text to `width`; a word that is wider alone is broken between characters."""
-    lines = [""]
-    for word in text.split():
-        joined = f"{lines[-1]} {word}".strip()
-        if font.getlength(joined) <= width:
-            lines[-1] = joined
-            continue
-        if lines[-1]:
-            lines.append("")
-        for character in word:
-            if lines[-1] and font.getlength(lines[-1] + character) > width:
-                lines.append("")
-            lines[-1] += character
-    return lines

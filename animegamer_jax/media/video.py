@@ -89,6 +89,17 @@ def _encode(
     return buffer.getvalue()
 
 
+def encode_film(
+    frames: Iterable[UInt8[np.ndarray, "h w 3"]],
+    *,
+    height: int,
+    width: int,
+    fps: int = FRAMES_PER_SECOND,
+) -> bytes:
+    """Encodes frames of one size as `encode_mp4` does, without holding all of them."""
+    return _encode(frames, height=height, width=width, fps=fps)
+
+
 def encode_lossless_mp4(
     frames: UInt8[np.ndarray, "f h w 3"], *, fps: int = FRAMES_PER_SECOND
 ) -> bytes:

@@ -13,7 +13,8 @@ from animegamer_jax.configs import Dtype
 from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.saved_game import History
-from animegamer_jax.serve.limits import Limits
+from animegamer_jax.progress import print_status
+from animegamer_jax.serve.guard.limits import Limits
 
 _DEFAULT_MAX_STEPS = 100  # of a turn, if the model does not take more
 _LIMITS = Limits()
@@ -92,11 +93,12 @@ def serve(
     keep_compiled_programs()
 
     from animegamer_jax.bundle.bundle import Bundle
+    from animegamer_jax.game.openings import read_openings
     from animegamer_jax.game.player import Player
     from animegamer_jax.media.video import enlarged_size
-    from animegamer_jax.serve.engine import Engine, suitable_batches
-    from animegamer_jax.serve.game_store import GameModel, GameStore
-    from animegamer_jax.serve.monitor import Monitor, show_log
+    from animegamer_jax.serve.engine.engine import Engine, suitable_batches
+    from animegamer_jax.serve.games.game_store import GameModel, GameStore, check_game
+    from animegamer_jax.serve.guard.monitor import Monitor, show_log
     from animegamer_jax.serve.server import ServerOptions, run
 
     bundle = Bundle.open(folder)
@@ -132,7 +134,23 @@ def serve(
         shutdown_seconds=shutdown_seconds,
         warm_up=warm_up,
     )
-    run(engine, bundle.vocabulary, monitor, options, name=bundle.name, steps=player.steps)
+    openings = read_openings(bundle.path)
+    for game in openings.games.values():
+        check_game(game, game_model)
+    if bundle.vocabulary.characters and not openings.games:
+        print_status(
+            f"no prepared first shots in {bundle.path}: the first turn of a game is played when it "
+            f"begins; make them with: animegamer openings --model {model}"
+        )
+    run(
+        engine,
+        bundle.vocabulary,
+        monitor,
+        options,
+        name=bundle.name,
+        steps=player.steps,
+        openings=openings,
+    )
     return 0
 
 

@@ -1,5 +1,6 @@
 """Serves the page of an engine until a signal, behind a guard, and shuts down in order."""
 
+import asyncio
 import dataclasses
 import os
 import signal
@@ -8,21 +9,24 @@ import threading
 import time
 from pathlib import Path
 
-import gradio as gr
+import anyio.to_thread
+import uvicorn
+from fastapi import FastAPI
 from rich.console import Console
 from starlette.middleware import Middleware
 
 from animegamer_jax.bundle.vocabulary import Vocabulary
-from animegamer_jax.serve import view
-from animegamer_jax.serve.engine import Engine
-from animegamer_jax.serve.guard import Guard, hosts_of
-from animegamer_jax.serve.limits import MAX_UPLOAD_MB, Limits, Uploads
-from animegamer_jax.serve.monitor import Monitor
-from animegamer_jax.serve.page import Page
+from animegamer_jax.game.openings import Openings
+from animegamer_jax.serve.api.actions import Actions
+from animegamer_jax.serve.application import make_application
+from animegamer_jax.serve.engine.engine import Engine
+from animegamer_jax.serve.guard.guard import Guard, hosts_of
+from animegamer_jax.serve.guard.limits import Limits, Uploads
+from animegamer_jax.serve.guard.monitor import Monitor
 
 _DELIVERY_SECONDS = 1.0  # for the last answers to reach their players
+_STOP_SECONDS = 10.0
 _SWEEP_SECONDS = 60.0
-_SESSIONS = 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +62,7 @@ def run(
     *,
     name: str,
     steps: int,
+    openings: Openings | None = None,
 ) -> None:
     """Serves until SIGINT or SIGTERM; then closes the engine.
 
@@ -68,6 +73,7 @@ def run(
         options: Options of the server.
         name: Name of the model.
         steps: Denoising steps of a new game.
+        openings: Prepared first shots; None for none.
     """
     console = Console(highlight=False, markup=False, soft_wrap=True)
     stopped = _catch_signals()
@@ -83,8 +89,11 @@ def run(
             max_seconds=60.0 * limits.uploads_minutes,
         )
         monitor.watch(engine, uploads)
-        page = Page(engine, vocabulary=vocabulary, steps=steps, title=f"AnimeGamer: {name}")
-        blocks = page.build()
+        sent = Path(temporary) / "sent"
+        sent.mkdir()
+        actions = Actions(
+            engine, vocabulary=vocabulary, steps=steps, folder=sent, openings=openings
+        )
         guard = Middleware(
             Guard,
             hosts=hosts_of(options.host, options.allowed_hosts),
@@ -93,54 +102,76 @@ def run(
             monitor=monitor,
             behind_proxy=bool(options.trusted_proxies),
         )
+        app = make_application(
+            actions, model=name, auth=options.auth, guard=guard, routes=[*monitor.routes()]
+        )
+        server = _Server(app, options, threads=max(64, 4 * engine.store.max_games))
         try:
-            _launch(blocks, options, guard, monitor, max_games=engine.store.max_games)
+            server.start()
             threading.Thread(target=_sweep, args=(uploads, stopped), daemon=True).start()
+            shown = f"[{options.host}]" if ":" in options.host else options.host
+            console.print(f"{name} is served on http://{shown}:{options.port}  (Ctrl-C stops it)")
+            console.print(f"games are saved in {engine.store.folder}")
             if options.warm_up:
                 _warm_up(engine, console, stopped)
-            if not stopped.is_set():
-                shown = f"[{options.host}]" if ":" in options.host else options.host
-                console.print(
-                    f"{name} is served on http://{shown}:{options.port}  (Ctrl-C stops it)"
-                )
-                console.print(f"games are saved in {engine.store.folder}")
+                if not stopped.is_set():
+                    console.print("all batch sizes are compiled")
             stopped.wait()
             console.print(f"stopping: turns in play have {options.shutdown_seconds:g} s to end")
         finally:
             engine.close(seconds=options.shutdown_seconds if stopped.is_set() else 0.0)
             if stopped.is_set():
                 time.sleep(_DELIVERY_SECONDS)
-            blocks.close(verbose=False)
+            actions.hub.close()
+            server.stop()
     console.print("stopped; every finished turn is saved")
 
 
-def _launch(
-    blocks: gr.Blocks,
-    options: ServerOptions,
-    guard: Middleware,
-    monitor: Monitor,
-    *,
-    max_games: int,
-) -> None:
-    fonts = ["system-ui", "-apple-system", "Segoe UI", "sans-serif"]
-    mono = ["ui-monospace", "Consolas", "monospace"]
-    blocks.queue(default_concurrency_limit=None, max_size=4 * max_games)
-    blocks.launch(
-        server_name=options.host,
-        server_port=options.port,
-        auth=list(options.auth) or None,
-        css=view.CSS,
-        theme=gr.themes.Soft(font=fonts, font_mono=mono),
-        footer_links=["api"],
-        max_file_size=f"{MAX_UPLOAD_MB}mb",
-        max_threads=max(64, 4 * max_games),
-        prevent_thread_lock=True,
-        # Each call of the API is a session of its own, of a quarter MB, and Gradio keeps 10,000.
-        state_session_capacity=max(_SESSIONS, 4 * max_games),
-        quiet=True,
-        ssr_mode=False,
-        app_kwargs={"middleware": [guard], "routes": monitor.routes()},
-    )
+class _Server:
+    """An HTTP server on a thread of its own.
+
+    Args:
+        app: The application.
+        options: Where it serves.
+        threads: Number of threads for its handlers.
+    """
+
+    def __init__(self, app: FastAPI, options: ServerOptions, *, threads: int):
+        self._threads = threads
+        config = uvicorn.Config(
+            app,
+            host=options.host,
+            port=options.port,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=int(_DELIVERY_SECONDS),
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+
+    def _run(self) -> None:
+        async def serve() -> None:
+            anyio.to_thread.current_default_thread_limiter().total_tokens = self._threads
+            await self._server.serve()
+
+        asyncio.run(serve())
+
+    def start(self) -> None:
+        """Starts it and waits until it answers.
+
+        Raises:
+            RuntimeError: it ended before.
+        """
+        self._thread.start()
+        while not self._server.started:
+            if not self._thread.is_alive():
+                raise RuntimeError("the HTTP server could not start")
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """Ends it, with the answers that are being sent."""
+        self._server.should_exit = True
+        self._thread.join(_STOP_SECONDS)
 
 
 def _catch_signals() -> threading.Event:

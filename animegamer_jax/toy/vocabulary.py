@@ -53,6 +53,16 @@ VERBS: dict[str, Verb] = {
     "sleep": Verb("sleep", "sleeping", "sleeps"),
     "talk": Verb("talk to {partner}", "talking to {partner}", "talks to {partner}"),
 }
+# Changes that a motion brings whatever its level, unless it repeats the turn before.
+_EFFECTS: dict[str, dict[str, int]] = {
+    "run": {"stamina": -1, "entertainment": 1},
+    "jump": {"stamina": -1, "entertainment": 1},
+    "fly": {"stamina": -1, "entertainment": 1},
+    "sit": {"stamina": 1},
+    "sleep": {"stamina": 1},
+    "wave": {"social": 1},
+    "talk": {"social": 1},
+}
 WHERE = {place: f"{'on' if place == 'beach' else 'in'} the {place}" for place in PLACES}
 WHEN = {"day": ("by day", "in the day"), "night": ("by night", "at night")}
 
@@ -223,6 +233,13 @@ def vocabulary() -> Vocabulary:
         times=TIMES,
         places=PLACES,
         examples=("Mika is gently waving in the town by day.", "Go on, faster."),
+        effects={
+            motion: _EFFECTS[name]
+            for name, verb in VERBS.items()
+            if name in _EFFECTS
+            for partner in (CHARACTERS if "{" in verb.gerund else ("",))
+            for motion in (verb.gerund.format(partner=partner),)
+        },
     )
 
 

@@ -1,6 +1,7 @@
 """Measures the web server: several players at once, and a long game.
 
     python scripts/bench/bench_serve.py players             # eight games at once and in a row
+    python scripts/bench/bench_serve.py page                # first visit, from a click to the clip
     python scripts/bench/bench_serve.py long --turns 200    # a long game: seconds a turn, memory
     python scripts/bench/bench_serve.py crowd               # a player, and one who floods
     python scripts/bench/bench_serve.py load                # 300 turns by 16 players: memory, p95
@@ -11,6 +12,7 @@ work on the machine changes the results, so compare only numbers of one run.
 
 import contextlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,6 +30,7 @@ from tyro.extras import SubcommandApp
 from animegamer_jax.bench.timing import read_status
 
 app = SubcommandApp()
+_COMPILED = "all batch sizes are compiled"
 _LINES = (
     "Character: Mika; Motion: gently waving; Background: day town.",
     "Motion: quickly run.",
@@ -52,6 +55,8 @@ def _serving(model: str) -> Iterator[tuple[str, int]]:
         assert process.stdout is not None
         try:
             address = next(m[0] for line in process.stdout if (m := re.search(r"http://\S+", line)))
+            # No turn is timed together with a compilation.
+            next(line for line in process.stdout if model == "fake" or _COMPILED in line)
             yield address, process.pid
         finally:
             process.terminate()
@@ -101,6 +106,60 @@ def players(*, model: str = "toy", games: int = 8, turns: int = 5) -> None:
     for name, taken in (("alone", alone), (f"one of {games}", together)):
         p50, p95 = np.percentile(taken, (50, 95))
         print(f"a turn, {name}: p50 {p50:.2f} s, p95 {p95:.2f} s")
+    ratio = np.percentile(together, 95) / np.median(alone)
+    print(f"p95 of one of {games} / median alone: {ratio:.1f}")
+
+
+@app.command
+def page(*, model: str = "toy", turns: int = 10) -> None:
+    """Measure the page in a browser: its first visit, and from a click to the clip that plays.
+
+    Args:
+        model: Model to play.
+        turns: Number of turns.
+    """
+    from playwright.sync_api import sync_playwright
+
+    with _serving(model) as (address, _), sync_playwright() as api:
+        browser = api.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
+        )
+        page, sent = browser.new_page(), []
+        page.on("requestfinished", lambda request: sent.append(request))
+        began = time.perf_counter()
+        page.goto(address)
+        page.locator("#stage video.front").first.wait_for()
+        seconds = time.perf_counter() - began
+        page.wait_for_timeout(1000)
+        found = [request.sizes() for request in sent if request.url.startswith("http")]
+        size = sum(one["responseBodySize"] + one["responseHeadersSize"] for one in found)
+        print(
+            f"first visit: {len(found)} requests, {size / 1000:.0f} kB, a clip after "
+            f"{seconds:.2f} s"
+        )
+        page.locator("#cards .card").first.click()
+        page.locator("#cards .card").first.click()
+        page.locator("#board .turn").first.wait_for()
+        waited, own = [], []
+        for number in range(turns):
+            page.evaluate("performance.clearMarks()")
+            page.fill("#line", _LINES[number % len(_LINES)])
+            page.press("#line", "Enter")
+            page.locator("#board .turn").nth(number + 1).wait_for(timeout=120_000)
+            page.wait_for_timeout(700)
+            marks = (
+                "performance.getEntriesByType('mark').map(m => [m.name.slice(0, 4), m.startTime])"
+            )
+            times = dict(page.evaluate(marks))
+            waited.append((times["play"] - times["sent"]) / 1000)
+            state = "fetch('/api/v1/games/' + location.hash.slice(6)).then(a => a.json())"
+            own.append(page.evaluate(state)["turns"][-1]["seconds"])
+        browser.close()
+    extra = np.subtract(waited, own)
+    print(
+        f"from click to clip: median {np.median(waited):.2f} s, the model's own time "
+        f"{np.median(own):.2f} s, beyond it {np.median(extra):.2f} s"
+    )
 
 
 @app.command

@@ -134,7 +134,7 @@ def read_games(*, folder: Path) -> int:
 
 def read_archive(*, file: Path, out: Path) -> int:
     """Unpack an uploaded game, as the server does."""
-    from animegamer_jax.serve.archive import unpack_game
+    from animegamer_jax.serve.games.archive import unpack_game
 
     game = unpack_game(file, out, check=lambda game: None)
     print(len(game.turns))

@@ -83,7 +83,7 @@ def _games(folder: Path) -> None:
         *("--picture-text", "Character: Hana; Motion: standing."),
     )
     from animegamer_jax.game.saved_game import Game
-    from animegamer_jax.serve.archive import pack_game
+    from animegamer_jax.serve.games.archive import pack_game
 
     pack_game(Game.load(folder / "game"), folder / "game.zip")
     (folder / "game/game.mp4").unlink()

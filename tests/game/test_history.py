@@ -16,8 +16,8 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.game import rollout
 from animegamer_jax.game.player import Player, check_fit
 from animegamer_jax.game.saved_game import Game, TurnRecord
-from animegamer_jax.serve.engine import Engine
-from animegamer_jax.serve.game_store import GameModel, GameStore
+from animegamer_jax.serve.engine.engine import Engine
+from animegamer_jax.serve.games.game_store import GameModel, GameStore
 
 STEPS = 4
 # Errors of representations, and the share of pixels off by a level: of a first turn, of later ones.

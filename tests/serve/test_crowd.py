@@ -21,13 +21,13 @@ from crowd_server import ask, begin, fetch, result, served
 from fake_player import MODEL, FakePlayer
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.serve.archive import pack_game
-from animegamer_jax.serve.engine import Engine
-from animegamer_jax.serve.fair_queue import FairQueue
-from animegamer_jax.serve.game_store import GameStore
-from animegamer_jax.serve.guard import Guard, hosts_of
-from animegamer_jax.serve.limits import FileWork, Limits, Logins, Rate, Uploads, client_of
-from animegamer_jax.serve.monitor import Monitor, endpoint_of
+from animegamer_jax.serve.engine.engine import Engine
+from animegamer_jax.serve.engine.fair_queue import FairQueue
+from animegamer_jax.serve.games.archive import pack_game
+from animegamer_jax.serve.games.game_store import GameStore
+from animegamer_jax.serve.guard.guard import Guard, hosts_of
+from animegamer_jax.serve.guard.limits import FileWork, Limits, Logins, Rate, Uploads, client_of
+from animegamer_jax.serve.guard.monitor import Monitor, endpoint_of
 
 
 @pytest.fixture
@@ -396,9 +396,17 @@ def test_paths_in_the_log_name_nothing_private():
         ("/gradio_api/file=/tmp/secret.mp4", "/gradio_api/file"),
         ("/gradio_api/call/play_turn/0123", "/gradio_api/call"),
         ("/gradio_api/heartbeat/0123", "/gradio_api/heartbeat"),
-        ("/assets/index.js", "/assets"),
+        ("/assets/app.js", "/assets"),
         ("/assetsecret", "other"),
         ("/secret", "other"),
+        ("/api/v1/games", "/api/v1/games"),
+        ("/api/v1/games/0123", "/api/v1/games"),
+        ("/api/v1/games/0123/clips/turn_001.mp4", "/api/v1/games/*/clips"),
+        ("/api/v1/games/0123/film.mp4", "/api/v1/games/*/film"),
+        ("/api/v1/games/0123/secret", "other"),
+        ("/api/v1/games/picture", "/api/v1/games/picture"),
+        ("/api/v1/secret", "other"),
+        ("/api", "/api"),
     ):
         assert endpoint_of(path) == endpoint
 

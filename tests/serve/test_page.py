@@ -1,123 +1,37 @@
-"""The page in a real browser, and the API by Gradio's client: the embedded model behind both.
+"""The page in a real browser, with a player without networks behind it.
 
-Pictures of the page go to the folder that SCREENSHOTS names (`make screenshots`).
+Pictures of the page, with the embedded model, go to the folder that SCREENSHOTS names
+(`make screenshots`).
 """
 
-import contextlib
-import gc
 import json
 import os
 import re
 import signal
-import subprocess
-import sys
-import threading
-import time
-import urllib.error
 import urllib.request
-import warnings
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fake_player
-import numpy as np
 import pytest
 from browser import open_browser, open_page
 from PIL import Image
+from served import serving, serving_fake
 
-from animegamer_jax.media import video as media
-from animegamer_jax.toy.scene import CHARACTERS
-
-gradio_client = pytest.importorskip("gradio_client")
 playwright = pytest.importorskip("playwright.sync_api")
+expect = playwright.expect
 
-# The client leaves its sockets to the garbage collector; `clients` collects them at the end.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
-)
-# Gradio's page ends its own streams, which the browser calls failed.
-STREAMS = ("/queue/data?", "/heartbeat/")
-PLAYED = [
-    "Character: Mika; Motion: gently waving; Background: day town.",
-    "Motion: quickly run.",
-    "Now by night.",
-]
-
-
-def serving(games: Path, *options: str) -> Any:
-    """A server of the embedded model, as a user starts it: its address and its process."""
-    command = [sys.executable, "-m", "animegamer_jax.cli", "serve", "--port", "0"]
-    return started([*command, "--games", str(games), "--no-warm-up", *options], games)
-
-
-@contextlib.contextmanager
-def started(command: list[str], games: Path) -> Iterator[tuple[str, subprocess.Popen]]:
-    """A server, its address and its process."""
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    log = games.with_suffix(".log")
-    with log.open("a") as errors:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
-        )
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if found := re.search(r"http://\S+", line):
-                yield found[0], process
-                break
-        else:
-            pytest.fail(log.read_text())
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def clients() -> Iterator[list[Any]]:
-    """The clients of these tests, ended after the last server, with the sockets they left."""
-    opened: list[Any] = []
-    yield opened
-    for client in opened:
-        client.close()
-    opened.clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
+# The browser calls streams that the page itself ends failed, and so clips that are replaced.
+ENDED = ("/events", "blob:")
+WIDE = {"viewport": {"width": 1280, "height": 860}}
+PHONE = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark", "has_touch": True}
+SECONDS = 30_000.0  # of a machine that is busy
 
 
 @pytest.fixture(scope="module")
-def new_client(clients) -> Callable[..., Any]:
-    """Opens a client of a server's address."""
-
-    def open_client(address: str, **options: Any) -> Any:
-        clients.append(gradio_client.Client(address, verbose=False, **options))
-        return clients[-1]
-
-    return open_client
-
-
-@pytest.fixture(scope="module")
-def games(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("serve") / "games"
-
-
-@pytest.fixture(scope="module")
-def address(games) -> Iterator[str]:
-    with serving(games) as (found, _):
+def address(tmp_path_factory) -> Iterator[str]:
+    with serving_fake(tmp_path_factory.mktemp("page") / "games", 4, 0.02) as (found, _):
         yield found
-
-
-@pytest.fixture(scope="module")
-def client(address, new_client) -> Any:
-    return new_client(address)
 
 
 @pytest.fixture(scope="module")
@@ -126,452 +40,383 @@ def browser() -> Iterator[Any]:
         yield found
 
 
-def new_game(client: Any, seed: int = 0) -> str:
-    return client.predict(seed, 0, 0, api_name="/new_game")["game"]
+@pytest.fixture
+def opened(browser, address):
+    """A page on a wide screen, of which nothing may go wrong."""
+    with open_page(browser, address, may_fail=ENDED, **WIDE) as (page, wrong):
+        page.set_default_timeout(SECONDS)
+        ready(page)
+        yield page
+        assert wrong == []
 
 
-def play_turn(client: Any, game: str, text: str, level: int = 0) -> dict:
-    return client.predict(game, text, level, api_name="/play_turn")
+def ready(page: Any) -> None:
+    page.locator("body[data-ready]").wait_for()
 
 
-def shoot(page: Any, name: str) -> None:
-    if folder := os.environ.get("SCREENSHOTS"):
-        page.screenshot(path=str(Path(folder) / name), full_page=True)
+def begin(page: Any, character: str = "Mika", place: str = "beach") -> None:
+    page.click(f"[data-name={character}]")
+    page.click(f"[data-name={place}]")
+    count_turns(page, 1)
 
 
-def wait_for_text(page: Any, place: str, text: str) -> None:
-    element = f"document.querySelector('{place}')"
-    found = f"{element}?.innerText.includes({json.dumps(text)})"
-    try:
-        page.wait_for_function(found, timeout=40_000)
-    except playwright.TimeoutError:
-        shown = {name: page.inner_text(name) for name in ("#about", "#status")}
-        pytest.fail(f"expected {text!r} in {place}, found {shown}")
+def count_turns(page: Any, number: int) -> None:
+    expect(page.locator("#board .turn:not(.ahead)")).to_have_count(number, timeout=SECONDS)
 
 
-def wait_for_turn(page: Any, number: int, total: int | None = None) -> None:
-    wait_for_text(page, "#about", f"turn {number} of {total or number}")
+def say(page: Any, line: str, number: int) -> None:
+    """Types a line, plays it, and waits for the turn of this number."""
+    page.fill("#line", line)
+    page.press("#line", "Enter")
+    count_turns(page, number)
+    expect(page.locator("#play")).to_be_visible()
 
 
-def wait_for_status(page: Any, text: str) -> None:
-    wait_for_text(page, "#status", text)
+def caption(page: Any, text: str) -> None:
+    expect(page.locator("#caption")).to_contain_text(text, timeout=SECONDS)
 
 
-def say(page: Any, text: str) -> None:
-    """Types a line and presses Enter until its turn is begun: then the page has emptied the line.
-
-    Gradio ignores what is pressed until the browser knows that the turn before has ended, a moment
-    after it was shown.
-    """
-    page.fill("#line textarea", text)
-    for _ in range(40):
-        page.press("#line textarea", "Enter")
-        with contextlib.suppress(playwright.TimeoutError):
-            emptied = "document.querySelector('#line textarea').value === ''"
-            page.wait_for_function(emptied, timeout=1000)
-            return
-    pytest.fail(f"the turn is not begun: {page.inner_text('#status')!r}")
+def is_playing(page: Any) -> bool:
+    """Whether the clip in front goes on, and has a picture."""
+    video = page.locator("#stage video.front").first
+    video.wait_for()
+    for _ in range(100):
+        times = []
+        for _ in range(2):
+            times.append(video.evaluate("v => [v.currentTime, v.paused, v.videoWidth]"))
+            page.wait_for_timeout(60)
+        if times[0][0] != times[1][0] and not times[1][1] and times[1][2] > 0:
+            return True
+    return False
 
 
-def set_steps(page: Any, steps: str) -> str:
-    """Sets the denoising steps in the settings, which are closed; returns what they were."""
-    number = "#steps input[type=number]"
-    page.get_by_text("Settings").click()
-    page.wait_for_selector(number)
-    before = page.input_value(number)
-    for _ in range(20):  # until it stays: the page sets its own when it has just drawn it
-        page.fill(number, steps)
-        page.press(number, "Tab")
-        page.wait_for_timeout(200)
-        if page.input_value(number) == steps:
-            return before
-    pytest.fail(f"the steps stay {page.input_value(number)}")
+def format_of(download: Any) -> str | None:
+    with Image.open(download.path()) as picture:
+        return picture.format
 
 
-def playing(page: Any) -> bool:
-    """Whether the clip runs: its time goes on, it repeats, it has a picture."""
-    page.wait_for_function(
-        "(v => v && v.readyState >= 2 && v.currentTime > 0)(document.querySelector('#clip video'))",
-        timeout=20_000,
-    )
-    video = "document.querySelector('#clip video')"
-    before = page.evaluate(f"{video}.currentTime")
-    page.wait_for_function(f"{video}.currentTime != {before}", timeout=5_000)
-    return page.evaluate(f"{video}.loop && !{video}.paused && {video}.videoWidth > 0")
+def test_two_clicks_to_a_playing_clip(browser, address):
+    """A small first visit; no request to another host; no error."""
+    sent: list[Any] = []
+    with open_page(browser, "about:blank", may_fail=ENDED, **WIDE) as (page, wrong):
+        page.set_default_timeout(SECONDS)
+        page.on("requestfinished", lambda request: sent.append(request))
+        page.goto(address)
+        ready(page)
+        assert is_playing(page)  # a prepared shot, before the first click
+        page.wait_for_timeout(300)
+        first = [request for request in sent if request.url.startswith("http")]
+        sizes = [request.sizes() for request in first]
+        total = sum(size["responseBodySize"] + size["responseHeadersSize"] for size in sizes)
+        assert len(first) <= 15, [request.url for request in first]
+        assert total < 300_000
+        page.click("[data-name=Ren]")
+        page.click("[data-name=forest]")
+        caption(page, "Ren · waving · day forest")
+        assert is_playing(page)
+        expect(page.locator("#day")).to_contain_text("Day 1: 1 of 10")
+        hosts = {request.url.split("/")[2] for request in sent if request.url.startswith("http")}
+        assert hosts == {address.split("/")[2]}
+        assert wrong == []
 
 
-def test_a_game_in_the_browser(browser, address, tmp_path):
-    """Three turns, one of them without its place; undo, branch, reload, download, load."""
-    options = {"viewport": {"width": 1200, "height": 900}, "accept_downloads": True}
-    with open_page(browser, address, may_fail=STREAMS, **options) as (page, wrong):
-        page.wait_for_selector("#line textarea")
-        wait_for_text(page, "#about", "No turn yet")
-        page.fill("#line textarea", PLAYED[0])
-        page.click("#play-line")
-        wait_for_turn(page, 1)
-        assert playing(page)
-        assert page.input_value("#line textarea") == ""
-        meters = {
-            name: page.get_attribute(f"[data-meter={name}]", "data-value")
-            for name in ("stamina", "social", "entertainment")
-        }
-        assert any(value != "50" for value in meters.values())
-
-        page.get_by_role("tab", name="In parts").click()
-        page.fill("#field-adverb input", "quickly")
-        page.fill("#field-motion input", "running")
-        page.press("#field-motion input", "Enter")
-        page.click("#play-parts")
-        wait_for_turn(page, 2)
-        assert "Motion: quickly running." in page.inner_text("#about")
-
-        page.get_by_role("tab", name="In words").click()
-        say(page, PLAYED[2])
-        wait_for_turn(page, 3)
-        assert playing(page)
-        page.wait_for_function("document.querySelectorAll('#board img').length == 3")
-        shoot(page, "serve.png")
-
-        page.click("#board img >> nth=0")
-        wait_for_turn(page, 1, 3)
-        page.click("#branch")
-        wait_for_turn(page, 1)
-        wait_for_status(page, "A new game that continues after turn 1")
-
-        say(page, "Motion: jump.")
-        wait_for_turn(page, 2)
-        page.click("#again")
-        page.wait_for_function(
-            "/turn 2 of 2 .* seed [1-9]/.test(document.querySelector('#about').innerText)",
-            timeout=60_000,
-        )  # the game's own seed is 0
+def test_a_game_of_which_nothing_is_lost(opened, browser, address):
+    page = opened
+    begin(page)
+    say(page, "Motion: running.", 2)
+    caption(page, "running")
+    assert page.input_value("#line") == ""
+    page.click("#suggestions button >> nth=0")
+    count_turns(page, 3)
+    page.click("#again")
+    expect(page.locator("[data-take]")).to_contain_text("take 2/2", timeout=SECONDS)
+    page.click("[data-take]")  # walk through the takes
+    expect(page.locator("[data-take]")).to_contain_text("take 1/2")
+    page.click("#undo")
+    count_turns(page, 2)
+    assert page.input_value("#line") != ""  # the line is back
+    page.fill("#line", "")
+    page.click("#redo")
+    count_turns(page, 3)
+    page.click("#board .turn >> nth=0")
+    caption(page, "turn 1 of 3")
+    page.click("#branch")
+    count_turns(page, 1)
+    expect(page.locator("#board .turn.ahead")).to_have_count(2)
+    say(page, "jump", 2)
+    page.click("#open-tree")
+    expect(page.locator("#tree .turn")).to_have_count(5)
+    page.locator("#tree .row").nth(1).locator(".turn").first.click()
+    caption(page, "running")
+    page.reload()
+    ready(page)
+    caption(page, "running")
+    with open_page(browser, page.url, may_fail=ENDED) as (other, wrong):  # a second tab
+        other.set_default_timeout(SECONDS)
+        caption(other, "running")
+        say(other, "In the second tab", 3)
+        count_turns(page, 3)
+        caption(page, "In the second tab")
         page.click("#undo")
-        wait_for_turn(page, 1)
-        wait_for_status(page, "The last turn is undone")
-
-        page.reload()
-        wait_for_turn(page, 1)
-        assert playing(page)
-
-        with page.expect_download() as download:
-            page.click("#save")
-        path = tmp_path / "game.zip"
-        download.value.save_as(path)
-        with zipfile.ZipFile(path) as archive:
-            names = {"game.json", "game.mp4", "storyboard.png", "turn_001.mp4"}
-            assert names <= set(archive.namelist())
-
-        page.click("#new")
-        wait_for_status(page, "A new game")
-        wait_for_text(page, "#about", "No turn yet")
-        with page.expect_file_chooser() as chooser:
-            page.click("#load")
-        chooser.value.set_files(str(path))
-        wait_for_status(page, "The game is loaded")
-        wait_for_turn(page, 1)
+        count_turns(other, 2)
         assert wrong == []
+    page.click("#home")
+    page.click("#open-games")
+    page.click("#games-list .card >> nth=0")
+    caption(page, "running")
 
 
-def write_picture(path: Path) -> str:
-    frame = media.read_mp4(next(path.parent.rglob("turn_001.mp4")))[0]
-    Image.fromarray(frame).save(path)
-    return str(path)
+@pytest.mark.slow
+def test_ten_turns_and_a_server_that_is_killed_and_comes_back(browser, tmp_path):
+    """A line that is sent while the server is away is played once, when it is back."""
+    games = tmp_path / "games"
+    with (
+        serving_fake(games, 4, 0.05) as (address, process),
+        open_page(browser, address, may_fail=("http",), **WIDE) as (page, _),
+    ):
+        page.set_default_timeout(SECONDS)
+        ready(page)
+        page.click("#open-settings")
+        page.uncheck("#rules")
+        page.click("#settings .close")
+        begin(page)
+        for number in range(2, 8):
+            say(page, f"turn {number}", number)
+        process.send_signal(signal.SIGKILL)
+        expect(page.locator("#banner")).to_contain_text("The server is away")
+        page.fill("#line", "while you were away")
+        page.press("#line", "Enter")
+        port = int(address.rpartition(":")[2])
+        with serving_fake(games, 4, 0.05, port):
+            count_turns(page, 8)
+            caption(page, "while you were away")
+            expect(page.locator("#banner")).to_be_hidden()
+            say(page, "nine", 9)
+            page.click("#again")
+            page.locator("[data-take]").wait_for()
+            page.click("#undo")
+            count_turns(page, 8)
+            page.fill("#line", "")
+            page.reload()
+            ready(page)
+            say(page, "ten", 9)
+            say(page, "eleven", 10)
+            name = page.url.partition("game=")[2]
+            document = json.loads((games / name / "game.json").read_text())
+            assert [turn["turn"] for turn in document["turns"]] == list(range(1, 11))
+            assert len(document["others"]) == 2
 
 
-def test_a_game_from_a_picture_in_the_browser(browser, address, client, games):
-    name = new_game(client)
-    play_turn(client, name, PLAYED[0])
-    picture = write_picture(games / name / "hero.png")
-    with open_page(browser, address, may_fail=STREAMS) as (page, wrong):
-        page.wait_for_selector("#line textarea")
-        page.get_by_text("Start from your own picture").click()
-        page.wait_for_selector("#picture-text textarea")
-        page.click("#new-picture")
-        wait_for_status(page, "expected a picture, found no file")
-        page.set_input_files("#picture input[type=file]", picture)
-        page.wait_for_function(
-            "document.querySelector('#picture').innerText.includes('hero')", timeout=20_000
-        )
-        page.fill("#picture-text textarea", PLAYED[0])
-        page.click("#new-picture")
-        wait_for_status(page, "A new game from your picture")
-        wait_for_text(page, "#about", "The game starts from your picture")
-        page.wait_for_function("document.querySelectorAll('#board img').length == 1")
-        say(page, "Motion: jump.")
-        wait_for_turn(page, 1)
-        page.wait_for_function("document.querySelectorAll('#board img').length == 2")
-        assert wrong == []
+def test_nobody_types_into_a_void(opened):
+    page = opened
+    begin(page)
+    page.fill("#line", "xaruto xeats on the xoon")
+    expect(page.locator("#marks mark")).to_have_count(3)
+    assert page.locator("#marks mark").all_inner_texts() == ["xaruto", "xeats", "xoon"]
+    page.press("#line", "Enter")
+    expect(page.locator("#reading")).to_contain_text("The model knows no word of this line")
+    count_turns(page, 1)
+    page.click("#reading [data-word=town]")
+    assert page.input_value("#line") == "xaruto xeats on the town"
+    expect(page.locator("#anyway")).to_have_count(0)
+    page.press("#line", "Enter")
+    count_turns(page, 2)
+    caption(page, "not known: xaruto, xeats")
+    page.press("#line", "Enter")
+    expect(page.locator("#status")).to_contain_text("expected an instruction, found nothing")
 
 
-def test_a_game_from_a_picture_by_the_api(client, games, tmp_path):
-    name = new_game(client)
-    play_turn(client, name, PLAYED[0])
-    frame = gradio_client.handle_file(write_picture(games / name / "hero.png"))
-    start = {"text": PLAYED[0], "api_name": "/new_game_from_picture"}
-    states = [
-        client.predict(picture=picture, **start)
-        for picture in (frame, gradio_client.handle_file(str(games / name / "turn_001.mp4")))
-    ]
-    for state in states:
-        assert state["picture"]["instruction"] == PLAYED[0]
-        assert state["turns"] == []
-    turn = play_turn(client, states[0]["game"], "Motion: jump.")
-    archive = client.predict(states[0]["game"], api_name="/download")
-    loaded = client.predict(gradio_client.handle_file(archive), api_name="/load")
-    assert loaded["picture"] == states[0]["picture"]
-    assert loaded["turns"] == [turn]
-    (tmp_path / "text.png").write_text("hero")
-    bad = gradio_client.handle_file(str(tmp_path / "text.png"))
-    with pytest.raises(Exception, match=r"text\.png: expected a picture .*, found neither"):
-        client.predict(picture=bad, **start)
+def test_a_game_from_a_picture(opened, tmp_path):
+    page = opened
+    Image.new("RGB", (48, 32), "red").save(tmp_path / "hero.png")
+    page.click("#own-picture")
+    page.click("#picture-form .primary")
+    expect(page.locator("#picture-error")).to_contain_text("expected a picture")
+    page.set_input_files("#picture-file", str(tmp_path / "hero.png"))
+    page.fill("#picture-text", "Character: Hana; Motion: waving.")
+    page.click("#picture-form .primary")
+    caption(page, "The game starts from your picture")
+    expect(page.locator("#still")).to_be_visible()
+    say(page, "running", 1)
+    expect(page.locator("#still")).to_be_hidden()
+
+
+def test_a_day_has_an_end(opened):
+    page = opened
+    begin(page)
+    page.click("#open-meters")
+    page.fill("#set-stamina", "0")
+    page.click("#edit .primary")
+    expect(page.locator("#ending-title")).to_contain_text("Mika has no stamina left")
+    expect(page.locator("#ending-card")).to_be_visible(timeout=SECONDS)
+    with page.expect_download() as download:
+        page.click("#ending-save")
+    assert format_of(download.value) == "PNG"
+    page.click("#next-day")
+    expect(page.locator("#day")).to_contain_text("Day 2: 0 of 10")
+    assert page.get_attribute("[data-meter=stamina]", "data-value") == "50"
+    page.click("#open-save")
+    with page.expect_download() as download:
+        page.click("#film-gif")
+    assert format_of(download.value) == "GIF"
 
 
 def test_a_turn_is_stopped(browser, tmp_path):
     """By a player that stays in its first step, so that there is always something to stop."""
-    games = tmp_path / "games"
-    command = [sys.executable, fake_player.__file__, str(games), "200"]
     with (
-        started(command, games) as (address, process),
-        open_page(browser, address, may_fail=STREAMS) as (page, wrong),
+        serving_fake(tmp_path / "games", 200) as (address, process),
+        open_page(browser, address, may_fail=ENDED) as (page, wrong),
     ):
-        page.wait_for_selector("#line textarea")
-        assert set_steps(page, "50") == "200"
-        say(page, "Motion: jump.")
-        wait_for_status(page, "of 50")
-        page.click("#undo")
-        wait_for_text(page, "body", "a turn is being played")
+        page.set_default_timeout(SECONDS)
+        ready(page)
+        page.click("#open-settings")
+        page.fill("#steps", "50")
+        page.click("#settings .close")
+        begin(page)
+        page.fill("#line", "jump")
+        page.press("#line", "Enter")
+        expect(page.locator("#status")).to_contain_text("of 50", timeout=SECONDS)
+        expect(page.locator("#undo")).to_be_disabled()
+        page.fill("#line", "typed during the turn")
         page.click("#stop")
-        wait_for_status(page, "Stopped: the game is unchanged")
-        wait_for_text(page, "#about", "No turn yet")
+        expect(page.locator("#status")).to_contain_text("Stopped")
+        assert page.input_value("#line") == "typed during the turn"
+        count_turns(page, 1)
         process.send_signal(signal.SIGUSR1)
-        say(page, "Motion: jump.")
-        wait_for_turn(page, 1)
+        say(page, "jump", 2)
         assert wrong == []
 
 
 def test_on_a_phone_in_the_dark_by_keyboard(browser, address):
-    options = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
-    with open_page(browser, address, may_fail=STREAMS, **options) as (page, wrong):
-        page.wait_for_selector("#line textarea")
-        page.focus("#line textarea")
-        page.keyboard.type(PLAYED[0])
+    with open_page(browser, address, may_fail=ENDED, **PHONE) as (page, wrong):
+        page.set_default_timeout(SECONDS)
+        ready(page)
+        for name in ("Hana", "town"):
+            page.focus(f"[data-name={name}]")
+            page.keyboard.press("Enter")
+        count_turns(page, 1)
+        page.focus("#line")
+        page.keyboard.type("Motion: running.")
         page.keyboard.press("Tab")
         page.keyboard.press("Enter")  # on the button that plays
-        wait_for_turn(page, 1)
-        assert playing(page)
+        count_turns(page, 2)
+        assert is_playing(page)
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        ground = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
         assert max(map(int, re.findall(r"\d+", ground)[:3])) < 100
-        shoot(page, "serve-phone.png")
         assert wrong == []
 
 
-def test_what_players_say_is_never_run(browser, address):
+def test_what_players_say_is_never_run(opened):
+    page = opened
     said = '<img src=x onerror="window.ran=1"> שלום 🎈 &lt;b&gt;'
-    with open_page(browser, address, may_fail=STREAMS) as (page, wrong):
-        page.wait_for_selector("#line textarea")
-        page.fill("#line textarea", said)
-        page.click("#play-line")
-        wait_for_turn(page, 1)
-        assert said in page.inner_text("#about")
-        assert page.evaluate("window.ran") is None
-        assert page.locator("#about img, #about script, #board script").count() == 0
-        for text, reported in (
-            ("", "expected an instruction, found nothing"),
-            ("x" * 10_000, "at most 500 characters"),
-        ):
-            page.wait_for_timeout(500)  # the turn before has ended for the browser too
-            page.fill("#line textarea", text)
-            page.click("#play-line")
-            wait_for_status(page, reported)
-            assert page.input_value("#line textarea") == text  # to be corrected, not typed again
+    begin(page)
+    say(page, said, 2)
+    caption(page, said)
+    assert page.evaluate("window.ran") is None
+    assert page.locator("#caption img, #caption b, #board script").count() == 0
+
+
+def test_in_other_languages(browser, address):
+    with open_page(browser, address, may_fail=ENDED, locale="ja-JP") as (page, wrong):
+        page.set_default_timeout(SECONDS)
+        ready(page)
+        expect(page.locator("#question")).to_have_text("だれになる?")
+        page.select_option("#language", "zh")
+        expect(page.locator("#question")).to_have_text("你想成为谁?")
+        assert page.get_attribute("html", "lang") == "zh"
+        begin(page)
+        expect(page.locator("#undo")).to_have_text("撤销")
         assert wrong == []
 
 
-def test_what_is_typed_during_a_turn_stays(browser, address):
-    with open_page(browser, address, may_fail=STREAMS) as (page, wrong):
-        page.wait_for_selector("#line textarea")
-        page.fill("#line textarea", "Character: Mika; Motion: wave; Background: day town.")
-        page.click("#play-line")
-        page.wait_for_function("document.querySelector('#line textarea').value === ''")
-        page.fill("#line textarea", "Go on, faster.")
-        wait_for_turn(page, 1)
-        page.wait_for_timeout(500)
-        assert page.input_value("#line textarea") == "Go on, faster."
-        page.press("#line textarea", "Enter")
-        wait_for_turn(page, 2)
-        assert page.input_value("#line textarea") == ""
-        assert wrong == []
-
-
-@pytest.mark.slow
-def test_eight_games_at_once_are_what_each_is_alone(client, address, games, new_client):
-    """Each gets its own answer, in batches: states equal, frames but for sums in another order."""
-
-    def play(game: str, name: str, own: Any = None) -> None:
-        own = own or new_client(address)
-        play_turn(own, game, f"Character: {name}; Motion: gently waving; Background: day town.")
-        play_turn(own, game, PLAYED[1])
-
-    alone = [new_game(client, seed) for seed in range(8)]
-    for game, name in zip(alone, CHARACTERS, strict=True):
-        play(game, name, client)
-    together = [new_game(client, seed) for seed in range(8)]
-    threads = [
-        threading.Thread(target=play, args=pair) for pair in zip(together, CHARACTERS, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    expected, found = (
-        [client.predict(game, api_name="/show")["turns"] for game in some]
-        for some in (alone, together)
+@pytest.mark.parametrize("options", [WIDE, PHONE], ids=["wide and light", "a phone in the dark"])
+def test_axe_finds_nothing_serious(browser, address, options):
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe-core is not installed (extra dev)"
     )
-    for a, b in zip(expected, found, strict=True):
-        assert len(b) == 2
-        for name in ("motion_level", "meters", "seed", "instruction"):
-            assert [turn[name] for turn in a] == [turn[name] for turn in b]
-    for turn in range(2):
-        clips, others = (
-            np.stack(
-                [
-                    media.read_mp4(games / g / t[turn]["clip"])
-                    for g, t in zip(ids, reported, strict=True)
-                ]
-            )
-            for ids, reported in ((alone, expected), (together, found))
-        )
-        apart = np.abs(clips[:, None].astype(np.float32) - others[None]).mean(axis=(2, 3, 4, 5))
-        assert apart.diagonal().max() < 1
-        assert apart[~np.eye(8, dtype=bool)].min() > 2 * apart.diagonal().max()
+
+    def check(page: Any, where: str) -> None:
+        found = axe.Axe().run(page).response["violations"]
+        grave = [
+            (one["id"], [node["html"][:160] for node in one["nodes"]][:3])
+            for one in found
+            if one["impact"] in ("serious", "critical")
+        ]
+        assert grave == [], where
+
+    options = options | {"reduced_motion": "reduce"}
+    with open_page(browser, address, may_fail=ENDED, **options) as (page, wrong):
+        page.set_default_timeout(SECONDS)
+        ready(page)
+        check(page, "the first screen")
+        begin(page)
+        say(page, "running xeats", 2)
+        page.click("#again")
+        page.locator("[data-take]").wait_for()
+        page.click("#open-parts")
+        page.fill("#line", "xeats")
+        page.locator("#marks mark").wait_for()
+        check(page, "a game")
+        video = page.locator("#stage video.front").first
+        assert video.evaluate("v => v.paused")  # motion is reduced
+        assert video.get_attribute("aria-label").startswith("Clip of turn 2")
+        for button, dialog in (
+            ("#open-games", "#games"),
+            ("#open-save", "#save"),
+            ("#open-settings", "#settings"),
+            ("#open-meters", "#edit"),
+        ):
+            page.click(button)
+            page.locator(dialog).wait_for()
+            check(page, dialog)
+            page.keyboard.press("Escape")
+        page.goto(f"{address}/api")
+        page.locator("#paths details").first.wait_for()
+        check(page, "the API's page")
+        assert wrong == []
 
 
-def test_the_api(client, games):
-    game = new_game(client, 5)
-    turn = play_turn(client, game, PLAYED[0], level=5)
-    assert (turn["motion_level"], turn["chosen_level"], turn["seed"]) == (5, True, 5)
-    again = client.predict(game, 77, 0, api_name="/try_again")
-    assert (again["turn"], again["seed"], again["chosen_level"]) == (1, 77, False)
-    play_turn(client, game, PLAYED[1])
-    clip = client.predict(game, 2, api_name="/clip")
-    assert len(media.read_mp4(Path(clip))) == 17
-    archive = client.predict(game, api_name="/download")
-    loaded = client.predict(gradio_client.handle_file(archive), api_name="/load")
-    assert [t["instruction"] for t in loaded["turns"]] == PLAYED[:2]
-    assert loaded["game"] != game
-    branch = client.predict(game, 1, api_name="/branch")
-    assert len(branch["turns"]) == 1
-    assert client.predict(game, api_name="/progress") == {"status": "idle"}
-    assert client.predict(game, api_name="/stop") is False
-    assert len(client.predict(game, api_name="/undo")["turns"]) == 1
+def test_the_page_is_ready_while_the_model_compiles(browser, tmp_path):
+    """The embedded model, compiling: the first screen is there, and says so until it is done."""
+    with serving(tmp_path / "games", warm_up=True) as (address, _):
+        with urllib.request.urlopen(f"{address}/api/v1/server") as answer:
+            server = json.load(answer)
+        with open_page(browser, address, may_fail=ENDED, **WIDE) as (page, wrong):
+            page.set_default_timeout(SECONDS)
+            ready(page)
+            if server["status"] == "warming up":
+                expect(page.locator("#banner")).to_contain_text("being prepared")
+            begin(page, server["words"]["characters"][0], server["words"]["places"][0])
+            assert is_playing(page)
+            page.click("#suggestions button >> nth=0")
+            expect(page.locator("#board .turn")).to_have_count(2, timeout=300_000)
+            assert is_playing(page)
+            assert wrong == []
 
 
-def test_what_the_api_refuses(client, tmp_path):
-    game = new_game(client)
-    wrong = tmp_path / "wrong.zip"
-    wrong.write_bytes(b"no zip")
-    for call, message in (
-        (lambda: play_turn(client, "0" * 24, "wave"), "no game"),
-        (lambda: play_turn(client, "../../etc", "wave"), "no game"),
-        (lambda: play_turn(client, game, ""), "found nothing"),
-        (lambda: play_turn(client, game, "a\x00b"), "control character"),
-        (lambda: play_turn(client, game, "wave", level=9), "motion level 9"),
-        (lambda: client.predict(-1, 0, 0, api_name="/new_game"), "seed: expected"),
-        (lambda: client.predict(game, 3, api_name="/clip"), "turn 3: expected 1 to 0"),
-        (lambda: client.predict(game, api_name="/download"), "no turns yet"),
-        (lambda: client.predict(game, api_name="/undo"), "no turn to undo"),
-        (lambda: client.predict(game, 4, api_name="/branch"), "branch: expected"),
-        (
-            lambda: client.predict(gradio_client.handle_file(str(wrong)), api_name="/load"),
-            "damaged zip",
-        ),
-    ):
-        with pytest.raises(Exception, match=message):
-            call()
-
-
-def test_no_file_but_what_the_page_shows(client, address, games):
-    game = new_game(client)
-    play_turn(client, game, PLAYED[0])
-    for path in ("/etc/passwd", f"{games / game / 'game.json'}", str(Path(__file__))):
-        with pytest.raises(urllib.error.HTTPError) as caught:
-            urllib.request.urlopen(f"{address}/gradio_api/file={path}")
-        with caught.value as refusal:  # an open answer keeps its socket
-            assert refusal.code in (403, 404)
-
-
-def test_a_forwarded_address_is_ignored(address, games):
-    """No proxy is trusted, so nobody can choose the client that they are."""
-    request = urllib.request.Request(f"{address}/health", headers={"X-Forwarded-For": "6.6.6.6"})
-    with urllib.request.urlopen(request) as answer:
-        assert json.load(answer) == {"status": "ready"}
-    log = games.with_suffix(".log").read_text()
-    assert "127.0.0.1 GET /health 200" in log
-    assert "6.6.6.6" not in log
-
-
-def test_a_player_who_leaves_finds_the_turn(client, address, new_client):
-    """Its connection ends in the middle: the turn does not."""
-    game = new_game(client)
-    other = new_client(address)
-    other.submit(game, PLAYED[0], 0, api_name="/play_turn")
-    until = time.monotonic() + 60
-    while client.predict(game, api_name="/progress")["status"] == "idle":
-        if client.predict(game, api_name="/show")["turns"]:
-            break
-        assert time.monotonic() < until
-    other.close()
-    while not client.predict(game, api_name="/show")["turns"]:
-        assert time.monotonic() < until
-        time.sleep(0.1)
-
-
-@pytest.mark.slow
-def test_a_server_killed_in_a_turn_has_the_whole_ones(tmp_path, new_client):
-    games = tmp_path / "games"
-    with serving(games, "--steps", "300", "--max-steps", "1000") as (address, process):
-        client = new_client(address)
-        game = client.predict(0, 0, 2, api_name="/new_game")["game"]
-        play_turn(client, game, PLAYED[0])
-        slow = client.predict(0, 0, 1000, api_name="/new_game")["game"]
-        client.submit(slow, PLAYED[0], 0, api_name="/play_turn")
-        until = time.monotonic() + 60
-        while client.predict(slow, api_name="/progress")["status"] != "playing":
-            assert time.monotonic() < until
-        process.kill()
-        process.wait()
-    with serving(games) as (address, _):
-        client = new_client(address)
-        assert len(client.predict(game, api_name="/show")["turns"]) == 1
-        assert client.predict(slow, api_name="/show")["turns"] == []
-        assert play_turn(client, game, PLAYED[1])["turn"] == 2
-
-
-def test_only_for_those_who_may(tmp_path, new_client):
-    with serving(tmp_path / "games", "--auth", "kiki:broom", "--max-games", "1") as (address, _):
-        with pytest.raises(Exception, match="credentials were not provided"):
-            new_client(address)
-        client = new_client(address, auth=("kiki", "broom"))
-        new_game(client)
-        with pytest.raises(Exception, match="the most that this server allows"):
-            new_game(client)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--auth", "kiki"], "--auth: expected name:password"),
-        (["--port", "99999"], "--port: expected a whole number, 0 to 65535"),
-        (["--max-games", "0"], "--max-games: expected"),
-        (["--host", "192.0.2.1"], "cannot serve there"),
-        (["--model", "nowhere"], "nowhere"),
-    ],
-)
-def test_bad_options_are_one_line(options, message, capsys):
-    from animegamer_jax.cli import main
-
-    assert main(["serve", *options]) == 2
-    reported = capsys.readouterr().err.strip()
-    assert re.search(message, reported)
-    assert "\n" not in reported
+@pytest.mark.skipif("SCREENSHOTS" not in os.environ, reason="only for `make screenshots`")
+def test_screenshots(browser, tmp_path):
+    """Pictures for the docs, of a short game with the embedded model."""
+    folder = Path(os.environ["SCREENSHOTS"])
+    with serving(tmp_path / "games") as (address, _):
+        with urllib.request.urlopen(f"{address}/api/v1/server") as answer:
+            words = json.load(answer)["words"]
+        names = words["characters"]
+        lines = [
+            f"Motion: running; Background: {words['places'][1]}.",
+            f"Motion: talking to {names[2]}.",
+            "Background: night.",
+        ]
+        for file, options in (("serve", WIDE), ("serve-phone", PHONE)):
+            with open_page(browser, address, may_fail=ENDED, **options) as (page, _):
+                page.set_default_timeout(300_000)
+                ready(page)
+                page.wait_for_timeout(1500)
+                page.screenshot(path=str(folder / f"{file}-start.png"))
+                begin(page, names[1], words["places"][0])
+                for number, line in enumerate(lines, start=2):
+                    say(page, line, number)
+                page.wait_for_timeout(2500)
+                page.evaluate("scrollTo(0, 0)")
+                page.screenshot(path=str(folder / f"{file}.png"))

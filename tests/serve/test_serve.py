@@ -2,10 +2,8 @@
 
 import io
 import json
-import os
 import re
-import subprocess
-import sys
+import threading
 import time
 import zipfile
 from pathlib import Path
@@ -20,10 +18,10 @@ from animegamer_jax.game.instructions import compose_instruction
 from animegamer_jax.game.saved_game import Game
 from animegamer_jax.media import video
 from animegamer_jax.media.pictures import Picture
-from animegamer_jax.serve import view
-from animegamer_jax.serve.archive import MOVIE_FILE, pack_game, unpack_game
-from animegamer_jax.serve.engine import Engine
-from animegamer_jax.serve.game_store import GameStore
+from animegamer_jax.serve.engine.engine import Engine
+from animegamer_jax.serve.games.archive import MOVIE_FILE, pack_game, unpack_game
+from animegamer_jax.serve.games.game_store import GameStore
+from animegamer_jax.serve.games.pictures import thumbnail
 
 
 @pytest.fixture
@@ -559,56 +557,57 @@ def test_instructions_from_fields():
     assert compose_instruction(**none) == ""
 
 
-def test_handlers_of_the_page(tmp_path):
-    """Everything that a player can press, without a browser.
-
-    In a process of its own: Gradio leaves event loops and sockets to the garbage collector.
-    """
-    program = Path(__file__).parents[1] / "support" / "press_everything.py"
-    done = subprocess.run(
-        [sys.executable, str(program), str(tmp_path / "games")],
-        env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_what_a_player_says_is_text(engine, store):
-    game = new_game(store)
-    said = '<img src=x onerror="alert(1)"> שלום 🎈'
-    turn = play(engine, game, said)
-    shown = view.describe(turn, 1, unknown=("<b>",))
-    assert "<img" not in shown
-    assert "&lt;img" in shown
-    assert "<b>" not in shown
-    assert "<script>" not in view.status("<script>")
-
-
-def test_pictures_and_meters(engine, store):
+def test_small_pictures(engine, store):
     game = new_game(store, seed=150)
     turn = play(engine, game)
-    path = view.thumbnail(store.get(game), turn)
+    path = thumbnail(store.get(game), turn)
     assert path.stat().st_size < 5000
     before = path.read_bytes()
     store.get(game).undo()
     again = play(engine, game, seed=20)
     assert again.clip == turn.clip
-    assert view.thumbnail(store.get(game), again).read_bytes() != before
-    shown = view.meters(turn.meters, turn)
-    assert 'data-meter="stamina" data-value="45"' in shown
-    assert '<span class="ag-down">-1</span>' in shown
-    assert '<span class="ag-up">+1</span>' in shown
+    assert thumbnail(store.get(game), again).read_bytes() != before
 
 
-def test_progress_in_words(engine, store, player):
+def test_changes_of_a_turn_are_reported(engine, store, player):
+    seen: list[tuple[str, str, int]] = []
+    engine.on_change = lambda request: seen.append((request.status, request.stage, request.step))
     player.hold.clear()
     first = engine.submit(new_game(store), "first")
     eventually(lambda: first.stage == "decoder")
-    second, third = (engine.submit(new_game(store), "more") for _ in range(2))
-    assert "you are next" in view.progress(second, engine.queue_position(second))
-    assert "1 before you" in view.progress(third, engine.queue_position(third))
-    assert "step 0 of 2" in view.progress(first, 0)
+    second = engine.submit(new_game(store), "second")
     player.hold.set()
-    assert third.wait(20.0)
+    assert first.wait(20.0)
+    assert second.wait(20.0)
+    eventually(lambda: seen.count(("done", "decoder", 1)) == 2)
+    assert seen[0] == ("waiting", "", 0)
+    assert ("playing", "mllm", 1) in seen
+
+
+def test_turns_are_played_while_larger_batches_compile(player, store):
+    """The first size is enough; until then a turn waits, and health says so."""
+    engine = Engine(player, store, batch_sizes=(1, 2, 4))
+    sizes: list[int] = []
+    reached, gone_on = threading.Event(), threading.Event()
+
+    def on_progress(size: int) -> None:
+        sizes.append(size)
+        if size == 1:
+            assert (engine.health, engine.compiled) == ("warming up", 0)
+        if size == 2:
+            reached.set()
+            assert gone_on.wait(20.0)
+
+    warming = threading.Thread(target=engine.warm_up, args=(on_progress,))
+    warming.start()
+    try:
+        assert reached.wait(20.0)
+        assert (engine.health, engine.compiled) == ("ready", 1)
+        requests = [engine.submit(new_game(store), text) for text in ("a", "b")]
+        assert all(request.wait(20.0) for request in requests)
+        assert player.batches[-2:] == [["a"], ["b"]]
+    finally:
+        gone_on.set()
+        warming.join()
+        engine.close()
+    assert (sizes, engine.compiled) == ([1, 2, 4], 4)

@@ -1,13 +1,15 @@
 """A player for tests of the server that needs no networks and no JAX program.
 
-As a program, `python tests/support/fake_player.py GAMES STEPS [SECONDS]`, it serves a page on a
-free port. Turns stay in a step from SIGUSR2 to SIGUSR1; without the seconds of a step they do so
-from the start. It ends on SIGTERM, when the turns in play have ended.
+As a program, `python tests/support/fake_player.py GAMES STEPS [SECONDS [PORT]]`, it serves a page
+on a port, a free one by default. Turns stay in a step from SIGUSR2 to SIGUSR1; without the seconds
+of a step they do so from the start. It ends on SIGTERM, when the turns in play have ended.
 """
 
+import itertools
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -15,15 +17,27 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from animegamer_jax.bundle.vocabulary import Vocabulary
 from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.game.instructions import check_picture_text
+from animegamer_jax.game.openings import Opening, Openings, write_index
 from animegamer_jax.game.player import Player, TurnOutput
-from animegamer_jax.game.saved_game import NewPicture
+from animegamer_jax.game.saved_game import Game, NewPicture, NewTurn
 from animegamer_jax.media.pictures import fit_picture
-from animegamer_jax.serve.game_store import GameModel, GameStore
+from animegamer_jax.progress import no_progress
+from animegamer_jax.serve.games.game_store import GameModel, GameStore
 
 FRAMES, HEIGHT, WIDTH = 5, 16, 24
 MODEL = GameModel("tiny", "paper", (6, 8), (240, 360, FRAMES))
+WORDS = Vocabulary(
+    characters=("Mika", "Ren", "Hana"),
+    adverbs=("gently", "wildly"),
+    motions=("waving", "running", "sleeping", "talking to Mika", "talking to Ren"),
+    times=("day", "night"),
+    places=("town", "beach", "forest"),
+    examples=("Mika is waving in the town.",),
+    effects={"sleeping": {"stamina": 1}, "running": {"stamina": -1, "entertainment": 1}},
+)
 SECONDS = {"mllm": 0.0, "decoder": 0.0, "vae": 0.0, "total": 0.1}
 
 
@@ -31,14 +45,24 @@ class FakePlayer(Player):
     """Returns the seed as the picture; while `hold` is clear it stays in the first step."""
 
     def __init__(self):
-        self.window = 5
-        self.protocol = SimpleNamespace(motion_levels=(1, 2, 3, 4, 5))
-        self.tokenizer = SimpleNamespace(unknown_words=lambda text: ())
+        self.window, self.height, self.width = 5, HEIGHT, WIDTH
+        self.protocol = SimpleNamespace(
+            motion_levels=(1, 2, 3, 4, 5),
+            stamina=(-2, -1, 1),
+            social=(0, 1),
+            entertainment=(0, 1),
+        )
+        self.tokenizer = SimpleNamespace(unknown_words=self._unknown_words)
         self.batches: list[list[str]] = []
         self.calls: list[dict] = []
         self.step_seconds = 0.0
         self.hold = threading.Event()
         self.hold.set()
+
+    @staticmethod
+    def _unknown_words(text: str) -> tuple[str, ...]:
+        """Words that begin with x are not known."""
+        return tuple(word for word in text.split() if word.startswith("x"))
 
     def check_instruction(self, text: str) -> None:
         if len(text.split()) > 50:
@@ -70,7 +94,7 @@ class FakePlayer(Player):
         turn,
         steps=2,
         levels=None,
-        on_progress,
+        on_progress=no_progress,
         on_frames=None,
     ):
         self.calls.append({"window": window, "turn": turn, "steps": steps, "seeds": seeds})
@@ -87,7 +111,7 @@ class FakePlayer(Player):
             raise ZeroDivisionError
         count = len(instructions)
         states = np.tile(np.array([3, 1, 0, -1], np.int32), (count, 1))
-        states[:, 0] = [level or 3 for level in levels]
+        states[:, 0] = [level or 3 for level in levels or [0] * count]
         return window, TurnOutput(
             np.stack([np.full((6, 8), seed, np.float32) for seed in seeds]),
             states,
@@ -97,12 +121,28 @@ class FakePlayer(Player):
         )
 
 
-def main(games: Path, steps: int, *, held: bool = True, step_seconds: float = 0.0) -> None:
+def make_openings(folder: Path) -> Openings:
+    """A first shot of each character in each place, of one colour."""
+    shots = []
+    for number, (name, place) in enumerate(itertools.product(WORDS.characters, WORDS.places)):
+        shot = Opening(character=name, place=place, game=f"{number:03d}")
+        fields = {"model": MODEL.name, "seed": number, "window": 5, "steps": 4}
+        game = Game.create(folder / shot.game, protocol=MODEL.protocol, **fields)
+        frames = np.full((FRAMES, HEIGHT, WIDTH, 3), 25 * number, np.uint8)
+        representation = np.full((6, 8), number, np.float32)
+        turn = NewTurn(np.array([2, 1, 0, 1], np.int32), 3.0, representation, frames, SECONDS)
+        game.add(turn, f"Character: {name}; Motion: waving; Background: day {place}.")
+        shots.append(shot)
+    return write_index(folder, shots, fingerprint="fake")
+
+
+def main(
+    games: Path, steps: int, *, held: bool = True, step_seconds: float = 0.0, port: int = 0
+) -> None:
     """Serves a page, as `animegamer serve` does, with a player that may be held."""
-    from animegamer_jax.bundle.vocabulary import Vocabulary
-    from animegamer_jax.serve.engine import Engine
-    from animegamer_jax.serve.limits import Limits
-    from animegamer_jax.serve.monitor import Monitor, show_log
+    from animegamer_jax.serve.engine.engine import Engine
+    from animegamer_jax.serve.guard.limits import Limits
+    from animegamer_jax.serve.guard.monitor import Monitor, show_log
     from animegamer_jax.serve.server import ServerOptions, run
 
     player, monitor = FakePlayer(), Monitor()
@@ -117,7 +157,8 @@ def main(games: Path, steps: int, *, held: bool = True, step_seconds: float = 0.
         on_end=monitor.count_turn,
     )  # fmt: skip
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
         port = probe.getsockname()[1]
     options = ServerOptions(
         host="127.0.0.1",
@@ -128,10 +169,13 @@ def main(games: Path, steps: int, *, held: bool = True, step_seconds: float = 0.
         warm_up=False,
     )
     show_log()
-    run(engine, Vocabulary(), monitor, options, name="tiny", steps=steps)
+    with tempfile.TemporaryDirectory() as folder:
+        openings = make_openings(Path(folder))
+        run(engine, WORDS, monitor, options, name="tiny", steps=steps, openings=openings)
 
 
 if __name__ == "__main__":
     given = sys.argv[1:]
-    seconds = [float(text) for text in given[2:]]
-    main(Path(given[0]), int(given[1]), held=not seconds, step_seconds=sum(seconds))
+    seconds = float(given[2]) if len(given) > 2 else 0.0
+    place = int(given[3]) if len(given) > 3 else 0
+    main(Path(given[0]), int(given[1]), held=not seconds, step_seconds=seconds, port=place)

@@ -1,0 +1,19 @@
+"""Small pictures of turns, for the page."""
+
+from pathlib import Path
+
+from animegamer_jax.game.saved_game import Game, Turn
+from animegamer_jax.media.sheets import encode_small, middle_frame
+from animegamer_jax.storage.files import write_whole
+
+_ROWS = 144
+
+
+def thumbnail(game: Game, turn: Turn) -> Path:
+    """Returns a small picture of a clip's middle frame, which is written on the first call."""
+    clip = game.folder / turn.clip
+    path = clip.with_suffix(".webp")
+    # After an undo, another turn may have the same name.
+    if not path.exists() or path.stat().st_mtime_ns < clip.stat().st_mtime_ns:
+        write_whole(path, encode_small([middle_frame(clip)], rows=_ROWS))
+    return path

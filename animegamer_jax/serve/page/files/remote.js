@@ -1,0 +1,85 @@
+// The server: requests, and the events of a game. A server that is away is noticed at once.
+
+const BASE = "/api/v1";
+
+export class Refused extends Error {
+  constructor(status, answer) {
+    super(answer.error ?? `HTTP ${status}`);
+    this.status = status;
+    this.code = answer.code ?? "";
+    this.reading = answer.reading ?? null;
+  }
+}
+
+export class Away extends Error {}
+
+export async function ask(method, path, body) {
+  const options = { method, headers: {} };
+  if (body instanceof FormData) options.body = body;
+  else if (body !== undefined) {
+    options.headers["content-type"] = "application/json";
+    options.body = JSON.stringify(body);
+  }
+  let answer;
+  try {
+    answer = await fetch(BASE + path, options);
+  } catch {
+    throw new Away();
+  }
+  if ([502, 503, 504].includes(answer.status)) throw new Away();
+  const type = answer.headers.get("content-type") ?? "";
+  const found = type.includes("json") ? await answer.json() : {};
+  if (!answer.ok) throw new Refused(answer.status, found);
+  return found;
+}
+
+export async function login(name, password) {
+  const form = new URLSearchParams({ username: name, password });
+  const answer = await fetch("/login", { method: "POST", body: form });
+  return answer.ok;
+}
+
+// Follows a game until `close`; tries again when the server is away.
+export class Follower {
+  constructor(game, { onState, onProgress, onAway, onGone }) {
+    this.game = game;
+    this.handlers = { onState, onProgress, onAway, onGone };
+    this.open();
+  }
+
+  open() {
+    const { onState, onProgress, onAway, onGone } = this.handlers;
+    this.source?.close();
+    const source = (this.source = new EventSource(`${BASE}/games/${this.game}/events`));
+    source.addEventListener("state", (event) => onState(JSON.parse(event.data)));
+    source.addEventListener("progress", (event) => onProgress(JSON.parse(event.data)));
+    const lost = async () => {
+      if (this.source !== source) return;
+      source.close();
+      try {
+        await ask("GET", `/games/${this.game}`); // the server is there: is the game?
+        onAway(false);
+      } catch (error) {
+        if (error instanceof Refused) return onGone(error);
+        onAway(true);
+      }
+      this.timer = setTimeout(() => this.open(), 700);
+    };
+    source.addEventListener("closing", () => {
+      onAway(true);
+      lost();
+    });
+    source.onerror = () => {
+      onAway(true);
+      lost();
+    };
+    source.onopen = () => onAway(false);
+  }
+
+  close() {
+    clearTimeout(this.timer);
+    const source = this.source;
+    this.source = null;
+    source?.close();
+  }
+}

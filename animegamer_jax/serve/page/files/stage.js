@@ -1,0 +1,158 @@
+// The clip: two videos on top of each other, so that a clip loops and is replaced without a blink.
+
+const FADE = 0.18; // seconds
+
+export class Stage {
+  constructor(root, { onPlaying }) {
+    this.root = root;
+    this.videos = [root.querySelector("#clip-a"), root.querySelector("#clip-b")];
+    this.still = root.querySelector("#still");
+    this.button = root.querySelector("#pause");
+    this.backdrop = root.querySelector("#backdrop");
+    this.onPlaying = onPlaying;
+    this.front = 0;
+    this.wanted = ""; // address of the clip to show
+    this.paused = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    this.blobs = new Map();
+    this.button.addEventListener("click", () => this.setPaused(!this.paused));
+    this.labels = { play: "", pause: "" };
+    const tick = () => {
+      this.tick();
+      requestAnimationFrame(tick);
+    };
+    requestAnimationFrame(tick);
+  }
+
+  name(labels, text) {
+    this.labels = labels;
+    for (const video of this.videos) video.setAttribute("aria-label", text);
+    this.button.textContent = this.paused ? "▶" : "❚❚";
+    this.button.setAttribute("aria-label", this.paused ? labels.play : labels.pause);
+  }
+
+  setPaused(paused) {
+    this.paused = paused;
+    this.name(this.labels, this.videos[0].getAttribute("aria-label") ?? "");
+    const video = this.videos[this.front];
+    if (paused) video.pause();
+    else video.play().catch(() => {});
+  }
+
+  // Keeps a clip as an object in memory, so that a loop needs no further request.
+  async fetch(address) {
+    if (!this.blobs.has(address)) {
+      const load = fetch(address).then(async (answer) => {
+        if (!answer.ok) throw new Error(address);
+        return URL.createObjectURL(await answer.blob());
+      });
+      this.blobs.set(address, load);
+      load.catch(() => this.blobs.delete(address));
+      if (this.blobs.size > 24) {
+        const [oldest, blob] = this.blobs.entries().next().value;
+        this.blobs.delete(oldest);
+        blob.then((url) => setTimeout(() => URL.revokeObjectURL(url), 5000)).catch(() => {});
+      }
+    }
+    return this.blobs.get(address);
+  }
+
+  // Shows a picture alone, behind which a clip may come.
+  showStill(address, alternative) {
+    this.wanted = "";
+    this.still.alt = alternative;
+    this.still.src = address;
+    this.still.hidden = false;
+    this.button.hidden = true;
+    this.still.onload = () => this.paintBackdrop(this.still);
+    for (const video of this.videos) {
+      video.classList.remove("front");
+      video.pause();
+    }
+  }
+
+  clear() {
+    this.wanted = "";
+    this.still.hidden = true;
+    this.button.hidden = true;
+    this.backdrop.getContext("2d").clearRect(0, 0, 36, 24);
+    for (const video of this.videos) {
+      video.classList.remove("front", "fading");
+      video.pause();
+    }
+  }
+
+  // Fills what the clip leaves free, blurred.
+  paintBackdrop(picture) {
+    this.backdrop.getContext("2d").drawImage(picture, 0, 0, 36, 24);
+  }
+
+  async show(address) {
+    if (this.wanted === address) return;
+    this.wanted = address;
+    let url;
+    try {
+      url = await this.fetch(address);
+    } catch {
+      if (this.wanted === address) this.wanted = "";
+      return;
+    }
+    if (this.wanted !== address) return;
+    const next = 1 - this.front;
+    const video = this.videos[next];
+    this.fading = true;
+    video.classList.remove("fading");
+    video.src = url;
+    await new Promise((done) => {
+      video.oncanplay = video.onerror = done;
+    });
+    if (this.wanted !== address) return;
+    await this.swap(next, false);
+    this.paintBackdrop(video);
+    const other = this.videos[1 - next];
+    setTimeout(() => {
+      if (this.wanted === address && other !== this.videos[this.front]) other.src = url;
+      this.fading = false;
+    }, 60);
+    this.still.hidden = true;
+    this.button.hidden = false;
+    this.onPlaying(address);
+  }
+
+  // Brings a video to the front, at once or over the end of the other one.
+  async swap(next, slowly) {
+    const video = this.videos[next];
+    const other = this.videos[1 - next];
+    video.currentTime = 0;
+    if (!this.paused) await video.play().catch(() => {});
+    video.style.zIndex = 1;
+    other.style.zIndex = 0;
+    video.classList.toggle("fading", slowly);
+    other.classList.remove("fading");
+    void video.offsetWidth;
+    video.classList.add("front");
+    this.front = next;
+    const hide = () => {
+      if (this.videos[this.front] === video) {
+        other.classList.remove("front");
+        other.pause();
+      }
+    };
+    if (slowly) setTimeout(hide, FADE * 1000 + 60);
+    else hide();
+  }
+
+  // Begins the loop's next round before the end of this one.
+  tick() {
+    const video = this.videos[this.front];
+    if (this.fading || this.paused || !this.wanted || !video.duration) return;
+    if (video.duration - video.currentTime > FADE && !video.ended) return;
+    const next = 1 - this.front;
+    if (this.videos[next].src !== video.src || this.videos[next].readyState < 2) {
+      if (video.ended) video.play().catch(() => {});
+      return;
+    }
+    this.fading = true;
+    this.swap(next, true);
+    setTimeout(() => (this.fading = false), FADE * 1000 + 100);
+  }
+}

@@ -1,0 +1,199 @@
+// Pieces of the page, made of a game's state. A player's text is set as text, never as HTML.
+
+import { t } from "./text.js";
+
+export const $ = (selector) => document.querySelector(selector);
+
+export function h(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "style") Object.assign(element.style, value);
+    else if (value !== false && value !== null && value !== undefined) {
+      element.setAttribute(name, value === true ? "" : value);
+    }
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+export const METERS = ["stamina", "social", "entertainment"];
+
+// The three meters; `turn` is the one whose changes are shown.
+export function meters(values, turn) {
+  return METERS.map((name) => {
+    const change = turn ? turn.changes[name] : 0;
+    const sign = change > 0 ? `+${change}` : `${change || ""}`.replace("-", "−");
+    return h(
+      "div",
+      { class: "meter", "data-meter": name, "data-value": values[name] },
+      h("span", {}, t(name)),
+      h("span", { class: change > 0 ? "up" : "down" }, sign),
+      h("span", {}, `${values[name]}`),
+      h(
+        "div",
+        {
+          class: "track", role: "meter", "aria-label": t(name), "aria-valuemin": 0,
+          "aria-valuemax": 100, "aria-valuenow": values[name],
+        },
+        h("div", { class: name, style: { width: `${values[name]}%` } }),
+      ),
+    );
+  });
+}
+
+export function day(found) {
+  const goal = t(`goal_${found.goal.kind}`, { target: found.goal.target });
+  const reached = found.goal.met ? "★" : `${found.goal.reached}/${found.goal.target}`;
+  const turns = t("day", { number: found.number, played: found.played, turns: found.turns });
+  return [h("strong", {}, turns), h("span", {}, `${goal} ${reached}`)];
+}
+
+// An instruction without the labels of its parts.
+export function plain(instruction) {
+  const parts = instruction.replace(/\.$/, "").split(";").map((part) => part.trim());
+  if (parts.every((part) => /^[^:]{1,14}:\s*\S/.test(part))) {
+    return parts.map((part) => part.replace(/^[^:]*:\s*/, "")).join(" · ");
+  }
+  return instruction;
+}
+
+export function caption(turn, total) {
+  const notes = [t("turn_of", { turn: turn.turn, total })];
+  if (turn.unknown.length) notes.push(t("not_known", { words: turn.unknown.join(", ") }));
+  return [document.createTextNode(plain(turn.instruction)), h("small", {}, notes.join(" · "))];
+}
+
+export function suggestion(found, onClick) {
+  const text = found.kind === "example" ? found.words : t(`suggest_${found.kind}`, found);
+  return h("button", { type: "button", "data-instruction": found.instruction, onclick: onClick }, text);
+}
+
+// One of several pictures side by side, as the background of a card.
+export function card(name, sheet, onClick) {
+  const face = h("span", { class: "face" });
+  const number = sheet ? sheet.names.indexOf(name) : -1;
+  if (number >= 0) {
+    const count = sheet.names.length;
+    face.style.backgroundImage = `url("${sheet.address}")`;
+    face.style.backgroundSize = `${count * 100}% 100%`;
+    face.style.backgroundPosition = `${count > 1 ? (number / (count - 1)) * 100 : 0}% 0`;
+  }
+  return h(
+    "button",
+    { type: "button", class: number >= 0 ? "card" : "card plain", "data-name": name, onclick: onClick },
+    face,
+    h("span", { class: "name" }, name),
+  );
+}
+
+// The turns of the current line, and after it those that `redo` brings back. Where a turn has
+// other takes, they can be gone through.
+export function board(game, shown, { onShow, onGo }) {
+  const all = [...game.turns, ...game.others];
+  const columns = [];
+  const column = (turn, ahead) => {
+    const takes = all.filter((other) => other.after === turn.after);
+    takes.sort((a, b) => (a.id.length - b.id.length) || (a.id < b.id ? -1 : 1));
+    const text = t("show_turn", { turn: turn.turn, text: plain(turn.instruction) });
+    const button = h(
+      "button",
+      {
+        type: "button", class: ahead ? "turn ahead" : "turn", "data-turn": turn.id,
+        "aria-current": turn.id === shown ? "true" : "false", "aria-label": text, title: text,
+        onclick: () => (ahead ? onGo(turn) : onShow(turn)),
+      },
+      h("img", { src: turn.picture, alt: "", loading: "lazy" }),
+      h("span", {}, `${turn.turn}${turn.new_day ? " ☾" : ""}`),
+    );
+    const parts = [button];
+    if (takes.length > 1) {
+      const place = takes.indexOf(turn);
+      const next = takes[(place + 1) % takes.length];
+      const label = t("take", { take: place + 1, takes: takes.length });
+      parts.push(
+        h("span", { class: "takes" }, h("button", {
+          type: "button", "data-take": next.id, "aria-label": t("next_take", { label }),
+          onclick: () => onGo(next),
+        }, `${label} ↻`)),
+      );
+    }
+    columns.push(h("div", { class: "column" }, ...parts));
+  };
+  for (const turn of game.turns) column(turn, false);
+  let last = game.head;
+  for (;;) {
+    const ahead = game.others.filter((other) => other.after === last).at(-1);
+    if (!ahead) break;
+    column(ahead, true);
+    last = ahead.id;
+  }
+  return columns;
+}
+
+// All turns of a game as a tree: a row for each line, below the turn where it leaves another one.
+export function tree(game, onGo) {
+  const all = [...game.turns, ...game.others];
+  const current = new Set(game.turns.map((turn) => turn.id));
+  const children = (id) => {
+    const found = all.filter((turn) => turn.after === id);
+    return found.sort((a, b) => current.has(b.id) - current.has(a.id));
+  };
+  const rows = [];
+  const line = (first) => {
+    const buttons = [];
+    const left = [];
+    for (let turn = first; turn; ) {
+      const text = t("show_turn", { turn: turn.turn, text: plain(turn.instruction) });
+      const here = turn;
+      buttons.push(h(
+        "button",
+        {
+          type: "button", class: "turn", "data-go": turn.id, title: text, "aria-label": text,
+          "aria-current": turn.id === game.head ? "true" : "false", onclick: () => onGo(here),
+        },
+        h("img", { src: turn.picture, alt: "", loading: "lazy" }),
+        h("span", {}, `${turn.turn}`),
+      ));
+      const [next, ...others] = children(turn.id);
+      left.push(...others);
+      turn = next;
+    }
+    rows.push(h("div", { class: "row", style: { paddingLeft: `${68 * (first.turn - 1)}px` } }, ...buttons));
+    left.reverse().forEach(line);
+  };
+  children("").forEach(line);
+  return rows;
+}
+
+// A line with the words marked that the model does not know.
+export function marks(line, reading) {
+  const parts = [];
+  let end = 0;
+  for (const word of reading?.unknown ?? []) {
+    if (line.slice(word.start, word.end) !== word.word) continue;
+    parts.push(line.slice(end, word.start), h("mark", {}, word.word));
+    end = word.end;
+  }
+  parts.push(line.slice(end));
+  return parts;
+}
+
+// What the model does not know of a line, with known words to take instead.
+export function reading(found, onReplace) {
+  if (!found) return [];
+  if (found.error) return [h("span", { class: "bad" }, found.error)];
+  if (!found.unknown.length) return [];
+  const groups = found.unknown.slice(0, 4).map((word) =>
+    h(
+      "span",
+      { class: "group" },
+      `${word.word} → `,
+      ...word.near.map((near) => {
+        const label = t("replace", { word: word.word, near });
+        return h("button", { type: "button", "data-word": near, "aria-label": label, onclick: () => onReplace(word, near) }, near);
+      }),
+    ),
+  );
+  return [h("span", {}, t("unknown")), ...groups];
+}
