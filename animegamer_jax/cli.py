@@ -202,6 +202,16 @@ def _resend_interrupt(unraisable: Any) -> None:
         sys.__unraisablehook__(unraisable)
 
 
+def _skip_late(kind: Any, error: BaseException, traceback: Any) -> None:
+    """Prints an exception, unless tensorstore calls an event loop of Orbax that has ended.
+
+    It does so for arrays that were being written when another one failed, for which Orbax raised.
+    No exception of a command gets here: `main` reports those.
+    """
+    if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+        sys.__excepthook__(kind, error, traceback)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs one sub-command and returns the exit status.
 
@@ -229,6 +239,7 @@ def main(argv: list[str] | None = None) -> int:
     for library in ("absl", "gcsfs", "transformers"):  # errors also raise
         logging.getLogger(library).setLevel(logging.CRITICAL)
     hook, sys.unraisablehook = sys.unraisablehook, _resend_interrupt
+    sys.excepthook = _skip_late  # to the process's end: such a call may come after the command
     try:
         command = getattr(importlib.import_module(f"animegamer_jax.{module}"), function)
         if hasattr(command, "for_words"):  # its options depend on the command line

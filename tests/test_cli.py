@@ -1,5 +1,6 @@
 """The command line: quick to start, one line for a mistake."""
 
+import asyncio
 import gc
 import os
 import subprocess
@@ -131,6 +132,22 @@ def test_what_a_name_says_to_the_terminal_is_escaped(capsys, monkeypatch, tmp_pa
     for text in capsys.readouterr():
         assert "owned" in text
         assert text.replace("\n", "").isprintable()
+
+
+def test_a_late_call_of_a_closed_event_loop_is_not_printed(capsys, monkeypatch):
+    def play(model: str = "x") -> int:
+        return 0
+
+    monkeypatch.setattr("animegamer_jax.play.command.play", play)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    assert cli.main(["play"]) == 0
+    loop = asyncio.new_event_loop()
+    loop.close()
+    with pytest.raises(RuntimeError) as caught:
+        loop.call_soon_threadsafe(print)
+    for error in (caught.value, ValueError("another")):
+        sys.excepthook(type(error), error, None)
+    assert capsys.readouterr().err == "ValueError: another\n"
 
 
 HELP_AND_PLAY = """

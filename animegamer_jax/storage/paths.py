@@ -96,9 +96,16 @@ def _replace(temporary: epath.Path, path: epath.Path) -> None:
     old.rmtree()
 
 
+def _files(folder: epath.Path) -> Iterator[epath.Path]:
+    for child in folder.iterdir():
+        if child.is_dir():
+            yield from _files(child)
+        else:
+            yield child
+
+
 def _copy_into_place(temporary: epath.Path, path: epath.Path) -> None:
-    files = [root / name for root, _, names in temporary.walk() for name in names]
-    files.sort(key=lambda file: file.name in _LAST)
+    files = sorted(_files(temporary), key=lambda file: file.name in _LAST)
     if path.exists():
         for name in _LAST:
             (path / name).unlink(missing_ok=True)

@@ -144,6 +144,41 @@ def is_clocked(name: str) -> bool:
     return "second" in name or name in ("mfu", "goodput")
 
 
+class _Events:
+    """A file of TensorBoard events, written at once.
+
+    tensorboardX's own writer has a thread for it, which prints a traceback when the disk is full.
+
+    Args:
+        folder: the files' folder.
+        step: the first step; TensorBoard hides this one and later ones of earlier files.
+    """
+
+    def __init__(self, folder: Path, *, step: int):
+        from tensorboardX.event_file_writer import EventsWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer = EventsWriter(str(folder / "events"))
+        self._write(step=step, file_version="brain.Event:2")
+        self._write(step=step, session_log={"status": 1})  # START
+
+    def add(self, step: int, **value: Any) -> None:
+        """Writes a summary's value: its `tag`, and `simple_value` or `image`."""
+        self._write(step=step, wall_time=time.time(), summary={"value": [value]})
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _write(self, **fields: Any) -> None:
+        from tensorboardX.proto import event_pb2
+
+        event = getattr(event_pb2, "Event")  # noqa: B009 - protobuf makes it at run time
+        self._writer.write_event(event(**fields))
+
+
 class MetricLogger:
     """Writes the metrics of a run; does nothing on hosts other than host 0.
 
@@ -167,8 +202,6 @@ class MetricLogger:
         self._active = jax.process_index() == 0
         if not self._active:
             return
-        from tensorboardX import SummaryWriter
-
         if local is None and is_bucket(folder):
             local = Path(tempfile.mkdtemp(prefix=f"{folder.name}-"))
         self._copies = None if local is None else folder
@@ -184,7 +217,7 @@ class MetricLogger:
             lines = read_lines(self._path, step=step)
             write_whole(self._path, "".join(f"{line}\n" for line in lines).encode())
             self._file = open(self._path, "a")  # noqa: SIM115 - closed in `close`
-            self._events = SummaryWriter(str(local / EVENTS), purge_step=step + 1)
+            self._events = _Events(local / EVENTS, step=step + 1)
         self._console = Console(stderr=True, highlight=False)
         self._name, self._steps = name, steps
         self._last_line = -math.inf
@@ -271,22 +304,16 @@ class MetricLogger:
             self._file.write(json.dumps({"step": step, **finite}) + "\n")
             self._file.flush()
             for name, value in scalars.items():
-                self._events.add_scalar(prefix + name, value, step)
+                self._events.add(step, tag=prefix + name, simple_value=value)
 
     def _add_clips(self, tag: str, clips: np.ndarray, step: int) -> None:
-        from tensorboardX.proto import summary_pb2
-
-        Summary = getattr(summary_pb2, "Summary")  # noqa: B009 - protobuf makes it at run time
-        image = Summary.Image(
-            height=clips.shape[2],
-            width=clips.shape[3],
-            colorspace=3,
-            encoded_image_string=gif(clips),
-        )
-        summary = Summary(value=[Summary.Value(tag=tag, image=image)])
-        writer = self._events.file_writer
-        assert writer is not None
-        writer.add_summary(summary, step)
+        image = {
+            "height": clips.shape[2],
+            "width": clips.shape[3],
+            "colorspace": 3,
+            "encoded_image_string": gif(clips),
+        }
+        self._events.add(step, tag=tag, image=image)
 
     @raise_on_all_hosts()
     def copy(self) -> None:
@@ -316,8 +343,6 @@ class MetricLogger:
             return
         if self._bar is not None:
             self._bar.stop()
-        with self._writing():
+        with self._writing(), contextlib.closing(self._events), self._file:
             os.fsync(self._file.fileno())
-            self._file.close()
-            self._events.close()
         self._copy()

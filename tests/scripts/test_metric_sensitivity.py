@@ -20,7 +20,7 @@ from animegamer_jax.toy.evaluation import WORLD
 from animegamer_jax.toy.scene import LEVELS, MOTION_EDGES, MOTIONS, Scene
 from animegamer_jax.toy.scoring.classifiers import ATTRIBUTES, make_classifier
 
-NUM_GAMES = 3
+NUM_GAMES = 4
 SHARES = (0, 0.5, 1)
 
 
