@@ -35,7 +35,7 @@ _WORKING_HEIGHT = 144
 NOISE = 2.0
 """Grey levels up to which a difference between a film's frames is noise."""
 _BLUR = 1.2  # deviation in pixels over which frames are compared
-_EXPLAINED = 0.7  # largest difference after the flow, as a share of the one before it
+_EXPLAINED = 0.8  # largest difference after the flow, as a share of the one before it
 _LEAST_EXPLAINED = 0.1  # share of changed pixels that the flow must explain, or all count
 _WELL_EXPLAINED = 0.7  # share of changed pixels below which blocks are searched for
 _SMALL_ROWS = 48  # height at which blocks are searched for, in
