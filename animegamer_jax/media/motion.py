@@ -133,10 +133,8 @@ def _block_flow(
     rows, columns = first.shape
     size = max(_BLOCK, round(columns * _SMALL_ROWS / rows)), _SMALL_ROWS
     one, other = (cv2.resize(f, size, interpolation=cv2.INTER_AREA) for f in (first, second))
-    around = cv2.copyMakeBorder(other, *(_REACH,) * 4, cv2.BORDER_CONSTANT, value=[0])
-    inside = cv2.copyMakeBorder(
-        np.zeros(other.shape, np.float32), *(_REACH,) * 4, cv2.BORDER_CONSTANT, value=[1e9]
-    )
+    around = np.pad(other, _REACH)
+    inside = np.pad(np.zeros(other.shape, np.float32), _REACH, constant_values=1e9)
     ys, xs = (range(0, n - _BLOCK + 1, _STRIDE) for n in one.shape)
     found = np.zeros((len(ys), len(xs), 2), np.float32)
     for (row, y), (column, x) in itertools.product(enumerate(ys), enumerate(xs)):
