@@ -12,6 +12,7 @@ from typing import Literal, cast
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from animegamer_jax.bundle.bundle import abstract_network, abstract_params
 from animegamer_jax.cli import main
@@ -539,7 +540,9 @@ def test_attention_by_arithmetic():
     cost.kernels[kernel("another_kernel", 3, 64)] += 5
     assert unknown_kernels(cost) == {"another_kernel": 5}
     assert kernel_flops(cost) == 10 * flops
-    assert attention_flops(kernel("flash_backward", 3, 64)) == (flops * 5 / 2, 64)
+    assert attention_flops(kernel("jvp_flash_attention_", 3, 64)) == (flops, 64)
+    backward = attention_flops(kernel("transpose_jvp_flash_backward__", 3, 64))
+    assert backward == (flops * 5 / 2, 64)
 
 
 @pytest.mark.parametrize(
@@ -624,6 +627,29 @@ def test_a_turn_that_sees_what_was_shown(layout):
     side = config.clip.image_size
     pixels = f"tensor<{case.games}x{side}x{side}x3xf32>"
     assert [pixels in found for found in text] == [True, False]
+
+
+def test_the_arguments_of_a_turn():
+    """Weights of eight bits take half the memory; a student has no unconditional row."""
+    case = configure("rollout", "v5e:2x4", size="toy", student=True, int8=True)
+    assert "language model int8" in str(case)
+    mesh = make_mesh(case.mesh)
+
+    def networks(**changes):
+        plan = play_plan("latency", guided=True)
+        return rollout_program(mesh=mesh, plan=plan, size="toy", **changes).arguments[0]
+
+    def num_bytes(network) -> int:
+        leaves = jax.tree.leaves(nnx.state(network))
+        return sum(x.size * x.dtype.itemsize for x in leaves)
+
+    small, whole = networks(student=True, int8=True), networks()
+    assert small.unconditional is None
+    assert whole.unconditional is not None
+    assert num_bytes(small.mllm) < 0.6 * num_bytes(whole.mllm)
+    assert num_bytes(small.dit) == num_bytes(whole.dit)
+    block = small.mllm.mistral.layers.blocks
+    assert block.gate.steps[...].sharding.spec == block.gate.kernel[...].sharding.spec[::2]
 
 
 @needs_libtpu
