@@ -22,10 +22,21 @@ from typing import Any
 PLAY = {
     "50 steps with guidance, one game": [
         (topology, ["--part", "decoder"])
-        for topology in ("v6e:1x1", "v5e:1x1", "v5p:1x1x1", "v6e:2x4", "v5e:2x4", "v5p:2x2x2")
+        for topology in (
+            *("v6e:1x1", "v5e:1x1", "v5p:1x1x1", "v6e:2x4", "v5e:2x4", "v5p:2x2x2"),
+            "tpu7x:2x2x1",
+        )
     ],
-    "frames (VAE decode), one game": [("v6e:2x4", ["--part", "vae"])],
-    "whole turn, one game": [("v6e:2x4", [])],
+    "game state (language model), one game": [("v6e:1x1", ["--part", "mllm"])],
+    "frames (VAE decode), one game": [
+        (chips, ["--part", "vae"]) for chips in ("v6e:1x1", "v6e:2x4")
+    ],
+    "whole turn, one game": [("v6e:1x1", []), ("v6e:2x4", [])],
+    "whole turn of a student, one game": [
+        ("v6e:1x1", ["--student"]),
+        ("v6e:2x4", ["--student"]),
+        ("v5e:1x1", ["--student", "--int8"]),
+    ],
     "whole turns, two or eight games": [("v5e:4x4", []), ("v6e:4x4", []), ("v5p:4x4x4", [])],
 }
 _DOTS = ["--remat", "dots"]
@@ -56,7 +67,12 @@ TRAIN = {
     ],
     "warmup": _DENOISER,
     "adapt": _DENOISER,
+    "distill": [
+        ("v5p:4x4x4", ["--batch", "64"]),
+        ("v5e:4x4", ["--batch", "64", "--accumulate", "4"]),
+    ],
 }
+FROM_FILMS = ("decoder", "mllm", "warmup", "adapt")  # the stages that see every clip
 FILMS = (10, 1_000, 100_000)
 CLIPS_PER_FILM = 2_000  # the average of the paper's ten films
 CACHE = Path("out/plans")
@@ -193,10 +209,11 @@ def films_table() -> list[str]:
 
     A stage sees as many clips as in the paper's recipe, or each clip once if there are more.
     """
-    slices = {cases[0][0] for cases in TRAIN.values()}
+    slices = {TRAIN[stage][0][0] for stage in FROM_FILMS}
     (topology,) = slices
     plans = {}
-    for stage, (first, *_) in TRAIN.items():
+    for stage in FROM_FILMS:
+        first = TRAIN[stage][0]
         _, found = ask(stage, *first)
         if not found["fits"]:
             raise SystemExit(f"{stage} does not fit on {topology}: expected a first row that fits")

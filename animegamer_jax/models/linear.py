@@ -206,7 +206,7 @@ class LinearMap(NamedTuple):
     def tokens_last(self, x: Float[Array, "b t i"]) -> Float[Array, "b o t"]:
         """Returns the map's result with tokens last, as TPU attention kernels read it."""
         if self.steps is not None:
-            return self._whole_numbers(x, _to_tokens_last, (1, -1, 1))
+            return self._whole_numbers(x, _to_tokens_last, axis=1)
         return self._apply(x, _to_tokens_last, affine, _to_tokens_last)
 
     def from_heads(self, x: Float[Array, "b h t d"]) -> Float[Array, "b t o"]:
@@ -224,7 +224,7 @@ class LinearMap(NamedTuple):
         """Computes W by `whole`, A by `down` and B by `up`, in the number format of W."""
         x = x.astype(self.kernel.dtype)
         if self.steps is not None:
-            return self._whole_numbers(x, whole, (1,) * (x.ndim - 2) + (1, -1))
+            return self._whole_numbers(x, whole)
         if self.update is None:
             return checkpoint_name(whole(x, self.kernel, self.bias), PRODUCT)
         # The sum is fused into the update's narrow product: the large one would be slower with it.
@@ -233,10 +233,12 @@ class LinearMap(NamedTuple):
         x = down(x if self.dropout is None else self.dropout(x), a, None)
         return checkpoint_name(y + up(x, b, None) * self.scale, PRODUCT)
 
-    def _whole_numbers(self, x: jax.Array, whole: Any, shape: tuple[int, ...]) -> jax.Array:
-        """Multiplies the sums by the steps; `shape` is that of one number an output."""
+    def _whole_numbers(self, x: jax.Array, whole: Any, *, axis: int = -1) -> jax.Array:
+        """Computes W by `whole` and multiplies the sums by the steps; `axis` has the outputs."""
         assert self.steps is not None
         y = whole(x.astype(self.kernel.dtype), self.kernel, None).astype(jnp.float32)
+        shape = [1] * y.ndim
+        shape[axis] = -1
         y = y * self.steps.reshape(shape)
         if self.bias is not None:
             y = y + self.bias.astype(jnp.float32).reshape(shape)

@@ -166,10 +166,10 @@ def test_weights_of_eight_bits():
     steps = linear.steps[...]
     assert linear.kernel[...].dtype == jnp.int8
     assert jnp.abs(linear.kernel[...]).max() == 127
-    rounded = linear.kernel[...] * steps
-    assert (jnp.abs(rounded - kernel) <= steps / 2 * 1.001).all()
+    rounded = linear.kernel[...] * steps[None]
+    assert (jnp.abs(rounded - kernel) <= steps[None] / 2 * 1.001).all()
     found = linear(x)
-    np.testing.assert_allclose(found, x @ rounded + linear.bias[...], atol=1e-5)
+    np.testing.assert_allclose(found, x @ rounded + linear.bias[...][None, None], atol=1e-5)
     assert 0 < jnp.abs(found - exact).max() < 0.05
     np.testing.assert_allclose(linear.map().tokens_last(x).swapaxes(1, 2), found, atol=1e-5)
     heads = x.reshape(2, 5, 4, 6).swapaxes(1, 2)

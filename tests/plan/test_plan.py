@@ -12,6 +12,7 @@ from typing import Literal, cast
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from animegamer_jax.bundle.bundle import abstract_network, abstract_params
 from animegamer_jax.cli import main
@@ -522,7 +523,7 @@ def test_schedules_of_a_program(tmp_path):
     """A loop of ten blocks, two trips of which fill and empty it; one inside of unknown length."""
     (tmp_path / "123-fusion.7-01-final_bundles.txt").write_text(BUNDLES)
     (tmp_path / "123-fusion.7-00-schedule-analysis_final_bundles.txt").write_text("total: 9")
-    assert read_schedules(tmp_path) == {"fusion.7": Schedule(1 + 10 * (4 + 2) + 2, 1)}
+    assert read_schedules(tmp_path) == {"fusion.7": Schedule(63.0, 1)}
     assert str(tmp_path) in compiler_flags(tmp_path)
 
 
@@ -539,7 +540,9 @@ def test_attention_by_arithmetic():
     cost.kernels[kernel("another_kernel", 3, 64)] += 5
     assert unknown_kernels(cost) == {"another_kernel": 5}
     assert kernel_flops(cost) == 10 * flops
-    assert attention_flops(kernel("flash_backward", 3, 64)) == (flops * 5 / 2, 64)
+    assert attention_flops(kernel("jvp_flash_attention_", 3, 64)) == (flops, 64)
+    backward = attention_flops(kernel("transpose_jvp_flash_backward__", 3, 64))
+    assert backward == (flops * 5 / 2, 64)
 
 
 @pytest.mark.parametrize(
@@ -624,6 +627,30 @@ def test_a_turn_that_sees_what_was_shown(layout):
     side = config.clip.image_size
     pixels = f"tensor<{case.games}x{side}x{side}x3xf32>"
     assert [pixels in found for found in text] == [True, False]
+
+
+def test_the_arguments_of_a_turn():
+    """Weights of eight bits take half the memory; a student has no unconditional row."""
+    case = configure("rollout", "v5e:2x4", size="toy", student=True, int8=True)
+    assert "language model int8" in str(case)
+    mesh = make_mesh(case.mesh)
+
+    def networks(**changes):
+        plan = play_plan("latency", guided=True)
+        return rollout_program(mesh=mesh, plan=plan, size="toy", **changes).arguments[0]
+
+    def num_bytes(network) -> int:
+        leaves = jax.tree.leaves(nnx.state(network))
+        return sum(x.size * x.dtype.itemsize for x in leaves)
+
+    small, whole = networks(student=True, int8=True), networks()
+    assert small.unconditional is None
+    assert whole.unconditional is not None
+    assert num_bytes(small.mllm) < 0.6 * num_bytes(whole.mllm)
+    assert num_bytes(small.dit) == num_bytes(whole.dit)
+    block = small.mllm.mistral.layers.blocks
+    steps, kernel = (x.get_value().sharding.spec for x in (block.gate.steps, block.gate.kernel))
+    assert steps == kernel[::2]
 
 
 @needs_libtpu
