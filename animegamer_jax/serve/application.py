@@ -17,6 +17,7 @@ from animegamer_jax.serve.api.routes import LoginError, add_api
 from animegamer_jax.serve.guard.limits import MAX_UPLOAD_MB, name_client
 from animegamer_jax.serve.page.page import add_page
 
+_SESSIONS = 256
 _DESCRIPTION = (
     "Games of anime life: each turn an instruction is answered by a clip and by changes of the "
     "character's meters. Errors are one line, in `error`."
@@ -69,7 +70,7 @@ def make_application(
     add_api(app, actions, Info(actions, model=model, accounts=bool(auth)))
     blocks = GradioApi(actions).build()
     blocks.queue(default_concurrency_limit=None, max_size=4 * actions.store.max_games)
-    # Each call of the API is a session of its own, of a quarter MB, and Gradio keeps 10,000.
+    # Each call of its client is a session of its own, of a quarter MB, and Gradio keeps 10,000.
     blocks.state_session_capacity = max(_SESSIONS, 4 * actions.store.max_games)
     gr.mount_gradio_app(
         app,

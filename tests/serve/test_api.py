@@ -8,6 +8,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,15 @@ def test_turns_and_their_files(client):
     empty = new_game(client)["game"]
     for kind in ("film.mp4", "film.gif", "card.png", "game.zip"):
         assert "no turns yet" in refusal(client.get(f"games/{empty}/{kind}"))["error"]
+
+
+def test_a_small_picture_is_asked_for_by_two_windows_at_once(client):
+    game = new_game(client)["game"]
+    address = play(client, game)["picture"].removeprefix("/api/v1/")
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: client.get(address), range(8)))
+    assert {answer.status_code for answer in found} == {200}
+    assert len({answer.content for answer in found}) == 1
 
 
 def test_a_game_is_a_tree_of_which_nothing_is_lost(client):

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+from etils import epath
+
 from animegamer_jax.game.saved_game import Game, Turn
 from animegamer_jax.media.sheets import encode_small, middle_frame
-from animegamer_jax.storage.files import write_whole
+from animegamer_jax.storage.files import replacing
 
 _ROWS = 144
 
@@ -15,5 +17,7 @@ def thumbnail(game: Game, turn: Turn) -> Path:
     path = clip.with_suffix(".webp")
     # After an undo, another turn may have the same name.
     if not path.exists() or path.stat().st_mtime_ns < clip.stat().st_mtime_ns:
-        write_whole(path, encode_small([middle_frame(clip)], rows=_ROWS))
+        small = encode_small([middle_frame(clip)], rows=_ROWS)
+        with replacing(epath.Path(path)) as file:  # two windows may ask at once
+            file.write(small)
     return path
