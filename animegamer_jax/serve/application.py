@@ -22,7 +22,6 @@ _DESCRIPTION = (
     "Games of anime life: each turn an instruction is answered by a clip and by changes of the "
     "character's meters. Errors are one line, in `error`."
 )
-_SESSIONS = 256
 
 
 def make_application(
