@@ -20,7 +20,7 @@ help:
 	@echo "make test             the tests, 8 minutes on two cores with a cold compilation cache"
 	@echo "make test-all         with the slow ones: every recorded number, memory, a VAE's training"
 	@echo "make test-hosts       two real processes as two hosts train every stage, and are killed"
-	@echo "make test-faults      hostile files, kills, full disks: CASES=5000 KILLS=500, hours of CPU"
+	@echo "make test-faults      hostile files, kills, full disks, a bucket, a crowd: CASES=5000 KILLS=500"
 	@echo "make test-scale       a Dask cluster of two workers, one killed, and a bucket's server"
 	@echo "make lint             ruff, basedpyright and the import rule"
 	@echo "make docs             these docs as a site in out/site; a broken link is an error"
