@@ -32,7 +32,8 @@ def make_network(name: NetworkName, config: NetworkConfig, *, rngs: nnx.Rngs) ->
 
 def abstract_network(name: NetworkName, config: NetworkConfig) -> nnx.Module:
     """Makes a network whose parameters are only shapes, without memory."""
-    return nnx.merge(*_shapes(name, config, jax.sharding.get_abstract_mesh()))  # copies
+    structure, shapes = _shapes(name, config, jax.sharding.get_abstract_mesh())
+    return nnx.merge(structure, shapes, copy=True)  # whoever loads weights sets them in their copy
 
 
 @functools.lru_cache(maxsize=32)

@@ -27,6 +27,7 @@ from animegamer_jax.bundle import arrays as bundle_arrays
 from animegamer_jax.bundle.bundle import (
     Bundle,
     BundleWriter,
+    abstract_network,
     abstract_params,
     flat_params,
     make_network,
@@ -152,6 +153,14 @@ def test_loads_as_stored(bundle):
     for path, value in values(module).items():
         assert isinstance(value.sharding, SingleDeviceSharding)
         np.testing.assert_array_equal(value, LEAVES[path], strict=True)
+
+
+def test_two_loads_are_two_networks(bundle):
+    first, second = bundle.load("encoder"), bundle.load("encoder")
+    before = np.asarray(first.text.input.kernel[...])
+    second.text.input.kernel.set_value(second.text.input.kernel[...] + 1)
+    np.testing.assert_array_equal(first.text.input.kernel[...], before)
+    assert not isinstance(abstract_network("encoder", ENCODER).text.input.kernel[...], jax.Array)
 
 
 def test_loads_with_other_formats(bundle):

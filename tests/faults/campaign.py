@@ -26,10 +26,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of all choices")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument(
-        "--disks", type=int, default=8, help="operations of each command at which the disk is full"
+        "--disks", type=int, default=4, help="operations of each command at which the disk is full"
     )
     parser.add_argument(
-        "--buckets", type=int, default=40, help="failures of a bucket's server, of all commands"
+        "--buckets", type=int, default=24, help="failures of a bucket's server, of all commands"
     )
     parser.add_argument("--turns", type=int, default=6, help="turns of each player of the crowd")
     parts = ["files", "kills", "disks", "buckets", "crowd"]

@@ -18,7 +18,7 @@ from sandbox import Child
 from table import REFUSED, RIGHT, WRONG, Verdict
 
 PLAYERS, STREAMS, FLOOD = 50, 30, 200
-_SECONDS, _IDLE = 600.0, 60.0
+_SECONDS, _IDLE = 600.0, 300.0
 
 
 class CrowdCases:

@@ -169,6 +169,7 @@ SUBJECTS: tuple[Subject, ...] = (
             "--steps 2 --batch-size 1 --metrics states motion speed"
         ),
         content=_evaluation,
+        share=0.3,
     ),
     Subject(
         name="data games",
