@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from flax import nnx
 from random_modules import FLOAT, normal, randomized
 
 from animegamer_jax.models import norms
 from animegamer_jax.models.norms import LayerNorm, RMSNorm
+
+torch = pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize("kind", ["layer", "rms"])
