@@ -315,7 +315,7 @@ def doctor(*, memory: tuple[float, ...] = (), json: bool = False) -> int:
     return 0 if report["devices"] else 1
 
 
-def _gb(number: int | None) -> str:
+def _gb(number: float | None) -> str:
     return "unknown" if number is None else f"{number / _GB:.3g} GB"
 
 
