@@ -307,7 +307,7 @@ def doctor(*, memory: tuple[float, ...] = (), json: bool = False) -> int:
     if wrong := [size for size in memory if not 0 < size < float("inf")]:
         raise UserError(f"--memory {wrong[0]:g}: expected GB, a number above 0")
     report = examine()
-    report["cards"] = [fits_card(report, size * _GB) for size in memory if report["sizes"]]
+    report["cards"] = [fits_card(report, float(size * _GB)) for size in memory if report["sizes"]]
     if json:
         print(jsonlib.dumps(report, indent=1))
     else:
@@ -315,7 +315,7 @@ def doctor(*, memory: tuple[float, ...] = (), json: bool = False) -> int:
     return 0 if report["devices"] else 1
 
 
-def _gb(number: int | None) -> str:
+def _gb(number: int | float | None) -> str:
     return "unknown" if number is None else f"{number / _GB:.3g} GB"
 
 

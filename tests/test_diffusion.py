@@ -61,6 +61,7 @@ def build(name: NetworkName, config: NetworkConfig, leaves: Iterable[tuple[str, 
 @pytest.fixture(scope="module")
 def networks() -> tuple[nnx.Module, nnx.Module]:
     """The recorded transformer and shot encoder."""
+    pytest.importorskip("torch")  # the file is in PyTorch's format
     source = open_torch(RECORDED / "1" / "mp_rank_00_model_states.pt")
     source = source.under("model.diffusion_model.")
     dit = dit_table.infer_config(source.shapes, latent_height=8, latent_width=12)

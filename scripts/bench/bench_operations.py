@@ -15,6 +15,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from animegamer_jax.devices import quiet_libtpu
+
+quiet_libtpu()  # before JAX
+
 import jax
 import jax.numpy as jnp
 from tyro.extras import SubcommandApp

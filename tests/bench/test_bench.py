@@ -13,7 +13,7 @@ from helpers import random_leaves, tiny_config, write_tokenizer
 from tiny_games import write_model
 
 from animegamer_jax import cli
-from animegamer_jax.bench import command, run, timing, torch_networks, training
+from animegamer_jax.bench import command, run, timing, training
 from animegamer_jax.bench.compare import Difference, check_agreement, compute_differences
 from animegamer_jax.bench.model import (
     PLAYING,
@@ -32,6 +32,7 @@ from animegamer_jax.game.player import check_fit
 from animegamer_jax.protocol import RELEASED
 from animegamer_jax.tokenizer import Tokenizer
 
+torch_networks = pytest.importorskip("animegamer_jax.bench.torch_networks", exc_type=ImportError)
 use_threads = command._use_threads
 
 

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from flax import nnx
 from safetensors.torch import save_file
 
@@ -47,6 +46,8 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.models.layer_stack import LayerStack
 from animegamer_jax.models.linear import Linear, QKVLinear
 from animegamer_jax.models.norms import LayerNorm
+
+torch = pytest.importorskip("torch")
 
 FLOAT = NetworkConfig()
 

@@ -5,13 +5,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
-from diffusers.models.transformers.cogvideox_transformer_3d import CogVideoXBlock
 from flax import nnx
 from helpers import NUM_QUERIES, WIDTH, random_leaves, tiny_config
 
@@ -29,6 +26,11 @@ from animegamer_jax.convert.tables import encoder as encoder_table
 from animegamer_jax.diffusion import Schedule
 from animegamer_jax.models.dit import DiT, position_table, sinusoid
 from animegamer_jax.models.encoder import ShotEncoder
+
+torch = pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
+transformer_3d = pytest.importorskip("diffusers.models.transformers.cogvideox_transformer_3d")
+CogVideoXBlock = transformer_3d.CogVideoXBlock
 
 RECORDED = Path(__file__).parents[1] / "reference" / "vdm"
 TINY = dataclasses.replace(

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 import transformers
 from flax import nnx
 from helpers import array_source
@@ -26,6 +25,8 @@ from animegamer_jax.models.mistral import (
     rotary_tables,
     rotate,
 )
+
+torch = pytest.importorskip("torch")
 
 TINY = MistralConfig(
     vocab_size=40,

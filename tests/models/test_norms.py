@@ -4,13 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from flax import nnx
 from random_modules import FLOAT, normal, randomized
 
 from animegamer_jax.configs import VAEConfig
 from animegamer_jax.models import norms
 from animegamer_jax.models.norms import GroupNorm, LayerNorm, RMSNorm
+
+torch = pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize("kind", ["layer", "rms"])

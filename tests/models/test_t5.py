@@ -53,7 +53,7 @@ def torch_t5():
     """A tiny random T5 v1.1 of transformers, and ours with its weights."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import torch
+        torch = pytest.importorskip("torch")
         import transformers
 
         torch.manual_seed(0)
@@ -80,7 +80,7 @@ def torch_t5():
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_transformers(torch_t5, masked):
-    import torch
+    torch = pytest.importorskip("torch")
 
     theirs, ours = torch_t5
     tokens = np.random.default_rng(1).integers(1, TINY.vocab_size, (2, 30))
@@ -96,7 +96,7 @@ def test_transformers(torch_t5, masked):
 
 
 def test_buckets_up_to_and_beyond_the_largest_distance():
-    import torch
+    torch = pytest.importorskip("torch")
     from transformers.models.t5.modeling_t5 import T5Attention
 
     offset = torch.arange(300)[None, :] - torch.arange(300)[:, None]

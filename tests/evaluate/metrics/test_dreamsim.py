@@ -5,10 +5,11 @@ import types
 
 import numpy as np
 import pytest
-import torch
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.metrics.dreamsim import NEEDED, DreamSim
+
+torch = pytest.importorskip("torch")
 
 
 class StandIn:

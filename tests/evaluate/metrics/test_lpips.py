@@ -3,8 +3,6 @@
 import jax
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.metrics import lpips
@@ -13,6 +11,9 @@ from animegamer_jax.evaluate.metrics.lpips import (
     load_lpips,
     lpips_distance,
 )
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
 
 SIZE = 64, 96  # of smaller pictures XLA convolves 30 times as long, without its optimizations
 WIDTHS = 64, 192, 384, 256, 256

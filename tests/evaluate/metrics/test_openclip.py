@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from tiny_clip import TINY, make_transformers_clip, openclip_tensors
 
 from animegamer_jax.bundle.embedded import model_folder
@@ -16,6 +15,8 @@ from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder
 from animegamer_jax.evaluate.metrics.formulas import clip_image_similarity, clip_text_similarity
 from animegamer_jax.evaluate.metrics.openclip import BytePairTokenizer, load_clip_for_scores
 from animegamer_jax.toy.world import make_game
+
+torch = pytest.importorskip("torch")
 
 TEXTS = ["Mika walks quickly, at night", "the beach", "a  Meadow: 3 o'clock <|endoftext|> x" * 3]
 TOY = model_folder("toy")

@@ -5,7 +5,6 @@ import warnings
 import numpy as np
 import pytest
 import scipy.linalg
-import torch
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.metrics.video_distance import (
@@ -14,6 +13,8 @@ from animegamer_jax.evaluate.metrics.video_distance import (
     jedi,
     load_i3d,
 )
+
+torch = pytest.importorskip("torch")
 
 
 @pytest.fixture
