@@ -22,7 +22,7 @@ from animegamer_jax.media.motion import motion_level
 
 SETTINGS = FilmSettings(height=240, width=360)
 FRAME = 1.02 / FPS
-FLASHED = 60  # frames of a shot that has room for a clip beside its flash
+FLASHED = 60  # frames of a shot that has room for a clip without its flash
 
 
 @dataclasses.dataclass(frozen=True)
