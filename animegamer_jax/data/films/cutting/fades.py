@@ -31,6 +31,7 @@ _CLEARER = 0.5  # share of a fade's clarity below which one that overlaps it is 
 _GAP = 0.25  # largest seconds between middles of one fade
 _EARLY = 1e-3
 _CLEARLY = 0.5  # least change of a pixel that counts in a wipe, as a share of the mean
+_STAYS_CHANGED = 0.6  # least change at the largest distance, as a share of that at a wipe's ends
 _SIDE = 0.25  # least share of such pixels, and of them on each side of the line
 _STRAIGHT = 0.92  # least share of them that are on their side of the line
 
@@ -108,13 +109,14 @@ class FadeFinder:
 
     def _fade_at(self, index: int) -> Fade | None:
         """Returns the fade of which a frame is the middle, or None."""
-        thumb, changes, clear = self._thumbs[index], {}, {}
+        thumb, changes, clear, wipes = self._thumbs[index], {}, {}, set()
         for reach, *ends in self._ends(index):
             before, after = (self._thumbs[end] for end in ends)
             changes[reach] = change = _distance(before, after)
             error = blend = _distance(thumb, (before + after) / 2)
             if change >= self._least and blend > _BEND * change:
                 error = min(blend, _wipe_error(before, thumb, after))
+                wipes |= {reach} if error < blend else set()
             clear[reach] = change - error / _BEND
             if clear[reach] > 0 and (
                 change < self._least
@@ -126,6 +128,8 @@ class FadeFinder:
                 )
             ):
                 clear[reach] = 0.0
+        for reach in wipes:  # what passed by is gone after a while, and the picture as before
+            clear[reach] *= changes[max(changes)] >= _STAYS_CHANGED * changes[reach]
         if max(clear.values(), default=0.0) <= 0:
             return None
         whole = _WHOLE * max(changes.values())

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from etils import epath
-from painted_film import FPS, PaintedFilm, Shot, make_film, write_film
+from painted_film import FPS, PATTERNS, PaintedFilm, Shot, make_film, write_film
 
 from animegamer_jax.data.films.clips.store import ClipRow, FilmSettings, open_shots
 from animegamer_jax.data.films.cutting.analysis import FilmAnalysis, analyze_film
@@ -22,7 +22,7 @@ from animegamer_jax.media.motion import motion_level
 
 SETTINGS = FilmSettings(height=240, width=360)
 FRAME = 1.02 / FPS
-FLASHED = 60  # frames of a shot that has room for a clip beside its flash
+FLASHED = 60  # frames of a shot that has room for a clip without its flash
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,12 +81,12 @@ class Found:
         return found
 
 
-def find(folder: Path, film: PaintedFilm) -> Found:
+def find(folder: Path, film: PaintedFilm, settings: FilmSettings = SETTINGS) -> Found:
     path = write_film(folder / "painted.mp4", film)
-    shots = open_shots(folder / "shots", SETTINGS)
+    shots = open_shots(folder / "shots", settings)
     process_film(epath.Path(path), shots)
     (name,) = shots.films()
-    return Found(film, analyze_film(path, SETTINGS, name="painted"), shots.rows(name))
+    return Found(film, analyze_film(path, settings, name="painted"), shots.rows(name))
 
 
 def halves(film: PaintedFilm) -> dict[str, list[Shot]]:
@@ -147,9 +147,9 @@ def test_no_shot_loses_its_clip_to_a_flash(found):
     assert not [row for row in found.rows if row.dropped == "flash"]
 
 
-def print_results(seed: int) -> None:
+def print_results(seed: int, arts: list[str], settings: FilmSettings) -> None:
     with tempfile.TemporaryDirectory() as place:
-        one = find(Path(place), make_film(seed))
+        one = find(Path(place), make_film(seed, arts=arts), settings)
     hits, missed, false = one.breaks()
     f1 = 2 * hits / (2 * hits + len(missed) + len(false))
     print(f"breaks: {hits} found, {len(missed)} missed, {len(false)} false, F1 {f1:.3f}")
@@ -174,4 +174,8 @@ def print_results(seed: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=2)
-    print_results(parser.parse_args().seed)
+    parser.add_argument("--arts", nargs="+", default=list(PATTERNS))
+    parser.add_argument("--detector", default="drawn")
+    chosen = parser.parse_args()
+    settings = dataclasses.replace(SETTINGS, detector=chosen.detector)
+    print_results(chosen.seed, chosen.arts, settings)
