@@ -203,7 +203,7 @@ def start_sampler(x: Float[Array, "b f h w c"]) -> SamplerState:
 
 
 def sample(
-    predict_v: Callable[..., jax.Array],
+    predict_v: Callable[..., Any],
     state: SamplerState,
     table: SamplerTable,
     *,

@@ -9,7 +9,7 @@ other, so that it can report progress and how long each part took.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -246,6 +246,7 @@ def denoise_clip(
     def split_by_step(x: jax.Array) -> jax.Array:
         return jnp.moveaxis(x.reshape(*x.shape[:-2], -1, games, x.shape[-1]), -3, 0)
 
+    guided: Any
     if table.rows is None:
         guided = diffusion.guide(predict_v, state.representation, unconditional)
     else:

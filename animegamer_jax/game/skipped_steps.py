@@ -258,7 +258,7 @@ def calibrate(
         times_fewer: How many times fewer evaluations a clip is to take, 1 or more.
 
     Raises:
-        UserError: the model is a student, or so many steps cannot be skipped.
+        UserError: the model is a student, or that number of steps cannot be skipped.
     """
     if player.protocol.student_timesteps:
         raise UserError(

@@ -416,8 +416,9 @@ def quantize_weights(network: nnx.Module) -> None:
         value = kernel.get_value()
         is_abstract = isinstance(value, jax.ShapeDtypeStruct)
         numbers, steps = jax.eval_shape(_round, value) if is_abstract else _round(value)
-        module.kernel = kernel.replace(numbers)
-        module.steps = nnx.data(nnx.Param(steps, **axes(*names[:-2], names[-1])))
+        whole: Any = module
+        whole.kernel = kernel.replace(numbers)
+        whole.steps = nnx.data(nnx.Param(steps, **axes(*names[:-2], *names[-1:])))
 
 
 @jax.jit

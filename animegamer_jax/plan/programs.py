@@ -161,7 +161,8 @@ def abstract_networks(
             network_config = with_lora(name, network_config, None)
         network = abstract_network(name, network_config)
         if isinstance(network, DiT):  # as `fix_most_score` notes for weights of the usual size
-            network.layers.blocks.most_score = 0.0
+            blocks: Any = network.layers.blocks
+            blocks.most_score = 0.0
         if name == "mllm" and int8:
             quantize_weights(network)
         graphdef, state = nnx.split(network)

@@ -43,7 +43,7 @@ def trained_attention(
     length = k.shape[3] if length is None else length
     q = (q * (scale * _LOG2_E)).astype(q.dtype)
     parts = (flash.pad_to_lanes(x.reshape(b * heads, d, -1)) for x in (q, k, v))
-    out = _attend(*parts, length, wide, interpret)
+    out: jax.Array = _attend(*parts, length, wide, interpret)  # pyright: ignore[reportAssignmentType]
     return out.reshape(b, heads, d, -1)[..., :tokens]
 
 
