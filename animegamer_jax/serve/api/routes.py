@@ -183,7 +183,7 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
             fields = {"text": "", "rules": "off", "seed": ""} | {
                 name: value for name, value in form.items() if isinstance(value, str)
             }
-            rules = models.SetRules(rules=fields["rules"]).rules
+            rules = models.SetRules.model_validate({"rules": fields["rules"]}).rules
             seed = int(fields["seed"]) if fields["seed"].isdecimal() else None
             return await _receive(form.get("picture"), "a picture", actions.folder, begin)
 
