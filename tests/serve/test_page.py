@@ -404,9 +404,10 @@ def test_screenshots(browser, tmp_path):
             words = json.load(answer)["words"]
         names = words["characters"]
         lines = [
-            f"Motion: running; Background: {words['places'][1]}.",
-            f"Motion: talking to {names[2]}.",
-            "Background: night.",
+            f"Motion: {words['motions'][1]}; Background: {words['places'][1]}.",
+            f"Character: {names[3]}; Background: {words['places'][3]}.",
+            f"Character: {names[5]}; Motion: {words['motions'][5]}; "
+            f"Background: {words['times'][0]} {words['places'][2]}.",
         ]
         for file, options in (("serve", WIDE), ("serve-phone", PHONE)):
             with open_page(browser, address, may_fail=ENDED, **options) as (page, _):
