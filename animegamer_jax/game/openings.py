@@ -24,6 +24,7 @@ from animegamer_jax.bundle.vocabulary import Vocabulary
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.instructions import compose_instruction
 from animegamer_jax.game.saved_game import Game
+from animegamer_jax.media import video
 from animegamer_jax.media.sheets import encode_small, middle_frame
 from animegamer_jax.progress import Progress
 from animegamer_jax.storage.files import write_json, write_whole
@@ -38,6 +39,7 @@ FOLDER = "openings"
 _FILE = "openings.json"
 _PORTRAITS = "portraits.webp"
 _ROWS = 96  # of a picture on a card
+_QUALITY = 27  # of a shot's clip
 _MARK = "unfinished"  # with what is being made; removed at the end
 _HINT = "make them again: animegamer openings"
 _MOTIONS = ("waving", "standing", "walking", "sitting", "running")  # preferred, if known
@@ -239,4 +241,8 @@ class OpeningsWriter:
             protocol=player.protocol.name,
             history_kind=player.protocol.history,
         )
-        game.add(output.row(0), instruction)
+        played = output.row(0)
+        turn = game.add(played, instruction)
+        # The embedded model's are in the package: half the bytes.
+        small = video.encode_mp4(video.enlarge(played.frames), quality=_QUALITY)
+        write_whole(folder / turn.clip, small)

@@ -67,8 +67,10 @@ def write_bt709(
     container.mux(stream.encode())
 
 
-def encode_mp4(frames: UInt8[np.ndarray, "f h w 3"], *, fps: int = FRAMES_PER_SECOND) -> bytes:
-    """Encodes frames as H.264 (4:2:0, BT.709, constant quality 18) in an MP4.
+def encode_mp4(
+    frames: UInt8[np.ndarray, "f h w 3"], *, fps: int = FRAMES_PER_SECOND, quality: int = 18
+) -> bytes:
+    """Encodes frames as H.264 (4:2:0, BT.709) in an MP4, at a constant quality: 0 is the best.
 
     Odd sides are padded (`write_bt709`). The same frames give the same bytes: one encoder thread,
     and no look-ahead, whose macroblock tree gave up to 15 different files for one small clip (x264
@@ -77,15 +79,21 @@ def encode_mp4(frames: UInt8[np.ndarray, "f h w 3"], *, fps: int = FRAMES_PER_SE
     height, width = frames.shape[1:3]
     if frames.shape[0] == 0 or height == 0 or width == 0:
         raise ValueError(f"a clip needs at least one pixel, got frames of shape {frames.shape}")
-    return _encode(frames, height=height, width=width, fps=fps)
+    return _encode(frames, height=height, width=width, fps=fps, quality=quality)
 
 
 def _encode(
-    frames: Iterable[UInt8[np.ndarray, "h w 3"]], *, height: int, width: int, fps: int
+    frames: Iterable[UInt8[np.ndarray, "h w 3"]],
+    *,
+    height: int,
+    width: int,
+    fps: int,
+    quality: int = 18,
 ) -> bytes:
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as container:
-        write_bt709(container, frames, height=height, width=width, fps=fps, options=ENCODER)
+        options = ENCODER | {"crf": str(quality)}
+        write_bt709(container, frames, height=height, width=width, fps=fps, options=options)
     return buffer.getvalue()
 
 

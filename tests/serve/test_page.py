@@ -60,15 +60,15 @@ def begin(page: Any, character: str = "Mika", place: str = "beach") -> None:
     count_turns(page, 1)
 
 
-def count_turns(page: Any, number: int) -> None:
-    expect(page.locator("#board .turn:not(.ahead)")).to_have_count(number, timeout=SECONDS)
+def count_turns(page: Any, number: int, *, timeout: float = SECONDS) -> None:
+    expect(page.locator("#board .turn:not(.ahead)")).to_have_count(number, timeout=timeout)
 
 
-def say(page: Any, line: str, number: int) -> None:
+def say(page: Any, line: str, number: int, *, timeout: float = SECONDS) -> None:
     """Types a line, plays it, and waits for the turn of this number."""
     page.fill("#line", line)
     page.press("#line", "Enter")
-    count_turns(page, number)
+    count_turns(page, number, timeout=timeout)
     expect(page.locator("#play")).to_be_visible()
 
 
@@ -404,9 +404,10 @@ def test_screenshots(browser, tmp_path):
             words = json.load(answer)["words"]
         names = words["characters"]
         lines = [
-            f"Motion: running; Background: {words['places'][1]}.",
-            f"Motion: talking to {names[2]}.",
-            "Background: night.",
+            f"Motion: {words['motions'][1]}; Background: {words['places'][1]}.",
+            f"Character: {names[3]}; Background: {words['places'][3]}.",
+            f"Character: {names[5]}; Motion: {words['motions'][5]}; "
+            f"Background: {words['times'][0]} {words['places'][2]}.",
         ]
         for file, options in (("serve", WIDE), ("serve-phone", PHONE)):
             with open_page(browser, address, may_fail=ENDED, **options) as (page, _):
@@ -416,7 +417,7 @@ def test_screenshots(browser, tmp_path):
                 page.screenshot(path=str(folder / f"{file}-start.png"))
                 begin(page, names[1], words["places"][0])
                 for number, line in enumerate(lines, start=2):
-                    say(page, line, number)
+                    say(page, line, number, timeout=300_000)
                 page.wait_for_timeout(2500)
                 page.evaluate("scrollTo(0, 0)")
                 page.screenshot(path=str(folder / f"{file}.png"))

@@ -18,7 +18,7 @@ from starlette.datastructures import UploadFile
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.film import film_gif, film_mp4, save_card
-from animegamer_jax.game.saved_game import PICTURE_FILE, Game, Meters, Turn
+from animegamer_jax.game.saved_game import PICTURE_FILE, Game, Meters, Rules, Turn
 from animegamer_jax.serve.api import answers, models
 from animegamer_jax.serve.api.actions import Actions, ConflictError, UnknownLineError, id_of
 from animegamer_jax.serve.api.info import Info
@@ -183,7 +183,7 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
             fields = {"text": "", "rules": "off", "seed": ""} | {
                 name: value for name, value in form.items() if isinstance(value, str)
             }
-            rules = models.SetRules(rules=fields["rules"]).rules
+            rules: Rules = models.SetRules.model_validate({"rules": fields["rules"]}).rules
             seed = int(fields["seed"]) if fields["seed"].isdecimal() else None
             return await _receive(form.get("picture"), "a picture", actions.folder, begin)
 

@@ -106,8 +106,10 @@ export class Stage {
       video.oncanplay = video.onerror = done;
     });
     if (this.wanted !== address) return;
+    const paint = () => this.videos[this.front] === video && this.paintBackdrop(video);
+    if (video.requestVideoFrameCallback) video.requestVideoFrameCallback(paint);
+    setTimeout(paint, 250); // a paused clip presents no further frame
     await this.swap(next, false);
-    this.paintBackdrop(video);
     const other = this.videos[1 - next];
     setTimeout(() => {
       if (this.wanted === address && other !== this.videos[this.front]) other.src = url;
@@ -122,7 +124,7 @@ export class Stage {
   async swap(next, slowly) {
     const video = this.videos[next];
     const other = this.videos[1 - next];
-    video.currentTime = 0;
+    if (video.currentTime > 0) video.currentTime = 0;
     if (!this.paused) await video.play().catch(() => {});
     video.style.zIndex = 1;
     other.style.zIndex = 0;
