@@ -46,7 +46,7 @@ COMMANDS = {
     "train distill": ("train.command:distill", "train a student that makes a clip in a few steps"),
     "plan": ("plan.command:plan", "estimate what a program needs on a TPU slice"),
     "bench": ("bench.command:bench", "time the parts of a turn and the training steps"),
-    "publish": ("publish:publish", "write a model or dataset for a hub, and upload it"),
+    "publish": ("data.publish:publish", "write a model or dataset for a hub, and upload it"),
     "doctor": ("doctor:doctor", "show what is installed, what fits here, and what to do"),
 }
 

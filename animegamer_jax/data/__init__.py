@@ -5,5 +5,6 @@ readers              reads those files, a bounded number of them open
 features             what T5, CLIP and the VAE make of a game dataset
 samples, loader      training samples, and batches of them on a mesh
 characters           characters with names, descriptions and pictures; command: `data features`
+publish              a model or a dataset for the hub; command: `publish`
 films/               from films to a game dataset
 """
