@@ -190,26 +190,20 @@ def _unexpected(error: BaseException) -> str:
     return f"unexpected {text}{where}: please report it, with the traceback that --debug adds"
 
 
-def _resend_interrupt(unraisable: Any) -> None:
-    """Repeats a Ctrl-C that Python dropped because it struck in a garbage-collector callback."""
+def _on_unraisable(unraisable: Any) -> None:
+    """Repeats a Ctrl-C that Python dropped because it struck in a garbage-collector callback.
+
+    A call of tensorstore into an event loop of Orbax that has ended is not printed: it makes one
+    for each array that was being written when another failed, for which Orbax has raised.
+    """
     if unraisable.exc_type is KeyboardInterrupt:
         import os
         import signal
         import threading
 
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
-    else:
+    elif (unraisable.exc_type, str(unraisable.exc_value)) != (RuntimeError, "Event loop is closed"):
         sys.__unraisablehook__(unraisable)
-
-
-def _skip_late(kind: Any, error: BaseException, traceback: Any) -> None:
-    """Prints an exception, unless tensorstore calls an event loop of Orbax that has ended.
-
-    It does so for arrays that were being written when another one failed, for which Orbax raised.
-    No exception of a command gets here: `main` reports those.
-    """
-    if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
-        sys.__excepthook__(kind, error, traceback)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -238,8 +232,7 @@ def main(argv: list[str] | None = None) -> int:
     module, function = COMMANDS[name][0].split(":")
     for library in ("absl", "gcsfs", "transformers"):  # errors also raise
         logging.getLogger(library).setLevel(logging.CRITICAL)
-    hook, sys.unraisablehook = sys.unraisablehook, _resend_interrupt
-    sys.excepthook = _skip_late  # to the process's end: such a call may come after the command
+    hook, sys.unraisablehook = sys.unraisablehook, _on_unraisable
     try:
         command = getattr(importlib.import_module(f"animegamer_jax.{module}"), function)
         if hasattr(command, "for_words"):  # its options depend on the command line
