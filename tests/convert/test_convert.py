@@ -14,7 +14,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from flax import nnx
-from safetensors.torch import save_file
 
 from animegamer_jax import cli, progress
 from animegamer_jax.bundle.bundle import Bundle, abstract_params, flat_params
@@ -48,6 +47,7 @@ from animegamer_jax.models.linear import Linear, QKVLinear
 from animegamer_jax.models.norms import LayerNorm
 
 torch = pytest.importorskip("torch")
+save_file = pytest.importorskip("safetensors.torch").save_file
 
 FLOAT = NetworkConfig()
 

@@ -10,7 +10,6 @@ import pytest
 import transformers
 from flax import nnx
 from helpers import array_source
-from transformers.models.mistral.modeling_mistral import MistralRotaryEmbedding
 
 from animegamer_jax.bundle.bundle import flat_params
 from animegamer_jax.configs import LoRAConfig, MistralConfig
@@ -27,6 +26,9 @@ from animegamer_jax.models.mistral import (
 )
 
 torch = pytest.importorskip("torch")
+MistralRotaryEmbedding = pytest.importorskip(
+    "transformers.models.mistral.modeling_mistral"
+).MistralRotaryEmbedding
 
 TINY = MistralConfig(
     vocab_size=40,
