@@ -182,7 +182,8 @@ class TorchModel:
             for i in (*range(steps), -1)
         ]
         row = int(inputs.row.step[0])
-        self._rows = [[float(column[i]) for column in self._model.table] for i in range(steps)]
+        columns = [column for column in self._model.table if column is not None]
+        self._rows = [[float(column[i]) for column in columns] for i in range(steps)]
         self._row = self._rows[row]
         self._x, self._before = map(self._frames_first, inputs.sampler[:2])
         state = [self._tensor(np.array(value)) for value in inputs.state]

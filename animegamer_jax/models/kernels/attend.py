@@ -259,7 +259,8 @@ def kernel_attention(
             return gathered(q, k, v, valid)
         # The keys of the next group of heads are on their way while the kernel works on this one.
         count = max(n for n in range(1, _HEAD_GROUPS + 1) if q.shape[1] % n == 0)
-        groups: Any = zip(*(jnp.split(x, count, axis=1) for x in (q, k, v)), strict=True)
+        queries, keys, values = (jnp.split(x, count, axis=1) for x in (q, k, v))
+        groups = zip(queries, keys, values, strict=True)
         return jnp.concatenate([gathered(*group, valid) for group in groups], axis=1)
 
     spec = PartitionSpec(batch, heads, context, None)
