@@ -227,6 +227,7 @@ def test_a_random_model_is_the_same_every_time(tmp_path):
     assert set(play_programs(model)) == set(PLAY)
 
 
+@pytest.mark.slow
 def test_the_released_size_with_weights_made_on_the_device(capsys, monkeypatch, tmp_path):
     """At a tiny size: both sides have all tensors, in bfloat16; nothing is compared."""
     size: Any = tiny_config(512)

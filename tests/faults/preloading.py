@@ -31,7 +31,12 @@ def import_everything() -> None:
     for name in (
         *("convert.released", "convert.export", "convert.parity", "data.films.gallery"),
         *("data.films.games.writer", "data.films.cutting.process_film", "game.player"),
-        *("data.films.annotation.manual", "serve.archive", "evaluate.evaluation", "train.loop"),
+        *(
+            "data.films.annotation.manual",
+            "serve.games.archive",
+            "evaluate.evaluation",
+            "train.loop",
+        ),
         *("toy.dataset", "toy.films", "data.features", "data.samples", "evaluate.results"),
         *("evaluate.report.ablations", "evaluate.benchmarks.format", "bundle.bundle"),
     ):

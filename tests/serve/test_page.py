@@ -377,6 +377,7 @@ def test_axe_finds_nothing_serious(browser, address, options):
         assert wrong == []
 
 
+@pytest.mark.slow
 def test_the_page_is_ready_while_the_model_compiles(browser, tmp_path):
     """The embedded model, compiling: the first screen is there, and says so until it is done."""
     with serving(tmp_path / "games", warm_up=True) as (address, _):
