@@ -146,7 +146,8 @@ def test_a_game_of_which_nothing_is_lost(opened, browser, address):
     say(page, "jump", 2)
     page.click("#open-tree")
     expect(page.locator("#tree .turn")).to_have_count(5)
-    page.locator("#tree .row").nth(1).locator(".turn").first.click()
+    with page.expect_event("requestfinished", lambda request: request.url.endswith("/go")):
+        page.locator("#tree .row").nth(1).locator(".turn").first.click()
     caption(page, "running")
     page.reload()
     ready(page)
