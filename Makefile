@@ -102,7 +102,7 @@ art:
 	cd out/art && for file in *.deb; do dpkg-deb -x $$file $${file%%_*} && rm $$file; done
 
 test-scale: .venv/.dev
-	$(BIN)/python -m pytest -m scale
+	$(BIN)/python -m pytest -m scale tests/data
 
 lint: .venv/.dev
 	$(BIN)/ruff check .
