@@ -157,11 +157,9 @@ class Child:
             sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
             signal.signal(signal.SIGINT, signal.default_int_handler)
             (self.folder / "baseline").write_text(f"{_resident()}")
-            limit = _addresses() + _SPARE
-            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+            _lower(resource.RLIMIT_AS, _addresses() + _SPARE)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            spent = int(self.seconds) + 1
-            resource.setrlimit(resource.RLIMIT_CPU, (spent, spent))
+            _lower(resource.RLIMIT_CPU, int(self.seconds) + 1)
             if faults is not None:
                 faults.apply()
             status = function()
@@ -249,6 +247,13 @@ def _spent(pid: int) -> str:
 def _resident() -> float:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**20
+
+
+def _lower(kind: int, limit: int) -> None:
+    """Sets a limit of this process; a lower one, as in a child of a limited one, stays."""
+    hard = resource.getrlimit(kind)[1]
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(kind, (limit, limit))
 
 
 def _addresses() -> int:

@@ -125,7 +125,7 @@ def test_a_game_of_which_nothing_is_lost(opened, browser, address):
     begin(page)
     say(page, "Motion: running.", 2)
     caption(page, "running")
-    assert page.input_value("#line") == ""
+    expect(page.locator("#line")).to_have_value("")
     page.click("#suggestions button >> nth=0")
     count_turns(page, 3)
     page.click("#again")
@@ -134,7 +134,7 @@ def test_a_game_of_which_nothing_is_lost(opened, browser, address):
     expect(page.locator("[data-take]")).to_contain_text("take 1/2")
     page.click("#undo")
     count_turns(page, 2)
-    assert page.input_value("#line") != ""  # the line is back
+    expect(page.locator("#line")).not_to_have_value("")  # the line is back
     page.fill("#line", "")
     page.click("#redo")
     count_turns(page, 3)
