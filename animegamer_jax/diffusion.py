@@ -269,10 +269,15 @@ def guide(
     def guided(x: jax.Array, timestep: jax.Array, guidance: jax.Array, *own: Any) -> jax.Array:
         twice = jnp.concatenate([x, x])
         v = predict_v(twice, jnp.broadcast_to(timestep, twice.shape[:1]), rows, *own)
-        without, with_context = jnp.split(v.astype(jnp.float32), 2)
-        return without + guidance * (with_context - without)
+        return _extrapolate(v, guidance)
 
     return guided
+
+
+def _extrapolate(v: Float[Array, "r ..."], guidance: jax.Array) -> Float[Array, "b ..."]:
+    """Returns the guided rows of unconditional and conditional ones, float32."""
+    without, with_context = jnp.split(v.astype(jnp.float32), 2)
+    return without + guidance * (with_context - without)
 
 
 def guide_and_skip(
@@ -307,11 +312,9 @@ def guide_and_skip(
         times = jnp.broadcast_to(timestep, every.shape[:1])
 
         def guided(v: jax.Array) -> jax.Array:
-            v = v.astype(jnp.float32)
             if unconditional is None:
-                return v
-            without, with_context = jnp.split(v, 2)
-            return without + guidance * (with_context - without)
+                return v.astype(jnp.float32)
+            return _extrapolate(v, guidance)
 
         def none() -> tuple[jax.Array, jax.Array]:
             return guided(reuse(every, times, rows, residual, *own)), residual

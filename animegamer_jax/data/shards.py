@@ -39,6 +39,7 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.storage.files import write_json
 from animegamer_jax.storage.paths import (
     absolute,
+    files_under,
     is_bucket,
     move_into_place,
     refuse_existing,
@@ -362,16 +363,8 @@ def folder_digest(path: epath.PathLike, *, ends: int = _ENDS) -> str:
 
     hint = "check the path"
     with user_errors(folder, "cannot be read", hint=hint), ThreadPoolExecutor(_READERS) as readers:
-        found = list(readers.map(digest_of, sorted(_files(folder))))
+        found = list(readers.map(digest_of, sorted(files_under(folder))))
     return hashlib.sha256(b"".join(found)).hexdigest()[:16]
-
-
-def _files(folder: epath.Path) -> Iterator[epath.Path]:
-    for path in folder.iterdir():
-        if path.is_dir():
-            yield from _files(path)
-        else:
-            yield path
 
 
 def _names(folder: epath.Path) -> set[str]:

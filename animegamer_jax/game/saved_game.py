@@ -488,9 +488,12 @@ class Game:
             UserError: the game has fewer turns.
             OSError: read-only folder.
         """
+        self._check_undo(turns)
+        self._keep(self.turns[:-turns])
+
+    def _check_undo(self, turns: int) -> None:
         if not 1 <= turns <= len(self.turns):
             raise UserError(f"undo: expected 1 to {len(self.turns)} turns, found {turns}")
-        self._keep(self.turns[:-turns])
 
     def _aside(self, kept: int) -> list[SetAside]:
         """Returns the turns after the first `kept`, as they are set aside."""
@@ -507,8 +510,7 @@ class Game:
             UserError: the game has fewer turns.
             OSError: read-only folder.
         """
-        if not 1 <= turns <= len(self.turns):
-            raise UserError(f"undo: expected 1 to {len(self.turns)} turns, found {turns}")
+        self._check_undo(turns)
         kept = len(self.turns) - turns
         self._put(self.turns[:kept], [*self.others, *self._aside(kept)])
 

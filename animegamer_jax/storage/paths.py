@@ -96,16 +96,17 @@ def _replace(temporary: epath.Path, path: epath.Path) -> None:
     old.rmtree()
 
 
-def _files(folder: epath.Path) -> Iterator[epath.Path]:
+def files_under(folder: epath.Path) -> Iterator[epath.Path]:
+    """Yields every file of a folder and of the folders in it."""
     for child in folder.iterdir():
         if child.is_dir():
-            yield from _files(child)
+            yield from files_under(child)
         else:
             yield child
 
 
 def _copy_into_place(temporary: epath.Path, path: epath.Path) -> None:
-    files = sorted(_files(temporary), key=lambda file: file.name in _LAST)
+    files = sorted(files_under(temporary), key=lambda file: file.name in _LAST)
     if path.exists():
         for name in _LAST:
             (path / name).unlink(missing_ok=True)

@@ -19,7 +19,15 @@ from typing import Any, NamedTuple
 
 from bucket_server import NAME, serving_bucket
 from failing_proxy import HOW
-from kills import Content, Subject, bundle_content, file_content, refusal, training_content
+from kills import (
+    Content,
+    Subject,
+    bundle_content,
+    difference,
+    file_content,
+    refusal,
+    training_content,
+)
 from sandbox import Child, run_all
 from table import REFUSED, RIGHT, WRONG, Verdict
 
@@ -210,10 +218,8 @@ class BucketCases:
                 if again.status:
                     print(f"did not continue: {again.status}: {again.err.strip()[-300:]}")
                     return 1
-        found, expected = self._content(subject, case), self.expected[subject.name]
-        if found != expected:
-            names = [n for n in {**found, **expected} if found.get(n) != expected.get(n)]
-            print(f"another result: {', '.join(sorted(names)[:5])} {found.get('cannot be read')}")
+        if problem := difference(self._content(subject, case), self.expected[subject.name]):
+            print(problem)
             return 1
         return 0
 

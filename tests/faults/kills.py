@@ -399,10 +399,8 @@ class KillCases:
             if second.status:
                 print(f"did not continue: {second.status}: {second.err.strip()[-300:]}")
                 return 1
-        found, expected = self._content(subject, case), self.expected[subject.name]
-        if found != expected:
-            names = [n for n in {**found, **expected} if found.get(n) != expected.get(n)]
-            print(f"another result: {', '.join(sorted(names)[:5])} {found.get('cannot be read')}")
+        if problem := difference(self._content(subject, case), self.expected[subject.name]):
+            print(problem)
             return 1
         if not keep:
             shutil.rmtree(case)
@@ -463,6 +461,14 @@ class Fault(NamedTuple):
     share: float = 0.0
     errno: int = 0
     result: str = RIGHT
+
+
+def difference(found: Content, expected: Content) -> str | None:
+    """Returns in what a result is not the uninterrupted one's, or None."""
+    if found == expected:
+        return None
+    names = [n for n in {**found, **expected} if found.get(n) != expected.get(n)]
+    return f"another result: {', '.join(sorted(names)[:5])} {found.get('cannot be read')}"
 
 
 def refusal(outcome: Outcome) -> str | None:
