@@ -27,6 +27,7 @@ from animegamer_jax.serve.api.info import Info
 from animegamer_jax.serve.api.routes import LoginError, add_api
 from animegamer_jax.serve.engine.engine import Engine
 from animegamer_jax.serve.games.game_store import GameStore
+from animegamer_jax.serve.page import page
 from animegamer_jax.serve.page.page import add_page
 
 
@@ -324,12 +325,14 @@ def colour(picture: dict) -> int:
 
 def test_a_first_picture_comes_before_the_clip(client, actions, player):
     """To who plays the turn, to who follows the game, and to who comes later; each game its own."""
-    player.on_guess = player.hold.clear  # the turn stays in the step after it
+    player.hold.clear()
+    busy = new_game(client)["game"]
+    ok(client.post(f"games/{busy}/turns?reply=accepted", json={"instruction": "busy"}), 202)
     games = [new_game(client, seed=seed)["game"] for seed in (20, 120)]
     texts: dict[str, str] = {}
 
     def play_as_events(game: str) -> None:
-        wanted = {"instruction": "wave", "steps": 6}
+        wanted = {"instruction": "stay", "steps": 6}
         texts[game] = client.post(f"games/{game}/turns?reply=events", json=wanted).text
 
     def follow(name: str) -> None:
@@ -340,10 +343,13 @@ def test_a_first_picture_comes_before_the_clip(client, actions, player):
     for thread in threads:
         thread.start()
     until = time.monotonic() + 20
-    requests = []
-    while len(requests) < 2 or not all(request.first_picture for request in requests):
+    while not all(map(actions.engine.request_of, games)):
         assert time.monotonic() < until
-        requests = [found for game in games if (found := actions.engine.request_of(game))]
+        time.sleep(0.01)
+    requests = [actions.engine.request_of(game) for game in games]
+    player.hold.set()  # both are played as one batch, up to the step after their first pictures
+    while not all(request.first_picture for request in requests):
+        assert time.monotonic() < until
         time.sleep(0.01)
     assert [ok(client.get(f"games/{game}"))["turns"] for game in games] == [[], []]
     threads.append(threading.Thread(target=follow, args=("late",)))
@@ -361,7 +367,7 @@ def test_a_first_picture_comes_before_the_clip(client, actions, player):
     for name, text in texts.items():
         found = events(text)
         (picture,) = (data for kind, data in found if kind == "picture")
-        expected = {"turn": 1, "instruction": "wave", "step": 3, "steps": 6}
+        expected = {"turn": 1, "instruction": "stay", "step": 3, "steps": 6}
         assert expected == {key: picture[key] for key in expected}
         assert abs(colour(picture) - (170 if name == games[1] else 70)) <= 1
         assert models.FirstPictureModel.model_validate(picture)
@@ -504,10 +510,13 @@ def test_the_description_has_every_answer(client):
 def test_files_of_the_page_are_small_and_asked_for_again(client):
     root = "http://test/"
     sizes = {}
-    for path in ("", "assets/app.js", "assets/style.css", "assets/lang/ja.json", "api"):
+    scripts = [path.name for path in (Path(page.__file__).with_name("files")).glob("*.js")]
+    assert len(scripts) > 5
+    files = ("style.css", "lang/ja.json", *scripts)
+    for path in ("", "api", *(f"assets/{name}" for name in files)):
         answer = client.get(root + path)
         assert answer.status_code == 200
-        assert answer.headers["content-encoding"] == "gzip"
+        assert answer.headers["content-encoding"] == "gzip", path
         sizes[path] = int(answer.headers["content-length"])
         again = client.get(root + path, headers={"if-none-match": answer.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
@@ -520,8 +529,6 @@ def test_files_of_the_page_are_small_and_asked_for_again(client):
 
 
 def test_languages_have_the_same_texts():
-    from animegamer_jax.serve.page import page
-
     folder = Path(page.__file__).with_name("files") / "lang"
     texts = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
     assert texts.keys() == {"en", "ja", "zh"}

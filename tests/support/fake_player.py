@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -45,7 +45,7 @@ SECONDS = {"mllm": 0.0, "decoder": 0.0, "vae": 0.0, "total": 0.1}
 class FakePlayer(Player):
     """Returns the seed as the picture; while `hold` is clear it stays in a step.
 
-    Its first pictures are 50 levels brighter. `on_guess` is called after each.
+    Its first pictures are 50 levels brighter. After that of the line "stay" it clears `hold`.
     """
 
     def __init__(self):
@@ -60,7 +60,6 @@ class FakePlayer(Player):
         self.batches: list[list[str]] = []
         self.calls: list[dict] = []
         self.step_seconds = 0.0
-        self.on_guess: Callable[[], None] = lambda: None
         self.hold = threading.Event()
         self.hold.set()
 
@@ -113,7 +112,8 @@ class FakePlayer(Player):
                 on_progress("decoder", step, steps)
             if on_frames and 2 * (step + 1) in (steps, steps + 1) and step + 1 < steps:
                 on_frames(Preview(_pictures(seeds, 1, brighter=50), 0, step + 1, False))
-                self.on_guess()
+                if "stay" in instructions:
+                    self.hold.clear()
         if "bad" in instructions:
             raise NonFiniteError("turn 1: the latents are not finite")
         if "defect" in instructions:
