@@ -11,7 +11,7 @@ from PIL import Image
 from animegamer_jax.media import video
 
 _QUALITY = 72
-_QUICK_QUALITY = 80  # of a JPEG
+_QUICK_QUALITY = 90  # of a JPEG
 
 
 def middle_frame(clip: Path) -> UInt8[np.ndarray, "h w 3"]:
@@ -43,5 +43,5 @@ def encode_quick(frame: UInt8[np.ndarray, "h w 3"], *, rows: int) -> bytes:
     if picture.height > rows:
         picture = picture.resize((round(picture.width * rows / picture.height), rows))
     buffer = io.BytesIO()
-    picture.save(buffer, "JPEG", quality=_QUICK_QUALITY)
+    picture.save(buffer, "JPEG", quality=_QUICK_QUALITY, subsampling=0)
     return buffer.getvalue()
