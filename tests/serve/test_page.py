@@ -306,7 +306,7 @@ def staying(tmp_path_factory) -> Iterator[tuple[str, Any]]:
 
 
 def test_a_first_picture_is_seen_before_the_clip(browser, staying):
-    """It lies over the clip before, and goes when the new one is there; nothing blinks."""
+    """It covers the clip before, and goes when the new one is there; nothing blinks."""
     address, process = staying
     with open_page(browser, address, may_fail=ENDED, **WIDE) as (page, wrong):
         page.set_default_timeout(SECONDS)

@@ -37,7 +37,7 @@ export function renderGame() {
   renderEnding();
 }
 
-// The first picture of the turn that is played lies over the clip before it, with its own line. It
+// The first picture of the turn that is played covers the clip before it, with its own line. It
 // is for the eyes alone: the line is the player's, and the clip has a name of its own.
 export function renderPicture() {
   const { game, picture } = state;

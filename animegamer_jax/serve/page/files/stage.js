@@ -14,7 +14,7 @@ export class Stage {
     this.front = 0;
     this.wanted = ""; // address of the clip to show
     this.shown = ""; // address of the clip in front
-    this.guessed = ""; // address of a first picture that lies over it
+    this.guessed = ""; // address of a first picture that covers it
     this.paused = matchMedia("(prefers-reduced-motion: reduce)").matches;
     this.blobs = new Map();
     this.button.addEventListener("click", () => this.setPaused(!this.paused));
