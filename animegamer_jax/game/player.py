@@ -415,6 +415,7 @@ class Player:
         levels: Sequence[int] | None = None,
         on_progress: Progress = no_progress,
         on_frames: OnFrames | None = None,
+        by_chunk: bool = True,
     ) -> tuple[Window, TurnOutput]:
         """Plays turn number `turn` (from 1) of each game.
 
@@ -429,6 +430,8 @@ class Player:
                 done and the number of steps. An exception that it raises ends the turn.
             on_frames: Called with a guess of the first frame after half of the steps, and with each
                 chunk of the clip as soon as it is decoded; on a mesh once, with the clip.
+            by_chunk: Whether `on_frames` gets the chunks. False: only the guess, and the clip is
+                decoded by the same program as without `on_frames`, to the bit.
 
         Raises:
             UserError: an instruction is empty or too long, a level is not in the protocol, or
@@ -445,7 +448,7 @@ class Player:
                 seeds=seeds,
                 turn=turn,
                 on_progress=on_progress,
-                on_frames=on_frames,
+                on_frames=on_frames if by_chunk else None,
             )
         table = self.table
         if steps not in (None, self.steps):
@@ -490,7 +493,7 @@ class Player:
         clock.append(time.perf_counter())
 
         on_progress("vae", 0, 1)
-        if on_frames is None:
+        if on_frames is None or not by_chunk:
             frames, finite = self._decode(self.networks.vae, sampler.x)
         else:
             frames, finite = self._decode_chunks(sampler.x, steps, on_frames)

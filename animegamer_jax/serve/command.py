@@ -33,6 +33,7 @@ def serve(
     auth: tuple[str, ...] = (),
     warm_up: bool = True,
     max_steps: int | None = None,
+    first_picture: bool = True,
     client_games: int = 16,
     client_turns: int = 8,
     limits: Annotated[Limits, tyro.conf.arg(name="")] = _LIMITS,
@@ -59,6 +60,8 @@ def serve(
         warm_up: Compile the programs of all batch sizes before the first turn is played.
         max_steps: Most denoising steps of a turn, 1 to 1000. Default: 100, or --steps if that is
             more.
+        first_picture: Picture of a turn after half of its steps, for pages and programs that follow
+            it. It costs one frame's decoding a turn.
         client_games: Most open games of one client, whose least recently used game is closed to
             make room.
         client_turns: Most turns of one client that wait or are played.
@@ -121,6 +124,7 @@ def serve(
         workers=workers,
         max_steps=max_steps or max(_DEFAULT_MAX_STEPS, player.steps),
         client_turns=client_turns,
+        first_pictures=first_picture,
         on_end=monitor.count_turn,
     )
     show_log()

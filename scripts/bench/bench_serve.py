@@ -5,9 +5,10 @@
     python scripts/bench/bench_serve.py long --turns 200    # a long game: seconds a turn, memory
     python scripts/bench/bench_serve.py crowd               # a player, and one who floods
     python scripts/bench/bench_serve.py load                # 300 turns by 16 players: memory, p95
+    python scripts/bench/bench_serve.py picture             # what a first picture of a turn costs
 
-Each command starts a server in a temporary folder and calls its API with `gradio_client`. Other
-work on the machine changes the results, so compare only numbers of one run.
+Each command but the last starts a server in a temporary folder and calls its API with
+`gradio_client`. Other work on the machine changes the results, so compare only numbers of one run.
 """
 
 import contextlib
@@ -160,6 +161,54 @@ def page(*, model: str = "toy", turns: int = 10) -> None:
         f"from click to clip: median {np.median(waited):.2f} s, the model's own time "
         f"{np.median(own):.2f} s, beyond it {np.median(extra):.2f} s"
     )
+
+
+@app.command
+def picture(*, model: str = "toy", turns: int = 8, sizes: tuple[int, ...] = (1, 2, 4)) -> None:
+    """Play turns with a first picture and without one by turns; compare the processor time.
+
+    Args:
+        model: Model to play.
+        turns: Number of turns of each kind.
+        sizes: Numbers of games that are played as one batch.
+    """
+    from animegamer_jax.bundle.bundle import Bundle
+    from animegamer_jax.bundle.embedded import model_folder
+    from animegamer_jax.devices import keep_compiled_programs
+    from animegamer_jax.game.player import Player, Preview
+    from animegamer_jax.media.sheets import encode_quick
+
+    keep_compiled_programs()
+    player = Player.from_bundle(Bundle.open(model_folder(model)))
+    for size in sizes:
+
+        def play(first_picture: bool, size: int = size) -> tuple[float, np.ndarray]:
+            found: list[bytes] = []
+
+            def encode(guess: Preview) -> None:
+                found.extend(encode_quick(frames[0], rows=240) for frames in guess.frames)
+
+            began = time.process_time()
+            _, output = player.play_turn(
+                player.start(size),
+                [_LINES[0]] * size,
+                seeds=range(size),
+                turn=[1] * size,
+                on_frames=encode if first_picture else None,
+                by_chunk=False,
+            )
+            assert len(found) == size * first_picture
+            return time.process_time() - began, output.frames
+
+        play(True)
+        plain, shown = zip(*((play(False), play(True)) for _ in range(turns)), strict=True)
+        assert all((a[1] == b[1]).all() for a, b in zip(plain, shown, strict=True))
+        without = np.median([seconds for seconds, _ in plain])
+        extra = np.median([b[0] - a[0] for a, b in zip(plain, shown, strict=True)])
+        print(
+            f"{size} at once: {1000 * without:.0f} ms of processor time a batch, a first picture "
+            f"{1000 * extra:.0f} ms more ({extra / without:.1%}); the same frames"
+        )
 
 
 @app.command

@@ -338,6 +338,21 @@ def test_frames_are_shown_before_the_clip_is_done(player, played):
     same_frames(output.frames, played[0].frames)
 
 
+def test_a_guess_alone_leaves_the_clip_as_it_is(player):
+    """To the bit, for each game of a batch."""
+    found, options = [], {"seeds": [7, 8], "turn": 1}
+    lines = INSTRUCTIONS[:2]
+    _, plain = player.play_turn(player.start(2), lines, **options)
+    _, output = player.play_turn(
+        player.start(2), lines, on_frames=found.append, by_chunk=False, **options
+    )
+    (guess,) = found
+    assert (guess.steps, guess.is_final, len(guess.frames)) == (STEPS // 2, False, 2)
+    assert (guess.frames[0] != guess.frames[1]).any()
+    np.testing.assert_array_equal(output.frames, plain.frames)
+    np.testing.assert_array_equal(output.representation, plain.representation)
+
+
 def test_a_language_model_of_eight_bits(tiny_bundle, player, played):
     """It plays, at almost the same predictions, with kernels of one byte a weight."""
     small = Player.from_bundle(Bundle.open(tiny_bundle), steps=STEPS, int8=True)

@@ -1,5 +1,6 @@
 """The API over HTTP, in this process: typed answers, a game as a tree, events, files. No JAX."""
 
+import base64
 import dataclasses
 import io
 import itertools
@@ -12,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_player import FRAMES, MODEL, WORDS, FakePlayer, make_openings
 from fastapi import FastAPI
@@ -25,6 +27,7 @@ from animegamer_jax.serve.api.info import Info
 from animegamer_jax.serve.api.routes import LoginError, add_api
 from animegamer_jax.serve.engine.engine import Engine
 from animegamer_jax.serve.games.game_store import GameStore
+from animegamer_jax.serve.page import page
 from animegamer_jax.serve.page.page import add_page
 
 
@@ -308,9 +311,68 @@ def test_a_turn_as_events(client):
     answer = client.post(f"games/{game}/turns?reply=events", json={"instruction": "wave"})
     assert answer.headers["content-type"].startswith("text/event-stream")
     found = events(answer.text)
-    assert {kind for kind, _ in found} == {"progress", "turn"}
+    assert {kind for kind, _ in found} - {"picture"} == {"progress", "turn"}
     assert found[-1][1]["turn"] == 1
     assert found[-2][1]["status"] == "done"
+
+
+def colour(picture: dict) -> int:
+    """The level of a first picture of one grey."""
+    media, _, data = picture["picture"].partition(",")
+    assert media == "data:image/jpeg;base64"
+    return int(np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))).mean().round())
+
+
+def test_a_first_picture_comes_before_the_clip(client, actions, player):
+    """To who plays the turn, to who follows the game, and to who comes later; each game its own."""
+    player.hold.clear()
+    busy = new_game(client)["game"]
+    ok(client.post(f"games/{busy}/turns?reply=accepted", json={"instruction": "busy"}), 202)
+    games = [new_game(client, seed=seed)["game"] for seed in (20, 120)]
+    texts: dict[str, str] = {}
+
+    def play_as_events(game: str) -> None:
+        wanted = {"instruction": "stay", "steps": 6}
+        texts[game] = client.post(f"games/{game}/turns?reply=events", json=wanted).text
+
+    def follow(name: str) -> None:
+        texts[name] = client.get(f"games/{games[0]}/events").text
+
+    threads = [threading.Thread(target=play_as_events, args=(game,)) for game in games]
+    threads.append(threading.Thread(target=follow, args=("early",)))
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + 20
+    while not all(map(actions.engine.request_of, games)):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    requests = [actions.engine.request_of(game) for game in games]
+    player.hold.set()  # both are played as one batch, up to the step after their first pictures
+    while not all(request.first_picture for request in requests):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert [ok(client.get(f"games/{game}"))["turns"] for game in games] == [[], []]
+    threads.append(threading.Thread(target=follow, args=("late",)))
+    threads[-1].start()
+    while len(actions.hub._followers[games[0]]) < 3:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    time.sleep(0.2)
+    player.hold.set()
+    threads[0].join(20)
+    threads[1].join(20)
+    actions.hub.close()
+    for thread in threads[2:]:
+        thread.join(20)
+    for name, text in texts.items():
+        found = events(text)
+        (picture,) = (data for kind, data in found if kind == "picture")
+        expected = {"turn": 1, "instruction": "stay", "step": 3, "steps": 6}
+        assert expected == {key: picture[key] for key in expected}
+        assert abs(colour(picture) - (170 if name == games[1] else 70)) <= 1
+        assert models.FirstPictureModel.model_validate(picture)
+        kinds = ["done" if (data or {}).get("status") == "done" else kind for kind, data in found]
+        assert kinds.index("picture") < kinds.index("done")
 
 
 def test_everybody_who_follows_a_game_sees_its_turns(client, actions, player):
@@ -436,6 +498,11 @@ def test_the_description_has_every_answer(client):
         content = good.get("content", {})
         if "application/json" in content:
             assert content["application/json"]["schema"] != {}, (path, method[0])
+    for path in ("games/{game}/events", "games/{game}/turns", "games/{game}/again"):
+        (operation,) = found["paths"][f"/api/v1/{path}"].values()
+        streams = operation["responses"]["200"]["content"]["text/event-stream"]
+        assert streams["schema"] == {"$ref": "#/components/schemas/EventsModel"}
+    assert "FirstPictureModel" in found["components"]["schemas"]
     kinds = {name for name in dir(models) if name.endswith("Model") and name != "BaseModel"}
     assert {"GameModel", "TurnModel", "ErrorModel", "ServerModel"} <= kinds
 
@@ -443,10 +510,13 @@ def test_the_description_has_every_answer(client):
 def test_files_of_the_page_are_small_and_asked_for_again(client):
     root = "http://test/"
     sizes = {}
-    for path in ("", "assets/app.js", "assets/style.css", "assets/lang/ja.json", "api"):
+    scripts = [path.name for path in (Path(page.__file__).with_name("files")).glob("*.js")]
+    assert len(scripts) > 5
+    files = ("style.css", "lang/ja.json", *scripts)
+    for path in ("", "api", *(f"assets/{name}" for name in files)):
         answer = client.get(root + path)
         assert answer.status_code == 200
-        assert answer.headers["content-encoding"] == "gzip"
+        assert answer.headers["content-encoding"] == "gzip", path
         sizes[path] = int(answer.headers["content-length"])
         again = client.get(root + path, headers={"if-none-match": answer.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
@@ -459,8 +529,6 @@ def test_files_of_the_page_are_small_and_asked_for_again(client):
 
 
 def test_languages_have_the_same_texts():
-    from animegamer_jax.serve.page import page
-
     folder = Path(page.__file__).with_name("files") / "lang"
     texts = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
     assert texts.keys() == {"en", "ja", "zh"}

@@ -4,6 +4,7 @@ Pictures of the page, with the embedded model, go to the folder that SCREENSHOTS
 (`make screenshots`).
 """
 
+import itertools
 import json
 import os
 import re
@@ -25,6 +26,8 @@ expect = playwright.expect
 ENDED = ("/events", "blob:")
 WIDE = {"viewport": {"width": 1280, "height": 860}}
 PHONE = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark", "has_touch": True}
+TABLET = {"viewport": {"width": 820, "height": 1180}, "has_touch": True, "is_mobile": True}
+TURNED = TABLET | {"viewport": {"width": 1180, "height": 820}}
 SECONDS = 30_000.0  # of a machine that is busy
 
 
@@ -165,6 +168,13 @@ def test_a_game_of_which_nothing_is_lost(opened, browser, address):
     page.click("#open-games")
     page.click("#games-list .card >> nth=0")
     caption(page, "running")
+    page.click("#home")
+    begin(page, "Ren", "forest")
+    caption(page, "forest")
+    page.click("#open-games")  # from one game to another
+    page.click("#games-list .card >> nth=1")
+    caption(page, "running")
+    count_turns(page, 2)
 
 
 @pytest.mark.slow
@@ -260,6 +270,140 @@ def test_a_day_has_an_end(opened):
     with page.expect_download() as download:
         page.click("#film-gif")
     assert format_of(download.value) == "GIF"
+
+
+WATCH = """() => {
+  const ids = ["#guess", "#stage", "#status"];
+  const [guess, stage, status] = ids.map((id) => document.querySelector(id));
+  const seen = (window.seen = { frames: [], said: [] });
+  const note = () => status.textContent && seen.said.push(status.textContent);
+  new MutationObserver(note).observe(status, { childList: true });
+  const look = () => {
+    const fronts = [...stage.querySelectorAll("video.front")];
+    seen.frames.push({
+      guess: Number(getComputedStyle(guess).opacity),
+      clip: fronts.some((one) => one.readyState >= 2 && getComputedStyle(one).opacity === "1"),
+      turns: document.querySelectorAll("#board .turn").length,
+    });
+    requestAnimationFrame(look);
+  };
+  look();
+}"""
+LEVEL = """img => {
+  const canvas = document.createElement("canvas");
+  canvas.width = canvas.height = 1;
+  const context = canvas.getContext("2d");
+  context.drawImage(img, 0, 0, 1, 1);
+  return context.getImageData(0, 0, 1, 1).data[0];
+}"""
+
+
+@pytest.fixture(scope="module")
+def staying(tmp_path_factory) -> Iterator[tuple[str, Any]]:
+    """A server of its own, which a test holds: its address and its process."""
+    with serving_fake(tmp_path_factory.mktemp("staying") / "games", 4, 0.02) as found:
+        yield found
+
+
+def test_a_first_picture_is_seen_before_the_clip(browser, staying):
+    """It covers the clip before, and goes when the new one is there; nothing blinks."""
+    address, process = staying
+    with open_page(browser, address, may_fail=ENDED, **WIDE) as (page, wrong):
+        page.set_default_timeout(SECONDS)
+        ready(page)
+        page.click("#open-settings")
+        page.fill("#seed", "60")
+        page.click("#settings .close")
+        begin(page)
+        assert is_playing(page)
+        page.fill("#line", "stay")
+        page.press("#line", "Enter")
+        guess = page.locator("#guess.front")
+        guess.wait_for()
+        count_turns(page, 1)  # there is no clip yet
+        assert abs(guess.evaluate(LEVEL) - 110) <= 2
+        caption(page, "stay")
+        caption(page, "a first picture")
+        page.reload()  # whoever comes later sees it as well
+        ready(page)
+        guess.wait_for()
+        count_turns(page, 1)
+        process.send_signal(signal.SIGUSR1)
+        count_turns(page, 2)
+        page.locator("#guess:not(.front)").wait_for(state="attached")
+        caption(page, "turn 2 of 2")
+
+        assert is_playing(page)
+        page.evaluate(WATCH)
+        page.fill("#line", "stay")
+        page.press("#line", "Enter")
+        guess.wait_for()
+        page.click("#board .turn >> nth=0")  # who looks back is left alone
+        expect(guess).to_have_count(0)
+        caption(page, "turn 1 of 2")
+        page.click("#board .turn >> nth=1")
+        guess.wait_for()
+        page.wait_for_timeout(800)  # until it is there in full
+        process.send_signal(signal.SIGUSR1)
+        count_turns(page, 3)
+        page.locator("#guess:not(.front)").wait_for(state="attached")
+        page.wait_for_timeout(500)
+        seen = page.evaluate("window.seen")
+        assert any(frame["guess"] == 1 and frame["turns"] == 2 for frame in seen["frames"])
+        assert any(0 < frame["guess"] < 1 for frame in seen["frames"])  # softly
+        assert all(frame["clip"] for frame in seen["frames"])
+        assert seen["frames"][-1]["guess"] == 0
+        said = seen["said"]
+        assert said
+        assert not any(a == b for a, b in itertools.pairwise(said))
+        assert not any("picture" in text for text in said)
+        assert wrong == []
+
+
+def test_a_first_picture_goes_when_its_turn_is_stopped(browser, staying):
+    options = WIDE | {"reduced_motion": "reduce"}
+    with open_page(browser, staying[0], may_fail=ENDED, **options) as (page, wrong):
+        page.set_default_timeout(SECONDS)
+        ready(page)
+        begin(page)
+        page.fill("#line", "stay")
+        page.press("#line", "Enter")
+        guess = page.locator("#guess.front")
+        guess.wait_for()
+        assert guess.evaluate("g => getComputedStyle(g).transitionDuration") == "0s"
+        assert guess.get_attribute("alt") == ""
+        page.click("#stop")
+        expect(page.locator("#status")).to_contain_text("Stopped")
+        expect(guess).to_have_count(0)
+        caption(page, "turn 1 of 1")
+        expect(page.locator("#stage video.front")).to_have_count(1)
+        assert wrong == []
+
+
+@pytest.mark.parametrize("options", [TABLET, TURNED], ids=["upright", "on its side"])
+def test_on_a_tablet(browser, address, options):
+    """Nothing scrolls sideways; in a game the stage is large, and the line is there at once."""
+    width, height = options["viewport"]["width"], options["viewport"]["height"]
+    with open_page(browser, address, may_fail=ENDED, **options) as (page, wrong):
+        page.set_default_timeout(SECONDS)
+        ready(page)
+        fits = "document.documentElement.scrollWidth <= window.innerWidth"
+        assert page.evaluate(fits)
+        assert page.evaluate("window.innerWidth") == width
+        for name in ("Hana", "town"):
+            page.tap(f"[data-name={name}]")
+        count_turns(page, 1)
+        page.fill("#line", "Motion: running.")
+        page.tap("#play")
+        count_turns(page, 2)
+        assert is_playing(page)
+        assert page.evaluate(fits)
+        assert page.evaluate("window.scrollY") == 0
+        stage, line = page.locator("#stage").bounding_box(), page.locator("#say").bounding_box()
+        assert stage["width"] == width
+        assert 0.4 * height < stage["height"] < stage["y"] + stage["height"] <= line["y"]
+        assert line["y"] + line["height"] <= height
+        assert wrong == []
 
 
 def test_a_turn_is_stopped(browser, tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_player import FRAMES, MODEL, FakePlayer
+from fake_player import FRAMES, HEIGHT, MODEL, WIDTH, FakePlayer
 from PIL import Image
 
 from animegamer_jax.errors import UserError
@@ -582,6 +582,38 @@ def test_changes_of_a_turn_are_reported(engine, store, player):
     eventually(lambda: seen.count(("done", "decoder", 1)) == 2)
     assert seen[0] == ("waiting", "", 0)
     assert ("playing", "mllm", 1) in seen
+
+
+def test_each_player_of_a_batch_gets_a_first_picture_of_their_own(player, store):
+    engine = Engine(player, store)
+    try:
+        player.hold.clear()
+        busy = engine.submit(new_game(store), "busy")
+        eventually(lambda: busy.stage == "decoder")
+        requests = [engine.submit(new_game(store, seed=20 * seed), "stay") for seed in range(8)]
+        player.hold.set()
+        eventually(lambda: all(request.first_picture for request in requests))
+        assert not any(request.ended for request in requests)
+        player.hold.set()
+        assert all(request.wait(20.0) for request in requests)
+    finally:
+        engine.close()
+    assert player.batches[-1] == ["stay"] * 8
+    for seed, request in enumerate(requests):
+        assert (request.first_picture.step, request.first_picture.steps) == (1, 2)
+        with Image.open(io.BytesIO(request.first_picture.jpeg)) as picture:
+            assert picture.size == (WIDTH, HEIGHT)
+            assert np.abs(np.asarray(picture).astype(int) - (50 + 20 * seed)).max() <= 1
+
+
+def test_first_pictures_can_be_switched_off(player, store):
+    engine = Engine(player, store, first_pictures=False)
+    try:
+        request = engine.submit(new_game(store), "wave")
+        assert request.wait(20.0)
+    finally:
+        engine.close()
+    assert (request.status, request.first_picture) == ("done", None)
 
 
 def test_turns_are_played_while_larger_batches_compile(player, store):

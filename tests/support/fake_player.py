@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from animegamer_jax.bundle.vocabulary import Vocabulary
 from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.game.instructions import check_picture_text
 from animegamer_jax.game.openings import Opening, Openings, write_index
-from animegamer_jax.game.player import Player, TurnOutput
+from animegamer_jax.game.player import Player, Preview, TurnOutput
 from animegamer_jax.game.saved_game import Game, NewPicture, NewTurn
 from animegamer_jax.media.pictures import fit_picture
 from animegamer_jax.progress import no_progress
@@ -42,7 +43,10 @@ SECONDS = {"mllm": 0.0, "decoder": 0.0, "vae": 0.0, "total": 0.1}
 
 
 class FakePlayer(Player):
-    """Returns the seed as the picture; while `hold` is clear it stays in the first step."""
+    """Returns the seed as the picture; while `hold` is clear it stays in a step.
+
+    Its first pictures are 50 levels brighter. After that of the line "stay" it clears `hold`.
+    """
 
     def __init__(self):
         self.window, self.height, self.width = 5, HEIGHT, WIDTH
@@ -96,6 +100,7 @@ class FakePlayer(Player):
         levels=None,
         on_progress=no_progress,
         on_frames=None,
+        by_chunk=True,
     ):
         self.calls.append({"window": window, "turn": turn, "steps": steps, "seeds": seeds})
         self.batches.append(list(instructions))
@@ -105,6 +110,10 @@ class FakePlayer(Player):
             time.sleep(self.step_seconds)
             while not self.hold.wait(0.01):
                 on_progress("decoder", step, steps)
+            if on_frames and 2 * (step + 1) in (steps, steps + 1) and step + 1 < steps:
+                on_frames(Preview(_pictures(seeds, 1, brighter=50), 0, step + 1, False))
+                if "stay" in instructions:
+                    self.hold.clear()
         if "bad" in instructions:
             raise NonFiniteError("turn 1: the latents are not finite")
         if "defect" in instructions:
@@ -116,9 +125,15 @@ class FakePlayer(Player):
             np.stack([np.full((6, 8), seed, np.float32) for seed in seeds]),
             states,
             np.full(count, 8.5),
-            np.stack([np.full((FRAMES, HEIGHT, WIDTH, 3), seed % 200, np.uint8) for seed in seeds]),
+            _pictures(seeds, FRAMES),
             SECONDS,
         )
+
+
+def _pictures(seeds: Sequence[int], frames: int, *, brighter: int = 0) -> np.ndarray:
+    levels = np.array(seeds) % 200 + brighter
+    shape = (len(seeds), frames, HEIGHT, WIDTH, 3)
+    return np.broadcast_to(levels[:, None, None, None, None], shape).astype(np.uint8)
 
 
 def make_openings(folder: Path) -> Openings:

@@ -1,5 +1,6 @@
 """Makes the API's answers from games, turns and requests."""
 
+import base64
 import dataclasses
 
 from animegamer_jax.errors import UserError
@@ -123,6 +124,20 @@ def progress(actions: Actions, request: TurnRequest | None) -> models.ProgressMo
         steps=request.num_steps,
         seconds_left=request.seconds_left,
         error=request.error,
+    )
+
+
+def first_picture(request: TurnRequest | None) -> models.FirstPictureModel | None:
+    """Returns the first picture of a turn that is being played, if there is one."""
+    if request is None or request.ended or request.first_picture is None:
+        return None
+    found = request.first_picture
+    return models.FirstPictureModel(
+        turn=request.after + 1,
+        instruction=request.instruction,
+        step=found.step,
+        steps=found.steps,
+        picture=f"data:image/jpeg;base64,{base64.b64encode(found.jpeg).decode()}",
     )
 
 

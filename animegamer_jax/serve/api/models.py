@@ -144,6 +144,27 @@ class ProgressModel(Model):
     error: str = ""
 
 
+class FirstPictureModel(Model):
+    """A first picture of a turn that is being played: the model's guess of the first frame."""
+
+    turn: int = Field(description="number of the turn")
+    instruction: str
+    step: int = Field(description="denoising steps after which it was made")
+    steps: int = Field(description="denoising steps of the turn")
+    picture: str = Field(description="data: URL of a small JPEG")
+
+
+class EventsModel(Model):
+    """Server-sent events: the name of each field is an event's type, its value the event's data."""
+
+    state: GameModel = Field(description="of a game: it has changed")
+    progress: ProgressModel = Field(description="of a game or a turn: progress of the turn")
+    picture: FirstPictureModel = Field(description="of a game or a turn: a first picture of it")
+    turn: TurnModel = Field(description="of a turn, its last event: the turn is played")
+    error: str = Field(description="of a game, its last event: it can no longer be read")
+    closing: str = Field(description="of a game, its last event: the server shuts down")
+
+
 class OpeningModel(Model):
     """A prepared first shot."""
 

@@ -31,6 +31,10 @@ _FOREVER = {"cache-control": "private, max-age=31536000, immutable"}
 _MOST_LISTED = 100
 
 
+_EVENTS = {"schema": {"$ref": f"#/components/schemas/{models.EventsModel.__name__}"}}
+_STREAM = "text/event-stream"
+
+
 class LoginError(Exception):
     """The request comes from nobody who may play."""
 
@@ -60,6 +64,7 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
     refusals: dict[int | str, dict[str, Any]] = {
         status: {"model": models.ErrorModel} for status in (401, 409, 422)
     }
+    streamed = refusals | {200: {"content": {_STREAM: _EVENTS}}}
 
     def state(name: str, who: str, *, note: str = "") -> models.GameModel:
         return answers.game_state(actions, name, actions.find(name, client=who), note=note)
@@ -84,11 +89,16 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
 
     async def turn_events(name: str, who: str, request: TurnRequest) -> AsyncIterator[str]:
         with actions.hub.follow(name) as follower:
+            sent = None
             while True:
                 ended = request.ended
                 yield _event("progress", answers.progress(actions, request).model_dump_json())
                 if ended:
                     break
+                if request.first_picture is not sent:
+                    sent = request.first_picture
+                    if picture := answers.first_picture(request):
+                        yield _event("picture", picture.model_dump_json())
                 if not await follower.wait(_HEARTBEAT_SECONDS):
                     yield ": wait\n\n"
         if request.turn is not None:
@@ -97,7 +107,7 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
 
     async def game_events(name: str, who: str) -> AsyncIterator[str]:
         """Yields the state of a game and the progress of its turn, whenever they change."""
-        last_progress, version = "", -1
+        last_progress, last_picture, version = "", None, -1
         reported = actions.last_ended(name)
         with actions.hub.follow(name) as follower:
             while True:
@@ -114,10 +124,15 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
                 if (ended := actions.last_ended(name)) is not reported:
                     reported = ended
                     yield _event("progress", answers.progress(actions, ended).model_dump_json())
-                found = answers.progress(actions, actions.engine.request_of(name))
+                request = actions.engine.request_of(name)
+                found = answers.progress(actions, request)
                 if (text := found.model_dump_json()) != last_progress:
                     last_progress = text
                     yield _event("progress", text)
+                if request is not None and request.first_picture is not last_picture:
+                    last_picture = request.first_picture
+                    if picture := answers.first_picture(request):
+                        yield _event("picture", picture.model_dump_json())
                 if closed:
                     break
                 if not await follower.wait(_HEARTBEAT_SECONDS):
@@ -204,9 +219,14 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
         """Returns the state of a game."""
         return state(game, who)
 
-    @router.get("/games/{game}/events", response_class=StreamingResponse, responses=refusals)
+    @router.get(
+        "/games/{game}/events",
+        response_class=StreamingResponse,
+        response_model=models.EventsModel,
+        responses=streamed,
+    )
     async def events(who: Client, game: str) -> StreamingResponse:
-        """Follows a game as server-sent events: `state`, `progress`, `closing`."""
+        """Follows a game as server-sent events: `state`, `progress`, `picture`, `closing`."""
         await run_in_threadpool(actions.find, game, client=who)
         return _stream(game_events(game, who))
 
@@ -236,7 +256,7 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
 
     # --- turns ---
 
-    @router.post("/games/{game}/turns", response_model=models.TurnModel, responses=refusals)
+    @router.post("/games/{game}/turns", response_model=models.TurnModel, responses=streamed)
     async def play(who: Client, game: str, wanted: models.NewTurn, reply: Reply = "turn") -> Any:
         """Plays a turn."""
         options = wanted.model_dump(include={"level", "seed", "window", "steps"})
@@ -246,7 +266,7 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
         )  # fmt: skip
         return await answer_turn(game, who, request, reply)
 
-    @router.post("/games/{game}/again", response_model=models.TurnModel, responses=refusals)
+    @router.post("/games/{game}/again", response_model=models.TurnModel, responses=streamed)
     async def again(who: Client, game: str, wanted: models.Again, reply: Reply = "turn") -> Any:
         """Plays the last turn again from another seed; the earlier take is set aside."""
         options = wanted.model_dump(include={"level", "window", "steps"})
@@ -410,7 +430,7 @@ def _event(kind: str, data: str) -> str:
 
 def _stream(events: AsyncIterator[str]) -> StreamingResponse:
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+    return StreamingResponse(events, media_type=_STREAM, headers=headers)
 
 
 def _file(

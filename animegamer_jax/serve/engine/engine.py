@@ -26,9 +26,10 @@ import jax
 
 from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.game.instructions import check_characters
-from animegamer_jax.game.player import Player, TurnOutput
+from animegamer_jax.game.player import Player, Preview, TurnOutput
+from animegamer_jax.media.sheets import encode_quick
 from animegamer_jax.serve.engine.fair_queue import FairQueue
-from animegamer_jax.serve.engine.turn_request import TurnRequest
+from animegamer_jax.serve.engine.turn_request import FirstPicture, TurnRequest
 from animegamer_jax.serve.games.game_store import GameStore
 from animegamer_jax.storage.serialization import shown
 
@@ -43,6 +44,7 @@ _OWN_SHARE = 0.5  # of the time that a batch has given way: so long it plays bef
 MAX_STEPS = 1000
 _SHUTTING_DOWN = "the server is shutting down: the game is saved, come back later"
 _LARGEST_SEED = 2**31 - 1
+_PICTURE_ROWS = 240  # most of a first picture
 
 _MAX_FAILURES = 3  # batches in a row that end with an internal error
 
@@ -82,6 +84,7 @@ class Engine:
         workers: Number of batches played in parallel, which share the waiting requests.
         max_steps: Most denoising steps of a turn. Games that ask for more are played with these.
         client_turns: Most turns of one client that wait or are played; None: no limit.
+        first_pictures: Whether a guess of the clip's first frame is shown after half of the steps.
         on_end: Called with each request that has ended.
 
     Attributes:
@@ -97,11 +100,13 @@ class Engine:
         workers: int = 1,
         max_steps: int = MAX_STEPS,
         client_turns: int | None = None,
+        first_pictures: bool = True,
         on_end: Callable[[TurnRequest], None] = lambda request: None,
     ):
         self.on_change: Callable[[TurnRequest], None] = lambda request: None
         self.player, self.store, self.batch_sizes = player, store, tuple(batch_sizes)
         self.max_steps, self.client_turns, self._on_end = max_steps, client_turns, on_end
+        self.first_pictures = first_pictures
         self._waiting: FairQueue[TurnRequest] = FairQueue(lambda request: request.client)
         self._playing: list[TurnRequest] = []
         self._failures = 0  # internal errors in a row
@@ -130,7 +135,13 @@ class Engine:
                 on_progress(size)
                 window = self.player.start(size)
                 self.player.play_turn(
-                    window, ["Motion: wave."] * size, seeds=[0] * size, turn=[1] * size, steps=1
+                    window,
+                    ["Motion: wave."] * size,
+                    seeds=[0] * size,
+                    turn=[1] * size,
+                    steps=2,  # there is no guess of a turn of one
+                    on_frames=(lambda preview: None) if self.first_pictures else None,
+                    by_chunk=False,
                 )
                 with self._lock:
                     self._largest = size
@@ -434,6 +445,10 @@ class Engine:
             if stage != "vae":  # so close to its end, a batch does not give way
                 self._give_way(run)
 
+        def on_frames(preview: Preview) -> None:
+            for row, request in enumerate(batch):
+                self._savers.submit(self._show, request, preview, row)
+
         _, output = self.player.play_turn(
             window,
             [request.instruction for request in rows],
@@ -442,8 +457,18 @@ class Engine:
             steps=batch[0].steps,
             levels=[request.level for request in rows],
             on_progress=on_progress,
+            on_frames=on_frames if self.first_pictures else None,
+            by_chunk=False,
         )
         return output
+
+    def _show(self, request: TurnRequest, preview: Preview, row: int) -> None:
+        """Encodes a batch's row as a first picture and shows it; no turn waits for that."""
+        try:
+            jpeg = encode_quick(preview.frames[row, 0], rows=_PICTURE_ROWS)
+            request.show(FirstPicture(jpeg, preview.steps, request.steps))
+        except Exception:  # the turn goes on
+            logging.getLogger(__name__).exception("a first picture could not be shown")
 
     def _save(self, request: TurnRequest, output: TurnOutput, row: int) -> None:
         """Saves a batch's row as a turn of its game, unless it was stopped; ends the request."""

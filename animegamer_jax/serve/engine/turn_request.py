@@ -4,11 +4,25 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from animegamer_jax.game.saved_game import Turn
 
 Status = Literal["waiting", "playing", "done", "stopped", "failed"]
+
+
+class FirstPicture(NamedTuple):
+    """A guess of a clip's first frame, made while the clip is denoised.
+
+    Attributes:
+        jpeg: The picture, a JPEG.
+        step: Denoising steps after which it was made.
+        steps: Denoising steps of the turn.
+    """
+
+    jpeg: bytes
+    step: int
+    steps: int
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -25,12 +39,14 @@ class TurnRequest:
         level: Motion level that the player set, or 0.
         client: Who asked, for fair turns.
         on_end: Called once, when the request has ended.
-        on_change: Called when the status, the progress or the place in the queue has changed.
+        on_change: Called when the status, the progress, the place in the queue or the first picture
+            has changed.
         submitted, started, ended_at: Times of `time.monotonic`; 0.0 before.
         status: State of the request.
         stage: Part of the turn that is being played: "mllm", "decoder" or "vae".
         step, num_steps: Steps done and number of steps of that part.
         seconds_left: Estimate for the batch; None before the first denoising step.
+        first_picture: The guess of the clip's first frame; None before there is one.
         turn: The finished turn.
         error: Why the turn failed, in one line.
     """
@@ -53,6 +69,7 @@ class TurnRequest:
     step: int = 0
     num_steps: int = 0
     seconds_left: float | None = None
+    first_picture: FirstPicture | None = None
     turn: Turn | None = None
     error: str = ""
     stop_requested: bool = False
@@ -80,3 +97,9 @@ class TurnRequest:
         self.stage, self.step, self.num_steps = stage, step, num_steps
         self.seconds_left = seconds_left
         self.on_change(self)
+
+    def show(self, picture: FirstPicture) -> None:
+        """Sets the first picture of a turn that has not ended, and is not to be stopped."""
+        if not (self.ended or self.stop_requested):
+            self.first_picture = picture
+            self.on_change(self)

@@ -41,18 +41,19 @@ export async function login(name, password) {
 
 // Follows a game until `close`; tries again when the server is away.
 export class Follower {
-  constructor(game, { onState, onProgress, onAway, onGone }) {
+  constructor(game, { onState, onProgress, onPicture, onAway, onGone }) {
     this.game = game;
-    this.handlers = { onState, onProgress, onAway, onGone };
+    this.handlers = { onState, onProgress, onPicture, onAway, onGone };
     this.open();
   }
 
   open() {
-    const { onState, onProgress, onAway, onGone } = this.handlers;
+    const { onState, onProgress, onPicture, onAway, onGone } = this.handlers;
     this.source?.close();
     const source = (this.source = new EventSource(`${BASE}/games/${this.game}/events`));
     source.addEventListener("state", (event) => onState(JSON.parse(event.data)));
     source.addEventListener("progress", (event) => onProgress(JSON.parse(event.data)));
+    source.addEventListener("picture", (event) => onPicture(JSON.parse(event.data)));
     const lost = async () => {
       if (this.source !== source) return;
       source.close();

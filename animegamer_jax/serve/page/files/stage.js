@@ -7,11 +7,14 @@ export class Stage {
     this.root = root;
     this.videos = [root.querySelector("#clip-a"), root.querySelector("#clip-b")];
     this.still = root.querySelector("#still");
+    this.guess = root.querySelector("#guess");
     this.button = root.querySelector("#pause");
     this.backdrop = root.querySelector("#backdrop");
     this.onPlaying = onPlaying;
     this.front = 0;
     this.wanted = ""; // address of the clip to show
+    this.shown = ""; // address of the clip in front
+    this.guessed = ""; // address of a first picture that covers it
     this.paused = matchMedia("(prefers-reduced-motion: reduce)").matches;
     this.blobs = new Map();
     this.button.addEventListener("click", () => this.setPaused(!this.paused));
@@ -58,7 +61,7 @@ export class Stage {
 
   // Shows a picture alone, behind which a clip may come.
   showStill(address, alternative) {
-    this.wanted = "";
+    this.wanted = this.shown = "";
     this.still.alt = alternative;
     this.still.src = address;
     this.still.hidden = false;
@@ -71,7 +74,7 @@ export class Stage {
   }
 
   clear() {
-    this.wanted = "";
+    this.wanted = this.shown = "";
     this.still.hidden = true;
     this.button.hidden = true;
     this.backdrop.getContext("2d").clearRect(0, 0, 36, 24);
@@ -86,6 +89,32 @@ export class Stage {
     this.backdrop.getContext("2d").drawImage(picture, 0, 0, 36, 24);
   }
 
+  // Lays a first picture of the next clip over what is shown.
+  async showGuess(address) {
+    this.leaving = false;
+    this.guessed = address;
+    if (this.guess.src !== address) this.guess.src = address;
+    const complete = await this.guess.decode().then(() => true, () => false);
+    if (this.guessed !== address || !complete) return;
+    this.guess.classList.add("front");
+    this.paintBackdrop(this.guess);
+  }
+
+  // Takes the first picture away: at once, or when the clip that is on its way is shown below it.
+  dropGuess() {
+    this.leaving = true;
+    if (this.wanted === this.shown) this.fadeGuess();
+  }
+
+  fadeGuess() {
+    if (!this.guessed) return;
+    this.guessed = "";
+    this.guess.classList.remove("front");
+    const below = this.still.hidden ? this.videos[this.front] : this.still;
+    if (this.shown || !this.still.hidden) this.paintBackdrop(below);
+    else this.backdrop.getContext("2d").clearRect(0, 0, 36, 24);
+  }
+
   async show(address) {
     if (this.wanted === address) return;
     this.wanted = address;
@@ -93,7 +122,10 @@ export class Stage {
     try {
       url = await this.fetch(address);
     } catch {
-      if (this.wanted === address) this.wanted = "";
+      if (this.wanted === address) {
+        this.wanted = this.shown;
+        if (this.leaving) this.fadeGuess();
+      }
       return;
     }
     if (this.wanted !== address) return;
@@ -110,6 +142,7 @@ export class Stage {
     if (video.requestVideoFrameCallback) video.requestVideoFrameCallback(paint);
     setTimeout(paint, 250); // a paused clip presents no further frame
     await this.swap(next, false);
+    if (this.wanted === address) this.shown = address;
     const other = this.videos[1 - next];
     setTimeout(() => {
       if (this.wanted === address && other !== this.videos[this.front]) other.src = url;
@@ -117,6 +150,7 @@ export class Stage {
     }, 60);
     this.still.hidden = true;
     this.button.hidden = false;
+    if (this.leaving) this.fadeGuess();
     this.onPlaying(address);
   }
 
@@ -139,8 +173,9 @@ export class Stage {
         other.pause();
       }
     };
-    if (slowly) setTimeout(hide, FADE * 1000 + 60);
-    else hide();
+    if (!slowly) return hide();
+    video.addEventListener("transitionend", hide, { once: true }); // not before: what is below would show
+    setTimeout(hide, 3000 * FADE); // where motion is reduced there is no transition
   }
 
   // Begins the loop's next round before the end of this one.

@@ -64,6 +64,11 @@ export function caption(turn, total) {
   return [document.createTextNode(plain(turn.instruction)), h("small", {}, notes.join(" · "))];
 }
 
+// Of a turn that is being played: its line, and what is seen meanwhile.
+export function firstCaption(picture) {
+  return [document.createTextNode(plain(picture.instruction)), h("small", {}, t("first_picture"))];
+}
+
 export function suggestion(found, onClick) {
   const text = found.kind === "example" ? found.words : t(`suggest_${found.kind}`, found);
   return h("button", { type: "button", "data-instruction": found.instruction, onclick: onClick }, text);
@@ -196,4 +201,39 @@ export function reading(found, onReplace) {
     ),
   );
   return [h("span", {}, t("unknown")), ...groups];
+}
+
+// Lists from which a line is built in parts; `character` returns who is there.
+export function parts(words, { character, onLine }) {
+  const partner = (motion) => words.characters.find((name) => motion.endsWith(` ${name}`)) ?? "";
+  const base = (motion) => (partner(motion) ? motion.slice(0, -partner(motion).length - 1) : motion);
+  const motions = [...new Set(words.motions.map(base))];
+  const lists = {
+    character: words.characters, adverb: words.adverbs, motion: motions,
+    partner: words.characters, time: words.times, place: words.places,
+  };
+  const selects = {};
+  const labels = Object.entries(lists).filter(([, list]) => list.length).map(([name, list]) => {
+    const options = ["", ...list].map((word) => h("option", { value: word }, word || t("as_it_is")));
+    selects[name] = h("select", { id: `part-${name}`, onchange: compose }, ...options);
+    return h("label", {}, t(`part_${name}`), selects[name]);
+  });
+  function compose() {
+    const value = (name) => selects[name]?.value ?? "";
+    const needs = words.motions.some((one) => partner(one) && base(one) === value("motion"));
+    if (selects.partner) {
+      selects.partner.parentElement.hidden = !needs;
+      if (needs && !value("partner")) {
+        const now = value("character") || character();
+        selects.partner.value = words.characters.find((name) => name !== now) ?? "";
+      }
+    }
+    const motion = [value("adverb"), value("motion"), needs ? value("partner") : ""];
+    const groups = [["Character", [value("character")]], ["Motion", motion], ["Background", [value("time"), value("place")]]];
+    const said = groups.map(([label, some]) => [label, some.filter(Boolean).join(" ")]);
+    const line = said.filter(([, some]) => some).map(([label, some]) => `${label}: ${some}`).join("; ");
+    onLine(line && `${line}.`);
+  }
+  if (selects.partner) selects.partner.parentElement.hidden = true;
+  return labels;
 }

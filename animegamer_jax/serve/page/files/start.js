@@ -1,0 +1,207 @@
+// The first screen: a new game by character and place, from a file, or one that was played before.
+
+import { attempt, follow, leave, note, page, receive, send, state } from "./game.js";
+import { ask } from "./remote.js";
+import { open, renderProgress, stage } from "./show.js";
+import { said, t } from "./text.js";
+import { $, card, h, plain } from "./views.js";
+
+// --- what this browser keeps ---
+
+export function kept(name, fallback) {
+  try {
+    return JSON.parse(localStorage.getItem(`animegamer.${name}`)) ?? fallback;
+  } catch {
+    return fallback;
+  }
+}
+
+export function keep(name, value) {
+  try {
+    localStorage.setItem(`animegamer.${name}`, JSON.stringify(value));
+  } catch {
+    // A browser that keeps nothing plays on.
+  }
+}
+
+function keepGame(name) {
+  keep("games", [name, ...kept("games", []).filter((other) => other !== name)].slice(0, 60));
+}
+
+function forgetGame(name) {
+  keep("games", kept("games", []).filter((other) => other !== name));
+}
+
+// --- a new game ---
+
+export function showStart() {
+  leave();
+  if (location.hash) history.pushState(null, "", location.pathname);
+  document.body.classList.add("starting");
+  chooseCharacter();
+  const [last] = kept("games", []);
+  $("#continue").hidden = !last;
+  $("#continue").replaceChildren();
+  if (last) {
+    const go = { type: "button", class: "primary", id: "go-on", onclick: () => openGame(last) };
+    $("#continue").append(h("button", go, t("continue")));
+  }
+  page.onPicture();
+  renderProgress();
+}
+
+export function showGone() {
+  showStart();
+  note(t("gone"), true);
+}
+
+// A prepared shot, above the cards.
+function hero(character, place) {
+  const { openings } = state.server;
+  const found = openings.find((one) => (!character || one.character === character) && (!place || one.place === place));
+  if (!found) return stage.clear();
+  stage.name({ play: t("clip_play"), pause: t("clip_pause") }, t("hero_label"));
+  stage.show(found.clip);
+}
+
+export function chooseCharacter() {
+  state.character = "";
+  const { words, portraits } = state.server;
+  $("#question").textContent = words.characters.length ? t("who") : t("what_next");
+  $("#back").hidden = true;
+  $("#cards").replaceChildren(
+    ...words.characters.map((name) => card(name, portraits, () => choosePlace(name))),
+  );
+  hero("", "");
+}
+
+function choosePlace(name) {
+  state.character = name;
+  const { words, places } = state.server;
+  if (!words.places.length) return begin({}, `Character: ${name}.`);
+  $("#question").textContent = t("where", { name });
+  $("#back").hidden = false;
+  $("#cards").replaceChildren(
+    ...words.places.map((place) => {
+      const button = card(place, places[name], () => beginAt(name, place));
+      const look = () => hero(name, place);
+      button.addEventListener("pointerenter", look);
+      button.addEventListener("focus", look);
+      return button;
+    }),
+  );
+  $("#question").focus({ preventScroll: true });
+  hero(name, "");
+}
+
+async function beginAt(character, place) {
+  const prepared = state.server.openings.some((one) => one.character === character && one.place === place);
+  if (prepared) return begin({ character, place });
+  const { motions, times } = state.server.words;
+  const motion = motions.find((one) => one.startsWith("wav")) ?? motions[0] ?? "";
+  const parts = [`Character: ${character}`, motion && `Motion: ${motion}`];
+  parts.push(`Background: ${[times[0], place].filter(Boolean).join(" ")}.`);
+  await begin({}, parts.filter(Boolean).join("; "));
+}
+
+export async function begin(wanted, line = "") {
+  const settings = { rules: kept("rules", true) ? "day" : "off" };
+  const seed = $("#seed").valueAsNumber;
+  if (Number.isInteger(seed)) settings.seed = seed;
+  if (!wanted.character) {
+    for (const name of ["steps", "window"]) {
+      const value = $(`#${name}`).valueAsNumber;
+      if (Number.isInteger(value)) settings[name] = value;
+    }
+  }
+  await attempt(async () => {
+    const game = await ask("POST", "/games", { ...settings, ...wanted });
+    enter(game);
+    if (line) await send(line, { anyway: true });
+  });
+}
+
+// --- a game that is there ---
+
+// Shows a game that the server has just answered with.
+function enter(game) {
+  if (state.game?.game !== game.game) leave();
+  $("#line").value = "";
+  state.reading = null;
+  state.shown = null;
+  state.note = { text: game.note ?? "", bad: false };
+  document.body.classList.remove("starting");
+  keepGame(game.game);
+  if (location.hash !== `#game=${game.game}`) history.pushState(null, "", `#game=${game.game}`);
+  receive(game);
+  follow(game.game);
+  page.onReading();
+  if (matchMedia("(hover: hover)").matches) $("#line").focus({ preventScroll: true });
+  else scrollTo(0, 0);
+}
+
+export async function openGame(name) {
+  await attempt(async () => enter(await ask("GET", `/games/${name}`)), {
+    onRefused: () => {
+      forgetGame(name);
+      showGone();
+    },
+  });
+}
+
+// Opens the game that the page's address names.
+export function openHash() {
+  const name = new URLSearchParams(location.hash.slice(1)).get("game");
+  if (!name) return false;
+  if (name !== state.game?.game) openGame(name);
+  return true;
+}
+
+// The games of this browser.
+export async function openGames() {
+  const names = kept("games", []);
+  open("#games");
+  await attempt(async () => {
+    const found = names.length ? await ask("GET", `/games?ids=${names.join(",")}`) : [];
+    $("#games-list").replaceChildren(
+      ...found.map((one) => {
+        const count = one.turns === 1 ? t("one_turn") : t("turns", { count: one.turns });
+        const when = new Date(1000 * one.changed).toLocaleString(document.documentElement.lang);
+        return h(
+          "button",
+          {
+            type: "button", class: "card", "data-game": one.game,
+            onclick: () => {
+              $("#games").close();
+              openGame(one.game);
+            },
+          },
+          one.picture ? h("img", { src: one.picture, alt: "", loading: "lazy" }) : h("span", { class: "face" }),
+          h("span", { class: "name" }, plain(one.title) || "—", h("small", {}, `${count} · ${when}`)),
+        );
+      }),
+    );
+    if (!found.length) $("#games-list").append(h("p", {}, t("no_games")));
+  });
+}
+
+// Begins a game from a file: a picture, or a downloaded game.
+export async function upload(kind, fields) {
+  const form = new FormData();
+  for (const [name, value] of Object.entries(fields)) form.append(name, value);
+  await attempt(
+    async () => {
+      const game = await ask("POST", `/games/${kind}`, form);
+      $("#picture").close();
+      $("#load-file").value = "";
+      enter(game);
+    },
+    {
+      onRefused: (error) => {
+        if (kind === "picture") $("#picture-error").textContent = said(error.message);
+        else note(said(error.message), true);
+        $("#load-file").value = "";
+      },
+    },
+  );
+}
