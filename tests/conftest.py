@@ -15,7 +15,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Compilation is most of the suite's time: LLVM's optimizations cost three times what they save,
-# the emitters of fusions by way of MLIR and a module in several parts a third more.
+# the emitters of fusions by way of MLIR and a module in several parts a third more. What XLA says
+# to LLVM about memory is for the optimizations alone, and costs a tenth.
 # XLA ends the process at a flag that it does not know: newer versions lack that of the emitters.
 emitters = ["--xla_cpu_use_fusion_emitters=false"] if version("jaxlib")[:5] == "0.10." else []
 os.environ["XLA_FLAGS"] = " ".join(
@@ -26,13 +27,17 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_llvm_disable_expensive_passes=true",
         *emitters,
         "--xla_cpu_parallel_codegen_split_count=1",
+        "--xla_llvm_enable_alias_scope_metadata=false",
+        "--xla_llvm_enable_noalias_metadata=false",
+        "--xla_llvm_enable_invariant_load_metadata=false",
     ]
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-# In the environment, for the processes that tests start as well.
+# In the environment, for the processes that tests start as well: they start with the same programs.
 CACHE = os.path.join(os.path.dirname(os.path.dirname(__file__)), ".jax_cache")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", CACHE)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 
 from pathlib import Path
 
