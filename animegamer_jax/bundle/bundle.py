@@ -31,10 +31,9 @@ from jax.sharding import Mesh, SingleDeviceSharding
 from animegamer_jax.bundle.arrays import (
     BATCH_BYTES,
     array_checksum,
-    array_shapes,
     load_arrays,
     network_checksum,
-    read_arrays,
+    open_folder,
     read_checksums,
 )
 from animegamer_jax.bundle.config import BundleConfig, with_dtypes
@@ -334,11 +333,11 @@ class Bundle:
             )
         self._check_size(name, stored)
         checksums: dict[str, int] = {}
-        with _reading(folder):
-            arrays = load_arrays(folder, wanted, checksums=checksums)
+        with _reading(folder), open_folder(folder) as weights:
+            arrays = load_arrays(weights, wanted, checksums=checksums)
             sharded = [path for path in wanted if path not in checksums]
             if sharded and jax.process_index() == 0 and self._checksum(name) is not None:
-                checksums |= read_checksums(folder, sharded)
+                checksums |= read_checksums(weights, sharded)
         self._compare_checksums(name, checksums)
         for path, variable in variables.items():
             variable.set_value(arrays[path])
@@ -380,8 +379,8 @@ class Bundle:
         """
         self._network_config(name)
         folder = self.path / name
-        with _reading(folder):
-            found = array_shapes(folder)
+        with _reading(folder), open_folder(folder) as weights:
+            found = weights.shapes()
         if not found:
             raise UserError(f"{folder}: holds no weights: the bundle is incomplete: convert again")
         return found
@@ -392,8 +391,9 @@ class Bundle:
 
     def read_together(self, name: NetworkName, paths: Sequence[str]) -> dict[str, np.ndarray]:
         """Reads parameters as they are stored; small ones are much faster together."""
-        with _reading(self.path / name):
-            return read_arrays(self.path / name, paths)
+        folder = self.path / name
+        with _reading(folder), open_folder(folder) as weights:
+            return weights.read(paths)
 
     def read_in_order(
         self, name: NetworkName, paths: Iterable[str]
