@@ -34,7 +34,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-# In the environment, for the processes that tests start as well: they start with the same programs.
+# In the environment, for the processes that tests start as well.
 CACHE = os.path.join(os.path.dirname(os.path.dirname(__file__)), ".jax_cache")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", CACHE)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
@@ -48,7 +48,6 @@ TESTS = Path(__file__).parent
 jax.config.update("jax_default_matmul_precision", "highest")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 # Files that take longest. Workers take whole files, in the order in which they
 # were collected: one of these at the end would keep one worker busy and the other idle.
