@@ -166,6 +166,7 @@ class _OrbaxArrays:
     def __init__(self, folder: epath.Path):
         self._folder = folder
         self._context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
+        self._opened: dict[str, Any] = {}
 
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         place = ts.KvStore.open(_kvstore(self._folder), context=self._context).result()
@@ -185,7 +186,12 @@ class _OrbaxArrays:
         return [lambda index, store=store: store[index].read().result() for store in stores]
 
     def _stores(self, names: Iterable[str]) -> list[Any]:
-        return _results(_open(self._folder, name, context=self._context) for name in names)
+        """Returns the arrays' stores, each opened once."""
+        names = list(names)
+        new = [name for name in names if name not in self._opened]
+        stores = _results(_open(self._folder, name, context=self._context) for name in new)
+        self._opened.update(zip(new, stores, strict=True))
+        return [self._opened[name] for name in names]
 
 
 def array_checksum(array: np.ndarray) -> int:
