@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from flax import nnx
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Key
 
 from animegamer_jax.bundle.bundle import (
@@ -211,7 +212,7 @@ def _spare_word(number: int) -> str:
 
 @functools.partial(jax.jit, static_argnames=("shape", "dtype"))
 def _normal(
-    key: jax.Array, scale: float, shift: float, shape: tuple[int, ...], dtype: Any
+    key: jax.Array, scale: ArrayLike, shift: ArrayLike, shape: tuple[int, ...], dtype: Any
 ) -> jax.Array:
     """Draws normal numbers, one layer of a stack at a time: the generator's bits take memory."""
 
