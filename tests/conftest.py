@@ -34,10 +34,12 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-# In the environment, for the processes that tests start as well.
+# In the environment, for the processes that tests start as well. Programs that take less to compile
+# than these seconds are not shared: most are single operations.
+SHARED_FROM = "0.05"
 CACHE = os.path.join(os.path.dirname(os.path.dirname(__file__)), ".jax_cache")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", CACHE)
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", SHARED_FROM)
 
 from pathlib import Path
 
@@ -48,6 +50,7 @@ TESTS = Path(__file__).parent
 jax.config.update("jax_default_matmul_precision", "highest")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", float(SHARED_FROM))
 
 # Files that take longest. Workers take whole files, in the order in which they
 # were collected: one of these at the end would keep one worker busy and the other idle.
