@@ -343,7 +343,7 @@ class Bundle:
         self,
         name: NetworkName,
         weights: StoredArrays,
-        variables: Mapping[str, nnx.Param],
+        variables: Mapping[str, nnx.Variable[Any]],
         *,
         shardings: Mapping[str, Any],
         param_dtype: Dtype | None,
