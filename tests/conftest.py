@@ -15,7 +15,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Compilation is most of the suite's time: LLVM's optimizations cost three times what they save,
-# the emitters of fusions by way of MLIR and a module in several parts a third more.
+# the emitters of fusions by way of MLIR and a module in several parts a third more. What XLA says
+# to LLVM about memory is for the optimizations alone, and costs a tenth.
 # XLA ends the process at a flag that it does not know: newer versions lack that of the emitters.
 emitters = ["--xla_cpu_use_fusion_emitters=false"] if version("jaxlib")[:5] == "0.10." else []
 os.environ["XLA_FLAGS"] = " ".join(
@@ -26,13 +27,19 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_llvm_disable_expensive_passes=true",
         *emitters,
         "--xla_cpu_parallel_codegen_split_count=1",
+        "--xla_llvm_enable_alias_scope_metadata=false",
+        "--xla_llvm_enable_noalias_metadata=false",
+        "--xla_llvm_enable_invariant_load_metadata=false",
     ]
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-# In the environment, for the processes that tests start as well.
+# In the environment, for the processes that tests start as well. Programs that take less to compile
+# than these seconds are not shared: most are single operations.
+SHARED_FROM = "0.05"
 CACHE = os.path.join(os.path.dirname(os.path.dirname(__file__)), ".jax_cache")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", CACHE)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", SHARED_FROM)
 
 from pathlib import Path
 
@@ -43,7 +50,7 @@ TESTS = Path(__file__).parent
 jax.config.update("jax_default_matmul_precision", "highest")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", float(SHARED_FROM))
 
 # Files that take longest. Workers take whole files, in the order in which they
 # were collected: one of these at the end would keep one worker busy and the other idle.

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from flax import nnx
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Key
 
 from animegamer_jax.bundle.bundle import (
@@ -40,7 +41,7 @@ from animegamer_jax.diffusion import SamplerState, SamplerTable
 from animegamer_jax.game import rollout
 from animegamer_jax.game.instructions import parse_instructions
 from animegamer_jax.game.player import Player
-from animegamer_jax.game.saved_game import TurnRecord
+from animegamer_jax.game.saved.turns import TurnRecord
 from animegamer_jax.protocol import PAPER, RELEASED, Protocol
 from animegamer_jax.tokenizer import write_word_tokenizer
 
@@ -199,7 +200,7 @@ class RandomBundle(Bundle):
             scale = float(fan_in**-0.5) if len(leaf.shape) > 1 else 0.1
             shift = float(path.endswith("scale"))
             key = jax.random.fold_in(jax.random.key(PLAYING.index(name)), number)
-            leaf.set_value(_normal(key, leaf.shape, leaf.dtype, scale) + shift)
+            leaf.set_value(_normal(key, scale, shift, leaf.shape, leaf.dtype))
         return nnx.merge(graphdef, params, rest)
 
 
@@ -209,13 +210,18 @@ def _spare_word(number: int) -> str:
     return f"spare{letters}"
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _normal(key: jax.Array, shape: tuple[int, ...], dtype: Any, scale: float) -> jax.Array:
+@functools.partial(jax.jit, static_argnames=("shape", "dtype"))
+def _normal(
+    key: jax.Array, scale: ArrayLike, shift: ArrayLike, shape: tuple[int, ...], dtype: Any
+) -> jax.Array:
     """Draws normal numbers, one layer of a stack at a time: the generator's bits take memory."""
+
+    def draw(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        return (jax.random.normal(key, shape) * scale + shift).astype(dtype)
+
     if len(shape) < 3:
-        return (jax.random.normal(key, shape) * scale).astype(dtype)
-    keys = jax.random.split(key, shape[0])
-    return jax.lax.map(lambda key: (jax.random.normal(key, shape[1:]) * scale).astype(dtype), keys)
+        return draw(key, shape)
+    return jax.lax.map(lambda key: draw(key, shape[1:]), jax.random.split(key, shape[0]))
 
 
 class Inputs(NamedTuple):

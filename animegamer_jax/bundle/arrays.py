@@ -1,11 +1,12 @@
-"""Named arrays in a folder, as Orbax stores a nested dictionary of arrays.
+"""Named arrays in a folder, as Orbax stores a nested dictionary of arrays, or as safetensors files.
 
 Orbax itself writes and reads all arrays of a checkpoint at once, which needs the memory of a whole
 network. Here arrays are written one at a time, and read straight to the devices that need them:
 Orbax writes the structure of the checkpoint with a scalar in place of each array, and tensorstore
-replaces the scalars in Orbax's key-value store. Folders of safetensors files are read too.
+replaces the scalars in Orbax's key-value store.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -14,7 +15,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -23,7 +24,7 @@ import tensorstore as ts
 from etils import epath
 from flax.traverse_util import unflatten_dict
 
-from animegamer_jax.bundle import safetensors_files
+from animegamer_jax.bundle.safetensors_files import holds_safetensors, open_tensors
 from animegamer_jax.storage.paths import is_bucket
 
 BATCH_BYTES = 1 << 24  # small arrays go together: each commit has a fixed cost
@@ -33,7 +34,6 @@ _CHECKED_BYTES = 1 << 26  # bytes of an array that a checksum copies at a time
 _READERS = 4  # arrays that are read to devices at the same time
 
 Packing = Literal["none", "bytes"]
-_Reader = Callable[[Any], np.ndarray]
 _COMPRESSORS: Mapping[Packing, Any] = {
     "none": None,
     "bytes": {"id": "blosc", "cname": "zstd", "clevel": 9, "shuffle": 1},  # groups equal bytes
@@ -124,18 +124,74 @@ def _chunks(store: Any) -> Iterator[tuple[slice, ...]]:
         yield tuple(map(slice, start, ends))
 
 
-def array_shapes(folder: epath.Path) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shape and stored format of each array by its dotted path."""
-    if safetensors_files.holds_safetensors(folder):
-        return safetensors_files.shapes(safetensors_files.open_tensors(folder))
-    context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
-    keys = ts.KvStore.open(_kvstore(folder), context=context).result().list().result()
-    names = [key.decode().removesuffix("/.zarray") for key in keys if key.endswith(b"/.zarray")]
-    stores = _results(_open(folder, name, context=context) for name in names)
-    return {
-        name: jax.ShapeDtypeStruct(store.shape, store.dtype.numpy_dtype)
-        for name, store in zip(names, stores, strict=True)
-    }
+_Reader = Callable[[Any], np.ndarray]
+"""Reads the part of an array with an index; `...` is all of it."""
+
+
+@runtime_checkable
+class StoredArrays(Protocol):
+    """The arrays of a folder, not read yet."""
+
+    def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns shape and stored format of each array by its dotted path."""
+        ...
+
+    def read(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Reads arrays as they are stored; small ones together are much faster than one by one."""
+        ...
+
+    def readers(self, names: Iterable[str]) -> list[_Reader]:
+        """Returns a function for each array that reads a part of it, by its index."""
+        ...
+
+
+@contextlib.contextmanager
+def open_folder(folder: epath.Path) -> Iterator[StoredArrays]:
+    """Opens a folder of arrays, in either form, for as long as the block runs.
+
+    Raises:
+        OSError: a file is damaged or cannot be read.
+        UserError: the index of safetensors files is damaged.
+    """
+    if not holds_safetensors(folder):
+        yield _OrbaxArrays(folder)
+        return
+    with open_tensors(folder) as tensors:
+        yield tensors
+
+
+class _OrbaxArrays:
+    """The arrays of a folder that `write_arrays` or Orbax wrote."""
+
+    def __init__(self, folder: epath.Path):
+        self._folder = folder
+        self._context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
+        self._opened: dict[str, Any] = {}
+
+    def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        place = ts.KvStore.open(_kvstore(self._folder), context=self._context).result()
+        keys = (key.decode() for key in place.list().result())
+        names = [key.removesuffix("/.zarray") for key in keys if key.endswith("/.zarray")]
+        return {
+            name: jax.ShapeDtypeStruct(store.shape, store.dtype.numpy_dtype)
+            for name, store in zip(names, self._stores(names), strict=True)
+        }
+
+    def read(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        found = _results(store.read() for store in self._stores(names))
+        return dict(zip(names, found, strict=True))
+
+    def readers(self, names: Iterable[str]) -> list[_Reader]:
+        stores = self._stores(names)
+        return [lambda index, store=store: store[index].read().result() for store in stores]
+
+    def _stores(self, names: Iterable[str]) -> list[Any]:
+        """Returns the arrays' stores, each opened once."""
+        names = list(names)
+        new = [name for name in names if name not in self._opened]
+        stores = _results(_open(self._folder, name, context=self._context) for name in new)
+        self._opened.update(zip(new, stores, strict=True))
+        return [self._opened[name] for name in names]
 
 
 def array_checksum(array: np.ndarray) -> int:
@@ -154,30 +210,15 @@ def network_checksum(checksums: Mapping[str, int]) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def read_checksums(folder: epath.Path, names: Sequence[str]) -> dict[str, int]:
+def read_checksums(arrays: StoredArrays, names: Sequence[str]) -> dict[str, int]:
     """Reads arrays as they are stored and returns their checksums, with a few in memory."""
-    if safetensors_files.holds_safetensors(folder):
-        tensors = safetensors_files.open_tensors(folder)
-        return {name: array_checksum(tensors[name].read()) for name in names}
-    context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
-    stores = _results(_open(folder, name, context=context) for name in names)
-    with ThreadPoolExecutor(_READERS) as readers:
-        found = readers.map(lambda store: array_checksum(store.read().result()), stores)
+    with ThreadPoolExecutor(_READERS) as threads:
+        found = threads.map(lambda read: array_checksum(read(...)), arrays.readers(names))
         return dict(zip(names, found, strict=True))
 
 
-def read_arrays(folder: epath.Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Reads arrays as they are stored; small ones together are much faster than one by one."""
-    if safetensors_files.holds_safetensors(folder):
-        tensors = safetensors_files.open_tensors(folder)
-        return {name: tensors[name].read() for name in names}
-    context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
-    stores = _results(_open(folder, name, context=context) for name in names)
-    return dict(zip(names, _results(store.read() for store in stores), strict=True))
-
-
 def load_arrays(
-    folder: epath.Path,
+    arrays: StoredArrays,
     wanted: Mapping[str, jax.ShapeDtypeStruct],
     *,
     checksums: dict[str, int] | None = None,
@@ -185,11 +226,10 @@ def load_arrays(
     """Reads arrays straight to where the wanted shardings place them, in the wanted formats.
 
     Args:
-        folder: folder of the arrays.
+        arrays: the stored arrays.
         wanted: shape, format and sharding of each array.
         checksums: gets the checksum of each array that is read as a whole, if given.
     """
-    readers_of = _readers(folder, wanted)
 
     def load(name: str, read_part: _Reader, like: jax.ShapeDtypeStruct) -> jax.Array:
         def read(index: Any) -> np.ndarray:
@@ -200,20 +240,9 @@ def load_arrays(
 
         return jax.make_array_from_callback(like.shape, like.sharding, read)
 
-    with ThreadPoolExecutor(_READERS) as readers:
-        return dict(
-            zip(wanted, readers.map(load, wanted, readers_of, wanted.values()), strict=True)
-        )
-
-
-def _readers(folder: epath.Path, names: Iterable[str]) -> list[_Reader]:
-    """Returns a function for each array that reads a part of it."""
-    if safetensors_files.holds_safetensors(folder):
-        tensors = safetensors_files.open_tensors(folder)
-        return [tensors[name].read for name in names]
-    context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
-    stores = _results(_open(folder, name, context=context) for name in names)
-    return [lambda index, store=store: store[index].read().result() for store in stores]
+    with ThreadPoolExecutor(_READERS) as threads:
+        found = threads.map(load, wanted, arrays.readers(wanted), wanted.values())
+        return dict(zip(wanted, found, strict=True))
 
 
 def _kvstore(folder: epath.Path, name: str = "") -> dict[str, Any]:

@@ -30,11 +30,11 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from animegamer_jax.bundle.arrays import (
     BATCH_BYTES,
+    StoredArrays,
     array_checksum,
-    array_shapes,
     load_arrays,
     network_checksum,
-    read_arrays,
+    open_folder,
     read_checksums,
 )
 from animegamer_jax.bundle.config import BundleConfig, with_dtypes
@@ -315,7 +315,45 @@ class Bundle:
         else:
             specs = jax.tree.leaves(param_shardings(params, mesh, rules))
             shardings = dict(zip(variables, specs, strict=True))
-        folder, stored = self.path / name, self.leaves(name)
+        checksums: dict[str, int] = {}
+        with self._weights(name) as weights:
+            wanted = self._wanted(
+                name, weights, variables, shardings=shardings, param_dtype=param_dtype
+            )
+            arrays = load_arrays(weights, wanted, checksums=checksums)
+            sharded = [path for path in wanted if path not in checksums]
+            if sharded and jax.process_index() == 0 and self._checksum(name) is not None:
+                checksums |= read_checksums(weights, sharded)
+        self._compare_checksums(name, checksums)
+        for path, variable in variables.items():
+            variable.set_value(arrays[path])
+        return nnx.merge(graphdef, params, rest)
+
+    @contextlib.contextmanager
+    def _weights(self, name: NetworkName) -> Iterator[StoredArrays]:
+        """The stored weights of a network, open for as long as the block runs.
+
+        Raises:
+            UserError: they cannot be read.
+        """
+        with _reading(self.path / name), open_folder(self.path / name) as weights:
+            yield weights
+
+    def _wanted(
+        self,
+        name: NetworkName,
+        weights: StoredArrays,
+        variables: Mapping[str, nnx.Variable[Any]],
+        *,
+        shardings: Mapping[str, Any],
+        param_dtype: Dtype | None,
+    ) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns shape, format and sharding of the arrays to load for a network's variables.
+
+        Raises:
+            UserError: the stored weights are not those of the network.
+        """
+        folder, stored = self.path / name, self._stored(name, weights)
         if stored.keys() != variables.keys():
             lacking, extra = set(variables) - set(stored), set(stored) - set(variables)
             raise UserError(
@@ -333,16 +371,7 @@ class Bundle:
                 variable.shape, param_dtype or stored[path].dtype, sharding=shardings[path]
             )
         self._check_size(name, stored)
-        checksums: dict[str, int] = {}
-        with _reading(folder):
-            arrays = load_arrays(folder, wanted, checksums=checksums)
-            sharded = [path for path in wanted if path not in checksums]
-            if sharded and jax.process_index() == 0 and self._checksum(name) is not None:
-                checksums |= read_checksums(folder, sharded)
-        self._compare_checksums(name, checksums)
-        for path, variable in variables.items():
-            variable.set_value(arrays[path])
-        return nnx.merge(graphdef, params, rest)
+        return wanted
 
     def _checksum(self, name: NetworkName) -> str | None:
         """The checksum of a network in config.json; bundles of earlier versions have none."""
@@ -379,11 +408,15 @@ class Bundle:
             UserError: the bundle lacks the network, or its folder is missing or damaged.
         """
         self._network_config(name)
-        folder = self.path / name
-        with _reading(folder):
-            found = array_shapes(folder)
+        with self._weights(name) as weights:
+            return self._stored(name, weights)
+
+    def _stored(self, name: NetworkName, weights: StoredArrays) -> dict[str, jax.ShapeDtypeStruct]:
+        found = weights.shapes()
         if not found:
-            raise UserError(f"{folder}: holds no weights: the bundle is incomplete: convert again")
+            raise UserError(
+                f"{self.path / name}: holds no weights: the bundle is incomplete: convert again"
+            )
         return found
 
     def read(self, name: NetworkName, path: str) -> np.ndarray:
@@ -392,8 +425,8 @@ class Bundle:
 
     def read_together(self, name: NetworkName, paths: Sequence[str]) -> dict[str, np.ndarray]:
         """Reads parameters as they are stored; small ones are much faster together."""
-        with _reading(self.path / name):
-            return read_arrays(self.path / name, paths)
+        with self._weights(name) as weights:
+            return weights.read(paths)
 
     def read_in_order(
         self, name: NetworkName, paths: Iterable[str]

@@ -8,12 +8,13 @@ with the network's by `Bundle.load`.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import ml_dtypes
@@ -48,18 +49,44 @@ class _Index:
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-class StoredTensor(NamedTuple):
-    """An array in a file, which is not read yet."""
+class Tensors:
+    """The arrays of open files, which are not read yet; as `arrays.StoredArrays`.
 
-    file: Path
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
+    Args:
+        files: Open files.
 
-    def read(self, index: Any = ...) -> np.ndarray:
-        """Returns a copy of the array, or of a part of it."""
-        with _opened(self.file) as opened:
-            return np.array(opened.get_slice(self.name)[index])
+    Raises:
+        OSError: two files hold the same array, or an array of an unknown type.
+    """
+
+    def __init__(self, files: Mapping[str, Any]):
+        self._places: dict[str, Any] = {}
+        self._shapes: dict[str, jax.ShapeDtypeStruct] = {}
+        where: dict[str, str] = {}
+        for file, opened in files.items():
+            for name in list(opened.keys()):
+                if name in where:
+                    raise OSError(f"{name} is in {where[name]} and in {file}")
+                view = opened.get_slice(name)
+                kind = view.get_dtype()
+                if kind not in _DTYPES:
+                    known = ", ".join(_DTYPES)
+                    raise OSError(f"{name} is of type {kind}: expected one of {known}")
+                where[name], self._places[name] = file, opened
+                self._shapes[name] = jax.ShapeDtypeStruct(tuple(view.get_shape()), _DTYPES[kind])
+
+    def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        return dict(self._shapes)
+
+    def read(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        return {name: self._read(name, ...) for name in names}
+
+    def readers(self, names: Iterable[str]) -> list[Callable[[Any], np.ndarray]]:
+        return [functools.partial(self._read, name) for name in names]
+
+    def _read(self, name: str, index: Any) -> np.ndarray:
+        """Returns a copy of an array, or of a part of it."""
+        return np.array(self._places[name].get_slice(name)[index])
 
 
 def holds_safetensors(folder: epath.PathLike) -> bool:
@@ -69,26 +96,16 @@ def holds_safetensors(folder: epath.PathLike) -> bool:
     return any(os.path.lexists(os.path.join(folder, name)) for name in (SINGLE, INDEX))
 
 
-def open_tensors(folder: epath.PathLike) -> dict[str, StoredTensor]:
-    """Returns the arrays of a folder by name.
+@contextlib.contextmanager
+def open_tensors(folder: epath.PathLike) -> Iterator[Tensors]:
+    """Opens the files of a folder, each once, for as long as the block runs.
 
     Raises:
         OSError: a file is damaged or cannot be read, or the index does not fit the files.
         UserError: the index is damaged.
     """
-    found: dict[str, StoredTensor] = {}
-    for file in _files(Path(folder)):
-        with _opened(file) as opened:
-            for name in list(opened.keys()):
-                if name in found:
-                    raise OSError(f"{name} is in {found[name].file.name} and in {file.name}")
-                view = opened.get_slice(name)
-                kind = view.get_dtype()
-                if kind not in _DTYPES:
-                    known = ", ".join(_DTYPES)
-                    raise OSError(f"{name} is of type {kind}: expected one of {known}")
-                found[name] = StoredTensor(file, name, tuple(view.get_shape()), _DTYPES[kind])
-    return found
+    with contextlib.ExitStack() as stack:
+        yield Tensors({f.name: stack.enter_context(_opened(f)) for f in _files(Path(folder))})
 
 
 def _files(folder: Path) -> list[Path]:
@@ -112,11 +129,6 @@ def _opened(file: Path) -> Iterator[Any]:
             yield opened
     except SafetensorError as error:
         raise OSError(f"{file.name} is damaged ({first_line(error)})") from error
-
-
-def shapes(tensors: Mapping[str, StoredTensor]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shape and stored format of each array."""
-    return {name: jax.ShapeDtypeStruct(t.shape, t.dtype) for name, t in tensors.items()}
 
 
 def write_tensors(

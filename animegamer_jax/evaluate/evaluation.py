@@ -47,8 +47,9 @@ from animegamer_jax.evaluate.report.ablations import read_ablations, shipped_abl
 from animegamer_jax.evaluate.report.build import write_report
 from animegamer_jax.evaluate.results import Evaluation, SystemResult, write_results
 from animegamer_jax.evaluate.worlds import FrameSize
-from animegamer_jax.game.player import Player, check_fit
-from animegamer_jax.game.saved_game import History
+from animegamer_jax.game.loading import check_fit
+from animegamer_jax.game.player import Player
+from animegamer_jax.game.saved.turns import History
 from animegamer_jax.models.vae import VAE
 from animegamer_jax.progress import print_line, print_status, show_progress
 from animegamer_jax.storage.files import write_json

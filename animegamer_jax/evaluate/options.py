@@ -8,7 +8,7 @@ import tyro
 
 from animegamer_jax.configs import Dtype
 from animegamer_jax.evaluate.metrics.registry import GROUPS
-from animegamer_jax.game.saved_game import History
+from animegamer_jax.game.saved.turns import History
 from animegamer_jax.vlm.options import ServerOptions
 
 _Append = tyro.conf.UseAppendAction

@@ -23,7 +23,9 @@ from animegamer_jax.evaluate.metrics.scorers import NUM_FRAMES, Answers, Clips
 from animegamer_jax.evaluate.metrics.suite import MetricSuite
 from animegamer_jax.evaluate.worlds import FrameSize
 from animegamer_jax.game.player import Player
-from animegamer_jax.game.saved_game import GAME_FILE, Game, Turn
+from animegamer_jax.game.saved.game_file import GAME_FILE
+from animegamer_jax.game.saved.turns import Turn
+from animegamer_jax.game.saved_game import Game
 from animegamer_jax.media.video import measure_mp4, read_mp4
 from animegamer_jax.progress import print_status
 from animegamer_jax.storage.files import write_json
@@ -149,21 +151,10 @@ class _Batch:
 
     def begin(self, folders: Sequence[Path], *, name: str) -> None:
         """Creates the games' folders in place of earlier ones."""
-        player = self._player
         for folder, seed in zip(folders, self._seeds, strict=False):
             if (folder / GAME_FILE).exists() or (folder / VALUES_FILE).exists():
                 shutil.rmtree(folder)
-            self._saved.append(
-                Game.create(
-                    folder,
-                    model=name,
-                    seed=seed,
-                    window=player.window,
-                    steps=player.steps,
-                    protocol=player.protocol.name,
-                    history_kind=player.protocol.history,
-                )
-            )
+            self._saved.append(self._player.new_game(folder, model=name, seed=seed))
 
     def play(self, turn: int, suite: MetricSuite) -> None:
         """Plays, scores and saves the next turn, counted from 0."""

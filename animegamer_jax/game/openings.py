@@ -232,15 +232,7 @@ class OpeningsWriter:
             place=shot.place,
         )
         _, output = player.play_turn(player.start(1), [instruction], seeds=[seed], turn=1)
-        game = Game.create(
-            folder,
-            model=self.model,
-            seed=seed,
-            window=player.window,
-            steps=player.steps,
-            protocol=player.protocol.name,
-            history_kind=player.protocol.history,
-        )
+        game = player.new_game(folder, model=self.model, seed=seed)
         played = output.row(0)
         turn = game.add(played, instruction)
         # The embedded model's are in the package: half the bytes.

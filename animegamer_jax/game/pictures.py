@@ -17,7 +17,7 @@ from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.configs import ModelConfig, clip_size, feature_disagreements
 from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.game.instructions import check_picture_text, motion_of
-from animegamer_jax.game.saved_game import NewPicture
+from animegamer_jax.game.saved.turns import NewPicture
 from animegamer_jax.media.pictures import Picture, fit_picture
 from animegamer_jax.models.encoder import ShotNetworks, encode_shots
 from animegamer_jax.models.t5 import T5Encoder

@@ -1,29 +1,30 @@
 """The player: the networks of a bundle, compiled once, playing games turn by turn."""
 
-import contextlib
 import dataclasses
 import functools
 import time
-import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from animegamer_jax import diffusion
-from animegamer_jax.configs import (
-    ModelConfig,
-    clip_size,
-    disagreements,
-    feature_disagreements,
-)
+from animegamer_jax.configs import clip_size
 from animegamer_jax.diffusion import SamplerTable, Schedule
 from animegamer_jax.errors import NonFiniteError, UserError
+from animegamer_jax.game.loading import (
+    Placement,
+    check_fit,
+    load_networks,
+    load_tokenizer,
+    make_placement,
+    use_placement,
+)
 from animegamer_jax.game.pictures import PictureEncoder, check_window
 from animegamer_jax.game.rollout import (
     GameState,
@@ -45,99 +46,16 @@ from animegamer_jax.game.rollout import (
     start_clip,
     turn_keys,
 )
-from animegamer_jax.game.saved_game import History, NewPicture, NewTurn
+from animegamer_jax.game.saved.turns import History, NewPicture
+from animegamer_jax.game.saved_game import Game
 from animegamer_jax.game.skipped_steps import SkippedSteps
+from animegamer_jax.game.turn_output import OnFrames, Preview, SavedTurn, TurnOutput
 from animegamer_jax.media.pictures import Picture
-from animegamer_jax.models.dit import fix_most_score
-from animegamer_jax.models.encoder import ShotEncoder, ShotNetworks
-from animegamer_jax.models.linear import merge_low_rank, quantize_weights
 from animegamer_jax.models.vae import chunk_bounds
 from animegamer_jax.progress import Progress, no_progress
 from animegamer_jax.protocol import Layout, Protocol
-from animegamer_jax.sharding import PLANS, ShardingPlan, make_mesh, play_plan, use_plan
+from animegamer_jax.sharding import play_plan
 from animegamer_jax.tokenizer import Tokenizer
-
-Placement = tuple[Mesh, ShardingPlan]
-
-
-@typing.runtime_checkable
-class SavedTurn(typing.Protocol):
-    """What a window needs of a past turn."""
-
-    @property
-    def instruction(self) -> str: ...
-    @property
-    def representation(self) -> np.ndarray: ...  # [n, r]
-    @property
-    def states(self) -> Any: ...  # [4]
-
-
-class Preview(NamedTuple):
-    """Frames of a turn that is not finished.
-
-    `frames` are those from number `first` on, [g f h w 3]. They are the clip's own if `is_final`,
-    otherwise a guess after `steps` denoising steps.
-    """
-
-    frames: np.ndarray
-    first: int
-    steps: int
-    is_final: bool
-
-
-OnFrames = Callable[[Preview], None]
-
-
-class TurnOutput(NamedTuple):
-    """A played turn on the host; the leading axis counts games.
-
-    `representation` is the one that entered the window (`rollout.remember`).
-    """
-
-    representation: np.ndarray
-    states: np.ndarray
-    motion_value: np.ndarray
-    frames: np.ndarray
-    seconds: dict[str, float]
-
-    def row(self, game: int) -> NewTurn:
-        """Returns the turn of one game, as `Game.add` saves it."""
-        return NewTurn(
-            states=self.states[game],
-            motion_value=float(self.motion_value[game]),
-            representation=self.representation[game].astype(np.float32),
-            frames=self.frames[game],
-            seconds=self.seconds,
-        )
-
-
-def check_fit(config: ModelConfig, *, history: str = "predicted") -> None:
-    """Checks that the networks of a configuration can play together.
-
-    Args:
-        config: Configuration of each network.
-        history: Value of `Protocol.history`.
-
-    Raises:
-        UserError: a network is missing, or sizes of two networks differ; names all problems.
-    """
-    missing = [n for n in ("mllm", "encoder", "dit", "vae") if getattr(config, n) is None]
-    if missing:
-        raise UserError(f"cannot play without {', '.join(missing)}: convert a whole set")
-    problems = [f"{size}: {problem}" for size, problem in disagreements(config).items()]
-    if history == "shown":
-        if config.clip is None or config.encoder is None:
-            raise UserError(
-                "cannot play with history shown without clip: use a model with CLIP, or play with "
-                "--history predicted"
-            )
-        differ = feature_disagreements(dataclasses.replace(config, t5=None))
-        problems += [f"{size}: encoder {e}, clip {c}" for size, (e, c) in differ.items()]
-    if config.dit and config.dit.latent_frames % 2 == 0:
-        problems.append(f"latent frames: dit {config.dit.latent_frames}, vae an odd number")
-    if problems:
-        raise UserError("the networks do not fit together: " + "; ".join(problems))
-
 
 # Players of one process share what was traced and compiled. `jax.jit` finds a function again, but
 # not what is bound to it.
@@ -156,10 +74,6 @@ def _remember_by(protocol: Protocol) -> Any:
 @functools.lru_cache(maxsize=8)
 def _set_levels_by(protocol: Protocol) -> Any:
     return jax.jit(functools.partial(set_levels, protocol=protocol))
-
-
-def _unconditional(encoder: ShotEncoder) -> jax.Array:
-    return encoder.unconditional()
 
 
 class Player:
@@ -276,31 +190,11 @@ class Player:
         protocol = dataclasses.replace(bundle.protocol, history=history or bundle.protocol.history)
         check_fit(bundle.config, history=protocol.history)
         guided = bool(protocol.guidance_scale)
-        placement = None if layout is None else _make_placement(layout, num_games, guided=guided)
-        tokenizer = Tokenizer.load(
-            bundle.tokenizer_dir,
-            vocab_size=bundle.config.mllm.mistral.vocab_size,
-            num_queries=bundle.config.mllm.num_queries,
-        )
-
-        def load(name: str) -> Any:
-            options: Any = {"dtype": dtype, "param_dtype": dtype}
-            if placement is not None:
-                options |= {"mesh": placement[0], "rules": placement[1].of(name)}
-            network = bundle.load(name, **options)
-            merge_low_rank(network)
-            if name == "dit":
-                fix_most_score(network)
-            elif name == "mllm" and int8:
-                quantize_weights(network)
-            return network
-
-        mllm, dit, vae, encoder = map(load, ("mllm", "dit", "vae", "encoder"))
-        with _use_placement(placement):
-            unconditional = jax.jit(_unconditional)(encoder)
-        shot = ShotNetworks(load("clip"), encoder) if protocol.history == "shown" else None
+        placement = None if layout is None else make_placement(layout, num_games, guided=guided)
+        tokenizer = load_tokenizer(bundle)
+        networks = load_networks(bundle, protocol, dtype=dtype, placement=placement, int8=int8)
         return cls(
-            Networks(mllm, dit, vae, unconditional, shot),
+            networks,
             tokenizer,
             protocol,
             window=window,
@@ -385,6 +279,31 @@ class Player:
                 buffers.states[row, -back] = turn.states
             buffers.num_turns[row] = min(len(turns), size)
         return self._put(jax.tree.map(jnp.asarray, buffers))
+
+    def new_game(
+        self, folder: Path, *, model: str, seed: int, picture: NewPicture | None = None
+    ) -> Game:
+        """Starts a saved game of this player's settings, as `Game.create` does.
+
+        Args:
+            folder: Folder of the game.
+            model: Name of the model.
+            seed: Seed of the turns.
+            picture: The player's own picture before the first turn; None: there is none.
+
+        Raises:
+            UserError: the folder already holds a game, is a file, or cannot be written.
+        """
+        return Game.create(
+            folder,
+            model=model,
+            seed=seed,
+            window=self.window,
+            steps=self.steps,
+            protocol=self.protocol.name,
+            history_kind=self.protocol.history,
+            picture=picture,
+        )
 
     def check_instruction(self, text: str) -> None:
         """Raises UserError if an instruction is empty or longer than the caption."""
@@ -546,7 +465,7 @@ class Player:
         start = time.perf_counter()
         on_progress("decoder", 0, self.steps)
         games = self._put(game_keys(seeds))
-        with _use_placement(self._placement):
+        with use_placement(self._placement):
             window, result = self._turn(
                 self.networks, window, instruction, games, jnp.asarray(turn)
             )
@@ -578,34 +497,3 @@ def _check_remembered(representation: jax.Array, turn: int | Sequence[int]) -> n
     if not np.isfinite(found).all():
         raise NonFiniteError(f"turn {turn}: E_a of the clip's first frame is not finite")
     return found
-
-
-def _make_placement(layout: str, num_games: int | None, *, guided: bool) -> Placement:
-    """Makes the mesh of a plan from all devices, or from as many as the games need.
-
-    Raises:
-        UserError: there is no such plan, the devices do not fit it, or there are several hosts.
-    """
-    if layout not in PLANS:
-        raise UserError(f"layout {layout}: expected one of {', '.join(PLANS)}")
-    if jax.process_count() > 1:
-        raise UserError(f"layout {layout}: expected one host, found {jax.process_count()}")
-    plan, devices = play_plan(layout, guided=guided), jax.devices()
-    try:
-        if num_games is not None:
-            groups = plan.mesh_shape(len(devices))["data"]
-            used = max(n for n in range(1, groups + 1) if groups % n == 0 and num_games % n == 0)
-            devices = devices[: len(devices) // groups * used]
-        return make_mesh(plan.mesh_shape(len(devices)), devices=devices), plan
-    except ValueError as error:
-        raise UserError(str(error)) from error
-
-
-@contextlib.contextmanager
-def _use_placement(placement: Placement | None) -> Iterator[None]:
-    """Traces programs for the mesh and by its plan within the block."""
-    if placement is None:
-        yield
-        return
-    with jax.set_mesh(placement[0]), use_plan(placement[1]):
-        yield

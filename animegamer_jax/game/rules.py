@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from animegamer_jax.bundle.vocabulary import Vocabulary
-from animegamer_jax.game.saved_game import Meters, Turn
+from animegamer_jax.game.saved.turns import Meters, Turn
 from animegamer_jax.game.scene_words import SceneWords, read_scene
 
 DAY_TURNS = 10

@@ -8,7 +8,7 @@ from typing import Literal
 from animegamer_jax.bundle.vocabulary import Vocabulary
 from animegamer_jax.game.instructions import compose_instruction
 from animegamer_jax.game.rules import scenes_of
-from animegamer_jax.game.saved_game import Meters, Turn
+from animegamer_jax.game.saved.turns import Meters, Turn
 from animegamer_jax.game.scene_words import SceneWords, partner_of
 
 COUNT = 4

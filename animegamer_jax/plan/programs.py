@@ -21,7 +21,7 @@ from animegamer_jax.bundle.config import with_dtypes
 from animegamer_jax.configs import SIZES, ModelConfig
 from animegamer_jax.convert.networks import with_lora
 from animegamer_jax.game import rollout
-from animegamer_jax.game.saved_game import History
+from animegamer_jax.game.saved.turns import History
 from animegamer_jax.models.dit import DiT
 from animegamer_jax.models.encoder import ShotNetworks
 from animegamer_jax.models.linear import quantize_weights

@@ -20,13 +20,9 @@ from animegamer_jax.game.instructions import (
     parse_instructions,
     read_instructions,
 )
-from animegamer_jax.game.saved_game import (
-    GAME_FILE,
-    PICTURE_FILE,
-    Game,
-    History,
-    check_no_game,
-)
+from animegamer_jax.game.saved.game_file import GAME_FILE, PICTURE_FILE, check_no_game
+from animegamer_jax.game.saved.turns import History
+from animegamer_jax.game.saved_game import Game
 from animegamer_jax.media.pictures import Picture, fit_picture, read_picture
 from animegamer_jax.play.terminal import TerminalGame
 from animegamer_jax.storage.locks import only_writer
@@ -137,16 +133,7 @@ def play(
         )
         check_instructions(lines or [], source, check=player.check_instruction)
         if game is None:
-            game = Game.create(
-                out,
-                model=bundle.name,
-                seed=seed,
-                window=player.window,
-                steps=player.steps,
-                protocol=bundle.protocol.name,
-                history_kind=player.protocol.history,
-                picture=new_picture,
-            )
+            game = player.new_game(out, model=bundle.name, seed=seed, picture=new_picture)
         command = ["animegamer", "play", "--model", model]
         command += ["--instructions", str(instructions)] if instructions else []
         command += ["--out", str(out), "--window", str(game.window), "--steps", str(game.steps)]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.game.film import film_gif, film_mp4
+from animegamer_jax.game.saved.film import film_gif, film_mp4
 from animegamer_jax.game.saved_game import Game
 from animegamer_jax.progress import print_line
 from animegamer_jax.storage.paths import user_errors

@@ -11,7 +11,9 @@ from rich.console import Console
 from animegamer_jax.bundle.vocabulary import Vocabulary
 from animegamer_jax.errors import UserError, printable_lines
 from animegamer_jax.game.instructions import Line, check_characters
-from animegamer_jax.game.saved_game import GAME_FILE, PICTURE_FILE, STORYBOARD_FILE, Game, Turn
+from animegamer_jax.game.saved.game_file import GAME_FILE, PICTURE_FILE, STORYBOARD_FILE
+from animegamer_jax.game.saved.turns import Turn
+from animegamer_jax.game.saved_game import Game
 from animegamer_jax.media.pictures import encode_png
 from animegamer_jax.progress import print_status, show_progress
 from animegamer_jax.storage.files import write_whole
@@ -22,8 +24,9 @@ _HINT = "free some space there"
 _STAGES = {"mllm": "language model", "decoder": "denoising steps", "vae": "frames"}
 
 if TYPE_CHECKING:
-    from animegamer_jax.game.player import Player, Preview
+    from animegamer_jax.game.player import Player
     from animegamer_jax.game.rollout import Window
+    from animegamer_jax.game.turn_output import Preview
 
 
 class TerminalGame:

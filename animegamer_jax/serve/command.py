@@ -12,7 +12,7 @@ from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.configs import Dtype
 from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.errors import UserError
-from animegamer_jax.game.saved_game import History
+from animegamer_jax.game.saved.turns import History
 from animegamer_jax.progress import print_status
 from animegamer_jax.serve.guard.limits import Limits
 

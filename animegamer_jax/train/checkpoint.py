@@ -30,7 +30,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, UInt32
 from orbax.checkpoint import checkpoint_managers as managers
 
-from animegamer_jax.bundle.arrays import load_arrays
+from animegamer_jax.bundle.arrays import load_arrays, open_folder
 from animegamer_jax.distributed import raise_on_all_hosts
 from animegamer_jax.errors import UserError, first_line
 from animegamer_jax.storage.paths import is_bucket, user_errors
@@ -282,7 +282,8 @@ class Checkpoints:
         if (folder / _CHECKSUMS).exists():  # earlier versions have none
             items[_CHECKSUMS] = ocp.args.JsonRestore()
         with self._reading(step):
-            arrays = load_arrays(folder / "state", wanted)
+            with open_folder(folder / "state") as saved:
+                arrays = load_arrays(saved, wanted)
             stored = self._manager.restore(step, args=ocp.args.Composite(**items))
         if _CHECKSUMS in items and stored[_CHECKSUMS] != _checksums(arrays):
             raise UserError(

@@ -175,7 +175,8 @@ def picture(*, model: str = "toy", turns: int = 8, sizes: tuple[int, ...] = (1, 
     from animegamer_jax.bundle.bundle import Bundle
     from animegamer_jax.bundle.embedded import model_folder
     from animegamer_jax.devices import keep_compiled_programs
-    from animegamer_jax.game.player import Player, Preview
+    from animegamer_jax.game.player import Player
+    from animegamer_jax.game.turn_output import Preview
     from animegamer_jax.media.sheets import encode_quick
 
     keep_compiled_programs()

@@ -28,12 +28,17 @@ from animegamer_jax.bundle.bundle import Bundle, BundleWriter, abstract_params, 
 from animegamer_jax.configs import make_full
 from animegamer_jax.convert.export import fits_released_code
 from animegamer_jax.errors import UserError
-from animegamer_jax.game.player import check_fit
+from animegamer_jax.game.loading import check_fit
 from animegamer_jax.protocol import RELEASED
 from animegamer_jax.tokenizer import Tokenizer
 
-torch_networks = pytest.importorskip("animegamer_jax.bench.torch_networks", exc_type=ImportError)
 use_threads = command._use_threads
+
+
+@pytest.fixture(scope="module")
+def torch_networks() -> Any:
+    """The module that needs diffusers, which takes long to import."""
+    return pytest.importorskip("animegamer_jax.bench.torch_networks", exc_type=ImportError)
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +95,7 @@ def bench(capsys, *words: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("form", ["released", pytest.param("embedded", marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("torch_networks")
 def test_pytorch_answers_the_same(form, tiny_bundle, embedded_form, capsys, tmp_path):
     """Every program has its rows in the tables and in the file, and all backends agree."""
     path = {"released": tiny_bundle, "embedded": embedded_form}[form]
@@ -125,7 +131,7 @@ def test_pytorch_answers_the_same(form, tiny_bundle, embedded_form, capsys, tmp_
     assert [one["what"] for one in turn] == ["representation", "states", "frames"]
 
 
-def test_another_answer_is_refused(tiny_bundle, capsys, monkeypatch):
+def test_another_answer_is_refused(torch_networks, tiny_bundle, capsys, monkeypatch):
     released_weights = torch_networks.released_weights
 
     def perturbed(bundle):
@@ -142,7 +148,7 @@ def test_another_answer_is_refused(tiny_bundle, capsys, monkeypatch):
     assert "expected 0.001 or less" in err
 
 
-def test_low_rank_updates_come_along(tiny_bundle):
+def test_low_rank_updates_come_along(torch_networks, tiny_bundle):
     """The tiny model has some: without them PyTorch would answer otherwise."""
     weights = torch_networks.released_weights(Bundle.open(tiny_bundle))
     name = "transformer.layers.0.attention.dense"
@@ -228,6 +234,7 @@ def test_a_random_model_is_the_same_every_time(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("torch_networks")
 def test_the_released_size_with_weights_made_on_the_device(capsys, monkeypatch, tmp_path):
     """At a tiny size: both sides have all tensors, in bfloat16; nothing is compared."""
     size: Any = tiny_config(512)

@@ -29,7 +29,7 @@ from animegamer_jax.convert.tables import encoder as encoder_table
 from animegamer_jax.convert.tables import mllm as mllm_table
 from animegamer_jax.convert.tables import t5 as t5_table
 from animegamer_jax.convert.tables import vae as vae_table
-from animegamer_jax.game.player import check_fit
+from animegamer_jax.game.loading import check_fit
 
 MANIFESTS = Path(__file__).parents[1] / "manifests"
 FULL, TOY = make_full(), make_toy()

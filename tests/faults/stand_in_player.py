@@ -1,14 +1,16 @@
 """A player for `animegamer play` that needs no networks: its turns follow from seed and number."""
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.instructions import check_picture_text
-from animegamer_jax.game.player import TurnOutput
-from animegamer_jax.game.saved_game import NewPicture
+from animegamer_jax.game.player import Player
+from animegamer_jax.game.saved.turns import NewPicture
+from animegamer_jax.game.turn_output import TurnOutput
 from animegamer_jax.media.pictures import fit_picture
 from animegamer_jax.tokenizer import MAX_CHARACTERS
 
@@ -37,6 +39,9 @@ class StandInPlayer:
     @classmethod
     def from_bundle(cls, bundle: Any, *, window: Any, steps: Any, **_: Any) -> "StandInPlayer":
         return cls(bundle, window=window, steps=steps)
+
+    def new_game(self, folder: Path, **options: Any) -> Any:
+        return Player.new_game(cast(Player, self), folder, **options)
 
     def check_instruction(self, text: str) -> None:
         if len(text) > MAX_CHARACTERS:

@@ -14,8 +14,10 @@ from animegamer_jax.cli import main
 from animegamer_jax.data.features import see_frames
 from animegamer_jax.errors import UserError
 from animegamer_jax.game import rollout
-from animegamer_jax.game.player import Player, check_fit
-from animegamer_jax.game.saved_game import Game, TurnRecord
+from animegamer_jax.game.loading import check_fit
+from animegamer_jax.game.player import Player
+from animegamer_jax.game.saved.turns import TurnRecord
+from animegamer_jax.game.saved_game import Game
 from animegamer_jax.serve.engine.engine import Engine
 from animegamer_jax.serve.games.game_store import GameModel, GameStore
 
@@ -216,7 +218,7 @@ def test_games_on_a_server_undone_and_branched(player, tmp_path):
         branch = store.branch(game, 2)
         np.testing.assert_array_equal(submit(branch, 3), first[2])
         assert Game.load(store.folder / branch).history_kind == "shown"
-        store.get(game).undo()
+        store.get(game).set_aside()
         np.testing.assert_array_equal(submit(game, 3), first[2])
     finally:
         engine.close()

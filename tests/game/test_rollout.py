@@ -13,7 +13,8 @@ from helpers import INSTRUCTIONS
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.game import rollout
-from animegamer_jax.game.player import Player, check_fit
+from animegamer_jax.game.loading import check_fit
+from animegamer_jax.game.player import Player
 from animegamer_jax.game.rollout import Instruction
 
 STEPS = 4

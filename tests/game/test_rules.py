@@ -8,7 +8,8 @@ from saved_games import add_turn, make_game
 
 from animegamer_jax.bundle.vocabulary import Vocabulary
 from animegamer_jax.game.rules import DAY_TURNS, Day, day_of, scenes_of
-from animegamer_jax.game.saved_game import Game, Meters
+from animegamer_jax.game.saved.turns import Meters
+from animegamer_jax.game.saved_game import Game
 from animegamer_jax.game.suggestions import COUNT, suggest
 
 ALLOWED = {"stamina": (-2, -1, 1), "social": (0, 1), "entertainment": (0, 1)}

@@ -16,7 +16,8 @@ from PIL import Image
 from saved_games import SECONDS, add_turn, make_game
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.game.saved_game import Game, Meters, NewPicture
+from animegamer_jax.game.saved.turns import Meters, NewPicture, SetAside
+from animegamer_jax.game.saved_game import Game
 from animegamer_jax.media import video
 
 
@@ -108,15 +109,15 @@ def files_of(game: Game) -> set[str]:
     return {path.name for path in game.folder.iterdir()}
 
 
-def test_an_undone_turn_is_gone_with_its_files(saved):
+def test_an_undone_turn_takes_its_changes_back(saved):
     game = Game.load(saved)
-    game.undo(3)
+    game.set_aside(3)
     assert game.meters == Meters(stamina=45, social=55, entertainment=50)
-    assert files_of(game) == {"game.json", "turn_001.mp4", "turn_001.npz"}
+    assert len(files_of(game)) == 9
     assert [turn.instruction for turn in Game.load(saved).turns] == ["instruction 1"]
     for turns in (0, 2):
         with pytest.raises(UserError, match="undo: expected 1 to 1 turns"):
-            game.undo(turns)
+            game.set_aside(turns)
 
 
 def test_a_turn_tried_again_takes_the_place_of_the_old_one(saved):
@@ -133,11 +134,10 @@ def test_a_turn_tried_again_takes_the_place_of_the_old_one(saved):
     )
     assert found[3].meters == Meters(stamina=35, social=65, entertainment=55)
     assert found[3].clip == "turn_004_2.mp4"
-    assert old.clip not in files_of(game)
-    assert old.representation_file not in files_of(game)
+    assert Game.load(saved).others == [SetAside(after="turn_003.mp4", turn=old)]
     add_turn(game, after=1)
     assert [turn.clip for turn in Game.load(saved).turns] == ["turn_001.mp4", "turn_002_2.mp4"]
-    assert len(files_of(game)) == 5
+    assert len(files_of(game)) == 13  # two of each turn, and game.json
 
 
 def test_a_branch_is_a_game_of_its_own(saved, tmp_path):
@@ -222,8 +222,8 @@ def test_a_picture_is_the_turn_before_the_first(pictured):
 
 def test_a_picture_outlives_undo_and_is_copied_to_branches(pictured, tmp_path):
     game = Game.load(pictured)
-    game.undo(2)
-    assert files_of(game) == {"game.json", "picture.png", "picture.npz"}
+    game.set_aside(2)
+    assert {"picture.png", "picture.npz"} <= files_of(game)
     found = Game.load(pictured)
     assert [record.instruction for record in found.history()] == ["Hana stands."]
     add_turn(found)
@@ -476,7 +476,8 @@ SCRIPT = """
 import resource, sys
 import numpy as np
 from pathlib import Path
-from animegamer_jax.game.saved_game import Game, NewTurn
+from animegamer_jax.game.saved.turns import NewTurn
+from animegamer_jax.game.saved_game import Game
 folder, limit = Path(sys.argv[1]), int(sys.argv[2])
 game = Game.create(folder, model="tiny", seed=0, window=3, steps=5, protocol="paper")
 rng = np.random.default_rng(0)

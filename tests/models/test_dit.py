@@ -28,9 +28,6 @@ from animegamer_jax.models.dit import DiT, position_table, sinusoid
 from animegamer_jax.models.encoder import ShotEncoder
 
 torch = pytest.importorskip("torch")
-diffusers = pytest.importorskip("diffusers")
-transformer_3d = pytest.importorskip("diffusers.models.transformers.cogvideox_transformer_3d")
-CogVideoXBlock = transformer_3d.CogVideoXBlock
 
 RECORDED = Path(__file__).parents[1] / "reference" / "vdm"
 TINY = dataclasses.replace(
@@ -80,6 +77,12 @@ def inputs(config: DiTConfig, batch: int = 2) -> tuple[jax.Array, ...]:
 @pytest.fixture(scope="module")
 def tiny() -> DiT:
     return build("dit", TINY, random_leaves("dit", TINY, 0))
+
+
+@pytest.fixture(scope="module")
+def diffusers() -> Any:
+    """The library, which takes long to import."""
+    return pytest.importorskip("diffusers")
 
 
 # --- recorded numbers -----------------------------------------------------------------------
@@ -155,7 +158,7 @@ def test_the_position_table_is_the_checkpoints(source, dit):
     assert not found[:226].any()
 
 
-def test_the_position_table_is_diffusers_at_full_width():
+def test_the_position_table_is_diffusers_at_full_width(diffusers):
     config = DiTConfig(latent_frames=2, latent_height=6, latent_width=8, num_context_tokens=3)
     theirs = diffusers.models.embeddings.get_3d_sincos_pos_embed(
         1920, (4, 3), 2, spatial_interpolation_scale=1.875, output_type="pt"
@@ -189,7 +192,7 @@ def test_context_of_a_picture_lies_over_the_frame():
         position_table(dataclasses.replace(config, context_grid=(4, 2)))
 
 
-def test_sinusoid_is_diffusers():
+def test_sinusoid_is_diffusers(diffusers):
     x = np.array([0.0, 0.5, 2.5, 640.0, 999.0], np.float32)
     theirs = diffusers.models.embeddings.get_timestep_embedding(
         torch.from_numpy(x), 64, flip_sin_to_cos=True, downscale_freq_shift=0
@@ -271,7 +274,7 @@ def map_transformer(state: dict[str, np.ndarray], config: DiTConfig) -> dict[str
     }
 
 
-def test_is_diffusers_transformer():
+def test_is_diffusers_transformer(diffusers):
     c = PLAIN
     theirs = diffusers.CogVideoXTransformer3DModel(
         num_attention_heads=c.num_attention_heads,
@@ -302,9 +305,10 @@ def test_is_diffusers_transformer():
     assert error(found, np.moveaxis(expected, 2, -1)) < 1e-5
 
 
-def test_one_block_is_diffusers():
+def test_one_block_is_diffusers(diffusers):
     c = dataclasses.replace(PLAIN, num_layers=1)
-    theirs = CogVideoXBlock(
+    transformer_3d = diffusers.models.transformers.cogvideox_transformer_3d
+    theirs = transformer_3d.CogVideoXBlock(
         dim=c.hidden_size,
         num_attention_heads=c.num_attention_heads,
         attention_head_dim=c.hidden_size // c.num_attention_heads,

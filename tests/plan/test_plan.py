@@ -598,35 +598,45 @@ def test_a_libtpu_that_is_missing_or_another(monkeypatch):
         check_libtpu()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS["play"])
-def test_a_turn_that_sees_what_was_shown(layout):
-    """Its program takes the weights of CLIP and E_a as well, and can be lowered for a mesh."""
-    case = configure("rollout", "v5e:2x4", size="toy", layout=layout, history="shown")
+def turn_program(case: Configuration, history: Literal["predicted", "shown"]) -> Program:
+    return rollout_program(
+        mesh=make_mesh(case.mesh),
+        plan=PLANS[case.layout],
+        size="toy",
+        games=case.games,
+        steps=1,
+        history=history,
+    )
+
+
+def test_a_turn_that_sees_what_was_shown_takes_more_weights():
+    """Those of CLIP and E_a."""
+    case = configure("rollout", "v5e:2x4", size="toy", history="shown")
     assert "history shown" in str(case)
     assert case.fields()["history"] == "shown"
-    mesh = make_mesh(case.mesh)
-
-    def program(history: Literal["predicted", "shown"]) -> Program:
-        return rollout_program(
-            mesh=mesh,
-            plan=PLANS[layout],
-            size="toy",
-            games=case.games,
-            steps=1,
-            history=history,
-        )
-
-    shown, predicted = program("shown"), program("predicted")
-    count = [sum(x.size for x in jax.tree.leaves(p.arguments[0])) for p in (shown, predicted)]
+    programs = [turn_program(case, history) for history in ("shown", "predicted")]
+    count = [sum(x.size for x in jax.tree.leaves(p.arguments[0])) for p in programs]
     config = SIZES["toy"]()
     assert config.clip is not None
     assert config.encoder is not None
     sizes = [abstract_params("clip", config.clip), abstract_params("encoder", config.encoder)]
     assert count[0] - count[1] == sum(x.size for shapes in sizes for x in shapes.values())
-    text = [p.lower(mesh, PLANS[layout]).as_text() for p in (shown, predicted)]
-    side = config.clip.image_size
+
+
+@pytest.mark.parametrize(
+    ("layout", "history"),
+    [*((layout, "shown") for layout in LAYOUTS["play"]), ("latency", "predicted")],
+)
+def test_a_turn_can_be_lowered_for_a_mesh(layout, history):
+    """Only where what was shown is seen, CLIP gets its pixels."""
+    case = configure("rollout", "v5e:2x4", size="toy", layout=layout, history=history)
+    mesh = make_mesh(case.mesh)
+    text = turn_program(case, history).lower(mesh, PLANS[layout]).as_text()
+    config = SIZES["toy"]().clip
+    assert config is not None
+    side = config.image_size
     pixels = f"tensor<{case.games}x{side}x{side}x3xf32>"
-    assert [pixels in found for found in text] == [True, False]
+    assert (pixels in text) == (history == "shown")
 
 
 def test_the_arguments_of_a_turn():
@@ -706,7 +716,7 @@ def test_axes_of_two_chips_on_a_torus_of_four():
 
 @needs_libtpu
 def test_a_slice_that_libtpu_does_not_know(capsys):
-    words = ["plan", "--stage", "decoder", "--topology", "v5e:3x7", "--size", "toy"]
+    words = ["plan", "--stage", "warmup", "--topology", "v5e:3x7", "--size", "toy"]
     assert main([*words, "--batch", "21"]) == 2
     reported = capsys.readouterr().err
     assert "--topology v5e:3x7: " in reported

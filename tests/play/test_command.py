@@ -19,7 +19,8 @@ from animegamer_jax import cli
 from animegamer_jax.bundle.embedded import ASSETS
 from animegamer_jax.errors import UserError
 from animegamer_jax.game import instructions
-from animegamer_jax.game.saved_game import Game, NewTurn
+from animegamer_jax.game.saved.turns import NewTurn
+from animegamer_jax.game.saved_game import Game
 from animegamer_jax.media import video
 from animegamer_jax.play import terminal
 

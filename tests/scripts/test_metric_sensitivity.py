@@ -20,7 +20,7 @@ from animegamer_jax.toy.evaluation import WORLD
 from animegamer_jax.toy.scene import LEVELS, MOTION_EDGES, MOTIONS, Scene
 from animegamer_jax.toy.scoring.classifiers import ATTRIBUTES, make_classifier
 
-NUM_GAMES = 4
+NUM_GAMES = 3
 SHARES = (0, 0.5, 1)
 
 
@@ -119,20 +119,20 @@ def test_what_is_forgotten_is_wrong_on_open_turns_only(meter, truth, perfect):
 
 
 def test_motion_that_stops_or_slows(meter, truth, perfect):
-    frozen = [means(meter, metric_sensitivity.freeze(truth, share)) for share in SHARES]
+    frozen = [means(meter, metric_sensitivity.freeze(truth, share)) for share in (0, 0.75, 1)]
     moves(frozen, "MAE-F", by=1)
     assert frozen[-1]["ACC-F"] == np.mean(
         truth.states[..., 0] == 1
     )  # still clips have the first level
     stays(frozen, perfect, *ATTRIBUTES, CONTEXT, "context", *STATES)
-    slower = [means(meter, metric_sensitivity.slow(truth, levels)) for levels in (1, 2, 4)]
+    slower = [means(meter, metric_sensitivity.slow(truth, levels)) for levels in (1, 4)]
     moves([perfect, *slower], "MAE-F", by=1)
     stays(slower, perfect, *ATTRIBUTES, *STATES)
 
 
 @pytest.mark.parametrize(
     ("damage", "strengths", "ratio"),
-    [(metric_sensitivity.add_noise, (8, 32, 96), -60), (metric_sensitivity.blur, (0.5, 1, 2), -60)],
+    [(metric_sensitivity.add_noise, (8, 96), -60), (metric_sensitivity.blur, (0.5, 2), -60)],
 )
 def test_noise_and_blur(meter, truth, perfect, damage, strengths, ratio):
     found = [perfect, *(means(meter, damage(truth, strength)) for strength in strengths)]

@@ -542,7 +542,7 @@ def test_languages_have_the_same_texts():
 
 
 def test_meters_of_the_models_are_those_of_a_game():
-    from animegamer_jax.game.saved_game import METERS, Meters
+    from animegamer_jax.game.saved.turns import METERS, Meters
 
     names = {field.name for field in dataclasses.fields(Meters)}
     assert set(models.MetersModel.model_fields) == names == set(METERS)

@@ -21,6 +21,7 @@ from crowd_server import ask, begin, fetch, result, served
 from fake_player import MODEL, FakePlayer
 
 from animegamer_jax.errors import UserError
+from animegamer_jax.game.saved import tree
 from animegamer_jax.serve.engine.engine import Engine
 from animegamer_jax.serve.engine.fair_queue import FairQueue
 from animegamer_jax.serve.games.archive import pack_game
@@ -224,8 +225,9 @@ def test_downloads_at_once(store, played, tmp_path):
     assert not list((store.folder / played).glob("*.zip*"))
 
 
-def test_undo_beside_downloads(store, played, tmp_path):
-    """Each download is the game before or after an undo, whole."""
+def test_undo_beside_downloads(store, played, tmp_path, monkeypatch):
+    """Each download is the game before or after an undo, whole, though its files are deleted."""
+    monkeypatch.setattr(tree, "MAX_OTHERS", 0)
     count = 8
     together = threading.Barrier(count + 1)
 
@@ -243,7 +245,7 @@ def test_undo_beside_downloads(store, played, tmp_path):
         together.wait()
         for _ in range(2):
             with store.use(played) as game:
-                game.undo()
+                game.set_aside()
 
     with ThreadPoolExecutor(count + 1) as pool:
         found = [pool.submit(download, number) for number in range(count)]

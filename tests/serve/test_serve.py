@@ -15,6 +15,7 @@ from PIL import Image
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.instructions import compose_instruction
+from animegamer_jax.game.saved import tree
 from animegamer_jax.game.saved_game import Game
 from animegamer_jax.media import video
 from animegamer_jax.media.pictures import Picture
@@ -367,7 +368,7 @@ def test_a_picture_counts_as_a_turn_of_the_window(engine, store, player, picture
 
 
 def test_undo_and_branches_keep_the_picture(engine, store, player, pictured):
-    store.get(pictured).undo()
+    store.get(pictured).set_aside()
     branch = store.branch(pictured, 0)
     for game in (pictured, branch):
         assert [record.instruction for record in store.get(game).history()] == ["Hana stands."]
@@ -557,13 +558,15 @@ def test_instructions_from_fields():
     assert compose_instruction(**none) == ""
 
 
-def test_small_pictures(engine, store):
+def test_small_pictures(engine, store, monkeypatch):
+    """A name that is taken again, because its turn was dropped, has another picture."""
+    monkeypatch.setattr(tree, "MAX_OTHERS", 0)
     game = new_game(store, seed=150)
     turn = play(engine, game)
     path = thumbnail(store.get(game), turn)
     assert path.stat().st_size < 5000
     before = path.read_bytes()
-    store.get(game).undo()
+    store.get(game).set_aside()
     again = play(engine, game, seed=20)
     assert again.clip == turn.clip
     assert thumbnail(store.get(game), again).read_bytes() != before

@@ -22,8 +22,10 @@ from animegamer_jax.bundle.vocabulary import Vocabulary
 from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.game.instructions import check_picture_text
 from animegamer_jax.game.openings import Opening, Openings, write_index
-from animegamer_jax.game.player import Player, Preview, TurnOutput
-from animegamer_jax.game.saved_game import Game, NewPicture, NewTurn
+from animegamer_jax.game.player import Player
+from animegamer_jax.game.saved.turns import NewPicture, NewTurn
+from animegamer_jax.game.saved_game import Game
+from animegamer_jax.game.turn_output import Preview, TurnOutput
 from animegamer_jax.media.pictures import fit_picture
 from animegamer_jax.progress import no_progress
 from animegamer_jax.serve.games.game_store import GameModel, GameStore

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from animegamer_jax.game.saved_game import Game, NewTurn
+from animegamer_jax.game.saved.turns import NewTurn
+from animegamer_jax.game.saved_game import Game
 
 SECONDS = {"mllm": 0.1, "decoder": 0.2, "vae": 0.3, "total": 0.6}
 

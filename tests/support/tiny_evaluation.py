@@ -17,7 +17,8 @@ from animegamer_jax.evaluate.report.ablations import (
     Score,
 )
 from animegamer_jax.evaluate.results import Evaluation, SystemResult
-from animegamer_jax.game.saved_game import Game, NewTurn
+from animegamer_jax.game.saved.turns import NewTurn
+from animegamer_jax.game.saved_game import Game
 from animegamer_jax.vlm.usage import Usage
 
 HTML = '<img src=x onerror="document.title=1">'

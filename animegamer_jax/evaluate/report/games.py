@@ -14,7 +14,8 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.metrics.registry import CONTEXT, METRICS
 from animegamer_jax.evaluate.report.tables import has_values, in_order
 from animegamer_jax.evaluate.results import Evaluation, SystemResult
-from animegamer_jax.game.saved_game import Game, Turn
+from animegamer_jax.game.saved.turns import Turn
+from animegamer_jax.game.saved_game import Game
 from animegamer_jax.media.video import pick_frames, read_mp4
 
 MOST_TURNS = 20

@@ -16,7 +16,8 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.game.openings import Openings
 from animegamer_jax.game.pictures import check_window
 from animegamer_jax.game.rules import MORNING_STAMINA, Day, day_of
-from animegamer_jax.game.saved_game import METERS, Game, Meters, NewPicture, Rules, Turn
+from animegamer_jax.game.saved.turns import METERS, Meters, NewPicture, Rules, Turn
+from animegamer_jax.game.saved_game import Game
 from animegamer_jax.game.scene_words import Reading, read_line
 from animegamer_jax.media.pictures import read_picture
 from animegamer_jax.serve.engine.engine import Engine

@@ -5,7 +5,9 @@ import dataclasses
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.rules import scenes_of
-from animegamer_jax.game.saved_game import GAME_FILE, Game, Turn
+from animegamer_jax.game.saved.game_file import GAME_FILE
+from animegamer_jax.game.saved.turns import Turn
+from animegamer_jax.game.saved_game import Game
 from animegamer_jax.game.scene_words import Reading, read_scene
 from animegamer_jax.game.suggestions import suggest
 from animegamer_jax.serve.api import models

@@ -17,8 +17,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.game.film import film_gif, film_mp4, save_card
-from animegamer_jax.game.saved_game import PICTURE_FILE, Game, Meters, Rules, Turn
+from animegamer_jax.game.saved.film import film_gif, film_mp4, save_card
+from animegamer_jax.game.saved.game_file import PICTURE_FILE
+from animegamer_jax.game.saved.turns import Meters, Rules, Turn
+from animegamer_jax.game.saved_game import Game
 from animegamer_jax.serve.api import answers, models
 from animegamer_jax.serve.api.actions import Actions, ConflictError, UnknownLineError, id_of
 from animegamer_jax.serve.api.info import Info

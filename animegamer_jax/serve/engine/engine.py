@@ -26,7 +26,8 @@ import jax
 
 from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.game.instructions import check_characters
-from animegamer_jax.game.player import Player, Preview, TurnOutput
+from animegamer_jax.game.player import Player
+from animegamer_jax.game.turn_output import Preview, TurnOutput
 from animegamer_jax.media.sheets import encode_quick
 from animegamer_jax.serve.engine.fair_queue import FairQueue
 from animegamer_jax.serve.engine.turn_request import FirstPicture, TurnRequest
@@ -485,7 +486,6 @@ class Engine:
                     window=request.window,
                     steps=request.steps,
                     chosen_level=bool(request.level),
-                    set_aside=True,
                 )
         except OSError as error:
             request.end("failed", error=f"the turn could not be saved: {error.strerror}")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from animegamer_jax.game.saved_game import Turn
+from animegamer_jax.game.saved.turns import Turn
 
 Status = Literal["waiting", "playing", "done", "stopped", "failed"]
 

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.game.saved_game import GAME_FILE, STORYBOARD_FILE, Game
+from animegamer_jax.game.saved.game_file import GAME_FILE, STORYBOARD_FILE
+from animegamer_jax.game.saved_game import Game
 from animegamer_jax.media import video
 from animegamer_jax.storage.untrusted import DAMAGED_ZIP, check_file
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from etils import epath
 
-from animegamer_jax.game.saved_game import Game, Turn
+from animegamer_jax.game.saved.turns import Turn
+from animegamer_jax.game.saved_game import Game
 from animegamer_jax.media.sheets import encode_small, middle_frame
 from animegamer_jax.storage.files import replacing
 

@@ -16,7 +16,8 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.judge.judge import judge
 from animegamer_jax.evaluate.judge.prompt import JudgedGame, JudgeSettings, PlayedTurn
 from animegamer_jax.evaluate.judge.scores import CRITERIA, JudgeScores, agreement, spearman
-from animegamer_jax.game.saved_game import Game, NewTurn
+from animegamer_jax.game.saved.turns import NewTurn
+from animegamer_jax.game.saved_game import Game
 from animegamer_jax.vlm.usage import Usage
 
 # Every system's clips have a brightness of their own: so the stand-in knows whom it looks at.

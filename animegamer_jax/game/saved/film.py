@@ -11,7 +11,8 @@ from PIL import Image, ImageDraw
 from animegamer_jax.bundle.vocabulary import Vocabulary
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.rules import Day
-from animegamer_jax.game.saved_game import Game, Turn
+from animegamer_jax.game.saved.turns import Turn
+from animegamer_jax.game.saved_game import Game
 from animegamer_jax.game.scene_words import read_scene
 from animegamer_jax.media import video
 from animegamer_jax.media.fonts import fit_text, font_for, wrap_text

@@ -9,8 +9,9 @@ import pytest
 from saved_games import add_turn, make_game
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.game import saved_game
-from animegamer_jax.game.saved_game import Game, Meters
+from animegamer_jax.game.saved import tree
+from animegamer_jax.game.saved.turns import Meters
+from animegamer_jax.game.saved_game import Game
 
 ALLOWED = {"stamina": (-2, -1, 1), "social": (0, 1), "entertainment": (0, 1)}
 
@@ -58,7 +59,7 @@ def test_undo_and_redo(game):
 
 def test_takes_and_branches_are_walked_through(game):
     first = line(game)
-    add_turn(game, after=1, set_aside=True)  # another second turn
+    add_turn(game, after=1)  # another second turn
     second = line(game)
     assert (second[0], len(second), len(files(game))) == (first[0], 2, 4)
     game.go_to(first[1])
@@ -74,18 +75,11 @@ def test_takes_and_branches_are_walked_through(game):
         game.go_to("nowhere")
 
 
-def test_without_keeping_what_followed_goes_with_its_files(game):
-    add_turn(game, after=2, set_aside=True)
-    game.undo(2)
-    assert (len(game.turns), game.others) == (1, [])
-    check(game)
-
-
 def test_no_more_than_a_number_is_set_aside(game, monkeypatch):
-    monkeypatch.setattr(saved_game, "MAX_OTHERS", 2)
+    monkeypatch.setattr(tree, "MAX_OTHERS", 2)
     first = line(game)
     for _ in range(4):
-        add_turn(game, after=1, set_aside=True)
+        add_turn(game, after=1)
     assert len(game.others) == 2
     assert first[1] not in {other.turn.clip for other in game.others}
     check(game)
@@ -145,7 +139,7 @@ def test_meters_of_the_start(tmp_path):
     ],
 )
 def test_a_wrong_turn_that_is_set_aside_is_named(game, change, message):
-    add_turn(game, after=1, set_aside=True)
+    add_turn(game, after=1)
     path: Path = game.folder / "game.json"
     document = json.loads(path.read_text())
     change(document["others"][0])

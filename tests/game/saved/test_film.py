@@ -9,8 +9,8 @@ from saved_games import add_turn, make_game
 
 from animegamer_jax.bundle.vocabulary import Vocabulary
 from animegamer_jax.errors import UserError
-from animegamer_jax.game.film import film_gif, film_mp4, plain_text, save_card
 from animegamer_jax.game.rules import day_of
+from animegamer_jax.game.saved.film import film_gif, film_mp4, plain_text, save_card
 from animegamer_jax.game.saved_game import Game
 from animegamer_jax.media import video
 

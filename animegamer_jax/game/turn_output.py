@@ -1,0 +1,60 @@
+"""What a player gives: finished turns, and frames of those that are not; and what it takes back."""
+
+import typing
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from animegamer_jax.game.saved.turns import NewTurn
+
+
+@typing.runtime_checkable
+class SavedTurn(typing.Protocol):
+    """What a window needs of a past turn."""
+
+    @property
+    def instruction(self) -> str: ...
+    @property
+    def representation(self) -> np.ndarray: ...  # [n, r]
+    @property
+    def states(self) -> Any: ...  # [4]
+
+
+class Preview(NamedTuple):
+    """Frames of a turn that is not finished.
+
+    `frames` are those from number `first` on, [g f h w 3]. They are the clip's own if `is_final`,
+    otherwise a guess after `steps` denoising steps.
+    """
+
+    frames: np.ndarray
+    first: int
+    steps: int
+    is_final: bool
+
+
+OnFrames = Callable[[Preview], None]
+
+
+class TurnOutput(NamedTuple):
+    """A played turn on the host; the leading axis counts games.
+
+    `representation` is the one that entered the window (`rollout.remember`).
+    """
+
+    representation: np.ndarray
+    states: np.ndarray
+    motion_value: np.ndarray
+    frames: np.ndarray
+    seconds: dict[str, float]
+
+    def row(self, game: int) -> NewTurn:
+        """Returns the turn of one game, as `Game.add` saves it."""
+        return NewTurn(
+            states=self.states[game],
+            motion_value=float(self.motion_value[game]),
+            representation=self.representation[game].astype(np.float32),
+            frames=self.frames[game],
+            seconds=self.seconds,
+        )
