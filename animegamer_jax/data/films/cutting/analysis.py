@@ -8,8 +8,8 @@ costs about a fifth of a clip's flow and encoding.
 import array
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -123,6 +123,8 @@ def analyze_film(
     if network is not None:
         found = network.finish() + (found if settings.detector == "both" else [])
         found = list(merged(found, gap=settings.min_scene_seconds))
+    changes = bars.changes(height=height, width=width)
+    _add_breaks(found, changes, kind="fade", margin=_BARS_EVERY)
     breaks = _with_holes(found, shown)
     starts, ends = [0.0, *(b.end for b in breaks)], [*(b.start for b in breaks), seconds]
     flashing = np.zeros(len(shown), bool)
@@ -200,11 +202,26 @@ def _check(
 def _with_holes(breaks: list[Break], times: Float[np.ndarray, " n"]) -> tuple[Break, ...]:
     """Adds a break wherever frames are missing."""
     steps, hole = _steps(times)
-    for index in np.flatnonzero(steps >= hole):
-        before, after = float(times[index]), float(times[index + 1])
-        if not any(before < one.time <= after for one in breaks):
-            breaks.append(Break(time=after, start=before, end=after, kind="cut"))
+    holes = np.flatnonzero(steps >= hole)
+    _add_breaks(breaks, [(float(times[k]), float(times[k + 1])) for k in holes], kind="cut")
     return tuple(sorted(breaks, key=lambda one: one.time))
+
+
+def _add_breaks(
+    breaks: list[Break],
+    spans: Iterable[tuple[float, float]],
+    *,
+    kind: Literal["cut", "fade"],
+    margin: float = 0.0,
+) -> None:
+    """Adds a break for each span of seconds, after its first, in which none was found.
+
+    One that was found up to `margin` seconds before or after the span counts as well.
+    """
+    for before, after in spans:
+        if not any(before - margin < one.time <= after + margin for one in breaks):
+            time = after if kind == "cut" else (before + after) / 2
+            breaks.append(Break(time=time, start=before, end=after, kind=kind))
 
 
 def _in_scene(

@@ -1,6 +1,7 @@
 """Finds black bars around the picture of a film and of its scenes; fits frames to a clip's size."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import cv2
@@ -20,6 +21,8 @@ _SHARP = 40  # least mean brightness of a row next to a scene's own bar
 _STEADY = 1  # rows by which a scene's own bar may vary
 _ENDS = 0.4  # seconds at both ends of a scene that may be of a fade
 _EVEN = 0.1  # largest difference of a scene's own two bars, as a share of the larger
+_CHANGE = 0.03  # least change of both bars of a pair, as a share of the height or width
+_LONGEST_CHANGE = 1.0  # seconds
 
 
 class BarFinder:
@@ -59,11 +62,53 @@ class BarFinder:
         """
         return _usual(self._found, height=height, width=width)
 
+    def changes(self, *, height: int, width: int) -> list[tuple[float, float]]:
+        """Returns where bars come, go or change for good, which only another shot's picture does.
+
+        Before and after, some frames in a row show the same pair of equally wide, sharp bars or
+        none. Subtitles over a bar and dark parts of a picture are not equally wide.
+
+        Returns:
+            Seconds of the last frame before a change, and of the first one after it.
+        """
+        found = []
+        for pair, size in ((0, height), (1, width)):
+            for before, after in itertools.pairwise(self._runs(pair)):
+                bars = [
+                    np.array(self._found[k][2 * pair : 2 * pair + 2]) for k in (before[0], after[0])
+                ]
+                span = self._times[before[-1]], self._times[after[0]]
+                sudden = span[1] - span[0] <= _LONGEST_CHANGE
+                if sudden and (np.abs(bars[0] - bars[1]) >= size * _CHANGE).all():
+                    found.append(span)
+        return sorted(found)
+
+    def _runs(self, pair: int) -> Iterator[list[int]]:
+        """Yields the frames, at least `_FEWEST` in a row, that show the same even pair of bars."""
+        run: list[int] = []
+        for k, bars in enumerate((*self._found, None)):
+            if bars is not None and run:
+                first = self._found[run[0]][2 * pair : 2 * pair + 2]
+                if (
+                    max(abs(a - b) for a, b in zip(first, bars[2 * pair :], strict=False))
+                    <= _STEADY
+                ):
+                    run.append(k)
+                    continue
+            if len(run) >= _FEWEST:
+                yield run
+            run = [k] if bars is not None and self._is_even(k, pair) else []
+
+    def _is_even(self, frame: int, pair: int) -> bool:
+        one, other = self._found[frame][2 * pair : 2 * pair + 2]
+        even = abs(one - other) <= max(_STEADY, _EVEN * max(one, other))
+        return even and (self._sharp[frame][pair] or max(one, other) <= _STEADY)
+
     def scene_bars(self, start: float, end: float, *, height: int, width: int) -> Bars:
         """Returns the bars of a scene of a film of this size: the film's, unless it shows others.
 
         A pair of bars (top and bottom, or left and right) differs from the film's if both are
-        smaller, as in a full picture in a film with bars; or if both are larger, equally wide,
+        smaller, as in a full picture in a film with bars; or if both are larger, equally wide, and
         sharp and the same in nearly all frames, which the dark parts of a picture are not. Frames
         near the ends of a scene, which may be of a fade, do not count if there are others.
         """
@@ -83,7 +128,8 @@ class BarFinder:
             steady = (np.abs(sizes - np.median(sizes, axis=0)) <= _STEADY).all(axis=1)
             larger &= bool(steady.mean() >= 1 - _RARE)
             larger &= abs(of_scene[0] - of_scene[1]) <= max(_STEADY, _EVEN * max(of_scene))
-            larger &= all(self._sharp[inside[k]][pair] for k in np.flatnonzero(steady))
+            sharp = np.array([self._sharp[k][pair] for k in inside])[steady]
+            larger &= bool(sharp.size and sharp.mean() >= 1 - _RARE)
             chosen += of_scene if smaller or larger else of_film
         top, bottom, left, right = chosen
         return top, bottom, left, right

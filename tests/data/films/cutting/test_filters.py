@@ -213,6 +213,37 @@ def test_a_film_without_bars_has_none():
     assert found_bars(mixed) == (0, 0, 0, 0)
 
 
+def changes_of(frames: list[np.ndarray]) -> list[tuple[float, float]]:
+    finder = BarFinder()
+    for number, frame in enumerate(frames):
+        finder.add(frame, time=number / 4)
+    return finder.changes(height=60, width=90)
+
+
+def test_bars_that_come_or_go_are_a_change():
+    """A wipe uncovers the top before the bottom; three frames on both sides are enough."""
+    wide, full = ([barred(seed, top=n, bottom=n) for seed in range(5)] for n in (9, 0))
+    wipe = barred(7, top=0, bottom=9)
+    assert changes_of([*wide, wipe, *full]) == [(1.0, 1.5)]
+    assert changes_of([*full, *wide, *full[:3]]) == [(1.0, 1.25), (2.25, 2.5)]
+    wider = [barred(seed, top=14, bottom=14) for seed in range(4)]
+    assert changes_of([*wide, *wider]) == [(1.0, 1.25)]
+
+
+def test_what_is_no_change_of_bars():
+    wide, full = ([barred(seed, top=n, bottom=n) for seed in range(5)] for n in (9, 0))
+    assert changes_of(wide) == changes_of(full) == []
+    titled = [frame.copy() for frame in wide]
+    for frame in titled:
+        frame[54:58, 20:70] = 255
+    assert changes_of([*wide, *titled, *wide]) == []  # subtitles for a while
+    dark = [barred(seed, top=9, bottom=3) for seed in range(5)]  # a dark sky
+    assert changes_of([*full, *dark]) == []
+    assert changes_of([*wide, *full[:2], *wide]) == []  # a flash
+    night = [np.full((60, 90), 5, np.uint8)] * 8
+    assert changes_of([*wide, *night, *full]) == []  # two seconds in the dark: a fade of its own
+
+
 def disc(height: int, width: int) -> np.ndarray:
     frame = np.full((height, width, 3), 40, np.uint8)
     cv2.circle(frame, (width // 2, height // 2), min(height, width) // 4, (250, 250, 250), -1)
