@@ -19,7 +19,7 @@ help:
 	@echo "make demo             the same with random weights: noise, but the whole way"
 	@echo "make train-toy        trains the embedded model from scratch in out/toy, up to 3 hours on two cores"
 	@echo "make toy-report       scores the embedded model on 100 games: docs/toy-report, README table"
-	@echo "make test             the tests, 10 minutes on two cores with a cold compilation cache"
+	@echo "make test             the tests, 9 minutes on two cores with a cold compilation cache"
 	@echo "make test-all         with the slow ones: every recorded number, memory, a VAE's training"
 	@echo "make test-hosts       two real processes as two hosts train every stage, and are killed"
 	@echo "make test-faults      hostile files, kills, full disks, a bucket, a crowd: CASES=5000 KILLS=500"
