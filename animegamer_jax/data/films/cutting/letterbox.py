@@ -74,35 +74,27 @@ class BarFinder:
         found = []
         for pair, size in ((0, height), (1, width)):
             for before, after in itertools.pairwise(self._runs(pair)):
-                bars = [
-                    np.array(self._found[k][2 * pair : 2 * pair + 2]) for k in (before[0], after[0])
-                ]
                 span = self._times[before[-1]], self._times[after[0]]
-                sudden = span[1] - span[0] <= _LONGEST_CHANGE
-                if sudden and (np.abs(bars[0] - bars[1]) >= size * _CHANGE).all():
+                bars = _pair(self._found[before[0]], pair), _pair(self._found[after[0]], pair)
+                differs = np.abs(np.subtract(*bars)) >= size * _CHANGE
+                if differs.all() and span[1] - span[0] <= _LONGEST_CHANGE:
                     found.append(span)
         return sorted(found)
 
     def _runs(self, pair: int) -> Iterator[list[int]]:
         """Yields the frames, at least `_FEWEST` in a row, that show the same even pair of bars."""
         run: list[int] = []
-        for k, bars in enumerate((*self._found, None)):
-            if bars is not None and run:
-                first = self._found[run[0]][2 * pair : 2 * pair + 2]
-                if (
-                    max(abs(a - b) for a, b in zip(first, bars[2 * pair :], strict=False))
-                    <= _STEADY
-                ):
-                    run.append(k)
-                    continue
+        for k, bars in enumerate(self._found):
+            own = _pair(bars, pair)
+            if run and np.abs(np.subtract(_pair(self._found[run[0]], pair), own)).max() <= _STEADY:
+                run.append(k)
+                continue
             if len(run) >= _FEWEST:
                 yield run
-            run = [k] if bars is not None and self._is_even(k, pair) else []
-
-    def _is_even(self, frame: int, pair: int) -> bool:
-        one, other = self._found[frame][2 * pair : 2 * pair + 2]
-        even = abs(one - other) <= max(_STEADY, _EVEN * max(one, other))
-        return even and (self._sharp[frame][pair] or max(one, other) <= _STEADY)
+            visible = self._sharp[k][pair] or max(own) <= _STEADY
+            run = [k] if _are_even(own) and visible else []
+        if len(run) >= _FEWEST:
+            yield run
 
     def scene_bars(self, start: float, end: float, *, height: int, width: int) -> Bars:
         """Returns the bars of a scene of a film of this size: the film's, unless it shows others.
@@ -121,18 +113,27 @@ class BarFinder:
             return film
         chosen: list[int] = []
         for pair in (0, 1):
-            of_film, of_scene = film[2 * pair : 2 * pair + 2], own[2 * pair : 2 * pair + 2]
-            sizes = np.array([self._found[k][2 * pair : 2 * pair + 2] for k in inside])
+            of_film, of_scene = _pair(film, pair), _pair(own, pair)
+            sizes = np.array([_pair(self._found[k], pair) for k in inside])
             smaller = all(a < b - _STEADY for a, b in zip(of_scene, of_film, strict=True))
             larger = all(a > b + _STEADY for a, b in zip(of_scene, of_film, strict=True))
             steady = (np.abs(sizes - np.median(sizes, axis=0)) <= _STEADY).all(axis=1)
             larger &= bool(steady.mean() >= 1 - _RARE)
-            larger &= abs(of_scene[0] - of_scene[1]) <= max(_STEADY, _EVEN * max(of_scene))
+            larger &= _are_even(of_scene)
             sharp = np.array([self._sharp[k][pair] for k in inside])[steady]
             larger &= bool(sharp.size and sharp.mean() >= 1 - _RARE)
             chosen += of_scene if smaller or larger else of_film
         top, bottom, left, right = chosen
         return top, bottom, left, right
+
+
+def _pair(bars: Bars, pair: int) -> tuple[int, int]:
+    """Returns the bars at top and bottom (0), or at left and right (1)."""
+    return (bars[0], bars[1]) if pair == 0 else (bars[2], bars[3])
+
+
+def _are_even(pair: tuple[int, int]) -> bool:
+    return abs(pair[0] - pair[1]) <= max(_STEADY, _EVEN * max(pair))
 
 
 def _usual(found: Sequence[Bars], *, height: int, width: int) -> Bars:
