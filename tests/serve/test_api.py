@@ -8,7 +8,7 @@ import json
 import threading
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from PIL import Image
 
+from animegamer_jax.game.saved_game import Game
 from animegamer_jax.media import video
-from animegamer_jax.serve.api import models
+from animegamer_jax.serve.api import answers, models
 from animegamer_jax.serve.api.actions import Actions
 from animegamer_jax.serve.api.info import Info
 from animegamer_jax.serve.api.routes import LoginError, add_api
@@ -375,26 +376,42 @@ def test_a_first_picture_comes_before_the_clip(client, actions, player):
         assert kinds.index("picture") < kinds.index("done")
 
 
-def test_everybody_who_follows_a_game_sees_its_turns(client, actions, player):
+def test_everybody_who_follows_a_game_sees_its_turns(client, actions, player, monkeypatch):
     game = new_game(client)["game"]
     texts: list[str] = []
+    asked = threading.local()
+    seen: set[tuple[str, int]] = set()  # client, number of turns
 
-    def follow() -> None:
-        texts.append(client.get(f"games/{game}/events").text)  # until the hub is closed
+    def find(name: str, *, client: str) -> Game:
+        asked.client = client
+        return find_game(name, client=client)
 
-    threads = [threading.Thread(target=follow) for _ in range(2)]
+    def game_state(*args: Any, **options: Any) -> models.GameModel:
+        state = build_state(*args, **options)
+        seen.add((asked.client, len(state.turns)))
+        return state
+
+    def follow(who: str) -> None:  # until the hub is closed
+        texts.append(client.get(f"games/{game}/events", headers={"x-client": who}).text)
+
+    def wait_for(condition: Callable[[], bool]) -> None:
+        until = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+    find_game, build_state = actions.find, answers.game_state
+    monkeypatch.setattr(actions, "find", find)
+    monkeypatch.setattr(answers, "game_state", game_state)
+    threads = [threading.Thread(target=follow, args=(who,)) for who in ("a", "b")]
     for thread in threads:
         thread.start()
-    until = time.monotonic() + 20
-    while len(actions.hub._followers[game]) < 2:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_for(lambda: seen >= {("a", 0), ("b", 0)})
     answer = client.post(f"games/{game}/turns?reply=accepted", json={"instruction": "wave"})
     assert ok(answer, 202)["status"] in ("waiting", "playing")
-    while not ok(client.get(f"games/{game}"))["turns"]:
-        assert time.monotonic() < until
+    wait_for(lambda: seen >= {("a", 1), ("b", 1)})
+    wait_for(lambda: actions.engine.request_of(game) is None)
     ok(client.post(f"games/{game}/undo", json={}))
-    time.sleep(0.2)
     actions.hub.close()
     for thread in threads:
         thread.join(20)
