@@ -27,6 +27,7 @@ from animegamer_jax.serve.api.actions import Actions
 from animegamer_jax.serve.api.info import Info
 from animegamer_jax.serve.api.routes import LoginError, add_api
 from animegamer_jax.serve.engine.engine import Engine
+from animegamer_jax.serve.engine.turn_request import TurnRequest
 from animegamer_jax.serve.games.game_store import GameStore
 from animegamer_jax.serve.page import page
 from animegamer_jax.serve.page.page import add_page
@@ -324,13 +325,21 @@ def colour(picture: dict) -> int:
     return int(np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))).mean().round())
 
 
-def test_a_first_picture_comes_before_the_clip(client, actions, player):
+def test_a_first_picture_comes_before_the_clip(client, actions, player, monkeypatch):
     """To who plays the turn, to who follows the game, and to who comes later; each game its own."""
     player.hold.clear()
     busy = new_game(client)["game"]
     ok(client.post(f"games/{busy}/turns?reply=accepted", json={"instruction": "busy"}), 202)
     games = [new_game(client, seed=seed)["game"] for seed in (20, 120)]
     texts: dict[str, str] = {}
+    sent: list[TurnRequest] = []
+
+    def first_picture(request: TurnRequest) -> models.FirstPictureModel | None:
+        sent.append(request)
+        return build_picture(request)
+
+    build_picture = answers.first_picture
+    monkeypatch.setattr(answers, "first_picture", first_picture)
 
     def play_as_events(game: str) -> None:
         wanted = {"instruction": "stay", "steps": 6}
@@ -355,10 +364,9 @@ def test_a_first_picture_comes_before_the_clip(client, actions, player):
     assert [ok(client.get(f"games/{game}"))["turns"] for game in games] == [[], []]
     threads.append(threading.Thread(target=follow, args=("late",)))
     threads[-1].start()
-    while len(actions.hub._followers[games[0]]) < 3:
+    while len(sent) < len(threads):
         assert time.monotonic() < until
         time.sleep(0.01)
-    time.sleep(0.2)
     player.hold.set()
     threads[0].join(20)
     threads[1].join(20)
