@@ -211,7 +211,7 @@ def test_control_c_in_a_collector_callback_is_not_lost(capsys, monkeypatch):
     assert capsys.readouterr().err == "animegamer play: stopped\n"
 
 
-def test_storage_errors_are_told_in_one_line(tmp_path):
+def test_storage_errors_are_reported_in_one_line(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
     for action in (

@@ -29,6 +29,24 @@ def test_one_version_everywhere():
     ]
 
 
+def test_a_folder_can_be_taken_in_at_a_glance():
+    """At most twelve modules in each, its `__init__` not counted."""
+    package = Path(animegamer_jax.__file__).parent
+    folders = {file.parent for file in package.rglob("*.py")}
+    assert len(folders) > 30
+    for folder in folders:
+        assert len([f for f in folder.glob("*.py") if f.name != "__init__.py"]) <= 12, folder
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    grimp = pytest.importorskip("grimp")
+    graph = grimp.build_graph("animegamer_jax", exclude_type_checking_imports=True, cache_dir=None)
+    left = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    while free := {module for module, imported in left.items() if not imported & left.keys()}:
+        left = {module: imported for module, imported in left.items() if module not in free}
+    assert left.keys() == set(), "these import each other, or what does"
+
+
 def test_it_is_marked_as_typed():
     assert (Path(animegamer_jax.__file__).parent / "py.typed").read_text() == ""
     assert "Typing :: Typed" in PROJECT["classifiers"]

@@ -113,12 +113,12 @@ def test_the_loss_is_the_decoders(bundle, networks, batch):
     stage = make_stage(AdaptStage, dataclasses.replace(RECIPE, context_dropout=0.0), bundle)
     batch = jax.tree.map(jnp.asarray, batch)
     still = dataclasses.replace(bundle.protocol, motion_values=(0.0,) * 5)
-    told_nothing = AdaptStage(stage.recipe, bundle.config, still, tokenizer_dir=stage.tokenizer_dir)
+    with_nothing = AdaptStage(stage.recipe, bundle.config, still, tokenizer_dir=stage.tokenizer_dir)
 
     @jax.jit
     def found(networks, batch):
         (loss, parts), (other, _) = (
-            s.loss(networks, batch, make_key()) for s in (stage, told_nothing)
+            s.loss(networks, batch, make_key()) for s in (stage, with_nothing)
         )
         assert parts == {}
         return loss, other
