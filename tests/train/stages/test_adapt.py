@@ -215,7 +215,7 @@ def test_what_is_refused(bundle):
 
 
 def test_recipes():
-    """PAPER section 4.1; the optimizer as in the decoder's stages."""
+    """The paper, section 4.1; the optimizer as in the decoder's stages."""
     full = RECIPES["full"]
     assert (full.steps, full.optimizer.learning_rate, full.context_dropout) == (10_000, 5e-5, 0.05)
     assert (full.optimizer.clip_norm, full.ema_decay, full.trained) == (0.1, 0.9999, "recipe")
