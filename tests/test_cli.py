@@ -70,9 +70,9 @@ def test_starts_at_once():
     ("command", "option"),
     [
         ("play", "--instructions PATH"),
-        ("evaluate", "--fvd {None}|PATH TorchScript file of I3D. Default: no FVD."),
+        ("evaluate", "--fvd PATH TorchScript file of I3D. Default: no FVD."),
         ("train mllm", "--ema-decay {None}|FLOAT"),
-        ("train foundations", "--model {None}|STR"),
+        ("train foundations", "--model STR"),
     ],
 )
 def test_help_is_printed(capsys, command, option):
