@@ -322,6 +322,7 @@ def games(
             for_each=functools.partial(
                 for_each, options=runner, label="shards", on_progress=progress
             ),
+            on_progress=progress,
         )
     counts = ", ".join(f"{split} {count}" for split, count in info.splits.items())
     print_line(f"{out}: {sum(info.splits.values())} turns ({counts}); see {out}/card.md")

@@ -254,6 +254,13 @@ def test_what_is_no_dataset(tmp_path, shots):
         make_page(shots.path, PageFiles(epath.Path(tmp_path)), clips=-1)
 
 
+def test_reading_films_shows_its_progress(shots, tmp_path):
+    seen = []
+    files = PageFiles(epath.Path(tmp_path))
+    make_page(shots.path, files, clips=0, on_progress=lambda *now: seen.append(now))
+    assert seen == [("films read", 0, 1), ("films read", 1, 1), ("clips", 0, 0)]
+
+
 def test_an_empty_folder(tmp_path):
     folder = make_shots(tmp_path / "shots", [])
     assert "Shots of 0 films" in make_page(folder.path, PageFiles(epath.Path(tmp_path)))

@@ -274,6 +274,17 @@ def test_the_same_films_give_the_same_set(shots, made, tmp_path):
     assert files_of(tmp_path / "again") == files_of(made[0])
 
 
+def test_every_pass_over_the_films_shows_its_progress(shots, tmp_path, capsys):
+    seen = []
+    write_film_games(
+        tmp_path / "games", shots, GamesSettings(), on_progress=lambda *now: seen.append(now)
+    )
+    passes = ("films checked", "films read", "films on the card")
+    assert seen == [(what, number, 2) for what in passes for number in range(3)]
+    assert main(["data", "games", str(shots.path), "--out", str(tmp_path / "again")]) == 0
+    assert "films checked: 2 of 2\n" in capsys.readouterr().err
+
+
 def test_whoever_writes_the_shards_and_whenever(shots, made, tmp_path):
     settings = GamesSettings(test_share=0.3)
 
