@@ -60,7 +60,6 @@ def films(
     """
     from animegamer_jax.data.films.cutting.process_film import count_done, list_films, process_film
 
-    _refuse_out_of_reach(runner, *paths, out)
     if model is not None:
         settings = _sized_for(model, settings)
     found = list_films(paths)
@@ -145,7 +144,7 @@ def annotate(
     if settings.model is None and manual is None:
         raise UserError("expected --model NAME to ask, or --manual FILE, or both; found neither")
     if settings.model is not None:
-        _refuse_out_of_reach(runner, shots, endpoint=settings.endpoint)
+        _refuse_out_of_reach(shots, settings.endpoint, runner)
     folder, known = open_shots(shots), read_characters(characters)
     if manual is not None:
         added = add_manual_annotations(folder, manual, known)
@@ -176,21 +175,20 @@ def annotate(
     return _report_annotated(folder, every)
 
 
-def _refuse_out_of_reach(runner: RunnerOptions, *places: str, endpoint: str | None = None) -> None:
-    """Makes sure that other machines can reach the films, the folders and the server."""
+def _refuse_out_of_reach(shots: str, endpoint: str, runner: RunnerOptions) -> None:
+    """Makes sure that other machines can reach the folder and the server."""
     if runner.is_on_this_machine:
         return
-    if endpoint and is_loopback(urllib.parse.urlsplit(endpoint).hostname or ""):
+    if is_loopback(urllib.parse.urlsplit(endpoint).hostname or ""):
         raise UserError(
             f"--endpoint {endpoint}: expected an address that the machines of {runner.runner} can "
             "reach, found one of this machine only"
         )
-    for place in places:
-        if not is_bucket(place):
-            raise UserError(
-                f"{printable(place)}: expected a place that the machines of {runner.runner} can "
-                "reach, such as gs://bucket/shots, found one of this machine"
-            )
+    if not is_bucket(shots):
+        raise UserError(
+            f"{printable(shots)}: expected a folder that the machines of {runner.runner} can "
+            "reach, such as gs://bucket/shots, found one of this machine"
+        )
 
 
 def _report_annotated(folder: ShotsFolder, films: Sequence[str]) -> int:
@@ -312,7 +310,6 @@ def games(
     """
     from animegamer_jax.data.films.games.writer import write_film_games
 
-    _refuse_out_of_reach(runner, shots, out)
     with only_writer(out), show_progress() as progress:
         info = write_film_games(
             out,

@@ -72,24 +72,6 @@ def test_clips_have_the_size_of_a_model(tmp_path, tiny_bundle, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "place"),
-    [
-        (("films", "gs://b/films/*.mkv", "a film.mkv", "--out", "gs://b/shots"), "a film.mkv"),
-        (("films", "gs://b/films", "--out", "shots"), "shots"),
-        (("games", "shots", "--out", "gs://b/games"), "shots"),
-        (("games", "gs://b/shots", "--out", "games"), "games"),
-    ],
-)
-def test_what_a_cluster_cannot_reach(words, place, capsys):
-    cluster = ("--runner", "dask", "--beam-options", "dask_client_address=tcp://10.0.0.1:8786")
-    assert main(["data", *words, *cluster]) == 2
-    message = f"{place}: expected a place that the machines of dask can reach, such as gs://"
-    error = capsys.readouterr().err
-    assert error.startswith(f"animegamer data {words[0]}: {message}")
-    assert error.count("\n") == 1
-
-
 @pytest.mark.slow
 def test_two_workers_write_the_bytes_of_one(tmp_path):
     films = make_films(tmp_path / "films", 4)

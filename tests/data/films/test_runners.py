@@ -188,7 +188,7 @@ def test_this_machine_needs_no_beam(tmp_path):
     words = [sys.executable, "-c", code, str(tmp_path / "film.mp4"), str(tmp_path / "shots")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, "1 films skipped" in done.stdout) == (2, True), done
-    words += ["--runner", "dask"]
+    words += ["--runner", "FlinkRunner"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "needs apache_beam, which is not installed: pip install -e '.[beam]'" in done.stderr

@@ -208,7 +208,7 @@ def test_manual_annotations(tmp_path, characters, capfd):
         ),
         ("http://127.0.0.2/v1", "gs://bucket/shots", "found one of this machine only"),
         ("http://[::1]:80/v1", "gs://bucket/shots", "machines of FlinkRunner can reach"),
-        ("http://10.0.0.2/v1", "here/shots", "here/shots: expected a place that the machines of"),
+        ("http://10.0.0.2/v1", "here/shots", "here/shots: expected a folder that the machines of"),
     ],
 )
 def test_what_a_cluster_cannot_reach(characters, capfd, endpoint, place, output):
