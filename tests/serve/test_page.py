@@ -475,6 +475,36 @@ def test_in_other_languages(browser, address):
         assert wrong == []
 
 
+def test_what_goes_wrong_is_said_in_japanese(browser, address, tmp_path):
+    """Of a file with a name of its own, of the line while it is typed, of a turn, of a number."""
+    refused = (*ENDED, "422")
+    with open_page(browser, address, may_fail=refused, locale="ja-JP", **WIDE) as (page, _):
+        page.set_default_timeout(SECONDS)
+        ready(page)
+        (tmp_path / "hero.png").write_bytes(b"no picture")
+        page.click("#own-picture")
+        page.set_input_files("#picture-file", str(tmp_path / "hero.png"))
+        page.fill("#picture-text", "Character: Hana; Motion: waving.")
+        page.click("#picture-form .primary")
+        expect(page.locator("#picture-error")).to_contain_text("画像でも映像でもありません")
+        page.keyboard.press("Escape")
+        (tmp_path / "game.zip").write_bytes(b"no zip")
+        page.set_input_files("#load-file", str(tmp_path / "game.zip"))
+        expect(page.locator("#status")).to_contain_text("zipが壊れています")
+        begin(page)
+        page.fill("#line", "走る " * 60)
+        expect(page.locator("#reading")).to_contain_text("単語を減らしてください")
+        page.fill("#line", "bad")
+        page.press("#line", "Enter")
+        expect(page.locator("#status")).to_contain_text("映像を作れませんでした")
+        page.evaluate("document.querySelector('#steps').value = 2000")
+        page.press("#line", "Enter")
+        expect(page.locator("#status")).to_have_text(
+            "「ノイズ除去の回数」は1から1000までの整数にしてください。"
+        )
+        page.screenshot(path=os.environ.get("LOOK", str(tmp_path / "look.png")))
+
+
 @pytest.mark.parametrize("options", [WIDE, PHONE], ids=["wide and light", "a phone in the dark"])
 def test_axe_finds_nothing_serious(browser, address, options):
     axe = pytest.importorskip(

@@ -155,8 +155,12 @@ function connectDialogs() {
   });
   on("#login-form", "submit", async (event) => {
     event.preventDefault();
-    if (await login($("#login-name").value, $("#login-password").value)) location.reload();
-    else $("#login-error").textContent = t("wrong_password");
+    try {
+      await login($("#login-name").value, $("#login-password").value);
+      location.reload();
+    } catch (error) {
+      $("#login-error").textContent = error.status === 429 ? said(error.message) : t("wrong_password");
+    }
   });
 }
 

@@ -1,6 +1,6 @@
 // Pieces of the page, made of a game's state. A player's text is set as text, never as HTML.
 
-import { t } from "./text.js";
+import { said, t } from "./text.js";
 
 export const $ = (selector) => document.querySelector(selector);
 
@@ -187,7 +187,7 @@ export function marks(line, reading) {
 // What the model does not know of a line, with known words to take instead.
 export function reading(found, onReplace) {
   if (!found) return [];
-  if (found.error) return [h("span", { class: "bad" }, found.error)];
+  if (found.error) return [h("span", { class: "bad" }, said(found.error))];
   if (!found.unknown.length) return [];
   const groups = found.unknown.slice(0, 4).map((word) =>
     h(
