@@ -17,6 +17,24 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
+// Runs something that may replace, hide or disable the button that has the focus; then the one in
+// its place has it, or `other`: a neighbour of a tool does something else.
+export function keepFocus(work, other) {
+  const before = document.activeElement;
+  const group = before?.closest("#board, #suggestions, #reading, #cards, #tools, #say");
+  if (!group) return work();
+  const buttons = () => [...group.querySelectorAll("button")].filter((one) => !one.disabled && one.getClientRects().length);
+  const place = buttons().indexOf(before);
+  work();
+  if (before.isConnected && !before.disabled && before.getClientRects().length) return undefined;
+  const { turn, take } = before.dataset;
+  const found = buttons();
+  const same = found.find((one) => (turn ? one.dataset.turn === turn : take && one.dataset.take));
+  const near = group.id === "tools" ? null : found[Math.min(place, found.length - 1)];
+  (same ?? near ?? other())?.focus({ preventScroll: true });
+  return undefined;
+}
+
 export const METERS = ["stamina", "social", "entertainment"];
 
 // The three meters; `turn` is the one whose changes are shown.
