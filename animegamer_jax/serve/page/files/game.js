@@ -76,7 +76,7 @@ export function follow(name) {
     },
     onPicture: setPicture,
     onAway: setAway,
-    onGone: (error) => (error.status === 401 ? page.onLogin() : page.onGone()),
+    onGone: (error) => (error.status === 401 ? page.onLogin() : page.onGone(error)),
   });
 }
 
