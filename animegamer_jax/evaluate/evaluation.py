@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import importlib
-import json
 import os
 import platform
 import shlex
@@ -53,6 +52,8 @@ from animegamer_jax.game.saved.turns import History
 from animegamer_jax.models.vae import VAE
 from animegamer_jax.progress import print_line, print_status, show_progress
 from animegamer_jax.storage.files import write_json
+from animegamer_jax.storage.paths import user_errors
+from animegamer_jax.storage.serialization import read_json, to_json
 from animegamer_jax.tokenizer import Tokenizer
 
 MARK_FILE = "evaluation.json"
@@ -407,6 +408,14 @@ def _run_config(benchmark: Benchmark, *, seconds: float) -> dict[str, Any]:
     }
 
 
+@dataclasses.dataclass(frozen=True)
+class _Mark:
+    """Content of `MARK_FILE`."""
+
+    benchmark: str
+    benchmark_digest: str
+
+
 def _claim(out: Path, name: str, digest: str) -> None:
     """Creates the folder, or checks that it belongs to this benchmark.
 
@@ -414,23 +423,22 @@ def _claim(out: Path, name: str, digest: str) -> None:
         UserError: it belongs to another benchmark, or holds other files.
     """
     mark = out / MARK_FILE
-    try:
-        found = json.loads(mark.read_text())["benchmark_digest"]
-    except FileNotFoundError:
-        found = None
-        if out.is_dir() and any(out.iterdir()):
+    hint = "choose another folder"
+    with user_errors(mark, "cannot be read", hint=hint):
+        is_there = mark.exists()
+    if is_there:
+        found = read_json(mark, _Mark, hint=hint).benchmark_digest
+        if found != digest:
             raise UserError(
-                f"--out {out}: expected a new folder or an evaluation's, found other files in it: "
-                "choose another folder"
-            ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{mark}: cannot be read ({error}): choose another folder") from None
-    if found not in (None, digest):
+                f"--out {out}: expected games of benchmark {name}, found those of another one, or "
+                "of another number of games: choose another folder"
+            )
+    elif out.is_dir() and any(out.iterdir()):
         raise UserError(
-            f"--out {out}: expected games of benchmark {name}, found those of another one, or of "
-            "another number of games: choose another folder"
+            f"--out {out}: expected a new folder or an evaluation's, found other files in it: "
+            "choose another folder"
         )
-    write_json(mark, {"benchmark": name, "benchmark_digest": digest})
+    write_json(mark, to_json(_Mark(name, digest)))
 
 
 def _check_model(source: _Source, benchmark: Benchmark) -> None:

@@ -30,9 +30,20 @@ from animegamer_jax.media.video import measure_mp4, read_mp4
 from animegamer_jax.progress import print_status
 from animegamer_jax.storage.files import write_json
 from animegamer_jax.storage.paths import user_errors
-from animegamer_jax.storage.serialization import to_json
+from animegamer_jax.storage.serialization import read_json, to_json
 
 VALUES_FILE = "values.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class _ValuesFile:
+    """Content of `VALUES_FILE`."""
+
+    fingerprint: dict[str, Any]
+    values: dict[str, list[float | None]]
+    features: dict[str, list[list[float]]]
+    date: str
+
 
 OnTurn = Callable[[int, int], None]
 Values = Mapping[str, Float32[np.ndarray, "g t"]]
@@ -108,7 +119,7 @@ def play_system(
         for game in benchmark.games
     ]
     turns = benchmark.num_turns
-    scored = [_load_cached(*pair, turns) for pair in zip(folders, fingerprints, strict=True)]
+    scored = [_load_cached(*pair, suite, turns) for pair in zip(folders, fingerprints, strict=True)]
     missing = [index for index, found in enumerate(scored) if found is None]
     batch_size = min(batch_size, max(1, len(missing)))
     for start in range(0, len(missing), batch_size):
@@ -329,19 +340,23 @@ def _stack(scored: Sequence[_Scores], num_turns: int) -> Values:
     return {name: np.array(row, np.float64).astype(np.float32) for name, row in rows.items()}
 
 
-def _load_cached(folder: Path, fingerprint: Mapping[str, Any], num_turns: int) -> _Scores | None:
+def _load_cached(
+    folder: Path, fingerprint: Mapping[str, Any], suite: MetricSuite, num_turns: int
+) -> _Scores | None:
     """Returns a game's values if they and its clips are complete and have this fingerprint."""
     try:
-        content = json.loads((folder / VALUES_FILE).read_text())
-        if content["fingerprint"] != fingerprint:
+        found = read_json(folder / VALUES_FILE, _ValuesFile, hint="")
+        if found.fingerprint != fingerprint or len(Game.load(folder).turns) != num_turns:
             return None
-        if len(Game.load(folder).turns) != num_turns:
-            return None
-        return {"values": content["values"], "features": content["features"]}
-    except (OSError, ValueError, KeyError, TypeError, UserError):
+    except UserError:
         return None
+    kept = (*found.values.values(), *found.features.values())
+    names = {scorer.metric for scorer in suite.set_scorers}
+    if found.features.keys() != names or any(len(each) != num_turns for each in kept):
+        return None
+    return {"values": found.values, "features": found.features}
 
 
 def _save_cached(folder: Path, fingerprint: Mapping[str, Any], scored: _Scores) -> None:
-    content = {"fingerprint": fingerprint, **scored, "date": time.strftime("%Y-%m-%d")}
-    write_json(folder / VALUES_FILE, content, indent=None)
+    content = _ValuesFile(dict(fingerprint), **scored, date=time.strftime("%Y-%m-%d"))
+    write_json(folder / VALUES_FILE, to_json(content), indent=None)

@@ -8,10 +8,12 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from jaxtyping import Bool, Int
 
+from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark
 from animegamer_jax.evaluate.metrics.registry import CONTEXT, METRICS
 from animegamer_jax.evaluate.metrics.scorers import expected_of, score_states
@@ -20,7 +22,7 @@ from animegamer_jax.evaluate.play_games import Values, benchmark_digest, score_c
 from animegamer_jax.evaluate.results import numpy_leaf
 from animegamer_jax.models.vae import VAE
 from animegamer_jax.storage.files import write_json
-from animegamer_jax.storage.serialization import to_json
+from animegamer_jax.storage.serialization import array_field, read_json, to_json
 
 TRUE_CLIPS = "true clips"
 THROUGH_VAE = "true clips through its VAE"
@@ -69,16 +71,27 @@ def _cached_bounds(
     }
     name = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:16]
     path = cache / f"reference-{name}.json"
-    try:
-        return {
-            reference: {m: np.array(v, np.float64).astype(np.float32) for m, v in values.items()}
-            for reference, values in json.loads(path.read_text()).items()
-        }
-    except (OSError, ValueError, AttributeError):
-        pass
+    if (kept := _kept(path, (len(benchmark.games), benchmark.num_turns))) is not None:
+        return kept
     found = _bounds(benchmark, suite, vae=vae)
     write_json(path, to_json(found, leaf=numpy_leaf), indent=None)
     return found
+
+
+def _kept(path: Path, shape: tuple[int, int]) -> Mapping[str, Values] | None:
+    """Returns the values of a file of the cache; None if it is missing or damaged."""
+    numbers = Annotated[np.ndarray, array_field(float, 2)]
+    try:
+        found = read_json(path, dict[str, dict[str, numbers]], hint="")
+    except UserError:
+        return None
+    arrays = [array for values in found.values() for array in values.values()]
+    if any(array.shape != shape for array in arrays):
+        return None
+    return {
+        reference: {metric: array.astype(np.float32) for metric, array in values.items()}
+        for reference, values in found.items()
+    }
 
 
 def _bounds(benchmark: Benchmark, suite: MetricSuite, *, vae: VAE | None) -> dict[str, Values]:

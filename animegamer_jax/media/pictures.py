@@ -18,7 +18,7 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.media.containers import OPTIONS
+from animegamer_jax.media.containers import OPTIONS, check_codec
 from animegamer_jax.storage.untrusted import check_file
 
 MAX_PIXELS = 50_000_000  # of a picture: 150 MB decoded
@@ -165,6 +165,7 @@ def _read_video(path: Path, name: str) -> Picture:
             if not container.streams.video:
                 raise UserError(f"{name}: {_EXPECTED}, found a file without pictures")
             stream = container.streams.video[0]
+            check_codec(stream, name)
             _check_size(stream.width, stream.height, name)
             stream.codec_context.options = {"max_pixels": str(MAX_PIXELS)}
             stream.codec_context.thread_count = 1

@@ -19,7 +19,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.media.containers import CLIP_FORMAT
+from animegamer_jax.media.containers import CLIP_FORMAT, CLIP_OPTIONS, check_codec
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.untrusted import check_file
 
@@ -166,13 +166,14 @@ def _open_mp4(source: Path | io.BytesIO, name: Path | str) -> Iterator[InputCont
     # Only MP4, from this file: FFmpeg would open lists of other files, too.
     if isinstance(source, Path):
         check_file(source, expected="a video")
-    options = {"protocol_whitelist": "file"}
+    options = dict(CLIP_OPTIONS)
     try:
         file = str(source.absolute()) if isinstance(source, Path) else source
         with av.open(file, mode="r", format=CLIP_FORMAT, options=options) as container:
             if not container.streams.video:
                 raise UserError(f"{name}: expected a video, found a file without a video stream")
             stream = container.streams.video[0]
+            check_codec(stream, name)
             _check_size(stream.frames, stream.height, stream.width, name)
             stream.codec_context.options = {"max_pixels": str(_MAX_BYTES // 3)}
             yield container

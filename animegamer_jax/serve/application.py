@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 import gradio as gr
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from gradio.route_utils import FnIndexInferError
 from gradio.routes import App
 from starlette.middleware import Middleware
 from starlette.routing import Mount, Route
@@ -84,7 +87,23 @@ def make_application(
     mounted += [
         route.app for route in app.routes if isinstance(route, Mount) and isinstance(route.app, App)
     ]
+    for gradio_app in mounted:
+        _answer_errors(gradio_app)
     return app
+
+
+def _answer_errors(gradio_app: App) -> None:
+    """Answers with one line where Gradio would end with a traceback in the log."""
+
+    @gradio_app.exception_handler(FnIndexInferError)
+    def unknown(request: Request, error: FnIndexInferError) -> JSONResponse:
+        return JSONResponse({"error": "no such end point: see /gradio_api/info"}, 404)
+
+    @gradio_app.exception_handler(RequestValidationError)
+    def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        return JSONResponse({"error": f"{place}: {first['msg']}"[:300]}, 422)
 
 
 def _account_of(request: Request, gradio_app: App) -> str | None:

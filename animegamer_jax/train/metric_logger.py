@@ -27,10 +27,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from animegamer_jax.devices import find_chip
 from animegamer_jax.distributed import raise_on_all_hosts
-from animegamer_jax.errors import printable_lines
+from animegamer_jax.errors import UserError, printable_lines
 from animegamer_jax.media.video import FRAMES_PER_SECOND
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import is_bucket, user_errors
+from animegamer_jax.storage.serialization import from_json, parse_json
+from animegamer_jax.storage.untrusted import MAX_TEXT, read_file
 from animegamer_jax.train.stages.base import Evaluation
 
 METRICS_FILE = "metrics.jsonl"
@@ -128,15 +130,27 @@ def gif(clips: np.ndarray, *, fps: int = FRAMES_PER_SECOND) -> bytes:
 
 
 def read_lines(path: Path, *, step: int | None = None) -> list[str]:
-    """Returns the complete lines of a metrics file up to a step; a killed run may have more."""
+    """Returns the complete lines of a metrics file up to a step; a killed run may have more.
+
+    Raises:
+        UserError: the file cannot be read, or a line is damaged.
+    """
+    if not path.exists():
+        return []
+    hint = "remove the line"
+    with user_errors(path, "cannot be read", hint="start again without it"):
+        lines = read_file(path, most=MAX_TEXT).split(b"\n")
     kept = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            record = json.loads(line)
-        except ValueError:  # the last one, half-written
-            continue
-        if step is None or record.get("step", math.inf) <= step:
-            kept.append(line)
+    for number, line in enumerate(lines[:-1], start=1):  # the last one is empty or half-written
+        where = f"{path}, line {number}"
+        record = from_json(
+            dict[str, float | None], parse_json(line, where, hint=hint), where, hint=hint
+        )
+        last = record.get("step")
+        if last is None or not last.is_integer():
+            raise UserError(f"{where}: step: expected a whole number, found {last}: {hint}")
+        if step is None or last <= step:
+            kept.append(line.decode("utf-8-sig"))
     return kept
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 
 import numpy as np
@@ -105,8 +106,29 @@ def test_games_that_are_there_are_not_played_again(played, tiny_bundle, films, t
             np.testing.assert_allclose(
                 read_results(out).systems[0].values[name], values, atol=1e-4, err_msg=name
             )
+    for folder in folders:  # what was kept is damaged, or is no file
+        folder.unlink()
+    os.mkfifo(folders[0])
+    folders[1].write_text("[" * 100_000)
     assert play(out, f"tiny={tiny_bundle}", films, "--window", "1") == 0
     assert "already played" not in capsys.readouterr().err, "played with another window"
+
+
+def test_a_damaged_mark_of_the_folder_is_named(tiny_bundle, films, tmp_path, capsys):
+    mark = tmp_path / "evaluation.json"
+
+    def refusal():
+        assert play(tmp_path, f"tiny={tiny_bundle}", films) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        return line
+
+    mark.write_text("[" * 100_000)
+    assert f"{mark}: not valid JSON: it is nested too deeply: choose another folder" in refusal()
+    mark.write_text("[]")
+    assert f"{mark}: " in refusal()
+    mark.unlink()
+    os.mkfifo(mark)
+    assert f"{mark}: expected a file, found a pipe" in refusal()
 
 
 def representations(out, game) -> list[np.ndarray]:

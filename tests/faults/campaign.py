@@ -1,4 +1,4 @@
-"""Tries to break the commands: hostile files, kills, full disks; see docs/reliability.md.
+"""Tries to break the commands by files, requests, kills, full disks; see docs/reliability.md.
 
 python tests/faults/campaign.py [--cases 5000] [--kills 500] [--out out/faults]
 python tests/faults/campaign.py --only 1234
@@ -32,7 +32,8 @@ def main(argv: list[str]) -> int:
         "--buckets", type=int, default=24, help="failures of a bucket's server, of all commands"
     )
     parser.add_argument("--turns", type=int, default=6, help="turns of each player of the crowd")
-    parts = ["files", "kills", "disks", "buckets", "crowd"]
+    parser.add_argument("--requests", type=int, default=3000, help="number of odd requests")
+    parts = ["files", "kills", "disks", "buckets", "crowd", "requests"]
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="what is tried")
     parser.add_argument(
         "--kind", default="", help="only files and commands with this in their name"

@@ -71,6 +71,11 @@ _MANUAL = ("shots", "characters.toml", "mika.png", "ren.png", "manual.jsonl", "m
 _GROUP = _words("data games {}/shots --out {}/games --test-share 0.3 --min-turns 1")
 _CONVERT = _words("convert --out {}/converted --reference {}/released")
 
+_EVALUATE = _words(
+    "evaluate --model {}/bundle --benchmark {}/benchmark.json --out {}/evaluated "
+    "--steps 2 --batch-size 1 --games 1 --metrics states motion"
+)
+
 
 def _game(name: str, files: str, form: str, weight: float = 1) -> Kind:
     return Kind(
@@ -353,6 +358,75 @@ KINDS: tuple[Kind, ...] = (
     ),
     _read(
         "ablations", "ablations.json", "json", "read-ablations --file {}/ablations.json", weight=1
+    ),
+    Kind(
+        name="evaluation: evaluation.json",
+        files="evaluated/evaluation.json",
+        form="json",
+        needs=("bundle", "benchmark.json", "evaluated"),
+        words=_EVALUATE,
+        weight=0.6,
+    ),
+    Kind(
+        name="evaluation: values.json",
+        files="evaluated/games/*/*/values.json",
+        form="json",
+        needs=("bundle", "benchmark.json", "evaluated"),
+        words=_EVALUATE,
+        weight=0.6,
+    ),
+    _read(
+        "evaluation: reference", "reference.json", "json", "read-reference --file {}/reference.json"
+    ),
+    _read("evaluation: lists", "lists.toml", "text", "read-lists --file {}/lists.toml"),
+    _read(
+        "evaluation: CLIP",
+        "clip/*",
+        "torch",
+        "read-clip --file {}/clip/open_clip_pytorch_model.bin",
+        need="clip",
+        lists=True,
+        weight=0.3,
+    ),
+    _read(
+        "published bundle: weights",
+        "published/*/*.safetensors",
+        "safetensors",
+        "read-weights --folder {}/published",
+        need="published",
+        exact=True,
+    ),
+    _read(
+        "published bundle: index",
+        "published/*/*.index.json",
+        "json",
+        "read-weights --folder {}/published",
+        need="published",
+    ),
+    _read(
+        "openings.json",
+        "published/openings/openings.json",
+        "json",
+        "read-openings --folder {}/published",
+        need="published",
+    ),
+    Kind(
+        name="unfinished.json",
+        files="begun/unfinished.json",
+        form="json",
+        needs=("shots", "begun"),
+        words=_words("data games {}/shots --out {}/begun --test-share 0.3 --min-turns 1"),
+        outputs=("begun/set.json",),
+    ),
+    _read(
+        "metrics.jsonl", "run/metrics.jsonl", "lines", "read-metrics --folder {}/run", need="run"
+    ),
+    Kind(
+        name="steps to skip",
+        files="skip.json",
+        form="json",
+        needs=("bundle", "skip.json"),
+        words=_words("read-skipped-steps --folder {}/bundle --file {}/skip.json"),
     ),
     _read(
         "checkpoint",

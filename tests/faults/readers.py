@@ -90,6 +90,60 @@ def read_ablations(*, file: Path) -> int:
     return 0
 
 
+def read_reference(*, file: Path) -> int:
+    """Read kept reference scores, which are computed again if they are damaged."""
+    from animegamer_jax.evaluate import reference_scores
+
+    print(reference_scores._kept(file, (2, 2)))
+    return 0
+
+
+def read_lists(*, file: Path) -> int:
+    """Read the lists of a benchmark to make."""
+    from animegamer_jax.evaluate.benchmarks import spec
+
+    print(len(spec.read_lists(file).characters))
+    return 0
+
+
+def read_clip(*, file: Path) -> int:
+    """Load CLIP for scores."""
+    from animegamer_jax.evaluate.metrics.openclip import load_clip_for_scores
+
+    print(load_clip_for_scores(file, head_width=8).has_text)
+    return 0
+
+
+def read_openings(*, folder: Path) -> int:
+    """Read the openings of a bundle."""
+    from etils import epath
+
+    from animegamer_jax.game import openings
+
+    print(len(openings.read_openings(epath.Path(folder)).games))
+    return 0
+
+
+def read_skipped_steps(*, folder: Path, file: Path) -> int:
+    """Read the steps that a model skips."""
+    from animegamer_jax.bundle.bundle import Bundle
+    from animegamer_jax.game.skipped_steps import SkippedSteps
+
+    print(SkippedSteps.load(file, Bundle.open(folder)).evaluations)
+    return 0
+
+
+def read_metrics(*, folder: Path) -> int:
+    """Continue the metrics of a run."""
+    from animegamer_jax.storage.paths import absolute
+    from animegamer_jax.train.metric_logger import MetricLogger
+
+    logger = MetricLogger(absolute(folder), step=2, steps=3, name="tiny")
+    print(logger.describe_goodput(0.5).partition(";")[0])
+    logger.close()
+    return 0
+
+
 def read_parity(*, file: Path) -> int:
     """Read the recorded arrays of a network."""
     from animegamer_jax.convert import parity

@@ -19,6 +19,7 @@ from crowd import CrowdCases
 from files import WRONG, FileCases, Verdict
 from kills import SUBJECTS, DiskCases, KillCases, Subject
 from kinds import KINDS, Kind
+from odd_requests import RequestCases
 from seeds import make_seeds
 from table import format_table, read_record
 
@@ -114,12 +115,18 @@ def _make_crowd(seeds: Path, folder: Path, options: argparse.Namespace) -> Crowd
     return CrowdCases(folder, turns=options.turns)
 
 
+def _make_requests(seeds: Path, folder: Path, options: argparse.Namespace) -> RequestCases:
+    del seeds
+    return RequestCases(folder, seed=options.seed, count=options.requests)
+
+
 _PARTS: dict[str, Callable[[Path, Path, argparse.Namespace], Any]] = {
     "files": _make_files,
     "kills": _make_kills,
     "disks": _make_disks,
     "buckets": _make_buckets,
     "crowd": _make_crowd,
+    "requests": _make_requests,
 }
 
 

@@ -141,6 +141,89 @@ def _evaluation(folder: Path) -> None:
     write_ablations(folder / "ablations.json", tiny_evaluation.ABLATIONS)
 
 
+_EVALUATE = ("--steps", 2, "--batch-size", 1, "--games", 1, "--metrics", "states", "motion")
+
+
+def _evaluated(folder: Path) -> None:
+    """An evaluation's folder, as another run finds it."""
+    run(
+        *("evaluate", "--model", folder / "bundle", "--benchmark", folder / "benchmark.json"),
+        *("--out", folder / "evaluated", *_EVALUATE),
+    )
+    values = {"PSNR": [[20.5, None], [18.0, 3e-2]]}
+    (folder / "reference.json").write_text(json.dumps({"true clips": values}))
+
+
+def _published(folder: Path) -> None:
+    """A bundle as it goes to a hub, one network in several files, with openings."""
+    import fake_player
+
+    from animegamer_jax.bundle import safetensors_files
+    from animegamer_jax.bundle.bundle import Bundle
+    from animegamer_jax.bundle.publishing import save_model
+    from animegamer_jax.game.openings import fingerprint_of
+
+    bundle, target = Bundle.open(folder / "bundle"), folder / "published"
+    save_model(bundle, target, licence="mit")
+    network = "encoder"
+    shutil.rmtree(target / network)
+    names = sorted(bundle.leaves(network))
+    shard = sum(leaf.size for leaf in bundle.leaves(network).values())  # less than its bytes
+    safetensors_files.write_tensors(
+        target / network, bundle.read_in_order(network, names), shard_bytes=shard
+    )
+    index = target / "openings/openings.json"
+    fake_player.make_openings(index.parent)
+    content = json.loads(index.read_text())
+    content["fingerprint"] = fingerprint_of(Bundle.open(target).path)
+    content["shots"] = content["shots"][:2]
+    index.write_text(json.dumps(content))
+
+
+def _clip(folder: Path) -> None:
+    """A tiny CLIP in OpenCLIP's form."""
+    import torch
+    from tiny_clip import TINY, make_transformers_clip, openclip_tensors
+
+    weights = openclip_tensors(make_transformers_clip(TINY), TINY)
+    tensors = {name: torch.from_numpy(array.copy()) for name, array in weights.items()}
+    (folder / "clip").mkdir()
+    torch.save(tensors, folder / "clip/open_clip_pytorch_model.bin")
+
+
+def _begun(folder: Path) -> None:
+    """A dataset of games of which some shards are missing."""
+    from animegamer_jax.data.shards import ShardedDataset
+    from animegamer_jax.errors import UserError
+
+    def stop(*_: object, **__: object) -> None:
+        raise UserError("stopped here")
+
+    ShardedDataset.finish = stop  # pyright: ignore - in this process alone
+    words = ("data", "games", folder / "shots", "--out", folder / "begun", "--test-share", 0.3)
+    assert cli.main([str(word) for word in (*words, "--min-turns", 1)]) == 2
+    assert (folder / "begun/unfinished.json").exists()
+
+
+def _small_files(folder: Path) -> None:
+    """Files of one command each: lists for a benchmark, a run's metrics, steps to skip."""
+    lists = {"world": "a film", "characters": ["Mika", "Ren"]}
+    lists |= {"motions": ["waving", "running"], "places": ["town"]}
+    (folder / "lists.toml").write_text(
+        "".join(f"{k} = {json.dumps(v)}\n" for k, v in lists.items())
+    )
+    records = [{"step": k, "loss": 1 / k, "steps_per_second": 2.0, "mfu": None} for k in (1, 2, 3)]
+    (folder / "run").mkdir()
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / "run/metrics.jsonl").write_text(lines)
+    from animegamer_jax.bundle.bundle import Bundle
+    from animegamer_jax.game.skipped_steps import SkippedSteps
+
+    digest = Bundle.open(folder / "bundle").digest("dit")
+    rows = {"steps": 4, "guided": True, "rows": (2, 1, 0, 2), "error": 0.01}
+    SkippedSteps(model="tiny", digest=digest, **rows).save(folder / "skip.json")
+
+
 def _others(folder: Path) -> None:
     readers.write_checkpoint(folder / "checkpoints")
     arrays = {
@@ -199,6 +282,11 @@ _STEPS = (
     ),
     _Step(_datasets, ("toyworld", "features")),
     _Step(_evaluation, ("benchmark.json", "results", "ablations.json")),
+    _Step(_evaluated, ("evaluated", "reference.json"), ("bundle", "benchmark.json")),
+    _Step(_published, ("published",), ("bundle",)),
+    _Step(_clip, ("clip",)),
+    _Step(_begun, ("begun",), ("shots",)),
+    _Step(_small_files, ("lists.toml", "run", "skip.json"), ("bundle",)),
     _Step(_others, ("checkpoints", "parity.npz", "t5_tokenizer"), ("bundle",)),
 )
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 REFUSED, RIGHT, WRONG = "refused", "right", "wrong"
-PARTS = ("files", "kills", "disks", "buckets", "crowd")
+PARTS = ("files", "kills", "disks", "buckets", "crowd", "requests")
 _START, _END = "<!-- the campaign -->\n", "<!-- end -->"
 
 

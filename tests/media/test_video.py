@@ -56,6 +56,24 @@ def test_a_clip_has_its_rate_and_the_same_bytes_each_time(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["clip.mp4"]
 
 
+def test_a_clip_in_a_rare_codec_is_named(tmp_path):
+    import av
+
+    path = tmp_path / "clip.mp4"
+    with av.open(str(path), "w", format="mov") as container:
+        stream = container.add_stream("cinepak", rate=8)
+        stream.height, stream.width, stream.pix_fmt = 48, 72, "rgb24"
+        for frame in make_clip(2):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())
+    refused = r"clip\.mp4: expected a video in a usual codec, such as H\.264, found cinepak: .*$"
+    for read in (read_mp4, check_mp4, read_picture):
+        with pytest.raises(UserError, match=refused):
+            read(path)
+    with pytest.raises(UserError, match=refused), open_film(path):
+        pass
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -18,6 +18,7 @@ from animegamer_jax.media.video import read_mp4
 from animegamer_jax.storage import untrusted
 from animegamer_jax.storage.serialization import read_json, read_lines
 from animegamer_jax.storage.untrusted import open_arrays, read_file, read_member
+from animegamer_jax.train import metric_logger
 
 
 def make_pipe(path: Path) -> str:
@@ -46,6 +47,7 @@ READERS = {
     "JSON": lambda path: read_json(path, dict, hint="write it again"),
     "lines": lambda path: list(read_lines(path, dict, hint="write it again")),
     "instructions": read_instructions,
+    "metrics": metric_logger.read_lines,
     "arrays": load_arrays,
     "clip": read_mp4,
     "picture": read_picture,

@@ -489,6 +489,26 @@ def test_goodput_of_a_run_counts_what_restarts_cost(monkeypatch, tmp_path):
     assert found == [None, None, None, None, 0.6]
 
 
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ('{"step": "two"}', 'step: .*found "two"'),
+        ("[1]", "found \\[1\\]"),
+        ('{"loss": 1}', "step: expected a whole number, found None"),
+    ],
+)
+def test_a_damaged_line_of_metrics_is_named(tmp_path, line, reason):
+    """Only the last line may be half-written: a run is killed there and nowhere else."""
+    file = tmp_path / metric_logger.METRICS_FILE
+    file.write_text('{"step": 1, "loss": null}\n{"step": 2, "lo')
+    assert metric_logger.read_lines(file) == ['{"step": 1, "loss": null}']
+    file.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
+    pattern = rf"^{file}, line 2: [^\n]*{reason}[^\n]*: remove the line$"
+    with pytest.raises(UserError, match=pattern):
+        metric_logger.read_lines(file)
+
+
 @pytest.mark.parametrize("evaluated", [True, False])
 def test_an_evaluation_that_was_interrupted_has_one_line(evaluated, tmp_path):
     """Its line was written, its score was not: it is made again."""

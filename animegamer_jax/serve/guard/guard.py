@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -156,7 +157,13 @@ class Guard:
                     self.monitor.count_refusal(refused.limit)
                     await refused.response()(scope, receive, send_guarded)
                     return
-                await self.app(scope, receive, send_guarded)
+                try:
+                    await self.app(scope, receive, send_guarded)
+                except RuntimeError as error:
+                    if not isinstance(error.__cause__, HTTPException):
+                        raise
+                    # Gradio refuses a session after its stream has begun: the stream ends.
+                    await send({"type": "http.response.body", "body": b""})
             if endpoint_of(scope["path"]) == "/login" and status == 200:
                 self._logins.succeeded(client)
         finally:

@@ -22,9 +22,9 @@ _BUCKETS = (0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
 _ENDPOINTS = (
     "/assets", "/login", "/logout", "/config", "/health", "/metrics",
     "/favicon.ico", "/gradio_api/file", "/gradio_api/upload",
-    "/gradio_api/upload_progress", "/gradio_api/queue/join", "/gradio_api/queue/data",
+    "/gradio_api/queue/join", "/gradio_api/queue/data",
     "/gradio_api/heartbeat", "/gradio_api/info", "/gradio_api/startup-events",
-    "/gradio_api/call", "/gradio_api/run", "/gradio_api/api", "/gradio_api/cancel",
+    "/gradio_api/call", "/gradio_api/cancel",
     "/gradio_api/reset", "/gradio_api/login_check",
     "/api/v1/server", "/api/v1/read", "/api/v1/openings", "/api/v1/openapi.json",
     "/api/v1/games",

@@ -1,4 +1,4 @@
-"""Reads a film as a stream of frames with their times, whatever its container and codec.
+"""Reads a film as a stream of frames with their times, whatever its container and codec are.
 
 Frames arrive one by one, as the decoder keeps them; pixels are made when they are asked for. A
 damaged place is skipped, and reading continues behind it if the decoder can. Where the film's
@@ -23,7 +23,7 @@ from av.video.stream import VideoStream
 from jaxtyping import UInt8
 
 from animegamer_jax.errors import UserError, printable
-from animegamer_jax.media.containers import OPTIONS
+from animegamer_jax.media.containers import OPTIONS, check_codec
 
 _HD_ROWS = 720  # untagged films have BT.709 colours from here on, BT.601 below
 _HINT = "copy it again, or convert it to H.264 in MP4"
@@ -176,7 +176,7 @@ def _announced(container: InputContainer, stream: VideoStream) -> float | None:
 def open_film(
     path: os.PathLike[str] | str, *, name: str | None = None, threads: int = 1
 ) -> Iterator[VideoReader]:
-    """Opens a film: a local file of any container and codec that PyAV reads.
+    """Opens a film: a local file in a usual container and codec, see `media.containers`.
 
     Args:
         path: The file, by an absolute path.
@@ -199,5 +199,7 @@ def open_film(
         if not moving:
             found = "sound only" if container.streams.audio else "no pictures"
             raise FilmError(f"{name}: expected a film, found {found}: leave it out")
+        with film_errors():
+            check_codec(moving[0], name)
         moving[0].codec_context.thread_count = threads
         yield VideoReader(container, moving[0], name)
