@@ -82,7 +82,7 @@ def judge(answer: Answer, *, host: str, private: Collection[str]) -> tuple[str, 
     if "Traceback (most recent call last)" in text:
         return WRONG, f"traceback: {text[-300:]!r}"
     if found := next((each for each in private if each in text), None):
-        return WRONG, f"told {found!r}: {text[:300]!r}"
+        return WRONG, f"says {found!r}: {text[:300]!r}"
     if (place := re.search(rb"(?im)^location: *(\S*)", answer.headers)) and not re.match(
         rb"/(?!/)|https?://%s(/|$)" % re.escape(host.encode()), place[1]
     ):
@@ -392,13 +392,13 @@ class RequestCases:
         verdicts: list[Verdict] = []
         with served(server) as (address, process, log):
             requests = Requests(*_described(address), game=_game(address), files=files)
-            beside = _names(self.folder), _names(server)
+            before = _names(self.folder), _names(server)
             for number in self.numbers:
                 request = requests.make(random.Random(f"requests {self.seed} {number}"))
                 answer = send(address, request, f"10.{number // 200}.{number % 200}.1")
                 asked = unquote(request.target.decode(errors="replace"))
-                told = [text for text in private if text not in asked]  # it may be repeated
-                result, reason = judge(answer, host=address, private=told)
+                others = [text for text in private if text not in asked]  # it may be repeated
+                result, reason = judge(answer, host=address, private=others)
                 if process.poll() is not None:
                     result, reason = WRONG, f"the server ended with {process.returncode}"
                 verdicts.append(
@@ -413,7 +413,7 @@ class RequestCases:
                 )
                 if process.poll() is not None:
                     break
-            new = [*(_names(self.folder) - beside[0]), *(_names(server) - beside[1])]
+            new = [*(_names(self.folder) - before[0]), *(_names(server) - before[1])]
             process.send_signal(signal.SIGTERM)
             ended = [f"wrote {name}" for name in new]
             ended += [f"the server ended with {code}"] if (code := process.wait(60)) else []
