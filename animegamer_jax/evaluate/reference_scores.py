@@ -59,6 +59,9 @@ def reference_scores(
 # Upper bounds
 
 
+_Numbers = Annotated[np.ndarray, array_field(float, 2)]
+
+
 def _cached_bounds(
     benchmark: Benchmark, suite: MetricSuite, *, vae: VAE | None, cache: Path
 ) -> Mapping[str, Values]:
@@ -80,9 +83,8 @@ def _cached_bounds(
 
 def _kept(path: Path, shape: tuple[int, int]) -> Mapping[str, Values] | None:
     """Returns the values of a file of the cache; None if it is missing or damaged."""
-    numbers = Annotated[np.ndarray, array_field(float, 2)]
     try:
-        found = read_json(path, dict[str, dict[str, numbers]], hint="")
+        found = read_json(path, dict[str, dict[str, _Numbers]], hint="")
     except UserError:
         return None
     arrays = [array for values in found.values() for array in values.values()]
