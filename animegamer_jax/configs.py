@@ -276,6 +276,149 @@ def make_full() -> ModelConfig:
 
 
 def make_toy() -> ModelConfig:
+    """Returns the sizes of the toy: 17 frames of 96 x 144, and 17 latent frames of 12 x 18.
+
+    Every frame has its own latent frame, and a patch of the transformer is 6 x 6 latents of one
+    (docs/decisions/training-the-toy.md). There are no low-rank updates, because there are no
+    pre-trained weights. Vocabularies get the tokenizer's size when weights are made.
+    """
+    width, vocab_size = 256, 512
+    return ModelConfig(
+        mllm=MLLMConfig(
+            mistral=MistralConfig(
+                vocab_size=vocab_size,
+                hidden_size=256,
+                intermediate_size=640,
+                num_hidden_layers=4,
+                num_attention_heads=4,
+                num_key_value_heads=1,
+                head_dim=64,
+                lora=None,
+            ),
+            num_queries=44,
+            representation_size=width,
+        ),
+        encoder=ShotEncoderConfig(
+            num_text_tokens=8,
+            num_image_tokens=36,
+            text_size=96,
+            image_size=128,
+            representation_size=width,
+        ),
+        dit=DiTConfig(
+            hidden_size=width,
+            intermediate_size=3 * width,
+            num_layers=6,
+            num_attention_heads=4,
+            patch_size=6,
+            output="clean",
+            clean_std=0.05,
+            latent_channels=12,
+            latent_frames=17,
+            latent_height=12,
+            latent_width=18,
+            num_context_tokens=44,
+            context_grid=(6, 6),
+            time_embed_size=64,
+            spatial_interpolation=1.0,
+            lora=None,
+        ),
+        vae=VAEConfig(
+            channels=12,
+            multipliers=(1, 2, 4, 6),
+            num_res_blocks=1,
+            latent_channels=12,
+            temporal_compression=1,
+            norm_groups=4,
+            scaling_factor=1.0,
+        ),
+        clip=CLIPConfig(
+            image_size=96,
+            patch_size=16,
+            vision_width=128,
+            vision_layers=4,
+            vision_heads=4,
+            text_width=96,
+            text_layers=2,
+            text_heads=4,
+            vocab_size=vocab_size,
+            context_length=32,
+            embed_size=96,
+        ),
+        t5=T5Config(
+            vocab_size=vocab_size, d_model=96, d_kv=24, d_ff=192, num_layers=2, num_heads=4
+        ),
+    )
+
+
+SIZES = {
+    "representation size": {
+        "mllm": "representation_size",
+        "encoder": "representation_size",
+        "dit": "hidden_size",
+    },
+    "representation tokens": {
+        "mllm": "num_queries",
+        "encoder": "num_tokens",
+        "dit": "num_context_tokens",
+    },
+    "latent channels": {"dit": "latent_channels", "vae": "latent_channels"},
+}
+# The same, of the features that the shot encoder reads.
+_FEATURE_SIZES = {
+    "image tokens": {"encoder": "num_image_tokens", "clip": "num_patches"},
+    "width of image features": {"encoder": "image_size", "clip": "vision_width"},
+    "width of text features": {"encoder": "text_size", "t5": "d_model"},
+}
+
+
+def disagreements(config: ModelConfig) -> dict[str, str]:
+    """Returns the shared sizes that differ between networks, each with the networks' values."""
+    return {
+        size: ", ".join(f"{name} {value}" for name, value in found.items())
+        for size, found in _differing(config, _SHARED_SIZES).items()
+    }
+
+
+def feature_disagreements(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Returns sizes of features that differ: what the encoder reads, and what CLIP or T5 make."""
+    found = _differing(config, _FEATURE_SIZES)
+    pairs = ((size, tuple(values.values())) for size, values in found.items())
+    return {size: (read, made) for size, (read, made) in pairs}
+
+
+def _differing(
+    config: ModelConfig, sizes: Mapping[str, Mapping[str, str]]
+) -> dict[str, dict[str, int]]:
+    found = {}
+    for size, fields in sizes.items():
+        networks = {name: getattr(config, name) for name in fields}
+        values = {n: getattr(c, fields[n]) for n, c in networks.items() if c is not None}
+        if len(set(values.values())) > 1:
+            found[size] = values
+    return found
+
+
+def clip_size(dit: DiTConfig, vae: VAEConfig) -> tuple[int, int, int]:
+    """Returns frames, rows and columns of the clips that the two networks make."""
+    frames = 1 + (dit.latent_frames - 1) * vae.temporal_compression
+    space = vae.spatial_compression
+    return frames, dit.latent_height * space, dit.latent_width * space
+
+
+def make_full() -> ModelConfig:
+    """Returns the released sizes, with exactly the tensors of the released files."""
+    return ModelConfig(
+        mllm=MLLMConfig(),
+        encoder=ShotEncoderConfig(),
+        dit=DiTConfig(),
+        vae=VAEConfig(),
+        clip=CLIPConfig(text_layers=0),  # the released file holds the image tower only
+        t5=T5Config(),
+    )
+
+
+def make_toy() -> ModelConfig:
     """Returns the sizes of the toy: 17 frames of 48 x 72, and 17 latent frames of 12 x 18.
 
     Every frame has its own latent frame, and a patch of the transformer is 6 x 6 latents of one
