@@ -189,7 +189,7 @@ def write_picture_text(scene: Scene, rng: np.random.Generator) -> str:
 
 
 def write_motion(scene: Scene, rng: np.random.Generator) -> str:
-    """Returns the motion text, the input of T5, which does not say how fast: "flying on a broom"."""
+    """Returns the motion text, the input of T5, without the manner: "flying on a broom"."""
     return _fill("{gerund}", scene, adverb="", rng=rng)
 
 

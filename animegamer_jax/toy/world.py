@@ -3,8 +3,8 @@
 A game is a list of turns, each an instruction and the scene that answers it, with the paper's
 states (section 3): motion level, social, entertainment, stamina. First turns say everything that
 words can say. Later ones may be open: what they leave out stays as in the turn before, which is the
-only way to know it. Other things are never put into words and can only be seen (`Details`, the looks
-of a player's own character).
+only way to know it. Other things are never put into words and can only be seen (`Details`, the
+looks of a player's own character).
 """
 
 import dataclasses
@@ -291,9 +291,8 @@ def _draw_turn(
         if scene.character == scene.partner:
             continue
         held_out = is_held_out(scene.character, scene.motion, scene.place)
-        if own is not None or held_out == (split == "combinations"):
-            if not (held_out and split != "combinations"):
-                return kind, with_level, scene
+        if held_out == (split == "combinations"):
+            return kind, with_level, scene
 
 
 _KEEP_PROBABILITY = {"motion": 0.25, "place": 0.5, "time": 0.3}

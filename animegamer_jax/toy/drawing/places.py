@@ -1,9 +1,9 @@
 """The places of the toy world: endless strips of scenery that repeat every `PERIOD` units.
 
 A place has three variants, such as its seasons, and is seen from near or from far. It has two
-strips: the far one (sky, sea, wall), which scrolls at `FAR_SPEED` of the near one's speed, and the near one,
-on which characters stand at `GROUND`. Every window of a frame's width shows which place and variant
-it is. A strip is drawn once for each size, and cached.
+strips: the far one (sky, sea, wall), which scrolls at `FAR_SPEED` of the near one's speed, and the
+near one, on which characters stand at `GROUND`. Every window of a frame's width shows which place
+and variant it is. A strip is drawn once for each size, and cached.
 """
 
 import functools
@@ -301,9 +301,9 @@ def strips(
 ) -> tuple[Image.Image, Image.Image]:
     """Returns the far and the near strip, in premultiplied colours (mode RGBX).
 
-    A strip is `strip_scale(height)` times finer from left to right than a frame, where it is sampled
-    between pixels. From top to bottom it has the rows of a frame as it is seen with the zoom; what is
-    above or below the drawn units repeats the first or last row.
+    A strip is `strip_scale(height)` times finer from left to right than a frame, where it is
+    sampled between pixels. From top to bottom it has the rows of a frame as it is seen with the
+    zoom; what is above or below the drawn units repeats the first or last row.
     """
     unit = strip_scale(height) * height / 48
     night = time == "night"
