@@ -80,7 +80,7 @@ class VAERecipe(FixedRecipe):
 
 RECIPES = {
     "toy": VAERecipe(
-        steps=1500,
+        steps=3000,
         batch_size=4,
         optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=100, decay="cosine"),
         ema_decay=0.995,
