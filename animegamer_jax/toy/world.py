@@ -9,7 +9,7 @@ looks of a player's own character).
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -308,7 +308,7 @@ def _full_scene(
     with_level: bool,
 ) -> Scene:
     """Draws a scene; each part may repeat the turn before, so that the rules' exceptions occur."""
-    drawn: dict[str, str] = {"character": _draw_character(rng, turns, own=own)}
+    drawn: dict[str, Any] = {"character": _draw_character(rng, turns, own=own)}
     for name, options in _OPTIONS.items():
         drawn[name] = str(rng.choice(options))
         repeats = (turns and turns[-1].scene.motion != STANDING) or name != "motion"

@@ -313,7 +313,8 @@ def strips(
     )
     far, near = pen(colour=sky), pen(colour=None)
     _DRAW[place](far, near)
-    return tuple(_finished(p.image, zoom=zoom, unit=unit, height=height) for p in (far, near))
+    finished = functools.partial(_finished, zoom=zoom, unit=unit, height=height)
+    return finished(far.image), finished(near.image)
 
 
 def _finished(image: Image.Image, *, zoom: float, unit: float, height: int) -> Image.Image:
