@@ -148,9 +148,7 @@ def test_the_world_makes_benchmarks_of_its_held_out_splits():
     assert len(WORLD.make_benchmark("test", num_games=None, num_turns=None, seed=0).games) == 100
     found = WORLD.make_benchmark("phrasings", num_games=1, num_turns=2, seed=3)
     assert (found.name, found.games[0].seed, found.num_turns) == ("toy-phrasings", 3, 2)
-    with pytest.raises(
-        UserError, match="split train: expected one of test, combinations, phrasings, own"
-    ):
+    with pytest.raises(UserError, match=r"split train: expected one of test, .*, own"):
         WORLD.make_benchmark("train", num_games=1, num_turns=1, seed=0)
 
 
@@ -185,7 +183,7 @@ def test_a_classifier_that_is_too_often_wrong_is_refused(monkeypatch):
     }
     monkeypatch.setattr(evaluation, "LEAST_ACCURACY", 1.1)
     with pytest.raises(
-        UserError, match="character, place, .*: too often wrong on true clips of 24 x"
+        UserError, match=r"character, place.* too often wrong on true clips of 24 x"
     ):
         WORLD.make_classifier(**few)
     monkeypatch.setattr(evaluation, "LEAST_ACCURACY", 0)
