@@ -4,10 +4,10 @@
 
 Every turn is played three times: with its own past shots, with those of another game of as many
 turns, and with zeros in their place. The instructions and states of the past stay the game's own.
-What the clips show is read by the world's network. A detail that an earlier turn showed is *kept* if
-it is read as there. In the exchange it *goes with the pictures* if it is read as in the other game's
-clip of that turn, and *with the words* if as in the own game's; only details that differ between the
-two count. The table is Markdown.
+What the clips show is read by the world's network. A detail that an earlier turn showed is *kept*
+if it is read as there. In the exchange it *goes with the pictures* if it is read as in the other
+game's clip of that turn, and *with the words* if as in the own game's; only details that differ
+between the two count. The table is Markdown.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
