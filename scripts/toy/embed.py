@@ -38,9 +38,12 @@ from animegamer_jax.storage.paths import move_into_place, refuse_existing
 
 ROOT = Path(__file__).parents[2]
 SCORES_FILE = "scores.json"
-_MOST_BYTES = 12 * 10**6
+_MOST_BYTES = 20 * 10**6
 _SHOWN = {  # metrics of the card, by turns
-    "all turns": ("ACC-S", "MAE-S", "ACC-F", "MAE-F", "character", "place", "time", "CLIP-I"),
+    "all turns": (
+        *("ACC-S", "MAE-S", "ACC-F", "MAE-F", "character", "place", "time", "CLIP-I"),
+        *("accessory kept", "variant kept", "view kept", "details kept", "looks"),
+    ),
     "open turns": ("ACC-S", "character", "place", "time", CONTEXT),
 }
 
