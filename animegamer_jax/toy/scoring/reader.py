@@ -53,24 +53,22 @@ def _key(name: str) -> str:
     return name.replace(" ", "_")
 
 
+def _weights(reader: Reader) -> Mapping[str, nnx.Param]:
+    found = nnx.to_flat_state(nnx.state(reader, nnx.Param))
+    return {".".join(map(str, path)): param for path, param in found}
+
+
 def save_reader(reader: Reader, path: Path) -> None:
     """Writes the weights in bfloat16."""
-    state = nnx.to_pure_dict(nnx.state(reader, nnx.Param))
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    save_file({jax.tree_util.keystr(k): v.astype(jnp.bfloat16) for k, v in leaves}, path)
+    weights = _weights(reader).items()
+    save_file({name: param[...].astype(jnp.bfloat16) for name, param in weights}, path)
 
 
 def load_reader(path: Path = WEIGHTS) -> Reader:
     """Loads the weights that come with the package, or others of `scripts/toy/reader.py`."""
-    reader = nnx.eval_shape(lambda: Reader(rngs=nnx.Rngs(0)))
-    found = load_file(path)
-    state = nnx.to_pure_dict(nnx.state(reader, nnx.Param))
-    loaded = jax.tree_util.tree_map_with_path(
-        lambda k, _: found[jax.tree_util.keystr(k)].astype(jnp.float32), state
-    )
-    nnx.update(
-        reader, nnx.restore_int_paths(loaded) if hasattr(nnx, "restore_int_paths") else loaded
-    )
+    reader, found = nnx.eval_shape(lambda: Reader(rngs=nnx.Rngs(0))), load_file(path)
+    for name, param in _weights(reader).items():
+        param.set_value(found[name].astype(jnp.float32))
     return reader
 
 

@@ -24,7 +24,7 @@ from animegamer_jax.diffusion import SamplerTable
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.rollout import (
     GameState,
-    decode_picture,
+    decode_chunk,
     denoise_clip,
     game_keys,
     start_clip,
@@ -116,7 +116,8 @@ def _show(
     state = GameState(shots, jnp.zeros((len(shots), 4), jnp.int32), motion)
     unconditional = encoder.unconditional() if guided else None
     sampled = denoise_clip(dit, unconditional, state, start_clip(dit, keys), table, keys)
-    return clip.see(decode_picture(vae, sampled.x)[:, 0])
+    frames, _, _ = decode_chunk(vae, sampled.x, None, start=0)
+    return clip.see(frames[:, 0])
 
 
 def write_shown(

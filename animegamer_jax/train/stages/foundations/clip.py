@@ -38,7 +38,7 @@ class CLIPRecipe(FixedRecipe):
 
 RECIPES = {
     "toy": CLIPRecipe(
-        steps=4000,
+        steps=2500,
         batch_size=128,
         optimizer=OptimizerConfig(
             learning_rate=1e-3, warmup_steps=100, decay="cosine", b2=0.98, weight_decay=0.05
