@@ -137,7 +137,9 @@ class VAEConfig(NetworkConfig):
     A level has `channels` times its multiplier channels; the finest level comes first. The decoder
     receives latents times `scaling_factor`. If there are `frequency_scales`, one per latent frame,
     each cosine frequency over time is multiplied by its scale as well (`vae.to_decoder`;
-    docs/decisions/training-the-toy.md); the released VAE has none.
+    docs/decisions/training-the-toy.md); the released VAE has none. A causal kernel sees
+    `kernel_frames` frames, this one and those before it; with one frame the VAE is an autoencoder
+    of pictures.
     """
 
     channels: int = 128
@@ -146,6 +148,7 @@ class VAEConfig(NetworkConfig):
     latent_channels: int = 16
     image_channels: int = 3
     temporal_compression: int = 4
+    kernel_frames: int = 3
     norm_groups: int = 32
     scaling_factor: float = 1.15258426
     frequency_scales: tuple[float, ...] = ()
@@ -329,6 +332,7 @@ def make_toy() -> ModelConfig:
             num_res_blocks=1,
             latent_channels=12,
             temporal_compression=1,
+            kernel_frames=1,
             norm_groups=4,
             scaling_factor=1.0,
         ),

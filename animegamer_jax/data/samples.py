@@ -386,7 +386,9 @@ def game_samples(
             ],
         )
 
-    source = grain.MapDataset.range(len(turns)) if numbers is None else grain.MapDataset.source(numbers)
+    source = (
+        grain.MapDataset.range(len(turns)) if numbers is None else grain.MapDataset.source(numbers)
+    )
     return source.random_map(read, seed=windows.seed)
 
 

@@ -129,9 +129,7 @@ def test_an_unfinished_set_is_continued(bundle, tmp_path, monkeypatch):
     monkeypatch.setattr(shown_clips._Shower, "records", records)
     for again in (False, True):
         try:
-            shown_clips.write_shown(
-                open_features(folder), bundle=bundle, steps=STEPS, batch_size=4
-            )
+            shown_clips.write_shown(open_features(folder), bundle=bundle, steps=STEPS, batch_size=4)
         except KeyboardInterrupt:
             assert not again
     assert len(calls) == 4  # the first shard was not made again

@@ -95,12 +95,12 @@ def start_calmly(vae: VAE) -> None:
 
     Every residual block starts as its shortcut, and the encoder's log-variance at -5, so that
     latents are more than noise from the first step. Causal kernels start with nonzero weights for
-    the current frame only; others would give a mean of three frames.
+    the current frame only; others would give a mean of frames.
     """
     for _, module in nnx.iter_modules(vae):
         if isinstance(module, CausalConv):
             kernel = module.kernel[...]
-            module.kernel[...] = (kernel * np.sqrt(3)).at[:-1].set(0)
+            module.kernel[...] = (kernel * np.sqrt(len(kernel))).at[:-1].set(0)
         if isinstance(module, ResBlock):
             module.conv2.kernel[...] = jnp.zeros_like(module.conv2.kernel[...])
     out, means = vae.encoder.conv_out, vae.config.latent_channels
@@ -116,7 +116,7 @@ def hold_past(vae: VAE) -> VAE:
     held = nnx.clone(vae)
     for _, module in nnx.iter_modules(held):
         if isinstance(module, CausalConv):
-            past, now = jnp.split(module.kernel[...], [2])
+            past, now = jnp.split(module.kernel[...], [module.num_past])
             module.kernel[...] = jnp.concatenate([jax.lax.stop_gradient(past), now])
     return held
 
