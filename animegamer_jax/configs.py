@@ -148,7 +148,7 @@ class VAEConfig(NetworkConfig):
     latent_channels: int = 16
     image_channels: int = 3
     temporal_compression: int = 4
-    kernel_frames: int = 3
+    kernel_frames: int = dataclasses.field(default=3, metadata={"omit_default": True})
     norm_groups: int = 32
     scaling_factor: float = 1.15258426
     frequency_scales: tuple[float, ...] = ()
