@@ -294,7 +294,7 @@ def make_toy() -> ModelConfig:
                 intermediate_size=640,
                 num_hidden_layers=4,
                 num_attention_heads=4,
-                num_key_value_heads=1,
+                num_key_value_heads=2,
                 head_dim=64,
                 lora=None,
             ),

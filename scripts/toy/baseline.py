@@ -3,7 +3,8 @@
     animegamer train foundations --part dit --data out/toy/features --model out/toy/vae/model \
         --out out/toy/text-to-video --steps 8000
     python scripts/toy/baseline.py out/toy/text-to-video --out out/toy/baseline
-    animegamer evaluate --model out/toy/adapt/model --played baseline=out/toy/baseline --out out/eval
+    animegamer evaluate --model out/toy/adapt/model --played baseline=out/toy/baseline \
+        --out out/evaluation
 
 The paper's strongest baseline (GC) writes a caption of each turn with a language model and gives it
 to a fine-tuned text-to-video CogVideoX. Here the captions and states are the toy world's own, so
