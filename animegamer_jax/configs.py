@@ -281,7 +281,7 @@ def make_full() -> ModelConfig:
 def make_toy() -> ModelConfig:
     """Returns the sizes of the toy: 17 frames of 96 x 144, and 17 latent frames of 12 x 18.
 
-    Every frame has its own latent frame, and a patch of the transformer is 6 x 6 latents of one
+    Every frame has its own latent frame, and a patch of the transformer is 3 x 3 latents of one
     (docs/decisions/training-the-toy.md). There are no low-rank updates, because there are no
     pre-trained weights. Vocabularies get the tokenizer's size when weights are made.
     """
@@ -313,10 +313,10 @@ def make_toy() -> ModelConfig:
             intermediate_size=3 * width,
             num_layers=6,
             num_attention_heads=4,
-            patch_size=6,
+            patch_size=3,
             output="clean",
             clean_std=0.05,
-            latent_channels=12,
+            latent_channels=24,
             latent_frames=17,
             latent_height=12,
             latent_width=18,
@@ -327,10 +327,10 @@ def make_toy() -> ModelConfig:
             lora=None,
         ),
         vae=VAEConfig(
-            channels=12,
-            multipliers=(1, 2, 3, 4),
+            channels=8,
+            multipliers=(1, 3, 6, 8),
             num_res_blocks=1,
-            latent_channels=12,
+            latent_channels=24,
             temporal_compression=1,
             kernel_frames=1,
             norm_groups=4,

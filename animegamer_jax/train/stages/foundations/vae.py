@@ -124,12 +124,17 @@ def hold_past(vae: VAE) -> VAE:
 def crop_clips(
     frames: UInt8[Array, "b f h w 3"], key: Key[Array, ""], *, size: tuple[int, int]
 ) -> UInt8[Array, "b f y x 3"]:
-    """Crops all frames of a clip to the same window, at a random place for each clip."""
+    """Crops all frames of a clip to the same window, at a random place for each clip.
+
+    Windows that would reach over a border by up to half of their size are moved back to it, so that
+    borders are seen as often as the middle.
+    """
     b, f, h, w, c = frames.shape
     rows, columns = size
-    least = jnp.zeros(2, jnp.int32)
-    most = jnp.array([h - rows + 1, w - columns + 1])
-    corners = jax.random.randint(key, (b, 2), least[None], most[None])
+    over = jnp.array([rows // 2, columns // 2])
+    room = jnp.array([h - rows, w - columns])
+    corners = jax.random.randint(key, (b, 2), -over[None], (room + over + 1)[None])
+    corners = jnp.clip(corners, 0, room)
 
     def one(clip: jax.Array, corner: jax.Array) -> jax.Array:
         return jax.lax.dynamic_slice(clip, (0, *corner, 0), (f, rows, columns, c))
