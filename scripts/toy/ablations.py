@@ -46,7 +46,7 @@ from animegamer_jax.evaluate.play_games import score_clips
 from animegamer_jax.evaluate.report.ablations import AblationRow, Ablations, Score, write_ablations
 from animegamer_jax.evaluate.results import read_results
 from animegamer_jax.evaluate.worlds import FrameSize
-from animegamer_jax.game.saved_game import History
+from animegamer_jax.game.saved.turns import History
 from animegamer_jax.storage.files import write_json, write_whole
 from animegamer_jax.toy.evaluation import WORLD
 from animegamer_jax.toy.scoring.decoder_samples import sample_shots, true_representations

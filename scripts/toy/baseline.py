@@ -28,7 +28,8 @@ from animegamer_jax.configs import NetworkConfig
 from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark, read_benchmark
-from animegamer_jax.game.saved_game import Game, NewTurn
+from animegamer_jax.game.saved.turns import NewTurn
+from animegamer_jax.game.saved_game import Game
 from animegamer_jax.models.linear import Linear
 from animegamer_jax.progress import print_status, show_progress
 from animegamer_jax.storage.paths import refuse_existing
