@@ -80,8 +80,11 @@ class VAERecipe(FixedRecipe):
 
 RECIPES = {
     "toy": VAERecipe(
-        steps=3000,
+        steps=6000,
         batch_size=4,
+        crop=(64, 96),
+        l2_weight=2.0,
+        kl_weight=5e-7,
         optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=100, decay="cosine"),
         ema_decay=0.995,
         eval_every=250,
