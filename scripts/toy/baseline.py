@@ -22,7 +22,7 @@ from etils import epath
 from flax import nnx
 from run_script import run_script
 
-from animegamer_jax.bundle.arrays import load_arrays
+from animegamer_jax.bundle.arrays import load_arrays, open_folder
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.configs import NetworkConfig
 from animegamer_jax.devices import keep_compiled_programs
@@ -59,7 +59,8 @@ def load_context(run: Path, *, t5_size: int, hidden_size: int) -> Linear:
         for name, param in params.items()
         if param is not None
     }
-    found = load_arrays(epath.Path(run / "checkpoints" / str(max(steps)) / "state"), wanted)
+    with open_folder(epath.Path(run / "checkpoints" / str(max(steps)) / "state")) as saved:
+        found = load_arrays(saved, wanted)
     for name, array in found.items():
         params[name.rpartition(".")[2]].set_value(array)
     return layer
