@@ -179,7 +179,7 @@ def write_card(
         "# The toy model",
         "",
         "AnimeGamer at toy size, trained from scratch on the toy world with this repository's code",
-        "(`scripts/toy/train.sh`) on two CPU cores: 17 frames of 48 x 72, eight characters, eight",
+        "(`scripts/toy/train.sh`) on two CPU cores: 17 frames of 96 x 144, eight characters, eight",
         "motions, six places by day and night. It knows nothing else; words from outside its world",
         "are read as blanks. It contains no released weights and no pictures from elsewhere.",
         "",

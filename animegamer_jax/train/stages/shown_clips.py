@@ -19,7 +19,8 @@ from animegamer_jax import diffusion
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.data.datasets import SHOWN, DatasetInfo, FeatureDataset, Part, Record
 from animegamer_jax.data.samples import check_features
-from animegamer_jax.data.shards import begin_dataset, folder_digest, shard_ranges, shard_size_for
+from animegamer_jax.data.shards import folder_digest, shard_ranges, shard_size_for
+from animegamer_jax.data.shared_shards import write_shards
 from animegamer_jax.diffusion import SamplerTable
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.rollout import (
@@ -164,25 +165,17 @@ def write_shown(
         batch_size=batch_size,
     )
     turns = features.turns(split)
-    places = shard_ranges(len(turns), size=shard_size_for(len(turns)))
     info = dataclasses.replace(
         features.info, kind="shown", made_by="animegamer data shown", splits={}
     )
-    written = begin_dataset(
+    return write_shards(
         features.path / SHOWN,
         info,
-        shards={split: len(places)},
+        places={split: shard_ranges(len(turns), size=shard_size_for(len(turns)))},
         fingerprint={
             "networks": {name: folder_digest(bundle.path / name) for name in _NEEDED},
             "steps": steps or protocol.denoising_steps,
         },
+        records=lambda _, place: shower.records(turns[number] for number in place),
+        on_progress=on_progress,
     )
-    missing = written.missing(split)
-    done = len(turns) - sum(len(places[shard]) for shard in missing)
-    on_progress(f"{split} turns", done, len(turns))
-    for shard in missing:
-        made = shower.records(turns[number] for number in places[shard])
-        written.write(split, shard, made, expected=len(places[shard]))
-        done += len(places[shard])
-        on_progress(f"{split} turns", done, len(turns))
-    return written.finish(expected={split: [len(place) for place in places]})
