@@ -33,6 +33,8 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# PyTorch and NumPy would keep a thread of each core spinning while the other worker needs it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # In the environment, for the processes that tests start as well. Programs that take less to compile
 # than these seconds are not shared: most are single operations.

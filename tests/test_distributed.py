@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_stage
+from flags import xla_flags
 from helpers import random_leaves
 from test_loop import LONG, Measuring, make_run, train
 from tiny_games import write_model
@@ -83,8 +84,7 @@ def free_port() -> int:
 def start(commands: list[list[str]], *, host: int | None = None, port: int = 0) -> subprocess.Popen:
     """A host with one device that runs commands: alone, or each as host `host` of two."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    flags = environment["XLA_FLAGS"].split()
-    environment["XLA_FLAGS"] = " ".join(f for f in flags if "device_count" not in f)
+    environment["XLA_FLAGS"] = xla_flags()
     hosts = ["--coordinator", f"localhost:{port}", "--hosts", "2", "--host", str(host)]
     given = [words if host is None else [*words, *hosts] for words in commands]
     return subprocess.Popen(
@@ -99,7 +99,7 @@ def start(commands: list[list[str]], *, host: int | None = None, port: int = 0) 
 def start_tiny(kind: str, out: Path, model: Path, *, host: int, port: int) -> subprocess.Popen:
     """A host that trains the tiny stage of `test_train_loop` in small steps."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+    environment["XLA_FLAGS"] = xla_flags(2)
     return subprocess.Popen(
         [sys.executable, "-c", SIGNALLED, str(port), str(host), str(out), kind, str(model)],
         env=environment,

@@ -11,7 +11,6 @@ from PIL import Image
 from animegamer_jax.media import video
 
 _QUALITY = 72
-_QUICK_QUALITY = 90  # of a JPEG
 
 
 def middle_frame(clip: Path) -> UInt8[np.ndarray, "h w 3"]:
@@ -37,11 +36,12 @@ def encode_small(frames: Sequence[UInt8[np.ndarray, "h w 3"]], *, rows: int) -> 
     return buffer.getvalue()
 
 
-def encode_quick(frame: UInt8[np.ndarray, "h w 3"], *, rows: int) -> bytes:
+def encode_quick(frame: UInt8[np.ndarray, "h w 3"], *, rows: int, quality: int = 90) -> bytes:
     """Encodes a picture of at most `rows` rows as a JPEG, in a twentieth of a WebP's time."""
     picture = Image.fromarray(frame)
     if picture.height > rows:
-        picture = picture.resize((round(picture.width * rows / picture.height), rows))
+        width = max(1, round(picture.width * rows / picture.height))
+        picture = picture.resize((width, rows))
     buffer = io.BytesIO()
-    picture.save(buffer, "JPEG", quality=_QUICK_QUALITY, subsampling=0)
+    picture.save(buffer, "JPEG", quality=quality, subsampling=0)
     return buffer.getvalue()

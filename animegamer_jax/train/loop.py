@@ -148,7 +148,7 @@ def train(run: TrainingRun) -> int:
         if run.export_checkpoint == "best":
             state, exported = _restore_best(state, stage, checkpoints)
         path = _export(run, state, samples)
-        goodput = f"{throughput.goodput():.0%} of the time in steps"
+        goodput = logger.describe_goodput(throughput.goodput())
         logger.print(f"{stage.name}: done: {path} ({goodput}{exported})")
     return 0
 

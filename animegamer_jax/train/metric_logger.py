@@ -10,9 +10,10 @@ import io
 import json
 import math
 import os
+import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,24 @@ def read_lines(path: Path, *, step: int | None = None) -> list[str]:
 
 def is_clocked(name: str) -> bool:
     """Whether a metric depends on the clock, and so differs between two equal runs."""
-    return "second" in name or name in ("mfu", "goodput")
+    return "second" in name or name in ("mfu", "goodput", "run_goodput")
+
+
+def _seconds_in_steps(lines: Sequence[str]) -> tuple[int, float]:
+    """Returns the last step whose rate is known, and the seconds that all steps until then took."""
+    last, seconds = 0, 0.0
+    for record in map(json.loads, lines):
+        if rate := record.get("steps_per_second"):
+            seconds += (record["step"] - last) / rate
+            last = record["step"]
+    return last, seconds
+
+
+def _first_start(*folders: epath.Path) -> float:
+    """Returns when the first process of a run began, in seconds since 1970, by its events' file."""
+    names = [file.name for folder in folders if folder.exists() for file in folder.iterdir()]
+    found = [re.match(r"events\.out\.tfevents\.(\d+)", name) for name in names]
+    return min((float(match[1]) for match in found if match), default=time.time())
 
 
 class _Events:
@@ -218,6 +236,8 @@ class MetricLogger:
             write_whole(self._path, "".join(f"{line}\n" for line in lines).encode())
             self._file = open(self._path, "a")  # noqa: SIM115 - closed in `close`
             self._events = _Events(local / EVENTS, step=step + 1)
+            self._began = _first_start(epath.Path(local / EVENTS), folder / EVENTS)
+        self._counted, self._seconds_in_steps = _seconds_in_steps(lines)
         self._console = Console(stderr=True, highlight=False)
         self._name, self._steps = name, steps
         self._last_line = -math.inf
@@ -261,7 +281,8 @@ class MetricLogger:
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Writes the metrics after a number of steps to the files and the terminal.
 
-        `loss` is among the metrics, and `steps_per_second` where known.
+        `loss` is among the metrics, and `steps_per_second` where known, to which `run_goodput` is
+        added: the share of the time since the run began, restarts included, that its steps took.
 
         Raises:
             UserError: on any host, the files cannot be written.
@@ -269,9 +290,14 @@ class MetricLogger:
         if not self._active:
             return
         scalars = {name: float(value) for name, value in metrics.items()}
+        rate = scalars.get("steps_per_second")
+        if rate:
+            self._seconds_in_steps += (step - self._counted) / rate
+            self._counted = step
+            scalars["run_goodput"] = self._run_goodput()
         self._write(step, scalars, prefix="train/")
         text = f"loss {scalars['loss']:.4g}"
-        if rate := scalars.get("steps_per_second"):
+        if rate:
             left = datetime.timedelta(seconds=round((self._steps - step) / rate))
             text += f"  {rate:.4g} steps/s, {left} left"
         if self._bar is not None:
@@ -279,6 +305,16 @@ class MetricLogger:
         elif time.monotonic() - self._last_line > _PLAIN_SECONDS or step == self._steps:
             self._last_line = time.monotonic()
             self.print(f"{self._name} {step}/{self._steps}  {text}")
+
+    def _run_goodput(self) -> float:
+        return self._seconds_in_steps / max(time.time() - self._began, self._seconds_in_steps, 1e-9)
+
+    def describe_goodput(self, goodput: float) -> str:
+        """Describes the share of time in steps: this process's, and the run's with its restarts."""
+        text = f"{goodput:.0%} of the time in steps"
+        if not self._active or not self._seconds_in_steps:
+            return text
+        return f"{text}; {self._run_goodput():.0%} since the run began"
 
     @raise_on_all_hosts()
     def log_evaluation(self, step: int, evaluation: Evaluation) -> None:

@@ -41,7 +41,7 @@ on all "set -e
   rm -rf animegamer_jax && tar xzf animegamer.tar.gz
   command -v uv > /dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
   [ -x venv/bin/python ] || uv venv --quiet --python 3.11 venv
-  uv pip install --quiet --python venv/bin/python -e './animegamer_jax[train,tpu]' -c animegamer_jax/constraints.txt"
+  uv pip install --quiet --python venv/bin/python -e './animegamer_jax[train,tpu,evaluate]' -c animegamer_jax/constraints.txt"
 COMMAND=$(printf '%q ' "$@")
 on all "export PATH=\$HOME/venv/bin:\$PATH
   nohup setsid $COMMAND > animegamer.log 2>&1 < /dev/null &

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flags import xla_flags
 from flax import nnx
 from helpers import random_leaves
 from tiny_sets import CONFIG, PROTOCOL, frames_of, make_tokenizer, turns_of, write_games
@@ -315,7 +316,7 @@ def start_hosts(*commands: list[str]) -> list[subprocess.CompletedProcess]:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+    environment["XLA_FLAGS"] = xla_flags(2)
     reported = ["--coordinator", f"localhost:{port}", "--hosts", str(len(commands)), "--host"]
     hosts = [
         subprocess.Popen(

@@ -12,6 +12,7 @@ import grain
 import jax
 import numpy as np
 import pytest
+from flags import xla_flags
 from numbered import Number, numbers, take
 from tiny_sets import NUM_FRAMES, frames_of, make_tokenizer, turns_of, write_games
 
@@ -43,7 +44,7 @@ def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
     assert tuple(other) not in {tuple(epoch) for epoch in epochs}
 
 
-def test_what_is_random_is_drawn_anew_each_epoch():
+def test_what_is_random_is_drawn_again_each_epoch():
     with contextlib.closing(make_iterator(numbers(8), batch_size=8, seed=0)) as batches:
         drawn = [
             dict(zip(b.number.tolist(), b.drawn.tolist(), strict=True)) for b in take(batches, 3)
@@ -232,7 +233,7 @@ def test_two_hosts_share_what_one_goes_on_with():
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+    environment["XLA_FLAGS"] = xla_flags(2)
     taken = 7
     hosts = [
         subprocess.Popen(

@@ -396,7 +396,8 @@ class KillCases:
                 return 1
             again = (subject.again or subject.run)(self.seeds, out)
             second = child(again, ".log-again").wait()
-            if second.status:
+            done = second.status == 2 and "already there" in second.err  # killed after its end
+            if second.status and not done:
                 print(f"did not continue: {second.status}: {second.err.strip()[-300:]}")
                 return 1
         if problem := difference(self._content(subject, case), self.expected[subject.name]):

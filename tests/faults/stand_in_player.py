@@ -30,7 +30,7 @@ class StandInPlayer:
         self.protocol, self.tokenizer = bundle.protocol, _Tokenizer()
         self.window, self.steps = window or 3, steps or 2
         self.num_frames, self.height, self.width = FRAMES, HEIGHT, WIDTH
-        self.networks = SimpleNamespace(vae=None)
+        self.networks, self.skipped = SimpleNamespace(vae=None), None
 
     def start(self, num_games: int) -> int:
         assert num_games == 1

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from flags import xla_flags
 
 CAMPAIGN = Path(__file__).with_name("campaign.py")
 ROOT = CAMPAIGN.parents[2]
@@ -20,8 +21,8 @@ def test_a_sample_finds_nothing(tmp_path):
     kinds = "^(saved game|uploaded|benchmark|instructions|play$)"
     command = [sys.executable, CAMPAIGN, "--parts", "files", "kills", "--kind", kinds]
     command += ["--cases", "14", "--kills", "3", "--out", out]
-    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "LD_PRELOAD")}
-    environment["PYTHONPATH"] = str(ROOT)
+    environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
+    environment |= {"XLA_FLAGS": xla_flags(), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     for part, count in (("files", 14), ("kills", 3)):

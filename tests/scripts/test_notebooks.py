@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from flags import xla_flags
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -29,7 +30,7 @@ def test_it_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
     client = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.delenv("XLA_FLAGS")  # of the tests: eight devices
+    monkeypatch.setenv("XLA_FLAGS", xla_flags())
     notebook = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": str(tmp_path)}}
     with warnings.catch_warnings():  # of the libraries of notebooks, about their own event loops

@@ -12,6 +12,7 @@ from typing import Any
 
 import fake_player
 import pytest
+from flags import xla_flags
 
 
 def serving(games: Path, *options: str, warm_up: bool = False) -> Any:
@@ -24,8 +25,7 @@ def serving(games: Path, *options: str, warm_up: bool = False) -> Any:
 @contextlib.contextmanager
 def started(command: list[str], games: Path) -> Iterator[tuple[str, subprocess.Popen]]:
     """A server, its address and its process."""
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    environment = os.environ | {"XLA_FLAGS": xla_flags(), "PYTHONPATH": os.pathsep.join(sys.path)}
     log = games.with_suffix(".log")
     with log.open("a") as errors:
         process = subprocess.Popen(

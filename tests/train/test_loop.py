@@ -469,6 +469,26 @@ def test_rates_and_utilization(monkeypatch):
     assert throughput.goodput() == 0.4
 
 
+def test_goodput_of_a_run_counts_what_restarts_cost(monkeypatch, tmp_path):
+    """It began 100 s ago; 20 steps of 2 s count, ten that were lost and the time between do not."""
+    monkeypatch.setattr(metric_logger.time, "time", lambda: 1100.0)
+    events = tmp_path / metric_logger.EVENTS
+    events.mkdir()
+    (events / "events.out.tfevents.1000.host").touch()
+    rates = {10: 0.5, 20: 0.5, 30: 0.25}
+    lines = [{"step": step, "loss": 1, "steps_per_second": rate} for step, rate in rates.items()]
+    lines.insert(1, {"step": 10, "eval/psnr": 20.0})
+    file = tmp_path / metric_logger.METRICS_FILE
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    logger = metric_logger.MetricLogger(absolute(tmp_path), step=25, steps=50, name="tiny")
+    assert logger.describe_goodput(0.9) == "90% of the time in steps; 40% since the run began"
+    logger.log(30, {"loss": 1.0})  # the step that compiles has no rate
+    logger.log(40, {"loss": 1.0, "steps_per_second": 1.0})
+    logger.close()
+    found = [line.get("run_goodput") for line in map(json.loads, file.read_text().splitlines())]
+    assert found == [None, None, None, None, 0.6]
+
+
 def test_a_gif_of_clips():
     clips = np.zeros((9, 4, 6, 10, 3), np.uint8)
     clips[8, 2] = (255, 0, 0)

@@ -1,11 +1,12 @@
 """The API over HTTP, version 1: JSON in and out, a turn and a game as server-sent events, files."""
 
 import contextlib
+import functools
 import logging
 import re
 import secrets
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,17 +25,22 @@ from animegamer_jax.game.saved_game import Game
 from animegamer_jax.serve.api import answers, models
 from animegamer_jax.serve.api.actions import Actions, ConflictError, UnknownLineError, id_of
 from animegamer_jax.serve.api.info import Info
+from animegamer_jax.serve.api.streams import (
+    HEARTBEAT_SECONDS,
+    STREAM,
+    game_events,
+    stream,
+    turn_events,
+)
 from animegamer_jax.serve.engine.turn_request import TurnRequest
 from animegamer_jax.serve.games.pictures import thumbnail
 
-_HEARTBEAT_SECONDS = 10.0
 _INTERNAL = "an internal error: the server's log has it; try again"
 _FOREVER = {"cache-control": "private, max-age=31536000, immutable"}
 _MOST_LISTED = 100
 
 
 _EVENTS = {"schema": {"$ref": f"#/components/schemas/{models.EventsModel.__name__}"}}
-_STREAM = "text/event-stream"
 
 
 class LoginError(Exception):
@@ -66,7 +72,7 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
     refusals: dict[int | str, dict[str, Any]] = {
         status: {"model": models.ErrorModel} for status in (401, 409, 422)
     }
-    streamed = refusals | {200: {"content": {_STREAM: _EVENTS}}}
+    streamed = refusals | {200: {"content": {STREAM: _EVENTS}}}
 
     def state(name: str, who: str, *, note: str = "") -> models.GameModel:
         return answers.game_state(actions, name, actions.find(name, client=who), note=note)
@@ -83,63 +89,12 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
         if reply == "accepted":
             return JSONResponse(answers.progress(actions, request).model_dump(), 202)
         if reply == "events":
-            return _stream(turn_events(name, who, request))
+            turn = functools.partial(finished, name, who, request)
+            return stream(turn_events(actions, name, request, finished=turn))
         with actions.hub.follow(name) as follower:
             while not request.ended:
-                await follower.wait(_HEARTBEAT_SECONDS)
+                await follower.wait(HEARTBEAT_SECONDS)
         return await run_in_threadpool(finished, name, who, request)
-
-    async def turn_events(name: str, who: str, request: TurnRequest) -> AsyncIterator[str]:
-        with actions.hub.follow(name) as follower:
-            sent = None
-            while True:
-                ended = request.ended
-                yield _event("progress", answers.progress(actions, request).model_dump_json())
-                if ended:
-                    break
-                if request.first_picture is not sent:
-                    sent = request.first_picture
-                    if picture := answers.first_picture(request):
-                        yield _event("picture", picture.model_dump_json())
-                if not await follower.wait(_HEARTBEAT_SECONDS):
-                    yield ": wait\n\n"
-        if request.turn is not None:
-            turn = await run_in_threadpool(finished, name, who, request)
-            yield _event("turn", turn.model_dump_json())
-
-    async def game_events(name: str, who: str) -> AsyncIterator[str]:
-        """Yields the state of a game and the progress of its turn, whenever they change."""
-        last_progress, last_picture, version = "", None, -1
-        reported = actions.last_ended(name)
-        with actions.hub.follow(name) as follower:
-            while True:
-                closed = actions.hub.closed  # what has changed before is sent once more
-                now = actions.hub.version(name)
-                if now != version:
-                    version = now
-                    try:
-                        found = await run_in_threadpool(state, name, who)
-                    except UserError as error:
-                        yield _event("error", actions.hide(error))
-                        return
-                    yield _event("state", found.model_dump_json())
-                if (ended := actions.last_ended(name)) is not reported:
-                    reported = ended
-                    yield _event("progress", answers.progress(actions, ended).model_dump_json())
-                request = actions.engine.request_of(name)
-                found = answers.progress(actions, request)
-                if (text := found.model_dump_json()) != last_progress:
-                    last_progress = text
-                    yield _event("progress", text)
-                if request is not None and request.first_picture is not last_picture:
-                    last_picture = request.first_picture
-                    if picture := answers.first_picture(request):
-                        yield _event("picture", picture.model_dump_json())
-                if closed:
-                    break
-                if not await follower.wait(_HEARTBEAT_SECONDS):
-                    yield ": wait\n\n"
-        yield _event("closing", "")
 
     # --- the server and its words ---
 
@@ -230,7 +185,7 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
     async def events(who: Client, game: str) -> StreamingResponse:
         """Follows a game as server-sent events: `state`, `progress`, `picture`, `closing`."""
         await run_in_threadpool(actions.find, game, client=who)
-        return _stream(game_events(game, who))
+        return stream(game_events(actions, game, state=functools.partial(state, game, who)))
 
     @router.post("/games/{game}/copy", status_code=201, responses=refusals)
     def copy(who: Client, game: str, wanted: models.Copy) -> models.GameModel:
@@ -424,15 +379,6 @@ def _add_errors(app: FastAPI, actions: Actions) -> None:
     def internal(request: Request, error: Exception) -> JSONResponse:
         logging.getLogger(__name__).error("a request failed", exc_info=error)
         return refuse(500, code="internal", error=_INTERNAL)
-
-
-def _event(kind: str, data: str) -> str:
-    return f"event: {kind}\ndata: {data}\n\n"
-
-
-def _stream(events: AsyncIterator[str]) -> StreamingResponse:
-    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(events, media_type=_STREAM, headers=headers)
 
 
 def _file(

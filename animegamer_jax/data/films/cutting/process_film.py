@@ -42,6 +42,7 @@ from animegamer_jax.data.films.cutting.video_reader import (
 )
 from animegamer_jax.errors import UserError, printable
 from animegamer_jax.media.motion import ClipMotion, FlowEstimator, clip_motion, film_flow
+from animegamer_jax.media.sheets import encode_quick
 from animegamer_jax.media.video import encode_mp4
 from animegamer_jax.progress import Progress, no_progress
 from animegamer_jax.storage.paths import absolute, is_bucket, user_errors
@@ -261,7 +262,8 @@ class _Cutter:
                     kept.append(look)
                     yield row, encode_mp4(frames, fps=settings.fps)
                 else:
-                    yield row, _picture(frames[0])
+                    picture = encode_quick(frames[0], rows=_PICTURE_ROWS, quality=_PICTURE_QUALITY)
+                    yield row, picture
                 on_progress(what, int(row.end), whole)
         on_progress(what, whole, whole)
 
@@ -327,15 +329,3 @@ class _Cutter:
             content=content,
             flow=getattr(getattr(flow, "func", flow), "__qualname__", type(flow).__qualname__),
         )
-
-
-def _picture(frame: UInt8[np.ndarray, "h w 3"]) -> bytes:
-    """Returns a small JPEG."""
-    height, width = frame.shape[:2]
-    rows = min(height, _PICTURE_ROWS)
-    size = max(1, round(width * rows / height)), rows
-    small = cv2.resize(frame, size, interpolation=cv2.INTER_AREA)
-    _, data = cv2.imencode(
-        ".jpg", cv2.cvtColor(small, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, _PICTURE_QUALITY]
-    )
-    return data.tobytes()

@@ -1,4 +1,4 @@
-// The game of this page, and what a player does to it. It shows nothing: `page` is told.
+// The game of this page, and what a player does to it. It shows nothing itself: it calls `page`.
 
 import { Away, Follower, Refused, ask } from "./remote.js";
 import { said, t } from "./text.js";

@@ -12,6 +12,7 @@ export class Stage {
     this.backdrop = root.querySelector("#backdrop");
     this.onPlaying = onPlaying;
     this.front = 0;
+    this.swaps = 0;
     this.wanted = ""; // address of the clip to show
     this.shown = ""; // address of the clip in front
     this.guessed = ""; // address of a first picture that covers it
@@ -167,8 +168,9 @@ export class Stage {
     void video.offsetWidth;
     video.classList.add("front");
     this.front = next;
+    const swaps = ++this.swaps;
     const hide = () => {
-      if (this.videos[this.front] === video) {
+      if (this.swaps === swaps) {
         other.classList.remove("front");
         other.pause();
       }
