@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin
 
 from animegamer_jax.extras import extra_with, how_to_install, missing_extra
 
@@ -113,6 +113,11 @@ def parse(command: Callable[..., int], prog: str, argv: list[str]) -> _Arguments
     from animegamer_jax.errors import UserError
 
     silent = tyro.conf.arg(help_behavior_hint="")
+
+    def without_default(annotation: Any) -> Any:
+        """Drops "(default: None)" from an option's help, whose text describes the default."""
+        return tyro.conf.DisallowNone[Annotated[annotation, silent]]
+
     registry = tyro.constructors.ConstructorRegistry()
     asked: list[Any] = []
 
@@ -127,7 +132,7 @@ def parse(command: Callable[..., int], prog: str, argv: list[str]) -> _Arguments
         if not isinstance(spec, tyro.constructors.StructConstructorSpec):
             return None
         fields = [
-            dataclasses.replace(field, type=Annotated[field.type, silent])
+            dataclasses.replace(field, type=without_default(field.type))
             if field.default is None or field.default == ()
             else field
             for field in spec.fields
@@ -135,11 +140,12 @@ def parse(command: Callable[..., int], prog: str, argv: list[str]) -> _Arguments
         return dataclasses.replace(spec, fields=tuple(fields))
 
     def document(parameter: inspect.Parameter) -> inspect.Parameter:
-        """Drops "(default: None)" from an option's help, whose text describes the default."""
-        if parameter.default not in (None, ()):
+        """Does so for a parameter, and for arguments without a name, any number of them."""
+        inner = next(iter(get_args(parameter.annotation)), None)  # of Annotated
+        any_number = parameter.default is parameter.empty and get_origin(inner) is tuple
+        if parameter.default not in (None, ()) and not any_number:
             return parameter
-        annotation: Any = Annotated[parameter.annotation, silent]
-        return parameter.replace(annotation=tyro.conf.DisallowNone[annotation])
+        return parameter.replace(annotation=without_default(parameter.annotation))
 
     signature = inspect.signature(command)
     parameters = [document(parameter) for parameter in signature.parameters.values()]

@@ -1,7 +1,7 @@
 """Sizes of the networks: frozen dataclasses, and the named sizes `full` and `toy`.
 
 `full` is the released model: CogVideoX-2B, Mistral-7B, T5-v1.1-XXL, OpenCLIP ViT-B/16 and the
-3D VAE of CogVideoX (PAPER section 3 and 4.1; names and shapes as in the released files). `toy` has
+3D VAE of CogVideoX (paper, section 3 and 4.1; names and shapes as in the released files). `toy` has
 the same networks at sizes that can be trained and played on two CPU cores. Field names follow
 Hugging Face's configuration of the network if there is one.
 """

@@ -297,7 +297,7 @@ def doctor(*, memory: tuple[float, ...] = (), json: bool = False) -> int:
 
     Args:
         memory: Memory of cards that are not in this machine, in GB, such as 24 80: shows which
-            sizes fit them.
+            sizes fit them. Default: none.
         json: Print one JSON object and nothing else.
 
     Returns:

@@ -33,7 +33,7 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# PyTorch and NumPy would keep a thread a core spinning beside the other worker.
+# PyTorch and NumPy would keep a thread of each core spinning while the other worker needs it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # In the environment, for the processes that tests start as well. Programs that take less to compile

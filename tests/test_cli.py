@@ -70,9 +70,9 @@ def test_starts_at_once():
     ("command", "option"),
     [
         ("play", "--instructions PATH"),
-        ("evaluate", "--fvd {None}|PATH TorchScript file of I3D. Default: no FVD."),
+        ("evaluate", "--fvd PATH TorchScript file of I3D. Default: no FVD."),
         ("train mllm", "--ema-decay {None}|FLOAT"),
-        ("train foundations", "--model {None}|STR"),
+        ("train foundations", "--model STR"),
     ],
 )
 def test_help_is_printed(capsys, command, option):
@@ -211,7 +211,7 @@ def test_control_c_in_a_collector_callback_is_not_lost(capsys, monkeypatch):
     assert capsys.readouterr().err == "animegamer play: stopped\n"
 
 
-def test_storage_errors_are_told_in_one_line(tmp_path):
+def test_storage_errors_are_reported_in_one_line(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
     for action in (

@@ -272,7 +272,7 @@ def test_more_steps_are_nearer_to_the_data():
     assert off[-1] < 0.05
 
 
-def test_the_first_bad_step_is_told_for_each_clip():
+def test_the_first_bad_step_is_reported_for_each_clip():
     table = make_sampler_table(SCHEDULE, 5)
     noise_level = table.noise_level.copy()
     noise_level[3] = np.nan

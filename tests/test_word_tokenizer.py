@@ -57,7 +57,7 @@ def test_rows_for_t5_and_clip(tokenizer):
     assert cut.argmax() == 1
 
 
-def test_unknown_words_are_told_as_the_player_wrote_them(tokenizer):
+def test_unknown_words_are_reported_as_the_player_wrote_them(tokenizer):
     assert tokenizer.unknown_words("Mika waves at night.") == ()
     assert tokenizer.unknown_words("Dragons wave; mika & dragons' <img> Dragons") == (
         *("Dragons", "wave", "&", "dragons", "<", "img", ">"),

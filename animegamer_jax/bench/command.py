@@ -54,9 +54,9 @@ def bench(
         against: Other implementation to compare with: `torch` builds the networks from diffusers'
             and transformers' parts with the same weights, checks that their outputs are equal, and
             times both in alternation, on the same CPU or GPU. For `full` the weights are other
-            random ones, and outputs are not compared.
+            random ones, and outputs are not compared. Default: no comparison.
         torch: Modes of PyTorch: `eager`, `compiled` (torch.compile), or both.
-        json: File to write the results to, with the seconds of every call.
+        json: File to write the results to, with the seconds of every call. Default: none.
 
     Raises:
         UserError: a program, a number or the model does not fit, or PyTorch's outputs differ.

@@ -2,7 +2,7 @@
 
 CogVideoX-2B becomes the decoder: low-rank updates and the motion input are new, and the last layer
 of the motion input is zero, so that it starts as a decoder without one. Mistral-7B becomes the
-language model: its vocabulary grows by the game's tokens, the resamplers are new (PAPER section
+language model: its vocabulary grows by the game's tokens, the resamplers are new (paper, section
 4.1). T5, OpenCLIP and the VAE are taken as they are. E_a is made by its own stage.
 """
 

@@ -438,16 +438,13 @@ def write_torch(
         name: torch.empty(shape, dtype=getattr(torch, np.dtype(dtype).name))
         for name, (shape, dtype) in shapes.items()
     }
-    try:
-        with torch.serialization.skip_data():
-            torch.save(holes if key is None else {key: holes}, path)
-    except RuntimeError as error:  # from its C++ stream, without a reason
-        raise OSError(errno.EIO, "the disk is full, or files may not grow so large") from error
+    with _stream_errors(), torch.serialization.skip_data():
+        torch.save(holes if key is None else {key: holes}, path)
     del holes
     if hasattr(os, "posix_fallocate"):  # not on macOS
         with path.open("r+b") as file:  # on a full disk, writing to a sparse mapping would crash
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-    with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
+    with _stream_errors(), torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     content = content if key is None else content[key]
     for name, tensor in _checked(tensors, content, path):
@@ -459,6 +456,15 @@ def write_torch(
             block[:] = values[i : i + step]
             release_pages(block.ctypes.data, block.nbytes)
         del tensor, values  # before the next one is created
+
+
+@contextlib.contextmanager
+def _stream_errors() -> Iterator[None]:
+    """Names the cause that PyTorch's C++ streams leave out."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise OSError(errno.EIO, "the disk is full, or files may not grow so large") from error
 
 
 def write_safetensors(

@@ -1,4 +1,4 @@
-"""The characters that annotation looks for, with reference images (PAPER section 3.1).
+"""The characters that annotation looks for, with reference images (paper, section 3.1).
 
 They come from a TOML file; the images are in the file's folder:
 

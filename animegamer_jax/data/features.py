@@ -1,8 +1,8 @@
 """Makes feature datasets, on which the decoder and the MLLM are trained, from game datasets.
 
-For every turn it stores T5's features of the motion text, CLIP's features of the first frame (PAPER
-section 3.1: f_md and f_v) and the VAE's moments of the clip, in float16. Training draws latents
-from the moments and scales them.
+For every turn it stores T5's features of the motion text, CLIP's features of the first frame
+(paper, section 3.1: f_md and f_v) and the VAE's moments of the clip, in float16. Training draws
+latents from the moments and scales them.
 
 The dataset is written shard by shard (`shards`): hosts divide the shards among them, each host
 computes on all of its devices, and the same command continues after a stop.

@@ -26,12 +26,13 @@ def publish(
     """Write a model or a dataset as a folder for the Hugging Face hub, and upload it if asked.
 
     Args:
-        model: Model folder, or `toy`.
-        data: Folder of a game dataset or a feature dataset.
+        model: Model folder, or `toy`. Default: none, a dataset is published.
+        data: Folder of a game dataset or a feature dataset. Default: none, a model is published.
         licence: Licence for the card: the hub's name of one, such as `apache-2.0`, or `other`. A
             model made from released weights keeps their licence.
         out: Folder to write; it must not exist. Default: a temporary one, for --repo.
-        repo: Name on the hub, OWNER/NAME, to upload to. Needs `hf auth login`.
+        repo: Name on the hub, OWNER/NAME, to upload to. Needs `hf auth login`. Default: no upload,
+            only the folder is written.
         revision: Branch on the hub, made if it is missing. Default: main.
         public: Make a new repository public. Default: private.
 

@@ -2,7 +2,7 @@
 
 A sample is a named tuple of numpy arrays of fixed shapes, without a batch axis. Windows of turns
 are those of play (`rollout.Window`): the newest turn last, zeros for absent turns at the front, and
-a history never crosses the start of its game (PAPER section 3.4: trained on 1 to 5 turns).
+a history never crosses the start of its game (paper, section 3.4: trained on 1 to 5 turns).
 
 Each function `*_samples` reads a split of a data set. `config` is the configuration of the model
 that will read the samples, `tokenizer` that of its bundle, `seed` seeds the draws. The functions

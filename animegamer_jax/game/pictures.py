@@ -2,7 +2,7 @@
 
 The picture stands in the window as the turn before the first, so the model sees it as it sees any
 past turn, and it slides out like any other. Its image tokens are E_a of CLIP's features, its text
-tokens E_a of T5's features of the motion (PAPER section 3.1), as training has them for true turns.
+tokens E_a of T5's features of the motion (paper, section 3.1), as training has them for true turns.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""OpenCLIP's image and text towers, for a shot's first frame (PAPER section 3.1, f_v) and metrics.
+"""OpenCLIP's image and text towers, for a shot's first frame (paper, section 3.1, f_v) and metrics.
 
 The decoder's condition is the patch features of the image tower's last layer but one. Evaluation
 uses the pooled embeddings of both towers. Source: OpenCLIP ViT-B/16 (laion2b_s34b_b88k).

@@ -1,4 +1,4 @@
-"""The video diffusion transformer: CogVideoX-2B with an input for motion (PAPER section 3.2).
+"""The video diffusion transformer: CogVideoX-2B with an input for motion (paper, section 3.2).
 
 Context tokens (the shot representation) and patch tokens attend to one another; each kind has its
 own modulation, which is computed from `time_embed(timestep) + motion_embed(motion)`. (CogVideoX,

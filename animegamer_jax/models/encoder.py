@@ -1,6 +1,6 @@
 """The shot encoder E_a: a shot's first frame and motion text as one representation.
 
-`s_a = Concat(LN(MLP(text)), LN(MLP(image)))` (PAPER section 3.2): 30 text tokens and 196 image
+`s_a = Concat(LN(MLP(text)), LN(MLP(image)))` (paper, section 3.2): 30 text tokens and 196 image
 tokens become 226 tokens of the decoder's width.
 """
 

@@ -1,7 +1,7 @@
 """Mistral-7B: grouped-query attention, rotary positions, sliding window, gated MLP, LoRA.
 
-Source: arXiv 2310.06825. The mask may contain a block whose tokens attend in both directions (PAPER
-section 3.3). The key-value cache is an argument and a result.
+Source: arXiv 2310.06825. The mask may contain a block whose tokens attend in both directions
+(paper, section 3.3). The key-value cache is an argument and a result.
 """
 
 from typing import NamedTuple

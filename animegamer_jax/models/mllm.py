@@ -1,4 +1,4 @@
-"""The multimodal language model: Mistral with an input and an output resampler (PAPER section 3.3).
+"""The multimodal language model: Mistral with two resamplers (paper, section 3.3).
 
 The input resampler maps a past turn's shot representation to embeddings at its frame tokens. The
 output resampler maps the hidden states at this turn's frame tokens to the next representation.
@@ -229,7 +229,7 @@ class MLLM(nnx.Module):
     def losses(self, batch: GameBatch) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Returns the cross-entropy of the labels and the representation's mean squared error.
 
-        The training loss is the first plus alpha times the second (PAPER equation 5).
+        The training loss is the first plus alpha times the second (paper, equation 5).
         """
         entropy, square = self.errors(batch)
         count = (batch.labels[:, 1:] != IGNORED).sum()

@@ -1,4 +1,4 @@
-"""The encoder of T5 v1.1, which reads the motion text of a shot (PAPER section 3.1, f_md).
+"""The encoder of T5 v1.1, which reads the motion text of a shot (paper, section 3.1, f_md).
 
 Training, data preparation and players' own pictures need it; playing otherwise does not. Source:
 the published T5 v1.1 (arXiv 2002.05202 for the gated feed-forward). Tests compare it with

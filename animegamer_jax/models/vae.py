@@ -1,4 +1,4 @@
-"""The causal 3D VAE: 4x in time and 8x in space at the released size (PAPER section 3.2).
+"""The causal 3D VAE: 4x in time and 8x in space at the released size (paper, section 3.2).
 
 The function is that of CogVideoX (arXiv 2408.06072, section 2.1, and the published code). No output
 frame depends on a later input frame. A clip's first frame is encoded alone, so that 1 + 4k frames

@@ -77,6 +77,7 @@ def plan(
         sweep: Try all values of the options that are not given (mesh, layout, batch size, remat,
             games), and print the best that fit.
         price: Price of a chip for an hour, to print the cost of the whole recipe or 1,000 turns.
+            Default: no cost is printed.
         json: Print one JSON object and nothing else.
 
     Raises:

@@ -80,7 +80,13 @@ def train(run: TrainingRun) -> int:
         step = int(state.step)
         train_step = make_train_step(stage, optimizer, shardings=state_shardings(state, mesh))
         with raise_on_all_hosts():
-            logger = MetricLogger(run.out, step=step, steps=recipe.steps, name=stage.name)
+            logger = MetricLogger(
+                run.out,
+                step=step,
+                steps=recipe.steps,
+                name=stage.name,
+                evaluated=step in checkpoints.scores,
+            )
         resources.callback(logger.close)
         logger.print(_describe(state, stage))
         if (before := checkpoints.stretched_from) is not None:

@@ -145,6 +145,10 @@ def is_clocked(name: str) -> bool:
     return "second" in name or name in ("mfu", "goodput", "run_goodput")
 
 
+def _is_evaluation(record: Mapping[str, Any], step: int) -> bool:
+    return record.get("step") == step and any(name.startswith("eval/") for name in record)
+
+
 def _seconds_in_steps(lines: Sequence[str]) -> tuple[int, float]:
     """Returns the last step whose rate is known, and the seconds that all steps until then took."""
     last, seconds = 0, 0.0
@@ -206,6 +210,8 @@ class MetricLogger:
     Args:
         folder: the run's output folder.
         step: steps done before; later lines of an interrupted run are removed from the files.
+        evaluated: whether this step has been evaluated; if not, the line of an evaluation that was
+            interrupted is removed as well, since it is made again.
         steps: steps in all.
         name: the stage's name, for the terminal.
         local: where the files grow; None takes `folder`, or a temporary folder for a bucket.
@@ -215,7 +221,14 @@ class MetricLogger:
     """
 
     def __init__(
-        self, folder: epath.Path, *, step: int, steps: int, name: str, local: Path | None = None
+        self,
+        folder: epath.Path,
+        *,
+        step: int,
+        steps: int,
+        name: str,
+        evaluated: bool = True,
+        local: Path | None = None,
     ):
         self._active = jax.process_index() == 0
         if not self._active:
@@ -233,6 +246,8 @@ class MetricLogger:
                     self._path.write_bytes((folder / METRICS_FILE).read_bytes())
         with self._writing():
             lines = read_lines(self._path, step=step)
+            if not evaluated:
+                lines = [line for line in lines if not _is_evaluation(json.loads(line), step)]
             write_whole(self._path, "".join(f"{line}\n" for line in lines).encode())
             self._file = open(self._path, "a")  # noqa: SIM115 - closed in `close`
             self._events = _Events(local / EVENTS, step=step + 1)

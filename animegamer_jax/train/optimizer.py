@@ -1,7 +1,7 @@
 """AdamW, its learning-rate schedule and weight decay, and the average of the weights.
 
-The optimizers of PAPER section 4.1 and of the code bases behind the release are AdamW with clipping
-by global norm; moments and averages are float32, like the trained weights.
+The optimizers of the paper's section 4.1 and of the code bases behind the release are AdamW with
+clipping by global norm; moments and averages are float32, like the trained weights.
 """
 
 from collections.abc import Callable, Mapping

@@ -28,7 +28,7 @@ class AskSettings(ServerOptions):
     """Which model is asked, and how.
 
     Attributes:
-        model: Name of the model at the endpoint. None: no model is asked.
+        model: Name of the model at the endpoint. Default: no model is asked.
         patience: Number of clips in a row without a usable answer, over all films of a process,
             that ends the run.
         frames: Number of frames shown of each clip.

@@ -18,8 +18,8 @@ class ServerOptions:
         timeout: Seconds to wait for an answer.
         max_tokens: Maximum number of tokens of an answer, reasoning included.
         temperature: Sampling temperature. None: not sent, for models that accept none.
-        prompt_price: Price of a million prompt tokens, in any currency. None: not counted.
-        completion_price: Price of a million completion tokens. None: not counted.
+        prompt_price: Price of a million prompt tokens, in any currency. Default: not counted.
+        completion_price: Price of a million completion tokens. Default: not counted.
     """
 
     endpoint: str = "http://localhost:8000/v1"

@@ -117,7 +117,8 @@ def main(
                 sizes.append(_memory())
         wall, core = time.perf_counter() - wall, time.process_time() - core
         count = batches * batch_size
-        assert len(seen) == count, "an epoch gives no record twice"
+        if len(seen) != count:
+            raise SystemExit("expected an epoch to give no record twice")
         print(
             f"{count:,} records: {count / core:.0f} a second and core, {count / wall:.0f} a second "
             f"with two threads; memory from {sizes[1]:.0f} to {sizes[-1]:.0f} MB; their numbers "
@@ -128,7 +129,11 @@ def main(
 
 
 def _check_resuming(samples: grain.MapDataset[Any], batch_size: int) -> None:
-    """Goes to the middle of an epoch, stops there, and continues in a new iterator."""
+    """Goes to the middle of an epoch, stops there, and continues in a new iterator.
+
+    Raises:
+        SystemExit: Other records came.
+    """
     middle = len(samples) // batch_size // 2
 
     def numbers(state: dict[str, Any] | None, steps: int) -> tuple[list[list[int]], Any]:
@@ -146,12 +151,13 @@ def _check_resuming(samples: grain.MapDataset[Any], batch_size: int) -> None:
     whole, _ = numbers(start, 6)
     first, state = numbers(start, 2)
     rest, _ = numbers(state, 4)
-    same = whole == first + rest and np.unique(whole).size == 6 * batch_size
-    print(
-        f"stopped after batch {middle + 2:,} of {2 * middle:,} and resumed: "
-        + ("the same records" if same else "OTHER RECORDS")
-        + f", {time.perf_counter() - wall:.2f} s for the three streams"
-    )
+    took = time.perf_counter() - wall
+    where = f"stopped after batch {middle + 2:,} of {2 * middle:,} and resumed"
+    if whole != first + rest:
+        raise SystemExit(f"{where}: expected the same records, found others")
+    if np.unique(whole).size != 6 * batch_size:
+        raise SystemExit(f"{where}: expected an epoch to give no record twice")
+    print(f"{where}: the same records, {took:.2f} s for the three streams")
 
 
 if __name__ == "__main__":

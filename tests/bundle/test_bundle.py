@@ -443,7 +443,7 @@ def test_control_c_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_damaged_weights_are_told_in_one_line(tmp_path):
+def test_damaged_weights_are_reported_in_one_line(tmp_path):
     def damaged(name, damage):
         path = tmp_path / name
         write(path)

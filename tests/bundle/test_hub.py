@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from huggingface_hub import constants
-from stand_in_hub import serve_hub
+from stand_in_hub import using_hub
 
 from animegamer_jax import cli
 from animegamer_jax.bundle import safetensors_files
@@ -23,16 +23,8 @@ from animegamer_jax.sharding import make_mesh
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """A hub on this machine, and a cache of its own."""
-    with serve_hub() as hub:
-        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
-        monkeypatch.setenv("HF_TOKEN", "none")
-        yield hub
+    with using_hub(monkeypatch, tmp_path / "cache") as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

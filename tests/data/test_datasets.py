@@ -125,7 +125,7 @@ write_games(Path(sys.argv[1]), {"train": 10})
 """
 
 
-def test_a_disk_that_is_full_is_told_and_nothing_is_left(tmp_path):
+def test_a_disk_that_is_full_is_reported_and_nothing_is_left(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(tmp_path / "set")],
@@ -222,7 +222,7 @@ def shard(path):
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "scratched", "no TFDS", "no field"])
-def test_damaged_files_are_told(copy, damage):
+def test_damaged_files_are_reported(copy, damage):
     file = shard(copy)
     content = bytearray(file.read_bytes())
     if damage == "missing":
@@ -323,7 +323,7 @@ def test_no_two_games_share_a_seed():
     assert max(numbers) < 2**63
 
 
-def test_the_command_tells_what_it_made(tmp_path, capsys):
+def test_the_command_says_what_it_made(tmp_path, capsys):
     out = tmp_path / "toy"
     status = command.toyworld(
         out=out, games=1, test_games=1, turns=1, height=16, width=24, processes=1, films=1

@@ -44,7 +44,7 @@ def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
     assert tuple(other) not in {tuple(epoch) for epoch in epochs}
 
 
-def test_what_is_random_is_drawn_anew_each_epoch():
+def test_what_is_random_is_drawn_again_each_epoch():
     with contextlib.closing(make_iterator(numbers(8), batch_size=8, seed=0)) as batches:
         drawn = [
             dict(zip(b.number.tolist(), b.drawn.tolist(), strict=True)) for b in take(batches, 3)

@@ -68,7 +68,7 @@ def test_clips_are_whole_and_exact(games):
 
 
 @pytest.mark.parametrize("frame", ["first", "random"])
-def test_captions_and_frames_are_drawn_anew_each_epoch(games, tokenizer, frame):
+def test_captions_and_frames_are_drawn_again_each_epoch(games, tokenizer, frame):
     samples = turns.caption_samples(
         games, split="train", tokenizer=tokenizer, length=6, frame=frame, seed=1
     )

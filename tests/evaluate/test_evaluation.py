@@ -167,7 +167,7 @@ def test_playing_does_not_look_at_what_is_expected(played, films, tiny_bundle, t
         np.testing.assert_allclose(other, one, atol=1e-4)
 
 
-def test_games_played_elsewhere_are_scored_beside_them(played, tiny_bundle, films, tmp_path):
+def test_games_played_elsewhere_are_scored_next_to_them(played, tiny_bundle, films, tmp_path):
     elsewhere = played / "games" / "tiny"
     out = tmp_path / "both"
     options = ("--played", f"other={elsewhere}")

@@ -50,7 +50,7 @@ def run_campaign(options: argparse.Namespace) -> int:
                 wrong += 1
             if isinstance(cases, KillCases):
                 (out / "operations.json").write_text(json.dumps(cases.operations, indent=1) + "\n")
-            for verdict in _told(cases.run(jobs=options.jobs), start):
+            for verdict in _reported(cases.run(jobs=options.jobs), start):
                 done[verdict.number] = verdict
                 if not keep:
                     with record.open("a") as file:
@@ -123,7 +123,7 @@ _PARTS: dict[str, Callable[[Path, Path, argparse.Namespace], Any]] = {
 }
 
 
-def _told(verdicts: Iterable[Verdict], start: float) -> Iterable[Verdict]:
+def _reported(verdicts: Iterable[Verdict], start: float) -> Iterable[Verdict]:
     for count, verdict in enumerate(verdicts, start=1):
         if verdict.result == WRONG:
             line = f"{verdict.number:5} {verdict.kind}: {verdict.change}: {verdict.reason}"

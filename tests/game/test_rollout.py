@@ -171,7 +171,7 @@ def test_the_scanned_rollout_is_turn_by_turn(player, played):
     assert (np.asarray(results.bad_step) == -1).all()
 
 
-def test_progress_tells_every_step(player):
+def test_progress_counts_every_step(player):
     reported = []
     player.play_turn(
         player.start(),

@@ -184,7 +184,7 @@ def test_clips_are_joined_in_order(saved, tmp_path):
         video.join_mp4([saved / game.turns[0].clip, tmp_path / "other.mp4"], path)
 
 
-def test_the_storyboard_lies_beside_the_clips(saved):
+def test_the_storyboard_is_next_to_the_clips(saved):
     path = Game.load(saved).save_storyboard()
     assert path == saved / "storyboard.png"
     assert path.read_bytes().startswith(b"\x89PNG")
@@ -529,7 +529,7 @@ def test_a_killed_process_leaves_whole_turns(tmp_path, kind):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
-def test_a_read_only_folder_is_told(tmp_path):
+def test_a_read_only_folder_is_reported(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(UserError, match="Permission denied"):
         make_game(tmp_path / "game")

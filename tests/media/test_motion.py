@@ -84,7 +84,7 @@ def test_drawn_clips_have_their_level(measured):
     assert right.mean() >= 0.97
 
 
-def test_drawn_clips_move_as_fast_as_the_decoder_is_told(measured):
+def test_drawn_clips_move_as_fast_as_the_decoder_is_asked(measured):
     means = measured[0].mean(axis=(0, 2))
     np.testing.assert_allclose(means, MOTION_VALUES, rtol=0.1)
 

@@ -58,7 +58,7 @@ def test_table_is_the_released_file(text_layers):
         assert len(param.get_metadata()["out_sharding"]) == param.ndim, path
 
 
-def test_infer_config_tells_what_is_wrong():
+def test_infer_config_says_what_is_wrong():
     shapes = _manifest()
     with pytest.raises(UserError, match="768 is not a multiple of the head width 100"):
         infer_config(shapes, head_width=100)

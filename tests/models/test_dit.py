@@ -167,7 +167,7 @@ def test_the_position_table_is_diffusers_at_full_width(diffusers):
     np.testing.assert_allclose(found, theirs.flatten(0, 1).numpy(), atol=2e-6)
 
 
-def test_context_of_a_picture_lies_over_the_frame():
+def test_context_of_a_picture_is_over_the_frame():
     """A cell's position is the mean of those of the patches that it covers, and so is its code."""
     config = dataclasses.replace(
         PLAIN, latent_height=8, latent_width=12, num_context_tokens=7, context_grid=(2, 3)
@@ -442,7 +442,7 @@ def test_patches_of_several_frames_are_patches_of_more_channels():
     assert error(found, expected.reshape(x.shape)) < 1e-5
 
 
-def test_an_output_of_clean_latents_is_told_as_v(tiny):
+def test_an_output_of_clean_latents_is_turned_into_v(tiny):
     config = dataclasses.replace(TINY, output="clean")
     clean = build("dit", config, random_leaves("dit", TINY, 0))  # the same weights
     x, timestep, *rest = inputs(TINY)

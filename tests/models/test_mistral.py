@@ -130,7 +130,7 @@ def test_is_transformers_mistral(models, ids, config):
     assert error(run(ours, ids, plain_tokens()), their_logits(theirs, ids)) < MODEL
 
 
-def test_the_window_hides_what_lies_before_it(models, ids):
+def test_the_window_hides_what_is_before_it(models, ids):
     whole, windowed = (run(models[config][0], ids, plain_tokens()) for config in (TINY, WINDOWED))
     np.testing.assert_allclose(whole[:, :8], windowed[:, :8], atol=1e-5)
     assert np.abs(np.asarray(whole - windowed)[:, 8:]).max() > 1e-2

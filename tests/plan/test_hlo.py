@@ -205,7 +205,7 @@ def entry(lines: str, *computations: str, parameters: str = "%a = bf16[64,32]{1,
         ),
     ],
 )
-def test_collectives_that_run_beside_others_send_the_same(kind, result, started, done):
+def test_collectives_that_run_next_to_others_send_the_same(kind, result, started, done):
     """Whatever the starting one's tuple holds: operands, results, counters."""
     at_once = entry(f"ROOT %c = {result} {kind}(%a), {GROUPS}")
     overlapped = entry(
@@ -272,7 +272,7 @@ CHAIN = (
 )  # fmt: skip
 
 
-def test_a_collective_beside_several_fusions_counts_once():
+def test_a_collective_next_to_several_fusions_counts_once():
     """It stands in the fusion that starts it, in those that run meanwhile, and in the last one."""
     lines = """%w = bf16[32,16]{1,0} parameter(1)
 %one = (bf16[64,32]{1,0}, bf16[256,32]{1,0}) fusion(%a), kind=kCustom, calls=%starting

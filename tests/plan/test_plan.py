@@ -358,7 +358,7 @@ def plan_with(monkeypatch, *, fits) -> list[str]:
 NEAR = ["plan", "--stage", "decoder", "--topology", "v5e:4x4", "--batch", "32"]
 
 
-def test_the_nearest_that_fits_is_told(monkeypatch, capsys):
+def test_the_nearest_that_fits_is_reported(monkeypatch, capsys):
     asked = plan_with(monkeypatch, fits=lambda case: case.accumulate == 2)
     assert main([*NEAR, "--json"]) == 2
     reported = capsys.readouterr()
@@ -403,7 +403,7 @@ def test_one_object_for_programs(monkeypatch, capsys):
     assert record["thousand_turns"]["cost"] == pytest.approx(3 * 1000 * 2.0 * 8 / 3600)
 
 
-def test_a_sweep_tells_the_best(monkeypatch, capsys):
+def test_a_sweep_says_the_best(monkeypatch, capsys):
     plan_with(monkeypatch, fits=lambda case: case.remat != "none")
     assert main([*NEAR[:-2], "--sweep", "--json"]) == 0
     plans = json.loads(capsys.readouterr().out)["plans"]
@@ -417,7 +417,7 @@ def test_a_sweep_tells_the_best(monkeypatch, capsys):
     assert "none of 27 programs fits" in capsys.readouterr().err
 
 
-def test_what_was_not_counted_is_told():
+def test_what_was_not_counted_is_reported():
     case = configure("decoder", "v5e:4x4")
     e = estimate_of(
         case,
@@ -553,7 +553,7 @@ def test_attention_by_arithmetic():
         "available HBM (15.75G).",
     ],
 )
-def test_what_does_not_fit_tells_how_much(message):
+def test_what_does_not_fit_says_how_much(message):
     error = read_no_room(f"RESOURCE_EXHAUSTED: {message}", limit=1.0)
     assert isinstance(error, TooLargeError)
     assert error.needed == pytest.approx(26.3 * 2**30 / 1e9)

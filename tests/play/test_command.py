@@ -328,7 +328,7 @@ def test_lines_of_standard_input(tiny_bundle, tmp_path, capsys, monkeypatch):
     assert [turn.instruction for turn in Game.load(out).turns] == ["Qiqi flies.", "Qiqi sleeps."]
 
 
-def test_words_outside_the_models_world_are_told(tmp_path, capsys):
+def test_words_outside_the_models_world_are_reported(tmp_path, capsys):
     """After their turn, as the player wrote them; a turn of known words has no note."""
     model, file = tiny_games.write_model(tmp_path), tmp_path / "game.txt"
     file.write_text("Mika waves gently.\nMika waves at Totoro & Ren.\n")

@@ -87,7 +87,7 @@ def test_clients_take_turns_in_the_queue():
         queue.remove("a1")
 
 
-def test_a_player_beside_a_flooder_gets_a_turn_in_three_times_the_time(player, store):
+def test_a_player_next_to_a_flooder_gets_a_turn_in_three_times_the_time(player, store):
     player.step_seconds = 0.1
     with engine_of(player, store, batch_sizes=(1, 2, 4), workers=2) as engine:
         mine = new_game(store)
@@ -171,7 +171,7 @@ def test_steps_are_bounded_and_old_games_play_with_fewer(player, store):
         assert request.turn.steps == 3
 
 
-def test_a_stopping_server_ends_turns_in_play_and_tells_the_others(player, store):
+def test_a_stopping_server_ends_turns_in_play_and_notifies_the_others(player, store):
     player.step_seconds = 0.02
     engine = Engine(player, store, batch_sizes=(1,))
     playing = engine.submit(new_game(store), "one", steps=20)
@@ -225,7 +225,7 @@ def test_downloads_at_once(store, played, tmp_path):
     assert not list((store.folder / played).glob("*.zip*"))
 
 
-def test_undo_beside_downloads(store, played, tmp_path, monkeypatch):
+def test_undo_during_downloads(store, played, tmp_path, monkeypatch):
     """Each download is the game before or after an undo, whole, though its files are deleted."""
     monkeypatch.setattr(tree, "MAX_OTHERS", 0)
     count = 8
@@ -593,7 +593,7 @@ def test_one_that_floods_and_one_that_hangs_stop_nobody(server):
             connection.close()
 
 
-def test_a_signal_lets_turns_end_and_tells_those_that_wait(served_once):
+def test_a_signal_lets_turns_end_and_notifies_those_that_wait(served_once):
     """The last test of this server."""
     address, process, _ = served_once
     process.send_signal(signal.SIGUSR2)  # turns stay in a step

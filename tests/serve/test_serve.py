@@ -251,7 +251,7 @@ def test_one_games_failure_is_not_the_others(engine, store, player, caplog):
     play(engine, requests[0].game, "and on")
 
 
-def test_a_full_disk_is_told(engine, store, monkeypatch):
+def test_a_full_disk_is_reported(engine, store, monkeypatch):
     game = new_game(store)
 
     def full(*_, **__):
@@ -508,7 +508,7 @@ def test_what_is_no_game_is_not_loaded(packed, store, name):
     assert not list(store.folder.parent.rglob("evil*"))
 
 
-def test_an_archive_that_lies_about_a_size(packed, store):
+def test_an_archive_that_is_wrong_about_a_size(packed, store):
     """A member with more bytes than its entry declares is not unpacked further."""
     data = bytearray(packed.read_bytes())
     with zipfile.ZipFile(packed) as archive:

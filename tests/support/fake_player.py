@@ -1,8 +1,9 @@
 """A player for tests of the server that needs no networks and no JAX program.
 
-As a program, `python tests/support/fake_player.py GAMES STEPS [SECONDS [PORT]]`, it serves a page
-on a port, a free one by default. Turns stay in a step from SIGUSR2 to SIGUSR1; without the seconds
-of a step they do so from the start. It ends on SIGTERM, when the turns in play have ended.
+As a program, `python tests/support/fake_player.py GAMES STEPS [SECONDS [PORT]] [--warm-up]`, it
+serves a page on a port, a free one by default. Turns stay in a step from SIGUSR2 to SIGUSR1;
+without the seconds of a step they do so from the start, and so does the warm-up. It ends on
+SIGTERM, when the turns in play have ended.
 """
 
 import itertools
@@ -154,7 +155,13 @@ def make_openings(folder: Path) -> Openings:
 
 
 def main(
-    games: Path, steps: int, *, held: bool = True, step_seconds: float = 0.0, port: int = 0
+    games: Path,
+    steps: int,
+    *,
+    held: bool = True,
+    step_seconds: float = 0.0,
+    port: int = 0,
+    warm_up: bool = False,
 ) -> None:
     """Serves a page, as `animegamer serve` does, with a player that may be held."""
     from animegamer_jax.serve.engine.engine import Engine
@@ -183,7 +190,7 @@ def main(
         limits=Limits(client_connections=20, client_upload_mb=1),
         trusted_proxies=("127.0.0.1",),
         shutdown_seconds=20.0,
-        warm_up=False,
+        warm_up=warm_up,
     )
     show_log()
     with tempfile.TemporaryDirectory() as folder:
@@ -192,7 +199,14 @@ def main(
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
+    given = [text for text in sys.argv[1:] if text != "--warm-up"]
     seconds = float(given[2]) if len(given) > 2 else 0.0
     place = int(given[3]) if len(given) > 3 else 0
-    main(Path(given[0]), int(given[1]), held=not seconds, step_seconds=seconds, port=place)
+    main(
+        Path(given[0]),
+        int(given[1]),
+        held=not seconds,
+        step_seconds=seconds,
+        port=place,
+        warm_up="--warm-up" in sys.argv,
+    )

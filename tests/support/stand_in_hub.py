@@ -8,8 +8,12 @@ import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+import pytest
+from huggingface_hub import constants
 
 Files = dict[str, bytes]
 
@@ -157,3 +161,17 @@ def serve_hub() -> Iterator[StandInHub]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextlib.contextmanager
+def using_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[StandInHub]:
+    """A hub on this machine that `huggingface_hub` uses, with a cache of its own."""
+    with serve_hub() as hub:
+        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
+        monkeypatch.setenv("HF_TOKEN", "none")
+        yield hub

@@ -11,7 +11,7 @@ from etils import epath
 from helpers import random_leaves, tiny_config, write_tokenizer
 from tiny_stage import RECIPE, TinyStage
 
-from animegamer_jax import cli
+from animegamer_jax import cli, sharding
 from animegamer_jax.bundle.bundle import Bundle, BundleWriter
 from animegamer_jax.bundle.config import BundleConfig
 from animegamer_jax.bundle.embedded import ASSETS
@@ -414,3 +414,28 @@ def test_from_words_to_a_bundle_and_a_fresh_start(tiny_bundle, tmp_path, capfd):
     assert json.loads(line)["loss"] != first["loss"]
     assert "eval/loss" in json.loads(evaluated)
     assert "tiny 1/1" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_two_simulated_slices_train_to_the_losses_of_one(tiny_bundle, tmp_path, monkeypatch):
+    """Weights over eight devices of one slice, or over the four of each of two."""
+    arranged: list[tuple[tuple[int, ...], int]] = []
+    over_slices = sharding._over_slices
+
+    def note(sizes, devices, *, slices):
+        arranged.append((tuple(sizes), slices))
+        return over_slices(sizes, devices, slices=slices)
+
+    monkeypatch.setattr(sharding, "_over_slices", note)
+    words = ("--model", str(tiny_bundle), "--batch-size", "8", "--steps", "2")
+    losses = []
+    for slices in ("1", "2"):
+        (folder := tmp_path / slices).mkdir()
+        assert run(TinyStage, folder, *words, "--layout", "sharded", "--slices", slices) == 0
+        lines = (folder / "out" / "metrics.jsonl").read_text().splitlines()
+        steps = [line for line in map(json.loads, lines) if "loss" in line]
+        losses.append([line["loss"] for line in steps])
+        assert 0 < steps[-1]["run_goodput"] <= 1
+    assert arranged == [((2, 4, 1, 1), 2)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[0][0] != losses[0][1]

@@ -294,7 +294,7 @@ def test_the_best_checkpoint_as_the_result(bundle, tmp_path, capfd):
     best = weights(tmp_path / "model")
     longer = dataclasses.replace(recipe, steps=STEPS)
     assert train(make_run(tmp_path, bundle, recipe=longer, kind=Worsening, export="best")) == 0
-    assert "in steps, of step 9, the best: error " in capfd.readouterr().err
+    assert " since the run began, of step 9, the best: error " in capfd.readouterr().err
     assert_same_bits(weights(tmp_path / "model"), best)
     assert train(make_run(tmp_path, bundle, recipe=longer)) == 0
     last = weights(tmp_path / "model")
@@ -487,6 +487,22 @@ def test_goodput_of_a_run_counts_what_restarts_cost(monkeypatch, tmp_path):
     logger.close()
     found = [line.get("run_goodput") for line in map(json.loads, file.read_text().splitlines())]
     assert found == [None, None, None, None, 0.6]
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_an_evaluation_that_was_interrupted_has_one_line(evaluated, tmp_path):
+    """Its line was written, its score was not: it is made again."""
+    scores = {"step": 2, "eval/psnr": 20.0}
+    lines = [{"step": 1, "eval/psnr": 10.0}, {"step": 2, "loss": 1.0}, scores]
+    file = tmp_path / metric_logger.METRICS_FILE
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    logger = metric_logger.MetricLogger(
+        absolute(tmp_path), step=2, steps=5, name="tiny", evaluated=evaluated
+    )
+    if not evaluated:
+        logger.log_evaluation(2, Evaluation(scalars={"psnr": 20.0}, clips={}))
+    logger.close()
+    assert metrics(tmp_path) == lines
 
 
 def test_a_gif_of_clips():

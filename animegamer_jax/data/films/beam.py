@@ -15,7 +15,7 @@ import apache_beam as beam
 import grpc
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from animegamer_jax.data.films.runners import option_values
+from animegamer_jax.data.films.beam_options import option_values
 from animegamer_jax.errors import UserError
 from animegamer_jax.extras import how_to_install
 

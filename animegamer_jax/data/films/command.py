@@ -14,7 +14,7 @@ import tyro
 from animegamer_jax.data.films.clips.store import FilmSettings, ShotsFolder, open_shots, path_id
 from animegamer_jax.data.films.games.grouping import GamesSettings
 from animegamer_jax.data.films.runners import RunnerOptions, for_each, is_loopback
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, printable
 from animegamer_jax.progress import (
     Progress,
     no_progress,
@@ -144,7 +144,7 @@ def annotate(
     if settings.model is None and manual is None:
         raise UserError("expected --model NAME to ask, or --manual FILE, or both; found neither")
     if settings.model is not None:
-        _refuse_out_of_reach(shots, settings, runner)
+        _refuse_out_of_reach(shots, settings.endpoint, runner)
     folder, known = open_shots(shots), read_characters(characters)
     if manual is not None:
         added = add_manual_annotations(folder, manual, known)
@@ -175,19 +175,19 @@ def annotate(
     return _report_annotated(folder, every)
 
 
-def _refuse_out_of_reach(shots: str, settings: AskSettings, runner: RunnerOptions) -> None:
+def _refuse_out_of_reach(shots: str, endpoint: str, runner: RunnerOptions) -> None:
     """Makes sure that other machines can reach the folder and the server."""
     if runner.is_on_this_machine:
         return
-    if is_loopback(urllib.parse.urlsplit(settings.endpoint).hostname or ""):
+    if is_loopback(urllib.parse.urlsplit(endpoint).hostname or ""):
         raise UserError(
-            f"--endpoint {settings.endpoint}: expected an address that the machines of "
-            f"{runner.runner} can reach, found one of this machine only"
+            f"--endpoint {endpoint}: expected an address that the machines of {runner.runner} can "
+            "reach, found one of this machine only"
         )
     if not is_bucket(shots):
         raise UserError(
-            f"{shots}: expected a folder that the machines of {runner.runner} can reach, such as "
-            "gs://bucket/shots, found one of this machine"
+            f"{printable(shots)}: expected a folder that the machines of {runner.runner} can "
+            "reach, such as gs://bucket/shots, found one of this machine"
         )
 
 
@@ -319,6 +319,7 @@ def games(
             for_each=functools.partial(
                 for_each, options=runner, label="shards", on_progress=progress
             ),
+            on_progress=progress,
         )
     counts = ", ".join(f"{split} {count}" for split, count in info.splits.items())
     print_line(f"{out}: {sum(info.splits.values())} turns ({counts}); see {out}/card.md")

@@ -24,8 +24,19 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from animegamer_jax.data.datasets import INFO_FILE, GameDataset, Record, RecordSource, open_games
-from animegamer_jax.data.films.annotation.labels import Label, read_labels, read_unannotated
-from animegamer_jax.data.films.clips.store import SHOTS_FILE, ClipRow, ShotsFolder, open_shots
+from animegamer_jax.data.films.annotation.labels import (
+    Label,
+    Unannotated,
+    read_labels,
+    read_unannotated,
+)
+from animegamer_jax.data.films.clips.store import (
+    SHOTS_FILE,
+    ClipRow,
+    FilmReport,
+    ShotsFolder,
+    open_shots,
+)
 from animegamer_jax.data.films.games.card import (
     DroppedClip,
     first_dropped,
@@ -188,9 +199,15 @@ def show_shots(
     folder: ShotsFolder, files: PageFiles, *, clips: int, on_progress: Progress = no_progress
 ) -> Page:
     """Returns the page of a shots folder, annotated or not."""
-    reports = [folder.report(film) for film in folder.films()]
-    rows = {report.film: folder.rows(report.film) for report in reports}
-    labels = {film: read_labels(folder, film) for film in rows}
+    reports: list[FilmReport] = []
+    rows: dict[str, Sequence[ClipRow]] = {}
+    labels: dict[str, Mapping[int, Label]] = {}
+    aside: dict[str, Sequence[Unannotated]] = {}
+    every_film = folder.films()
+    for film in track(every_film, on_progress, "films read", total=len(every_film)):
+        reports.append(folder.report(film))
+        rows[film], labels[film] = folder.rows(film), read_labels(folder, film)
+        aside[film] = read_unannotated(folder, film)
     every = [label.to_row() for found in labels.values() for label in found.values()]
     taken = [(film, row) for film in rows for row in rows[film]]
     kept = [(film, row) for film, row in taken if row.dropped is None]
@@ -215,9 +232,7 @@ def show_shots(
     films = folder.skipped_films()
     skipped = [(film.name, film.reason) for film in films]
     skipped += [
-        (f"{film}, clip {clip.clip}", clip.reason)
-        for film in rows
-        for clip in read_unannotated(folder, film)
+        (f"{film}, clip {clip.clip}", clip.reason) for film, some in aside.items() for clip in some
     ]
     minutes = sum(report.seconds for report in reports) / 60
     tags = [_shot_tags(film, row, labels[film].get(row.clip)) for film, row in taken]

@@ -13,6 +13,7 @@ import urllib.parse
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from animegamer_jax.data.films.beam_options import option_values
 from animegamer_jax.data.films.pool import run_in_processes
 from animegamer_jax.errors import UserError
 from animegamer_jax.progress import Progress, no_progress
@@ -79,12 +80,6 @@ class RunnerOptions:
     def reporting(self, on_progress: Progress) -> Progress:
         """Returns what the function itself can report to: nothing in another process."""
         return on_progress if self.is_local and self.workers == 1 else no_progress
-
-
-def option_values(options: Sequence[str]) -> dict[str, str]:
-    """Returns the values of options, each `name=value`, by name."""
-    parts = (option.partition("=") for option in options)
-    return {name: value for name, _, value in parts}
 
 
 def is_loopback(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""A benchmark: games as data, in a versioned JSON format (PAPER section 4.1).
+"""A benchmark: games as data, in a versioned JSON format (paper, section 4.1).
 
 The paper's benchmark has 20 characters and games of ten turns, 2,000 turns in all, and was not
 released; this format is not the paper's. A file has what a player says, what each turn should show

@@ -1,4 +1,4 @@
-"""A benchmark written by a language model, as the paper's was (PAPER section 4.1).
+"""A benchmark written by a language model, as the paper's was (paper, section 4.1).
 
 For each game the model gets two characters, some motions and some places, drawn from a user's
 lists, and answers with the turns, part by part. The instructions are composed here in the released

@@ -1,6 +1,6 @@
 """A benchmark of the paper's size from a grammar: 20 characters, 200 games of ten turns.
 
-The paper's own benchmark, written by a language model (PAPER section 4.1), was not released. This
+The paper's own benchmark, written by a language model (paper, section 4.1), was not released. This
 one has its size and the released form of instructions, but other games. Every game has a leading
 character and a companion. The first turn names every part; of the others `_OPEN_SHARE` are open:
 they name some parts, and the rest stays as it was. Expected states follow from the motion and its

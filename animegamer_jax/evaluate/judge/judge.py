@@ -1,4 +1,4 @@
-"""Scores of played games, 0 to 10, by a vision-language model (PAPER section 4.2).
+"""Scores of played games, 0 to 10, by a vision-language model (paper, section 4.2).
 
 One question per game shows all systems' answers under neutral labels, in an order drawn for the
 game. Replies are cached on disk. A game without a valid answer is skipped with the reason. The

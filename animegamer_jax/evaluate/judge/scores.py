@@ -1,4 +1,4 @@
-"""A judge's scores of played games (PAPER section 4.2), and the agreement of two judges.
+"""A judge's scores of played games (paper, section 4.2), and the agreement of two judges.
 
 In the paper GPT-4V and people score games from 0 to 10 by the criteria here. Only scores of the
 same judge are comparable.

@@ -1,4 +1,4 @@
-"""DreamSim (PAPER section 4.2): the similarity of frames as people see it, 1 - distance.
+"""DreamSim (paper, section 4.2): the similarity of frames as people see it, 1 - distance.
 
 Fu et al., "DreamSim: Learning New Dimensions of Human Visual Similarity using Synthetic Data"
 (NeurIPS 2023, arXiv 2306.09344). The authors' package `dreamsim` and their weights compute the

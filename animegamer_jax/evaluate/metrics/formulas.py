@@ -1,4 +1,4 @@
-"""Formulas of the paper's metrics (PAPER section 4.2): one value per turn, and their means.
+"""Formulas of the paper's metrics (paper, section 4.2): one value per turn, and their means.
 
 ACC-S and MAE-S compare predicted states, ACC-F and MAE-F motion levels, CLIP-I and CLIP-T frames
 with a reference and with text. A metric's score is the mean of its values over turns; its interval

@@ -1,4 +1,4 @@
-"""CLIP for CLIP-I and CLIP-T (PAPER section 4.2), which need not be the model's own.
+"""CLIP for CLIP-I and CLIP-T (paper, section 4.2), which need not be the model's own.
 
 A model that was trained on one CLIP's features may please that CLIP more than others, and scores by
 two CLIPs are on two scales. So any CLIP on disk can score: a bundle's, or an OpenCLIP checkpoint as

@@ -35,7 +35,7 @@ class Metric:
         unit: Unit of the values.
         formula: Formula for the value of one turn.
         source: Publication that defines it.
-        paper: The paper's score, on its own films and benchmark (PAPER table 1).
+        paper: The paper's score, on its own films and benchmark (paper, table 1).
         baseline: The best score among the paper's baselines there.
         backbone: Whether a network computes it: values from two networks are on two scales.
     """

@@ -1,4 +1,4 @@
-"""Ablations: a file of scores of training or playing without a part (PAPER tables 3 and 4).
+"""Ablations: a file of scores of training or playing without a part (paper, tables 3 and 4).
 
 Any program can write the file; the report of an evaluation shows it:
 

@@ -23,10 +23,10 @@ Number = int | float
 _GIF_WIDTH = 360
 _TEXT_SHARE = 0.055  # of a frame's height: the size of a caption
 _INK, _SOFT, _PAPER, _ACCENT = (255, 255, 255), (176, 182, 200), (24, 27, 38), (255, 196, 87)
-_METER_INKS = {
-    "stamina": (236, 148, 72),
-    "social": (98, 160, 232),
-    "entertainment": (180, 124, 232),
+_METERS = {  # as the page calls them
+    "stamina": ("Stamina", (236, 148, 72)),
+    "social": ("Social", (98, 160, 232)),
+    "entertainment": ("Fun", (180, 124, 232)),
 }
 
 
@@ -115,6 +115,8 @@ def _caption(text: str, height: int, width: int) -> tuple[Image.Image, Image.Ima
 def save_card(game: Game, path: Path, *, day: Day | None, words: Vocabulary) -> None:
     """Writes a card of the current day of a game as a PNG: pictures, meters, goal, stars.
 
+    It is in English, as the instructions are: a server need not have a font for other languages.
+
     Args:
         game: The game.
         path: Path of the card.
@@ -157,10 +159,10 @@ def _draw_card(
         place = margin + column * (panel_width + gap), top + row * (panel_height + gap)
         card.paste(picture.resize((panel_width, panel_height), Image.Resampling.LANCZOS), place)
     y = card.height - bottom + 34
-    for name, ink in _METER_INKS.items():
+    for name, (label, ink) in _METERS.items():
         value = getattr(game.meters, name)
-        font = font_for(name, 20)
-        draw.text((margin, y), name.capitalize(), fill=_SOFT, font=font, anchor="lm")
+        font = font_for(label, 20)
+        draw.text((margin, y), label, fill=_SOFT, font=font, anchor="lm")
         left, right = margin + 170, width - margin - 60
         draw.rounded_rectangle((left, y - 8, right, y + 8), 8, fill=(52, 57, 74))
         if value:
@@ -185,7 +187,7 @@ def _card_title(turns: Sequence[Turn], day: Day | None, words: Vocabulary) -> tu
         return who, count
     goals = {
         "social": f"social {day.goal.target}",
-        "entertainment": f"entertainment {day.goal.target}",
+        "entertainment": f"fun {day.goal.target}",
         "balance": f"all meters at {day.goal.target} in the second half",
         "places": f"{day.goal.target} places",
         "people": f"{day.goal.target} people",

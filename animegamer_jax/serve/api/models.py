@@ -232,7 +232,7 @@ class ReadingModel(Model):
 class ErrorModel(Model):
     """Why a request was refused, in one line."""
 
-    code: Literal["refused", "conflict", "unknown words", "login", "internal"]
+    code: Literal["refused", "conflict", "no game", "unknown words", "login", "internal"]
     error: str
     reading: ReadingModel | None = None
 

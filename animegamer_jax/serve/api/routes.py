@@ -33,6 +33,7 @@ from animegamer_jax.serve.api.streams import (
     turn_events,
 )
 from animegamer_jax.serve.engine.turn_request import TurnRequest
+from animegamer_jax.serve.games.game_store import NoGameError
 from animegamer_jax.serve.games.pictures import thumbnail
 
 _INTERNAL = "an internal error: the server's log has it; try again"
@@ -361,7 +362,8 @@ def _add_errors(app: FastAPI, actions: Actions) -> None:
         if isinstance(error, UnknownLineError):
             reading = answers.reading_of(error.reading)
             return refuse(422, code="unknown words", error=text, reading=reading)
-        return refuse(422, code="refused", error=text)
+        code = "no game" if isinstance(error, NoGameError) else "refused"
+        return refuse(422, code=code, error=text)
 
     @app.exception_handler(LoginError)
     def not_logged_in(request: Request, error: LoginError) -> JSONResponse:

@@ -27,6 +27,13 @@ _IDLE_SECONDS = 1800.0
 _COPY = ".copy-"
 
 
+class NoGameError(UserError):
+    """There is no game of a name here."""
+
+    def __init__(self, name: str):
+        super().__init__(f"no game {name[:40]!r} here: start a new one, or load a saved one")
+
+
 class GameModel(NamedTuple):
     """What a game's files must match: the model that this server plays.
 
@@ -164,7 +171,7 @@ class GameStore:
         if place is not None and place.game is not None:
             return place.game
         if not (_ID.fullmatch(name) and (self.folder / name / GAME_FILE).is_file()):
-            raise UserError(f"no game {name[:40]!r} here: start a new one, or load a saved one")
+            raise NoGameError(name)
         return self._read(name)
 
     @contextlib.contextmanager
@@ -264,7 +271,9 @@ class GameStore:
                 place.last_used = time.monotonic()
                 return place
             if not known:
-                raise UserError(f"no game {name[:40]!r} here: start a new one, or load a saved one")
+                raise NoGameError(
+                    f"no game {name[:40]!r} here: start a new one, or load a saved one"
+                )
             return self._new_place(name, client)
 
     def _leave(self, name: str, place: _Place) -> None:

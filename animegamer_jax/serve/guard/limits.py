@@ -29,7 +29,7 @@ class Limits:
         client_connections: Most requests of one client at the same time.
         client_upload_mb: Most MB that one client may upload in an hour.
         uploads_mb: Most MB of uploads and copies of clips that are kept, of all clients together.
-        uploads_minutes: Age in minutes after which they are deleted.
+        uploads_minutes: Age in minutes after which uploaded files are deleted.
     """
 
     client_requests: int = 1200

@@ -1,4 +1,4 @@
-"""The decoder alone on the toy world: clips of true shot representations (PAPER, ablations)."""
+"""The decoder alone on the toy world: clips of true representations (the paper's ablations)."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The adaptation stage: the decoder adapts to the language model's predictions (PAPER section 3.4).
+"""The adaptation stage: the decoder adapts to predicted representations (paper, section 3.4).
 
 Inside the step, the frozen language model predicts the shot representation from the true history;
 the decoder is trained, with its own loss, to make the true clip from it.

@@ -1,7 +1,7 @@
-"""Warm-up and joint stage: shot encoder and decoder learn to make clips (PAPER section 3.2).
+"""Warm-up and joint stage: shot encoder and decoder learn to make clips (paper, section 3.2).
 
 The decoder D_a predicts v of the noised latents (`diffusion.py`) from E_a's representation and the
-motion value; the loss is the released one, a plain mean squared error on v. The warm-up (PAPER
+motion value; the loss is the released one, a plain mean squared error on v. The warm-up (paper,
 section 4.1) is the joint stage with fewer trained weights: E_a and the decoder's motion layer learn
 to work with the frozen decoder. Without it, says the paper's ablation, the joint stage ends far
 worse.
@@ -288,7 +288,7 @@ class ClipStage(DiffusionStage[R]):
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
         """Whether a parameter is trained, by default of the decoder only.
 
-        Trained are low-rank updates, the layers' modulation and the motion layer (385 M, PAPER
+        Trained are low-rank updates, the layers' modulation and the motion layer (385 M, paper,
         section 4.1), or everything but the constant positions.
         """
         if network != "dit" or path[0] == "positions":

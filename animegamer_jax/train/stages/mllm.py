@@ -1,4 +1,4 @@
-"""The stage of the language model: the next game state from past turns (PAPER section 3.3).
+"""The stage of the language model: the next game state from past turns (paper, section 3.3).
 
 The loss is the cross-entropy of this turn's four state tokens, plus `alpha` times the mean squared
 error of the predicted shot representation against E_a of the true turn (equation 5). Past turns are

@@ -1,6 +1,9 @@
 """The page of a shots folder and of a game dataset, opened in a real browser."""
 
 import io
+import itertools
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pytest
@@ -8,15 +11,19 @@ from annotated_shots import Take, annotate, film_name, label, make_shots
 from browser import open_browser, open_page
 from etils import epath
 from PIL import Image
+from real_films import big_buck_bunny as big_buck_bunny
+from real_films import bikes as bikes
 from tiny_sets import turns_of, write_games
 
 from animegamer_jax.cli import main
 from animegamer_jax.data.films import gallery
 from animegamer_jax.data.films.clips.store import SkippedFilm
+from animegamer_jax.data.films.cutting.video_reader import open_film
 from animegamer_jax.data.films.gallery import PageFiles, default_page, make_page
 from animegamer_jax.data.films.games.grouping import GamesSettings
 from animegamer_jax.data.films.games.writer import write_film_games
 from animegamer_jax.errors import UserError
+from animegamer_jax.media.video import encode_mp4
 
 EVIL = '<img src=x onerror="document.title=1">'
 
@@ -156,6 +163,41 @@ def test_the_page_is_small_and_runs_only_its_own_script(browser, page_file):
         assert any("Content Security Policy" in line for line in wrong)
 
 
+LOAD_ALL = """images => Promise.all(images.map(image => {
+    image.loading = "eager";
+    return image.decode();
+}))"""
+
+
+def full_size_clip(film: Path) -> bytes:
+    """Two seconds of a real film, as `data films` keeps them."""
+    with open_film(film, name=film.name) as reader:
+        frames = [f.rgb(height=480, width=720) for f in itertools.islice(reader.frames(), 0, 51, 3)]
+    return encode_mp4(np.stack(frames))
+
+
+def test_a_page_of_real_clips_is_below_5_megabytes(browser, tmp_path, big_buck_bunny, bikes):
+    """With every picture, though the browser loads those that are far away only when needed."""
+    clips = [full_size_clip(film) for film in (big_buck_bunny, bikes)]
+    shots = make_shots(tmp_path / "shots", [[Take(value=n / 3) for n in range(120)]], clips=clips)
+    assert main(["data", "show", str(shots.path)]) == 0
+    with open_page(browser, "about:blank") as (page, wrong):
+        asked: set[str] = set()
+        page.on("request", lambda request: asked.add(unquote(urlsplit(request.url).path)))
+        page.goto((tmp_path / "shots.html").as_uri())
+        images = page.locator("#clips img")
+        assert images.count() >= 96
+        at_once = len(asked)
+        images.evaluate_all(LOAD_ALL)
+        assert at_once < len(asked) == images.count() + 1, "the page and each picture"
+        assert sum(Path(path).stat().st_size for path in asked) < 5_000_000
+        width, plays, _ = page.locator("#clips article").nth(7).evaluate(PLAYS)
+        assert (width, plays) == (720, True)
+        (clip,) = (path for path in asked if path.endswith(".mp4"))
+        assert Path(clip).read_bytes() in clips
+        assert wrong == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_phone(browser, page_file, scheme):
     size = {"width": 380, "height": 800}
@@ -252,6 +294,13 @@ def test_what_is_no_dataset(tmp_path, shots):
         make_page(tmp_path, PageFiles(epath.Path(tmp_path)))
     with pytest.raises(UserError, match="clips -1: expected 0 or more"):
         make_page(shots.path, PageFiles(epath.Path(tmp_path)), clips=-1)
+
+
+def test_reading_films_shows_its_progress(shots, tmp_path):
+    seen = []
+    files = PageFiles(epath.Path(tmp_path))
+    make_page(shots.path, files, clips=0, on_progress=lambda *now: seen.append(now))
+    assert seen == [("films read", 0, 1), ("films read", 1, 1), ("clips", 0, 0)]
 
 
 def test_an_empty_folder(tmp_path):

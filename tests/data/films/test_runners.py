@@ -65,7 +65,7 @@ def test_nothing_to_do():
 @pytest.mark.parametrize(
     ("work", "message"),
     [
-        (runner_work.refuse_beside_others, "film 0: expected a film"),
+        (runner_work.refuse_next_to_others, "film 0: expected a film"),
         (runner_work.die, "a worker process died, perhaps for want of memory: run the same"),
     ],
 )

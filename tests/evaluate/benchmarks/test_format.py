@@ -306,7 +306,7 @@ def test_what_is_read():
 
 
 @pytest.mark.parametrize(("content", "message"), WRONG + ASTRAY)
-def test_what_is_wrong_is_told_in_one_line(content, message):
+def test_what_is_wrong_is_reported_in_one_line(content, message):
     with pytest.raises(UserError) as caught:
         parse_benchmark(json.dumps(content), where="bench.json")
     error = str(caught.value)

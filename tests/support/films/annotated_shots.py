@@ -52,12 +52,19 @@ def brightness(film: int, clip: int) -> int:
 
 
 def make_shots(
-    path: Path, films: Sequence[Sequence[Take]], *, picture: bytes = b"a picture"
+    path: Path,
+    films: Sequence[Sequence[Take]],
+    *,
+    picture: bytes = b"a picture",
+    clips: Sequence[bytes] = (),
 ) -> ShotsFolder:
-    """A folder of films `film-0000000n`; `picture` is that of each dropped clip."""
+    """A folder of films `film-0000000n`; `picture` is that of each dropped clip.
+
+    The kept clips are `clips`, in turn, where there are some.
+    """
     folder = open_shots(path, SETTINGS)
     for number, takes in enumerate(films):
-        write_film(folder, number, takes, picture=picture)
+        write_film(folder, number, takes, picture=picture, clips=clips)
     return folder
 
 
@@ -66,7 +73,12 @@ def film_name(number: int) -> str:
 
 
 def write_film(
-    folder: ShotsFolder, number: int, takes: Sequence[Take], *, picture: bytes = b"a picture"
+    folder: ShotsFolder,
+    number: int,
+    takes: Sequence[Take],
+    *,
+    picture: bytes = b"a picture",
+    clips: Sequence[bytes] = (),
 ) -> None:
     film = film_name(number)
     dropped: dict[str, int] = {}
@@ -88,6 +100,9 @@ def write_film(
             if take.dropped:
                 dropped[take.dropped] = dropped.get(take.dropped, 0) + 1
                 writer.add(row, picture)
+                continue
+            if clips:
+                writer.add(row, clips[clip % len(clips)])
                 continue
             frames = np.full((5, 16, 24, 3), brightness(number, clip), np.uint8)
             frames[:, :4, :4] += np.uint8(20 * number)  # no film shows a clip of another one

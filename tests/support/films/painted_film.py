@@ -91,6 +91,11 @@ class PaintedFilm:
     def num_frames(self) -> int:
         return self.shots[-1].end + self.black
 
+    def alone(self, shot: Shot) -> int:
+        """Number of frames that show nothing of another shot, nor of the fade at the end."""
+        following = self.shots[self.shots.index(shot) + 1 :]
+        return shot.frames - shot.overlap - (following[0].overlap if following else self.tail)
+
     def bars(self, shot: Shot) -> int:
         """Black rows at the top, and at the bottom."""
         return shot.bars * self.rows // 1000 // 2 * 2
@@ -285,7 +290,7 @@ def make_film(
         flashing = number % 9 == 4
         ground += int(rng.integers(1, 5))
         start = shots[-1].end - overlap if shots else 0
-        flash = (overlap + int(rng.integers(20, 40)), 1 + number % 3) if flashing else None
+        flash = (overlap + int(rng.integers(20, 40)), 1 + number // 9 % 3) if flashing else None
         bars = int(rng.choice([125, 90])) if number % 8 == 3 else 0
         shots.append(
             Shot(

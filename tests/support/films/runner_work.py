@@ -39,7 +39,7 @@ def wait(number: int, *, folder: Path) -> None:
     time.sleep(600)
 
 
-def refuse_beside_others(number: int, *, folder: Path) -> None:
+def refuse_next_to_others(number: int, *, folder: Path) -> None:
     """The first item is refused once another process waits."""
     if number:
         wait(number, folder=folder)

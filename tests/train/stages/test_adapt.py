@@ -113,12 +113,12 @@ def test_the_loss_is_the_decoders(bundle, networks, batch):
     stage = make_stage(AdaptStage, dataclasses.replace(RECIPE, context_dropout=0.0), bundle)
     batch = jax.tree.map(jnp.asarray, batch)
     still = dataclasses.replace(bundle.protocol, motion_values=(0.0,) * 5)
-    told_nothing = AdaptStage(stage.recipe, bundle.config, still, tokenizer_dir=stage.tokenizer_dir)
+    with_nothing = AdaptStage(stage.recipe, bundle.config, still, tokenizer_dir=stage.tokenizer_dir)
 
     @jax.jit
     def found(networks, batch):
         (loss, parts), (other, _) = (
-            s.loss(networks, batch, make_key()) for s in (stage, told_nothing)
+            s.loss(networks, batch, make_key()) for s in (stage, with_nothing)
         )
         assert parts == {}
         return loss, other
@@ -215,7 +215,7 @@ def test_what_is_refused(bundle):
 
 
 def test_recipes():
-    """PAPER section 4.1; the optimizer as in the decoder's stages."""
+    """The paper, section 4.1; the optimizer as in the decoder's stages."""
     full = RECIPES["full"]
     assert (full.steps, full.optimizer.learning_rate, full.context_dropout) == (10_000, 5e-5, 0.05)
     assert (full.optimizer.clip_norm, full.ema_decay, full.trained) == (0.1, 0.9999, "recipe")

@@ -410,7 +410,7 @@ def test_a_model_of_the_released_protocol(bundle):
 
 
 def test_recipes():
-    """PAPER section 4.1 and the code base that it grew from."""
+    """The paper, section 4.1 and the code base that it grew from."""
     full = RECIPES["full"]
     o = full.optimizer
     assert (full.steps, full.batch_size % 16, full.alpha, full.lora_dropout) == (15_000, 0, 1, 0.05)

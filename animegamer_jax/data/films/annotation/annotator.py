@@ -1,4 +1,4 @@
-"""Annotation by a model (PAPER section 3.1): who does what, where and when, in every kept clip.
+"""Annotation by a model (paper, section 3.1): who does what, where and when, in every kept clip.
 
 The model answers one question per clip, in the form of `Annotation`. Replies are cached in
 `cache/` of the shots folder.

@@ -1,4 +1,4 @@
-"""Annotations (PAPER section 3.1): the record of a clip, and the files in the shots folder.
+"""Annotations (paper, section 3.1): the record of a clip, and the files in the shots folder.
 
     FILM/annotations.jsonl    {"clip": n, FIELDS, "source": "model" or "manual"} a line
     FILM/unannotated.jsonl    {"clip": n, "reason": ..., "answer": ...} a line

@@ -1,6 +1,6 @@
 """The question about a clip: pictures of the characters, frames, and the fields to fill in.
 
-The paper shows four frames and reference images to a vision-language model (PAPER section 3.1);
+The paper shows four frames and reference images to a vision-language model (paper, section 3.1);
 the wording here is our own.
 """
 

@@ -19,6 +19,7 @@ from animegamer_jax.data.films.clips.store import ShotsFolder
 from animegamer_jax.data.films.games.grouping import FilmGame, game_records
 from animegamer_jax.data.films.games.plan import GamesPlan
 from animegamer_jax.errors import UserError
+from animegamer_jax.progress import Progress, no_progress, track
 from animegamer_jax.storage.serialization import read_json, to_json
 
 CARD_JSON, CARD_TEXT = "card.json", "card.md"
@@ -47,13 +48,14 @@ def first_dropped(folder: ShotsFolder, film: str, reason: str) -> DroppedClip:
 
 
 def make_card(
-    plan: GamesPlan, *, made: Mapping[str, Any]
+    plan: GamesPlan, *, made: Mapping[str, Any], on_progress: Progress = no_progress
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Returns the card's content and its files by name.
 
     Args:
         plan: The films and their games.
         made: How the dataset was made: the settings of `films` and `games`, and other values.
+        on_progress: Called with what is counted, the number done and the total.
     """
     films: list[dict[str, Any]] = []
     splits: dict[str, Counter[str]] = {}
@@ -61,7 +63,7 @@ def make_card(
     values: dict[str, Counter[Any]] = {name: Counter() for name in _COUNTED}
     levels = Counter[tuple[int, int]]()  # the model's, the flow's
     examples: dict[str, DroppedClip] = {}
-    for film in plan.films:
+    for film in track(plan.films, on_progress, "films on the card", total=len(plan.films)):
         games = plan.games(film)
         for game in games:
             length = len(game.shots)

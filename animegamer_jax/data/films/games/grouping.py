@@ -1,6 +1,6 @@
 """Groups the annotated clips of a film into games: each is a run of clips about one character.
 
-The paper makes its games in this way (PAPER sections 3.1 and 3.4). Where it is silent (how far
+The paper makes its games in this way (paper, sections 3.1 and 3.4). Where it is silent (how far
 apart two turns may be, which scenes are held out) the settings decide.
 """
 

@@ -1,7 +1,6 @@
 """What must be decided over all films before their games are written.
 
-The number of games, the splits and the edges of the motion levels come from the rows of all films,
-which are read once.
+The number of games, the splits and the edges of the motion levels come from the rows of all films.
 """
 
 import dataclasses
@@ -29,6 +28,7 @@ from animegamer_jax.data.films.games.grouping import (
 )
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.motion import PAPER_EDGES, motion_level, quantile_edges
+from animegamer_jax.progress import Progress, no_progress, track
 from animegamer_jax.protocol import PAPER, Protocol
 
 Split = Literal["train", "test"]
@@ -90,25 +90,32 @@ def _split(group: Group, *, tied: Mapping[Group, Group], held_out: float) -> Spl
     return "test" if draw(tied.get(group, group)) < held_out else "train"
 
 
-def make_plan(folder: ShotsFolder, settings: GamesSettings) -> GamesPlan:
-    """Reads all rows once and decides what depends on all films.
+def make_plan(
+    folder: ShotsFolder, settings: GamesSettings, *, on_progress: Progress = no_progress
+) -> GamesPlan:
+    """Reads all rows and decides what depends on all films.
+
+    Args:
+        folder: Shots folder with annotated films.
+        settings: Which clips make a game.
+        on_progress: Called with what is counted, the number done and the total.
 
     Raises:
         UserError: Films are not annotated, or with other characters, or there are too few games.
     """
     characters = read_saved_characters(folder)
     films = folder.films()
-    done = [
-        film for film in films if characters is not None and is_annotated(folder, film, characters)
-    ]
-    skipped = [film for film in films if film not in set(done)]
+    done, skipped = list[str](), list[str]()
+    for film in track(films, on_progress, "films checked", total=len(films)):
+        annotated = characters is not None and is_annotated(folder, film, characters)
+        (done if annotated else skipped).append(film)
     if characters is None or not done or (skipped and settings.unannotated == "refuse"):
         raise UserError(_not_annotated(folder, films, skipped))
     groups, values, digests = set[Group](), list[float](), dict[str, str]()
     shown: dict[str, Group] = {}  # for each clip the first group that shows it
     ties: set[tuple[Group, Group]] = set()
     lengths: dict[str, list[tuple[Group, int]]] = {}
-    for film in done:
+    for film in track(done, on_progress, "films read", total=len(done)):
         games = games_of(folder, film, characters, settings)
         lengths[film] = [(game.group, len(game.shots)) for game in games]
         digests[film] = games_digest(games)

@@ -20,6 +20,7 @@ from animegamer_jax.data.films.runners import RunnerOptions
 from animegamer_jax.data.films.runners import for_each as run_for_each
 from animegamer_jax.data.shards import ShardedDataset, begin_dataset
 from animegamer_jax.errors import UserError
+from animegamer_jax.progress import Progress, no_progress
 from animegamer_jax.storage.serialization import to_json
 
 _MOST_SHARDS = 4096
@@ -34,6 +35,7 @@ def write_film_games(
     *,
     films_a_shard: int | None = None,
     for_each: Callable[..., None] = _HERE,
+    on_progress: Progress = no_progress,
 ) -> DatasetInfo:
     """Writes the games of all annotated films and the data card, or continues an earlier run.
 
@@ -47,6 +49,7 @@ def write_film_games(
             films, so that there are at most 4,096 files of each split.
         for_each: Called with the numbers of the missing shards, the function that writes one, and
             `count_done`, as `runners.for_each`.
+        on_progress: Called with what else is counted, the number done and the total.
 
     Raises:
         UserError: Films are not annotated, there are too few games, a clip is damaged, the folder
@@ -54,7 +57,7 @@ def write_film_games(
     """
     if films_a_shard is not None and films_a_shard < 1:
         raise UserError(f"films a shard {films_a_shard}: expected 1 or more")
-    plan, cut = make_plan(folder, settings), folder.settings
+    plan, cut = make_plan(folder, settings, on_progress=on_progress), folder.settings
     films_a_shard = films_a_shard or math.ceil(len(plan.films) / _MOST_SHARDS)
     info = DatasetInfo(
         kind="games",
@@ -84,7 +87,7 @@ def write_film_games(
         "films_without_annotation": plan.skipped,
         "digest_of_games": hashlib.sha256("".join(plan.digests.values()).encode()).hexdigest()[:16],
     }
-    _, files = make_card(plan, made=made)
+    _, files = make_card(plan, made=made, on_progress=on_progress)
     expected = {split: [_turns(plan, some, split) for some in films] for split in SPLITS}
     return written.finish(expected=expected, extras=files)
 

@@ -6,7 +6,7 @@ import { open, openMeters, openTree, renderAway, renderGame, renderPicture, rend
 import { begin, chooseCharacter, keep, kept, openGames, openHash, showGone, showStart, upload } from "./start.js";
 import * as text from "./text.js";
 import { said, t } from "./text.js";
-import { $, METERS, h, marks, parts, reading } from "./views.js";
+import { $, METERS, h, keepFocus, marks, parts, reading } from "./views.js";
 
 // --- the line ---
 
@@ -41,7 +41,7 @@ function renderReading() {
     const anyway = { type: "button", id: "anyway", onclick: () => send(line, { anyway: true }) };
     found.unshift(h("strong", {}, t("not_understood")), h("button", anyway, t("play_anyway")));
   }
-  $("#reading").replaceChildren(...found);
+  keepFocus(() => $("#reading").replaceChildren(...found), () => $("#line"));
 }
 
 function replaceWord(word, near) {
@@ -155,14 +155,21 @@ function connectDialogs() {
   });
   on("#login-form", "submit", async (event) => {
     event.preventDefault();
-    if (await login($("#login-name").value, $("#login-password").value)) location.reload();
-    else $("#login-error").textContent = t("wrong_password");
+    try {
+      await login($("#login-name").value, $("#login-password").value);
+      location.reload();
+    } catch (error) {
+      $("#login-error").textContent = error.status === 429 ? said(error.message) : t("wrong_password");
+    }
   });
 }
 
 function connectStart() {
   on("#home", "click", showStart);
-  on("#back", "click", chooseCharacter);
+  on("#back", "click", () => {
+    chooseCharacter();
+    $("#question").focus({ preventScroll: true });
+  });
   on("#just-type", "click", () => begin({}));
   on("#load", "click", () => $("#load-file").click());
   on("#load-file", "change", () => upload("archive", { archive: $("#load-file").files[0] }));

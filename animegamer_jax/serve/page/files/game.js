@@ -1,4 +1,4 @@
-// The game of this page, and what a player does to it. It shows nothing: `page` is told.
+// The game of this page, and what a player does to it. It shows nothing itself: it calls `page`.
 
 import { Away, Follower, Refused, ask } from "./remote.js";
 import { said, t } from "./text.js";
@@ -76,7 +76,7 @@ export function follow(name) {
     },
     onPicture: setPicture,
     onAway: setAway,
-    onGone: (error) => (error.status === 401 ? page.onLogin() : page.onGone()),
+    onGone: (error) => (error.status === 401 ? page.onLogin() : page.onGone(error)),
   });
 }
 

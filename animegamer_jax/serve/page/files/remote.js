@@ -9,6 +9,11 @@ export class Refused extends Error {
     this.code = answer.code ?? "";
     this.reading = answer.reading ?? null;
   }
+
+  // Whether the game cannot be followed: it is not there, or needs a login or a free place.
+  get final() {
+    return [401, 422].includes(this.status);
+  }
 }
 
 export class Away extends Error {}
@@ -36,7 +41,8 @@ export async function ask(method, path, body) {
 export async function login(name, password) {
   const form = new URLSearchParams({ username: name, password });
   const answer = await fetch("/login", { method: "POST", body: form });
-  return answer.ok;
+  if (answer.ok) return;
+  throw new Refused(answer.status, answer.status === 429 ? await answer.json() : {});
 }
 
 // Follows a game until `close`; tries again when the server is away.
@@ -61,8 +67,8 @@ export class Follower {
         await ask("GET", `/games/${this.game}`); // the server is there: is the game?
         onAway(false);
       } catch (error) {
-        if (error instanceof Refused) return onGone(error);
-        onAway(true);
+        if (error instanceof Refused && error.final) return onGone(error);
+        onAway(true); // or too busy for one more request
       }
       this.timer = setTimeout(() => this.open(), 700);
     };

@@ -3,13 +3,20 @@
 import { change, look, looksBack, playing, send, shownTurn, state } from "./game.js";
 import { Stage } from "./stage.js";
 import { t } from "./text.js";
-import { $, METERS, board, caption, day, firstCaption, h, meters, plain, suggestion, tree } from "./views.js";
+import { $, METERS, board, caption, day, firstCaption, h, keepFocus, meters, plain, suggestion, tree } from "./views.js";
 
 export const stage = new Stage($("#stage"), { onPlaying: (address) => performance.mark(`playing ${address}`) });
 
+// Where the focus goes if nothing is left where it was.
+function other() {
+  return playing() ? $("#stop") : ($("#board [aria-current=true]") ?? $("#open-parts"));
+}
+
 export function renderGame() {
-  const game = state.game;
-  if (!game) return;
+  if (state.game) keepFocus(() => renderAll(state.game), other);
+}
+
+function renderAll(game) {
   const turn = shownTurn();
   const values = looksBack() ? turn.meters : game.meters;
   $("#meters").replaceChildren(...meters(values, turn));
@@ -67,7 +74,7 @@ function renderBoard(turn) {
 }
 
 export function renderProgress() {
-  renderTools();
+  keepFocus(renderTools, other);
   renderStatus();
 }
 
@@ -123,7 +130,7 @@ export function renderServer() {
 export function renderAway() {
   $("#banner").hidden = !state.away;
   $("#banner").textContent = state.away ? t("away") : "";
-  renderTools();
+  keepFocus(renderTools, other);
 }
 
 function renderEnding() {

@@ -50,9 +50,9 @@ export function showStart() {
   renderProgress();
 }
 
-export function showGone() {
+export function showGone(error) {
   showStart();
-  note(t("gone"), true);
+  note(error.code === "no game" ? t("gone") : said(error.message), true);
 }
 
 // A prepared shot, above the cards.
@@ -142,9 +142,9 @@ function enter(game) {
 
 export async function openGame(name) {
   await attempt(async () => enter(await ask("GET", `/games/${name}`)), {
-    onRefused: () => {
-      forgetGame(name);
-      showGone();
+    onRefused: (error) => {
+      if (error.code === "no game") forgetGame(name); // else it may be had later
+      showGone(error);
     },
   });
 }

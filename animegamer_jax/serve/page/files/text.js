@@ -1,6 +1,6 @@
 // The interface's texts in the player's language.
 
-let texts = {};
+let texts = { errors: {} };
 export const languages = ["en", "ja", "zh"];
 
 export function preferred() {
@@ -31,8 +31,13 @@ export function t(name, values = {}) {
   return text.replace(/\{(\w+)\}/g, (whole, key) => values[key] ?? whole);
 }
 
-// A message of the server: translated if it is known, else as it came.
+// A message of the server, which speaks English: in another language by the first pattern that
+// matches it. A value that names a field is shown as the field's label.
 export function said(message) {
-  const found = Object.entries(texts.errors ?? {}).find(([start]) => message.startsWith(start));
-  return found ? found[1] : message;
+  for (const [pattern, text] of Object.entries(texts.errors)) {
+    const found = message.match(new RegExp(pattern));
+    if (!found) continue;
+    return text.replace(/\{(\d)\}/g, (_, number) => texts[found[number]] ?? found[number]);
+  }
+  return message;
 }

@@ -1,6 +1,6 @@
 // Pieces of the page, made of a game's state. A player's text is set as text, never as HTML.
 
-import { t } from "./text.js";
+import { said, t } from "./text.js";
 
 export const $ = (selector) => document.querySelector(selector);
 
@@ -15,6 +15,24 @@ export function h(tag, attributes = {}, ...children) {
   }
   element.append(...children.filter((child) => child !== null && child !== undefined));
   return element;
+}
+
+// Runs something that may replace, hide or disable the button that has the focus; then the one in
+// its place has it, or `other`: a neighbour of a tool does something else.
+export function keepFocus(work, other) {
+  const before = document.activeElement;
+  const group = before?.closest("#board, #suggestions, #reading, #cards, #tools, #say");
+  if (!group) return work();
+  const buttons = () => [...group.querySelectorAll("button")].filter((one) => !one.disabled && one.getClientRects().length);
+  const place = buttons().indexOf(before);
+  work();
+  if (before.isConnected && !before.disabled && before.getClientRects().length) return undefined;
+  const { turn, take } = before.dataset;
+  const found = buttons();
+  const same = found.find((one) => (turn ? one.dataset.turn === turn : take && one.dataset.take));
+  const near = group.id === "tools" ? null : found[Math.min(place, found.length - 1)];
+  (same ?? near ?? other())?.focus({ preventScroll: true });
+  return undefined;
 }
 
 export const METERS = ["stamina", "social", "entertainment"];
@@ -187,7 +205,7 @@ export function marks(line, reading) {
 // What the model does not know of a line, with known words to take instead.
 export function reading(found, onReplace) {
   if (!found) return [];
-  if (found.error) return [h("span", { class: "bad" }, found.error)];
+  if (found.error) return [h("span", { class: "bad" }, said(found.error))];
   if (!found.unknown.length) return [];
   const groups = found.unknown.slice(0, 4).map((word) =>
     h(

@@ -250,7 +250,7 @@ def damage(folder: ShotsFolder, name: str, old: bytes, new: bytes) -> None:
         ("clips.jsonl", b'"flow"', b'"flaw"', r"line 1: flow: missing"),
     ],
 )
-def test_damaged_files_are_told_in_a_line(folder, name, old, new, message):
+def test_damaged_files_are_reported_in_a_line(folder, name, old, new, message):
     write(folder)
     damage(folder, name, old, new)
     with pytest.raises(UserError, match=message) as error:
@@ -266,7 +266,7 @@ def test_a_cut_off_file_of_rows_is_refused(folder):
         folder.rows(FILM)
 
 
-def test_damaged_archives_are_told_in_a_line(folder):
+def test_damaged_archives_are_reported_in_a_line(folder):
     write(folder)
     with pytest.raises(UserError, match=r"clips\.zip: expected the kept clip 00001\.mp4, found"):
         folder.read_clip(FILM, 1)
@@ -308,7 +308,7 @@ def test_a_folder_goes_to_other_processes(folder):
     assert isinstance(copy.path, epath.Path)
 
 
-def test_a_disk_that_refuses_is_told_in_a_line(tmp_path):
+def test_a_disk_that_refuses_is_reported_in_a_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"shots\.json: cannot be written: Not a dir"):
         open_shots(tmp_path / "file" / "shots", SETTINGS)

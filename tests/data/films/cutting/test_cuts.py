@@ -198,7 +198,7 @@ def test_still_pictures_that_follow_each_other_are_scenes():
     assert [one.time for one in feed(frames)] == [k * 20 / 24 for k in range(1, 5)]
 
 
-def test_a_fade_tells_where_it_starts_and_ends():
+def test_a_fade_says_where_it_starts_and_ends():
     first, second = texture(48, 72, seed=1).astype(float), texture(48, 72, seed=2)
     shares = np.clip((np.arange(96) - 36 + 1) / 25, 0, 1)
     (fade,) = feed([((1 - s) * first + s * second).astype(np.uint8) for s in shares])

@@ -128,7 +128,7 @@ def test_the_same_place_with_another_motion_is_no_duplicate():
         kept.append(look)
 
 
-def test_brightness_tells_black_from_night():
+def test_brightness_separates_black_from_night():
     nights = [render(scene(n, place=p, time="night")) for n, p in enumerate(PLACES)]
     assert min(brightness(frames) for frames in nights) > 25
     assert brightness(np.full((2, 4, 4, 3), 9, np.uint8)) == 9
@@ -139,11 +139,11 @@ def test_brightness_tells_black_from_night():
 
 @pytest.mark.parametrize("speed", [0, 1, 3, 8])
 @pytest.mark.parametrize(("ground", "ink"), [(0, 255), (250, 20), (60, 200)])
-def test_credits_are_told_by_their_letters(speed, ground, ink):
+def test_credits_are_known_by_their_letters(speed, ground, ink):
     assert is_credits(rolling(speed=speed, ground=ground, ink=ink), letters=24)
 
 
-def test_credits_are_told_in_a_compressed_clip_of_full_size():
+def test_credits_are_known_in_a_compressed_clip_of_full_size():
     frames = rolling(speed=3)
     large = [cv2.resize(f, (720, 480), interpolation=cv2.INTER_CUBIC) for f in frames]
     assert is_credits(decode_mp4(encode_mp4(np.stack(large))), letters=24)

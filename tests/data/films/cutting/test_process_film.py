@@ -89,7 +89,7 @@ def toy_shots(toy, tmp_path_factory) -> ShotsFolder:
     return folder
 
 
-def test_the_report_tells_of_the_film(toy, toy_shots):
+def test_the_report_is_of_the_film(toy, toy_shots):
     (film,) = toy_shots.films()
     report = toy_shots.report(film)
     shots = toy[1].shots
@@ -411,7 +411,7 @@ def test_what_goes_wrong_inside_is_the_film_s_fault(tmp_path, folder, error):
     assert folder.skipped_films() == []
 
 
-def test_a_film_that_is_mended_is_no_longer_skipped(tmp_path, folder):
+def test_a_film_that_is_repaired_is_no_longer_skipped(tmp_path, folder):
     path = write_frames(tmp_path / "film.mp4", moving(60, speed=3))
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
@@ -461,7 +461,7 @@ def test_damaged_places_are_counted(tmp_path, folder):
     assert report.flow == "even_flow"
 
 
-def test_progress_is_told_in_seconds(tmp_path, folder):
+def test_progress_is_counted_in_seconds(tmp_path, folder):
     path = write_frames(tmp_path / "film [1].mp4", moving(24 * 5, speed=3))
     reported = []
     cut(path, folder, estimate=even_flow, on_progress=lambda *now: reported.append(now))

@@ -151,7 +151,7 @@ def test_frames_out_of_order_are_left_out_and_counted(tmp_path):
     assert found[-1] == pytest.approx(1.5 + 49 / 25, abs=0.05)
 
 
-def test_names_are_told_in_a_line_of_letters():
+def test_names_are_reported_in_a_line_of_letters():
     assert printable("Möwe 猫\u3000[01].mp4") == "Möwe 猫\u3000[01].mp4"
     assert printable("a\nb\udcf6\x1b\u2028") == r"a\nb\udcf6\x1b\u2028"
     assert str(FilmError("a\nb: no film")) == r"a\nb: no film"
@@ -166,7 +166,7 @@ def test_sound_is_no_film(tmp_path, cover):
         read(path)
 
 
-def test_other_files_are_told_in_one_line_and_nothing_else(tmp_path, capfd, caplog):
+def test_other_files_are_reported_in_one_line_and_nothing_else(tmp_path, capfd, caplog):
     whole = write_frames(tmp_path / "film.mp4", moving(24)).read_bytes()
     files = {
         "no.mp4": b"no film at all" * 200,

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from animegamer_jax.data.characters import Characters
 from animegamer_jax.data.datasets import open_games
 from animegamer_jax.data.films.annotation.labels import note_failure
 from animegamer_jax.data.films.clips.store import ClipRow, SkippedFilm, open_shots
+from animegamer_jax.data.films.games import writer
 from animegamer_jax.data.films.games.grouping import (
     FilmGame,
     GamesSettings,
@@ -274,6 +276,17 @@ def test_the_same_films_give_the_same_set(shots, made, tmp_path):
     assert files_of(tmp_path / "again") == files_of(made[0])
 
 
+def test_every_pass_over_the_films_shows_its_progress(shots, tmp_path, capsys):
+    seen = []
+    write_film_games(
+        tmp_path / "games", shots, GamesSettings(), on_progress=lambda *now: seen.append(now)
+    )
+    passes = ("films checked", "films read", "films on the card")
+    assert seen == [(what, number, 2) for what in passes for number in range(3)]
+    assert main(["data", "games", str(shots.path), "--out", str(tmp_path / "again")]) == 0
+    assert "films checked: 2 of 2\n" in capsys.readouterr().err
+
+
 def test_whoever_writes_the_shards_and_whenever(shots, made, tmp_path):
     settings = GamesSettings(test_share=0.3)
 
@@ -376,6 +389,25 @@ def test_as_many_shards_of_other_films(tmp_path):
         UserError, match=r"dataset was begun here: fingerprint\.films_a_shard was 3, is 4"
     ):
         write_film_games(tmp_path / "games", shots, settings, films_a_shard=4)
+
+
+def test_many_films_share_shards_by_default(tmp_path, monkeypatch):
+    """Five films: each its own file where five files may be, else as few films in one as fit."""
+    shots = annotated(tmp_path / "shots", 8, 8, 8, 8, 8)
+    held = {}
+    for most in (5, 4, 2):
+        monkeypatch.setattr(writer, "_MOST_SHARDS", most)
+        path = tmp_path / f"games {most}"
+        write_film_games(path, shots, GamesSettings(test_share=0.3))
+        names = sorted(file.name for file in path.rglob("*train*.array_record-*"))
+        held[most] = [re.search(r"-(\d+)-of-(\d+)$", name).groups() for name in names]
+    shards = {
+        most: [(f"{n:05d}", f"{count:05d}") for n in range(count)]
+        for most, count in {5: 5, 4: 3, 2: 2}.items()
+    }
+    assert held == shards
+    turns = turns_of(tmp_path / "games 5")
+    assert turns_of(tmp_path / "games 4") == turns_of(tmp_path / "games 2") == turns
 
 
 def test_annotations_that_change_while_games_are_made(tmp_path):
