@@ -10,7 +10,7 @@ import re
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from fake_player import FRAMES, MODEL, WORDS, FakePlayer, make_openings
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from PIL import Image
+from waiting import wait_until
 
 import animegamer_jax
 from animegamer_jax.game.saved_game import Game
@@ -355,21 +356,14 @@ def test_a_first_picture_comes_before_the_clip(client, actions, player, monkeypa
     threads.append(threading.Thread(target=follow, args=("early",)))
     for thread in threads:
         thread.start()
-    until = time.monotonic() + 20
-    while not all(map(actions.engine.request_of, games)):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: all(map(actions.engine.request_of, games)))
     requests = [actions.engine.request_of(game) for game in games]
     player.hold.set()  # both are played as one batch, up to the step after their first pictures
-    while not all(request.first_picture for request in requests):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: all(request.first_picture for request in requests))
     assert [ok(client.get(f"games/{game}"))["turns"] for game in games] == [[], []]
     threads.append(threading.Thread(target=follow, args=("late",)))
     threads[-1].start()
-    while len(sent) < len(threads):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: len(sent) >= len(threads))
     player.hold.set()
     threads[0].join(20)
     threads[1].join(20)
@@ -405,23 +399,17 @@ def test_everybody_who_follows_a_game_sees_its_turns(client, actions, player, mo
     def follow(who: str) -> None:  # until the hub is closed
         texts.append(client.get(f"games/{game}/events", headers={"x-client": who}).text)
 
-    def wait_for(condition: Callable[[], bool]) -> None:
-        until = time.monotonic() + 20
-        while not condition():
-            assert time.monotonic() < until
-            time.sleep(0.01)
-
     find_game, build_state = actions.find, answers.game_state
     monkeypatch.setattr(actions, "find", find)
     monkeypatch.setattr(answers, "game_state", game_state)
     threads = [threading.Thread(target=follow, args=(who,)) for who in ("a", "b")]
     for thread in threads:
         thread.start()
-    wait_for(lambda: seen >= {("a", 0), ("b", 0)})
+    wait_until(lambda: seen >= {("a", 0), ("b", 0)})
     answer = client.post(f"games/{game}/turns?reply=accepted", json={"instruction": "wave"})
     assert ok(answer, 202)["status"] in ("waiting", "playing")
-    wait_for(lambda: seen >= {("a", 1), ("b", 1)})
-    wait_for(lambda: actions.engine.request_of(game) is None)
+    wait_until(lambda: seen >= {("a", 1), ("b", 1)})
+    wait_until(lambda: actions.engine.request_of(game) is None)
     ok(client.post(f"games/{game}/undo", json={}))
     actions.hub.close()
     for thread in threads:
@@ -442,10 +430,7 @@ def test_why_a_turn_failed_reaches_those_who_follow(client, actions):
     texts: list[str] = []
     thread = threading.Thread(target=lambda: texts.append(client.get(f"games/{game}/events").text))
     thread.start()
-    until = time.monotonic() + 20
-    while game not in actions.hub._followers:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: game in actions.hub._followers)
     found = refusal(client.post(f"games/{game}/turns", json={"instruction": "bad"}))
     assert "try another seed" in found["error"]
     actions.hub.close()

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from crowd_server import ask, begin, fetch, result, served
 from fake_player import MODEL, FakePlayer
+from waiting import wait_until
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.saved import tree
@@ -43,13 +44,6 @@ def player() -> FakePlayer:
 
 def new_game(store: GameStore, seed: int = 0, *, steps: int = 4, client: str = "") -> str:
     return store.new(seed=seed, window=3, steps=steps, client=client)
-
-
-def wait_until(condition: Any) -> None:
-    until = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from fake_player import FRAMES, HEIGHT, MODEL, WIDTH, FakePlayer
 from PIL import Image
+from waiting import wait_until
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.instructions import compose_instruction
@@ -52,13 +53,6 @@ def play(engine: Engine, game: str, text: str = "wave", **asked):
     assert request.wait(20.0)
     assert request.status == "done", request.error
     return request.turn
-
-
-def eventually(condition) -> None:
-    until = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 # --- the store ------------------------------------------------------------------------------
@@ -114,7 +108,7 @@ def test_a_file_for_a_folder(tmp_path):
 def test_turns_that_wait_together_are_one_batch_filled_up(engine, store, player):
     player.hold.clear()
     first = engine.submit(new_game(store, 1), "first")
-    eventually(lambda: first.status == "playing")
+    wait_until(lambda: first.status == "playing")
     games = [new_game(store, seed) for seed in (5, 6, 7)]
     requests = [engine.submit(game, f"of {n}") for n, game in enumerate(games)]
     assert [engine.queue_position(request) for request in requests] == [0, 1, 2]
@@ -132,7 +126,7 @@ def test_turns_that_wait_together_are_one_batch_filled_up(engine, store, player)
 def test_no_batch_is_larger_than_the_largest(engine, store, player):
     player.hold.clear()
     first = engine.submit(new_game(store), "first")
-    eventually(lambda: first.status == "playing")
+    wait_until(lambda: first.status == "playing")
     requests = [engine.submit(new_game(store), str(n)) for n in range(10)]
     player.hold.set()
     assert all(request.wait(20.0) for request in requests)
@@ -143,7 +137,7 @@ def test_workers_share_those_who_wait_and_play_side_by_side(player, store):
     engine = Engine(player, store, batch_sizes=(1, 2, 4), workers=2)
     player.hold.clear()
     requests = [engine.submit(new_game(store, seed), str(seed)) for seed in range(6)]
-    eventually(lambda: all(request.stage == "decoder" for request in requests))
+    wait_until(lambda: all(request.stage == "decoder" for request in requests))
     assert sorted(map(sorted, player.batches)) == [["0", "0", "1", "2"], ["3", "3", "4", "5"]]
     late = engine.submit(new_game(store, 6), "6")
     assert engine.queue_position(late) == 0
@@ -158,7 +152,7 @@ def test_workers_share_those_who_wait_and_play_side_by_side(player, store):
 def test_other_steps_are_another_batch_and_nobody_is_overtaken(engine, store, player):
     player.hold.clear()
     first = engine.submit(new_game(store), "first")
-    eventually(lambda: first.status == "playing")
+    wait_until(lambda: first.status == "playing")
     requests = [
         engine.submit(new_game(store), text, steps=steps)
         for text, steps in (("a", 3), ("b", 2), ("c", 3))
@@ -196,7 +190,7 @@ def test_a_stopped_turn_leaves_the_game_as_it_was(engine, store, player):
     play(engine, game, "one")
     player.hold.clear()
     playing = engine.submit(game, "two")
-    eventually(lambda: playing.status == "playing" and playing.stage == "decoder")
+    wait_until(lambda: playing.status == "playing" and playing.stage == "decoder")
     waiting = engine.submit(other, "three")
     assert engine.stop(other)
     assert waiting.status == "stopped"
@@ -212,12 +206,12 @@ def test_a_stopped_turn_leaves_the_game_as_it_was(engine, store, player):
 def test_one_of_a_batch_is_stopped_and_the_others_go_on(engine, store, player):
     player.hold.clear()
     first = engine.submit(new_game(store), "first")
-    eventually(lambda: first.status == "playing")
+    wait_until(lambda: first.status == "playing")
     requests = [engine.submit(new_game(store), str(n)) for n in range(2)]
     player.hold.set()
     assert first.wait(20.0)
     player.hold.clear()
-    eventually(lambda: requests[0].status == "playing")
+    wait_until(lambda: requests[0].status == "playing")
     engine.stop(requests[0].game)
     player.hold.set()
     assert all(request.wait(20.0) for request in requests)
@@ -237,7 +231,7 @@ def test_a_game_has_one_turn_at_a_time(engine, store, player):
 def test_one_games_failure_is_not_the_others(engine, store, player, caplog):
     player.hold.clear()
     first = engine.submit(new_game(store), "first")
-    eventually(lambda: first.status == "playing")
+    wait_until(lambda: first.status == "playing")
     texts = ("good", "bad", "fine")
     requests = [engine.submit(new_game(store), text) for text in texts]
     player.hold.set()
@@ -295,7 +289,7 @@ def test_a_closing_server_ends_its_turns(player, store):
     games = new_game(store), new_game(store)
     player.hold.clear()
     playing = engine.submit(games[0], "one")
-    eventually(lambda: playing.stage == "decoder")
+    wait_until(lambda: playing.stage == "decoder")
     waiting = engine.submit(games[1], "two", steps=3)
     engine.close()
     assert (playing.status, waiting.status) == ("stopped", "stopped")
@@ -577,12 +571,12 @@ def test_changes_of_a_turn_are_reported(engine, store, player):
     engine.on_change = lambda request: seen.append((request.status, request.stage, request.step))
     player.hold.clear()
     first = engine.submit(new_game(store), "first")
-    eventually(lambda: first.stage == "decoder")
+    wait_until(lambda: first.stage == "decoder")
     second = engine.submit(new_game(store), "second")
     player.hold.set()
     assert first.wait(20.0)
     assert second.wait(20.0)
-    eventually(lambda: seen.count(("done", "decoder", 1)) == 2)
+    wait_until(lambda: seen.count(("done", "decoder", 1)) == 2)
     assert seen[0] == ("waiting", "", 0)
     assert ("playing", "mllm", 1) in seen
 
@@ -592,10 +586,10 @@ def test_each_player_of_a_batch_gets_a_first_picture_of_their_own(player, store)
     try:
         player.hold.clear()
         busy = engine.submit(new_game(store), "busy")
-        eventually(lambda: busy.stage == "decoder")
+        wait_until(lambda: busy.stage == "decoder")
         requests = [engine.submit(new_game(store, seed=20 * seed), "stay") for seed in range(8)]
         player.hold.set()
-        eventually(lambda: all(request.first_picture for request in requests))
+        wait_until(lambda: all(request.first_picture for request in requests))
         assert not any(request.ended for request in requests)
         player.hold.set()
         assert all(request.wait(20.0) for request in requests)
