@@ -9,6 +9,7 @@ The forms of a table take turns, so that other work on the machine affects all a
 Markdown tables of `docs/decisions/`; compilation is not counted.
 """
 
+import contextlib
 import functools
 import statistics
 import time
@@ -29,8 +30,13 @@ from animegamer_jax.models.convolution import (
     stacked_planes,
     sum_of_planes,
 )
-from animegamer_jax.models.kernels.blocked import blocked_attention, plain_attention
+from animegamer_jax.models.kernels.blocked import (
+    blocked_attention,
+    plain_attention,
+    saving_attention,
+)
 from animegamer_jax.models.linear import affine
+from animegamer_jax.sharding import make_mesh
 
 app = SubcommandApp()
 Form = Callable[..., jax.Array]
@@ -110,6 +116,7 @@ def attention(
     dtype: str = "float32",
     seconds: float = 5.0,
     backward: bool = False,
+    shared: bool = False,
 ) -> None:
     """Time the forms of attention.
 
@@ -122,7 +129,10 @@ def attention(
         dtype: Number format.
         seconds: Least time for each form and number of tokens.
         backward: Time the gradients of all inputs.
+        shared: Share the games among all devices, as training does.
     """
+    mesh = make_mesh({"data": len(jax.devices()) if shared else 1})
+    sharding = jax.NamedSharding(mesh, jax.P("data"))
 
     def tokens_first(form: Form) -> Form:
         return lambda *arrays: form(*(x.swapaxes(1, 2) for x in arrays)).swapaxes(1, 2)
@@ -130,6 +140,7 @@ def attention(
     forms: dict[str, Form] = {
         "jax.nn.dot_product_attention": jax.nn.dot_product_attention,
         "plain": tokens_first(plain_attention),
+        "saving": tokens_first(saving_attention),
     }
     for rows in block_rows:
         blocked = functools.partial(blocked_attention, block_rows=rows)
@@ -138,7 +149,8 @@ def attention(
     for count in tokens:
         shape = (games, count, heads, head_width)
         inputs = [
-            jax.random.normal(k, shape, dtype) for k in jax.random.split(jax.random.key(0), 3)
+            jax.device_put(jax.random.normal(k, shape, dtype), sharding)
+            for k in jax.random.split(jax.random.key(0), 3)
         ]
         compiled = {}
         for name, form in forms.items():
@@ -147,7 +159,8 @@ def attention(
                 return jnp.sum(form(q, k, v) * jax.lax.stop_gradient(q))
 
             function = jax.grad(loss, argnums=(0, 1, 2)) if backward else form
-            compiled[name] = jax.jit(function).lower(*inputs).compile()
+            with jax.set_mesh(mesh) if shared else contextlib.nullcontext():
+                compiled[name] = jax.jit(function).lower(*inputs).compile()
         calls = {name: functools.partial(c, *inputs) for name, c in compiled.items()}
         times = time_in_turns(calls, rounds=3, seconds=seconds)
         base = min(times["jax.nn.dot_product_attention"].wall)
