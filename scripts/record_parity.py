@@ -1,7 +1,7 @@
 """Records numbers of the PyTorch release, from a checkout of it, for `animegamer parity`.
 
     python scripts/record_parity.py CHECKOUT DIR --vae 3d-vae.pt --decoder VDM_Decoder-Qiqi \\
-        --agent pytorch_model.bin --mistral Mistral-7B-Instruct-v0.1 --tokenizer animegamer_tokenizer
+        --agent pytorch_model.bin --mistral Mistral-7B-Instruct-v0.1 --tokenizer TOKENIZER
     animegamer parity DIR
 
 CHECKOUT is a clone of https://github.com/TencentARC/AnimeGamer. Its own modules compute everything,
@@ -147,9 +147,9 @@ def decoder_config(checkout: Path, folder: Path, state: dict[str, torch.Tensor])
 
     Height and width of the latents are in no shape; a config.json may give them (lat_h, lat_w).
     """
-    from omegaconf import OmegaConf
+    reader = importlib.import_module("omegaconf").OmegaConf
 
-    config = OmegaConf.load(checkout / "VDM_Decoder" / "configs" / "cogvideox_2b.yaml").model
+    config = reader.load(checkout / "VDM_Decoder" / "configs" / "cogvideox_2b.yaml").model
     network = config.network_config.params
     own = folder / "config.json"
     given = json.loads(own.read_text()) if own.is_file() else {}
@@ -157,6 +157,7 @@ def decoder_config(checkout: Path, folder: Path, state: dict[str, torch.Tensor])
     width = given.get("lat_w", network.latent_width)
     proj = state["mixins.patch_embed.proj.weight"]
     hidden, channels, patch, _ = proj.shape
+    norm = state["mixins.adaln_layer.query_layernorm_list.0.weight"]  # of one head
     tokens = state["mixins.pos_embed.pos_embedding"].shape[1] - _QUERIES
     frames = tokens // (height // patch * (width // patch))
     network.update(
@@ -168,7 +169,7 @@ def decoder_config(checkout: Path, folder: Path, state: dict[str, torch.Tensor])
         in_channels=channels,
         out_channels=len(state["mixins.final_layer.linear.bias"]) // patch**2,
         hidden_size=hidden,
-        num_attention_heads=hidden // len(state["mixins.adaln_layer.query_layernorm_list.0.weight"]),
+        num_attention_heads=hidden // len(norm),
         time_embed_dim=len(state["time_embed.0.bias"]),
         dtype="fp32",
     )
@@ -272,8 +273,8 @@ def record_decoder(
 
 def load_agent(checkout: Path, checkpoint: Path, mistral: Path) -> Any:
     """Returns the release's language model with its resamplers."""
-    from omegaconf import OmegaConf
-    from peft import LoraConfig
+    reader = importlib.import_module("omegaconf").OmegaConf
+    peft = importlib.import_module("peft")
 
     source = "MLLM.src."
     peft_models = importlib.import_module(source + "models_clm.peft_models")
@@ -282,20 +283,20 @@ def load_agent(checkout: Path, checkpoint: Path, mistral: Path) -> Any:
     agent = importlib.import_module(source + "models_clm.models").ContinuousLVLM_Video
     state = load(checkpoint)
     path = checkout / "MLLM" / "configs" / "clm_models" / "mistral-7b.yaml"
-    lora: Any = OmegaConf.to_container(OmegaConf.load(path).peft_config)
+    lora: Any = reader.to_container(reader.load(path).peft_config)
     lora = {name: value for name, value in lora.items() if not name.startswith("_")}
     rank = next(len(tensor) for name, tensor in state.items() if ".lora_A." in name)
     lora |= {"r": rank, "lora_alpha": rank * lora["lora_alpha"] // lora["r"]}
     llm = peft_models.peft_model_animegamer(
-        base.from_pretrained(mistral, torch_dtype=torch.float32),
-        peft_config=LoraConfig(**lora),
+        base.from_pretrained(mistral, torch_dtype="auto"),  # so are its rotary tables rounded
+        peft_config=peft.LoraConfig(**lora),
         vocab_size=len(state["llm.base_model.model.lm_head.weight"]),
     )
     resamplers = []
     for name in ("input_resampler", "output_resampler"):
         to, size = state[f"{name}.proj.0.weight"].shape
         resamplers.append(layer(_QUERIES, size, size, to))
-    network = agent(llm, *resamplers, num_frames=1, lm_loss_scale=1.0, rec_loss_scale=1.0)
+    network = agent(llm, *resamplers, num_frames=1, rec_loss_scale=1.0).float()
     network.load_state_dict(state, strict=True)
     return network.eval()
 
@@ -412,7 +413,7 @@ def main() -> None:
     parser.add_argument("checkout", type=Path, help="clone of the PyTorch release")
     parser.add_argument("out", type=Path, help="folder for `animegamer parity`")
     parser.add_argument("--vae", type=Path, help="3d-vae.pt")
-    parser.add_argument("--decoder", type=Path, help="folder of the decoder, with its file `latest`")
+    parser.add_argument("--decoder", type=Path, help="folder of the decoder (with a file `latest`)")
     parser.add_argument("--agent", type=Path, help="pytorch_model.bin of the language model")
     parser.add_argument("--mistral", type=Path, help="folder of the base model, for --agent")
     parser.add_argument("--tokenizer", type=Path, help="folder of the tokenizer, for --agent")
@@ -428,12 +429,12 @@ def main() -> None:
         link(out / "vae" / "3d-vae.pt", options.vae)
         write(out / "vae" / "vae.npz", record_vae(options.vae, random))
     if options.agent:
-        from transformers import LlamaTokenizer
+        tokenizers = importlib.import_module("transformers").LlamaTokenizer
 
         link(out / "mllm" / "pytorch_model.bin", options.agent)
         link(out / "mllm" / options.mistral.resolve().name, options.mistral)
         link(out / "tokenizer", options.tokenizer)
-        tokenizer = LlamaTokenizer.from_pretrained(options.tokenizer)
+        tokenizer = tokenizers.from_pretrained(options.tokenizer)
         agent = load_agent(options.checkout, options.agent, options.mistral)
         lines = (options.checkout / "game_demo" / "demo.txt").read_text("utf-8").splitlines()
         instructions = [line.strip() for line in lines][:_TURNS]
