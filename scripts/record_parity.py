@@ -1,6 +1,6 @@
-"""Records numbers of the PyTorch release, from a checkout of it, for `animegamer parity`.
+r"""Records numbers of the PyTorch release, from a checkout of it, for `animegamer parity`.
 
-    python scripts/record_parity.py CHECKOUT DIR --vae 3d-vae.pt --decoder VDM_Decoder-Qiqi \\
+    python scripts/record_parity.py CHECKOUT DIR --vae 3d-vae.pt --decoder VDM_Decoder-Qiqi \
         --agent pytorch_model.bin --mistral Mistral-7B-Instruct-v0.1 --tokenizer TOKENIZER
     animegamer parity DIR
 

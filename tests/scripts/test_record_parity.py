@@ -12,7 +12,7 @@ import pytest
 from animegamer_jax import cli
 
 pytest.importorskip("torch", reason="the recorder needs PyTorch")
-import record_parity  # noqa: E402 - it imports PyTorch
+import record_parity  # it imports PyTorch
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "record_parity.py"
 RELEASE, PYTHON = "ANIMEGAMER_RELEASE", "ANIMEGAMER_RELEASE_PYTHON"
