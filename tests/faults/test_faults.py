@@ -61,7 +61,7 @@ def test_commands_of_few_operations_are_killed_at_each(kills):
         cases = kills.KillCases(
             Path(), Path(), seed=0, kills=count, subjects=subjects, operations=OPERATIONS
         )
-        cases.expected = dict.fromkeys(OPERATIONS, {})
+        cases.expected = {name: {} for name in OPERATIONS}
         return cases.plan()
 
     planned = plan(600)
