@@ -251,7 +251,7 @@ def test_a_training_of_more_shards_than_may_be_open(bundle, tmp_path):
     assert done.returncode == 0, done.stderr
     games, files = map(int, done.stdout.split())
     assert games == 100
-    assert files <= 64
+    assert files <= 32  # a quarter of the limit for records, and the process's own
     assert len(metrics(tmp_path / "run")) > 0
     assert Bundle.open(tmp_path / "run" / "model").has("encoder")
 
