@@ -331,7 +331,7 @@ class Bundle:
 
     @contextlib.contextmanager
     def _weights(self, name: NetworkName) -> Iterator[StoredArrays]:
-        """The stored weights of a network, open for as long as the block runs.
+        """Opens the stored weights of a network for as long as the block runs.
 
         Raises:
             UserError: they cannot be read.
@@ -374,7 +374,7 @@ class Bundle:
         return wanted
 
     def _checksum(self, name: NetworkName) -> str | None:
-        """The checksum of a network in config.json; bundles of earlier versions have none."""
+        """Returns a network's checksum in config.json; bundles of earlier versions have none."""
         weights = self.info.weights.get(name)
         return None if weights is None else weights.checksum
 

@@ -304,7 +304,7 @@ class _Walker:
             scope.ends[name] = scope.free
 
     def _is_ended(self, called: str | None) -> bool:
-        """Whether a fused computation waits for the end of a collective."""
+        """Returns whether a fused computation waits for the end of a collective."""
         inside = self.computation(called).instructions.values() if called else ()
         return any('"AsyncCollectiveDone"' in i.attributes for i in inside)
 

@@ -133,7 +133,7 @@ def from_json(kind: type[T] | Any, value: Any, where: str, *, hint: str = "") ->
 
 
 def _other(value: Any) -> dict[str, str]:
-    """A value that JSON lacks, such as a date in TOML; no text, so no field accepts it."""
+    """Wraps a value that JSON lacks, such as a date in TOML; no text, so no field accepts it."""
     return {type(value).__name__: str(value)}
 
 
@@ -175,7 +175,7 @@ def array_field(dtype: Any, num_axes: int) -> Any:
 
 
 def _first_problem(error: Any) -> tuple[_Place, str]:
-    """The first wrong field of a `pydantic.ValidationError`, and what is wrong with it."""
+    """Returns the first wrong field of a `pydantic.ValidationError`, and what is wrong with it."""
     problem = error.errors(include_url=False)[0]
     if problem["type"] == "json_invalid":  # of the text made above, so it is not the syntax
         return (0,), _TOO_DEEP
@@ -191,13 +191,13 @@ def _first_problem(error: Any) -> tuple[_Place, str]:
 
 
 def _field_path(place: _Place) -> str:
-    """A field's path as in Python: `turns[0].seconds.total`."""
+    """Returns a field's path as in Python: `turns[0].seconds.total`."""
     steps = (f"[{step}]" if isinstance(step, int) else f".{step:.60}" for step in place)
     return "".join(steps).lstrip(".")
 
 
 def _unstated(found: Any, value: Any, place: _Place) -> Iterator[_Place]:
-    """The fields that `value` leaves to a default that is not empty."""
+    """Yields the fields that `value` leaves to a default that is not empty."""
     if dataclasses.is_dataclass(found):
         for field in dataclasses.fields(found):
             inner = getattr(found, field.name)
@@ -214,12 +214,12 @@ def _unstated(found: Any, value: Any, place: _Place) -> Iterator[_Place]:
 
 
 def _omits(field: dataclasses.Field[Any], value: Any) -> bool:
-    """Whether files leave out a field with this value."""
+    """Returns whether files leave out a field with this value."""
     return field.metadata.get("omit_default", False) and value == field.default
 
 
 def shown(value: Any) -> str:
-    """A value as an error shows it: JSON, cut to 60 characters."""
+    """Returns a value as an error shows it: JSON, cut to 60 characters."""
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

@@ -79,11 +79,11 @@ class Throughput:
         self._compiled = True
 
     def goodput(self) -> float:
-        """The share of this process's time since the start of training that it spent in steps."""
+        """Returns the share of this process's time since training began that went into steps."""
         return self._seconds_in_steps / (time.perf_counter() - self._start)
 
     def rates(self) -> dict[str, float]:
-        """Rates since the last call; empty if no step has been timed since."""
+        """Returns the rates since the last call; empty if no step has been timed since."""
         if not self._seconds:
             return {}
         rate = self._steps / self._seconds
@@ -99,7 +99,7 @@ class Throughput:
         return found
 
     def formula(self) -> str:
-        """How the model FLOP utilization (MFU) is computed."""
+        """Describes how the model FLOP utilization (MFU) is computed."""
         kind = jax.devices()[0].device_kind
         flops = "unknown" if self.sample_flops is None else f"{self.sample_flops:.4g}"
         peak = f"unknown for {kind!r}: give --peak-tflops"
@@ -155,7 +155,7 @@ def read_lines(path: Path, *, step: int | None = None) -> list[str]:
 
 
 def is_clocked(name: str) -> bool:
-    """Whether a metric depends on the clock, and so differs between two equal runs."""
+    """Returns whether a metric depends on the clock, and so differs between two equal runs."""
     return "second" in name or name in ("mfu", "goodput", "run_goodput")
 
 

@@ -78,7 +78,7 @@ class Annotator:
         return self._prompts[seconds]
 
     def key(self, folder: ShotsFolder, *clip: str) -> str:
-        """SHA-256 of what an answer depends on: prompt, model, temperature, the clip's digest."""
+        """Returns the SHA-256 of what an answer depends on: prompt, model, temperature, clip."""
         parts = [self.prompt(folder).digest, self.settings.model, self.settings.temperature, *clip]
         return hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()
 

@@ -158,7 +158,7 @@ class _SavedCharacters:
 
 
 def clips_digest(rows: Iterable[ClipRow]) -> str:
-    """SHA-256 of the numbers and digests of the kept clips; annotations belong to these only."""
+    """Returns the SHA-256 of the kept clips; annotations belong to these clips only."""
     lines = (f"{row.clip} {row.digest}\n" for row in rows if row.dropped is None)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 

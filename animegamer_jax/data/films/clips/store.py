@@ -133,7 +133,7 @@ class ShotsFolder:
         return [film for film in names if self.is_finished(film)]
 
     def is_finished(self, film: str) -> bool:
-        """Whether the film is complete."""
+        """Returns whether the film is complete."""
         path = self.folder(film) / "film.json"
         with user_errors(path, "cannot be read", hint=_CHECK):
             return path.exists()
