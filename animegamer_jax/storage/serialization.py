@@ -19,7 +19,7 @@ import os
 import re
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from etils import epath
 
@@ -59,15 +59,41 @@ def read_json(path: epath.PathLike, kind: type[T] | Any, *, hint: str) -> T:
     return from_json(kind, parse_json(data, where, hint=hint), where, hint=hint)
 
 
-def read_lines(path: epath.PathLike, kind: type[T] | Any, *, hint: str) -> Iterator[tuple[T, str]]:
-    """Reads a file with a JSON value on each line; yields the values, and the lines' names."""
+class Line(NamedTuple, Generic[T]):
+    """One line of a file with a JSON value on each line."""
+
+    value: T
+    where: str  # path and number, for errors
+    text: str  # without the line break
+
+
+def read_lines(
+    path: epath.PathLike,
+    kind: type[T] | Any,
+    *,
+    hint: str,
+    line_hint: str | None = None,
+    may_grow: bool = False,
+) -> Iterator[Line[T]]:
+    """Reads a file with a JSON value on each line.
+
+    Args:
+        path: local or in a bucket.
+        kind: type of the values.
+        hint: what to do if the file cannot be read or is not complete.
+        line_hint: what to do if a line is damaged; `hint` by default.
+        may_grow: whether the file is written line by line, so that its last line may be unfinished;
+            it is left out.
+    """
     with user_errors(path, "cannot be read", hint=hint):
-        lines = read_file(path, most=MAX_TEXT).split(b"\n")
-    if lines[-1]:
+        *lines, rest = read_file(path, most=MAX_TEXT).split(b"\n")
+    if rest and not may_grow:
         raise UserError(f"{path}: expected a line break at the end, found none: {hint}")
-    for number, line in enumerate(lines[:-1], start=1):
+    hint = hint if line_hint is None else line_hint
+    for number, line in enumerate(lines, start=1):
         where = f"{os.fspath(path)}, line {number}"
-        yield from_json(kind, parse_json(line, where, hint=hint), where, hint=hint), where
+        value = from_json(kind, parse_json(line, where, hint=hint), where, hint=hint)
+        yield Line(value, where, line.decode("utf-8-sig"))
 
 
 def decode_text(data: bytes, where: str) -> str:
