@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from animegamer_jax.plan.hlo import (
+from animegamer_jax.plan.compiled.hlo import (
     OPERAND,
     Array,
     Computation,
@@ -25,8 +25,8 @@ from animegamer_jax.plan.hlo import (
     groups_of,
     parse,
 )
+from animegamer_jax.plan.compiled.schedule import Schedule
 from animegamer_jax.plan.interconnect import Groups
-from animegamer_jax.plan.schedule import Schedule
 
 _COLLECTIVES = (
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute",
