@@ -19,7 +19,7 @@ import os
 import re
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from etils import epath
 
@@ -59,12 +59,19 @@ def read_json(path: epath.PathLike, kind: type[T] | Any, *, hint: str) -> T:
     return from_json(kind, parse_json(data, where, hint=hint), where, hint=hint)
 
 
-class Line(NamedTuple, Generic[T]):
-    """One line of a file with a JSON value on each line."""
+@dataclasses.dataclass(frozen=True)
+class Line(Generic[T]):
+    """One line of a file with a JSON value on each line.
+
+    Attributes:
+        value: The value.
+        where: The file's path and the line's number, for errors.
+        text: The line as it is in the file, without its line break.
+    """
 
     value: T
-    where: str  # path and number, for errors
-    text: str  # without the line break
+    where: str
+    text: str
 
 
 def read_lines(
