@@ -61,7 +61,7 @@ LONGEST = (
     "data/films/annotation/test_annotate_again", "plan/test_plan", "play/test_command",
     "train/stages/test_decoder", "train/stages/test_foundations", "train/test_slices",
     "train/test_command", "test_distributed", "serve/engine/test_engine", "train/test_loop",
-    "serve/api/test_gradio_client",
+    "serve/api/test_gradio_client", "serve/page/test_access",
 )  # fmt: skip
 
 

@@ -4,101 +4,34 @@ Pictures of the page, with the embedded model, go to the folder that SCREENSHOTS
 (`make screenshots`).
 """
 
-import itertools
 import json
 import os
-import re
 import signal
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import open_browser, open_page
+from browser import open_page
+from page_games import (
+    ENDED,
+    PHONE,
+    SECONDS,
+    WIDE,
+    begin,
+    caption,
+    count_turns,
+    expect,
+    is_playing,
+    of_server,
+    ready,
+    say,
+)
 from PIL import Image
 from served import serving, serving_fake
 
-playwright = pytest.importorskip("playwright.sync_api")
-expect = playwright.expect
-
-# The browser calls streams that the page itself ends failed, and so clips that are replaced.
-ENDED = ("/events", "blob:")
-WIDE = {"viewport": {"width": 1280, "height": 860}}
-PHONE = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark", "has_touch": True}
-TABLET = {"viewport": {"width": 820, "height": 1180}, "has_touch": True, "is_mobile": True}
-TURNED = TABLET | {"viewport": {"width": 1180, "height": 820}}
-SECONDS = 30_000.0  # of a machine that is busy
 FIRST_CLIP = 3_000.0  # ms from opening to a playing clip: the aim is 1 s, where nothing else runs
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory) -> Iterator[str]:
-    with serving_fake(tmp_path_factory.mktemp("page") / "games", 4, 0.02) as (found, _):
-        yield found
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with open_browser() as found:
-        yield found
-
-
-@pytest.fixture
-def opened(browser, address):
-    """A page on a wide screen, of which nothing may go wrong."""
-    with open_page(browser, address, may_fail=ENDED, **WIDE) as (page, wrong):
-        page.set_default_timeout(SECONDS)
-        ready(page)
-        yield page
-        assert wrong == []
-
-
-def ready(page: Any) -> None:
-    page.locator("body[data-ready]").wait_for()
-
-
-def of_server(address: str) -> dict:
-    """What a server says of itself."""
-    with urllib.request.urlopen(f"{address}/api/v1/server") as answer:
-        return json.load(answer)
-
-
-def begin(page: Any, character: str = "Mika", place: str = "beach") -> None:
-    page.click(f"[data-name={character}]")
-    page.click(f"[data-name={place}]")
-    count_turns(page, 1)
-
-
-def count_turns(page: Any, number: int, *, timeout: float = SECONDS) -> None:
-    expect(page.locator("#board .turn:not(.ahead)")).to_have_count(number, timeout=timeout)
-
-
-def say(page: Any, line: str, number: int, *, timeout: float = SECONDS) -> None:
-    """Types a line, plays it, and waits for the turn of this number."""
-    page.fill("#line", line)
-    page.press("#line", "Enter")
-    count_turns(page, number, timeout=timeout)
-    expect(page.locator("#play")).to_be_visible()
-
-
-def caption(page: Any, text: str) -> None:
-    expect(page.locator("#caption")).to_contain_text(text, timeout=SECONDS)
-
-
-def is_playing(page: Any) -> bool:
-    """Whether the clip in front goes on, and has a picture."""
-    video = page.locator("#stage video.front").first
-    video.wait_for()
-    for _ in range(100):
-        times = []
-        for _ in range(2):
-            times.append(video.evaluate("v => [v.currentTime, v.paused, v.videoWidth]"))
-            page.wait_for_timeout(60)
-        if times[0][0] != times[1][0] and not times[1][1] and times[1][2] > 0:
-            return True
-    return False
 
 
 def format_of(download: Any) -> str | None:
@@ -314,140 +247,6 @@ def test_a_day_has_an_end(opened):
     assert format_of(download.value) == "GIF"
 
 
-WATCH = """() => {
-  const ids = ["#guess", "#stage", "#status"];
-  const [guess, stage, status] = ids.map((id) => document.querySelector(id));
-  const seen = (window.seen = { frames: [], said: [] });
-  const note = () => status.textContent && seen.said.push(status.textContent);
-  new MutationObserver(note).observe(status, { childList: true });
-  const look = () => {
-    const fronts = [...stage.querySelectorAll("video.front")];
-    seen.frames.push({
-      guess: Number(getComputedStyle(guess).opacity),
-      clip: fronts.some((one) => one.readyState >= 2 && getComputedStyle(one).opacity === "1"),
-      turns: document.querySelectorAll("#board .turn").length,
-    });
-    requestAnimationFrame(look);
-  };
-  look();
-}"""
-LEVEL = """img => {
-  const canvas = document.createElement("canvas");
-  canvas.width = canvas.height = 1;
-  const context = canvas.getContext("2d");
-  context.drawImage(img, 0, 0, 1, 1);
-  return context.getImageData(0, 0, 1, 1).data[0];
-}"""
-
-
-@pytest.fixture(scope="module")
-def staying(tmp_path_factory) -> Iterator[tuple[str, Any]]:
-    """A server of its own, which a test holds: its address and its process."""
-    with serving_fake(tmp_path_factory.mktemp("staying") / "games", 4, 0.02) as found:
-        yield found
-
-
-def test_a_first_picture_is_seen_before_the_clip(browser, staying):
-    """It covers the clip before, and goes when the new one is there; nothing blinks."""
-    address, process = staying
-    with open_page(browser, address, may_fail=ENDED, **WIDE) as (page, wrong):
-        page.set_default_timeout(SECONDS)
-        ready(page)
-        page.click("#open-settings")
-        page.fill("#seed", "60")
-        page.click("#settings .close")
-        begin(page)
-        assert is_playing(page)
-        page.fill("#line", "stay")
-        page.press("#line", "Enter")
-        guess = page.locator("#guess.front")
-        guess.wait_for()
-        count_turns(page, 1)  # there is no clip yet
-        assert abs(guess.evaluate(LEVEL) - 110) <= 2
-        caption(page, "stay")
-        caption(page, "a first picture")
-        page.reload()  # whoever comes later sees it as well
-        ready(page)
-        guess.wait_for()
-        count_turns(page, 1)
-        process.send_signal(signal.SIGUSR1)
-        count_turns(page, 2)
-        page.locator("#guess:not(.front)").wait_for(state="attached")
-        caption(page, "turn 2 of 2")
-
-        assert is_playing(page)
-        page.evaluate(WATCH)
-        page.fill("#line", "stay")
-        page.press("#line", "Enter")
-        guess.wait_for()
-        page.click("#board .turn >> nth=0")  # who looks back is left alone
-        expect(guess).to_have_count(0)
-        caption(page, "turn 1 of 2")
-        page.click("#board .turn >> nth=1")
-        guess.wait_for()
-        page.wait_for_timeout(800)  # until it is there in full
-        process.send_signal(signal.SIGUSR1)
-        count_turns(page, 3)
-        page.locator("#guess:not(.front)").wait_for(state="attached")
-        page.wait_for_timeout(500)
-        seen = page.evaluate("window.seen")
-        assert any(frame["guess"] == 1 and frame["turns"] == 2 for frame in seen["frames"])
-        assert any(0 < frame["guess"] < 1 for frame in seen["frames"])  # softly
-        assert all(frame["clip"] for frame in seen["frames"])
-        assert seen["frames"][-1]["guess"] == 0
-        said = seen["said"]
-        assert said
-        assert not any(a == b for a, b in itertools.pairwise(said))
-        assert not any("picture" in text for text in said)
-        assert wrong == []
-
-
-def test_a_first_picture_goes_when_its_turn_is_stopped(browser, staying):
-    options = WIDE | {"reduced_motion": "reduce"}
-    with open_page(browser, staying[0], may_fail=ENDED, **options) as (page, wrong):
-        page.set_default_timeout(SECONDS)
-        ready(page)
-        begin(page)
-        page.fill("#line", "stay")
-        page.press("#line", "Enter")
-        guess = page.locator("#guess.front")
-        guess.wait_for()
-        assert guess.evaluate("g => getComputedStyle(g).transitionDuration") == "0s"
-        assert guess.get_attribute("alt") == ""
-        page.click("#stop")
-        expect(page.locator("#status")).to_contain_text("Stopped")
-        expect(guess).to_have_count(0)
-        caption(page, "turn 1 of 1")
-        expect(page.locator("#stage video.front")).to_have_count(1)
-        assert wrong == []
-
-
-@pytest.mark.parametrize("options", [TABLET, TURNED], ids=["upright", "on its side"])
-def test_on_a_tablet(browser, address, options):
-    """Nothing scrolls sideways; in a game the stage is large, and the line is there at once."""
-    width, height = options["viewport"]["width"], options["viewport"]["height"]
-    with open_page(browser, address, may_fail=ENDED, **options) as (page, wrong):
-        page.set_default_timeout(SECONDS)
-        ready(page)
-        fits = "document.documentElement.scrollWidth <= window.innerWidth"
-        assert page.evaluate(fits)
-        assert page.evaluate("window.innerWidth") == width
-        for name in ("Hana", "town"):
-            page.tap(f"[data-name={name}]")
-        count_turns(page, 1)
-        page.fill("#line", "Motion: running.")
-        page.tap("#play")
-        count_turns(page, 2)
-        assert is_playing(page)
-        assert page.evaluate(fits)
-        assert page.evaluate("window.scrollY") == 0
-        stage, line = page.locator("#stage").bounding_box(), page.locator("#say").bounding_box()
-        assert stage["width"] == width
-        assert 0.4 * height < stage["height"] < stage["y"] + stage["height"] <= line["y"]
-        assert line["y"] + line["height"] <= height
-        assert wrong == []
-
-
 def test_a_turn_is_stopped(browser, tmp_path):
     """By a player that stays in its first step, so that there is always something to stop."""
     with (
@@ -472,108 +271,6 @@ def test_a_turn_is_stopped(browser, tmp_path):
         process.send_signal(signal.SIGUSR1)
         say(page, "jump", 2)
         assert wrong == []
-
-
-def test_on_a_phone_in_the_dark_by_keyboard(browser, address):
-    with open_page(browser, address, may_fail=ENDED, **PHONE) as (page, wrong):
-        page.set_default_timeout(SECONDS)
-        ready(page)
-        for name in ("Hana", "town"):
-            page.focus(f"[data-name={name}]")
-            page.keyboard.press("Enter")
-        count_turns(page, 1)
-        page.focus("#line")
-        page.keyboard.type("Motion: running.")
-        page.keyboard.press("Tab")
-        page.keyboard.press("Enter")  # on the button that plays
-        count_turns(page, 2)
-        assert is_playing(page)
-        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-        ground = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
-        assert max(map(int, re.findall(r"\d+", ground)[:3])) < 100
-        assert wrong == []
-
-
-def tab_to(page: Any, selector: str) -> None:
-    """Presses Tab until a control has the focus."""
-    for _ in range(80):
-        if page.evaluate("wanted => document.activeElement.matches(wanted)", selector):
-            return
-        page.keyboard.press("Tab")
-    pytest.fail(f"the Tab key does not reach {selector}")
-
-
-def reached(page: Any) -> set[str]:
-    """What the Tab key reaches in one round: ids, or the names of cards."""
-    found = set()
-    for _ in range(40):
-        page.keyboard.press("Tab")
-        found.add(page.evaluate("(e => e.id || e.dataset.name || '')(document.activeElement)"))
-    return found
-
-
-def test_by_keyboard_alone(opened):
-    """All controls can be reached, Escape closes, and the focus is never lost."""
-    page = opened
-
-    def press(selector: str) -> None:
-        tab_to(page, selector)
-        page.keyboard.press("Enter")
-
-    def focused(selector: str) -> None:
-        expect(page.locator(selector).first).to_be_focused(timeout=SECONDS)
-
-    assert reached(page) >= {
-        "home", "open-games", "open-settings", "language", "pause", "Mika", "Ren", "Hana",
-        "just-type", "own-picture", "load",
-    }  # fmt: skip
-    press("[data-name=Mika]")
-    press("#back")
-    focused("#question")
-    press("[data-name=Mika]")
-    press("[data-name=beach]")
-    count_turns(page, 1)
-    focused("#line")
-    page.keyboard.type("running")
-    page.keyboard.press("Enter")
-    count_turns(page, 2)
-    focused("#line")
-    expect(page.locator("#play")).to_be_visible()
-    press("#again")
-    page.locator("[data-take]").wait_for()
-    focused("#play")  # it was on Stop meanwhile
-    assert reached(page) >= {
-        "pause", "line", "play", "undo", "again", "open-tree", "open-meters", "open-parts",
-        "open-save",
-    }  # fmt: skip
-    press("[data-take]")
-    expect(page.locator("[data-take]")).to_contain_text("take 1/2")
-    focused("[data-take]")
-    press("#board .column:first-child .turn")
-    caption(page, "turn 1 of 2")
-    focused("#board .column:first-child .turn")
-    press("#branch")
-    count_turns(page, 1)
-    focused("#board [aria-current=true]")
-    press("#open-tree")
-    focused("#tree button")
-    page.keyboard.press("Escape")
-    expect(page.locator("#tree")).to_be_hidden()
-    focused("#open-tree")
-    page.keyboard.press("Enter")
-    press("#tree [aria-current=false]")
-    count_turns(page, 2)
-    focused("#open-tree")
-    for name, dialog in (("games", "games"), ("save", "save"), ("meters", "edit")):
-        press(f"#open-{name}")
-        expect(page.locator(f"#{dialog}")).to_be_visible()
-        assert page.evaluate("!!document.activeElement.closest('dialog')")
-        page.keyboard.press("Escape")
-        expect(page.locator(f"#{dialog}")).to_be_hidden()
-        focused(f"#open-{name}")
-    press("#undo")
-    count_turns(page, 1)
-    focused("#undo")
 
 
 def test_a_line_in_parts_with_a_partner(opened):
@@ -643,111 +340,6 @@ def test_what_players_say_is_never_run(opened):
     caption(page, said)
     assert page.evaluate("window.ran") is None
     assert page.locator("#caption img, #caption b, #board script").count() == 0
-
-
-def test_in_other_languages(browser, address):
-    with open_page(browser, address, may_fail=ENDED, locale="ja-JP") as (page, wrong):
-        page.set_default_timeout(SECONDS)
-        ready(page)
-        expect(page.locator("#question")).to_have_text("だれになる?")
-        page.select_option("#language", "zh")
-        expect(page.locator("#question")).to_have_text("你想成为谁?")
-        assert page.get_attribute("html", "lang") == "zh"
-        begin(page)
-        expect(page.locator("#undo")).to_have_text("撤销")
-        assert wrong == []
-
-
-def test_what_goes_wrong_is_said_in_japanese(browser, address, tmp_path):
-    """Of a file with a name of its own, of the line while it is typed, of a turn, of a number."""
-    refused = (*ENDED, "422")
-    with open_page(browser, address, may_fail=refused, locale="ja-JP", **WIDE) as (page, _):
-        page.set_default_timeout(SECONDS)
-        ready(page)
-        (tmp_path / "hero.png").write_bytes(b"no picture")
-        page.click("#own-picture")
-        page.set_input_files("#picture-file", str(tmp_path / "hero.png"))
-        page.fill("#picture-text", "Character: Hana; Motion: waving.")
-        page.click("#picture-form .primary")
-        expect(page.locator("#picture-error")).to_contain_text("画像でも映像でもありません")
-        page.keyboard.press("Escape")
-        (tmp_path / "game.zip").write_bytes(b"no zip")
-        page.set_input_files("#load-file", str(tmp_path / "game.zip"))
-        expect(page.locator("#status")).to_contain_text("zipが壊れています")
-        begin(page)
-        page.fill("#line", "走る " * 60)
-        expect(page.locator("#reading")).to_contain_text("単語を減らしてください")
-        page.fill("#line", "bad")
-        page.press("#line", "Enter")
-        expect(page.locator("#status")).to_contain_text("映像を作れませんでした")
-        page.evaluate("document.querySelector('#steps').value = 2000")
-        page.press("#line", "Enter")
-        expect(page.locator("#status")).to_have_text(
-            "「ノイズ除去の回数」は1から1000までの整数にしてください。"
-        )
-        page.screenshot(path=os.environ.get("LOOK", str(tmp_path / "look.png")))
-
-
-@pytest.mark.parametrize("options", [WIDE, PHONE], ids=["wide and light", "a phone in the dark"])
-def test_axe_finds_nothing_serious(browser, address, options):
-    axe = pytest.importorskip(
-        "axe_playwright_python.sync_playwright", reason="axe-core is not installed (extra dev)"
-    )
-
-    def check(page: Any, where: str) -> None:
-        found = axe.Axe().run(page).response["violations"]
-        grave = [
-            (one["id"], [node["html"][:160] for node in one["nodes"]][:3])
-            for one in found
-            if one["impact"] in ("serious", "critical")
-        ]
-        assert grave == [], where
-
-    options = options | {"reduced_motion": "reduce"}
-    with open_page(browser, address, may_fail=ENDED, **options) as (page, wrong):
-        page.set_default_timeout(SECONDS)
-        ready(page)
-        check(page, "the first screen")
-        page.click("#own-picture")
-        check(page, "the dialog of a picture")
-        page.keyboard.press("Escape")
-        page.evaluate("document.querySelector('#login').showModal()")
-        check(page, "the login")
-        page.keyboard.press("Escape")
-        begin(page)
-        say(page, "running xeats", 2)
-        page.click("#again")
-        page.locator("[data-take]").wait_for()
-        page.click("#open-parts")
-        page.fill("#line", "xeats")
-        page.locator("#marks mark").wait_for()
-        check(page, "a game")
-        video = page.locator("#stage video.front").first
-        assert video.evaluate("v => v.paused")  # motion is reduced
-        assert video.get_attribute("aria-label").startswith("Clip of turn 2")
-        for button, dialog in (
-            ("#open-games", "#games"),
-            ("#open-save", "#save"),
-            ("#open-settings", "#settings"),
-            ("#open-meters", "#edit"),
-            ("#open-tree", "#tree"),
-        ):
-            page.click(button)
-            page.locator(dialog).wait_for()
-            check(page, dialog)
-            page.keyboard.press("Escape")
-        page.select_option("#language", "ja")
-        expect(page.locator("#undo")).to_have_text("元に戻す")
-        check(page, "a game in Japanese")
-        page.click("#open-meters")
-        page.fill("#set-stamina", "0")
-        page.click("#edit .primary")
-        page.locator("#ending").wait_for()
-        check(page, "the end of a day")
-        page.goto(f"{address}/api")
-        page.locator("#paths details").first.wait_for()
-        check(page, "the API's page")
-        assert wrong == []
 
 
 def test_the_page_is_ready_while_the_model_compiles(browser, tmp_path):
