@@ -220,7 +220,7 @@ def test_only_a_file_that_grows_may_end_within_a_line(tmp_path):
     file.write_bytes(b'{"a": 1}\n{"a": ')
     (line,) = read_lines(file, dict[str, int], hint="write it again", may_grow=True)
     assert line.value == {"a": 1}
-    with pytest.raises(UserError, match="expected a line break at the end.*: write it again$"):
+    with pytest.raises(UserError, match=r"expected a line break at the end.*: write it again$"):
         list(read_lines(file, dict[str, int], hint="write it again"))
 
 
@@ -229,5 +229,5 @@ def test_a_damaged_line_has_a_hint_of_its_own(tmp_path):
     file.write_bytes(b'{"a": 1}\n{"a": "x"}\n')
     with pytest.raises(UserError, match=rf'^{file}, line 2: a: .*found "x": remove the line$'):
         list(read_lines(file, dict[str, int], hint="write it again", line_hint="remove the line"))
-    with pytest.raises(UserError, match="cannot be read: .*: write it again$"):
+    with pytest.raises(UserError, match=r"cannot be read: .*: write it again$"):
         list(read_lines(tmp_path, dict[str, int], hint="write it again", line_hint="remove it"))
