@@ -5,6 +5,7 @@ import hashlib
 import json
 
 import pytest
+from etils import epath
 from stand_in_server import refuses, says, serving
 
 from animegamer_jax.errors import UserError
@@ -41,7 +42,7 @@ def ask(server, cache, numbers, *, best_effort=False, **changes):
     settings = AskSettings(endpoint=server.endpoint, **(options | changes))
     asker = AskMany(settings, noun="numbers", best_effort=best_effort)
     prompts = [functools.partial(prompt, number) for number in numbers]
-    return asker(prompts, cache=cache), asker
+    return asker(prompts, cache=epath.Path(cache)), asker
 
 
 def test_answers_come_in_order_and_are_asked_once(tmp_path):
