@@ -568,11 +568,11 @@ def test_a_damaged_line_of_metrics_is_named(tmp_path, line, reason):
     """Only the last line may be half-written: a run is killed there and nowhere else."""
     file = tmp_path / metric_logger.METRICS_FILE
     file.write_text('{"step": 1, "loss": null}\n{"step": 2, "lo')
-    assert metric_logger.read_lines(file) == ['{"step": 1, "loss": null}']
+    assert [line.text for line in metric_logger.read_metrics(file)] == ['{"step": 1, "loss": null}']
     file.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
     pattern = rf"^{file}, line 2: [^\n]*{reason}[^\n]*: remove the line$"
     with pytest.raises(UserError, match=pattern):
-        metric_logger.read_lines(file)
+        metric_logger.read_metrics(file)
 
 
 @pytest.mark.parametrize("evaluated", [True, False])
