@@ -26,6 +26,7 @@ expect = playwright.expect
 # The browser calls streams that the page itself ends failed, and so clips that are replaced.
 ENDED = ("/events", "blob:")
 WIDE = {"viewport": {"width": 1280, "height": 860}}
+STILL = {"reduced_motion": "reduce"}  # a clip that loops is most of a browser's work
 PHONE = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark", "has_touch": True}
 TABLET = {"viewport": {"width": 820, "height": 1180}, "has_touch": True, "is_mobile": True}
 TURNED = TABLET | {"viewport": {"width": 1180, "height": 820}}
@@ -48,7 +49,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def opened(browser, address):
     """A page on a wide screen, of which nothing may go wrong."""
-    with open_page(browser, address, may_fail=ENDED, **WIDE) as (page, wrong):
+    with open_page(browser, address, may_fail=ENDED, **WIDE, **STILL) as (page, wrong):
         page.set_default_timeout(SECONDS)
         ready(page)
         yield page
@@ -169,7 +170,7 @@ def test_a_game_of_which_nothing_is_lost(opened, browser, address):
     page.reload()
     ready(page)
     caption(page, "running")
-    with open_page(browser, page.url, may_fail=ENDED) as (other, wrong):  # a second tab
+    with open_page(browser, page.url, may_fail=ENDED, **STILL) as (other, wrong):  # a second tab
         other.set_default_timeout(SECONDS)
         caption(other, "running")
         say(other, "In the second tab", 3)
@@ -403,7 +404,7 @@ def test_a_first_picture_is_seen_before_the_clip(browser, staying):
 
 
 def test_a_first_picture_goes_when_its_turn_is_stopped(browser, staying):
-    options = WIDE | {"reduced_motion": "reduce"}
+    options = WIDE | STILL
     with open_page(browser, staying[0], may_fail=ENDED, **options) as (page, wrong):
         page.set_default_timeout(SECONDS)
         ready(page)
@@ -601,7 +602,7 @@ def test_a_line_in_parts_with_a_partner(opened):
 
 def test_a_game_is_kept_and_shared(browser, address, tmp_path):
     """Its film, its link, and its zip, which is loaded again."""
-    options = WIDE | {"permissions": ["clipboard-read", "clipboard-write"]}
+    options = WIDE | STILL | {"permissions": ["clipboard-read", "clipboard-write"]}
     with open_page(browser, address, may_fail=(*ENDED, "film.mp4", "game.zip"), **options) as (
         page,
         wrong,
@@ -621,7 +622,7 @@ def test_a_game_is_kept_and_shared(browser, address, tmp_path):
         page.click("#link")
         expect(page.locator("#link-done")).to_contain_text("copied")
         link = page.evaluate("navigator.clipboard.readText()")
-        with open_page(browser, link, may_fail=ENDED) as (other, _):
+        with open_page(browser, link, may_fail=ENDED, **STILL) as (other, _):
             count_turns(other, 2)
             caption(other, "running")
         page.keyboard.press("Escape")
@@ -646,7 +647,7 @@ def test_what_players_say_is_never_run(opened):
 
 
 def test_in_other_languages(browser, address):
-    with open_page(browser, address, may_fail=ENDED, locale="ja-JP") as (page, wrong):
+    with open_page(browser, address, may_fail=ENDED, locale="ja-JP", **STILL) as (page, wrong):
         page.set_default_timeout(SECONDS)
         ready(page)
         expect(page.locator("#question")).to_have_text("だれになる?")
@@ -661,7 +662,8 @@ def test_in_other_languages(browser, address):
 def test_what_goes_wrong_is_said_in_japanese(browser, address, tmp_path):
     """Of a file with a name of its own, of the line while it is typed, of a turn, of a number."""
     refused = (*ENDED, "422")
-    with open_page(browser, address, may_fail=refused, locale="ja-JP", **WIDE) as (page, _):
+    options = WIDE | STILL | {"locale": "ja-JP"}
+    with open_page(browser, address, may_fail=refused, **options) as (page, _):
         page.set_default_timeout(SECONDS)
         ready(page)
         (tmp_path / "hero.png").write_bytes(b"no picture")
@@ -703,7 +705,7 @@ def test_axe_finds_nothing_serious(browser, address, options):
         ]
         assert grave == [], where
 
-    options = options | {"reduced_motion": "reduce"}
+    options = options | STILL
     with open_page(browser, address, may_fail=ENDED, **options) as (page, wrong):
         page.set_default_timeout(SECONDS)
         ready(page)
