@@ -22,7 +22,7 @@ help:
 	@echo "make test             the tests, 9 minutes on two cores with a cold compilation cache"
 	@echo "make test-all         with the slow ones: every recorded number, memory, a VAE's training"
 	@echo "make test-hosts       two real processes as two hosts train every stage, and are killed"
-	@echo "make test-faults      hostile files, kills, full disks, a bucket, a crowd, requests: CASES=5000 KILLS=500"
+	@echo "make test-faults      hostile files, kills, full disks, a bucket, a crowd, requests: CASES=5000 KILLS=600"
 	@echo "make test-scale       films to training in a bucket, over a cluster; a worker and the server are killed"
 	@echo "make art              painted art of free games (Debian), for the tests of films: 180 MB in out/art"
 	@echo "make lint             ruff, basedpyright and the import rule"
@@ -87,7 +87,7 @@ test-hosts: .venv/.dev
 
 # Without CASES and KILLS the whole campaign; one that was stopped continues. See docs/reliability.md.
 CASES ?= 5000
-KILLS ?= 500
+KILLS ?= 600
 test-faults: .venv/.dev
 	nice -n 10 $(BIN)/python tests/faults/campaign.py --cases $(CASES) --kills $(KILLS) --out out/faults
 

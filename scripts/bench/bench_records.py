@@ -29,7 +29,7 @@ from animegamer_jax.data.loader import make_iterator
 from animegamer_jax.data.shards import begin_dataset, shard_ranges, shard_size_for
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
-from tiny_sets import FEATURES_INFO, features_of, turns_of
+from tiny_sets import FEATURES_INFO, features_record, turns_of
 
 _TURNS = 4  # of a game
 
@@ -55,10 +55,7 @@ def _turns(count: int) -> Iterator[dict[Part, Record]]:
     for number, turn in enumerate(turns_of(games, num_turns=_TURNS)):
         if number == count:
             return
-        features = features_of(turn)
-        place = {name: turn[name] for name in ("game", "turn", "num_turns")}
-        latents = {**place, "moments": features.pop("moments")}
-        yield {"conditions": {**turn, **features}, "latents": latents}
+        yield features_record(turn)
 
 
 def _samples(found: FeatureDataset) -> grain.MapDataset[Any]:

@@ -38,7 +38,6 @@ from animegamer_jax.toy import command
 from animegamer_jax.toy.dataset import (
     ToySize,
     game_number,
-    make_records,
     write_toy_games,
 )
 from animegamer_jax.toy.drawing.draw import render
@@ -278,7 +277,7 @@ SIZE = ToySize(games=2, test_games=1, turns=2, height=24, width=36)
 @pytest.fixture(scope="module")
 def toy_path(tmp_path_factory):
     path = tmp_path_factory.mktemp("toy") / "toy"
-    write_toy_games(str(path), SIZE, seed=3, processes=2)
+    write_toy_games(str(path), SIZE, seed=3)
     return path
 
 
@@ -302,14 +301,26 @@ def test_toy_games_are_those_of_the_toy_world(toy_path):
         assert record["motion_value"] == pytest.approx(motion_value(frames), rel=1e-5)
 
 
-def test_toy_games_do_not_depend_on_the_number_of_processes(toy_path):
-    games = open_games(toy_path)
-    for split in ("train", "combinations"):
-        here = make_records(0, split=split, size=SIZE, seed=3)
-        turns = games.turns(split)
-        for turn, record in enumerate(here):
-            value = np.float32(record.pop("motion_value"))
-            assert equal(turns[turn], {**record, "motion_value": value})
+def test_the_command_writes_the_same_bytes_twice(tmp_path):
+    """Also in other processes, where sets of texts have another order."""
+    size = {"games": 2, "test_games": 1, "turns": 2, "height": 16, "width": 24, "films": 1}
+    here, there = tmp_path / "here", tmp_path / "there"
+    assert command.toyworld(out=here, seed=3, processes=1, **size) == 0
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in size.items()]
+    words += ["--seed=3", "--processes=2", f"--out={there}"]
+    path = os.pathsep.join(sys.path)
+    subprocess.run(
+        [sys.executable, "-m", "animegamer_jax.cli", "data", "toyworld", *words],
+        env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "1"},
+        check=True,
+    )
+    found, again = (
+        {str(file.relative_to(out)): file.read_bytes() for file in out.rglob("*") if file.is_file()}
+        for out in (here, there)
+    )
+    assert {"set.json", "films/film_001.mp4", "films/film_001.json"} <= found.keys()
+    assert sum("array_record" in name for name in found) == len(SPLITS)
+    assert found == again
 
 
 def test_no_two_games_share_a_seed():

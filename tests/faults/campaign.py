@@ -1,6 +1,6 @@
 """Tries to break the commands by files, requests, kills, full disks; see docs/reliability.md.
 
-python tests/faults/campaign.py [--cases 5000] [--kills 500] [--out out/faults]
+python tests/faults/campaign.py [--cases 5000] [--kills 600] [--out out/faults]
 python tests/faults/campaign.py --only 1234
 """
 
@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
     """Runs the campaign and prints its table; returns 1 if anything is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=5000, help="number of mutated files")
-    parser.add_argument("--kills", type=int, default=500, help="number of kills")
+    parser.add_argument("--kills", type=int, default=600, help="number of kills")
     parser.add_argument("--seed", type=int, default=0, help="seed of all choices")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument(

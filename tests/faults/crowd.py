@@ -1,4 +1,9 @@
-"""A crowd at the page: 50 players, one client that floods, one that hangs."""
+"""A crowd at a server: 50 players, one client that floods, one that hangs.
+
+Half of what they do is what the page does: a game is followed as server-sent events, a turn is
+asked for and waited for there, its clip and picture are fetched. The other half goes through
+Gradio's API, as programs of players do.
+"""
 
 import contextlib
 import dataclasses
@@ -11,6 +16,7 @@ import time
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 from crowd_server import ask, begin, fetch, served
@@ -19,6 +25,8 @@ from table import REFUSED, RIGHT, WRONG, Verdict
 
 PLAYERS, STREAMS, FLOOD = 50, 30, 200
 _SECONDS, _IDLE = 600.0, 300.0
+_PLAYERS = (f"crowd: {PLAYERS // 2} pages", f"crowd: {PLAYERS // 2} of Gradio's API")
+_STATUSES = {200: RIGHT, 202: RIGHT, 422: REFUSED, 429: REFUSED}
 
 
 class CrowdCases:
@@ -66,7 +74,7 @@ class CrowdCases:
 class _Crowd:
     def __init__(self, folder: Path, turns: int):
         self.folder, self.turns = folder, turns
-        self.seconds: list[float] = []  # of each turn
+        self.seconds: dict[str, list[float]] = {kind: [] for kind in _PLAYERS}  # of each turn
         self.over = threading.Event()
 
     def run(self) -> Iterator[Verdict]:
@@ -88,14 +96,13 @@ class _Crowd:
         ended = [] if status == 0 else [f"the server ended with {status}"]
         ended += ["a traceback in the log"] if "Traceback" in text else []
         numbers = iter(range(PLAYERS + STREAMS + FLOOD))
-        p95 = statistics.quantiles(self.seconds, n=20)[-1] if len(self.seconds) > 1 else 0.0
-        half = f"a turn: median {statistics.median(self.seconds or [0]):.2f} s, 95 % {p95:.2f} s"
-        for reason in players:
+        for number, reason in enumerate(players):
+            kind = _PLAYERS[number % 2]
             reasons = [*([reason] if reason else []), *ended]
             yield Verdict(
                 number=next(numbers),
-                kind="crowd: 50 players",
-                change=f"{self.turns} turns; {half}",
+                kind=kind,
+                change=f"{self.turns} turns; {_describe(self.seconds[kind])}",
                 result=WRONG if reasons else RIGHT,
                 reason="; ".join(reasons),
                 megabytes=grown,
@@ -108,32 +115,86 @@ class _Crowd:
 
     def _play(self, number: int) -> str:
         """Plays a game; returns what is wrong, or ""."""
-        client = f"10.1.{number}.1"
-        game = ask(self.address, "new_game", number, 0, 0, client=client)
+        client, kind = f"10.1.{number}.1", _PLAYERS[number % 2]
+        play = (self._play_as_page, self._play_by_gradio)[number % 2]
+        found = play(number, client, self.seconds[kind])
+        if isinstance(found, str):
+            return found
+        saved = json.loads((self.folder / "games" / found["game"] / "game.json").read_text())
+        if len(found["turns"]) != self.turns or len(saved["turns"]) != self.turns:
+            return f"{len(found['turns'])} turns are shown, {len(saved['turns'])} saved"
+        return ""
+
+    def _play_by_gradio(self, seed: int, client: str, seconds: list[float]) -> Any:
+        """Plays a game; returns its state, or what is wrong."""
+        game = ask(self.address, "new_game", seed, 0, 0, client=client)
         if isinstance(game, str):
             return game
         for turn in range(1, self.turns + 1):
             start = time.monotonic()
             found = ask(self.address, "play_turn", game["game"], "wave", 0, client=client)
-            self.seconds.append(time.monotonic() - start)
+            seconds.append(time.monotonic() - start)
             if isinstance(found, str) or found["turn"] != turn:
                 return f"turn {turn}: {found}"
-        shown = ask(self.address, "show", game["game"], client=client)
-        saved = json.loads((self.folder / "games" / game["game"] / "game.json").read_text())
-        if len(shown["turns"]) != self.turns or len(saved["turns"]) != self.turns:
-            return f"{len(shown['turns'])} turns are shown, {len(saved['turns'])} saved"
-        return ""
+        return ask(self.address, "show", game["game"], client=client)
+
+    def _play_as_page(self, seed: int, client: str, seconds: list[float]) -> Any:
+        """Plays a game; returns its state, or what is wrong."""
+        status, game = self._api("POST", "games", client, seed=seed)
+        if status != 201:
+            return f"a new game: {status} {game}"
+        place = f"games/{game['game']}"
+        with self._open(f"/api/v1/{place}/events", client) as stream:
+            events = _events(stream)
+            for turn in range(1, self.turns + 1):
+                start, head = time.monotonic(), game["head"]
+                line = {"instruction": "wave", "head": head}
+                status, found = self._api("POST", f"{place}/turns?reply=accepted", client, **line)
+                if status != 202:
+                    return f"turn {turn}: {status} {found}"
+                for kind, data in events:
+                    if kind == "state" and data["head"] != head:
+                        game = data
+                        break
+                    if data and data.get("error"):
+                        return f"turn {turn}: {data['error']}"
+                seconds.append(time.monotonic() - start)
+                if len(game["turns"]) != turn:
+                    return f"turn {turn}: the stream ended, or {len(game['turns'])} turns are there"
+                last = game["turns"][-1]
+                for address, mark in ((last["clip"], "ftyp"), (last["picture"], "WEBP")):
+                    status, _, text = fetch(self.address, "GET", address, X_Forwarded_For=client)
+                    if status != 200 or mark not in text[:20]:
+                        return f"turn {turn}: {address}: {status} {text[:100]!r}"
+        return self._api("GET", place, client)[1]
+
+    def _api(self, method: str, path: str, client: str, **content: object) -> tuple[int, Any]:
+        """Asks the page's API; returns status and answer."""
+        body = json.dumps(content).encode() if method == "POST" else None
+        status, _, text = fetch(
+            self.address, method, f"/api/v1/{path}", body, Content_Type="application/json",
+            X_Forwarded_For=client,
+        )  # fmt: skip
+        return status, json.loads(text)
+
+    @contextlib.contextmanager
+    def _open(self, path: str, client: str) -> Iterator[http.client.HTTPResponse]:
+        """Opens a stream."""
+        connection = http.client.HTTPConnection(self.address, timeout=60)
+        try:
+            connection.request("GET", path, headers={"X-Forwarded-For": client})
+            with connection.getresponse() as answer:
+                yield answer
+        finally:
+            connection.close()
 
     def _hang(self, stack: contextlib.ExitStack) -> list[str]:
         """Opens streams that are never read."""
-        found = []
+        client, found = "10.2.1.1", []
+        game = self._api("POST", "games", client)[1]["game"]
         for number in range(STREAMS):
-            connection = http.client.HTTPConnection(self.address, timeout=60)
-            stack.callback(connection.close)
-            headers = {"X-Forwarded-For": "10.2.1.1"}
-            connection.request("GET", f"/gradio_api/heartbeat/{number}", headers=headers)
-            answer = connection.getresponse()
-            stack.callback(answer.close)
+            paths = f"/api/v1/games/{game}/events", f"/gradio_api/heartbeat/{number}"
+            answer = stack.enter_context(self._open(paths[number % 2], client))
             found.append(_result_of(answer.status))
         return found
 
@@ -141,21 +202,47 @@ class _Crowd:
         """Asks for long turns as fast as it can, until the others have played."""
         client, found = "10.3.1.1", []
         while len(found) < FLOOD and not self.over.is_set():
+            flood = (self._flood_page, self._flood_gradio)[len(found) % 2]
+            found.append(flood(client))
+        while len(found) < FLOOD:
+            found.append(
+                _result_of(fetch(self.address, "GET", "/config", X_Forwarded_For=client)[0])
+            )
+        return found
+
+    def _flood_page(self, client: str) -> str:
+        status, game = self._api("POST", "games", client, steps=1000)
+        if status != 201:
+            return _result_of(status)
+        path = f"games/{game['game']}/turns?reply=accepted"
+        return _result_of(self._api("POST", path, client, instruction="more")[0])
+
+    def _flood_gradio(self, client: str) -> str:
+        try:
             game = ask(self.address, "new_game", 0, 0, 1000, client=client)
             if isinstance(game, str):
-                found.append(REFUSED)
-                continue
-            try:
-                begin(self.address, "play_turn", game["game"], "more", 0, client=client)
-            except AssertionError:  # its answer has another status than 200
-                found.append(REFUSED)
-            else:
-                found.append(RIGHT)
-        body = {"X_Forwarded_For": client}
-        while len(found) < FLOOD:
-            found.append(_result_of(fetch(self.address, "GET", "/config", **body)[0]))
-        return found
+                return REFUSED
+            begin(self.address, "play_turn", game["game"], "more", 0, client=client)
+        except AssertionError:  # its answer has another status than 200
+            return REFUSED
+        return RIGHT
+
+
+def _events(stream: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
+    """Yields the kind and the data of each event of a stream."""
+    kind = ""
+    for line in stream:
+        name, _, value = line.decode().rstrip("\n").partition(": ")
+        if name == "event":
+            kind = value
+        elif name == "data":
+            yield kind, json.loads(value or "null")
+
+
+def _describe(seconds: list[float]) -> str:
+    p95 = statistics.quantiles(seconds, n=20)[-1] if len(seconds) > 1 else 0.0
+    return f"a turn: median {statistics.median(seconds or [0]):.2f} s, 95 % {p95:.2f} s"
 
 
 def _result_of(status: int) -> str:
-    return {200: RIGHT, 429: REFUSED}.get(status, WRONG)
+    return _STATUSES.get(status, WRONG)

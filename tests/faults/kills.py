@@ -26,6 +26,9 @@ from table import REFUSED, RIGHT, WRONG, Verdict
 from animegamer_jax import cli
 
 _SECONDS = 60.0  # of CPU for a run
+_EACH = 3.0  # share of a command that 600 kills strike at each of its operations
+_NUMBERS = 10_000  # of a command's cases; the first ones are those at random moments
+_NOT_REACHED = "not reached"
 Content = Mapping[str, Any]
 
 
@@ -141,12 +144,14 @@ SUBJECTS: tuple[Subject, ...] = (
         needs=("bundle", "lines.txt"),
         run=_command(_PLAY),
         again=_command(f"{_PLAY} --resume"),
+        share=_EACH,
     ),
     Subject(
         name="play, own picture",
         needs=("bundle", "lines.txt", "picture.png"),
         run=_command(_PLAY + _PICTURE),
         again=_command(_PLAY + _PICTURE + " --resume"),
+        share=_EACH,
     ),
     Subject(
         name="data films",
@@ -154,6 +159,7 @@ SUBJECTS: tuple[Subject, ...] = (
         run=_command(
             "data films {seeds}/film.mp4 --out {out} --height 16 --width 24 --num-frames 9"
         ),
+        share=_EACH,
     ),
     Subject(
         name="data annotate",
@@ -175,6 +181,7 @@ SUBJECTS: tuple[Subject, ...] = (
         name="data games",
         needs=("shots",),
         run=_command("data games {seeds}/shots --out {out} --test-share 0.3 --min-turns 1"),
+        share=_EACH,
     ),
     Subject(
         name="data toyworld",
@@ -183,6 +190,7 @@ SUBJECTS: tuple[Subject, ...] = (
             "data toyworld --out {out} --games 2 --test-games 1 --turns 2 --height 16 "
             "--width 24 --processes 1"
         ),
+        share=_EACH,
     ),
     Subject(
         name="data features",
@@ -191,7 +199,7 @@ SUBJECTS: tuple[Subject, ...] = (
             "data features --model {seeds}/networks/model --data {seeds}/toyworld --out {out} "
             "--batch 1 --shard 2"
         ),
-        share=0.4,
+        share=_EACH,
     ),
     Subject(
         name="convert",
@@ -233,7 +241,7 @@ class KillCases:
         operations: Mapping[str, int] | None = None,
     ):
         self.seeds, self.folder, self.subjects = seeds, folder, subjects
-        self.rng = random.Random(f"kills {seed}")
+        self.seed, self.rng = seed, random.Random(f"kills {seed}")
         self.kills = kills
         self.operations: dict[str, int] = {} if operations is None else dict(operations)
         self.expected: dict[str, Content] = {}
@@ -297,29 +305,35 @@ class KillCases:
         (case / "in").mkdir(parents=True)
         return case
 
-    def plan(self) -> list["Fault"]:
-        """Returns each kill; at operation 0: at a random moment.
+    def plan(self) -> dict[int, "Fault"]:
+        """Returns each kill, those at random moments first.
 
-        Commands of few operations are killed at each of them; the rest goes to the others.
+        Commands of few operations are killed at each of them; the rest goes to the others. Each
+        has its number, and more kills are those of fewer and others, so that a campaign with more
+        of them continues one with fewer.
         """
         ready = [subject for subject in self.subjects if subject.name in self.expected]
         ready.sort(key=self._size)
         at_random = self.kills // 10
-        left, planned = self.kills - at_random, []
-        for position, subject in enumerate(ready):
-            rest, size = sum(s.share for s in ready[position:]), self._size(subject)
-            count = min(size, int(left * subject.share / rest))
-            left -= count
-            for at in sorted(self.rng.sample(range(1, size + 1), count)):
-                mode = (KILL, KILL_IN_WRITE)[at % 2]
-                where = f"{'in' if at % 2 else 'before'} operation {at} of {size}"
-                planned.append(Fault(subject, f"kill: {subject.name}", where, mode, at))
+        planned: dict[int, Fault] = {}
         for subject in ready:
             if subject.content is training_content:
-                for _ in range(at_random):
-                    share = self.rng.random()
-                    kind, where = f"kill: {subject.name}, at random", f"after {share:.0%} of it"
-                    planned.append(Fault(subject, kind, where, KILL, 0, share))
+                for number in range(at_random):
+                    share = (number + self.rng.random()) / at_random
+                    kind, where = f"kill: {subject.name}, at random", f"after {share:.1%} of it"
+                    planned[number] = Fault(subject, kind, where, KILL, 0, share)
+        left = self.kills - at_random
+        for position, subject in enumerate(ready):
+            rest, size = sum(s.share for s in ready[position:]), self._size(subject)
+            count = min(size, round(left * subject.share / rest))
+            left -= count
+            order = random.Random(f"{self.seed} {subject.name}").sample(range(1, size + 1), size)
+            first = _NUMBERS * (1 + SUBJECTS.index(subject))
+            for at in sorted(order[:count]):
+                mode = (KILL, KILL_IN_WRITE)[at % 2]
+                where = f"{'in' if at % 2 else 'before'} operation {at} of {size}"
+                fault = Fault(subject, f"kill: {subject.name}", where, mode, at, operations=size)
+                planned[first + at] = fault
         return planned
 
     def _size(self, subject: Subject) -> int:
@@ -327,10 +341,11 @@ class KillCases:
 
     def run(self, *, jobs: int) -> Iterator[Verdict]:
         """Strikes, continues, compares, and yields the verdicts in any order."""
-        planned = list(enumerate(self.plan()))
-        if self.only is not None:
-            planned = planned[self.only : self.only + 1]
-        planned = [one for one in planned if one[0] not in self.skip]
+        planned = [
+            (number, fault)
+            for number, fault in self.plan().items()
+            if self.only in (None, number) and number not in self.skip
+        ]
         self.rng.shuffle(planned)  # a campaign that is stopped has tried some of each
         cases: dict[int, tuple[int, Fault]] = {}
 
@@ -350,13 +365,16 @@ class KillCases:
             number, fault = cases.pop(child.pid)
             outcome = child.outcome
             assert outcome is not None
+            reason = (outcome.out + outcome.err).strip()
             yield Verdict(
                 number=number,
                 kind=fault.kind,
                 change=fault.change,
                 result=WRONG if outcome.status else fault.result,
-                reason=(outcome.out + outcome.err).strip(),
+                reason=reason,
                 seconds=outcome.seconds,
+                operation=0 if _NOT_REACHED in reason else fault.at,
+                operations=fault.operations,
             )
 
     def _try(self, number: int, fault: "Fault", *, keep: bool) -> int:
@@ -387,7 +405,7 @@ class KillCases:
                 os.kill(first.pid, signal.SIGKILL)
             outcome = first.wait()
             if outcome.status == 0 and fault.at:
-                print("not reached")  # threads in another order: fewer operations this time
+                print(_NOT_REACHED)  # threads in another order: fewer operations this time
             elif fault.mode != FAIL and outcome.status != -signal.SIGKILL:
                 print(f"the run to kill ended with {outcome.status}: {outcome.err[-300:]}")
                 return 1
@@ -431,7 +449,7 @@ class DiskCases(KillCases):
         )
         self.disks = disks
 
-    def plan(self) -> list["Fault"]:
+    def plan(self) -> dict[int, "Fault"]:
         """Returns each fault of a disk, and each pair of processes."""
         planned = []
         for subject in self.subjects:
@@ -448,7 +466,7 @@ class DiskCases(KillCases):
                           REFUSED)
                 )  # fmt: skip
                 planned.append(Fault(subject, "two processes at once", subject.name, COUNT, 1))
-        return planned
+        return dict(enumerate(planned))
 
 
 class Fault(NamedTuple):
@@ -462,6 +480,7 @@ class Fault(NamedTuple):
     share: float = 0.0
     errno: int = 0
     result: str = RIGHT
+    operations: int = 0  # of the whole command, if this is a kill at one of them
 
 
 def difference(found: Content, expected: Content) -> str | None:

@@ -360,20 +360,11 @@ KINDS: tuple[Kind, ...] = (
         "ablations", "ablations.json", "json", "read-ablations --file {}/ablations.json", weight=1
     ),
     Kind(
-        name="evaluation: evaluation.json",
-        files="evaluated/evaluation.json",
+        name="evaluation: an earlier one",
+        files="evaluated/**/*.json",
         form="json",
         needs=("bundle", "benchmark.json", "evaluated"),
         words=_EVALUATE,
-        weight=0.6,
-    ),
-    Kind(
-        name="evaluation: values.json",
-        files="evaluated/games/*/*/values.json",
-        form="json",
-        needs=("bundle", "benchmark.json", "evaluated"),
-        words=_EVALUATE,
-        weight=0.6,
     ),
     _read(
         "evaluation: reference", "reference.json", "json", "read-reference --file {}/reference.json"
@@ -387,6 +378,24 @@ KINDS: tuple[Kind, ...] = (
         need="clip",
         lists=True,
         weight=0.3,
+    ),
+    _read(
+        "evaluation: LPIPS",
+        "lpips/*.pth",
+        "torch",
+        "read-lpips --alexnet {}/lpips/alexnet.pth --linear {}/lpips/alex.pth",
+        need="lpips",
+        lists=True,
+        weight=0.3,
+    ),
+    _read(
+        "evaluation: LPIPS's package",
+        "lpips/alexnet.ckpt",
+        "pickle",
+        "read-lpips-package --file {}/lpips/alexnet.ckpt",
+        need="lpips",
+        lists=True,
+        weight=0.4,
     ),
     _read(
         "published bundle: weights",

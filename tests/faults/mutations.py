@@ -4,6 +4,7 @@ import functools
 import io
 import json
 import os
+import pickle
 import random
 import re
 import struct
@@ -30,7 +31,7 @@ def mutate(path: Path, form: str, rng: random.Random, canary: Path) -> Mutation:
     Args:
         path: The file.
         form: Form of the file: json, lines (JSON), text, zip, npz, safetensors, torch, video,
-            picture, or binary.
+            picture, pickle (of arrays), or binary.
         rng: Source of all choices.
         canary: Folder whose files nobody may read; names of files in it are put into the content.
     """
@@ -478,14 +479,21 @@ def _safetensors(data: bytes, rng: random.Random, canary: Path) -> tuple[str, by
     return name, len(encoded).to_bytes(8, "little") + encoded + rest
 
 
-class _Touch:
-    """A pickle that makes a file when it is read."""
+class _Call:
+    """A pickle that calls a function when it is read."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]):
+        self.call = function, arguments
 
     def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.path),)
+        return self.call
+
+
+class _Touch(_Call):
+    """A pickle that makes a folder when it is read."""
+
+    def __init__(self, path: Path):
+        super().__init__(os.mkdir, (str(path),))
 
 
 def _torch(data: bytes, rng: random.Random, canary: Path) -> tuple[str, bytes] | None:
@@ -513,6 +521,49 @@ def _torch(data: bytes, rng: random.Random, canary: Path) -> tuple[str, bytes] |
     buffer = io.BytesIO()
     torch.save(contents[name], buffer, _use_new_zipfile_serialization=rng.random() < 0.7)
     return name, buffer.getvalue()
+
+
+_NESTED = b"\x80\x02" + b"}U\x01a" * 20_000 + b"}" + b"s" * 20_000 + b"."  # dictionaries
+
+
+def _pickle(data: bytes, rng: random.Random, canary: Path) -> tuple[str, bytes] | None:
+    if rng.random() < 0.5:
+        content = pickle.loads(data)
+        part, key = content, rng.choice(list(content))
+        while isinstance(part[key], dict):
+            part = part[key]
+            key = rng.choice(list(part))
+        old = part[key]
+        choices: dict[str, Any] = {
+            "objects": old.astype(object),
+            "texts": old.astype(str),
+            "complex numbers": old.astype(complex),
+            "dates": np.zeros(old.shape, "datetime64[s]"),
+            "whole numbers": old.astype(np.int8),
+            "not a number": old * np.nan,
+            "another shape": old[..., None],
+            "no array": "x\x1b[31m",
+            "the whole content": content,
+            "code": _Touch(canary / "run"),
+        }
+        name = rng.choice(list(choices))
+        part[key] = choices[name]
+        return f"{key}: {name}", pickle.dumps(content)
+    shared: dict[str, Any] = {"a": np.zeros(3)}
+    for _ in range(40):
+        shared = dict.fromkeys(map(str, range(40)), shared)
+    contents: dict[str, Any] = {
+        "code": {"a": _Touch(canary / "run")},
+        "a list": [np.zeros(3)],
+        "nothing": {},
+        "numbers as names": {1: np.zeros(3), 2: np.zeros(3)},
+        "names with escapes": {"a\x1b[31m\x07": np.zeros(3)},
+        "a long name": {"a" * 100_000: {"b": np.zeros(3)}},
+        "dictionaries that are shared": shared,
+        "an array of 4 TB": {"a": _Call(np.ndarray, ((1 << 40,), np.dtype("f4")))},
+    }
+    name = rng.choice([*contents, "deep dictionaries"])
+    return name, pickle.dumps(contents[name]) if name in contents else _NESTED
 
 
 # Pictures and videos
@@ -604,6 +655,7 @@ _FORMS: dict[str, list[Callable[..., tuple[str, bytes] | None]]] = {
     "npz": [_npz, _npz, _zip],
     "safetensors": [_safetensors, _safetensors],
     "torch": [_torch, _torch],
+    "pickle": [_pickle, _pickle],
     "video": [_video],
     "picture": [_picture, _picture],
 }

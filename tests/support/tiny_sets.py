@@ -114,6 +114,14 @@ def features_of(turn: Record) -> dict[str, np.ndarray]:
     return {name: rng.normal(size=shape).astype(np.float16) for name, shape in shapes.items()}
 
 
+def features_record(turn: Record) -> dict[Part, Record]:
+    """A turn with its features, as a feature dataset stores it."""
+    features = features_of(turn)
+    place = {name: turn[name] for name in ("game", "turn", "num_turns")}
+    latents = {**place, "moments": features.pop("moments")}
+    return {"conditions": {**turn, **features}, "latents": latents}
+
+
 def write_games(path: Path, games: Mapping[str, int], *, info: DatasetInfo = INFO) -> Path:
     """A game dataset with that number of games in each split, numbered across splits."""
     first = dict(zip(games, np.cumsum([0, *games.values()]).tolist(), strict=False))
@@ -132,11 +140,7 @@ def write_features_set(
     """A features set; its splits are alike."""
 
     def turns() -> Iterator[dict[Part, Record]]:
-        for turn in turns_of(num_games, first=first):
-            features = features_of(turn)
-            place = {name: turn[name] for name in ("game", "turn", "num_turns")}
-            latents = {**place, "moments": features.pop("moments")}
-            yield {"conditions": {**turn, **features}, "latents": latents}
+        yield from map(features_record, turns_of(num_games, first=first))
 
     write_dataset(path, FEATURES_INFO, splits=dict.fromkeys(splits, turns))
     return path

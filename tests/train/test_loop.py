@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import grain
 import jax
@@ -23,6 +23,7 @@ from flax import nnx
 from helpers import NUM_TEXT, random_leaves, write_tokenizer
 from jax.sharding import NamedSharding, PartitionSpec
 from PIL import Image, ImageSequence
+from tiny_sets import FEATURES_INFO, features_record, turns_of
 from tiny_stage import CONFIG, RECIPE, TinyRecipe, TinyStage, one_device
 
 from animegamer_jax.bundle.bundle import (
@@ -30,7 +31,9 @@ from animegamer_jax.bundle.bundle import (
     BundleWriter,
     flat_params,
 )
+from animegamer_jax.data.datasets import open_features
 from animegamer_jax.data.loader import make_iterator
+from animegamer_jax.data.shards import begin_dataset
 from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.protocol import PAPER
 from animegamer_jax.sharding import make_mesh
@@ -48,6 +51,9 @@ from animegamer_jax.train.stages.base import (
 )
 
 TESTS = Path(__file__).parents[1]
+PATHS = os.pathsep.join(
+    map(str, (TESTS.parent, TESTS, TESTS / "support", TESTS / "train", TESTS.parent / "scripts"))
+)
 STEPS = 12
 LONG = dataclasses.replace(RECIPE, steps=STEPS, save_every=3, eval_every=9, noise=0.1)
 
@@ -85,6 +91,27 @@ class Unreadable(TinyStage):
             return sample
 
         return super().samples(sources, split=split).map_with_index(read)
+
+
+class OfShards(TinyStage):
+    """Reads every record of a feature dataset, conditions and latents."""
+
+    read: ClassVar[set[int]] = set()
+
+    def samples(self, sources: Any, *, split: str) -> grain.MapDataset:
+        features = open_features(sources[0].path)
+        turns, latents = features.turns(split), features.latents(split)
+
+        def sample(index: int) -> dict[str, np.ndarray]:
+            record, moments = turns[index], latents[index]["moments"]
+            self.read.add(int(record["game"]))
+            arrays = record["text_features"], record["image_features"], moments
+            return {
+                name: np.resize(array, spec.shape).astype(spec.dtype)
+                for (name, spec), array in zip(self.sample_spec().items(), arrays, strict=True)
+            }
+
+        return grain.MapDataset.range(len(turns)).map(sample)
 
 
 class Worsening(TinyStage):
@@ -187,15 +214,54 @@ train(make_run(Path(sys.argv[2]), Bundle.open(sys.argv[1]), kind=Slow))
 """
 
 
+# With the limit of many systems, 1,024 files, and 1,000 shards it would take a minute.
+FEW_FILES = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+from pathlib import Path
+import conftest
+from test_loop import LONG, Bundle, OfShards, dataclasses, make_run, train
+
+recipe = dataclasses.replace(LONG, steps=25, save_every=25, eval_every=25)
+run = make_run(Path(sys.argv[3]), Bundle.open(sys.argv[1]), recipe=recipe, kind=OfShards)
+run = dataclasses.replace(run, sources=(run.sources[0]._replace(path=sys.argv[2]),))
+assert train(run) == 0
+print(len(OfShards.read), len(os.listdir("/proc/self/fd")))
+"""
+
+
+def test_a_training_of_more_shards_than_may_be_open(bundle, tmp_path):
+    shards = {"train": 100, "test": 2}
+    written = begin_dataset(
+        tmp_path / "features", dataclasses.replace(FEATURES_INFO, splits={}), shards=shards
+    )
+    for split, count in shards.items():
+        for shard in range(count):
+            turns = turns_of(1, first=shard, num_turns=8 if split == "test" else 2)
+            written.write(split, shard, map(features_record, turns))
+    written.finish(expected={"train": [2] * 100, "test": [8] * 2})
+    words = (bundle.path, tmp_path / "features", tmp_path / "run")
+    done = subprocess.run(
+        [sys.executable, "-c", FEW_FILES, *map(str, words)],
+        env=dict(os.environ, PYTHONPATH=PATHS),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    games, files = map(int, done.stdout.split())
+    assert games == 100
+    assert files <= 32  # a quarter of the limit for records, and the process's own
+    assert len(metrics(tmp_path / "run")) > 0
+    assert Bundle.open(tmp_path / "run" / "model").has("encoder")
+
+
 def test_killed_and_terminated_equals_uninterrupted(bundle, uninterrupted, tmp_path, capfd):
     """SIGKILL at a random step, then SIGTERM, then to the end: the same curve, the same weights."""
     step = random.SystemRandom().randrange(2, 9)
-    paths = os.pathsep.join(
-        [*map(str, (TESTS, TESTS / "support", TESTS / "train", TESTS.parent / "scripts"))]
-    )
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, str(bundle.path), str(tmp_path)],
-        env=dict(os.environ, PYTHONPATH=paths),
+        env=dict(os.environ, PYTHONPATH=PATHS),
         stderr=subprocess.DEVNULL,
     )
     file = tmp_path / metric_logger.METRICS_FILE

@@ -19,6 +19,8 @@ from animegamer_jax.convert.tables.layers import weight_and_bias
 from animegamer_jax.errors import UserError, first_line
 from animegamer_jax.storage.untrusted import check_file
 
+_LONGEST_NAME = 255  # characters of an array's name, which bounds how deep dictionaries may be
+_NUMBERS = "biuf"  # of NumPy's types
 _LAYERS = (0, 3, 6, 8, 10)  # indices of the convolutions in torchvision's `features`
 
 _CHANNELS = Transform(np.ravel, lambda x: x.reshape(1, -1, 1, 1))  # [1, c, 1, 1] -> [c]
@@ -92,12 +94,20 @@ def open_pickled_arrays(path: Path) -> Source:
     return Source(str(path), dict(_arrays(content, path)))
 
 
-def _arrays(content: Any, path: Path, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    if isinstance(content, np.ndarray):
-        yield prefix.removesuffix("."), Tensor(content.shape, content.dtype, content.copy)
-    elif isinstance(content, Mapping):
-        for name, part in content.items():
-            yield from _arrays(part, path, f"{prefix}{name}.")
-    else:
-        kind = type(content).__name__
-        raise UserError(f"{path}: {prefix or 'the file'}: expected arrays, found {kind}")
+def _arrays(content: Any, path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yields the arrays of nested dictionaries, each of which a pickle may name many times."""
+    left, seen = [("", content)], set()
+    while left:
+        name, part = left.pop()
+        place = f"{path}: {name[:_LONGEST_NAME] or 'the file'}"
+        if isinstance(part, np.ndarray) and part.dtype.kind in _NUMBERS:
+            yield name, Tensor(part.shape, part.dtype, part.copy)
+        elif not isinstance(part, Mapping):
+            kind = part.dtype if isinstance(part, np.ndarray) else type(part).__name__
+            raise UserError(f"{place}: expected arrays of numbers, found {kind}")
+        elif id(part) in seen or len(name) > _LONGEST_NAME:
+            raise UserError(f"{place}: expected a few nested dictionaries: install it again")
+        else:
+            seen.add(id(part))
+            inner = [(f"{name}.{key}" if name else f"{key}", each) for key, each in part.items()]
+            left += reversed(inner)

@@ -4,13 +4,12 @@ import contextlib
 import functools
 import importlib
 import os
-import socket
-import subprocess
 import sys
 
 import pytest
 import runner_work
 from etils import epath
+from job_service import job_service
 
 from animegamer_jax.data.films.runners import RunnerOptions, for_each
 from animegamer_jax.errors import UserError
@@ -138,23 +137,13 @@ def test_dask_that_is_missing_is_named(monkeypatch):
 
 
 def test_a_job_server_that_answers(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = ("-m", "apache_beam.runners.portability.local_job_service_main", "--port", str(port))
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    server = subprocess.Popen([sys.executable, *words], **quiet)
-    address = (f"job_endpoint=localhost:{port}", "environment_type=LOOPBACK")
-    options = RunnerOptions(runner="portable", beam_options=address)
-    try:
+    with job_service() as beam_options:
+        options = RunnerOptions(runner="portable", beam_options=beam_options)
         note = functools.partial(runner_work.note, folder=tmp_path)
         for_each(range(3), note, options=options, label="notes")
         assert sorted(os.listdir(tmp_path)) == list("012")
         with pytest.raises(UserError, match=r"^film 3: expected a film .*, found none: check it$"):
             for_each([3], runner_work.refuse, options=options, label="refuse")
-    finally:
-        server.kill()
-        server.wait()
 
 
 def test_a_runner_s_library_that_is_missing_is_named(monkeypatch):

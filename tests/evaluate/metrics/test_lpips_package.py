@@ -70,6 +70,20 @@ def test_without_the_package_it_says_what_to_install(monkeypatch):
         load_lpips(None, "alex.pth")
 
 
+def in_itself() -> dict:
+    found: dict = {}
+    found["a"] = found
+    return found
+
+
+def nested(names: list[str], *, depth: int) -> dict:
+    """A dictionary that is under each name of the next one, and so on."""
+    found = {"x": np.zeros(3)}
+    for _ in range(depth):
+        found = dict.fromkeys(names, found)
+    return found
+
+
 class Runs:
     def __reduce__(self):
         return print, ("this would run",)
@@ -79,7 +93,13 @@ class Runs:
     ("content", "message"),
     [
         ({"a": Runs()}, r"asks to run builtins\.print"),
-        ({"a": {"b": 3}}, r"a\.b\.: expected arrays, found int"),
+        ({"a": {"b": 3}}, r"a\.b: expected arrays of numbers, found int"),
+        ([np.zeros(3)], "the file: expected arrays of numbers, found list"),
+        ({"a": np.array(["x"])}, "a: expected arrays of numbers, found <U1"),
+        ({"a": np.array([None])}, "a: expected arrays of numbers, found object"),
+        (in_itself(), "a: expected a few nested dictionaries"),
+        (nested(["a", "b"], depth=40), "expected a few nested dictionaries"),
+        (nested(["a" * 99], depth=4), "aaa: expected a few nested dictionaries"),
     ],
 )
 def test_a_pickle_that_holds_more_than_arrays_is_refused(tmp_path, capsys, content, message):
