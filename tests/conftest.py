@@ -42,6 +42,8 @@ SHARED_FROM = "0.05"
 CACHE = os.path.join(os.path.dirname(os.path.dirname(__file__)), ".jax_cache")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", CACHE)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", SHARED_FROM)
+# With another precision, or another number of devices, it would be another program.
+os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = PRECISION = "highest"
 
 from pathlib import Path
 
@@ -49,7 +51,7 @@ import jax
 import pytest
 
 TESTS = Path(__file__).parent
-jax.config.update("jax_default_matmul_precision", "highest")
+jax.config.update("jax_default_matmul_precision", PRECISION)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", float(SHARED_FROM))

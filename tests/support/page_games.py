@@ -12,6 +12,7 @@ expect = playwright.expect
 # The browser calls streams that the page itself ends failed, and so clips that are replaced.
 ENDED = ("/events", "blob:")
 WIDE = {"viewport": {"width": 1280, "height": 860}}
+STILL = {"reduced_motion": "reduce"}  # a clip that loops is most of a browser's work
 PHONE = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark", "has_touch": True}
 TABLET = {"viewport": {"width": 820, "height": 1180}, "has_touch": True, "is_mobile": True}
 TURNED = TABLET | {"viewport": {"width": 1180, "height": 820}}

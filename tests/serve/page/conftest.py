@@ -24,9 +24,9 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def opened(browser, address):
     """A page on a wide screen, of which nothing may go wrong."""
-    from page_games import ENDED, SECONDS, WIDE, ready
+    from page_games import ENDED, SECONDS, STILL, WIDE, ready
 
-    with open_page(browser, address, may_fail=ENDED, **WIDE) as (page, wrong):
+    with open_page(browser, address, may_fail=ENDED, **WIDE, **STILL) as (page, wrong):
         page.set_default_timeout(SECONDS)
         ready(page)
         yield page

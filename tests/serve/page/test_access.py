@@ -10,6 +10,7 @@ from page_games import (
     ENDED,
     PHONE,
     SECONDS,
+    STILL,
     TABLET,
     TURNED,
     WIDE,
@@ -152,7 +153,7 @@ def test_by_keyboard_alone(opened):
 
 
 def test_in_other_languages(browser, address):
-    with open_page(browser, address, may_fail=ENDED, locale="ja-JP") as (page, wrong):
+    with open_page(browser, address, may_fail=ENDED, locale="ja-JP", **STILL) as (page, wrong):
         page.set_default_timeout(SECONDS)
         ready(page)
         expect(page.locator("#question")).to_have_text("だれになる?")
@@ -167,7 +168,8 @@ def test_in_other_languages(browser, address):
 def test_what_goes_wrong_is_said_in_japanese(browser, address, tmp_path):
     """Of a file with a name of its own, of the line while it is typed, of a turn, of a number."""
     refused = (*ENDED, "422")
-    with open_page(browser, address, may_fail=refused, locale="ja-JP", **WIDE) as (page, _):
+    options = WIDE | STILL | {"locale": "ja-JP"}
+    with open_page(browser, address, may_fail=refused, **options) as (page, _):
         page.set_default_timeout(SECONDS)
         ready(page)
         (tmp_path / "hero.png").write_bytes(b"no picture")
@@ -209,7 +211,7 @@ def test_axe_finds_nothing_serious(browser, address, options):
         ]
         assert grave == [], where
 
-    options = options | {"reduced_motion": "reduce"}
+    options = options | STILL
     with open_page(browser, address, may_fail=ENDED, **options) as (page, wrong):
         page.set_default_timeout(SECONDS)
         ready(page)

@@ -10,6 +10,7 @@ from browser import open_page
 from page_games import (
     ENDED,
     SECONDS,
+    STILL,
     WIDE,
     begin,
     caption,
@@ -110,7 +111,7 @@ def test_a_first_picture_is_seen_before_the_clip(browser, staying):
 
 
 def test_a_first_picture_goes_when_its_turn_is_stopped(browser, staying):
-    options = WIDE | {"reduced_motion": "reduce"}
+    options = WIDE | STILL
     with open_page(browser, staying[0], may_fail=ENDED, **options) as (page, wrong):
         page.set_default_timeout(SECONDS)
         ready(page)

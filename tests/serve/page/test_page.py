@@ -18,6 +18,7 @@ from page_games import (
     ENDED,
     PHONE,
     SECONDS,
+    STILL,
     WIDE,
     begin,
     caption,
@@ -102,7 +103,7 @@ def test_a_game_of_which_nothing_is_lost(opened, browser, address):
     page.reload()
     ready(page)
     caption(page, "running")
-    with open_page(browser, page.url, may_fail=ENDED) as (other, wrong):  # a second tab
+    with open_page(browser, page.url, may_fail=ENDED, **STILL) as (other, wrong):  # a second tab
         other.set_default_timeout(SECONDS)
         caption(other, "running")
         say(other, "In the second tab", 3)
@@ -298,7 +299,7 @@ def test_a_line_in_parts_with_a_partner(opened):
 
 def test_a_game_is_kept_and_shared(browser, address, tmp_path):
     """Its film, its link, and its zip, which is loaded again."""
-    options = WIDE | {"permissions": ["clipboard-read", "clipboard-write"]}
+    options = WIDE | STILL | {"permissions": ["clipboard-read", "clipboard-write"]}
     with open_page(browser, address, may_fail=(*ENDED, "film.mp4", "game.zip"), **options) as (
         page,
         wrong,
@@ -318,7 +319,7 @@ def test_a_game_is_kept_and_shared(browser, address, tmp_path):
         page.click("#link")
         expect(page.locator("#link-done")).to_contain_text("copied")
         link = page.evaluate("navigator.clipboard.readText()")
-        with open_page(browser, link, may_fail=ENDED) as (other, _):
+        with open_page(browser, link, may_fail=ENDED, **STILL) as (other, _):
             count_turns(other, 2)
             caption(other, "running")
         page.keyboard.press("Escape")
