@@ -420,7 +420,7 @@ def test_checkpoints_that_stay(uninterrupted):
     folder = uninterrupted / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["12", "9", "scores.json"]
     evaluated = [line for line in metrics(uninterrupted) if "eval/error" in line]
-    scores = {f"{line['step']}": line["eval/error"] for line in evaluated}
+    scores = {f"{line['step']:.0f}": line["eval/error"] for line in evaluated}
     assert json.loads((folder / "scores.json").read_text()) == scores
 
 
