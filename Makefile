@@ -92,7 +92,7 @@ test-faults: .venv/.dev
 	nice -n 10 $(BIN)/python tests/faults/campaign.py --cases $(CASES) --kills $(KILLS) --out out/faults
 
 screenshots: .venv/.dev
-	SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/serve/test_page.py -k screenshots
+	SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/serve/page/test_page.py -k screenshots
 
 # Art for the tests of films, from Debian's packages of free games; without it they are skipped.
 art:

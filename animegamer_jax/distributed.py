@@ -28,7 +28,7 @@ _TEXT_BYTES = 2048  # of an error message that is sent to the other hosts
 
 
 def on_cluster() -> bool:
-    """Whether JAX may find the other hosts by itself: TPU machines (VM, GKE), Slurm, Open MPI."""
+    """Returns whether JAX may find the hosts itself: TPU machines (VM, GKE), Slurm, Open MPI."""
     return any(map(os.environ.get, _CLUSTERS)) or has_tpu()
 
 
@@ -133,7 +133,7 @@ class HostOptions:
 
 @contextlib.contextmanager
 def raise_on_all_hosts() -> Iterator[None]:
-    """If any host raises UserError in the block, every host raises it.
+    """Raises UserError on every host if any host raises it in the block.
 
     All hosts must reach the block, and nothing in it may wait for other hosts.
 

@@ -124,7 +124,7 @@ class _Count:
         return f"{done:,} of {total:,}, {_rate(pace)}, {left} left"
 
     def is_due(self) -> bool:
-        """Whether it is time for another line; asked once a line."""
+        """Returns whether it is time for another line; asked once a line."""
         now = time.monotonic()
         if now - self._line_time < _LINE_EVERY:
             return False
@@ -133,7 +133,7 @@ class _Count:
 
 
 def _rate(pace: float) -> str:
-    """The rate in the smallest unit of time in which at least one is done."""
+    """Returns the rate in the smallest unit of time in which at least one is done."""
     unit, seconds = next((u for u in _UNITS if u[1] >= pace), _UNITS[-1])
     rate = seconds / pace
     return f"{rate:,.0f}/{unit}" if rate >= 10 else f"{rate:.1f}/{unit}"

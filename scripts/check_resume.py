@@ -8,7 +8,6 @@ random step of its first half and SIGTERM at one of its second half. Losses and 
 be equal bit for bit.
 """
 
-import json
 import os
 import random
 import shutil
@@ -22,13 +21,13 @@ from typing import Any
 import numpy as np
 
 from animegamer_jax.bundle.bundle import NETWORKS, Bundle
-from animegamer_jax.train.metric_logger import METRICS_FILE, is_clocked, read_lines
+from animegamer_jax.train.metric_logger import METRICS_FILE, is_clocked, read_metrics
 
 
 def last_step(out: Path) -> int:
     """Returns the last step in a run's records; 0 if there is none."""
-    lines = read_lines(out / METRICS_FILE)
-    return json.loads(lines[-1])["step"] if lines else 0
+    lines = read_metrics(out / METRICS_FILE)
+    return int(lines[-1].value["step"] or 0) if lines else 0
 
 
 def run(arguments: list[str], out: Path, *, stop: tuple[int, signal.Signals] | None = None) -> str:
@@ -50,7 +49,7 @@ def run(arguments: list[str], out: Path, *, stop: tuple[int, signal.Signals] | N
 
 def curve(out: Path) -> list[dict[str, Any]]:
     """Returns the records without fields that depend on the clock."""
-    records = [json.loads(line) for line in read_lines(out / METRICS_FILE)]
+    records = [line.value for line in read_metrics(out / METRICS_FILE)]
     return [{k: v for k, v in record.items() if not is_clocked(k)} for record in records]
 
 

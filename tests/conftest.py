@@ -42,6 +42,8 @@ SHARED_FROM = "0.05"
 CACHE = os.path.join(os.path.dirname(os.path.dirname(__file__)), ".jax_cache")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", CACHE)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", SHARED_FROM)
+# With another precision, or another number of devices, it would be another program.
+os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = PRECISION = "highest"
 
 from pathlib import Path
 
@@ -49,7 +51,7 @@ import jax
 import pytest
 
 TESTS = Path(__file__).parent
-jax.config.update("jax_default_matmul_precision", "highest")
+jax.config.update("jax_default_matmul_precision", PRECISION)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", float(SHARED_FROM))
@@ -57,11 +59,11 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", float(SHARED_FRO
 # Files that take longest. Workers take whole files, in the order in which they
 # were collected: one of these at the end would keep one worker busy and the other idle.
 LONGEST = (
-    "data/films/test_films_to_training", "serve/test_page", "bench/test_bench",
+    "data/films/test_films_to_training", "serve/page/test_page", "bench/test_bench",
     "data/films/annotation/test_annotate_again", "plan/test_plan", "play/test_command",
     "train/stages/test_decoder", "train/stages/test_foundations", "train/test_slices",
-    "train/test_command", "test_distributed", "serve/test_serve", "train/test_loop",
-    "serve/test_gradio_client",
+    "train/test_command", "test_distributed", "serve/engine/test_engine", "train/test_loop",
+    "serve/api/test_gradio_client", "serve/page/test_access",
 )  # fmt: skip
 
 

@@ -172,7 +172,7 @@ def test_libtpu_prints_nothing_where_there_is_no_tpu(tiny_bundle, tmp_path):
     (tmp_path / "game.txt").write_text("Mika waves.\n")
     game = ["--instructions", str(tmp_path / "game.txt"), "--out", str(tmp_path / "game")]
     env = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
-    words = ["--model", str(tiny_bundle), "--steps", "1", *game]
+    words = ["--model", str(tiny_bundle), "--steps", "2", *game]
     done = subprocess.run(
         [sys.executable, "-c", HELP_AND_PLAY, *words],
         env=env,

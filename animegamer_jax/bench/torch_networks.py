@@ -145,7 +145,7 @@ class TorchDiT(nn.Module):
         return y if c.output == "v" else self._v_of_clean(x, y, timestep)
 
     def _v_of_clean(self, x: Tensor, clean: Tensor, timestep: Tensor) -> Tensor:
-        """As `diffusion.v_of_clean`."""
+        """Does what `diffusion.v_of_clean` does."""
         signal = self.get_buffer("levels")[timestep.round().long()].reshape(-1, 1, 1, 1, 1)
         noise = (1 - signal**2).sqrt()
         signal, noise, std = signal.float(), noise.float(), self.config.clean_std

@@ -107,7 +107,7 @@ def _write_batch(
 
 
 def _chunk_shape(array: np.ndarray) -> tuple[int, ...]:
-    """The array's shape with its largest dimensions halved until a chunk is small enough."""
+    """Returns the array's shape, its largest dimensions halved until a chunk is small enough."""
     shape = [max(1, size) for size in array.shape]
     while math.prod(shape) * array.itemsize > max(_CHUNK_BYTES, array.itemsize):
         axis = shape.index(max(shape))
@@ -116,7 +116,7 @@ def _chunk_shape(array: np.ndarray) -> tuple[int, ...]:
 
 
 def _chunks(store: Any) -> Iterator[tuple[slice, ...]]:
-    """The chunks of a store, as indices into it."""
+    """Yields the chunks of a store, as indices into it."""
     steps = store.chunk_layout.write_chunk.shape or ()  # None for a scalar
     ranges = (range(0, n, step) for n, step in zip(store.shape, steps, strict=True))
     for start in itertools.product(*ranges):
@@ -252,7 +252,7 @@ def _kvstore(folder: epath.Path, name: str = "") -> dict[str, Any]:
 
 
 def _open(folder: epath.Path, name: str, *, metadata: Any = None, **options: Any) -> Any:
-    """The future of one array's store."""
+    """Opens one array's store; returns the future of it."""
     spec = {
         "driver": "zarr",
         "kvstore": _kvstore(folder, f"{name}/"),
@@ -262,7 +262,7 @@ def _open(folder: epath.Path, name: str, *, metadata: Any = None, **options: Any
 
 
 def _results(futures: Iterable[Any]) -> list[Any]:
-    """The results of all futures; waits for all of them before it raises an error of one."""
+    """Returns the results of all futures; waits for all before it raises an error of one."""
     futures = list(futures)
     for future in futures:
         future.exception()

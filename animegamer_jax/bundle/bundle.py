@@ -57,7 +57,7 @@ from animegamer_jax.bundle.vocabulary import (
 )
 from animegamer_jax.bundle.writer import BundleWriter as BundleWriter
 from animegamer_jax.configs import Dtype, ModelConfig, NetworkConfig, Remat
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, first_line
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.sharding import Rules, param_shardings
 from animegamer_jax.storage.paths import absolute, is_bucket, user_errors
@@ -306,7 +306,7 @@ class Bundle:
         except (ValueError, TypeError, ArithmeticError) as error:
             raise UserError(
                 f"{self.path / 'config.json'}: networks.{name}: describes an impossible network "
-                f"({str(error).splitlines()[0]}): convert again"
+                f"({first_line(error)}): convert again"
             ) from error
         graphdef, params, rest = nnx.split(network, nnx.Param, ...)
         variables = flat_params(params)
@@ -331,7 +331,7 @@ class Bundle:
 
     @contextlib.contextmanager
     def _weights(self, name: NetworkName) -> Iterator[StoredArrays]:
-        """The stored weights of a network, open for as long as the block runs.
+        """Opens the stored weights of a network for as long as the block runs.
 
         Raises:
             UserError: they cannot be read.
@@ -374,7 +374,7 @@ class Bundle:
         return wanted
 
     def _checksum(self, name: NetworkName) -> str | None:
-        """The checksum of a network in config.json; bundles of earlier versions have none."""
+        """Returns a network's checksum in config.json; bundles of earlier versions have none."""
         weights = self.info.weights.get(name)
         return None if weights is None else weights.checksum
 

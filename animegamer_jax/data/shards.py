@@ -35,7 +35,7 @@ from animegamer_jax.data.datasets import (
     Record,
     record_spec,
 )
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, first_line
 from animegamer_jax.storage.files import write_json
 from animegamer_jax.storage.paths import (
     absolute,
@@ -429,7 +429,6 @@ def _num_records(file: epath.Path) -> int:
         reader.close()
         return count
     except (RuntimeError, ValueError) as error:
-        reason = next(iter(str(error).splitlines()), "")[:160]
         raise UserError(
-            f"{file}: cannot be read: {reason}: delete it and run the same command again"
+            f"{file}: cannot be read: {first_line(error)}: delete it and run the same command again"
         ) from error

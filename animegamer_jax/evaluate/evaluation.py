@@ -8,7 +8,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,67 +37,25 @@ from animegamer_jax.evaluate.options import JudgeOptions, Options
 from animegamer_jax.evaluate.play_games import (
     PlayedGames,
     benchmark_digest,
-    check_instructions,
     play_system,
     read_system,
 )
 from animegamer_jax.evaluate.reference_scores import reference_scores
 from animegamer_jax.evaluate.report.ablations import read_ablations, shipped_ablations
 from animegamer_jax.evaluate.report.build import write_report
+from animegamer_jax.evaluate.report.summary import summarize
 from animegamer_jax.evaluate.results import Evaluation, SystemResult, write_results
+from animegamer_jax.evaluate.sources import Source, check_model, choose_sources, notes_on_names
 from animegamer_jax.evaluate.worlds import FrameSize
-from animegamer_jax.game.loading import check_fit
 from animegamer_jax.game.player import Player
-from animegamer_jax.game.saved.turns import History
 from animegamer_jax.models.vae import VAE
 from animegamer_jax.progress import print_line, print_status, show_progress
 from animegamer_jax.storage.files import write_json
 from animegamer_jax.storage.paths import user_errors
 from animegamer_jax.storage.serialization import read_json, to_json
-from animegamer_jax.tokenizer import Tokenizer
 
 MARK_FILE = "evaluation.json"
 """File that names the benchmark of the folder's games, from the start on."""
-
-
-class _Source:
-    """A system as the command line names it: NAME=DIR, or DIR."""
-
-    def __init__(
-        self,
-        word: str,
-        *,
-        played: bool,
-        window: int | None = None,
-        history: History | None = None,
-    ):
-        name, equals, path = word.partition("=")
-        if not equals or "/" in name or Path(word).exists():
-            name, path = "", word
-        self.path, self.played, self.window = path, played, window
-        self.history: History | None = history
-        self.name = name or (path if path == "toy" else Path(path).resolve().name)
-
-
-def _sources(options: Options) -> tuple[_Source, ...]:
-    """Returns the systems, each with a name of its own; one per model, window and history."""
-    models = options.model or (() if options.played else ("toy",))
-    found = []
-    for word in models:
-        for window in options.window or (None,):
-            for history in options.history or (None,):
-                source = _Source(word, played=False, window=window, history=history)
-                source.name += f"-window-{window}" if len(options.window) > 1 else ""
-                source.name += f"-{history}" if len(options.history) > 1 else ""
-                found.append(source)
-    found += [_Source(word, played=True) for word in options.played]
-    for index, source in enumerate(found):
-        taken = {other.name for other in found[:index]}
-        if source.name in taken:
-            source.name = next(
-                name for n in range(2, 99) if (name := f"{source.name}-{n}") not in taken
-            )
-    return tuple(found)
 
 
 def _groups(words: Sequence[str]) -> tuple[Group, ...]:
@@ -139,7 +97,7 @@ class EvaluationRun:
                     option = name.replace("_", "-")
                     raise UserError(f"--{option}: expected 1 or more, found {value}")
         self._groups = _groups(options.metrics)
-        self._sources = _sources(options)
+        self._sources = choose_sources(options)
         self._suites: dict[str, MetricSuite] = {}
         if options.ablations is not None:
             read_ablations(options.ablations)
@@ -164,7 +122,7 @@ class EvaluationRun:
             benchmark = dataclasses.replace(benchmark, games=games)
         for source in self._sources:
             if not source.played:
-                _check_model(source, benchmark)
+                check_model(source, benchmark)
         resources = self._resources()
         if resources.characters is not None:
             known = resources.characters.names
@@ -200,7 +158,7 @@ class EvaluationRun:
         write_results(options.out, evaluation)
         ablations = options.ablations or shipped_ablations(benchmark.world)
         pages = write_report(options.out, evaluation, ablations=ablations)
-        for line in _summary(evaluation.systems):
+        for line in summarize(evaluation.systems):
             print_line(line)
         print_line(
             f"{', '.join(map(str, pages))}: written after {time.perf_counter() - began:.0f} s"
@@ -235,7 +193,7 @@ class EvaluationRun:
         return next((clip for clip in found if clip.embedder.has_text), found[0] if found else None)
 
     def _play(
-        self, source: _Source, benchmark: Benchmark, resources: MetricResources
+        self, source: Source, benchmark: Benchmark, resources: MetricResources
     ) -> SystemResult:
         options = self._options
         bundle = Bundle.open(source.path)
@@ -290,11 +248,11 @@ class EvaluationRun:
             vae=vae,
             digest=digest,
             settings=settings | {"batch_size": options.batch_size} | _scored_with(resources, suite),
-            notes=_notes(benchmark, player.tokenizer),
+            notes=notes_on_names(benchmark, player.tokenizer),
         )
 
     def _read(
-        self, source: _Source, benchmark: Benchmark, resources: MetricResources
+        self, source: Source, benchmark: Benchmark, resources: MetricResources
     ) -> SystemResult:
         with show_progress() as progress:
             played, suite = read_system(
@@ -316,7 +274,7 @@ class EvaluationRun:
 
     def _result(
         self,
-        source: _Source,
+        source: Source,
         benchmark: Benchmark,
         played: PlayedGames,
         suite: MetricSuite,
@@ -441,34 +399,6 @@ def _claim(out: Path, name: str, digest: str) -> None:
     write_json(mark, to_json(_Mark(name, digest)))
 
 
-def _check_model(source: _Source, benchmark: Benchmark) -> None:
-    """Checks, before anything is played, that a model can play the benchmark.
-
-    Raises:
-        UserError: there is no such model, it cannot play, its vocabulary lacks a character's name,
-            or an instruction is too long.
-    """
-    bundle = Bundle.open(source.path)
-    check_fit(bundle.config, history=source.history or bundle.protocol.history)
-    mllm: Any = bundle.config.mllm
-    tokenizer = Tokenizer.load(
-        bundle.tokenizer_dir, vocab_size=mllm.mistral.vocab_size, num_queries=mllm.num_queries
-    )
-    known = [name for name in benchmark.characters if not tokenizer.unknown_words(name)]
-    check_characters(benchmark, known, model=f"model {source.name}")
-    length = bundle.protocol.caption_length
-    check_instructions(benchmark, lambda text: tokenizer.caption(text, length))
-
-
-def _notes(benchmark: Benchmark, tokenizer: Tokenizer) -> tuple[str, ...]:
-    if tokenizer.unknown_words("qzxv"):  # a closed vocabulary: names were checked
-        return ()
-    return (
-        "The model's tokenizer can read any name, so nothing checked whether the model was trained "
-        f"on the benchmark's characters ({', '.join(benchmark.characters[:5])}…).",
-    )
-
-
 def _scored_with(resources: MetricResources, suite: MetricSuite) -> dict[str, Any]:
     """Returns the networks that scored, for `settings`: values of two are on two scales."""
     clip = resources.scoring_clip
@@ -487,26 +417,3 @@ def _scored_with(resources: MetricResources, suite: MetricSuite) -> dict[str, An
 
 def _judge_name(scores: Any) -> str:
     return f"{scores.model}, seed {scores.seed}"
-
-
-def _summary(systems: Sequence[SystemResult]) -> Iterator[str]:
-    """Returns the table for the terminal: a line per metric, a column per system."""
-    width = max(12, *(len(system.name) + 2 for system in systems))
-    yield " " * 12 + "".join(f"{system.name:>{width}}" for system in systems) + f"{'paper':>12}"
-    for name, metric in METRICS.items():
-        found = [_mean(system, name) for system in systems]
-        if all(one is None for one in found):
-            continue
-        cells = (" " * width if one is None else f"{one:>{width}.3f}" for one in found)
-        paper = f"{metric.paper:>12.3f}" if metric.paper is not None else ""
-        yield (f"{name:<12}" + "".join(cells) + paper).rstrip()
-    for system in systems:
-        for group, reason in system.skipped.items():
-            yield f"{system.name}: {group} skipped: {reason}"
-
-
-def _mean(system: SystemResult, metric: str) -> float | None:
-    if metric in system.set_scores:
-        return system.set_scores[metric]
-    found = system.estimate(metric)
-    return None if found is None else found.mean

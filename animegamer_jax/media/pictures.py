@@ -17,7 +17,7 @@ from av.video.reformatter import Colorspace
 from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, first_line
 from animegamer_jax.media.containers import OPTIONS, check_codec
 from animegamer_jax.storage.untrusted import check_file
 
@@ -139,7 +139,7 @@ def _too_large(name: str, found: str) -> UserError:
 
 def failure_reason(error: Exception) -> str:
     """Returns why Pillow could not read a picture, in a few words."""
-    first = (str(error).splitlines() or [""])[0].partition("<_io")[0].rstrip()
+    first = first_line(error).partition("<_io")[0].rstrip()
     return first[:80] or type(error).__name__
 
 

@@ -29,7 +29,7 @@ _CUBIC = -0.75  # slope of the cubic kernel at distance 1, PyTorch's value
 
 
 def _blur_matrix(size: int, sigma: float) -> Float[np.ndarray, "i i"]:
-    """Gaussian blur along one axis, cut off at about two sigma, with a mirrored border."""
+    """Returns a Gaussian blur along one axis, cut off at about two sigma, the border mirrored."""
     width = int(max(4.0 * sigma, 3.0))
     reach = (width + 1 - width % 2) // 2
     taps = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
@@ -43,7 +43,7 @@ def _blur_matrix(size: int, sigma: float) -> Float[np.ndarray, "i i"]:
 
 
 def _cubic_matrix(size_in: int, size_out: int) -> Float[np.ndarray, "o i"]:
-    """Bicubic interpolation along one axis, with the centers of the corner pixels aligned."""
+    """Returns bicubic interpolation along one axis, with the corner pixels' centers aligned."""
     centre = np.arange(size_out) * (size_in - 1) / max(size_out - 1, 1)
     first = np.floor(centre).astype(int) - 1
     matrix = np.zeros((size_out, size_in))
@@ -101,7 +101,7 @@ class CLIPBlock(nnx.Module):
 def _stack(
     width: int, num_layers: int, num_heads: int, *, config: CLIPConfig, rngs: nnx.Rngs
 ) -> LayerStack | None:
-    """A tower's layers; None if it has none."""
+    """Returns a tower's layers; None if it has none."""
     if num_layers == 0:
         return None
 

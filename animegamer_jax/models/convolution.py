@@ -34,7 +34,7 @@ _SPLIT: contextvars.ContextVar[tuple[MeshAxis, MeshAxis]] = contextvars.ContextV
 
 @contextlib.contextmanager
 def split_frames(rows: MeshAxis, columns: MeshAxis) -> Iterator[None]:
-    """Within the block, inside `shard_map`, frames are split along these mesh axes.
+    """Splits frames along these mesh axes within the block, inside `shard_map`.
 
     Convolutions then get the rows and columns next to their part from the neighbors, and
     `mean_over_parts` averages over all parts.
@@ -151,7 +151,7 @@ def _input_gradient(
 def _correlate(
     window: Float[Array, "b s h w i"], shifted: Float[Array, "b t h w o"]
 ) -> Float[Array, "k 3 3 i o"]:
-    """At [k, r, c]: sum of window[:, k:k + t] x shifted, moved by r - 1 rows and c - 1 columns.
+    """Sums window[:, k:k + t] x shifted, moved by r - 1 rows and c - 1 columns, at each [k, r, c].
 
     One frame at a time, so that its nine copies stay in the processor's cache; sums in float32.
     """

@@ -32,7 +32,7 @@ def along_last_axis(vector: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def fusion_barrier(x: jax.Array) -> jax.Array:
-    """On a TPU, keeps XLA from fusing what computes `x` with what reads it.
+    """Keeps XLA from fusing what computes `x` with what reads it, on a TPU.
 
     XLA recomputes fused norms and activations for each tile of a product, or fuses two products:
     by the compiler's own estimate one and a half to six times as slow.
@@ -41,7 +41,7 @@ def fusion_barrier(x: jax.Array) -> jax.Array:
 
 
 def has_many_tokens(batch: int, length: int) -> bool:
-    """Whether a device has enough tokens that weights are first cut from the stack of layers.
+    """Returns whether a device has enough tokens to cut weights from the stack of layers first.
 
     A product that cuts them out itself does so for every tile of its tokens; for few tokens that
     takes less time than writing them first.
@@ -139,7 +139,7 @@ def _from_tokens_last(
 
 
 def _store_transposed(transposed: Float[Array, "o i"], *, many: bool) -> Float[Array, "o i"]:
-    """On a TPU, stores a transposed matrix row by row in memory.
+    """Stores a transposed matrix row by row in memory, on a TPU.
 
     Left alone, the compiler transposes the whole stack of layers before the loop. That is fastest
     but takes a copy of the stack, for which there is no room next to many tokens.

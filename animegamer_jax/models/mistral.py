@@ -194,7 +194,7 @@ class Mistral(nnx.Module):
         return self.embedding[...][ids].astype(self.config.dtype)
 
     def _mask(self, tokens: Tokens) -> TokenMask:
-        """The mask of a pass without a cache."""
+        """Returns the mask of a pass without a cache."""
         order, window = tokens.positions, self.config.sliding_window
         if tokens.branches is not None:
             length = order.shape[1]

@@ -80,7 +80,7 @@ def pad_batch(batch: GameBatch, length: int) -> GameBatch:
 
 
 def _prompt_tokens(prompt: Prompt, layout: Layout, *, bidirectional: bool) -> Tokens:
-    """The tokens of prompts, with or without answers; this turn's frame tokens may be a block."""
+    """Describes the tokens of prompts, maybe with answers; this turn's frames may be a block."""
     blocks, static = jnp.zeros(prompt.ids.shape, jnp.int32), StaticMask()
     if bidirectional:
         blocks = blocks.at[:, layout.queries].set(1)

@@ -368,7 +368,7 @@ class VAE(nnx.Module):
 
 
 def decode_in_parts(vae: VAE, latents: Float[Array, "b t h w z"]) -> Float[Array, "b f y x c"]:
-    """`VAE.decode` with frames split into rows and columns over the mesh, by the current rules.
+    """Runs `VAE.decode`, frames split into rows and columns over the mesh, by the current rules.
 
     Each device decodes its part: convolutions get the border rows and columns of the neighbors, and
     group norms average over all parts. XLA's partitioner would take minutes to compile this.
@@ -462,14 +462,14 @@ def to_decoder(
 def from_decoder(
     latents: Float[Array, "*b f h w z"], config: VAEConfig
 ) -> Float[Array, "*b f h w z"]:
-    """The inverse of `to_decoder`."""
+    """Returns the inverse of `to_decoder`."""
     gain = _frequency_gain(config, latents)
     inverse = None if gain is None else np.linalg.inv(gain)
     return _over_time(latents, inverse) / config.scaling_factor
 
 
 def _frequency_gain(config: VAEConfig, latents: jax.Array) -> Float[np.ndarray, "f f"] | None:
-    """The matrix that scales frequencies over time; None if there are no scales."""
+    """Returns the matrix that scales frequencies over time; None if there are no scales."""
     scales, frames = config.frequency_scales, latents.shape[-4]
     if not scales:
         return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.plan.compiler import CrashError, NoRoomError, compile_program
+from animegamer_jax.plan.compiled.compiler import CrashError, NoRoomError, compile_program
 from animegamer_jax.plan.configurations import (
     Configuration,
     PartName,

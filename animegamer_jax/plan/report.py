@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from animegamer_jax.plan.configurations import recipe_samples
 
 if TYPE_CHECKING:
-    from animegamer_jax.plan.compiler import NoRoomError
+    from animegamer_jax.plan.compiled.compiler import NoRoomError
+    from animegamer_jax.plan.compiled.estimate import Estimate
     from animegamer_jax.plan.configurations import Configuration
-    from animegamer_jax.plan.estimate import Estimate
 
 Found = tuple["Configuration", "Estimate"]
 _TURNS = 1000  # for the cost of playing

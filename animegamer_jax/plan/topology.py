@@ -14,7 +14,7 @@ import jax
 from packaging.requirements import Requirement
 
 from animegamer_jax.devices import CHIPS, Chip
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, first_line
 from animegamer_jax.extras import how_to_install
 from animegamer_jax.plan.interconnect import Torus
 
@@ -90,7 +90,7 @@ def describe_devices(topology: Topology) -> list[Any]:
     from jax.experimental import topologies
 
     options: dict[str, Any] = {} if topology.slices == 1 else {"num_slices": topology.slices}
-    problem: Exception | None = None
+    reason = ""
     # By default a host has four or eight chips; a smaller slice needs the option.
     for more in ({}, {"chips_per_host_bounds": (*topology.shape, 1, 1)[:3]}):
         try:
@@ -101,8 +101,7 @@ def describe_devices(topology: Topology) -> list[Any]:
                 )
             return list(found.devices)
         except Exception as error:
-            problem = error
-    reason = str(problem).splitlines()[0][:200]
+            reason = first_line(error, most=200)
     raise UserError(
         f"--topology {topology.name}: libtpu {version} with jax {jax.__version__} cannot describe "
         f"it: {reason}: it knows {known_shapes(topology.chip)}"

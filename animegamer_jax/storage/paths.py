@@ -141,12 +141,12 @@ _REFUSED = re.compile(
 
 
 def is_bucket(path: epath.PathLike) -> bool:
-    """Whether a path is an address in a bucket."""
+    """Returns whether a path is an address in a bucket."""
     return "://" in os.fspath(path)
 
 
 def _lacks_credentials(error: BaseException | None) -> bool:
-    """Whether a bucket denied access to this machine's account, or found no account."""
+    """Returns whether a bucket denied access to this machine's account, or found no account."""
     while error is not None:
         if type(error).__module__.startswith("google.auth") or _REFUSED.search(str(error)):
             return True

@@ -19,7 +19,7 @@ import os
 import re
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from etils import epath
 
@@ -59,15 +59,48 @@ def read_json(path: epath.PathLike, kind: type[T] | Any, *, hint: str) -> T:
     return from_json(kind, parse_json(data, where, hint=hint), where, hint=hint)
 
 
-def read_lines(path: epath.PathLike, kind: type[T] | Any, *, hint: str) -> Iterator[tuple[T, str]]:
-    """Reads a file with a JSON value on each line; yields the values, and the lines' names."""
+@dataclasses.dataclass(frozen=True)
+class Line(Generic[T]):
+    """One line of a file with a JSON value on each line.
+
+    Attributes:
+        value: The value.
+        where: The file's path and the line's number, for errors.
+        text: The line as it is in the file, without its line break.
+    """
+
+    value: T
+    where: str
+    text: str
+
+
+def read_lines(
+    path: epath.PathLike,
+    kind: type[T] | Any,
+    *,
+    hint: str,
+    line_hint: str | None = None,
+    may_grow: bool = False,
+) -> Iterator[Line[T]]:
+    """Reads a file with a JSON value on each line.
+
+    Args:
+        path: local or in a bucket.
+        kind: type of the values.
+        hint: what to do if the file cannot be read or is not complete.
+        line_hint: what to do if a line is damaged; `hint` by default.
+        may_grow: whether the file is written line by line, so that its last line may be unfinished;
+            it is left out.
+    """
     with user_errors(path, "cannot be read", hint=hint):
-        lines = read_file(path, most=MAX_TEXT).split(b"\n")
-    if lines[-1]:
+        *lines, rest = read_file(path, most=MAX_TEXT).split(b"\n")
+    if rest and not may_grow:
         raise UserError(f"{path}: expected a line break at the end, found none: {hint}")
-    for number, line in enumerate(lines[:-1], start=1):
+    hint = hint if line_hint is None else line_hint
+    for number, line in enumerate(lines, start=1):
         where = f"{os.fspath(path)}, line {number}"
-        yield from_json(kind, parse_json(line, where, hint=hint), where, hint=hint), where
+        value = from_json(kind, parse_json(line, where, hint=hint), where, hint=hint)
+        yield Line(value, where, line.decode("utf-8-sig"))
 
 
 def decode_text(data: bytes, where: str) -> str:
@@ -133,7 +166,7 @@ def from_json(kind: type[T] | Any, value: Any, where: str, *, hint: str = "") ->
 
 
 def _other(value: Any) -> dict[str, str]:
-    """A value that JSON lacks, such as a date in TOML; no text, so no field accepts it."""
+    """Wraps a value that JSON lacks, such as a date in TOML; no text, so no field accepts it."""
     return {type(value).__name__: str(value)}
 
 
@@ -175,7 +208,7 @@ def array_field(dtype: Any, num_axes: int) -> Any:
 
 
 def _first_problem(error: Any) -> tuple[_Place, str]:
-    """The first wrong field of a `pydantic.ValidationError`, and what is wrong with it."""
+    """Returns the first wrong field of a `pydantic.ValidationError`, and what is wrong with it."""
     problem = error.errors(include_url=False)[0]
     if problem["type"] == "json_invalid":  # of the text made above, so it is not the syntax
         return (0,), _TOO_DEEP
@@ -191,13 +224,13 @@ def _first_problem(error: Any) -> tuple[_Place, str]:
 
 
 def _field_path(place: _Place) -> str:
-    """A field's path as in Python: `turns[0].seconds.total`."""
+    """Returns a field's path as in Python: `turns[0].seconds.total`."""
     steps = (f"[{step}]" if isinstance(step, int) else f".{step:.60}" for step in place)
     return "".join(steps).lstrip(".")
 
 
 def _unstated(found: Any, value: Any, place: _Place) -> Iterator[_Place]:
-    """The fields that `value` leaves to a default that is not empty."""
+    """Yields the fields that `value` leaves to a default that is not empty."""
     if dataclasses.is_dataclass(found):
         for field in dataclasses.fields(found):
             inner = getattr(found, field.name)
@@ -214,12 +247,12 @@ def _unstated(found: Any, value: Any, place: _Place) -> Iterator[_Place]:
 
 
 def _omits(field: dataclasses.Field[Any], value: Any) -> bool:
-    """Whether files leave out a field with this value."""
+    """Returns whether files leave out a field with this value."""
     return field.metadata.get("omit_default", False) and value == field.default
 
 
 def shown(value: Any) -> str:
-    """A value as an error shows it: JSON, cut to 60 characters."""
+    """Returns a value as an error shows it: JSON, cut to 60 characters."""
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

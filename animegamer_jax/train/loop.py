@@ -127,9 +127,9 @@ def train(run: TrainingRun) -> int:
                 checkpoints.wait()
                 raise _non_finite(run, state, batch, key)
             step += 1
-            logger.advance(step)
             if due(recipe.log_every):
                 logger.log(step, metrics | throughput.rates())
+            logger.advance(step)
             if unread is not None and step < recipe.steps:
                 checkpoints.save(state, batches.position)
                 checkpoints.wait()

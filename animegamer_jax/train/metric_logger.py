@@ -1,11 +1,10 @@
 """Metrics of a training run: rates and model FLOP utilization, and where they are written.
 
-Written are a progress bar or plain lines on the terminal, TensorBoard events and `metrics.jsonl`.
+Written are the progress on the terminal, TensorBoard events and `metrics.jsonl`.
 """
 
 import contextlib
 import dataclasses
-import datetime
 import io
 import json
 import math
@@ -13,7 +12,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +21,24 @@ import numpy as np
 from einops import rearrange
 from etils import epath
 from PIL import Image
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from animegamer_jax.devices import find_chip
 from animegamer_jax.distributed import raise_on_all_hosts
-from animegamer_jax.errors import UserError, printable_lines
+from animegamer_jax.errors import UserError
 from animegamer_jax.media.video import FRAMES_PER_SECOND
+from animegamer_jax.progress import print_status, show_progress
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import is_bucket, user_errors
-from animegamer_jax.storage.serialization import from_json, parse_json
-from animegamer_jax.storage.untrusted import MAX_TEXT, read_file
+from animegamer_jax.storage.serialization import Line, read_lines
 from animegamer_jax.train.stages.base import Evaluation
 
 METRICS_FILE = "metrics.jsonl"
 EVENTS = "events"
-_PLAIN_SECONDS = 5.0  # between plain lines
+_LINE_HINT = "remove the line"
 _GIF_COLUMNS = 8
+
+Metrics = dict[str, float | None]
+"""A line of the metrics file: `step`, and metrics; None stands for NaN and the infinities."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -79,11 +79,11 @@ class Throughput:
         self._compiled = True
 
     def goodput(self) -> float:
-        """The share of this process's time since the start of training that it spent in steps."""
+        """Returns the share of this process's time since training began that went into steps."""
         return self._seconds_in_steps / (time.perf_counter() - self._start)
 
     def rates(self) -> dict[str, float]:
-        """Rates since the last call; empty if no step has been timed since."""
+        """Returns the rates since the last call; empty if no step has been timed since."""
         if not self._seconds:
             return {}
         rate = self._steps / self._seconds
@@ -99,7 +99,7 @@ class Throughput:
         return found
 
     def formula(self) -> str:
-        """How the model FLOP utilization (MFU) is computed."""
+        """Describes how the model FLOP utilization (MFU) is computed."""
         kind = jax.devices()[0].device_kind
         flops = "unknown" if self.sample_flops is None else f"{self.sample_flops:.4g}"
         peak = f"unknown for {kind!r}: give --peak-tflops"
@@ -129,7 +129,7 @@ def gif(clips: np.ndarray, *, fps: int = FRAMES_PER_SECOND) -> bytes:
     return buffer.getvalue()
 
 
-def read_lines(path: Path, *, step: int | None = None) -> list[str]:
+def read_metrics(path: Path, *, step: int | None = None) -> list[Line[Metrics]]:
     """Returns the complete lines of a metrics file up to a step; a killed run may have more.
 
     Raises:
@@ -137,39 +137,37 @@ def read_lines(path: Path, *, step: int | None = None) -> list[str]:
     """
     if not path.exists():
         return []
-    hint = "remove the line"
-    with user_errors(path, "cannot be read", hint="start again without it"):
-        lines = read_file(path, most=MAX_TEXT).split(b"\n")
     kept = []
-    for number, line in enumerate(lines[:-1], start=1):  # the last one is empty or half-written
-        where = f"{path}, line {number}"
-        record = from_json(
-            dict[str, float | None], parse_json(line, where, hint=hint), where, hint=hint
-        )
-        last = record.get("step")
+    for line in read_lines(
+        path, Metrics, hint="start again without it", line_hint=_LINE_HINT, may_grow=True
+    ):
+        last = line.value.get("step")
         if last is None or not last.is_integer():
-            raise UserError(f"{where}: step: expected a whole number, found {last}: {hint}")
+            raise UserError(
+                f"{line.where}: step: expected a whole number, found {last}: {_LINE_HINT}"
+            )
         if step is None or last <= step:
-            kept.append(line.decode("utf-8-sig"))
+            kept.append(line)
     return kept
 
 
 def is_clocked(name: str) -> bool:
-    """Whether a metric depends on the clock, and so differs between two equal runs."""
+    """Returns whether a metric depends on the clock, and so differs between two equal runs."""
     return "second" in name or name in ("mfu", "goodput", "run_goodput")
 
 
-def _is_evaluation(record: Mapping[str, Any], step: int) -> bool:
+def _is_evaluation(record: Metrics, step: int) -> bool:
     return record.get("step") == step and any(name.startswith("eval/") for name in record)
 
 
-def _seconds_in_steps(lines: Sequence[str]) -> tuple[int, float]:
+def _seconds_in_steps(records: Iterable[Metrics]) -> tuple[float, float]:
     """Returns the last step whose rate is known, and the seconds that all steps until then took."""
-    last, seconds = 0, 0.0
-    for record in map(json.loads, lines):
-        if rate := record.get("steps_per_second"):
-            seconds += (record["step"] - last) / rate
-            last = record["step"]
+    last, seconds = 0.0, 0.0
+    for record in records:
+        step, rate = record["step"], record.get("steps_per_second")
+        if step is not None and rate:
+            seconds += (step - last) / rate
+            last = step
     return last, seconds
 
 
@@ -259,28 +257,20 @@ class MetricLogger:
                 if (folder / METRICS_FILE).exists():
                     self._path.write_bytes((folder / METRICS_FILE).read_bytes())
         with self._writing():
-            lines = read_lines(self._path, step=step)
+            lines = read_metrics(self._path, step=step)
             if not evaluated:
-                lines = [line for line in lines if not _is_evaluation(json.loads(line), step)]
-            write_whole(self._path, "".join(f"{line}\n" for line in lines).encode())
+                lines = [line for line in lines if not _is_evaluation(line.value, step)]
+            write_whole(self._path, "".join(f"{line.text}\n" for line in lines).encode())
             self._file = open(self._path, "a")  # noqa: SIM115 - closed in `close`
             self._events = _Events(local / EVENTS, step=step + 1)
             self._began = _first_start(epath.Path(local / EVENTS), folder / EVENTS)
-        self._counted, self._seconds_in_steps = _seconds_in_steps(lines)
-        self._console = Console(stderr=True, highlight=False)
+        self._counted, self._seconds_in_steps = _seconds_in_steps(line.value for line in lines)
         self._name, self._steps = name, steps
-        self._last_line = -math.inf
-        self._bar: Progress | None = None
-        if self._console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[text]}"),
-                console=self._console,
-            )
-            self._task = self._bar.add_task(name, total=steps, completed=step, text="compiling")
-            self._bar.start()
+        self._note = "; compiling" if step < steps else ""
+        self._display = contextlib.ExitStack()
+        self._progress = self._display.enter_context(show_progress(note=lambda: self._note))
+        self.advance(step)
+        self._note = ""
         if self._copies is not None:
             self.print(
                 f"{name}: {METRICS_FILE} and {EVENTS}/ grow in {local}; they are copied to "
@@ -299,16 +289,16 @@ class MetricLogger:
     def print(self, line: str) -> None:
         """Prints a line, above the progress bar if there is one."""
         if self._active:
-            self._console.print(printable_lines(line), markup=False, soft_wrap=True)
+            print_status(line)
 
     def advance(self, step: int) -> None:
-        """Moves the progress bar."""
-        if self._active and self._bar is not None:
-            self._bar.update(self._task, completed=step)
+        """Shows the number of steps done, and the last logged loss."""
+        if self._active:
+            self._progress(f"{self._name} steps", step, self._steps)
 
     @raise_on_all_hosts()
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Writes the metrics after a number of steps to the files and the terminal.
+        """Writes the metrics after a number of steps to the files; `advance` shows the loss.
 
         `loss` is among the metrics, and `steps_per_second` where known, to which `run_goodput` is
         added: the share of the time since the run began, restarts included, that its steps took.
@@ -325,15 +315,7 @@ class MetricLogger:
             self._counted = step
             scalars["run_goodput"] = self._run_goodput()
         self._write(step, scalars, prefix="train/")
-        text = f"loss {scalars['loss']:.4g}"
-        if rate:
-            left = datetime.timedelta(seconds=round((self._steps - step) / rate))
-            text += f"  {rate:.4g} steps/s, {left} left"
-        if self._bar is not None:
-            self._bar.update(self._task, completed=step, text=text)
-        elif time.monotonic() - self._last_line > _PLAIN_SECONDS or step == self._steps:
-            self._last_line = time.monotonic()
-            self.print(f"{self._name} {step}/{self._steps}  {text}")
+        self._note = f"; loss {scalars['loss']:.4g}"
 
     def _run_goodput(self) -> float:
         return self._seconds_in_steps / max(time.time() - self._began, self._seconds_in_steps, 1e-9)
@@ -406,8 +388,7 @@ class MetricLogger:
         """Ends the progress bar, closes the files and copies them; waits for no other host."""
         if not self._active:
             return
-        if self._bar is not None:
-            self._bar.stop()
+        self._display.close()
         with self._writing(), contextlib.closing(self._events), self._file:
             os.fsync(self._file.fileno())
         self._copy()

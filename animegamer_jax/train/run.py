@@ -41,7 +41,7 @@ class TrainingRun:
     export_checkpoint: Literal["last", "best"] = "last"
 
     def run_config(self) -> dict[str, Any]:
-        """What must not change between the starts of one run, as JSON, but for the data's digests.
+        """Returns as JSON what must not change when a run starts again, but for the data's digests.
 
         Datasets are identified by their folders' names, since a dataset may be moved.
         """

@@ -41,7 +41,7 @@ class StopSignals:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def received(self, step: int) -> bool:
-        """Whether to stop after this step; the same on all hosts."""
+        """Returns whether to stop after this step; the same on all hosts."""
         if self._alone:
             return self.number is not None
         if not multihost_utils.reached_preemption_sync_point(step):

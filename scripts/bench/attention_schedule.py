@@ -3,11 +3,11 @@
     python scripts/bench/attention_schedule.py [--chips v6e --kernels bounded training]
 
 libtpu can write down how it packs a kernel's instructions into bundles, one for each cycle
-(`animegamer_jax/plan/schedule.py`). This script compiles our kernels for play and for training, and
-JAX's splash attention with the blocks that training gives it, for heads of 64 and the released
-clip's 7,168 tokens. It makes a table of `docs/decisions/attention.md`. For splash attention the
-result is an upper bound: its first and last blocks of keys do more than the others, and all
-instructions are counted for each block.
+(`animegamer_jax/plan/compiled/schedule.py`). This script compiles our kernels for play and for
+training, and JAX's splash attention with the blocks that training gives it, for heads of 64 and the
+released clip's 7,168 tokens. It makes a table of `docs/decisions/attention.md`. For splash
+attention the result is an upper bound: its first and last blocks of keys do more than the others,
+and all instructions are counted for each block.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def compile_kernel(chip: str, kernel: str) -> None:
 
 def schedule(chip: str, kernel: str) -> dict[str, float]:
     """Returns the chip's cycles for 1,024 scores, forward and, for training, backward."""
-    from animegamer_jax.plan.schedule import compiler_flags, read_schedules
+    from animegamer_jax.plan.compiled.schedule import compiler_flags, read_schedules
 
     with tempfile.TemporaryDirectory() as folder:
         environment = {

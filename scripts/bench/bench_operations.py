@@ -213,7 +213,7 @@ def _in_float32(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _by_products(x: jax.Array, kernel: jax.Array, *, rows: int = 16) -> jax.Array:
-    """The convolution of one clip as products of its copies, some rows of a frame at a time."""
+    """Convolves one clip by products of its copies, some rows of a frame at a time."""
     _, frames, height, width, i = x.shape
     blocks, o = height // rows, kernel.shape[-1]
     x = jnp.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)))

@@ -69,7 +69,7 @@ def _samples(found: FeatureDataset) -> grain.MapDataset[Any]:
 
 
 def _memory() -> float:
-    """Resident memory in MB (Linux)."""
+    """Returns the resident memory in MB (Linux)."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 1e6
 

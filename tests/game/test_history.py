@@ -162,8 +162,8 @@ def test_resumed_on_the_command_line_is_uninterrupted(shown_bundle, tmp_path, ca
 
     def run(out, count: int, *options: str) -> int:
         lines.write_text("\n".join(INSTRUCTIONS[:count]))
-        words = ["--model", str(shown_bundle), "--instructions", str(lines), "--steps", "2"]
-        return main(["play", *words, "--out", str(out), *options])
+        words = ["--model", str(shown_bundle), "--instructions", str(lines)]
+        return main(["play", *words, "--steps", str(STEPS), "--out", str(out), *options])
 
     assert run(whole, 4) == run(parts, 2) == run(parts, 4, "--resume") == 0
     for name in [f"turn_{turn:03d}" for turn in range(1, 5)]:
@@ -183,11 +183,12 @@ def test_a_game_goes_on_with_the_history_that_it_began_with(tiny_bundle, shown_b
     lines, out = tmp_path / "lines.txt", tmp_path / "game"
     words = ["play", "--model", str(shown_bundle), "--instructions", str(lines), "--out", str(out)]
     lines.write_text("\n".join(INSTRUCTIONS[:2]))
-    assert main([*words, "--steps", "2", "--history", "predicted"]) == 0
+    assert main([*words, "--steps", str(STEPS), "--history", "predicted"]) == 0
     assert "history" not in json.loads((out / "game.json").read_text())
     lines.write_text("\n".join(INSTRUCTIONS[:3]))
     assert main([*words, "--resume"]) == 0
-    expected = play(Player.from_bundle(Bundle.open(tiny_bundle), steps=2), INSTRUCTIONS[:3], seed=0)
+    model = Player.from_bundle(Bundle.open(tiny_bundle), steps=STEPS)
+    expected = play(model, INSTRUCTIONS[:3], seed=0)
     for turn, output in enumerate(expected, 1):
         found = np.load(out / f"turn_{turn:03d}.npz")["representation"]
         np.testing.assert_array_equal(found, output.representation[0])

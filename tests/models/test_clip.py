@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from random_modules import initialized
 from tiny_clip import TINY, make_transformers_clip, openclip_tensors
 
 from animegamer_jax.bundle.bundle import abstract_params
@@ -24,13 +25,23 @@ REFERENCE = TESTS / "reference" / "clip"
 PREFIX = "clip_img_encoder.model."
 
 
+@jax.jit
+def _preprocess(model: CLIP, images: jax.Array) -> jax.Array:
+    return model.preprocess(images)
+
+
+@jax.jit
+def _image_features(model: CLIP, pixels: jax.Array) -> jax.Array:
+    return model.image_features(pixels)
+
+
 def _error(actual, expected) -> float:
     expected = np.asarray(expected)
     return float(np.abs(np.asarray(actual) - expected).max() / np.sqrt(np.square(expected).mean()))
 
 
 def _filled(config: CLIPConfig, tensors: dict[str, np.ndarray]) -> CLIP:
-    module = CLIP(config, rngs=nnx.Rngs(0))
+    module = nnx.eval_shape(lambda: CLIP(config, rngs=nnx.Rngs(0)))
     source = {name: Tensor(value.shape, value.dtype, value.copy) for name, value in tensors.items()}
     load(rules(config), Source("tiny", source), module)
     return module
@@ -83,13 +94,12 @@ def released():
 
 def test_released_preprocessing_and_features(released):
     model, arrays = released
-    pixels = model.preprocess(jnp.asarray(arrays["image"].transpose(0, 2, 3, 1)))
+    pixels = _preprocess(model, arrays["image"].transpose(0, 2, 3, 1))
     expected = arrays["preprocessed"].transpose(0, 2, 3, 1)
     assert _error(pixels, expected) < 1e-5
-    features = jax.jit(lambda model, x: model.image_features(x))(model, jnp.asarray(expected))
-    assert _error(features, arrays["features"]) < 1e-5
+    assert _error(_image_features(model, expected), arrays["features"]) < 1e-5
     # From the image on, the resize's last bits pass through the layers as well.
-    assert _error(model.image_features(pixels), arrays["features"]) < 2e-5
+    assert _error(_image_features(model, pixels), arrays["features"]) < 2e-5
 
 
 def test_a_text_tower_without_layers_says_so(released):
@@ -106,7 +116,8 @@ def test_preprocessing_that_shrinks(case):
     """
     with np.load(REFERENCE / "kornia_resize.npz") as arrays:
         frames, resized = arrays[case], arrays[f"{case}_resized"]
-    pixels = CLIP(TINY, rngs=nnx.Rngs(0)).preprocess(jnp.asarray(frames / 127.5 - 1, jnp.float32))
+    model = nnx.eval_shape(lambda: CLIP(TINY, rngs=nnx.Rngs(0)))
+    pixels = jax.jit(model.preprocess)((frames / 127.5 - 1).astype(np.float32))
     mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
     assert _error(pixels, ((resized + 1) / 2 - np.asarray(mean)) / np.asarray(std)) < 1e-5
 
@@ -146,8 +157,9 @@ def test_transformers():
 
 def test_half_precision_and_recomputation():
     config = dataclasses.replace(TINY, dtype="bfloat16", remat="full")
-    half, full = CLIP(config, rngs=nnx.Rngs(0)), CLIP(TINY, rngs=nnx.Rngs(0))
-    pixels = jax.random.normal(jax.random.key(0), (1, 24, 24, 3))
-    features = half.image_features(pixels)
+    half, full = (initialized(lambda c=c: CLIP(c, rngs=nnx.Rngs(0))) for c in (config, TINY))
+    pixels = np.random.default_rng(0).normal(size=(1, 24, 24, 3)).astype(np.float32)
+    features = _image_features(half, pixels)
     assert features.dtype == jnp.bfloat16
-    assert _error(features.astype(jnp.float32), full.image_features(pixels)) < 0.1
+    found = np.asarray(features).astype(np.float32)
+    assert _error(found, _image_features(full, pixels)) < 0.1

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from random_modules import FLOAT, LORA, assert_leaves_close, normal, randomized
+from random_modules import FLOAT, LORA, assert_leaves_close, initialized, normal, randomized
 
 from animegamer_jax.configs import LoRAConfig
 from animegamer_jax.models import layer_stack, linear
@@ -111,12 +111,13 @@ def test_layers_sliced_part_by_part_on_a_tpu(monkeypatch):
             q, k, v = (project(x) for project in self.qkv.maps())
             return x + jnp.tanh(q) * k - v
 
-    stack = LayerStack(Block, 3, config=dataclasses.replace(FLOAT, remat="full"), rngs=nnx.Rngs(0))
+    config = dataclasses.replace(FLOAT, remat="full")
+    stack = initialized(lambda: LayerStack(Block, 3, config=config, rngs=nnx.Rngs(0)))
     assert stack.blocks.qkv.lora_b is not None
     stack.blocks.qkv.lora_b.set_value(
-        jnp.ones((3, 3, 2, 16)) * jnp.arange(3.0)[:, None, None, None]
+        jnp.asarray(np.arange(3, dtype=np.float32).repeat(3 * 2 * 16).reshape(3, 3, 2, 16))
     )
-    x = jax.random.normal(jax.random.key(0), (2, 5, 16))
+    x = jnp.asarray(normal(2, 5, 16))
 
     def run(stack, x):
         return jax.value_and_grad(lambda *a: jnp.square(a[0](a[1])[0]).sum(), (0, 1))(stack, x)

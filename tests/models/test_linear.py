@@ -113,7 +113,8 @@ def test_what_is_dropped_is_like_chance():
     shape = (3, 96, 1024)
     keys = jax.random.split(jax.random.key(0), 4)
     bits = np.stack([np.asarray(jax.jit(hashed_bits, static_argnums=1)(k, shape)) for k in keys])
-    signs = np.stack([((bits >> bit) & 1) * 2.0 - 1 for bit in (31, 24, 16, 8, 0)])
+    ones = np.stack([(bits >> bit) & 1 for bit in (31, 24, 16, 8, 0)])
+    signs = 2 * ones.astype(np.float32) - 1
     assert np.abs(signs.mean(axis=(2, 3, 4))).max() < 5 / np.sqrt(np.prod(shape))
     views = [signs]
     views += [np.roll(signs, 1, axis) for axis in range(5)]
@@ -150,10 +151,11 @@ def test_sums_of_a_product_are_float32():
     x, kernel = jnp.ones((1, 4096), jnp.bfloat16), jnp.ones((4096, 1), jnp.bfloat16)
     assert float(affine(x, kernel, None)[0, 0]) == 4096
     loss = lambda kernel: affine(kernel.T, x.T, None).astype(jnp.float32).sum()  # noqa: E731
-    found = jax.grad(loss)(kernel)
+    found = jax.jit(jax.grad(loss))(kernel)
     assert found.dtype == jnp.bfloat16
     loss = lambda scale: affine(x.T, scale, None).astype(jnp.float32).sum()  # noqa: E731
-    assert float(jax.grad(loss)(jnp.ones((1, 1), jnp.bfloat16))[0, 0]) == 4096
+    found = jax.jit(jax.grad(loss))(jnp.ones((1, 1), jnp.bfloat16))
+    assert float(found[0, 0]) == 4096
 
 
 def test_weights_of_eight_bits():

@@ -267,15 +267,15 @@ def window_of_3(recorded, token_ids):
             lengths[turn, -1 - back] = len(captions[t])
         past = past_turns(recorded, 3, turn)
         history[turn, len(history[turn]) - len(past) :] = past
-    count = jnp.asarray([0, 1, 2, 2], jnp.int32)
+    states, count = np.zeros((4, 2, 4), np.int32), np.array([0, 1, 2, 2], np.int32)
 
-    def lay_out(protocol) -> tuple[Layout, Prompt]:
+    def make(protocol) -> tuple[Layout, Prompt]:
         protocol = dataclasses.replace(protocol, window=3, caption_length=size)
         layout = Layout(protocol, token_ids, num_queries=226, window=3)
-        states = jnp.zeros((4, 2, 4), jnp.int32)
-        return layout, layout.assemble(jnp.asarray(padded), jnp.asarray(lengths), states, count)
+        return layout, jax.jit(layout.assemble)(padded, lengths, states, count)
 
-    return lay_out, jnp.asarray(history)
+    made = {protocol.name: make(protocol) for protocol in (RELEASED, PAPER)}
+    return lambda protocol: made[protocol.name], jnp.asarray(history)
 
 
 @pytest.fixture(scope="module")

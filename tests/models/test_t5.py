@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from random_modules import initialized
 
 from animegamer_jax.bundle.bundle import abstract_params
 from animegamer_jax.configs import T5Config
@@ -72,7 +73,7 @@ def torch_t5():
             torch.nn.init.normal_(param, std=0.3)
     tensors = {name: value.numpy() for name, value in theirs.state_dict().items()}
     assert infer_config({name: value.shape for name, value in tensors.items()}) == TINY
-    ours = T5Encoder(TINY, rngs=nnx.Rngs(0))
+    ours = nnx.eval_shape(lambda: T5Encoder(TINY, rngs=nnx.Rngs(0)))
     source = {name: Tensor(value.shape, value.dtype, value.copy) for name, value in tensors.items()}
     load(rules(TINY), Source("tiny", source), ours)
     return theirs, ours
@@ -107,8 +108,9 @@ def test_buckets_up_to_and_beyond_the_largest_distance():
 
 
 def test_bfloat16_stays_close():
-    module = T5Encoder(TINY, rngs=nnx.Rngs(0))
-    half = T5Encoder(T5Config(**{**vars(TINY), "dtype": "bfloat16"}), rngs=nnx.Rngs(0))
-    tokens = jnp.arange(12)[None]
-    assert half(tokens).dtype == jnp.bfloat16
-    assert _error(half(tokens).astype(jnp.float32), module(tokens)) < 0.1
+    configs = TINY, T5Config(**{**vars(TINY), "dtype": "bfloat16"})
+    full, half = (initialized(lambda c=c: T5Encoder(c, rngs=nnx.Rngs(0))) for c in configs)
+    tokens = np.arange(12, dtype=np.int32)[None]
+    expected, found = (jax.jit(lambda m, x: m(x))(module, tokens) for module in (full, half))
+    assert found.dtype == jnp.bfloat16
+    assert _error(np.asarray(found).astype(np.float32), expected) < 0.1

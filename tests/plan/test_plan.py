@@ -21,9 +21,20 @@ from animegamer_jax.devices import CHIPS, find_chip
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.dit import DiT
 from animegamer_jax.plan import command as plan_command
-from animegamer_jax.plan import compiler
 from animegamer_jax.plan import topology as topology_module
-from animegamer_jax.plan.compiler import ScratchError, TooLargeError, read_no_room
+from animegamer_jax.plan.compiled import compiler
+from animegamer_jax.plan.compiled.compiler import ScratchError, TooLargeError, read_no_room
+from animegamer_jax.plan.compiled.costs import Cost, Kernel
+from animegamer_jax.plan.compiled.estimate import (
+    Estimate,
+    Memory,
+    Seconds,
+    attention_flops,
+    kernel_flops,
+    unknown_kernels,
+)
+from animegamer_jax.plan.compiled.hlo import Array
+from animegamer_jax.plan.compiled.schedule import Schedule, compiler_flags, read_schedules
 from animegamer_jax.plan.configurations import (
     LAYOUTS,
     Configuration,
@@ -33,19 +44,8 @@ from animegamer_jax.plan.configurations import (
     nearest_configurations,
     sweep_configurations,
 )
-from animegamer_jax.plan.costs import Cost, Kernel
-from animegamer_jax.plan.estimate import (
-    Estimate,
-    Memory,
-    Seconds,
-    attention_flops,
-    kernel_flops,
-    unknown_kernels,
-)
-from animegamer_jax.plan.hlo import Array
 from animegamer_jax.plan.programs import Program, rollout_program
 from animegamer_jax.plan.report import describe_estimate
-from animegamer_jax.plan.schedule import Schedule, compiler_flags, read_schedules
 from animegamer_jax.plan.topology import check_libtpu, describe_devices, parse_topology
 from animegamer_jax.sharding import PLANS, make_mesh, play_plan
 from animegamer_jax.train.command import Options

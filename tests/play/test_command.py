@@ -244,7 +244,6 @@ def test_a_full_disk_in_turn_three(whole, tiny_bundle, tmp_path, capsys):
 
 def start_playing(*args: str) -> subprocess.Popen:
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(TESTS.parent / ".jax_cache")}
-    environment["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"
     return subprocess.Popen(
         [sys.executable, "-m", "animegamer_jax.cli", "play", *args],
         stdin=subprocess.PIPE,

@@ -10,6 +10,7 @@ from random_modules import RandomLPIPS
 
 from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.errors import UserError
+from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder
 from animegamer_jax.evaluate.metrics.formulas import estimate
 from animegamer_jax.evaluate.metrics.openclip import load_clip_for_scores
 from animegamer_jax.evaluate.metrics.registry import CONTEXT
@@ -29,11 +30,27 @@ def truth() -> Truth:
     return Truth(WORLD.make_benchmark("test", num_games=NUM_GAMES, num_turns=3, seed=0))
 
 
+class OnceEach(ClipEmbedder):
+    """Embeds each clip once: answers share most of their clips."""
+
+    def __init__(self, embedder: ClipEmbedder):
+        super().__init__(embedder.clip, embedder.tokenizer, batch_size=embedder.batch_size)
+        self.known: dict[bytes, np.ndarray] = {}
+
+    def frames(self, clips):
+        keys = [clip.tobytes() for clip in clips]
+        new = {key: n for n, key in enumerate(keys) if key not in self.known}
+        if new:
+            found = super().frames(clips[list(new.values())])
+            self.known |= dict(zip(new, found, strict=True))
+        return np.stack([self.known[key] for key in keys])
+
+
 @pytest.fixture(scope="module")
 def meter(truth) -> Meter:
     """The embedded model's CLIP, and a classifier that needs no network; LPIPS takes long."""
     classifier = make_classifier(None, **SIZE._asdict(), num_clips=128, num_checked=24)
-    embedder = load_clip_for_scores(model_folder("toy"))
+    embedder = OnceEach(load_clip_for_scores(model_folder("toy")))
     return Meter(truth, classifier=classifier, embedder=embedder, lpips=None)
 
 

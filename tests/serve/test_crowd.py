@@ -1,67 +1,27 @@
-"""Many clients at once: fair turns, limits, races on one game; a server seen over HTTP. No JAX."""
+"""Many clients at once: fair turns, and a server seen over HTTP. No JAX."""
 
-import asyncio
-import contextlib
+import functools
 import http.client
 import json
-import os
 import signal
 import statistics
 import subprocess
-import threading
 import time
-import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
+import engine_games
 import pytest
 from crowd_server import ask, begin, fetch, result, served
-from fake_player import MODEL, FakePlayer
+from engine_games import engine_of, seconds_of_a_turn
 from waiting import wait_until
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.game.saved import tree
 from animegamer_jax.serve.engine.engine import Engine
 from animegamer_jax.serve.engine.fair_queue import FairQueue
-from animegamer_jax.serve.games.archive import pack_game
-from animegamer_jax.serve.games.game_store import GameStore
-from animegamer_jax.serve.guard.guard import Guard, hosts_of
-from animegamer_jax.serve.guard.limits import FileWork, Limits, Logins, Rate, Uploads, client_of
-from animegamer_jax.serve.guard.monitor import Monitor, endpoint_of
 
-
-@pytest.fixture
-def store(tmp_path) -> GameStore:
-    return GameStore(tmp_path / "games", model=MODEL, max_games=64)
-
-
-@pytest.fixture
-def player() -> FakePlayer:
-    return FakePlayer()
-
-
-def new_game(store: GameStore, seed: int = 0, *, steps: int = 4, client: str = "") -> str:
-    return store.new(seed=seed, window=3, steps=steps, client=client)
-
-
-@contextlib.contextmanager
-def engine_of(player: FakePlayer, store: GameStore, **options: Any) -> Iterator[Engine]:
-    engine = Engine(player, store, **options)
-    try:
-        yield engine
-    finally:
-        player.hold.set()
-        engine.close()
-
-
-def seconds_of_a_turn(engine: Engine, game: str, client: str) -> float:
-    start = time.monotonic()
-    request = engine.submit(game, "wave", client=client)
-    assert request.wait(60.0)
-    assert request.status == "done", request.error
-    return time.monotonic() - start
+new_game = functools.partial(engine_games.new_game, steps=4)
 
 
 # --- fair turns -----------------------------------------------------------------------------
@@ -187,261 +147,6 @@ def test_health(player, store):
         assert engine.health == "failing"
         seconds_of_a_turn(engine, new_game(store), "")
         wait_until(lambda: engine.health == "ready")
-
-
-# --- races on one game ----------------------------------------------------------------------
-
-
-@pytest.fixture
-def played(player, store) -> str:
-    """A game of three turns."""
-    with engine_of(player, store) as engine:
-        game = new_game(store)
-        for _ in range(3):
-            seconds_of_a_turn(engine, game, "")
-    return game
-
-
-def test_downloads_at_once(store, played, tmp_path):
-    def download(number: int) -> list[str]:
-        path = tmp_path / f"{number}.zip"
-        with store.copy(played) as copy:
-            pack_game(copy, path)
-        with zipfile.ZipFile(path) as archive:
-            assert archive.testzip() is None
-            return sorted(archive.namelist())
-
-    with ThreadPoolExecutor(12) as pool:
-        found = list(pool.map(download, range(12)))
-    assert found == [found[0]] * 12
-    assert {"game.json", "game.mp4", "turn_003.mp4"} <= set(found[0])
-    assert not list(store.folder.glob(".copy-*"))
-    assert not list((store.folder / played).glob("*.zip*"))
-
-
-def test_undo_during_downloads(store, played, tmp_path, monkeypatch):
-    """Each download is the game before or after an undo, whole, though its files are deleted."""
-    monkeypatch.setattr(tree, "MAX_OTHERS", 0)
-    count = 8
-    together = threading.Barrier(count + 1)
-
-    def download(number: int) -> int:
-        path = tmp_path / f"{number}.zip"
-        together.wait()
-        with store.copy(played) as copy:
-            pack_game(copy, path)
-        with zipfile.ZipFile(path) as archive:
-            turns = json.loads(archive.read("game.json"))["turns"]
-            assert {turn["clip"] for turn in turns} <= set(archive.namelist())
-            return len(turns)
-
-    def undo() -> None:
-        together.wait()
-        for _ in range(2):
-            with store.use(played) as game:
-                game.set_aside()
-
-    with ThreadPoolExecutor(count + 1) as pool:
-        found = [pool.submit(download, number) for number in range(count)]
-        pool.submit(undo).result()
-        assert {future.result() for future in found} <= {1, 2, 3}
-    assert len(store.get(played).turns) == 1
-
-
-def test_no_more_games_than_places(store, played, tmp_path):
-    path = tmp_path / "game.zip"
-    with store.copy(played) as copy:
-        pack_game(copy, path)
-    small, refused = GameStore(tmp_path / "small", model=MODEL, max_games=4), []
-
-    def add(number: int) -> str | None:
-        try:
-            return small.load(path) if number % 2 else new_game(small)
-        except UserError as error:
-            refused.append(str(error))
-            return None
-
-    with ThreadPoolExecutor(12) as pool:
-        found = [name for name in pool.map(add, range(24)) if name]
-    assert len(found) == len(small) == 4
-    assert len(refused) == 20
-    assert all("4 games are in play, the most that this server" in text for text in refused)
-    (small.folder / "broken.zip").write_bytes(b"no zip")
-    (tmp_path / "other").mkdir()
-    other = GameStore(tmp_path / "other", model=MODEL, max_games=1)
-    for _ in range(3):  # what failed takes no place
-        with pytest.raises(UserError, match="damaged zip"):
-            other.load(small.folder / "broken.zip")
-    assert len(other) == 0
-
-
-def test_a_client_gives_up_its_own_games(tmp_path):
-    store = GameStore(tmp_path / "games", model=MODEL, max_games=3, client_games=2)
-    first, second = (new_game(store, client="a") for _ in range(2))
-    other = new_game(store, client="b")
-    third = new_game(store, client="a")  # in the place of the first
-    assert set(store._open) == {second, other, third}
-    assert store.get(first, client="a").turns == []  # in the place of the second
-    assert set(store._open) == {first, other, third}
-    for game in (first, third):
-        store.pin(game)
-    with pytest.raises(UserError, match="2 of your games are in play"):
-        new_game(store, client="a")
-    store.unpin(first)
-    assert new_game(store, client="c")  # who has none takes a place of who has most
-    assert set(store._open) >= {other, third}
-    with pytest.raises(UserError, match="3 games are in play"):
-        new_game(store, client="d")
-
-
-def test_a_game_is_read_once_by_many(store, played):
-    again = GameStore(store.folder, model=MODEL)
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: again.get(played), range(32)))
-    assert {id(game) for game in found} == {id(found[0])}
-
-
-# --- limits ---------------------------------------------------------------------------------
-
-
-def test_rates():
-    rate = Rate(3, 0.3)
-    assert [rate.take("a") for _ in range(3)] == [0.0, 0.0, 0.0]
-    assert 0 < rate.take("a") <= 0.1
-    assert rate.take("b") == 0.0
-    time.sleep(0.11)
-    assert rate.take("a") == 0.0
-    assert rate.take("b", 5) > 0
-
-
-def test_wrong_passwords_take_longer_each_time(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    logins, waited = Logins(), []
-    for _ in range(8):
-        assert logins.wait("a") == 0.0
-        waited.append(logins.wait("a"))
-        now[0] += waited[-1]
-    assert waited == [1, 2, 4, 8, 16, 32, 60, 60]
-    assert logins.wait("b") == 0.0
-    logins.succeeded("a")
-    assert logins.wait("a") == 0.0
-
-
-def test_clients_of_addresses():
-    assert client_of("10.0.0.7") == "10.0.0.7"
-    assert client_of("::ffff:10.0.0.7") == "10.0.0.7"
-    assert client_of("2001:db8::1") == client_of("2001:db8::ffff:2") == "2001:db8::/64"
-    assert client_of("2001:db8:0:1::1") != client_of("2001:db8::1")
-    assert client_of(None) == ""
-
-
-def test_file_work_of_a_client():
-    work = FileWork()
-    with work.slot("a"), work.slot("a"):
-        with pytest.raises(UserError, match="2 files of yours"), work.slot("a"):
-            pass
-        with work.slot("b"):
-            pass
-    with work.slot("a"):
-        pass
-
-
-def test_uploads_have_a_total_and_an_age(tmp_path):
-    uploads = Uploads(tmp_path, max_bytes=1000, max_seconds=7200.0)
-
-    def put(name: str, size: int, age: int) -> Path:
-        path = tmp_path / name / "file"
-        path.parent.mkdir()
-        path.write_bytes(bytes(size))
-        then = time.time() - age
-        os.utime(path, (then, then))
-        return path
-
-    expired, resting, fresh = put("a", 300, 8000), put("b", 300, 4000), put("c", 300, 0)
-    with uploads.room(300) as fits:
-        assert fits
-        assert (expired.exists(), resting.exists(), fresh.exists()) == (False, True, True)
-        assert not expired.parent.exists()
-        with uploads.room(200) as also:  # what is not fresh goes, if there is no room
-            assert also
-            assert (resting.exists(), fresh.exists()) == (False, True)
-            with uploads.room(300) as too_much:
-                assert not too_much
-    with uploads.room(700) as fits:
-        assert fits
-    assert uploads.size == 300
-
-
-def test_hosts():
-    local = hosts_of("127.0.0.1", ("game.example",))
-    for header in ("127.0.0.1:7860", "localhost", "LOCALHOST:80", "[::1]:7860", "game.example"):
-        assert local.allow(header), header
-    for header in ("", "evil.example", "10.0.0.1", "localhost.evil.example", "localhost:x", "[::"):
-        assert not local.allow(header), header
-    everywhere = hosts_of("0.0.0.0", ())
-    assert everywhere.allow("10.0.0.1:7860")
-    assert everywhere.allow("[2001:db8::1]")
-    assert not everywhere.allow("evil.example")
-    assert hosts_of("127.0.0.1", ("*",)).allow("any.example")
-
-
-def test_paths_in_the_log_name_nothing_private():
-    for path, endpoint in (
-        ("/", "/"),
-        ("/gradio_api/file=/tmp/secret.mp4", "/gradio_api/file"),
-        ("/gradio_api/call/play_turn/0123", "/gradio_api/call"),
-        ("/gradio_api/heartbeat/0123", "/gradio_api/heartbeat"),
-        ("/assets/app.js", "/assets"),
-        ("/assetsecret", "other"),
-        ("/secret", "other"),
-        ("/api/v1/games", "/api/v1/games"),
-        ("/api/v1/games/0123", "/api/v1/games"),
-        ("/api/v1/games/0123/clips/turn_001.mp4", "/api/v1/games/*/clips"),
-        ("/api/v1/games/0123/film.mp4", "/api/v1/games/*/film"),
-        ("/api/v1/games/0123/secret", "other"),
-        ("/api/v1/games/picture", "/api/v1/games/picture"),
-        ("/api/v1/secret", "other"),
-        ("/api", "/api"),
-    ):
-        assert endpoint_of(path) == endpoint
-
-
-def test_a_guard_delays_logins(tmp_path):
-    """The page behind it answers 400 to a wrong password."""
-
-    async def page(scope: Any, receive: Any, send: Any) -> None:
-        status = 200 if scope["query_string"] == b"right" else 400
-        await send({"type": "http.response.start", "status": status, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
-
-    guard = Guard(
-        page,
-        hosts=hosts_of("127.0.0.1", ()),
-        limits=Limits(),
-        uploads=Uploads(tmp_path, max_bytes=1, max_seconds=1.0),
-        monitor=Monitor(),
-    )
-
-    def log_in(client: str, query: bytes = b"") -> int:
-        sent: list[dict] = []
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        async def receive() -> Any:
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        headers = [(b"host", b"localhost"), (b"content-length", b"0")]
-        scope = {
-            "type": "http", "method": "POST", "path": "/login", "headers": headers,
-            "query_string": query, "client": (client, 1),
-        }  # fmt: skip
-        asyncio.run(guard(scope, receive, send))
-        return sent[0]["status"]
-
-    assert [log_in("9.9.9.9") for _ in range(3)] == [400, 429, 429]
-    assert [log_in("9.9.9.8", b"right") for _ in range(3)] == [200, 200, 200]
 
 
 # --- a server over HTTP ---------------------------------------------------------------------

@@ -20,6 +20,7 @@ from animegamer_jax.storage.serialization import (
     from_json,
     parse_json,
     read_json,
+    read_lines,
     to_json,
 )
 
@@ -203,3 +204,30 @@ def test_numbers_and_texts_that_nothing_can_hold(tmp_path, content, problem):
     path.write_text(content)
     with pytest.raises(UserError, match=rf"^{path}: {problem}.*: {HINT}$"):
         read_json(path, Table, hint=HINT)
+
+
+def test_lines_have_their_places_and_texts(tmp_path):
+    file = tmp_path / "numbers.jsonl"
+    file.write_bytes(b'{"a": 1}\n{"a":  2}\n')
+    found = list(read_lines(file, dict[str, int], hint="write it again"))
+    assert [line.value["a"] for line in found] == [1, 2]
+    assert [line.text for line in found] == ['{"a": 1}', '{"a":  2}']
+    assert [line.where for line in found] == [f"{file}, line 1", f"{file}, line 2"]
+
+
+def test_only_a_file_that_grows_may_end_within_a_line(tmp_path):
+    file = tmp_path / "numbers.jsonl"
+    file.write_bytes(b'{"a": 1}\n{"a": ')
+    (line,) = read_lines(file, dict[str, int], hint="write it again", may_grow=True)
+    assert line.value == {"a": 1}
+    with pytest.raises(UserError, match=r"expected a line break at the end.*: write it again$"):
+        list(read_lines(file, dict[str, int], hint="write it again"))
+
+
+def test_a_damaged_line_has_a_hint_of_its_own(tmp_path):
+    file = tmp_path / "numbers.jsonl"
+    file.write_bytes(b'{"a": 1}\n{"a": "x"}\n')
+    with pytest.raises(UserError, match=rf'^{file}, line 2: a: .*found "x": remove the line$'):
+        list(read_lines(file, dict[str, int], hint="write it again", line_hint="remove the line"))
+    with pytest.raises(UserError, match=r"cannot be read: .*: write it again$"):
+        list(read_lines(tmp_path, dict[str, int], hint="write it again", line_hint="remove it"))

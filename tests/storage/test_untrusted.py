@@ -47,7 +47,7 @@ READERS = {
     "JSON": lambda path: read_json(path, dict, hint="write it again"),
     "lines": lambda path: list(read_lines(path, dict, hint="write it again")),
     "instructions": read_instructions,
-    "metrics": metric_logger.read_lines,
+    "metrics": metric_logger.read_metrics,
     "arrays": load_arrays,
     "clip": read_mp4,
     "picture": read_picture,

@@ -49,7 +49,24 @@ def randomized(make, seed: int = 1):
     return module
 
 
+def initialized(make, seed: int = 0):
+    """Makes a module with numbers as large as its first ones, drawn by numpy.
+
+    Each initializer would be compiled for each shape.
+    """
+    module = nnx.eval_shape(make)
+    state, random = nnx.state(module, nnx.Param), np.random.default_rng(seed)
+    for path, variable in nnx.to_flat_state(state):
+        shape, name = variable.shape, path[-1]
+        value = np.full(shape, float(name == "scale"))
+        if name not in ("scale", "bias", "lora_b"):
+            value = random.normal(size=shape) * np.prod(shape[-2:-1]) ** -0.5
+        variable.set_value(jnp.asarray(value.astype(variable.dtype)))
+    nnx.update(module, state)
+    return module
+
+
 def assert_leaves_close(found, expected):
     for ours, plain in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        largest = float(jnp.abs(plain).max())  # of a bias of keys: nothing but rounding
+        largest = float(np.abs(plain).max())  # of a bias of keys: nothing but rounding
         np.testing.assert_allclose(ours, plain, rtol=2e-4, atol=2e-4 * largest + 1e-8)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import steps
 from flax import nnx
+from random_modules import initialized
 
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.configs import CLIPConfig, ShotEncoderConfig, T5Config
@@ -105,7 +106,7 @@ def embedder(tmp_path_factory) -> ClipEmbedder:
         context_length=24,
         embed_size=16,
     )
-    clip = CLIP(config, rngs=nnx.Rngs(0))
+    clip = initialized(lambda: CLIP(config, rngs=nnx.Rngs(0)))
     tokenizer = Tokenizer.load(folder, vocab_size=vocab_size, num_queries=15)
     return ClipEmbedder(clip, tokenizer, batch_size=32)
 
@@ -255,9 +256,10 @@ def test_flicker_is_not_taken_for_motion(true_clips, levels):
     flickering = (clips + noise[..., None]).clip(0, 255).round().astype(np.uint8)
     assert (measure(clips) == levels).mean() > 0.95
     assert (measure(flickering) == levels).mean() > 0.85
-    taken = [motion_level(motion_value(clip), edges=MOTION_EDGES) for clip in flickering]
-    np.testing.assert_array_equal(measure(flickering, noise=NOISE), taken)
-    assert (np.array(taken) == levels).mean() < 0.7
+    taken = measure(flickering, noise=NOISE)
+    assert (taken == levels).mean() < 0.7
+    few = [motion_level(motion_value(clip), edges=MOTION_EDGES) for clip in flickering[:8]]
+    np.testing.assert_array_equal(taken[:8], few)
 
 
 # Answers without looking
@@ -354,6 +356,7 @@ def test_embeddings_do_not_depend_on_the_batch(embedder, true_clips):
 
 def test_a_row_of_the_steps_table(true_clips, levels):
     """True clips have all levels right, still ones the lowest."""
+    true_clips, levels = true_clips[:4], levels[: 4 * NUM_TURNS]
     expected = levels.reshape(true_clips.shape[:2])
     accuracy, error, _, *true = steps.describe(true_clips, true_clips, expected)
     assert (accuracy, error) == ("1.000", "0.000")
@@ -404,7 +407,8 @@ def test_true_representations_are_the_encoders(embedder, tmp_path, true_clips, b
         image_size=32,
         representation_size=24,
     )
-    t5, encoder = T5Encoder(t5_config, rngs=nnx.Rngs(1)), ShotEncoder(config, rngs=nnx.Rngs(2))
+    t5 = initialized(lambda: T5Encoder(t5_config, rngs=nnx.Rngs(0)), seed=1)
+    encoder = initialized(lambda: ShotEncoder(config, rngs=nnx.Rngs(0)), seed=2)
 
     class Networks(Bundle):
         """A bundle of these networks, in memory."""

@@ -413,7 +413,7 @@ def test_from_words_to_a_bundle_and_a_fresh_start(tiny_bundle, tmp_path, capfd):
     (line, evaluated) = (out / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["loss"] != first["loss"]
     assert "eval/loss" in json.loads(evaluated)
-    assert "tiny 1/1" in capfd.readouterr().err
+    assert "tiny steps: 1 of 1; loss " in capfd.readouterr().err
 
 
 @pytest.mark.slow

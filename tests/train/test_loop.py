@@ -251,7 +251,7 @@ def test_a_training_of_more_shards_than_may_be_open(bundle, tmp_path):
     assert done.returncode == 0, done.stderr
     games, files = map(int, done.stdout.split())
     assert games == 100
-    assert files <= 64
+    assert files <= 32  # a quarter of the limit for records, and the process's own
     assert len(metrics(tmp_path / "run")) > 0
     assert Bundle.open(tmp_path / "run" / "model").has("encoder")
 
@@ -420,7 +420,7 @@ def test_checkpoints_that_stay(uninterrupted):
     folder = uninterrupted / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["12", "9", "scores.json"]
     evaluated = [line for line in metrics(uninterrupted) if "eval/error" in line]
-    scores = {f"{line['step']}": line["eval/error"] for line in evaluated}
+    scores = {f"{line['step']:.0f}": line["eval/error"] for line in evaluated}
     assert json.loads((folder / "scores.json").read_text()) == scores
 
 
@@ -568,11 +568,11 @@ def test_a_damaged_line_of_metrics_is_named(tmp_path, line, reason):
     """Only the last line may be half-written: a run is killed there and nowhere else."""
     file = tmp_path / metric_logger.METRICS_FILE
     file.write_text('{"step": 1, "loss": null}\n{"step": 2, "lo')
-    assert metric_logger.read_lines(file) == ['{"step": 1, "loss": null}']
+    assert [line.text for line in metric_logger.read_metrics(file)] == ['{"step": 1, "loss": null}']
     file.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
     pattern = rf"^{file}, line 2: [^\n]*{reason}[^\n]*: remove the line$"
     with pytest.raises(UserError, match=pattern):
-        metric_logger.read_lines(file)
+        metric_logger.read_metrics(file)
 
 
 @pytest.mark.parametrize("evaluated", [True, False])

@@ -77,7 +77,7 @@ def test_a_turn_over_eight_devices(request, alone, bundle, layout, games):
 def test_a_game_over_eight_devices_is_saved_and_goes_on(tiny_bundle, tmp_path):
     lines, out = tmp_path / "lines.txt", tmp_path / "game"
     command = ["play", "--model", str(tiny_bundle), "--instructions", str(lines)]
-    command += ["--out", str(out), "--steps", "2", "--layout", "latency"]
+    command += ["--out", str(out), "--steps", str(STEPS), "--layout", "latency"]
     lines.write_text("\n".join(INSTRUCTIONS[:2]))
     assert main(command) == 0
     assert set(Game.load(out).turns[1].seconds) == {"total"}

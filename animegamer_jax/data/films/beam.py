@@ -167,7 +167,7 @@ def _user_errors(runner: str, options: Sequence[str]) -> Iterator[None]:
 
 
 def _runner_failure(error: Exception, runner: str, options: Sequence[str]) -> str | None:
-    """Why Beam cannot use a runner; None if the error has another cause."""
+    """Returns why Beam cannot use a runner; None if the error has another cause."""
     lines = str(error).splitlines() or [""]
     if isinstance(error, ImportError):
         extra = next((name for name in ("dataflow", "dask") if name in runner.lower()), None)

@@ -262,12 +262,7 @@ def _annotator(
     """Returns the annotator of this process, which counts failures over all films."""
     from animegamer_jax.data.films.annotation.annotator import Annotator
 
-    return Annotator(
-        characters,
-        settings,
-        on_progress=lambda film, done, total: on_progress(f"{film}: clips", done, total),
-        on_wait=print_status,
-    )
+    return Annotator(characters, settings, on_progress=on_progress, on_wait=print_status)
 
 
 def _annotate(

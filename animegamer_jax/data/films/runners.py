@@ -83,7 +83,7 @@ class RunnerOptions:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host's name or address means the machine that uses it."""
+    """Returns whether a host's name or address means the machine that uses it."""
     return host in ("localhost", "::1", "0.0.0.0") or host.startswith("127.")
 
 

@@ -71,7 +71,7 @@ class _Shot(NamedTuple):
         return _LEVEL_OF[self.adverb]
 
     def is_possible(self) -> bool:
-        """Whether place, level and character allow the motion."""
+        """Returns whether place, level and character allow the motion."""
         low, high = self.motion.levels
         fits = _KIND_OF[self.place] in self.motion.kinds and low <= self.level <= high
         return fits and self.partner != self.character

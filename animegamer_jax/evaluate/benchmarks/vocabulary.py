@@ -74,7 +74,7 @@ def _alike(
     thrills_from: int = 6,
     rests_up_to: int = 0,
 ) -> tuple[Motion, ...]:
-    """Motions under the same rules."""
+    """Makes motions under the same rules."""
     return tuple(
         Motion(
             text=text,

@@ -15,7 +15,7 @@ from jaxtyping import Float32, UInt8
 from PIL import Image
 
 from animegamer_jax.convert.sources import import_torch
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, first_line
 
 NEEDED = (
     "dino_vitb16_pretrain.pth",
@@ -58,8 +58,8 @@ class DreamSim:
         try:
             package: Any = importlib.import_module("dreamsim")
         except Exception as error:  # for instance if torchvision does not match torch
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise UserError(f"DreamSim: its package cannot be imported ({first})") from None
+            reason = first_line(error)
+            raise UserError(f"DreamSim: its package cannot be imported ({reason})") from None
         found = package.dreamsim(pretrained=True, cache_dir=str(cache), device="cpu")
         self._model, self._preprocess = found
 

@@ -20,7 +20,7 @@ from animegamer_jax.convert.networks import EMBEDDED, infer
 from animegamer_jax.convert.rules import load
 from animegamer_jax.convert.sources import Source, open_checkpoint
 from animegamer_jax.convert.tables.clip import rules
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, first_line
 from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder, TextTokenizer
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.storage.serialization import from_json, parse_json, read_json
@@ -57,8 +57,8 @@ class BytePairTokenizer:
                 str(self.folder), local_files_only=True
             )
         except Exception as error:  # its libraries raise bare ones for a bad file
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise UserError(f"{self.folder}: the tokenizer cannot be read ({first})") from None
+            reason = first_line(error)
+            raise UserError(f"{self.folder}: the tokenizer cannot be read ({reason})") from None
         self._tokenizer: Any = found
 
     def __len__(self) -> int:

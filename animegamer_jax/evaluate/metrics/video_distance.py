@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from animegamer_jax.convert.sources import import_torch
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, first_line
 
 VideoFeatures = Callable[[UInt8[np.ndarray, "n f h w 3"]], Float[np.ndarray, "n e"]]
 """Function that returns one feature vector per clip."""
@@ -122,10 +122,8 @@ class TorchScriptFeatures:
                 warnings.filterwarnings("ignore", r".*torch\.jit", DeprecationWarning)
                 self._model: Any = torch.jit.load(str(self.path), map_location="cpu").eval()
         except (RuntimeError, ValueError) as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise UserError(
-                f"{self.path}: not a complete TorchScript file ({first[:120]})"
-            ) from None
+            reason = first_line(error, most=120)
+            raise UserError(f"{self.path}: not a complete TorchScript file ({reason})") from None
 
     def __call__(self, clips: UInt8[np.ndarray, "n f h w 3"]) -> Float[np.ndarray, "n e"]:
         """Returns one feature vector per clip.

@@ -166,7 +166,7 @@ def padded_length(length: int) -> int:
 
 
 def _takes_kernel(t: int, mask: Mask, window: int | None) -> bool:
-    """Whether a TPU kernel is used: it must know the mask when the program is traced."""
+    """Returns whether a TPU kernel is used: it must know the mask when the program is traced."""
     if isinstance(mask, TokenMask):
         in_window = window is None or mask.key_positions.shape[1] <= window
         if mask.static is None or mask.query_branches is not None or not in_window:
@@ -175,13 +175,13 @@ def _takes_kernel(t: int, mask: Mask, window: int | None) -> bool:
 
 
 def _reads_tokens_last(t: int, mask: Mask, window: int | None) -> bool:
-    """Whether keys come from projections with tokens last; those of a cache do not."""
+    """Returns whether keys come from projections with tokens last; those of a cache do not."""
     cached = isinstance(mask, TokenMask) and mask.key_positions.shape[1] != t
     return _takes_kernel(t, mask, window) and not cached
 
 
 def _takes_blocks(batch: int, heads: int, t: int, s: int) -> bool:
-    """Whether the number of scores makes the blocked form the faster one, or the only one."""
+    """Returns whether there are enough scores that the blocked form is faster, or the only one."""
     if platform() == "cpu":
         return t > 1 and t * s > _PLAIN_SCORES_CPU
     return 4 * batch * heads * t * s > _PLAIN_BYTES
@@ -250,7 +250,7 @@ def kernel_attention(
         return run(q, k, v, valid)
 
     def dividing(axes: Any, size: int) -> Any:
-        """The mesh axes, if they divide the dimension; otherwise every device holds all of it."""
+        """Returns the mesh axes if they divide the size; else None, for a copy on every device."""
         return None if size % parts_of(axes, mesh) else axes
 
     spec = partition_spec(("act_batch", "act_heads", "act_length"))

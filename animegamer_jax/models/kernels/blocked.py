@@ -196,7 +196,7 @@ def _attend_rows_backward(
     dtype, (*batch, heads, rows_each, _) = v.dtype, q.shape
 
     def flatten(x: jax.Array) -> jax.Array:
-        """[*b r m ...] to [*b (r m) ...]: heads that share keys are more query rows."""
+        """Reshapes [*b r m ...] to [*b (r m) ...]: heads that share keys are more query rows."""
         return x.reshape(*batch, heads * rows_each, *x.shape[len(batch) + 2 :])
 
     # The softmax's division is applied on the [m, d] side here as well.
@@ -238,7 +238,7 @@ class _Blocks(NamedTuple):
         return jnp.moveaxis(x, axis, 0)
 
     def join(self, x: jax.Array, *, axis: int, length: int) -> jax.Array:
-        """The inverse of `split`; `axis` is the tokens' axis in the result."""
+        """Inverts `split`; `axis` is the tokens' axis in the result."""
         x = jnp.moveaxis(x, 0, axis)
         x = x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
         return jax.lax.slice_in_dim(x, 0, length, axis=axis)
@@ -251,7 +251,7 @@ class _Blocks(NamedTuple):
         return jax.tree.map(lambda x: self.split(x, 1), of_queries)
 
     def dense(self, mask: TokenMask | None, of_queries: Any) -> Bool[Array, "b 1 1 m s"] | None:
-        """The dense mask of one block of rows."""
+        """Returns the dense mask of one block of rows."""
         if mask is None:
             return None
         names = ("query_positions", "query_blocks", "query_branches")

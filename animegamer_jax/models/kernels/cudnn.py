@@ -23,7 +23,7 @@ _OLDEST = (8, 0)  # compute capability of Ampere
 def takes_cudnn(
     q: Float[Array, "b h t d"], k: Float[Array, "b g s d"], mask: TokenMask | StaticMask | None
 ) -> bool:
-    """Whether cuDNN's kernel is used: on one GPU that has it, for shapes and types that it takes.
+    """Returns whether to use cuDNN's kernel: on one GPU that has it, for shapes and types it takes.
 
     The gradient with a mask that is more than padding needs even lengths, so others are excluded.
     """
@@ -40,7 +40,7 @@ def takes_cudnn(
 
 
 def _needs_array(mask: TokenMask | StaticMask | None) -> bool:
-    """Whether a mask is more than a number of valid keys."""
+    """Returns whether a mask is more than a number of valid keys."""
     return mask is not None and not (isinstance(mask, StaticMask) and mask.hides_only_padding)
 
 

@@ -38,7 +38,7 @@ _LEAST = -1e30
 
 
 def supports(heads: tuple[int, int], width: int, keys: int, itemsize: int) -> bool:
-    """Whether the kernel takes these sizes; `heads` are the numbers of query and of key heads."""
+    """Returns whether the kernel takes these sizes; `heads` counts those of queries and of keys."""
     padded = _in_lanes(keys)
     fits = 4 * width * padded * itemsize <= _MAX_RESIDENT_BYTES and padded <= _MAX_KEYS
     return heads[0] == heads[1] and width % _SUBLANES == 0 and fits
@@ -70,7 +70,7 @@ def _largest_divisor(length: int, largest: int) -> int:
 
 
 def is_bounded(most_score: float | jax.Array, scale: float) -> Any:
-    """Whether scores up to `most_score * scale` need no maximum."""
+    """Returns whether scores up to `most_score * scale` need no maximum."""
     return most_score * (scale * math.log2(math.e)) <= MOST_POWER
 
 

@@ -81,7 +81,7 @@ class _Before:
 
 
 def _first_keys(size: tuple[int, int], length: int) -> Any:
-    """A mask that the kernel computes from slots; as an array it takes 6 MB of a core's memory."""
+    """Returns a mask that the kernel computes from slots; an array takes 6 MB of a core."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     class FirstKeys(masks.Mask):

@@ -19,7 +19,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import jax
@@ -27,10 +26,10 @@ import jax
 from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.game.instructions import check_characters
 from animegamer_jax.game.player import Player
-from animegamer_jax.game.turn_output import Preview, TurnOutput
-from animegamer_jax.media.sheets import encode_quick
+from animegamer_jax.game.turn_output import TurnOutput
+from animegamer_jax.serve.engine.batch_player import BatchPlayer
 from animegamer_jax.serve.engine.fair_queue import FairQueue
-from animegamer_jax.serve.engine.turn_request import FirstPicture, TurnRequest
+from animegamer_jax.serve.engine.turn_request import TurnRequest
 from animegamer_jax.serve.games.game_store import GameStore
 from animegamer_jax.storage.serialization import shown
 
@@ -45,7 +44,6 @@ _OWN_SHARE = 0.5  # of the time that a batch has given way: so long it plays bef
 MAX_STEPS = 1000
 _SHUTTING_DOWN = "the server is shutting down: the game is saved, come back later"
 _LARGEST_SEED = 2**31 - 1
-_PICTURE_ROWS = 240  # most of a first picture
 
 _MAX_FAILURES = 3  # batches in a row that end with an internal error
 
@@ -107,7 +105,9 @@ class Engine:
         self.on_change: Callable[[TurnRequest], None] = lambda request: None
         self.player, self.store, self.batch_sizes = player, store, tuple(batch_sizes)
         self.max_steps, self.client_turns, self._on_end = max_steps, client_turns, on_end
-        self.first_pictures = first_pictures
+        self._batches = BatchPlayer(
+            player, store, batch_sizes=self.batch_sizes, first_pictures=first_pictures
+        )
         self._waiting: FairQueue[TurnRequest] = FairQueue(lambda request: request.client)
         self._playing: list[TurnRequest] = []
         self._failures = 0  # internal errors in a row
@@ -115,7 +115,6 @@ class Engine:
         self._idle_workers = workers
         self._lock = threading.Condition()
         self._closing = False
-        self._savers = ThreadPoolExecutor(max_workers=os.cpu_count(), thread_name_prefix="save")
         self._threads = [
             threading.Thread(target=self._work, name=f"engine-{number}", daemon=True)
             for number in range(workers)
@@ -134,16 +133,7 @@ class Engine:
                 if self._closing:
                     return
                 on_progress(size)
-                window = self.player.start(size)
-                self.player.play_turn(
-                    window,
-                    ["Motion: wave."] * size,
-                    seeds=[0] * size,
-                    turn=[1] * size,
-                    steps=2,  # there is no guess of a turn of one
-                    on_frames=(lambda preview: None) if self.first_pictures else None,
-                    by_chunk=False,
-                )
+                self._batches.compile(size)
                 with self._lock:
                     self._largest = size
                     self._lock.notify_all()
@@ -319,7 +309,7 @@ class Engine:
                 request.stop_requested = True
         for thread in self._threads:
             thread.join()
-        self._savers.shutdown()
+        self._batches.close()
 
     def _work(self) -> None:
         while True:
@@ -421,15 +411,9 @@ class Engine:
                 problem = f"the clip could not be generated: try another seed ({error})"
             batch[0].end("failed", error=problem)
             return
-        list(self._savers.map(lambda row: self._save(batch[row], output, row), range(len(batch))))
+        self._batches.save(batch, output)
 
     def _play_batch(self, batch: list[TurnRequest], *, depth: int) -> TurnOutput:
-        size = next(size for size in self.batch_sizes if size >= len(batch))
-        rows = [*batch, *[batch[0]] * (size - len(batch))]
-        histories = [
-            self.store.get(r.game).history(before=r.after + 1, window=r.window) for r in batch
-        ]
-        window = self.player.restore([*histories, *[histories[0]] * (size - len(batch))])
         start = time.monotonic()
         run = _Run(batch=batch, depth=depth, steps_left=batch[0].steps)
 
@@ -446,51 +430,7 @@ class Engine:
             if stage != "vae":  # so close to its end, a batch does not give way
                 self._give_way(run)
 
-        def on_frames(preview: Preview) -> None:
-            for row, request in enumerate(batch):
-                self._savers.submit(self._show, request, preview, row)
-
-        _, output = self.player.play_turn(
-            window,
-            [request.instruction for request in rows],
-            seeds=[request.seed for request in rows],
-            turn=[request.after + 1 for request in rows],
-            steps=batch[0].steps,
-            levels=[request.level for request in rows],
-            on_progress=on_progress,
-            on_frames=on_frames if self.first_pictures else None,
-            by_chunk=False,
-        )
-        return output
-
-    def _show(self, request: TurnRequest, preview: Preview, row: int) -> None:
-        """Encodes a batch's row as a first picture and shows it; no turn waits for that."""
-        try:
-            jpeg = encode_quick(preview.frames[row, 0], rows=_PICTURE_ROWS)
-            request.show(FirstPicture(jpeg, preview.steps, request.steps))
-        except Exception:  # the turn goes on
-            logging.getLogger(__name__).exception("a first picture could not be shown")
-
-    def _save(self, request: TurnRequest, output: TurnOutput, row: int) -> None:
-        """Saves a batch's row as a turn of its game, unless it was stopped; ends the request."""
-        if request.stop_requested:
-            request.end("stopped")
-            return
-        try:
-            with self.store.use(request.game) as game:
-                request.turn = game.add(
-                    output.row(row),
-                    request.instruction,
-                    after=request.after,
-                    seed=request.seed,
-                    window=request.window,
-                    steps=request.steps,
-                    chosen_level=bool(request.level),
-                )
-        except OSError as error:
-            request.end("failed", error=f"the turn could not be saved: {error.strerror}")
-        else:
-            request.end("done")
+        return self._batches.play(batch, on_progress=on_progress)
 
 
 def whole_number(name: str, value: Any) -> int:

@@ -110,7 +110,7 @@ class GameStore:
                 shutil.rmtree(left, ignore_errors=True)
 
     def __len__(self) -> int:
-        """Number of open games."""
+        """Returns the number of open games."""
         return len(self._open)
 
     def new(

@@ -123,7 +123,7 @@ class Stage(abc.ABC, Generic[R]):
         """Returns the stage's networks, from the bundle or new, placed on the mesh."""
 
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
-        """Whether a parameter is trained; `path` is its path inside its network."""
+        """Returns whether a parameter is trained; `path` is its path inside its network."""
         del path, variable
         return network in self.changes
 

@@ -286,7 +286,7 @@ class ClipStage(DiffusionStage[R]):
         }
 
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
-        """Whether a parameter is trained, by default of the decoder only.
+        """Returns whether a parameter is trained, by default of the decoder only.
 
         Trained are low-rank updates, the layers' modulation and the motion layer (385 M, paper,
         section 4.1), or everything but the constant positions.

@@ -135,7 +135,7 @@ class DistillStage(PredictionStage[DistillRecipe]):
         return {**networks, "teacher": teacher, "fake": fake}
 
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
-        """Whether a parameter is trained: the same ones of the student and the fake network."""
+        """Returns whether a parameter is trained; the student and the fake train the same ones."""
         return super().is_trained("dit" if network == "fake" else network, path, variable)
 
     def rate_factors(self) -> Mapping[str, float]:

@@ -94,7 +94,7 @@ class PackedLayout:
         )
 
     def present(self, num_history: Int[Array, " b"]) -> Bool[Array, "b w"]:
-        """Whether each turn of the windows exists."""
+        """Returns whether each turn of the windows exists."""
         window = self.layout.window
         return jnp.arange(window)[None] >= window - 1 - num_history[:, None]
 

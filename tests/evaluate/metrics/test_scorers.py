@@ -6,7 +6,7 @@ import functools
 import numpy as np
 import pytest
 from flax import nnx
-from random_modules import RandomLPIPS
+from random_modules import RandomLPIPS, initialized
 
 from animegamer_jax.configs import CLIPConfig
 from animegamer_jax.errors import UserError
@@ -91,7 +91,8 @@ def embedder():
         context_length=4,
         embed_size=12,
     )
-    return ClipEmbedder(CLIP(config, rngs=nnx.Rngs(0)), None, batch_size=16)
+    clip = initialized(lambda: CLIP(config, rngs=nnx.Rngs(0)))
+    return ClipEmbedder(clip, None, batch_size=16)
 
 
 @pytest.fixture(scope="module")

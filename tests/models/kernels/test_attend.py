@@ -4,13 +4,14 @@ import contextlib
 import dataclasses
 import functools
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from random_modules import assert_leaves_close
+from random_modules import assert_leaves_close, initialized
 
 from animegamer_jax.configs import LoRAConfig, make_toy
 from animegamer_jax.models import dit, mistral, norms
@@ -27,17 +28,24 @@ assert DIT is not None
 assert MLLM is not None
 
 
+# Numbers are drawn and compared by numpy: an operation of JAX would be compiled for each shape.
+
+
+def draw(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
 def inputs(b: int, t: int, h: int, g: int, d: int) -> list[jax.Array]:
-    keys = jax.random.split(jax.random.key(0), 3)
     shapes = (b, h, t, d), (b, g, t, d), (b, g, t, d)
-    return [jax.random.normal(k, x) for k, x in zip(keys, shapes, strict=True)]
+    return [jnp.asarray(draw(*shape, seed=n)) for n, shape in enumerate(shapes)]
 
 
 def game_mask(b: int, t: int, block: tuple[int, int]) -> TokenMask:
     """Causal with one open block, and in the second game no valid token before slot 40."""
-    order = jnp.broadcast_to(jnp.arange(t), (b, t))
-    valid = order >= 40 * jnp.arange(b)[:, None]
-    blocks = ((order >= block[0]) & (order < block[1])).astype(jnp.int32)
+    order = np.broadcast_to(np.arange(t, dtype=np.int32), (b, t))
+    valid = order >= 40 * np.arange(b)[:, None]
+    blocks = ((order >= block[0]) & (order < block[1])).astype(np.int32)
+    order, valid, blocks = (jnp.asarray(x) for x in (order, valid, blocks))
     return TokenMask(order, order, valid, blocks, blocks, static=StaticMask(*block))
 
 
@@ -54,7 +62,8 @@ def values_and_gradients(arrays, mask, attention):
 
 def assert_close(found, expected):
     for ours, plain in zip(found, expected, strict=True):
-        assert jnp.abs(ours - plain).max() < 1e-5 * jnp.abs(plain).max()
+        ours, plain = np.asarray(ours), np.asarray(plain)
+        assert np.abs(ours - plain).max() < 1e-5 * np.abs(plain).max()
 
 
 @pytest.mark.parametrize("width", [64, 128])
@@ -152,13 +161,13 @@ def test_a_layer_of_the_transformer_with_tokens_last(monkeypatch, as_on_a_tpu, s
         DIT, num_layers=1, hidden_size=128, num_attention_heads=2, lora=lora,
         dtype="float32", remat="none",
     )  # fmt: skip
-    block = dit.Block(config, rngs=nnx.Rngs(0))
+    block = initialized(lambda: dit.Block(config, rngs=nnx.Rngs(0)))
     if lora is not None:
         update = block.qkv.lora_b
         assert update is not None
-        update.set_value(0.1 * jax.random.normal(jax.random.key(1), update[...].shape))
-    x = 3 + jax.random.normal(jax.random.key(2), (2, 300, 128))  # far from zero, as streams are
-    emb = jax.random.normal(jax.random.key(3), (2, config.time_embed_size))
+        update.set_value(jnp.asarray(0.1 * draw(*update.shape, seed=1)))
+    x = jnp.asarray(3 + draw(2, 300, 128, seed=2))  # far from zero, as streams are
+    emb = jnp.asarray(draw(2, config.time_embed_size, seed=3))
 
     def total(block, x):
         padding = attend.padded_length(300) - 300
@@ -168,21 +177,21 @@ def test_a_layer_of_the_transformer_with_tokens_last(monkeypatch, as_on_a_tpu, s
 
     run = jax.value_and_grad(total, argnums=(0, 1), has_aux=True)
     with contextlib.nullcontext() if shape is None else jax.set_mesh(make_mesh(shape)):
-        found = jax.jit(lambda *a: run(*a))(block, x)
-        played, kernels = jax.jit(lambda *a: total(*a))(block, x), kernels_of(total, block, x)
+        found, kernels = run_with_kernels(run, block, x)
+        assert kernels == {"flash_attention", "flash_backward"}
+        played, kernels = run_with_kernels(total, block, x)
         assert kernels == {"flash_attention"}
-        assert kernels_of(run, block, x) == {"flash_attention", "flash_backward"}
     monkeypatch.undo()
     expected = jax.jit(lambda *a: run(*a))(block, x)
     assert_leaves_close(found, expected)
     assert_leaves_close(played, expected[0])
 
 
-def kernels_of(function, *args) -> set[str]:
-    """Names of the kernels that a program calls, without the numbers at their end."""
-    text = str(jax.make_jaxpr(lambda *a: function(*a))(*args))
-    found = re.findall(r"name=((?:flash|splash)\w*)", text)
-    return {name.rstrip("_0123456789") for name in found}
+def run_with_kernels(function, *args) -> tuple[Any, set[str]]:
+    """What a function returns, and the kernels that it calls, without the numbers at their end."""
+    traced = jax.jit(lambda *a: function(*a)).trace(*args)
+    found = re.findall(r"name=((?:flash|splash)\w*)", str(traced.jaxpr))
+    return traced.lower().compile()(*args), {name.rstrip("_0123456789") for name in found}
 
 
 @pytest.mark.parametrize(
@@ -191,28 +200,31 @@ def kernels_of(function, *args) -> set[str]:
 )
 def test_attention_for_play(queries, keys, length, wide):
     """Several blocks of keys, the last of them cut; large scores in one row and one column."""
-    parts = jax.random.split(jax.random.key(0), 3)
     sizes = (queries, keys, keys)
-    q, k, v = (jax.random.normal(key, (2, 3, 16, n)) for key, n in zip(parts, sizes, strict=True))
-    q, k = q.at[..., 5].multiply(40.0), k.at[..., 7].multiply(40.0)
-    found = flash.flash_attention(q, k, v, length=length, scale=0.25, wide=wide, interpret=True)
+    q, k, v = (draw(2, 3, 16, size, seed=n) for n, size in enumerate(sizes))
+    q[..., 5] *= 40.0
+    k[..., 7] *= 40.0
+    options = {"length": length, "scale": 0.25, "wide": wide, "interpret": True}
+    found = jax.jit(functools.partial(flash.flash_attention, **options))(q, k, v)
     rows, columns, values = (x.swapaxes(2, 3) for x in (q, k[..., :length], v[..., :length]))
-    weights = jax.nn.softmax(0.25 * rows @ columns.swapaxes(2, 3), axis=-1)
+    scores = 0.25 * rows @ columns.swapaxes(2, 3)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
     np.testing.assert_allclose(found, (weights @ values).swapaxes(2, 3), rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("most", [3.0, 70.0])
 def test_attention_without_a_maximum(most):
     """Scores up to the bound, all of a row at its negative end: as with the maximum."""
-    parts = jax.random.split(jax.random.key(1), 3)
-    q, k, v = (jax.random.normal(key, (1, 2, 16, 200)) for key in parts)
-    q, k = (4 * x / jnp.linalg.norm(x, axis=2, keepdims=True) for x in (q, k))
-    k = k.at[..., 7].set(q[..., 5])
-    k = k.at[..., :].set(jnp.where(jnp.arange(2)[None, :, None, None] == 1, -q[..., 9:10], k))
+    q, k, v = (draw(1, 2, 16, 200, seed=n) for n in range(3))
+    q, k = (4 * x / np.linalg.norm(x, axis=2, keepdims=True) for x in (q, k))
+    k[..., 7] = q[..., 5]
+    k[:, 1] = -q[:, 1, :, 9:10]
     scale = most / 16
     assert flash.is_bounded(16.0, scale)
-    run = functools.partial(flash.flash_attention, q, k, v, scale=scale, interpret=True)
-    assert_close((run(bounded=True),), (run(),))
+    form = functools.partial(flash.flash_attention, scale=scale, interpret=True)
+    bounded, plain = (jax.jit(functools.partial(form, bounded=b))(q, k, v) for b in (True, False))
+    assert_close((bounded,), (plain,))
     assert not flash.is_bounded(16.0, 74 / 16)  # its power of two is no float32
 
 
@@ -223,10 +235,9 @@ def test_attention_without_a_maximum(most):
 )
 def test_attention_for_training(queries, keys, length, wide, dtype, most):
     """Blocks of queries and of keys, the last of them cut: output and all gradients."""
-    parts = jax.random.split(jax.random.key(0), 4)
     sizes = (queries, keys, keys, queries)
-    arrays = [jax.random.normal(key, (1, 2, 16, n)) for key, n in zip(parts, sizes, strict=True)]
-    q, k, v, weights = (x.astype(dtype) for x in arrays)
+    arrays = [draw(1, 2, 16, size, seed=n) for n, size in enumerate(sizes)]
+    q, k, v, weights = (x.astype(jnp.dtype(dtype)) for x in arrays)
     options = {"length": length, "scale": 0.25, "wide": wide, "interpret": True}
 
     def kernel(q, k, v):
@@ -248,8 +259,8 @@ def test_attention_for_training(queries, keys, length, wide, dtype, most):
 
     for found, expected in zip(run(kernel), run(plain), strict=True):
         assert found.dtype == dtype
-        found, expected = found.astype(jnp.float32), expected.astype(jnp.float32)
-        assert jnp.linalg.norm(found - expected) < most * jnp.linalg.norm(expected)
+        found, expected = (np.asarray(x).astype(np.float32) for x in (found, expected))
+        assert np.linalg.norm(found - expected) < most * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("shape", [{"data": 2, "context": 4}, {"context": 2, "tensor": 4}])
@@ -267,11 +278,11 @@ def test_keys_come_in_groups_of_heads(heads):
     """In play, where a context is split; five heads are one group."""
     arrays = inputs(1, 512, heads, heads, 16)
     kernel = functools.partial(kernel_attention, kernel="play", tokens_last=True, scale=0.25)
-    expected = plain_attention(*arrays, scale=0.25)
+    expected = jax.jit(functools.partial(plain_attention, scale=0.25))(*arrays)
     mesh = make_mesh({"context": 4}, devices=jax.devices()[:4])
     with jax.set_mesh(mesh):
-        found = jax.jit(kernel)(*arrays)
-        program = str(jax.make_jaxpr(kernel)(*arrays))
+        traced = jax.jit(kernel).trace(*arrays)
+        found, program = traced.lower().compile()(*arrays), str(traced.jaxpr)
     assert_close((found,), (expected,))
     assert program.count("all_gather[") == 2 * (3 if heads == 6 else 1)
 
@@ -279,16 +290,19 @@ def test_keys_come_in_groups_of_heads(heads):
 def test_each_layer_chooses_its_maximum(monkeypatch, as_on_a_tpu):
     """A layer of large norms keeps the running maximum; loaded weights without one drop it."""
     config = dataclasses.replace(DIT, num_layers=2, hidden_size=64, num_attention_heads=2)
-    network = dit.DiT(dataclasses.replace(config, dtype="float32"), rngs=nnx.Rngs(0))
+    config = dataclasses.replace(config, dtype="float32")
+    network = initialized(lambda: dit.DiT(config, rngs=nnx.Rngs(0)))
     block = network.layers.blocks
     dit.fix_most_score(network)
     assert block.most_score == pytest.approx(32.0)
     scale = block.query_norm.scale
-    scale.set_value(scale[...].at[1].multiply(60.0))
+    larger = np.array(scale[...])
+    larger[1] *= 60.0
+    scale.set_value(jnp.asarray(larger))
     dit.fix_most_score(network)
     assert block.most_score is None
-    x = jax.random.normal(jax.random.key(1), (1, 260, 64))
-    modulation = jnp.zeros((2, 1, 12 * 64)) + 0.3
+    x = jnp.asarray(draw(1, 260, 64))
+    modulation = jnp.asarray(np.full((2, 1, 12 * 64), 0.3, np.float32))
 
     def run(network, x):
         padded = jnp.pad(x, ((0, 0), (0, attend.padded_length(260) - 260), (0, 0)))
@@ -322,15 +336,14 @@ def test_a_layer_of_the_language_model_with_tokens_last(
         num_key_value_heads=2, head_dim=head_dim, lora=LoRAConfig(rank=4, alpha=4.0),
         dtype="float32", remat="none",
     )  # fmt: skip
-    block = mistral.Block(config, rngs=nnx.Rngs(0))
+    block = initialized(lambda: mistral.Block(config, rngs=nnx.Rngs(0)))
     for number, module in enumerate((block.q, block.k, block.v, block.o)):
         assert module.lora_b is not None
-        shape_b = module.lora_b[...].shape
         if module is block.o and rate:  # its input's places are others here
             continue
-        module.lora_b.set_value(0.1 * jax.random.normal(jax.random.key(number), shape_b))
+        module.lora_b.set_value(jnp.asarray(0.1 * draw(*module.lora_b.shape, seed=number)))
     mask = game_mask(2, 200, (100, 150))
-    x = jax.random.normal(jax.random.key(9), (2, 200, 64))
+    x = jnp.asarray(draw(2, 200, 64, seed=9))
 
     def total(block, x):
         own = mistral.LayerInput(key=jax.random.key(5) if rate else None)
@@ -348,7 +361,7 @@ def test_a_layer_of_the_language_model_with_tokens_last(
     expected = jax.jit(lambda *a: run(*a))(block, x)
     if rate:  # the update of the output alone
         for tree in (found, expected):
-            tree[1][0].o.lora_b.set_value(jnp.zeros_like(tree[1][0].o.lora_b[...]))
+            tree[1][0].o.lora_b.set_value(jnp.zeros(tree[1][0].o.lora_b.shape))
     assert_leaves_close(found, expected)
 
 
@@ -357,19 +370,19 @@ def test_a_prompt_with_a_cache_by_the_kernel(monkeypatch, as_on_a_tpu):
     config = dataclasses.replace(
         MLLM.mistral, vocab_size=8, num_hidden_layers=2, lora=None, dtype="float32"
     )
-    network = mistral.Mistral(config, rngs=nnx.Rngs(0))
+    network = initialized(lambda: mistral.Mistral(config, rngs=nnx.Rngs(0)))
     mask = game_mask(2, 200, (100, 150))
     order, blocks = mask.query_positions, mask.query_blocks
     tokens = mistral.Tokens(order, mask.key_valid, blocks, static=mask.static)
-    x = jax.random.normal(jax.random.key(1), (2, 200, config.hidden_size))
+    x = jnp.asarray(draw(2, 200, config.hidden_size))
 
     def run(network, x):
         hidden, cache = network(x, tokens, mistral.make_cache(config, 2, 209))
         keys = jnp.where(mask.key_valid[:, None, :, None], cache.keys[..., :200, :], 0)
         return jnp.where(mask.key_valid[:, :, None], hidden, 0), keys
 
-    assert any("splash" in name for name in kernels_of(run, network, x))
-    found = jax.jit(lambda *a: run(*a))(network, x)
+    found, kernels = run_with_kernels(run, network, x)
+    assert any("splash" in name for name in kernels)
     monkeypatch.undo()
     assert_leaves_close(found, jax.jit(lambda *a: run(*a))(network, x))
 

@@ -28,12 +28,11 @@ from animegamer_jax.data.films.clips.archive import ClipArchive
 from animegamer_jax.data.films.clips.store import ClipRow, ShotsFolder
 from animegamer_jax.data.films.cutting.video_reader import film_errors
 from animegamer_jax.errors import UserError
+from animegamer_jax.progress import Progress, no_progress
 from animegamer_jax.vlm.ask_many import AskMany
 from animegamer_jax.vlm.client import AskSettings
 from animegamer_jax.vlm.messages import Message
 from animegamer_jax.vlm.retry import Prompt
-
-Progress = Callable[[str, int, int], None]
 
 _CACHE = "cache"
 
@@ -44,7 +43,7 @@ class Annotator:
     Args:
         characters: with their pictures.
         settings: which model is asked, and how.
-        on_progress: called with the film, and the numbers of finished and of all clips.
+        on_progress: receives the numbers of finished and of all clips of a film.
         on_wait: called with a line about a slow or busy server, once a minute at most.
 
     Attributes:
@@ -60,7 +59,7 @@ class Annotator:
         characters: Characters,
         settings: AskSettings,
         *,
-        on_progress: Progress = lambda film, done, total: None,
+        on_progress: Progress = no_progress,
         on_wait: Callable[[str], None] = lambda line: None,
     ):
         self.characters, self.settings = characters, settings
@@ -78,7 +77,7 @@ class Annotator:
         return self._prompts[seconds]
 
     def key(self, folder: ShotsFolder, *clip: str) -> str:
-        """SHA-256 of what an answer depends on: prompt, model, temperature, the clip's digest."""
+        """Returns the SHA-256 of what an answer depends on: prompt, model, temperature, clip."""
         parts = [self.prompt(folder).digest, self.settings.model, self.settings.temperature, *clip]
         return hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()
 
@@ -109,13 +108,13 @@ def annotate_film(folder: ShotsFolder, film: str, annotator: Annotator) -> FilmA
     ):
         forget_failure(folder, film)
         annotator.usage.cached += report.num_model
-        annotator.on_progress(film, len(rows), len(rows))
+        annotator.on_progress(f"{film}: clips", len(rows), len(rows))
         return report
     todo = {row.digest: row for row in rows if row.clip not in manual}
 
     def on_progress(done: int, total: int) -> None:
         annotator.usage_file.update(folder, annotator.usage)
-        annotator.on_progress(film, done, total)
+        annotator.on_progress(f"{film}: clips", done, total)
 
     with contextlib.ExitStack() as stack:
         stack.callback(annotator.usage_file.write, folder, annotator.usage)

@@ -158,7 +158,7 @@ class _SavedCharacters:
 
 
 def clips_digest(rows: Iterable[ClipRow]) -> str:
-    """SHA-256 of the numbers and digests of the kept clips; annotations belong to these only."""
+    """Returns the SHA-256 of the kept clips; annotations belong to these clips only."""
     lines = (f"{row.clip} {row.digest}\n" for row in rows if row.dropped is None)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -242,11 +242,11 @@ def save_characters(folder: ShotsFolder, characters: Characters) -> None:
 def _read_rows(file: epath.Path) -> list[tuple[dict[str, Any], str]]:
     """Reads a file of rows, which need not be there; returns each with its place."""
     with user_errors(file, "cannot be read", hint="check the path"):
-        rows = list(read_lines(file, dict[str, Any], hint=_AGAIN)) if file.exists() else []
-    for row, where in rows:
-        if type(row.get("clip")) is not int:
-            raise UserError(f"{where}: expected an object with the number of its `clip`")
-    return rows
+        lines = list(read_lines(file, dict[str, Any], hint=_AGAIN)) if file.exists() else []
+    for line in lines:
+        if type(line.value.get("clip")) is not int:
+            raise UserError(f"{line.where}: expected an object with the number of its `clip`")
+    return [(line.value, line.where) for line in lines]
 
 
 def _read(kind: Any, file: epath.Path) -> Any:

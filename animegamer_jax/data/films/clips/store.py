@@ -133,7 +133,7 @@ class ShotsFolder:
         return [film for film in names if self.is_finished(film)]
 
     def is_finished(self, film: str) -> bool:
-        """Whether the film is complete."""
+        """Returns whether the film is complete."""
         path = self.folder(film) / "film.json"
         with user_errors(path, "cannot be read", hint=_CHECK):
             return path.exists()
@@ -153,7 +153,7 @@ class ShotsFolder:
     def rows(self, film: str) -> list[ClipRow]:
         """Returns all candidate clips of a finished film, in order."""
         report, path = self.report(film), self.folder(film) / "clips.jsonl"
-        rows = [row for row, _ in read_lines(path, ClipRow, hint=AGAIN)]
+        rows = [line.value for line in read_lines(path, ClipRow, hint=AGAIN)]
         expected = report.kept, report.kept + sum(report.dropped.values())
         found = sum(row.dropped is None for row in rows), len(rows)
         if found != expected or [row.clip for row in rows] != list(range(len(rows))):

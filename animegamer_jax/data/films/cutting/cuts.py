@@ -157,7 +157,7 @@ def _at(time: float, *, kind: Literal["cut", "fade"]) -> Break:
 
 
 def _black(start: float, end: float) -> list[Break]:
-    """Short black separates two scenes, long black is a scene."""
+    """Splits scenes at short black; long black is a scene of its own."""
     if end - start > _LONG_BLACK:
         ends = (start, end) if start else (end,)
         return [_at(time, kind="fade") for time in ends]

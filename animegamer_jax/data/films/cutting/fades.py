@@ -53,7 +53,7 @@ class Fade:
         return self.time + self.reach
 
     def outshines(self, other: "Fade") -> bool:
-        """Whether the other one is only a part of this one, or of this one and what follows."""
+        """Returns whether the other is only a part of this one, or of this one and what follows."""
         disjoint = other.end <= self.start or self.end <= other.start
         return not disjoint and other.clear < _CLEARER * self.clear
 
@@ -173,7 +173,7 @@ def _wipe_error(before: Thumb, middle: Thumb, after: Thumb) -> float:
 
 
 def _alike(first: Thumb, second: Thumb) -> bool:
-    """Whether two pictures show the same thing, perhaps in different light."""
+    """Returns whether two pictures show the same thing, perhaps in different light."""
     one, other = (thumb.mean(axis=-1).ravel() for thumb in (first, second))
     if min(one.std(), other.std()) < _FLAT:
         return False
@@ -181,7 +181,7 @@ def _alike(first: Thumb, second: Thumb) -> bool:
 
 
 def _moved(before: Thumb, middle: Thumb, after: Thumb) -> bool:
-    """Whether the middle picture is the picture before, shifted."""
+    """Returns whether the middle picture is the picture before, shifted."""
     rows, columns = _SHIFTS
     inner = slice(rows, -rows), slice(columns, -columns)
     errors = cv2.matchTemplate(before, middle[inner], cv2.TM_SQDIFF)
@@ -190,7 +190,7 @@ def _moved(before: Thumb, middle: Thumb, after: Thumb) -> bool:
 
 
 def _flows(before: Grey, middle: Grey, after: Grey) -> bool:
-    """Whether half of the motion between the ends explains the middle better than their mean does.
+    """Returns whether half of the ends' motion explains the middle better than their mean.
 
     So it is in a slow zoom, whose edges move by less than a pixel of the tiny pictures.
     """

@@ -50,12 +50,12 @@ def _frame_hash(frame: UInt8[np.ndarray, "h w 3"]) -> Float[np.ndarray, "16 24"]
 def is_duplicate(
     clip: PerceptualHash, kept: Iterable[PerceptualHash], *, difference: float
 ) -> bool:
-    """Whether a clip differs from a kept one by less than `difference` standard deviations."""
+    """Returns whether a clip is within `difference` standard deviations of a kept one."""
     return any(float(np.abs(clip - other).max()) < difference for other in kept)
 
 
 def is_credits(frames: UInt8[np.ndarray, "f h w 3"], *, letters: int) -> bool:
-    """Whether a clip shows credits; a heuristic, for letters on a plain background.
+    """Returns whether a clip shows credits; a heuristic, for letters on a plain background.
 
     True if the first, the middle and the last frame have one brightness over most of the picture,
     and the rest is mostly small shapes in lines, at least `letters` of them, which stand still or
@@ -96,7 +96,7 @@ def _letters(ink: Bool[np.ndarray, "a b"]) -> int:
 
 
 def _rolls_evenly(inks: list[Bool[np.ndarray, "a b"]]) -> bool:
-    """Whether each frame is the frame before, moved by the same number of rows."""
+    """Returns whether each frame is the frame before, moved by the same number of rows."""
     profiles = [ink.mean(axis=1) for ink in inks]
     rolls = [_roll(before, after) for before, after in itertools.pairwise(profiles)]
     even = np.abs(np.array(rolls) - np.median(rolls)) <= _ROLL_SPREAD

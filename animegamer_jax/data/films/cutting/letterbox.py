@@ -149,7 +149,7 @@ def _usual(found: Sequence[Bars], *, height: int, width: int) -> Bars:
 
 
 def _has_sharp_ends(picture: UInt8[np.ndarray, "h w"], *, axis: int) -> bool:
-    """Whether a picture is light right next to its bars, instead of fading into the dark."""
+    """Returns whether a picture is light right next to its bars, not fading into the dark."""
     first, last = np.split(picture, [3], 1 - axis)[0], np.split(picture, [-3], 1 - axis)[1]
     return all(part.mean(axis=axis).max() >= _SHARP for part in (first, last))
 

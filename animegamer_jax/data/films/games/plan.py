@@ -160,7 +160,7 @@ def _not_annotated(folder: ShotsFolder, films: Sequence[str], skipped: Sequence[
 
 
 def is_annotated(folder: ShotsFolder, film: str, characters: Characters) -> bool:
-    """Whether a film's annotation is complete.
+    """Returns whether a film's annotation is complete.
 
     Raises:
         UserError: It is of other characters or of other clips.

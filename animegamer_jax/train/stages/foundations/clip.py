@@ -49,7 +49,7 @@ RECIPES = {
 
 
 def same_rows(tokens: Int[Array, "b n"]) -> Bool[Array, "b b"]:
-    """Whether each pair of rows is equal."""
+    """Returns whether each pair of rows is equal."""
     return (tokens[:, None] == tokens[None]).all(axis=-1)
 
 

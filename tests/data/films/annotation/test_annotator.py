@@ -47,7 +47,7 @@ def test_every_kept_clip_is_annotated(shots, characters):
     assert report.model == "stand-in"
     assert annotator.usage.cost == pytest.approx((400 * 2 + 80 * 5) / 1e6)
     assert read_usage(shots) == annotator.usage
-    assert done == [(FILM, number, 4) for number in range(5)]
+    assert done == [(f"{FILM}: clips", number, 4) for number in range(5)]
     kept = json.loads((shots.path / "characters.json").read_text())
     assert [character["name"] for character in kept["characters"]] == ["Mika", "Ren"]
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from animegamer_jax.plan import costs
-from animegamer_jax.plan.costs import Collective, Cost, sent_by_a_chip
-from animegamer_jax.plan.hlo import HLOError, groups_of, parse
-from animegamer_jax.plan.schedule import Schedule
+from animegamer_jax.plan.compiled import costs
+from animegamer_jax.plan.compiled.costs import Collective, Cost, sent_by_a_chip
+from animegamer_jax.plan.compiled.hlo import HLOError, groups_of, parse
+from animegamer_jax.plan.compiled.schedule import Schedule
 
 CONFIG = 'backend_config={"window_config":{"estimated_cycles":"%d"}}'
 PROGRAM = f"""HloModule jit_f, is_scheduled=true

@@ -9,13 +9,12 @@ asynchronous collective only the time counts that its end waits for it; one at a
 
 import dataclasses
 import functools
-import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from animegamer_jax.plan.hlo import (
+from animegamer_jax.plan.compiled.hlo import (
     OPERAND,
     Array,
     Computation,
@@ -25,18 +24,15 @@ from animegamer_jax.plan.hlo import (
     groups_of,
     parse,
 )
+from animegamer_jax.plan.compiled.products import product_flops
+from animegamer_jax.plan.compiled.schedule import Schedule
+from animegamer_jax.plan.compiled.traffic import COLLECTIVES, SLICES, moved_bytes, num_bytes
 from animegamer_jax.plan.interconnect import Groups
-from animegamer_jax.plan.schedule import Schedule
 
-_COLLECTIVES = (
-    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute",
-    "ragged-all-to-all",
-)  # fmt: skip
 _FREE = (
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id",
     "replica-id", "iota", "opt-barrier", "async-update",
 )  # fmt: skip
-_SLICES = ("dynamic-slice", "slice", "gather")
 _BETWEEN_SLICES = "xla_megascale_runtime"
 _NOT_TINY = 1000  # cycles
 _SAME_VALUE = ("bitcast", "copy", "reshape", "convert", "get-tuple-element")
@@ -197,14 +193,14 @@ class _Walker:
             self._conditional(i, times)
         elif i.opcode == "async-start":
             self._scope.clock += self.walk(_named(i, "calls"), times)
-        elif (kind := i.opcode.removesuffix("-start")) in _COLLECTIVES:
-            result = _num_bytes(_result(i, inside))
+        elif (kind := i.opcode.removesuffix("-start")) in COLLECTIVES:
+            result = num_bytes(_result(i, inside))
             self._collective(i, kind, result=result, times=times, name=i.name)
             if kind == i.opcode:
                 self._wait(i.name, times)
         elif i.opcode in ("send", "recv"):
             if i.opcode == "send" and _BETWEEN_SLICES in i.attributes:
-                sent = _num_bytes(inside.instructions[i.operands[0]].arrays)
+                sent = num_bytes(inside.instructions[i.operands[0]].arrays)
                 self.cost.sent_between_slices += sent * times
         elif i.opcode.endswith("-start"):
             self._transfer(i, inside, times)
@@ -225,8 +221,8 @@ class _Walker:
                 self._wait(chain, times)
         if fused and "kind=kCustom" in i.attributes:
             return
-        flops = self.flops(called) if called else _product_flops(i, inside)
-        cycles = self._cycles(i, inside, self._bytes(i, inside), times)
+        flops = self.flops(called) if called else product_flops(i, inside)
+        cycles = self._cycles(i, inside, moved_bytes(i, inside, self.module), times)
         if flops:
             self.cost.product_flops += flops * times
             self.cost.product_cycles += cycles * times
@@ -304,7 +300,7 @@ class _Walker:
             scope.ends[name] = scope.free
 
     def _is_ended(self, called: str | None) -> bool:
-        """Whether a fused computation waits for the end of a collective."""
+        """Returns whether a fused computation waits for the end of a collective."""
         inside = self.computation(called).instructions.values() if called else ()
         return any('"AsyncCollectiveDone"' in i.attributes for i in inside)
 
@@ -320,12 +316,12 @@ class _Walker:
         for i in computation.instructions.values():
             if i.opcode == "fusion":
                 found += self._fused_collectives(_named(i, "calls"))
-            elif (kind := i.opcode.removesuffix("-start")) in _COLLECTIVES:
-                result = _num_bytes(_result(i, computation))
+            elif (kind := i.opcode.removesuffix("-start")) in COLLECTIVES:
+                result = num_bytes(_result(i, computation))
                 users = computation.users(i.name, through=_SAME_VALUE)
-                slices = [user for user in users if user.opcode in _SLICES]
+                slices = [user for user in users if user.opcode in SLICES]
                 if kind == "all-reduce" and slices:
-                    kind, result = "reduce-scatter", sum(_num_bytes(s.arrays) for s in slices)
+                    kind, result = "reduce-scatter", sum(num_bytes(s.arrays) for s in slices)
                 if _chain(i) in self._started and not _is_started(i, computation):
                     result = 0.0
                 found.append((i, kind, result))
@@ -334,10 +330,10 @@ class _Walker:
     def _transfer(self, i: Instruction, inside: Computation, times: float) -> None:
         """Counts an asynchronous copy or slice, whose result goes in or out of HBM."""
         result = _result(i, inside)
-        moved = _num_bytes(array for array in result if array.in_hbm)
+        moved = num_bytes(array for array in result if array.in_hbm)
         sources = [a for o in i.operands[:1] for a in inside.instructions[o].arrays]
         if any(source.in_hbm for source in sources):
-            moved += _num_bytes(result)
+            moved += num_bytes(result)
         self.cost.moved_bytes += moved * times
         self._scope.copied += moved / self.bytes_a_cycle
 
@@ -348,7 +344,7 @@ class _Walker:
         name = re.sub(r"\.\d+$", "", i.name)
         operands = [a for o in i.operands for a in inside.instructions[o].arrays]
         self.cost.kernels[Kernel(name, tuple(operands), i.arrays)] += times
-        moved = _num_bytes(a for a in (*operands, *i.arrays) if a.in_hbm)
+        moved = num_bytes(a for a in (*operands, *i.arrays) if a.in_hbm)
         self.cost.kernel_cycles += self._cycles(i, inside, moved, times) * times
 
     def _trips(self, i: Instruction, inside: Computation) -> float:
@@ -382,80 +378,8 @@ class _Walker:
         computation, total = self.computation(name), 0.0
         for i in computation.instructions.values():
             called = i.called("calls") if i.opcode == "fusion" else None
-            total += self.flops(called) if called else _product_flops(i, computation)
+            total += self.flops(called) if called else product_flops(i, computation)
         return total
-
-    def _bytes(self, i: Instruction, inside: Computation) -> float:
-        """Returns the bytes read and written in HBM; of a sliced array only the slice."""
-        called = i.called("calls") if i.opcode == "fusion" else None
-        total = self._written(i, inside)
-        parameters = self.computation(called).parameters if called else []
-        for number, name in enumerate(i.operands):
-            operand = inside.instructions.get(name)
-            if operand is None or len(operand.arrays) != 1 or not operand.array.in_hbm:
-                continue
-            size = operand.array.num_bytes
-            if called:
-                total += self._read(self.computation(called), parameters[number], size)
-            elif i.opcode in _SLICES:
-                total += min(size, _num_bytes(i.arrays))
-            elif i.opcode == "dynamic-update-slice" and number == 0:
-                continue
-            else:
-                total += size
-        return total
-
-    def _written(self, i: Instruction, inside: Computation) -> float:
-        stored = zip(self._stored(i, inside), i.arrays, strict=True)
-        return sum((size for size, array in stored if array.in_hbm), 0.0)
-
-    def _stored(self, i: Instruction, inside: Computation) -> list[float]:
-        """Returns the bytes stored for each array of a value, in any memory.
-
-        Of an in-place update only the update; nothing for an operand that is passed through or for
-        the result of a collective.
-        """
-        parts = [inside.instructions[name] for name in i.operands if name in inside.instructions]
-        if i.opcode == "fusion" and (called := i.called("calls")):
-            found = self._stored(self.computation(called).root, self.computation(called))
-        elif i.opcode == "tuple":
-            found = [
-                size
-                for part in parts
-                for size in ([0.0] if part.opcode == "parameter" else self._stored(part, inside))
-            ]
-        elif i.opcode == "bitcast" and parts:
-            found = self._stored(parts[0], inside)
-        elif i.opcode == "dynamic-update-slice":
-            found = [_num_bytes(parts[1].arrays)]
-        elif i.opcode in _COLLECTIVES:
-            found = [0.0] * len(i.arrays)
-        else:
-            found = []
-        if len(found) != len(i.arrays):
-            return [array.num_bytes for array in i.arrays]
-        return found
-
-    def _read(self, computation: Computation, parameter: Instruction, size: float) -> float:
-        total = 0.0
-        for user in computation.users(parameter.name, through=("bitcast",)):
-            if user.opcode in _SLICES:
-                total += _num_bytes(user.arrays)
-            elif user.opcode == "tuple" or user.opcode in _COLLECTIVES:
-                continue  # not copied; a collective's traffic is counted separately
-            elif user.opcode == "dynamic-update-slice" and user.operands[0] == parameter.name:
-                continue
-            elif user.opcode == "fusion" and (called := user.called("calls")):
-                inner = self.computation(called)
-                uses = [n for n, name in enumerate(user.operands) if name == parameter.name]
-                total += sum(self._read(inner, inner.parameters[n], size) for n in uses)
-            else:
-                return size
-        return min(total, size)
-
-
-def _num_bytes(arrays: Iterable[Array]) -> float:
-    return sum((array.num_bytes for array in arrays), 0.0)
 
 
 def _result(i: Instruction, inside: Computation) -> tuple[Array, ...]:
@@ -479,7 +403,7 @@ def _chain(i: Instruction) -> str | None:
 
 
 def _is_started(i: Instruction, computation: Computation) -> bool:
-    users = computation.users(i.name, through=(*_SAME_VALUE, *_SLICES))
+    users = computation.users(i.name, through=(*_SAME_VALUE, *SLICES))
     return any('"AsyncCollectiveStart"' in user.attributes for user in users)
 
 
@@ -488,80 +412,6 @@ def _named(i: Instruction, attribute: str) -> str:
     if name is None:
         raise HLOError(f"{i.opcode} {i.name}: no {attribute}")
     return name
-
-
-def _product_flops(i: Instruction, inside: Computation) -> float:
-    """Returns the FLOPs of a `convolution` or `dot`, two for each multiplication; else 0."""
-    if i.opcode == "convolution":
-        return _convolution_flops(i, inside)
-    if i.opcode != "dot":
-        return 0.0
-    left = inside.instructions[i.operands[0]].array
-    found = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", i.attributes)
-    dims = [int(d) for d in found[1].split(",") if d] if found else []
-    return 2.0 * i.array.size * math.prod(left.shape[d] for d in dims)
-
-
-def _convolution_flops(i: Instruction, inside: Computation) -> float:
-    """Returns the FLOPs of a convolution; this compiler writes matrix products as such, too.
-
-    Positions of the window on padding or in the gaps of a dilated operand are not counted.
-    """
-    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", i.attributes)
-    if labels is None:
-        raise HLOError(f"convolution {i.name}: no dim_labels")
-    source, kernel, result = labels[1], labels[2], labels[3]
-    left = inside.instructions[i.operands[0]].array
-    right = inside.instructions[i.operands[1]].array
-    window = _window(i.attributes, rank=sum(c.isdigit() for c in result))
-    total = 2.0 * i.array.shape[result.index("b")] * i.array.shape[result.index("f")]
-    total *= right.shape[kernel.index("i")]
-    for number, part in enumerate(window):
-        size = left.shape[source.index(str(number))]
-        out = i.array.shape[result.index(str(number))]
-        total *= _hits(size=size, out=out, **part)
-    return total
-
-
-def _window(attributes: str, *, rank: int) -> list[dict[str, int]]:
-    found = re.search(r"window=\{([^}]*)\}", attributes)
-    fields = dict(part.split("=") for part in found[1].split()) if found else {}
-
-    def numbers(name: str, default: int) -> Sequence[int]:
-        text = fields.get(name)
-        return [int(n) for n in text.split("x")] if text else [default] * rank
-
-    pads = fields.get("pad")
-    low = [int(p.split("_")[0]) for p in pads.split("x")] if pads else [0] * rank
-    return [
-        {"taps": taps, "stride": stride, "low": lo, "dilation": dilation, "gaps": gaps}
-        for taps, stride, lo, dilation, gaps in zip(
-            numbers("size", 1),
-            numbers("stride", 1),
-            low,
-            numbers("rhs_dilate", 1),
-            numbers("lhs_dilate", 1),
-            strict=True,
-        )
-    ]
-
-
-def _hits(
-    *, size: int, out: int, taps: int, stride: int, low: int, dilation: int, gaps: int
-) -> int:
-    """Returns the number of pairs of an output position and a tap that meet an input."""
-    reach = (size - 1) * gaps
-    total = 0
-    for tap in range(taps):
-        offset = tap * dilation - low
-        # Output positions o with 0 <= o * stride + offset <= reach, on an input, not in a gap.
-        first = max(0, -(offset // stride) if offset < 0 else 0)
-        last = min(out - 1, (reach - offset) // stride)
-        if gaps == 1:
-            total += max(0, last - first + 1)
-        else:
-            total += sum((o * stride + offset) % gaps == 0 for o in range(first, last + 1))
-    return total
 
 
 def cost_of(

@@ -13,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from animegamer_jax.plan.costs import Cost, Kernel, cost_of
+from animegamer_jax.plan.compiled.costs import Cost, Kernel, cost_of
+from animegamer_jax.plan.compiled.schedule import Schedule
 from animegamer_jax.plan.interconnect import NETWORK_GB_PER_SECOND, Torus, link_share
-from animegamer_jax.plan.schedule import Schedule
 
 if TYPE_CHECKING:
     from animegamer_jax.plan.programs import Program

@@ -1,6 +1,6 @@
 """Compiles one program for a slice, and reads the compiler's errors if it does not fit.
 
-python -m animegamer_jax.plan.compiler FOLDER    # the child process of `compile_program`
+python -m animegamer_jax.plan.compiled.compiler FOLDER    # the child process of `compile_program`
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from animegamer_jax.errors import UserError
+from animegamer_jax.plan.compiled.estimate import Estimate, make_estimate
+from animegamer_jax.plan.compiled.schedule import compiler_flags, read_schedules
 from animegamer_jax.plan.configurations import Configuration
-from animegamer_jax.plan.estimate import Estimate, make_estimate
-from animegamer_jax.plan.schedule import compiler_flags, read_schedules
 from animegamer_jax.storage.serialization import read_json, to_json
 
 if TYPE_CHECKING:

@@ -64,7 +64,7 @@ def games(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(games) -> Iterator[str]:
-    with serving(games) as (found, _):
+    with serving(games, "--steps", "2") as (found, _):
         yield found
 
 
