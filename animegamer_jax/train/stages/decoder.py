@@ -93,9 +93,7 @@ class DecoderRecipe(ConditionRecipe, ClipRecipe):
 
 
 _TOY: Mapping[str, Any] = {
-    "batch_size": 16,
-    "dtype": "bfloat16",
-    "remat": "full",
+    "batch_size": 8,
     "both_dropout": 0.0,  # the toy plays without guidance
     "text_dropout": 0.0,
     "image_dropout": 0.0,
@@ -113,7 +111,7 @@ _FULL: Mapping[str, Any] = {
 }
 WARMUP_RECIPES = {
     "toy": WarmupRecipe(
-        steps=300,
+        steps=400,
         optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=50, decay="cosine"),
         ema_decay=0.99,
         **_TOY,
@@ -122,7 +120,7 @@ WARMUP_RECIPES = {
 }
 RECIPES = {
     "toy": DecoderRecipe(
-        steps=4800,
+        steps=5000,
         optimizer=OptimizerConfig(learning_rate=1.5e-3, warmup_steps=100, decay="cosine"),
         ema_decay=0.999,
         trained="all",
