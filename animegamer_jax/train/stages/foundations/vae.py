@@ -80,7 +80,7 @@ class VAERecipe(FixedRecipe):
 
 RECIPES = {
     "toy": VAERecipe(
-        steps=6000,
+        steps=9500,
         batch_size=4,
         crop=(64, 96),
         l2_weight=2.0,
