@@ -51,6 +51,7 @@ RECIPES = {
         batch_size=8,
         optimizer=OptimizerConfig(learning_rate=6e-4, warmup_steps=50, decay="cosine"),
         ema_decay=0.999,
+        dtype="bfloat16",
         trained="all",
         context_dropout=0.0,
     ),

@@ -87,6 +87,7 @@ RECIPES = {
             learning_rate=1e-3, warmup_steps=100, decay="cosine", b2=0.98, weight_decay=0.05
         ),
         ema_decay=0.999,
+        dtype="bfloat16",
         lora_dropout=0.0,
         history_noise=0.1,
         word_dropout=0.02,
