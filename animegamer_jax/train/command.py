@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from etils import epath
 
-from animegamer_jax.configs import SIZES, ModelConfig, disagreements
+from animegamer_jax.configs import SIZES, Dtype, ModelConfig, disagreements
 from animegamer_jax.distributed import HostOptions
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.paths import absolute, user_errors
@@ -375,6 +375,7 @@ def shown(
     data: str,
     split: str = "train",
     steps: int | None = None,
+    dtype: Dtype | None = None,
     batch: int = 16,
 ) -> int:
     """Compute features of what a model shows, for histories as in play (`train mllm`).
@@ -387,6 +388,7 @@ def shown(
         data: Feature dataset, whose folder gets the folder `shown`.
         split: Split of the turns.
         steps: Number of denoising steps. Default: that of the model's protocol.
+        dtype: Number format of the computation. Default: the model's own.
         batch: Number of turns that are made side by side.
     """
     from animegamer_jax.bundle.bundle import Bundle
@@ -407,6 +409,7 @@ def shown(
             bundle=Bundle.open(model),
             split=split,
             steps=steps,
+            dtype=dtype,
             batch_size=batch,
             on_progress=progress,
         )

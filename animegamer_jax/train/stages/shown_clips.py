@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from animegamer_jax import diffusion
 from animegamer_jax.bundle.bundle import Bundle
+from animegamer_jax.configs import Dtype
 from animegamer_jax.data.datasets import SHOWN, DatasetInfo, FeatureDataset, Part, Record
 from animegamer_jax.data.samples import check_features
 from animegamer_jax.data.shards import folder_digest, shard_ranges, shard_size_for
@@ -127,6 +128,7 @@ def write_shown(
     bundle: Bundle,
     split: str = "train",
     steps: int | None = None,
+    dtype: Dtype | None = None,
     batch_size: int = 16,
     on_progress: Progress = no_progress,
 ) -> DatasetInfo:
@@ -137,6 +139,7 @@ def write_shown(
         bundle: A model with the networks clip, encoder, dit and vae.
         split: Split of the turns.
         steps: Number of denoising steps; None: the protocol's.
+        dtype: Number format of the computation; None: the bundle's.
         batch_size: Number of turns that are made side by side.
         on_progress: Called with what is made, turns done, and turns.
 
@@ -155,10 +158,10 @@ def write_shown(
         diffusion.schedule_of(protocol), steps or protocol.denoising_steps
     )
     shower = _Shower(
-        clip=bundle.load("clip"),
-        encoder=bundle.load("encoder"),
-        dit=bundle.load("dit"),
-        vae=bundle.load("vae"),
+        clip=bundle.load("clip", dtype=dtype),
+        encoder=bundle.load("encoder", dtype=dtype),
+        dit=bundle.load("dit", dtype=dtype),
+        vae=bundle.load("vae", dtype=dtype),
         table=table,
         values=protocol.motion_values,
         guided=bool(protocol.guidance_scale),
@@ -175,6 +178,7 @@ def write_shown(
         fingerprint={
             "networks": {name: folder_digest(bundle.path / name) for name in _NEEDED},
             "steps": steps or protocol.denoising_steps,
+            "dtype": dtype,
         },
         records=lambda _, place: shower.records(turns[number] for number in place),
         on_progress=on_progress,
