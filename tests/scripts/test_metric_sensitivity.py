@@ -109,9 +109,7 @@ def test_what_is_forgotten_is_wrong_on_open_turns_only(meter, truth, perfect):
     stays(found, perfect, *STATES)
     values, _ = meter(metric_sensitivity.forget(truth, 1))
     assert (values[CONTEXT][~truth.is_open] == 1).all()
-    named = {
-        name: np.array([name not in turn.omitted for turn in truth.turns]) for name in TOLD
-    }
+    named = {name: np.array([name not in turn.omitted for turn in truth.turns]) for name in TOLD}
     said_all = np.all(list(named.values()), axis=0)
     assert (values[CONTEXT].ravel()[truth.is_open.ravel() & ~said_all] == 0).all()
     for name in TOLD:
