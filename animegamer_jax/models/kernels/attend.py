@@ -45,7 +45,7 @@ _HEAD_GROUPS = 3  # at most: groups of heads whose keys are gathered one after t
 _KERNEL_TOKENS = 256  # on a TPU: the kernel from this many tokens on
 _PLAIN_BYTES = 1 << 30  # off the CPU: the blocked form if the call's float32 scores take more
 _PLAIN_SCORES_CPU = 1 << 15  # on the CPU: the blocked form if one head has more scores
-_SAVED_SCORES_CPU = 1 << 20  # on the CPU, in training: the saving form up to here
+_SAVED_SCORES_CPU = 1 << 18  # on the CPU, in training: the saving form up to here
 
 
 def project_heads(

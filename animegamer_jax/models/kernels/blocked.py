@@ -1,11 +1,11 @@
 """Attention in plain JAX, for every mask: with the whole score matrix, or in blocks of its rows.
 
 The saving form keeps the softmax's weights for its backward pass, which is the fastest on a CPU as
-long as they fit. The blocked form divides by the softmax's sum after the product with the values and recomputes the
-scores in its backward pass, so no [t, s] array exists in either direction. On a CPU it also takes
-one head at a time, so that a block of scores stays in cache. It has no forward-mode derivatives.
-In all forms, a query that sees no key gets the mean of the values and no gradient to its scores.
-Measurements: `docs/decisions/attention.md`.
+long as they fit. The blocked form divides by the softmax's sum after the product with the values
+and recomputes the scores in its backward pass, so no [t, s] array exists in either direction. On a
+CPU it also takes one head at a time, so that a block of scores stays in cache. Both have no
+forward-mode derivatives. In all forms, a query that sees no key gets the mean of the values and no
+gradient to its scores. Measurements: `docs/decisions/attention.md`.
 """
 
 import functools
