@@ -451,7 +451,7 @@ def to_decoder(
     """Converts the VAE's latents to the units of the diffusion model.
 
     Multiplies them by `scaling_factor` and, with `frequency_scales`, each of their cosine
-    frequencies over time by its scale.
+    frequencies over time by its scale. A single frame is treated as one of a still clip.
 
     Raises:
         ValueError: the number of scales differs from the number of latent frames.
@@ -473,6 +473,8 @@ def _frequency_gain(config: VAEConfig, latents: jax.Array) -> Float[np.ndarray, 
     scales, frames = config.frequency_scales, latents.shape[-4]
     if not scales:
         return None
+    if frames == 1:
+        return np.array([[scales[0]]])
     if len(scales) != frames:
         raise ValueError(
             f"latents of {frames} frames: the VAE has frequency scales for {len(scales)}"
