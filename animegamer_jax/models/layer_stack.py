@@ -11,7 +11,7 @@ from flax import nnx
 from animegamer_jax.configs import NetworkConfig, Remat
 from animegamer_jax.models.kernels.splash import SAVED
 from animegamer_jax.models.linear import PRODUCT, fusion_barrier, has_many_tokens
-from animegamer_jax.sharding import platform, shares
+from animegamer_jax.sharding import platform
 
 _UNROLLED_LAYERS = 8  # at most
 _UNROLLED_TOKENS = 1024  # at least, of a device
@@ -48,9 +48,10 @@ class LayerStack(nnx.Module):
         batch, length = math.prod(x.shape[:-2]), x.shape[-2]
         many = has_many_tokens(batch, length)
         num_layers = jax.tree.leaves(self.blocks)[0].shape[0]
-        tokens = batch * length // shares("act_batch", "act_length")
         unrolls = (
-            platform() == "cpu" and num_layers <= _UNROLLED_LAYERS and tokens >= _UNROLLED_TOKENS
+            platform() == "cpu"
+            and num_layers <= _UNROLLED_LAYERS
+            and has_many_tokens(batch, length, least=_UNROLLED_TOKENS)
         )
 
         def body(x: jax.Array, step: Any) -> tuple[jax.Array, Any]:

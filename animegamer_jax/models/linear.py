@@ -40,13 +40,14 @@ def fusion_barrier(x: jax.Array) -> jax.Array:
     return jax.lax.optimization_barrier(x) if platform() == "tpu" else x
 
 
-def has_many_tokens(batch: int, length: int) -> bool:
-    """Returns whether a device has enough tokens to cut weights from the stack of layers first.
+def has_many_tokens(batch: int, length: int, *, least: int = _MANY_TOKENS) -> bool:
+    """Returns whether a device has `least` tokens or more.
 
-    A product that cuts them out itself does so for every tile of its tokens; for few tokens that
-    takes less time than writing them first.
+    By default that is enough to cut weights from the stack of layers first. A product that cuts
+    them out itself does so for every tile of its tokens; for few tokens that takes less time than
+    writing them first.
     """
-    return batch * length >= _MANY_TOKENS * shares("act_batch", "act_length")
+    return batch * length >= least * shares("act_batch", "act_length")
 
 
 # The product of tokens and a matrix

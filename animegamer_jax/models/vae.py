@@ -462,7 +462,7 @@ def to_decoder(
 def from_decoder(
     latents: Float[Array, "*b f h w z"], config: VAEConfig
 ) -> Float[Array, "*b f h w z"]:
-    """Returns the inverse of `to_decoder`."""
+    """Inverts `to_decoder`."""
     gain = _frequency_gain(config, latents)
     inverse = None if gain is None else np.linalg.inv(gain)
     return _over_time(latents, inverse) / config.scaling_factor

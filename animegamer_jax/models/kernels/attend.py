@@ -143,11 +143,12 @@ def attend(
         y = cudnn_attention(q, k, v, mask=mask, window=window, scale=factor)
         return out(rearrange(y, "b h t d -> b t (h d)"), dropout)
     tokens = mask.expand(b, t) if isinstance(mask, StaticMask) else mask
+    options: dict[str, Any] = {"mask": tokens, "window": window, "scale": factor}
     if bias is not None or not _takes_blocks(b, h, t, s):
-        y = plain_attention(q, k, v, mask=tokens, bias=bias, window=window, scale=factor)
+        y = plain_attention(q, k, v, bias=bias, **options)
     else:
-        blocked = functools.partial(blocked_attention, mask=tokens, window=window, scale=factor)
-        saving = functools.partial(saving_attention, mask=tokens, window=window, scale=factor)
+        blocked = functools.partial(blocked_attention, **options)
+        saving = functools.partial(saving_attention, **options)
         saves = platform() == "cpu" and t * s <= _SAVED_SCORES_CPU
         y = (forward_only_variant(blocked, saving) if saves else blocked)(q, k, v)
     return out(rearrange(y, "b h t d -> b t (h d)"), dropout)

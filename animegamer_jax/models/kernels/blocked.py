@@ -48,7 +48,7 @@ def plain_attention(
     seen = None if mask is None else mask.dense(window)[:, None, None]
     if bias is not None:
         bias = bias.reshape(1, *q.shape[1:3], *bias.shape[1:])
-    return _merge_groups(_attend_rows(q, k, v, seen, bias).out)
+    return _merge_groups(_attend_rows(q, k, v, seen, bias)[0].out)
 
 
 def saving_attention(
@@ -80,20 +80,14 @@ def _saving(
 
 
 def _saving_forward(q: Any, k: Any, v: Any, seen: Any) -> Any:
-    scores = _einsum("bgrtd,bgsd->bgrts", q, k)
-    if seen is not None:
-        scores = jnp.where(seen, scores, _MASKED)
-    weights = jnp.exp(scores - scores.max(-1, keepdims=True))
-    inverse = 1.0 / weights.sum(-1, keepdims=True)
-    weights = weights.astype(v.dtype)
-    out = (_einsum("bgrts,bgsd->bgrtd", weights, v) * inverse).astype(v.dtype)
-    return out, (q, k, v, seen, weights, inverse, out)
+    rows, weights = _attend_rows(q, k, v, seen)
+    return rows.out, (q, k, v, seen, weights, rows)
 
 
 def _saving_backward(saved: Any, dout: jax.Array) -> Any:
-    q, k, v, seen, weights, inverse, out = saved
-    dout = dout.astype(jnp.float32) * inverse
-    mean = (dout * out.astype(jnp.float32)).sum(-1, keepdims=True)
+    q, k, v, seen, weights, rows = saved
+    dout = dout.astype(jnp.float32) * rows.inverse[..., None]
+    mean = (dout * rows.out.astype(jnp.float32)).sum(-1, keepdims=True)
     dout = dout.astype(v.dtype)
     dscores = weights.astype(jnp.float32) * (_einsum("bgrtd,bgsd->bgrts", dout, v) - mean)
     if seen is not None:
@@ -170,8 +164,11 @@ def _attend_rows(
     v: Float[Array, "*b s d"],
     seen: Bool[Array, "..."] | None,
     bias: Float[Array, "..."] | None = None,
-) -> _Rows:
-    """Attends from `m` query rows of the `r` heads that share keys; softmax in float32."""
+) -> tuple[_Rows, Float[Array, "*b r m s"]]:
+    """Attends from `m` query rows of the `r` heads that share keys; softmax in float32.
+
+    Returns also exp(score - top), in the format of `v`.
+    """
     scores = _einsum("...rmd,...sd->...rms", q, k)
     if bias is not None:
         scores = scores + bias.astype(jnp.float32)
@@ -181,8 +178,9 @@ def _attend_rows(
     weights = jnp.exp(scores - top[..., None])
     inverse = 1.0 / weights.sum(-1)
     # Dividing here, not in the weights, takes [m, d] divisions in place of [m, s].
-    out = _einsum("...rms,...sd->...rmd", weights.astype(v.dtype), v)
-    return _Rows((out * inverse[..., None]).astype(v.dtype), top, inverse)
+    weights = weights.astype(v.dtype)
+    out = _einsum("...rms,...sd->...rmd", weights, v)
+    return _Rows((out * inverse[..., None]).astype(v.dtype), top, inverse), weights
 
 
 def _attend_rows_backward(
@@ -284,7 +282,11 @@ def _forward(
     def game(q: jax.Array, k: jax.Array, v: jax.Array, mask: TokenMask | None) -> _Rows:
         def block(part: Any) -> _Rows:
             q, of_queries = part
-            attend = functools.partial(_attend_rows, seen=blocks.dense(mask, of_queries))
+            seen = blocks.dense(mask, of_queries)
+
+            def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> _Rows:
+                return _attend_rows(q, k, v, seen)[0]
+
             return (_one_by_one(attend, 1) if blocks.one_head else attend)(q, k, v)
 
         rows = jax.lax.map(block, (blocks.split(q, 3), blocks.split_mask(mask)))

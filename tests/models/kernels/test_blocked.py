@@ -123,6 +123,17 @@ def _value_and_grads(attention, mask, window):
     return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))
 
 
+def _assert_is_plain(attention, *, t, g, masked, window):
+    """Its output and the gradients of queries, keys and values."""
+    inputs = _inputs(t=t, g=g)
+    mask = _mask(t=t) if masked else None
+    (_, plain), plain_grads = _value_and_grads(plain_attention, mask, window)(*inputs)
+    (_, out), grads = _value_and_grads(attention, mask, window)(*inputs)
+    np.testing.assert_allclose(out, plain, **WEIGHTS)
+    for actual, expected in zip(grads, plain_grads, strict=True):
+        np.testing.assert_allclose(actual, expected, **WEIGHTS)
+
+
 @pytest.mark.parametrize(
     ("t", "g", "masked", "window", "heads_together"),
     [
@@ -135,26 +146,14 @@ def _value_and_grads(attention, mask, window):
 )
 def test_blocked_is_plain_forward_and_backward(monkeypatch, t, g, masked, window, heads_together):
     monkeypatch.setattr(blocked, "_SCORES_AT_ONCE_CPU", 1 << 20 if heads_together else 0)
-    inputs = _inputs(t=t, g=g)
-    mask = _mask(t=t) if masked else None
-    (_, plain), plain_grads = _value_and_grads(plain_attention, mask, window)(*inputs)
-    (_, out), grads = _value_and_grads(IN_BLOCKS, mask, window)(*inputs)
-    np.testing.assert_allclose(out, plain, **WEIGHTS)
-    for actual, expected in zip(grads, plain_grads, strict=True):
-        np.testing.assert_allclose(actual, expected, **WEIGHTS)
+    _assert_is_plain(IN_BLOCKS, t=t, g=g, masked=masked, window=window)
 
 
 @pytest.mark.parametrize(
     ("t", "g", "masked", "window"), [(37, 2, True, None), (24, 4, True, 5), (37, 1, False, None)]
 )
 def test_saving_is_plain_forward_and_backward(t, g, masked, window):
-    inputs = _inputs(t=t, g=g)
-    mask = _mask(t=t) if masked else None
-    (_, plain), plain_grads = _value_and_grads(plain_attention, mask, window)(*inputs)
-    (_, out), grads = _value_and_grads(saving_attention, mask, window)(*inputs)
-    np.testing.assert_allclose(out, plain, **WEIGHTS)
-    for actual, expected in zip(grads, plain_grads, strict=True):
-        np.testing.assert_allclose(actual, expected, **WEIGHTS)
+    _assert_is_plain(saving_attention, t=t, g=g, masked=masked, window=window)
 
 
 def test_blocked_inside_a_recomputed_scan():
