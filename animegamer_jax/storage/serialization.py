@@ -66,12 +66,17 @@ class Line(Generic[T]):
     Attributes:
         value: The value.
         where: The file's path and the line's number, for errors.
-        text: The line as it is in the file, without its line break.
+        data: The line as it is in the file, without its line break.
     """
 
     value: T
     where: str
-    text: str
+    data: bytes
+
+    @property
+    def text(self) -> str:
+        """The line as text, without a byte order mark."""
+        return self.data.decode("utf-8-sig")
 
 
 def read_lines(
@@ -100,7 +105,7 @@ def read_lines(
     for number, line in enumerate(lines, start=1):
         where = f"{os.fspath(path)}, line {number}"
         value = from_json(kind, parse_json(line, where, hint=hint), where, hint=hint)
-        yield Line(value, where, line.decode("utf-8-sig"))
+        yield Line(value, where, line)
 
 
 def decode_text(data: bytes, where: str) -> str:
