@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from crowd_server import ask, begin, fetch, served
+from crowd_server import ask, begin, call_api, fetch, served
 from sandbox import Child
 from table import REFUSED, RIGHT, WRONG, Verdict
 
@@ -140,7 +140,7 @@ class _Crowd:
 
     def _play_as_page(self, seed: int, client: str, seconds: list[float]) -> Any:
         """Plays a game; returns its state, or what is wrong."""
-        status, game = self._api("POST", "games", client, seed=seed)
+        status, game = call_api(self.address, "POST", "games", client, seed=seed)
         if status != 201:
             return f"a new game: {status} {game}"
         place = f"games/{game['game']}"
@@ -149,7 +149,9 @@ class _Crowd:
             for turn in range(1, self.turns + 1):
                 start, head = time.monotonic(), game["head"]
                 line = {"instruction": "wave", "head": head}
-                status, found = self._api("POST", f"{place}/turns?reply=accepted", client, **line)
+                status, found = call_api(
+                    self.address, "POST", f"{place}/turns?reply=accepted", client, **line
+                )
                 if status != 202:
                     return f"turn {turn}: {status} {found}"
                 for kind, data in events:
@@ -166,16 +168,7 @@ class _Crowd:
                     status, _, text = fetch(self.address, "GET", address, X_Forwarded_For=client)
                     if status != 200 or mark not in text[:20]:
                         return f"turn {turn}: {address}: {status} {text[:100]!r}"
-        return self._api("GET", place, client)[1]
-
-    def _api(self, method: str, path: str, client: str, **content: object) -> tuple[int, Any]:
-        """Asks the page's API; returns status and answer."""
-        body = json.dumps(content).encode() if method == "POST" else None
-        status, _, text = fetch(
-            self.address, method, f"/api/v1/{path}", body, Content_Type="application/json",
-            X_Forwarded_For=client,
-        )  # fmt: skip
-        return status, json.loads(text)
+        return call_api(self.address, "GET", place, client)[1]
 
     @contextlib.contextmanager
     def _open(self, path: str, client: str) -> Iterator[http.client.HTTPResponse]:
@@ -191,7 +184,7 @@ class _Crowd:
     def _hang(self, stack: contextlib.ExitStack) -> list[str]:
         """Opens streams that are never read."""
         client, found = "10.2.1.1", []
-        game = self._api("POST", "games", client)[1]["game"]
+        game = call_api(self.address, "POST", "games", client)[1]["game"]
         for number in range(STREAMS):
             paths = f"/api/v1/games/{game}/events", f"/gradio_api/heartbeat/{number}"
             answer = stack.enter_context(self._open(paths[number % 2], client))
@@ -211,11 +204,11 @@ class _Crowd:
         return found
 
     def _flood_page(self, client: str) -> str:
-        status, game = self._api("POST", "games", client, steps=1000)
+        status, game = call_api(self.address, "POST", "games", client, steps=1000)
         if status != 201:
             return _result_of(status)
         path = f"games/{game['game']}/turns?reply=accepted"
-        return _result_of(self._api("POST", path, client, instruction="more")[0])
+        return _result_of(call_api(self.address, "POST", path, client, instruction="more")[0])
 
     def _flood_gradio(self, client: str) -> str:
         try:

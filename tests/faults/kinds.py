@@ -71,11 +71,6 @@ _MANUAL = ("shots", "characters.toml", "mika.png", "ren.png", "manual.jsonl", "m
 _GROUP = _words("data games {}/shots --out {}/games --test-share 0.3 --min-turns 1")
 _CONVERT = _words("convert --out {}/converted --reference {}/released")
 
-_EVALUATE = _words(
-    "evaluate --model {}/bundle --benchmark {}/benchmark.json --out {}/evaluated "
-    "--steps 2 --batch-size 1 --games 1 --metrics states motion"
-)
-
 
 def _game(name: str, files: str, form: str, weight: float = 1) -> Kind:
     return Kind(
@@ -364,7 +359,10 @@ KINDS: tuple[Kind, ...] = (
         files="evaluated/**/*.json",
         form="json",
         needs=("bundle", "benchmark.json", "evaluated"),
-        words=_EVALUATE,
+        words=_words(
+            "evaluate --model {}/bundle --benchmark {}/benchmark.json --out {}/evaluated "
+            "--steps 2 --batch-size 1 --games 1 --metrics states motion"
+        ),
     ),
     _read(
         "evaluation: reference", "reference.json", "json", "read-reference --file {}/reference.json"

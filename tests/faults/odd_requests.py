@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from crowd_server import fetch, served
+from crowd_server import call_api, fetch, served
 from sandbox import Child
 from table import REFUSED, RIGHT, WRONG, Verdict
 
@@ -438,16 +438,13 @@ def _described(address: str) -> tuple[dict[str, Any], dict[str, int]]:
 
 def _game(address: str) -> str:
     """Starts a game and plays a turn, by the page's API."""
-
-    def post(path: str, content: Any) -> Any:
-        body = json.dumps(content).encode()
-        status, _, text = fetch(address, "POST", path, body, Content_Type="application/json")
-        assert status in (200, 201), text
-        return json.loads(text)
-
-    game = post("/api/v1/games", {"seed": 1})["game"]
-    post(f"/api/v1/games/{game}/turns", {"instruction": "wave"})
-    return game
+    client = "127.0.0.1"
+    status, game = call_api(address, "POST", "games", client, seed=1)
+    assert status in (200, 201), game
+    place = f"games/{game['game']}"
+    status, turn = call_api(address, "POST", f"{place}/turns", client, instruction="wave")
+    assert status in (200, 201), turn
+    return game["game"]
 
 
 def _names(folder: Path) -> set[str]:

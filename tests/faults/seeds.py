@@ -142,14 +142,12 @@ def _evaluation(folder: Path) -> None:
     write_ablations(folder / "ablations.json", tiny_evaluation.ABLATIONS)
 
 
-_EVALUATE = ("--steps", 2, "--batch-size", 1, "--games", 1, "--metrics", "states", "motion")
-
-
 def _evaluated(folder: Path) -> None:
     """An evaluation's folder, as another run finds it."""
     run(
         *("evaluate", "--model", folder / "bundle", "--benchmark", folder / "benchmark.json"),
-        *("--out", folder / "evaluated", *_EVALUATE),
+        *("--out", folder / "evaluated", "--steps", 2, "--batch-size", 1, "--games", 1),
+        *("--metrics", "states", "motion"),
     )
     values = {"PSNR": [[20.5, None], [18.0, 3e-2]]}
     (folder / "reference.json").write_text(json.dumps({"true clips": values}))

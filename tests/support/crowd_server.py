@@ -57,6 +57,18 @@ def fetch(
         connection.close()
 
 
+def call_api(
+    address: str, method: str, path: str, client: str, **content: object
+) -> tuple[int, Any]:
+    """Asks the page's API; returns the status and the answer."""
+    body = json.dumps(content).encode() if method == "POST" else None
+    status, _, text = fetch(
+        address, method, f"/api/v1/{path}", body, Content_Type="application/json",
+        X_Forwarded_For=client,
+    )  # fmt: skip
+    return status, json.loads(text)
+
+
 def begin(address: str, name: str, *data: Any, client: str = "1.1.1.1") -> str:
     """Calls an endpoint of the API; returns the path of its answer."""
     status, _, text = fetch(
