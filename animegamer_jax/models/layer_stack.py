@@ -11,11 +11,18 @@ from flax import nnx
 from animegamer_jax.configs import NetworkConfig, Remat
 from animegamer_jax.models.kernels.splash import SAVED
 from animegamer_jax.models.linear import PRODUCT, fusion_barrier, has_many_tokens
-from animegamer_jax.sharding import platform
+from animegamer_jax.sharding import platform, shares
+
+_UNROLLED_LAYERS = 8  # at most
+_UNROLLED_TOKENS = 1024  # at least, of a device
 
 
 class LayerStack(nnx.Module):
-    """Blocks of one kind: each parameter has a leading `layers` axis, over which a scan runs."""
+    """Blocks of one kind: each parameter has a leading `layers` axis, over which a scan runs.
+
+    On a CPU, a scan copies what it saves for the backward pass in and out of stacks, which in
+    bfloat16 it also converts: few layers with many tokens are unrolled.
+    """
 
     def __init__(
         self,
@@ -38,8 +45,13 @@ class LayerStack(nnx.Module):
             per_layer: A pytree with a leading axis of layers (a KV cache). If None, a block is
                 called without it and returns x alone.
         """
-        many = has_many_tokens(math.prod(x.shape[:-2]), x.shape[-2])
+        batch, length = math.prod(x.shape[:-2]), x.shape[-2]
+        many = has_many_tokens(batch, length)
         num_layers = jax.tree.leaves(self.blocks)[0].shape[0]
+        tokens = batch * length // shares("act_batch", "act_length")
+        unrolls = (
+            platform() == "cpu" and num_layers <= _UNROLLED_LAYERS and tokens >= _UNROLLED_TOKENS
+        )
 
         def body(x: jax.Array, step: Any) -> tuple[jax.Array, Any]:
             layer, block, extra = step
@@ -50,7 +62,7 @@ class LayerStack(nnx.Module):
             return (block(x, *args), None) if extra is None else block(x, *args, extra)
 
         steps = (jnp.arange(num_layers), self.blocks, per_layer)
-        return jax.lax.scan(remat(body, self.remat), x, steps)
+        return jax.lax.scan(remat(body, self.remat), x, steps, unroll=unrolls)
 
 
 def remat(function: Callable[..., Any], policy: Remat) -> Callable[..., Any]:

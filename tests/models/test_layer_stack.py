@@ -51,6 +51,18 @@ def test_the_scanned_stack_is_the_loop(stack):
     np.testing.assert_allclose(with_memory, expected, atol=1e-6)
 
 
+def test_few_layers_with_many_tokens_are_unrolled_on_a_cpu(stack):
+    """From 1,024 tokens on; the results are those of the scan."""
+    gain = jnp.asarray(0.5)
+    few, many = jnp.asarray(normal(2, 511, 6)), jnp.asarray(normal(2, 512, 6))
+    loops = [str(jax.make_jaxpr(lambda x: stack(x, gain)[0])(x)) for x in (few, many)]
+    assert ["unroll=1" in loop for loop in loops] == [True, False]
+    assert ["unroll=3" in loop or "scan" not in loop for loop in loops] == [False, True]
+    found = jax.jit(lambda x: stack(x, gain)[0])(many)
+    expected = jax.jit(lambda x: stack(x, gain)[0])(many[:, :511])
+    np.testing.assert_allclose(found[:, :511], expected, atol=1e-6)
+
+
 def test_recomputing_changes_no_gradient(stack):
     x, gain = jnp.asarray(normal(2, 6)), jnp.asarray(0.5)
     state = nnx.state(stack, nnx.Param)

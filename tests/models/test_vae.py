@@ -304,6 +304,9 @@ def test_latents_as_the_decoder_sees_them():
         np.testing.assert_allclose(after[frequency], 0.5 * scale * before[frequency], atol=1e-5)
     still = jnp.broadcast_to(latents[:, :1], latents.shape)
     np.testing.assert_allclose(to_decoder(still, config), 0.5 * 0.5 * still, atol=1e-5)
+    picture = to_decoder(latents[:, :1], config)  # as a frame of the still clip
+    np.testing.assert_allclose(picture, 0.5 * 0.5 * latents[:, :1], atol=1e-5)
+    np.testing.assert_allclose(from_decoder(picture, config), latents[:, :1], atol=1e-5)
     np.testing.assert_allclose(cosines(17) @ cosines(17).T, np.eye(17), atol=1e-12)
     plain = dataclasses.replace(config, frequency_scales=())
     np.testing.assert_array_equal(to_decoder(latents, plain), latents * 0.5)

@@ -8,12 +8,14 @@ attention, is decided here, when a program is traced:
   but that of padding it is our `flash.py` or, if JAX differentiates, `flash_training.py`; otherwise
   JAX's splash attention.
 - On one NVIDIA GPU, in 16-bit formats, from 256 tokens on: cuDNN's kernel (`cudnn.py`).
-- Elsewhere `blocked.py`: the plain form, or the blocked one where the scores would be large.
+- Elsewhere `blocked.py`: the plain form, or the blocked one where the scores would be large. On a
+  CPU, training takes the saving form as long as a head's scores are few enough.
 
 Under a mesh the kernel runs on each device's games, heads and queries. Measurements:
 `docs/decisions/attention.md`.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -23,7 +25,11 @@ from einops import rearrange
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from animegamer_jax.models.kernels.blocked import blocked_attention, plain_attention
+from animegamer_jax.models.kernels.blocked import (
+    blocked_attention,
+    plain_attention,
+    saving_attention,
+)
 from animegamer_jax.models.kernels.cudnn import cudnn_attention, takes_cudnn
 from animegamer_jax.models.kernels.flash import flash_attention, is_bounded, supports
 from animegamer_jax.models.kernels.flash_training import trained_attention
@@ -39,6 +45,7 @@ _HEAD_GROUPS = 3  # at most: groups of heads whose keys are gathered one after t
 _KERNEL_TOKENS = 256  # on a TPU: the kernel from this many tokens on
 _PLAIN_BYTES = 1 << 30  # off the CPU: the blocked form if the call's float32 scores take more
 _PLAIN_SCORES_CPU = 1 << 15  # on the CPU: the blocked form if one head has more scores
+_SAVED_SCORES_CPU = 1 << 18  # on the CPU, in training: the saving form up to here
 
 
 def project_heads(
@@ -139,7 +146,10 @@ def attend(
     if bias is not None or not _takes_blocks(b, h, t, s):
         y = plain_attention(q, k, v, mask=tokens, bias=bias, window=window, scale=factor)
     else:
-        y = blocked_attention(q, k, v, mask=tokens, window=window, scale=factor)
+        blocked = functools.partial(blocked_attention, mask=tokens, window=window, scale=factor)
+        saving = functools.partial(saving_attention, mask=tokens, window=window, scale=factor)
+        saves = platform() == "cpu" and t * s <= _SAVED_SCORES_CPU
+        y = (forward_only_variant(blocked, saving) if saves else blocked)(q, k, v)
     return out(rearrange(y, "b h t d -> b t (h d)"), dropout)
 
 

@@ -1,4 +1,4 @@
-"""Blocked attention against plain attention, and both against a slow loop in float64."""
+"""Attention's forms against one another, and each against a slow loop in float64."""
 
 import functools
 
@@ -8,13 +8,21 @@ import numpy as np
 import pytest
 
 from animegamer_jax.models.kernels import blocked
-from animegamer_jax.models.kernels.blocked import blocked_attention, plain_attention
+from animegamer_jax.models.kernels.blocked import (
+    blocked_attention,
+    plain_attention,
+    saving_attention,
+)
 from animegamer_jax.models.kernels.masks import TokenMask
 from animegamer_jax.sharding import make_mesh
 
 WEIGHTS = {"atol": 1e-5, "rtol": 1e-5}
 IN_BLOCKS = functools.partial(blocked_attention, block_rows=16)
-BOTH = pytest.mark.parametrize("attention", [plain_attention, IN_BLOCKS], ids=["plain", "blocked"])
+FORMS = pytest.mark.parametrize(
+    "attention",
+    [plain_attention, saving_attention, IN_BLOCKS],
+    ids=["plain", "saving", "blocked"],
+)
 
 
 def _inputs(b=2, t=37, s=37, h=4, g=2, d=8, dtype=jnp.float32):
@@ -75,7 +83,7 @@ def test_dense_mask(window):
     np.testing.assert_array_equal(mask.dense(window), _seen(mask, window))
 
 
-@BOTH
+@FORMS
 @pytest.mark.parametrize(("t", "window"), [(37, None), (21, 5), (1, None)])
 def test_truth(attention, t, window):
     q, k, v = _inputs(t=t)
@@ -84,7 +92,7 @@ def test_truth(attention, t, window):
     np.testing.assert_allclose(actual, _truth(q, k, v, _seen(mask, window)), **WEIGHTS)
 
 
-@BOTH
+@FORMS
 def test_branches_see_themselves_and_the_trunk(attention):
     branches = np.zeros((2, 37), np.int32)
     branches[:, 5:14], branches[:, 20:30] = 1, 2
@@ -136,6 +144,19 @@ def test_blocked_is_plain_forward_and_backward(monkeypatch, t, g, masked, window
         np.testing.assert_allclose(actual, expected, **WEIGHTS)
 
 
+@pytest.mark.parametrize(
+    ("t", "g", "masked", "window"), [(37, 2, True, None), (24, 4, True, 5), (37, 1, False, None)]
+)
+def test_saving_is_plain_forward_and_backward(t, g, masked, window):
+    inputs = _inputs(t=t, g=g)
+    mask = _mask(t=t) if masked else None
+    (_, plain), plain_grads = _value_and_grads(plain_attention, mask, window)(*inputs)
+    (_, out), grads = _value_and_grads(saving_attention, mask, window)(*inputs)
+    np.testing.assert_allclose(out, plain, **WEIGHTS)
+    for actual, expected in zip(grads, plain_grads, strict=True):
+        np.testing.assert_allclose(actual, expected, **WEIGHTS)
+
+
 def test_blocked_inside_a_recomputed_scan():
     """As the layer stacks call it: under `checkpoint`, `scan` and `vmap`."""
     q, k, v = _inputs(h=2)
@@ -156,7 +177,7 @@ def test_blocked_inside_a_recomputed_scan():
     np.testing.assert_allclose(grads[1], grads[0], **WEIGHTS)
 
 
-@BOTH
+@FORMS
 def test_bfloat16_keeps_the_softmax_in_float32(attention):
     inputs = _inputs(t=64, s=64, dtype=jnp.bfloat16)
     truth = _truth(*(x.astype(jnp.float32) for x in inputs))
@@ -169,7 +190,7 @@ def test_bfloat16_keeps_the_softmax_in_float32(attention):
 
 def test_large_scores_stay_finite():
     q, k, v = _inputs()
-    for attention in (plain_attention, IN_BLOCKS):
+    for attention in (plain_attention, saving_attention, IN_BLOCKS):
         (_, out), grads = _value_and_grads(attention, _mask(), 5)(1e4 * q, k, v)
         assert jnp.isfinite(out).all()
         assert all(jnp.isfinite(grad).all() for grad in grads)
@@ -206,7 +227,7 @@ def test_memory_of_blocks(backward):
     assert bytes_of(blocked_attention, block_rows=256) < plain / 6
 
 
-@BOTH
+@FORMS
 def test_bad_arguments(attention):
     q, k, v = _inputs(h=3, g=2)
     with pytest.raises(ValueError, match="3 query heads do not divide over 2"):
