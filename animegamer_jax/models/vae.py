@@ -3,7 +3,7 @@
 The function is that of CogVideoX (arXiv 2408.06072, section 2.1, and the published code). No output
 frame depends on a later input frame. A clip's first frame is encoded alone, so that 1 + 4k frames
 become 1 + k latents, and a picture is a clip of one frame. The decoder takes chunks of latent
-frames. Its causal convolutions pass their last two input frames on to the next chunk, but its group
+frames. Its causal convolutions pass their last input frames on to the next chunk, but its group
 norms see one chunk: the chunks are part of the function, not an optimization.
 
 Latents are in the VAE's own units. For those of the diffusion model, call `to_decoder` after
@@ -97,22 +97,22 @@ Norm = type[GroupNorm] | type[SpatialNorm]
 
 
 class BlockCache(NamedTuple):
-    """The last two input frames of a residual block's two convolutions."""
+    """The last input frames of a residual block's two convolutions: two at the released size."""
 
-    conv1: Float[Array, "b 2 h w i"]
-    conv2: Float[Array, "b 2 h w o"]
+    conv1: Float[Array, "b p h w i"]
+    conv2: Float[Array, "b p h w o"]
 
 
 class DecoderCache(NamedTuple):
-    """The last two input frames of the decoder's convolutions, for the next chunk.
+    """The last input frames of the decoder's convolutions, for the next chunk.
 
     `up` starts with the finest level. Before the first chunk, entries are None.
     """
 
-    conv_in: Float[Array, "b 2 h w z"] | None
+    conv_in: Float[Array, "b p h w z"] | None
     mid: tuple[BlockCache, ...] | None
     up: tuple[tuple[BlockCache, ...] | None, ...]
-    conv_out: Float[Array, "b 2 y x c"] | None
+    conv_out: Float[Array, "b p y x c"] | None
 
 
 class ResBlock(nnx.Module):
@@ -451,7 +451,7 @@ def to_decoder(
     """Converts the VAE's latents to the units of the diffusion model.
 
     Multiplies them by `scaling_factor` and, with `frequency_scales`, each of their cosine
-    frequencies over time by its scale.
+    frequencies over time by its scale. A single frame is treated as one of a still clip.
 
     Raises:
         ValueError: the number of scales differs from the number of latent frames.
@@ -473,6 +473,8 @@ def _frequency_gain(config: VAEConfig, latents: jax.Array) -> Float[np.ndarray, 
     scales, frames = config.frequency_scales, latents.shape[-4]
     if not scales:
         return None
+    if frames == 1:
+        return np.array([[scales[0]]])
     if len(scales) != frames:
         raise ValueError(
             f"latents of {frames} frames: the VAE has frequency scales for {len(scales)}"

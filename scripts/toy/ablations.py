@@ -46,6 +46,7 @@ from animegamer_jax.evaluate.play_games import score_clips
 from animegamer_jax.evaluate.report.ablations import AblationRow, Ablations, Score, write_ablations
 from animegamer_jax.evaluate.results import read_results
 from animegamer_jax.evaluate.worlds import FrameSize
+from animegamer_jax.game.saved.turns import History
 from animegamer_jax.storage.files import write_json, write_whole
 from animegamer_jax.toy.evaluation import WORLD
 from animegamer_jax.toy.scoring.decoder_samples import sample_shots, true_representations
@@ -58,7 +59,8 @@ class Row(NamedTuple):
     """One line of the table.
 
     `stages` are trained for it, each from the one before, the first from `start`; `data` is the
-    name of the features set, `frame` the one of each clip that its representation shows.
+    name of the features set, `frame` the one of each clip that its representation shows. Games are
+    played with `window` and `history`; None: as the model does.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Row(NamedTuple):
     data: str = "features"
     frame: Literal["first", "random"] = "first"
     window: int | None = None
+    history: History | None = None
 
 
 _NO_WARMUP = ("--steps", "1", "--optimizer.learning-rate", "0", "--optimizer.warmup-steps", "0")
@@ -98,9 +101,16 @@ DECODER = (
 GAME = (
     Row("whole game", {"CLIP-I": 0.7856, "ACC-F": 0.672}, "adapt"),
     Row("no adaptation", {"CLIP-I": 0.6831, "ACC-F": 0.365, "MAE-F": 0.847}, "mllm"),
+    Row(
+        "no pictures in the history",
+        {},
+        "decoder",
+        (("mllm", ("--history-swap", "1")), ("adapt", ())),
+    ),
+    Row("predicted history", {}, "adapt", history="predicted"),
     Row("window of 1", {}, "adapt", window=1),
 )
-_METRICS = ("CLIP-I", "ACC-F", "MAE-F", "character", "place", "time")
+_METRICS = ("CLIP-I", "ACC-F", "MAE-F", "character", "place", "time", "details kept")
 _MADE = "ablation.json"  # in the folder of a stage: its inputs
 
 
@@ -248,22 +258,31 @@ def score_decoder(
 
 def score_games(
     row: Row,
-    folder: Path,
+    model: Path,
     *,
     out: Path,
     benchmark: Benchmark,
     classifier_clips: int = MetricFiles.classifier_clips,
 ) -> dict[str, Estimate]:
-    """Returns a game row's scores by `animegamer evaluate`, which plays a game only once."""
+    """Returns a game row's scores by `animegamer evaluate`, which plays a game only once.
+
+    Args:
+        row: The row.
+        model: The row's bundle (`train_row`).
+        out: Folder of the evaluation.
+        benchmark: Held-out games.
+        classifier_clips: Number of true clips on which the classifier is checked.
+    """
     file = out.with_suffix(".benchmark.json")
     out.parent.mkdir(parents=True, exist_ok=True)
     write_benchmark(file, benchmark)
     options = Options(
-        model=(f"{row.name}={folder / row.start / 'model'}",),
+        model=(f"{row.name}={model}",),
         benchmark=str(file),
         out=out,
         metrics=("states", "motion", "clip", "truth"),
         window=() if row.window is None else (row.window,),
+        history=() if row.history is None else (row.history,),
         files=MetricFiles(classifier_clips=classifier_clips),
     )
     EvaluationRun(options, JudgeOptions()).run()
@@ -383,8 +402,10 @@ def write_table(
         "",
         "## Whole games",
         "",
-        'The row "window of 1" is the first row\'s model, which was trained on windows of up to '
-        "five turns, but sees only the current turn.",
+        "The row without pictures was trained like the first, but every past shot in its training "
+        'was that of another game. "Predicted history" is the first row\'s model with its own '
+        'predictions of past shots in place of what was shown; "window of 1" is the first row\'s '
+        "model, which sees only the current turn.",
         "",
         *describe(game),
         "",
@@ -428,9 +449,11 @@ def main(
         model = train_row(row, folder, home=trained)
         scores = score_decoder(model, row, benchmark=benchmark, suite=suite)
         decoder.append(_row(row, "decoder", scores))
-    game = [
-        _row(row, "game", score_games(row, folder, out=played, benchmark=benchmark)) for row in GAME
-    ]
+    game = []
+    for row in GAME:
+        model = train_row(row, folder, home=home)
+        scores = score_games(row, model, out=played, benchmark=benchmark)
+        game.append(_row(row, "game", scores))
     option = "" if steps is None else f" --steps {steps}"
     made = (
         f"`python scripts/toy/ablations.py out/toy{option}`, {time.strftime('%Y-%m-%d')}: {games} "

@@ -313,6 +313,9 @@ def test_latents_as_the_decoder_sees_them():
     still = np.array(np.broadcast_to(np.asarray(latents)[:, :1], latents.shape))
     seen = to_decoder(jnp.asarray(still), config)
     np.testing.assert_allclose(seen, 0.5 * 0.5 * still, atol=1e-5)
+    picture = to_decoder(jnp.asarray(still[:, :1]), config)  # as a frame of the still clip
+    np.testing.assert_allclose(picture, 0.5 * 0.5 * still[:, :1], atol=1e-5)
+    np.testing.assert_allclose(from_decoder(picture, config), still[:, :1], atol=1e-5)
     np.testing.assert_allclose(cosines(17) @ cosines(17).T, np.eye(17), atol=1e-12)
     plain = dataclasses.replace(config, frequency_scales=())
     np.testing.assert_array_equal(to_decoder(latents, plain), np.asarray(latents) * 0.5)

@@ -115,17 +115,27 @@ class Parts:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Detail:
+    """One thing that a clip shows and no instruction says."""
+
+    name: Line
+    value: Line
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SceneTruth:
     """What a world needs, besides parts and level, to draw a turn's true clip.
 
     Attributes:
         motion: Kind of motion, by the world's name for it.
         partner: Character who is talked to; None: nobody.
-        seed: Seed of the view; None: the view that games show.
+        details: What no instruction says, by the world's names.
+        seed: Seed of what is left to chance; None: nothing is.
     """
 
     motion: Line
     partner: MaybeLine = None
+    details: tuple[Detail, ...] = ()
     seed: Annotated[Seed | None, _Not] = None
 
 
@@ -183,12 +193,14 @@ class BenchmarkGame:
         id: Name, different from every other game's.
         seed: Seed of the noise in play.
         characters: Characters that can occur in it.
+        picture: The turn before the first, which the player gives as a picture; None: no picture.
         turns: The turns, in order.
     """
 
     id: Line
     seed: Seed
     characters: Names
+    picture: Annotated[BenchmarkTurn | None, _Not] = None
     turns: Annotated[tuple[BenchmarkTurn, ...], _Some]
 
 

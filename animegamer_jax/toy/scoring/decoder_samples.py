@@ -71,7 +71,7 @@ def sample_shots(
     """Samples a clip for every turn's shot representation and motion level.
 
     Args:
-        bundle: A model with the networks encoder, dit and vae.
+        bundle: A model with the networks dit and vae, and encoder if it plays with guidance.
         representations: The shot representation of every turn.
         levels: The motion level of every turn, 1 to 5.
         seeds: A seed for each game; the noise is that of a played game with this seed.
@@ -80,9 +80,9 @@ def sample_shots(
         motion_values: The decoder's input for each motion level; None: the protocol's.
         batch_size: Number of turns that are sampled side by side.
     """
-    dit, vae, encoder = bundle.load("dit"), bundle.load("vae"), bundle.load("encoder")
+    dit, vae = bundle.load("dit"), bundle.load("vae")
     guided = bundle.protocol.guidance_scale
-    unconditional = encoder.unconditional() if guided else None
+    unconditional = bundle.load("encoder").unconditional() if guided else None
     table = diffusion.make_sampler_table(diffusion.schedule_of(bundle.protocol), steps)
     if skipped is not None:
         table = skipped.apply(table, guided=bool(guided))

@@ -41,8 +41,8 @@ from animegamer_jax.evaluate.worlds import FrameSize
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.toy.evaluation import WORLD
 from animegamer_jax.toy.scene import MOTION_EDGES
+from animegamer_jax.toy.scoring.attributes import VALUES
 from animegamer_jax.toy.scoring.benchmark import make_toy_benchmark
-from animegamer_jax.toy.scoring.classifiers import VALUES
 
 GAMES, TURNS = 3, 2
 SIZE = FrameSize(num_frames=17, height=48, width=72)

@@ -38,12 +38,13 @@ class CLIPRecipe(FixedRecipe):
 
 RECIPES = {
     "toy": CLIPRecipe(
-        steps=1000,
+        steps=2500,
         batch_size=128,
         optimizer=OptimizerConfig(
             learning_rate=1e-3, warmup_steps=100, decay="cosine", b2=0.98, weight_decay=0.05
         ),
         ema_decay=0.999,
+        frame="first",  # as features and the history of what was shown have it
     )
 }
 
