@@ -136,7 +136,7 @@ class VAEConfig(NetworkConfig):
 
     A level has `channels` times its multiplier channels; the finest level comes first. The decoder
     receives latents times `scaling_factor`. If there are `frequency_scales`, one per latent frame,
-    each cosine frequency over time is multiplied by its scale as well (`vae.to_decoder`;
+    each cosine frequency over time is multiplied by its scale as well (`latents.to_decoder`;
     docs/decisions/training-the-toy.md); the released VAE has none. A causal kernel sees
     `kernel_frames` frames, this one and those before it; with one frame the VAE is an autoencoder
     of pictures.

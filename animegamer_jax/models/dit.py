@@ -239,7 +239,7 @@ class DiT(nnx.Module):
         context: Float[Array, "b n d"],
         modulation: Modulation | None = None,
     ) -> Float[Array, "b f h w c"]:
-        """Predicts v of noised latents, scaled (`vae.to_decoder`), from shot representations.
+        """Predicts v of noised latents, scaled (`latents.to_decoder`), from shot representations.
 
         The latents are a whole clip's, or a picture's: one patch of frames.
 

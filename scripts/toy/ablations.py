@@ -24,7 +24,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from etils import epath
 from run_script import run_script
-from stages import deviations, new_fields, read_run_config, recipe_options, xla_flags
+from stages import (
+    command,
+    deviations,
+    new_fields,
+    read_run_config,
+    recipe_options,
+    xla_flags,
+)
 
 from animegamer_jax import cli
 from animegamer_jax.bundle.bundle import Bundle
@@ -81,7 +88,7 @@ DECODER = (
         "random instead of first frame",
         {"CLIP-I": 0.8446, "ACC-F": 0.474, "MAE-F": 0.562},
         "dit",
-        (("warmup", ()), ("decoder", ())),
+        (("warmup", ()), ("pictures", ()), ("decoder", ())),
         data=_RANDOM,
         frame="random",
     ),
@@ -89,12 +96,12 @@ DECODER = (
         "no warm-up",
         {"CLIP-I": 0.8306, "ACC-F": 0.703, "MAE-F": 0.458},
         "dit",
-        (("warmup", _NO_WARMUP), ("decoder", ())),
+        (("warmup", _NO_WARMUP), ("pictures", ()), ("decoder", ())),
     ),
     Row(
         "no motion input",
         {"CLIP-I": 0.8533, "ACC-F": 0.182, "MAE-F": 1.219},
-        "warmup",
+        "pictures",
         (("decoder", ("--motion", "none")),),
     ),
 )
@@ -123,7 +130,7 @@ def decoder_rows(steps: int | None) -> tuple[Row, ...]:
     if steps is None:
         return DECODER
     options = "--steps", str(steps)
-    first = DECODER[0]._replace(start="warmup", stages=(("decoder", ()),))
+    first = DECODER[0]._replace(start="pictures", stages=(("decoder", ()),))
     rows = []
     for row in (first, *DECODER[1:]):
         stages = [(name, (*o, *options) if name == "decoder" else o) for name, o in row.stages]
@@ -154,7 +161,8 @@ def train_row(row: Row, folder: Path, *, home: Path) -> Path:
         )
         if not (out / "model" / "config.json").exists():
             data = str(folder / row.data)
-            _run("train", stage, "--data", data, "--model", str(model), "--out", str(out), *words)
+            paths = ("--data", data, "--model", str(model), "--out", str(out))
+            _run("train", command(stage), *paths, *words)
             if not (out / "model" / "config.json").exists():
                 raise UserError(f"{out}: stopped before its end: the same command continues")
             shutil.rmtree(out / "checkpoints", ignore_errors=True)
@@ -350,7 +358,7 @@ def difference(one: Score, other: Score) -> tuple[float, float, float]:
 def describe_training(folder: Path, *, steps: int | None) -> list[str]:
     """Describes how the rows' decoders were trained, and what differs from the model's own."""
     own = read_run_config(folder, "decoder")["recipe"]["steps"]
-    stages = ("warmup", "decoder") if steps is None else ("warmup",)
+    stages = ("warmup", "pictures", *(("decoder",) if steps is None else ()))
     lines = [
         f"The first row is the model's own decoder; those of the other rows were trained by the "
         f"same recipe, {own:,} steps."

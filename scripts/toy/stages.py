@@ -17,7 +17,7 @@ from animegamer_jax.train.registry import PARTS, find_stage
 from animegamer_jax.train.stages.base import Stage
 from animegamer_jax.train.stages.recipe import Recipe
 
-STAGES = (*PARTS, "warmup", "decoder", "mllm", "adapt")  # in the order of the training
+STAGES = (*PARTS, "warmup", "pictures", "decoder", "mllm", "adapt")  # in the order of the training
 _MEASURED = {"vae": ("vae.scaling_factor", "vae.frequency_scales")}  # at a stage's end
 _ABSENT = object()
 
@@ -41,8 +41,13 @@ def read_run_config(folder: Path, stage: str) -> dict[str, Any]:
     return json.loads(last.read_text())
 
 
+def command(stage: str) -> str:
+    """Returns the name by which `animegamer train` knows a stage that is no part of foundations."""
+    return "decoder" if stage == "pictures" else stage
+
+
 def _find(stage: str) -> tuple[type[Stage[Any]], Recipe]:
-    return find_stage("foundations", part=stage) if stage in PARTS else find_stage(stage)
+    return find_stage("foundations", part=stage) if stage in PARTS else find_stage(command(stage))
 
 
 def recipe_options(folder: Path, stage: str) -> list[str]:

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Trains the embedded toy model from scratch: games, foundations, features, warm-up, decoder, what the
-# decoder shows, MLLM, adaptation. Stop it at any time: the same command continues where it stopped.
+# Trains the embedded toy model from scratch: games, foundations, features, warm-up, decoder (first on
+# pictures), what the decoder shows, MLLM, adaptation. Stop it at any time: the same command continues
+# where it stopped.
 #
 #   make train-toy                       (makes .venv with the extra `train`, then runs this)
 #   scripts/toy/train.sh [FOLDER]        (default out/toy; at most 12 hours on two cores)
@@ -74,7 +75,8 @@ have "$OUT/features/set.json" || {
 }
 train dit "$OUT/vae/model" "$OUT/features" foundations --part dit
 train warmup "$OUT/dit/model" "$OUT/features" warmup
-train decoder "$OUT/warmup/model" "$OUT/features" decoder
+train pictures "$OUT/warmup/model" "$OUT/features" decoder --pictures 4 --batch-size 16 --steps 4000
+train decoder "$OUT/pictures/model" "$OUT/features" decoder
 have "$OUT/features/shown/set.json" || {
   say shown
   run "$OUT/features/shown/set.json" "$BIN/animegamer" data shown --model "$OUT/decoder/model" \

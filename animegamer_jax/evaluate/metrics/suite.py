@@ -57,7 +57,8 @@ from animegamer_jax.evaluate.worlds import (
     find_world,
 )
 from animegamer_jax.media.video import read_mp4
-from animegamer_jax.models.vae import VAE, mode, to_uint8
+from animegamer_jax.models.latents import mode
+from animegamer_jax.models.vae import VAE, to_uint8
 from animegamer_jax.storage.serialization import to_json
 
 

@@ -25,8 +25,9 @@ from animegamer_jax.configs import ModelConfig, VAEConfig
 from animegamer_jax.data.datasets import open_features
 from animegamer_jax.data.samples import TurnSample, turn_samples, turn_spec
 from animegamer_jax.errors import UserError
-from animegamer_jax.models import vae
 from animegamer_jax.models.dit import DiT
+from animegamer_jax.models.latents import from_decoder, mode, sample, to_decoder
+from animegamer_jax.models.vae import to_uint8
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.sharding import constrain
 from animegamer_jax.train.stages.base import Evaluation, R, Scalars, Stage, StageNetworks
@@ -181,7 +182,7 @@ def drawn_loss(
     latent, noise, step = jax.random.split(key, 3)
     moments, context, motion = (jnp.repeat(x, draws, axis=0) for x in (moments, context, motion))
     steps = spread_timesteps(step, moments.shape[0]).reshape(draws, -1).T.ravel()
-    latents = vae.to_decoder(vae.sample(moments, key=latent), vae_config)
+    latents = to_decoder(sample(moments, key=latent), vae_config)
     return diffusion_loss(
         dit,
         latents,
@@ -325,7 +326,7 @@ class ClipStage(DiffusionStage[R]):
             first = jax.tree.map(lambda x: x[: recipe.eval_clips], batch)
             dit, encoder, decoder = networks["dit"], networks["encoder"], networks["vae"]
             motions = self.motion(first)
-            true = vae.mode(first.moments)
+            true = mode(first.moments)
 
             def predict_v(x: jax.Array, timestep: jax.Array, context: jax.Array) -> jax.Array:
                 rows = jnp.tile(motions, len(x) // len(motions))
@@ -341,8 +342,8 @@ class ClipStage(DiffusionStage[R]):
             guided = diffusion.guide(predict_v, self.represent(networks, first), empty)
             start = diffusion.start_sampler(noise(jnp.int32(steps)))
             latents = diffusion.sample(guided, start, table, noise=noise).x
-            made = vae.from_decoder(latents, vae_config)
-            clips = vae.to_uint8(decoder.decode(jnp.concatenate([true, made])))
+            made = from_decoder(latents, vae_config)
+            clips = to_uint8(decoder.decode(jnp.concatenate([true, made])))
             pairs = jnp.concatenate(jnp.split(clips, 2), axis=3)
             return constrain(pairs, *(None,) * 5)
 

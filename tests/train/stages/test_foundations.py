@@ -25,12 +25,12 @@ from animegamer_jax.bundle.bundle import (
 from animegamer_jax.configs import VAEConfig
 from animegamer_jax.data.samples import ClipSample
 from animegamer_jax.errors import UserError
-from animegamer_jax.models import vae
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.convolution import CausalConv
 from animegamer_jax.models.dit import DiT
+from animegamer_jax.models.latents import cosines, split_moments, to_decoder
 from animegamer_jax.models.t5 import T5Encoder
-from animegamer_jax.models.vae import VAE, ResBlock, split_moments
+from animegamer_jax.models.vae import VAE, ResBlock
 from animegamer_jax.sharding import make_mesh
 from animegamer_jax.train.registry import PARTS, find_stage
 from animegamer_jax.train.stages.base import DataSource
@@ -381,9 +381,9 @@ def test_scaling_factor_and_clips(pictures, frames):
     noise = np.random.default_rng(1).normal(size=mean.shape)
     drawn = (mean + np.exp(log_variance / 2) * noise) * config.scaling_factor
     assert drawn.std() == pytest.approx(1, rel=0.02)
-    seen = np.asarray(vae.to_decoder(jnp.asarray(drawn / config.scaling_factor), config))
+    seen = np.asarray(to_decoder(jnp.asarray(drawn / config.scaling_factor), config))
     assert (seen - seen.mean()).std() == pytest.approx(1, rel=0.05)
-    to_frequencies = functools.partial(np.einsum, "kf,bfhwz->bkhwz", vae.cosines(drawn.shape[1]))
+    to_frequencies = functools.partial(np.einsum, "kf,bfhwz->bkhwz", cosines(drawn.shape[1]))
     before, after = (to_frequencies(x).std((0, 2, 3, 4)) for x in (drawn, seen))
     np.testing.assert_allclose(after / after[0], np.sqrt(before / before[0]), rtol=0.1)
     unscaled = dataclasses.replace(config, scaling_factor=0.7, frequency_scales=())

@@ -23,16 +23,8 @@ from animegamer_jax.data.samples import ClipSample, clip_samples, clip_spec
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.convolution import CausalConv
-from animegamer_jax.models.vae import (
-    VAE,
-    ResBlock,
-    cosines,
-    mode,
-    sample,
-    signed,
-    split_moments,
-    to_uint8,
-)
+from animegamer_jax.models.latents import cosines, mode, sample, split_moments
+from animegamer_jax.models.vae import VAE, ResBlock, signed, to_uint8
 from animegamer_jax.sharding import constrain
 from animegamer_jax.train.stages.base import Evaluation, Scalars, Stage, StageNetworks
 from animegamer_jax.train.stages.flops import count_matmul_flops
