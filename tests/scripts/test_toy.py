@@ -402,12 +402,10 @@ def test_a_training_has_the_devices_of_train_toy(monkeypatch):
 
 def test_games_are_scored_by_an_evaluation(tiny_bundle, tmp_path):
     """With a tiny model, which cannot play the toy world's games at their size."""
-    (tmp_path / "adapt").mkdir()
-    (tmp_path / "adapt" / "model").symlink_to(Path(tiny_bundle).absolute())
     benchmark = WORLD.make_benchmark("test", num_games=1, num_turns=2, seed=4)
     row = ablations.GAME[-1]
     scores = ablations.score_games(
-        row, tmp_path, out=tmp_path / "games", benchmark=benchmark, classifier_clips=48
+        row, Path(tiny_bundle), out=tmp_path / "games", benchmark=benchmark, classifier_clips=48
     )
     assert {"ACC-F", "MAE-F", "ACC-S"} <= scores.keys()
     assert scores["ACC-S"].count == 2

@@ -75,7 +75,10 @@ def _order_parts(parts: tuple[Part, ...]) -> tuple[Part, ...]:
     return tuple(part for part in PARTS if part in _check_unique(parts))
 
 
-_After, _Not = pydantic.AfterValidator, pydantic.BeforeValidator(_check_given)
+_After = pydantic.AfterValidator
+# A default is not validated, so it sees None only where a file says null. Before the validation it
+# would turn lists into Python's, which are no tuples.
+_Not = _After(_check_given)
 _Some = pydantic.Field(min_length=1)
 Line = Annotated[str, _After(_check_line)]
 """One line of text, not empty, without spaces around it."""

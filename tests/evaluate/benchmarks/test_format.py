@@ -18,6 +18,7 @@ from animegamer_jax.evaluate.benchmarks.format import (
     Benchmark,
     BenchmarkGame,
     BenchmarkTurn,
+    Detail,
     Parts,
     SceneTruth,
     StateValues,
@@ -383,6 +384,7 @@ def test_the_schema_has_the_fields_of_the_dataclasses():
         (Parts, kinds["parts"]),
         (StateValues, kinds["states"]),
         (SceneTruth, kinds["scene"]),
+        (Detail, kinds["detail"]),
     ):
         fields = {field.name for field in dataclasses.fields(kind)} | extra.get(kind, set())
         assert set(described["properties"]) == fields
@@ -480,17 +482,21 @@ def test_what_toy_turns_omit():
     found = make_toy_benchmark(num_games=40)
     omitted = {turn.instruction: turn.omitted for game in found.games for turn in game.turns}
     for instruction, expected in {
-        "Again.": PARTS,
-        "Faster.": PARTS,
-        "Motion: sleep.": ("character", "adverb", "time", "place"),
-        "Character: Nori; Motion: sleep.": ("adverb", "time", "place"),
-        "Character: Toma; Motion: barely waving; Background: night meadow.": (),
+        "Go on.": PARTS,
+        "Slower.": PARTS,
+        "Motion: walking.": ("character", "adverb", "time", "place"),
+        "Character: Ren; Motion: sit.": ("adverb", "time", "place"),
+        "Background: night.": ("character", "adverb", "motion", "place"),
+        "Character: Toma; Motion: furiously sitting; Background: day meadow.": (),
+        "Show Hana sitting in the bedroom by day.": (),  # the manner is hers, and no part of it
     }.items():
         assert omitted[instruction] == expected
     turn = found.games[0].turns[0]
     assert turn.parts == Parts(
-        character="Kai", adverb="barely", motion="sitting", time="night", place="bedroom"
+        character="Toma", adverb="furiously", motion="sitting", time="day", place="meadow"
     )
+    assert turn.scene is not None
+    assert turn.scene.details[0] == Detail(name="accessory", value="green balloon")
 
 
 def test_toy_games_of_something_else():
