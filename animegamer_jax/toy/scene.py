@@ -127,7 +127,7 @@ class Scene:
         details: What no instruction says, and lasts.
         own: The player's own character, if the scene shows one.
         seed: Seed of what is left to chance in each clip: the phase of a motion, its direction,
-            where it begins, its speed within the level. None: a fixed one.
+            its speed within the level. None: a fixed one.
 
     Raises:
         ValueError: A name is not one of the toy world's, or a partner is given without a talk.

@@ -2,8 +2,8 @@
 
 The scene's level sets one number, the speed in units per frame (a unit is 1/48 of a frame's height,
 10 pixels at 480 x 720). The camera stands still. Characters that walk, run or fly cross the frame
-at that speed and turn round before its edge; the others sway, hop or toss at it. Where a motion
-begins is left to chance; from there on, the first frame and the level determine the rest.
+at that speed and turn round before its edge; the others sway, hop or toss at it. To which side a
+motion begins is left to chance; the first frame shows it, and with the level determines the rest.
 """
 
 import functools
@@ -50,13 +50,11 @@ class Chance(NamedTuple):
     """What is left to chance in each clip.
 
     Attributes:
-        x: Position of the character, in units from the middle.
-        facing: 1 to the right, -1 to the left.
+        facing: Direction of who crosses the frame: 1 to the right, -1 to the left.
         pace: Speed relative to the level's.
-        phase: Part of a cycle at which the motion begins.
+        phase: Part of a cycle at which the motion begins, 0 or 1/2: to the one side or the other.
     """
 
-    x: float = 0.0
     facing: int = 1
     pace: float = 1.0
     phase: float = 0.0
@@ -110,11 +108,10 @@ def pose(scene: Scene, *, num_frames: int) -> PosedScene:
     rate = (_HOPS if scene.motion == "jump" else _RATES)[level]
     if scene.motion in _STRIDES:  # feet keep pace with the ground, as 8 frames a second allow
         rate = min(0.22, speed / (4 * _LEG * _STRIDES[scene.motion]))
-    x = np.full(num_frames, chance.x)
-    facing = np.full(num_frames, float(chance.facing))
+    x, facing = np.zeros(num_frames), np.ones(num_frames)
     if scene.motion in _CROSSING:
         reach = _REACH / zoom
-        offset, direction = _cross(speed * frames, start=reach * (0.8 + chance.x / 10), reach=reach)
+        offset, direction = _cross(speed * frames, start=0.8 * reach, reach=reach)
         x, facing = chance.facing * offset, chance.facing * direction
     cycles = chance.phase + frames * rate
     rhythm = Rhythm(speed=speed, cycles=cycles, rate=rate, facing=facing, x=x)
@@ -131,8 +128,8 @@ def _zoomed(points: Float[np.ndarray, "f n 2"], *, zoom: float) -> Float[np.ndar
 
 def _draw_chance(seed: int) -> Chance:
     rng = np.random.default_rng(seed)
-    pace, facing = rng.uniform(0.92, 1.08), int(rng.choice((-1, 1)))
-    return Chance(x=rng.uniform(-4, 4), facing=facing, pace=pace, phase=rng.uniform(0, 1))
+    pace, facing = rng.uniform(0.97, 1.03), int(rng.choice((-1, 1)))
+    return Chance(facing=facing, pace=pace, phase=float(rng.choice((0.0, 0.5))))
 
 
 def _cross(distance: Curve, *, start: float, reach: float) -> tuple[Curve, Curve]:
@@ -266,6 +263,11 @@ def _sway(rhythm: Rhythm) -> Curve:
     return rhythm.speed / (4 * rhythm.rate) * np.arcsin(bent * _sine(rhythm)) / np.arcsin(bent)
 
 
+def _lean(rhythm: Rhythm) -> Curve:
+    """Returns the angle of a head that leans to where its owner sways, so that a picture tells."""
+    return 0.16 * min(1.0, rhythm.speed) * np.cos(2 * np.pi * rhythm.cycles)
+
+
 def _shadow(rhythm: Rhythm, *, x: Value = 0.0, width: Value = 1.0) -> list[Layer]:
     transforms = _shift(rhythm.x + np.asarray(x), GROUND) @ _scale(width, 1.0)
     return _layers(transforms, Shape(ellipse(0, 0.6, rx=8, ry=1.6), (70, 70, 90), 0))
@@ -285,7 +287,7 @@ def _walk(scene: Scene, rhythm: Rhythm) -> list[Layer]:
 def _standing(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     sway = _sway(rhythm)
     root = _stand(rhythm, x=sway)
-    body = Body(near_arm=0.2, far_arm=-0.2)
+    body = Body(head=_lean(rhythm), near_arm=0.2, far_arm=-0.2)
     return [
         *_shadow(rhythm, x=sway),
         *_character(scene, scene.character, root, body, parts=_AWAKE),
@@ -314,11 +316,13 @@ def _run(scene: Scene, rhythm: Rhythm) -> list[Layer]:
 
 def _jump(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     bent = 0.98
-    hop = np.arcsin(bent * np.abs(np.sin(np.pi * rhythm.cycles))) / np.arcsin(bent)
+    cycles = rhythm.cycles + 0.25  # half-way, up or down
+    hop = np.arcsin(bent * np.abs(np.sin(np.pi * cycles))) / np.arcsin(bent)
     y = -3.0 - rhythm.speed / (2 * rhythm.rate) * hop
     swing = 0.2 * min(1.0, rhythm.speed) * hop
-    body = Body(near_arm=-1.9 - swing, far_arm=1.9 + swing, reach=1.3, near_leg=-0.5, far_leg=0.6,
-                mouth=1.5)  # fmt: skip
+    kick = 0.5 * min(1.0, rhythm.speed) * np.sin(2 * np.pi * cycles)  # apart on the way up
+    body = Body(near_arm=-1.9 - swing, far_arm=1.9 + swing, reach=1.3, near_leg=-0.5 - kick,
+                far_leg=0.6 + kick, mouth=1.5)  # fmt: skip
     root = _stand(rhythm, y=y, scale=0.84)
     return [
         *_shadow(rhythm, width=0.7),
@@ -349,7 +353,9 @@ def _fly(scene: Scene, rhythm: Rhythm) -> list[Layer]:
 def _sit(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     sway = _sway(rhythm)
     legs = 0.3 * min(1.0, 0.2 + rhythm.speed) * _sine(rhythm, lag=0.15)
-    body = Body(lean=0.0, near_leg=0.25 + legs, far_leg=0.45 - legs, near_arm=0.5, far_arm=0.5)
+    body = Body(
+        head=_lean(rhythm), near_leg=0.25 + legs, far_leg=0.45 - legs, near_arm=0.5, far_arm=0.5
+    )
     bench = [
         Shape(polygon((-14, -8), (14, -8), (14, -5), (-14, -5)), (190, 130, 75)),
         Shape(polygon((-12, -5), (-9, -5), (-9, 1), (-12, 1)), (150, 95, 55)),
@@ -367,7 +373,8 @@ def _sit(scene: Scene, rhythm: Rhythm) -> list[Layer]:
 def _wave(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     sway = _sway(rhythm)
     swing = 0.27 * min(1.0, 0.1 + rhythm.speed) * _sine(rhythm, lag=0.1)
-    body = Body(near_arm=0.2, far_arm=2.3 + swing, far_shoulder=3.8, reach=1.7, mouth=1.4)
+    body = Body(head=_lean(rhythm), near_arm=0.2, far_arm=2.3 + swing, far_shoulder=3.8,
+                reach=1.7, mouth=1.4)  # fmt: skip
     root = _stand(rhythm, x=sway)
     arm = frozenset({"far_arm"})
     return [
@@ -380,10 +387,10 @@ def _wave(scene: Scene, rhythm: Rhythm) -> list[Layer]:
 def _sleep(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     looks = _looks(scene, scene.character)
     sway = _sway(rhythm)
-    bed = _shift(0.4 * rhythm.x + sway, GROUND) @ _scale(rhythm.facing, 1)
+    bed = _shift(sway, GROUND)
     futon = blob((-24, -2), (-22, -5), (22, -5), (25, -2), (23, 3), (-22, 3))
     pillow = blob((-24, -5), (-22, -9), (-8, -9), (-6, -5), (-9, -2), (-21, -2))
-    head = bed @ _shift(-10, -1.0) @ _scale(0.8, 0.8) @ _turn(-0.55)
+    head = bed @ _shift(-10, -1.0) @ _scale(0.8, 0.8) @ _turn(_lean(rhythm) - 0.55)
     breath = 1 + 0.012 * scene.level * _sine(rhythm)
     cover = bed @ _scale(1, breath)
     quilt = blob((-8, -1), (-7.5, -7), (-2, -10), (8, -9), (18, -7.5), (22, -3), (22, 2), (-7, 2))
@@ -392,8 +399,7 @@ def _sleep(scene: Scene, rhythm: Rhythm) -> list[Layer]:
                   (-1.5, 1.9), (-1.5, 1), (0.3, -0.9), (-1.5, -0.9))  # fmt: skip
     zs = []
     for index, scale in enumerate((1.0, 1.35, 1.7)):
-        x = rhythm.x * 0.4 + rhythm.facing * (3.0 + 6 * index) + sway
-        where = _shift(x, 27 - 6.0 * index) @ _scale(scale, scale)
+        where = _shift(3.0 + 6 * index + sway, 27 - 6.0 * index) @ _scale(scale, scale)
         zs += _layers(where, Shape(zed, (255, 255, 255), 0.5))
     body = Body(mouth=0.5)
     lying = head @ _shift(0, 15.2)
@@ -411,15 +417,15 @@ def _talk(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     partner = scene.partner
     assert partner is not None
     sway = _sway(rhythm)
-    middle = rhythm.x * 0.3
-    speaker = rhythm._replace(x=middle - rhythm.facing * 12)
-    listener = rhythm._replace(x=middle + rhythm.facing * 16, facing=-rhythm.facing)
+    speaker = rhythm._replace(x=rhythm.x - 12)
+    listener = rhythm._replace(x=rhythm.x + 16, facing=-rhythm.facing)
     talking = Body(
+        head=_lean(rhythm),
         far_arm=1.3 + 0.5 * _sine(rhythm, lag=0.1) * min(1.0, rhythm.speed),
         near_arm=0.2,
         mouth=0.4 + 0.9 * np.abs(np.sin(2.3 * np.arange(len(sway)))),
     )
-    bubble_at = _shift(speaker.x + rhythm.facing * 17 + sway, 7.5) @ _scale(rhythm.facing, 1)
+    bubble_at = _shift(speaker.x + 17 + sway, 7.5)
     outline = blob((-9, 0), (-7.5, -4.6), (0, -5.4), (7.5, -4.6), (9, 0), (7.5, 4.2), (0, 5),
                    (-4.0, 4.6), (-9.5, 7.5), (-7.6, 3.6))  # fmt: skip
     bubble = Shape(outline, (255, 255, 255), 0.6)
