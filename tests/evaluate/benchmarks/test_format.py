@@ -485,7 +485,7 @@ def test_what_toy_turns_omit():
         "Go on.": PARTS,
         "Slower.": PARTS,
         "Motion: walking.": ("character", "adverb", "time", "place"),
-        "Character: Ren; Motion: sit.": ("adverb", "time", "place"),
+        "Now Yuki flies on a broom.": ("adverb", "time", "place"),
         "Background: night.": ("character", "adverb", "motion", "place"),
         "Character: Toma; Motion: furiously sitting; Background: day meadow.": (),
         "Show Hana sitting in the bedroom by day.": (),  # the manner is hers, and no part of it
