@@ -12,7 +12,7 @@ from typing import Any
 
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.serialization import flattened, to_json
+from animegamer_jax.storage.serialization import flattened, shown, to_json
 from animegamer_jax.train.registry import PARTS, find_stage
 from animegamer_jax.train.stages.base import Stage
 from animegamer_jax.train.stages.recipe import Recipe
@@ -38,7 +38,7 @@ def read_run_config(folder: Path, stage: str) -> dict[str, Any]:
     last = max(found, key=lambda path: int(path.parent.parent.name), default=None)
     if last is None:
         raise UserError(f"{folder / stage}: expected the stage's checkpoints, found none")
-    return json.loads(last.read_text())
+    return json.loads(last.readshown())
 
 
 def command(stage: str) -> str:
@@ -130,10 +130,5 @@ def _differences(
     for field in (*was, *(field for field in now if field not in was)):
         before, after = was.get(field, _ABSENT), now.get(field, _ABSENT)
         if before != after and field not in _MEASURED.get(stage, ()):
-            with_it = "without it" if before is _ABSENT else f"with {_text(before)}"
-            yield field, with_it, "absent" if after is _ABSENT else _text(after)
-
-
-def _text(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+            with_it = "without it" if before is _ABSENT else f"with {shown(before)}"
+            yield field, with_it, "absent" if after is _ABSENT else shown(after)
