@@ -40,7 +40,7 @@ from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark, write_benchmark
 from animegamer_jax.evaluate.evaluation import EvaluationRun
-from animegamer_jax.evaluate.metrics.formulas import Estimate, estimate
+from animegamer_jax.evaluate.metrics.formulas import Estimate, estimate_known
 from animegamer_jax.evaluate.metrics.registry import CONTEXT
 from animegamer_jax.evaluate.metrics.suite import (
     MetricResources,
@@ -261,7 +261,7 @@ def score_decoder(
         steps=bundle.protocol.denoising_steps,
     )
     values = score_clips(lambda turn: clips[:, turn], benchmark, suite)
-    return {name: score for name in _METRICS if (score := estimate(values[name]))}
+    return {name: score for name in _METRICS if (score := estimate_known(values[name]))}
 
 
 def score_games(

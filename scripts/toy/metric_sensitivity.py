@@ -25,7 +25,7 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark, BenchmarkTurn
 from animegamer_jax.evaluate.metrics import scorers
 from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder
-from animegamer_jax.evaluate.metrics.formulas import STATE_SLOTS, Estimate, estimate
+from animegamer_jax.evaluate.metrics.formulas import STATE_SLOTS, Estimate, estimate_known
 from animegamer_jax.evaluate.metrics.lpips import LPIPS, load_lpips
 from animegamer_jax.evaluate.metrics.openclip import load_clip_for_scores
 from animegamer_jax.evaluate.metrics.registry import CONTEXT
@@ -274,8 +274,8 @@ class Meter:
 
 def estimates(truth: Truth, values: Mapping[str, np.ndarray]) -> dict[str, Estimate]:
     """Returns means and intervals; "context" is the context accuracy on open turns."""
-    found = {name: estimate(value) for name, value in values.items()}
-    found["context"] = estimate(values[CONTEXT], where=truth.is_open)
+    found = {name: estimate_known(value) for name, value in values.items()}
+    found["context"] = estimate_known(values[CONTEXT], truth.is_open)
     return {name: one for name, one in found.items() if one is not None}
 
 
