@@ -371,8 +371,11 @@ def _check_turns(found: Benchmark, where: str) -> None:
         require(count == found.num_turns, f"{place}.turns", expected)
         others = {*game.characters} - {*found.characters}
         require(not others, f"{place}.characters", "expected characters of the benchmark")
-        for t, turn in enumerate(game.turns):
-            place = f"games[{g}].turns[{t}]"
+        places = [f"{place}.turns[{t}]" for t in range(count)]
+        rows, before = list(zip(places, game.turns, strict=True)), None
+        if game.picture is not None:
+            rows = [(f"{place}.picture", game.picture), *rows]
+        for place, turn in rows:
             for name, values in allowed.items():
                 value = getattr(turn, name)
                 problem = f"expected one of {', '.join(map(str, values))}, found {value}"
@@ -381,13 +384,13 @@ def _check_turns(found: Benchmark, where: str) -> None:
             known = who is None or who in game.characters
             require(known, f"{place}.parts.character", f"expected one of the game, found {who!a}")
             problem = "expected none in a first turn, which has no turn before"
-            require(t > 0 or not turn.omitted, f"{place}.omitted", problem)
+            require(before is not None or not turn.omitted, f"{place}.omitted", problem)
             for name in turn.omitted:
-                now = getattr(turn.parts, name)
-                before = getattr(game.turns[t - 1].parts, name)
+                now, then = getattr(turn.parts, name), getattr(before, name)
                 require(
-                    now is None or before is None or now == before,
+                    now is None or then is None or now == then,
                     f"{place}.parts.{name}",
-                    f"expected {before!a} as in the turn before, because the instruction omits it, "
+                    f"expected {then!a} as in the turn before, because the instruction omits it, "
                     f"found {now!a}",
                 )
+            before = turn.parts
