@@ -19,7 +19,7 @@ from jaxtyping import Float32
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark, BenchmarkGame
-from animegamer_jax.evaluate.metrics.details import score_details
+from animegamer_jax.evaluate.metrics.details import with_details
 from animegamer_jax.evaluate.metrics.scorers import NUM_FRAMES, Answers, Clips
 from animegamer_jax.evaluate.metrics.suite import MetricSuite
 from animegamer_jax.evaluate.worlds import FrameSize
@@ -228,12 +228,15 @@ def check_instructions(benchmark: Benchmark, check: Callable[[str], object]) -> 
         UserError: it cannot; names game and turn.
     """
     for game in benchmark.games:
-        for number, turn in enumerate(game.turns, start=1):
+        texts = {f"turn {t}": turn.instruction for t, turn in enumerate(game.turns, start=1)}
+        if game.picture is not None:
+            texts["picture"] = game.picture.instruction
+        for where, text in texts.items():
             try:
-                check(turn.instruction)
+                check(text)
             except UserError as error:
                 raise UserError(
-                    f"benchmark {benchmark.name}: game {game.id}: turn {number}: {error}"
+                    f"benchmark {benchmark.name}: game {game.id}: {where}: {error}"
                 ) from None
 
 
@@ -332,8 +335,7 @@ def score_clips(clips: Callable[[int], Clips], benchmark: Benchmark, suite: Metr
             true_clips=suite.true_clips_of(everyone, turn),
         )
         _score(answers, suite, into=scored)
-    values = _stack(scored, benchmark.num_turns)
-    return {**values, **score_details(values, suite.details)}
+    return with_details(_stack(scored, benchmark.num_turns), suite.details)
 
 
 def _no_scores() -> _Scores:
@@ -362,8 +364,7 @@ def _collect(scored: Sequence[_Scores], suite: MetricSuite, num_turns: int) -> d
         except UserError as error:
             print_status(f"{scorer.metric}: {error}")
             distances[scorer.metric] = float("nan")
-    values = _stack(scored, num_turns)
-    values = {**values, **score_details(values, suite.details)}
+    values = with_details(_stack(scored, num_turns), suite.details)
     return {"values": values, "set_scores": distances}
 
 

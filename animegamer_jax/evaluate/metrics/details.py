@@ -16,6 +16,15 @@ from animegamer_jax.evaluate.worlds import DetailTruth
 Values = Mapping[str, Float32[np.ndarray, "g t"]]
 
 
+_VIEW = ("side", "distance")
+
+
+def with_details(values: Values, truth: Mapping[str, DetailTruth]) -> dict[str, np.ndarray]:
+    """Returns values with the scores of details in place of what the classifier read."""
+    scores = {name: value for name, value in values.items() if not name.startswith(READ)}
+    return {**scores, **score_details(values, truth)}
+
+
 def score_details(values: Values, truth: Mapping[str, DetailTruth]) -> Values:
     """Returns a value per game and turn for each metric of details.
 
@@ -42,15 +51,13 @@ def score_details(values: Values, truth: Mapping[str, DetailTruth]) -> Values:
     return {name: value.astype(np.float32) for name, value in found.items()}
 
 
-_VIEW = ("side", "distance")
-
-
 def _as_before(read: np.ndarray, truth: DetailTruth) -> np.ndarray:
-    games, turns = read.shape
+    """Returns 1 where a thing is read as it was shown first, else 0; NaN where nothing counts."""
+    turns = read.shape[1]
     shown = np.take_along_axis(read, np.maximum(truth.first, 0), axis=1)
     known = truth.value >= 0
     right = (read == np.where(known, truth.value, shown)).astype(float)
-    is_first = truth.first == np.arange(turns)[None].repeat(games, 0)
+    is_first = truth.first == np.arange(turns)
     counts = (truth.first >= 0) & (known | ~is_first) & np.isfinite(read)
     return np.where(counts, right, np.nan)
 
