@@ -57,7 +57,8 @@ class CheckedReader:
         found, shares = self(clips), {}
         for name in VALUES:
             right = labels(scenes, name)
-            shares[name] = float((found[name] == right)[right >= 0].mean())
+            known = right >= 0
+            shares[name] = float((found[name] == right)[known].mean()) if known.any() else np.nan
         return shares
 
     @property
@@ -140,14 +141,19 @@ class ToyWorld:
         """Returns the classifier of all attributes, checked on true clips.
 
         Raises:
-            UserError: an attribute is too often wrong on true clips.
+            UserError: an attribute is too often wrong on true clips, or in none of them.
         """
         scenes = draw_scenes(num_clips, seed=1)
         clips = render_all(scenes, **size._asdict())
         through = None if reconstruct is None else reconstruct(clips)
         checked = CheckedReader(load_reader(), scenes, clips, through)
-        wrong = [name for name, share in checked.accuracy.items() if share < LEAST_ACCURACY]
-        if wrong:
+        shares = checked.accuracy.items()
+        if unseen := [name for name, share in shares if np.isnan(share)]:
+            raise UserError(
+                f"{', '.join(unseen)}: in none of {num_clips} true clips: give a higher "
+                "--classifier-clips"
+            )
+        if wrong := [name for name, share in shares if share < LEAST_ACCURACY]:
             raise UserError(
                 f"{', '.join(wrong)}: too often wrong on true clips of {size.height} x "
                 f"{size.width} pixels: the classifier was trained for 96 x 144"

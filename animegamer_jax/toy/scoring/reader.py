@@ -12,8 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, UInt8
+from safetensors import SafetensorError
 from safetensors.flax import load_file, save_file
 
+from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.metrics.clip_embedder import Clips
 from animegamer_jax.toy.scoring.attributes import VALUES
 
@@ -22,6 +24,7 @@ _SIZE = (96, 144)
 _WIDTHS = (24, 48, 64, 96, 128)
 _NUM_FRAMES = 5
 _BATCH = 16  # clips
+_AGAIN = "make the file again with scripts/toy/reader.py"
 
 Logits = Mapping[str, Float[Array, "b _"]]
 
@@ -65,9 +68,22 @@ def save_reader(reader: Reader, path: Path) -> None:
 
 
 def load_reader(path: Path = WEIGHTS) -> Reader:
-    """Loads the weights that come with the package, or others of `scripts/toy/reader.py`."""
-    reader, found = nnx.eval_shape(lambda: Reader(rngs=nnx.Rngs(0))), load_file(path)
-    for name, param in _weights(reader).items():
+    """Loads the weights that come with the package, or others of `scripts/toy/reader.py`.
+
+    Raises:
+        UserError: the file cannot be read, or holds other weights than the network has.
+    """
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: cannot be read: {error}: {_AGAIN}") from None
+    reader = nnx.eval_shape(lambda: Reader(rngs=nnx.Rngs(0)))
+    weights = _weights(reader)
+    if {name: param.shape for name, param in weights.items()} != {
+        name: array.shape for name, array in found.items()
+    }:
+        raise UserError(f"{path}: other weights than the network has: {_AGAIN}")
+    for name, param in weights.items():
         param.set_value(found[name].astype(jnp.float32))
     return reader
 
