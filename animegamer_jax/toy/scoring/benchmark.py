@@ -14,18 +14,8 @@ from animegamer_jax.evaluate.benchmarks.format import (
     SceneTruth,
     StateValues,
 )
-from animegamer_jax.toy.scene import (
-    CHARACTERS,
-    LEVELS,
-    Details,
-    OwnCharacter,
-    Scene,
-)
-from animegamer_jax.toy.vocabulary import (
-    ADVERBS,
-    VERBS,
-    split_words,
-)
+from animegamer_jax.toy.scene import CHARACTERS, LEVELS, Details, OwnCharacter, Scene
+from animegamer_jax.toy.vocabulary import ADVERBS, VERBS, split_words
 from animegamer_jax.toy.world import PROTOCOL, Split, ToyTurn, make_game
 
 WORLD = "toy"
@@ -129,10 +119,16 @@ def _scene_of(turn: BenchmarkTurn, truth: SceneTruth) -> Scene:
     """Returns the scene of a turn.
 
     Raises:
-        KeyError, TypeError, ValueError: it is not one of this world.
+        ValueError: it is not one of this world.
     """
     found = {detail.name: detail.value for detail in truth.details}
     own = {name.removeprefix("own "): found.pop(name) for name in [*found] if name[:4] == "own "}
+    for kind, given in ((Details, found), (OwnCharacter, own)):
+        names = {field.name for field in dataclasses.fields(kind)}
+        if given and given.keys() != names:
+            raise ValueError(f"details: expected {', '.join(sorted(names))} of {kind.__name__}")
+    if len(found) + len(own) < len(truth.details):
+        raise ValueError("details: expected each name once")
     details = Details()
     if found:
         details = Details(variant=int(found.pop("variant")), **found)
@@ -201,7 +197,7 @@ def _toy_turn(turn: BenchmarkTurn, where: str) -> ToyTurn:
         raise UserError(f"{where}: parts: expected character, place and time, found one missing")
     try:
         scene = _scene_of(turn, truth)
-    except (KeyError, TypeError, ValueError) as error:
+    except ValueError as error:
         raise UserError(f"{where}: scene: {error}") from None
     return ToyTurn(
         instruction=turn.instruction,
