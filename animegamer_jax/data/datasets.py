@@ -277,9 +277,15 @@ class FeatureDataset(OpenDataset):
         """Opens `image_features` of the first frame of a model's own clip of each turn.
 
         Raises:
-            UserError: there are none (`animegamer data shown` makes them), or of other turns.
+            UserError: there are none (`animegamer data shown` makes them), or of other turns or
+                features.
         """
         path, info = _open(self.path / SHOWN, "shown")
+        if info.features != self.info.features:
+            raise UserError(
+                f"{path}: made of other features than {self.path} holds: remove it and make it "
+                "again"
+            )
         found = OpenDataset(path, info).records(split, part="shown")
         if len(found) != self.info.splits[split]:
             raise UserError(
