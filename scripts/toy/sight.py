@@ -7,7 +7,9 @@ turns, and with zeros in their place. The instructions and states of the past st
 What the clips show is read by the world's network. A detail that an earlier turn showed is *kept*
 if it is read as there. In the exchange it *goes with the pictures* if it is read as in the other
 game's clip of that turn, and *with the words* if as in the own game's; only details that differ
-between the two count. The table is Markdown.
+between the two count, and only those that are read as one of them: the table says how many are.
+The column "another game's" is chance: how often another game's own clip of the turn is read so.
+The table is Markdown.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -107,7 +109,7 @@ def lines(readings: Readings, benchmark: Benchmark, *, batch_size: int) -> Itera
             _cell(kept, again),
             _cell(lost, again),
             _cell(chance, again),
-            f"{_cell(exchanged == other, decided)}, of {decided.sum()}",
+            f"{_cell(exchanged == other, decided)}, {decided.sum()} of {differ.sum()}",
         )
         yield f"| {name} | " + " | ".join(cells) + " |"
 
@@ -129,8 +131,11 @@ def main(
         seed: Number of the first game.
         batch_size: Number of games played side by side, whose past shots are exchanged.
     """
-    if games < 2 or turns < 2 or batch_size < 2:
-        raise UserError("expected at least 2 games, 2 turns and batches of 2 games")
+    if games < 2 or turns < 2 or batch_size < 2 or games % batch_size == 1:
+        raise UserError(
+            f"--games {games}, --turns {turns}, --batch-size {batch_size}: expected at least 2 "
+            "games, 2 turns and 2 games in every batch, the last included"
+        )
     benchmark = WORLD.make_benchmark("test", num_games=games, num_turns=turns, seed=seed)
     player = Player.from_bundle(Bundle.open(model))
     readings = play(player, benchmark, batch_size=batch_size)
