@@ -202,8 +202,8 @@ def write_caption(scene: Scene, rng: np.random.Generator) -> str:
 def write_detailed_captions(scene: Scene, rng: np.random.Generator) -> tuple[str, ...]:
     """Returns captions of single things and of several, untold details among them; CLIP's texts.
 
-    Those of single things also train a CLIP that later classifies them ("the beach", "night").
-    An own character's name is in none of them, because it says nothing about a picture.
+    Those of single things teach CLIP each of them ("the beach", "night"). An own character's name
+    is in none of them, because it says nothing about a picture.
     """
     actor, details = _look(scene, scene.character), scene.details
     variant, view = look_of_variant(scene.place, details.variant), look_of_view(details)
