@@ -17,7 +17,7 @@ from animegamer_jax.configs import CLIPConfig, ShotEncoderConfig, T5Config
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate import worlds
 from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder
-from animegamer_jax.evaluate.metrics.details import score_details
+from animegamer_jax.evaluate.metrics.details import score_details, with_details
 from animegamer_jax.evaluate.metrics.formulas import clip_image_similarity, psnr
 from animegamer_jax.evaluate.metrics.registry import CONTEXT, TOLD
 from animegamer_jax.evaluate.metrics.scorers import (
@@ -54,6 +54,7 @@ from animegamer_jax.toy.scene import CHARACTERS, MOTION_EDGES, PLACES
 from animegamer_jax.toy.scoring.attributes import DETAILS, LOOKS, VALUES, draw_scenes, labels
 from animegamer_jax.toy.scoring.benchmark import toy_games, toy_pictures
 from animegamer_jax.toy.scoring.decoder_samples import sample_shots, true_representations
+from animegamer_jax.toy.scoring.reader import Reader, load_reader, save_reader
 from animegamer_jax.toy.vocabulary import words
 
 NUM_GAMES, NUM_TURNS = 8, 3
@@ -192,6 +193,25 @@ def test_a_classifier_that_is_too_often_wrong_is_refused(monkeypatch):
     assert isinstance(found, AttributeClassifier)
     assert found.description.keys() == found.values.keys() == VALUES.keys()
     assert "of 6 true clips, " in found.description["place"]
+    with pytest.raises(UserError, match=r"in none of 1 true clips: give a higher --classifier-"):
+        WORLD.make_classifier(**few | {"num_clips": 1})
+
+
+def test_a_file_of_other_weights_is_refused(tmp_path):
+    path = tmp_path / "reader.safetensors"
+    with pytest.raises(UserError, match=r"reader\.safetensors: cannot be read: .*make the file"):
+        load_reader(path)
+    path.write_bytes(b"no weights")
+    with pytest.raises(UserError, match=r"reader\.safetensors: cannot be read: "):
+        load_reader(path)
+    reader = Reader(rngs=nnx.Rngs(0))
+    save_reader(reader, path)
+    kernel = reader.hidden.kernel[...].astype(jnp.bfloat16).astype(jnp.float32)
+    np.testing.assert_array_equal(load_reader(path).hidden.kernel[...], kernel)
+    reader.hidden = nnx.Linear(4, 192, rngs=nnx.Rngs(0))
+    save_reader(reader, path)
+    with pytest.raises(UserError, match="other weights than the network has"):
+        load_reader(path)
 
 
 # Perfect, shuffled and damaged clips
@@ -363,6 +383,8 @@ def test_details_of_true_clips_are_kept_and_others_are_not(split):
     assert np.nanmean(lost["variant kept"]) < 1
     assert np.nanmean(lost["accessory kept"]) == 1
     assert score_details({}, truth) == {}
+    found = with_details({**read, "place": read[READ + "variant"]}, truth)
+    assert found.keys() == {*kept, "place"}, "what was read is no score"
 
 
 def test_embeddings_do_not_depend_on_the_batch(embedder, true_clips):

@@ -504,15 +504,58 @@ def test_toy_games_of_something_else():
         toy_games(read_benchmark("paper"))
     toy = make_toy_benchmark(num_games=1, num_turns=1)
     turn = toy.games[0].turns[0]
+    details = turn.scene.details
+    few, mood, hair = (
+        details[:1],
+        Detail(name="mood", value="x"),
+        Detail(name="own hair", value="x"),
+    )
+
+    def with_details(found) -> SceneTruth:
+        return dataclasses.replace(turn.scene, details=tuple(found))
+
     for change, message in (
         ({"scene": None}, "turn 1: expected caption, motion_text and scene"),
         ({"parts": Parts(character="Kai")}, "turn 1: parts: expected character, place and time"),
         ({"scene": SceneTruth(motion="swim")}, "game test-000: turn 1: scene: motion"),
+        ({"scene": with_details(few)}, "turn 1: scene: details: expected accessory, distance"),
+        ({"scene": with_details([*details, few[0]])}, "scene: details: expected each name once"),
+        ({"scene": with_details([*details, mood])}, "details: expected accessory, distance"),
+        ({"scene": with_details([*details, hair])}, "expected clothes, hair, hair_colour, name of"),
     ):
         turns = (dataclasses.replace(turn, **change),)
         games = (dataclasses.replace(toy.games[0], turns=turns),)
         with pytest.raises(UserError, match=message):
             toy_games(dataclasses.replace(toy, games=games))
+
+
+def test_a_picture_is_checked_as_a_turn():
+    own = make_toy_benchmark(num_games=1, num_turns=1, split="own")
+    game = own.games[0]
+    for change, message in (
+        ({"stamina": 5}, r"games\[0\]\.picture\.stamina: expected one of -2, -1, 1, found 5"),
+        ({"omitted": ("place",)}, r"games\[0\]\.picture\.omitted: expected none in a first turn"),
+    ):
+        picture = dataclasses.replace(game.picture, **change)
+        games = (dataclasses.replace(game, picture=picture),)
+        with pytest.raises(UserError, match=message):
+            parse(dataclasses.replace(own, games=games))
+    turn = dataclasses.replace(game.turns[0], omitted=("place",))
+    place = turn.parts.place
+    for before, fits in ((place, True), ("no" + place, False)):
+        parts = dataclasses.replace(game.picture.parts, place=before)
+        picture = dataclasses.replace(game.picture, parts=parts)
+        games = (dataclasses.replace(game, picture=picture, turns=(turn,)),)
+        found = dataclasses.replace(own, games=games)
+        if fits:
+            assert parse(found) == found
+        else:
+            with pytest.raises(UserError, match=r"turns\[0\]\.parts\.place: expected 'no"):
+                parse(found)
+
+
+def parse(benchmark: Benchmark) -> Benchmark:
+    return parse_benchmark(format_benchmark(benchmark), where="mine.json")
 
 
 # The grammar

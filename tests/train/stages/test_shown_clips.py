@@ -1,6 +1,8 @@
 """What a model shows of known turns, and histories made of it."""
 
 import dataclasses
+import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -112,6 +114,12 @@ def test_what_is_missing_is_named(bundle, features, tmp_path, monkeypatch):
     (tmp_path / "plain" / SHOWN).symlink_to(f"{features}/{SHOWN}")
     with pytest.raises(UserError, match=r"expected 5 turns, as the features have, found 10"):
         open_features(plain).shown("train")
+    other = shutil.copytree(features, tmp_path / "other")
+    info = json.loads((other / SHOWN / "set.json").read_text())
+    info["features"]["bundle"] = "another model"
+    (other / SHOWN / "set.json").write_text(json.dumps(info))
+    with pytest.raises(UserError, match=r"shown: made of other features than .*: remove it"):
+        open_features(other).shown("train")
 
 
 def test_an_unfinished_set_is_continued(bundle, tmp_path, monkeypatch):
