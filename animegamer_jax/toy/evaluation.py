@@ -11,13 +11,13 @@ from jaxtyping import Int, UInt8
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark
 from animegamer_jax.evaluate.metrics.clip_embedder import Clips
+from animegamer_jax.evaluate.metrics.registry import LOOKS
 from animegamer_jax.evaluate.worlds import DetailTruth, FrameSize, GameClips
 from animegamer_jax.media.motion import FLICKER
 from animegamer_jax.toy.drawing.draw import render
 from animegamer_jax.toy.scene import ACCESSORIES, DISTANCES, MOTION_EDGES, SIDES, VARIANTS, Scene
 from animegamer_jax.toy.scoring.attributes import (
     DETAILS,
-    LOOKS,
     VALUES,
     draw_scenes,
     labels,

@@ -265,6 +265,23 @@ def test_causal_convolution():
     np.testing.assert_array_equal(cache, x[:, [0, 0]])
 
 
+def test_a_kernel_of_one_frame_is_a_causal_one_without_a_past():
+    causal = initialized(lambda: CausalConv(4, 8, config=TINY, rngs=nnx.Rngs(0)))
+    config = dataclasses.replace(TINY, kernel_frames=1)
+    alone = initialized(lambda: CausalConv(4, 8, config=config, rngs=nnx.Rngs(0)), seed=1)
+    causal.kernel.set_value(causal.kernel[...].at[:2].set(0))
+    alone.kernel.set_value(causal.kernel[2:])
+    alone.bias.set_value(causal.bias[...])
+    run = jax.jit(lambda conv, x, cache=None: conv(x, cache))
+    x = _normal(1, 4, 4, 3, 4, seed=3)
+    expected, _ = run(causal, x)
+    first, cache = run(alone, x[:, :1])
+    assert cache.shape == (1, 0, 4, 3, 4)
+    rest, cache = run(alone, x[:, 1:], cache)
+    assert cache.shape == (1, 0, 4, 3, 4)
+    np.testing.assert_allclose(np.concatenate([first, rest], 1), expected, atol=1e-5)
+
+
 def test_sizes_that_do_not_fit_are_refused(tiny):
     for shape in [(1, 4, 4, 4, 3), (1, 3, 5, 4, 3), (1, 3, 4, 7, 3)]:
         with pytest.raises(ValueError, match="frames of"):

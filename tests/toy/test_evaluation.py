@@ -19,7 +19,7 @@ from animegamer_jax.evaluate import worlds
 from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder
 from animegamer_jax.evaluate.metrics.details import score_details, with_details
 from animegamer_jax.evaluate.metrics.formulas import clip_image_similarity, psnr
-from animegamer_jax.evaluate.metrics.registry import CONTEXT, TOLD
+from animegamer_jax.evaluate.metrics.registry import CONTEXT, LOOKS, TOLD
 from animegamer_jax.evaluate.metrics.scorers import (
     READ,
     Answers,
@@ -51,7 +51,7 @@ from animegamer_jax.toy import evaluation
 from animegamer_jax.toy.drawing.draw import render
 from animegamer_jax.toy.evaluation import WORLD, CheckedReader
 from animegamer_jax.toy.scene import CHARACTERS, MOTION_EDGES, PLACES
-from animegamer_jax.toy.scoring.attributes import DETAILS, LOOKS, VALUES, draw_scenes, labels
+from animegamer_jax.toy.scoring.attributes import DETAILS, VALUES, draw_scenes, labels
 from animegamer_jax.toy.scoring.benchmark import toy_games, toy_pictures
 from animegamer_jax.toy.scoring.decoder_samples import sample_shots, true_representations
 from animegamer_jax.toy.scoring.reader import Reader, load_reader, save_reader

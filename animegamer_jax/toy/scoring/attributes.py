@@ -24,12 +24,8 @@ from animegamer_jax.toy.scene import (
     Scene,
 )
 
-TOLD = ("character", "place", "time")
-"""Attributes that instructions name."""
 DETAILS = ("accessory", "variant", "side", "distance")
 """Attributes that no word tells, and that last."""
-LOOKS = ("hair colour", "hair", "clothes")
-"""Looks of a player's own character, known by a picture only."""
 
 VALUES: Mapping[str, tuple[str, ...]] = {
     "character": CHARACTERS,
