@@ -7,7 +7,8 @@ those of the same game with other details (*exchanged*), and with zeros in their
 and states are the same, so only the pictures tell the details apart. What the clips show is read by
 the world's network. A detail that an earlier turn showed is *kept* if it is read as there. In the
 exchange it *goes with the pictures* if it is read as the pictures show it, and *with the words* if
-as in the game that the words are of. The table is Markdown.
+as in the game that the words are of. Without past shots a model can be right as often as *another
+game's* details are the same. The table is Markdown.
 """
 
 from collections.abc import Iterator, Mapping
@@ -119,13 +120,17 @@ def lines(readings: Readings, benchmark: Benchmark, *, own: Values, other: Value
         other: The same where the details are exchanged.
     """
     truth = WORLD.details(benchmark)
-    yield "| detail | kept | without past shots | exchanged: with the pictures | with the words |"
-    yield "|---|---|---|---|---|"
+    yield (
+        "| detail | kept | without past shots | another game's | "
+        "exchanged: with the pictures | with the words |"
+    )
+    yield "|---|---|---|---|---|---|"
     for name in DETAILS:
         again = (truth[name].first >= 0) & (truth[name].first < np.arange(benchmark.num_turns))
         cells = (
             _cell(readings.true[name] == own[name], again),
             _cell(readings.absent[name] == own[name], again),
+            _cell(np.roll(own[name], 1, axis=0) == own[name], again),
             _cell(readings.exchanged[name] == other[name], again),
             _cell(readings.exchanged[name] == own[name], again),
         )
