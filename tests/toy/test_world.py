@@ -400,14 +400,19 @@ def test_sizes_differ_in_resolution_only():
 
 
 def test_chance_changes_how_a_clip_begins():
-    """Where the character is, which way it looks, the phase and the pace of its motion."""
-    plain = scene(motion="jump")
-    shots = [pose(dataclasses.replace(plain, seed=s), num_frames=17) for s in range(8)]
-    shadows = np.stack([shot.layers[0].points[0].mean(0)[0] for shot in shots])
-    assert shadows.min() < -1
-    assert shadows.max() > 1
-    firsts = [shot.layers[1].points[0, :, 1].mean() for shot in shots]
-    assert np.ptp(firsts) > 1, "phases differ"
+    """To which side a motion begins, as the first frame shows, and its pace."""
+    for motion in ("walk", "sit"):
+        plain = scene(motion=motion, level=4)
+        drawn = [dataclasses.replace(plain, seed=s) for s in range(16)]
+        shadows = [pose(one, num_frames=17).layers[0].points.mean(1)[:, 0] for one in drawn]
+        steps = np.array([shadow[1] - shadow[0] for shadow in shadows])
+        assert {*np.sign(steps)} == {-1, 1}
+        assert len({*np.abs(steps).round(6)}) == 16
+        assert np.ptp(np.abs(steps)) < 0.07 * np.abs(steps).mean()
+        firsts = np.stack([render(one, num_frames=1)[0].astype(int) for one in drawn])
+        alike = np.abs(firsts[:, None] - firsts[None]).mean((2, 3, 4))
+        same = np.sign(steps)[:, None] == np.sign(steps)[None]
+        assert alike[same].max() < alike[~same].min()
     assert len({t.scene.seed for t in turns_of([make_game(0), make_game(1)])}) == 10
 
 
