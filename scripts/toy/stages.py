@@ -38,7 +38,7 @@ def read_run_config(folder: Path, stage: str) -> dict[str, Any]:
     last = max(found, key=lambda path: int(path.parent.parent.name), default=None)
     if last is None:
         raise UserError(f"{folder / stage}: expected the stage's checkpoints, found none")
-    return json.loads(last.readshown())
+    return json.loads(last.read_text())
 
 
 def command(stage: str) -> str:
