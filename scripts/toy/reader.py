@@ -61,7 +61,7 @@ def main(
     batch_size: int = 64,
     processes: int = 2,
 ) -> None:
-    """Trains the network that reads clips of the toy world.
+    """Train the network that reads clips of the toy world.
 
     Args:
         out: File of the weights.

@@ -280,17 +280,17 @@ def read(instruction: str, history: tuple[ToyTurn, ...]) -> dict[str, object]:
         if set(adverbs) & set(text.split()):
             said["level"] = level
     full = {"character", "motion", "place", "time"} <= said.keys()
-    told: dict[str, object] = {} if full else plain_fields(before)
+    known: dict[str, object] = {} if full else plain_fields(before)
     step = ("faster" in text) - ("slower" in text)
     if step:
-        told["level"] = min(max(before.level + step, 1), 5)
+        known["level"] = min(max(before.level + step, 1), 5)
     elif full or before.character != said.get("character", before.character):
-        told["level"] = untold_level(history, str(said["character"]))
+        known["level"] = untold_level(history, str(said["character"]))
     elif "motion" in said and not text.startswith(("go on", "then go on")):
-        told["level"] = untold_level(history, before.character)
+        known["level"] = untold_level(history, before.character)
     if said.get("motion") == STANDING:
-        told["level"] = 1
-    return told | {"partner": told.get("partner")} | said
+        known["level"] = 1
+    return known | {"partner": known.get("partner")} | said
 
 
 def plain_fields(shown: Scene) -> dict[str, object]:

@@ -24,7 +24,7 @@ from animegamer_jax.toy.scene import (
     Scene,
 )
 
-TOLD = ("character", "place", "time")
+NAMED = ("character", "place", "time")
 """Attributes that instructions name."""
 DETAILS = ("accessory", "variant", "side", "distance")
 """Attributes that no word tells, and that last."""
