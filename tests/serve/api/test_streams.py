@@ -1,4 +1,4 @@
-"""A turn's events over HTTP, in this process, for its player and all who follow its game. No JAX."""
+"""A turn's events over HTTP, for its player and who follows its game, in this process. No JAX."""
 
 import base64
 import io
