@@ -60,7 +60,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", float(SHARED_FRO
 # were collected: one of these at the end would keep one worker busy and the other idle.
 LONGEST = (
     "data/films/test_films_to_training", "serve/page/test_page", "bench/test_bench",
-    "data/films/annotation/test_annotate_again", "plan/test_plan", "play/test_command",
+    "data/films/annotation/test_annotate_again", "plan/compiled/test_compiler", "play/test_command",
     "train/stages/test_decoder", "train/stages/test_foundations", "train/test_slices",
     "train/test_command", "test_distributed", "serve/engine/test_engine", "train/test_loop",
     "serve/api/test_gradio_client", "serve/page/test_access",

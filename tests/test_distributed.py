@@ -16,9 +16,9 @@ import pytest
 import tiny_stage
 from flags import xla_flags
 from helpers import random_leaves
-from test_loop import LONG, Measuring, make_run, train
 from tiny_games import write_model
 from tiny_sets import write_features_set
+from training_runs import LONG, Measuring, make_run
 
 from animegamer_jax import devices, distributed
 from animegamer_jax.bundle.bundle import Bundle, BundleWriter
@@ -26,6 +26,7 @@ from animegamer_jax.cli import main
 from animegamer_jax.distributed import HostOptions
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import PAPER
+from animegamer_jax.train.loop import train
 
 STAGES = ("warmup", "decoder", "mllm", "adapt")
 STEPS = 20
@@ -48,9 +49,11 @@ port, host, out, kind = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.ar
 HostOptions(coordinator=f"localhost:{port}", hosts=2, host=host, connect_seconds=60).join()
 import dataclasses, time
 import numpy as np
+from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.errors import UserError
 from animegamer_jax.sharding import MESH_AXES
-from test_loop import LONG, Bundle, Measuring, make_run, train
+from animegamer_jax.train.loop import train
+from training_runs import LONG, Measuring, make_run
 
 class Slow(Measuring):
     def samples(self, sources, *, split):
@@ -97,7 +100,7 @@ def start(commands: list[list[str]], *, host: int | None = None, port: int = 0) 
 
 
 def start_tiny(kind: str, out: Path, model: Path, *, host: int, port: int) -> subprocess.Popen:
-    """A host that trains the tiny stage of `test_train_loop` in small steps."""
+    """A host that trains the tiny stage in small steps."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     environment["XLA_FLAGS"] = xla_flags(2)
     return subprocess.Popen(

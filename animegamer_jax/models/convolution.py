@@ -273,7 +273,7 @@ class _Conv(nnx.Module):
 
 
 class CausalConv(_Conv):
-    """k x 3 x 3, after the `k` - 1 frames of the cache, or so many first frames without a cache."""
+    """k x 3 x 3, after the `k` - 1 frames of the cache, or as many first frames without one."""
 
     def __init__(
         self,

@@ -105,7 +105,7 @@ class ToyWorld:
 
     def other_views(self, benchmark: Benchmark, size: FrameSize) -> GameClips:
         """Draws the same scenes with other details: correct in all that an instruction can say."""
-        return _draw(benchmark, size, [_changed(scene) for scene in _scenes(benchmark)])
+        return _draw(benchmark, size, [other_details(scene) for scene in _scenes(benchmark)])
 
     def pictures(
         self, benchmark: Benchmark, size: FrameSize
@@ -189,7 +189,7 @@ def _pictured(name: str, scenes: Sequence[Scene], picture: Scene | None) -> list
     return [index if thing == things[0] else -1 for thing in things[1:]]
 
 
-def _changed(scene: Scene) -> Scene:
+def other_details(scene: Scene) -> Scene:
     """Returns the scene with the next value of each detail."""
     details = scene.details
 

@@ -38,7 +38,7 @@ from animegamer_jax.models.vae import VAE
 from animegamer_jax.toy.drawing.draw import render
 from animegamer_jax.toy.evaluation import WORLD
 from animegamer_jax.toy.scene import MOTION_EDGES, Scene
-from animegamer_jax.toy.scoring.attributes import VALUES
+from animegamer_jax.toy.scoring.attributes import NAMED, VALUES
 from animegamer_jax.toy.scoring.benchmark import toy_games
 from animegamer_jax.toy.world import PROTOCOL, Split
 
@@ -47,7 +47,7 @@ SHARES = (0.1, 0.25, 0.5, 1.0)
 LPIPS_FRAMES = (1, 4, 7, 10, 15)
 """LPIPS takes the most time, so it sees few frames; not only those that begin a held drawing."""
 PICTURES = ("CLIP-I", "CLIP-T", "LPIPS", "PSNR", "Fréchet, toy CLIP", "MMD, toy CLIP")
-ANSWERS = (*("ACC-F", "MAE-F"), *TOLD, CONTEXT, "context", *("ACC-S", "MAE-S"))
+ANSWERS = (*("ACC-F", "MAE-F"), *NAMED, CONTEXT, "context", *("ACC-S", "MAE-S"))
 _SETS = PICTURES[-2:]  # one number for all clips
 
 
@@ -118,7 +118,7 @@ def forget(truth: Truth, share: float) -> Answers:
     is_open = np.flatnonzero(truth.is_open)
     changed = {}
     for i in is_open[chosen(len(is_open), share, seed=2)]:
-        lost = [name for name in TOLD if name in truth.turns[i].omitted]
+        lost = [name for name in NAMED if name in truth.turns[i].omitted]
         changed[int(i)] = _with_other(truth.scenes[i], lost, int(i))
     return _redraw(truth, changed)
 

@@ -36,7 +36,7 @@ def draw(scene: Scene) -> np.ndarray:
 def roughen(frames: Float[Array, "b h w 3"], key: Key[Array, ""]) -> Float[Array, "b h w 3"]:
     """Blurs, shifts, recolours and noises frames in [0, 1]."""
     b, h, w, _ = frames.shape
-    keys = jax.random.split(key, 6)
+    keys = jax.random.split(key, 7)
     half = jax.image.resize(frames, (b, h // 2, w // 2, 3), "linear")
     third = jax.image.resize(frames, (b, h // 3, w // 3, 3), "linear")
     kinds = jnp.stack(
@@ -50,7 +50,7 @@ def roughen(frames: Float[Array, "b h w 3"], key: Key[Array, ""]) -> Float[Array
     x = x * jax.random.uniform(keys[3], (b, 1, 1, 3), minval=0.9, maxval=1.1)
     x += jax.random.uniform(keys[4], (b, 1, 1, 3), minval=-0.05, maxval=0.05)
     level = jax.random.uniform(keys[5], (b, 1, 1, 1), maxval=0.06)
-    return jnp.clip(x + level * jax.random.normal(keys[5], x.shape), 0, 1)
+    return jnp.clip(x + level * jax.random.normal(keys[6], x.shape), 0, 1)
 
 
 def main(
@@ -61,7 +61,7 @@ def main(
     batch_size: int = 64,
     processes: int = 2,
 ) -> None:
-    """Trains the network that reads clips of the toy world.
+    """Train the network that reads clips of the toy world.
 
     Args:
         out: File of the weights.

@@ -12,7 +12,7 @@ HERE = Path(__file__).resolve().parent
 TESTS, ROOT = HERE.parent, HERE.parents[1]
 sys.path[:0] = [
     *(str(path) for path in (HERE, ROOT, TESTS / "support", TESTS / "support/films")),
-    *(str(path) for path in (TESTS / "train", ROOT / "scripts")),
+    str(ROOT / "scripts"),
 ]
 
 import sandbox  # noqa: E402

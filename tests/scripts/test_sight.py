@@ -1,79 +1,68 @@
-"""The script that exchanges the past shots of two games."""
+"""The exchange of past shots (`scripts/toy/sight.py`): whose shots a window has, what counts."""
+
+import importlib
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import sight
 
-from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.errors import UserError
-from animegamer_jax.game.player import Player
-from animegamer_jax.toy.evaluation import WORLD
-from animegamer_jax.toy.scoring.attributes import DETAILS, VALUES, labels
+from animegamer_jax.game.rollout import Window
+from animegamer_jax.toy.evaluation import WORLD, other_details
+from animegamer_jax.toy.scoring.attributes import DETAILS, labels
 from animegamer_jax.toy.scoring.benchmark import toy_games
 
-GAMES, TURNS, BATCH = 8, 5, 4
+sight = importlib.import_module("sight")
 
 
-@pytest.fixture(scope="module")
-def benchmark():
-    return WORLD.make_benchmark("test", num_games=GAMES, num_turns=TURNS, seed=0)
+@pytest.mark.parametrize(("turn", "kept"), [(0, 0), (2, 2), (3, 3), (5, 3)])
+def test_the_newest_shots_are_replaced(turn, kept):
+    window = Window(*(jnp.zeros(()),) * 2, jnp.full((2, 3, 1, 4), -1.0), *(jnp.zeros(()),) * 2)
+    shots = np.arange(2 * 6 * 4, dtype=np.float32).reshape(2, 6, 1, 4)
+    found = np.asarray(sight.with_shots(window, shots, turn).representations)
+    np.testing.assert_array_equal(found[:, 3 - kept :], shots[:, turn - kept : turn])
+    assert (found[:, : 3 - kept] == -1).all()
 
 
-def table(readings: sight.Readings, benchmark) -> dict[str, list[str]]:
-    rows = list(sight.lines(readings, benchmark, batch_size=BATCH))[2:]
-    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    return {name: rest for name, *rest in cells}
-
-
-def test_details_go_with_the_pictures_or_with_the_words(benchmark):
+def test_what_counts():
+    """A model that sees keeps every detail, and follows the pictures when they are exchanged."""
+    benchmark = WORLD.make_benchmark("test", num_games=6, num_turns=5, seed=0)
     scenes = [[turn.scene for turn in game] for game in toy_games(benchmark)]
-    own = {name: np.stack([labels(game, name) for game in scenes]) for name in DETAILS}
-    other = [start + (row - 1) % BATCH for start in range(0, GAMES, BATCH) for row in range(BATCH)]
-    first = {name: np.maximum(one.first, 0) for name, one in WORLD.details(benchmark).items()}
-    pictures = {name: np.take_along_axis(own[name][other], first[name], axis=1) for name in DETAILS}
-    blind = {name: (own[name] + 1) % len(VALUES[name]) for name in DETAILS}
-    looking = table(sight.Readings(own, pictures, blind), benchmark)
-    reading = table(sight.Readings(own, own, own), benchmark)
-    neither = {name: np.full_like(own[name], -1) for name in DETAILS}
-    lost = table(sight.Readings(own, neither, own), benchmark)
+    others = [[other_details(scene) for scene in game] for game in scenes]
+    own, other = (
+        {name: np.stack([labels(game, name) for game in games]) for name in DETAILS}
+        for games in (scenes, others)
+    )
+    assert all((own[name] != other[name]).all() for name in DETAILS)
+    blind = {name: np.full_like(values, -1) for name, values in own.items()}
+    for exchanged, cells in ((other, (1, 0, 1, 0)), (own, (1, 0, 0, 1)), (blind, (1, 0, 0, 0))):
+        table = sight.lines(sight.Readings(own, exchanged, blind), benchmark, own=own, other=other)
+        head, _, *rows = table
+        assert head.count("|") == 7
+        assert [row.split(" | ")[0] for row in rows] == [f"| {name}" for name in DETAILS]
+        for row in rows:
+            kept, absent, chance, *rest = (
+                float(cell.split()[0]) for cell in row.strip("| ").split(" | ")[1:]
+            )
+            assert (kept, absent, *rest) == cells
+            assert 0 <= chance < 0.8
+
+
+def test_a_detail_counts_from_its_second_showing():
+    """What a turn shows first may be anything, so reading it right is no memory."""
+    benchmark = WORLD.make_benchmark("test", num_games=6, num_turns=5, seed=0)
+    truth = WORLD.details(benchmark)
+    own = {name: np.zeros((6, 5), int) for name in DETAILS}
+    wrong_at_first = {}
     for name in DETAILS:
-        kept, without, chance, exchanged = looking[name]
-        assert (kept[:5], without[:5], exchanged[:5]) == ("1.000", "0.000", "1.000")
-        assert float(chance[:5]) < 0.9
-        decided, differ = exchanged.rpartition(", ")[2].split(" of ")
-        assert 0 < int(decided) == int(differ)
-        assert reading[name][1][:5] == "1.000"
-        assert reading[name][3][:5] == "0.000"
-        assert lost[name][3] == f"none, 0 of {differ}"
+        first = (truth[name].first < 0) | (truth[name].first == np.arange(5))
+        assert first[:, 0].all()
+        wrong_at_first[name] = np.where(first, 1, 0)
+    readings = sight.Readings(wrong_at_first, own, own)
+    rows = list(sight.lines(readings, benchmark, own=own, other=own))[2:]
+    assert all(row.split(" | ")[1].startswith("1.000") for row in rows)
 
 
-def test_a_turn_is_played_with_each_past(tiny_bundle, benchmark, monkeypatch):
-    """Without a past turn all three are the same; later each is another clip."""
-    shown = []
-
-    def read(reader, clips):
-        shown.append(clips)
-        return {name: np.zeros(len(clips), int) for name in DETAILS}
-
-    monkeypatch.setattr(sight, "read_clips", read)
-    monkeypatch.setattr(sight, "load_reader", lambda: None)
-    player = Player.from_bundle(Bundle.open(tiny_bundle), steps=2)
-    few = WORLD.make_benchmark("test", num_games=2, num_turns=2, seed=0)
-    found = sight.play(player, few, batch_size=2)
-    assert {values.shape for part in found for values in part.values()} == {(2, 2)}
-    own, exchanged, absent = shown[:3]
-    np.testing.assert_array_equal(own, exchanged)
-    np.testing.assert_array_equal(own, absent)
-    own, exchanged, absent = shown[3:]
-    assert (own != exchanged).any()
-    assert (own != absent).any()
-    window = player.start(2)
-    window = window._replace(representations=window.representations.at[0].set(1))
-    assert (sight.with_other_shots(window).representations[1] == 1).all()
-    assert not jnp.any(sight.without_shots(window).representations)
-
-
-def test_no_batch_may_have_one_game():
-    with pytest.raises(UserError, match=r"--games 5, .*: expected at least 2 games"):
-        sight.main(games=5, batch_size=4)
+def test_too_few():
+    with pytest.raises(UserError, match="at least 1 game, 2 turns"):
+        sight.main("toy", turns=1)

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import io
 import json
 import os
 import random
@@ -11,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import grain
 import jax
@@ -22,16 +21,11 @@ from check_resume import curve as metrics
 from flax import nnx
 from helpers import NUM_TEXT, random_leaves, write_tokenizer
 from jax.sharding import NamedSharding, PartitionSpec
-from PIL import Image, ImageSequence
 from tiny_sets import FEATURES_INFO, features_record, turns_of
-from tiny_stage import CONFIG, RECIPE, TinyRecipe, TinyStage, one_device
+from tiny_stage import CONFIG, TinyStage
+from training_runs import LONG, STEPS, Measuring, make_run
 
-from animegamer_jax.bundle.bundle import (
-    Bundle,
-    BundleWriter,
-    flat_params,
-)
-from animegamer_jax.data.datasets import open_features
+from animegamer_jax.bundle.bundle import Bundle, BundleWriter, flat_params
 from animegamer_jax.data.loader import make_iterator
 from animegamer_jax.data.shards import begin_dataset
 from animegamer_jax.errors import NonFiniteError, UserError
@@ -42,20 +36,13 @@ from animegamer_jax.train import metric_logger
 from animegamer_jax.train.loop import train
 from animegamer_jax.train.optimizer import make_optimizer
 from animegamer_jax.train.result import one_layer
-from animegamer_jax.train.run import TrainingRun
 from animegamer_jax.train.signals import StopSignals
-from animegamer_jax.train.stages.base import (
-    DataSource,
-    Evaluation,
-    StageNetworks,
-)
+from animegamer_jax.train.stages.base import DataSource, Evaluation, StageNetworks
 
 TESTS = Path(__file__).parents[1]
 PATHS = os.pathsep.join(
-    map(str, (TESTS.parent, TESTS, TESTS / "support", TESTS / "train", TESTS.parent / "scripts"))
+    map(str, (TESTS.parent, TESTS, TESTS / "support", TESTS.parent / "scripts"))
 )
-STEPS = 12
-LONG = dataclasses.replace(RECIPE, steps=STEPS, save_every=3, eval_every=9, noise=0.1)
 
 
 class Signalled(TinyStage):
@@ -93,66 +80,11 @@ class Unreadable(TinyStage):
         return super().samples(sources, split=split).map_with_index(read)
 
 
-class OfShards(TinyStage):
-    """Reads every record of a feature dataset, conditions and latents."""
-
-    read: ClassVar[set[int]] = set()
-
-    def samples(self, sources: Any, *, split: str) -> grain.MapDataset:
-        features = open_features(sources[0].path)
-        turns, latents = features.turns(split), features.latents(split)
-
-        def sample(index: int) -> dict[str, np.ndarray]:
-            record, moments = turns[index], latents[index]["moments"]
-            self.read.add(int(record["game"]))
-            arrays = record["text_features"], record["image_features"], moments
-            return {
-                name: np.resize(array, spec.shape).astype(spec.dtype)
-                for (name, spec), array in zip(self.sample_spec().items(), arrays, strict=True)
-            }
-
-        return grain.MapDataset.range(len(turns)).map(sample)
-
-
 class Worsening(TinyStage):
     """Scores badly in every evaluation."""
 
     def evaluate(self, networks: StageNetworks, batch: Any, key: jax.Array) -> Evaluation:
         return Evaluation({"error": 1e9}, {})
-
-
-class Measuring(TinyStage):
-    """Writes something that it measures into the result's configuration."""
-
-    def finish(self, networks: StageNetworks, batches: Any) -> Any:
-        (config,) = self.configs().values()
-        batch = next(batches)
-        assert batch["text"].shape == (8, NUM_TEXT, 12)
-        return {"encoder": dataclasses.replace(config, dtype="bfloat16")}
-
-
-def make_run(
-    out: Path,
-    bundle: Bundle,
-    *,
-    recipe: TinyRecipe = LONG,
-    kind: type[TinyStage] = TinyStage,
-    mesh: jax.sharding.Mesh | None = None,
-    peak: float | None = None,
-    export: Literal["last", "best"] = "last",
-) -> TrainingRun:
-    stage = kind(recipe, bundle.config, bundle.protocol, tokenizer_dir=bundle.tokenizer_dir)
-    mesh = one_device() if mesh is None else mesh
-    sources = (DataSource("somewhere"),)
-    return TrainingRun(
-        stage=stage,
-        bundle=bundle,
-        sources=sources,
-        out=absolute(out),
-        mesh=mesh,
-        peak_tflops=peak,
-        export_checkpoint=export,
-    )
 
 
 def weights(folder: Path) -> dict[str, np.ndarray]:
@@ -201,7 +133,10 @@ CHILD = """
 import sys, time
 from pathlib import Path
 import conftest
-from test_loop import Bundle, TinyStage, make_run, train
+from animegamer_jax.bundle.bundle import Bundle
+from animegamer_jax.train.loop import train
+from tiny_stage import TinyStage
+from training_runs import make_run
 
 class Slow(TinyStage):
     def samples(self, sources, *, split):
@@ -216,11 +151,13 @@ train(make_run(Path(sys.argv[2]), Bundle.open(sys.argv[1]), kind=Slow))
 
 # With the limit of many systems, 1,024 files, and 1,000 shards it would take a minute.
 FEW_FILES = """
-import os, resource, sys
+import dataclasses, os, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 from pathlib import Path
 import conftest
-from test_loop import LONG, Bundle, OfShards, dataclasses, make_run, train
+from animegamer_jax.bundle.bundle import Bundle
+from animegamer_jax.train.loop import train
+from training_runs import LONG, OfShards, make_run
 
 recipe = dataclasses.replace(LONG, steps=25, save_every=25, eval_every=25)
 run = make_run(Path(sys.argv[3]), Bundle.open(sys.argv[1]), recipe=recipe, kind=OfShards)
@@ -507,99 +444,6 @@ def test_data_of_another_content_is_refused(bundle, uninterrupted, tmp_path):
         train(moved)
 
 
-# --- pieces ---------------------------------------------------------------------------------
-
-
-def test_rates_and_utilization(monkeypatch):
-    """The first step compiles and does not count; rates are those since the last call."""
-    clock = [0.0]
-    monkeypatch.setattr(metric_logger.time, "perf_counter", lambda: clock[0])
-    options: dict[str, Any] = {"unit": "shots", "batch_size": 100, "sample_flops": 1e12, "chips": 2}
-    throughput = metric_logger.Throughput(**options, peak_tflops=100.0)
-    on_cpu = metric_logger.Throughput(**options)
-
-    def steps(*seconds: float) -> None:
-        for each in seconds:
-            with throughput.step(), on_cpu.step():
-                clock[0] += each
-
-    steps(10.0)
-    assert throughput.rates() == {}
-    steps(1.0, 3.0)
-    clock[0] += 2.0
-    expected = {"steps_per_second": 0.5, "goodput": 0.25, "shots_per_second_per_chip": 25.0}
-    assert throughput.rates() == {**expected, "mfu": 0.25}
-    assert on_cpu.rates() == expected  # a chip without a known peak
-    steps(4.0)
-    assert throughput.rates()["steps_per_second"] == 0.25
-    assert throughput.goodput() == 0.4
-
-
-def test_goodput_of_a_run_counts_what_restarts_cost(monkeypatch, tmp_path):
-    """It began 100 s ago; 20 steps of 2 s count, ten that were lost and the time between do not."""
-    monkeypatch.setattr(metric_logger.time, "time", lambda: 1100.0)
-    events = tmp_path / metric_logger.EVENTS
-    events.mkdir()
-    (events / "events.out.tfevents.1000.host").touch()
-    rates = {10: 0.5, 20: 0.5, 30: 0.25}
-    lines = [{"step": step, "loss": 1, "steps_per_second": rate} for step, rate in rates.items()]
-    lines.insert(1, {"step": 10, "eval/psnr": 20.0})
-    file = tmp_path / metric_logger.METRICS_FILE
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    logger = metric_logger.MetricLogger(absolute(tmp_path), step=25, steps=50, name="tiny")
-    assert logger.describe_goodput(0.9) == "90% of the time in steps; 40% since the run began"
-    logger.log(30, {"loss": 1.0})  # the step that compiles has no rate
-    logger.log(40, {"loss": 1.0, "steps_per_second": 1.0})
-    logger.close()
-    found = [line.get("run_goodput") for line in map(json.loads, file.read_text().splitlines())]
-    assert found == [None, None, None, None, 0.6]
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("[" * 100_000, "nested too deeply"),
-        ('{"step": "two"}', 'step: .*found "two"'),
-        ("[1]", "found \\[1\\]"),
-        ('{"loss": 1}', "step: expected a whole number, found None"),
-    ],
-)
-def test_a_damaged_line_of_metrics_is_named(tmp_path, line, reason):
-    """Only the last line may be half-written: a run is killed there and nowhere else."""
-    file = tmp_path / metric_logger.METRICS_FILE
-    file.write_text('{"step": 1, "loss": null}\n{"step": 2, "lo')
-    assert [line.text for line in metric_logger.read_metrics(file)] == ['{"step": 1, "loss": null}']
-    file.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
-    pattern = rf"^{file}, line 2: [^\n]*{reason}[^\n]*: remove the line$"
-    with pytest.raises(UserError, match=pattern):
-        metric_logger.read_metrics(file)
-
-
-@pytest.mark.parametrize("evaluated", [True, False])
-def test_an_evaluation_that_was_interrupted_has_one_line(evaluated, tmp_path):
-    """Its line was written, its score was not: it is made again."""
-    scores = {"step": 2, "eval/psnr": 20.0}
-    lines = [{"step": 1, "eval/psnr": 10.0}, {"step": 2, "loss": 1.0}, scores]
-    file = tmp_path / metric_logger.METRICS_FILE
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    logger = metric_logger.MetricLogger(
-        absolute(tmp_path), step=2, steps=5, name="tiny", evaluated=evaluated
-    )
-    if not evaluated:
-        logger.log_evaluation(2, Evaluation(scalars={"psnr": 20.0}, clips={}))
-    logger.close()
-    assert metrics(tmp_path) == lines
-
-
-def test_a_gif_of_clips():
-    clips = np.zeros((9, 4, 6, 10, 3), np.uint8)
-    clips[8, 2] = (255, 0, 0)
-    picture = Image.open(io.BytesIO(metric_logger.gif(clips)))
-    frames = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(picture)]
-    assert [f.shape for f in frames[:1]] == [(12, 80, 3)]
-    assert (frames[-2][6:, :10] == (255, 0, 0)).all()
-
-
 def test_the_curve_that_is_compared_has_no_clock(uninterrupted, tmp_path):
     """Two equal runs on two days; and of a real run all that the training alone decides."""
     scalars = {"loss": 0.5, "grad_norm": 1.0}
@@ -613,34 +457,6 @@ def test_the_curve_that_is_compared_has_no_clock(uninterrupted, tmp_path):
     assert metrics(tmp_path / "1.0") == metrics(tmp_path / "2.0") == [{"step": 1, **scalars}]
     names = {"step", "loss", "text_error", "grad_norm", "update_norm", "param_norm"}
     assert metrics(uninterrupted)[5].keys() == names | {"learning_rate"}
-
-
-def test_an_unfinished_line_of_metrics_is_dropped(tmp_path):
-    file = tmp_path / metric_logger.METRICS_FILE
-    file.write_text('{"step": 1, "loss": 2}\n{"step": 2, "loss": 1}\n{"step": 3, "lo')
-    logger = metric_logger.MetricLogger(absolute(tmp_path), step=1, steps=5, name="tiny")
-    logger.log(2, {"loss": float("nan")})
-    logger.close()
-    assert file.read_text() == '{"step": 1, "loss": 2}\n{"step": 2, "loss": null}\n'
-
-
-def test_records_that_grow_elsewhere_are_copied(tmp_path, capfd):
-    """As those of a run in a bucket do."""
-    far, near = tmp_path / "far", tmp_path / "near"
-    far.mkdir()
-    before = '{"step": 1, "loss": 2}\n'
-    (far / metric_logger.METRICS_FILE).write_text(before + '{"step": 2, "loss": 9}\n')
-    logger = metric_logger.MetricLogger(absolute(far), step=1, steps=5, name="tiny", local=near)
-    assert f"metrics.jsonl and events/ grow in {near}" in capfd.readouterr().err
-    logger.log(2, {"loss": 1.0})
-    logger.copy()
-    lines = before + '{"step": 2, "loss": 1.0}\n'
-    assert (far / metric_logger.METRICS_FILE).read_text() == lines
-    logger.log(3, {"loss": 0.5})
-    logger.close()
-    assert (far / metric_logger.METRICS_FILE).read_text() == lines + '{"step": 3, "loss": 0.5}\n'
-    (events,) = (far / metric_logger.EVENTS).iterdir()
-    assert b"train/loss" in events.read_bytes()
 
 
 def test_a_layer_of_a_stack_comes_alone():

@@ -116,7 +116,7 @@ _ALL = (  # name, group, better, unit, formula, source; the paper's score and it
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _ALL}
 """Metric by name, in the order of tables."""
 
-TOLD = ("character", "place", "time")
+NAMED = ("character", "place", "time")
 """Attributes that instructions name, as `Parts` names them."""
 DETAILS = ("accessory", "variant", "view")
 """Attributes of a turn that no instruction says, and that last."""

@@ -17,7 +17,7 @@ from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder
 from animegamer_jax.evaluate.metrics.dreamsim import DreamSim
 from animegamer_jax.evaluate.metrics.formulas import STATE_SLOTS
 from animegamer_jax.evaluate.metrics.lpips import LPIPS, lpips_distance
-from animegamer_jax.evaluate.metrics.registry import CONTEXT, TOLD, Group
+from animegamer_jax.evaluate.metrics.registry import CONTEXT, NAMED, Group
 from animegamer_jax.evaluate.metrics.video_distance import VideoFeatures
 from animegamer_jax.evaluate.worlds import AttributeClassifier
 from animegamer_jax.media.motion import NOISE, PAPER_EDGES, dis_flow, film_flow, measure_levels
@@ -235,7 +235,7 @@ class TruthScorer:
     def __call__(self, answers: Answers) -> Values:
         found = self.classifier(answers.clips)
         values: Values = {}
-        for name in TOLD:
+        for name in NAMED:
             known = [*self.classifier.values[name], None]
             parts = [getattr(turn.parts, name) for turn in answers.turns]
             expected = np.array([known.index(p if p in known else None) for p in parts])
@@ -243,7 +243,7 @@ class TruthScorer:
             values[name] = np.where(expected < len(known) - 1, right, np.nan)
         values[CONTEXT] = np.prod(list(values.values()), axis=0).astype(np.float32)
         values |= {
-            READ + name: found[name].astype(np.float32) for name in found if name not in TOLD
+            READ + name: found[name].astype(np.float32) for name in found if name not in NAMED
         }
         if answers.true_clips is not None:
             values["PSNR"] = np.asarray(formulas.psnr(answers.clips, answers.true_clips))

@@ -196,7 +196,7 @@ class Body(NamedTuple):
 
 
 def _accessory(scene: Scene, name: str, root: Transforms) -> list[Layer]:
-    """Returns the thing that a character carries, beside its back."""
+    """Returns the thing that a character carries, next to its back."""
     details = scene.details
     carried = details.accessory if name == scene.character else details.partner_accessory
     return _layers(root, *characters.accessory_shapes(carried))

@@ -24,6 +24,8 @@ from animegamer_jax.toy.scene import (
     Scene,
 )
 
+NAMED = ("character", "place", "time")
+"""Attributes that instructions name."""
 DETAILS = ("accessory", "variant", "side", "distance")
 """Attributes that no word tells, and that last."""
 

@@ -129,7 +129,7 @@ def crop_clips(
     over = jnp.array([rows // 2, columns // 2])
     room = jnp.array([h - rows, w - columns])
     corners = jax.random.randint(key, (b, 2), -over[None], (room + over + 1)[None])
-    corners = jnp.clip(corners, 0, room)
+    corners = jnp.clip(corners, 0, room[None])
 
     def one(clip: jax.Array, corner: jax.Array) -> jax.Array:
         return jax.lax.dynamic_slice(clip, (0, *corner, 0), (f, rows, columns, c))

@@ -1,9 +1,8 @@
-"""From a film to clips: what is cut, dropped and skipped, and that it is the same every time."""
+"""From a film to clips: what is cut and dropped, and that it is the same every time."""
 
 import dataclasses
 import hashlib
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -13,55 +12,18 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from etils import epath
+from cut_films import CLIP, SETTINGS, cut, even_flow, id_of, process
 from real_films import big_buck_bunny as big_buck_bunny
-from tiny_films import moving, rolling, texture, write_frames, write_sound
+from tiny_films import moving, rolling, texture, write_frames
 
-from animegamer_jax.data.films.clips.store import (
-    FilmReport,
-    FilmSettings,
-    ShotsFolder,
-    SkippedFilm,
-    film_content,
-    film_id,
-    open_shots,
-)
-from animegamer_jax.data.films.cutting.analysis import analyze_film
-from animegamer_jax.data.films.cutting.process_film import list_films, process_film
+from animegamer_jax.data.films.clips.store import ShotsFolder, open_shots
+from animegamer_jax.data.films.cutting.process_film import list_films
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.motion import motion_level
 from animegamer_jax.media.video import decode_mp4
 from animegamer_jax.toy.drawing.style import CrossFade, Cut, FadeThroughBlack, FilmStyle
 from animegamer_jax.toy.films import Film, make_film, write_film
 from animegamer_jax.toy.scene import MOTION_EDGES
-
-SETTINGS = FilmSettings(height=48, width=72)
-CLIP = 17
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> ShotsFolder:
-    return open_shots(tmp_path / "shots", SETTINGS)
-
-
-def process(path: Path, folder: ShotsFolder, **options) -> FilmReport | SkippedFilm:
-    return process_film(epath.Path(path), folder, **options)
-
-
-def cut(path: Path, folder: ShotsFolder, **options) -> FilmReport:
-    report = process(path, folder, **options)
-    assert isinstance(report, FilmReport), report
-    return report
-
-
-def id_of(path: Path) -> str:
-    return film_id(epath.Path(path), content=film_content(epath.Path(path)))
-
-
-def even_flow(frames: np.ndarray) -> np.ndarray:
-    """Flow without an estimator: one pixel everywhere."""
-    return np.ones((len(frames) - 1, 8, 12, 2), np.float32)
-
 
 # A film with its truth
 
@@ -221,57 +183,6 @@ def test_useless_clips_are_dropped_with_their_reason_and_a_picture(tmp_path):
 # Films of many kinds
 
 
-def test_bars_are_removed(tmp_path, folder):
-    frames = [np.pad(f[:, :72], ((10, 8), (0, 0), (0, 0))) for f in moving(72, height=48, speed=1)]
-    report = cut(write_frames(tmp_path / "film.mp4", frames), folder)
-    assert report.bars[2:] == (0, 0)
-    assert 10 <= report.bars[0] <= 12
-    assert 8 <= report.bars[1] <= 10
-    assert (report.height, report.width) == (66, 72)
-    shown = decode_mp4(folder.read_clip(report.film, 0))
-    assert shown.mean(axis=(0, 2, 3)).min() > 20
-
-
-def test_bars_are_removed_by_scene(tmp_path, folder):
-    """Scenes with bars, without, at the sides, and a night whose dark ends are no bars."""
-
-    def pad(frames: list[np.ndarray], rows: int, columns: int) -> list[np.ndarray]:
-        inner = [frame[: 64 - 2 * rows, : 96 - 2 * columns] for frame in frames]
-        return [np.pad(f, ((rows, rows), (columns, columns), (0, 0))) for f in inner]
-
-    whole = [moving(72, height=64, width=96, seed=seed) for seed in range(9)]
-    night = (np.minimum(np.arange(64), np.arange(63, -1, -1)).clip(0, 24) / 24)[:, None, None]
-    scenes = [
-        *(pad(whole[0], 8, 0), whole[1], pad(whole[2], 8, 0), pad(whole[3], 0, 12)),
-        *([(frame * night).astype(np.uint8) for frame in whole[4]], pad(whole[5], 8, 0)),
-    ]
-    report = cut(write_frames(tmp_path / "film.mp4", itertools.chain(*scenes)), folder)
-    assert (report.scenes, report.bars, report.other_bars) == (6, (0, 0, 0, 0), 4)
-    rows = folder.rows(report.film)
-    assert [row.dropped for row in rows] == [None] * 6
-    analysis = analyze_film(tmp_path / "film.mp4", folder.settings, name="film")
-    for bars, rows_removed, columns_removed in zip(
-        analysis.scene_bars, (8, 0, 8, 0, 0, 8), (0, 0, 0, 12, 0, 0), strict=True
-    ):
-        assert all(0 <= found - rows_removed <= 1 + bool(rows_removed) for found in bars[:2])
-        assert all(0 <= found - columns_removed <= 1 + bool(columns_removed) for found in bars[2:])
-    for row in rows:
-        shown = decode_mp4(folder.read_clip(report.film, row.clip)).mean(axis=(0, 3))
-        if row.scene != 4:
-            assert min(shown.mean(axis=1).min(), shown.mean(axis=0).min()) > 20
-
-
-def test_a_full_picture_in_a_film_with_bars_keeps_its_edges(tmp_path, folder):
-    whole = [moving(72, height=64, width=96, seed=seed) for seed in range(6)]
-    barred = [[np.pad(f[:48], ((8, 8), (0, 0), (0, 0))) for f in scene] for scene in whole[:5]]
-    path = write_frames(tmp_path / "film.mp4", itertools.chain(*barred, whole[5]))
-    report = cut(path, folder)
-    assert 8 <= report.bars[0] <= 10
-    analysis = analyze_film(path, folder.settings, name="film")
-    assert analysis.scene_bars[-1] == (0, 0, 0, 0)
-    assert report.other_bars == 1
-
-
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_a_clip_is_placed_around_flashes(tmp_path, folder, length):
     """In the middle of a scene of three seconds, which has room for one clip."""
@@ -338,127 +249,6 @@ def test_holes_in_a_film_are_not_crossed(tmp_path, folder):
     assert report.scenes == 2
     assert report.cuts == (pytest.approx(90 / 24, abs=0.01),)
     assert report.short_scenes == 2
-
-
-def test_a_film_that_is_cut_off_is_used_as_far_as_it_goes(tmp_path, folder):
-    whole = write_frames(tmp_path / "whole.mkv", moving(144, speed=3), options={}).read_bytes()
-    path = tmp_path / "cut.mkv"
-    path.write_bytes(whole[: len(whole) * 2 // 3])
-    report = cut(path, folder)
-    assert report.kept >= 1
-    assert report.seconds + report.missing == pytest.approx(6, abs=0.1)
-    assert 1.5 < report.missing < 3
-    path.write_bytes(whole[: len(whole) // 4])
-    skipped = process(path, folder)
-    assert isinstance(skipped, SkippedFilm)
-    assert "expected at least 2.12 seconds, a clip's length" in skipped.reason
-    assert "that can be read" in skipped.reason
-
-
-def test_films_that_cannot_be_used_are_skipped_and_tried_again(tmp_path, folder):
-    (tmp_path / "junk.mp4").write_bytes(b"no film" * 500)
-    write_sound(tmp_path / "song.mp4", cover=True)
-    write_frames(tmp_path / "slow.mp4", moving(30, speed=3), fps=1)
-    write_frames(tmp_path / "six.mp4", moving(60, speed=3), fps=6)
-    write_frames(tmp_path / "short.mp4", moving(12))
-    write_frames(tmp_path / "one.mp4", moving(1))
-    reasons = {
-        "junk": r"expected a film, found: Invalid data",
-        "song": "expected a film, found sound only",
-        "slow": r"expected at least 8 frames per second, as clips have, found 1: ",
-        "six": "expected at least 8 frames per second, as clips have, found 6: ",
-        "short": r"expected at least 2\.12 seconds, a clip's length, found 0\.5: ",
-        "one": "expected at least ",
-        "missing": "cannot be read: No such file",
-    }
-    found = {name: process(tmp_path / f"{name}.mp4", folder) for name in reasons}
-    for skipped, reason in zip(found.values(), reasons.values(), strict=True):
-        assert isinstance(skipped, SkippedFilm)
-        with pytest.raises(UserError, match=reason):
-            raise UserError(skipped.reason)
-        assert "\n" not in skipped.reason
-        stored = json.loads((folder.path / "skipped" / f"{skipped.film}.json").read_text())
-        assert stored == dataclasses.asdict(skipped)
-    assert folder.films() == []
-    assert len(folder.skipped_films()) == len(reasons)
-    path = write_frames(tmp_path / "missing.mp4", moving(60, speed=3))
-    assert cut(path, folder).kept == 1
-    assert folder.films() == [id_of(path)]
-    assert "missing.mp4" not in {failed.name for failed in folder.skipped_films()}
-
-
-def test_a_folder_that_cannot_be_written_is_not_the_film_s_fault(tmp_path, folder):
-    path = write_frames(tmp_path / "film.mp4", moving(60, speed=3))
-    (folder.path / id_of(path)).write_text("in the way")
-    with pytest.raises(UserError, match="cannot be written"):
-        process(path, folder)
-    assert folder.skipped_films() == []
-
-
-@pytest.mark.parametrize("error", [MemoryError("no room"), ValueError("no\nroom"), cv2.error("no")])
-def test_what_goes_wrong_inside_is_the_film_s_fault(tmp_path, folder, error):
-    path = write_frames(tmp_path / "film.mp4", moving(60, speed=3))
-
-    def failing(frames: np.ndarray) -> np.ndarray:
-        raise error
-
-    skipped = process(path, folder, estimate=failing)
-    assert isinstance(skipped, SkippedFilm)
-    assert f"film.mp4: cannot be decoded ({type(error).__name__}: no" in skipped.reason
-    assert "\n" not in skipped.reason
-    assert folder.films() == []
-    assert cut(path, folder, estimate=even_flow).kept == 1
-    assert folder.skipped_films() == []
-
-
-def test_a_film_that_is_repaired_is_no_longer_skipped(tmp_path, folder):
-    path = write_frames(tmp_path / "film.mp4", moving(60, speed=3))
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    skipped = process(path, folder)
-    assert folder.skipped_films() == [skipped]
-    path.write_bytes(whole)
-    cut(path, folder, estimate=even_flow)
-    assert folder.skipped_films() == []
-
-
-def test_names_may_be_any_bytes(tmp_path, folder):
-    path = tmp_path / os.fsdecode(b"M\xf6we\n1.mp4")
-    path.write_bytes(b"no film" * 500)
-    skipped = process(path, folder)
-    assert isinstance(skipped, SkippedFilm)
-    assert skipped.name == r"M\udcf6we\n1.mp4"
-    assert f"{tmp_path}/{skipped.name}: expected a film, found: Invalid" in skipped.reason
-    write_frames(tmp_path / "film.mp4", moving(60, speed=3)).rename(path)
-    report = cut(path, folder, estimate=even_flow)
-    assert report.name == skipped.name
-    assert report.film.startswith("mwe-1-")
-    assert folder.skipped_films() == []
-
-
-def test_another_film_of_the_same_id_is_refused(tmp_path, folder):
-    path = write_frames(tmp_path / "film.mp4", moving(60, speed=3))
-    report = cut(path, folder, estimate=even_flow)
-    file = Path(folder.path) / report.film / "film.json"
-    text = file.read_text()
-    assert text.count(report.content) == 1
-    file.write_text(text.replace(report.content, report.content[:8] + "0" * 56))
-    skipped = process(path, folder)
-    assert isinstance(skipped, SkippedFilm)
-    assert f"its id {report.film} is that of another film" in skipped.reason
-    assert folder.films() == [report.film]
-
-
-def test_damaged_places_are_counted(tmp_path, folder):
-    frames = [np.roll(texture(48, 72, seed=k), k, axis=0) for k in range(80)]
-    path = write_frames(tmp_path / "film.mp4", frames)
-    data = bytearray(path.read_bytes())
-    middle = len(data) // 2
-    data[middle : middle + 400] = bytes(400)
-    path.write_bytes(data)
-    report = cut(path, folder, estimate=even_flow)
-    assert report.damaged + report.skipped > 0
-    assert report.flow == "even_flow"
 
 
 def test_progress_is_counted_in_seconds(tmp_path, folder):

@@ -1,4 +1,4 @@
-"""Annotated films to games: which turns, which split, which numbers, and their card."""
+"""Annotated films to a set of games: its turns, splits and shards, and its card."""
 
 import dataclasses
 import json
@@ -17,163 +17,24 @@ from annotated_shots import (
     Take,
     annotate,
     annotations_of,
-    damage_clip,
     film_name,
     label,
     make_shots,
     write_film,
 )
+from film_games import FILM, annotated, takes, turns_of
 
 from animegamer_jax.cli import main
 from animegamer_jax.data.characters import Characters
 from animegamer_jax.data.datasets import open_games
 from animegamer_jax.data.films.annotation.labels import note_failure
-from animegamer_jax.data.films.clips.store import ClipRow, SkippedFilm, open_shots
+from animegamer_jax.data.films.clips.store import SkippedFilm
 from animegamer_jax.data.films.games import writer
-from animegamer_jax.data.films.games.grouping import (
-    FilmGame,
-    GamesSettings,
-    Shot,
-    captions,
-    draw,
-    film_games,
-    instruction,
-)
-from animegamer_jax.data.films.games.plan import make_plan
+from animegamer_jax.data.films.games.grouping import GamesSettings
 from animegamer_jax.data.films.games.writer import write_film_games
 from animegamer_jax.errors import UserError
 from animegamer_jax.media.motion import PAPER_EDGES
 from animegamer_jax.protocol import PAPER
-
-FILM = film_name(0)
-
-
-def shot(clip: int, *, scene: int = 0, start: float | None = None, who: str = "Mika") -> Shot:
-    start = clip * SECONDS if start is None else start
-    row = ClipRow(
-        clip=clip,
-        scene=scene,
-        start=start,
-        end=start + SECONDS,
-        dropped=None,
-        motion_value=2.0,
-        flow=(),
-        digest="",
-    )
-    return Shot(row, label(clip, subject=who))
-
-
-def clips_of(games: list[FilmGame]) -> list[list[int]]:
-    return [[shot.row.clip for shot in game.shots] for game in games]
-
-
-# Which turns make a game
-
-
-def test_a_run_of_one_character_is_a_game():
-    shots = [shot(0), shot(1), shot(2, who="Ren"), shot(3, who="Ren"), shot(4)]
-    settings = GamesSettings(max_gap=0.0)
-    assert clips_of(film_games(FILM, shots, settings)) == [[0, 1], [2, 3], [4]]
-
-
-def test_a_gap_ends_a_game_and_somebody_else_does_not():
-    shots = [shot(0), shot(1, who="Ren"), shot(2), shot(3, start=9.0)]
-    gap = 9.0 - 3 * SECONDS
-    for max_gap, expected in (
-        (0.9 * SECONDS, [[0], [1], [2], [3]]),
-        (SECONDS, [[0, 2], [1], [3]]),
-        (gap - 0.01, [[0, 2], [1], [3]]),
-        (gap, [[0, 2, 3], [1]]),
-    ):
-        assert clips_of(film_games(FILM, shots, GamesSettings(max_gap=max_gap))) == expected
-
-
-@pytest.mark.parametrize(
-    ("turns", "lengths"), [(1, [1]), (5, [5]), (6, [3, 3]), (11, [3, 4, 4]), (0, [])]
-)
-def test_long_runs_are_divided_evenly(turns, lengths):
-    games = film_games(FILM, [shot(n) for n in range(turns)], GamesSettings(max_turns=5))
-    assert [len(game.shots) for game in games] == lengths
-    assert [clip for clips in clips_of(games) for clip in clips] == list(range(turns))
-
-
-def test_short_games_are_dropped():
-    shots = [shot(0), shot(1), shot(2, who="Ren")]
-    games = film_games(FILM, shots, GamesSettings(min_turns=2))
-    assert clips_of(games) == [[0, 1]]
-
-
-def test_scenes_that_share_a_game_are_one_group():
-    shots = [
-        shot(0, scene=0),
-        shot(1, scene=1),  # with 0
-        shot(2, scene=2, start=50.0),
-        shot(3, scene=3, start=100.0),
-        shot(4, scene=4, start=100.0 + SECONDS),  # with 3
-        shot(5, scene=4, start=150.0),  # and so this
-        shot(6, scene=5, start=150.0 + SECONDS),
-    ]
-    games = film_games(FILM, shots, GamesSettings())
-    assert clips_of(games) == [[0, 1], [2], [3, 4], [5, 6]]
-    assert [game.group for game in games] == [(FILM, 0), (FILM, 2), (FILM, 3), (FILM, 3)]
-    assert len({draw(game.group) for game in games}) == 3
-
-
-def test_a_games_number_is_of_its_film_and_first_clip():
-    games = [FilmGame(FILM, 0, (shot(n),)) for n in range(500)]
-    games += [FilmGame(film_name(1), 0, (shot(n),)) for n in range(500)]
-    assert len({game.number for game in games}) == 1000
-    assert all(0 <= game.number < 2**63 for game in games)
-    assert FilmGame(FILM, 9, (shot(3), shot(4))).number == games[3].number
-    draws = [draw((FILM, n)) for n in range(2000)]
-    assert np.mean(np.array(draws) < 0.1) == pytest.approx(0.1, abs=0.02)
-
-
-# What a turn says
-
-
-def test_the_words_of_a_turn():
-    said = label(
-        0, subject="Qiqi", motion="flying on broomstick", adverb="quickly", environment="sky"
-    ).annotation
-    reported = "Character: Qiqi; Motion: quickly flying on broomstick; Background: day sky."
-    assert instruction(said) == reported
-    complete, *partial = captions(said)
-    for word in ("Qiqi", "quickly", "flying on broomstick", "day", "sky"):
-        assert word in complete
-    assert {"Qiqi", "sky", "day"} <= set(partial)
-    assert len(set(partial)) == len(partial) >= 5
-
-
-# A set from two films
-
-
-def takes(count: int, *, per_scene: int = 2, first_value: float = 0.5) -> list[Take]:
-    """Scenes that are far apart; every fifth clip is dropped."""
-    return [
-        Take(
-            scene=number // per_scene,
-            start=number * SECONDS + 20.0 * (number // per_scene),
-            dropped="still" if number % 5 == 4 else None,
-            value=first_value + number,
-        )
-        for number in range(count)
-    ]
-
-
-def annotated(path, *films: int):
-    """Films with that number of clips each: every seventh is set aside, every third is nobody's."""
-    shots = make_shots(
-        path, [takes(count, first_value=0.5 + n / 3) for n, count in enumerate(films)]
-    )
-    for number, count in enumerate(films):
-        kept = [n for n in range(count) if n % 5 != 4]
-        aside = [n for n in kept if n % 7 == 6]
-        labels = [
-            label(n, subject="none" if n % 3 == 2 else "Mika") for n in kept if n not in aside
-        ]
-        annotate(shots, number, labels, aside=aside)
-    return shots
 
 
 @pytest.fixture(scope="module")
@@ -186,14 +47,6 @@ def made(shots, tmp_path_factory):
     path = tmp_path_factory.mktemp("games") / "games"
     info = write_film_games(path, shots, GamesSettings(test_share=0.3))
     return path, info
-
-
-def turns_of(path) -> dict[str, list[dict]]:
-    games = open_games(path)
-    return {
-        split: [games.turns(split)[number] for number in range(count)]
-        for split, count in games.info.splits.items()
-    }
 
 
 def test_the_set_holds_the_films_clips(shots, made):
@@ -601,88 +454,8 @@ def test_the_card_names_skipped_films(tmp_path):
     assert "| song.mp3 | no video |" in (tmp_path / "games" / "card.md").read_text()
 
 
-# What cannot be made
-
-
-def refusal(path, shots, settings=None) -> str:
-    with pytest.raises(UserError) as caught:
-        write_film_games(path / "games", shots, settings or GamesSettings())
-    assert "\n" not in str(caught.value)
-    assert not (path / "games" / "set.json").exists()
-    return str(caught.value)
-
-
-def test_films_that_are_not_annotated(tmp_path):
-    shots = make_shots(tmp_path / "shots", [takes(8), takes(8)])
-    reported = refusal(tmp_path, shots)
-    assert (
-        f"not annotated: 2 of 2 films, the first {FILM}: run `animegamer data annotate`" in reported
-    )
-    annotate(shots, 1, [label(n) for n in (0, 1, 2, 3, 5, 6, 7)])
-    reported = refusal(tmp_path, shots)
-    assert "not annotated: 1 of 2 films" in reported
-    assert reported.endswith("to its end, or skip them with --unannotated skip")
-    settings = GamesSettings(unannotated="skip")
-    assert make_plan(shots, settings).skipped == (FILM,)
-    write_film_games(tmp_path / "games", shots, settings)
-    turns = turns_of(tmp_path / "games")
-    assert {turn["film"] for split in turns.values() for turn in split} == {film_name(1)}
-    card = json.loads((tmp_path / "games" / "card.json").read_text())
-    assert card["made"]["films_without_annotation"] == [FILM]
-
-
-def test_a_folder_without_films(tmp_path):
-    shots = open_shots(tmp_path / "shots", SETTINGS)
-    assert "no finished films: run `animegamer data films`" in refusal(tmp_path, shots)
-
-
-def test_annotations_of_another_cast_or_of_other_clips(tmp_path):
-    shots = make_shots(tmp_path / "shots", [takes(8), takes(8)])
-    annotate(shots, 0, [label(0)])
-    annotate(shots, 1, [label(0)], characters=Characters(CHARACTERS.entries[:1]))
-    assert f"{FILM}: annotated with other characters: run" in refusal(tmp_path, shots)
-    annotate(shots, 1, [label(0)])
-    file = shots.folder(FILM) / "clips.jsonl"
-    file.write_text(file.read_text().replace('"digest": "', '"digest": "0', 1))
-    assert f"{FILM}: cut again since it was annotated" in refusal(tmp_path, shots)
-
-
-def test_too_few_games(tmp_path):
-    shots = make_shots(tmp_path / "shots", [[Take() for _ in range(4)]])
-    annotate(shots, 0, [label(n, subject="none") for n in range(4)])
-    assert "0 groups of scenes with games: expected 2 or more" in refusal(tmp_path, shots)
-    annotate(shots, 0, [label(n, subject="Mika") for n in range(4)])
-    assert "1 group of scenes with games: expected 2 or more" in refusal(tmp_path, shots)
-
-
-def test_a_damaged_clip_leaves_no_set(tmp_path):
-    shots = annotated(tmp_path / "shots", 12)
-    damage_clip(shots, FILM)
-    assert "clips.zip: 00000.mp4 is damaged" in refusal(tmp_path, shots)
-    with pytest.raises(UserError, match="not finished"):
-        open_games(tmp_path / "games")
-    assert len(list((tmp_path / "games").rglob("*.array_record-*"))) <= 1  # the other split's
-    assert not list((tmp_path / "games").rglob(".shard-*"))
-
-
 def test_a_taken_place(shots, made):
     before = (made[0] / "set.json").read_bytes()
     with pytest.raises(UserError, match="already there: choose another folder"):
         write_film_games(made[0], shots, GamesSettings())
     assert (made[0] / "set.json").read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"max_gap": -1.0}, r"max_gap -1\.0: expected seconds, 0 or more"),
-        ({"max_gap": float("nan")}, "max_gap nan: expected seconds"),
-        ({"min_turns": 0}, "min_turns 0, max_turns 5: expected 1 or more"),
-        ({"min_turns": 6}, "min_turns 6, max_turns 5: expected 1 or more, and the first not above"),
-        ({"test_share": 0.0}, r"test_share 0\.0: expected more than 0 and less"),
-        ({"test_share": 1.0}, r"test_share 1\.0: expected more than 0 and less"),
-    ],
-)
-def test_settings_that_cannot_be(changes, message):
-    with pytest.raises(UserError, match=message):
-        GamesSettings(**changes)
