@@ -28,7 +28,7 @@ from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder
 from animegamer_jax.evaluate.metrics.formulas import STATE_SLOTS, Estimate, estimate_known
 from animegamer_jax.evaluate.metrics.lpips import LPIPS, load_lpips
 from animegamer_jax.evaluate.metrics.openclip import load_clip_for_scores
-from animegamer_jax.evaluate.metrics.registry import CONTEXT, TOLD
+from animegamer_jax.evaluate.metrics.registry import CONTEXT, NAMED
 from animegamer_jax.evaluate.metrics.suite import reconstruct
 from animegamer_jax.evaluate.metrics.video_distance import frechet_distance, jedi
 from animegamer_jax.evaluate.reference_scores import OTHER_ANSWERS, baselines
@@ -38,7 +38,7 @@ from animegamer_jax.models.vae import VAE
 from animegamer_jax.toy.drawing.draw import render
 from animegamer_jax.toy.evaluation import WORLD
 from animegamer_jax.toy.scene import MOTION_EDGES, Scene
-from animegamer_jax.toy.scoring.attributes import NAMED, VALUES
+from animegamer_jax.toy.scoring.attributes import VALUES
 from animegamer_jax.toy.scoring.benchmark import toy_games
 from animegamer_jax.toy.world import PROTOCOL, Split
 

@@ -154,8 +154,8 @@ def main(
         seed: Number of the first game.
         batch_size: Number of games played side by side.
     """
-    if games < 1 or turns < 2 or batch_size < 1:
-        raise UserError("expected at least 1 game, 2 turns and batches of 1 game")
+    if games < 2 or turns < 2 or batch_size < 1:
+        raise UserError("expected at least 2 games, 2 turns and batches of 1 game")
     bundle = Bundle.open(model)
     benchmark = WORLD.make_benchmark("test", num_games=games, num_turns=turns, seed=seed)
     own, other = (represent(bundle, benchmark, exchanged=kind) for kind in (False, True))

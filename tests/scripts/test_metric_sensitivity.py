@@ -13,13 +13,12 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder
 from animegamer_jax.evaluate.metrics.formulas import estimate
 from animegamer_jax.evaluate.metrics.openclip import load_clip_for_scores
-from animegamer_jax.evaluate.metrics.registry import CONTEXT, TOLD
+from animegamer_jax.evaluate.metrics.registry import CONTEXT, NAMED
 from animegamer_jax.evaluate.reference_scores import OTHER_ANSWERS, baselines
 from animegamer_jax.media.motion import FLICKER, measure_levels
 from animegamer_jax.toy.drawing.draw import render
 from animegamer_jax.toy.evaluation import WORLD
 from animegamer_jax.toy.scene import LEVELS, MOTION_EDGES, MOTIONS, Scene
-from animegamer_jax.toy.scoring.attributes import NAMED
 
 NUM_GAMES = 3
 SHARES = (0, 0.5, 1)

@@ -19,7 +19,7 @@ from animegamer_jax.evaluate import worlds
 from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder
 from animegamer_jax.evaluate.metrics.details import score_details, with_details
 from animegamer_jax.evaluate.metrics.formulas import clip_image_similarity, psnr
-from animegamer_jax.evaluate.metrics.registry import CONTEXT, NAMED
+from animegamer_jax.evaluate.metrics.registry import CONTEXT, LOOKS, NAMED
 from animegamer_jax.evaluate.metrics.scorers import (
     READ,
     Answers,

@@ -24,8 +24,6 @@ from animegamer_jax.toy.scene import (
     Scene,
 )
 
-NAMED = ("character", "place", "time")
-"""Attributes that instructions name."""
 DETAILS = ("accessory", "variant", "side", "distance")
 """Attributes that no word tells, and that last."""
 
