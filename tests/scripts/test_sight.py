@@ -64,5 +64,5 @@ def test_a_detail_counts_from_its_second_showing():
 
 
 def test_too_few():
-    with pytest.raises(UserError, match="at least 1 game, 2 turns"):
+    with pytest.raises(UserError, match="at least 2 games, 2 turns"):
         sight.main("toy", turns=1)

@@ -25,7 +25,7 @@ from animegamer_jax.toy.scene import (
 )
 
 DETAILS = ("accessory", "variant", "side", "distance")
-"""Attributes that no word tells, and that last."""
+"""Attributes that no word gives away, and that last."""
 
 VALUES: Mapping[str, tuple[str, ...]] = {
     "character": CHARACTERS,
