@@ -264,7 +264,7 @@ def _sway(rhythm: Rhythm) -> Curve:
 
 
 def _lean(rhythm: Rhythm) -> Curve:
-    """Returns the angle of a head that leans to where its owner sways, so that a picture shows it."""
+    """Returns the angle of a head that leans to where its owner sways: pictures show it."""
     return 0.16 * min(1.0, rhythm.speed) * np.cos(2 * np.pi * rhythm.cycles)
 
 
