@@ -42,7 +42,14 @@ _MOST_BYTES = 20 * 10**6
 _SHOWN = {  # metrics of the card, by turns
     "all turns": (
         *("ACC-S", "MAE-S", "ACC-F", "MAE-F", "character", "place", "time", "CLIP-I"),
-        *("accessory kept", "variant kept", "view kept", "details kept", "looks"),
+        *(
+            "accessory kept",
+            "variant kept",
+            "view kept",
+            "details kept",
+            "details by chance",
+            "looks",
+        ),
     ),
     "open turns": ("ACC-S", "character", "place", "time", CONTEXT),
 }

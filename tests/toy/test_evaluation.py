@@ -368,7 +368,11 @@ def test_details_of_true_clips_are_kept_and_others_are_not(split):
     games = WORLD.make_benchmark(split, num_games=40, num_turns=5, seed=0)
     truth, read = WORLD.details(games), readings(games)
     kept = score_details(read, truth)
-    assert {name for name, value in kept.items() if np.nanmean(value) != 1} == set()
+    wrong = {name for name, value in kept.items() if np.nanmean(value) != 1}
+    assert wrong == {"details by chance"}
+    assert 0.2 < np.nanmean(kept["details by chance"]) < 0.5
+    constant = score_details({name: np.zeros_like(x) for name, x in read.items()}, truth)
+    assert np.nanmean(constant["details by chance"]) == 1
     assert np.isnan(kept["accessory kept"][:, 0]).all() == (split == "test")
     assert ("looks" in kept) == (split == "own")
     again = np.isfinite(kept["details kept"][:, 1:])

@@ -34,16 +34,17 @@ def score_details(values: Values, truth: Mapping[str, DetailTruth]) -> Values:
         values: What the classifier read, as `TruthScorer` keeps it; without it, nothing is scored.
         truth: Which turns show the same thing, by attribute (`World.details`).
     """
-    right = {
-        name: _as_before(values[READ + name], one)
-        for name, one in truth.items()
-        if READ + name in values
-    }
-    if not {*_VIEW, *DETAILS} - {"view"} <= right.keys():
+    read = {name: values[READ + name] for name in truth if READ + name in values}
+    if not {*_VIEW, *DETAILS} - {"view"} <= read.keys():
         return {}
-    right["view"] = right[_VIEW[0]] * right[_VIEW[1]]
+    right = {name: _as_before(value, truth[name]) for name, value in read.items()}
+    alike = {name: _as_in_another_game(value, truth[name]) for name, value in read.items()}
+    for shares in (right, alike):
+        shares["view"] = shares[_VIEW[0]] * shares[_VIEW[1]]
     found = {f"{name} kept": right[name] for name in DETAILS}
     found["details kept"] = _mean_of_known([right[name] for name in DETAILS])
+    if len(read[DETAILS[0]]) > 1:
+        found["details by chance"] = _mean_of_known([alike[name] for name in DETAILS])
     looks = [right[name] for name in LOOKS if name in right]
     if len(looks) == len(LOOKS) and np.isfinite(looks).any():
         found |= dict(zip(LOOKS, looks, strict=True))
@@ -51,15 +52,27 @@ def score_details(values: Values, truth: Mapping[str, DetailTruth]) -> Values:
     return {name: value.astype(np.float32) for name, value in found.items()}
 
 
-def _as_before(read: np.ndarray, truth: DetailTruth) -> np.ndarray:
-    """Returns 1 where a thing is read as it was shown first, else 0; NaN where nothing counts."""
+def _as_before(
+    read: np.ndarray, truth: DetailTruth, *, shown_by: np.ndarray | None = None
+) -> np.ndarray:
+    """Returns 1 where a thing is read as it was shown first, else 0; NaN where nothing counts.
+
+    It was shown in the same game, or in those of `shown_by`.
+    """
     turns = read.shape[1]
-    shown = np.take_along_axis(read, np.maximum(truth.first, 0), axis=1)
+    shows = read if shown_by is None else shown_by
+    shown = np.take_along_axis(shows, np.maximum(truth.first, 0), axis=1)
     known = truth.value >= 0
     right = (read == np.where(known, truth.value, shown)).astype(float)
     is_first = truth.first == np.arange(turns)
     counts = (truth.first >= 0) & (known | ~is_first) & np.isfinite(read)
     return np.where(counts, right, np.nan)
+
+
+def _as_in_another_game(read: np.ndarray, truth: DetailTruth) -> np.ndarray:
+    """Returns as `_as_before`, of what the game before showed in the turn of the first showing."""
+    others = np.roll(read, 1, axis=0)
+    return _as_before(read, truth._replace(value=np.full_like(truth.value, -1)), shown_by=others)
 
 
 def _mean_of_known(parts: list[np.ndarray]) -> np.ndarray:

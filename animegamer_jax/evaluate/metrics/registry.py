@@ -101,6 +101,8 @@ _ALL = (  # name, group, better, unit, formula, source; the paper's score and it
            _KEPT.format("side and distance of the view"), _OURS),
     Metric("details kept", "truth", "higher", "share of details",
            "mean of the three over those that the turn shows again", _OURS),
+    Metric("details by chance", "truth", "lower", "share of details",
+           "the same, but as another game's first clips show it", _OURS),
     Metric("hair colour", "truth", "higher", "share of turns", _AS_GIVEN, _OURS),
     Metric("hair", "truth", "higher", "share of turns", _AS_GIVEN, _OURS),
     Metric("clothes", "truth", "higher", "share of turns", _AS_GIVEN, _OURS),
