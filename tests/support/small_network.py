@@ -5,16 +5,15 @@ from pathlib import Path
 import jax
 import numpy as np
 from flax import nnx
+from random_modules import FLOAT
 
 from animegamer_jax.bundle.bundle import flat_params
-from animegamer_jax.configs import LoRAConfig, NetworkConfig
+from animegamer_jax.configs import LoRAConfig
 from animegamer_jax.convert.rules import QKV, QKV_BIAS, TRANSPOSE, Rule
 from animegamer_jax.convert.sources import write_torch
 from animegamer_jax.models.layer_stack import LayerStack
 from animegamer_jax.models.linear import Linear, QKVLinear
 from animegamer_jax.models.norms import LayerNorm
-
-FLOAT = NetworkConfig()
 
 
 class Block(nnx.Module):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cut_films import id_of
 from etils import epath
 
 from animegamer_jax.data.films.clips.store import (
@@ -18,8 +19,6 @@ from animegamer_jax.data.films.clips.store import (
     FilmWriter,
     ShotsFolder,
     SkippedFilm,
-    film_content,
-    film_id,
     open_shots,
     path_id,
 )
@@ -66,10 +65,6 @@ def write(folder: ShotsFolder, film: str = FILM) -> None:
         writer.add(ROW, CLIP)
         writer.add(dataclasses.replace(ROW, clip=1, dropped="still", digest=""), b"a picture")
         writer.report = dataclasses.replace(REPORT, film=film)
-
-
-def id_of(path: Path) -> str:
-    return film_id(epath.Path(path), content=film_content(epath.Path(path)))
 
 
 def names(folder: ShotsFolder) -> list[str]:
