@@ -1,7 +1,7 @@
 """Schedule, guidance, sampler and loss: recorded numbers, identities, and known distributions."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from random_modules import build
 
 from animegamer_jax import diffusion
 from animegamer_jax.bundle.bundle import (
-    NetworkName,
-    abstract_network,
     abstract_params,
-    flat_params,
 )
-from animegamer_jax.configs import NetworkConfig
 from animegamer_jax.convert.rules import convert
 from animegamer_jax.convert.sources import open_torch
 from animegamer_jax.convert.tables import dit as dit_table
@@ -44,18 +41,6 @@ def read(name: str) -> dict[str, np.ndarray]:
 
 def channels_last(x: np.ndarray) -> np.ndarray:
     return np.moveaxis(x, -3, -1)
-
-
-def build(name: NetworkName, config: NetworkConfig, leaves: Iterable[tuple[str, np.ndarray]]):
-    """A network that holds the given parameters, made without compiling anything."""
-    module = abstract_network(name, config)
-    state = nnx.state(module, nnx.Param)
-    variables = flat_params(state)
-    for path, value in leaves:
-        variables.pop(path).set_value(jnp.asarray(value))
-    assert not variables
-    nnx.update(module, state)
-    return module
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Logical axes, meshes, and the same numbers on eight devices as on one."""
 
 import dataclasses
-from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -10,15 +9,15 @@ import pytest
 from flax import nnx
 from helpers import random_leaves, tiny_config
 from jax.sharding import NamedSharding, PartitionSpec
+from random_modules import build
 
 from animegamer_jax.bundle.bundle import (
     NETWORKS,
     Bundle,
-    NetworkName,
     abstract_network,
     flat_params,
 )
-from animegamer_jax.configs import SIZES, DiTConfig, MLLMConfig, NetworkConfig
+from animegamer_jax.configs import SIZES, DiTConfig, MLLMConfig
 from animegamer_jax.models.mllm import MLLM
 from animegamer_jax.protocol import PAPER, SPECIAL_TOKENS, Layout, TokenIds
 from animegamer_jax.sharding import (
@@ -142,17 +141,6 @@ def test_every_parameter_has_an_axis_name_a_dimension(name, size):
 @pytest.fixture(scope="module")
 def mesh():
     return make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
-
-
-def build(name: NetworkName, config: NetworkConfig, leaves: Iterable[tuple[str, np.ndarray]]):
-    """A network that holds the given parameters, made without compiling anything."""
-    module = abstract_network(name, config)
-    state = nnx.state(module, nnx.Param)
-    variables = flat_params(state)
-    for path, value in leaves:
-        variables[path].set_value(jnp.asarray(value))
-    nnx.update(module, state)
-    return module
 
 
 def on_mesh(module: nnx.Module, mesh: jax.sharding.Mesh) -> nnx.Module:

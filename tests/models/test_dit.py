@@ -1,7 +1,6 @@
 """The diffusion transformer and the shot encoder: recorded numbers, and diffusers' CogVideoX."""
 
 import dataclasses
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,13 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers import NUM_QUERIES, WIDTH, random_leaves, tiny_config
+from random_modules import build
 
 from animegamer_jax.bundle.bundle import (
-    NetworkName,
     abstract_network,
     abstract_params,
-    flat_params,
 )
-from animegamer_jax.configs import DiTConfig, NetworkConfig
+from animegamer_jax.configs import DiTConfig
 from animegamer_jax.convert.rules import convert
 from animegamer_jax.convert.sources import open_torch
 from animegamer_jax.convert.tables import dit as dit_table
@@ -41,20 +39,6 @@ def error(found: Any, expected: Any) -> float:
     found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
     assert found.shape == expected.shape
     return float(np.abs(found - expected).max() / np.sqrt(np.square(expected).mean()))
-
-
-def build(name: NetworkName, config: NetworkConfig, leaves: Iterable[tuple[str, np.ndarray]]):
-    """A network that holds the given parameters, made without compiling anything."""
-    module = abstract_network(name, config)
-    state = nnx.state(module, nnx.Param)
-    variables = flat_params(state)
-    for path, value in leaves:
-        variable = variables.pop(path)
-        assert variable.shape == value.shape, path
-        variable.set_value(jnp.asarray(value, variable.dtype))
-    assert not variables
-    nnx.update(module, state)
-    return module
 
 
 @jax.jit
