@@ -1,7 +1,6 @@
 """The diffusion transformer and the shot encoder: recorded numbers, and diffusers' CogVideoX."""
 
 import dataclasses
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,13 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers import NUM_QUERIES, WIDTH, random_leaves, tiny_config
+from random_modules import build
 
 from animegamer_jax.bundle.bundle import (
-    NetworkName,
     abstract_network,
     abstract_params,
-    flat_params,
 )
-from animegamer_jax.configs import DiTConfig, NetworkConfig
+from animegamer_jax.configs import DiTConfig
 from animegamer_jax.convert.rules import convert
 from animegamer_jax.convert.sources import open_torch
 from animegamer_jax.convert.tables import dit as dit_table
@@ -41,20 +39,6 @@ def error(found: Any, expected: Any) -> float:
     found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
     assert found.shape == expected.shape
     return float(np.abs(found - expected).max() / np.sqrt(np.square(expected).mean()))
-
-
-def build(name: NetworkName, config: NetworkConfig, leaves: Iterable[tuple[str, np.ndarray]]):
-    """A network that holds the given parameters, made without compiling anything."""
-    module = abstract_network(name, config)
-    state = nnx.state(module, nnx.Param)
-    variables = flat_params(state)
-    for path, value in leaves:
-        variable = variables.pop(path)
-        assert variable.shape == value.shape, path
-        variable.set_value(jnp.asarray(value, variable.dtype))
-    assert not variables
-    nnx.update(module, state)
-    return module
 
 
 @jax.jit
@@ -413,6 +397,21 @@ def test_another_latent_shape_is_refused(tiny, change):
     shape = [size + more for size, more in zip(x.shape[1:4], change, strict=True)]
     with pytest.raises(ValueError, match="has positions for 3 x 4 x 6"):
         tiny(jnp.zeros((2, *shape, x.shape[-1])), timestep=timestep, motion=motion, context=context)
+
+
+def test_a_picture_has_the_positions_of_the_first_frame(tiny):
+    """As a transformer of one frame with the same weights."""
+    x, timestep, motion, context = inputs(TINY)
+    leaves = {
+        name: leaf[: NUM_QUERIES + 6] if name == "positions" else leaf
+        for name, leaf in random_leaves("dit", TINY, 0)
+    }
+    alone = build("dit", dataclasses.replace(TINY, latent_frames=1), leaves.items())
+    assert TINY.latent_frames > TINY.patch_frames == 1
+    found = run(tiny, x[:, :1], timestep, motion, context)
+    assert found.shape == (2, 1, *x.shape[2:])
+    expected = run(alone, x[:, :1], timestep, motion, context)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_runs_in_bfloat16(tiny):

@@ -1,10 +1,13 @@
-"""Random numbers for modules and their inputs, and comparison of the pytrees that come out."""
+"""Random numbers for modules and their inputs, modules of given numbers, and comparisons."""
+
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from animegamer_jax.bundle.bundle import NetworkName, abstract_network, flat_params
 from animegamer_jax.configs import LoRAConfig, NetworkConfig
 from animegamer_jax.evaluate.metrics.lpips import LPIPS
 
@@ -70,3 +73,17 @@ def assert_leaves_close(found, expected):
     for ours, plain in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         largest = float(np.abs(plain).max())  # of a bias of keys: nothing but rounding
         np.testing.assert_allclose(ours, plain, rtol=2e-4, atol=2e-4 * largest + 1e-8)
+
+
+def build(name: NetworkName, config: NetworkConfig, leaves: Iterable[tuple[str, np.ndarray]]):
+    """Makes a network that holds the given parameters, without compiling anything."""
+    module = abstract_network(name, config)
+    state = nnx.state(module, nnx.Param)
+    variables = flat_params(state)
+    for path, value in leaves:
+        variable = variables.pop(path)
+        assert variable.shape == value.shape, path
+        variable.set_value(jnp.asarray(value, variable.dtype))
+    assert not variables
+    nnx.update(module, state)
+    return module

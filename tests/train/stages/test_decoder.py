@@ -1,7 +1,6 @@
 """Warm-up and joint stage: their loss, what they train, what they drop, and what they show."""
 
 import dataclasses
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,14 @@ import numpy as np
 import pytest
 import tiny_sets
 from flax import nnx
+from random_modules import build
 from tiny_games import batch_of, make_key, make_stage, run, write_model
 from tiny_stage import arrays, one_device
 
 from animegamer_jax.bundle.bundle import (
     Bundle,
-    NetworkName,
-    abstract_network,
     abstract_params,
-    flat_params,
 )
-from animegamer_jax.configs import NetworkConfig
 from animegamer_jax.convert.rules import convert
 from animegamer_jax.convert.sources import open_torch
 from animegamer_jax.convert.tables import dit as dit_table
@@ -76,16 +72,6 @@ def batch(stage, features) -> Any:
 # --- the loss -------------------------------------------------------------------------------
 
 
-def _build(name: NetworkName, config: NetworkConfig, leaves: Iterable[tuple[str, np.ndarray]]):
-    module = abstract_network(name, config)
-    state = nnx.state(module, nnx.Param)
-    variables = flat_params(state)
-    for path, value in leaves:
-        variables[path].set_value(jnp.asarray(value))
-    nnx.update(module, state)
-    return module
-
-
 def test_recorded_losses():
     """The released code's loss of each sample, under the encoder's context and the MLLM's."""
     source = open_torch(RECORDED / "1" / "mp_rank_00_model_states.pt")
@@ -93,7 +79,7 @@ def test_recorded_losses():
     dit_config = dit_table.infer_config(source.shapes, latent_height=8, latent_width=12)
     encoder_config = encoder_table.infer_config(source.shapes)
     dit, encoder = (
-        _build(name, config, convert(table.rules(config), source, abstract_params(name, config)))
+        build(name, config, convert(table.rules(config), source, abstract_params(name, config)))
         for name, table, config in (
             ("dit", dit_table, dit_config),
             ("encoder", encoder_table, encoder_config),
@@ -165,6 +151,28 @@ def test_latents_are_scaled(stage, networks, batch):
     whole, half = both(networks["dit"], batch.moments, make_key())
     np.testing.assert_allclose(whole, half, rtol=1e-5)
     assert config.scaling_factor == 0.7
+
+
+def test_pictures_are_first_frames_drawn_several_times(bundle, networks, batch):
+    """Later frames do not matter; each draw has another noise, at another diffusion step."""
+    stage = make_stage(DecoderStage, dataclasses.replace(CALM, pictures=3), bundle)
+    loss = jax.jit(lambda networks, batch, key: stage.loss(networks, batch, key)[0])
+    found = loss(networks, batch, make_key())
+    changed = batch._replace(moments=batch.moments.at[:, 1:].set(7.0))
+    assert loss(networks, changed, make_key()) == found
+    other = batch._replace(moments=batch.moments.at[:, :1].set(7.0))
+    assert loss(networks, other, make_key()) != found
+    context, motion = jnp.ones((8, 7, 32)), jnp.ones(8)
+    drawn = jax.jit(
+        lambda dit, moments, key: drawn_loss(
+            dit, moments, key, vae_config=stage.vae_config, context=context, motion=motion, draws=3
+        )
+    )(networks["dit"], batch.moments[:, :1], make_key())
+    assert drawn.shape == (24,)
+    assert len(np.unique(drawn)) == 24
+    assert stage.evaluate(networks, batch, make_key()).clips == {}
+    clips = make_stage(DecoderStage, CALM, bundle)
+    assert stage.sample_flops(networks) < 3 * clips.sample_flops(networks)
 
 
 # --- what is trained ------------------------------------------------------------------------
