@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.train.stages.recipe import Recipe
+from animegamer_jax.train.stages.recipe import Recipe, check_numbers
 
 if TYPE_CHECKING:
     from animegamer_jax.configs import ModelConfig
@@ -74,15 +74,9 @@ def check_recipe(recipe: Recipe, *, batch_shards: int) -> None:
     """Checks that the numbers of a recipe fit each other and the mesh.
 
     Raises:
-        UserError: a number is too small, or the batch cannot be divided.
+        UserError: a number is out of range, or the batch cannot be divided.
     """
-    at_least_one = ("steps", "batch_size", "accumulate", "log_every", "save_every", "eval_every")
-    for field in (*at_least_one, "keep_last", "eval_batches"):
-        if getattr(recipe, field) < 1:
-            option = field.replace("_", "-")
-            raise UserError(f"--{option} {getattr(recipe, field)}: expected 1 or more")
-    if recipe.ema_decay is not None and not 0 <= recipe.ema_decay < 1:
-        raise UserError(f"--ema-decay {recipe.ema_decay}: expected None, or from 0 to less than 1")
+    check_numbers(recipe)
     unit = recipe.accumulate * batch_shards
     if recipe.batch_size % unit:
         below = recipe.batch_size // unit * unit

@@ -30,6 +30,7 @@ from animegamer_jax.train.mesh import (
 )
 from animegamer_jax.train.registry import PARTS, STAGES, find_stage
 from animegamer_jax.train.stages.base import DataSource
+from animegamer_jax.train.stages.recipe import OptimizerConfig
 
 WORDS = ["--data", "somewhere", "--out", "out"]
 EVERY = [("foundations", part) for part in PARTS] + [
@@ -160,15 +161,38 @@ def test_wrong_weights(word):
     [
         ({"batch_size": 12}, "--batch-size 12: expected a multiple of 8 .*: 8 or 16$"),
         ({"batch_size": 8, "accumulate": 2}, "--batch-size 8: expected a multiple of 16 .*: 16$"),
-        ({"steps": 0}, "--steps 0: expected 1 or more"),
-        ({"accumulate": 0}, "--accumulate 0: expected 1 or more"),
-        ({"save_every": -1}, "--save-every -1: expected 1 or more"),
-        ({"ema_decay": 1.0}, r"--ema-decay 1.0: expected None, or from 0 to less than 1"),
+        ({"steps": 0}, "--steps: expected a number greater than or equal to 1, found 0"),
+        ({"accumulate": 0}, "--accumulate: expected a number greater than or equal to 1, found 0"),
+        ({"save_every": -1}, "--save-every: .* or equal to 1, found -1"),
+        ({"ema_decay": 1.0}, "--ema-decay: expected a number less than 1, found 1.0"),
+        (
+            {"optimizer": OptimizerConfig(learning_rate=float("nan"))},
+            "--optimizer.learning-rate: expected a finite number, found NaN",
+        ),
+        (
+            {"optimizer": OptimizerConfig(learning_rate=0.1, clip_norm=0.0)},
+            "--optimizer.clip-norm: expected a number greater than 0, found 0.0",
+        ),
     ],
 )
 def test_numbers_that_do_not_fit(changes, message):
     with pytest.raises(UserError, match=message):
         check_recipe(dataclasses.replace(RECIPE, **changes), batch_shards=8)
+
+
+@pytest.mark.parametrize(("option", "value"), [("history_shown", 1.5), ("word_dropout", -0.1)])
+def test_shares_are_from_zero_to_one(option, value):
+    recipe = dataclasses.replace(find_stage("mllm")[1], **{option: value})
+    words = f"--{option.replace('_', '-')}: expected a number .* than or equal to [01], found"
+    with pytest.raises(UserError, match=words):
+        check_recipe(recipe, batch_shards=1)
+
+
+def test_every_recipe_is_in_range():
+    for name in STAGES:
+        for part in PARTS if name == "foundations" else (None,):
+            for recipe in find_stage(name, part=part)[0].recipes.values():
+                check_recipe(recipe, batch_shards=1)
 
 
 def test_meshes():

@@ -25,7 +25,7 @@ from animegamer_jax.train.stages.decoder import (
 )
 from animegamer_jax.train.stages.mllm import GameRecipe, GameStage, lay_out
 from animegamer_jax.train.stages.networks import matrix_size
-from animegamer_jax.train.stages.recipe import OptimizerConfig
+from animegamer_jax.train.stages.recipe import OptimizerConfig, Share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class AdaptRecipe(PredictionRecipe):
             the paper).
     """
 
-    context_dropout: float = 0.05
+    context_dropout: Share = 0.05
 
 
 RECIPES = {

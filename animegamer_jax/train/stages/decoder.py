@@ -32,7 +32,14 @@ from animegamer_jax.protocol import Protocol
 from animegamer_jax.sharding import constrain
 from animegamer_jax.train.stages.base import Evaluation, R, Scalars, Stage, StageNetworks
 from animegamer_jax.train.stages.networks import load_or_make, matrix_size
-from animegamer_jax.train.stages.recipe import FixedRecipe, OptimizerConfig, Recipe
+from animegamer_jax.train.stages.recipe import (
+    Count,
+    CountOrZero,
+    FixedRecipe,
+    OptimizerConfig,
+    Recipe,
+    Share,
+)
 
 # Learning rate as reported in the paper's section 4.1; clipping, betas, epsilon and weight decay of
 # the code base that the released decoder grew from.
@@ -55,8 +62,8 @@ class ClipRecipe(Recipe):
         eval_sampling_steps: Number of denoising steps of the clips sampled in an evaluation.
     """
 
-    eval_clips: int = 4
-    eval_sampling_steps: int = 10
+    eval_clips: CountOrZero = 4
+    eval_sampling_steps: Count = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,11 +86,11 @@ class ConditionRecipe(Recipe):
             of its clip; 0 trains on clips.
     """
 
-    both_dropout: float = 0.05
-    text_dropout: float = 0.10
-    image_dropout: float = 0.05
+    both_dropout: Share = 0.05
+    text_dropout: Share = 0.10
+    image_dropout: Share = 0.05
     motion: Literal["measured", "none"] = "measured"
-    pictures: int = 0
+    pictures: CountOrZero = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ from animegamer_jax.train.stages.distillation import (
     student_path,
 )
 from animegamer_jax.train.stages.mllm import lay_out
-from animegamer_jax.train.stages.recipe import OptimizerConfig
+from animegamer_jax.train.stages.recipe import NotNegative, OptimizerConfig, Positive, Share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,9 +53,9 @@ class DistillRecipe(PredictionRecipe):
 
     student_timesteps: tuple[int, ...] = (999, 856, 665, 399)
     method: Method = "tdm"
-    guidance: float = 1.0
-    fake_rate: float = 5.0
-    true_share: float = 0.5
+    guidance: NotNegative = 1.0
+    fake_rate: Positive = 5.0
+    true_share: Share = 0.5
 
 
 _OPTIMIZER = OptimizerConfig(

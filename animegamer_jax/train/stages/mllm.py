@@ -30,7 +30,7 @@ from animegamer_jax.tokenizer import UNKNOWN, Tokenizer
 from animegamer_jax.train.stages.base import Evaluation, Scalars, Stage, StageNetworks
 from animegamer_jax.train.stages.networks import load_or_make, matrix_size
 from animegamer_jax.train.stages.packing import PackedLayout, window_ends
-from animegamer_jax.train.stages.recipe import OptimizerConfig, Recipe
+from animegamer_jax.train.stages.recipe import BelowOne, NotNegative, OptimizerConfig, Recipe, Share
 
 _TRAINED_ALWAYS = ("mistral.embedding", "mistral.head.kernel")  # besides LoRA, norms, resamplers
 
@@ -70,12 +70,9 @@ class MLLMRecipe(GameRecipe):
             packed sequences, and needs --starts game.
     """
 
-    alpha: float = 1.0
-    lora_dropout: float = 0.05
-    history_noise: float = 0.0
-    history_swap: float = 0.0
-    history_shown: float = 0.0
-    word_dropout: float = 0.0
+    history_swap: Share = 0.0
+    history_shown: Share = 0.0
+    word_dropout: Share = 0.0
     targets: Literal["last", "every"] = "last"
 
 

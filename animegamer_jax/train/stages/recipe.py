@@ -4,8 +4,18 @@ import dataclasses
 from typing import Annotated, Literal
 
 import tyro
+from annotated_types import Ge, Gt, Interval, Lt
 
 from animegamer_jax.configs import Dtype, Remat
+from animegamer_jax.errors import UserError
+from animegamer_jax.storage.serialization import from_json, to_json
+
+Share = Annotated[float, Interval(ge=0, le=1)]
+Count = Annotated[int, Ge(1)]
+CountOrZero = Annotated[int, Ge(0)]
+NotNegative = Annotated[float, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+BelowOne = Annotated[float, Ge(0), Lt(1)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,15 +37,15 @@ class OptimizerConfig:
         clip_norm: Global norm to which larger gradients are clipped.
     """
 
-    learning_rate: float
-    warmup_steps: int = 0
+    learning_rate: NotNegative
+    warmup_steps: CountOrZero = 0
     decay: Literal["constant", "cosine"] = "constant"
-    final_fraction: float = 0.05
-    b1: float = 0.9
-    b2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 1e-4
-    clip_norm: float = 1.0
+    final_fraction: Share = 0.05
+    b1: BelowOne = 0.9
+    b2: BelowOne = 0.95
+    eps: Positive = 1e-8
+    weight_decay: NotNegative = 1e-4
+    clip_norm: Positive = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,19 +73,19 @@ class Recipe:
         result_dtype: Number format in which model/ stores the networks that the stage changes.
     """
 
-    steps: int
-    batch_size: int
+    steps: Count
+    batch_size: Count
     optimizer: OptimizerConfig
-    accumulate: int = 1
-    ema_decay: float | None = None
+    accumulate: Count = 1
+    ema_decay: BelowOne | None = None
     dtype: Dtype = "float32"
     remat: Remat = "none"
     seed: int = 0
-    log_every: int = 10
-    save_every: int = 500
-    keep_last: int = 2
-    eval_every: int = 500
-    eval_batches: int = 2
+    log_every: Count = 10
+    save_every: Count = 500
+    keep_last: Count = 2
+    eval_every: Count = 500
+    eval_batches: Count = 2
     trained: Literal["recipe", "all"] = "recipe"
     result_dtype: Dtype = "float32"
 
@@ -85,6 +95,19 @@ class FixedRecipe(Recipe):
     """The recipe of a stage that always trains the same weights: `trained` is not an option."""
 
     trained: Annotated[Literal["recipe", "all"], tyro.conf.Suppress] = "recipe"
+
+
+def check_numbers(recipe: Recipe) -> None:
+    """Checks every number of a recipe against the range of its field.
+
+    Raises:
+        UserError: a number is out of range; names its option.
+    """
+    try:
+        from_json(type(recipe), to_json(recipe), "")
+    except UserError as error:
+        field, _, problem = str(error).partition(": ")
+        raise UserError(f"--{field.replace('_', '-')}: {problem}") from error
 
 
 # Last names of the parameters with weight decay: matrices and convolutions, low-rank ones too.

@@ -26,7 +26,7 @@ from animegamer_jax.models.linear import Linear
 from animegamer_jax.models.vae import signed
 from animegamer_jax.train.stages.base import Scalars, Stage, StageNetworks
 from animegamer_jax.train.stages.networks import load_or_make, matrix_size
-from animegamer_jax.train.stages.recipe import FixedRecipe, OptimizerConfig
+from animegamer_jax.train.stages.recipe import FixedRecipe, NotNegative, OptimizerConfig
 
 _GREATEST_SCALE = float(np.log(100.0))  # CLIP, section 2.5
 
@@ -42,7 +42,7 @@ class CLIPRecipe(FixedRecipe):
     """
 
     frame: Frame = "random"
-    pixel_weight: float = 0.0
+    pixel_weight: NotNegative = 0.0
 
 
 RECIPES = {

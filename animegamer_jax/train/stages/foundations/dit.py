@@ -25,7 +25,7 @@ from animegamer_jax.models.linear import Linear
 from animegamer_jax.train.stages.base import StageNetworks
 from animegamer_jax.train.stages.decoder import DiffusionStage, transformer_flops, zero_motion_layer
 from animegamer_jax.train.stages.networks import load_or_make, matrix_size
-from animegamer_jax.train.stages.recipe import FixedRecipe, OptimizerConfig
+from animegamer_jax.train.stages.recipe import FixedRecipe, OptimizerConfig, Share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,12 +36,12 @@ class DiTRecipe(FixedRecipe):
         context_dropout: Share of samples whose context is zero.
     """
 
-    context_dropout: float = 0.1
+    context_dropout: Share = 0.1
 
 
 RECIPES = {
     "toy": DiTRecipe(
-        steps=3000,
+        steps=1500,
         batch_size=8,
         optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=100, decay="cosine"),
         ema_decay=0.999,

@@ -21,7 +21,7 @@ from animegamer_jax.data.samples import TextSample, text_samples, text_spec
 from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.train.stages.base import Scalars, Stage, StageNetworks
 from animegamer_jax.train.stages.networks import load_or_make, matrix_size
-from animegamer_jax.train.stages.recipe import FixedRecipe, OptimizerConfig
+from animegamer_jax.train.stages.recipe import Count, FixedRecipe, OptimizerConfig, Share
 
 _PAD = 0
 
@@ -37,10 +37,10 @@ class T5Recipe(FixedRecipe):
         shown: Share of the tokens to predict that stay visible in the text.
     """
 
-    length: int = 28
-    least_masked: float = 0.15
-    most_masked: float = 0.30
-    shown: float = 0.1
+    length: Count = 28
+    least_masked: Share = 0.15
+    most_masked: Share = 0.30
+    shown: Share = 0.1
 
 
 RECIPES = {

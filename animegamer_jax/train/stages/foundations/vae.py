@@ -29,7 +29,7 @@ from animegamer_jax.sharding import constrain
 from animegamer_jax.train.stages.base import Evaluation, Scalars, Stage, StageNetworks
 from animegamer_jax.train.stages.flops import count_matmul_flops
 from animegamer_jax.train.stages.networks import load_or_make
-from animegamer_jax.train.stages.recipe import FixedRecipe, OptimizerConfig
+from animegamer_jax.train.stages.recipe import Count, FixedRecipe, NotNegative, OptimizerConfig
 
 _SHOWN = 4  # clips in an evaluation
 _FIRST_LOG_VARIANCE = -5.0
@@ -59,15 +59,15 @@ class VAERecipe(FixedRecipe):
             decoder; 0 gives the decoder the latents unchanged.
     """
 
-    pictures: int | None = 4
+    pictures: Count | None = 4
     crop: tuple[int, int] | None = None
-    l2_weight: float = 0.5
-    change_weight: float = 0.5
-    kl_weight: float = 1e-6
-    perceptual_weight: float = 0.1
-    perceptual_frames: int = 2
-    finish_batches: int = 64
-    frequency_power: float = 0.5
+    l2_weight: NotNegative = 0.5
+    change_weight: NotNegative = 0.5
+    kl_weight: NotNegative = 1e-6
+    perceptual_weight: NotNegative = 0.1
+    perceptual_frames: Count = 2
+    finish_batches: Count = 64
+    frequency_power: NotNegative = 0.5
 
 
 RECIPES = {
