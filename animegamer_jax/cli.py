@@ -217,8 +217,36 @@ def main(argv: list[str] | None = None) -> int:
     """Runs one sub-command and returns the exit status.
 
     2 is for a user's mistake, 130 for Ctrl-C, and 1 for an error that nobody expected. All are
-    printed in one line; the option `--debug`, which every command has, adds the traceback.
+    printed in one line; the option `--debug`, which every command has, adds the traceback. 141 is
+    for a reader of standard output that has left, such as `head`; nothing is printed then.
     """
+    try:
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        import os
+
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # for Python's own last flush
+        return 141
+
+
+def _reader_left() -> bool:
+    """Returns whether standard output is a pipe whose reader has closed it."""
+    import select
+
+    poll = select.poll()
+    try:
+        poll.register(sys.stdout, select.POLLOUT)
+    except OSError:  # it is no file, as in a notebook
+        return False
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _run(argv: list[str] | None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     debug, argv = "--debug" in argv, [word for word in argv if word != "--debug"]
     if argv[:1] == ["--version"]:
@@ -252,6 +280,8 @@ def main(argv: list[str] | None = None) -> int:
     except (SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # panics of libraries in Rust are no Exception
+        if isinstance(error, BrokenPipeError) and _reader_left():
+            raise
         if debug:
             traceback.print_exception(error)
         status, line = 2, str(error)

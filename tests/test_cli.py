@@ -333,3 +333,23 @@ def test_the_usage_names_the_extras_that_are_missing(capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "train the language model [train]\n" in printed
     assert "[train] is not installed: pip install -e '.[train]'" in printed
+
+
+@pytest.mark.parametrize("words", ["--help", "play --help", "--version"])
+def test_a_reader_that_leaves_is_no_error(words):
+    command = [sys.executable, "-m", "animegamer_jax.cli", *words.split()]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait()) == (b"", 141)
+
+
+def test_a_broken_pipe_of_something_else_is_an_error(capsys, monkeypatch):
+    def broken(*_):
+        raise BrokenPipeError("the socket")
+
+    monkeypatch.setattr(cli, "parse", broken)
+    assert cli.main(["doctor"]) == 1
+    assert "unexpected BrokenPipeError: the socket" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Docs: every command fits the real options, README's Python example runs as it is."""
 
+import ast
 import itertools
 import re
 import shlex
@@ -74,6 +75,19 @@ def test_every_command_fits_the_real_options(page):
 def test_a_wrong_command_is_found(line):
     with pytest.raises((UserError, AssertionError)):
         check(line.split())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.stem}")
+def test_a_page_says_where_the_programs_it_names_find_their_helpers(page):
+    text = page.read_text()
+    said = re.findall(r"export PYTHONPATH=([\w/:]+)", text)
+    folders = [ROOT / name for path in said for name in path.split(":")]
+    for program in {*re.findall(r"python (tests/[\w/]+\.py)", text)}:
+        tree = ast.parse((ROOT / program).read_text())
+        imported = [node.module for node in tree.body if isinstance(node, ast.ImportFrom)]
+        for helper in (ROOT / "tests/support").rglob("*.py"):
+            if helper.stem in imported:
+                assert helper.parent in folders, f"{program} imports {helper.name}"
 
 
 def test_links_from_the_root_exist():

@@ -2,6 +2,7 @@
 
 The table of hits over many films (rows: what the films do), for tuning what `cuts` decides:
 
+    export PYTHONPATH=tests/support:tests/support/films
     python tests/data/films/cutting/test_cuts.py --seeds 11 12 13 14 --size 96 144
 """
 

@@ -2,6 +2,7 @@
 
 The second half of the film is of art on which nothing was calibrated. What it measures:
 
+    export PYTHONPATH=tests/support:tests/support/films
     python tests/data/films/cutting/test_painted_film.py --seed 2
 """
 
