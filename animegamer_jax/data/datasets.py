@@ -109,6 +109,7 @@ class DatasetInfo:
         motion_edges: motion values between two motion levels.
         splits: number of records by split.
         features: origin and shapes of the features; None for a game dataset.
+        decoder: digest of the transformer that showed the turns of `shown`; None for other kinds.
     """
 
     layout: Literal[1] = 1
@@ -123,6 +124,7 @@ class DatasetInfo:
     motion_edges: tuple[float, ...]
     splits: dict[str, int]
     features: FeatureInfo | None = None
+    decoder: str | None = dataclasses.field(default=None, metadata={"omit_default": True})
 
 
 def record_spec(part: Part, info: DatasetInfo) -> tfds.features.FeaturesDict:

@@ -70,6 +70,9 @@ class MLLMRecipe(GameRecipe):
             packed sequences, and needs --starts game.
     """
 
+    alpha: NotNegative = 1.0
+    lora_dropout: BelowOne = 0.05
+    history_noise: NotNegative = 0.0
     history_swap: Share = 0.0
     history_shown: Share = 0.0
     word_dropout: Share = 0.0

@@ -169,7 +169,11 @@ def write_shown(
     )
     turns = features.turns(split)
     info = dataclasses.replace(
-        features.info, kind="shown", made_by="animegamer data shown", splits={}
+        features.info,
+        kind="shown",
+        made_by="animegamer data shown",
+        splits={},
+        decoder=bundle.digest("dit"),
     )
     return write_shards(
         features.path / SHOWN,

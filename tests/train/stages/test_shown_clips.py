@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +53,8 @@ def test_the_features_are_those_of_the_clip_that_the_model_plays(bundle, feature
     opened = open_features(features)
     turns, shown = opened.turns("train"), opened.shown("train")
     assert len(shown) == len(turns) == 10
+    written = json.loads((Path(features) / SHOWN / "set.json").read_text())
+    assert (written["decoder"], opened.info.decoder) == (bundle.digest("dit"), None)
     number = 9
     turn = turns[number]
     networks = {name: bundle.load(name) for name in ("clip", "encoder", "dit", "vae")}
