@@ -142,7 +142,7 @@ def test_a_disk_that_is_full_is_reported_and_nothing_is_left(tmp_path):
 
 def test_a_taken_place_is_refused_and_an_empty_folder_is_not(games_path, tmp_path):
     before = read_info(games_path)
-    with pytest.raises(UserError, match="already there: choose another folder"):
+    with pytest.raises(UserError, match="already there: a complete dataset: use it"):
         write_games(games_path, {"train": 1})
     assert read_info(games_path) == before
     (tmp_path / "new").mkdir()
