@@ -9,6 +9,7 @@ import inspect
 import io
 import itertools
 import logging
+import os
 import re
 import sys
 import traceback
@@ -203,7 +204,6 @@ def _on_unraisable(unraisable: Any) -> None:
     for each array that was being written when another failed, for which Orbax has raised.
     """
     if unraisable.exc_type is KeyboardInterrupt:
-        import os
         import signal
         import threading
 
@@ -215,9 +215,21 @@ def _on_unraisable(unraisable: Any) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Runs one sub-command and returns the exit status.
 
-    2 is for a user's mistake, 130 for Ctrl-C, and 1 for an error that nobody expected. All are
-    printed in one line; the option `--debug`, which every command has, adds the traceback.
+    2 is for a user's mistake, 130 for Ctrl-C, 141 if the reader of the output ended first, as
+    `head` does, and 1 for an error that nobody expected. All but 141 are printed in one line; the
+    option `--debug`, which every command has, adds the traceback.
     """
+    try:
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush
+        return 141
+
+
+def _run(argv: list[str] | None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     debug, argv = "--debug" in argv, [word for word in argv if word != "--debug"]
     if argv[:1] == ["--version"]:
@@ -251,6 +263,8 @@ def main(argv: list[str] | None = None) -> int:
     except (SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # panics of libraries in Rust are no Exception
+        if isinstance(error, BrokenPipeError):
+            sys.stdout.flush()  # raises again if that pipe is the output
         if debug:
             traceback.print_exception(error)
         status, line = 2, str(error)

@@ -71,6 +71,8 @@ def test_starts_at_once():
     [
         ("play", "--instructions PATH"),
         ("evaluate", "--fvd PATH TorchScript file of I3D. Default: no FVD."),
+        ("evaluate", "`animegamer evaluate --make toy --help` lists its options"),
+        ("evaluate --make toy", "--ask-model STR"),
         ("train mllm", "--ema-decay {None}|FLOAT"),
         ("train foundations", "--model STR"),
     ],
@@ -111,6 +113,26 @@ def test_an_unexpected_error_is_one_line(capsys, monkeypatch, error, line):
     for argv in (["--debug", "play"], ["play", "--debug", "--model", "y"]):
         assert cli.main(argv) == 1
         assert capsys.readouterr().err.startswith("Traceback (most recent call last)")
+
+
+@pytest.mark.parametrize("words", ["--help", "play --help"])
+def test_a_reader_that_ends_first_ends_the_command_quietly(words):
+    """As in `animegamer play --help | head -1`, if `head` has ended before."""
+    command = [sys.executable, "-m", "animegamer_jax.cli", *words.split()]
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb") as output:
+        ended = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_a_broken_pipe_elsewhere_is_an_error(capsys, monkeypatch):
+    def play(model: str = "x") -> int:
+        raise BrokenPipeError("of a server")
+
+    monkeypatch.setattr("animegamer_jax.play.command.play", play)
+    assert cli.main(["play"]) == 1
+    assert "unexpected BrokenPipeError: of a server" in capsys.readouterr().err
 
 
 def test_what_a_name_says_to_the_terminal_is_escaped(capsys, monkeypatch, tmp_path):
