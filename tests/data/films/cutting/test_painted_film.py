@@ -2,7 +2,7 @@
 
 The second half of the film is of art on which nothing was calibrated. What it measures:
 
-    python tests/data/films/cutting/test_painted_film.py --seed 2
+    PYTHONPATH=tests/support/films python tests/data/films/cutting/test_painted_film.py --seed 2
 """
 
 import argparse
