@@ -212,6 +212,15 @@ def _on_unraisable(unraisable: Any) -> None:
         sys.__unraisablehook__(unraisable)
 
 
+def _reader_ended() -> bool:
+    """Returns whether the standard output is a pipe whose reader has ended."""
+    import select
+
+    output = select.poll()
+    output.register(1, 0)
+    return any(event & select.POLLERR for _, event in output.poll(0))
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs one sub-command and returns the exit status.
 
@@ -225,7 +234,7 @@ def main(argv: list[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes once more
         return 141
 
 
@@ -263,8 +272,8 @@ def _run(argv: list[str] | None) -> int:
     except (SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # panics of libraries in Rust are no Exception
-        if isinstance(error, BrokenPipeError):
-            sys.stdout.flush()  # raises again if that pipe is the output
+        if isinstance(error, BrokenPipeError) and _reader_ended():
+            raise
         if debug:
             traceback.print_exception(error)
         status, line = 2, str(error)
