@@ -227,9 +227,8 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         import os
 
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # for Python's own last flush
+        nobody = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nobody, sys.stdout.fileno())  # Python flushes once more
         return 141
 
 

@@ -71,6 +71,8 @@ def test_starts_at_once():
     [
         ("play", "--instructions PATH"),
         ("evaluate", "--fvd PATH TorchScript file of I3D. Default: no FVD."),
+        ("evaluate", "`animegamer evaluate --make toy --help` lists its options"),
+        ("evaluate --make toy", "--ask-model STR"),
         ("train mllm", "--ema-decay {None}|FLOAT"),
         ("train foundations", "--model STR"),
     ],
