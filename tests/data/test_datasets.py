@@ -241,6 +241,16 @@ def test_damaged_files_are_reported(copy, damage):
         open_games(copy).turns("train")[0]
 
 
+@pytest.mark.parametrize("name", ["dataset_info.json", "features.json"])
+def test_a_description_that_is_a_device_is_not_read(copy, name):
+    """`/dev/zero` would never end."""
+    file = shard(copy).parent / name
+    file.unlink()
+    file.symlink_to("/dev/null")
+    with pytest.raises(UserError, match=f"{name}: expected a file, found a device"):
+        open_games(copy).turns("train")
+
+
 def test_a_set_of_another_length_than_it_says(copy):
     content = json.loads((copy / "set.json").read_text())
     content["splits"]["train"] = 25
