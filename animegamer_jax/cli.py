@@ -18,6 +18,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 from animegamer_jax.extras import extra_with, how_to_install, missing_extra
 
+_LONGEST = 10_000  # characters of an error
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 # Module and function below `animegamer_jax`, and help, in the order in which a reader needs them.
@@ -288,6 +289,8 @@ def _run(argv: list[str] | None) -> int:
             line = f"needs {missing}, which is not installed: {how_to_install(extra)}"
         elif not isinstance(error, UserError):
             status, line = 1, _unexpected(error)
+        if len(line) > _LONGEST:  # whatever a file holds that it quotes
+            line = f"{line[:_LONGEST]} ... and {len(line) - _LONGEST:,} characters more"
         print(printable_lines(f"{prog}: {line}"), file=sys.stderr)
         return status
     finally:

@@ -115,6 +115,17 @@ def test_an_unexpected_error_is_one_line(capsys, monkeypatch, error, line):
         assert capsys.readouterr().err.startswith("Traceback (most recent call last)")
 
 
+def test_an_error_that_quotes_a_whole_file_is_cut(capsys, monkeypatch):
+    def parse(*_):
+        raise UserError("x" * 1_000_000)
+
+    monkeypatch.setattr(cli, "parse", parse)
+    assert cli.main(["doctor"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("animegamer doctor: xxx")
+    assert error.endswith("xxx ... and 990,000 characters more\n")
+
+
 def test_what_a_name_says_to_the_terminal_is_escaped(capsys, monkeypatch, tmp_path):
     name = "\x1b]0;owned\x07\x1b[2Jmodel\x9b31m"
     assert cli.main(["convert", "--out", str(tmp_path / "b"), "--vae", str(tmp_path / name)]) == 2
