@@ -18,6 +18,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 from animegamer_jax.extras import extra_with, how_to_install, missing_extra
 
+_LONGEST = 10_000  # characters of an error
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 # Module and function below `animegamer_jax`, and help, in the order in which a reader needs them.
@@ -228,9 +229,8 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         import os
 
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # for Python's own last flush
+        nobody = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nobody, sys.stdout.fileno())  # Python flushes once more
         return 141
 
 
@@ -290,6 +290,8 @@ def _run(argv: list[str] | None) -> int:
             line = f"needs {missing}, which is not installed: {how_to_install(extra)}"
         elif not isinstance(error, UserError):
             status, line = 1, _unexpected(error)
+        if len(line) > _LONGEST:  # whatever a file holds that it quotes
+            line = f"{line[:_LONGEST]} ... and {len(line) - _LONGEST:,} characters more"
         print(printable_lines(f"{prog}: {line}"), file=sys.stderr)
         return status
     finally:

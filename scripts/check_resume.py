@@ -66,6 +66,8 @@ def weights(out: Path) -> dict[str, np.ndarray]:
 
 def main(arguments: list[str]) -> int:
     """Runs both and prints the comparison; returns 0 if everything is equal."""
+    if not {"--scratch", "--steps"} <= set(arguments):
+        raise SystemExit(__doc__)
     index = arguments.index("--scratch")
     scratch, seed = Path(arguments[index + 1]), int.from_bytes(os.urandom(4), "big")
     del arguments[index : index + 2]

@@ -33,14 +33,14 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
 def make_decoder(reference: Path, out: Path) -> None:
     """Copies the checkpoint, and the loss's inputs that differ from the forward pass's."""
-    shutil.rmtree(out, ignore_errors=True)
-    (out / "1").mkdir(parents=True)
     names = ("latest", "config.json", "1/mp_rank_00_model_states.pt", "sample_50.npz")
-    for name in (*names, "dit_forward.npz"):
-        shutil.copyfile(reference / name, out / name)
     forward, loss = (read(reference / f"{name}.npz") for name in ("dit_forward", "diffusion_loss"))
     for name in SHARED:
         np.testing.assert_array_equal(forward[name], loss.pop(name))
+    shutil.rmtree(out, ignore_errors=True)  # only now that REFERENCE has been read
+    (out / "1").mkdir(parents=True)
+    for name in (*names, "dit_forward.npz"):
+        shutil.copyfile(reference / name, out / name)
     np.savez_compressed(out / "diffusion_loss.npz", **loss)
 
 
@@ -144,7 +144,7 @@ def make_language_model(reference: Path, tokenizer: Path, out: Path) -> None:
 
 def main() -> None:
     """Writes both folders and prints their sizes."""
-    if len(sys.argv) not in (2, 3):
+    if len(sys.argv) not in (2, 3) or sys.argv[1].startswith("-"):
         sys.exit(__doc__)
     reference = Path(sys.argv[1])
     tests = Path(__file__).parent.parent / "tests" / "reference"

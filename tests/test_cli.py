@@ -71,6 +71,8 @@ def test_starts_at_once():
     [
         ("play", "--instructions PATH"),
         ("evaluate", "--fvd PATH TorchScript file of I3D. Default: no FVD."),
+        ("evaluate", "`animegamer evaluate --make toy --help` lists its options"),
+        ("evaluate --make toy", "--ask-model STR"),
         ("train mllm", "--ema-decay {None}|FLOAT"),
         ("train foundations", "--model STR"),
     ],
@@ -111,6 +113,17 @@ def test_an_unexpected_error_is_one_line(capsys, monkeypatch, error, line):
     for argv in (["--debug", "play"], ["play", "--debug", "--model", "y"]):
         assert cli.main(argv) == 1
         assert capsys.readouterr().err.startswith("Traceback (most recent call last)")
+
+
+def test_an_error_that_quotes_a_whole_file_is_cut(capsys, monkeypatch):
+    def parse(*_):
+        raise UserError("x" * 1_000_000)
+
+    monkeypatch.setattr(cli, "parse", parse)
+    assert cli.main(["doctor"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("animegamer doctor: xxx")
+    assert error.endswith("xxx ... and 990,000 characters more\n")
 
 
 def test_what_a_name_says_to_the_terminal_is_escaped(capsys, monkeypatch, tmp_path):

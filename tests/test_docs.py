@@ -1,6 +1,9 @@
-"""Docs: every command fits the real options, README's Python example runs as it is."""
+"""Docs: every command fits the real options, every Python example names what it uses."""
 
 import ast
+import builtins
+import importlib
+import inspect
 import itertools
 import re
 import shlex
@@ -14,7 +17,7 @@ from animegamer_jax.errors import UserError
 ROOT = Path(__file__).parents[1]
 PAGES = [
     *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "recipes" / "README.md"),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "recipes").glob("*/README.md")),
 ]
 # Stand for other words in the docs.
@@ -101,6 +104,65 @@ def test_every_page_is_in_the_site():
     navigation = (ROOT / "mkdocs.yml").read_text()
     for page in (ROOT / "docs").rglob("*.md"):
         assert f": {page.relative_to(ROOT / 'docs')}\n" in navigation, page
+
+
+EXAMPLES = [(page, text) for page in PAGES for text in blocks(page, "python")]
+
+
+def callback_problems(call: ast.Call, target: object) -> list[str]:
+    """Lambdas of a call that take another number of arguments than its function passes."""
+    wrong, parameters = [], inspect.signature(target).parameters
+    for keyword in call.keywords:
+        if isinstance(keyword.value, ast.Lambda) and keyword.arg in parameters:
+            default = parameters[keyword.arg].default
+            if len(keyword.value.args.args) != len(inspect.signature(default).parameters):
+                wrong.append(f"{keyword.arg}: expected {inspect.signature(default)}")
+    return wrong
+
+
+def example_problems(text: str) -> list[str]:
+    """Imports that fail, names that nothing defines, arguments that its own functions lack."""
+    found, wrong = {}, []
+    nodes = list(ast.walk(ast.parse(text)))
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("animegamer_jax"):
+            module = importlib.import_module(node.module)
+            found |= {alias.name: getattr(module, alias.name) for alias in node.names}
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    defined = {n.id for n in names if isinstance(n.ctx, ast.Store)} | {*dir(builtins), *found}
+    defined |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            defined |= {alias.asname or alias.name for alias in node.names}
+    wrong += sorted({n.id for n in names} - defined)
+    for node in nodes:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in found:
+            target = found[node.func.id]
+            known = inspect.signature(target).parameters
+            wrong += [k.arg for k in node.keywords if k.arg not in known]
+            wrong += callback_problems(node, target)
+    return wrong
+
+
+@pytest.mark.parametrize(("page", "text"), EXAMPLES, ids=[page.stem for page, _ in EXAMPLES])
+def test_python_examples_define_what_they_use(page, text):
+    assert not example_problems(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("print(mesh)", "mesh"),
+        (
+            "from animegamer_jax.evaluate.judge.judge import judge\n"
+            "judge([], None, cache='', on_progress=lambda a, b, c: None)",
+            "on_progress: expected (done, total)",
+        ),
+        ("from animegamer_jax.evaluate.judge.judge import judge\njudge([], nope=1)", "nope"),
+    ],
+)
+def test_a_wrong_python_example_is_found(text, problem):
+    assert example_problems(text) == [problem]
 
 
 def test_the_python_example_of_the_readme_runs_as_pasted(capsys):

@@ -57,7 +57,7 @@ from animegamer_jax.bundle.vocabulary import (
 )
 from animegamer_jax.bundle.writer import BundleWriter as BundleWriter
 from animegamer_jax.configs import Dtype, ModelConfig, NetworkConfig, Remat
-from animegamer_jax.errors import UserError, first_line
+from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.sharding import Rules, param_shardings
 from animegamer_jax.storage.paths import absolute, is_bucket, user_errors
@@ -123,7 +123,11 @@ class Bundle:
                 "`animegamer convert` writes"
             )
         hint = "convert again with this version, or update animegamer_jax"
-        return cls(path, read_json(file, BundleConfig, hint=hint))
+        config = read_json(file, BundleConfig, hint=hint)
+        for name, network in vars(config.networks).items():
+            if network is not None and name not in config.weights:
+                raise UserError(f"{file}: weights.{name}: missing: {hint}")
+        return cls(path, config)
 
     @property
     def name(self) -> str:
@@ -303,11 +307,8 @@ class Bundle:
         )
         try:
             network = abstract_network(name, config)
-        except (ValueError, TypeError, ArithmeticError) as error:
-            raise UserError(
-                f"{self.path / 'config.json'}: networks.{name}: describes an impossible network "
-                f"({first_line(error)}): convert again"
-            ) from error
+        except UserError as error:
+            raise UserError(f"{self.path / 'config.json'}: {error}: convert again") from error
         graphdef, params, rest = nnx.split(network, nnx.Param, ...)
         variables = flat_params(params)
         if mesh is None:

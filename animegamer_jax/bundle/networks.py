@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh
 
 from animegamer_jax.configs import NetworkConfig
+from animegamer_jax.errors import UserError, first_line
 
 NetworkName = Literal["mllm", "encoder", "dit", "vae", "clip", "t5"]
 NETWORKS: Mapping[NetworkName, str] = {
@@ -31,8 +32,17 @@ def make_network(name: NetworkName, config: NetworkConfig, *, rngs: nnx.Rngs) ->
 
 
 def abstract_network(name: NetworkName, config: NetworkConfig) -> nnx.Module:
-    """Makes a network whose parameters are only shapes, without memory."""
-    structure, shapes = _shapes(name, config, jax.sharding.get_abstract_mesh())
+    """Makes a network whose parameters are only shapes, without memory.
+
+    Raises:
+        UserError: there is no network of these sizes.
+    """
+    try:
+        structure, shapes = _shapes(name, config, jax.sharding.get_abstract_mesh())
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise UserError(
+            f"networks.{name}: describes an impossible network ({first_line(error)})"
+        ) from error
     return nnx.merge(structure, shapes, copy=True)  # whoever loads weights sets them in their copy
 
 
@@ -50,7 +60,11 @@ def flat_params(state: nnx.State) -> dict[str, nnx.Variable]:
 
 @functools.lru_cache(maxsize=32)
 def abstract_params(name: NetworkName, config: NetworkConfig) -> Mapping[str, jax.ShapeDtypeStruct]:
-    """Returns shape and format of each parameter of a network by dotted path."""
+    """Returns shape and format of each parameter of a network by dotted path.
+
+    Raises:
+        UserError: there is no network of these sizes.
+    """
     state = nnx.state(abstract_network(name, config), nnx.Param)
     shapes = {
         path: jax.ShapeDtypeStruct(variable.shape, variable.dtype)

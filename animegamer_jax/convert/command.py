@@ -80,7 +80,7 @@ def parity(
     *,
     json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
 ) -> int:
-    """Compare every number that FOLDER recorded with this code, in float32.
+    """Compare the numbers that other code recorded in a folder with this code's, in float32.
 
     The exit status is 1 if a row fails.
 

@@ -344,7 +344,13 @@ class _Arrays(dict[str, np.ndarray]):
 
 def _arrays(path: Path) -> Arrays:
     with open_arrays(path, expected="an .npz file of plain arrays") as file:
-        return _Arrays(path, {name: file.read(name) for name in file.names})
+        arrays = {name: file.read(name) for name in file.names}
+    forward = path.with_name("dit_forward.npz")
+    if path.name == "diffusion_loss.npz" and forward.is_file():
+        with open_arrays(forward, expected="an .npz file of plain arrays") as file:
+            contexts = {"text", "clip", "mllm_train"} & set(file.names)
+            arrays = {name: file.read(name) for name in contexts} | arrays
+    return _Arrays(path, arrays)
 
 
 def compare(folder: Path, bundle: Bundle) -> Iterator[Row]:

@@ -107,7 +107,7 @@ def read_characters(path: epath.PathLike) -> Characters:
     content = read_toml(file, form=_FORM)
     tables = content.pop("character", [])
     if content:
-        raise UserError(f"{file}: unknown key {next(iter(content))!r}: expected {_FORM}")
+        raise UserError(f"{file}: unknown key {next(iter(content))[:60]!r}: expected {_FORM}")
     if not isinstance(tables, list) or not tables:
         raise UserError(f"{file}: no characters: expected one or more of {_FORM}")
     pictures: dict[str, bytes] = {}

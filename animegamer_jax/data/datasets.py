@@ -230,6 +230,8 @@ class OpenDataset:
             )
         name = f"{folder} ({split[:40]})"
         try:
+            for file in ("dataset_info.json", "features.json", "metadata.json"):  # TFDS reads them
+                check_file(folder / file)
             open_builder: Any = tfds.builder_from_directory
             described = open_builder(folder).info
             shards = described.splits[split]

@@ -222,6 +222,15 @@ class ShardedDataset:
             tfds.core.MetadataDict(to_json(self.info)).save_metadata(folder)
 
 
+def _refuse_existing(path: epath.Path) -> None:
+    """Checks that the path is free; a command that is repeated finds its own complete dataset."""
+    if (path / INFO_FILE).exists():
+        raise UserError(
+            f"{path}: already there: a complete dataset: use it, or choose another folder"
+        )
+    refuse_existing(path, overwrite=None)
+
+
 def begin_dataset(
     path: epath.PathLike,
     info: DatasetInfo,
@@ -247,7 +256,7 @@ def begin_dataset(
     file = path / UNFINISHED_FILE
     with user_errors(path, "cannot be written", hint=_HINT):
         if not file.exists():
-            refuse_existing(path, overwrite=None)
+            _refuse_existing(path)
             path.mkdir(parents=True, exist_ok=True)
             write_json(file, plan)
         for part in PARTS[info.kind]:
@@ -283,7 +292,7 @@ def write_dataset(
         UserError: the path is taken or cannot be written, or there are no records.
     """
     path = absolute(path)
-    refuse_existing(path, overwrite=None)
+    _refuse_existing(path)
     temporary = path.parent / f"{path.name}.tmp-{os.getpid()}"
     try:
         written = begin_dataset(temporary, info, shards=dict.fromkeys(splits, 1))

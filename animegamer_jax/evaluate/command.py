@@ -26,7 +26,10 @@ def run(
     options: Annotated[Options, tyro.conf.arg(name="")],
     judge: Annotated[JudgeOptions, tyro.conf.arg(name="")],
 ) -> int:
-    """Play a benchmark, score it and write a report. With --make: write a benchmark instead.
+    """Play a benchmark, score it and write a report.
+
+    With --make: write a benchmark instead; `animegamer evaluate --make toy --help` lists its
+    options.
 
     Args:
         options: What is played and how it is scored.

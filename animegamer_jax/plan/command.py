@@ -111,6 +111,7 @@ def plan(
         given = {name for name, value in options.items() if value is not None}
         given |= {name for name, value in {"mesh": mesh, "layout": layout}.items() if value}
         return _run_sweep(configuration, wanted, given=given, price=price, as_json=json)
+    print_status(f"{configuration} on {wanted}: compiling, which takes minutes at full size")
     try:
         estimate = compile_program(configuration, wanted)
     except NoRoomError as error:

@@ -78,8 +78,12 @@ class Configuration:
 
     @property
     def command(self) -> str | None:
-        """The command that trains with this configuration; None for the rollout."""
-        if self.stage == "rollout":
+        """The command that trains with this configuration; None for the rollout.
+
+        Its steps see as many samples as the recipe's, of which the report gives the chip-hours.
+        """
+        samples = recipe_samples(self)
+        if samples is None or self.batch_size is None:
             return None
         axes = [f"--{name} {self.mesh[name]}" for name in ("context", "tensor")]
         fixed = _has_fixed_weights(_recipe(self.stage, self.size, {}))
@@ -87,6 +91,7 @@ class Configuration:
             f"animegamer train {self.stage} --size {self.size}",
             f"--layout {self.layout} --fsdp {self.mesh['fsdp']}",
             *(word for word in axes if not word.endswith(" 1")),
+            f"--steps {math.ceil(samples / self.batch_size)}",
             f"--batch-size {self.batch_size} --remat {self.remat} --accumulate {self.accumulate}",
             *([] if fixed else [f"--trained {self.trained}"]),
             "--data DATA --model MODEL --out OUT",

@@ -152,7 +152,7 @@ def from_json(kind: type[T] | Any, value: Any, where: str, *, hint: str = "") ->
     import pydantic
 
     def refuse(place: _Place, problem: str) -> NoReturn:
-        raise UserError(": ".join(filter(None, (where, _field_path(place), problem, hint))))
+        raise UserError(": ".join(filter(None, (where, field_path(place), problem, hint))))
 
     try:
         # As text again, because pydantic's strict mode accepts a list for a tuple only there.
@@ -228,8 +228,8 @@ def _first_problem(error: Any) -> tuple[_Place, str]:
     return problem["loc"], f"{text}, found {shown(problem['input'])}"
 
 
-def _field_path(place: _Place) -> str:
-    """Returns a field's path as in Python: `turns[0].seconds.total`."""
+def field_path(place: _Place) -> str:
+    """Returns a field's path as in Python, `turns[0].seconds.total`, with long names cut."""
     steps = (f"[{step}]" if isinstance(step, int) else f".{step:.60}" for step in place)
     return "".join(steps).lstrip(".")
 

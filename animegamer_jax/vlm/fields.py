@@ -5,6 +5,10 @@ from typing import Any
 
 import pydantic
 
+from animegamer_jax.storage.serialization import field_path
+
+_MOST_PROBLEMS = 10  # of an answer that are explained
+
 
 def text_of(most: int) -> Any:
     """Returns the type of a plain text of at most `most` characters."""
@@ -43,14 +47,17 @@ def plain(text: str, *, most: int) -> str:
 
 
 def explain(error: pydantic.ValidationError) -> str:
-    """Returns in one line what is wrong: each field, what was expected, what was found."""
+    """Returns in one line what is wrong: the first fields, what was expected, what was found."""
     problems = []
-    for problem in error.errors(include_url=False):
-        where = ".".join(str(part) for part in problem["loc"])
+    found_all = error.errors(include_url=False)
+    for problem in found_all[:_MOST_PROBLEMS]:
+        where = field_path(problem["loc"])
         cause = problem.get("ctx", {}).get("error")  # of our own checks
         text = str(cause) if cause is not None else problem["msg"]
         found = problem["input"]
         if cause is None and isinstance(found, (str, int, float)):
             text += f", found {found!a:.60}"
         problems.append(f"{where}: {text}" if where else text)
+    if len(found_all) > _MOST_PROBLEMS:
+        problems.append(f"and {len(found_all) - _MOST_PROBLEMS} more")
     return "; ".join(problems)

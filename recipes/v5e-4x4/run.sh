@@ -8,8 +8,11 @@ source recipes/on_all_hosts.sh
 
 on animegamer data features --size full --model "$MODEL" --data "gs://$BUCKET/games" \
   --out "gs://$BUCKET/features" --batch 16
+expect "gs://$BUCKET/features/set.json"
 on animegamer train mllm --size full --model "$MODEL" --data "gs://$BUCKET/features" \
   --out "gs://$BUCKET/mllm" --steps 500 --batch-size 64 --fsdp 16
+expect "gs://$BUCKET/mllm/model/config.json"
 on animegamer train adapt --size full --model "gs://$BUCKET/mllm/model" \
   --data "gs://$BUCKET/features" --out "gs://$BUCKET/adapt" --steps 1250 --batch-size 16
+expect "gs://$BUCKET/adapt/model/config.json"
 echo "gs://$BUCKET/adapt/model"

@@ -8,11 +8,13 @@ source recipes/on_all_hosts.sh
 
 on animegamer data features --size full --model "gs://$BUCKET/start" --data "gs://$BUCKET/games" \
   --out "gs://$BUCKET/features" --batch 64
+expect "gs://$BUCKET/features/set.json"
 stage() { # stage, bundle to start from, options
   local name=$1 model=$2
   shift 2
   on animegamer train "$name" --size full --model "$model" --data "gs://$BUCKET/features" \
     --out "gs://$BUCKET/$name" --remat dots "$@"
+  expect "gs://$BUCKET/$name/model/config.json"
 }
 stage warmup "gs://$BUCKET/start" --steps 2500 --batch-size 64
 stage decoder "gs://$BUCKET/warmup/model" --steps 20000 --batch-size 64

@@ -255,6 +255,9 @@ def test_bad_bundles_in_one_line(bundle, tmp_path):
     lacking = copy_with(bundle, tmp_path / "lacking", lambda c: c["protocol"].pop("window"))
     with pytest.raises(UserError, match=r"config\.json: protocol\.window: missing: convert again"):
         Bundle.open(lacking)
+    unweighed = copy_with(bundle, tmp_path / "unweighed", lambda c: c["weights"].pop("encoder"))
+    with pytest.raises(UserError, match=r"config\.json: weights\.encoder: missing: convert again"):
+        Bundle.open(unweighed)
     empty = copy_with(bundle, tmp_path / "empty", lambda c: None)
     with pytest.raises(UserError, match="holds no weights"):
         Bundle.open(empty).load("encoder")

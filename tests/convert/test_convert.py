@@ -197,7 +197,13 @@ def test_a_model_of_our_own_comes_back_from_its_export(tiny_bundle, tmp_path):
     assert Bundle.open(tmp_path / "released").protocol.name == "released"
     with pytest.raises(UserError, match="position table"):
         convert(out=str(tmp_path / "c"), reference=tmp_path / "out", latent_height=10)
-    (tmp_path / "out" / "animegamer.json").write_text("{}")
+    file = tmp_path / "out" / "animegamer.json"
+    sizes = json.loads(file.read_text())
+    sizes["networks"]["mllm"]["mistral"]["intermediate_size"] = -1
+    file.write_text(json.dumps(sizes))
+    with pytest.raises(UserError, match=r"networks\.mllm: describes an impossible network"):
+        convert(out=str(tmp_path / "c"), reference=tmp_path / "out")
+    file.write_text("{}")
     with pytest.raises(
         UserError, match=r"animegamer\.json: protocol: missing: export the bundle again"
     ):

@@ -80,6 +80,17 @@ def test_parity_of_networks_that_do_not_belong_together(tiny_bundle, tmp_path, c
     assert [row["quantity"] for row in rows] == names
 
 
+def test_parity_of_the_recorded_numbers_in_this_repository(tmp_path, capsys):
+    for network in ("mllm", "vdm", "vae", "clip"):
+        link(TESTS / "reference" / network, tmp_path / "recorded" / network)
+    (tmp_path / "recorded" / "vdm" / "sample_50.npz").unlink()  # 50 steps have their own test
+    status, rows = parity(tmp_path / "recorded", tmp_path)
+    assert status == 0, capsys.readouterr().out
+    names = {row["quantity"] for row in rows}
+    assert {"dit: out_mllm", "loss: encoder", "loss: mllm", "clip: features"} < names
+    assert {"vae: moments", "vae: decoded in chunks"} < names
+
+
 @pytest.mark.parametrize("files", [(), ("vae/vae.npz",)])
 def test_parity_of_nothing_is_one_line(tmp_path, capsys, files):
     folder = tmp_path / "recorded"
@@ -96,7 +107,7 @@ def test_parity_of_nothing_is_one_line(tmp_path, capsys, files):
 def test_parity_without_a_folder_or_an_array(tmp_path, capsys):
     assert cli.main(["parity", str(tmp_path / "nowhere")]) == 2
     assert "no such folder" in capsys.readouterr().err
-    # Here the loss's arrays are cut to those that the forward pass does not have.
+    # The loss's arrays are cut to those that the forward pass does not have.
     link(TESTS / "reference" / "vdm", tmp_path / "recorded" / "vdm")
     for file in ("dit_forward", "sample_50"):
         (tmp_path / "recorded" / "vdm" / f"{file}.npz").unlink()

@@ -142,7 +142,7 @@ def test_a_disk_that_is_full_is_reported_and_nothing_is_left(tmp_path):
 
 def test_a_taken_place_is_refused_and_an_empty_folder_is_not(games_path, tmp_path):
     before = read_info(games_path)
-    with pytest.raises(UserError, match="already there: choose another folder"):
+    with pytest.raises(UserError, match="already there: a complete dataset: use it"):
         write_games(games_path, {"train": 1})
     assert read_info(games_path) == before
     (tmp_path / "new").mkdir()
@@ -239,6 +239,16 @@ def test_damaged_files_are_reported(copy, damage):
         (file.parent / "dataset_info.json").unlink()
     with pytest.raises(UserError, match=r"\(train\): cannot be read: .*copy the dataset again"):
         open_games(copy).turns("train")[0]
+
+
+@pytest.mark.parametrize("name", ["dataset_info.json", "features.json"])
+def test_a_description_that_is_a_device_is_not_read(copy, name):
+    """`/dev/zero` would never end."""
+    file = shard(copy).parent / name
+    file.unlink()
+    file.symlink_to("/dev/null")
+    with pytest.raises(UserError, match=f"{name}: expected a file, found a device"):
+        open_games(copy).turns("train")
 
 
 def test_a_set_of_another_length_than_it_says(copy):

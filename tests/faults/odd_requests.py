@@ -108,6 +108,8 @@ def send(address: str, request: Request, client: str) -> Answer:
             found += part
     seconds = time.monotonic() - start
     head, _, body = found.partition(b"\r\n\r\n")
+    while re.match(rb"HTTP/1\.[01] 1", head):  # go on, before the answer
+        head, _, body = body.partition(b"\r\n\r\n")
     status = re.match(rb"HTTP/1\.[01] (\d{3})", head)
     return Answer(int(status[1]) if status else 0, head, body, seconds)
 
@@ -417,7 +419,8 @@ class RequestCases:
             process.send_signal(signal.SIGTERM)
             ended = [f"wrote {name}" for name in new]
             ended += [f"the server ended with {code}"] if (code := process.wait(60)) else []
-            ended += ["a traceback in the log"] if "Traceback" in log.read_text() else []
+            if found := re.search(r"(?s)Traceback.*?(?=\n\S+ \S+ INFO |$)", log.read_text()):
+                ended.append(f"in the log, the end of: {found[0][-2000:]}")
         yield from verdicts
         if ended:
             yield Verdict(
@@ -425,7 +428,7 @@ class RequestCases:
                 kind="requests: the server",
                 change="",
                 result=WRONG,
-                reason="; ".join(ended) + log.read_text()[-2000:],
+                reason="; ".join(ended),
             )
 
 

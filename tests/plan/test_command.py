@@ -69,7 +69,9 @@ def test_nothing_near_fits(monkeypatch, capsys):
 def test_one_object_for_programs(monkeypatch, capsys):
     plan_with(monkeypatch, fits=lambda case: True)
     assert main([*NEAR, "--json", "--price", "2"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    reported = capsys.readouterr()
+    assert "on v5e:4x4: compiling, which takes minutes" in reported.err
+    found = json.loads(reported.out)
     (record,) = found["plans"]
     assert (found["fits"], found["needed_gb"], found["nearest"]) == (True, None, None)
     assert (record["stage"], record["size"], record["layout"]) == ("decoder", "full", "sharded")

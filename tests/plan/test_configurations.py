@@ -59,7 +59,7 @@ def test_the_command_that_trains_what_was_planned():
     case = configure("decoder", "v5p:4x4x4", mesh=("fsdp=8", "context=2"), batch_size=64)
     command = (
         "animegamer train decoder --size full --layout sharded --fsdp 8 --context 2 "
-        "--batch-size 64 --remat full --accumulate 1 --trained recipe "
+        "--steps 20000 --batch-size 64 --remat full --accumulate 1 --trained recipe "
         "--data DATA --model MODEL --out OUT"
     )
     assert case.command == command
@@ -71,6 +71,9 @@ def test_the_command_that_trains_what_was_planned():
     warmup = configure("warmup", "v5p:4x4x4").command
     assert warmup is not None
     assert "--accumulate 1 --data DATA" in warmup  # which has no --trained
+    recipe = find_stage("warmup", size="full")[1]
+    of_the_recipe = configure("warmup", "v5p:4x4x4", batch_size=recipe.batch_size * 4).command
+    assert f"--steps {recipe.steps // 4} " in str(of_the_recipe)
 
 
 def test_training_makes_the_mesh_that_was_planned():

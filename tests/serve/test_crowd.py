@@ -241,6 +241,8 @@ def test_bodies_and_uploads_are_bounded(server):
     join = "/gradio_api/call/new_game"
     assert announce(address, join, "2.1.1.1", Content_Length=str((1 << 20) + 1))[0] == 413
     assert announce(address, join, "2.1.1.1", Transfer_Encoding="chunked")[0] == 411
+    both = {"Content_Length": "2", "Transfer_Encoding": "chunked"}
+    assert announce(address, join, "2.1.1.1", **both)[0] == 411  # no chunk has to come first
     status, text = upload(address, 10, 20, 30, 40, client="2.1.1.2")
     assert (status, len(json.loads(text))) == (200, 4)
     status, text = upload(address, *[10] * 5, client="2.1.1.2")

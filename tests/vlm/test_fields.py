@@ -63,3 +63,15 @@ def test_every_wrong_field_is_named_with_what_was_found():
     assert level.startswith("level: ")
     assert level.endswith("found 'high'")
     assert place.startswith("place: ")
+
+
+def test_an_explanation_is_short_whatever_the_answer_holds():
+    class Strict(Answer, extra="forbid"):
+        pass
+
+    fields = {"x" * 1_000_000: 1, **{f"y{number}": 1 for number in range(1000)}}
+    with pytest.raises(pydantic.ValidationError) as caught:
+        Strict.model_validate({"level": 1, "place": "park", **fields})
+    text = explain(caught.value)
+    assert len(text) < 1000
+    assert text.endswith("; and 991 more")

@@ -11,10 +11,10 @@ from typing import Annotated, Any, cast
 
 import numpy as np
 from annotated_types import Ge
-from flax import nnx
 from jaxtyping import Int
 
 from animegamer_jax.bundle.bundle import Bundle
+from animegamer_jax.bundle.networks import abstract_network
 from animegamer_jax.configs import CLIPConfig
 from animegamer_jax.convert.networks import EMBEDDED, infer
 from animegamer_jax.convert.rules import load
@@ -172,7 +172,7 @@ def _from_checkpoint(path: Path, *, head_width: int | None) -> CLIP:
         or _num_heads(path, "text", config.text_width, head_width or 64),
     }
     config = dataclasses.replace(config, **heads)
-    clip = CLIP(config, rngs=nnx.Rngs(0))
+    clip = cast(CLIP, abstract_network("clip", config))
     load(rules(config), source, clip)
     return clip
 

@@ -17,6 +17,7 @@ def summarize(systems: Sequence[SystemResult]) -> Iterator[str]:
         cells = (" " * width if one is None else f"{one:>{width}.3f}" for one in found)
         paper = f"{metric.paper:>12.3f}" if metric.paper is not None else ""
         yield (f"{name:<12}" + "".join(cells) + paper).rstrip()
+    yield "paper: on its own films and benchmark, so not comparable"
     for system in systems:
         for group, reason in system.skipped.items():
             yield f"{system.name}: {group} skipped: {reason}"

@@ -9,10 +9,11 @@ import re
 import socket
 import time
 from collections.abc import Collection
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from h11 import LocalProtocolError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
@@ -146,7 +147,8 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message).update(_HEADERS)
-            await send(message)
+            with suppress(LocalProtocolError):  # uvicorn has refused the rest of the body
+                await send(message)
 
         self._open[client] += 1
         try:
@@ -201,8 +203,10 @@ class Guard:
                 429, "login", f"wrong password: try again in {math.ceil(seconds)} s", seconds
             )
         length = headers.get("content-length", "")
-        if not re.fullmatch(r"\d{1,15}", length):
-            raise _RefusedError(411, "length", "expected the header Content-Length")
+        if "transfer-encoding" in headers or not re.fullmatch(r"\d{1,15}", length):
+            raise _RefusedError(
+                411, "length", "expected the header Content-Length, and no Transfer-Encoding"
+            )
         if endpoint not in _UPLOADS:
             if int(length) > MAX_BODY_BYTES:
                 raise _RefusedError(413, "body", f"expected at most {MAX_BODY_BYTES >> 20} MB")

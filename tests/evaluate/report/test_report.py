@@ -30,6 +30,7 @@ from animegamer_jax.evaluate.report.games import (
 )
 from animegamer_jax.evaluate.report.plots import Line, line_plot
 from animegamer_jax.evaluate.report.render import escape_markdown
+from animegamer_jax.evaluate.report.summary import summarize
 from animegamer_jax.evaluate.report.tables import (
     best_system,
     main_table,
@@ -340,3 +341,9 @@ def test_a_disk_that_refuses(tmp_path):
     (tmp_path / "report").write_text("a file")
     with pytest.raises(UserError, match="the report cannot be written: File exists"):
         write_report(tmp_path, make_evaluation(None))
+
+
+def test_the_terminal_says_that_the_papers_scores_are_not_comparable():
+    lines = list(summarize(make_evaluation(None).systems))
+    assert lines[0].endswith("paper")
+    assert "paper: on its own films and benchmark, so not comparable" in lines

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from h11 import LocalProtocolError
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.serve.guard.guard import Guard, hosts_of
@@ -117,6 +118,36 @@ def test_paths_in_the_log_name_nothing_private():
         assert endpoint_of(path) == endpoint
 
 
+def make_guard(page: Any, folder: Path) -> Guard:
+    return Guard(
+        page,
+        hosts=hosts_of("127.0.0.1", ()),
+        limits=Limits(),
+        uploads=Uploads(folder, max_bytes=1, max_seconds=1.0),
+        monitor=Monitor(),
+    )
+
+
+def test_an_answer_to_a_request_that_the_server_has_refused_is_dropped(tmp_path):
+    """As after a body in chunks that are none: h11 has closed the connection."""
+    tried = []
+
+    async def page(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 405, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def send(message: Any) -> None:
+        tried.append(message["type"])
+        raise LocalProtocolError("the state is MUST_CLOSE")
+
+    scope = {
+        "type": "http", "method": "PROPFIND", "path": "/login", "client": ("9.9.9.7", 1),
+        "headers": [(b"host", b"localhost")], "query_string": b"",
+    }  # fmt: skip
+    asyncio.run(make_guard(page, tmp_path)(scope, None, send))
+    assert tried == ["http.response.start", "http.response.body"]
+
+
 def test_a_guard_delays_logins(tmp_path):
     """The page behind it answers 400 to a wrong password."""
 
@@ -125,13 +156,7 @@ def test_a_guard_delays_logins(tmp_path):
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    guard = Guard(
-        page,
-        hosts=hosts_of("127.0.0.1", ()),
-        limits=Limits(),
-        uploads=Uploads(tmp_path, max_bytes=1, max_seconds=1.0),
-        monitor=Monitor(),
-    )
+    guard = make_guard(page, tmp_path)
 
     def log_in(client: str, query: bytes = b"") -> int:
         sent: list[dict] = []

@@ -125,7 +125,9 @@ class _Films:
             return name
         films = self._names.get(name, [])
         if len(films) > 1:
-            raise ValueError(f"film: {name!r} is the name of {' and '.join(films)}: use the id")
+            raise ValueError(
+                f"film: {name[:60]!r} is the name of {' and '.join(films)}: use the id"
+            )
         if not films:
             known = ", ".join(self._ids[:5]) + (", ..." if len(self._ids) > 5 else "")
             raise ValueError(

@@ -456,6 +456,6 @@ def test_the_card_names_skipped_films(tmp_path):
 
 def test_a_taken_place(shots, made):
     before = (made[0] / "set.json").read_bytes()
-    with pytest.raises(UserError, match="already there: choose another folder"):
+    with pytest.raises(UserError, match="already there: a complete dataset: use it"):
         write_film_games(made[0], shots, GamesSettings())
     assert (made[0] / "set.json").read_bytes() == before
