@@ -181,6 +181,8 @@ def _open_mp4(source: Path | io.BytesIO, name: Path | str) -> Iterator[InputCont
         raise UserError(f"{name}: expected a video, found no such file") from error
     except (FFmpegError, OSError) as error:
         raise UserError(f"{name}: expected a video, found: {error.strerror}") from error
+    except UnicodeDecodeError as error:  # PyAV's, of the file's tags
+        raise UserError(f"{name}: expected a video, found tags that are not UTF-8") from error
 
 
 def _check_size(num_frames: int, height: int, width: int, name: Path | str) -> None:

@@ -98,6 +98,18 @@ def test_a_file_that_is_no_clip_is_named(tmp_path, content):
         video.read_mp4(tmp_path / "other.mp4")
 
 
+def test_tags_that_are_not_text_are_one_line(tmp_path):
+    path = tmp_path / "clip.mp4"
+    write_mp4(path, np.zeros((3, 16, 16, 3), np.uint8))
+    content = path.read_bytes()
+    path.write_bytes(content[:19] + b"\xff\xff\xff\x7f" + content[23:])  # one of the brands
+    with pytest.raises(UserError, match=r"clip\.mp4: expected a video, found tags that are not U"):
+        read_mp4(path)
+    message = r"clip\.mp4: expected a film, found tags that are not UTF-8"
+    with pytest.raises(UserError, match=message), open_film(path):
+        pass
+
+
 def test_a_full_disk_keeps_the_old_file(tmp_path):
     path = tmp_path / "game.json"
     write_whole(path, b"old")

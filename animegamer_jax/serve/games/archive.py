@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, first_line
 from animegamer_jax.game.saved.game_file import GAME_FILE, STORYBOARD_FILE
 from animegamer_jax.game.saved_game import Game
 from animegamer_jax.media import video
@@ -89,7 +89,7 @@ def unpack_game(archive: Path, folder: Path, *, check: Callable[[Game], None]) -
         if isinstance(error, OSError):
             problem = f"the game could not be saved: {error.strerror or error}"
         elif isinstance(error, DAMAGED_ZIP):
-            problem = f"expected a downloaded game, found a damaged zip ({error})"
+            problem = f"expected a downloaded game, found a damaged zip ({first_line(error)})"
         else:
             raise
         raise UserError(problem) from error

@@ -14,7 +14,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import UInt8
 
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, first_line
 from animegamer_jax.media.video import decode_mp4
 from animegamer_jax.storage.files import replacing
 from animegamer_jax.storage.paths import user_errors
@@ -57,7 +57,9 @@ class ClipArchive:
             except KeyError:
                 raise UserError(f"{self.path}: expected the {what} {name}, found none") from None
             except (*DAMAGED_ZIP, ValueError) as error:
-                raise UserError(f"{self.path}: {name} is damaged ({error}): {AGAIN}") from None
+                raise UserError(
+                    f"{self.path}: {name} is damaged ({first_line(error)}): {AGAIN}"
+                ) from None
 
 
 @contextlib.contextmanager
@@ -89,5 +91,5 @@ def reading_archive(path: epath.Path) -> Iterator[ClipArchive]:
             try:
                 archive = stack.enter_context(zipfile.ZipFile(file))
             except zipfile.BadZipFile as error:
-                raise UserError(f"{path}: no zip archive ({error}): {AGAIN}") from None
+                raise UserError(f"{path}: no zip archive ({first_line(error)}): {AGAIN}") from None
         yield ClipArchive(archive, path)

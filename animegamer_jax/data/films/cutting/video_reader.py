@@ -194,6 +194,10 @@ def open_film(
         container = av.open(os.fspath(path), mode="r", options=dict(OPTIONS))
     except (FFmpegError, OSError) as error:
         raise FilmError(f"{name}: expected a film, found: {error.strerror}: {_HINT}") from error
+    except UnicodeDecodeError as error:  # PyAV's
+        raise FilmError(
+            f"{name}: expected a film, found tags that are not UTF-8: {_HINT}"
+        ) from error
     with container:
         moving = [s for s in container.streams.video if not s.disposition & _STILL_PICTURES]
         if not moving:
