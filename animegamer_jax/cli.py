@@ -9,6 +9,7 @@ import inspect
 import io
 import itertools
 import logging
+import os
 import re
 import sys
 import traceback
@@ -204,7 +205,6 @@ def _on_unraisable(unraisable: Any) -> None:
     for each array that was being written when another failed, for which Orbax has raised.
     """
     if unraisable.exc_type is KeyboardInterrupt:
-        import os
         import signal
         import threading
 
@@ -226,8 +226,6 @@ def main(argv: list[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        import os
-
         nobody = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nobody, sys.stdout.fileno())  # Python flushes once more
         return 141

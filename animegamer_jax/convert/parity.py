@@ -342,14 +342,17 @@ class _Arrays(dict[str, np.ndarray]):
         raise UserError(f"{self.path}: the array {name!r} is missing")
 
 
+_CONTEXTS = {"text", "clip", "mllm_train"}  # of a loss, which may be those of the forward pass
+
+
 def _arrays(path: Path) -> Arrays:
     with open_arrays(path, expected="an .npz file of plain arrays") as file:
         arrays = {name: file.read(name) for name in file.names}
     forward = path.with_name("dit_forward.npz")
-    if path.name == "diffusion_loss.npz" and forward.is_file():
+    missing = _CONTEXTS - arrays.keys() if path.name == "diffusion_loss.npz" else set()
+    if missing and forward.is_file():
         with open_arrays(forward, expected="an .npz file of plain arrays") as file:
-            contexts = {"text", "clip", "mllm_train"} & set(file.names)
-            arrays = {name: file.read(name) for name in contexts} | arrays
+            arrays |= {name: file.read(name) for name in missing & set(file.names)}
     return _Arrays(path, arrays)
 
 

@@ -188,11 +188,10 @@ def test_shares_are_from_zero_to_one(option, value):
         check_recipe(recipe, batch_shards=1)
 
 
-def test_every_recipe_is_in_range():
-    for name in STAGES:
-        for part in PARTS if name == "foundations" else (None,):
-            for recipe in find_stage(name, part=part)[0].recipes.values():
-                check_recipe(recipe, batch_shards=1)
+@pytest.mark.parametrize(("stage", "part"), EVERY)
+def test_every_recipe_is_in_range(stage, part):
+    for recipe in find_stage(stage, part=part)[0].recipes.values():
+        check_recipe(recipe, batch_shards=1)
 
 
 def test_meshes():
