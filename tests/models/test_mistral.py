@@ -296,14 +296,18 @@ THETA = 10_000.0  # of every configuration and of the released base model
 
 
 @pytest.mark.parametrize("head_dim", [8, 16, 24, 32, 48, 64, 80, 128])
-def test_rotary_frequencies_are_pytorchs_bit_for_bit(head_dim):
+def test_rotary_frequencies_are_pytorchs(head_dim):
+    """Bit for bit, but one that PyTorch's vectorised power rounds the other way on some CPUs."""
     config = transformers.MistralConfig(head_dim=head_dim, rope_theta=THETA)
     theirs = MistralRotaryEmbedding(config).inv_freq.numpy()
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     np.testing.assert_array_equal(theirs, (1.0 / THETA**exponents).numpy())
     found = rotary_frequencies(head_dim, THETA)
     assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, theirs)
+    np.testing.assert_array_max_ulp(found, theirs, maxulp=1)
+    assert (found != theirs).sum() <= 1
+    exact = 1 / (THETA ** exponents.double()).float()  # PyTorch's scalar power, rounded once
+    np.testing.assert_array_equal(found, exact.numpy())
 
 
 @pytest.mark.parametrize("head_dim", [16, 128])

@@ -114,11 +114,11 @@ def test_long_lists_are_drawn_from_again_for_each_game():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"motion_level": 6}, "turns.1.motion_level"),
-        ({"motion_level": True}, "turns.1.motion_level: expected a whole number"),
-        ({"stamina": 0}, "turns.1.stamina"),
-        ({"mood": 1}, "turns.1.mood"),
-        ({"adverb": ""}, "turns.1.adverb: expected a word or more"),
+        ({"motion_level": 6}, "turns[1].motion_level"),
+        ({"motion_level": True}, "turns[1].motion_level: expected a whole number"),
+        ({"stamina": 0}, "turns[1].stamina"),
+        ({"mood": 1}, "turns[1].mood"),
+        ({"adverb": ""}, "turns[1].adverb: expected a word or more"),
         ({"character": "Mika"}, "turn 2: character: expected one of "),
         ({"motion": "flying"}, "turn 2: motion: expected one of "),
         ({"motion": "walkingly"}, "turn 2: motion: expected one of "),
