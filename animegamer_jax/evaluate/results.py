@@ -157,7 +157,7 @@ def read_results(folder: Path) -> Evaluation:
         UserError: the file is missing or damaged; names the field, what was expected and found.
     """
     path = folder / RESULTS_FILE
-    hint = "evaluate again, or read it with the version that wrote it"
+    hint = "expected what this version's `animegamer evaluate --out` wrote; evaluate again"
     return _fitted(read_json(path, Evaluation, hint=hint), str(path))
 
 

@@ -15,9 +15,9 @@ if ! [[ $NAME =~ ^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$ ]]; then
   echo "$NAME: expected a name of at most 40 characters: a-z, digits, and hyphens inside" >&2; exit 2
 fi
 export SLICES=1
-if [[ $SLICE =~ ^([1-9][0-9]?)x(v.*)$ ]]; then SLICES=${BASH_REMATCH[1]} SLICE=${BASH_REMATCH[2]}; fi
-if ! [[ $SLICE =~ ^(v5e|v6e):[1-9][0-9]*x[1-9][0-9]*$ || $SLICE =~ ^(v4|v5p):[1-9][0-9]*x[1-9][0-9]*x[1-9][0-9]*$ ]]; then
-  echo "$SLICE: expected v5e:AxB, v6e:AxB, v4:AxBxC or v5p:AxBxC, such as v5p:4x4x4, or 2xv5p:4x4x4 for two" >&2; exit 2
+if [[ $SLICE =~ ^([1-9][0-9]?)x([vt].*)$ ]]; then SLICES=${BASH_REMATCH[1]} SLICE=${BASH_REMATCH[2]}; fi
+if ! [[ $SLICE =~ ^(v5e|v6e):[1-9][0-9]*x[1-9][0-9]*$ || $SLICE =~ ^(v4|v5p|tpu7x):[1-9][0-9]*x[1-9][0-9]*x[1-9][0-9]*$ ]]; then
+  echo "$SLICE: expected v5e:AxB, v6e:AxB, v4:AxBxC, v5p:AxBxC or tpu7x:AxBxC, such as v5p:4x4x4, or 2xv5p:4x4x4 for two" >&2; exit 2
 fi
 export TOPOLOGY=${SLICE#*:}
 CHIPS=$((${TOPOLOGY//x/*}))
@@ -25,6 +25,7 @@ case ${SLICE%%:*} in
   v4) ACCELERATOR=tpu-v4-podslice CHIPS_A_HOST=4 ;;
   v5e) ACCELERATOR=tpu-v5-lite-podslice CHIPS_A_HOST=$((CHIPS <= 8 ? CHIPS : 4)) ;;
   v5p) ACCELERATOR=tpu-v5p-slice CHIPS_A_HOST=4 ;;
+  tpu7x) ACCELERATOR=tpu7x CHIPS_A_HOST=4 ;;
   v6e) ACCELERATOR=tpu-v6e-slice CHIPS_A_HOST=$((CHIPS <= 8 ? CHIPS : 4)) ;;
 esac
 if ((CHIPS % CHIPS_A_HOST)); then

@@ -68,7 +68,7 @@ def test_results_of_no_games_come_back(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format_version": 1}, "format_version: expected 2, found 1: evaluate again, or read it"),
+        ({"format_version": 1}, "format_version: expected 2, found 1: expected what this version"),
         ({"world": None}, "world: expected a valid string, found null"),
         ({"colour": 1}, "colour: unknown field"),
         ({"is_open": [[True], [False, True]]}, r"is_open: expected lists of bool in 2 dimensions"),

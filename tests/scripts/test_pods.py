@@ -52,6 +52,8 @@ def manifest(slice_: str, *words: str) -> str:
         ("v6e:2x4", "tpu-v6e-slice", 1, 8),
         ("v5e:1x1", "tpu-v5-lite-podslice", 1, 1),
         ("3xv5p:4x4x4", "tpu-v5p-slice", 16, 4),
+        ("tpu7x:2x2x4", "tpu7x", 4, 4),
+        ("2xtpu7x:2x2x1", "tpu7x", 1, 4),
     ],
 )
 def test_manifests(slice_, accelerator, hosts, chips):
@@ -86,6 +88,8 @@ def test_manifests(slice_, accelerator, hosts, chips):
         ("run", "v9:2x2", "v9:2x2: expected"),
         ("run", "v5e:0x4", "v5e:0x4: expected"),
         ("run", "0xv5e:4x4", "0xv5e:4x4: expected"),
+        ("run", "tpu7x:2x2", "tpu7x:2x2: expected"),
+        ("run", "tpu8:2x2x1", "tpu8:2x2x1: expected"),
         ("run", "v5p:1x1x3", "3 chips: expected a multiple of 4"),
         ("Run_1", "v5e:4x4", "Run_1: expected a name"),
     ],
