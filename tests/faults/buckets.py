@@ -18,16 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bucket_server import NAME, serving_bucket
+from commands import Content, Subject, bundle_content, file_content, training_content
 from failing_proxy import HOW
-from kills import (
-    Content,
-    Subject,
-    bundle_content,
-    difference,
-    file_content,
-    refusal,
-    training_content,
-)
+from kills import difference, refusal
 from sandbox import Child, run_all
 from table import REFUSED, RIGHT, WRONG, Verdict
 

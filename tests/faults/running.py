@@ -15,9 +15,10 @@ from typing import Any
 
 import buckets
 from buckets import BucketCases
+from commands import SUBJECTS, Subject
 from crowd import CrowdCases
 from files import WRONG, FileCases, Verdict
-from kills import SUBJECTS, DiskCases, KillCases, Subject
+from kills import DiskCases, KillCases
 from kinds import KINDS, Kind
 from odd_requests import RequestCases
 from seeds import make_seeds
