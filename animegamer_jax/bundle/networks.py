@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import math
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
@@ -23,6 +24,8 @@ NETWORKS: Mapping[NetworkName, str] = {
     "clip": "animegamer_jax.models.clip:CLIP",
     "t5": "animegamer_jax.models.t5:T5Encoder",
 }
+
+_MAX_ELEMENTS = 1 << 40  # of a parameter; NumPy's sizes end at 1 << 63
 
 
 def make_network(name: NetworkName, config: NetworkConfig, *, rngs: nnx.Rngs) -> nnx.Module:
@@ -50,7 +53,11 @@ def abstract_network(name: NetworkName, config: NetworkConfig) -> nnx.Module:
 def _shapes(name: NetworkName, config: NetworkConfig, mesh: AbstractMesh) -> tuple[Any, Any]:
     """Returns a network's structure and its shapes: tracing it takes half of a small one's load."""
     del mesh  # which flax looks at
-    return nnx.split(nnx.eval_shape(lambda: make_network(name, config, rngs=nnx.Rngs(0))))
+    network = nnx.eval_shape(lambda: make_network(name, config, rngs=nnx.Rngs(0)))
+    for path, variable in flat_params(nnx.state(network, nnx.Param)).items():
+        if math.prod(variable.shape) > _MAX_ELEMENTS:
+            raise ValueError(f"{path} would have the shape {variable.shape}")
+    return nnx.split(network)
 
 
 def flat_params(state: nnx.State) -> dict[str, nnx.Variable]:

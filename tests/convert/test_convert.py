@@ -199,10 +199,11 @@ def test_a_model_of_our_own_comes_back_from_its_export(tiny_bundle, tmp_path):
         convert(out=str(tmp_path / "c"), reference=tmp_path / "out", latent_height=10)
     file = tmp_path / "out" / "animegamer.json"
     sizes = json.loads(file.read_text())
-    sizes["networks"]["mllm"]["mistral"]["intermediate_size"] = -1
-    file.write_text(json.dumps(sizes))
-    with pytest.raises(UserError, match=r"networks\.mllm: describes an impossible network"):
-        convert(out=str(tmp_path / "c"), reference=tmp_path / "out")
+    for size in (-1, 10**20):
+        sizes["networks"]["mllm"]["mistral"]["intermediate_size"] = size
+        file.write_text(json.dumps(sizes))
+        with pytest.raises(UserError, match=r"networks\.mllm: describes an impossible network"):
+            convert(out=str(tmp_path / "c"), reference=tmp_path / "out")
     file.write_text("{}")
     with pytest.raises(
         UserError, match=r"animegamer\.json: protocol: missing: export the bundle again"
