@@ -7,19 +7,21 @@ import contextlib
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
 from animegamer_jax.errors import UserError, first_line
 from animegamer_jax.protocol import SPECIAL_TOKENS, TokenIds
-from animegamer_jax.storage.serialization import decode_text
+from animegamer_jax.storage.serialization import decode_text, read_json
 from animegamer_jax.storage.untrusted import read_file
 
 FILE = "tokenizer.json"
 PUNCTUATION = tuple(".,;:!?'-")
 PAD, UNKNOWN, BEGIN, MASK, CLOSE, END = "<pad>", "<unk>", "<s>", "<mask>", "</s>", "<end>"
 _MAX_BYTES = 64 << 20  # of a tokenizer's file: those of the largest vocabularies have 35 MB
+_MAX_EXTRA = 1000  # sentinel tokens that a sentencepiece folder asks for: T5 has 100
 MAX_CHARACTERS = 2000  # of an instruction: far more than any caption holds, cheap to check
 
 
@@ -235,8 +237,25 @@ def _read_folder(folder: Path, *, model: str):
         for file in folder.iterdir():
             if file.is_file() and file.stat().st_size > _MAX_BYTES:
                 raise UserError(f"{file}: expected at most {_MAX_BYTES >> 20} MB in a tokenizer")
+        _check_extra_tokens(folder / "tokenizer_config.json")
         return _from_transformers(folder)
     raise UserError(f"{folder}: no tokenizer there; expected a folder with {FILE} or {model}")
+
+
+def _check_extra_tokens(file: Path) -> None:
+    """Refuses a number of sentinel tokens for which transformers would take minutes and gigabytes.
+
+    Raises:
+        UserError: there are too many, or the file is damaged.
+    """
+    if not file.is_file():
+        return
+    hint = "use the tokenizer folder that came with the checkpoint"
+    extra = read_json(file, dict[str, Any], hint=hint).get("extra_ids", 0)
+    if not isinstance(extra, int) or extra > _MAX_EXTRA:
+        raise UserError(
+            f"{file}: extra_ids: expected at most {_MAX_EXTRA}, found {extra!a:.60}: {hint}"
+        )
 
 
 def _frame_tokens(count: int) -> tuple[str, ...]:

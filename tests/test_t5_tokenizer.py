@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,15 @@ def test_what_is_not_t5s(folder, tmp_path):
         T5Tokenizer.load(folder, vocab_size=43)
     with pytest.raises(UserError, match=r"no tokenizer there; expected .* or spiece\.model"):
         T5Tokenizer.load(tmp_path, vocab_size=64)
+    shutil.copytree(folder, tmp_path / "many")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    for extra, found in ((10**6, "1000000"), ("4", "'4'")):
+        (tmp_path / "many/tokenizer_config.json").write_text(
+            json.dumps(config | {"extra_ids": extra})
+        )
+        message = f"tokenizer_config.json: extra_ids: expected at most 1000, found {found}: use"
+        with pytest.raises(UserError, match=message):
+            T5Tokenizer.load(tmp_path / "many", vocab_size=64)
     (tmp_path / "bytes").mkdir()
     from helpers import write_tokenizer
 
