@@ -27,7 +27,7 @@ def file_content(out: Path) -> Content:
 
 
 def bundle_content(out: Path) -> Content:
-    """Returns a bundle's tokenizer and config.json; the checksums in it are those of the weights.
+    """Returns a bundle's tokenizer and config.json but its date, with the checksums of the weights.
 
     Orbax chooses other names for the files of weights each time. Their values are compared with
     the checksums in `config.json` by reading them.
@@ -35,7 +35,9 @@ def bundle_content(out: Path) -> Content:
     from animegamer_jax.bundle.bundle import NETWORKS, Bundle
 
     bundle = Bundle.open(out)
-    found: dict[str, Any] = {"config.json": (out / "config.json").read_text()}
+    config = json.loads((out / "config.json").read_text())
+    del config["date"]
+    found: dict[str, Any] = {"config.json": config}
     found |= file_content(out / "tokenizer")
     for name in filter(bundle.has, NETWORKS):
         for path, array in bundle.read_in_order(name, sorted(bundle.leaves(name))):
