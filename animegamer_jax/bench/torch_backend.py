@@ -6,6 +6,7 @@ program of fixed shapes, noise already drawn, `scaled_dot_product_attention`, no
 """
 
 import copy
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -72,6 +73,8 @@ class TorchModel:
         else:
             self._make_networks()
         self._mistral = self._mllm.mistral.model
+        taken = inspect.signature(type(self._mistral).forward).parameters
+        self._cache_name = "cache" if "cache" in taken else "past_key_values"  # since 5.24
         self._decoder = self._vae.decoder
         self._prompt = self._make_prompt()
         self._read_inputs()
@@ -214,8 +217,8 @@ class TorchModel:
             inputs_embeds=x,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
             use_cache=True,
+            **{self._cache_name: cache},
         ).last_hidden_state
 
     def _predict(self) -> _State:

@@ -3,6 +3,7 @@
 import io
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 from PIL import Image
@@ -103,6 +104,9 @@ def test_tags_that_are_not_text_are_one_line(tmp_path):
     write_mp4(path, np.zeros((3, 16, 16, 3), np.uint8))
     content = path.read_bytes()
     path.write_bytes(content[:19] + b"\xff\xff\xff\x7f" + content[23:])  # one of the brands
+    if int(av.__version__.partition(".")[0]) >= 19:  # which reads such tags
+        assert read_mp4(path).shape == (3, 16, 16, 3)
+        return
     with pytest.raises(UserError, match=r"clip\.mp4: expected a video, found tags that are not U"):
         read_mp4(path)
     message = r"clip\.mp4: expected a film, found tags that are not UTF-8"

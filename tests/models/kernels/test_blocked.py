@@ -221,9 +221,10 @@ def test_memory_of_blocks(backward):
         compiled = jax.jit(function).lower(shape, shape, shape).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
-    plain = bytes_of(plain_attention)
-    assert plain > 2 * 4096 * 4096 * 4
-    assert bytes_of(blocked_attention, block_rows=256) < plain / 6
+    scores = 2 * 4096 * 4096 * 4
+    if backward or jax.__version_info__ < (0, 12):  # later XLA fuses the plain form
+        assert bytes_of(plain_attention) > scores
+    assert bytes_of(blocked_attention, block_rows=256) < scores / 6
 
 
 @FORMS
