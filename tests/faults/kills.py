@@ -36,6 +36,7 @@ class KillCases:
         kills: Number of kills; one in ten of them at random moments of a training.
         subjects: Commands to kill.
         operations: Number of file operations of each, from an earlier run; None: not known.
+        first: Those that are struck first, from an earlier run; None: not known.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class KillCases:
         kills: int,
         subjects: Sequence[Subject] = SUBJECTS,
         operations: Mapping[str, int] | None = None,
+        first: Mapping[str, Sequence[int]] | None = None,
     ):
         self.seeds, self.folder, self.subjects = seeds, folder, subjects
         self.seed, self.rng = seed, random.Random(f"kills {seed}")
@@ -54,7 +56,7 @@ class KillCases:
         self.operations: dict[str, int] = {} if operations is None else dict(operations)
         self.expected: dict[str, Content] = {}
         self.seconds: dict[str, float] = {}
-        self.first: dict[str, frozenset[int]] = {}
+        self.first: dict[str, Sequence[int]] = {} if first is None else dict(first)
 
     def select(self, *, only: int | None, skip: Collection[int]) -> None:
         """Chooses which cases run: a single one, whose files are kept, or all but some."""
@@ -91,9 +93,9 @@ class KillCases:
             # The order of threads changes the number a little; the plan of a record does not.
             lines = (case / "operations").read_text().splitlines()
             self.operations.setdefault(subject.name, len(lines))
-            if subject.first:
-                found = (at for at, line in enumerate(lines, 1) if re.search(subject.first, line))
-                self.first[subject.name] = frozenset(found)
+            if pattern := subject.first:
+                found = [at for at, line in enumerate(lines, 1) if re.search(pattern, line)]
+                self.first.setdefault(subject.name, found)
             self.expected[subject.name] = self._content(subject, case)
             shutil.rmtree(case)
         return problems

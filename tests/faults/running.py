@@ -52,6 +52,7 @@ def run_campaign(options: argparse.Namespace) -> int:
                 wrong += 1
             if isinstance(cases, KillCases):
                 (out / "operations.json").write_text(json.dumps(cases.operations, indent=1) + "\n")
+                (out / "first.json").write_text(json.dumps(cases.first) + "\n")
             for verdict in _reported(cases.run(jobs=options.jobs), start):
                 done[verdict.number] = verdict
                 if not keep:
@@ -84,16 +85,20 @@ def _subjects(options: argparse.Namespace) -> list[Subject]:
 
 def _of_commands(options: argparse.Namespace) -> dict[str, Any]:
     """Returns what kills and disks have in common."""
-    file = options.out / "operations.json"
     return {
         "seed": options.seed,
         "subjects": _subjects(options),
-        "operations": json.loads(file.read_text()) if file.exists() else None,
+        "operations": _earlier(options.out / "operations.json"),
     }
 
 
+def _earlier(file: Path) -> Any:
+    return json.loads(file.read_text()) if file.exists() else None
+
+
 def _make_kills(seeds: Path, folder: Path, options: argparse.Namespace) -> KillCases:
-    return KillCases(seeds, folder, kills=options.kills, **_of_commands(options))
+    first = _earlier(options.out / "first.json")
+    return KillCases(seeds, folder, kills=options.kills, first=first, **_of_commands(options))
 
 
 def _make_disks(seeds: Path, folder: Path, options: argparse.Namespace) -> DiskCases:

@@ -119,7 +119,7 @@ class TorchScriptFeatures:
             raise UserError(f"{self.path}: no such file: expected a TorchScript file")
         try:
             with warnings.catch_warnings():  # I3D is published as TorchScript only
-                warnings.filterwarnings("ignore", r".*torch\.jit", DeprecationWarning)
+                warnings.filterwarnings("ignore", r".*torch\.jit")
                 self._model: Any = torch.jit.load(str(self.path), map_location="cpu").eval()
         except (RuntimeError, ValueError) as error:
             reason = first_line(error, most=120)
