@@ -18,6 +18,7 @@ from animegamer_jax.evaluate.benchmarks.format import (
     Benchmark,
     BenchmarkGame,
     BenchmarkTurn,
+    Detail,
     Parts,
     SceneTruth,
     StateValues,
@@ -383,6 +384,7 @@ def test_the_schema_has_the_fields_of_the_dataclasses():
         (Parts, kinds["parts"]),
         (StateValues, kinds["states"]),
         (SceneTruth, kinds["scene"]),
+        (Detail, kinds["detail"]),
     ):
         fields = {field.name for field in dataclasses.fields(kind)} | extra.get(kind, set())
         assert set(described["properties"]) == fields
@@ -480,17 +482,21 @@ def test_what_toy_turns_omit():
     found = make_toy_benchmark(num_games=40)
     omitted = {turn.instruction: turn.omitted for game in found.games for turn in game.turns}
     for instruction, expected in {
-        "Again.": PARTS,
-        "Faster.": PARTS,
-        "Motion: sleep.": ("character", "adverb", "time", "place"),
-        "Character: Nori; Motion: sleep.": ("adverb", "time", "place"),
-        "Character: Toma; Motion: barely waving; Background: night meadow.": (),
+        "Go on.": PARTS,
+        "Slower.": PARTS,
+        "Motion: walking.": ("character", "adverb", "time", "place"),
+        "Now Yuki flies on a broom.": ("adverb", "time", "place"),
+        "Background: night.": ("character", "adverb", "motion", "place"),
+        "Character: Toma; Motion: furiously sitting; Background: day meadow.": (),
+        "Show Hana sitting in the bedroom by day.": (),  # the manner is hers, and no part of it
     }.items():
         assert omitted[instruction] == expected
     turn = found.games[0].turns[0]
     assert turn.parts == Parts(
-        character="Kai", adverb="barely", motion="sitting", time="night", place="bedroom"
+        character="Toma", adverb="furiously", motion="sitting", time="day", place="meadow"
     )
+    assert turn.scene is not None
+    assert turn.scene.details[0] == Detail(name="accessory", value="green balloon")
 
 
 def test_toy_games_of_something_else():
@@ -498,15 +504,58 @@ def test_toy_games_of_something_else():
         toy_games(read_benchmark("paper"))
     toy = make_toy_benchmark(num_games=1, num_turns=1)
     turn = toy.games[0].turns[0]
+    details = turn.scene.details
+    few, mood, hair = (
+        details[:1],
+        Detail(name="mood", value="x"),
+        Detail(name="own hair", value="x"),
+    )
+
+    def with_details(found) -> SceneTruth:
+        return dataclasses.replace(turn.scene, details=tuple(found))
+
     for change, message in (
         ({"scene": None}, "turn 1: expected caption, motion_text and scene"),
         ({"parts": Parts(character="Kai")}, "turn 1: parts: expected character, place and time"),
         ({"scene": SceneTruth(motion="swim")}, "game test-000: turn 1: scene: motion"),
+        ({"scene": with_details(few)}, "turn 1: scene: details: expected accessory, distance"),
+        ({"scene": with_details([*details, few[0]])}, "scene: details: expected each name once"),
+        ({"scene": with_details([*details, mood])}, "details: expected accessory, distance"),
+        ({"scene": with_details([*details, hair])}, "expected clothes, hair, hair_colour, name of"),
     ):
         turns = (dataclasses.replace(turn, **change),)
         games = (dataclasses.replace(toy.games[0], turns=turns),)
         with pytest.raises(UserError, match=message):
             toy_games(dataclasses.replace(toy, games=games))
+
+
+def test_a_picture_is_checked_as_a_turn():
+    own = make_toy_benchmark(num_games=1, num_turns=1, split="own")
+    game = own.games[0]
+    for change, message in (
+        ({"stamina": 5}, r"games\[0\]\.picture\.stamina: expected one of -2, -1, 1, found 5"),
+        ({"omitted": ("place",)}, r"games\[0\]\.picture\.omitted: expected none in a first turn"),
+    ):
+        picture = dataclasses.replace(game.picture, **change)
+        games = (dataclasses.replace(game, picture=picture),)
+        with pytest.raises(UserError, match=message):
+            parse(dataclasses.replace(own, games=games))
+    turn = dataclasses.replace(game.turns[0], omitted=("place",))
+    place = turn.parts.place
+    for before, fits in ((place, True), ("no" + place, False)):
+        parts = dataclasses.replace(game.picture.parts, place=before)
+        picture = dataclasses.replace(game.picture, parts=parts)
+        games = (dataclasses.replace(game, picture=picture, turns=(turn,)),)
+        found = dataclasses.replace(own, games=games)
+        if fits:
+            assert parse(found) == found
+        else:
+            with pytest.raises(UserError, match=r"turns\[0\]\.parts\.place: expected 'no"):
+                parse(found)
+
+
+def parse(benchmark: Benchmark) -> Benchmark:
+    return parse_benchmark(format_benchmark(benchmark), where="mine.json")
 
 
 # The grammar
