@@ -5,8 +5,13 @@ them by their content, whatever the file is called. Of its decoders, some hundre
 that hardly anybody has any more, and few people look for faults in those.
 """
 
+import errno
 from collections.abc import Mapping
+from typing import Any, cast
 
+import av
+from av.container import InputContainer
+from av.error import InvalidDataError
 from av.video.stream import VideoStream
 
 from animegamer_jax.errors import UserError
@@ -34,6 +39,21 @@ CLIP_OPTIONS: Mapping[str, str] = {
 
 OPTIONS: Mapping[str, str] = {**CLIP_OPTIONS, "format_whitelist": ",".join(_FORMATS)}
 """Options of `av.open` for videos of any kind."""
+
+
+def open_input(
+    file: Any, *, options: Mapping[str, str], format: str | None = None
+) -> InputContainer:
+    """Opens a file for reading; all that is wrong with its content is an FFmpegError.
+
+    Raises:
+        FFmpegError, OSError: it cannot be opened; `strerror` says why in a few words.
+    """
+    try:
+        opened = av.open(file, mode="r", format=format, options=dict(options))
+        return cast(InputContainer, opened)
+    except UnicodeDecodeError as error:  # of PyAV before 19, which reads the tags at once
+        raise InvalidDataError(errno.EINVAL, "tags that are not UTF-8") from error
 
 
 def check_codec(stream: VideoStream, name: object) -> None:

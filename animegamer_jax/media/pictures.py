@@ -18,7 +18,7 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from animegamer_jax.errors import UserError, first_line
-from animegamer_jax.media.containers import OPTIONS, check_codec
+from animegamer_jax.media.containers import OPTIONS, check_codec, open_input
 from animegamer_jax.storage.untrusted import check_file
 
 MAX_PIXELS = 50_000_000  # of a picture: 150 MB decoded
@@ -161,7 +161,7 @@ def upright(image: Image.Image) -> Image.Image:
 def _read_video(path: Path, name: str) -> Picture:
     av.logging.set_level(av.logging.PANIC)  # errors are raised, not printed
     try:
-        with av.open(str(path.absolute()), mode="r", options=dict(OPTIONS)) as container:
+        with open_input(str(path.absolute()), options=OPTIONS) as container:
             if not container.streams.video:
                 raise UserError(f"{name}: {_EXPECTED}, found a file without pictures")
             stream = container.streams.video[0]

@@ -19,7 +19,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.media.containers import CLIP_FORMAT, CLIP_OPTIONS, check_codec
+from animegamer_jax.media.containers import CLIP_FORMAT, CLIP_OPTIONS, check_codec, open_input
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.untrusted import check_file
 
@@ -166,10 +166,9 @@ def _open_mp4(source: Path | io.BytesIO, name: Path | str) -> Iterator[InputCont
     # Only MP4, from this file: FFmpeg would open lists of other files, too.
     if isinstance(source, Path):
         check_file(source, expected="a video")
-    options = dict(CLIP_OPTIONS)
     try:
         file = str(source.absolute()) if isinstance(source, Path) else source
-        with av.open(file, mode="r", format=CLIP_FORMAT, options=options) as container:
+        with open_input(file, format=CLIP_FORMAT, options=CLIP_OPTIONS) as container:
             if not container.streams.video:
                 raise UserError(f"{name}: expected a video, found a file without a video stream")
             stream = container.streams.video[0]
@@ -181,8 +180,6 @@ def _open_mp4(source: Path | io.BytesIO, name: Path | str) -> Iterator[InputCont
         raise UserError(f"{name}: expected a video, found no such file") from error
     except (FFmpegError, OSError) as error:
         raise UserError(f"{name}: expected a video, found: {error.strerror}") from error
-    except UnicodeDecodeError as error:  # PyAV's, of the file's tags
-        raise UserError(f"{name}: expected a video, found tags that are not UTF-8") from error
 
 
 def _check_size(num_frames: int, height: int, width: int, name: Path | str) -> None:

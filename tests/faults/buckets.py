@@ -18,25 +18,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bucket_server import NAME, serving_bucket
-from commands import Content, Subject, bundle_content, file_content, training_content
+from commands import (
+    Content,
+    Subject,
+    bundle_content,
+    command,
+    file_content,
+    training_content,
+)
 from failing_proxy import HOW
 from kills import difference, refusal
 from sandbox import Child, run_all
 from table import REFUSED, RIGHT, WRONG, Verdict
-
-from animegamer_jax import cli
 
 _SECONDS, _IDLE = 60.0, 120.0  # of CPU; without any, while a client waits before it tries again
 _LENGTHS = (1, 3, 5)  # requests that fail, one after another
 
 
 def _command(text: str) -> Callable[[Path, Path], Callable[[], int]]:
-    def make(seeds: Path, case: Path) -> Callable[[], int]:
-        places = {"bucket": f"gs://{NAME}", "place": case.name, "out": case / "out"}
-        words = [word.format(seeds=seeds, **places) for word in text.split()]
-        return lambda: cli.main(words)
-
-    return make
+    return command(text, bucket=f"gs://{NAME}")
 
 
 SUBJECTS = (
@@ -45,13 +45,13 @@ SUBJECTS = (
         needs=("networks", "toyworld"),
         run=_command(
             "data features --model {bucket}/networks/model --data {bucket}/toyworld "
-            "--out {bucket}/{place}/out --batch 1 --shard 2"
+            "--out {bucket}/{case}/out --batch 1 --shard 2"
         ),
         content=file_content,
     ),
     Subject(
         name="bucket: training",
-        run=_command("train-tiny --bundle {bucket}/bundle --out {bucket}/{place}/out"),
+        run=_command("train-tiny --bundle {bucket}/bundle --out {bucket}/{case}/out"),
         content=training_content,
     ),
     Subject(
@@ -62,7 +62,7 @@ SUBJECTS = (
     Subject(
         name="bucket: convert",
         needs=("released",),
-        run=_command("convert --reference {seeds}/released --out {bucket}/{place}/out"),
+        run=_command("convert --reference {seeds}/released --out {bucket}/{case}/out"),
         content=bundle_content,
     ),
 )
@@ -227,11 +227,11 @@ class BucketCases:
         own = f"http://127.0.0.1:{port}"
         theirs = self.environment["STORAGE_EMULATOR_HOST"]
         names = {k: v.replace(theirs, own) for k, v in self.environment.items()}
-        command = subject.run(self.seeds, case)
+        run_command = subject.run(self.seeds, case / "out")
 
         def run() -> int:
             os.environ.update(names)
-            return command()
+            return run_command()
 
         return Child(run, case / log, seconds=_SECONDS, idle=_IDLE)
 

@@ -100,9 +100,12 @@ class Subject:
     first: str | None = None
 
 
-def _command(text: str) -> Callable[[Path, Path], Callable[[], int]]:
+def command(text: str, **places: str) -> Callable[[Path, Path], Callable[[], int]]:
+    """Returns a command whose text has {seeds}, {out}, {case} (out's folder's name) and places."""
+
     def make(seeds: Path, out: Path) -> Callable[[], int]:
-        words = [word.format(seeds=seeds, out=out) for word in text.split()]
+        known = {"seeds": seeds, "out": out, "case": out.parent.name, **places}
+        words = [word.format(**known) for word in text.split()]
         return lambda: cli.main(words)
 
     return make
@@ -131,21 +134,21 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject(
         name="play",
         needs=("bundle", "lines.txt"),
-        run=_command(_PLAY),
-        again=_command(f"{_PLAY} --resume"),
+        run=command(_PLAY),
+        again=command(f"{_PLAY} --resume"),
         share=_EACH,
     ),
     Subject(
         name="play, own picture",
         needs=("bundle", "lines.txt", "picture.png"),
-        run=_command(_PLAY + _PICTURE),
-        again=_command(_PLAY + _PICTURE + " --resume"),
+        run=command(_PLAY + _PICTURE),
+        again=command(_PLAY + _PICTURE + " --resume"),
         share=_EACH,
     ),
     Subject(
         name="data films",
         needs=("film.mp4",),
-        run=_command(
+        run=command(
             "data films {seeds}/film.mp4 --out {out} --height 16 --width 24 --num-frames 9"
         ),
         share=_EACH,
@@ -159,7 +162,7 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject(
         name="evaluate",
         needs=("bundle", "benchmark.json"),
-        run=_command(
+        run=command(
             "evaluate --model {seeds}/bundle --benchmark {seeds}/benchmark.json --out {out} "
             "--steps 2 --batch-size 1 --metrics states motion speed"
         ),
@@ -169,13 +172,13 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject(
         name="data games",
         needs=("shots",),
-        run=_command("data games {seeds}/shots --out {out} --test-share 0.3 --min-turns 1"),
+        run=command("data games {seeds}/shots --out {out} --test-share 0.3 --min-turns 1"),
         share=_EACH,
     ),
     Subject(
         name="data toyworld",
         needs=(),
-        run=_command(
+        run=command(
             "data toyworld --out {out} --games 2 --test-games 1 --turns 2 --height 16 "
             "--width 24 --processes 1"
         ),
@@ -184,7 +187,7 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject(
         name="data features",
         needs=("networks", "toyworld"),
-        run=_command(
+        run=command(
             "data features --model {seeds}/networks/model --data {seeds}/toyworld --out {out} "
             "--batch 1 --shard 2"
         ),
@@ -193,14 +196,14 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject(
         name="convert",
         needs=("released",),
-        run=_command("convert --out {out} --reference {seeds}/released"),
+        run=command("convert --out {out} --reference {seeds}/released"),
         content=bundle_content,
         share=0.6,
     ),
-    Subject(name="export", run=_command("export --out {out} --bundle {seeds}/bundle")),
+    Subject(name="export", run=command("export --out {out} --bundle {seeds}/bundle")),
     Subject(
         name="training",
-        run=_command("train-tiny --bundle {seeds}/bundle --out {out}"),
+        run=command("train-tiny --bundle {seeds}/bundle --out {out}"),
         content=training_content,
         share=0.4,
         first=r"/checkpoints/4|(unlink|rmdir) .*/checkpoints/2/",  # the second of three saves

@@ -107,11 +107,13 @@ def test_tags_that_are_not_text_are_one_line(tmp_path):
     if int(av.__version__.partition(".")[0]) >= 19:  # which reads such tags
         assert read_mp4(path).shape == (3, 16, 16, 3)
         return
-    with pytest.raises(UserError, match=r"clip\.mp4: expected a video, found tags that are not U"):
+    found = r"found: tags that are not UTF-8"
+    with pytest.raises(UserError, match=rf"clip\.mp4: expected a video, {found}"):
         read_mp4(path)
-    message = r"clip\.mp4: expected a film, found tags that are not UTF-8"
-    with pytest.raises(UserError, match=message), open_film(path):
+    with pytest.raises(UserError, match=rf"clip\.mp4: expected a film, {found}"), open_film(path):
         pass
+    with pytest.raises(UserError, match=r"clip\.mp4: .* found neither \(tags that are not UTF-8"):
+        read_picture(path)
 
 
 def test_a_full_disk_keeps_the_old_file(tmp_path):

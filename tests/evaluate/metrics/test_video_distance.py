@@ -117,9 +117,8 @@ class Plain(torch.nn.Module):
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("torchscript")
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # which class says that it is deprecated, depends on PyTorch
+        # It is deprecated, by a warning whose class depends on PyTorch's version.
+        warnings.simplefilter("ignore")
         for module in (Tiny(), Plain()):
             torch.jit.script(module).save(str(folder / f"{type(module).__name__}.pt"))
     return folder

@@ -23,7 +23,7 @@ from av.video.stream import VideoStream
 from jaxtyping import UInt8
 
 from animegamer_jax.errors import UserError, printable
-from animegamer_jax.media.containers import OPTIONS, check_codec
+from animegamer_jax.media.containers import OPTIONS, check_codec, open_input
 
 _HD_ROWS = 720  # untagged films have BT.709 colours from here on, BT.601 below
 _HINT = "copy it again, or convert it to H.264 in MP4"
@@ -191,13 +191,9 @@ def open_film(
     if os.path.isfile(path) and not os.path.getsize(path):
         raise FilmError(f"{name}: expected a film, found an empty file: {_HINT}")
     try:
-        container = av.open(os.fspath(path), mode="r", options=dict(OPTIONS))
+        container = open_input(os.fspath(path), options=OPTIONS)
     except (FFmpegError, OSError) as error:
         raise FilmError(f"{name}: expected a film, found: {error.strerror}: {_HINT}") from error
-    except UnicodeDecodeError as error:  # PyAV's
-        raise FilmError(
-            f"{name}: expected a film, found tags that are not UTF-8: {_HINT}"
-        ) from error
     with container:
         moving = [s for s in container.streams.video if not s.disposition & _STILL_PICTURES]
         if not moving:
