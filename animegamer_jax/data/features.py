@@ -33,12 +33,11 @@ from animegamer_jax.data.datasets import (
 )
 from animegamer_jax.data.samples import Frame, check_clips, read_frames
 from animegamer_jax.data.shards import (
-    ShardedDataset,
-    begin_dataset,
     folder_digest,
     shard_ranges,
     shard_size_for,
 )
+from animegamer_jax.data.shared_shards import write_shards
 from animegamer_jax.distributed import raise_on_all_hosts
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.clip import CLIP
@@ -242,26 +241,25 @@ def write_features(
             splits={},
             features=_describe(maker, bundle, games),
         )
-        ranges = {s: shard_ranges(n, size=shard_size) for s, n in games.info.splits.items()}
-        shards = {split: len(found) for split, found in ranges.items()}
+        places = {s: shard_ranges(n, size=shard_size) for s, n in games.info.splits.items()}
         fingerprint: dict[str, Any] = {
             "shard_size": shard_size,
             "games": _games_digest(games),
             "bundle": _bundle_digest(bundle),
         }
-        if jax.process_index() == 0:
-            begin_dataset(path, info, shards=shards, fingerprint=fingerprint)
-    with raise_on_all_hosts():
-        # Now the other hosts find it as well.
-        written = begin_dataset(path, info, shards=shards, fingerprint=fingerprint)
-        for split, places in ranges.items():
-            _write_split(written, split, places, maker=maker, games=games, on_progress=on_progress)
-    with raise_on_all_hosts():
-        if jax.process_index() == 0:
-            written.finish(
-                expected={split: [len(r) for r in found] for split, found in ranges.items()}
-            )
-    return dataclasses.replace(info, splits=dict(games.info.splits))
+
+    def records(split: str, place: range) -> Iterator[Mapping[Part, Record]]:
+        turns = games.turns(split)
+        return maker.records((turns[number] for number in place), games.info)
+
+    return write_shards(
+        path,
+        info,
+        places=places,
+        fingerprint=fingerprint,
+        records=records,
+        on_progress=on_progress,
+    )
 
 
 def _make_maker(
@@ -315,40 +313,6 @@ def _bundle_digest(bundle: Bundle) -> dict[str, str]:
     own = (bundle.path / T5_TOKENIZER_FOLDER).is_dir()
     tokenizer = bundle.path / (T5_TOKENIZER_FOLDER if own else TOKENIZER_FOLDER)
     return {**networks, "tokenizer": folder_digest(tokenizer, ends=_WHOLE)}
-
-
-def _write_split(
-    written: ShardedDataset,
-    split: str,
-    places: list[range],
-    *,
-    maker: FeatureMaker,
-    games: GameDataset,
-    on_progress: Progress,
-) -> None:
-    """Writes this host's part of the missing shards."""
-    turns, missing = games.turns(split), written.missing(split)
-    done = len(turns) - sum(len(places[shard]) for shard in missing)
-    hosts, host = jax.process_count(), jax.process_index()
-    # By number, because hosts list the missing shards at different times.
-    mine = [shard for shard in missing if shard % hosts == host]
-
-    def reported(
-        records: Iterable[Mapping[Part, Record]], number: int, last: int
-    ) -> Iterator[Mapping[Part, Record]]:
-        for record in records:
-            yield record
-            number += 1
-            if number < last:  # the last one counts once the shard is complete
-                on_progress(f"{split} turns", number, len(turns))
-
-    on_progress(f"{split} turns", done, len(turns))
-    for shard in mine:
-        made = maker.records((turns[i] for i in places[shard]), games.info)
-        last = done + len(places[shard])
-        written.write(split, shard, reported(made, done, last), expected=len(places[shard]))
-        done = last
-        on_progress(f"{split} turns", done, len(turns))
 
 
 def _describe(maker: FeatureMaker, bundle: Bundle, games: GameDataset) -> FeatureInfo:

@@ -49,7 +49,8 @@ def test_fades_through_black_are_dark_in_their_middle():
     film = make_film(2, num_shots=3, **SMALL, transitions=[FadeThroughBlack(12)])
     light = all_frames(film).mean(axis=(1, 2, 3))
     for shot in film.shots[1:]:
-        assert light[shot.start + 5 : shot.start + 7].max() < 0.15 * light[shot.start - 1]
+        around = max(light[shot.start - 1], light[shot.start + 12])
+        assert light[shot.start + 5 : shot.start + 7].max() < 0.15 * around
 
 
 def test_pans_move_the_whole_picture_within_a_shot():
@@ -106,7 +107,7 @@ def test_films_are_written_while_they_are_drawn(tmp_path: Path):
     assert frames.shape[1:] == (48, 72, 3)  # even sides
     expected = all_frames(film)
     assert len(frames) == len(expected)
-    assert np.abs(frames[:, :47, :71] - expected).mean() < 6
+    assert np.abs(frames[:, :47, :71] - expected).mean() < 7
     assert json.loads((tmp_path / "film.json").read_text()) == film.truth()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["film.json", "film.mp4"]
 

@@ -2,8 +2,8 @@
 
 The scene's level sets one number, the speed in units per frame (a unit is 1/48 of a frame's height,
 10 pixels at 480 x 720). The camera stands still. Characters that walk, run or fly cross the frame
-at that speed and turn round before its edge; the others sway, hop or toss at it. Every motion
-starts at the same phase, so that the first frame and the level determine the rest.
+at that speed and turn round before its edge; the others sway, hop or toss at it. To which side a
+motion begins is left to chance; the first frame shows it, and with the level determines the rest.
 """
 
 import functools
@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from animegamer_jax.toy.drawing import characters
-from animegamer_jax.toy.drawing.places import GROUND, PERIOD
+from animegamer_jax.toy.drawing.places import ANCHOR, GROUND, ZOOMS
 from animegamer_jax.toy.drawing.shapes import (
     INK,
     Colour,
@@ -40,26 +40,24 @@ class Layer(NamedTuple):
 
 
 class PosedScene(NamedTuple):
-    """The offset of the near scenery in its strip, and all that moves in front of it."""
+    """How far the view is zoomed, and all that moves in front of the scenery."""
 
-    start: float
+    zoom: float
     layers: list[Layer]
 
 
-class View(NamedTuple):
-    """What no instruction says of a scene.
+class Chance(NamedTuple):
+    """What is left to chance in each clip.
 
     Attributes:
-        start: Start of the frame in the place's near strip, in units.
-        x: Position of the character, in units from the middle.
-        facing: 1 to the right, -1 to the left.
+        facing: Direction of who crosses the frame: 1 to the right, -1 to the left.
         pace: Speed relative to the level's.
+        phase: Part of a cycle at which the motion begins, 0 or 1/2: to the one side or the other.
     """
 
-    start: float = 20.0
-    x: float = 0.0
     facing: int = 1
     pace: float = 1.0
+    phase: float = 0.0
 
 
 class Rhythm(NamedTuple):
@@ -83,57 +81,63 @@ class Rhythm(NamedTuple):
 _LEG = 5.0
 _STRIDES = {"walk": 0.55, "run": 0.95}  # amplitude of a leg's swing, in radians
 _CROSSING = ("walk", "run", "fly")
-_REACH = 15.0  # distance from the middle at which characters turn round
+_REACH = 12.0  # distance from the middle at which characters turn round, seen from near
 _HOPS = (0.06, 0.09, 0.13, 0.18, 0.25)
 _RATES = (0.06, 0.09, 0.125, 0.16, 0.19)  # cycles per frame of a sway at each level
 # Drawn speed over the speed to be measured (test_motion.py prints the table).
 _GAINS: dict[str, tuple[float, float, float, float, float]] = {
-    "walk": (1.45, 1.28, 1.24, 1.27, 1.40),
-    "run": (1.50, 1.36, 1.29, 1.25, 1.30),
-    "jump": (1.38, 1.36, 1.39, 1.38, 1.42),
-    "fly": (1.45, 1.28, 1.26, 1.30, 1.27),
-    "sit": (1.20, 1.25, 1.28, 1.28, 1.40),
-    "wave": (1.14, 1.30, 1.18, 1.33, 1.40),
-    "sleep": (0.84, 1.17, 1.16, 1.38, 1.55),
-    "talk": (1.36, 1.38, 1.24, 1.30, 1.44),
+    "walk": (1.33, 1.37, 1.28, 1.37, 1.75),
+    "run": (1.38, 1.29, 1.28, 1.33, 1.55),
+    "jump": (1.31, 1.41, 1.43, 1.54, 1.71),
+    "fly": (1.40, 1.34, 1.26, 1.41, 1.50),
+    "sit": (1.20, 1.29, 1.27, 1.31, 1.39),
+    "wave": (1.19, 1.24, 1.31, 1.37, 1.56),
+    "sleep": (0.90, 1.32, 1.23, 1.48, 1.72),
+    "talk": (1.28, 1.38, 1.39, 1.38, 1.49),
+    "stand": (1.2, 1.2, 1.2, 1.2, 1.2),
 }
 
 
 def pose(scene: Scene, *, num_frames: int) -> PosedScene:
-    """Returns all shapes of a scene in every frame."""
-    view = View() if scene.seed is None else _draw_view(scene.seed)
+    """Returns all shapes of a scene in every frame, as seen from its distance."""
+    chance = Chance() if scene.seed is None else _draw_chance(scene.seed)
+    zoom = ZOOMS[scene.details.distance]
     level = scene.level - 1
-    speed = MOTION_VALUES[level] / 10 * view.pace * _GAINS[scene.motion][level]
+    speed = MOTION_VALUES[level] / 10 / zoom * chance.pace * _GAINS[scene.motion][level]
     frames = np.arange(num_frames)
     rate = (_HOPS if scene.motion == "jump" else _RATES)[level]
     if scene.motion in _STRIDES:  # feet keep pace with the ground, as 8 frames a second allow
         rate = min(0.22, speed / (4 * _LEG * _STRIDES[scene.motion]))
-    x = np.full(num_frames, view.x)
-    facing = np.full(num_frames, float(view.facing))
+    x, facing = np.zeros(num_frames), np.ones(num_frames)
     if scene.motion in _CROSSING:
-        offset, direction = _cross(speed * frames, start=2 + view.x / 3.5)
-        x, facing = view.facing * offset, view.facing * direction
-    rhythm = Rhythm(speed=speed, cycles=frames * rate, rate=rate, facing=facing, x=x)
+        reach = _REACH / zoom
+        offset, direction = _cross(speed * frames, start=0.8 * reach, reach=reach)
+        x, facing = chance.facing * offset, chance.facing * direction
+    cycles = chance.phase + frames * rate
+    rhythm = Rhythm(speed=speed, cycles=cycles, rate=rate, facing=facing, x=x)
     layers = [
-        Layer(np.broadcast_to(points, (num_frames, *points.shape[1:])), colour)
+        Layer(_zoomed(np.broadcast_to(points, (num_frames, *points.shape[1:])), zoom=zoom), colour)
         for points, colour in _MOTIONS[scene.motion](scene, rhythm)
     ]
-    return PosedScene(view.start, layers)
+    return PosedScene(zoom, layers)
 
 
-def _draw_view(seed: int) -> View:
+def _zoomed(points: Float[np.ndarray, "f n 2"], *, zoom: float) -> Float[np.ndarray, "f n 2"]:
+    return (points - (0, ANCHOR)) * zoom + (0, ANCHOR)
+
+
+def _draw_chance(seed: int) -> Chance:
     rng = np.random.default_rng(seed)
-    pace, facing = rng.uniform(0.92, 1.08), int(rng.choice((-1, 1)))
-    x, start = rng.uniform(-7, 7), rng.uniform(0, PERIOD)
-    return View(start=start, x=x, facing=facing, pace=pace)
+    pace, facing = rng.uniform(0.97, 1.03), int(rng.choice((-1, 1)))
+    return Chance(facing=facing, pace=pace, phase=float(rng.choice((0.0, 0.5))))
 
 
-def _cross(distance: Curve, *, start: float) -> tuple[Curve, Curve]:
-    """Returns positions between -`_REACH` and `_REACH`, and the direction: 1 out, -1 back."""
-    legs = (distance + start) / (2 * _REACH)
+def _cross(distance: Curve, *, start: float, reach: float) -> tuple[Curve, Curve]:
+    """Returns positions between -`reach` and `reach`, and the direction: 1 out, -1 back."""
+    legs = (distance + start) / (2 * reach)
     back = np.floor(legs) % 2
     share = legs % 1
-    return _REACH * (2 * np.abs(back - share) - 1), 1 - 2 * back
+    return reach * (2 * np.abs(back - share) - 1), 1 - 2 * back
 
 
 # Transforms: 3 x 3 matrices, one for each frame.
@@ -191,7 +195,16 @@ class Body(NamedTuple):
     far_shoulder: Number = 2.9
 
 
-def _character(name: str, root: Transforms, body: Body, *, parts: frozenset[str]) -> list[Layer]:
+def _accessory(scene: Scene, name: str, root: Transforms) -> list[Layer]:
+    """Returns the thing that a character carries, next to its back."""
+    details = scene.details
+    carried = details.accessory if name == scene.character else details.partner_accessory
+    return _layers(root, *characters.accessory_shapes(carried))
+
+
+def _character(
+    scene: Scene, name: str, root: Transforms, body: Body, *, parts: frozenset[str]
+) -> list[Layer]:
     hip = root @ _turn(body.lean) @ _shift(0, -6.6)
     head = hip @ _shift(0.3, -8.6 + np.asarray(body.nod)) @ _turn(body.head)
     far_shoulder, stretch = hip @ _shift(body.far_shoulder, -7.4), _scale(1, body.reach)
@@ -207,18 +220,25 @@ def _character(name: str, root: Transforms, body: Body, *, parts: frozenset[str]
         "near_leg": hip @ _shift(-1.9, 0) @ _turn(-np.asarray(body.near_leg)),
         "far_leg": hip @ _shift(1.9, 0) @ _turn(-np.asarray(body.far_leg)),
     }
-    return [
+    carried = _accessory(scene, name, root) if "body" in parts else []
+    drawn = [
         _layer(points, colour, transforms[part])
-        for part, points, colour in _flat_pieces(name)
+        for part, points, colour in _flat_pieces(_looks(scene, name))
         if part in parts
     ]
+    return [*drawn, *carried]
 
 
-@functools.cache
-def _flat_pieces(name: str) -> list[tuple[characters.Part, Points, Colour]]:
+def _looks(scene: Scene, name: str) -> characters.Looks:
+    own = scene.own_looks(name)
+    return characters.own_looks(own) if own else characters.LOOKS[name]
+
+
+@functools.lru_cache(maxsize=1024)
+def _flat_pieces(looks: characters.Looks) -> list[tuple[characters.Part, Points, Colour]]:
     return [
         (part, points, colour)
-        for part, shape in characters.pieces(characters.LOOKS[name])
+        for part, shape in characters.pieces(looks)
         for points, colour in fill_layers(shape)
     ]
 
@@ -243,6 +263,11 @@ def _sway(rhythm: Rhythm) -> Curve:
     return rhythm.speed / (4 * rhythm.rate) * np.arcsin(bent * _sine(rhythm)) / np.arcsin(bent)
 
 
+def _lean(rhythm: Rhythm) -> Curve:
+    """Returns the angle of a head that leans to where its owner sways: pictures show it."""
+    return 0.16 * min(1.0, rhythm.speed) * np.cos(2 * np.pi * rhythm.cycles)
+
+
 def _shadow(rhythm: Rhythm, *, x: Value = 0.0, width: Value = 1.0) -> list[Layer]:
     transforms = _shift(rhythm.x + np.asarray(x), GROUND) @ _scale(width, 1.0)
     return _layers(transforms, Shape(ellipse(0, 0.6, rx=8, ry=1.6), (70, 70, 90), 0))
@@ -255,7 +280,17 @@ def _walk(scene: Scene, rhythm: Rhythm) -> list[Layer]:
                 tails=0.06 * _sine(rhythm, lag=0.1))  # fmt: skip
     return [
         *_shadow(rhythm),
-        *_character(scene.character, _stand(rhythm, y=bob), body, parts=_AWAKE),
+        *_character(scene, scene.character, _stand(rhythm, y=bob), body, parts=_AWAKE),
+    ]
+
+
+def _standing(scene: Scene, rhythm: Rhythm) -> list[Layer]:
+    sway = _sway(rhythm)
+    root = _stand(rhythm, x=sway)
+    body = Body(head=_lean(rhythm), near_arm=0.2, far_arm=-0.2)
+    return [
+        *_shadow(rhythm, x=sway),
+        *_character(scene, scene.character, root, body, parts=_AWAKE),
     ]
 
 
@@ -275,21 +310,23 @@ def _run(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     return [
         *_shadow(rhythm),
         *dust,
-        *_character(scene.character, root, body, parts=_AWAKE),
+        *_character(scene, scene.character, root, body, parts=_AWAKE),
     ]
 
 
 def _jump(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     bent = 0.98
-    hop = np.arcsin(bent * np.abs(np.sin(np.pi * rhythm.cycles))) / np.arcsin(bent)
+    cycles = rhythm.cycles + 0.25  # half-way, up or down
+    hop = np.arcsin(bent * np.abs(np.sin(np.pi * cycles))) / np.arcsin(bent)
     y = -3.0 - rhythm.speed / (2 * rhythm.rate) * hop
     swing = 0.2 * min(1.0, rhythm.speed) * hop
-    body = Body(near_arm=-1.9 - swing, far_arm=1.9 + swing, reach=1.3, near_leg=-0.5, far_leg=0.6,
-                mouth=1.5)  # fmt: skip
+    kick = 0.5 * min(1.0, rhythm.speed) * np.sin(2 * np.pi * cycles)  # apart on the way up
+    body = Body(near_arm=-1.9 - swing, far_arm=1.9 + swing, reach=1.3, near_leg=-0.5 - kick,
+                far_leg=0.6 + kick, mouth=1.5)  # fmt: skip
     root = _stand(rhythm, y=y, scale=0.84)
     return [
         *_shadow(rhythm, width=0.7),
-        *_character(scene.character, root, body, parts=_AWAKE),
+        *_character(scene, scene.character, root, body, parts=_AWAKE),
     ]
 
 
@@ -307,16 +344,18 @@ def _fly(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     ring = Shape(band, (200, 60, 60), 0.3)
     return [
         *_shadow(rhythm, width=0.6),
-        *_character(scene.character, root, body, parts=frozenset({"far_arm", "far_leg"})),
+        *_character(scene, scene.character, root, body, parts=frozenset({"far_arm", "far_leg"})),
         *_layers(broom, brush, stick, ring),
-        *_character(scene.character, root, body, parts=_AWAKE - {"far_arm", "far_leg"}),
+        *_character(scene, scene.character, root, body, parts=_AWAKE - {"far_arm", "far_leg"}),
     ]
 
 
 def _sit(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     sway = _sway(rhythm)
     legs = 0.3 * min(1.0, 0.2 + rhythm.speed) * _sine(rhythm, lag=0.15)
-    body = Body(lean=0.0, near_leg=0.25 + legs, far_leg=0.45 - legs, near_arm=0.5, far_arm=0.5)
+    body = Body(
+        head=_lean(rhythm), near_leg=0.25 + legs, far_leg=0.45 - legs, near_arm=0.5, far_arm=0.5
+    )
     bench = [
         Shape(polygon((-14, -8), (14, -8), (14, -5), (-14, -5)), (190, 130, 75)),
         Shape(polygon((-12, -5), (-9, -5), (-9, 1), (-12, 1)), (150, 95, 55)),
@@ -327,30 +366,31 @@ def _sit(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     return [
         *_shadow(rhythm, x=sway, width=1.7),
         *_layers(seat, *bench),
-        *_character(scene.character, root, body, parts=_AWAKE),
+        *_character(scene, scene.character, root, body, parts=_AWAKE),
     ]
 
 
 def _wave(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     sway = _sway(rhythm)
     swing = 0.27 * min(1.0, 0.1 + rhythm.speed) * _sine(rhythm, lag=0.1)
-    body = Body(near_arm=0.2, far_arm=2.3 + swing, far_shoulder=3.8, reach=1.7, mouth=1.4)
+    body = Body(head=_lean(rhythm), near_arm=0.2, far_arm=2.3 + swing, far_shoulder=3.8,
+                reach=1.7, mouth=1.4)  # fmt: skip
     root = _stand(rhythm, x=sway)
     arm = frozenset({"far_arm"})
     return [
         *_shadow(rhythm, x=sway),
-        *_character(scene.character, root, body._replace(reach=1.0), parts=_AWAKE - arm),
-        *_character(scene.character, root, body, parts=arm),
+        *_character(scene, scene.character, root, body._replace(reach=1.0), parts=_AWAKE - arm),
+        *_character(scene, scene.character, root, body, parts=arm),
     ]
 
 
 def _sleep(scene: Scene, rhythm: Rhythm) -> list[Layer]:
-    looks = characters.LOOKS[scene.character]
+    looks = _looks(scene, scene.character)
     sway = _sway(rhythm)
-    bed = _shift(0.4 * rhythm.x + sway, GROUND) @ _scale(rhythm.facing, 1)
+    bed = _shift(sway, GROUND)
     futon = blob((-24, -2), (-22, -5), (22, -5), (25, -2), (23, 3), (-22, 3))
     pillow = blob((-24, -5), (-22, -9), (-8, -9), (-6, -5), (-9, -2), (-21, -2))
-    head = bed @ _shift(-10, -1.0) @ _scale(0.8, 0.8) @ _turn(-0.55)
+    head = bed @ _shift(-10, -1.0) @ _scale(0.8, 0.8) @ _turn(_lean(rhythm) - 0.55)
     breath = 1 + 0.012 * scene.level * _sine(rhythm)
     cover = bed @ _scale(1, breath)
     quilt = blob((-8, -1), (-7.5, -7), (-2, -10), (8, -9), (18, -7.5), (22, -3), (22, 2), (-7, 2))
@@ -359,14 +399,15 @@ def _sleep(scene: Scene, rhythm: Rhythm) -> list[Layer]:
                   (-1.5, 1.9), (-1.5, 1), (0.3, -0.9), (-1.5, -0.9))  # fmt: skip
     zs = []
     for index, scale in enumerate((1.0, 1.35, 1.7)):
-        x = rhythm.x * 0.4 + rhythm.facing * (3.0 + 6 * index) + sway
-        where = _shift(x, 27 - 6.0 * index) @ _scale(scale, scale)
+        where = _shift(3.0 + 6 * index + sway, 27 - 6.0 * index) @ _scale(scale, scale)
         zs += _layers(where, Shape(zed, (255, 255, 255), 0.5))
     body = Body(mouth=0.5)
     lying = head @ _shift(0, 15.2)
+    post = bed @ _shift(39, 0) @ _scale(0.88, 0.88)
     return [
+        *_accessory(scene, scene.character, post),
         *_layers(bed, Shape(futon, (250, 250, 245)), Shape(pillow, (255, 245, 250))),
-        *_character(scene.character, lying, body, parts=_HEAD | {"asleep"}),
+        *_character(scene, scene.character, lying, body, parts=_HEAD | {"asleep"}),
         *_layers(cover, Shape(quilt, looks.cloth), Shape(hem, looks.trim, 0.3)),
         *zs,
     ]
@@ -376,15 +417,15 @@ def _talk(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     partner = scene.partner
     assert partner is not None
     sway = _sway(rhythm)
-    middle = rhythm.x * 0.3
-    speaker = rhythm._replace(x=middle - rhythm.facing * 14)
-    listener = rhythm._replace(x=middle + rhythm.facing * 17, facing=-rhythm.facing)
+    speaker = rhythm._replace(x=rhythm.x - 12)
+    listener = rhythm._replace(x=rhythm.x + 16, facing=-rhythm.facing)
     talking = Body(
+        head=_lean(rhythm),
         far_arm=1.3 + 0.5 * _sine(rhythm, lag=0.1) * min(1.0, rhythm.speed),
         near_arm=0.2,
         mouth=0.4 + 0.9 * np.abs(np.sin(2.3 * np.arange(len(sway)))),
     )
-    bubble_at = _shift(speaker.x + rhythm.facing * 17 + sway, 7.5) @ _scale(rhythm.facing, 1)
+    bubble_at = _shift(speaker.x + 17 + sway, 7.5)
     outline = blob((-9, 0), (-7.5, -4.6), (0, -5.4), (7.5, -4.6), (9, 0), (7.5, 4.2), (0, 5),
                    (-4.0, 4.6), (-9.5, 7.5), (-7.6, 3.6))  # fmt: skip
     bubble = Shape(outline, (255, 255, 255), 0.6)
@@ -393,9 +434,9 @@ def _talk(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     root = _stand(listener, x=0.8 * sway, scale=0.74)
     return [
         *_shadow(listener, x=0.8 * sway),
-        *_character(partner, root, listening, parts=_AWAKE),
+        *_character(scene, partner, root, listening, parts=_AWAKE),
         *_shadow(speaker, x=sway),
-        *_character(scene.character, _stand(speaker, x=sway), talking, parts=_AWAKE),
+        *_character(scene, scene.character, _stand(speaker, x=sway), talking, parts=_AWAKE),
         *_layers(bubble_at, bubble, *dots),
     ]
 
@@ -409,4 +450,5 @@ _MOTIONS = {
     "wave": _wave,
     "sleep": _sleep,
     "talk": _talk,
+    "stand": _standing,
 }

@@ -47,12 +47,11 @@ class AdaptRecipe(PredictionRecipe):
 
 RECIPES = {
     "toy": AdaptRecipe(
-        steps=1200,
-        batch_size=16,
+        steps=2400,
+        batch_size=8,
         optimizer=OptimizerConfig(learning_rate=6e-4, warmup_steps=50, decay="cosine"),
         ema_decay=0.999,
         dtype="bfloat16",
-        remat="full",
         trained="all",
         context_dropout=0.0,
     ),

@@ -42,6 +42,7 @@ class StageNetworks(TypedDict, total=False):
     clip: CLIP
     t5: T5Encoder
     context: Linear
+    pixels: Linear
     teacher: DiT
     fake: DiT
 

@@ -61,6 +61,8 @@ class MLLMRecipe(GameRecipe):
             which have a deviation of about one and are the model's own predictions in play.
         history_swap: Share of past turns whose representation is replaced by that of another game
             in the batch, so that the model also learns from the words of past turns.
+        history_shown: Share of samples whose past turns are seen as a model showed them, which
+            `animegamer data shown` wrote, and not as they were; a history in play is of this kind.
         word_dropout: Share of an instruction's tokens replaced by `<unk>`, so that the model can
             handle words outside its vocabulary.
         targets: Turns of a window to train on. "last" is the turn that ends it, which may be any
@@ -72,13 +74,14 @@ class MLLMRecipe(GameRecipe):
     lora_dropout: BelowOne = 0.05
     history_noise: NotNegative = 0.0
     history_swap: Share = 0.0
+    history_shown: Share = 0.0
     word_dropout: Share = 0.0
     targets: Literal["last", "every"] = "last"
 
 
 RECIPES = {
     "toy": MLLMRecipe(
-        steps=1600,
+        steps=3000,
         batch_size=16,
         optimizer=OptimizerConfig(
             learning_rate=1e-3, warmup_steps=100, decay="cosine", b2=0.98, weight_decay=0.05
@@ -87,7 +90,6 @@ RECIPES = {
         dtype="bfloat16",
         lora_dropout=0.0,
         history_noise=0.1,
-        history_swap=0.5,
         word_dropout=0.02,
         trained="all",
         targets="every",
@@ -267,23 +269,27 @@ class MLLMStage(GameStage[MLLMRecipe]):
         features, windows = open_features(path), self.windows()
         # The bundle may lack the networks that have made the features.
         reader = ModelConfig(encoder=self.config.encoder)
-        samples = game_samples(features, split=split, windows=windows, config=reader)
-        if self.recipe.targets == "last" or split != "train":
-            return samples
-        turns = features.turns(split)
-        ends = window_ends(turns, self.protocol.window)
-        return grain.MapDataset.source(ends).random_map(
-            lambda number, rng: windows.sample(windows.read(turns, number, rng)[1]),
-            seed=windows.seed,
+        trains = split == "train"
+        ends = None
+        if self.recipe.targets == "every" and trains:
+            ends = window_ends(features.turns(split), self.protocol.window)
+        return game_samples(
+            features,
+            split=split,
+            windows=windows,
+            config=reader,
+            numbers=ends,
+            shown=trains and self.recipe.history_shown > 0,
         )
 
     def sample_spec(self) -> GameSample:
-        return game_spec(self.config, self.protocol)
+        return game_spec(self.config, self.protocol, shown=self.recipe.history_shown > 0)
 
     def make_batch(self, encoder: ShotEncoder, game: Any, key: Key[Array, ""]) -> GameBatch:
         """Returns `GameSample`s as training sequences, with the recipe's augmentation."""
         recipe = self.recipe
         words, noise, swap = jax.random.split(key, 3)
+        show = jax.random.fold_in(key, 3)
         if recipe.word_dropout:
             captions = forget_words(
                 game.captions, words, rate=recipe.word_dropout, unknown=self._unknown
@@ -291,6 +297,10 @@ class MLLMStage(GameStage[MLLMRecipe]):
             game = game._replace(captions=captions)
         prompts = lay_out(encoder, game, self.layout)
         history = prompts.history
+        if recipe.history_shown:
+            shown = lay_out(encoder, game._replace(image=game.shown), self.layout).history
+            chosen = jax.random.bernoulli(show, recipe.history_shown, (len(history), 1, 1))
+            history = jnp.where(chosen, shown, history)
         if recipe.history_swap:
             history = swap_turns(
                 history, swap, rate=recipe.history_swap, count=self.layout.num_queries

@@ -153,6 +153,28 @@ def test_latents_are_scaled(stage, networks, batch):
     assert config.scaling_factor == 0.7
 
 
+def test_pictures_are_first_frames_drawn_several_times(bundle, networks, batch):
+    """Later frames do not matter; each draw has another noise, at another diffusion step."""
+    stage = make_stage(DecoderStage, dataclasses.replace(CALM, pictures=3), bundle)
+    loss = jax.jit(lambda networks, batch, key: stage.loss(networks, batch, key)[0])
+    found = loss(networks, batch, make_key())
+    changed = batch._replace(moments=batch.moments.at[:, 1:].set(7.0))
+    assert loss(networks, changed, make_key()) == found
+    other = batch._replace(moments=batch.moments.at[:, :1].set(7.0))
+    assert loss(networks, other, make_key()) != found
+    context, motion = jnp.ones((8, 7, 32)), jnp.ones(8)
+    drawn = jax.jit(
+        lambda dit, moments, key: drawn_loss(
+            dit, moments, key, vae_config=stage.vae_config, context=context, motion=motion, draws=3
+        )
+    )(networks["dit"], batch.moments[:, :1], make_key())
+    assert drawn.shape == (24,)
+    assert len(np.unique(drawn)) == 24
+    assert stage.evaluate(networks, batch, make_key()).clips == {}
+    clips = make_stage(DecoderStage, CALM, bundle)
+    assert stage.sample_flops(networks) < 3 * clips.sample_flops(networks)
+
+
 # --- what is trained ------------------------------------------------------------------------
 
 

@@ -41,12 +41,11 @@ class DiTRecipe(FixedRecipe):
 
 RECIPES = {
     "toy": DiTRecipe(
-        steps=800,
-        batch_size=16,
+        steps=1500,
+        batch_size=8,
         optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=100, decay="cosine"),
         ema_decay=0.999,
         dtype="bfloat16",
-        remat="full",
         context_dropout=0.0,
     )
 }
