@@ -9,9 +9,11 @@ computes on all of its devices, and the same command continues after a stop.
 """
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import jax
@@ -137,7 +139,9 @@ class FeatureMaker:
         new = {k: turn for k, turn in zip(keys, group, strict=True) if k not in self._seen}
         for batch in _batches(new.items(), self.batch_size):
             turns = [turn for _, turn in batch]
-            clips = [read_frames(turn, info, num_frames=info.num_frames) for turn in turns]
+            with ThreadPoolExecutor() as readers:  # decoding does not hold Python's lock
+                read = functools.partial(read_frames, info=info, num_frames=info.num_frames)
+                clips = list(readers.map(read, turns))
             shown = [clip[frame] for ((_, frame), _), clip in zip(batch, clips, strict=True)]
             computed = (  # both are dispatched before the first is awaited
                 ("CLIP", see_frames(self.clip, self._whole(shown))),

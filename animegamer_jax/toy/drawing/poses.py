@@ -3,7 +3,8 @@
 The scene's level sets one number, the speed in units per frame (a unit is 1/48 of a frame's height,
 10 pixels at 480 x 720). The camera stands still. Characters that walk, run or fly cross the frame
 at that speed and turn round before its edge; the others sway, hop or toss at it. To which side a
-motion begins is left to chance; the first frame shows it, and with the level determines the rest.
+motion begins is left to chance; the first frame shows it, and with the level determines the rest: a
+sway begins at one of its ends. (At its middle, both ways looked alike, and no decoder learned them.)
 """
 
 import functools
@@ -52,7 +53,8 @@ class Chance(NamedTuple):
     Attributes:
         facing: Direction of who crosses the frame: 1 to the right, -1 to the left.
         pace: Speed relative to the level's.
-        phase: Part of a cycle at which the motion begins, 0 or 1/2: to the one side or the other.
+        phase: Part of a cycle by which the motion is ahead, 0 or 1/2: it begins at its one end or
+            at the other.
     """
 
     facing: int = 1
@@ -113,7 +115,7 @@ def pose(scene: Scene, *, num_frames: int) -> PosedScene:
         reach = _REACH / zoom
         offset, direction = _cross(speed * frames, start=0.8 * reach, reach=reach)
         x, facing = chance.facing * offset, chance.facing * direction
-    cycles = chance.phase + frames * rate
+    cycles = 0.25 + chance.phase + frames * rate
     rhythm = Rhythm(speed=speed, cycles=cycles, rate=rate, facing=facing, x=x)
     layers = [
         Layer(_zoomed(np.broadcast_to(points, (num_frames, *points.shape[1:])), zoom=zoom), colour)
@@ -316,7 +318,7 @@ def _run(scene: Scene, rhythm: Rhythm) -> list[Layer]:
 
 def _jump(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     bent = 0.98
-    cycles = rhythm.cycles + 0.25  # half-way, up or down
+    cycles = rhythm.cycles - 0.25  # from below or above
     hop = np.arcsin(bent * np.abs(np.sin(np.pi * cycles))) / np.arcsin(bent)
     y = -3.0 - rhythm.speed / (2 * rhythm.rate) * hop
     swing = 0.2 * min(1.0, rhythm.speed) * hop

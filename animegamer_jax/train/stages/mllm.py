@@ -297,7 +297,7 @@ class MLLMStage(GameStage[MLLMRecipe]):
             game = game._replace(captions=captions)
         prompts = lay_out(encoder, game, self.layout)
         history = prompts.history
-        if recipe.history_shown:
+        if recipe.history_shown and game.shown.shape[2]:  # held-out samples have none
             shown = lay_out(encoder, game._replace(image=game.shown), self.layout).history
             chosen = jax.random.bernoulli(show, recipe.history_shown, (len(history), 1, 1))
             history = jnp.where(chosen, shown, history)
