@@ -101,8 +101,15 @@ def test_histories_are_shown_in_a_share_of_the_samples_and_targets_never(bundle,
 
 def test_held_out_turns_are_read_as_they_were(bundle, tmp_path):
     folder = write_features_set(tmp_path / "set", 1, splits=("train", "test"))
-    samples = make_stage(MLLMStage, RECIPE, bundle).read_samples(str(folder), split="test")
+    stage = make_stage(MLLMStage, RECIPE, bundle)
+    samples = stage.read_samples(str(folder), split="test")
     assert samples[0].shown.shape[1] == 0
+    batch = jax.tree.map(lambda *rows: jnp.stack(rows), *(samples[i] for i in range(4)))
+    encoder = bundle.load("encoder")
+    found = stage.make_batch(encoder, batch, make_key())
+    calm = make_stage(MLLMStage, dataclasses.replace(RECIPE, history_shown=0.0), bundle)
+    true = calm.make_batch(encoder, batch, make_key())
+    np.testing.assert_array_equal(found.history, true.history)
 
 
 def test_what_is_missing_is_named(bundle, features, tmp_path, monkeypatch):
