@@ -1,10 +1,10 @@
 """How the characters of the toy world move: where every part is in every frame of a scene.
 
-The scene's level sets one number, the speed in units per frame (a unit is 1/48 of a frame's height,
-10 pixels at 480 x 720). The camera stands still. Characters that walk, run or fly cross the frame
-at that speed and turn round before its edge; the others sway, hop or toss at it. To which side a
-motion begins is left to chance; the first frame shows it, and with the level determines the rest: a
-sway begins at one of its ends. (At its middle, both ways looked alike, and no decoder learned them.)
+Each drawing is held for two frames, as in limited animation. The scene's level sets one number, how
+far drawings are apart in units (a unit is 1/48 of a frame's height, 10 pixels at 480 x 720). The
+camera stands still. Characters that walk, run or fly cross the frame and turn round before its
+edge; the others go to and fro between two drawings. With which of the two a clip begins is left to
+chance; the first frame shows it, and with the level determines the rest.
 """
 
 import functools
@@ -66,16 +66,16 @@ class Rhythm(NamedTuple):
     """Speed, phase and position in one clip.
 
     Attributes:
-        speed: Mean speed in units per frame.
-        cycles: Cycles of the sway, hop or stride up to each frame.
-        rate: Cycles per frame.
+        speed: Mean speed in units per drawing.
+        drawings: Number of each frame's drawing.
+        cycles: Cycles of the sway, hop or stride up to each frame, of two drawings each.
         facing: 1 to the right, -1 to the left.
         x: Position of the character, in units from the middle.
     """
 
     speed: float
+    drawings: Curve
     cycles: Curve
-    rate: float
     facing: Curve
     x: Curve
 
@@ -84,19 +84,18 @@ _LEG = 5.0
 _STRIDES = {"walk": 0.55, "run": 0.95}  # amplitude of a leg's swing, in radians
 _CROSSING = ("walk", "run", "fly")
 _REACH = 12.0  # distance from the middle at which characters turn round, seen from near
-_HOPS = (0.06, 0.09, 0.13, 0.18, 0.25)
-_RATES = (0.06, 0.09, 0.125, 0.16, 0.19)  # cycles per frame of a sway at each level
+_HELD = 2  # frames
 # Drawn speed over the speed to be measured (test_motion.py prints the table).
 _GAINS: dict[str, tuple[float, float, float, float, float]] = {
-    "walk": (1.33, 1.37, 1.28, 1.37, 1.75),
-    "run": (1.38, 1.29, 1.28, 1.33, 1.55),
-    "jump": (1.31, 1.41, 1.43, 1.54, 1.71),
-    "fly": (1.40, 1.34, 1.26, 1.41, 1.50),
-    "sit": (1.20, 1.29, 1.27, 1.31, 1.39),
-    "wave": (1.19, 1.24, 1.31, 1.37, 1.56),
-    "sleep": (0.90, 1.32, 1.23, 1.48, 1.72),
-    "talk": (1.28, 1.38, 1.39, 1.38, 1.49),
-    "stand": (1.2, 1.2, 1.2, 1.2, 1.2),
+    "walk": (0.47, 0.97, 1.26, 1.46, 1.61),
+    "run": (0.89, 1.11, 1.29, 1.41, 1.55),
+    "jump": (1.35, 1.14, 1.28, 1.35, 1.47),
+    "fly": (0.72, 0.74, 0.74, 1.11, 1.52),
+    "sit": (0.38, 0.53, 0.73, 0.96, 1.13),
+    "wave": (0.46, 0.51, 0.77, 1.05, 1.34),
+    "sleep": (0.60, 0.61, 0.94, 1.25, 1.31),
+    "talk": (0.54, 0.72, 0.96, 1.13, 1.22),
+    "stand": (0.5, 0.5, 0.5, 0.5, 0.5),
 }
 
 
@@ -106,17 +105,14 @@ def pose(scene: Scene, *, num_frames: int) -> PosedScene:
     zoom = ZOOMS[scene.details.distance]
     level = scene.level - 1
     speed = MOTION_VALUES[level] / 10 / zoom * chance.pace * _GAINS[scene.motion][level]
-    frames = np.arange(num_frames)
-    rate = (_HOPS if scene.motion == "jump" else _RATES)[level]
-    if scene.motion in _STRIDES:  # feet keep pace with the ground, as 8 frames a second allow
-        rate = min(0.22, speed / (4 * _LEG * _STRIDES[scene.motion]))
+    drawings = np.arange(num_frames) // _HELD
     x, facing = np.zeros(num_frames), np.ones(num_frames)
     if scene.motion in _CROSSING:
         reach = _REACH / zoom
-        offset, direction = _cross(speed * frames, start=0.8 * reach, reach=reach)
+        offset, direction = _cross(speed * drawings, start=0.8 * reach, reach=reach)
         x, facing = chance.facing * offset, chance.facing * direction
-    cycles = 0.25 + chance.phase + frames * rate
-    rhythm = Rhythm(speed=speed, cycles=cycles, rate=rate, facing=facing, x=x)
+    cycles = 0.25 + chance.phase + drawings / 2
+    rhythm = Rhythm(speed=speed, drawings=drawings, cycles=cycles, facing=facing, x=x)
     layers = [
         Layer(_zoomed(np.broadcast_to(points, (num_frames, *points.shape[1:])), zoom=zoom), colour)
         for points, colour in _MOTIONS[scene.motion](scene, rhythm)
@@ -260,14 +256,13 @@ def _sine(rhythm: Rhythm, *, lag: float = 0.0) -> Curve:
 
 
 def _sway(rhythm: Rhythm) -> Curve:
-    """Returns offsets to and fro at the rhythm's speed: a triangle wave with rounded turns."""
-    bent = 0.96
-    return rhythm.speed / (4 * rhythm.rate) * np.arcsin(bent * _sine(rhythm)) / np.arcsin(bent)
+    """Returns offsets to and fro, at the rhythm's speed."""
+    return rhythm.speed / 2 * _sine(rhythm)
 
 
 def _lean(rhythm: Rhythm) -> Curve:
-    """Returns the angle of a head that leans to where its owner sways: pictures show it."""
-    return 0.16 * min(1.0, rhythm.speed) * np.cos(2 * np.pi * rhythm.cycles)
+    """Returns the angle of a head that leans to where its owner has swayed."""
+    return 0.16 * min(1.0, rhythm.speed) * _sine(rhythm)
 
 
 def _shadow(rhythm: Rhythm, *, x: Value = 0.0, width: Value = 1.0) -> list[Layer]:
@@ -276,7 +271,7 @@ def _shadow(rhythm: Rhythm, *, x: Value = 0.0, width: Value = 1.0) -> list[Layer
 
 
 def _walk(scene: Scene, rhythm: Rhythm) -> list[Layer]:
-    stride = _STRIDES["walk"] * _sine(rhythm)
+    stride = _STRIDES["walk"] * min(1.0, 2 * rhythm.speed) * _sine(rhythm)
     bob = -0.5 * np.abs(_sine(rhythm)) * min(1.0, rhythm.speed)
     body = Body(lean=0.03, near_leg=stride, far_leg=-stride, near_arm=-stride, far_arm=stride,
                 tails=0.06 * _sine(rhythm, lag=0.1))  # fmt: skip
@@ -297,7 +292,7 @@ def _standing(scene: Scene, rhythm: Rhythm) -> list[Layer]:
 
 
 def _run(scene: Scene, rhythm: Rhythm) -> list[Layer]:
-    stride = _STRIDES["run"] * _sine(rhythm)
+    stride = _STRIDES["run"] * min(1.0, 2 * rhythm.speed) * _sine(rhythm)
     bob = -1.6 * np.abs(_sine(rhythm, lag=0.25)) * min(1.0, rhythm.speed)
     body = Body(lean=0.3, head=-0.18, near_leg=stride, far_leg=-stride,
                 near_arm=-1.5 + 0.15 * stride, far_arm=-1.7 - 0.15 * stride,
@@ -305,7 +300,7 @@ def _run(scene: Scene, rhythm: Rhythm) -> list[Layer]:
                 mouth=1.3)  # fmt: skip
     cloud, dust = Shape(ellipse(0, 0, rx=1.7, ry=1.4, count=12), (245, 240, 230), 0.3), []
     for index in range(3):
-        age = (rhythm.speed / 9 * np.arange(len(stride)) + index / 3) % 1
+        age = (rhythm.speed / 9 * rhythm.drawings + index / 3) % 1
         where = _shift(rhythm.x - rhythm.facing * (6 + 9 * age), GROUND - 0.5 - 2.5 * age)
         dust += _layers(where @ _scale(0.5 + age, 0.5 + age), cloud)
     root = _stand(rhythm, x=-2 * rhythm.facing, y=bob - 0.5)
@@ -317,12 +312,10 @@ def _run(scene: Scene, rhythm: Rhythm) -> list[Layer]:
 
 
 def _jump(scene: Scene, rhythm: Rhythm) -> list[Layer]:
-    bent = 0.98
-    cycles = rhythm.cycles - 0.25  # from below or above
-    hop = np.arcsin(bent * np.abs(np.sin(np.pi * cycles))) / np.arcsin(bent)
-    y = -3.0 - rhythm.speed / (2 * rhythm.rate) * hop
+    hop = (1 + _sine(rhythm)) / 2
+    y = -3.0 - rhythm.speed * hop
     swing = 0.2 * min(1.0, rhythm.speed) * hop
-    kick = 0.5 * min(1.0, rhythm.speed) * np.sin(2 * np.pi * cycles)  # apart on the way up
+    kick = 0.5 * min(1.0, rhythm.speed) * hop
     body = Body(near_arm=-1.9 - swing, far_arm=1.9 + swing, reach=1.3, near_leg=-0.5 - kick,
                 far_leg=0.6 + kick, mouth=1.5)  # fmt: skip
     root = _stand(rhythm, y=y, scale=0.84)
@@ -354,7 +347,7 @@ def _fly(scene: Scene, rhythm: Rhythm) -> list[Layer]:
 
 def _sit(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     sway = _sway(rhythm)
-    legs = 0.3 * min(1.0, 0.2 + rhythm.speed) * _sine(rhythm, lag=0.15)
+    legs = 0.3 * min(1.0, rhythm.speed) * _sine(rhythm, lag=0.15)
     body = Body(
         head=_lean(rhythm), near_leg=0.25 + legs, far_leg=0.45 - legs, near_arm=0.5, far_arm=0.5
     )
@@ -374,7 +367,7 @@ def _sit(scene: Scene, rhythm: Rhythm) -> list[Layer]:
 
 def _wave(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     sway = _sway(rhythm)
-    swing = 0.27 * min(1.0, 0.1 + rhythm.speed) * _sine(rhythm, lag=0.1)
+    swing = 0.27 * min(1.0, rhythm.speed) * _sine(rhythm, lag=0.1)
     body = Body(head=_lean(rhythm), near_arm=0.2, far_arm=2.3 + swing, far_shoulder=3.8,
                 reach=1.7, mouth=1.4)  # fmt: skip
     root = _stand(rhythm, x=sway)
@@ -393,7 +386,7 @@ def _sleep(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     futon = blob((-24, -2), (-22, -5), (22, -5), (25, -2), (23, 3), (-22, 3))
     pillow = blob((-24, -5), (-22, -9), (-8, -9), (-6, -5), (-9, -2), (-21, -2))
     head = bed @ _shift(-10, -1.0) @ _scale(0.8, 0.8) @ _turn(_lean(rhythm) - 0.55)
-    breath = 1 + 0.012 * scene.level * _sine(rhythm)
+    breath = 1 + 0.04 * min(1.0, rhythm.speed) * _sine(rhythm)
     cover = bed @ _scale(1, breath)
     quilt = blob((-8, -1), (-7.5, -7), (-2, -10), (8, -9), (18, -7.5), (22, -3), (22, 2), (-7, 2))
     hem = blob((-8.6, -1), (-8, -6.5), (-4, -9.6), (-2.4, -9), (-4.6, -5), (-5, 1.8), (-7.6, 1.8))
@@ -425,7 +418,7 @@ def _talk(scene: Scene, rhythm: Rhythm) -> list[Layer]:
         head=_lean(rhythm),
         far_arm=1.3 + 0.5 * _sine(rhythm, lag=0.1) * min(1.0, rhythm.speed),
         near_arm=0.2,
-        mouth=0.4 + 0.9 * np.abs(np.sin(2.3 * np.arange(len(sway)))),
+        mouth=0.85 + 0.45 * _sine(rhythm),
     )
     bubble_at = _shift(speaker.x + 17 + sway, 7.5)
     outline = blob((-9, 0), (-7.5, -4.6), (0, -5.4), (7.5, -4.6), (9, 0), (7.5, 4.2), (0, 5),
