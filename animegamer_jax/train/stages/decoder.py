@@ -132,7 +132,7 @@ WARMUP_RECIPES = {
 }
 RECIPES = {
     "toy": DecoderRecipe(
-        steps=5000,
+        steps=8000,
         optimizer=OptimizerConfig(learning_rate=1.5e-3, warmup_steps=100, decay="cosine"),
         ema_decay=0.999,
         trained="all",
