@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from served import serving
+from waiting import wait_until
 
 from animegamer_jax.media import video as media
 from animegamer_jax.toy.scene import CHARACTERS
@@ -212,9 +213,9 @@ def test_a_forwarded_address_is_ignored(address, games):
     request = urllib.request.Request(f"{address}/health", headers={"X-Forwarded-For": "6.6.6.6"})
     with urllib.request.urlopen(request) as answer:
         assert json.load(answer) == {"status": "ready"}
-    log = games.with_suffix(".log").read_text()
-    assert "127.0.0.1 GET /health 200" in log
-    assert "6.6.6.6" not in log
+    log = games.with_suffix(".log")  # its line follows the answer
+    wait_until(lambda: "127.0.0.1 GET /health 200" in log.read_text())
+    assert "6.6.6.6" not in log.read_text()
 
 
 def test_a_player_who_leaves_finds_the_turn(client, address, new_client):
