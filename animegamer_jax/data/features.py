@@ -107,6 +107,9 @@ class FeatureMaker:
     _seen: dict[tuple[bytes, int], tuple[np.ndarray, np.ndarray]] = dataclasses.field(
         default_factory=dict, init=False, repr=False
     )
+    _readers: ThreadPoolExecutor = dataclasses.field(
+        default_factory=ThreadPoolExecutor, init=False, repr=False
+    )
 
     def records(
         self, turns: Iterable[Record], info: DatasetInfo
@@ -137,11 +140,10 @@ class FeatureMaker:
         frames = (shown_frame(t, num_frames=info.num_frames, frame=self.frame) for t in group)
         keys = list(zip(hashes, frames, strict=True))
         new = {k: turn for k, turn in zip(keys, group, strict=True) if k not in self._seen}
+        read = functools.partial(read_frames, info=info, num_frames=info.num_frames)
         for batch in _batches(new.items(), self.batch_size):
             turns = [turn for _, turn in batch]
-            with ThreadPoolExecutor() as readers:  # decoding does not hold Python's lock
-                read = functools.partial(read_frames, info=info, num_frames=info.num_frames)
-                clips = list(readers.map(read, turns))
+            clips = list(self._readers.map(read, turns))  # decoding lets other threads run
             shown = [clip[frame] for ((_, frame), _), clip in zip(batch, clips, strict=True)]
             computed = (  # both are dispatched before the first is awaited
                 ("CLIP", see_frames(self.clip, self._whole(shown))),

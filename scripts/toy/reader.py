@@ -2,8 +2,8 @@
 
     python scripts/toy/reader.py --out animegamer_jax/assets/reader.safetensors
 
-Frames are mirrored, blurred, noised, shifted and recoloured at random. Prints
-the share of held-out clips that are read correctly, by attribute. About 30 minutes on two cores.
+Frames are mirrored, blurred, noised, shifted and recoloured at random. Prints the share of held-out
+clips that are read correctly, by attribute. About 40 minutes on two cores.
 """
 
 import multiprocessing

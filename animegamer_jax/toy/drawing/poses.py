@@ -53,34 +53,32 @@ class Chance(NamedTuple):
     Attributes:
         facing: Direction of who crosses the frame: 1 to the right, -1 to the left.
         pace: Speed relative to the level's.
-        phase: Part of a cycle by which the motion is ahead, 0 or 1/2: it begins at its one end or
-            at the other.
+        first: Drawing of a sway, hop or stride with which the clip begins, 1 or -1.
     """
 
     facing: int = 1
     pace: float = 1.0
-    phase: float = 0.0
+    first: int = 1
 
 
 class Rhythm(NamedTuple):
-    """Speed, phase and position in one clip.
+    """Speed, drawings and position in one clip.
 
     Attributes:
         speed: Mean speed in units per drawing.
         drawings: Number of each frame's drawing.
-        cycles: Cycles of the sway, hop or stride up to each frame, of two drawings each.
+        end: Which of the two drawings of a sway, hop or stride each frame shows, 1 or -1.
         facing: 1 to the right, -1 to the left.
         x: Position of the character, in units from the middle.
     """
 
     speed: float
     drawings: Curve
-    cycles: Curve
+    end: Curve
     facing: Curve
     x: Curve
 
 
-_LEG = 5.0
 _STRIDES = {"walk": 0.55, "run": 0.95}  # amplitude of a leg's swing, in radians
 _CROSSING = ("walk", "run", "fly")
 _REACH = 12.0  # distance from the middle at which characters turn round, seen from near
@@ -111,8 +109,8 @@ def pose(scene: Scene, *, num_frames: int) -> PosedScene:
         reach = _REACH / zoom
         offset, direction = _cross(speed * drawings, start=0.8 * reach, reach=reach)
         x, facing = chance.facing * offset, chance.facing * direction
-    cycles = 0.25 + chance.phase + drawings / 2
-    rhythm = Rhythm(speed=speed, drawings=drawings, cycles=cycles, facing=facing, x=x)
+    end = chance.first * (-1.0) ** drawings
+    rhythm = Rhythm(speed=speed, drawings=drawings, end=end, facing=facing, x=x)
     layers = [
         Layer(_zoomed(np.broadcast_to(points, (num_frames, *points.shape[1:])), zoom=zoom), colour)
         for points, colour in _MOTIONS[scene.motion](scene, rhythm)
@@ -127,7 +125,7 @@ def _zoomed(points: Float[np.ndarray, "f n 2"], *, zoom: float) -> Float[np.ndar
 def _draw_chance(seed: int) -> Chance:
     rng = np.random.default_rng(seed)
     pace, facing = rng.uniform(0.97, 1.03), int(rng.choice((-1, 1)))
-    return Chance(facing=facing, pace=pace, phase=float(rng.choice((0.0, 0.5))))
+    return Chance(facing=facing, pace=pace, first=int(rng.choice((1, -1))))
 
 
 def _cross(distance: Curve, *, start: float, reach: float) -> tuple[Curve, Curve]:
@@ -251,18 +249,14 @@ def _stand(rhythm: Rhythm, *, x: Value = 0.0, y: Value = 0.0, scale: Number = 0.
     return where @ _scale(rhythm.facing * scale, scale)
 
 
-def _sine(rhythm: Rhythm, *, lag: float = 0.0) -> Curve:
-    return np.sin(2 * np.pi * (rhythm.cycles - lag))
-
-
 def _sway(rhythm: Rhythm) -> Curve:
     """Returns offsets to and fro, at the rhythm's speed."""
-    return rhythm.speed / 2 * _sine(rhythm)
+    return rhythm.speed / 2 * rhythm.end
 
 
 def _lean(rhythm: Rhythm) -> Curve:
     """Returns the angle of a head that leans to where its owner has swayed."""
-    return 0.16 * min(1.0, rhythm.speed) * _sine(rhythm)
+    return 0.16 * min(1.0, rhythm.speed) * rhythm.end
 
 
 def _shadow(rhythm: Rhythm, *, x: Value = 0.0, width: Value = 1.0) -> list[Layer]:
@@ -271,13 +265,13 @@ def _shadow(rhythm: Rhythm, *, x: Value = 0.0, width: Value = 1.0) -> list[Layer
 
 
 def _walk(scene: Scene, rhythm: Rhythm) -> list[Layer]:
-    stride = _STRIDES["walk"] * min(1.0, 2 * rhythm.speed) * _sine(rhythm)
-    bob = -0.5 * np.abs(_sine(rhythm)) * min(1.0, rhythm.speed)
+    stride = _STRIDES["walk"] * min(1.0, 2 * rhythm.speed) * rhythm.end
     body = Body(lean=0.03, near_leg=stride, far_leg=-stride, near_arm=-stride, far_arm=stride,
-                tails=0.06 * _sine(rhythm, lag=0.1))  # fmt: skip
+                tails=0.049 * rhythm.end)  # fmt: skip
+    root = _stand(rhythm, y=-0.5 * min(1.0, rhythm.speed))
     return [
         *_shadow(rhythm),
-        *_character(scene, scene.character, _stand(rhythm, y=bob), body, parts=_AWAKE),
+        *_character(scene, scene.character, root, body, parts=_AWAKE),
     ]
 
 
@@ -292,18 +286,17 @@ def _standing(scene: Scene, rhythm: Rhythm) -> list[Layer]:
 
 
 def _run(scene: Scene, rhythm: Rhythm) -> list[Layer]:
-    stride = _STRIDES["run"] * min(1.0, 2 * rhythm.speed) * _sine(rhythm)
-    bob = -1.6 * np.abs(_sine(rhythm, lag=0.25)) * min(1.0, rhythm.speed)
+    stride = _STRIDES["run"] * min(1.0, 2 * rhythm.speed) * rhythm.end
     body = Body(lean=0.3, head=-0.18, near_leg=stride, far_leg=-stride,
                 near_arm=-1.5 + 0.15 * stride, far_arm=-1.7 - 0.15 * stride,
-                tails=0.35 + 0.08 * min(1.0, rhythm.speed) * _sine(rhythm, lag=0.1),
+                tails=0.35 + 0.065 * min(1.0, rhythm.speed) * rhythm.end,
                 mouth=1.3)  # fmt: skip
     cloud, dust = Shape(ellipse(0, 0, rx=1.7, ry=1.4, count=12), (245, 240, 230), 0.3), []
     for index in range(3):
         age = (rhythm.speed / 9 * rhythm.drawings + index / 3) % 1
         where = _shift(rhythm.x - rhythm.facing * (6 + 9 * age), GROUND - 0.5 - 2.5 * age)
         dust += _layers(where @ _scale(0.5 + age, 0.5 + age), cloud)
-    root = _stand(rhythm, x=-2 * rhythm.facing, y=bob - 0.5)
+    root = _stand(rhythm, x=-2 * rhythm.facing, y=-0.5)
     return [
         *_shadow(rhythm),
         *dust,
@@ -312,7 +305,7 @@ def _run(scene: Scene, rhythm: Rhythm) -> list[Layer]:
 
 
 def _jump(scene: Scene, rhythm: Rhythm) -> list[Layer]:
-    hop = (1 + _sine(rhythm)) / 2
+    hop = (1 + rhythm.end) / 2
     y = -3.0 - rhythm.speed * hop
     swing = 0.2 * min(1.0, rhythm.speed) * hop
     kick = 0.5 * min(1.0, rhythm.speed) * hop
@@ -326,10 +319,10 @@ def _jump(scene: Scene, rhythm: Rhythm) -> list[Layer]:
 
 
 def _fly(scene: Scene, rhythm: Rhythm) -> list[Layer]:
-    bob = 0.8 * min(1.0, rhythm.speed) * _sine(rhythm)
+    bob = 0.8 * min(1.0, rhythm.speed) * rhythm.end
     root = _shift(rhythm.x, GROUND - 8.5 + bob) @ _scale(rhythm.facing * 0.84, 0.84)
     body = Body(lean=0.12, head=-0.1, near_arm=0.95, far_arm=0.95, near_leg=1.0, far_leg=0.75,
-                tails=0.3 + 0.1 * min(1.0, rhythm.speed) * _sine(rhythm, lag=0.2),
+                tails=0.3 + 0.031 * min(1.0, rhythm.speed) * rhythm.end,
                 mouth=1.2)  # fmt: skip
     broom = root @ _turn(-0.1) @ _shift(0, -6)
     stick = Shape(polygon((-12, 0.2), (19, -0.6), (19, 0.9), (-12, 1.8)), (170, 110, 60))
@@ -347,7 +340,7 @@ def _fly(scene: Scene, rhythm: Rhythm) -> list[Layer]:
 
 def _sit(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     sway = _sway(rhythm)
-    legs = 0.3 * min(1.0, rhythm.speed) * _sine(rhythm, lag=0.15)
+    legs = 0.176 * min(1.0, rhythm.speed) * rhythm.end
     body = Body(
         head=_lean(rhythm), near_leg=0.25 + legs, far_leg=0.45 - legs, near_arm=0.5, far_arm=0.5
     )
@@ -367,7 +360,7 @@ def _sit(scene: Scene, rhythm: Rhythm) -> list[Layer]:
 
 def _wave(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     sway = _sway(rhythm)
-    swing = 0.27 * min(1.0, rhythm.speed) * _sine(rhythm, lag=0.1)
+    swing = 0.218 * min(1.0, rhythm.speed) * rhythm.end
     body = Body(head=_lean(rhythm), near_arm=0.2, far_arm=2.3 + swing, far_shoulder=3.8,
                 reach=1.7, mouth=1.4)  # fmt: skip
     root = _stand(rhythm, x=sway)
@@ -386,7 +379,7 @@ def _sleep(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     futon = blob((-24, -2), (-22, -5), (22, -5), (25, -2), (23, 3), (-22, 3))
     pillow = blob((-24, -5), (-22, -9), (-8, -9), (-6, -5), (-9, -2), (-21, -2))
     head = bed @ _shift(-10, -1.0) @ _scale(0.8, 0.8) @ _turn(_lean(rhythm) - 0.55)
-    breath = 1 + 0.04 * min(1.0, rhythm.speed) * _sine(rhythm)
+    breath = 1 + 0.04 * min(1.0, rhythm.speed) * rhythm.end
     cover = bed @ _scale(1, breath)
     quilt = blob((-8, -1), (-7.5, -7), (-2, -10), (8, -9), (18, -7.5), (22, -3), (22, 2), (-7, 2))
     hem = blob((-8.6, -1), (-8, -6.5), (-4, -9.6), (-2.4, -9), (-4.6, -5), (-5, 1.8), (-7.6, 1.8))
@@ -416,9 +409,9 @@ def _talk(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     listener = rhythm._replace(x=rhythm.x + 16, facing=-rhythm.facing)
     talking = Body(
         head=_lean(rhythm),
-        far_arm=1.3 + 0.5 * _sine(rhythm, lag=0.1) * min(1.0, rhythm.speed),
+        far_arm=1.3 + 0.405 * rhythm.end * min(1.0, rhythm.speed),
         near_arm=0.2,
-        mouth=0.85 + 0.45 * _sine(rhythm),
+        mouth=0.85 + 0.45 * rhythm.end,
     )
     bubble_at = _shift(speaker.x + 17 + sway, 7.5)
     outline = blob((-9, 0), (-7.5, -4.6), (0, -5.4), (7.5, -4.6), (9, 0), (7.5, 4.2), (0, 5),
