@@ -220,6 +220,19 @@ def test_collectives_that_run_next_to_others_send_the_same(kind, result, started
     assert one[kind, 4].sent == share * results
 
 
+def test_a_permute_that_ends_in_the_next_iteration_sends_the_same():
+    """Its end has the loop's own state as operand; what is on the way is waited for."""
+    started = f"(bf16[64,32]{{1,0}}, bf16[64,32]{{1,0:S(1)}}, {COUNTERS})"
+    at_once = cost_of(
+        entry(f"ROOT %c = bf16[64,32]{{1,0}} collective-permute(%a), {GROUPS}"), devices=8
+    )
+    open_end = cost_of(
+        entry(f"ROOT %c = {started} collective-permute-start(%a), {GROUPS}"), devices=8
+    )
+    assert by_size(open_end) == by_size(at_once)
+    assert open_end.waiting_cycles == at_once.waiting_cycles > 0
+
+
 def test_what_starts_and_never_ends():
     with pytest.raises(HLOError, match="no all-gather-done"):
         cost_of(entry(f"%c = bf16[8]{{0}} all-gather-start(%a), {GROUPS}"), devices=8)
