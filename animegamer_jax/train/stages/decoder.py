@@ -37,6 +37,7 @@ from animegamer_jax.train.stages.recipe import (
     CountOrZero,
     FixedRecipe,
     OptimizerConfig,
+    Positive,
     Recipe,
     Share,
 )
@@ -84,6 +85,8 @@ class ConditionRecipe(Recipe):
             whose result also plays with 0.
         pictures: Number of times that each sample's first frame is noised and trained on, in place
             of its clip; 0 trains on clips.
+        timestep_shift: Shift s of the drawn diffusion steps towards noise, of t / 1000 to
+            s t / (1 + (s - 1) t) (Esser et al., 2024); 1 draws all equally often.
     """
 
     both_dropout: Share = 0.05
@@ -91,6 +94,7 @@ class ConditionRecipe(Recipe):
     image_dropout: Share = 0.05
     motion: Literal["measured", "none"] = "measured"
     pictures: CountOrZero = 0
+    timestep_shift: Positive = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,13 +146,17 @@ RECIPES = {
 }
 
 
-def spread_timesteps(key: Key[Array, ""], count: int) -> Int[Array, " {count}"]:
-    """Draws a diffusion step from each of `count` equal parts of 0..999, in order.
+def spread_timesteps(
+    key: Key[Array, ""], count: int, *, shift: float = 1.0
+) -> Int[Array, " {count}"]:
+    """Draws a diffusion step from each of `count` equal parts of 0..999, in order, then shifted.
 
     The release gives each rank a part; here each sample of the batch has its own.
     """
     total = diffusion.Schedule().num_train_steps
     place = (jnp.arange(count) + jax.random.uniform(key, (count,))) / count
+    if shift != 1.0:
+        place = shift * place / (1 + (shift - 1) * place)
     return jnp.minimum(place * total, total - 1).astype(jnp.int32)
 
 
@@ -180,6 +188,7 @@ def drawn_loss(
     context: Float[Array, "b n d"],
     motion: Float[Array, " b"],
     draws: int = 1,
+    timestep_shift: float = 1.0,
 ) -> Float[Array, " b*{draws}"]:
     """Returns `diffusion_loss` with latents, noise and diffusion steps drawn from `key`.
 
@@ -188,7 +197,8 @@ def drawn_loss(
     """
     latent, noise, step = jax.random.split(key, 3)
     moments, context, motion = (jnp.repeat(x, draws, axis=0) for x in (moments, context, motion))
-    steps = spread_timesteps(step, moments.shape[0]).reshape(draws, -1).T.ravel()
+    steps = spread_timesteps(step, moments.shape[0], shift=timestep_shift)
+    steps = steps.reshape(draws, -1).T.ravel()
     latents = to_decoder(sample(moments, key=latent), vae_config)
     return diffusion_loss(
         dit,
@@ -254,6 +264,11 @@ class DiffusionStage(Stage[R]):
         """How often each sample's first frame is drawn in place of its clip; 0: the clip."""
         return 0
 
+    @property
+    def timestep_shift(self) -> float:
+        """Shift of the drawn diffusion steps towards noise."""
+        return 1.0
+
     @abc.abstractmethod
     def context(
         self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
@@ -278,6 +293,7 @@ class DiffusionStage(Stage[R]):
             context=self.context(networks, batch, drop),
             motion=self.motion(batch),
             draws=pictures or 1,
+            timestep_shift=self.timestep_shift,
         )
         return losses.mean(), {}
 
@@ -384,6 +400,10 @@ class DecoderStage(ClipStage[ConditionRecipe]):
     @property
     def pictures(self) -> int:
         return self.recipe.pictures
+
+    @property
+    def timestep_shift(self) -> float:
+        return self.recipe.timestep_shift
 
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
         if network == "encoder":
