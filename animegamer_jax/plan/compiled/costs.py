@@ -385,9 +385,7 @@ class _Walker:
 def _result(i: Instruction, inside: Computation) -> tuple[Array, ...]:
     """Returns an instruction's result; for an asynchronous start, the result of its end.
 
-    The start's own tuple differs by kind: operands before results, no results, or counters. A
-    `collective-permute-start` may end in the next iteration of its loop; it has a result of the
-    form of each operand.
+    The start's own tuple differs by kind: operands before results, no results, or counters.
     """
     if not i.opcode.endswith("-start"):
         return i.arrays
@@ -395,8 +393,6 @@ def _result(i: Instruction, inside: Computation) -> tuple[Array, ...]:
     for user in inside.users(i.name):
         if user.opcode == end:
             return user.arrays
-    if i.opcode == "collective-permute-start":
-        return i.arrays[: len(i.operands)]
     raise HLOError(f"{i.opcode} {i.name}: no {end}")
 
 

@@ -21,6 +21,7 @@ _ITEM_BITS = {
 _ARRAY = re.compile(r"(\w+)\[([\d,<=]*)\](\{[^}]*\})?")
 _MEMORY_SPACE = re.compile(r"S\((\d+)\)")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_TAIL = re.compile(r"\}(, execution_thread=.*)?")
 _NAME = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = ")
 _EXPLICIT_GROUPS = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{.*?\})\}")
 _IOTA_GROUPS = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -188,7 +189,7 @@ def parse(text: str) -> Module:
             if head:
                 name, lines = head[2], []
                 entry = name if head[1] else entry
-        elif line.startswith("}"):  # a thread of its own may follow
+        elif _TAIL.fullmatch(line):
             found = filter(None, map(_read_instruction, lines))
             computations[name] = Computation(name, {i.name: i for i in found})
             name = None

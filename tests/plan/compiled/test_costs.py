@@ -220,17 +220,16 @@ def test_collectives_that_run_next_to_others_send_the_same(kind, result, started
     assert one[kind, 4].sent == share * results
 
 
-def test_a_permute_that_ends_in_the_next_iteration_sends_the_same():
-    """Its end has the loop's own state as operand; what is on the way is waited for."""
-    started = f"(bf16[64,32]{{1,0}}, bf16[64,32]{{1,0:S(1)}}, {COUNTERS})"
-    at_once = cost_of(
-        entry(f"ROOT %c = bf16[64,32]{{1,0}} collective-permute(%a), {GROUPS}"), devices=8
+def test_a_kernels_metadata_may_span_lines():
+    """What follows belongs to the same computation, though a line begins with a bracket."""
+    kernel = (
+        '%k = bf16[64,32]{1,0} custom-call(%a), custom_call_target="tpu_custom_call", '
+        'frontend_attributes={kernel_metadata={\n"xprof_metadata":"{\\"block_q\\": 512}"\n'
+        '}}, metadata={op_name="kernel"}'
     )
-    open_end = cost_of(
-        entry(f"ROOT %c = {started} collective-permute-start(%a), {GROUPS}"), devices=8
-    )
-    assert by_size(open_end) == by_size(at_once)
-    assert open_end.waiting_cycles == at_once.waiting_cycles > 0
+    reduced = f"ROOT %r = bf16[64,32]{{1,0}} all-reduce(%k), {GROUPS}"
+    cost = cost_of(entry(f"{kernel}\n{reduced}"), devices=8)
+    assert by_size(cost)["all-reduce", 4].sent == 2 * 3 / 4 * 2 * 64 * 32
 
 
 def test_what_starts_and_never_ends():
