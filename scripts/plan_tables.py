@@ -27,7 +27,9 @@ PLAY = {
             "tpu7x:2x2x1",
         )
     ],
-    "game state (language model), one game": [("v6e:1x1", ["--part", "mllm"])],
+    "game state (language model), one game": [
+        (chips, ["--part", "mllm"]) for chips in ("v6e:1x1", "v6e:2x4")
+    ],
     "frames (VAE decode), one game": [
         (chips, ["--part", "vae"]) for chips in ("v6e:1x1", "v6e:2x4")
     ],

@@ -183,8 +183,8 @@ def test_headers_health_and_metrics(server):
         'animegamer_refused_total{limit="host"} 1.0',
     ):
         assert line in text, text
-    for line in ("1.1.1.1 POST /gradio_api/call 200", "1.1.1.1 turn done: 4 steps"):
-        wait_until(lambda line=line: line in log.read_text())  # written after the answer
+    lines = ("1.1.1.1 POST /gradio_api/call 200", "1.1.1.1 turn done: 4 steps")
+    wait_until(lambda: all(line in log.read_text() for line in lines))  # written after the answer
     written = log.read_text()
     assert "private" not in written
     assert game not in written
