@@ -328,11 +328,9 @@ class ClipStage(DiffusionStage[R]):
         """Returns whether a parameter is trained, by default of the decoder only.
 
         Trained are low-rank updates, the layers' modulation and the motion layer (385 M, paper,
-        section 4.1), or everything but the constant positions.
+        section 4.1), or everything, positions included.
         """
-        if network != "dit" or path[0] == "positions":
-            return False
-        return (
+        return network == "dit" and (
             self.recipe.trained == "all"
             or isinstance(variable, nnx.LoRAParam)
             or "modulation" in path

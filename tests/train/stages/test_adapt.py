@@ -170,11 +170,11 @@ def test_what_the_recipe_trains(trained):
         assert (moved[name] != value).any(), name
 
 
-def test_all_of_the_decoder_but_its_positions(bundle):
+def test_all_of_the_decoder_with_its_positions(bundle):
     stage = make_stage(AdaptStage, dataclasses.replace(RECIPE, trained="all"), bundle)
     weight = nnx.Param(jnp.zeros(1))
     assert stage.is_trained("dit", ("patch_in", "kernel"), weight)
-    assert not stage.is_trained("dit", ("positions",), weight)
+    assert stage.is_trained("dit", ("positions",), weight)
     assert not stage.is_trained("mllm", ("mistral", "embedding"), weight)
     assert not stage.is_trained("encoder", ("text", "input", "kernel"), weight)
 

@@ -215,7 +215,7 @@ def test_steps(bundle, networks, batch, kind):
 
 
 def test_trained_sets(bundle, networks):
-    """Warm-up, joint stage, and joint stage with everything but constants."""
+    """Warm-up, joint stage, and joint stage with everything, positions too."""
     both = {name: networks[name] for name in ("encoder", "dit")}
     for trained in ("recipe", "all"):
         warm = make_stage(WarmupStage, dataclasses.replace(RECIPE, trained=trained), bundle)
@@ -230,8 +230,7 @@ def test_trained_sets(bundle, networks):
     assert all(".modulation." in name or "lora" in name for name in found)
     everything = make_stage(DecoderStage, dataclasses.replace(RECIPE, trained="all"), bundle)
     frozen = {n for n in arrays(split_networks(networks, everything)[2]) if n[:4] != "vae."}
-    unused = {"encoder.output_norm.bias", "encoder.output_norm.scale"}
-    assert frozen == unused | {"dit.positions"}
+    assert frozen == {"encoder.output_norm.bias", "encoder.output_norm.scale"}
 
 
 def test_needs_and_changes():

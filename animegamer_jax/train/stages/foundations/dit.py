@@ -102,8 +102,7 @@ class DiTStage(DiffusionStage[DiTRecipe]):
 
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
         if network == "dit":
-            frozen = path[0] in ("positions", "motion_embed")
-            return not (frozen or isinstance(variable, nnx.LoRAParam))
+            return path[0] != "motion_embed" and not isinstance(variable, nnx.LoRAParam)
         return network == "context"
 
     def read_samples(self, path: str, *, split: str) -> grain.MapDataset:
