@@ -167,9 +167,10 @@ def game_spec(config: ModelConfig, protocol: Protocol, *, shown: bool = False) -
     )
 
 
-def adapt_spec(config: ModelConfig, protocol: Protocol) -> AdaptSample:
-    """Returns the shapes of `adapt_samples`."""
-    return AdaptSample(game_spec(config, protocol), _moments_spec(config), _spec("float32"))
+def adapt_spec(config: ModelConfig, protocol: Protocol, *, shown: bool = False) -> AdaptSample:
+    """Returns the shapes of `adapt_samples`, with or without what a model shows."""
+    game = game_spec(config, protocol, shown=shown)
+    return AdaptSample(game, _moments_spec(config), _spec("float32"))
 
 
 # Games
@@ -375,16 +376,7 @@ def game_samples(
 
     def read(number: int, rng: np.random.Generator) -> GameSample:
         last, records = windows.read(turns, number, rng)
-        if pictures is None:
-            return windows.sample(records)
-        places = range(last - len(records) + 1, last + 1)
-        return windows.sample(
-            records,
-            [
-                _of_turn(pictures, place, record)["image_features"]
-                for place, record in zip(places, records, strict=True)
-            ],
-        )
+        return windows.sample(records, _shown(pictures, last, records))
 
     source = (
         grain.MapDataset.range(len(turns)) if numbers is None else grain.MapDataset.source(numbers)
@@ -393,18 +385,38 @@ def game_samples(
 
 
 def adapt_samples(
-    features: FeatureDataset, *, split: str, windows: Windows, config: ModelConfig
+    features: FeatureDataset,
+    *,
+    split: str,
+    windows: Windows,
+    config: ModelConfig,
+    shown: bool = False,
 ) -> grain.MapDataset[AdaptSample]:
     """Returns `game_samples` with the latents and the motion value of each turn."""
     turns = _checked_turns(features, split, windows, config)
     latents = features.latents(split)
+    pictures = features.shown(split) if shown else None
 
     def read(number: int, rng: np.random.Generator) -> AdaptSample:
         last, records = windows.read(turns, number, rng)
         value = np.asarray(records[-1]["motion_value"], np.float32)
-        return AdaptSample(windows.sample(records), _moments(latents, last, records[-1]), value)
+        game = windows.sample(records, _shown(pictures, last, records))
+        return AdaptSample(game, _moments(latents, last, records[-1]), value)
 
     return grain.MapDataset.range(len(turns)).random_map(read, seed=windows.seed)
+
+
+def _shown(
+    pictures: RecordSource | None, last: int, records: Sequence[Record]
+) -> list[np.ndarray] | None:
+    """Returns CLIP's features of what a model shows of consecutive turns, of which `last` ends."""
+    if pictures is None:
+        return None
+    places = range(last - len(records) + 1, last + 1)
+    return [
+        _of_turn(pictures, place, record)["image_features"]
+        for place, record in zip(places, records, strict=True)
+    ]
 
 
 def _checked_turns(

@@ -42,9 +42,12 @@ class GameRecipe(Recipe):
     Attributes:
         starts: Start of the histories. With "game" they reach back to the start of the game, as far
             as the window allows; with "anywhere" their length is drawn first, uniformly.
+        history_shown: Share of past turns whose features are of the model's own clips
+            (`animegamer data shown`) instead of the true ones, as in play.
     """
 
     starts: Starts = "game"
+    history_shown: Share = 0.0
 
 
 G = TypeVar("G", bound=GameRecipe)
@@ -61,8 +64,6 @@ class MLLMRecipe(GameRecipe):
             which have a deviation of about one and are the model's own predictions in play.
         history_swap: Share of past turns whose representation is replaced by that of another game
             in the batch, so that the model also learns from the words of past turns.
-        history_shown: Share of samples whose past turns are seen as a model showed them, which
-            `animegamer data shown` wrote, and not as they were; a history in play is of this kind.
         word_dropout: Share of an instruction's tokens replaced by `<unk>`, so that the model can
             handle words outside its vocabulary.
         targets: Turns of a window to train on. "last" is the turn that ends it, which may be any
@@ -74,7 +75,6 @@ class MLLMRecipe(GameRecipe):
     lora_dropout: BelowOne = 0.05
     history_noise: NotNegative = 0.0
     history_swap: Share = 0.0
-    history_shown: Share = 0.0
     word_dropout: Share = 0.0
     targets: Literal["last", "every"] = "last"
 
@@ -148,18 +148,22 @@ def forget_words(
     return jnp.where(jax.random.bernoulli(key, rate, captions.shape), unknown, captions)
 
 
-def swap_turns(
-    history: Float[Array, "b k r"], key: Key[Array, ""], *, rate: float, count: int
+def choose_turns(
+    history: Float[Array, "b k r"],
+    others: Float[Array, "b k r"],
+    key: Key[Array, ""],
+    *,
+    rate: float,
+    count: int,
 ) -> Float[Array, "b k r"]:
-    """Replaces a share `rate` of the turns, `count` rows each, by those of the sample before.
+    """Replaces a share `rate` of the turns, `count` rows each, by the same turns of `others`.
 
-    It ignores which turns exist in either game: the rows of an absent turn are masked, and an
-    existing turn may get E_a's representation of an absent turn's zeros.
+    It ignores which turns exist: the rows of an absent turn are masked, and an existing turn may
+    get E_a's representation of an absent turn's zeros.
     """
-    turns = rearrange(history, "b (w n) r -> b w n r", n=count)
-    swapped = jax.random.bernoulli(key, rate, (*turns.shape[:2], 1, 1))
-    turns = jnp.where(swapped, jnp.roll(turns, 1, axis=0), turns)
-    return rearrange(turns, "b w n r -> b (w n) r")
+    turns, other = (rearrange(x, "b (w n) r -> b w n r", n=count) for x in (history, others))
+    chosen = jax.random.bernoulli(key, rate, (*turns.shape[:2], 1, 1))
+    return rearrange(jnp.where(chosen, other, turns), "b w n r -> b (w n) r")
 
 
 class GameStage(Stage[G]):
@@ -194,6 +198,17 @@ class GameStage(Stage[G]):
         return Windows(
             tokenizer=self.tokenizer, protocol=self.protocol, starts=recipe.starts, seed=recipe.seed
         )
+
+    def history(
+        self, encoder: ShotEncoder, game: Any, prompts: GamePrompts, key: Key[Array, ""]
+    ) -> Float[Array, "b k r"]:
+        """Returns E_a of past turns, the recipe's share of them as a model showed them."""
+        rate = self.recipe.history_shown
+        if not rate or not game.shown.shape[2]:  # held-out samples have none
+            return prompts.history
+        shown = lay_out(encoder, game._replace(image=game.shown), self.layout).history
+        count = self.layout.num_queries
+        return choose_turns(prompts.history, shown, key, rate=rate, count=count)
 
     def check_protocol(self) -> None:
         """Checks that a model can be trained for the stage's protocol.
@@ -296,14 +311,14 @@ class MLLMStage(GameStage[MLLMRecipe]):
             )
             game = game._replace(captions=captions)
         prompts = lay_out(encoder, game, self.layout)
-        history = prompts.history
-        if recipe.history_shown and game.shown.shape[2]:  # held-out samples have none
-            shown = lay_out(encoder, game._replace(image=game.shown), self.layout).history
-            chosen = jax.random.bernoulli(show, recipe.history_shown, (len(history), 1, 1))
-            history = jnp.where(chosen, shown, history)
+        history = self.history(encoder, game, prompts, show)
         if recipe.history_swap:
-            history = swap_turns(
-                history, swap, rate=recipe.history_swap, count=self.layout.num_queries
+            history = choose_turns(
+                history,
+                jnp.roll(history, 1, axis=0),
+                swap,
+                rate=recipe.history_swap,
+                count=self.layout.num_queries,
             )
         if recipe.history_noise:
             history += recipe.history_noise * jax.random.normal(noise, history.shape)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +19,10 @@ from animegamer_jax.data.datasets import SHOWN, open_features
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.rollout import GameState, decode_clip, denoise_clip, game_keys, start_clip
 from animegamer_jax.game.rollout import turn_keys as keys_of
+from animegamer_jax.models.mllm import GameBatch
 from animegamer_jax.train import command
 from animegamer_jax.train.stages import shown_clips
+from animegamer_jax.train.stages.adapt import AdaptRecipe, AdaptStage
 from animegamer_jax.train.stages.mllm import MLLMRecipe, MLLMStage
 from animegamer_jax.train.stages.recipe import OptimizerConfig
 
@@ -79,7 +82,8 @@ def test_the_features_are_those_of_the_clip_that_the_model_plays(bundle, feature
     assert np.abs(others - found["image_features"]).max() > 0.1 * spread
 
 
-def test_histories_are_shown_in_a_share_of_the_samples_and_targets_never(bundle, features):
+def test_a_share_of_past_turns_is_as_shown_and_no_target(bundle, features):
+    """Each turn for itself, so that a player's true picture stands before shown turns too."""
     stage = make_stage(MLLMStage, RECIPE, bundle)
     encoder = bundle.load("encoder")
     batch = jax.tree.map(jnp.asarray, batch_of(stage, features, 10))
@@ -89,14 +93,45 @@ def test_histories_are_shown_in_a_share_of_the_samples_and_targets_never(bundle,
     true = calm.make_batch(encoder, batch, make_key())
     seen = calm.make_batch(encoder, batch._replace(image=batch.shown), make_key())
     np.testing.assert_allclose(found.target, true.target, atol=1e-5)
-    kinds = []
-    for row in range(3, 5):  # the last turns of the first game: all of their history is there
-        as_true = np.allclose(found.history[row], true.history[row], atol=1e-5)
-        as_shown = np.allclose(found.history[row], seen.history[row], atol=1e-5)
-        assert as_true != as_shown
-    for row in range(10):
-        kinds.append(np.allclose(found.history[row], seen.history[row], atol=1e-5))
-    assert len({*kinds}) == 2
+    count = stage.layout.num_queries
+
+    def is_like(other: GameBatch) -> np.ndarray:
+        near = jnp.isclose(found.history, other.history, atol=1e-5)
+        return np.asarray(near.reshape(10, stage.layout.window - 1, count, -1).all((2, 3)))
+
+    present = [row for row in range(10) if batch.num_history[row] >= stage.layout.window - 1]
+    as_shown, as_true = is_like(seen)[present], is_like(true)[present]
+    assert (as_shown != as_true).all()
+    assert 0 < as_shown.mean() < 1
+    assert (as_shown[:, 0] != as_shown[:, -1]).any()
+
+
+def test_the_adaptation_predicts_from_shown_histories(bundle, features):
+    """With --history-shown 1 its predictions are those of play; its evaluation's are not."""
+    recipe = AdaptRecipe(
+        steps=2,
+        batch_size=4,
+        optimizer=OptimizerConfig(learning_rate=1e-3),
+        context_dropout=0.0,
+        trained="all",
+        history_shown=1.0,
+    )
+    stage = make_stage(AdaptStage, recipe, bundle)
+    networks = {name: bundle.load(name) for name in ("mllm", "encoder")}
+    batch = jax.tree.map(jnp.asarray, batch_of(stage, features, 10))
+    game = batch.game
+    assert game.shown.shape == game.image.shape
+
+    def predicted(game: Any) -> jax.Array:
+        return stage.represent(networks, batch._replace(game=game))
+
+    true = predicted(game)
+    seen = predicted(game._replace(image=game.shown))
+    trained = stage.context(networks, batch, make_key())
+    np.testing.assert_allclose(trained, seen, atol=1e-4)
+    has_history = np.asarray(game.num_history) > 0
+    assert (np.abs(np.asarray(trained - true)).max((1, 2)) > 1e-3)[has_history].all()
+    assert stage.sample_spec().game.shown.shape[1] > 0
 
 
 def test_held_out_turns_are_read_as_they_were(bundle, tmp_path):
