@@ -29,10 +29,13 @@ class DetailTruth(NamedTuple):
             or a character's accessory, counted from 0; -1: the turn does not show the attribute.
         value: Index of the thing's value where the player's picture shows it; -1: whatever the
             first turn shows is right.
+        thing: Index of what an instruction says of the thing, as the character's name or the place,
+            the same in all games; all players' own characters share one.
     """
 
     first: Int[np.ndarray, "g t"]
     value: Int[np.ndarray, "g t"]
+    thing: Int[np.ndarray, "g t"]
 
 
 class FrameSize(NamedTuple):

@@ -15,7 +15,16 @@ from animegamer_jax.evaluate.metrics.registry import LOOKS
 from animegamer_jax.evaluate.worlds import DetailTruth, FrameSize, GameClips
 from animegamer_jax.media.motion import FLICKER
 from animegamer_jax.toy.drawing.draw import render
-from animegamer_jax.toy.scene import ACCESSORIES, DISTANCES, MOTION_EDGES, SIDES, VARIANTS, Scene
+from animegamer_jax.toy.scene import (
+    ACCESSORIES,
+    CHARACTERS,
+    DISTANCES,
+    MOTION_EDGES,
+    PLACES,
+    SIDES,
+    VARIANTS,
+    Scene,
+)
 from animegamer_jax.toy.scoring.attributes import (
     DETAILS,
     VALUES,
@@ -127,6 +136,7 @@ class ToyWorld:
             name: DetailTruth(
                 first=np.array([_first(name, scenes) for scenes, _ in rows]),
                 value=np.array([_pictured(name, scenes, picture) for scenes, picture in rows]),
+                thing=np.array([[_spoken(name, s) for s in scenes] for scenes, _ in rows]),
             )
             for name in (*DETAILS, *LOOKS)
         }
@@ -172,10 +182,20 @@ def _thing(name: str, scenes: Sequence[Scene], turn: int) -> Hashable:
     return max(stays, default=0)
 
 
+def _spoken(name: str, scene: Scene) -> int:
+    """Returns the index of the name of what an attribute belongs to, one for own characters."""
+    if name == "accessory" or name in LOOKS:
+        own = scene.own_looks(scene.character)
+        return len(CHARACTERS) if own else CHARACTERS.index(scene.character)
+    return PLACES.index(scene.place)  # a view too: a stay is at one place
+
+
 def _first(name: str, scenes: Sequence[Scene]) -> list[int]:
-    things = [_thing(name, scenes, turn) for turn in range(len(scenes))]
-    shows = [value_of(scene, name) is not None for scene in scenes]
-    return [things.index(thing) if s else -1 for thing, s in zip(things, shows, strict=True)]
+    begun: dict[Hashable, int] = {}
+    return [
+        -1 if value_of(scene, name) is None else begun.setdefault(_thing(name, scenes, turn), turn)
+        for turn, scene in enumerate(scenes)
+    ]
 
 
 def _pictured(name: str, scenes: Sequence[Scene], picture: Scene | None) -> list[int]:

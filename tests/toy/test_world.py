@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from animegamer_jax.errors import UserError
+from animegamer_jax.evaluate.metrics.registry import LOOKS
 from animegamer_jax.media.video import read_mp4
 from animegamer_jax.toy.drawing.draw import render
 from animegamer_jax.toy.drawing.poses import pose
@@ -432,6 +433,25 @@ def test_each_detail_is_seen_in_each_motion(motion, change):
     other = dataclasses.replace(plain, details=dataclasses.replace(Details(), **change))
     first, second = (render(s, num_frames=1)[0].astype(int) for s in (plain, other))
     assert (np.abs(first - second).max(-1) > 60).mean() > 0.006
+
+
+@pytest.mark.parametrize("motion", [*MOTIONS, STANDING])
+def test_looks_are_told_apart_in_each_motion(motion):
+    """Every two values of what a scene says it shows; a sleeper's clothes are hidden."""
+    partner = "Ren" if motion == "talk" else None
+    own = OwnCharacter(NAMES[0], *(VALUES[name][0] for name in LOOKS))
+    plain = scene(character=own.name, motion=motion, partner=partner, level=1, own=own)
+    assert (value_of(plain, "clothes") is None) == (motion == "sleep")
+    for name in LOOKS:
+        if value_of(plain, name) is None:
+            continue
+        changes = [{name.replace(" ", "_"): value} for value in VALUES[name]]
+        others = [
+            dataclasses.replace(plain, own=dataclasses.replace(own, **change)) for change in changes
+        ]
+        frames = [render(other, num_frames=1)[0].astype(int) for other in others]
+        for one, other in itertools.combinations(frames, 2):
+            assert (np.abs(one - other).max(-1) > 30).mean() > 0.001, name
 
 
 def test_the_tired_and_the_calm_move_slower():

@@ -43,36 +43,47 @@ def score_details(values: Values, truth: Mapping[str, DetailTruth]) -> Values:
         shares["view"] = shares[_VIEW[0]] * shares[_VIEW[1]]
     found = {f"{name} kept": right[name] for name in DETAILS}
     found["details kept"] = _mean_of_known([right[name] for name in DETAILS])
-    if len(read[DETAILS[0]]) > 1:
+    several = len(read[DETAILS[0]]) > 1
+    if several:
         found["details by chance"] = _mean_of_known([alike[name] for name in DETAILS])
     looks = [right[name] for name in LOOKS if name in right]
     if len(looks) == len(LOOKS) and np.isfinite(looks).any():
         found |= dict(zip(LOOKS, looks, strict=True))
-        found["looks"] = np.prod(looks, axis=0)
+        found["looks"] = _all_of_known(looks)
+        if several:
+            found["looks by chance"] = _all_of_known([alike[name] for name in LOOKS])
     return {name: value.astype(np.float32) for name, value in found.items()}
 
 
-def _as_before(
-    read: np.ndarray, truth: DetailTruth, *, shown_by: np.ndarray | None = None
-) -> np.ndarray:
-    """Returns 1 where a thing is read as it was shown first, else 0; NaN where nothing counts.
-
-    It was shown in the same game, or in those of `shown_by`.
-    """
-    turns = read.shape[1]
-    shows = read if shown_by is None else shown_by
-    shown = np.take_along_axis(shows, np.maximum(truth.first, 0), axis=1)
-    known = truth.value >= 0
-    right = (read == np.where(known, truth.value, shown)).astype(float)
-    is_first = truth.first == np.arange(turns)
-    counts = (truth.first >= 0) & (known | ~is_first) & np.isfinite(read)
-    return np.where(counts, right, np.nan)
+def _as_before(read: np.ndarray, truth: DetailTruth) -> np.ndarray:
+    """Returns 1 where a thing is read as it was shown first, else 0; NaN where nothing counts."""
+    shown = np.take_along_axis(read, np.maximum(truth.first, 0), axis=1)
+    right = read == np.where(truth.value >= 0, truth.value, shown)
+    return np.where(_counts(read, truth), right.astype(float), np.nan)
 
 
 def _as_in_another_game(read: np.ndarray, truth: DetailTruth) -> np.ndarray:
-    """Returns as `_as_before`, of what the game before showed in the turn of the first showing."""
-    others = np.roll(read, 1, axis=0)
-    return _as_before(read, truth._replace(value=np.full_like(truth.value, -1)), shown_by=others)
+    """Returns as `_as_before`, of the same thing's first showing in the next game that has it.
+
+    A model that derives a detail from what the instruction says, as the accessory from the
+    character's name, is right here too. NaN where no other game shows the thing.
+    """
+    games, turns = read.shape
+    begins = truth.first == np.arange(turns)
+    counts = _counts(read, truth)
+    found = np.full(read.shape, np.nan)
+    for game, turn in np.argwhere(counts):
+        others = (game + np.arange(1, games)) % games
+        same = begins[others] & (truth.thing[others] == truth.thing[game, turn])
+        if same.any():
+            other, first = np.argwhere(same)[0]
+            found[game, turn] = read[game, turn] == read[others[other], first]
+    return found
+
+
+def _counts(read: np.ndarray, truth: DetailTruth) -> np.ndarray:
+    is_first = truth.first == np.arange(read.shape[1])
+    return (truth.first >= 0) & ((truth.value >= 0) | ~is_first) & np.isfinite(read)
 
 
 def _mean_of_known(parts: list[np.ndarray]) -> np.ndarray:
@@ -80,3 +91,9 @@ def _mean_of_known(parts: list[np.ndarray]) -> np.ndarray:
     count = np.isfinite(stacked).sum(0)
     total = np.nansum(stacked, axis=0)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _all_of_known(parts: list[np.ndarray]) -> np.ndarray:
+    stacked = np.stack(parts)
+    known = np.isfinite(stacked)
+    return np.where(known.any(0), np.where(known, stacked, 1.0).prod(0), np.nan)

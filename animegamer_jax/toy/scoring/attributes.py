@@ -45,7 +45,8 @@ VALUES: Mapping[str, tuple[str, ...]] = {
 def value_of(scene: Scene, attribute: str) -> str | None:
     """Returns a scene's value of an attribute; None: it has none, as named characters no looks.
 
-    The character, its accessory and looks are those of the one who acts.
+    The character, its accessory and looks are those of the one who acts. A quilt hides what a
+    sleeper wears.
     """
     own, details = scene.own_looks(scene.character), scene.details
     match attribute:
@@ -57,8 +58,10 @@ def value_of(scene: Scene, attribute: str) -> str | None:
             return str(getattr(details, attribute))
         case "hair colour":
             return own.hair_colour if own else None
-        case "hair" | "clothes":
-            return getattr(own, attribute) if own else None
+        case "hair":
+            return own.hair if own else None
+        case "clothes":
+            return own.clothes if own and scene.motion != "sleep" else None
         case _:
             raise ValueError(f"unknown attribute {attribute!r}")
 
