@@ -34,7 +34,7 @@ from animegamer_jax.toy.scoring.attributes import (
 )
 from animegamer_jax.toy.scoring.benchmark import make_toy_benchmark, toy_games, toy_pictures
 from animegamer_jax.toy.scoring.reader import Reader, load_reader, read_clips
-from animegamer_jax.toy.world import Split
+from animegamer_jax.toy.world import PROTOCOL, Split
 
 LEAST_ACCURACY = 0.97
 """Share of true clips that must be read correctly before the answers count as scores."""
@@ -129,13 +129,16 @@ class ToyWorld:
 
     def details(self, benchmark: Benchmark) -> Mapping[str, DetailTruth]:
         """Returns which turns show the same thing: a character, a place, or one stay at a place."""
-        games = [[turn.scene for turn in game] for game in toy_games(benchmark)]
-        pictures = [None if turn is None else turn.scene for turn in toy_pictures(benchmark)]
-        rows = list(zip(games, pictures, strict=True))
+        rows = [
+            ([turn.scene for turn in game], None if before is None else before.scene)
+            for game, before in zip(toy_games(benchmark), toy_pictures(benchmark), strict=True)
+        ]
         return {
             name: DetailTruth(
-                first=np.array([_first(name, scenes) for scenes, _ in rows]),
-                value=np.array([_pictured(name, scenes, picture) for scenes, picture in rows]),
+                *(
+                    np.array(part)
+                    for part in zip(*(_shown(name, *row) for row in rows), strict=True)
+                ),
                 thing=np.array([[_spoken(name, s) for s in scenes] for scenes, _ in rows]),
             )
             for name in (*DETAILS, *LOOKS)
@@ -190,23 +193,33 @@ def _spoken(name: str, scene: Scene) -> int:
     return PLACES.index(scene.place)  # a view too: a stay is at one place
 
 
-def _first(name: str, scenes: Sequence[Scene]) -> list[int]:
+def _shown(
+    name: str, scenes: Sequence[Scene], picture: Scene | None
+) -> tuple[list[int], list[int]]:
+    """Returns `first` and `value` of a game for `DetailTruth`.
+
+    A thing that no turn of a whole window showed is forgotten, and shown for the first time again.
+    """
+    every = scenes if picture is None else [picture, *scenes]
+    offset = len(every) - len(scenes)
     begun: dict[Hashable, int] = {}
-    return [
-        -1 if value_of(scene, name) is None else begun.setdefault(_thing(name, scenes, turn), turn)
-        for turn, scene in enumerate(scenes)
-    ]
-
-
-def _pictured(name: str, scenes: Sequence[Scene], picture: Scene | None) -> list[int]:
-    """Returns the index of the value that the picture shows of each turn's thing, or -1."""
-    if picture is None:
-        return [-1] * len(scenes)
-    every = [picture, *scenes]
-    things = [_thing(name, every, turn) for turn in range(len(every))]
-    value = value_of(picture, name)
-    index = -1 if value is None else VALUES[name].index(value)
-    return [index if thing == things[0] else -1 for thing in things[1:]]
+    last: dict[Hashable, int] = {}
+    first, value = [-1] * len(every), [-1] * len(every)
+    for turn, scene in enumerate(every):
+        if value_of(scene, name) is None:
+            continue
+        thing = _thing(name, every, turn)
+        if turn - last.get(thing, turn) >= PROTOCOL.window:
+            del begun[thing]
+        first[turn], last[thing] = begun.setdefault(thing, turn), turn
+        if picture is not None and first[turn] == 0:
+            known = value_of(picture, name)
+            assert known is not None
+            value[turn] = VALUES[name].index(known)
+    if picture is not None:  # what the picture shows is first seen in the clip of a later turn
+        seen = [turn for turn in range(1, len(every)) if first[turn] == 0]
+        first = [seen[0] if turn in seen else start for turn, start in enumerate(first)]
+    return [max(start - offset, -1) for start in first[offset:]], value[offset:]
 
 
 def other_details(scene: Scene) -> Scene:

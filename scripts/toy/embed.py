@@ -49,6 +49,7 @@ _SHOWN = {  # metrics of the card, by turns
             "details kept",
             "details by chance",
             "looks",
+            "looks by chance",
         ),
     ),
     "open turns": ("ACC-S", "character", "place", "time", CONTEXT),

@@ -56,6 +56,7 @@ from animegamer_jax.toy.scoring.benchmark import toy_games, toy_pictures
 from animegamer_jax.toy.scoring.decoder_samples import sample_shots, true_representations
 from animegamer_jax.toy.scoring.reader import Reader, load_reader, save_reader
 from animegamer_jax.toy.vocabulary import words
+from animegamer_jax.toy.world import PROTOCOL
 
 NUM_GAMES, NUM_TURNS = 8, 3
 SIZE = FrameSize(num_frames=17, height=96, width=144)
@@ -397,6 +398,23 @@ def test_details_of_true_clips_are_kept_and_others_are_not(split):
     assert score_details({}, truth) == {}
     found = with_details({**read, "place": read[READ + "variant"]}, truth)
     assert found.keys() == {*kept, "place"}, "what was read is no score"
+
+
+def test_what_no_window_holds_begins_anew():
+    """In games of 5 turns nothing does; in longer ones, after a window without the thing."""
+    short, long = (
+        WORLD.make_benchmark("test", num_games=10, num_turns=turns, seed=0) for turns in (5, 20)
+    )
+    for games, forgets in ((short, False), (long, True)):
+        places = [[turn.parts.place for turn in game.turns] for game in games.games]
+        found, restarts = WORLD.details(games)["variant"].first, 0
+        for game, row in zip(places, found, strict=True):
+            for turn, place in enumerate(game):
+                before = [t for t in range(turn) if game[t] == place]
+                kept = bool(before) and turn - before[-1] < PROTOCOL.window
+                assert row[turn] == (row[before[-1]] if kept else turn)
+                restarts += bool(before) and not kept
+        assert bool(restarts) == forgets
 
 
 def test_embeddings_do_not_depend_on_the_batch(embedder, true_clips):
