@@ -27,7 +27,7 @@ class DetailTruth(NamedTuple):
     Attributes:
         first: Index of the first turn of the same game that shows the thing, as a place's variant
             or a character's accessory, counted from 0; -1: the turn does not show the attribute.
-            What no turn of a whole window showed begins anew.
+            What no turn of a whole window showed is new again.
         value: Index of the thing's value where the player's picture shows it; -1: whatever the
             first turn shows is right.
         thing: Index of what an instruction says of the thing, as the character's name or the place,

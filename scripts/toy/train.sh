@@ -82,6 +82,6 @@ have "$OUT/features/shown/set.json" || {
   run "$OUT/features/shown/set.json" "$BIN/animegamer" data shown --model "$OUT/decoder/model" \
     --data "$OUT/features"
 }
-train mllm "$OUT/decoder/model" "$OUT/features" mllm --history-shown 0.5
-train adapt "$OUT/mllm/model" "$OUT/features" adapt
+train mllm "$OUT/decoder/model" "$OUT/features" mllm --history-shown 0.7
+train adapt "$OUT/mllm/model" "$OUT/features" adapt --history-shown 0.7
 say "done: $OUT/adapt/model"

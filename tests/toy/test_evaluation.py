@@ -400,7 +400,7 @@ def test_details_of_true_clips_are_kept_and_others_are_not(split):
     assert found.keys() == {*kept, "place"}, "what was read is no score"
 
 
-def test_what_no_window_holds_begins_anew():
+def test_what_no_window_holds_is_new_again():
     """In games of 5 turns nothing does; in longer ones, after a window without the thing."""
     short, long = (
         WORLD.make_benchmark("test", num_games=10, num_turns=turns, seed=0) for turns in (5, 20)

@@ -436,7 +436,7 @@ def test_each_detail_is_seen_in_each_motion(motion, change):
 
 
 @pytest.mark.parametrize("motion", [*MOTIONS, STANDING])
-def test_looks_are_told_apart_in_each_motion(motion):
+def test_looks_differ_in_each_motion(motion):
     """Every two values of what a scene says it shows; a sleeper's clothes are hidden."""
     partner = "Ren" if motion == "talk" else None
     own = OwnCharacter(NAMES[0], *(VALUES[name][0] for name in LOOKS))

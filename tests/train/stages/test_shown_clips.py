@@ -23,6 +23,7 @@ from animegamer_jax.models.mllm import GameBatch
 from animegamer_jax.train import command
 from animegamer_jax.train.stages import shown_clips
 from animegamer_jax.train.stages.adapt import AdaptRecipe, AdaptStage
+from animegamer_jax.train.stages.base import DataSource
 from animegamer_jax.train.stages.mllm import MLLMRecipe, MLLMStage
 from animegamer_jax.train.stages.recipe import OptimizerConfig
 
@@ -132,6 +133,21 @@ def test_the_adaptation_predicts_from_shown_histories(bundle, features):
     has_history = np.asarray(game.num_history) > 0
     assert (np.abs(np.asarray(trained - true)).max((1, 2)) > 1e-3)[has_history].all()
     assert stage.sample_spec().game.shown.shape[1] > 0
+
+
+def test_what_another_decoder_showed_is_refused(bundle, features, tmp_path):
+    """But an adapted decoder reads what the one before it showed."""
+    data = (DataSource(features),)
+    command.check_shown(RECIPE, bundle, data)
+    other = write_model(tmp_path, networks=("encoder", "dit"), seed=1)
+    assert other.digest("dit") != bundle.digest("dit")
+    with pytest.raises(UserError, match=r"shown: made by another decoder than that of .*: remove"):
+        command.check_shown(RECIPE, other, data)
+    command.check_shown(dataclasses.replace(RECIPE, history_shown=0.0), other, data)
+    info = dataclasses.replace(other.info, stages=("mllm", "adapt"))
+    command.check_shown(RECIPE, Bundle(other.path, info), data)
+    with pytest.raises(UserError, match="not a dataset"):
+        command.check_shown(RECIPE, bundle, (DataSource(str(tmp_path)),))
 
 
 def test_held_out_turns_are_read_as_they_were(bundle, tmp_path):
