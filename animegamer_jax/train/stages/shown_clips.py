@@ -39,6 +39,8 @@ from animegamer_jax.models.vae import VAE
 from animegamer_jax.progress import Progress, no_progress
 
 _NEEDED = ("clip", "encoder", "dit", "vae")
+SEED = 1 << 31
+"""Seed of game 0: the noise is not that of a benchmark's games, whose seeds are low."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,7 +85,7 @@ class _Shower:
             jnp.asarray(np.stack([turn["text_features"] for turn in whole]), jnp.float32),
             jnp.asarray(np.stack([turn["image_features"] for turn in whole]), jnp.float32),
             jnp.asarray([self.values[turn["motion_level"] - 1] for turn in whole], jnp.float32),
-            game_keys([int(turn["game"]) % (1 << 32) for turn in whole]),
+            game_keys([(SEED + int(turn["game"])) % (1 << 32) for turn in whole]),
             jnp.asarray([turn["turn"] + 1 for turn in whole], jnp.int32),
             self.table,
             guided=self.guided,
