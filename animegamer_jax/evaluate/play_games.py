@@ -28,7 +28,7 @@ from animegamer_jax.game.saved.game_file import GAME_FILE
 from animegamer_jax.game.saved.turns import Turn
 from animegamer_jax.game.saved_game import Game
 from animegamer_jax.media.pictures import Picture
-from animegamer_jax.media.video import measure_mp4, read_mp4
+from animegamer_jax.media.video import measure_mp4, read_mp4, shrink
 from animegamer_jax.progress import print_status
 from animegamer_jax.storage.files import write_json
 from animegamer_jax.storage.paths import user_errors
@@ -256,6 +256,7 @@ def read_system(
     benchmark: Benchmark,
     make_suite: Callable[[FrameSize], MetricSuite],
     *,
+    size: tuple[int, int] | None = None,
     on_turn: OnTurn = lambda done, total: None,
 ) -> tuple[PlayedGames, MetricSuite]:
     """Scores games that `animegamer play` wrote, or another program in the same form.
@@ -263,7 +264,9 @@ def read_system(
     Args:
         home: Folder with a folder per game, named by the game's id.
         benchmark: The benchmark that was played.
-        make_suite: Function that builds the scorers for the size of the first clip.
+        make_suite: Function that builds the scorers for the size of the clips that are scored.
+        size: Rows and columns of the clips before they were saved: a file that is larger by a whole
+            factor is scored at this size (`video.shrink`). None: as they are.
         on_turn: Function called with the number of turns scored and the total.
 
     Raises:
@@ -274,7 +277,8 @@ def read_system(
     games = [_open(*pair) for pair in zip(folders, benchmark.games, strict=True)]
     first = folders[0] / games[0][0].clip
     height, width, frames = measure_mp4(first)
-    suite = make_suite(FrameSize(frames, height, width))
+    factor = _factor((height, width), size)
+    suite = make_suite(FrameSize(frames, height // factor, width // factor))
     total = len(games) * benchmark.num_turns
     scored = [_no_scores() for _ in games]
     for row, (folder, turns, game) in enumerate(zip(folders, games, benchmark.games, strict=True)):
@@ -288,7 +292,7 @@ def read_system(
             states = [turn.motion_level, turn.social, turn.entertainment, turn.stamina]
             answers = Answers(
                 turns=[asked],
-                clips=clip[None, :NUM_FRAMES],
+                clips=shrink(clip[:NUM_FRAMES], factor)[None],
                 predicted_states=np.array([states]),
                 seconds=np.array([turn.seconds["total"]]) if "total" in turn.seconds else None,
                 true_clips=suite.true_clips_of(np.array([row]), number),
@@ -297,6 +301,13 @@ def read_system(
             on_turn(row * benchmark.num_turns + number + 1, total)
     found = _collect(scored, suite, benchmark.num_turns)
     return PlayedGames(folders=tuple(folders), num_cached=len(games), **found), suite
+
+
+def _factor(saved: tuple[int, int], size: tuple[int, int] | None) -> int:
+    """Returns by how much a clip was enlarged; 1 if not, or by no whole factor."""
+    if size is None or saved[0] * size[1] != saved[1] * size[0] or saved[0] % size[0]:
+        return 1
+    return saved[0] // size[0]
 
 
 def _open(folder: Path, game: BenchmarkGame) -> list[Turn]:

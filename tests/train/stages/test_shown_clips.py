@@ -68,7 +68,9 @@ def test_the_features_are_those_of_the_clip_that_the_model_plays(bundle, feature
     )
     motion = bundle.protocol.motion_values[turn["motion_level"] - 1]
     state = GameState(shot, jnp.zeros((1, 4), jnp.int32), jnp.array([motion]))
-    keys = keys_of(game_keys([shown_clips.SEED + int(turn["game"])]), jnp.asarray(int(turn["turn"]) + 1))
+    keys = keys_of(
+        game_keys([shown_clips.SEED + int(turn["game"])]), jnp.asarray(int(turn["turn"]) + 1)
+    )
     table = diffusion.make_sampler_table(diffusion.schedule_of(bundle.protocol), STEPS)
     empty = networks["encoder"].unconditional() if bundle.protocol.guidance_scale else None
     dit = networks["dit"]
