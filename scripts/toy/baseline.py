@@ -9,10 +9,10 @@
 The paper's strongest baseline (GC) writes a caption of each turn with a language model and gives it
 to a fine-tuned text-to-video CogVideoX. Here the captions and states are the toy world's own, so
 they are right in all that words can say: character, motion, level, place and time. The transformer
-is the one of the foundations. It sees T5's features of the caption, and no picture. Its 17,000 steps
-are as much computation as the model's transformer has in all stages: 1,500 on captions, 400 of the
-warm-up, 4,000 on pictures, which cost as much as 4,800 on clips, 8,000 on clips, and 2,400 of the
-adaptation. ACC-S and ACC-L are 1 by construction, since the captions' states are given.
+is the one of the foundations. It sees T5's features of the caption, and no picture. Its 17,000
+steps are as much computation as the model's transformer has in all stages: 1,500 on captions, 400
+of the warm-up, 4,000 on pictures, which cost as much as 4,800 on clips, 8,000 on clips, and 2,400
+of the adaptation. ACC-S and ACC-L are 1 by construction, since the captions' states are given.
 """
 
 import time
