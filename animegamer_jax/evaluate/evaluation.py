@@ -272,8 +272,8 @@ class EvaluationRun:
             digest=None,
             settings={"played": "elsewhere", **_scored_with(resources, suite)},
             notes=(
-                "Its clips were read from compressed files, and scored at the models' size; others "
-                "were scored as generated.",
+                "Its clips were read from compressed files, enlarged ones at the models' "
+                "size; others were scored as generated.",
             ),
         )
 

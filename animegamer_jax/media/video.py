@@ -264,6 +264,8 @@ def shrink(frames: UInt8[np.ndarray, "f y x 3"], factor: int) -> UInt8[np.ndarra
 
     Of an even factor the mean of the middle four, so that the finest detail is blurred.
     """
+    if factor == 1:
+        return frames
     found = frames.astype(np.float32)
     for axis in (1, 2):
         low, high = (factor - 1) // 2, factor // 2

@@ -135,10 +135,7 @@ class ToyWorld:
         ]
         return {
             name: DetailTruth(
-                *(
-                    np.array(part)
-                    for part in zip(*(_shown(name, *row) for row in rows), strict=True)
-                ),
+                *map(np.array, zip(*(_shown(name, *row) for row in rows), strict=True)),
                 thing=np.array([[_spoken(name, s) for s in scenes] for scenes, _ in rows]),
             )
             for name in (*DETAILS, *LOOKS)

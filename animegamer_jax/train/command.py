@@ -185,29 +185,6 @@ def check_needs(stage: type["Stage[Any]"], bundle: "Bundle | None", *, model: st
             )
 
 
-def check_shown(recipe: Recipe, bundle: "Bundle | None", data: tuple["DataSource", ...]) -> None:
-    """Checks that shown histories, if the recipe reads them, are of the model's own decoder.
-
-    An adapted decoder is not that one any more, and reads those of the one that it came from.
-
-    Raises:
-        UserError: another decoder made them, or there are none.
-    """
-    from animegamer_jax.data.datasets import SHOWN, read_info
-
-    if not getattr(recipe, "history_shown", 0) or bundle is None or not bundle.has("dit"):
-        return
-    if "adapt" in (bundle.info.stages or ()):
-        return
-    for source in data:
-        path = absolute(source.path) / SHOWN
-        if read_info(path).decoder != bundle.digest("dit"):
-            raise UserError(
-                f"{path}: made by another decoder than that of {bundle.path}: remove it and run "
-                "`animegamer data shown` again"
-            )
-
-
 def _with_vocabulary(config: ModelConfig, size: int) -> ModelConfig:
     """Returns the configuration with all vocabularies of one size."""
     changes: dict[str, Any] = {}
@@ -365,15 +342,16 @@ def make_run(
     )
     bundle = None if options.model is None else Bundle.open(options.model)
     check_needs(stage_class, bundle, model=options.model)
-    check_shown(recipe, bundle, data)
     out = absolute(options.out)
     tokenizer_dir, protocol = _tokenizer_and_protocol(bundle, data=data[0], size=options.size)
     # The stage checks the number of frame tokens.
     vocab_size = len(Tokenizer.load(tokenizer_dir, num_queries=1))
     config = complete_config(bundle, size=options.size, vocab_size=vocab_size)
     check_mesh(recipe, shape, config, stage_class.name)
+    stage = stage_class(recipe, config, protocol, tokenizer_dir=tokenizer_dir)
+    stage.check_sources(bundle, data)
     run = TrainingRun(
-        stage=stage_class(recipe, config, protocol, tokenizer_dir=tokenizer_dir),
+        stage=stage,
         bundle=bundle,
         sources=data,
         out=out,

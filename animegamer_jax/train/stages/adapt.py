@@ -104,11 +104,11 @@ class PredictionStage(ClipStage[P], GameStage[P]):
             split=split,
             windows=self.windows(),
             config=reader,
-            shown=split == "train" and self.recipe.history_shown > 0,
+            shown=self.reads_shown(split),
         )
 
     def sample_spec(self) -> AdaptSample:
-        return adapt_spec(self.config, self.protocol, shown=self.recipe.history_shown > 0)
+        return adapt_spec(self.config, self.protocol, shown=self.reads_shown())
 
     def represent(
         self, networks: StageNetworks, batch: Any, key: Key[Array, ""] | None = None

@@ -128,6 +128,14 @@ class Stage(abc.ABC, Generic[R]):
         del path, variable
         return network in self.changes
 
+    def check_sources(self, bundle: Bundle | None, sources: Sequence[DataSource]) -> None:
+        """Checks that the datasets were made by the model, where a stage needs that.
+
+        Raises:
+            UserError: one was made by another.
+        """
+        del bundle, sources
+
     def rate_factors(self) -> Mapping[str, float]:
         """Returns the factor of the learning rate of each trained network; empty: all are one."""
         return {}

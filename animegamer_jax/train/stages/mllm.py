@@ -7,7 +7,7 @@ given by their true representations; E_a is frozen and runs inside the step.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import grain
@@ -19,15 +19,16 @@ from jaxtyping import Array, Float, Int, Key
 
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.configs import MLLMConfig, ModelConfig
-from animegamer_jax.data.datasets import open_features
+from animegamer_jax.data.datasets import SHOWN, open_features, read_info
 from animegamer_jax.data.samples import GameSample, Starts, Windows, game_samples, game_spec
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.encoder import ShotEncoder
 from animegamer_jax.models.linear import Dropout
 from animegamer_jax.models.mllm import GameBatch, make_batch
 from animegamer_jax.protocol import STATE_NAMES, Layout, Prompt
+from animegamer_jax.storage.paths import absolute
 from animegamer_jax.tokenizer import UNKNOWN, Tokenizer
-from animegamer_jax.train.stages.base import Evaluation, Scalars, Stage, StageNetworks
+from animegamer_jax.train.stages.base import DataSource, Evaluation, Scalars, Stage, StageNetworks
 from animegamer_jax.train.stages.networks import load_or_make, matrix_size
 from animegamer_jax.train.stages.packing import PackedLayout, window_ends
 from animegamer_jax.train.stages.recipe import BelowOne, NotNegative, OptimizerConfig, Recipe, Share
@@ -199,6 +200,30 @@ class GameStage(Stage[G]):
             tokenizer=self.tokenizer, protocol=self.protocol, starts=recipe.starts, seed=recipe.seed
         )
 
+    def reads_shown(self, split: str = "train") -> bool:
+        """Returns whether samples of a split hold what a model shows; held-out ones never do."""
+        return split == "train" and self.recipe.history_shown > 0
+
+    def check_sources(self, bundle: Bundle | None, sources: Sequence[DataSource]) -> None:
+        """Checks that shown histories are of the bundle's decoder, or that it has been adapted.
+
+        An adapted decoder reads those of the one that it came from.
+
+        Raises:
+            UserError: another decoder made them, or there are none.
+        """
+        assert bundle is not None, "the command has checked what the stage needs"
+        if not self.reads_shown() or not bundle.has("dit") or "adapt" in (bundle.info.stages or ()):
+            return
+        digest = bundle.digest("dit")
+        for source in sources:
+            path = absolute(source.path) / SHOWN
+            if read_info(path).decoder != digest:
+                raise UserError(
+                    f"{path}: made by another decoder than that of {bundle.path}: remove it and "
+                    "run `animegamer data shown` again"
+                )
+
     def history(
         self, encoder: ShotEncoder, game: Any, prompts: GamePrompts, key: Key[Array, ""]
     ) -> Float[Array, "b k r"]:
@@ -294,11 +319,11 @@ class MLLMStage(GameStage[MLLMRecipe]):
             windows=windows,
             config=reader,
             numbers=ends,
-            shown=trains and self.recipe.history_shown > 0,
+            shown=self.reads_shown(split),
         )
 
     def sample_spec(self) -> GameSample:
-        return game_spec(self.config, self.protocol, shown=self.recipe.history_shown > 0)
+        return game_spec(self.config, self.protocol, shown=self.reads_shown())
 
     def make_batch(self, encoder: ShotEncoder, game: Any, key: Key[Array, ""]) -> GameBatch:
         """Returns `GameSample`s as training sequences, with the recipe's augmentation."""

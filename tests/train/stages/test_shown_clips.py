@@ -140,16 +140,18 @@ def test_the_adaptation_predicts_from_shown_histories(bundle, features):
 def test_what_another_decoder_showed_is_refused(bundle, features, tmp_path):
     """But an adapted decoder reads what the one before it showed."""
     data = (DataSource(features),)
-    command.check_shown(RECIPE, bundle, data)
+    stage = make_stage(MLLMStage, RECIPE, bundle)
+    stage.check_sources(bundle, data)
     other = write_model(tmp_path, networks=("encoder", "dit"), seed=1)
     assert other.digest("dit") != bundle.digest("dit")
     with pytest.raises(UserError, match=r"shown: made by another decoder than that of .*: remove"):
-        command.check_shown(RECIPE, other, data)
-    command.check_shown(dataclasses.replace(RECIPE, history_shown=0.0), other, data)
+        stage.check_sources(other, data)
+    calm = make_stage(MLLMStage, dataclasses.replace(RECIPE, history_shown=0.0), bundle)
+    calm.check_sources(other, data)
     info = dataclasses.replace(other.info, stages=("mllm", "adapt"))
-    command.check_shown(RECIPE, Bundle(other.path, info), data)
+    stage.check_sources(Bundle(other.path, info), data)
     with pytest.raises(UserError, match="not a dataset"):
-        command.check_shown(RECIPE, bundle, (DataSource(str(tmp_path)),))
+        stage.check_sources(bundle, (DataSource(str(tmp_path)),))
 
 
 def test_held_out_turns_are_read_as_they_were(bundle, tmp_path):
