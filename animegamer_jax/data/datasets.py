@@ -177,8 +177,11 @@ class RecordSource:
         """Returns a record with its texts decoded.
 
         Raises:
+            IndexError: there is no record of this number, which is how `for` finds the end.
             UserError: the file is damaged.
         """
+        if not 0 <= index < len(self):
+            raise IndexError(f"record {index}: expected a number from 0 to {len(self) - 1}")
         try:
             record = self._decode(self._source[int(index)])
         except Exception as error:  # ArrayRecord and protobuf raise types of their own

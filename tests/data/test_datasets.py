@@ -211,6 +211,15 @@ def test_a_split_that_is_not_there_or_empty(games_path):
         empty.turns("test")
 
 
+def test_records_are_a_sequence(games_path):
+    turns = open_games(games_path).turns("test")
+    assert [(r["game"], r["turn"]) for r in turns] == [
+        (turns[i]["game"], turns[i]["turn"]) for i in range(10)
+    ]
+    with pytest.raises(IndexError, match="record 10: expected a number from 0 to 9"):
+        turns[10]
+
+
 @pytest.fixture
 def copy(games_path, tmp_path):
     return shutil.copytree(games_path, tmp_path / "copy")
