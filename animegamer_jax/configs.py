@@ -305,7 +305,7 @@ def make_toy() -> ModelConfig:
             num_text_tokens=8,
             num_image_tokens=36,
             text_size=96,
-            image_size=128,
+            image_size=192,
             representation_size=width,
         ),
         dit=DiTConfig(
@@ -339,7 +339,7 @@ def make_toy() -> ModelConfig:
         clip=CLIPConfig(
             image_size=96,
             patch_size=16,
-            vision_width=128,
+            vision_width=192,
             vision_layers=4,
             vision_heads=4,
             text_width=96,

@@ -57,6 +57,7 @@ from animegamer_jax.game.saved.turns import History
 from animegamer_jax.storage.files import write_json, write_whole
 from animegamer_jax.toy.evaluation import WORLD
 from animegamer_jax.toy.scoring.decoder_samples import sample_shots, true_representations
+from animegamer_jax.toy.scoring.reader import load_reader
 
 FILE = ASSETS / "benchmarks" / "toy-ablations.json"
 _TURNS = 5
@@ -226,7 +227,7 @@ def _run(*arguments: str) -> None:
 
 
 def make_decoder_suite(model: Path, benchmark: Benchmark) -> MetricSuite:
-    """Builds the scorers of the decoder's clips: one for all rows, whose training leaves it be."""
+    """Builds the scorers of the decoder's clips, for all rows: none trains the VAE or CLIP."""
     bundle = Bundle.open(model)
     d, v = bundle.config.dit, bundle.config.vae
     if d is None or v is None:
@@ -446,6 +447,7 @@ def main(
     for option, number in {"--steps": steps, "--games": games}.items():
         if number is not None and number < 1:
             raise UserError(f"{option}: expected 1 or more, found {number}")
+    load_reader()  # before hours of training: without it no score says what clips show
     make_random_features(folder)
     home = folder / "ablations"
     trained = home if steps is None else home / f"{steps}-steps"

@@ -1,6 +1,7 @@
 """The exchange of past shots (`scripts/toy/sight.py`): whose shots a window has, what counts."""
 
 import importlib
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -66,3 +67,45 @@ def test_a_detail_counts_from_its_second_showing():
 def test_too_few():
     with pytest.raises(UserError, match="at least 2 games, 2 turns"):
         sight.main("toy", turns=1)
+
+
+class Recorder:
+    """A player whose clips show, in their first pixel, the first number of the newest past shot."""
+
+    def __init__(self, past: int):
+        self.past, self.asked = past, []
+
+    def start(self, games: int) -> Window:
+        shots = jnp.full((games, self.past, 1, 1), 100.0)
+        return Window(*(jnp.zeros(()),) * 2, shots, jnp.zeros((games, 0, 4)), jnp.zeros(games))
+
+    def play_turn(self, window, asked, *, seeds, turn):
+        self.asked.append((tuple(asked), tuple(seeds), turn))
+        newest = np.asarray(window.representations)[:, -1, 0, 0]
+        frames = np.zeros((len(asked), 1, 1, 1, 3), np.uint8)
+        frames[:, 0, 0, 0, 0] = newest
+        return window._replace(num_turns=window.num_turns + 1), SimpleNamespace(frames=frames)
+
+
+def test_every_turn_is_played_once_with_each_kind_of_past_shots(monkeypatch):
+    benchmark = WORLD.make_benchmark("test", num_games=3, num_turns=3, seed=0)
+    player = Recorder(past=2)
+    shots = np.arange(9, dtype=np.float32).reshape(3, 3, 1, 1)
+    kinds = shots, shots + 20, shots + 40
+    monkeypatch.setattr(sight, "load_reader", lambda: None)
+    monkeypatch.setattr(
+        sight, "read_clips", lambda reader, frames: dict.fromkeys(DETAILS, frames[:, 0, 0, 0, 0])
+    )
+    readings = sight.play(player, benchmark, kinds, batch_size=2)
+    for kind, found in zip(kinds, readings, strict=True):
+        expected = np.concatenate([np.full((3, 1), 100), kind[:, :-1, 0, 0]], axis=1)
+        for name in DETAILS:
+            np.testing.assert_array_equal(found[name], expected)
+    games = [benchmark.games[:2], benchmark.games[2:]]
+    expected = [
+        (tuple(g.turns[turn].instruction for g in part), tuple(g.seed for g in part), turn + 1)
+        for part in games
+        for turn in range(3)
+        for _ in kinds
+    ]
+    assert player.asked == expected

@@ -74,7 +74,7 @@ def labels(scenes: Sequence[Scene], attribute: str) -> Int[np.ndarray, " n"]:
 
 
 def draw_scenes(count: int, *, seed: int) -> tuple[Scene, ...]:
-    """Draws scenes that show all values of all attributes alike; half have an own character."""
+    """Draws scenes with all values of an attribute equally likely; half show an own character."""
     rng = np.random.default_rng([seed, 0x5EED])
     return tuple(_draw_scene(rng) for _ in range(count))
 

@@ -55,7 +55,7 @@ RECIPES = {
         ema_decay=0.999,
         dtype="bfloat16",
         frame="first",  # as features and the history of what was shown have it
-        pixel_weight=10.0,
+        pixel_weight=30.0,
     )
 }
 
