@@ -13,7 +13,7 @@ F = str(RUN / "features")
 
 
 def n(steps):
-    return "2" if TINY else str(steps)
+    return steps if steps == "{D}" else "2" if TINY else str(steps)
 
 
 def train(stage, model, out, *options, data=F, steps):
@@ -24,11 +24,13 @@ def train(stage, model, out, *options, data=F, steps):
     return [*AG, "train", *stage, "--data", data, "--model", str(RUN / model / "model"), "--out", str(RUN / out), *few, *options]
 
 
-D, P = int(os.environ.get("DECODER", 8000)), int(os.environ.get("PICTURES", 4000))
+D, P = "{D}", int(os.environ.get("PICTURES", 4000))
 NO = ("--optimizer.learning-rate", "0", "--optimizer.warmup-steps", "0")
 PIC = ("--pictures", "4", "--batch-size", "16")
-games = ["--games", "4", "--test-games", "4"] if TINY else ["--games", "2000", "--test-games", "20"]
+SHIFT = ("--timestep-shift", "2")
+games = ["--games", "24", "--test-games", "4"] if TINY else ["--games", "2000", "--test-games", "20"]
 T = {}
+KEEP = ("--save-every", "4000")
 
 
 def task(name, deps, kind, command, done, **more):
@@ -39,32 +41,55 @@ def model(name):
     return f"{name}/model/config.json"
 
 
-if os.environ.get("PARITY"):
-    task("cudnn", [], SIDE, [PY, "-m", "pytest", "--noconftest", "-c", "/dev/null", "--rootdir", ".", "-q", "-p", "no:cacheprovider", "tests/models/kernels/test_cudnn.py", "-k", "on_this_gpu"],
-         "never", env={"JAX_PLATFORMS": "cuda,cpu"}, free=True)
-    task("parity", [], SIDE, [*AG, "parity", os.environ["PARITY"]], "never", env={"JAX_DEFAULT_MATMUL_PRECISION": "highest"}, free=True)
+def features(out, *more):
+    command = [*AG, "data", "features", "--model", str(RUN / "warmup/model"), "--data", str(RUN / "games"), "--out", str(RUN / out), *more]
+    name = "f" if out == "features" else "r"
+    count = int(os.environ.get("SHARES", 4 if name == "f" else 3))
+    for k in range(count):
+        task(f"{name}{k}", ["games"], MAIN, command, "never", env={"SHARE": f"{k}/{count}"})
+    task(out, [f"{name}{k}" for k in range(count)], MAIN, command, f"{out}/set.json", env={"JAX_PLATFORMS": "cpu"})
+
+
 task("games", [], MAIN, [*AG, "data", "toyworld", "--out", str(RUN / "games"), *games, "--processes", str(CORES)], "games/set.json", env={"JAX_PLATFORMS": "cpu"})
-task("features", ["games"], MAIN, [*AG, "data", "features", "--model", str(RUN / "vae/model"), "--data", str(RUN / "games"), "--out", F], "features/set.json")
-task("dit", ["features"], MAIN, train(["foundations", "--part", "dit"], "vae", "dit", steps=1500), model("dit"))
-task("warmup", ["dit"], MAIN, train(["warmup"], "dit", "warmup", steps=400), model("warmup"))
-task("pictures", ["warmup"], MAIN, train(["decoder"], "warmup", "pictures", *PIC, steps=P), model("pictures"))
-task("decoder", ["pictures"], MAIN, train(["decoder"], "pictures", "decoder", steps=D), model("decoder"))
-task("shown", ["decoder"], MAIN, [*AG, "data", "shown", "--model", str(RUN / "decoder/model"), "--data", F, "--dtype", "bfloat16", "--batch", "64"], "features/shown/set.json")
-task("mllm", ["shown"], MAIN, train(["mllm"], "decoder", "mllm", "--history-shown", "0.5", steps=int(os.environ.get("MLLM", 4000))), model("mllm"))
-task("adapt", ["mllm"], MAIN, train(["adapt"], "mllm", "adapt", steps=int(os.environ.get("ADAPT", 3000))), model("adapt"))
-task("reader", ["games"], SIDE, [PY, "scripts/toy/reader.py", "--out", str(RUN / "reader.safetensors"), "--processes", str(CORES), "--steps", n(5000), *(["--clips", "100"] if TINY else [])], "reader.safetensors")
-task("t2v", ["dit"], SIDE, train(["foundations", "--part", "dit"], "vae", "t2v", steps=8000), model("t2v"))
-task("nomotion", ["pictures"], SIDE, train(["decoder"], "pictures", "nomotion", "--motion", "none", steps=D), model("nomotion"))
-task("nowarm-w", ["dit"], SIDE, train(["warmup"], "dit", "nowarm-w", *NO, steps=1), model("nowarm-w"))
+task("undo", [], MAIN, [PY, str(CODE / "undo.py"), str(RUN / "warmup/model"), str(RUN / "dit/model")], model("dit"), env={"JAX_PLATFORMS": "cpu"})
+features("features")
+task("pictures", ["features"], MAIN, train(["decoder"], "warmup", "pictures", *PIC, steps=P), model("pictures"))
+task("decoder", ["pictures"], MAIN, train(["decoder"], "pictures", "decoder", *SHIFT, *KEEP, steps=D), model("decoder"))
+task("shown", ["decoder"], MAIN, [*AG, "data", "shown", "--model", str(RUN / "decoder/model"), "--data", F, "--dtype", "bfloat16", "--steps", "4", "--batch", "64"], "features/shown/set.json")
+task("nowarm-w", ["features", "undo"], SIDE, train(["warmup"], "dit", "nowarm-w", *NO, steps=1), model("nowarm-w"))
 task("nowarm-p", ["nowarm-w"], SIDE, train(["decoder"], "nowarm-w", "nowarm-p", *PIC, steps=P), model("nowarm-p"))
-task("nowarm-d", ["nowarm-p"], SIDE, train(["decoder"], "nowarm-p", "nowarm-d", steps=D), model("nowarm-d"))
-task("random-f", ["warmup"], SIDE, [*AG, "data", "features", "--model", str(RUN / "vae/model"), "--data", str(RUN / "games"), "--out", str(RUN / "random"), "--frame", "random"], "random/set.json")
+task("t2v", ["features"], SIDE, train(["foundations", "--part", "dit"], "warmup", "t2v", steps=int(os.environ.get("T2V", 25000))), model("t2v"))
+features("random", "--frame", "random")
 R = str(RUN / "random")
-task("random-w", ["random-f", "dit"], SIDE, train(["warmup"], "dit", "random-w", data=R, steps=400), model("random-w"))
+task("random-w", ["random", "undo"], SIDE, train(["warmup"], "dit", "random-w", data=R, steps=400), model("random-w"))
 task("random-p", ["random-w"], SIDE, train(["decoder"], "random-w", "random-p", *PIC, data=R, steps=P), model("random-p"))
-task("random-d", ["random-p"], SIDE, train(["decoder"], "random-p", "random-d", data=R, steps=D), model("random-d"))
-task("nopics-m", ["decoder"], SIDE, train(["mllm"], "decoder", "nopics-m", "--history-swap", "1", steps=int(os.environ.get("MLLM", 4000))), model("nopics-m"))
-task("nopics-a", ["nopics-m"], SIDE, train(["adapt"], "nopics-m", "nopics-a", steps=int(os.environ.get("ADAPT", 3000))), model("nopics-a"))
+task("nomotion", ["pictures"], SIDE, train(["decoder"], "pictures", "nomotion", "--motion", "none", *SHIFT, *KEEP, steps=D), model("nomotion"))
+task("nowarm-d", ["nowarm-p", "pictures"], SIDE, train(["decoder"], "nowarm-p", "nowarm-d", *SHIFT, *KEEP, steps=D), model("nowarm-d"))
+task("random-d", ["random-p", "pictures"], SIDE, train(["decoder"], "random-p", "random-d", *SHIFT, *KEEP, data=R, steps=D), model("random-d"))
+task("reader", ["features"], SIDE, [PY, "scripts/toy/reader.py", "--out", str(RUN / "reader.safetensors"), "--processes", "4", *(["--clips", "100", "--steps", "2"] if TINY else [])], "reader.safetensors", free=True)
+B = ["--against", "torch", "--torch", "eager"]
+FULL = ["--model", "middle" if TINY else "full", "--dtype", "bfloat16", "--programs", "mllm", "step", "vae", *B, "--repeats", "5", "--json", str(RUN / "bench-full.json")]
+MID = ["--model", "toy" if TINY else "middle", "--dtype", "bfloat16", "--programs", "mllm", "step", "vae", *B, "--repeats", "10", "--json", str(RUN / "bench-middle.json")]
+LAST = ["shown", "nomotion", "nowarm-d", "random-d", "t2v"]
+task("bench-full", LAST, MAIN, [*AG, "bench", *FULL], "bench-full.json", free=True, env={"XLA_FLAGS": ""})
+task("bench-middle", [*LAST, "bench-full"], MAIN, [*AG, "bench", *MID], "bench-middle.json", free=True, env={"XLA_FLAGS": ""})
+
+
+def rate(name):
+    rows = [json.loads(x) for x in (RUN / name / "metrics.jsonl").read_text().splitlines()]
+    rates = sorted(r["steps_per_second"] for r in rows[-20:] if "steps_per_second" in r)
+    return rates[len(rates) // 2] if rates else 1.0
+
+
+def decoder_steps(now):
+    """The number of steps that all decoders are trained for: what fits, chosen once."""
+    file = RUN / "D"
+    if not file.exists():
+        expected = 1.25 * rate("pictures")
+        fits = [d for d in (16000, 14000, 12000, 10000, 8000) if now + 20 + d / expected <= float(os.environ.get("UNTIL", 630))]
+        file.write_text("2" if TINY else str(fits[0] if fits else 8000))
+        print("decoder steps", file.read_text(), "at", now, "expected", expected, flush=True)
+    return file.read_text()
 CAP = int(os.environ.get("CAP", 2))
 
 
@@ -88,6 +113,9 @@ def run():
                 state[name] = {"state": "done" if good else f"failed {code}", "from": began - start, "to": time.time() - start}
                 if good and name in PACKED:
                     pack(name)
+                if good and name == "shown":
+                    (RUN / "tars").mkdir(exist_ok=True)
+                    subprocess.Popen(f"cd {RUN}/tars && tar c -C {RUN}/features shown | xz -0 -T6 | split -b 15m -d -a 2 - shown.tmp && rename_all() {{ for f in shown.tmp[0-9]*; do mv $f shown.part${{f#shown.tmp}}; done; }} && rename_all", shell=True)
                 note()
         sides = sum(T[x]["kind"] == SIDE and not T[x].get("free") for x in running)
         for name, t in T.items():
@@ -106,6 +134,7 @@ def run():
                 if t.get("again") or "failed" in state.get("cudnn", {}).get("state", ""):
                     env["NO_CUDNN"] = "1"
                 log = open(RUN / f"{name}.log", "w")
+                t["command"] = [decoder_steps(time.time() - start) if x == "{D}" else x for x in t["command"]]
                 command = (["nice", "-n", "5"] if t["kind"] == SIDE else []) + t["command"]
                 running[name] = subprocess.Popen(command, cwd=CODE, env=env, stdout=log, stderr=subprocess.STDOUT), time.time()
         if not running:
@@ -143,9 +172,7 @@ def collect(seconds, out, until):
         print(name, s and f"{s['state']} {s['from']:.0f}-{s['to']:.0f}", rate[:260], tail if s is None or s["state"] != "done" else "")
     sent = RUN / "sent"
     sent.mkdir(exist_ok=True)
-    order = ["adapt", "decoder", "mllm", "pictures", "t2v", "nomotion", "nopics-a", "nowarm-d", "random-d"]
-    if state.get("decoder", {}).get("state") == "done":
-        order.remove("pictures")
+    order = ["decoder", "t2v", "nomotion", "nowarm-d", "random-d"]
     files, size = [], 0
     for name in order:
         f = RUN / "tars" / f"{name}.tar.xz"
@@ -154,13 +181,18 @@ def collect(seconds, out, until):
             (sent / name).write_text("")
     if (RUN / "reader.safetensors").exists() and not (sent / "reader").exists() and state.get("reader", {}).get("state") == "done":
         files.append("reader.safetensors"); (sent / "reader").write_text("")
+    for part in sorted((RUN / "tars").glob("shown.part*")):
+        if not (sent / part.name).exists() and size + part.stat().st_size < 62_000_000:
+            shutil.copy(part, Path(out) / part.name); size += part.stat().st_size
+            (sent / part.name).write_text("")
+            print("shown part", part.name, part.stat().st_size)
     print("sent", files, size)
     if files:
         subprocess.run(f"cd {RUN} && tar cf - {' '.join(files)} | split -b 15m -d -a 1 - {out}/models.", shell=True)
-    subprocess.run(f"cd {RUN} && tar czf {out}/logs.tgz state.json *.log */metrics.jsonl */config.json 2>/dev/null", shell=True)
+    subprocess.run(f"cd {RUN} && tar czf {out}/logs.tgz state.json D *.log bench-*.json */metrics.jsonl */config.json 2>/dev/null", shell=True)
 
 
-PACKED = ("decoder", "mllm", "adapt", "pictures", "t2v", "nomotion", "nopics-a", "nowarm-d", "random-d")
+PACKED = ("decoder", "t2v", "nomotion", "nowarm-d", "random-d")
 
 
 def pack(name):

@@ -13,7 +13,7 @@ if folder.name == "mllm":
     have = ["mllm"]
 with BundleWriter(out / "model", name=b.info.name, protocol=b.protocol, packing="bytes", stages=b.info.stages) as w:
     for n in have:
-        w.write_network(n, getattr(b.config, n), ((k, x.astype(jnp.bfloat16)) for k, x in b.read_in_order(n, b.leaves(n))))
+        w.write_network(n, getattr(b.config, n), ((k, x if folder.name == 'decoder' else x.astype(jnp.bfloat16)) for k, x in b.read_in_order(n, b.leaves(n))))
 shutil.copy(folder / "model/config.json", out / "config.json")
 for f in folder.glob("metrics.jsonl"):
     shutil.copy(f, out)
