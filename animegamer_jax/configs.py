@@ -279,7 +279,7 @@ def make_full() -> ModelConfig:
 
 
 def make_toy() -> ModelConfig:
-    """Returns the sizes of the toy: 17 frames of 96 x 144, and 17 latent frames of 12 x 18.
+    """Returns the sizes of the toy: 17 frames of 96 x 144, and 9 latent frames of 12 x 18.
 
     Every frame has its own latent frame, and a patch of the transformer is 3 x 3 latents of one
     (docs/decisions/training-the-toy.md). There are no low-rank updates, because there are no
@@ -317,7 +317,7 @@ def make_toy() -> ModelConfig:
             output="clean",
             clean_std=0.05,
             latent_channels=24,
-            latent_frames=17,
+            latent_frames=9,
             latent_height=12,
             latent_width=18,
             num_context_tokens=44,
@@ -331,7 +331,7 @@ def make_toy() -> ModelConfig:
             multipliers=(1, 3, 6, 8),
             num_res_blocks=1,
             latent_channels=24,
-            temporal_compression=1,
+            temporal_compression=2,
             kernel_frames=1,
             norm_groups=4,
             scaling_factor=1.0,

@@ -1,7 +1,8 @@
 """How the characters of the toy world move: where every part is in every frame of a scene.
 
-Each drawing is held for two frames, as in limited animation. The scene's level sets one number, how
-far drawings are apart in units (a unit is 1/48 of a frame's height, 10 pixels at 480 x 720). The
+Each drawing is held for two frames, as in limited animation, and the first for one, so that a VAE
+that halves the frames after the first loses nothing. The scene's level sets one number, how far
+drawings are apart in units (a unit is 1/48 of a frame's height, 10 pixels at 480 x 720). The
 camera stands still. Characters that walk, run or fly cross the frame and turn round before its
 edge; the others go to and fro between two drawings. With which of the two a clip begins is left to
 chance; the first frame shows it, and with the level determines the rest.
@@ -103,7 +104,7 @@ def pose(scene: Scene, *, num_frames: int) -> PosedScene:
     zoom = ZOOMS[scene.details.distance]
     level = scene.level - 1
     speed = MOTION_VALUES[level] / 10 / zoom * chance.pace * _GAINS[scene.motion][level]
-    drawings = np.arange(num_frames) // _HELD
+    drawings = (np.arange(num_frames) + 1) // _HELD
     x, facing = np.zeros(num_frames), np.ones(num_frames)
     if scene.motion in _CROSSING:
         reach = _REACH / zoom
