@@ -1,9 +1,8 @@
 """Attention by cuDNN's flash kernel, on one NVIDIA GPU from Ampere on.
 
 JAX calls the kernel (`jax.nn.dot_product_attention`); here is decided when, and how our masks are
-passed. The kernel takes 16-bit numbers only, so float32 goes to `blocked.py`. The
-tests lower it for CUDA, compare its arguments' meaning by JAX's own implementation, and run it if
-there is a GPU.
+passed. The kernel takes 16-bit numbers only, so float32 goes to `blocked.py`. Not yet run on a GPU:
+the tests lower it for CUDA, and compare its arguments' meaning by JAX's own implementation.
 """
 
 from typing import Literal
