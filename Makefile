@@ -17,7 +17,7 @@ help:
 	@echo "make play MODEL=DIR   the same with a converted model"
 	@echo "make demo             the same with random weights: noise, but the whole way"
 	@echo "make serve            a web page to play on, at http://127.0.0.1:7860"
-	@echo "make train-toy        trains the embedded model from scratch in out/toy, up to 3 hours on two cores"
+	@echo "make train-toy        trains the embedded model from scratch in out/toy, up to 12 hours on two cores"
 	@echo "make toy-report       scores the embedded model on 100 games: docs/toy-report, README table"
 	@echo "make test             the tests, 9 minutes on two cores with a cold compilation cache"
 	@echo "make test-all         with the slow ones: every recorded number, memory, a VAE's training"

@@ -39,6 +39,7 @@ COMMANDS = {
     "data games": ("data.films.command:games", "group annotated clips into games"),
     "data show": ("data.films.command:show", "make a page of a folder's clips"),
     "data features": ("data.command:features", "compute the features that training reads"),
+    "data shown": ("train.command:shown", "make a clip of every turn, for histories as in play"),
     "initialise": ("convert.command:initialise", "make a bundle of pre-trained networks"),
     "train foundations": ("train.command:foundations", "train the toy's CLIP, T5, VAE and DiT"),
     "train warmup": ("train.command:warmup", "train the shot encoder, the decoder frozen"),

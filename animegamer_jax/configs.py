@@ -136,8 +136,10 @@ class VAEConfig(NetworkConfig):
 
     A level has `channels` times its multiplier channels; the finest level comes first. The decoder
     receives latents times `scaling_factor`. If there are `frequency_scales`, one per latent frame,
-    each cosine frequency over time is multiplied by its scale as well (`vae.to_decoder`;
-    docs/decisions/training-the-toy.md); the released VAE has none.
+    each cosine frequency over time is multiplied by its scale as well (`latents.to_decoder`;
+    docs/decisions/training-the-toy.md); the released VAE has none. A causal kernel sees
+    `kernel_frames` frames, this one and those before it; with one frame the VAE is an autoencoder
+    of pictures.
     """
 
     channels: int = 128
@@ -146,6 +148,7 @@ class VAEConfig(NetworkConfig):
     latent_channels: int = 16
     image_channels: int = 3
     temporal_compression: int = 4
+    kernel_frames: int = dataclasses.field(default=3, metadata={"omit_default": True})
     norm_groups: int = 32
     scaling_factor: float = 1.15258426
     frequency_scales: tuple[float, ...] = ()
@@ -276,74 +279,75 @@ def make_full() -> ModelConfig:
 
 
 def make_toy() -> ModelConfig:
-    """Returns the sizes of the toy: 17 frames of 48 x 72, and 17 latent frames of 12 x 18.
+    """Returns the sizes of the toy: 17 frames of 96 x 144, and 9 latent frames of 12 x 18.
 
-    Every frame has its own latent frame, and a patch of the transformer is 6 x 6 latents of one
+    Every drawing has its own latent frame, and a patch of the transformer is 2 x 2 latents of one
     (docs/decisions/training-the-toy.md). There are no low-rank updates, because there are no
     pre-trained weights. Vocabularies get the tokenizer's size when weights are made.
     """
-    width, vocab_size = 192, 512
+    width, vocab_size = 256, 512
     return ModelConfig(
         mllm=MLLMConfig(
             mistral=MistralConfig(
                 vocab_size=vocab_size,
-                hidden_size=192,
-                intermediate_size=512,
+                hidden_size=256,
+                intermediate_size=640,
                 num_hidden_layers=4,
-                num_attention_heads=3,
-                num_key_value_heads=1,
+                num_attention_heads=4,
+                num_key_value_heads=2,
                 head_dim=64,
                 lora=None,
             ),
-            num_queries=24,
+            num_queries=44,
             representation_size=width,
         ),
         encoder=ShotEncoderConfig(
             num_text_tokens=8,
-            num_image_tokens=16,
+            num_image_tokens=36,
             text_size=96,
-            image_size=96,
+            image_size=192,
             representation_size=width,
         ),
         dit=DiTConfig(
             hidden_size=width,
             intermediate_size=3 * width,
             num_layers=6,
-            num_attention_heads=3,
-            patch_size=6,
+            num_attention_heads=4,
+            patch_size=2,
             output="clean",
             clean_std=0.05,
-            latent_channels=4,
-            latent_frames=17,
+            latent_channels=24,
+            latent_frames=9,
             latent_height=12,
             latent_width=18,
-            num_context_tokens=24,
-            context_grid=(4, 4),
+            num_context_tokens=44,
+            context_grid=(6, 6),
             time_embed_size=64,
             spatial_interpolation=1.0,
             lora=None,
         ),
         vae=VAEConfig(
             channels=8,
-            multipliers=(1, 3, 6),
+            multipliers=(1, 3, 6, 8),
             num_res_blocks=1,
-            latent_channels=4,
-            temporal_compression=1,
+            latent_channels=24,
+            temporal_compression=2,
+            kernel_frames=1,
             norm_groups=4,
             scaling_factor=1.0,
         ),
         clip=CLIPConfig(
-            image_size=48,
-            patch_size=12,
-            vision_width=96,
-            vision_layers=3,
+            image_size=96,
+            patch_size=16,
+            vision_width=192,
+            vision_layers=4,
             vision_heads=4,
             text_width=96,
             text_layers=2,
             text_heads=4,
             vocab_size=vocab_size,
             context_length=32,
-            embed_size=64,
+            embed_size=96,
         ),
         t5=T5Config(
             vocab_size=vocab_size, d_model=96, d_kv=24, d_ff=192, num_layers=2, num_heads=4

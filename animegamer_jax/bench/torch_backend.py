@@ -20,7 +20,7 @@ from transformers import DynamicCache
 from animegamer_jax.bench import torch_networks
 from animegamer_jax.bench.model import Model, RandomBundle
 from animegamer_jax.game import rollout
-from animegamer_jax.models.vae import from_decoder
+from animegamer_jax.models.latents import from_decoder
 from animegamer_jax.protocol import STATE_NAMES
 
 _MASKED = -1e30  # score of a masked position: finite, also in bfloat16

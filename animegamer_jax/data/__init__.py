@@ -1,6 +1,7 @@
 """Data that training reads.
 
 datasets, shards     game datasets and feature datasets on disk, in ArrayRecord files
+shared_shards        writes one with all hosts of a run
 readers              reads those files, a bounded number of them open
 features             what T5, CLIP and the VAE make of a game dataset
 samples, loader      training samples, and batches of them on a mesh

@@ -5,6 +5,7 @@ datasets of ArrayRecord files, which other programs can read as well:
 
     game dataset      set.json  games/VERSION/...  (the toy world's also: tokenizer/  words.json)
     feature dataset   set.json  conditions/VERSION/...  latents/VERSION/...
+                      shown/ (optional): a dataset of what a model shows of the same turns
 
 A record is a turn. The turns of a game follow one another: record i with `turn` t belongs to the
 game that starts at record i - t. A feature dataset has the records of the game dataset from which
@@ -35,18 +36,22 @@ VERSION = "1.0.0"  # of the records, for TFDS; the first number is `DatasetInfo.
 INFO_FILE = "set.json"
 UNFINISHED_FILE = "unfinished.json"  # until the dataset is complete (`shards`)
 
-Kind = Literal["games", "features"]
-Part = Literal["games", "conditions", "latents"]
+Kind = Literal["games", "features", "shown"]
+Part = Literal["games", "conditions", "latents", "shown"]
 Record = dict[str, Any]
 
 PARTS: Mapping[Kind, tuple[Part, ...]] = {
     "games": ("games",),
     "features": ("conditions", "latents"),
+    "shown": ("shown",),
 }
+SHOWN = "shown"
+"""Folder of the dataset of what a model shows, in that of the features."""
 _AGAIN = "make the dataset again with this version"
 _MADE_BY = {
     "games": "animegamer data toyworld` or `animegamer data games",
     "features": "animegamer data features",
+    "shown": "animegamer data shown",
 }
 
 # The fields of a turn besides its clip. `motion_value` is in pixels per frame at 480 x 720; the
@@ -104,6 +109,7 @@ class DatasetInfo:
         motion_edges: motion values between two motion levels.
         splits: number of records by split.
         features: origin and shapes of the features; None for a game dataset.
+        decoder: digest of the transformer that showed the turns of `shown`; None for other kinds.
     """
 
     layout: Literal[1] = 1
@@ -118,6 +124,7 @@ class DatasetInfo:
     motion_edges: tuple[float, ...]
     splits: dict[str, int]
     features: FeatureInfo | None = None
+    decoder: str | None = dataclasses.field(default=None, metadata={"omit_default": True})
 
 
 def record_spec(part: Part, info: DatasetInfo) -> tfds.features.FeaturesDict:
@@ -126,6 +133,8 @@ def record_spec(part: Part, info: DatasetInfo) -> tfds.features.FeaturesDict:
     place = {name: f.Scalar(NUMBERS[name]) for name in ("game", "turn", "num_turns")}
     if part == "latents":
         return f.FeaturesDict({**place, "moments": _array(_of(info).moments)})
+    if part == "shown":
+        return f.FeaturesDict({**place, "image_features": _array(_of(info).image)})
     turn = {
         **{name: f.Text() for name in TEXTS},
         **{name: f.Scalar(kind) for name, kind in NUMBERS.items()},
@@ -270,6 +279,27 @@ class FeatureDataset(OpenDataset):
     def latents(self, split: str) -> RecordSource:
         """Opens the VAE's `moments` (float16, not scaled) of each turn."""
         return self.records(split, part="latents")
+
+    def shown(self, split: str) -> RecordSource:
+        """Opens `image_features` of the first frame of a model's own clip of each turn.
+
+        Raises:
+            UserError: there are none (`animegamer data shown` makes them), or of other turns or
+                features.
+        """
+        path, info = _open(self.path / SHOWN, "shown")
+        if info.features != self.info.features:
+            raise UserError(
+                f"{path}: made of other features than {self.path} holds: remove it and make it "
+                "again"
+            )
+        found = OpenDataset(path, info).records(split, part="shown")
+        if len(found) != self.info.splits[split]:
+            raise UserError(
+                f"{path}: the split {split!r}: expected {self.info.splits[split]} turns, as the "
+                f"features have, found {len(found)}: remove it and make it again"
+            )
+        return found
 
 
 def read_info(path: epath.PathLike) -> DatasetInfo:

@@ -9,9 +9,11 @@ computes on all of its devices, and the same command continues after a stop.
 """
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import jax
@@ -33,12 +35,11 @@ from animegamer_jax.data.datasets import (
 )
 from animegamer_jax.data.samples import Frame, check_clips, read_frames
 from animegamer_jax.data.shards import (
-    ShardedDataset,
-    begin_dataset,
     folder_digest,
     shard_ranges,
     shard_size_for,
 )
+from animegamer_jax.data.shared_shards import write_shards
 from animegamer_jax.distributed import raise_on_all_hosts
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.clip import CLIP
@@ -106,6 +107,9 @@ class FeatureMaker:
     _seen: dict[tuple[bytes, int], tuple[np.ndarray, np.ndarray]] = dataclasses.field(
         default_factory=dict, init=False, repr=False
     )
+    _readers: ThreadPoolExecutor = dataclasses.field(
+        default_factory=ThreadPoolExecutor, init=False, repr=False
+    )
 
     def records(
         self, turns: Iterable[Record], info: DatasetInfo
@@ -136,9 +140,10 @@ class FeatureMaker:
         frames = (shown_frame(t, num_frames=info.num_frames, frame=self.frame) for t in group)
         keys = list(zip(hashes, frames, strict=True))
         new = {k: turn for k, turn in zip(keys, group, strict=True) if k not in self._seen}
+        read = functools.partial(read_frames, info=info, num_frames=info.num_frames)
         for batch in _batches(new.items(), self.batch_size):
             turns = [turn for _, turn in batch]
-            clips = [read_frames(turn, info, num_frames=info.num_frames) for turn in turns]
+            clips = list(self._readers.map(read, turns))  # decoding lets other threads run
             shown = [clip[frame] for ((_, frame), _), clip in zip(batch, clips, strict=True)]
             computed = (  # both are dispatched before the first is awaited
                 ("CLIP", see_frames(self.clip, self._whole(shown))),
@@ -242,26 +247,25 @@ def write_features(
             splits={},
             features=_describe(maker, bundle, games),
         )
-        ranges = {s: shard_ranges(n, size=shard_size) for s, n in games.info.splits.items()}
-        shards = {split: len(found) for split, found in ranges.items()}
+        places = {s: shard_ranges(n, size=shard_size) for s, n in games.info.splits.items()}
         fingerprint: dict[str, Any] = {
             "shard_size": shard_size,
             "games": _games_digest(games),
             "bundle": _bundle_digest(bundle),
         }
-        if jax.process_index() == 0:
-            begin_dataset(path, info, shards=shards, fingerprint=fingerprint)
-    with raise_on_all_hosts():
-        # Now the other hosts find it as well.
-        written = begin_dataset(path, info, shards=shards, fingerprint=fingerprint)
-        for split, places in ranges.items():
-            _write_split(written, split, places, maker=maker, games=games, on_progress=on_progress)
-    with raise_on_all_hosts():
-        if jax.process_index() == 0:
-            written.finish(
-                expected={split: [len(r) for r in found] for split, found in ranges.items()}
-            )
-    return dataclasses.replace(info, splits=dict(games.info.splits))
+
+    def records(split: str, place: range) -> Iterator[Mapping[Part, Record]]:
+        turns = games.turns(split)
+        return maker.records((turns[number] for number in place), games.info)
+
+    return write_shards(
+        path,
+        info,
+        places=places,
+        fingerprint=fingerprint,
+        records=records,
+        on_progress=on_progress,
+    )
 
 
 def _make_maker(
@@ -315,40 +319,6 @@ def _bundle_digest(bundle: Bundle) -> dict[str, str]:
     own = (bundle.path / T5_TOKENIZER_FOLDER).is_dir()
     tokenizer = bundle.path / (T5_TOKENIZER_FOLDER if own else TOKENIZER_FOLDER)
     return {**networks, "tokenizer": folder_digest(tokenizer, ends=_WHOLE)}
-
-
-def _write_split(
-    written: ShardedDataset,
-    split: str,
-    places: list[range],
-    *,
-    maker: FeatureMaker,
-    games: GameDataset,
-    on_progress: Progress,
-) -> None:
-    """Writes this host's part of the missing shards."""
-    turns, missing = games.turns(split), written.missing(split)
-    done = len(turns) - sum(len(places[shard]) for shard in missing)
-    hosts, host = jax.process_count(), jax.process_index()
-    # By number, because hosts list the missing shards at different times.
-    mine = [shard for shard in missing if shard % hosts == host]
-
-    def reported(
-        records: Iterable[Mapping[Part, Record]], number: int, last: int
-    ) -> Iterator[Mapping[Part, Record]]:
-        for record in records:
-            yield record
-            number += 1
-            if number < last:  # the last one counts once the shard is complete
-                on_progress(f"{split} turns", number, len(turns))
-
-    on_progress(f"{split} turns", done, len(turns))
-    for shard in mine:
-        made = maker.records((turns[i] for i in places[shard]), games.info)
-        last = done + len(places[shard])
-        written.write(split, shard, reported(made, done, last), expected=len(places[shard]))
-        done = last
-        on_progress(f"{split} turns", done, len(turns))
 
 
 def _describe(maker: FeatureMaker, bundle: Bundle, games: GameDataset) -> FeatureInfo:

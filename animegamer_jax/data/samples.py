@@ -84,6 +84,7 @@ class GameSample(NamedTuple):
         states: Motion level, social, entertainment, stamina.
         num_history: Number of turns before this one.
         text, image: Features, as in `TurnSample`.
+        shown: CLIP's features of what a model shows of the turns; empty where that is not read.
     """
 
     captions: Int32[np.ndarray, "*b w c"]
@@ -92,6 +93,7 @@ class GameSample(NamedTuple):
     num_history: Int32[np.ndarray, "*b"]
     text: Float32[np.ndarray, "*b w n d"]
     image: Float32[np.ndarray, "*b w k e"]
+    shown: Float32[np.ndarray, "*b w s e"]
 
 
 class AdaptSample(NamedTuple):
@@ -150,8 +152,8 @@ def _moments_spec(config: ModelConfig) -> Any:
     return _spec("float32", *size, 2 * d.latent_channels)
 
 
-def game_spec(config: ModelConfig, protocol: Protocol) -> GameSample:
-    """Returns the shapes of `game_samples`."""
+def game_spec(config: ModelConfig, protocol: Protocol, *, shown: bool = False) -> GameSample:
+    """Returns the shapes of `game_samples`, with or without what a model shows."""
     e, w = config.encoder, protocol.window
     assert e is not None
     return GameSample(
@@ -161,12 +163,14 @@ def game_spec(config: ModelConfig, protocol: Protocol) -> GameSample:
         num_history=_spec("int32"),
         text=_spec("float32", w, e.num_text_tokens, e.text_size),
         image=_spec("float32", w, e.num_image_tokens, e.image_size),
+        shown=_spec("float32", w, e.num_image_tokens if shown else 0, e.image_size),
     )
 
 
-def adapt_spec(config: ModelConfig, protocol: Protocol) -> AdaptSample:
-    """Returns the shapes of `adapt_samples`."""
-    return AdaptSample(game_spec(config, protocol), _moments_spec(config), _spec("float32"))
+def adapt_spec(config: ModelConfig, protocol: Protocol, *, shown: bool = False) -> AdaptSample:
+    """Returns the shapes of `adapt_samples`, with or without what a model shows."""
+    game = game_spec(config, protocol, shown=shown)
+    return AdaptSample(game, _moments_spec(config), _spec("float32"))
 
 
 # Games
@@ -315,19 +319,28 @@ class Windows:
         indices = range(last - count + 1, last + 1)
         return last, [record if index == number else turns[index] for index in indices]
 
-    def sample(self, records: Sequence[Record]) -> GameSample:
-        """Returns turns in the order of play, at most a window of them, as arrays."""
+    def sample(
+        self, records: Sequence[Record], shown: Sequence[np.ndarray] | None = None
+    ) -> GameSample:
+        """Returns turns in the order of play, at most a window of them, as arrays.
+
+        Args:
+            records: The turns' records.
+            shown: CLIP's features of what a model shows of them [k, e]; None: not read.
+        """
         window, length = self.protocol.window, self.protocol.caption_length
         texts = (record["instruction"] for record in records)
         captions, lengths = zip(*(self.tokenizer.caption(t, length) for t in texts), strict=True)
         states = [np.array([record[name] for name in STATE_NAMES]) for record in records]
+        images = [record["image_features"] for record in records]
         return GameSample(
             captions=_pad_front(captions, window, np.int32),
             caption_lengths=_pad_front(lengths, window, np.int32),
             states=_pad_front(states, window, np.int32),
             num_history=np.asarray(len(records) - 1, np.int32),
             text=_pad_front([r["text_features"] for r in records], window, np.float32),
-            image=_pad_front([r["image_features"] for r in records], window, np.float32),
+            image=_pad_front(images, window, np.float32),
+            shown=_pad_front(shown or [image[:0] for image in images], window, np.float32),
         )
 
 
@@ -340,31 +353,70 @@ def _pad_front(rows: Sequence[Any], window: int, dtype: type) -> np.ndarray:
 
 
 def game_samples(
-    features: FeatureDataset, *, split: str, windows: Windows, config: ModelConfig
+    features: FeatureDataset,
+    *,
+    split: str,
+    windows: Windows,
+    config: ModelConfig,
+    numbers: Sequence[int] | None = None,
+    shown: bool = False,
 ) -> grain.MapDataset[GameSample]:
-    """Returns as many samples as there are turns, each with its history."""
+    """Returns turns with their history.
+
+    Args:
+        features: The features.
+        split: Split to read.
+        windows: The turns of a sample.
+        config: Configuration of the model that will read the samples.
+        numbers: Records whose turns end a sample; None: all.
+        shown: Whether to read what a model shows of the turns (`animegamer data shown`).
+    """
     turns = _checked_turns(features, split, windows, config)
+    pictures = features.shown(split) if shown else None
 
     def read(number: int, rng: np.random.Generator) -> GameSample:
-        _, records = windows.read(turns, number, rng)
-        return windows.sample(records)
+        last, records = windows.read(turns, number, rng)
+        return windows.sample(records, _shown(pictures, last, records))
 
-    return grain.MapDataset.range(len(turns)).random_map(read, seed=windows.seed)
+    source = (
+        grain.MapDataset.range(len(turns)) if numbers is None else grain.MapDataset.source(numbers)
+    )
+    return source.random_map(read, seed=windows.seed)
 
 
 def adapt_samples(
-    features: FeatureDataset, *, split: str, windows: Windows, config: ModelConfig
+    features: FeatureDataset,
+    *,
+    split: str,
+    windows: Windows,
+    config: ModelConfig,
+    shown: bool = False,
 ) -> grain.MapDataset[AdaptSample]:
     """Returns `game_samples` with the latents and the motion value of each turn."""
     turns = _checked_turns(features, split, windows, config)
     latents = features.latents(split)
+    pictures = features.shown(split) if shown else None
 
     def read(number: int, rng: np.random.Generator) -> AdaptSample:
         last, records = windows.read(turns, number, rng)
         value = np.asarray(records[-1]["motion_value"], np.float32)
-        return AdaptSample(windows.sample(records), _moments(latents, last, records[-1]), value)
+        game = windows.sample(records, _shown(pictures, last, records))
+        return AdaptSample(game, _moments(latents, last, records[-1]), value)
 
     return grain.MapDataset.range(len(turns)).random_map(read, seed=windows.seed)
+
+
+def _shown(
+    pictures: RecordSource | None, last: int, records: Sequence[Record]
+) -> list[np.ndarray] | None:
+    """Returns CLIP's features of what a model shows of consecutive turns, of which `last` ends."""
+    if pictures is None:
+        return None
+    places = range(last - len(records) + 1, last + 1)
+    return [
+        _of_turn(pictures, place, record)["image_features"]
+        for place, record in zip(places, records, strict=True)
+    ]
 
 
 def _checked_turns(
@@ -376,13 +428,18 @@ def _checked_turns(
 
 
 def _moments(latents: RecordSource, number: int, turn: Record) -> Float32[np.ndarray, "t y x m"]:
-    found = latents[number]
+    return np.asarray(_of_turn(latents, number, turn)["moments"], np.float32)
+
+
+def _of_turn(source: RecordSource, number: int, turn: Record) -> Record:
+    """Returns a record of another part or dataset, checked to be of the same turn."""
+    found = source[number]
     if (found["game"], found["turn"]) != (turn["game"], turn["turn"]):
         raise UserError(
-            f"{latents}: record {number} is game {found['game']}, turn {found['turn']}, but its "
+            f"{source}: record {number} is game {found['game']}, turn {found['turn']}, but its "
             f"conditions are of game {turn['game']}, turn {turn['turn']}: make the data set again"
         )
-    return np.asarray(found["moments"], np.float32)
+    return found
 
 
 # Whether a data set fits a model; if not, UserError names the first field that differs

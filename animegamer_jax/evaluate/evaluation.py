@@ -18,6 +18,7 @@ import numpy as np
 
 from animegamer_jax import __version__
 from animegamer_jax.bundle.bundle import Bundle
+from animegamer_jax.configs import clip_size
 from animegamer_jax.data.characters import Characters, read_characters
 from animegamer_jax.devices import processor
 from animegamer_jax.errors import UserError
@@ -259,6 +260,7 @@ class EvaluationRun:
                 Path(source.path),
                 benchmark,
                 lambda size: make_suite(benchmark, resources, size),
+                size=self._model_size(),
                 on_turn=functools.partial(progress, f"{source.name}: turns scored"),
             )
         return self._result(
@@ -269,8 +271,22 @@ class EvaluationRun:
             vae=None,
             digest=None,
             settings={"played": "elsewhere", **_scored_with(resources, suite)},
-            notes=("Its clips were read from compressed files; others were scored as generated.",),
+            notes=(
+                "Its clips were read from compressed files, enlarged ones at the models' "
+                "size; others were scored as generated.",
+            ),
         )
+
+    def _model_size(self) -> tuple[int, int] | None:
+        """Returns rows and columns of the models' clips; None if there are none, or several."""
+        found = set[tuple[int, int]]()
+        for source in self._sources:
+            if not source.played:
+                config = Bundle.open(source.path).config
+                assert config.dit is not None
+                assert config.vae is not None
+                found.add(clip_size(config.dit, config.vae)[1:])
+        return found.pop() if len(found) == 1 else None
 
     def _result(
         self,

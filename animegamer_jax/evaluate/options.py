@@ -45,8 +45,7 @@ class MetricFiles:
         jedi: TorchScript file that computes V-JEPA's features of a clip. Default: no JEDi.
         real_clips: Folder of MP4 files that FVD and JEDi compare with. Default: the true clips, if
             the benchmark's world has them.
-        classifier_clips: Number of true clips that the classifier of character, place and time
-            learns from; a third as many others check it.
+        classifier_clips: Number of true clips on which the world's classifier is checked.
     """
 
     lpips: tuple[Path, Path] | None = None
@@ -54,7 +53,7 @@ class MetricFiles:
     fvd: Path | None = None
     jedi: Path | None = None
     real_clips: Path | None = None
-    classifier_clips: int = 960
+    classifier_clips: int = 200
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

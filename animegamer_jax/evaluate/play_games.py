@@ -19,6 +19,7 @@ from jaxtyping import Float32
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark, BenchmarkGame
+from animegamer_jax.evaluate.metrics.details import with_details
 from animegamer_jax.evaluate.metrics.scorers import NUM_FRAMES, Answers, Clips
 from animegamer_jax.evaluate.metrics.suite import MetricSuite
 from animegamer_jax.evaluate.worlds import FrameSize
@@ -26,7 +27,8 @@ from animegamer_jax.game.player import Player
 from animegamer_jax.game.saved.game_file import GAME_FILE
 from animegamer_jax.game.saved.turns import Turn
 from animegamer_jax.game.saved_game import Game
-from animegamer_jax.media.video import measure_mp4, read_mp4
+from animegamer_jax.media.pictures import Picture
+from animegamer_jax.media.video import measure_mp4, read_mp4, shrink
 from animegamer_jax.progress import print_status
 from animegamer_jax.storage.files import write_json
 from animegamer_jax.storage.paths import user_errors
@@ -124,7 +126,9 @@ def play_system(
     batch_size = min(batch_size, max(1, len(missing)))
     for start in range(0, len(missing), batch_size):
         rows = missing[start : start + batch_size]
-        batch = _Batch(player, benchmark, rows, size=batch_size, first=start == 0)
+        batch = _Batch(
+            player, benchmark, rows, pictures=suite.pictures, size=batch_size, first=start == 0
+        )
         batch.begin([folders[row] for row in rows], name=name)
         for turn in range(turns):
             batch.play(turn, suite)
@@ -146,26 +150,44 @@ class _Batch:
         player: The model's player.
         benchmark: The benchmark.
         rows: Indices of the games to play.
+        pictures: Picture before each game's first turn; empty: no game has one.
         size: Number of games in the batch; the rows are repeated to fill it.
         first: Whether this is the first batch, whose first turn compiles and is not timed.
     """
 
     def __init__(
-        self, player: Player, benchmark: Benchmark, rows: Sequence[int], *, size: int, first: bool
+        self,
+        player: Player,
+        benchmark: Benchmark,
+        rows: Sequence[int],
+        *,
+        pictures: Sequence[np.ndarray | None],
+        size: int,
+        first: bool,
     ):
         self._player, self._rows, self._first = player, np.array(rows), first
         self._games = [benchmark.games[row] for row in np.resize(self._rows, size).tolist()]
         self._seeds = [game.seed for game in self._games]
         self._saved: list[Game] = []
+        self._pictures = [
+            None
+            if game.picture is None
+            else player.represent(_picture(pictures, row, game), game.picture.instruction)
+            for game, row in zip(self._games, np.resize(self._rows, size).tolist(), strict=True)
+        ]
         self._window = player.start(size)
+        if any(self._pictures):
+            self._window = player.restore([[one] if one else [] for one in self._pictures])
         self.scored = [_no_scores() for _ in rows]
 
     def begin(self, folders: Sequence[Path], *, name: str) -> None:
         """Creates the games' folders in place of earlier ones."""
-        for folder, seed in zip(folders, self._seeds, strict=False):
+        for folder, seed, picture in zip(folders, self._seeds, self._pictures, strict=False):
             if (folder / GAME_FILE).exists() or (folder / VALUES_FILE).exists():
                 shutil.rmtree(folder)
-            self._saved.append(self._player.new_game(folder, model=name, seed=seed))
+            self._saved.append(
+                self._player.new_game(folder, model=name, seed=seed, picture=picture)
+            )
 
     def play(self, turn: int, suite: MetricSuite) -> None:
         """Plays, scores and saves the next turn, counted from 0."""
@@ -190,6 +212,15 @@ class _Batch:
                 game.add(output.row(row), asked[row].instruction)
 
 
+def _picture(pictures: Sequence[np.ndarray | None], row: int, game: BenchmarkGame) -> Picture:
+    found = pictures[row] if pictures else None
+    if found is None:
+        raise UserError(
+            f"game {game.id}: it begins with a picture, which only a world that can be drawn has"
+        )
+    return Picture(found)
+
+
 def check_instructions(benchmark: Benchmark, check: Callable[[str], object]) -> None:
     """Checks that a model can read every instruction, before anything is played.
 
@@ -197,12 +228,15 @@ def check_instructions(benchmark: Benchmark, check: Callable[[str], object]) -> 
         UserError: it cannot; names game and turn.
     """
     for game in benchmark.games:
-        for number, turn in enumerate(game.turns, start=1):
+        texts = {f"turn {t}": turn.instruction for t, turn in enumerate(game.turns, start=1)}
+        if game.picture is not None:
+            texts["picture"] = game.picture.instruction
+        for where, text in texts.items():
             try:
-                check(turn.instruction)
+                check(text)
             except UserError as error:
                 raise UserError(
-                    f"benchmark {benchmark.name}: game {game.id}: turn {number}: {error}"
+                    f"benchmark {benchmark.name}: game {game.id}: {where}: {error}"
                 ) from None
 
 
@@ -222,6 +256,7 @@ def read_system(
     benchmark: Benchmark,
     make_suite: Callable[[FrameSize], MetricSuite],
     *,
+    size: tuple[int, int] | None = None,
     on_turn: OnTurn = lambda done, total: None,
 ) -> tuple[PlayedGames, MetricSuite]:
     """Scores games that `animegamer play` wrote, or another program in the same form.
@@ -229,7 +264,9 @@ def read_system(
     Args:
         home: Folder with a folder per game, named by the game's id.
         benchmark: The benchmark that was played.
-        make_suite: Function that builds the scorers for the size of the first clip.
+        make_suite: Function that builds the scorers for the size of the clips that are scored.
+        size: Rows and columns of the clips before they were saved: a file that is larger by a whole
+            factor is scored at this size (`video.shrink`). None: as they are.
         on_turn: Function called with the number of turns scored and the total.
 
     Raises:
@@ -240,7 +277,8 @@ def read_system(
     games = [_open(*pair) for pair in zip(folders, benchmark.games, strict=True)]
     first = folders[0] / games[0][0].clip
     height, width, frames = measure_mp4(first)
-    suite = make_suite(FrameSize(frames, height, width))
+    factor = _factor((height, width), size)
+    suite = make_suite(FrameSize(frames, height // factor, width // factor))
     total = len(games) * benchmark.num_turns
     scored = [_no_scores() for _ in games]
     for row, (folder, turns, game) in enumerate(zip(folders, games, benchmark.games, strict=True)):
@@ -254,7 +292,7 @@ def read_system(
             states = [turn.motion_level, turn.social, turn.entertainment, turn.stamina]
             answers = Answers(
                 turns=[asked],
-                clips=clip[None, :NUM_FRAMES],
+                clips=shrink(clip[:NUM_FRAMES], factor)[None],
                 predicted_states=np.array([states]),
                 seconds=np.array([turn.seconds["total"]]) if "total" in turn.seconds else None,
                 true_clips=suite.true_clips_of(np.array([row]), number),
@@ -263,6 +301,13 @@ def read_system(
             on_turn(row * benchmark.num_turns + number + 1, total)
     found = _collect(scored, suite, benchmark.num_turns)
     return PlayedGames(folders=tuple(folders), num_cached=len(games), **found), suite
+
+
+def _factor(saved: tuple[int, int], size: tuple[int, int] | None) -> int:
+    """Returns by how much a clip was enlarged; 1 if not, or by no whole factor."""
+    if size is None or saved[0] * size[1] != saved[1] * size[0] or saved[0] % size[0]:
+        return 1
+    return saved[0] // size[0]
 
 
 def _open(folder: Path, game: BenchmarkGame) -> list[Turn]:
@@ -301,7 +346,7 @@ def score_clips(clips: Callable[[int], Clips], benchmark: Benchmark, suite: Metr
             true_clips=suite.true_clips_of(everyone, turn),
         )
         _score(answers, suite, into=scored)
-    return _stack(scored, benchmark.num_turns)
+    return with_details(_stack(scored, benchmark.num_turns), suite.details)
 
 
 def _no_scores() -> _Scores:
@@ -330,7 +375,8 @@ def _collect(scored: Sequence[_Scores], suite: MetricSuite, num_turns: int) -> d
         except UserError as error:
             print_status(f"{scorer.metric}: {error}")
             distances[scorer.metric] = float("nan")
-    return {"values": _stack(scored, num_turns), "set_scores": distances}
+    values = with_details(_stack(scored, num_turns), suite.details)
+    return {"values": values, "set_scores": distances}
 
 
 def _stack(scored: Sequence[_Scores], num_turns: int) -> Values:

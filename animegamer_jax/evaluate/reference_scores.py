@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark
-from animegamer_jax.evaluate.metrics.registry import CONTEXT, METRICS
+from animegamer_jax.evaluate.metrics.registry import CONTEXT, METRICS, NAMED
 from animegamer_jax.evaluate.metrics.scorers import expected_of, score_states
 from animegamer_jax.evaluate.metrics.suite import MetricSuite, reconstruct, weights_digest
 from animegamer_jax.evaluate.play_games import Values, benchmark_digest, score_clips
@@ -33,8 +33,6 @@ MOST_FREQUENT = "always the most frequent"
 NO_MEMORY = "without memory"
 """Everything that the instruction says is right, the rest is another game's: no model without
 memory knows more than how often each value occurs."""
-
-_ATTRIBUTES = ("character", "place", "time")
 
 
 def reference_scores(
@@ -124,13 +122,12 @@ def baselines(benchmark: Benchmark) -> dict[str, Values]:
     """
     expected = np.stack([expected_of(game.turns) for game in benchmark.games])
     texts = [
-        [[getattr(t.parts, name) or "" for name in _ATTRIBUTES] for t in game.turns]
+        [[getattr(t.parts, name) or "" for name in NAMED] for t in game.turns]
         for game in benchmark.games
     ]
     shown = np.unique(np.array(texts), return_inverse=True)[1].reshape(*expected.shape[:2], -1)
     omitted = [
-        [[name in t.omitted for name in _ATTRIBUTES] for t in game.turns]
-        for game in benchmark.games
+        [[name in t.omitted for name in NAMED] for t in game.turns] for game in benchmark.games
     ]
     found = {
         MOST_FREQUENT: _score(_most_frequent(expected), expected, _most_frequent(shown) == shown)
@@ -165,6 +162,6 @@ def _score(
 ) -> Values:
     """Returns the values of predicted states, and of attributes that are right or not."""
     values = score_states(np.broadcast_to(predicted, expected.shape), expected)
-    values |= {name: right[..., i].astype(np.float32) for i, name in enumerate(_ATTRIBUTES)}
+    values |= {name: right[..., i].astype(np.float32) for i, name in enumerate(NAMED)}
     values[CONTEXT] = np.asarray(right.all(axis=-1), np.float32)
     return values

@@ -13,12 +13,30 @@ import numpy as np
 from jaxtyping import Int, UInt8
 
 from animegamer_jax.evaluate.benchmarks.format import Benchmark
-from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder, Clips
+from animegamer_jax.evaluate.metrics.clip_embedder import Clips
 
 WORLDS: Mapping[str, str] = {"toy": "animegamer_jax.toy.evaluation:WORLD"}
 """World by its name in benchmarks, as "module:object"."""
 
 GameClips = UInt8[np.ndarray, "g t f h w 3"]
+
+
+class DetailTruth(NamedTuple):
+    """Which turns of a benchmark show the same thing, for one attribute that no instruction says.
+
+    Attributes:
+        first: Index of the first turn of the same game that shows the thing, as a place's variant
+            or a character's accessory, counted from 0; -1: the turn does not show the attribute.
+            What no turn of a whole window showed is new again.
+        value: Index of the thing's value where the player's picture shows it; -1: whatever the
+            first turn shows is right.
+        thing: Index of what an instruction says of the thing, as the character's name or the place,
+            the same in all games; all players' own characters share one.
+    """
+
+    first: Int[np.ndarray, "g t"]
+    value: Int[np.ndarray, "g t"]
+    thing: Int[np.ndarray, "g t"]
 
 
 class FrameSize(NamedTuple):
@@ -34,7 +52,8 @@ class AttributeClassifier(Protocol):
     """Reads the attributes of clips, such as the character.
 
     Attributes:
-        values: The possible values of each attribute; attributes are named as in `Parts`.
+        values: The possible values of each attribute; those that instructions name are named as in
+            `Parts`, the others as in `World.details`.
         description: How each attribute is read and how accurately, in words.
     """
 
@@ -82,21 +101,29 @@ class World(Protocol):
         """Draws the same scenes from other views: correct in all that an instruction can say."""
         ...
 
+    def pictures(
+        self, benchmark: Benchmark, size: FrameSize
+    ) -> Sequence[UInt8[np.ndarray, "h w 3"] | None]:
+        """Draws the picture before each game's first turn; None: the game has none."""
+        ...
+
+    def details(self, benchmark: Benchmark) -> Mapping[str, DetailTruth]:
+        """Returns which turns show the same thing, for each attribute that no instruction says."""
+        ...
+
     def make_classifier(
         self,
-        embedder: ClipEmbedder | None,
         *,
         size: FrameSize,
         reconstruct: Callable[[Clips], Clips] | None,
         num_clips: int,
     ) -> AttributeClassifier:
-        """Trains a classifier for clips of one size and checks it on true clips.
+        """Returns the world's classifier, checked on true clips of one size.
 
         Args:
-            embedder: CLIP with its text tower; None: do without.
             size: Size of the clips.
             reconstruct: Function that sends clips through the model's VAE; None: no VAE.
-            num_clips: Number of true clips to learn from.
+            num_clips: Number of true clips to check it on.
 
         Raises:
             UserError: it is too often wrong on true clips.

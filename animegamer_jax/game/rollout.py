@@ -20,15 +20,9 @@ from animegamer_jax.diffusion import SamplerState, SamplerTable
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.dit import DiT, Modulation
 from animegamer_jax.models.encoder import ShotNetworks, encode_frames
+from animegamer_jax.models.latents import from_decoder
 from animegamer_jax.models.mllm import MLLM
-from animegamer_jax.models.vae import (
-    VAE,
-    DecoderCache,
-    chunk_bounds,
-    decode_in_parts,
-    from_decoder,
-    to_uint8,
-)
+from animegamer_jax.models.vae import VAE, DecoderCache, chunk_bounds, decode_in_parts, to_uint8
 from animegamer_jax.protocol import Layout, Protocol
 from animegamer_jax.sharding import network_rules
 

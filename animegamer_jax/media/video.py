@@ -259,6 +259,21 @@ def enlarge(frames: UInt8[np.ndarray, "f h w 3"]) -> UInt8[np.ndarray, "f y x 3"
     return np.stack([np.asarray(frame) for frame in larger])
 
 
+def shrink(frames: UInt8[np.ndarray, "f y x 3"], factor: int) -> UInt8[np.ndarray, "f h w 3"]:
+    """Inverts `enlarge`: keeps the middle of each block of `factor` x `factor` pixels.
+
+    Of an even factor the mean of the middle four, so that the finest detail is blurred.
+    """
+    if factor == 1:
+        return frames
+    found = frames.astype(np.float32)
+    for axis in (1, 2):
+        low, high = (factor - 1) // 2, factor // 2
+        take = [np.arange(start, frames.shape[axis], factor) for start in (low, high)]
+        found = (found.take(take[0], axis) + found.take(take[1], axis)) / 2
+    return found.round().astype(np.uint8)
+
+
 def pick_frames(
     frames: UInt8[np.ndarray, "f h w 3"], *, count: int = 4
 ) -> UInt8[np.ndarray, "k h w 3"]:

@@ -1,7 +1,7 @@
 """Convolutions of clips, channels last: a function for 3 x 3 x 3 kernels, and layers.
 
-A causal convolution sees two earlier frames and no later one. The frames that it needs in the next
-chunk of a clip are an argument and a result.
+A causal convolution sees two earlier frames (`VAEConfig.kernel_frames` less one) and no later one.
+The frames that it needs in the next chunk of a clip are an argument and a result.
 """
 
 import contextlib
@@ -100,9 +100,12 @@ def _conv2d(
 
 
 def conv3d_direct(
-    x: Float[Array, "b s h w i"], kernel: Float[Array, "3 3 3 i o"]
+    x: Float[Array, "b s h w i"], kernel: Float[Array, "k 3 3 i o"]
 ) -> Float[Array, "b t h w o"]:
-    """Convolves by one 3D convolution; pads rows and columns with zeros, not time (t = s - 2)."""
+    """Convolves by one 3D convolution; pads rows and columns with zeros, not time.
+
+    So t = s - k + 1.
+    """
     x, pads = _exchange_borders(x, rows=2)
     return jax.lax.conv_general_dilated(
         x, kernel, (1, 1, 1), ((0, 0), *pads), dimension_numbers=("NDHWC", "DHWIO", "NDHWC")
@@ -222,11 +225,11 @@ conv3d_planes.defvjp(_planes_forward, _planes_backward)
 
 
 def conv3d(
-    x: Float[Array, "b s h w i"], kernel: Float[Array, "3 3 3 i o"]
+    x: Float[Array, "b s h w i"], kernel: Float[Array, "k 3 3 i o"]
 ) -> Float[Array, "b t h w o"]:
     """Convolves in the platform's fastest form (docs/decisions/conv3d.md).
 
-    Rows and columns are padded with zeros, time is not: t = s - 2.
+    Rows and columns are padded with zeros, time is not: t = s - k + 1.
     """
     return (conv3d_planes if platform() == "cpu" else conv3d_direct)(x, kernel)
 
@@ -244,13 +247,12 @@ def conv_frames(
 class _Conv(nnx.Module):
     """Kernel [*extent, in, out] and bias; `out_axis` is the logical name of `out`."""
 
-    extent: tuple[int, ...]
-
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
         *,
+        extent: tuple[int, ...],
         config: VAEConfig,
         rngs: nnx.Rngs,
         out_axis: str = "conv_out",
@@ -259,8 +261,8 @@ class _Conv(nnx.Module):
     ):
         dtype = jnp.dtype(config.param_dtype)
         self.dtype = jnp.dtype(config.dtype)
-        kernel = kernel_init(rngs.params(), (*self.extent, in_channels, out_channels), dtype)
-        names = ("kernel",) * len(self.extent)
+        kernel = kernel_init(rngs.params(), (*extent, in_channels, out_channels), dtype)
+        names = ("kernel",) * len(extent)
         self.kernel = nnx.Param(kernel, **axes(*names, "conv_in", out_axis))
         bias = bias_init(rngs.params(), (out_channels,), dtype)
         self.bias = nnx.Param(bias, **axes(out_axis))
@@ -271,30 +273,45 @@ class _Conv(nnx.Module):
 
 
 class CausalConv(_Conv):
-    """3 x 3 x 3, after the two frames of the cache, or twice the first frame without a cache."""
+    """k x 3 x 3, after the `k` - 1 frames of the cache, or as many first frames without one."""
 
-    extent = (3, 3, 3)
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        config: VAEConfig,
+        rngs: nnx.Rngs,
+        out_axis: str = "conv_out",
+    ):
+        super().__init__(
+            in_channels,
+            out_channels,
+            extent=(config.kernel_frames, 3, 3),
+            config=config,
+            rngs=rngs,
+            out_axis=out_axis,
+        )
+        self.num_past = config.kernel_frames - 1
 
     def __call__(
-        self, x: Float[Array, "b t h w i"], cache: Float[Array, "b 2 h w i"] | None = None
-    ) -> tuple[Float[Array, "b t h w o"], Float[Array, "b 2 h w i"]]:
+        self, x: Float[Array, "b t h w i"], cache: Float[Array, "b p h w i"] | None = None
+    ) -> tuple[Float[Array, "b t h w o"], Float[Array, "b p h w i"]]:
         kernel, bias = self.weights()
-        x = x.astype(self.dtype)
+        x, past = x.astype(self.dtype), self.num_past
         if cache is None and x.shape[1] == 1:  # a picture: all planes see one frame
             plane = kernel.sum(0, dtype=jnp.float32).astype(self.dtype)
-            return conv_frames(x, plane) + bias, jnp.repeat(x, 2, axis=1)
-        past = jnp.repeat(x[:, :1], 2, axis=1) if cache is None else cache
-        x = jnp.concatenate([past, x], axis=1)
-        return conv3d(x, kernel) + bias, x[:, -2:]
+            return conv_frames(x, plane) + bias, jnp.repeat(x, past, axis=1)
+        before = jnp.repeat(x[:, :1], past, axis=1) if cache is None else cache
+        x = jnp.concatenate([before, x], axis=1)
+        return conv3d(x, kernel) + bias, x[:, x.shape[1] - past :]
 
 
 class FrameConv(_Conv):
     """3 x 3 on each frame by itself; a `stride` of 2 halves rows and columns."""
 
-    extent = (3, 3)
-
     def __init__(self, channels: int, *, stride: int, config: VAEConfig, rngs: nnx.Rngs):
-        super().__init__(channels, channels, config=config, rngs=rngs)
+        super().__init__(channels, channels, extent=(3, 3), config=config, rngs=rngs)
         self.stride = stride
 
     def __call__(self, x: Float[Array, "b t h w c"]) -> Float[Array, "b t y x c"]:
@@ -311,7 +328,25 @@ class FrameConv(_Conv):
 class PointConv(_Conv):
     """1 x 1 x 1: a linear map of each pixel's channels."""
 
-    extent = (1, 1, 1)
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        config: VAEConfig,
+        rngs: nnx.Rngs,
+        kernel_init: Callable[..., jax.Array] = _kernel_init,
+        bias_init: Callable[..., jax.Array] = _zeros,
+    ):
+        super().__init__(
+            in_channels,
+            out_channels,
+            extent=(1, 1, 1),
+            config=config,
+            rngs=rngs,
+            kernel_init=kernel_init,
+            bias_init=bias_init,
+        )
 
     def __call__(self, x: Float[Array, "b t h w i"]) -> Float[Array, "b t h w o"]:
         kernel, bias = self.weights()

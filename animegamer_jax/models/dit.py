@@ -239,7 +239,9 @@ class DiT(nnx.Module):
         context: Float[Array, "b n d"],
         modulation: Modulation | None = None,
     ) -> Float[Array, "b f h w c"]:
-        """Predicts v of noised latents, scaled (`vae.to_decoder`), from shot representations.
+        """Predicts v of noised latents, scaled (`latents.to_decoder`), from shot representations.
+
+        The latents are a whole clip's, or a picture's: one patch of frames.
 
         Timestep and motion are those of `modulation`, whose result may be given if already
         computed.
@@ -292,15 +294,16 @@ class DiT(nnx.Module):
         """Returns context tokens, patch tokens and padding, and how many are no padding."""
         c, p, g = self.config, self.config.patch_size, self.config.patch_frames
         _, f, h, w, _ = x.shape
-        if (f, h, w) != (c.latent_frames, c.latent_height, c.latent_width):
+        if f not in (g, c.latent_frames) or (h, w) != (c.latent_height, c.latent_width):
             raise ValueError(
                 f"latents of {f} x {h} x {w} (frames, height, width): this transformer has "
-                f"positions for {c.latent_frames} x {c.latent_height} x {c.latent_width}"
+                f"positions for {c.latent_frames} x {c.latent_height} x {c.latent_width}, "
+                f"or for the first {g} of these frames"
             )
         tokens = rearrange(x, "b (f g) (h p) (w q) c -> b (f h w) (g p q c)", g=g, p=p, q=p)
         tokens = jnp.concatenate([context.astype(c.dtype), self.patch_in(tokens)], axis=1)
-        tokens = tokens + self.positions[...].astype(c.dtype)[None]
         length = tokens.shape[1]
+        tokens = tokens + self.positions[:length].astype(c.dtype)[None]
         tokens = jnp.pad(tokens, ((0, 0), (0, padded_length(length) - length), (0, 0)))
         return constrain(tokens, "act_batch", "act_length", "act_embed"), length
 

@@ -3,11 +3,11 @@
 The function is that of CogVideoX (arXiv 2408.06072, section 2.1, and the published code). No output
 frame depends on a later input frame. A clip's first frame is encoded alone, so that 1 + 4k frames
 become 1 + k latents, and a picture is a clip of one frame. The decoder takes chunks of latent
-frames. Its causal convolutions pass their last two input frames on to the next chunk, but its group
+frames. Its causal convolutions pass their last input frames on to the next chunk, but its group
 norms see one chunk: the chunks are part of the function, not an optimization.
 
-Latents are in the VAE's own units. For those of the diffusion model, call `to_decoder` after
-`encode` and `from_decoder` before `decode`.
+Latents are in the VAE's own units; `latents.py` draws them and converts them to the units of the
+diffusion model.
 """
 
 import itertools
@@ -16,18 +16,15 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Key, UInt8
+from jaxtyping import Array, Float, UInt8
 
 from animegamer_jax.configs import VAEConfig
 from animegamer_jax.models.convolution import CausalConv, FrameConv, PointConv, split_frames
 from animegamer_jax.models.layer_stack import remat
 from animegamer_jax.models.norms import GroupNorm
 from animegamer_jax.sharding import constrain, partition_spec, parts_of
-
-_MIN_LOG_VARIANCE, _MAX_LOG_VARIANCE = -30.0, 20.0
 
 _zeros, _ones = nnx.initializers.zeros_init(), nnx.initializers.ones_init()
 
@@ -97,22 +94,22 @@ Norm = type[GroupNorm] | type[SpatialNorm]
 
 
 class BlockCache(NamedTuple):
-    """The last two input frames of a residual block's two convolutions."""
+    """The last input frames of a residual block's two convolutions: two at the released size."""
 
-    conv1: Float[Array, "b 2 h w i"]
-    conv2: Float[Array, "b 2 h w o"]
+    conv1: Float[Array, "b p h w i"]
+    conv2: Float[Array, "b p h w o"]
 
 
 class DecoderCache(NamedTuple):
-    """The last two input frames of the decoder's convolutions, for the next chunk.
+    """The last input frames of the decoder's convolutions, for the next chunk.
 
     `up` starts with the finest level. Before the first chunk, entries are None.
     """
 
-    conv_in: Float[Array, "b 2 h w z"] | None
+    conv_in: Float[Array, "b p h w z"] | None
     mid: tuple[BlockCache, ...] | None
     up: tuple[tuple[BlockCache, ...] | None, ...]
-    conv_out: Float[Array, "b 2 y x c"] | None
+    conv_out: Float[Array, "b p y x c"] | None
 
 
 class ResBlock(nnx.Module):
@@ -415,77 +412,6 @@ def chunk_bounds(num_latent_frames: int) -> list[tuple[int, int]]:
     if num_latent_frames == 1:
         return [(0, 1)]
     return [(0, 3)] + [(start, start + 2) for start in range(3, num_latent_frames, 2)]
-
-
-def split_moments(
-    moments: Float[Array, "*b m"],
-) -> tuple[Float[Array, "*b z"], Float[Array, "*b z"]]:
-    """Returns means and log-variances, the latter clipped to [-30, 20] as in CogVideoX."""
-    mean, log_variance = jnp.split(moments, 2, axis=-1)
-    return mean, jnp.clip(log_variance, _MIN_LOG_VARIANCE, _MAX_LOG_VARIANCE)
-
-
-def mode(moments: Float[Array, "*b m"]) -> Float[Array, "*b z"]:
-    """Returns the most likely latents, not scaled: the means."""
-    return split_moments(moments)[0]
-
-
-def sample(moments: Float[Array, "*b m"], *, key: Key[Array, ""]) -> Float[Array, "*b z"]:
-    """Draws latents, not scaled, from the encoder's Gaussian."""
-    mean, log_variance = split_moments(moments)
-    noise = jax.random.normal(key, mean.shape, mean.dtype)
-    return mean + jnp.exp(0.5 * log_variance) * noise
-
-
-def cosines(num_frames: int) -> Float[np.ndarray, "k f"]:
-    """Returns the orthonormal cosine transform (DCT-II) of frames: a row for each frequency."""
-    k, f = np.arange(num_frames)[:, None], np.arange(num_frames)[None]
-    basis = np.cos(np.pi * k * (f + 0.5) / num_frames) * np.sqrt(2 / num_frames)
-    basis[0] /= np.sqrt(2)
-    return basis
-
-
-def to_decoder(
-    latents: Float[Array, "*b f h w z"], config: VAEConfig
-) -> Float[Array, "*b f h w z"]:
-    """Converts the VAE's latents to the units of the diffusion model.
-
-    Multiplies them by `scaling_factor` and, with `frequency_scales`, each of their cosine
-    frequencies over time by its scale.
-
-    Raises:
-        ValueError: the number of scales differs from the number of latent frames.
-    """
-    return _over_time(latents * config.scaling_factor, _frequency_gain(config, latents))
-
-
-def from_decoder(
-    latents: Float[Array, "*b f h w z"], config: VAEConfig
-) -> Float[Array, "*b f h w z"]:
-    """Inverts `to_decoder`."""
-    gain = _frequency_gain(config, latents)
-    inverse = None if gain is None else np.linalg.inv(gain)
-    return _over_time(latents, inverse) / config.scaling_factor
-
-
-def _frequency_gain(config: VAEConfig, latents: jax.Array) -> Float[np.ndarray, "f f"] | None:
-    """Returns the matrix that scales frequencies over time; None if there are no scales."""
-    scales, frames = config.frequency_scales, latents.shape[-4]
-    if not scales:
-        return None
-    if len(scales) != frames:
-        raise ValueError(
-            f"latents of {frames} frames: the VAE has frequency scales for {len(scales)}"
-        )
-    basis = cosines(frames)
-    return basis.T @ (np.array(scales)[:, None] * basis)
-
-
-def _over_time(x: jax.Array, matrix: Float[np.ndarray, "f f"] | None) -> jax.Array:
-    if matrix is None:
-        return x
-    weights = jnp.asarray(matrix, jnp.float32)  # float32 island: frequencies of all magnitudes
-    return jnp.einsum("kf,...fhwz->...khwz", weights, x.astype(jnp.float32)).astype(x.dtype)
 
 
 def signed(frames: UInt8[Array, "*b h w 3"]) -> Float[Array, "*b h w 3"]:

@@ -13,19 +13,19 @@ def toyworld(
     games: int = 2000,
     test_games: int | None = None,
     turns: int = 5,
-    height: int = 48,
-    width: int = 72,
+    height: int = 96,
+    width: int = 144,
     seed: int = 0,
     processes: int = 2,
     films: int = 0,
 ) -> int:
-    """Draw games of the toy world: a data set with a training split and three test splits.
+    """Draw games of the toy world: a data set with a training split and four test splits.
 
     Args:
         out: Folder to write.
         games: Number of training games.
-        test_games: Number of games in each test split (test, combinations, phrasings). Default: a
-            tenth of the training games, from 4 to 100.
+        test_games: Number of games in each test split (test, combinations, phrasings, own).
+            Default: a tenth of the training games, from 4 to 100.
         turns: Number of turns in a game.
         height: Height of a frame in pixels.
         width: Width of a frame in pixels.

@@ -8,7 +8,6 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -20,8 +19,8 @@ from animegamer_jax.media.motion import motion_value
 from animegamer_jax.media.video import FRAMES_PER_SECOND, encode_lossless_mp4
 from animegamer_jax.progress import Progress, no_progress, track
 from animegamer_jax.toy.drawing.draw import render
-from animegamer_jax.toy.scene import MOTION_EDGES, NUM_FRAMES, Scene
-from animegamer_jax.toy.vocabulary import write_partial_captions, write_tokenizer
+from animegamer_jax.toy.scene import MOTION_EDGES, NUM_FRAMES
+from animegamer_jax.toy.vocabulary import write_detailed_captions, write_tokenizer
 from animegamer_jax.toy.world import PROTOCOL, SPLITS, Split, make_game
 
 FILM = "toy"
@@ -43,8 +42,8 @@ class ToySize:
     games: int = 2000
     test_games: int = 100
     turns: int = 5
-    height: int = 48
-    width: int = 72
+    height: int = 96
+    width: int = 144
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -62,20 +61,6 @@ def game_number(number: int, *, split: Split, seed: int) -> int:
     return (seed * len(SPLITS) + SPLITS.index(split)) * _MAX_GAMES + number
 
 
-class _RenderedScene(NamedTuple):
-    """A clip as encoded video, and its motion value."""
-
-    clip: bytes
-    motion_value: float
-
-
-@functools.lru_cache(maxsize=8192)
-def _rendered(scene: Scene, *, height: int, width: int) -> _RenderedScene:
-    """Renders and measures a scene; cached, because games repeat scenes."""
-    frames = render(scene, height=height, width=width)
-    return _RenderedScene(encode_lossless_mp4(frames), motion_value(frames))
-
-
 def make_records(number: int, *, split: Split, size: ToySize, seed: int) -> list[Record]:
     """Returns the turns of one game, which depend on the arguments alone."""
     cv2.setNumThreads(1)
@@ -85,7 +70,7 @@ def make_records(number: int, *, split: Split, size: ToySize, seed: int) -> list
     records = []
     for index, turn in enumerate(turns):
         scene = turn.scene
-        rendered = _rendered(scene, height=size.height, width=size.width)
+        frames = render(scene, height=size.height, width=size.width)
         records.append(
             {
                 "film": FILM,
@@ -95,17 +80,17 @@ def make_records(number: int, *, split: Split, size: ToySize, seed: int) -> list
                 "instruction": turn.instruction,
                 "is_open": int(turn.is_open),
                 "motion_text": turn.motion_text,
-                "captions": [turn.caption, *write_partial_captions(scene, rng)],
+                "captions": [turn.caption, *write_detailed_captions(scene, rng)],
                 "character": scene.character,
                 "motion": scene.motion,
                 "place": scene.place,
                 "time": scene.time,
                 "motion_level": scene.level,
-                "motion_value": rendered.motion_value,
+                "motion_value": motion_value(frames),
                 "social": turn.social,
                 "entertainment": turn.entertainment,
                 "stamina": turn.stamina,
-                "clip": rendered.clip,
+                "clip": encode_lossless_mp4(frames),
             }
         )
     return records

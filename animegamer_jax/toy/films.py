@@ -20,12 +20,17 @@ from animegamer_jax.storage.files import write_whole
 from animegamer_jax.toy.drawing.draw import render
 from animegamer_jax.toy.drawing.style import PLAIN, Cut, FilmStyle, Frames, Pan, Transition
 from animegamer_jax.toy.scene import (
+    ACCESSORIES,
     CHARACTERS,
+    DISTANCES,
     LEVELS,
     MOTION_VALUES,
     MOTIONS,
     PLACES,
+    SIDES,
     TIMES,
+    VARIANTS,
+    Details,
     Scene,
 )
 
@@ -207,6 +212,13 @@ def _with_moves(seed: int, shots: Sequence[FilmShot], style: FilmStyle) -> tuple
 def _draw_scene(rng: np.random.Generator, *, names: Sequence[str], places: Sequence[str]) -> Scene:
     actor, partner = (str(name) for name in rng.choice(names, 2, replace=False))
     motion = str(rng.choice(MOTIONS))
+    details = Details(
+        accessory=str(rng.choice(ACCESSORIES)),
+        partner_accessory=str(rng.choice(ACCESSORIES)),
+        variant=int(rng.choice(VARIANTS)),
+        side=str(rng.choice(SIDES)),
+        distance=str(rng.choice(DISTANCES)),
+    )
     return Scene(
         character=actor,
         motion=motion,
@@ -214,6 +226,7 @@ def _draw_scene(rng: np.random.Generator, *, names: Sequence[str], places: Seque
         time=str(rng.choice(TIMES)),
         level=int(rng.choice(LEVELS)),
         partner=partner if motion == "talk" else None,
+        details=details,
         seed=int(rng.integers(2**31)),
     )
 

@@ -17,7 +17,22 @@ import numpy as np
 from animegamer_jax.bundle.vocabulary import TOKENIZER_FOLDER, WORDS_FILE, Vocabulary
 from animegamer_jax.storage.serialization import to_json
 from animegamer_jax.tokenizer import write_word_tokenizer
-from animegamer_jax.toy.scene import CHARACTERS, PLACES, TIMES, Scene
+from animegamer_jax.toy.scene import (
+    ACCESSORIES,
+    CHARACTERS,
+    CLOTHES,
+    DISTANCES,
+    HAIR_COLOURS,
+    HAIR_STYLES,
+    NAMES,
+    PLACES,
+    SIDES,
+    STANDING,
+    TIMES,
+    Details,
+    OwnCharacter,
+    Scene,
+)
 
 Kind = Literal[
     "full", "again", "faster", "slower", "level", "motion", "motion level", "place", "time",
@@ -31,7 +46,6 @@ ADVERBS: dict[int, tuple[str, ...]] = {
     4: ("quickly", "swiftly", "briskly"),
     5: ("wildly", "furiously", "madly"),
 }
-_PLAIN_LEVEL = 3  # that of a full instruction without an adverb
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +66,7 @@ VERBS: dict[str, Verb] = {
     "wave": Verb("wave", "waving", "waves"),
     "sleep": Verb("sleep", "sleeping", "sleeps"),
     "talk": Verb("talk to {partner}", "talking to {partner}", "talks to {partner}"),
+    STANDING: Verb("stand", "standing", "stands"),
 }
 # Changes that a motion brings whatever its level, unless it repeats the turn before.
 _EFFECTS: dict[str, dict[str, int]] = {
@@ -65,6 +80,16 @@ _EFFECTS: dict[str, dict[str, int]] = {
 }
 WHERE = {place: f"{'on' if place == 'beach' else 'in'} the {place}" for place in PLACES}
 WHEN = {"day": ("by day", "in the day"), "night": ("by night", "at night")}
+# Words for untold details: only the captions that CLIP learns from have them.
+LOOKS_OF_VARIANTS: dict[str, tuple[str, str, str]] = {
+    "meadow": ("in summer", "in spring", "in autumn"),
+    "beach": ("with blue water", "with turquoise water", "with purple water"),
+    "town": ("with red roofs", "with blue roofs", "with green roofs"),
+    "forest": ("in summer", "in autumn", "in winter"),
+    "bedroom": ("with pink walls", "with blue walls", "with green walls"),
+    "snow": ("with black hats", "with red hats", "with yellow hats"),
+}
+LOOKS_OF_VIEWS = {side: {d: f"{d} from the {side}" for d in DISTANCES} for side in SIDES}
 
 _RELEASED_TEMPLATE = (
     "Character: {character}; Motion: {adverb} {gerund}; Background: {time} {place}."
@@ -132,56 +157,100 @@ _CAPTIONS: tuple[str, ...] = (
     "{character} {adverb} {gerund} {where} {when}",
     "{When}, {character} {third} {adverb} {where}",
 )
-_CAPTION_PARTS: tuple[str, ...] = (
-    "{character} {where}",
-    "{character} {when}",
-    "{where} {when}",
-    "{time} {place}",
-    "{character} {gerund}",
-    "{adverb} {gerund} {where}",
-    "{character} is {adverb} {gerund}",
-    "{character} {where} {when}",
-)
 _RELEASED_SHARE = 0.5
 
 
-def write_instruction(scene: Scene, *, kind: Kind, split: str, rng: np.random.Generator) -> str:
-    """Returns a sentence with what its kind says of the scene."""
+def write_instruction(
+    scene: Scene, *, kind: Kind, split: str, with_level: bool, rng: np.random.Generator
+) -> str:
+    """Returns a sentence with what its kind says of the scene.
+
+    Args:
+        scene: Scene to ask for.
+        kind: What the sentence says.
+        split: Split of the game; `phrasings` has templates of its own.
+        with_level: Whether a full instruction has an adverb; those of other kinds follow the kind.
+        rng: Source of the choices.
+    """
     if split == "phrasings":
         templates = FULL_PHRASINGS if kind == "full" else OPEN_PHRASINGS[kind]
     elif kind == "full":
         templates = (_RELEASED_TEMPLATE,) if rng.random() < _RELEASED_SHARE else FULL
     else:
         templates = OPEN[kind]
-    plain = kind == "full" and scene.level == _PLAIN_LEVEL and rng.random() < 0.5
+    plain = kind == "full" and not with_level
     adverb = "" if plain else str(rng.choice(ADVERBS[scene.level]))
     return _fill(str(rng.choice(templates)), scene, adverb=adverb, rng=rng)
 
 
+def write_picture_text(scene: Scene, rng: np.random.Generator) -> str:
+    """Returns the text of a picture, in the form that `animegamer play --picture-text` asks for."""
+    return _fill(_RELEASED_TEMPLATE, scene, adverb="", rng=rng)
+
+
 def write_motion(scene: Scene, rng: np.random.Generator) -> str:
-    """Returns the complete motion text, the input of T5: "quickly flying on a broom"."""
-    return _fill("{adverb} {gerund}", scene, adverb=str(rng.choice(ADVERBS[scene.level])), rng=rng)
+    """Returns the motion text, the input of T5, without the manner: "flying on a broom"."""
+    return _fill("{gerund}", scene, adverb="", rng=rng)
 
 
 def write_caption(scene: Scene, rng: np.random.Generator) -> str:
-    """Returns a complete caption, an input of CLIP, in one of a few wordings."""
+    """Returns a caption with all that an instruction can say, in one of a few wordings."""
     adverb = str(rng.choice(ADVERBS[scene.level]))
     return _fill(str(rng.choice(_CAPTIONS)), scene, adverb=adverb, rng=rng)
 
 
-def write_partial_captions(scene: Scene, rng: np.random.Generator) -> tuple[str, ...]:
-    """Returns captions that leave parts out: character, place, time alone, then one mixture.
+def write_detailed_captions(scene: Scene, rng: np.random.Generator) -> tuple[str, ...]:
+    """Returns captions of single things and of several, untold details among them; CLIP's texts.
 
-    They train a CLIP that later classifies one thing at a time ("Mika", "the beach", "night").
+    Those of single things teach CLIP each of them ("the beach", "night"). An own character's name
+    is in none of them, because it says nothing about a picture.
     """
-    adverb = str(rng.choice(ADVERBS[scene.level]))
-    templates = (
-        "{character}",
-        str(rng.choice(("the {place}", "{where}"))),
-        str(rng.choice(("{time}", "{when}"))),
-        str(rng.choice(_CAPTION_PARTS)),
-    )
-    return tuple(_fill(template, scene, adverb=adverb, rng=rng) for template in templates)
+    actor, details = _look(scene, scene.character), scene.details
+    variant, view = look_of_variant(scene.place, details.variant), look_of_view(details)
+    where = f"the {scene.place} {variant}"
+    single = [
+        actor,
+        f"the {scene.place}",
+        scene.time,
+        details.accessory,
+        where,
+        view,
+        f"{actor} with a {details.accessory}",
+        f"{view}, a {details.accessory}",
+        f"{actor} with a {details.accessory}, {view}, {scene.time}, {where}",
+    ]
+    if own := scene.own_looks(scene.character):
+        single += [f"{own.hair_colour} {own.hair} hair", f"a {own.clothes}"]
+    if scene.partner is not None:
+        partner = _look(scene, scene.partner)
+        single.append(f"{actor} and {partner} with a {details.partner_accessory}")
+    elif scene.motion != STANDING:
+        single.append(_fill("{adverb} {gerund}", scene, adverb=_adverb(scene, rng), rng=rng))
+    return tuple(single)
+
+
+def look_of_variant(place: str, variant: int) -> str:
+    """Returns the words for a variant of a place: "with red roofs"."""
+    return LOOKS_OF_VARIANTS[place][variant]
+
+
+def look_of_view(details: Details) -> str:
+    """Returns the words for a view: "far from the left"."""
+    return LOOKS_OF_VIEWS[details.side][details.distance]
+
+
+def look_of_own(own: OwnCharacter) -> str:
+    """Returns the looks of a player's own character in words."""
+    return f"{own.hair_colour} {own.hair} hair, a {own.clothes}"
+
+
+def _look(scene: Scene, name: str) -> str:
+    own = scene.own_looks(name)
+    return look_of_own(own) if own else name
+
+
+def _adverb(scene: Scene, rng: np.random.Generator) -> str:
+    return str(rng.choice(ADVERBS[scene.level]))
 
 
 def _fill(template: str, scene: Scene, *, adverb: str, rng: np.random.Generator) -> str:
@@ -210,10 +279,13 @@ def split_words(text: str) -> tuple[str, ...]:
 def words() -> tuple[str, ...]:
     """Returns every word of any instruction, motion text or caption, in lower case and sorted."""
     texts = [
-        *(_RELEASED_TEMPLATE, *FULL, *FULL_PHRASINGS, *_CAPTIONS, *_CAPTION_PARTS, "the {place}"),
+        *(_RELEASED_TEMPLATE, *FULL, *FULL_PHRASINGS, *_CAPTIONS, "the, a hair and with"),
         *itertools.chain(*OPEN.values(), *OPEN_PHRASINGS.values(), *ADVERBS.values()),
         *itertools.chain(*map(dataclasses.astuple, VERBS.values()), *WHEN.values()),
-        *(*CHARACTERS, *WHERE.values(), *TIMES),
+        *(*CHARACTERS, *NAMES, *WHERE.values(), *TIMES),
+        *(*ACCESSORIES, *HAIR_COLOURS, *HAIR_STYLES, *CLOTHES),
+        *itertools.chain(*LOOKS_OF_VARIANTS.values()),
+        *itertools.chain(*(views.values() for views in LOOKS_OF_VIEWS.values())),
     ]
     found = (split_words(re.sub(r"\{\w+\}", " ", text)) for text in texts)
     return tuple(sorted({word for text in found for word in text if word.isalpha()}))
@@ -223,7 +295,8 @@ def vocabulary() -> Vocabulary:
     """Returns the words that a prompt or a page offers for the toy world."""
     motions = (
         verb.gerund.format(partner=partner)
-        for verb in VERBS.values()
+        for name, verb in VERBS.items()
+        if name != STANDING
         for partner in (CHARACTERS if "{" in verb.gerund else ("",))
     )
     return Vocabulary(

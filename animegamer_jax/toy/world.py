@@ -1,46 +1,72 @@
 """Games of the toy world, and the rules for the states of their characters.
 
 A game is a list of turns, each an instruction and the scene that answers it, with the paper's
-states (section 3): motion level, social, entertainment, stamina. First turns say everything. Later
-ones may be open: what they leave out stays as in the turn before, which is the only way to know it.
+states (section 3): motion level, social, entertainment, stamina. First turns say everything that
+words can say. Later ones may be open: what they leave out stays as in the turn before, which is the
+only way to know it. Other things are never put into words and can only be seen (`Details`, the
+looks of a player's own character).
 """
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from animegamer_jax.protocol import PAPER
 from animegamer_jax.toy.scene import (
+    ACCESSORIES,
     CHARACTERS,
+    CLOTHES,
+    DISTANCES,
+    HAIR_COLOURS,
+    HAIR_STYLES,
     LEVELS,
     MOTION_VALUES,
     MOTIONS,
+    NAMES,
     PLACES,
+    SIDES,
+    STANDING,
     TIMES,
+    VARIANTS,
+    Details,
+    OwnCharacter,
     Scene,
 )
-from animegamer_jax.toy.vocabulary import Kind, write_caption, write_instruction, write_motion
+from animegamer_jax.toy.vocabulary import (
+    Kind,
+    write_caption,
+    write_instruction,
+    write_motion,
+    write_picture_text,
+)
 
-Split = Literal["train", "test", "combinations", "phrasings"]
-SPLITS: tuple[Split, ...] = ("train", "test", "combinations", "phrasings")
+Split = Literal["train", "test", "combinations", "phrasings", "own"]
+SPLITS: tuple[Split, ...] = ("train", "test", "combinations", "phrasings", "own")
 PROTOCOL = dataclasses.replace(
     PAPER,
     caption_length=32,
     stamina=(-2, -1, 1),
     motion_values=MOTION_VALUES,
     guidance_scale=0.0,
-    denoising_steps=4,
+    denoising_steps=10,
+    history="shown",
 )
 """The paper's protocol in the toy world's sizes: short instructions, three values of stamina.
 
-There is no guidance, because little is left to chance and it would only exaggerate contrasts. There
-are few denoising steps, because many of them slow fast motion down (`scripts/toy/steps.py`).
+There is no guidance: the toy's decoder was trained without dropping its conditions. The history is
+what was shown, because untold details are in the pictures only.
 """
 
 _RULE_TURNS = PROTOCOL.window - 1
 _OPEN_SHARE = 0.6
+_OWN_SHARE = 0.4  # of the training games
+TEMPERS = {
+    "Mika": 4, "Ren": 3, "Hana": 2, "Kai": 4, "Yuki": 2, "Toma": 3, "Suzu": 4, "Nori": 2,
+}  # fmt: skip
+"""Motion level at which each character moves if nothing is said; own characters: 3."""
+_OWN_TEMPER = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +95,20 @@ class ToyTurn:
 
 def is_held_out(character: str, motion: str, place: str) -> bool:
     """Returns whether only `combinations` shows this triple: one in twelve, and no whole pair."""
+    if character not in CHARACTERS or motion not in MOTIONS:
+        return False
     c, m, p = CHARACTERS.index(character), MOTIONS.index(motion), PLACES.index(place)
     return (c + p) % 3 == 0 and (m + c + 2 * p) % 4 == 0
+
+
+def is_tired(history: Sequence[ToyTurn]) -> bool:
+    """Returns whether the last two turns together cost a stamina of 2 or more."""
+    return sum(turn.stamina for turn in history[-2:]) <= -2
+
+
+def untold_level(history: Sequence[ToyTurn], character: str) -> int:
+    """Returns the level of a motion whose manner is not said: the temper's, less one if tired."""
+    return TEMPERS.get(character, _OWN_TEMPER) - is_tired(history)
 
 
 def next_states(history: Sequence[ToyTurn], scene: Scene) -> tuple[int, int, int]:
@@ -108,14 +146,13 @@ def _entertainment(history: Sequence[ToyTurn], scene: Scene) -> int:
     return int(thrilling and not _repeats(history, scene))
 
 
-_MOST_RESTFUL_LEVEL = {"sleep": 5, "sit": 5, "walk": 2, "wave": 3, "talk": 3}
+_MOST_RESTFUL_LEVEL = {"sleep": 5, "sit": 5, STANDING: 5, "walk": 2, "wave": 3, "talk": 3}
 
 
 def _stamina(history: Sequence[ToyTurn], scene: Scene) -> int:
     if scene.level <= _MOST_RESTFUL_LEVEL.get(scene.motion, 0):
         return 1
-    tired = sum(turn.stamina for turn in history[-2:]) <= -2
-    return -2 if tired else -1
+    return -2 if is_tired(history) else -1
 
 
 def _repeats(history: Sequence[ToyTurn], scene: Scene) -> bool:
@@ -125,19 +162,33 @@ def _repeats(history: Sequence[ToyTurn], scene: Scene) -> bool:
 def make_game(seed: int, *, num_turns: int = 5, split: Split = "train") -> tuple[ToyTurn, ...]:
     """Returns a game, which depends on the arguments alone.
 
-    `test` is drawn like `train`, from other seeds. `combinations` shows only held-out triples of
-    character, motion and place (`is_held_out`), which no other split shows. `phrasings` uses
-    templates of sentences that no other split uses. Scenes have no seed: what no instruction
-    mentions is the same in all games, because the language model could not predict it.
+    `test` is drawn like the training games without an own character, from other seeds. `own` begins
+    with the picture of an own character whose looks no training game shows; four in ten training
+    games begin with one of other looks. `combinations` shows only held-out triples of character,
+    motion and place (`is_held_out`), which no other split shows. `phrasings` uses templates of
+    sentences that no other split uses.
     """
     rng = np.random.default_rng((SPLITS.index(split), seed))
+    own = None
+    if split == "own" or (split == "train" and rng.random() < _OWN_SHARE):
+        own = _draw_own(rng, held_out=split == "own")
+    hidden = _Hidden.draw(rng, own)
     turns: list[ToyTurn] = []
-    for _ in range(num_turns):
-        kind, scene = _draw_turn(rng, turns, split=split)
+    for number in range(num_turns):
+        if own is not None and number == 0:
+            kind, with_level, scene = "full", False, _picture_scene(rng, own)
+        else:
+            kind, with_level, scene = _draw_turn(rng, turns, split=split, own=own)
+        scene = hidden.show(scene, rng)
         social, entertainment, stamina = next_states(turns, scene)
+        text = (
+            write_picture_text(scene, rng)
+            if scene.motion == STANDING
+            else write_instruction(scene, kind=kind, split=split, with_level=with_level, rng=rng)
+        )
         turns.append(
             ToyTurn(
-                instruction=write_instruction(scene, kind=kind, split=split, rng=rng),
+                instruction=text,
                 is_open=kind != "full",
                 motion_text=write_motion(scene, rng),
                 caption=write_caption(scene, rng),
@@ -148,6 +199,56 @@ def make_game(seed: int, *, num_turns: int = 5, split: Split = "train") -> tuple
             )
         )
     return tuple(turns)
+
+
+def _draw_own(rng: np.random.Generator, *, held_out: bool) -> OwnCharacter:
+    while True:
+        own = OwnCharacter(
+            name=str(rng.choice(NAMES)),
+            hair_colour=str(rng.choice(HAIR_COLOURS)),
+            hair=str(rng.choice(HAIR_STYLES)),
+            clothes=str(rng.choice(CLOTHES)),
+        )
+        if own.is_held_out == held_out:
+            return own
+
+
+def _picture_scene(rng: np.random.Generator, own: OwnCharacter) -> Scene:
+    place, time = str(rng.choice(PLACES)), str(rng.choice(TIMES))
+    return Scene(own.name, STANDING, place, time, 1, None, own=own)
+
+
+class _Hidden:
+    """What a game never puts into words: drawn once, and the view whenever the place changes."""
+
+    def __init__(
+        self, own: OwnCharacter | None, accessories: dict[str, str], variants: dict[str, int]
+    ):
+        self.own, self.accessories, self.variants = own, accessories, variants
+        self._place, self._view = "", ("", "")
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator, own: OwnCharacter | None) -> "_Hidden":
+        names = (*CHARACTERS, *((own.name,) if own else ()))
+        accessories = {name: str(rng.choice(ACCESSORIES)) for name in names}
+        return cls(own, accessories, {place: int(rng.choice(VARIANTS)) for place in PLACES})
+
+    def show(self, scene: Scene, rng: np.random.Generator) -> Scene:
+        """Returns the scene with what nobody said."""
+        if scene.place != self._place:
+            self._place = scene.place
+            self._view = str(rng.choice(SIDES)), str(rng.choice(DISTANCES))
+        side, distance = self._view
+        details = Details(
+            accessory=self.accessories[scene.character],
+            partner_accessory=self.accessories.get(scene.partner or "", ACCESSORIES[0]),
+            variant=self.variants[scene.place],
+            side=side,
+            distance=distance,
+        )
+        own = self.own if self.own and self.own.name in (scene.character, scene.partner) else None
+        seed = int(rng.integers(2**31))
+        return dataclasses.replace(scene, details=details, own=own, seed=seed)
 
 
 _OPEN_KINDS: dict[Kind, float] = {
@@ -167,37 +268,73 @@ _OPEN_KINDS: dict[Kind, float] = {
 
 
 def _draw_turn(
-    rng: np.random.Generator, turns: Sequence[ToyTurn], *, split: Split
-) -> tuple[Kind, Scene]:
-    """Draws kind and scene of the next turn, again until the scene belongs to the split."""
-    is_open = bool(turns) and rng.random() < _OPEN_SHARE
+    rng: np.random.Generator,
+    turns: Sequence[ToyTurn],
+    *,
+    split: Split,
+    own: OwnCharacter | None,
+) -> tuple[Kind, bool, Scene]:
+    """Draws kind and scene of the next turn, again until the scene belongs to the split.
+
+    Returns:
+        The kind, whether a full instruction has an adverb, and the scene without its details.
+    """
+    is_open = bool(turns) and turns[-1].scene.motion != STANDING and rng.random() < _OPEN_SHARE
     while True:
+        with_level = bool(rng.random() < 0.5)
         if is_open:
             kind: Kind = rng.choice(list(_OPEN_KINDS), p=list(_OPEN_KINDS.values()))
-            scene = _open_scene(rng, turns, kind=kind)
+            scene = _open_scene(rng, turns, kind=kind, own=own)
         else:
-            kind, scene = "full", _full_scene(rng, turns)
+            kind = "full"
+            scene = _full_scene(rng, turns, own=own, with_level=with_level)
         if scene.character == scene.partner:
             continue
-        if is_held_out(scene.character, scene.motion, scene.place) == (split == "combinations"):
-            return kind, scene
+        held_out = is_held_out(scene.character, scene.motion, scene.place)
+        if held_out == (split == "combinations"):
+            return kind, with_level, scene
 
 
-_KEEP_PROBABILITY = {"character": 0.5, "motion": 0.25, "place": 0.4, "time": 0.3}
-_OPTIONS = {"character": CHARACTERS, "motion": MOTIONS, "place": PLACES, "time": TIMES}
+_KEEP_PROBABILITY = {"motion": 0.25, "place": 0.5, "time": 0.3}
+_OPTIONS = {"motion": MOTIONS, "place": PLACES, "time": TIMES}
+_KEEP_CHARACTER, _OWN_AGAIN = 0.5, 0.75
 
 
-def _full_scene(rng: np.random.Generator, turns: Sequence[ToyTurn]) -> Scene:
+def _full_scene(
+    rng: np.random.Generator,
+    turns: Sequence[ToyTurn],
+    *,
+    own: OwnCharacter | None,
+    with_level: bool,
+) -> Scene:
     """Draws a scene; each part may repeat the turn before, so that the rules' exceptions occur."""
-    drawn: dict[str, str] = {}
+    drawn: dict[str, Any] = {"character": _draw_character(rng, turns, own=own)}
     for name, options in _OPTIONS.items():
         drawn[name] = str(rng.choice(options))
-        if turns and rng.random() < _KEEP_PROBABILITY[name]:
+        repeats = (turns and turns[-1].scene.motion != STANDING) or name != "motion"
+        if turns and repeats and rng.random() < _KEEP_PROBABILITY[name]:
             drawn[name] = getattr(turns[-1].scene, name)
     partner = None
     if drawn["motion"] == "talk":
         partner = _draw_partner(rng, turns, character=drawn["character"])
-    return Scene(**drawn, level=int(rng.choice(LEVELS)), partner=partner, seed=None)
+    level = int(rng.choice(LEVELS)) if with_level else untold_level(turns, drawn["character"])
+    return Scene(**drawn, level=level, partner=partner, own=own)
+
+
+def _draw_character(
+    rng: np.random.Generator,
+    turns: Sequence[ToyTurn],
+    *,
+    own: OwnCharacter | None,
+    other_than: str = "",
+) -> str:
+    """Draws who acts: an own character mostly, else often one that the game has shown before."""
+    if own is not None and own.name != other_than and rng.random() < _OWN_AGAIN:
+        return own.name
+    seen = [turn.scene.character for turn in turns if turn.scene.character != other_than]
+    if seen and rng.random() < _KEEP_CHARACTER:
+        return str(rng.choice(seen))
+    return str(rng.choice([name for name in CHARACTERS if name != other_than]))
 
 
 def _draw_partner(rng: np.random.Generator, turns: Sequence[ToyTurn], *, character: str) -> str:
@@ -208,22 +345,36 @@ def _draw_partner(rng: np.random.Generator, turns: Sequence[ToyTurn], *, charact
     return str(rng.choice([name for name in CHARACTERS if name != character]))
 
 
-def _open_scene(rng: np.random.Generator, turns: Sequence[ToyTurn], *, kind: Kind) -> Scene:
-    """Draws a scene that differs from the one before in what the kind names."""
+def _open_scene(
+    rng: np.random.Generator,
+    turns: Sequence[ToyTurn],
+    *,
+    kind: Kind,
+    own: OwnCharacter | None,
+) -> Scene:
+    """Draws a scene that differs from the one before in what the kind names.
+
+    If the instruction names another character or motion and no manner, the level is that of a
+    manner that is not said.
+    """
     before = turns[-1].scene
     named = kind.split()
     new: dict[str, str | int | None] = {}
-    for name, options in (("character", CHARACTERS), ("place", PLACES), ("time", TIMES)):
+    for name, options in (("place", PLACES), ("time", TIMES)):
         if name in named:
             new[name] = str(rng.choice([o for o in options if o != getattr(before, name)]))
+    if "character" in named:
+        new["character"] = _draw_character(rng, turns, own=own, other_than=before.character)
+    character = str(new.get("character", before.character))
     if "motion" in named:
         motion = str(rng.choice(MOTIONS))
-        character = str(new.get("character", before.character))
         partner = _draw_partner(rng, turns, character=character) if motion == "talk" else None
         new |= {"motion": motion, "partner": partner}
     if "level" in named:
         new["level"] = int(rng.choice(LEVELS))
-    if kind in ("faster", "slower"):
+    elif kind in ("faster", "slower"):
         step = 1 if kind == "faster" else -1
         new["level"] = min(max(before.level + step, LEVELS[0]), LEVELS[-1])
-    return dataclasses.replace(before, **new)
+    elif "character" in named or "motion" in named:
+        new["level"] = untold_level(turns, character)
+    return dataclasses.replace(before, own=own, **new)

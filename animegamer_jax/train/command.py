@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from etils import epath
 
-from animegamer_jax.configs import SIZES, ModelConfig, disagreements
+from animegamer_jax.configs import SIZES, Dtype, ModelConfig, disagreements
 from animegamer_jax.distributed import HostOptions
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.paths import absolute, user_errors
@@ -348,8 +348,10 @@ def make_run(
     vocab_size = len(Tokenizer.load(tokenizer_dir, num_queries=1))
     config = complete_config(bundle, size=options.size, vocab_size=vocab_size)
     check_mesh(recipe, shape, config, stage_class.name)
+    stage = stage_class(recipe, config, protocol, tokenizer_dir=tokenizer_dir)
+    stage.check_sources(bundle, data)
     run = TrainingRun(
-        stage=stage_class(recipe, config, protocol, tokenizer_dir=tokenizer_dir),
+        stage=stage,
         bundle=bundle,
         sources=data,
         out=out,
@@ -367,3 +369,51 @@ decoder = StageCommand("decoder")
 mllm = StageCommand("mllm")
 adapt = StageCommand("adapt")
 distill = StageCommand("distill")
+
+
+def shown(
+    *,
+    model: str,
+    data: str,
+    split: str = "train",
+    steps: int | None = None,
+    dtype: Dtype | None = None,
+    batch: int = 16,
+) -> int:
+    """Compute features of what a model shows, for histories as in play (`train mllm`).
+
+    The decoder makes a clip of every turn, and CLIP sees its first frame. After an interruption,
+    run the same command again.
+
+    Args:
+        model: Bundle with CLIP and what stage decoder has trained, or `toy` for the embedded model.
+        data: Feature dataset, whose folder gets the folder `shown`.
+        split: Split of the turns.
+        steps: Number of denoising steps. Default: that of the model's protocol.
+        dtype: Number format of the computation. Default: the model's own.
+        batch: Number of turns that are made side by side.
+    """
+    from animegamer_jax.bundle.bundle import Bundle
+    from animegamer_jax.data.datasets import SHOWN, open_features
+    from animegamer_jax.devices import keep_compiled_programs
+    from animegamer_jax.distributed import only_run
+    from animegamer_jax.progress import print_line, show_progress
+    from animegamer_jax.train.stages.shown_clips import write_shown
+
+    keep_compiled_programs()
+    for name, number in {"steps": steps, "batch": batch}.items():
+        if number is not None and number < 1:
+            raise UserError(f"--{name}: expected 1 or more, found {number}")
+    features = open_features(data)
+    with only_run(features.path / SHOWN), show_progress() as progress:
+        info = write_shown(
+            features,
+            bundle=Bundle.open(model),
+            split=split,
+            steps=steps,
+            dtype=dtype,
+            batch_size=batch,
+            on_progress=progress,
+        )
+    print_line(f"{data}: what {model} shows of {sum(info.splits.values())} turns ({split})")
+    return 0

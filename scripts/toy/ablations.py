@@ -24,7 +24,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from etils import epath
 from run_script import run_script
-from stages import deviations, new_fields, read_run_config, recipe_options, xla_flags
+from stages import (
+    command,
+    deviations,
+    new_fields,
+    read_run_config,
+    recipe_options,
+    xla_flags,
+)
 
 from animegamer_jax import cli
 from animegamer_jax.bundle.bundle import Bundle
@@ -33,7 +40,7 @@ from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark, write_benchmark
 from animegamer_jax.evaluate.evaluation import EvaluationRun
-from animegamer_jax.evaluate.metrics.formulas import Estimate, estimate
+from animegamer_jax.evaluate.metrics.formulas import Estimate, estimate_known
 from animegamer_jax.evaluate.metrics.registry import CONTEXT
 from animegamer_jax.evaluate.metrics.suite import (
     MetricResources,
@@ -46,9 +53,11 @@ from animegamer_jax.evaluate.play_games import score_clips
 from animegamer_jax.evaluate.report.ablations import AblationRow, Ablations, Score, write_ablations
 from animegamer_jax.evaluate.results import read_results
 from animegamer_jax.evaluate.worlds import FrameSize
+from animegamer_jax.game.saved.turns import History
 from animegamer_jax.storage.files import write_json, write_whole
 from animegamer_jax.toy.evaluation import WORLD
 from animegamer_jax.toy.scoring.decoder_samples import sample_shots, true_representations
+from animegamer_jax.toy.scoring.reader import load_reader
 
 FILE = ASSETS / "benchmarks" / "toy-ablations.json"
 _TURNS = 5
@@ -58,7 +67,8 @@ class Row(NamedTuple):
     """One line of the table.
 
     `stages` are trained for it, each from the one before, the first from `start`; `data` is the
-    name of the features set, `frame` the one of each clip that its representation shows.
+    name of the features set, `frame` the one of each clip that its representation shows. Games are
+    played with `window` and `history`; None: as the model does.
     """
 
     name: str
@@ -68,6 +78,7 @@ class Row(NamedTuple):
     data: str = "features"
     frame: Literal["first", "random"] = "first"
     window: int | None = None
+    history: History | None = None
 
 
 _NO_WARMUP = ("--steps", "1", "--optimizer.learning-rate", "0", "--optimizer.warmup-steps", "0")
@@ -78,7 +89,7 @@ DECODER = (
         "random instead of first frame",
         {"CLIP-I": 0.8446, "ACC-F": 0.474, "MAE-F": 0.562},
         "dit",
-        (("warmup", ()), ("decoder", ())),
+        (("warmup", ()), ("pictures", ()), ("decoder", ())),
         data=_RANDOM,
         frame="random",
     ),
@@ -86,21 +97,28 @@ DECODER = (
         "no warm-up",
         {"CLIP-I": 0.8306, "ACC-F": 0.703, "MAE-F": 0.458},
         "dit",
-        (("warmup", _NO_WARMUP), ("decoder", ())),
+        (("warmup", _NO_WARMUP), ("pictures", ()), ("decoder", ())),
     ),
     Row(
         "no motion input",
         {"CLIP-I": 0.8533, "ACC-F": 0.182, "MAE-F": 1.219},
-        "warmup",
+        "pictures",
         (("decoder", ("--motion", "none")),),
     ),
 )
 GAME = (
     Row("whole game", {"CLIP-I": 0.7856, "ACC-F": 0.672}, "adapt"),
     Row("no adaptation", {"CLIP-I": 0.6831, "ACC-F": 0.365, "MAE-F": 0.847}, "mllm"),
+    Row(
+        "no pictures in the history",
+        {},
+        "decoder",
+        (("mllm", ("--history-swap", "1")), ("adapt", ())),
+    ),
+    Row("predicted history", {}, "adapt", history="predicted"),
     Row("window of 1", {}, "adapt", window=1),
 )
-_METRICS = ("CLIP-I", "ACC-F", "MAE-F", "character", "place", "time")
+_METRICS = ("CLIP-I", "ACC-F", "MAE-F", "character", "place", "time", "details kept")
 _MADE = "ablation.json"  # in the folder of a stage: its inputs
 
 
@@ -113,7 +131,7 @@ def decoder_rows(steps: int | None) -> tuple[Row, ...]:
     if steps is None:
         return DECODER
     options = "--steps", str(steps)
-    first = DECODER[0]._replace(start="warmup", stages=(("decoder", ()),))
+    first = DECODER[0]._replace(start="pictures", stages=(("decoder", ()),))
     rows = []
     for row in (first, *DECODER[1:]):
         stages = [(name, (*o, *options) if name == "decoder" else o) for name, o in row.stages]
@@ -144,7 +162,8 @@ def train_row(row: Row, folder: Path, *, home: Path) -> Path:
         )
         if not (out / "model" / "config.json").exists():
             data = str(folder / row.data)
-            _run("train", stage, "--data", data, "--model", str(model), "--out", str(out), *words)
+            paths = ("--data", data, "--model", str(model), "--out", str(out))
+            _run("train", command(stage), *paths, *words)
             if not (out / "model" / "config.json").exists():
                 raise UserError(f"{out}: stopped before its end: the same command continues")
             shutil.rmtree(out / "checkpoints", ignore_errors=True)
@@ -208,7 +227,7 @@ def _run(*arguments: str) -> None:
 
 
 def make_decoder_suite(model: Path, benchmark: Benchmark) -> MetricSuite:
-    """Builds the scorers of the decoder's clips: one for all rows, whose training leaves it be."""
+    """Builds the scorers of the decoder's clips, for all rows: none trains the VAE or CLIP."""
     bundle = Bundle.open(model)
     d, v = bundle.config.dit, bundle.config.vae
     if d is None or v is None:
@@ -243,27 +262,36 @@ def score_decoder(
         steps=bundle.protocol.denoising_steps,
     )
     values = score_clips(lambda turn: clips[:, turn], benchmark, suite)
-    return {name: score for name in _METRICS if (score := estimate(values[name]))}
+    return {name: score for name in _METRICS if (score := estimate_known(values[name]))}
 
 
 def score_games(
     row: Row,
-    folder: Path,
+    model: Path,
     *,
     out: Path,
     benchmark: Benchmark,
     classifier_clips: int = MetricFiles.classifier_clips,
 ) -> dict[str, Estimate]:
-    """Returns a game row's scores by `animegamer evaluate`, which plays a game only once."""
+    """Returns a game row's scores by `animegamer evaluate`, which plays a game only once.
+
+    Args:
+        row: The row.
+        model: The row's bundle (`train_row`).
+        out: Folder of the evaluation.
+        benchmark: Held-out games.
+        classifier_clips: Number of true clips on which the classifier is checked.
+    """
     file = out.with_suffix(".benchmark.json")
     out.parent.mkdir(parents=True, exist_ok=True)
     write_benchmark(file, benchmark)
     options = Options(
-        model=(f"{row.name}={folder / row.start / 'model'}",),
+        model=(f"{row.name}={model}",),
         benchmark=str(file),
         out=out,
         metrics=("states", "motion", "clip", "truth"),
         window=() if row.window is None else (row.window,),
+        history=() if row.history is None else (row.history,),
         files=MetricFiles(classifier_clips=classifier_clips),
     )
     EvaluationRun(options, JudgeOptions()).run()
@@ -331,7 +359,7 @@ def difference(one: Score, other: Score) -> tuple[float, float, float]:
 def describe_training(folder: Path, *, steps: int | None) -> list[str]:
     """Describes how the rows' decoders were trained, and what differs from the model's own."""
     own = read_run_config(folder, "decoder")["recipe"]["steps"]
-    stages = ("warmup", "decoder") if steps is None else ("warmup",)
+    stages = ("warmup", "pictures", *(("decoder",) if steps is None else ()))
     lines = [
         f"The first row is the model's own decoder; those of the other rows were trained by the "
         f"same recipe, {own:,} steps."
@@ -383,8 +411,10 @@ def write_table(
         "",
         "## Whole games",
         "",
-        'The row "window of 1" is the first row\'s model, which was trained on windows of up to '
-        "five turns, but sees only the current turn.",
+        "The row without pictures was trained like the first, but every past shot in its training "
+        'was that of another game. "Predicted history" is the first row\'s model with its own '
+        'predictions of past shots in place of what was shown; "window of 1" is the first row\'s '
+        "model, which sees only the current turn.",
         "",
         *describe(game),
         "",
@@ -417,6 +447,7 @@ def main(
     for option, number in {"--steps": steps, "--games": games}.items():
         if number is not None and number < 1:
             raise UserError(f"{option}: expected 1 or more, found {number}")
+    load_reader()  # before hours of training: without it no score says what clips show
     make_random_features(folder)
     home = folder / "ablations"
     trained = home if steps is None else home / f"{steps}-steps"
@@ -428,9 +459,11 @@ def main(
         model = train_row(row, folder, home=trained)
         scores = score_decoder(model, row, benchmark=benchmark, suite=suite)
         decoder.append(_row(row, "decoder", scores))
-    game = [
-        _row(row, "game", score_games(row, folder, out=played, benchmark=benchmark)) for row in GAME
-    ]
+    game = []
+    for row in GAME:
+        model = train_row(row, folder, home=home)
+        scores = score_games(row, model, out=played, benchmark=benchmark)
+        game.append(_row(row, "game", scores))
     option = "" if steps is None else f" --steps {steps}"
     made = (
         f"`python scripts/toy/ablations.py out/toy{option}`, {time.strftime('%Y-%m-%d')}: {games} "

@@ -12,12 +12,12 @@ from typing import Any
 
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.errors import UserError
-from animegamer_jax.storage.serialization import flattened, to_json
+from animegamer_jax.storage.serialization import flattened, shown, to_json
 from animegamer_jax.train.registry import PARTS, find_stage
 from animegamer_jax.train.stages.base import Stage
 from animegamer_jax.train.stages.recipe import Recipe
 
-STAGES = (*PARTS, "warmup", "decoder", "mllm", "adapt")  # in the order of the training
+STAGES = (*PARTS, "warmup", "pictures", "decoder", "mllm", "adapt")  # in the order of the training
 _MEASURED = {"vae": ("vae.scaling_factor", "vae.frequency_scales")}  # at a stage's end
 _ABSENT = object()
 
@@ -41,8 +41,13 @@ def read_run_config(folder: Path, stage: str) -> dict[str, Any]:
     return json.loads(last.read_text())
 
 
+def command(stage: str) -> str:
+    """Returns the name by which `animegamer train` knows a stage that is no part of foundations."""
+    return "decoder" if stage == "pictures" else stage
+
+
 def _find(stage: str) -> tuple[type[Stage[Any]], Recipe]:
-    return find_stage("foundations", part=stage) if stage in PARTS else find_stage(stage)
+    return find_stage("foundations", part=stage) if stage in PARTS else find_stage(command(stage))
 
 
 def recipe_options(folder: Path, stage: str) -> list[str]:
@@ -125,10 +130,5 @@ def _differences(
     for field in (*was, *(field for field in now if field not in was)):
         before, after = was.get(field, _ABSENT), now.get(field, _ABSENT)
         if before != after and field not in _MEASURED.get(stage, ()):
-            with_it = "without it" if before is _ABSENT else f"with {_text(before)}"
-            yield field, with_it, "absent" if after is _ABSENT else _text(after)
-
-
-def _text(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+            with_it = "without it" if before is _ABSENT else f"with {shown(before)}"
+            yield field, with_it, "absent" if after is _ABSENT else shown(after)

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Trains the embedded toy model from scratch: games, foundations, features, warm-up, decoder, MLLM,
-# adaptation. Stop it at any time: the same command continues where it stopped.
+# Trains the embedded toy model from scratch: games, foundations, features, warm-up, decoder (first on
+# pictures), what the decoder shows, MLLM, adaptation. Stop it at any time: the same command continues
+# where it stopped.
 #
 #   make train-toy                       (makes .venv with the extra `train`, then runs this)
-#   scripts/toy/train.sh [FOLDER]        (default out/toy; at most 3 hours on two cores)
+#   scripts/toy/train.sh [FOLDER]        (default out/toy; at most 12 hours on two cores)
 #
 # The finished model is FOLDER/adapt/model. `animegamer evaluate --model FOLDER/adapt/model` scores
 # it, `scripts/toy/embed.py` puts it into the package. SIGTERM and Ctrl-C are passed to the stage
@@ -16,9 +17,6 @@ BIN=${BIN:-.venv/bin}
 [ -x "$BIN/animegamer" ] || { echo "train.sh: no $BIN/animegamer: run make train-toy" >&2; exit 2; }
 # One device per core: half a batch on each is faster than the whole batch on both.
 DEVICES=--xla_force_host_platform_device_count=${CORES:-2}
-# bfloat16 matmuls are faster only if the processor has AMX tiles.
-DTYPE=float32
-if grep -qs amx_bf16 /proc/cpuinfo; then DTYPE=bfloat16; fi
 
 have() { [ -e "$1" ] && echo "$(date +%T) exists: $1"; }
 say() { echo "$(date +%T) $*"; }
@@ -75,9 +73,15 @@ have "$OUT/features/set.json" || {
   run "$OUT/features/set.json" "$BIN/animegamer" data features --model "$OUT/vae/model" \
     --data "$OUT/games" --out "$OUT/features"
 }
-train dit "$OUT/vae/model" "$OUT/features" foundations --part dit --dtype "$DTYPE"
-train warmup "$OUT/dit/model" "$OUT/features" warmup --dtype "$DTYPE"
-train decoder "$OUT/warmup/model" "$OUT/features" decoder --dtype "$DTYPE"
-train mllm "$OUT/decoder/model" "$OUT/features" mllm --dtype "$DTYPE"
-train adapt "$OUT/mllm/model" "$OUT/features" adapt --dtype "$DTYPE"
+train dit "$OUT/vae/model" "$OUT/features" foundations --part dit
+train warmup "$OUT/dit/model" "$OUT/features" warmup
+train pictures "$OUT/warmup/model" "$OUT/features" decoder --pictures 4 --batch-size 16 --steps 4000
+train decoder "$OUT/pictures/model" "$OUT/features" decoder --timestep-shift 2
+have "$OUT/features/shown/set.json" || {
+  say shown
+  run "$OUT/features/shown/set.json" "$BIN/animegamer" data shown --model "$OUT/decoder/model" \
+    --data "$OUT/features"
+}
+train mllm "$OUT/decoder/model" "$OUT/features" mllm --history-shown 0.7
+train adapt "$OUT/mllm/model" "$OUT/features" adapt --history-shown 0.7
 say "done: $OUT/adapt/model"

@@ -302,7 +302,8 @@ def toy_path(tmp_path_factory):
 
 def test_toy_games_are_those_of_the_toy_world(toy_path):
     games = open_games(toy_path)
-    assert games.info.splits == {"train": 4, "test": 2, "combinations": 2, "phrasings": 2}
+    held_out = dict.fromkeys(("test", "combinations", "phrasings", "own"), 2)
+    assert games.info.splits == {"train": 4, **held_out}
     assert games.info.protocol == PROTOCOL
     assert (games.info.height, games.info.width, games.info.num_frames) == (24, 36, 17)
     turns = games.turns("train")
@@ -349,7 +350,7 @@ def test_no_two_games_share_a_seed():
         for split in SPLITS
         for seed in (0, 1, 2**32 - 1)
     }
-    assert len(numbers) == 3 * 4 * 3
+    assert len(numbers) == 3 * len(SPLITS) * 3
     assert max(numbers) < 2**63
 
 
@@ -360,7 +361,7 @@ def test_the_command_says_what_it_made(tmp_path, capsys):
     )
     reported = capsys.readouterr()
     assert status == 0
-    assert f"{out}: 4 turns (train 1, test 1, combinations 1, phrasings 1)" in reported.out
+    assert f"{out}: 5 turns (train 1, test 1, combinations 1, phrasings 1, own 1)" in reported.out
     assert "train games: 1 of 1" in reported.err
     assert read_mp4(out / "films" / "film_001.mp4").shape[1:] == (16, 24, 3)
     assert (out / "films" / "film_001.json").is_file()

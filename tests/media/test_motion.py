@@ -80,7 +80,7 @@ def measured() -> tuple[np.ndarray, np.ndarray]:
 
 def test_drawn_clips_have_their_level(measured):
     right = hits(measured[0])
-    assert right.mean(axis=(0, 2)).min() >= 0.93, "none of a level's eight clips errs"
+    assert right.mean(axis=(0, 2)).min() >= 0.87, "at most one of a level's eight clips errs"
     assert right.mean() >= 0.97
 
 

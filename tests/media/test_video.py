@@ -195,6 +195,17 @@ def test_frames_are_picked_from_end_to_end():
     assert len(video.pick_frames(frames[:2])) == 2
 
 
+@pytest.mark.parametrize(("rows", "factor"), [(96, 3), (48, 5), (240, 1), (120, 2)])
+def test_an_enlarged_clip_shrinks_back(rows, factor):
+    """To the same pixels if the factor is odd."""
+    x, y = np.meshgrid(np.arange(rows), np.arange(rows))
+    frame = np.stack([x, y, 120 + 60 * np.sin(x / 5)], axis=-1).astype(np.uint8)
+    larger = video.enlarge(frame[None])
+    assert larger.shape[1] == factor * rows
+    found = video.shrink(larger, factor).astype(int)
+    np.testing.assert_allclose(found, frame[None].astype(int), atol=0 if factor % 2 else 4)
+
+
 def test_small_clips_are_enlarged():
     rng = np.random.default_rng(0)
     frames = rng.integers(0, 256, (3, 48, 72, 3), dtype=np.uint8)

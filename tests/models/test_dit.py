@@ -399,6 +399,21 @@ def test_another_latent_shape_is_refused(tiny, change):
         tiny(jnp.zeros((2, *shape, x.shape[-1])), timestep=timestep, motion=motion, context=context)
 
 
+def test_a_picture_has_the_positions_of_the_first_frame(tiny):
+    """As a transformer of one frame with the same weights."""
+    x, timestep, motion, context = inputs(TINY)
+    leaves = {
+        name: leaf[: NUM_QUERIES + 6] if name == "positions" else leaf
+        for name, leaf in random_leaves("dit", TINY, 0)
+    }
+    alone = build("dit", dataclasses.replace(TINY, latent_frames=1), leaves.items())
+    assert TINY.latent_frames > TINY.patch_frames == 1
+    found = run(tiny, x[:, :1], timestep, motion, context)
+    assert found.shape == (2, 1, *x.shape[2:])
+    expected = run(alone, x[:, :1], timestep, motion, context)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
 def test_runs_in_bfloat16(tiny):
     config = dataclasses.replace(TINY, dtype="bfloat16", param_dtype="bfloat16")
     half = build("dit", config, random_leaves("dit", TINY, 0))

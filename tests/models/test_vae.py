@@ -18,18 +18,8 @@ from animegamer_jax.convert.rules import load
 from animegamer_jax.convert.tables.vae import infer_config, rules
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.convolution import CausalConv, conv3d, conv3d_direct, conv3d_planes
-from animegamer_jax.models.vae import (
-    VAE,
-    DecoderCache,
-    chunk_bounds,
-    cosines,
-    from_decoder,
-    mode,
-    sample,
-    split_moments,
-    to_decoder,
-    to_uint8,
-)
+from animegamer_jax.models.latents import sample
+from animegamer_jax.models.vae import VAE, DecoderCache, chunk_bounds, to_uint8
 from animegamer_jax.sharding import make_mesh, param_shardings, partition_spec
 
 TESTS = Path(__file__).parents[1]
@@ -275,6 +265,23 @@ def test_causal_convolution():
     np.testing.assert_array_equal(cache, x[:, [0, 0]])
 
 
+def test_a_kernel_of_one_frame_is_a_causal_one_without_a_past():
+    causal = initialized(lambda: CausalConv(4, 8, config=TINY, rngs=nnx.Rngs(0)))
+    config = dataclasses.replace(TINY, kernel_frames=1)
+    alone = initialized(lambda: CausalConv(4, 8, config=config, rngs=nnx.Rngs(0)), seed=1)
+    causal.kernel.set_value(causal.kernel[...].at[:2].set(0))
+    alone.kernel.set_value(causal.kernel[2:])
+    alone.bias.set_value(causal.bias[...])
+    run = jax.jit(lambda conv, x, cache=None: conv(x, cache))
+    x = _normal(1, 4, 4, 3, 4, seed=3)
+    expected, _ = run(causal, x)
+    first, cache = run(alone, x[:, :1])
+    assert cache.shape == (1, 0, 4, 3, 4)
+    rest, cache = run(alone, x[:, 1:], cache)
+    assert cache.shape == (1, 0, 4, 3, 4)
+    np.testing.assert_allclose(np.concatenate([first, rest], 1), expected, atol=1e-5)
+
+
 def test_sizes_that_do_not_fit_are_refused(tiny):
     for shape in [(1, 4, 4, 4, 3), (1, 3, 5, 4, 3), (1, 3, 4, 7, 3)]:
         with pytest.raises(ValueError, match="frames of"):
@@ -285,40 +292,7 @@ def test_sizes_that_do_not_fit_are_refused(tiny):
         VAE(dataclasses.replace(TINY, temporal_compression=3), rngs=nnx.Rngs(0))
 
 
-# Moments and pixels
-
-
-def test_mode_and_sample():
-    mean = np.full((4, 1000, 2), 0.5, np.float32)
-    log_variance = np.broadcast_to(np.log(np.array([0.01, 4.0], np.float32)), mean.shape)
-    moments = jnp.asarray(np.concatenate([mean, log_variance], -1))
-    np.testing.assert_array_equal(mode(moments), mean)
-    drawn = np.asarray(sample(moments, key=jax.random.key(0)))
-    np.testing.assert_allclose(drawn.std((0, 1)), [0.1, 2.0], rtol=0.05)
-    np.testing.assert_allclose(drawn.mean((0, 1)), [0.5, 0.5], atol=0.1)
-    _, clipped = split_moments(jnp.array([0.0, 0.0, -1e3, 1e3]))
-    np.testing.assert_array_equal(clipped, [-30.0, 20.0])
-
-
-def test_latents_as_the_decoder_sees_them():
-    """Each frequency over time times its scale, and back; without scales only the factor."""
-    latents = jnp.asarray(_normal(2, 3, 4, 5, 2, seed=0))
-    config = VAEConfig(scaling_factor=0.5, frequency_scales=(0.5, 1.0, 4.0))
-    seen = to_decoder(latents, config)
-    assert seen.shape == latents.shape
-    np.testing.assert_allclose(from_decoder(seen, config), latents, atol=1e-5)
-    before, after = (np.einsum("kf,bfhwz->kbhwz", cosines(3), x) for x in (latents, seen))
-    for frequency, scale in enumerate(config.frequency_scales):
-        np.testing.assert_allclose(after[frequency], 0.5 * scale * before[frequency], atol=1e-5)
-    still = np.array(np.broadcast_to(np.asarray(latents)[:, :1], latents.shape))
-    seen = to_decoder(jnp.asarray(still), config)
-    np.testing.assert_allclose(seen, 0.5 * 0.5 * still, atol=1e-5)
-    np.testing.assert_allclose(cosines(17) @ cosines(17).T, np.eye(17), atol=1e-12)
-    plain = dataclasses.replace(config, frequency_scales=())
-    np.testing.assert_array_equal(to_decoder(latents, plain), np.asarray(latents) * 0.5)
-    np.testing.assert_array_equal(from_decoder(latents, plain), np.asarray(latents) / 0.5)
-    with pytest.raises(ValueError, match=r"latents of 4 frames: .* frequency scales for 3"):
-        to_decoder(jnp.zeros((1, 4, 1, 1, 1)), config)
+# Pixels
 
 
 def test_to_uint8():

@@ -13,13 +13,12 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder
 from animegamer_jax.evaluate.metrics.formulas import estimate
 from animegamer_jax.evaluate.metrics.openclip import load_clip_for_scores
-from animegamer_jax.evaluate.metrics.registry import CONTEXT
+from animegamer_jax.evaluate.metrics.registry import CONTEXT, NAMED
 from animegamer_jax.evaluate.reference_scores import OTHER_ANSWERS, baselines
 from animegamer_jax.media.motion import FLICKER, measure_levels
 from animegamer_jax.toy.drawing.draw import render
 from animegamer_jax.toy.evaluation import WORLD
 from animegamer_jax.toy.scene import LEVELS, MOTION_EDGES, MOTIONS, Scene
-from animegamer_jax.toy.scoring.classifiers import ATTRIBUTES, make_classifier
 
 NUM_GAMES = 3
 SHARES = (0, 0.5, 1)
@@ -48,8 +47,8 @@ class OnceEach(ClipEmbedder):
 
 @pytest.fixture(scope="module")
 def meter(truth) -> Meter:
-    """The embedded model's CLIP, and a classifier that needs no network; LPIPS takes long."""
-    classifier = make_classifier(None, **SIZE._asdict(), num_clips=128, num_checked=24)
+    """The embedded model's CLIP, and the world's classifier; LPIPS takes long."""
+    classifier = WORLD.make_classifier(size=SIZE, reconstruct=None, num_clips=24)
     embedder = OnceEach(load_clip_for_scores(model_folder("toy")))
     return Meter(truth, classifier=classifier, embedder=embedder, lpips=None)
 
@@ -66,7 +65,7 @@ def perfect(meter, truth) -> dict[str, float]:
 
 
 def test_the_truth_is_perfect(perfect):
-    ones = ("CLIP-I", "ACC-F", *ATTRIBUTES, CONTEXT, "context", "ACC-S")
+    ones = ("CLIP-I", "ACC-F", *NAMED, CONTEXT, "context", "ACC-S")
     assert {name: perfect[name] for name in ones} == pytest.approx(dict.fromkeys(ones, 1), abs=1e-6)
     zeros = ("MAE-F", "MAE-S", "Fréchet, toy CLIP", "MMD, toy CLIP")
     found = {name: perfect[name] for name in zeros}
@@ -80,7 +79,7 @@ def test_another_games_answers_are_at_chance(meter, truth, perfect):
     shifts = [means(meter, metric_sensitivity.shuffle(truth, k)) for k in range(1, NUM_GAMES)]
     counted = {name: v.mean() for name, v in baselines(truth.benchmark)[OTHER_ANSWERS].items()}
     counted |= {"ACC-F": counted["ACC-L"], "MAE-F": counted["MAE-L"]}
-    for name in ("ACC-F", "MAE-F", *ATTRIBUTES, CONTEXT, "ACC-S", "MAE-S"):
+    for name in ("ACC-F", "MAE-F", *NAMED, CONTEXT, "ACC-S", "MAE-S"):
         found = np.mean([scores[name] for scores in shifts])
         assert found == pytest.approx(counted[name], abs=1e-6), name
     table = metric_sensitivity.chance(truth)
@@ -117,7 +116,7 @@ def test_another_character_place_or_time(meter, truth, perfect, attribute):
     moves(found, "CLIP-I", by=-0.1)
     moves(found, "CLIP-T", by=-0.1)
     moves(found, "Fréchet, toy CLIP", by=0.1)
-    stays(found, perfect, *(set(ATTRIBUTES) - {attribute}), *STATES)
+    stays(found, perfect, *(set(NAMED) - {attribute}), *STATES)
 
 
 def test_what_is_forgotten_is_wrong_on_open_turns_only(meter, truth, perfect):
@@ -126,12 +125,10 @@ def test_what_is_forgotten_is_wrong_on_open_turns_only(meter, truth, perfect):
     stays(found, perfect, *STATES)
     values, _ = meter(metric_sensitivity.forget(truth, 1))
     assert (values[CONTEXT][~truth.is_open] == 1).all()
-    named = {
-        name: np.array([name not in turn.omitted for turn in truth.turns]) for name in ATTRIBUTES
-    }
+    named = {name: np.array([name not in turn.omitted for turn in truth.turns]) for name in NAMED}
     said_all = np.all(list(named.values()), axis=0)
     assert (values[CONTEXT].ravel()[truth.is_open.ravel() & ~said_all] == 0).all()
-    for name in ATTRIBUTES:
+    for name in NAMED:
         assert (values[name].ravel()[named[name]] == 1).all()
 
 
@@ -141,10 +138,10 @@ def test_motion_that_stops_or_slows(meter, truth, perfect):
     assert frozen[-1]["ACC-F"] == np.mean(
         truth.states[..., 0] == 1
     )  # still clips have the first level
-    stays(frozen, perfect, *ATTRIBUTES, CONTEXT, "context", *STATES)
+    stays(frozen, perfect, *NAMED, CONTEXT, "context", *STATES)
     slower = [means(meter, metric_sensitivity.slow(truth, levels)) for levels in (1, 4)]
     moves([perfect, *slower], "MAE-F", by=1)
-    stays(slower, perfect, *ATTRIBUTES, *STATES)
+    stays(slower, perfect, *NAMED, *STATES)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,10 @@ from animegamer_jax.train import command as train_command
 from animegamer_jax.train.run import TrainingRun
 
 ROOT = Path(__file__).parents[2]
-OWN = {"decoder": {"dtype": "float32", "text_dropout": 0.3, "steps": 11}}  # no recipe's defaults
+OWN = {  # no recipe's defaults
+    "pictures": {"pictures": 2, "steps": 12},
+    "decoder": {"dtype": "float32", "text_dropout": 0.3, "steps": 11},
+}
 
 
 def estimate(mean: float, *, within: float = 0) -> Estimate:
@@ -116,7 +119,7 @@ def test_a_model_is_embedded_with_its_card(trained, tiny_bundle, tmp_path):
     assert not any(str(tmp_path) in path.read_text() for path in texts)
     assert list(out.parent.iterdir()) == [out]
     card = (out / "README.md").read_text()
-    assert "| vae | 1,500 | 4 | 0.002 | float32 | 10 |" in card
+    assert "| vae | 9,500 | 4 | 0.002 | float32 | 10 |" in card
     assert "| decoder | 11 | 4 | 0.0015 | float32 | 10 |" in card
     assert "| score | toy, window 5 | toy, window 1 | toy-phrasings, window 5 |" in card
     assert "| ACC-F | 0.250 | 0.250 | 0.500 |" in card
@@ -244,9 +247,9 @@ def scored(monkeypatch) -> list[str]:
         found.append(row.name)
         return scores
 
-    def score_games(row: ablations.Row, folder: Path, *, out: Path, benchmark) -> dict:
+    def score_games(row: ablations.Row, model: Path, *, out: Path, benchmark) -> dict:
         assert out.name == f"games-{benchmark.games[0].seed}-{len(benchmark.games)}"
-        assert (folder / row.start / "model" / "config.json").exists()
+        assert (model / "config.json").exists()
         found.append(row.name)
         return scores | dict.fromkeys(("ACC-S", "open turns: all three"), estimate(0.5))
 
@@ -267,16 +270,17 @@ def test_rows_are_trained_as_the_model_was(trained, runs, scored, tmp_path):
     features, *training = runs
     assert features[:2] == ("data", "features")
     assert value(features, "--frame") == "random"
-    home = trained / "ablations"
+    home, random = trained / "ablations", "random-instead-of-first-frame"
     expected = [
-        ("random-instead-of-first-frame/warmup", trained / "dit"),
-        (
-            "random-instead-of-first-frame/decoder",
-            home / "random-instead-of-first-frame" / "warmup",
-        ),
+        (f"{random}/warmup", trained / "dit"),
+        (f"{random}/pictures", home / random / "warmup"),
+        (f"{random}/decoder", home / random / "pictures"),
         ("no-warm-up/warmup", trained / "dit"),
-        ("no-warm-up/decoder", home / "no-warm-up" / "warmup"),
-        ("no-motion-input/decoder", trained / "warmup"),
+        ("no-warm-up/pictures", home / "no-warm-up" / "warmup"),
+        ("no-warm-up/decoder", home / "no-warm-up" / "pictures"),
+        ("no-motion-input/decoder", trained / "pictures"),
+        ("no-pictures-in-the-history/mllm", trained / "decoder"),
+        ("no-pictures-in-the-history/adapt", home / "no-pictures-in-the-history" / "mllm"),
     ]
     assert [value(words, "--out") for words in training] == [str(home / e[0]) for e in expected]
     assert [value(words, "--model") for words in training] == [f"{e[1]}/model" for e in expected]
@@ -287,10 +291,13 @@ def test_rows_are_trained_as_the_model_was(trained, runs, scored, tmp_path):
             continue
         function = getattr(train_command, words[1]).for_words(rest)
         recipe = cli.parse(function, f"animegamer {name}", rest)[1]["recipe"]
-        if words[1] == "decoder":
+        if value(words, "--out").endswith("pictures"):
+            assert (words[1], recipe.pictures, recipe.steps) == ("decoder", 2, 12)
+        elif words[1] == "decoder":
+            assert recipe.pictures == 0
             assert (recipe.dtype, recipe.text_dropout, recipe.steps) == ("float32", 0.3, 11)
             assert recipe.motion == ("none" if "no-motion-input" in str(words) else "measured")
-        elif "no-warm-up" in str(words):
+        elif words[1] == "warmup" and "no-warm-up" in str(words):
             assert (recipe.steps, recipe.optimizer.learning_rate) == (1, 0)
         data = "ablations/features-random" if "random-instead" in str(words) else "features"
         assert value(words, "--data") == str(trained / data)
@@ -316,8 +323,8 @@ def test_what_was_trained_is_trained_again_only_from_other_inputs(
     for games, seed in ((3, 0), (3, 0), (4, 5)):
         scored.clear()
         ablations.main(trained, games=games, seed=seed, page=page, rows=page.with_suffix(".json"))
-        assert len(scored) == 7
-    assert len(runs) == 6
+        assert len(scored) == len(ablations.DECODER) + len(ablations.GAME)
+    assert len(runs) == 10  # features, and what every row trains for itself
     runs.clear()
     (trained / "dit" / "model").unlink()
     make_bundle(trained / "dit" / "model", Bundle.open(tiny_bundle).protocol, seed=1)
@@ -329,8 +336,8 @@ def test_what_was_trained_is_trained_again_only_from_other_inputs(
     runs.clear()
     write_run_config(trained, "decoder", 20, recipe={"steps": 12})
     ablations.main(trained, games=4, seed=5, page=page, rows=page.with_suffix(".json"))
-    assert len(runs) == 3
-    assert all(words[1] == "decoder" and value(words, "--steps") == "12" for words in runs)
+    assert [Path(value(words, "--out")).name for words in runs] == ["decoder"] * 3
+    assert all(value(words, "--steps") == "12" for words in runs)
     assert "fields that the recipe did not have" in page.read_text()
 
 
@@ -339,9 +346,9 @@ def test_equal_steps_for_every_row(trained, runs, scored, tmp_path):
     ablations.main(trained, games=3, page=page, rows=page.with_suffix(".json"))
     runs.clear()
     ablations.main(trained, games=3, steps=7, page=page, rows=page.with_suffix(".json"))
-    decoders = [words for words in runs if words[1] == "decoder"]
+    decoders = [words for words in runs if value(words, "--out").endswith("decoder")]
     assert [value(words, "--steps") for words in decoders] == ["7"] * 4
-    assert value(decoders[0], "--model") == str(trained / "warmup" / "model")
+    assert value(decoders[0], "--model") == str(trained / "pictures" / "model")
     assert [value(w, "--steps") for w in runs if w[1] == "warmup" and "--steps" in w] == ["1"]
     text = page.read_text()
     assert "ablations.py out/toy --steps 7`" in text
@@ -395,12 +402,10 @@ def test_a_training_has_the_devices_of_train_toy(monkeypatch):
 
 def test_games_are_scored_by_an_evaluation(tiny_bundle, tmp_path):
     """With a tiny model, which cannot play the toy world's games at their size."""
-    (tmp_path / "adapt").mkdir()
-    (tmp_path / "adapt" / "model").symlink_to(Path(tiny_bundle).absolute())
     benchmark = WORLD.make_benchmark("test", num_games=1, num_turns=2, seed=4)
     row = ablations.GAME[-1]
     scores = ablations.score_games(
-        row, tmp_path, out=tmp_path / "games", benchmark=benchmark, classifier_clips=48
+        row, Path(tiny_bundle), out=tmp_path / "games", benchmark=benchmark, classifier_clips=48
     )
     assert {"ACC-F", "MAE-F", "ACC-S"} <= scores.keys()
     assert scores["ACC-S"].count == 2

@@ -21,7 +21,9 @@ words = sys.argv[1:]
 notes = pathlib.Path(os.environ["NOTES"])
 with open(notes / "calls", "a") as file:
     file.write(json.dumps([words, os.environ.get("XLA_FLAGS")]) + "\\n")
-out = pathlib.Path(words[words.index("--out") + 1])
+shown = words[:2] == ["data", "shown"]  # goes to its data
+out = pathlib.Path(words[words.index("--data" if shown else "--out") + 1])
+out = out / "shown" if shown else out
 out.mkdir(parents=True, exist_ok=True)
 how = os.environ.get("STOP", "") if out.name == os.environ.get("AT") else ""
 if how == "leave":  # as after a SIGTERM of its own
@@ -87,7 +89,7 @@ def test_every_command_is_one_that_the_command_line_takes(script, tmp_path):
     run = script()
     _, said = run.communicate(timeout=60)
     assert run.returncode == 0, said
-    made, before = {"features": 0, "games": 0}, None
+    made, before = {"features": 0, "games": 0, "shown": 0}, None
     for words, flags in calls(tmp_path):
         name, rest = cli._choose(words)
         module, _, attribute = cli.COMMANDS[name][0].partition(":")
@@ -95,25 +97,27 @@ def test_every_command_is_one_that_the_command_line_takes(script, tmp_path):
         if words[0] == "train":
             function = function.for_words(rest)
         _, options = cli.parse(function, f"animegamer {name}", rest)
-        out = Path(words[words.index("--out") + 1])
+        shown = words[:2] == ["data", "shown"]
+        out = Path("shown") if shown else Path(words[words.index("--out") + 1])
         if words[0] == "train":
             assert flags == "--xla_force_host_platform_device_count=3 --own"
             given, recipe = options["options"], options["recipe"]
             assert given.model == before
             data = "features" if made["features"] else "games"
             assert given.data == (str(tmp_path / "toy" / data),)
-            if made["features"]:
-                assert recipe.dtype == words[words.index("--dtype") + 1]
+            if hasattr(recipe, "history_shown"):
+                assert recipe.history_shown > 0
+                assert made["shown"]
             before = f"{out}/model"
-        elif words[1] == "features":
+        elif words[1] in ("features", "shown"):
             assert options["model"] == before
         made[out.name] = made.get(out.name, 0) + 1
-    stages = ("clip", "t5", "vae", "dit", "warmup", "decoder", "mllm", "adapt")
-    assert made == dict.fromkeys(("games", "features", *stages), 1)
+    stages = ("clip", "t5", "vae", "dit", "warmup", "pictures", "decoder", "mllm", "adapt")
+    assert made == dict.fromkeys(("games", "features", "shown", *stages), 1)
     again = script()
     said, _ = again.communicate(timeout=60)
-    assert len(calls(tmp_path)) == 10, "what is there was made again"
-    assert said.count(" exists: ") == 10
+    assert len(calls(tmp_path)) == 12, "what is there was made again"
+    assert said.count(" exists: ") == 12
 
 
 @pytest.mark.parametrize(("how", "status"), [("leave", 1), ("fail", 2)])
@@ -126,7 +130,7 @@ def test_nothing_starts_from_a_stage_that_did_not_end(script, tmp_path, how, sta
     run = script()
     run.communicate(timeout=60)
     assert run.returncode == 0
-    assert len(calls(tmp_path)) == 3 + 8
+    assert len(calls(tmp_path)) == 3 + 10
 
 
 @pytest.mark.parametrize(

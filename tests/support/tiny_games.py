@@ -53,13 +53,14 @@ def write_model(
     *,
     networks: tuple[str, ...] = ("mllm", "encoder", "dit", "vae"),
     protocol: Protocol = PROTOCOL,
+    seed: int = 3,
 ) -> Bundle:
     """A bundle of random weights."""
     tokenizer = folder / "tokenizer"
     config = make_config(len(tiny_sets.make_tokenizer(tokenizer)))
     with BundleWriter(folder / "model", name="tiny", protocol=protocol) as writer:
         for name in networks:
-            leaves = random_leaves(name, getattr(config, name), 3)
+            leaves = random_leaves(name, getattr(config, name), seed)
             writer.write_network(name, getattr(config, name), leaves)
         writer.write_tokenizer(tokenizer)
     return Bundle.open(folder / "model")

@@ -11,20 +11,48 @@ import numpy as np
 import pytest
 
 from animegamer_jax.errors import UserError
+from animegamer_jax.evaluate.metrics.registry import LOOKS
 from animegamer_jax.media.video import read_mp4
 from animegamer_jax.toy.drawing.draw import render
 from animegamer_jax.toy.drawing.poses import pose
 from animegamer_jax.toy.films import make_film, write_film
-from animegamer_jax.toy.scene import CHARACTERS, LEVELS, MOTIONS, PLACES, TIMES, Scene
+from animegamer_jax.toy.scene import (
+    ACCESSORIES,
+    CHARACTERS,
+    DISTANCES,
+    LEVELS,
+    MOTIONS,
+    NAMES,
+    PLACES,
+    SIDES,
+    STANDING,
+    TIMES,
+    Details,
+    OwnCharacter,
+    Scene,
+)
+from animegamer_jax.toy.scoring.attributes import DETAILS, VALUES, value_of
 from animegamer_jax.toy.vocabulary import (
     ADVERBS,
     VERBS,
     WHERE,
+    look_of_own,
+    look_of_variant,
+    look_of_view,
     split_words,
     words,
-    write_partial_captions,
+    write_detailed_captions,
 )
-from animegamer_jax.toy.world import PROTOCOL, SPLITS, ToyTurn, is_held_out, make_game, next_states
+from animegamer_jax.toy.world import (
+    PROTOCOL,
+    SPLITS,
+    TEMPERS,
+    ToyTurn,
+    is_held_out,
+    make_game,
+    next_states,
+    untold_level,
+)
 
 NUM_GAMES = 160
 
@@ -118,7 +146,7 @@ def shape(instruction: str) -> str:
         ("W", [where.lower() for where in WHERE.values()]),
         ("T", ["by day", "in the day", "by night", "at night"]),
         ("A", adverbs),
-        ("C", [name.lower() for name in CHARACTERS]),
+        ("C", [name.lower() for name in (*CHARACTERS, *NAMES)]),
         ("P", PLACES),
         ("t", TIMES),
     ):
@@ -132,10 +160,10 @@ def test_words_are_closed_and_instructions_fit(games):
     assert words() == tuple(sorted(known))
     used = set()
     for t in (t for split in SPLITS for t in turns_of(games[split])):
-        texts = (t.instruction, t.motion_text, t.caption, *write_partial_captions(t.scene, rng))
+        texts = (t.instruction, t.motion_text, t.caption, *write_detailed_captions(t.scene, rng))
         used |= {word for text in texts for word in split_words(text) if word.isalpha()}
         assert len(split_words(t.instruction)) <= 26 < PROTOCOL.caption_length
-    assert used == known
+    assert used | {VERBS[STANDING].base} == known  # only typed by players
 
 
 def test_texts_are_complete_and_parts_are_parts(games):
@@ -145,19 +173,94 @@ def test_texts_are_complete_and_parts_are_parts(games):
         assert t.scene.character.lower() in caption
         assert t.scene.place in caption
         assert t.scene.time in caption
-        assert any(adverb in t.motion_text for adverb in ADVERBS[t.scene.level])
-        character, place, time, mixture = write_partial_captions(t.scene, rng)
-        assert character == t.scene.character
-        assert t.scene.place in place
-        assert t.scene.time in time
-        assert len(split_words(mixture)) < len(split_words(t.caption))
+        assert any(adverb in caption for adverb in ADVERBS[t.scene.level])
+        assert not {*itertools.chain(*ADVERBS.values())} & {*split_words(t.motion_text)}
+        texts = write_detailed_captions(t.scene, rng)
+        assert {t.scene.time, f"the {t.scene.place}", t.scene.details.accessory} <= {*texts}
+
+
+def test_no_instruction_says_what_is_hidden(games):
+    """Nor does the motion text; CLIP's captions say all of it, and no name of an own character."""
+    hidden = {
+        word for name in ("accessory", "variant", "side", "distance") for word in VALUES[name]
+    }
+    hidden = {word for text in hidden for word in text.split() if not word.isdigit()}
+    rng = np.random.default_rng(0)
+    for t in (t for split in SPLITS for t in turns_of(games[split])):
+        said = {*split_words(t.instruction), *split_words(t.motion_text), *split_words(t.caption)}
+        assert not said & hidden
+        texts = write_detailed_captions(t.scene, rng)
+        assert not {name.lower() for name in NAMES} & {*split_words(" ".join(texts))}
+        details = t.scene.details
+        assert look_of_view(details) in texts
+        assert any(look_of_variant(t.scene.place, details.variant) in text for text in texts)
+        if own := t.scene.own_looks(t.scene.character):
+            assert look_of_own(own) in texts
+
+
+def test_hidden_things_last(games):
+    """An accessory is its character's, a variant its place's; a view lasts as long as the place."""
+    changes = 0
+    for game in itertools.chain(*games.values()):
+        of: dict[tuple[str, str], object] = {}
+        for before, t in itertools.pairwise((None, *game)):
+            shown, details = t.scene, t.scene.details
+            for key, value in (
+                (("accessory", shown.character), details.accessory),
+                (("variant", shown.place), details.variant),
+                *(
+                    [(("accessory", shown.partner), details.partner_accessory)]
+                    * bool(shown.partner)
+                ),
+            ):
+                assert of.setdefault(key, value) == value
+            view = details.side, details.distance
+            if before is not None and before.scene.place == shown.place:
+                assert view == (before.scene.details.side, before.scene.details.distance)
+            elif before is not None:
+                changes += view != (before.scene.details.side, before.scene.details.distance)
+    assert changes > 100
+
+
+def test_every_hidden_value_occurs_as_often(games):
+    turns = turns_of(games["train"])
+    for name in DETAILS:
+        found = [VALUES[name].index(str(value_of(t.scene, name))) for t in turns]
+        shares = np.bincount(found, minlength=len(VALUES[name])) / len(turns) * len(VALUES[name])
+        assert 0.6 < shares.min() <= shares.max() < 1.5, name
+
+
+def test_own_characters(games):
+    """They begin with a picture; training shows each part of their looks, not the combination."""
+
+    def owned(split: str) -> list[OwnCharacter]:
+        return [game[0].scene.own for game in games[split] if game[0].scene.own]
+
+    assert 0.3 < len(owned("train")) / NUM_GAMES < 0.5
+    assert not owned("test")
+    assert len(owned("own")) == NUM_GAMES
+    assert all(own.is_held_out for own in owned("own"))
+    assert not any(own.is_held_out for own in owned("train"))
+    for name in ("hair_colour", "hair", "clothes"):
+        fresh, trained = ({getattr(o, name) for o in owned(split)} for split in ("own", "train"))
+        assert fresh <= trained, name
+    for game in games["own"]:
+        assert game[0].scene.motion == STANDING
+        assert game[0].instruction.startswith(
+            f"Character: {game[0].scene.character}; Motion: stand"
+        )
+        assert (game[0].scene.level, game[0].social, game[0].stamina) == (1, 0, 1)
+        assert {t.scene.own for t in game if t.scene.own} == {game[0].scene.own}
+    acts = [t.scene.character in NAMES for game in games["own"] for t in game[1:]]
+    assert 0.6 < np.mean(acts) < 0.9
 
 
 # Open instructions
 
 
-def read(instruction: str, before: Scene | None) -> Scene:
-    """A player who knows the language, and nothing but the scene before."""
+def read(instruction: str, history: tuple[ToyTurn, ...]) -> dict[str, object]:
+    """A player who knows the language and the turns before, but has seen nothing."""
+    before = history[-1].scene if history else None
     text = " ".join(split_words(instruction))
     said: dict[str, object] = {}
     gerunds = dict(
@@ -169,34 +272,46 @@ def read(instruction: str, before: Scene | None) -> Scene:
             said["motion"] = motion
             said["partner"] = found[1].capitalize() if motion == "talk" else None
             text = text.replace(found[0] if motion == "talk" else stem, "")
-    for name, options in (("character", CHARACTERS), ("place", PLACES), ("time", TIMES)):
+    everyone = (*CHARACTERS, *NAMES)
+    for name, options in (("character", everyone), ("place", PLACES), ("time", TIMES)):
         for option in options:
             if re.search(rf"\b{option.lower()}\b", text):
                 said[name] = option
     for level, adverbs in ADVERBS.items():
         if set(adverbs) & set(text.split()):
             said["level"] = level
-    if before is None or {"character", "motion", "place", "time"} <= said.keys():
-        return Scene(**{"level": 3, **said})
+    full = {"character", "motion", "place", "time"} <= said.keys()
+    known: dict[str, object] = {} if full else plain_fields(before)
     step = ("faster" in text) - ("slower" in text)
-    level = min(max(before.level + step, 1), 5)
-    return dataclasses.replace(before, **{"level": level, **said})
+    if step:
+        known["level"] = min(max(before.level + step, 1), 5)
+    elif full or before.character != said.get("character", before.character):
+        known["level"] = untold_level(history, str(said["character"]))
+    elif "motion" in said and not text.startswith(("go on", "then go on")):
+        known["level"] = untold_level(history, before.character)
+    if said.get("motion") == STANDING:
+        known["level"] = 1
+    return known | {"partner": known.get("partner")} | said
+
+
+def plain_fields(shown: Scene) -> dict[str, object]:
+    """What words can say of a scene."""
+    names = ("character", "motion", "place", "time", "level", "partner")
+    return {name: getattr(shown, name) for name in names}
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_history_and_only_history_resolves_open_instructions(games, split):
-    answers: dict[str, set[Scene]] = {}
+    answers: dict[str, set[tuple]] = {}
     for game in games[split]:
         assert not game[0].is_open
-        before = None
-        for t in game:
-            assert read(t.instruction, before) == t.scene, (t.instruction, before)
-            before = t.scene
-            answers.setdefault(t.instruction, set()).add(t.scene)
-            if not t.is_open:
-                assert read(t.instruction, None) == t.scene
+        for number, t in enumerate(game):
+            fields = plain_fields(t.scene)
+            assert read(t.instruction, game[:number]) == fields, (t.instruction, game[:number])
+            answers.setdefault(t.instruction, set()).add(tuple(fields.values()))
     opened = [t for t in turns_of(games[split]) if t.is_open]
-    later = NUM_GAMES * 4
+    later = sum(t is not game[0] for game in games[split] for t in game[:-1]) + NUM_GAMES
+    later -= sum(t.scene.motion == STANDING for t in turns_of(games[split]))
     assert 0.55 < len(opened) / later < 0.65
     common = [t for t in opened if sum(o.instruction == t.instruction for o in opened) > 5]
     assert all(len(answers[t.instruction]) > 1 for t in common)
@@ -204,6 +319,7 @@ def test_history_and_only_history_resolves_open_instructions(games, split):
 
 def test_half_of_the_full_instructions_have_the_released_form(games):
     full = [t.instruction for t in turns_of(games["train"]) if not t.is_open]
+    full = [text for text in full if "Motion: standing" not in text]
     share = sum(bool(re.match(r"Character: .*; Motion: .*; Background: ", i)) for i in full)
     assert 0.4 < share / len(full) < 0.6
 
@@ -276,7 +392,7 @@ def test_sizes_differ_in_resolution_only():
         shown = scene(
             motion=motion, time=time, partner="Nori" if motion == "talk" else None, seed=4
         )
-        small = render(shown).astype(float)
+        small = render(shown, height=48, width=72).astype(float)
         large = render(shown, height=480, width=720)[::8].astype(float)
         reduced = large.reshape(3, 48, 10, 72, 10, 3).mean(axis=(2, 4))
         difference = np.abs(reduced - small[::8])
@@ -284,25 +400,76 @@ def test_sizes_differ_in_resolution_only():
         assert np.quantile(difference, 0.99) < 40
 
 
-def test_variety_that_no_instruction_mentions():
-    """A scene without a seed has one view; seeds change the place, the character and the pace."""
-    plain = scene(motion="jump")
-    assert pose(plain, num_frames=3).start == pose(scene(motion="sit"), num_frames=3).start
-    shots = [pose(dataclasses.replace(plain, seed=s), num_frames=17) for s in range(8)]
-    assert len({shot.start for shot in shots}) == 8
-    shadows = np.stack([shot.layers[0].points[0].mean(0)[0] for shot in shots])
-    assert shadows.min() < -2
-    assert shadows.max() > 2
-    heights = [np.ptp(shot.layers[-1].points[..., 1]) for shot in shots]
-    assert 1.05 < max(heights) / min(heights) < 1.18
-    for turn in turns_of([make_game(0), make_game(1, split="test")]):
-        assert turn.scene.seed is None
+def test_chance_changes_how_a_clip_begins():
+    """To which side a motion begins, as the first frame shows, and its pace."""
+    for motion in ("walk", "sit"):
+        plain = scene(motion=motion, level=4)
+        drawn = [dataclasses.replace(plain, seed=s) for s in range(16)]
+        shadows = [pose(one, num_frames=17).layers[0].points.mean(1)[:, 0] for one in drawn]
+        steps = np.array([shadow[2] - shadow[0] for shadow in shadows])  # drawn on twos
+        assert {*np.sign(steps)} == {-1, 1}
+        assert len({*np.abs(steps).round(6)}) == 16
+        assert np.ptp(np.abs(steps)) < 0.07 * np.abs(steps).mean()
+        firsts = np.stack([render(one, num_frames=1)[0].astype(int) for one in drawn])
+        alike = np.abs(firsts[:, None] - firsts[None]).mean((2, 3, 4))
+        same = np.sign(steps)[:, None] == np.sign(steps)[None]
+        assert alike[same].max() < alike[~same].min()
+    assert len({t.scene.seed for t in turns_of([make_game(0), make_game(1)])}) == 10
 
 
-def test_what_a_clip_shows_moves_below_a_pixel():
-    frames = render(scene(motion="walk", level=1, place="town", seed=2)).astype(int)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"accessory": ACCESSORIES[-1]},
+        {"variant": 1},
+        {"side": SIDES[1]},
+        {"distance": DISTANCES[1]},
+    ],
+)
+@pytest.mark.parametrize("motion", [*MOTIONS, STANDING])
+def test_each_detail_is_seen_in_each_motion(motion, change):
+    partner = "Ren" if motion == "talk" else None
+    plain = scene(motion=motion, partner=partner, level=1, place="town")
+    other = dataclasses.replace(plain, details=dataclasses.replace(Details(), **change))
+    first, second = (render(s, num_frames=1)[0].astype(int) for s in (plain, other))
+    assert (np.abs(first - second).max(-1) > 60).mean() > 0.006
+
+
+@pytest.mark.parametrize("motion", [*MOTIONS, STANDING])
+def test_looks_differ_in_each_motion(motion):
+    """Every two values of what a scene says it shows; a sleeper's clothes are hidden."""
+    partner = "Ren" if motion == "talk" else None
+    own = OwnCharacter(NAMES[0], *(VALUES[name][0] for name in LOOKS))
+    plain = scene(character=own.name, motion=motion, partner=partner, level=1, own=own)
+    assert (value_of(plain, "clothes") is None) == (motion == "sleep")
+    for name in LOOKS:
+        if value_of(plain, name) is None:
+            continue
+        changes = [{name.replace(" ", "_"): value} for value in VALUES[name]]
+        others = [
+            dataclasses.replace(plain, own=dataclasses.replace(own, **change)) for change in changes
+        ]
+        frames = [render(other, num_frames=1)[0].astype(int) for other in others]
+        for one, other in itertools.combinations(frames, 2):
+            assert (np.abs(one - other).max(-1) > 30).mean() > 0.001, name
+
+
+def test_the_tired_and_the_calm_move_slower():
+    tired = [turn(scene(), stamina=-1)] * 2
+    for name, level in TEMPERS.items():
+        assert untold_level([], name) == level
+        assert untold_level(tired, name) == level - 1
+    assert untold_level([], NAMES[0]) == 3
+    assert len({*TEMPERS.values()}) == 3
+
+
+def test_clips_are_drawn_on_twos_and_move_below_a_pixel():
+    slow = scene(character="Ren", motion="walk", level=1, place="town", seed=2)
+    frames = render(slow, height=48, width=72).astype(int)
     steps = np.abs(np.diff(frames, axis=0))
-    assert np.all(steps.reshape(16, -1).max(axis=1) > 2), "every frame differs from the one before"
+    changes = steps.reshape(16, -1).max(axis=1)
+    assert not changes[::2].any(), "a drawing is held for two frames"
+    assert np.all(changes[1::2] > 2), "every drawing differs from the one before"
     assert steps.max() < 90
 
 
@@ -375,7 +542,7 @@ def test_films_cut_where_the_truth_says():
     assert jumps[np.array(cuts) - 1].min() > 1.5 * np.quantile(within, 0.95)
     for shot in film.shots:
         assert 16 <= shot.end - shot.start <= 48
-        clip = render(shot.scene, num_frames=shot.end - shot.start)
+        clip = render(shot.scene, height=48, width=72, num_frames=shot.end - shot.start)
         assert np.array_equal(frames[shot.start : shot.end], clip)
 
 

@@ -180,7 +180,7 @@ def test_numbers_that_do_not_fit(changes, message):
         check_recipe(dataclasses.replace(RECIPE, **changes), batch_shards=8)
 
 
-@pytest.mark.parametrize(("option", "value"), [("history_swap", 1.5), ("word_dropout", -0.1)])
+@pytest.mark.parametrize(("option", "value"), [("history_shown", 1.5), ("word_dropout", -0.1)])
 def test_shares_are_from_zero_to_one(option, value):
     recipe = dataclasses.replace(find_stage("mllm")[1], **{option: value})
     words = f"--{option.replace('_', '-')}: expected a number .* than or equal to [01], found"

@@ -75,7 +75,10 @@ def _order_parts(parts: tuple[Part, ...]) -> tuple[Part, ...]:
     return tuple(part for part in PARTS if part in _check_unique(parts))
 
 
-_After, _Not = pydantic.AfterValidator, pydantic.BeforeValidator(_check_given)
+_After = pydantic.AfterValidator
+# A default is not validated, so it sees None only where a file says null. Before the validation it
+# would turn lists into Python's, which are no tuples.
+_Not = _After(_check_given)
 _Some = pydantic.Field(min_length=1)
 Line = Annotated[str, _After(_check_line)]
 """One line of text, not empty, without spaces around it."""
@@ -115,17 +118,27 @@ class Parts:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Detail:
+    """One thing that a clip shows and no instruction says."""
+
+    name: Line
+    value: Line
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SceneTruth:
     """What a world needs, besides parts and level, to draw a turn's true clip.
 
     Attributes:
         motion: Kind of motion, by the world's name for it.
         partner: Character who is talked to; None: nobody.
-        seed: Seed of the view; None: the view that games show.
+        details: What no instruction says, by the world's names.
+        seed: Seed of what is left to chance; None: nothing is.
     """
 
     motion: Line
     partner: MaybeLine = None
+    details: tuple[Detail, ...] = ()
     seed: Annotated[Seed | None, _Not] = None
 
 
@@ -183,12 +196,14 @@ class BenchmarkGame:
         id: Name, different from every other game's.
         seed: Seed of the noise in play.
         characters: Characters that can occur in it.
+        picture: The turn before the first, which the player gives as a picture; None: no picture.
         turns: The turns, in order.
     """
 
     id: Line
     seed: Seed
     characters: Names
+    picture: Annotated[BenchmarkTurn | None, _Not] = None
     turns: Annotated[tuple[BenchmarkTurn, ...], _Some]
 
 
@@ -356,8 +371,11 @@ def _check_turns(found: Benchmark, where: str) -> None:
         require(count == found.num_turns, f"{place}.turns", expected)
         others = {*game.characters} - {*found.characters}
         require(not others, f"{place}.characters", "expected characters of the benchmark")
-        for t, turn in enumerate(game.turns):
-            place = f"games[{g}].turns[{t}]"
+        places = [f"{place}.turns[{t}]" for t in range(count)]
+        rows, before = list(zip(places, game.turns, strict=True)), None
+        if game.picture is not None:
+            rows = [(f"{place}.picture", game.picture), *rows]
+        for place, turn in rows:
             for name, values in allowed.items():
                 value = getattr(turn, name)
                 problem = f"expected one of {', '.join(map(str, values))}, found {value}"
@@ -366,13 +384,13 @@ def _check_turns(found: Benchmark, where: str) -> None:
             known = who is None or who in game.characters
             require(known, f"{place}.parts.character", f"expected one of the game, found {who!a}")
             problem = "expected none in a first turn, which has no turn before"
-            require(t > 0 or not turn.omitted, f"{place}.omitted", problem)
+            require(before is not None or not turn.omitted, f"{place}.omitted", problem)
             for name in turn.omitted:
-                now = getattr(turn.parts, name)
-                before = getattr(game.turns[t - 1].parts, name)
+                now, then = getattr(turn.parts, name), getattr(before, name)
                 require(
-                    now is None or before is None or now == before,
+                    now is None or then is None or now == then,
                     f"{place}.parts.{name}",
-                    f"expected {before!a} as in the turn before, because the instruction omits it, "
+                    f"expected {then!a} as in the turn before, because the instruction omits it, "
                     f"found {now!a}",
                 )
+            before = turn.parts

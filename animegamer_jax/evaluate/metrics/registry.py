@@ -17,7 +17,7 @@ GROUPS: Mapping[Group, str] = {
     "clip": "CLIP: frames against references and against text",
     "dreamsim": "DreamSim: frames against references",
     "lpips": "LPIPS: frames against true frames",
-    "truth": "toy world only: character, place and time as a classifier reads them, and PSNR",
+    "truth": "toy world only: what a classifier reads off the clips, and PSNR",
     "speed": "seconds per turn",
     "fvd": "Fréchet video distance between all clips and all true or given ones",
     "jedi": "JEDi: the same with another distance and other features",
@@ -54,6 +54,8 @@ class Metric:
 _SECTION = "AnimeGamer, section 4.2"
 _OURS = "this project"
 _READS = "1 if the classifier reads the expected {}, else 0"
+_KEPT = "1 if the {} is read as in the game's first clip that shows it, else 0"
+_AS_GIVEN = "1 if it is read as in the player's own picture, else 0"
 
 _ALL = (  # name, group, better, unit, formula, source; the paper's score and its best baseline
     Metric("CLIP-I", "clip", "higher", "cosine, -1 to 1",
@@ -91,6 +93,23 @@ _ALL = (  # name, group, better, unit, formula, source; the paper's score and it
     Metric("time", "truth", "higher", "share of turns", _READS.format("time of day"), _OURS),
     Metric("all three", "truth", "higher", "share of turns",
            _READS.format("character, place and time"), _OURS),
+    Metric("accessory kept", "truth", "higher", "share of turns",
+           _KEPT.format("accessory of the character"), _OURS),
+    Metric("variant kept", "truth", "higher", "share of turns",
+           _KEPT.format("variant of the place"), _OURS),
+    Metric("view kept", "truth", "higher", "share of turns",
+           _KEPT.format("side and distance of the view"), _OURS),
+    Metric("details kept", "truth", "higher", "share of details",
+           "mean of the three over those that the turn shows again", _OURS),
+    Metric("details by chance", "truth", "lower", "share of details",
+           "the same, as another game first showed this character or place", _OURS),
+    Metric("hair colour", "truth", "higher", "share of turns", _AS_GIVEN, _OURS),
+    Metric("hair", "truth", "higher", "share of turns", _AS_GIVEN, _OURS),
+    Metric("clothes", "truth", "higher", "share of turns", _AS_GIVEN, _OURS),
+    Metric("looks", "truth", "higher", "share of turns",
+           "1 if all of these that are seen are read as in the player's picture, else 0", _OURS),
+    Metric("looks by chance", "truth", "lower", "share of turns",
+           "the same, against the first clip of another game's own character", _OURS),
     Metric("FVD", "fvd", "lower", "squared features, 0 up",
            "Fréchet distance of Gaussians fitted to I3D's features of both sets",
            "Unterthiner et al., arXiv 1812.01717", backbone=True),
@@ -100,6 +119,13 @@ _ALL = (  # name, group, better, unit, formula, source; the paper's score and it
 )  # fmt: skip
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _ALL}
 """Metric by name, in the order of tables."""
+
+NAMED = ("character", "place", "time")
+"""Attributes that instructions name, as `Parts` names them."""
+DETAILS = ("accessory", "variant", "view")
+"""Attributes of a turn that no instruction says, and that last."""
+LOOKS = ("hair colour", "hair", "clothes")
+"""Attributes of a player's own character, known by a picture only."""
 
 CONTEXT = "all three"
 """The metric whose mean over open turns, which omit something, is the context accuracy."""

@@ -17,7 +17,7 @@ from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder
 from animegamer_jax.evaluate.metrics.dreamsim import DreamSim
 from animegamer_jax.evaluate.metrics.formulas import STATE_SLOTS
 from animegamer_jax.evaluate.metrics.lpips import LPIPS, lpips_distance
-from animegamer_jax.evaluate.metrics.registry import CONTEXT, Group
+from animegamer_jax.evaluate.metrics.registry import CONTEXT, NAMED, Group
 from animegamer_jax.evaluate.metrics.video_distance import VideoFeatures
 from animegamer_jax.evaluate.worlds import AttributeClassifier
 from animegamer_jax.media.motion import NOISE, PAPER_EDGES, dis_flow, film_flow, measure_levels
@@ -216,8 +216,16 @@ class DreamSimScorer:
         return {"DreamSim": self._model.similarity(answers.clips, answers.true_clips)}
 
 
+READ = "read: "
+"""Begins the names of values that are what the classifier read off a clip, as an index."""
+
+
 class TruthScorer:
-    """Scores what the world's classifier reads off the clip, and PSNR against the true clip."""
+    """Scores what the world's classifier reads off the clip, and PSNR against the true clip.
+
+    Attributes that no instruction names are kept as they were read, for `details`: whether they are
+    right depends on other turns.
+    """
 
     group: Group = "truth"
 
@@ -227,10 +235,16 @@ class TruthScorer:
     def __call__(self, answers: Answers) -> Values:
         found = self.classifier(answers.clips)
         values: Values = {}
-        for name, known in self.classifier.values.items():
-            expected = [known.index(getattr(turn.parts, name)) for turn in answers.turns]
-            values[name] = (found[name] == np.array(expected)).astype(np.float32)
+        for name in NAMED:
+            known = [*self.classifier.values[name], None]
+            parts = [getattr(turn.parts, name) for turn in answers.turns]
+            expected = np.array([known.index(p if p in known else None) for p in parts])
+            right = (found[name] == expected).astype(np.float32)
+            values[name] = np.where(expected < len(known) - 1, right, np.nan)
         values[CONTEXT] = np.prod(list(values.values()), axis=0).astype(np.float32)
+        values |= {
+            READ + name: found[name].astype(np.float32) for name in found if name not in NAMED
+        }
         if answers.true_clips is not None:
             values["PSNR"] = np.asarray(formulas.psnr(answers.clips, answers.true_clips))
         return values

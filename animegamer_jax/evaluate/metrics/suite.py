@@ -49,9 +49,16 @@ from animegamer_jax.evaluate.metrics.video_distance import (
     load_i3d,
 )
 from animegamer_jax.evaluate.options import MetricFiles
-from animegamer_jax.evaluate.worlds import FrameSize, GameClips, World, find_world
+from animegamer_jax.evaluate.worlds import (
+    DetailTruth,
+    FrameSize,
+    GameClips,
+    World,
+    find_world,
+)
 from animegamer_jax.media.video import read_mp4
-from animegamer_jax.models.vae import VAE, mode, to_uint8
+from animegamer_jax.models.latents import mode
+from animegamer_jax.models.vae import VAE, to_uint8
 from animegamer_jax.storage.serialization import to_json
 
 
@@ -96,6 +103,8 @@ class MetricSuite:
         skipped: The reason by group that cannot be computed.
         true_clips: Whole true clips of the benchmark's games; None: its world has none.
         other_views: Function that draws the same scenes from other views; None likewise.
+        pictures: Picture before each game's first turn; empty: no game has one.
+        details: Which turns show the same thing, by attribute that no instruction says.
     """
 
     scorers: tuple[Scorer, ...] = ()
@@ -103,6 +112,8 @@ class MetricSuite:
     skipped: Mapping[str, str] = dataclasses.field(default_factory=dict)
     true_clips: GameClips | None = None
     other_views: Callable[[], GameClips] | None = None
+    pictures: tuple[UInt8[np.ndarray, "h w 3"] | None, ...] = ()
+    details: Mapping[str, DetailTruth] = dataclasses.field(default_factory=dict)
 
     @property
     def fingerprint(self) -> dict[str, Any]:
@@ -155,7 +166,7 @@ def make_suite(
         benchmark: The benchmark; its world decides what is known.
         resources: Everything to compute with.
         size: Size of the clips to score.
-        vae: The system's VAE, whose blur the world's classifier learns; None: not at hand.
+        vae: The system's VAE, whose blur the world's classifier is checked with; None: not at hand.
     """
     world = find_world(benchmark.world)
     true_clips = None if world is None else world.true_clips(benchmark, size)
@@ -187,6 +198,8 @@ def make_suite(
         other_views=None
         if world is None
         else functools.partial(world.other_views, benchmark, size),
+        pictures=() if world is None else tuple(world.pictures(benchmark, size)),
+        details={} if world is None else world.details(benchmark),
     )
 
 
@@ -289,9 +302,7 @@ def _truth(
 ) -> Scorer:
     if world is None:
         raise UserError("only clips of a world that can draw them can be classified")
-    clip = resources.scoring_clip
     classifier = world.make_classifier(
-        None if clip is None or not clip.embedder.has_text else clip.embedder,
         size=size,
         reconstruct=None if vae is None else functools.partial(reconstruct, vae),
         num_clips=resources.files.classifier_clips,
@@ -301,6 +312,5 @@ def _truth(
         fingerprint={
             "classifiers": classifier.description,
             "clips": resources.files.classifier_clips,
-            "clip": None if clip is None else clip.digest,
         },
     )

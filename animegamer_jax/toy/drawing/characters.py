@@ -7,9 +7,19 @@ right; those that face left are mirrored.
 """
 
 import dataclasses
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
-from animegamer_jax.toy.drawing.shapes import INK, Colour, Shape, blob, ellipse, limb, polygon
+from animegamer_jax.toy.drawing.shapes import (
+    INK,
+    Colour,
+    Points,
+    Shape,
+    blob,
+    ellipse,
+    limb,
+    polygon,
+)
+from animegamer_jax.toy.scene import OwnCharacter
 
 Part = Literal[
     "far_leg", "near_leg", "far_arm", "near_arm", "body", "head", "tails", "awake", "asleep",
@@ -64,6 +74,70 @@ LOOKS: dict[str, Looks] = {
     "Nori": Looks("hat", (60, 45, 65), (220, 150, 40), "dress", (115, 72, 170), (240, 180, 60),
                   (70, 60, 80), (50, 40, 60), (128, 78, 190)),
 }  # fmt: skip
+
+
+_HAIR_COLOURS: dict[str, Colour] = {
+    "pink": (255, 150, 190), "black": (62, 54, 70), "brown": (150, 90, 45),
+    "golden": (250, 205, 80), "white": (232, 234, 245), "green": (90, 190, 120),
+}  # fmt: skip
+_CLOTH_COLOURS: dict[str, Colour] = {
+    "red": (220, 55, 60), "yellow": (250, 205, 60), "green": (60, 165, 85),
+    "blue": (65, 120, 225), "purple": (150, 90, 205), "grey": (150, 155, 165),
+}  # fmt: skip
+_ACCESSORY_COLOURS: dict[str, Colour] = {
+    "red": (232, 50, 60), "yellow": (255, 220, 50), "green": (45, 170, 75), "blue": (45, 95, 230),
+}  # fmt: skip
+_ACCESSORY_AT = (-17.0, -23.0)  # of its middle, from the feet; forward is positive
+
+
+def own_looks(own: OwnCharacter) -> Looks:
+    """Returns the looks of a player's own character."""
+    colour, kind = own.clothes.split()
+    dress = kind == "dress"
+    return Looks(
+        hair=cast(Hair, own.hair),
+        hair_colour=_HAIR_COLOURS[own.hair_colour],
+        eyes=(90, 80, 110),
+        clothes="dress" if dress else "suit",
+        cloth=_CLOTH_COLOURS[colour],
+        trim=WHITE,
+        legs=SKIN if dress else (90, 85, 110),
+        shoes=(110, 75, 60),
+        extra=(250, 245, 240),
+    )
+
+
+def accessory_shapes(accessory: str) -> tuple[Shape, ...]:
+    """Returns a thing on a stick, from the feet of the character that carries it."""
+    name, kind = accessory.split()
+    colour, light = _ACCESSORY_COLOURS[name], (255, 255, 255)
+    x, y = _ACCESSORY_AT
+    stick = Shape(_bar(x, y, 18.0), (150, 120, 100), 0.3)
+    match kind:
+        case "balloon":
+            shine = Shape(ellipse(x - 1.6, y - 2, rx=1.0, ry=1.5, count=10), light, 0)
+            return stick, Shape(ellipse(x, y, rx=5.0, ry=5.8), colour, 0.7), shine
+        case "parasol":
+            dome = blob((x - 7.4, y + 2.6), (x - 5.4, y - 3.4), (x, y - 6.0), (x + 5.4, y - 3.4),
+                        (x + 7.4, y + 2.6), (x + 3.6, y + 1.2), (x, y + 2.4),
+                        (x - 3.6, y + 1.2))  # fmt: skip
+            return stick, Shape(dome, colour, 0.7)
+        case "kite":
+            kite = polygon((x, y - 7.2), (x + 5.2, y - 1), (x, y + 6.4), (x - 5.2, y - 1))
+            cross = polygon((x - 0.5, y - 6), (x + 0.5, y - 6), (x + 0.5, y + 5), (x - 0.5, y + 5))
+            return stick, Shape(kite, colour, 0.7), Shape(cross, light, 0)
+        case "flag":
+            cloth = polygon((x - 5.2, y - 5.6), (x + 5.2, y - 5.6), (x + 5.2, y + 2.4),
+                            (x - 5.2, y + 2.4))  # fmt: skip
+            stripe = polygon((x - 5.2, y - 2.9), (x + 5.2, y - 2.9), (x + 5.2, y - 0.3),
+                             (x - 5.2, y - 0.3))  # fmt: skip
+            return stick, Shape(cloth, colour, 0.7), Shape(stripe, light, 0)
+        case _:
+            raise ValueError(f"unknown accessory {accessory!r}")
+
+
+def _bar(x: float, y: float, length: float) -> Points:
+    return polygon((x - 0.5, y), (x + 0.5, y), (x + 1.2, y + length), (x + 0.2, y + length))
 
 
 def pieces(looks: Looks) -> tuple[Piece, ...]:

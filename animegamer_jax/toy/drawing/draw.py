@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageDraw
 
-from animegamer_jax.toy.drawing.places import FAR_SPEED, PERIOD, strip_scale, strips
+from animegamer_jax.toy.drawing.places import FAR_SPEED, PERIOD, START, strip_scale, strips
 from animegamer_jax.toy.drawing.poses import Layer, pose
 from animegamer_jax.toy.drawing.shapes import Colour
 from animegamer_jax.toy.scene import NUM_FRAMES, Scene
@@ -24,7 +24,7 @@ _TINT_AMOUNT = {"day": 0.0, "night": 0.16}
 
 
 def render(
-    scene: Scene, *, height: int = 48, width: int = 72, num_frames: int = NUM_FRAMES
+    scene: Scene, *, height: int = 96, width: int = 144, num_frames: int = NUM_FRAMES
 ) -> UInt8[np.ndarray, "f h w 3"]:
     """Returns the clip of a scene; another size changes nothing but the resolution.
 
@@ -35,11 +35,11 @@ def render(
         num_frames: Number of frames, 8 per second.
     """
     posed = pose(scene, num_frames=num_frames)
-    scenery = _scenery(scene, posed.start, height=height, width=width)
+    scenery = _scenery(scene, posed.zoom, height=height, width=width)
     frames = np.repeat(scenery[None], num_frames, axis=0)
     colours = [(*_tinted(layer.colour, _TINT_AMOUNT[scene.time]), 255) for layer in posed.layers]
     _paint(frames, posed.layers, colours)
-    return frames
+    return frames if scene.details.side == "left" else np.ascontiguousarray(frames[:, :, ::-1])
 
 
 def _tinted(colour: Colour, amount: float) -> Colour:
@@ -49,17 +49,18 @@ def _tinted(colour: Colour, amount: float) -> Colour:
     return red, green, blue
 
 
-def _scenery(scene: Scene, start: float, *, height: int, width: int) -> UInt8[np.ndarray, "h w 3"]:
-    far, near = strips(scene.place, scene.time, height=height, width=width)
-    frame = np.array(_window(far, start * FAR_SPEED, height=height, width=width))
-    _cover(frame, _window(near, start, height=height, width=width))
+def _scenery(scene: Scene, zoom: float, *, height: int, width: int) -> UInt8[np.ndarray, "h w 3"]:
+    size = {"zoom": zoom, "height": height, "width": width}
+    far, near = strips(scene.place, scene.time, variant=scene.details.variant, **size)
+    frame = np.array(_window(far, START * FAR_SPEED, **size))
+    _cover(frame, _window(near, START, **size))
     return frame[..., :3]
 
 
-def _window(strip: Image.Image, x: float, *, height: int, width: int) -> np.ndarray:
+def _window(strip: Image.Image, x: float, *, zoom: float, height: int, width: int) -> np.ndarray:
     scale = strip_scale(height)
     left = x % PERIOD * scale * height / 48
-    box = (left, 0.0, left + width * scale, height)
+    box = (left, 0.0, left + width * scale / zoom, height)
     return np.asarray(strip.resize((width, height), Image.Resampling.HAMMING, box=box))
 
 

@@ -1,8 +1,9 @@
 """The places of the toy world: endless strips of scenery that repeat every `PERIOD` units.
 
-Each place has two strips: the far one (sky, sea, wall), which scrolls at `FAR_SPEED` of the near
-one's speed, and the near one, on which characters stand at `GROUND`. Every window of a frame's
-width shows which place it is. A strip is drawn once for each size, and cached.
+A place has three variants, such as its seasons, and is seen from near or from far. It has two
+strips: the far one (sky, sea, wall), which scrolls at `FAR_SPEED` of the near one's speed, and the
+near one, on which characters stand at `GROUND`. Every window of a frame's width shows which place
+and variant it is. A strip is drawn once for each size, and cached.
 """
 
 import functools
@@ -25,6 +26,9 @@ from animegamer_jax.toy.drawing.shapes import (
 
 PERIOD = 144.0
 GROUND = 43.0
+START = 20.0  # of a frame in a place's near strip, in units
+ANCHOR = 45.0  # the height at which things stay when the view is zoomed
+ZOOMS = {"near": 1.0, "far": 0.72}
 FAR_SPEED = 0.7
 HORIZON = 30.0
 _DAY_SKY: Colour = (135, 205, 250)
@@ -34,14 +38,23 @@ _NIGHT = np.array([0.34, 0.38, 0.58])
 
 
 class Pen:
-    """Draws on a strip of `PERIOD` units and more, and repeats everything by the period."""
+    """Draws on a strip of `PERIOD` units and more, and repeats everything by the period.
 
-    def __init__(self, *, width: Number, unit: Number, night: bool, colour: Colour | None):
-        self.unit, self.night, self.width = unit, night, width
+    `variant` is that of the place; `choose` picks its colour.
+    """
+
+    def __init__(
+        self, *, width: Number, unit: Number, night: bool, variant: int, colour: Colour | None
+    ):
+        self.unit, self.night, self.width, self.variant = unit, night, width, variant
         size = math.ceil((PERIOD + width) * unit) + 1, math.ceil(48 * unit)
         ground = (*INK, 0) if colour is None else (*colour, 255)
         self.image = Image.new("RGBA", size, ground)
         self.draw = ImageDraw.Draw(self.image)
+
+    def choose(self, *colours: Colour) -> Colour:
+        """Returns the colour of the place's variant."""
+        return colours[self.variant]
 
     def tone(self, colour: Colour) -> Colour:
         """Returns the colour at this time of day."""
@@ -110,10 +123,11 @@ def _hills(pen: Pen, colour: Colour, *, top: Number, height: Number, wave: int) 
 def _meadow(far: Pen, near: Pen) -> None:
     _sky(far)
     _hills(far, (150, 205, 120), top=22, height=6, wave=2)
-    near.band(HORIZON, 48, (120, 200, 80))
+    near.band(HORIZON, 48, near.choose((120, 200, 80), (175, 215, 120), (225, 190, 95)))
+    leaves = near.choose((50, 150, 60), (255, 160, 205), (240, 120, 40))  # summer, spring, autumn
     for x in (8, 56, 104):
         near.fill(_rect(x + 6, 24, 3, 9), (130, 85, 50))
-        near.fill(ellipse(x + 7.5, 20, rx=7.5, ry=7), (70, 165, 70))
+        near.fill(ellipse(x + 7.5, 18, rx=9.5, ry=9), leaves)
     petals = ((235, 70, 90), (255, 250, 240), (255, 215, 60))
     for index, x in enumerate(range(4, 144, 12)):
         y = (35, 40.5, 45, 37.5)[index % 4]
@@ -123,14 +137,15 @@ def _meadow(far: Pen, near: Pen) -> None:
 
 def _beach(far: Pen, near: Pen) -> None:
     _sky(far)
-    far.band(22, 48, (60, 150, 225))
+    far.band(22, 48, far.choose((60, 150, 225), (70, 205, 190), (95, 105, 200)))
     for x in (30, 78, 126):
         far.fill(polygon((x - 5, 21), (x + 5, 21), (x + 3, 24), (x - 3, 24)), (190, 80, 60))
         far.fill(polygon((x, 12), (x + 4.5, 20), (x, 20)), (255, 255, 255), edge=0.3)
     for index, x in enumerate(range(2, 144, 16)):
         far.fill(_rect(x, 25 + 2 * (index % 2), 7, 0.9), (200, 235, 255), edge=0)
     _hills(near, (235, 250, 255), top=30, height=1.2, wave=6)
-    _hills(near, (250, 222, 150), top=31.4, height=1.2, wave=6)
+    sand = near.choose((250, 222, 150), (250, 240, 215), (225, 185, 150))
+    _hills(near, sand, top=31.4, height=1.2, wave=6)
     for x in (6, 78):
         near.fill(blob((x, 35), (x + 1.4, 26), (x + 1, 17), (x + 3.4, 17), (x + 4, 26),
                        (x + 3.4, 35)), (165, 115, 65))  # fmt: skip
@@ -142,7 +157,7 @@ def _beach(far: Pen, near: Pen) -> None:
     for x in (44, 116):
         near.fill(_rect(x + 7.5, 24, 1, 11), (240, 240, 240), edge=0.3)
         near.fill(blob((x, 25), (x + 3, 20), (x + 8, 18), (x + 13, 20), (x + 16, 25), (x + 8, 24)),
-                  (240, 80, 90))  # fmt: skip
+                  near.choose((240, 80, 90), (250, 200, 60), (90, 120, 230)))  # fmt: skip
         near.fill(polygon((x + 6.5, 18.3), (x + 9.5, 18.3), (x + 10.5, 24), (x + 5.5, 24)),
                   (255, 245, 235), edge=0)  # fmt: skip
     for x in range(0, 144, 24):
@@ -153,11 +168,11 @@ def _beach(far: Pen, near: Pen) -> None:
 def _town(far: Pen, near: Pen) -> None:
     _sky(far)
     walls = ((245, 205, 170), (200, 220, 235), (245, 230, 170), (235, 180, 175))
-    roofs = ((190, 75, 60), (80, 110, 170), (170, 100, 60), (120, 80, 130))
+    roof = near.choose((205, 65, 55), (70, 110, 205), (75, 155, 90))
     for index in range(8):
         x, top = index * 18, (15, 19, 12)[index % 3]
         near.fill(_rect(x + 1, top, 16, 22), walls[index % 4])
-        near.fill(polygon((x - 0.5, top), (x + 9, top - 8), (x + 18.5, top)), roofs[index % 4])
+        near.fill(polygon((x - 0.5, top), (x + 9, top - 8), (x + 18.5, top)), roof)
         for dx in (3.5, 10.5):
             shine = near.tone((120, 175, 215)) if not near.night else (255, 220, 110)
             near.light(_rect(x + dx, top + 4, 4, 4.6), shine, edge=0.35)
@@ -174,7 +189,7 @@ def _town(far: Pen, near: Pen) -> None:
 
 
 def _forest(far: Pen, near: Pen) -> None:
-    far.band(0, 48, (150, 205, 160))
+    far.band(0, 48, far.choose((150, 205, 160), (235, 215, 150), (190, 200, 235)))
     for x in range(0, 144, 18):
         far.fill(_rect(x, 0, 5, 40), (100, 160, 120), edge=0)
     for index, x in enumerate(range(2, 144, 12)):
@@ -183,12 +198,13 @@ def _forest(far: Pen, near: Pen) -> None:
     near.band(33, 48, (120, 130, 65))
     _hills(near, (85, 140, 70), top=31, height=2.6, wave=8)
     near.band(36, 48, (140, 115, 70))
+    leaves = near.choose((50, 125, 65), (225, 120, 40), (235, 240, 250))
     for x in (3, 39, 75, 111):
         near.fill(polygon((x, -2), (x + 8, -2), (x + 7.5, 28), (x + 10, 36), (x - 2, 36),
                           (x + 0.5, 28)), (120, 80, 50))  # fmt: skip
         near.fill(ellipse(x + 4, 16, rx=1.3, ry=2.2, count=14), (85, 55, 40), edge=0)
         near.fill(blob((x - 12, 2), (x - 6, 9), (x, 6), (x + 4, 10), (x + 9, 6), (x + 15, 9),
-                       (x + 20, 2), (x + 4, -6)), (50, 125, 65))  # fmt: skip
+                       (x + 20, 2), (x + 4, -6)), leaves)  # fmt: skip
     for x in (26, 62, 98, 134):
         near.fill(_rect(x - 1, 34, 2, 4), (250, 235, 210), edge=0.35)
         near.fill(blob((x - 3.4, 34), (x, 29.6), (x + 3.4, 34), (x, 34.6)), (225, 60, 60))
@@ -200,15 +216,17 @@ def _forest(far: Pen, near: Pen) -> None:
 
 def _bedroom(far: Pen, near: Pen) -> None:
     far.band(0, 48, (150, 210, 245))
-    near.band(0, 34, (250, 215, 200))
+    near.band(0, 34, near.choose((250, 215, 200), (200, 225, 245), (215, 240, 200)))
+    stripe = near.choose((245, 195, 185), (175, 205, 235), (190, 225, 170))
     for x in range(0, 144, 12):
-        near.fill(_rect(x, 0, 3.5, 34), (245, 195, 185), edge=0)
+        near.fill(_rect(x, 0, 3.5, 34), stripe, edge=0)
     near.band(33, 48, (205, 150, 100))
     near.band(32.4, 34, (250, 245, 235))
     for row, y in enumerate((38, 43)):
         near.band(y, y + 0.45, (150, 100, 65))
         for x in range(0, 144, 18):
             near.fill(_rect(x + 9 * (row % 2), y, 0.5, 5), (150, 100, 65), edge=0)
+    curtain = near.choose((235, 110, 130), (80, 120, 210), (90, 170, 90))
     for x in (6, 78):
         near.fill(_rect(x, 4, 18, 17), (255, 255, 255))
         near.light(
@@ -222,7 +240,7 @@ def _bedroom(far: Pen, near: Pen) -> None:
         near.fill(_rect(x + 8.6, 5, 0.8, 15), (255, 255, 255), edge=0)
         for dx in (-3, 16.5):
             near.fill(polygon((x + dx, 3), (x + dx + 4.5, 3), (x + dx + 3.6, 23),
-                              (x + dx + 0.4, 23)), (235, 110, 130), edge=0.4)  # fmt: skip
+                              (x + dx + 0.4, 23)), curtain, edge=0.4)  # fmt: skip
     for x in (32, 104):
         near.fill(_rect(x, 12, 3, 22), (150, 100, 65))
         near.fill(_rect(x, 24, 34, 8), (250, 250, 250))
@@ -242,18 +260,20 @@ def _snow(far: Pen, near: Pen) -> None:
         far.fill(polygon((x - 3, 17.7), (x + 4, 11), (x + 11, 17.7), (x + 7, 20), (x + 4, 17.5),
                          (x, 20.5)), (255, 255, 255), edge=0)  # fmt: skip
     _hills(near, (238, 245, 255), top=29, height=3, wave=3)
+    needles = near.choose((60, 130, 110), (175, 115, 60), (80, 105, 190))
+    hat = near.choose((70, 70, 90), (225, 60, 70), (250, 200, 60))
     for x in (6, 54, 102):
         near.fill(_rect(x + 5, 29, 2.4, 6), (120, 80, 60), edge=0.35)
         for top, width in ((21, 8.5), (16, 7), (11, 5)):
             near.fill(polygon((x + 6.2, top - 4), (x + 6.2 + width, top + 9),
-                              (x + 6.2 - width, top + 9)), (60, 130, 110), edge=0.4)  # fmt: skip
+                              (x + 6.2 - width, top + 9)), needles, edge=0.4)  # fmt: skip
             cap = polygon((x + 6.2, top - 4), (x + 6.2 + width * 0.5, top + 2.5),
                           (x + 6.2, top + 1), (x + 6.2 - width * 0.5, top + 2.5))  # fmt: skip
             near.fill(cap, (255, 255, 255), edge=0)
     for x in (36, 84, 132):
         near.fill(ellipse(x, 33, rx=4.6, ry=4.4), (255, 255, 255))
         near.fill(ellipse(x, 26, rx=3.3, ry=3.2), (255, 255, 255))
-        near.fill(_rect(x - 2.4, 20.4, 4.8, 3), (70, 70, 90), edge=0.3)
+        near.fill(_rect(x - 2.6, 19.4, 5.2, 4), hat, edge=0.3)
         near.fill(
             polygon((x + 0.5, 26), (x + 4.6, 26.8), (x + 0.5, 27.4)), (255, 140, 40), edge=0.2
         )
@@ -275,26 +295,34 @@ _DRAW: dict[str, Callable[[Pen, Pen], None]] = {
 }
 
 
-@functools.lru_cache(maxsize=24)
-def strips(place: str, time: str, *, height: int, width: int) -> tuple[Image.Image, Image.Image]:
+@functools.lru_cache(maxsize=96)
+def strips(
+    place: str, time: str, *, variant: int, zoom: float, height: int, width: int
+) -> tuple[Image.Image, Image.Image]:
     """Returns the far and the near strip, in premultiplied colours (mode RGBX).
 
-    A strip is `height` pixels high and `strip_scale(height)` times finer from left to right, where
-    it is sampled between pixels.
+    A strip is `strip_scale(height)` times finer from left to right than a frame, where it is
+    sampled between pixels. From top to bottom it has the rows of a frame as it is seen with the
+    zoom; what is above or below the drawn units repeats the first or last row.
     """
-    scale = strip_scale(height)
-    span = width * 48 / height
+    unit = strip_scale(height) * height / 48
     night = time == "night"
     sky = _NIGHT_SKY if night else _DAY_SKY
-    far = Pen(width=span, unit=scale * height / 48, night=night, colour=sky)
-    near = Pen(width=span, unit=scale * height / 48, night=night, colour=None)
+    pen = functools.partial(
+        Pen, width=width * 48 / height / zoom, unit=unit, night=night, variant=variant
+    )
+    far, near = pen(colour=sky), pen(colour=None)
     _DRAW[place](far, near)
-    return _finished(far.image, height=height), _finished(near.image, height=height)
+    finished = functools.partial(_finished, zoom=zoom, unit=unit, height=height)
+    return finished(far.image), finished(near.image)
 
 
-def _finished(image: Image.Image, *, height: int) -> Image.Image:
-    plain = Image.frombytes("RGBX", image.size, image.convert("RGBa").tobytes())
-    return plain.resize((plain.width, height), Image.Resampling.BOX)
+def _finished(image: Image.Image, *, zoom: float, unit: float, height: int) -> Image.Image:
+    rows = np.asarray(Image.frombytes("RGBX", image.size, image.convert("RGBa").tobytes()))
+    top, bottom = ANCHOR / zoom - ANCHOR, (48 - ANCHOR) / zoom - (48 - ANCHOR)
+    pad = round(top * unit), round(bottom * unit)
+    seen = Image.fromarray(np.pad(rows, (pad, (0, 0), (0, 0)), mode="edge"), mode="RGBX")
+    return seen.resize((seen.width, height), Image.Resampling.BOX)
 
 
 def strip_scale(height: int) -> int:

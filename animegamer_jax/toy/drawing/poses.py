@@ -1,9 +1,11 @@
 """How the characters of the toy world move: where every part is in every frame of a scene.
 
-The scene's level sets one number, the speed in units per frame (a unit is 1/48 of a frame's height,
-10 pixels at 480 x 720). The camera stands still. Characters that walk, run or fly cross the frame
-at that speed and turn round before its edge; the others sway, hop or toss at it. Every motion
-starts at the same phase, so that the first frame and the level determine the rest.
+Each drawing is held for two frames, as in limited animation, and the first for one, so that a VAE
+that halves the frames after the first loses nothing. The scene's level sets one number, how far
+drawings are apart in units (a unit is 1/48 of a frame's height, 10 pixels at 480 x 720). The
+camera stands still. Characters that walk, run or fly cross the frame and turn round before its
+edge; the others go to and fro between two drawings. With which of the two a clip begins is left to
+chance; the first frame shows it, and with the level determines the rest.
 """
 
 import functools
@@ -13,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from animegamer_jax.toy.drawing import characters
-from animegamer_jax.toy.drawing.places import GROUND, PERIOD
+from animegamer_jax.toy.drawing.places import ANCHOR, GROUND, ZOOMS
 from animegamer_jax.toy.drawing.shapes import (
     INK,
     Colour,
@@ -40,100 +42,99 @@ class Layer(NamedTuple):
 
 
 class PosedScene(NamedTuple):
-    """The offset of the near scenery in its strip, and all that moves in front of it."""
+    """How far the view is zoomed, and all that moves in front of the scenery."""
 
-    start: float
+    zoom: float
     layers: list[Layer]
 
 
-class View(NamedTuple):
-    """What no instruction says of a scene.
+class Chance(NamedTuple):
+    """What is left to chance in each clip.
 
     Attributes:
-        start: Start of the frame in the place's near strip, in units.
-        x: Position of the character, in units from the middle.
-        facing: 1 to the right, -1 to the left.
+        facing: Direction of who crosses the frame: 1 to the right, -1 to the left.
         pace: Speed relative to the level's.
+        first: Drawing of a sway, hop or stride with which the clip begins, 1 or -1.
     """
 
-    start: float = 20.0
-    x: float = 0.0
     facing: int = 1
     pace: float = 1.0
+    first: int = 1
 
 
 class Rhythm(NamedTuple):
-    """Speed, phase and position in one clip.
+    """Speed, drawings and position in one clip.
 
     Attributes:
-        speed: Mean speed in units per frame.
-        cycles: Cycles of the sway, hop or stride up to each frame.
-        rate: Cycles per frame.
+        speed: Mean speed in units per drawing.
+        drawings: Number of each frame's drawing.
+        end: Which of the two drawings of a sway, hop or stride each frame shows, 1 or -1.
         facing: 1 to the right, -1 to the left.
         x: Position of the character, in units from the middle.
     """
 
     speed: float
-    cycles: Curve
-    rate: float
+    drawings: Curve
+    end: Curve
     facing: Curve
     x: Curve
 
 
-_LEG = 5.0
 _STRIDES = {"walk": 0.55, "run": 0.95}  # amplitude of a leg's swing, in radians
 _CROSSING = ("walk", "run", "fly")
-_REACH = 15.0  # distance from the middle at which characters turn round
-_HOPS = (0.06, 0.09, 0.13, 0.18, 0.25)
-_RATES = (0.06, 0.09, 0.125, 0.16, 0.19)  # cycles per frame of a sway at each level
+_REACH = 12.0  # distance from the middle at which characters turn round, seen from near
+_HELD = 2  # frames
 # Drawn speed over the speed to be measured (test_motion.py prints the table).
 _GAINS: dict[str, tuple[float, float, float, float, float]] = {
-    "walk": (1.45, 1.28, 1.24, 1.27, 1.40),
-    "run": (1.50, 1.36, 1.29, 1.25, 1.30),
-    "jump": (1.38, 1.36, 1.39, 1.38, 1.42),
-    "fly": (1.45, 1.28, 1.26, 1.30, 1.27),
-    "sit": (1.20, 1.25, 1.28, 1.28, 1.40),
-    "wave": (1.14, 1.30, 1.18, 1.33, 1.40),
-    "sleep": (0.84, 1.17, 1.16, 1.38, 1.55),
-    "talk": (1.36, 1.38, 1.24, 1.30, 1.44),
+    "walk": (0.47, 0.97, 1.26, 1.46, 1.61),
+    "run": (0.89, 1.11, 1.29, 1.41, 1.55),
+    "jump": (1.35, 1.14, 1.28, 1.35, 1.47),
+    "fly": (0.72, 0.74, 0.74, 1.11, 1.52),
+    "sit": (0.38, 0.53, 0.73, 0.96, 1.13),
+    "wave": (0.46, 0.51, 0.77, 1.05, 1.34),
+    "sleep": (0.60, 0.61, 0.94, 1.25, 1.31),
+    "talk": (0.54, 0.72, 0.96, 1.13, 1.22),
+    "stand": (0.5, 0.5, 0.5, 0.5, 0.5),
 }
 
 
 def pose(scene: Scene, *, num_frames: int) -> PosedScene:
-    """Returns all shapes of a scene in every frame."""
-    view = View() if scene.seed is None else _draw_view(scene.seed)
+    """Returns all shapes of a scene in every frame, as seen from its distance."""
+    chance = Chance() if scene.seed is None else _draw_chance(scene.seed)
+    zoom = ZOOMS[scene.details.distance]
     level = scene.level - 1
-    speed = MOTION_VALUES[level] / 10 * view.pace * _GAINS[scene.motion][level]
-    frames = np.arange(num_frames)
-    rate = (_HOPS if scene.motion == "jump" else _RATES)[level]
-    if scene.motion in _STRIDES:  # feet keep pace with the ground, as 8 frames a second allow
-        rate = min(0.22, speed / (4 * _LEG * _STRIDES[scene.motion]))
-    x = np.full(num_frames, view.x)
-    facing = np.full(num_frames, float(view.facing))
+    speed = MOTION_VALUES[level] / 10 / zoom * chance.pace * _GAINS[scene.motion][level]
+    drawings = (np.arange(num_frames) + 1) // _HELD
+    x, facing = np.zeros(num_frames), np.ones(num_frames)
     if scene.motion in _CROSSING:
-        offset, direction = _cross(speed * frames, start=2 + view.x / 3.5)
-        x, facing = view.facing * offset, view.facing * direction
-    rhythm = Rhythm(speed=speed, cycles=frames * rate, rate=rate, facing=facing, x=x)
+        reach = _REACH / zoom
+        offset, direction = _cross(speed * drawings, start=0.8 * reach, reach=reach)
+        x, facing = chance.facing * offset, chance.facing * direction
+    end = chance.first * (-1.0) ** drawings
+    rhythm = Rhythm(speed=speed, drawings=drawings, end=end, facing=facing, x=x)
     layers = [
-        Layer(np.broadcast_to(points, (num_frames, *points.shape[1:])), colour)
+        Layer(_zoomed(np.broadcast_to(points, (num_frames, *points.shape[1:])), zoom=zoom), colour)
         for points, colour in _MOTIONS[scene.motion](scene, rhythm)
     ]
-    return PosedScene(view.start, layers)
+    return PosedScene(zoom, layers)
 
 
-def _draw_view(seed: int) -> View:
+def _zoomed(points: Float[np.ndarray, "f n 2"], *, zoom: float) -> Float[np.ndarray, "f n 2"]:
+    return (points - (0, ANCHOR)) * zoom + (0, ANCHOR)
+
+
+def _draw_chance(seed: int) -> Chance:
     rng = np.random.default_rng(seed)
-    pace, facing = rng.uniform(0.92, 1.08), int(rng.choice((-1, 1)))
-    x, start = rng.uniform(-7, 7), rng.uniform(0, PERIOD)
-    return View(start=start, x=x, facing=facing, pace=pace)
+    pace, facing = rng.uniform(0.97, 1.03), int(rng.choice((-1, 1)))
+    return Chance(facing=facing, pace=pace, first=int(rng.choice((1, -1))))
 
 
-def _cross(distance: Curve, *, start: float) -> tuple[Curve, Curve]:
-    """Returns positions between -`_REACH` and `_REACH`, and the direction: 1 out, -1 back."""
-    legs = (distance + start) / (2 * _REACH)
+def _cross(distance: Curve, *, start: float, reach: float) -> tuple[Curve, Curve]:
+    """Returns positions between -`reach` and `reach`, and the direction: 1 out, -1 back."""
+    legs = (distance + start) / (2 * reach)
     back = np.floor(legs) % 2
     share = legs % 1
-    return _REACH * (2 * np.abs(back - share) - 1), 1 - 2 * back
+    return reach * (2 * np.abs(back - share) - 1), 1 - 2 * back
 
 
 # Transforms: 3 x 3 matrices, one for each frame.
@@ -191,7 +192,16 @@ class Body(NamedTuple):
     far_shoulder: Number = 2.9
 
 
-def _character(name: str, root: Transforms, body: Body, *, parts: frozenset[str]) -> list[Layer]:
+def _accessory(scene: Scene, name: str, root: Transforms) -> list[Layer]:
+    """Returns the thing that a character carries, next to its back."""
+    details = scene.details
+    carried = details.accessory if name == scene.character else details.partner_accessory
+    return _layers(root, *characters.accessory_shapes(carried))
+
+
+def _character(
+    scene: Scene, name: str, root: Transforms, body: Body, *, parts: frozenset[str]
+) -> list[Layer]:
     hip = root @ _turn(body.lean) @ _shift(0, -6.6)
     head = hip @ _shift(0.3, -8.6 + np.asarray(body.nod)) @ _turn(body.head)
     far_shoulder, stretch = hip @ _shift(body.far_shoulder, -7.4), _scale(1, body.reach)
@@ -207,18 +217,25 @@ def _character(name: str, root: Transforms, body: Body, *, parts: frozenset[str]
         "near_leg": hip @ _shift(-1.9, 0) @ _turn(-np.asarray(body.near_leg)),
         "far_leg": hip @ _shift(1.9, 0) @ _turn(-np.asarray(body.far_leg)),
     }
-    return [
+    carried = _accessory(scene, name, root) if "body" in parts else []
+    drawn = [
         _layer(points, colour, transforms[part])
-        for part, points, colour in _flat_pieces(name)
+        for part, points, colour in _flat_pieces(_looks(scene, name))
         if part in parts
     ]
+    return [*drawn, *carried]
 
 
-@functools.cache
-def _flat_pieces(name: str) -> list[tuple[characters.Part, Points, Colour]]:
+def _looks(scene: Scene, name: str) -> characters.Looks:
+    own = scene.own_looks(name)
+    return characters.own_looks(own) if own else characters.LOOKS[name]
+
+
+@functools.lru_cache(maxsize=1024)
+def _flat_pieces(looks: characters.Looks) -> list[tuple[characters.Part, Points, Colour]]:
     return [
         (part, points, colour)
-        for part, shape in characters.pieces(characters.LOOKS[name])
+        for part, shape in characters.pieces(looks)
         for points, colour in fill_layers(shape)
     ]
 
@@ -233,14 +250,14 @@ def _stand(rhythm: Rhythm, *, x: Value = 0.0, y: Value = 0.0, scale: Number = 0.
     return where @ _scale(rhythm.facing * scale, scale)
 
 
-def _sine(rhythm: Rhythm, *, lag: float = 0.0) -> Curve:
-    return np.sin(2 * np.pi * (rhythm.cycles - lag))
-
-
 def _sway(rhythm: Rhythm) -> Curve:
-    """Returns offsets to and fro at the rhythm's speed: a triangle wave with rounded turns."""
-    bent = 0.96
-    return rhythm.speed / (4 * rhythm.rate) * np.arcsin(bent * _sine(rhythm)) / np.arcsin(bent)
+    """Returns offsets to and fro, at the rhythm's speed."""
+    return rhythm.speed / 2 * rhythm.end
+
+
+def _lean(rhythm: Rhythm) -> Curve:
+    """Returns the angle of a head that leans to where its owner has swayed."""
+    return 0.16 * min(1.0, rhythm.speed) * rhythm.end
 
 
 def _shadow(rhythm: Rhythm, *, x: Value = 0.0, width: Value = 1.0) -> list[Layer]:
@@ -249,55 +266,64 @@ def _shadow(rhythm: Rhythm, *, x: Value = 0.0, width: Value = 1.0) -> list[Layer
 
 
 def _walk(scene: Scene, rhythm: Rhythm) -> list[Layer]:
-    stride = _STRIDES["walk"] * _sine(rhythm)
-    bob = -0.5 * np.abs(_sine(rhythm)) * min(1.0, rhythm.speed)
+    stride = _STRIDES["walk"] * min(1.0, 2 * rhythm.speed) * rhythm.end
     body = Body(lean=0.03, near_leg=stride, far_leg=-stride, near_arm=-stride, far_arm=stride,
-                tails=0.06 * _sine(rhythm, lag=0.1))  # fmt: skip
+                tails=0.049 * rhythm.end)  # fmt: skip
+    root = _stand(rhythm, y=-0.5 * min(1.0, rhythm.speed))
     return [
         *_shadow(rhythm),
-        *_character(scene.character, _stand(rhythm, y=bob), body, parts=_AWAKE),
+        *_character(scene, scene.character, root, body, parts=_AWAKE),
+    ]
+
+
+def _standing(scene: Scene, rhythm: Rhythm) -> list[Layer]:
+    sway = _sway(rhythm)
+    root = _stand(rhythm, x=sway)
+    body = Body(head=_lean(rhythm), near_arm=0.2, far_arm=-0.2)
+    return [
+        *_shadow(rhythm, x=sway),
+        *_character(scene, scene.character, root, body, parts=_AWAKE),
     ]
 
 
 def _run(scene: Scene, rhythm: Rhythm) -> list[Layer]:
-    stride = _STRIDES["run"] * _sine(rhythm)
-    bob = -1.6 * np.abs(_sine(rhythm, lag=0.25)) * min(1.0, rhythm.speed)
+    stride = _STRIDES["run"] * min(1.0, 2 * rhythm.speed) * rhythm.end
     body = Body(lean=0.3, head=-0.18, near_leg=stride, far_leg=-stride,
                 near_arm=-1.5 + 0.15 * stride, far_arm=-1.7 - 0.15 * stride,
-                tails=0.35 + 0.08 * min(1.0, rhythm.speed) * _sine(rhythm, lag=0.1),
+                tails=0.35 + 0.065 * min(1.0, rhythm.speed) * rhythm.end,
                 mouth=1.3)  # fmt: skip
     cloud, dust = Shape(ellipse(0, 0, rx=1.7, ry=1.4, count=12), (245, 240, 230), 0.3), []
     for index in range(3):
-        age = (rhythm.speed / 9 * np.arange(len(stride)) + index / 3) % 1
+        age = (rhythm.speed / 9 * rhythm.drawings + index / 3) % 1
         where = _shift(rhythm.x - rhythm.facing * (6 + 9 * age), GROUND - 0.5 - 2.5 * age)
         dust += _layers(where @ _scale(0.5 + age, 0.5 + age), cloud)
-    root = _stand(rhythm, x=-2 * rhythm.facing, y=bob - 0.5)
+    root = _stand(rhythm, x=-2 * rhythm.facing, y=-0.5)
     return [
         *_shadow(rhythm),
         *dust,
-        *_character(scene.character, root, body, parts=_AWAKE),
+        *_character(scene, scene.character, root, body, parts=_AWAKE),
     ]
 
 
 def _jump(scene: Scene, rhythm: Rhythm) -> list[Layer]:
-    bent = 0.98
-    hop = np.arcsin(bent * np.abs(np.sin(np.pi * rhythm.cycles))) / np.arcsin(bent)
-    y = -3.0 - rhythm.speed / (2 * rhythm.rate) * hop
+    hop = (1 + rhythm.end) / 2
+    y = -3.0 - rhythm.speed * hop
     swing = 0.2 * min(1.0, rhythm.speed) * hop
-    body = Body(near_arm=-1.9 - swing, far_arm=1.9 + swing, reach=1.3, near_leg=-0.5, far_leg=0.6,
-                mouth=1.5)  # fmt: skip
+    kick = 0.5 * min(1.0, rhythm.speed) * hop
+    body = Body(near_arm=-1.9 - swing, far_arm=1.9 + swing, reach=1.3, near_leg=-0.5 - kick,
+                far_leg=0.6 + kick, mouth=1.5)  # fmt: skip
     root = _stand(rhythm, y=y, scale=0.84)
     return [
         *_shadow(rhythm, width=0.7),
-        *_character(scene.character, root, body, parts=_AWAKE),
+        *_character(scene, scene.character, root, body, parts=_AWAKE),
     ]
 
 
 def _fly(scene: Scene, rhythm: Rhythm) -> list[Layer]:
-    bob = 0.8 * min(1.0, rhythm.speed) * _sine(rhythm)
+    bob = 0.8 * min(1.0, rhythm.speed) * rhythm.end
     root = _shift(rhythm.x, GROUND - 8.5 + bob) @ _scale(rhythm.facing * 0.84, 0.84)
     body = Body(lean=0.12, head=-0.1, near_arm=0.95, far_arm=0.95, near_leg=1.0, far_leg=0.75,
-                tails=0.3 + 0.1 * min(1.0, rhythm.speed) * _sine(rhythm, lag=0.2),
+                tails=0.3 + 0.031 * min(1.0, rhythm.speed) * rhythm.end,
                 mouth=1.2)  # fmt: skip
     broom = root @ _turn(-0.1) @ _shift(0, -6)
     stick = Shape(polygon((-12, 0.2), (19, -0.6), (19, 0.9), (-12, 1.8)), (170, 110, 60))
@@ -307,16 +333,18 @@ def _fly(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     ring = Shape(band, (200, 60, 60), 0.3)
     return [
         *_shadow(rhythm, width=0.6),
-        *_character(scene.character, root, body, parts=frozenset({"far_arm", "far_leg"})),
+        *_character(scene, scene.character, root, body, parts=frozenset({"far_arm", "far_leg"})),
         *_layers(broom, brush, stick, ring),
-        *_character(scene.character, root, body, parts=_AWAKE - {"far_arm", "far_leg"}),
+        *_character(scene, scene.character, root, body, parts=_AWAKE - {"far_arm", "far_leg"}),
     ]
 
 
 def _sit(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     sway = _sway(rhythm)
-    legs = 0.3 * min(1.0, 0.2 + rhythm.speed) * _sine(rhythm, lag=0.15)
-    body = Body(lean=0.0, near_leg=0.25 + legs, far_leg=0.45 - legs, near_arm=0.5, far_arm=0.5)
+    legs = 0.176 * min(1.0, rhythm.speed) * rhythm.end
+    body = Body(
+        head=_lean(rhythm), near_leg=0.25 + legs, far_leg=0.45 - legs, near_arm=0.5, far_arm=0.5
+    )
     bench = [
         Shape(polygon((-14, -8), (14, -8), (14, -5), (-14, -5)), (190, 130, 75)),
         Shape(polygon((-12, -5), (-9, -5), (-9, 1), (-12, 1)), (150, 95, 55)),
@@ -327,31 +355,32 @@ def _sit(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     return [
         *_shadow(rhythm, x=sway, width=1.7),
         *_layers(seat, *bench),
-        *_character(scene.character, root, body, parts=_AWAKE),
+        *_character(scene, scene.character, root, body, parts=_AWAKE),
     ]
 
 
 def _wave(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     sway = _sway(rhythm)
-    swing = 0.27 * min(1.0, 0.1 + rhythm.speed) * _sine(rhythm, lag=0.1)
-    body = Body(near_arm=0.2, far_arm=2.3 + swing, far_shoulder=3.8, reach=1.7, mouth=1.4)
+    swing = 0.218 * min(1.0, rhythm.speed) * rhythm.end
+    body = Body(head=_lean(rhythm), near_arm=0.2, far_arm=2.3 + swing, far_shoulder=3.8,
+                reach=1.7, mouth=1.4)  # fmt: skip
     root = _stand(rhythm, x=sway)
     arm = frozenset({"far_arm"})
     return [
         *_shadow(rhythm, x=sway),
-        *_character(scene.character, root, body._replace(reach=1.0), parts=_AWAKE - arm),
-        *_character(scene.character, root, body, parts=arm),
+        *_character(scene, scene.character, root, body._replace(reach=1.0), parts=_AWAKE - arm),
+        *_character(scene, scene.character, root, body, parts=arm),
     ]
 
 
 def _sleep(scene: Scene, rhythm: Rhythm) -> list[Layer]:
-    looks = characters.LOOKS[scene.character]
+    looks = _looks(scene, scene.character)
     sway = _sway(rhythm)
-    bed = _shift(0.4 * rhythm.x + sway, GROUND) @ _scale(rhythm.facing, 1)
+    bed = _shift(sway, GROUND)
     futon = blob((-24, -2), (-22, -5), (22, -5), (25, -2), (23, 3), (-22, 3))
     pillow = blob((-24, -5), (-22, -9), (-8, -9), (-6, -5), (-9, -2), (-21, -2))
-    head = bed @ _shift(-10, -1.0) @ _scale(0.8, 0.8) @ _turn(-0.55)
-    breath = 1 + 0.012 * scene.level * _sine(rhythm)
+    head = bed @ _shift(-10, -1.0) @ _scale(0.8, 0.8) @ _turn(_lean(rhythm) - 0.55)
+    breath = 1 + 0.04 * min(1.0, rhythm.speed) * rhythm.end
     cover = bed @ _scale(1, breath)
     quilt = blob((-8, -1), (-7.5, -7), (-2, -10), (8, -9), (18, -7.5), (22, -3), (22, 2), (-7, 2))
     hem = blob((-8.6, -1), (-8, -6.5), (-4, -9.6), (-2.4, -9), (-4.6, -5), (-5, 1.8), (-7.6, 1.8))
@@ -359,14 +388,15 @@ def _sleep(scene: Scene, rhythm: Rhythm) -> list[Layer]:
                   (-1.5, 1.9), (-1.5, 1), (0.3, -0.9), (-1.5, -0.9))  # fmt: skip
     zs = []
     for index, scale in enumerate((1.0, 1.35, 1.7)):
-        x = rhythm.x * 0.4 + rhythm.facing * (3.0 + 6 * index) + sway
-        where = _shift(x, 27 - 6.0 * index) @ _scale(scale, scale)
+        where = _shift(3.0 + 6 * index + sway, 27 - 6.0 * index) @ _scale(scale, scale)
         zs += _layers(where, Shape(zed, (255, 255, 255), 0.5))
     body = Body(mouth=0.5)
     lying = head @ _shift(0, 15.2)
+    post = bed @ _shift(39, 0) @ _scale(0.88, 0.88)
     return [
+        *_accessory(scene, scene.character, post),
         *_layers(bed, Shape(futon, (250, 250, 245)), Shape(pillow, (255, 245, 250))),
-        *_character(scene.character, lying, body, parts=_HEAD | {"asleep"}),
+        *_character(scene, scene.character, lying, body, parts=_HEAD | {"asleep"}),
         *_layers(cover, Shape(quilt, looks.cloth), Shape(hem, looks.trim, 0.3)),
         *zs,
     ]
@@ -376,15 +406,15 @@ def _talk(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     partner = scene.partner
     assert partner is not None
     sway = _sway(rhythm)
-    middle = rhythm.x * 0.3
-    speaker = rhythm._replace(x=middle - rhythm.facing * 14)
-    listener = rhythm._replace(x=middle + rhythm.facing * 17, facing=-rhythm.facing)
+    speaker = rhythm._replace(x=rhythm.x - 12)
+    listener = rhythm._replace(x=rhythm.x + 16, facing=-rhythm.facing)
     talking = Body(
-        far_arm=1.3 + 0.5 * _sine(rhythm, lag=0.1) * min(1.0, rhythm.speed),
+        head=_lean(rhythm),
+        far_arm=1.3 + 0.405 * rhythm.end * min(1.0, rhythm.speed),
         near_arm=0.2,
-        mouth=0.4 + 0.9 * np.abs(np.sin(2.3 * np.arange(len(sway)))),
+        mouth=0.85 + 0.45 * rhythm.end,
     )
-    bubble_at = _shift(speaker.x + rhythm.facing * 17 + sway, 7.5) @ _scale(rhythm.facing, 1)
+    bubble_at = _shift(speaker.x + 17 + sway, 7.5)
     outline = blob((-9, 0), (-7.5, -4.6), (0, -5.4), (7.5, -4.6), (9, 0), (7.5, 4.2), (0, 5),
                    (-4.0, 4.6), (-9.5, 7.5), (-7.6, 3.6))  # fmt: skip
     bubble = Shape(outline, (255, 255, 255), 0.6)
@@ -393,9 +423,9 @@ def _talk(scene: Scene, rhythm: Rhythm) -> list[Layer]:
     root = _stand(listener, x=0.8 * sway, scale=0.74)
     return [
         *_shadow(listener, x=0.8 * sway),
-        *_character(partner, root, listening, parts=_AWAKE),
+        *_character(scene, partner, root, listening, parts=_AWAKE),
         *_shadow(speaker, x=sway),
-        *_character(scene.character, _stand(speaker, x=sway), talking, parts=_AWAKE),
+        *_character(scene, scene.character, _stand(speaker, x=sway), talking, parts=_AWAKE),
         *_layers(bubble_at, bubble, *dots),
     ]
 
@@ -409,4 +439,5 @@ _MOTIONS = {
     "wave": _wave,
     "sleep": _sleep,
     "talk": _talk,
+    "stand": _standing,
 }

@@ -9,6 +9,7 @@ from jaxtyping import Float32, Int, Key, UInt8
 
 from animegamer_jax import diffusion
 from animegamer_jax.bundle.bundle import Bundle
+from animegamer_jax.diffusion import SamplerTable
 from animegamer_jax.evaluate.metrics.clip_embedder import in_batches
 from animegamer_jax.evaluate.worlds import GameClips
 from animegamer_jax.game.rollout import (
@@ -71,7 +72,7 @@ def sample_shots(
     """Samples a clip for every turn's shot representation and motion level.
 
     Args:
-        bundle: A model with the networks encoder, dit and vae.
+        bundle: A model with the networks dit and vae, and encoder if it plays with guidance.
         representations: The shot representation of every turn.
         levels: The motion level of every turn, 1 to 5.
         seeds: A seed for each game; the noise is that of a played game with this seed.
@@ -80,13 +81,12 @@ def sample_shots(
         motion_values: The decoder's input for each motion level; None: the protocol's.
         batch_size: Number of turns that are sampled side by side.
     """
-    dit, vae, encoder = bundle.load("dit"), bundle.load("vae"), bundle.load("encoder")
+    dit, vae = bundle.load("dit"), bundle.load("vae")
     guided = bundle.protocol.guidance_scale
-    unconditional = encoder.unconditional() if guided else None
+    unconditional = bundle.load("encoder").unconditional() if guided else None
     table = diffusion.make_sampler_table(diffusion.schedule_of(bundle.protocol), steps)
     if skipped is not None:
         table = skipped.apply(table, guided=bool(guided))
-    residuals = num_residuals(table, unconditional)
     num_games, num_turns = levels.shape
     inputs = bundle.protocol.motion_values if motion_values is None else motion_values
     values = np.asarray(inputs, np.float32)[levels - 1].ravel()
@@ -94,17 +94,27 @@ def sample_shots(
     numbers = jnp.arange(1, num_turns + 1)
     keys = jax.vmap(turn_keys, (None, 0), 1)(game_keys(list(seeds)), numbers).reshape(-1)
 
-    @jax.jit
-    def make(
-        dit: DiT, vae: VAE, shots: jax.Array, values: jax.Array, keys: Key[jax.Array, " g"]
-    ) -> jax.Array:
-        state = GameState(shots, jnp.zeros((len(shots), 4), jnp.int32), values)
-        start = start_clip(dit, keys, rows=residuals)
-        sampled = denoise_clip(dit, unconditional, state, start, table, keys)
-        return decode_clip(vae, sampled.x)[0]
-
     def sample(rows: np.ndarray) -> jax.Array:
-        return make(dit, vae, jnp.asarray(shots[rows]), jnp.asarray(values[rows]), keys[rows])
+        state = GameState(
+            jnp.asarray(shots[rows]),
+            jnp.zeros((len(rows), 4), jnp.int32),
+            jnp.asarray(values[rows]),
+        )
+        return _sample(dit, vae, unconditional, state, table, keys[rows])
 
     frames = in_batches(sample, np.arange(len(shots)), batch_size)
     return frames.reshape(num_games, num_turns, *frames.shape[1:])
+
+
+@jax.jit
+def _sample(
+    dit: DiT,
+    vae: VAE,
+    unconditional: Float32[jax.Array, "n d"] | None,
+    state: GameState,
+    table: SamplerTable,
+    keys: Key[jax.Array, " g"],
+) -> UInt8[jax.Array, "g f h w 3"]:
+    start = start_clip(dit, keys, rows=num_residuals(table, unconditional))
+    sampled = denoise_clip(dit, unconditional, state, start, table, keys)
+    return decode_clip(vae, sampled.x)[0]

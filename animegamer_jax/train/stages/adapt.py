@@ -47,12 +47,11 @@ class AdaptRecipe(PredictionRecipe):
 
 RECIPES = {
     "toy": AdaptRecipe(
-        steps=1200,
-        batch_size=16,
+        steps=2400,
+        batch_size=8,
         optimizer=OptimizerConfig(learning_rate=6e-4, warmup_steps=50, decay="cosine"),
         ema_decay=0.999,
         dtype="bfloat16",
-        remat="full",
         trained="all",
         context_dropout=0.0,
     ),
@@ -100,16 +99,30 @@ class PredictionStage(ClipStage[P], GameStage[P]):
         features = open_features(path)
         # The bundle may lack T5 and CLIP, which have made the features.
         reader = dataclasses.replace(self.config, t5=None, clip=None)
-        return adapt_samples(features, split=split, windows=self.windows(), config=reader)
+        return adapt_samples(
+            features,
+            split=split,
+            windows=self.windows(),
+            config=reader,
+            shown=self.reads_shown(split),
+        )
 
     def sample_spec(self) -> AdaptSample:
-        return adapt_spec(self.config, self.protocol)
+        return adapt_spec(self.config, self.protocol, shown=self.reads_shown())
 
-    def represent(self, networks: StageNetworks, batch: Any) -> Float[Array, "b n r"]:
-        """Returns the language model's shot representations of `AdaptSample`s."""
+    def represent(
+        self, networks: StageNetworks, batch: Any, key: Key[Array, ""] | None = None
+    ) -> Float[Array, "b n r"]:
+        """Returns the language model's shot representations of `AdaptSample`s.
+
+        The history is the true one; given a key, that of training.
+        """
         mllm, encoder = networks["mllm"], networks["encoder"]
         prompts = lay_out(encoder, batch.game, self.layout)
-        return mllm.represent(prompts.prompt, prompts.history, self.layout)
+        history = prompts.history
+        if key is not None:
+            history = self.history(encoder, batch.game, prompts, key)
+        return mllm.represent(prompts.prompt, history, self.layout)
 
     def motion(self, batch: Any) -> Float[Array, " b"]:
         """Returns the true motion values, or zeros for a model that plays without them."""
@@ -135,7 +148,8 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
     ) -> Float[Array, "b n r"]:
         """Returns predictions for `AdaptSample`s, or E_a of zeros; without gradients."""
         encoder = networks["encoder"]
-        predicted = self.represent(networks, batch)
+        drop, show = jax.random.split(key)
+        predicted = self.represent(networks, batch, show)
         empty = encoder.unconditional().astype(jnp.float32)[None]
-        dropped = jax.random.bernoulli(key, self.recipe.context_dropout, predicted.shape[:1])
+        dropped = jax.random.bernoulli(drop, self.recipe.context_dropout, predicted.shape[:1])
         return jax.lax.stop_gradient(jnp.where(dropped[:, None, None], empty, predicted))

@@ -42,6 +42,7 @@ class StageNetworks(TypedDict, total=False):
     clip: CLIP
     t5: T5Encoder
     context: Linear
+    pixels: Linear
     teacher: DiT
     fake: DiT
 
@@ -126,6 +127,14 @@ class Stage(abc.ABC, Generic[R]):
         """Returns whether a parameter is trained; `path` is its path inside its network."""
         del path, variable
         return network in self.changes
+
+    def check_sources(self, bundle: Bundle | None, sources: Sequence[DataSource]) -> None:
+        """Checks that the datasets were made by the model, where a stage needs that.
+
+        Raises:
+            UserError: one was made by another.
+        """
+        del bundle, sources
 
     def rate_factors(self) -> Mapping[str, float]:
         """Returns the factor of the learning rate of each trained network; empty: all are one."""

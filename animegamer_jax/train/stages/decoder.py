@@ -25,8 +25,9 @@ from animegamer_jax.configs import ModelConfig, VAEConfig
 from animegamer_jax.data.datasets import open_features
 from animegamer_jax.data.samples import TurnSample, turn_samples, turn_spec
 from animegamer_jax.errors import UserError
-from animegamer_jax.models import vae
 from animegamer_jax.models.dit import DiT
+from animegamer_jax.models.latents import from_decoder, mode, sample, to_decoder
+from animegamer_jax.models.vae import to_uint8
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.sharding import constrain
 from animegamer_jax.train.stages.base import Evaluation, R, Scalars, Stage, StageNetworks
@@ -36,6 +37,7 @@ from animegamer_jax.train.stages.recipe import (
     CountOrZero,
     FixedRecipe,
     OptimizerConfig,
+    Positive,
     Recipe,
     Share,
 )
@@ -81,12 +83,18 @@ class ConditionRecipe(Recipe):
             --both-dropout.
         motion: Motion value given to the decoder: the measured one, or always 0 (none), an ablation
             whose result also plays with 0.
+        pictures: Number of times that each sample's first frame is noised and trained on, in place
+            of its clip; 0 trains on clips.
+        timestep_shift: Shift s of the drawn diffusion steps towards noise, of t / 1000 to
+            s t / (1 + (s - 1) t) (Esser et al., 2024); 1 draws all equally often.
     """
 
     both_dropout: Share = 0.05
     text_dropout: Share = 0.10
     image_dropout: Share = 0.05
     motion: Literal["measured", "none"] = "measured"
+    pictures: CountOrZero = 0
+    timestep_shift: Positive = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,9 +108,8 @@ class DecoderRecipe(ConditionRecipe, ClipRecipe):
 
 
 _TOY: Mapping[str, Any] = {
-    "batch_size": 16,
+    "batch_size": 8,
     "dtype": "bfloat16",
-    "remat": "full",
     "both_dropout": 0.0,  # the toy plays without guidance
     "text_dropout": 0.0,
     "image_dropout": 0.0,
@@ -120,7 +127,7 @@ _FULL: Mapping[str, Any] = {
 }
 WARMUP_RECIPES = {
     "toy": WarmupRecipe(
-        steps=300,
+        steps=400,
         optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=50, decay="cosine"),
         ema_decay=0.99,
         **_TOY,
@@ -129,23 +136,27 @@ WARMUP_RECIPES = {
 }
 RECIPES = {
     "toy": DecoderRecipe(
-        steps=4800,
+        steps=8000,
         optimizer=OptimizerConfig(learning_rate=1.5e-3, warmup_steps=100, decay="cosine"),
         ema_decay=0.999,
         trained="all",
-        **_TOY,
+        **{**_TOY, "batch_size": 16},
     ),
     "full": DecoderRecipe(steps=80_000, **_FULL),
 }
 
 
-def spread_timesteps(key: Key[Array, ""], count: int) -> Int[Array, " {count}"]:
-    """Draws a diffusion step from each of `count` equal parts of 0..999, in order.
+def spread_timesteps(
+    key: Key[Array, ""], count: int, *, shift: float = 1.0
+) -> Int[Array, " {count}"]:
+    """Draws a diffusion step from each of `count` equal parts of 0..999, in order, then shifted.
 
     The release gives each rank a part; here each sample of the batch has its own.
     """
     total = diffusion.Schedule().num_train_steps
     place = (jnp.arange(count) + jax.random.uniform(key, (count,))) / count
+    if shift != 1.0:
+        place = shift * place / (1 + (shift - 1) * place)
     return jnp.minimum(place * total, total - 1).astype(jnp.int32)
 
 
@@ -176,20 +187,26 @@ def drawn_loss(
     vae_config: VAEConfig,
     context: Float[Array, "b n d"],
     motion: Float[Array, " b"],
-) -> Float[Array, " b"]:
+    draws: int = 1,
+    timestep_shift: float = 1.0,
+) -> Float[Array, " b*{draws}"]:
     """Returns `diffusion_loss` with latents, noise and diffusion steps drawn from `key`.
 
-    The latents follow the VAE's `moments`, means and log-variances.
+    The latents follow the VAE's `moments`, means and log-variances. Each sample is drawn `draws`
+    times, at diffusion steps far from one another.
     """
     latent, noise, step = jax.random.split(key, 3)
-    latents = vae.to_decoder(vae.sample(moments, key=latent), vae_config)
+    moments, context, motion = (jnp.repeat(x, draws, axis=0) for x in (moments, context, motion))
+    steps = spread_timesteps(step, moments.shape[0], shift=timestep_shift)
+    steps = steps.reshape(draws, -1).T.ravel()
+    latents = to_decoder(sample(moments, key=latent), vae_config)
     return diffusion_loss(
         dit,
         latents,
         context=context,
         motion=motion,
         noise=jax.random.normal(noise, latents.shape),
-        timestep=spread_timesteps(step, latents.shape[0]),
+        timestep=steps,
     )
 
 
@@ -220,25 +237,37 @@ def zero_motion_layer(dit: DiT) -> None:
         weight.set_value(jnp.zeros_like(weight[...]))
 
 
-def transformer_flops(dit: DiT, *, trained: Literal["recipe", "all"]) -> float:
+def transformer_flops(dit: DiT, *, trained: Literal["recipe", "all"], pictures: int = 0) -> float:
     """Returns the FLOPs of a sample's step: 4 a matrix weight and row, 6 if it is trained.
 
     To these come attention's two products, forward and backward. The modulation has one row a
-    sample.
+    sample. With `pictures`, a sample is its first frame, drawn so often.
     """
     c = dit.config
-    tokens = c.num_context_tokens + c.num_patches
+    patches = c.num_patches * c.patch_frames // c.latent_frames if pictures else c.num_patches
+    tokens = c.num_context_tokens + patches
     modulation = matrix_size(cast(Any, dit.layers.blocks).modulation)
     matrices = (matrix_size(dit.layers) - modulation) * tokens
-    ends = (matrix_size(dit.patch_in) + matrix_size(dit.patch_out)) * c.num_patches
+    ends = (matrix_size(dit.patch_in) + matrix_size(dit.patch_out)) * patches
     scores = 12.0 * tokens**2 * c.hidden_size * c.num_layers
-    return (6.0 if trained == "all" else 4.0) * (matrices + ends) + scores + 6.0 * modulation
+    factor = 6.0 if trained == "all" else 4.0
+    return (pictures or 1) * (factor * (matrices + ends) + scores + 6.0 * modulation)
 
 
 class DiffusionStage(Stage[R]):
     """A stage that trains the decoder to predict v of noised latents."""
 
     unit: ClassVar[str] = "clips"
+
+    @property
+    def pictures(self) -> int:
+        """How often each sample's first frame is drawn in place of its clip; 0: the clip."""
+        return 0
+
+    @property
+    def timestep_shift(self) -> float:
+        """Shift of the drawn diffusion steps towards noise."""
+        return 1.0
 
     @abc.abstractmethod
     def context(
@@ -255,13 +284,16 @@ class DiffusionStage(Stage[R]):
     ) -> tuple[Float[Array, ""], Scalars]:
         """Returns the mean squared error on v."""
         drop, draw = jax.random.split(key)
+        pictures = self.pictures
         losses = drawn_loss(
             networks["dit"],
-            batch.moments,
+            batch.moments[:, : networks["dit"].config.patch_frames] if pictures else batch.moments,
             draw,
             vae_config=self.vae_config,
             context=self.context(networks, batch, drop),
             motion=self.motion(batch),
+            draws=pictures or 1,
+            timestep_shift=self.timestep_shift,
         )
         return losses.mean(), {}
 
@@ -296,11 +328,9 @@ class ClipStage(DiffusionStage[R]):
         """Returns whether a parameter is trained, by default of the decoder only.
 
         Trained are low-rank updates, the layers' modulation and the motion layer (385 M, paper,
-        section 4.1), or everything but the constant positions.
+        section 4.1), or everything, positions included.
         """
-        if network != "dit" or path[0] == "positions":
-            return False
-        return (
+        return network == "dit" and (
             self.recipe.trained == "all"
             or isinstance(variable, nnx.LoRAParam)
             or "modulation" in path
@@ -317,7 +347,7 @@ class ClipStage(DiffusionStage[R]):
             first = jax.tree.map(lambda x: x[: recipe.eval_clips], batch)
             dit, encoder, decoder = networks["dit"], networks["encoder"], networks["vae"]
             motions = self.motion(first)
-            true = vae.mode(first.moments)
+            true = mode(first.moments)
 
             def predict_v(x: jax.Array, timestep: jax.Array, context: jax.Array) -> jax.Array:
                 rows = jnp.tile(motions, len(x) // len(motions))
@@ -333,8 +363,8 @@ class ClipStage(DiffusionStage[R]):
             guided = diffusion.guide(predict_v, self.represent(networks, first), empty)
             start = diffusion.start_sampler(noise(jnp.int32(steps)))
             latents = diffusion.sample(guided, start, table, noise=noise).x
-            made = vae.from_decoder(latents, vae_config)
-            clips = vae.to_uint8(decoder.decode(jnp.concatenate([true, made])))
+            made = from_decoder(latents, vae_config)
+            clips = to_uint8(decoder.decode(jnp.concatenate([true, made])))
             pairs = jnp.concatenate(jnp.split(clips, 2), axis=3)
             return constrain(pairs, *(None,) * 5)
 
@@ -342,7 +372,7 @@ class ClipStage(DiffusionStage[R]):
 
     def evaluate(self, networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> Evaluation:
         """Samples clips, each shown to the right of the true one (both decoded by the VAE)."""
-        if not isinstance(self.recipe, ClipRecipe) or not self.recipe.eval_clips:
+        if not isinstance(self.recipe, ClipRecipe) or not self.recipe.eval_clips or self.pictures:
             return Evaluation({}, {})
         return Evaluation({}, {"true_and_sampled": self._sample_clips(networks, batch, key)})
 
@@ -361,7 +391,17 @@ class DecoderStage(ClipStage[ConditionRecipe]):
         if recipe.motion == "none":
             still = (0.0,) * len(protocol.motion_values)
             protocol = dataclasses.replace(protocol, motion_values=still)
+        if recipe.pictures < 0:
+            raise UserError(f"--pictures: expected 0 or more, found {recipe.pictures}")
         super().__init__(recipe, config, protocol, **rest)
+
+    @property
+    def pictures(self) -> int:
+        return self.recipe.pictures
+
+    @property
+    def timestep_shift(self) -> float:
+        return self.recipe.timestep_shift
 
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
         if network == "encoder":
@@ -399,7 +439,9 @@ class DecoderStage(ClipStage[ConditionRecipe]):
         encoder, dit = networks["encoder"], networks["dit"]
         text = matrix_size(encoder.text) * encoder.config.num_text_tokens
         image = matrix_size(encoder.image) * encoder.config.num_image_tokens
-        return 6.0 * (text + image) + transformer_flops(dit, trained=self.recipe.trained)
+        trained = self.recipe.trained
+        decoder = transformer_flops(dit, trained=trained, pictures=self.pictures)
+        return 6.0 * (text + image) + decoder
 
 
 class WarmupStage(DecoderStage):

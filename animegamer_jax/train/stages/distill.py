@@ -145,9 +145,11 @@ class DistillStage(PredictionStage[DistillRecipe]):
         self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
     ) -> Float[Array, "b n r"]:
         """Returns predictions for `AdaptSample`s, or E_a of the true turn; without gradients."""
+        choose, show = jax.random.split(key)
         prompts = lay_out(networks["encoder"], batch.game, self.layout)
-        predicted = networks["mllm"].represent(prompts.prompt, prompts.history, self.layout)
-        is_true = jax.random.bernoulli(key, self.recipe.true_share, (len(predicted), 1, 1))
+        history = self.history(networks["encoder"], batch.game, prompts, show)
+        predicted = networks["mllm"].represent(prompts.prompt, history, self.layout)
+        is_true = jax.random.bernoulli(choose, self.recipe.true_share, (len(predicted), 1, 1))
         true = prompts.representations[:, -1]
         return jax.lax.stop_gradient(jnp.where(is_true, true, predicted))
 

@@ -7,7 +7,7 @@ given by their true representations; E_a is frozen and runs inside the step.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import grain
@@ -19,15 +19,16 @@ from jaxtyping import Array, Float, Int, Key
 
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.configs import MLLMConfig, ModelConfig
-from animegamer_jax.data.datasets import open_features
+from animegamer_jax.data.datasets import SHOWN, open_features, read_info
 from animegamer_jax.data.samples import GameSample, Starts, Windows, game_samples, game_spec
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.encoder import ShotEncoder
 from animegamer_jax.models.linear import Dropout
 from animegamer_jax.models.mllm import GameBatch, make_batch
 from animegamer_jax.protocol import STATE_NAMES, Layout, Prompt
+from animegamer_jax.storage.paths import absolute
 from animegamer_jax.tokenizer import UNKNOWN, Tokenizer
-from animegamer_jax.train.stages.base import Evaluation, Scalars, Stage, StageNetworks
+from animegamer_jax.train.stages.base import DataSource, Evaluation, Scalars, Stage, StageNetworks
 from animegamer_jax.train.stages.networks import load_or_make, matrix_size
 from animegamer_jax.train.stages.packing import PackedLayout, window_ends
 from animegamer_jax.train.stages.recipe import BelowOne, NotNegative, OptimizerConfig, Recipe, Share
@@ -42,9 +43,12 @@ class GameRecipe(Recipe):
     Attributes:
         starts: Start of the histories. With "game" they reach back to the start of the game, as far
             as the window allows; with "anywhere" their length is drawn first, uniformly.
+        history_shown: Share of past turns whose features are of the model's own clips
+            (`animegamer data shown`) instead of the true ones, as in play.
     """
 
     starts: Starts = "game"
+    history_shown: Share = 0.0
 
 
 G = TypeVar("G", bound=GameRecipe)
@@ -78,7 +82,7 @@ class MLLMRecipe(GameRecipe):
 
 RECIPES = {
     "toy": MLLMRecipe(
-        steps=1600,
+        steps=3000,
         batch_size=16,
         optimizer=OptimizerConfig(
             learning_rate=1e-3, warmup_steps=100, decay="cosine", b2=0.98, weight_decay=0.05
@@ -87,7 +91,6 @@ RECIPES = {
         dtype="bfloat16",
         lora_dropout=0.0,
         history_noise=0.1,
-        history_swap=0.5,
         word_dropout=0.02,
         trained="all",
         targets="every",
@@ -146,18 +149,22 @@ def forget_words(
     return jnp.where(jax.random.bernoulli(key, rate, captions.shape), unknown, captions)
 
 
-def swap_turns(
-    history: Float[Array, "b k r"], key: Key[Array, ""], *, rate: float, count: int
+def choose_turns(
+    history: Float[Array, "b k r"],
+    others: Float[Array, "b k r"],
+    key: Key[Array, ""],
+    *,
+    rate: float,
+    count: int,
 ) -> Float[Array, "b k r"]:
-    """Replaces a share `rate` of the turns, `count` rows each, by those of the sample before.
+    """Replaces a share `rate` of the turns, `count` rows each, by the same turns of `others`.
 
-    It ignores which turns exist in either game: the rows of an absent turn are masked, and an
-    existing turn may get E_a's representation of an absent turn's zeros.
+    It ignores which turns exist: the rows of an absent turn are masked, and an existing turn may
+    get E_a's representation of an absent turn's zeros.
     """
-    turns = rearrange(history, "b (w n) r -> b w n r", n=count)
-    swapped = jax.random.bernoulli(key, rate, (*turns.shape[:2], 1, 1))
-    turns = jnp.where(swapped, jnp.roll(turns, 1, axis=0), turns)
-    return rearrange(turns, "b w n r -> b (w n) r")
+    turns, other = (rearrange(x, "b (w n) r -> b w n r", n=count) for x in (history, others))
+    chosen = jax.random.bernoulli(key, rate, (*turns.shape[:2], 1, 1))
+    return rearrange(jnp.where(chosen, other, turns), "b w n r -> b (w n) r")
 
 
 class GameStage(Stage[G]):
@@ -192,6 +199,41 @@ class GameStage(Stage[G]):
         return Windows(
             tokenizer=self.tokenizer, protocol=self.protocol, starts=recipe.starts, seed=recipe.seed
         )
+
+    def reads_shown(self, split: str = "train") -> bool:
+        """Returns whether samples of a split hold what a model shows; held-out ones never do."""
+        return split == "train" and self.recipe.history_shown > 0
+
+    def check_sources(self, bundle: Bundle | None, sources: Sequence[DataSource]) -> None:
+        """Checks that shown histories are of the bundle's decoder, or that it has been adapted.
+
+        An adapted decoder reads those of the one that it came from.
+
+        Raises:
+            UserError: another decoder made them, or there are none.
+        """
+        assert bundle is not None, "the command has checked what the stage needs"
+        if not self.reads_shown() or not bundle.has("dit") or "adapt" in (bundle.info.stages or ()):
+            return
+        digest = bundle.digest("dit")
+        for source in sources:
+            path = absolute(source.path) / SHOWN
+            if read_info(path).decoder != digest:
+                raise UserError(
+                    f"{path}: made by another decoder than that of {bundle.path}: remove it and "
+                    "run `animegamer data shown` again"
+                )
+
+    def history(
+        self, encoder: ShotEncoder, game: Any, prompts: GamePrompts, key: Key[Array, ""]
+    ) -> Float[Array, "b k r"]:
+        """Returns E_a of past turns, the recipe's share of them as a model showed them."""
+        rate = self.recipe.history_shown
+        if not rate or not game.shown.shape[2]:  # held-out samples have none
+            return prompts.history
+        shown = lay_out(encoder, game._replace(image=game.shown), self.layout).history
+        count = self.layout.num_queries
+        return choose_turns(prompts.history, shown, key, rate=rate, count=count)
 
     def check_protocol(self) -> None:
         """Checks that a model can be trained for the stage's protocol.
@@ -267,33 +309,41 @@ class MLLMStage(GameStage[MLLMRecipe]):
         features, windows = open_features(path), self.windows()
         # The bundle may lack the networks that have made the features.
         reader = ModelConfig(encoder=self.config.encoder)
-        samples = game_samples(features, split=split, windows=windows, config=reader)
-        if self.recipe.targets == "last" or split != "train":
-            return samples
-        turns = features.turns(split)
-        ends = window_ends(turns, self.protocol.window)
-        return grain.MapDataset.source(ends).random_map(
-            lambda number, rng: windows.sample(windows.read(turns, number, rng)[1]),
-            seed=windows.seed,
+        trains = split == "train"
+        ends = None
+        if self.recipe.targets == "every" and trains:
+            ends = window_ends(features.turns(split), self.protocol.window)
+        return game_samples(
+            features,
+            split=split,
+            windows=windows,
+            config=reader,
+            numbers=ends,
+            shown=self.reads_shown(split),
         )
 
     def sample_spec(self) -> GameSample:
-        return game_spec(self.config, self.protocol)
+        return game_spec(self.config, self.protocol, shown=self.reads_shown())
 
     def make_batch(self, encoder: ShotEncoder, game: Any, key: Key[Array, ""]) -> GameBatch:
         """Returns `GameSample`s as training sequences, with the recipe's augmentation."""
         recipe = self.recipe
         words, noise, swap = jax.random.split(key, 3)
+        show = jax.random.fold_in(key, 3)
         if recipe.word_dropout:
             captions = forget_words(
                 game.captions, words, rate=recipe.word_dropout, unknown=self._unknown
             )
             game = game._replace(captions=captions)
         prompts = lay_out(encoder, game, self.layout)
-        history = prompts.history
+        history = self.history(encoder, game, prompts, show)
         if recipe.history_swap:
-            history = swap_turns(
-                history, swap, rate=recipe.history_swap, count=self.layout.num_queries
+            history = choose_turns(
+                history,
+                jnp.roll(history, 1, axis=0),
+                swap,
+                rate=recipe.history_swap,
+                count=self.layout.num_queries,
             )
         if recipe.history_noise:
             history += recipe.history_noise * jax.random.normal(noise, history.shape)

@@ -11,6 +11,7 @@ from random_modules import RandomLPIPS, initialized
 from animegamer_jax.configs import CLIPConfig
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.metrics.clip_embedder import ClipEmbedder
+from animegamer_jax.evaluate.metrics.registry import NAMED
 from animegamer_jax.evaluate.metrics.scorers import (
     NUM_FRAMES,
     Answers,
@@ -41,8 +42,8 @@ from animegamer_jax.evaluate.worlds import FrameSize
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.toy.evaluation import WORLD
 from animegamer_jax.toy.scene import MOTION_EDGES
+from animegamer_jax.toy.scoring.attributes import VALUES
 from animegamer_jax.toy.scoring.benchmark import make_toy_benchmark
-from animegamer_jax.toy.scoring.classifiers import VALUES
 
 GAMES, TURNS = 3, 2
 SIZE = FrameSize(num_frames=17, height=48, width=72)
@@ -118,10 +119,12 @@ def score_truth(labels):
 
 @pytest.fixture(scope="module")
 def right(answers):
-    """The expected index of every attribute."""
+    """The expected index of every attribute that instructions name; of the others, the first."""
     parts = [turn.parts for turn in answers.turns]
     return {
         name: np.array([known.index(getattr(part, name)) for part in parts])
+        if name in NAMED
+        else np.zeros(len(parts), int)
         for name, known in VALUES.items()
     }
 

@@ -117,6 +117,19 @@ def test_timesteps_are_spread():
     assert drawn.dtype == np.int32
 
 
+def test_shifted_timesteps_are_noisier():
+    """By the formula of the shift, in order; a shift of 1 changes nothing."""
+    draw = jax.jit(spread_timesteps, static_argnums=1, static_argnames="shift")
+    drawn, shifted, same = (
+        draw(jax.random.key(0), 1000, **shift) for shift in ({}, {"shift": 5.0}, {"shift": 1.0})
+    )
+    np.testing.assert_array_equal(same, drawn)
+    assert np.all(np.diff(shifted) >= 0)
+    assert shifted.max() == 999
+    place = 5 * 0.2 / (1 + 4 * 0.2)  # a fifth of the samples has less noise than this
+    assert abs(np.mean(np.asarray(shifted) < 1000 * place) - 0.2) < 0.01
+
+
 def test_dropout_rates_hold():
     count = 40_000
     recipe = dataclasses.replace(RECIPE, both_dropout=0.2, text_dropout=0.3, image_dropout=0.1)
@@ -153,6 +166,28 @@ def test_latents_are_scaled(stage, networks, batch):
     assert config.scaling_factor == 0.7
 
 
+def test_pictures_are_first_frames_drawn_several_times(bundle, networks, batch):
+    """Later frames do not matter; each draw has another noise, at another diffusion step."""
+    stage = make_stage(DecoderStage, dataclasses.replace(CALM, pictures=3), bundle)
+    loss = jax.jit(lambda networks, batch, key: stage.loss(networks, batch, key)[0])
+    found = loss(networks, batch, make_key())
+    changed = batch._replace(moments=batch.moments.at[:, 1:].set(7.0))
+    assert loss(networks, changed, make_key()) == found
+    other = batch._replace(moments=batch.moments.at[:, :1].set(7.0))
+    assert loss(networks, other, make_key()) != found
+    context, motion = jnp.ones((8, 7, 32)), jnp.ones(8)
+    drawn = jax.jit(
+        lambda dit, moments, key: drawn_loss(
+            dit, moments, key, vae_config=stage.vae_config, context=context, motion=motion, draws=3
+        )
+    )(networks["dit"], batch.moments[:, :1], make_key())
+    assert drawn.shape == (24,)
+    assert len(np.unique(drawn)) == 24
+    assert stage.evaluate(networks, batch, make_key()).clips == {}
+    clips = make_stage(DecoderStage, CALM, bundle)
+    assert stage.sample_flops(networks) < 3 * clips.sample_flops(networks)
+
+
 # --- what is trained ------------------------------------------------------------------------
 
 
@@ -180,7 +215,7 @@ def test_steps(bundle, networks, batch, kind):
 
 
 def test_trained_sets(bundle, networks):
-    """Warm-up, joint stage, and joint stage with everything but constants."""
+    """Warm-up, joint stage, and joint stage with everything, positions too."""
     both = {name: networks[name] for name in ("encoder", "dit")}
     for trained in ("recipe", "all"):
         warm = make_stage(WarmupStage, dataclasses.replace(RECIPE, trained=trained), bundle)
@@ -195,8 +230,7 @@ def test_trained_sets(bundle, networks):
     assert all(".modulation." in name or "lora" in name for name in found)
     everything = make_stage(DecoderStage, dataclasses.replace(RECIPE, trained="all"), bundle)
     frozen = {n for n in arrays(split_networks(networks, everything)[2]) if n[:4] != "vae."}
-    unused = {"encoder.output_norm.bias", "encoder.output_norm.scale"}
-    assert frozen == unused | {"dit.positions"}
+    assert frozen == {"encoder.output_norm.bias", "encoder.output_norm.scale"}
 
 
 def test_needs_and_changes():

@@ -28,9 +28,9 @@ from animegamer_jax.train.stages.mllm import (
     RECIPES,
     MLLMRecipe,
     MLLMStage,
+    choose_turns,
     forget_words,
     lay_out,
-    swap_turns,
 )
 from animegamer_jax.train.stages.packing import window_ends
 from animegamer_jax.train.stages.recipe import OptimizerConfig
@@ -250,11 +250,12 @@ def test_forgotten_words(stage, networks, batch):
 
 
 def test_swapped_turns():
-    """Whole turns become the same turn of the sample before; the others stay."""
+    """Whole turns become the same turn of other games; the others stay."""
     samples, turns, count = 50, 4, 3
     names = jnp.arange(samples * turns, dtype=jnp.float32).reshape(samples, turns)
     history = jnp.repeat(jnp.repeat(names, count, axis=1)[..., None], 2, axis=2)
-    found = np.asarray(swap_turns(history, make_key(), rate=0.3, count=count))
+    others = jnp.roll(history, 1, axis=0)
+    found = np.asarray(choose_turns(history, others, make_key(), rate=0.3, count=count))
     assert (found.reshape(samples, turns, -1).std(axis=-1) == 0).all()
     first = found[:, ::count, 0]
     swapped = first != names

@@ -2,6 +2,9 @@
 
 The paper takes OpenCLIP as it is; a toy world needs its own. Its image tower gives the condition
 f_v and the VAE's perceptual loss; evaluation uses both towers to recognise what clips show.
+
+A large CLIP's tokens tell a decoder what each part of a picture looks like. A toy's do so only if
+they are trained for it: a linear layer, discarded afterwards, recovers each patch's pixels.
 """
 
 import dataclasses
@@ -11,16 +14,19 @@ import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
+from einops import rearrange
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
+from animegamer_jax.configs import NetworkConfig
 from animegamer_jax.data.datasets import open_games
 from animegamer_jax.data.samples import CaptionSample, Frame, caption_samples, caption_spec
+from animegamer_jax.models.linear import Linear
 from animegamer_jax.models.vae import signed
 from animegamer_jax.train.stages.base import Scalars, Stage, StageNetworks
 from animegamer_jax.train.stages.networks import load_or_make, matrix_size
-from animegamer_jax.train.stages.recipe import FixedRecipe, OptimizerConfig
+from animegamer_jax.train.stages.recipe import FixedRecipe, NotNegative, OptimizerConfig
 
 _GREATEST_SCALE = float(np.log(100.0))  # CLIP, section 2.5
 
@@ -31,19 +37,25 @@ class CLIPRecipe(FixedRecipe):
 
     Attributes:
         frame: Frame of each clip that is trained on.
+        pixel_weight: Weight of the squared error, in pixels of deviation one, with which a linear
+            layer recovers each patch from its token.
     """
 
     frame: Frame = "random"
+    pixel_weight: NotNegative = 0.0
 
 
 RECIPES = {
     "toy": CLIPRecipe(
-        steps=1000,
+        steps=2500,
         batch_size=128,
         optimizer=OptimizerConfig(
             learning_rate=1e-3, warmup_steps=100, decay="cosine", b2=0.98, weight_decay=0.05
         ),
         ema_decay=0.999,
+        dtype="bfloat16",
+        frame="first",  # as features and the history of what was shown have it
+        pixel_weight=30.0,
     )
 }
 
@@ -91,6 +103,15 @@ def contrastive_loss(
     return (entropy(1) + entropy(0)) / 2, parts
 
 
+def pixel_loss(
+    found: Float[Array, "b n p"], pixels: Float[Array, "b h w c"], *, patch_size: int
+) -> Float[Array, ""]:
+    """Returns the mean squared error of patches of pixels, row by row, float32."""
+    size = {"p": patch_size, "q": patch_size}
+    patches = rearrange(pixels, "b (h p) (w q) c -> b (h w) (p q c)", **size)
+    return jnp.square(found.astype(jnp.float32) - patches.astype(jnp.float32)).mean()
+
+
 class CLIPStage(Stage[CLIPRecipe]):
     """Trains CLIP's two towers on frames and captions of the toy world."""
 
@@ -100,7 +121,21 @@ class CLIPStage(Stage[CLIPRecipe]):
     unit: ClassVar[str] = "frames"
 
     def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
-        return {"clip": load_or_make("clip", self, bundle, mesh=mesh)}
+        """Returns CLIP, the bundle's or a new one, and the layer from tokens to pixels."""
+        networks: StageNetworks = {"clip": load_or_make("clip", self, bundle, mesh=mesh)}
+        if self.recipe.pixel_weight:
+            c = networks["clip"].config
+            networks["pixels"] = Linear(
+                c.vision_width,
+                c.patch_size**2 * 3,
+                names=("embed", "features"),
+                config=NetworkConfig(dtype=self.recipe.dtype),
+                rngs=nnx.Rngs(self.recipe.seed),
+            )
+        return networks
+
+    def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
+        return network in ("clip", "pixels")
 
     def read_samples(self, path: str, *, split: str) -> grain.MapDataset:
         assert self.config.clip is not None
@@ -119,16 +154,25 @@ class CLIPStage(Stage[CLIPRecipe]):
     def loss(
         self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], Scalars]:
-        """Returns `contrastive_loss` within the batch, or each part of an accumulated one."""
+        """Returns `contrastive_loss` within the batch, or each part of an accumulated one.
+
+        With `pixel_weight`, to it comes `pixel_loss`.
+        """
         del key
         clip, sample = networks["clip"], cast(CaptionSample, batch)
         tokens = jnp.asarray(sample.tokens)
-        return contrastive_loss(
-            clip.embed_image(clip.preprocess(signed(jnp.asarray(sample.frame)))),
+        pixels = clip.preprocess(signed(jnp.asarray(sample.frame)))
+        loss, parts = contrastive_loss(
+            clip.embed_image(pixels),
             clip.embed_text(tokens),
             log_scale=clip.logit_scale[...],
             same=same_rows(tokens),
         )
+        if not self.recipe.pixel_weight:
+            return loss, parts
+        found = networks["pixels"](clip.image_features(pixels))
+        error = pixel_loss(found, pixels, patch_size=clip.config.patch_size)
+        return loss + self.recipe.pixel_weight * error, parts | {"pixels": error}
 
     def sample_flops(self, networks: StageNetworks) -> float:
         """Returns 6 FLOPs a matrix weight and token, and attention's products."""
@@ -139,6 +183,8 @@ class CLIPStage(Stage[CLIPRecipe]):
             return 6.0 * matrix_size(module) * tokens + 12.0 * tokens**2 * width * layers
 
         patches = c.num_patches + 1
-        return tower(
-            clip.image, tokens=patches, width=c.vision_width, layers=c.vision_layers
-        ) + tower(clip.text, tokens=c.context_length, width=c.text_width, layers=c.text_layers)
+        found = tower(clip.image, tokens=patches, width=c.vision_width, layers=c.vision_layers)
+        found += tower(clip.text, tokens=c.context_length, width=c.text_width, layers=c.text_layers)
+        if "pixels" in networks:
+            found += 6.0 * matrix_size(networks["pixels"]) * c.num_patches
+        return found

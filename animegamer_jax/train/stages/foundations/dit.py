@@ -41,12 +41,11 @@ class DiTRecipe(FixedRecipe):
 
 RECIPES = {
     "toy": DiTRecipe(
-        steps=800,
-        batch_size=16,
+        steps=1500,
+        batch_size=8,
         optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=100, decay="cosine"),
         ema_decay=0.999,
         dtype="bfloat16",
-        remat="full",
         context_dropout=0.0,
     )
 }
@@ -103,8 +102,7 @@ class DiTStage(DiffusionStage[DiTRecipe]):
 
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
         if network == "dit":
-            frozen = path[0] in ("positions", "motion_embed")
-            return not (frozen or isinstance(variable, nnx.LoRAParam))
+            return path[0] != "motion_embed" and not isinstance(variable, nnx.LoRAParam)
         return network == "context"
 
     def read_samples(self, path: str, *, split: str) -> grain.MapDataset:

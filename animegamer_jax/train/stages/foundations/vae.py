@@ -23,16 +23,8 @@ from animegamer_jax.data.samples import ClipSample, clip_samples, clip_spec
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.convolution import CausalConv
-from animegamer_jax.models.vae import (
-    VAE,
-    ResBlock,
-    cosines,
-    mode,
-    sample,
-    signed,
-    split_moments,
-    to_uint8,
-)
+from animegamer_jax.models.latents import cosines, mode, sample, split_moments
+from animegamer_jax.models.vae import VAE, ResBlock, signed, to_uint8
 from animegamer_jax.sharding import constrain
 from animegamer_jax.train.stages.base import Evaluation, Scalars, Stage, StageNetworks
 from animegamer_jax.train.stages.flops import count_matmul_flops
@@ -80,8 +72,11 @@ class VAERecipe(FixedRecipe):
 
 RECIPES = {
     "toy": VAERecipe(
-        steps=1500,
+        steps=9500,
         batch_size=4,
+        crop=(64, 96),
+        l2_weight=2.0,
+        kl_weight=5e-7,
         optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=100, decay="cosine"),
         ema_decay=0.995,
         eval_every=250,
@@ -95,12 +90,12 @@ def start_calmly(vae: VAE) -> None:
 
     Every residual block starts as its shortcut, and the encoder's log-variance at -5, so that
     latents are more than noise from the first step. Causal kernels start with nonzero weights for
-    the current frame only; others would give a mean of three frames.
+    the current frame only; others would give a mean of frames.
     """
     for _, module in nnx.iter_modules(vae):
         if isinstance(module, CausalConv):
             kernel = module.kernel[...]
-            module.kernel[...] = (kernel * np.sqrt(3)).at[:-1].set(0)
+            module.kernel[...] = (kernel * np.sqrt(len(kernel))).at[:-1].set(0)
         if isinstance(module, ResBlock):
             module.conv2.kernel[...] = jnp.zeros_like(module.conv2.kernel[...])
     out, means = vae.encoder.conv_out, vae.config.latent_channels
@@ -116,7 +111,7 @@ def hold_past(vae: VAE) -> VAE:
     held = nnx.clone(vae)
     for _, module in nnx.iter_modules(held):
         if isinstance(module, CausalConv):
-            past, now = jnp.split(module.kernel[...], [2])
+            past, now = jnp.split(module.kernel[...], [module.num_past])
             module.kernel[...] = jnp.concatenate([jax.lax.stop_gradient(past), now])
     return held
 
@@ -124,12 +119,17 @@ def hold_past(vae: VAE) -> VAE:
 def crop_clips(
     frames: UInt8[Array, "b f h w 3"], key: Key[Array, ""], *, size: tuple[int, int]
 ) -> UInt8[Array, "b f y x 3"]:
-    """Crops all frames of a clip to the same window, at a random place for each clip."""
+    """Crops all frames of a clip to the same window, at a random place for each clip.
+
+    Windows that would reach over a border by up to half of their size are moved back to it, so that
+    borders are seen as often as the middle.
+    """
     b, f, h, w, c = frames.shape
     rows, columns = size
-    least = jnp.zeros(2, jnp.int32)
-    most = jnp.array([h - rows + 1, w - columns + 1])
-    corners = jax.random.randint(key, (b, 2), least[None], most[None])
+    over = jnp.array([rows // 2, columns // 2])
+    room = jnp.array([h - rows, w - columns])
+    corners = jax.random.randint(key, (b, 2), -over[None], (room + over + 1)[None])
+    corners = jnp.clip(corners, 0, room[None])
 
     def one(clip: jax.Array, corner: jax.Array) -> jax.Array:
         return jax.lax.dynamic_slice(clip, (0, *corner, 0), (f, rows, columns, c))

@@ -1,0 +1,191 @@
+"""Writes what a model shows of known turns, for the histories of the language model's training.
+
+In play the window holds what was shown (protocol `history`), which is a model's own clips and not
+those of the data. For every turn of a feature dataset the decoder makes a clip of E_a's
+representation, and CLIP sees its first frame, as in play (`rollout.remember`). The result is a
+dataset of CLIP's features in the folder `shown` of the features; `--history-shown` reads it.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
+
+from animegamer_jax import diffusion
+from animegamer_jax.bundle.bundle import Bundle
+from animegamer_jax.configs import Dtype
+from animegamer_jax.data.datasets import SHOWN, DatasetInfo, FeatureDataset, Part, Record
+from animegamer_jax.data.samples import check_features
+from animegamer_jax.data.shards import folder_digest, shard_ranges, shard_size_for
+from animegamer_jax.data.shared_shards import write_shards
+from animegamer_jax.diffusion import SamplerTable
+from animegamer_jax.errors import UserError
+from animegamer_jax.game.rollout import (
+    GameState,
+    decode_chunk,
+    denoise_clip,
+    game_keys,
+    start_clip,
+    turn_keys,
+)
+from animegamer_jax.models.clip import CLIP
+from animegamer_jax.models.dit import DiT
+from animegamer_jax.models.encoder import ShotEncoder
+from animegamer_jax.models.vae import VAE
+from animegamer_jax.progress import Progress, no_progress
+
+_NEEDED = ("clip", "encoder", "dit", "vae")
+SEED = 1 << 31
+"""Seed of game 0: the noise is not that of a benchmark's games, whose seeds are low."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Shower:
+    """Makes clips of turns and looks at them.
+
+    Attributes:
+        clip, encoder, dit, vae: The model's networks.
+        table: The sampler's steps.
+        values: The decoder's input for each motion level.
+        guided: Whether the model plays with guidance.
+        batch_size: Number of turns that are made side by side.
+    """
+
+    clip: CLIP
+    encoder: ShotEncoder
+    dit: DiT
+    vae: VAE
+    table: SamplerTable
+    values: tuple[float, ...]
+    guided: bool
+    batch_size: int
+
+    def records(self, turns: Iterable[Record]) -> Iterator[Mapping[Part, Record]]:
+        """Yields the record of each turn."""
+        batch: list[Record] = []
+        for turn in turns:
+            batch.append(turn)
+            if len(batch) == self.batch_size:
+                yield from self._records(batch)
+                batch = []
+        if batch:
+            yield from self._records(batch)
+
+    def _records(self, batch: list[Record]) -> Iterator[Mapping[Part, Record]]:
+        whole = batch + batch[-1:] * (self.batch_size - len(batch))  # of constant shape
+        seen = _show(
+            self.clip,
+            self.encoder,
+            self.dit,
+            self.vae,
+            jnp.asarray(np.stack([turn["text_features"] for turn in whole]), jnp.float32),
+            jnp.asarray(np.stack([turn["image_features"] for turn in whole]), jnp.float32),
+            jnp.asarray([self.values[turn["motion_level"] - 1] for turn in whole], jnp.float32),
+            game_keys([(SEED + int(turn["game"])) % (1 << 32) for turn in whole]),
+            jnp.asarray([turn["turn"] + 1 for turn in whole], jnp.int32),
+            self.table,
+            guided=self.guided,
+        )
+        for turn, features in zip(batch, np.asarray(seen, np.float32), strict=False):
+            if not np.isfinite(features.astype(np.float16)).all():
+                raise UserError(
+                    f"game {turn['game']}, turn {turn['turn']}: the model shows a clip whose "
+                    "features are not finite in float16: train it again"
+                )
+            place = {name: turn[name] for name in ("game", "turn", "num_turns")}
+            yield {"shown": {**place, "image_features": features.astype(np.float16)}}
+
+
+@functools.partial(jax.jit, static_argnames="guided")
+def _show(
+    clip: CLIP,
+    encoder: ShotEncoder,
+    dit: DiT,
+    vae: VAE,
+    text: Float[Array, "b n d"],
+    image: Float[Array, "b k e"],
+    motion: Float[Array, " b"],
+    games: Key[Array, " b"],
+    turns: Int[Array, " b"],
+    table: SamplerTable,
+    *,
+    guided: bool,
+) -> Float[Array, "b k e"]:
+    keys = turn_keys(games, turns)
+    shots = encoder(text, image).astype(jnp.float32)
+    state = GameState(shots, jnp.zeros((len(shots), 4), jnp.int32), motion)
+    unconditional = encoder.unconditional() if guided else None
+    sampled = denoise_clip(dit, unconditional, state, start_clip(dit, keys), table, keys)
+    frames, _, _ = decode_chunk(vae, sampled.x, None, start=0)
+    return clip.see(frames[:, 0])
+
+
+def write_shown(
+    features: FeatureDataset,
+    *,
+    bundle: Bundle,
+    split: str = "train",
+    steps: int | None = None,
+    dtype: Dtype | None = None,
+    batch_size: int = 16,
+    on_progress: Progress = no_progress,
+) -> DatasetInfo:
+    """Writes the dataset of what a model shows of a split, or continues an unfinished one.
+
+    Args:
+        features: The features of the turns; the result is in their folder.
+        bundle: A model with the networks clip, encoder, dit and vae.
+        split: Split of the turns.
+        steps: Number of denoising steps; None: the protocol's.
+        dtype: Number format of the computation; None: the bundle's.
+        batch_size: Number of turns that are made side by side.
+        on_progress: Called with what is made, turns done, and turns.
+
+    Raises:
+        UserError: a network is missing or of another size, or the folder is taken, cannot be
+            written or holds an unfinished dataset of another model.
+    """
+    if missing := [name for name in _NEEDED if not bundle.has(name)]:
+        raise UserError(
+            f"{bundle.path}: it has no network {', '.join(missing)}, which a model needs to show "
+            "turns: give the result of stage decoder"
+        )
+    check_features(features, bundle.config)
+    protocol = bundle.protocol
+    table = diffusion.make_sampler_table(
+        diffusion.schedule_of(protocol), steps or protocol.denoising_steps
+    )
+    shower = _Shower(
+        clip=bundle.load("clip", dtype=dtype),
+        encoder=bundle.load("encoder", dtype=dtype),
+        dit=bundle.load("dit", dtype=dtype),
+        vae=bundle.load("vae", dtype=dtype),
+        table=table,
+        values=protocol.motion_values,
+        guided=bool(protocol.guidance_scale),
+        batch_size=batch_size,
+    )
+    turns = features.turns(split)
+    info = dataclasses.replace(
+        features.info,
+        kind="shown",
+        made_by="animegamer data shown",
+        splits={},
+        decoder=bundle.digest("dit"),
+    )
+    return write_shards(
+        features.path / SHOWN,
+        info,
+        places={split: shard_ranges(len(turns), size=shard_size_for(len(turns)))},
+        fingerprint={
+            "networks": {name: folder_digest(bundle.path / name) for name in _NEEDED},
+            "steps": steps or protocol.denoising_steps,
+            "dtype": dtype,
+        },
+        records=lambda _, place: shower.records(turns[number] for number in place),
+        on_progress=on_progress,
+    )
