@@ -283,7 +283,7 @@ def quantile_edges(values: Sequence[float], *, levels: int = 5) -> tuple[float, 
     return edges
 
 
-FLICKER = 12.0
+FLICKER = 6.0
 """Noise of generated clips for `dis_flow`, in grey levels.
 
 Generated scenery shimmers where nothing moves, and would count as slow motion. At this value true

@@ -50,7 +50,7 @@ PROTOCOL = dataclasses.replace(
     stamina=(-2, -1, 1),
     motion_values=MOTION_VALUES,
     guidance_scale=0.0,
-    denoising_steps=10,
+    denoising_steps=4,
     history="shown",
 )
 """The paper's protocol in the toy world's sizes: short instructions, three values of stamina.

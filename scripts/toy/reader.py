@@ -3,7 +3,7 @@
     python scripts/toy/reader.py --out animegamer_jax/assets/reader.safetensors
 
 Frames are mirrored, blurred, noised, shifted and recoloured at random. Prints the share of held-out
-clips that are read correctly, by attribute. About 40 minutes on two cores.
+clips that are read correctly, by attribute. About two hours on two cores.
 """
 
 import multiprocessing
@@ -58,8 +58,8 @@ def roughen(frames: Float[Array, "b h w 3"], key: Key[Array, ""]) -> Float[Array
 def main(
     *,
     out: Path = WEIGHTS,
-    steps: int = 4000,
-    clips: int = 12_000,
+    steps: int = 10_000,
+    clips: int = 24_000,
     batch_size: int = 64,
     processes: int = 2,
 ) -> None:

@@ -46,9 +46,11 @@ def value_of(scene: Scene, attribute: str) -> str | None:
     """Returns a scene's value of an attribute; None: it has none, as named characters no looks.
 
     The character, its accessory and looks are those of the one who acts. A quilt hides what a
-    sleeper wears.
+    sleeper wears, and styles of hair look alike on a pillow.
     """
     own, details = scene.own_looks(scene.character), scene.details
+    if scene.motion == "sleep" and attribute in ("hair", "clothes"):
+        return None
     match attribute:
         case "character":
             return None if own else scene.character
@@ -61,7 +63,7 @@ def value_of(scene: Scene, attribute: str) -> str | None:
         case "hair":
             return own.hair if own else None
         case "clothes":
-            return own.clothes if own and scene.motion != "sleep" else None
+            return own.clothes if own else None
         case _:
             raise ValueError(f"unknown attribute {attribute!r}")
 
