@@ -289,9 +289,18 @@ def empty_vae(config: VAEConfig) -> Any:
 
 
 def make_vae(config: VAEConfig, weights: State) -> Any:
-    """Makes the VAE from weights with the released names."""
-    levels, vae = len(config.multipliers), empty_vae(config)
-    _fill(vae, {name: weights[_released_name(name, levels)] for name in vae.state_dict()})
+    """Makes the VAE from weights with the released names.
+
+    diffusers' kernels have three planes; those of one plane get zeros for the frames before.
+    """
+    levels, vae, state = len(config.multipliers), empty_vae(config), {}
+    for name, empty in vae.state_dict().items():
+        weight = weights[_released_name(name, levels)]
+        if empty.ndim == 5:
+            past = empty.shape[2] - weight.shape[2]
+            weight = nn.functional.pad(weight, (0, 0, 0, 0, past, 0))
+        state[name] = weight
+    _fill(vae, state)
     return vae
 
 

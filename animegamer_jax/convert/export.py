@@ -18,7 +18,7 @@ from animegamer_jax.bundle.vocabulary import (
     TOKENIZER_FOLDER,
     copy_tokenizer_folder,
 )
-from animegamer_jax.configs import ModelConfig
+from animegamer_jax.configs import ModelConfig, VAEConfig
 from animegamer_jax.convert import rules as tables
 from animegamer_jax.convert.networks import exported_config, placement_of, table_of
 from animegamer_jax.convert.sources import write_safetensors, write_torch
@@ -65,6 +65,12 @@ def export_bundle(
             f"{bundle}: dit: the released code has neither patches of several frames, nor an "
             "output of clean latents, nor frequency scales of latents: name the other networks "
             "with --networks"
+        )
+    vae = opened.config.vae if "vae" in names else None
+    if vae and vae.kernel_frames != VAEConfig.kernel_frames:
+        raise UserError(
+            f"{bundle}: vae: the released code has kernels of {VAEConfig.kernel_frames} frames, "
+            f"this one of {vae.kernel_frames}: name the other networks with --networks"
         )
     refuse_existing(epath.Path(out), overwrite=None)
     files: dict[str, list[NetworkName]] = {}

@@ -168,7 +168,7 @@ class EvaluationRun:
     def _resources(self) -> MetricResources:
         options = self._options
         clip = None
-        if {"clip", "truth"} & {*self._groups}:
+        if "clip" in self._groups:
             try:
                 clip = self._clip()
             except UserError as error:

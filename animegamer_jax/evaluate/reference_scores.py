@@ -40,6 +40,9 @@ def reference_scores(
 ) -> Mapping[str, Values]:
     """Returns reference values by name, for the metrics that the suite scores.
 
+    Baselines have values where true clips have them: a character that only a picture shows has no
+    name to be right.
+
     Args:
         benchmark: The benchmark that was played.
         suite: The system's scorers.
@@ -47,11 +50,17 @@ def reference_scores(
         cache: Folder that keeps the values of clips: they take as long as a system's games.
     """
     groups = {scorer.group for scorer in suite.scorers}
+    bounds = _cached_bounds(benchmark, suite, vae=vae, cache=cache)
+    known = bounds.get(TRUE_CLIPS, {})
     found = {
-        name: {metric: v for metric, v in values.items() if METRICS[metric].group in groups}
+        name: {
+            metric: np.where(np.isnan(known[metric]), np.nan, v) if metric in known else v
+            for metric, v in values.items()
+            if METRICS[metric].group in groups
+        }
         for name, values in baselines(benchmark).items()
     }
-    return {**_cached_bounds(benchmark, suite, vae=vae, cache=cache), **found}
+    return {**bounds, **found}
 
 
 # Upper bounds

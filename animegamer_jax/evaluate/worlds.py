@@ -55,9 +55,11 @@ class AttributeClassifier(Protocol):
         values: The possible values of each attribute; those that instructions name are named as in
             `Parts`, the others as in `World.details`.
         description: How each attribute is read and how accurately, in words.
+        digest: What its answers depend on, such as its weights, as a short text.
     """
 
     values: Mapping[str, Sequence[str]]
+    digest: str
 
     @property
     def description(self) -> Mapping[str, str]: ...

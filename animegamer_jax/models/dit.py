@@ -196,7 +196,7 @@ class DiT(nnx.Module):
     """Predicts v of noised latents, given timestep, motion value and context.
 
     `positions` holds `position_table`. It is a parameter because the released files contain it and
-    an export must write it back; no stage trains it.
+    an export must write it back; only `--trained all` and the foundations train it.
     """
 
     def __init__(self, config: DiTConfig, *, rngs: nnx.Rngs):

@@ -12,6 +12,7 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark
 from animegamer_jax.evaluate.metrics.clip_embedder import Clips
 from animegamer_jax.evaluate.metrics.registry import LOOKS
+from animegamer_jax.evaluate.metrics.suite import weights_digest
 from animegamer_jax.evaluate.worlds import DetailTruth, FrameSize, GameClips
 from animegamer_jax.media.motion import FLICKER
 from animegamer_jax.toy.drawing.draw import render
@@ -45,6 +46,7 @@ class CheckedReader:
 
     Attributes:
         values: The values of each attribute.
+        digest: Digest of the network's weights.
         accuracy: Share of true clips that are read correctly, by attribute.
         reconstructed: The same share after a VAE encoded and decoded the clips; None: no VAE.
     """
@@ -59,6 +61,7 @@ class CheckedReader:
         reconstructed: Clips | None,
     ):
         self._reader, self._count = reader, len(scenes)
+        self.digest = weights_digest(reader)
         self.accuracy = self._check(scenes, clips)
         self.reconstructed = None if reconstructed is None else self._check(scenes, reconstructed)
 

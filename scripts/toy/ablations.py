@@ -411,10 +411,10 @@ def write_table(
         "",
         "## Whole games",
         "",
-        "The row without pictures was trained like the first, but every past shot in its training "
-        'was that of another game. "Predicted history" is the first row\'s model with its own '
-        'predictions of past shots in place of what was shown; "window of 1" is the first row\'s '
-        "model, which sees only the current turn.",
+        "The row without pictures was trained like the first, but every past shot in the language "
+        "model's training was that of another game. \"Predicted history\" is the first row's model "
+        'with its own predictions of past shots in place of what was shown; "window of 1" is the '
+        "first row's model, which sees only the current turn.",
         "",
         *describe(game),
         "",

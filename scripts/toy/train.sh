@@ -75,7 +75,7 @@ have "$OUT/features/set.json" || {
 }
 train dit "$OUT/vae/model" "$OUT/features" foundations --part dit
 train warmup "$OUT/dit/model" "$OUT/features" warmup
-train pictures "$OUT/warmup/model" "$OUT/features" decoder --pictures 4 --batch-size 16 --steps 4000
+train pictures "$OUT/warmup/model" "$OUT/features" decoder --pictures 4 --steps 4000
 train decoder "$OUT/pictures/model" "$OUT/features" decoder --timestep-shift 2
 have "$OUT/features/shown/set.json" || {
   say shown

@@ -65,7 +65,8 @@ def embedded_form(tmp_path_factory) -> Path:
     vae = dataclasses.replace(
         config.vae,
         multipliers=(1, 2),
-        temporal_compression=1,
+        temporal_compression=2,
+        kernel_frames=1,
         scaling_factor=0.7,
         frequency_scales=(0.7, 2.0, 1.5),
     )

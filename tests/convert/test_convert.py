@@ -1,5 +1,6 @@
 """Released files to a bundle and back: the commands, and what they refuse."""
 
+import dataclasses
 import json
 import os
 import re
@@ -9,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import random_leaves, tiny_config
 from small_network import random_values, write_random
 
 from animegamer_jax import cli, progress
-from animegamer_jax.bundle.bundle import Bundle, abstract_params
+from animegamer_jax.bundle.bundle import Bundle, BundleWriter, abstract_params
 from animegamer_jax.configs import (
     CLIPConfig,
     DiTConfig,
@@ -35,6 +37,7 @@ from animegamer_jax.convert.sources import (
     write_torch,
 )
 from animegamer_jax.errors import UserError
+from animegamer_jax.protocol import RELEASED
 
 torch = pytest.importorskip("torch")
 
@@ -209,6 +212,22 @@ def test_a_model_of_our_own_comes_back_from_its_export(tiny_bundle, tmp_path):
         UserError, match=r"animegamer\.json: protocol: missing: export the bundle again"
     ):
         convert(out=str(tmp_path / "c"), reference=tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("network", "change", "message"),
+    [
+        ("dit", {"output": "clean"}, "dit: the released code has neither patches of several"),
+        ("vae", {"kernel_frames": 1}, "vae: the released code has kernels of 3 frames, this one"),
+    ],
+)
+def test_what_the_released_code_cannot_run_is_not_exported(network, change, message, tmp_path):
+    config = dataclasses.replace(getattr(tiny_config(64), network), **change)
+    with BundleWriter(tmp_path / "model", name="tiny", protocol=RELEASED) as writer:
+        writer.write_network(network, config, random_leaves(network, config, 0))
+    with pytest.raises(UserError, match=message):
+        export_bundle(str(tmp_path / "model"), tmp_path / "out", networks=(network,))
+    assert not (tmp_path / "out").exists()
 
 
 def test_exported_files_load_with_torch_alone(bundle, tmp_path):

@@ -311,6 +311,7 @@ def _truth(
         classifier,
         fingerprint={
             "classifiers": classifier.description,
+            "digest": classifier.digest,
             "clips": resources.files.classifier_clips,
         },
     )

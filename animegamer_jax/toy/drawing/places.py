@@ -1,9 +1,9 @@
 """The places of the toy world: endless strips of scenery that repeat every `PERIOD` units.
 
 A place has three variants, such as its seasons, and is seen from near or from far. It has two
-strips: the far one (sky, sea, wall), which scrolls at `FAR_SPEED` of the near one's speed, and the
-near one, on which characters stand at `GROUND`. Every window of a frame's width shows which place
-and variant it is. A strip is drawn once for each size, and cached.
+strips: the far one (sky, sea, wall), whose position is `FAR_SPEED` of the near one's, and the near
+one, on which characters stand at `GROUND`. Every window of a frame's width shows which place and
+variant it is. A strip is drawn once for each size, and cached.
 """
 
 import functools

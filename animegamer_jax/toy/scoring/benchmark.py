@@ -65,7 +65,7 @@ def make_toy_benchmark(
 
 
 def _who(turns: tuple[ToyTurn, ...]) -> tuple[str, ...]:
-    """Returns the characters that a game shows, in the world's order."""
+    """Returns the characters that a game shows, in alphabetical order."""
     seen = {name for turn in turns for name in (turn.scene.character, turn.scene.partner)}
     return tuple(sorted(name for name in seen if name))
 

@@ -391,8 +391,6 @@ class DecoderStage(ClipStage[ConditionRecipe]):
         if recipe.motion == "none":
             still = (0.0,) * len(protocol.motion_values)
             protocol = dataclasses.replace(protocol, motion_values=still)
-        if recipe.pictures < 0:
-            raise UserError(f"--pictures: expected 0 or more, found {recipe.pictures}")
         super().__init__(recipe, config, protocol, **rest)
 
     @property

@@ -1,7 +1,7 @@
 """Toy foundations: CLIP's two towers learn by contrast (arXiv 2103.00020), from scratch.
 
 The paper takes OpenCLIP as it is; a toy world needs its own. Its image tower gives the condition
-f_v and the VAE's perceptual loss; evaluation uses both towers to recognise what clips show.
+f_v and the VAE's perceptual loss; evaluation compares clips and captions with both towers.
 
 A large CLIP's tokens tell a decoder what each part of a picture looks like. A toy's do so only if
 they are trained for it: a linear layer, discarded afterwards, recovers each patch's pixels.
