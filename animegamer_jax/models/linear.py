@@ -249,7 +249,8 @@ class LinearMap(NamedTuple):
 class _WithUpdate(nnx.Module):
     """Parameters of linear maps: kernels [*parts, in, out], and a LoRA pair for each if configured.
 
-    B of a pair starts at zero, so that training starts from the frozen layer's function.
+    B of a pair starts at zero, so that training starts from the frozen layer's function. New
+    kernels keep the variance of their inputs, times the square of `gain`.
     """
 
     def __init__(
@@ -261,13 +262,15 @@ class _WithUpdate(nnx.Module):
         use_bias: bool,
         lora: LoRAConfig | None,
         rngs: nnx.Rngs,
+        gain: float = 1.0,
     ):
         dtype = jnp.dtype(config.param_dtype)
         *parts, in_features, out_features = shape
         *part_names, in_name, out_name = names
         self.dtype = jnp.dtype(config.dtype)
         self.scale = lora.scale if lora else 0.0
-        self.kernel = nnx.Param(_kernel_init(rngs.params(), shape, dtype), **axes(*names))
+        kernel = gain * _kernel_init(rngs.params(), shape, dtype)
+        self.kernel = nnx.Param(kernel, **axes(*names))
         bias = jnp.zeros((*parts, out_features), dtype)
         self.bias = nnx.Param(bias, **axes(*part_names, out_name)) if use_bias else None
         self.steps: nnx.Param | None = None  # of a kernel of whole numbers
@@ -305,9 +308,12 @@ class Linear(_WithUpdate):
         use_bias: bool = True,
         lora: LoRAConfig | None = None,
         rngs: nnx.Rngs,
+        gain: float = 1.0,
     ):
         shape = in_features, out_features
-        super().__init__(shape, names, config=config, use_bias=use_bias, lora=lora, rngs=rngs)
+        super().__init__(
+            shape, names, config=config, use_bias=use_bias, lora=lora, rngs=rngs, gain=gain
+        )
 
     def map(self, dropout: Dropout | None = None) -> LinearMap:
         """Returns the map's arrays; `dropout` acts on the input of the low-rank update alone."""

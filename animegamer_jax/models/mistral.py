@@ -110,18 +110,23 @@ class Block(nnx.Module):
         heads = c.num_attention_heads * c.head_dim
         kv_heads = c.num_key_value_heads * c.head_dim
 
-        def linear(i: int, o: int, *names: str) -> Linear:
-            return Linear(i, o, names=names, config=c, use_bias=False, lora=c.lora, rngs=rngs)
+        def linear(i: int, o: int, *names: str, gain: float = 1.0) -> Linear:
+            return Linear(
+                i, o, names=names, config=c, use_bias=False, lora=c.lora, rngs=rngs, gain=gain
+            )
+
+        # Of new weights: the sum over all layers has the variance of the embeddings.
+        share = (2 * c.num_hidden_layers) ** -0.5
 
         self.attention_norm = RMSNorm(c.hidden_size, eps=c.rms_norm_eps, config=c, rngs=rngs)
         self.q = linear(c.hidden_size, heads, "embed", "heads")
         self.k = linear(c.hidden_size, kv_heads, "embed", "kv_heads")
         self.v = linear(c.hidden_size, kv_heads, "embed", "kv_heads")
-        self.o = linear(heads, c.hidden_size, "heads", "embed")
+        self.o = linear(heads, c.hidden_size, "heads", "embed", gain=share)
         self.mlp_norm = RMSNorm(c.hidden_size, eps=c.rms_norm_eps, config=c, rngs=rngs)
         self.gate = linear(c.hidden_size, c.intermediate_size, "embed", "mlp")
         self.up = linear(c.hidden_size, c.intermediate_size, "embed", "mlp")
-        self.down = linear(c.intermediate_size, c.hidden_size, "mlp", "embed")
+        self.down = linear(c.intermediate_size, c.hidden_size, "mlp", "embed", gain=share)
 
     def __call__(
         self,
@@ -174,7 +179,7 @@ class Mistral(nnx.Module):
     def __init__(self, config: MistralConfig, *, rngs: nnx.Rngs):
         self.config = c = config
         shape, dtype = (c.vocab_size, c.hidden_size), jnp.dtype(c.param_dtype)
-        init = nnx.initializers.normal(0.02)
+        init = nnx.initializers.normal(1.0)
         self.embedding = nnx.Param(init(rngs.params(), shape, dtype), **axes("vocab", "embed"))
         self.layers = LayerStack(
             lambda rngs: Block(c, rngs=rngs), c.num_hidden_layers, config=c, rngs=rngs

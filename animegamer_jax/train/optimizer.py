@@ -1,7 +1,8 @@
-"""AdamW, its learning-rate schedule and weight decay, and the average of the weights.
+"""AdamW and Muon, their learning-rate schedule and weight decay, and the average of the weights.
 
 The optimizers of the paper's section 4.1 and of the code bases behind the release are AdamW with
-clipping by global norm; moments and averages are float32, like the trained weights.
+clipping by global norm; moments and averages are float32, like the trained weights. Muon is for
+models that are trained from nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,8 +14,12 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from animegamer_jax.train.stages.recipe import DECAYED, OptimizerConfig
+
+_MUON_MOMENTUM = 0.95
+_MUON_RMS = 0.2  # of an update, as AdamW's typically is
 
 
 def parameter_path(path: tuple[Any, ...]) -> str:
@@ -65,7 +70,7 @@ def make_optimizer(
     steps: int,
     rate_factors: Mapping[str, float] = MappingProxyType({}),
 ) -> Optimizer:
-    """Returns AdamW on gradients clipped by their global norm, for a run of `steps` steps.
+    """Returns the recipe's optimizer on gradients clipped by their global norm, for `steps` steps.
 
     Args:
         config: Its numbers.
@@ -75,10 +80,14 @@ def make_optimizer(
     """
     rate = make_schedule(config, steps=steps)
 
+    scale = optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps, mu_dtype=jnp.float32)
+    if config.kind == "muon":
+        scale = _by_shape(_scale_by_muon(), scale)
+
     def chain(factor: float) -> optax.GradientTransformation:
         return optax.chain(
             optax.clip_by_global_norm(config.clip_norm),
-            optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps, mu_dtype=jnp.float32),
+            scale,
             optax.add_decayed_weights(config.weight_decay, mask=decays),
             optax.scale_by_learning_rate(lambda step: factor * rate(step)),
         )
@@ -103,6 +112,56 @@ def make_optimizer(
         return together, {name: after for name, (_, after) in found.items()}
 
     return Optimizer(init, update, rate)
+
+
+def _scale_by_muon() -> optax.GradientTransformation:
+    """Returns Muon for kernels [*stack, in, out], with updates as large as AdamW's.
+
+    Source: arXiv 2502.16982, section 2.2.
+    """
+
+    def each_matrix(params: nnx.State) -> nnx.State:
+        return jax.tree.map(lambda _: MuonDimensionNumbers(-2, -1), params)
+
+    def resize(updates: nnx.State, _: nnx.State | None) -> nnx.State:
+        return jax.tree.map(lambda x: x * (_MUON_RMS * max(x.shape[-2:]) ** 0.5), updates)
+
+    return optax.chain(
+        scale_by_muon(
+            beta=_MUON_MOMENTUM, mu_dtype=jnp.float32, weight_dimension_numbers=each_matrix
+        ),
+        optax.stateless(resize),
+    )
+
+
+def _by_shape(
+    matrices: optax.GradientTransformation, others: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """Returns a transformation of the hidden layers' matrices by one, of all else by another."""
+    each = {"matrices": matrices, "others": others}
+
+    def split(tree: nnx.State) -> dict[str, nnx.State]:
+        return dict(zip(each, nnx.split_state(tree, _is_hidden_matrix, ...), strict=True))
+
+    def init(params: nnx.State) -> dict[str, Any]:
+        return {name: each[name].init(part) for name, part in split(params).items()}
+
+    def update(
+        updates: nnx.State, state: dict[str, Any], params: nnx.State | None = None
+    ) -> tuple[nnx.State, dict[str, Any]]:
+        del params
+        found = {
+            name: each[name].update(part, state[name]) for name, part in split(updates).items()
+        }
+        together = nnx.merge_state(*(updates for updates, _ in found.values()))
+        return together, {name: after for name, (_, after) in found.items()}
+
+    return optax.GradientTransformation(init, update)
+
+
+def _is_hidden_matrix(path: tuple[Any, ...], variable: Any) -> bool:
+    """Returns whether Muon trains a parameter; the head, like embeddings, counts as no matrix."""
+    return path[-1] == "kernel" and "head" not in path and variable.ndim in (2, 3)
 
 
 def _only(name: str, tree: nnx.State) -> nnx.State:

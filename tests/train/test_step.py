@@ -24,6 +24,7 @@ from animegamer_jax.bundle.bundle import (
     NETWORKS,
     abstract_network,
     flat_params,
+    make_network,
 )
 from animegamer_jax.configs import make_toy
 from animegamer_jax.sharding import make_mesh
@@ -138,6 +139,52 @@ def test_a_step_by_hand():
     updates = jax.jit(lambda g, p: optimizer.update(g, optimizer.init(p), p)[0])(grads, params)
     np.testing.assert_allclose(updates["a"]["kernel"], -0.1 * (1 + 0.01 * 2.0), rtol=1e-5)
     np.testing.assert_allclose(updates["b"]["bias"], -0.1, rtol=1e-5)
+
+
+def test_a_step_of_muon():
+    """Stacked matrices become orthogonal ones of AdamW's size; all else has AdamW's step."""
+    config = OptimizerConfig(learning_rate=0.1, weight_decay=0.0, b2=0.9, kind="muon")
+    mllm = make_network("mllm", make_toy().mllm, rngs=nnx.Rngs(0))
+    params = nnx.state({"mllm": mllm}, nnx.Param)
+    grads = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape), params)
+
+    def step(config: OptimizerConfig) -> Any:
+        optimizer = make_optimizer(config, steps=1)
+        state = jax.jit(optimizer.init)(params)
+        updates, after = jax.jit(optimizer.update)(grads, state, params)
+        assert jax.tree.structure(after) == jax.tree.structure(state)
+        return flat_params(updates)
+
+    found, adamw = step(config), step(dataclasses.replace(config, kind="adamw"))
+    matrices = [name for name in found if name.endswith("kernel") and "head" not in name]
+    assert len(matrices) == 4 + 7  # of the resamplers and of a layer
+    for name in matrices:
+        update = np.asarray(found[name])
+        sizes = np.linalg.svd(update, compute_uv=False) / (
+            0.1 * 0.2 * max(update.shape[-2:]) ** 0.5
+        )
+        # Five steps of Newton and Schulz leave the smallest singular values below one.
+        assert np.quantile(sizes, 0.1) > 0.5, name
+        assert sizes.max() < 1.3, name
+    for name in found.keys() - set(matrices):
+        np.testing.assert_array_equal(found[name], adamw[name])
+
+
+def test_muons_state_is_sharded_like_the_weights():
+    config = OptimizerConfig(learning_rate=0.1, kind="muon")
+    mllm = abstract_network("mllm", make_toy().mllm)
+    params = nnx.state({"mllm": mllm}, nnx.Param)
+    state = jax.eval_shape(make_optimizer(config, steps=1).init, params)
+    mesh = make_mesh({"fsdp": 2}, devices=jax.devices()[:2])
+    split = [
+        sharding
+        for sharding in jax.tree.leaves(state_shardings(state, mesh))
+        if not sharding.is_fully_replicated
+    ]
+    weights = jax.tree.leaves(state_shardings(params, mesh))
+    whole = sum(not sharding.is_fully_replicated for sharding in weights)
+    matrices = 4 + 7  # with one moment, AdamW's have two
+    assert len(split) == matrices + 2 * (whole - matrices)
 
 
 def test_what_decays():

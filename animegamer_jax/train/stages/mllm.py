@@ -82,10 +82,15 @@ class MLLMRecipe(GameRecipe):
 
 RECIPES = {
     "toy": MLLMRecipe(
-        steps=3000,
+        steps=4000,
         batch_size=16,
         optimizer=OptimizerConfig(
-            learning_rate=1e-3, warmup_steps=100, decay="cosine", b2=0.98, weight_decay=0.05
+            learning_rate=2e-3,
+            warmup_steps=100,
+            decay="cosine",
+            b2=0.98,
+            weight_decay=0.05,
+            kind="muon",
         ),
         ema_decay=0.999,
         dtype="bfloat16",
@@ -405,7 +410,7 @@ class MLLMStage(GameStage[MLLMRecipe]):
             target = prompts.representations[:, -1]
             error = jnp.square(found - target).mean()
             right = (states == game.states[:, -1]).mean(axis=0)
-            return 1 - error / jnp.square(target - target.mean()).mean(), right
+            return 1 - error / target.var(axis=0, ddof=1).mean(), right
 
         return jax.jit(answer)
 
@@ -413,7 +418,7 @@ class MLLMStage(GameStage[MLLMRecipe]):
         """Scores the states, decoded as in play from true histories, and the representation.
 
         `accuracy` is over the character's three states (ACC-S); `explained` is the explained share
-        of the representation's variance.
+        of what differs between the batch's representations, a mean of which has 0.
         """
         del key
         explained, right = self._answer(networks, batch)

@@ -20,7 +20,7 @@ BelowOne = Annotated[float, Ge(0), Lt(1)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW with a linear warm-up, a constant or cosine schedule, and clipping by global norm.
+    """An optimizer: a linear warm-up, a constant or cosine schedule, clipping by global norm.
 
     Attributes:
         learning_rate: Highest learning rate.
@@ -35,6 +35,8 @@ class OptimizerConfig:
         weight_decay: Weight decay of matrices and convolutions; norms, biases and embeddings have
             none.
         clip_norm: Global norm to which larger gradients are clipped.
+        kind: "adamw", or "muon", which orthogonalises the momentum of the hidden layers' matrices
+            (arXiv 2502.16982) and leaves all other weights to AdamW.
     """
 
     learning_rate: NotNegative
@@ -46,6 +48,9 @@ class OptimizerConfig:
     eps: Positive = 1e-8
     weight_decay: NotNegative = 1e-4
     clip_norm: Positive = 1.0
+    kind: Literal["adamw", "muon"] = dataclasses.field(
+        default="adamw", metadata={"omit_default": True}
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
