@@ -159,9 +159,11 @@ def _by_shape(
     return optax.GradientTransformation(init, update)
 
 
-def _is_hidden_matrix(path: tuple[Any, ...], variable: Any) -> bool:
-    """Returns whether Muon trains a parameter; the head, like embeddings, counts as no matrix."""
-    return path[-1] == "kernel" and "head" not in path and variable.ndim in (2, 3)
+def _is_hidden_matrix(path: tuple[Any, ...], variable: nnx.Variable) -> bool:
+    """Returns whether Muon trains a parameter: a kernel [*stack, in, out], but not the head's."""
+    names = variable.get_metadata().get("out_sharding", ())
+    own = [name for name in names if name not in ("layers", "parts")]
+    return path[-1] == "kernel" and len(own) == 2 and "vocab" not in own
 
 
 def _only(name: str, tree: nnx.State) -> nnx.State:

@@ -170,6 +170,20 @@ def test_a_step_of_muon():
         np.testing.assert_array_equal(found[name], adamw[name])
 
 
+def test_muon_takes_stacks_of_matrices_and_no_convolution():
+    config = OptimizerConfig(learning_rate=0.1, kind="muon")
+
+    def matrices(name: Any) -> set[str]:
+        params = nnx.state(abstract_network(name, getattr(make_toy(), name)), nnx.Param)
+        adamw = jax.eval_shape(make_optimizer(config, steps=1).init, params)[1]["others"]
+        return flat_params(params).keys() - flat_params(adamw.mu).keys()
+
+    found = matrices("dit")
+    assert {"layers.blocks.qkv.kernel", "patch_in.kernel"} <= found
+    assert all(path.endswith("kernel") for path in found)
+    assert not matrices("vae")
+
+
 def test_muons_state_is_sharded_like_the_weights():
     config = OptimizerConfig(learning_rate=0.1, kind="muon")
     mllm = abstract_network("mllm", make_toy().mllm)
