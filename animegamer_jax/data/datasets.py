@@ -281,7 +281,9 @@ class FeatureDataset(OpenDataset):
         return self.records(split, part="latents")
 
     def shown(self, split: str) -> RecordSource:
-        """Opens `image_features` of the first frame of a model's own clip of each turn.
+        """Opens `image_features` of the first frame of a model's own clips, one a turn.
+
+        They may end before the split does.
 
         Raises:
             UserError: there are none (`animegamer data shown` makes them), or of other turns or
@@ -294,10 +296,10 @@ class FeatureDataset(OpenDataset):
                 "again"
             )
         found = OpenDataset(path, info).records(split, part="shown")
-        if len(found) != self.info.splits[split]:
+        if len(found) > self.info.splits[split]:
             raise UserError(
-                f"{path}: the split {split!r}: expected {self.info.splits[split]} turns, as the "
-                f"features have, found {len(found)}: remove it and make it again"
+                f"{path}: the split {split!r}: expected at most {self.info.splits[split]} turns, "
+                f"as the features have, found {len(found)}: remove it and make it again"
             )
         return found
 

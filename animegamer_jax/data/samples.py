@@ -409,12 +409,15 @@ def adapt_samples(
 def _shown(
     pictures: RecordSource | None, last: int, records: Sequence[Record]
 ) -> list[np.ndarray] | None:
-    """Returns CLIP's features of what a model shows of consecutive turns, of which `last` ends."""
+    """Returns CLIP's features of what a model shows of consecutive turns, of which `last` ends.
+
+    They are the true ones for turns of which nothing was made.
+    """
     if pictures is None:
         return None
     places = range(last - len(records) + 1, last + 1)
     return [
-        _of_turn(pictures, place, record)["image_features"]
+        (_of_turn(pictures, place, record) if place < len(pictures) else record)["image_features"]
         for place, record in zip(places, records, strict=True)
     ]
 

@@ -376,19 +376,22 @@ def shown(
     model: str,
     data: str,
     split: str = "train",
+    turns: int | None = None,
     steps: int | None = None,
     dtype: Dtype | None = None,
     batch: int = 16,
 ) -> int:
     """Compute features of what a model shows, for histories as in play (`train mllm`).
 
-    The decoder makes a clip of every turn, and CLIP sees its first frame. After an interruption,
+    The decoder makes a clip of each turn, and CLIP sees its first frame. After an interruption,
     run the same command again.
 
     Args:
         model: Bundle with CLIP and what stage decoder has trained, or `toy` for the embedded model.
         data: Feature dataset, whose folder gets the folder `shown`.
         split: Split of the turns.
+        turns: Number of turns, from the first; training takes the true features of the others.
+            Default: all.
         steps: Number of denoising steps. Default: that of the model's protocol.
         dtype: Number format of the computation. Default: the model's own.
         batch: Number of turns that are made side by side.
@@ -401,7 +404,7 @@ def shown(
     from animegamer_jax.train.stages.shown_clips import write_shown
 
     keep_compiled_programs()
-    for name, number in {"steps": steps, "batch": batch}.items():
+    for name, number in {"turns": turns, "steps": steps, "batch": batch}.items():
         if number is not None and number < 1:
             raise UserError(f"--{name}: expected 1 or more, found {number}")
     features = open_features(data)
@@ -410,6 +413,7 @@ def shown(
             features,
             bundle=Bundle.open(model),
             split=split,
+            count=turns,
             steps=steps,
             dtype=dtype,
             batch_size=batch,

@@ -129,6 +129,7 @@ def write_shown(
     *,
     bundle: Bundle,
     split: str = "train",
+    count: int | None = None,
     steps: int | None = None,
     dtype: Dtype | None = None,
     batch_size: int = 16,
@@ -140,6 +141,7 @@ def write_shown(
         features: The features of the turns; the result is in their folder.
         bundle: A model with the networks clip, encoder, dit and vae.
         split: Split of the turns.
+        count: Number of turns, from the first; None, or more than there are: all.
         steps: Number of denoising steps; None: the protocol's.
         dtype: Number format of the computation; None: the bundle's.
         batch_size: Number of turns that are made side by side.
@@ -170,6 +172,7 @@ def write_shown(
         batch_size=batch_size,
     )
     turns = features.turns(split)
+    count = min(count or len(turns), len(turns))
     info = dataclasses.replace(
         features.info,
         kind="shown",
@@ -180,9 +183,10 @@ def write_shown(
     return write_shards(
         features.path / SHOWN,
         info,
-        places={split: shard_ranges(len(turns), size=shard_size_for(len(turns)))},
+        places={split: shard_ranges(count, size=shard_size_for(count))},
         fingerprint={
             "networks": {name: folder_digest(bundle.path / name) for name in _NEEDED},
+            "turns": count,
             "steps": steps or protocol.denoising_steps,
             "dtype": dtype,
         },

@@ -154,6 +154,21 @@ def test_what_another_decoder_showed_is_refused(bundle, features, tmp_path):
         stage.check_sources(bundle, (DataSource(str(tmp_path)),))
 
 
+def test_turns_of_which_nothing_is_shown_keep_their_features(bundle, tmp_path):
+    folder = write_features_set(tmp_path / "set", 2)
+    model = str(bundle.path)
+    assert command.shown(model=model, data=str(folder), turns=8, steps=STEPS, batch=4) == 0
+    opened = open_features(folder)
+    turns, shown = opened.turns("train"), opened.shown("train")
+    assert (len(shown), len(turns)) == (8, 10)
+    samples = make_stage(MLLMStage, RECIPE, bundle).read_samples(str(folder), split="train")
+    sample = samples[9]
+    assert len(sample.shown) == sample.num_history + 1 == 3
+    for place, row in zip(range(7, 10), sample.shown, strict=True):
+        wanted = (shown if place < 8 else turns)[place]["image_features"]
+        np.testing.assert_array_equal(row, wanted.astype(np.float32))
+
+
 def test_held_out_turns_are_read_as_they_were(bundle, tmp_path):
     folder = write_features_set(tmp_path / "set", 1, splits=("train", "test"))
     stage = make_stage(MLLMStage, RECIPE, bundle)
@@ -174,10 +189,11 @@ def test_what_is_missing_is_named(bundle, features, tmp_path, monkeypatch):
     blind = write_model(tmp_path / "blind", networks=("encoder", "dit", "vae"))
     with pytest.raises(UserError, match=r"no network clip, which a model needs to show turns"):
         shown_clips.write_shown(open_features(plain), bundle=blind)
-    with pytest.raises(UserError, match=r"--steps: expected 1 or more, found 0"):
-        command.shown(model=str(bundle.path), data=str(plain), steps=0)
+    for name in ("steps", "turns"):
+        with pytest.raises(UserError, match=rf"--{name}: expected 1 or more, found 0"):
+            command.shown(model=str(bundle.path), data=str(plain), **{name: 0})
     (tmp_path / "plain" / SHOWN).symlink_to(f"{features}/{SHOWN}")
-    with pytest.raises(UserError, match=r"expected 5 turns, as the features have, found 10"):
+    with pytest.raises(UserError, match=r"expected at most 5 turns, as the features have, found"):
         open_features(plain).shown("train")
     other = shutil.copytree(features, tmp_path / "other")
     info = json.loads((other / SHOWN / "set.json").read_text())
