@@ -25,7 +25,7 @@ from animegamer_jax.train.stages.decoder import (
 )
 from animegamer_jax.train.stages.mllm import GameRecipe, GameStage, lay_out
 from animegamer_jax.train.stages.networks import matrix_size
-from animegamer_jax.train.stages.recipe import OptimizerConfig, Share
+from animegamer_jax.train.stages.recipe import OptimizerConfig, Positive, Share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,11 @@ class AdaptRecipe(PredictionRecipe):
     Attributes:
         context_dropout: Share of samples whose context is the unconditional one of guidance (not in
             the paper).
+        timestep_shift: Shift of the drawn diffusion steps towards noise, as in stage decoder.
     """
 
     context_dropout: Share = 0.05
+    timestep_shift: Positive = 1.0
 
 
 RECIPES = {
@@ -142,6 +144,10 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
 
     recipes = RECIPES
     name: ClassVar[str] = "adapt"
+
+    @property
+    def timestep_shift(self) -> float:
+        return self.recipe.timestep_shift
 
     def context(
         self, networks: StageNetworks, batch: Any, key: Key[Array, ""]

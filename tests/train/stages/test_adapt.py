@@ -110,7 +110,8 @@ def test_what_a_look_shows(stage, networks, batch):
 
 def test_the_loss_is_the_decoders(bundle, networks, batch):
     """On latents drawn from the moments and scaled, with the true motion value."""
-    stage = make_stage(AdaptStage, dataclasses.replace(RECIPE, context_dropout=0.0), bundle)
+    recipe = dataclasses.replace(RECIPE, context_dropout=0.0, timestep_shift=2.0)
+    stage = make_stage(AdaptStage, recipe, bundle)
     batch = jax.tree.map(jnp.asarray, batch)
     still = dataclasses.replace(bundle.protocol, motion_values=(0.0,) * 5)
     with_nothing = AdaptStage(stage.recipe, bundle.config, still, tokenizer_dir=stage.tokenizer_dir)
@@ -134,7 +135,7 @@ def test_the_loss_is_the_decoders(bundle, networks, batch):
             context=stage.context(networks, batch, drop),
             motion=batch.motion_value,
             noise=jax.random.normal(noise, latents.shape),
-            timestep=spread_timesteps(step, 8),
+            timestep=spread_timesteps(step, 8, shift=2.0),
         ).mean()
 
     loss, without = found(networks, batch)
