@@ -184,7 +184,7 @@ def test_the_networks_of_a_size_fit(size):
     assert encoder.text_size == config.t5.d_model
     frames = 1 + (dit.latent_frames - 1) * vae.temporal_compression
     pixels = tuple(s * vae.spatial_compression for s in (dit.latent_height, dit.latent_width))
-    expected = {"toy": (17, (48, 72)), "full": (17, (480, 720))}
+    expected = {"toy": (17, (96, 144)), "full": (17, (480, 720))}
     assert (frames, pixels) == expected[size]
     for network, heads, width in (
         (dit, "num_attention_heads", "hidden_size"),

