@@ -120,10 +120,10 @@ def _scale_by_muon() -> optax.GradientTransformation:
     Source: arXiv 2502.16982, section 2.2.
     """
 
-    def each_matrix(params: nnx.State) -> nnx.State:
+    def each_matrix(params: Any) -> Any:
         return jax.tree.map(lambda _: MuonDimensionNumbers(-2, -1), params)
 
-    def resize(updates: nnx.State, _: nnx.State | None) -> nnx.State:
+    def resize(updates: Any, _: Any) -> Any:
         return jax.tree.map(lambda x: x * (_MUON_RMS * max(x.shape[-2:]) ** 0.5), updates)
 
     return optax.chain(
@@ -140,20 +140,18 @@ def _by_shape(
     """Returns a transformation of the hidden layers' matrices by one, of all else by another."""
     each = {"matrices": matrices, "others": others}
 
-    def split(tree: nnx.State) -> dict[str, nnx.State]:
+    def split(tree: Any) -> dict[str, nnx.State]:
         return dict(zip(each, nnx.split_state(tree, _is_hidden_matrix, ...), strict=True))
 
-    def init(params: nnx.State) -> dict[str, Any]:
+    def init(params: Any) -> Any:
         return {name: each[name].init(part) for name, part in split(params).items()}
 
-    def update(
-        updates: nnx.State, state: dict[str, Any], params: nnx.State | None = None
-    ) -> tuple[nnx.State, dict[str, Any]]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params
         found = {
             name: each[name].update(part, state[name]) for name, part in split(updates).items()
         }
-        together = nnx.merge_state(*(updates for updates, _ in found.values()))
+        together = nnx.merge_state(*(cast(nnx.State, part) for part, _ in found.values()))
         return together, {name: after for name, (_, after) in found.items()}
 
     return optax.GradientTransformation(init, update)
