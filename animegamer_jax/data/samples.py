@@ -35,6 +35,9 @@ from animegamer_jax.tokenizer import Tokenizer
 Frame = Literal["first", "random"]
 Starts = Literal["game", "anywhere"]
 
+_REMEMBERED = 1 << 29
+"""Bytes of decoded features that stay in memory, for each part of a dataset."""
+
 
 class ClipSample(NamedTuple):
     """A clip, for the VAE."""
@@ -258,7 +261,8 @@ def turn_samples(
 ) -> grain.MapDataset[TurnSample]:
     """Returns every turn, without history."""
     check_features(features, config)
-    turns, latents = features.turns(split), features.latents(split)
+    turns = features.turns(split).remembering(_REMEMBERED)
+    latents = features.latents(split).remembering(_REMEMBERED)
 
     def read(number: int) -> TurnSample:
         record = turns[number]
@@ -357,7 +361,7 @@ def adapt_samples(
 ) -> grain.MapDataset[AdaptSample]:
     """Returns `game_samples` with the latents and the motion value of each turn."""
     turns = _checked_turns(features, split, windows, config)
-    latents = features.latents(split)
+    latents = features.latents(split).remembering(_REMEMBERED)
 
     def read(number: int, rng: np.random.Generator) -> AdaptSample:
         last, records = windows.read(turns, number, rng)
@@ -372,7 +376,7 @@ def _checked_turns(
 ) -> RecordSource:
     check_features(features, config)
     check_states(features, windows.protocol)
-    return features.turns(split)
+    return features.turns(split).remembering(_REMEMBERED)
 
 
 def _moments(latents: RecordSource, number: int, turn: Record) -> Float32[np.ndarray, "t y x m"]:
