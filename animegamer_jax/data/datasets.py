@@ -15,6 +15,7 @@ it was made, in the same order.
 another version.
 """
 
+import copy
 import dataclasses
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -175,12 +176,27 @@ class RecordSource:
     ):
         self._source, self._decode, self._name = source, decode, name
         self._fields = frozenset(fields)
+        self._kept: dict[int, Record] = {}
+        self._room = 0
 
     def __len__(self) -> int:
         return len(self._source)
 
     def __repr__(self) -> str:  # for Grain's own messages
         return f"RecordSource({self._name})"
+
+    def remembering(self, num_bytes: int) -> "RecordSource":
+        """Returns a source of the same records that keeps those read first in memory.
+
+        Decoding a record takes longer than all else that the loader does with it. Records that are
+        read again share their arrays, which must not be written.
+
+        Args:
+            num_bytes: Size of what is kept, without Python's own overhead.
+        """
+        source = copy.copy(self)
+        source._kept, source._room = {}, num_bytes
+        return source
 
     def __getitem__(self, index: int) -> Record:
         """Returns a record with its texts decoded.
@@ -191,8 +207,19 @@ class RecordSource:
         """
         if not 0 <= index < len(self):
             raise IndexError(f"record {index}: expected a number from 0 to {len(self) - 1}")
+        index = int(index)
+        record = self._kept.get(index)
+        if record is None:
+            record = self._read(index)
+            size = sum(value.nbytes for value in record.values() if isinstance(value, np.ndarray))
+            if self._room >= size > 0:
+                self._room -= size
+                self._kept[index] = record
+        return dict(record)
+
+    def _read(self, index: int) -> Record:
         try:
-            record = self._decode(self._source[int(index)])
+            record = self._decode(self._source[index])
         except Exception as error:  # ArrayRecord and protobuf raise types of their own
             raise _damaged(self._name, error) from error
         if lacking := sorted(self._fields - record.keys()):

@@ -35,6 +35,9 @@ from animegamer_jax.tokenizer import Tokenizer
 Frame = Literal["first", "random"]
 Starts = Literal["game", "anywhere"]
 
+_REMEMBERED = 1 << 29
+"""Bytes of decoded features that stay in memory, for each part of a dataset."""
+
 
 class ClipSample(NamedTuple):
     """A clip, for the VAE."""
@@ -262,7 +265,8 @@ def turn_samples(
 ) -> grain.MapDataset[TurnSample]:
     """Returns every turn, without history."""
     check_features(features, config)
-    turns, latents = features.turns(split), features.latents(split)
+    turns = features.turns(split).remembering(_REMEMBERED)
+    latents = features.latents(split).remembering(_REMEMBERED)
 
     def read(number: int) -> TurnSample:
         record = turns[number]
@@ -372,7 +376,7 @@ def game_samples(
         shown: Whether to read what a model shows of the turns (`animegamer data shown`).
     """
     turns = _checked_turns(features, split, windows, config)
-    pictures = features.shown(split) if shown else None
+    pictures = features.shown(split).remembering(_REMEMBERED) if shown else None
 
     def read(number: int, rng: np.random.Generator) -> GameSample:
         last, records = windows.read(turns, number, rng)
@@ -394,8 +398,8 @@ def adapt_samples(
 ) -> grain.MapDataset[AdaptSample]:
     """Returns `game_samples` with the latents and the motion value of each turn."""
     turns = _checked_turns(features, split, windows, config)
-    latents = features.latents(split)
-    pictures = features.shown(split) if shown else None
+    latents = features.latents(split).remembering(_REMEMBERED)
+    pictures = features.shown(split).remembering(_REMEMBERED) if shown else None
 
     def read(number: int, rng: np.random.Generator) -> AdaptSample:
         last, records = windows.read(turns, number, rng)
@@ -427,7 +431,7 @@ def _checked_turns(
 ) -> RecordSource:
     check_features(features, config)
     check_states(features, windows.protocol)
-    return features.turns(split)
+    return features.turns(split).remembering(_REMEMBERED)
 
 
 def _moments(latents: RecordSource, number: int, turn: Record) -> Float32[np.ndarray, "t y x m"]:

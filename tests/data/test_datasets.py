@@ -211,6 +211,23 @@ def test_a_split_that_is_not_there_or_empty(games_path):
         empty.turns("test")
 
 
+def test_remembered_records_are_read_once(features_path):
+    records = open_features(features_path).turns("train")
+    size = sum(value.nbytes for value in records[0].values() if isinstance(value, np.ndarray))
+    kept = records.remembering(2 * size)
+    read, calls = kept._read, []
+    kept._read = lambda index: [calls.append(index), read(index)][1]
+    for index in (3, 1, 3, 2, 1, 2):
+        found, expected = kept[index], records[index]
+        assert found.keys() == expected.keys()
+        for name in found:
+            np.testing.assert_array_equal(found[name], expected[name])
+        found["motion_text"] = "another"  # a reader's own
+    assert calls == [3, 1, 2, 2]  # there is room for two
+    with pytest.raises(IndexError):
+        kept[len(records)]
+
+
 def test_records_are_a_sequence(games_path):
     turns = open_games(games_path).turns("test")
     assert [(r["game"], r["turn"]) for r in turns] == [
