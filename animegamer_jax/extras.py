@@ -10,7 +10,7 @@ CONSTRAINTS = "constraints-3.13.txt" if sys.version_info >= (3, 12) else "constr
 # What each extra is for.
 PURPOSES = {
     "serve": "`animegamer serve`: the page and the API",
-    "train": "`data toyworld`, `data features` and `train`",
+    "train": "`data toyworld`, `data features`, `data shown` and `train`",
     "films": "films to games, and a judge in `evaluate`",
     "beam": "films on a cluster",
     "dask": "films on a Dask cluster",

@@ -286,8 +286,8 @@ def quantile_edges(values: Sequence[float], *, levels: int = 5) -> tuple[float, 
 FLICKER = 6.0
 """Noise of generated clips for `dis_flow`, in grey levels.
 
-Generated scenery shimmers where nothing moves, and would count as slow motion. At this value true
-clips still have their own levels (the reference "true clips" of an evaluation).
+Generated scenery shimmers where nothing moves, and would count as slow motion. At this value nearly
+all true clips still have their own levels (the reference "true clips" of an evaluation).
 """
 
 

@@ -37,7 +37,7 @@ CLOTHES = tuple(
 
 NUM_FRAMES = 17
 MOTION_VALUES = (0.6, 3.0, 8.5, 17.0, 32.0)
-"""Mean optical flow at each level, in pixels per frame at 480 x 720."""
+"""Mean optical flow at each level, in pixels from drawing to drawing at 480 x 720."""
 MOTION_EDGES = (1.4, 5.0, 12.0, 22.0)
 """Motion values that separate the levels."""
 
@@ -85,7 +85,7 @@ class OwnCharacter:
 
 @dataclasses.dataclass(frozen=True)
 class Details:
-    """What is drawn once a game and never put into words.
+    """What no instruction says, and lasts.
 
     Attributes:
         accessory: Thing that the character carries, one of `ACCESSORIES`.

@@ -1,8 +1,9 @@
 """The language of the toy world: instructions, motion texts and captions in a closed vocabulary.
 
 An instruction fills a template of some kind; the kind names what the sentence says of the scene.
-`FULL` templates say everything. `OPEN` templates leave the rest to the turns before. The split
-`phrasings` has templates of its own, made of words that training sees.
+`FULL` templates say everything, half of the time without the manner. `OPEN` templates leave the
+rest to the turns before. The split `phrasings` has templates of its own, made of words that
+training sees.
 """
 
 import dataclasses

@@ -2,10 +2,10 @@
 
 A game is a list of turns, each an instruction and the scene that answers it, with the paper's
 states (section 3): motion level, social, entertainment, stamina. First turns say everything that
-words can say. Later ones may be open: what they leave out stays as in the turn before, which is the
-only way to know it. Only the level of a new motion or character does not stay: without an adverb it
-follows the character (`untold_level`). Other things are never put into words and can only be seen
-(`Details`, the looks of a player's own character).
+words can say but, in half of them, the manner. Later ones may be open: what they leave out stays as
+in the turn before, which is the only way to know it. Only the level of a new motion or character
+does not stay: without an adverb it follows the character (`untold_level`). Other things are never
+put into words and can only be seen (`Details`, the looks of a player's own character).
 """
 
 import dataclasses

@@ -2,7 +2,7 @@
 
 The optimizers of the paper's section 4.1 and of the code bases behind the release are AdamW with
 clipping by global norm; moments and averages are float32, like the trained weights. Muon is for
-models that are trained from nothing.
+models that are trained from scratch.
 """
 
 from collections.abc import Callable, Mapping

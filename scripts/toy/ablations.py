@@ -113,7 +113,7 @@ GAME = (
         "no pictures in the history",
         {},
         "decoder",
-        (("mllm", ("--history-swap", "1")), ("adapt", ())),
+        (("mllm", ("--history-swap", "1")), ("adapt-pictures", ()), ("adapt", ())),
     ),
     Row("predicted history", {}, "adapt", history="predicted"),
     Row("window of 1", {}, "adapt", window=1),

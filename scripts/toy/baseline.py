@@ -12,7 +12,7 @@ they are right in all that words can say: character, motion, level, place and ti
 is the one of the foundations. It sees T5's features of the caption, and no picture. Its 13,000
 steps of 16 clips are as much computation as the model's transformer has in all stages: 208,000
 clips, where the model's are 12,000 with captions, 3,200 in the warm-up, pictures that cost as much
-as 47,000, 128,000 in the joint stage, and 19,200 in the adaptation. ACC-S and ACC-L are 1 by
+as 47,000, 128,000 in the joint stage, and 33,000 in the adaptation. ACC-S and ACC-L are 1 by
 construction, since the captions' states are given.
 """
 

@@ -17,7 +17,8 @@ from animegamer_jax.train.registry import PARTS, find_stage
 from animegamer_jax.train.stages.base import Stage
 from animegamer_jax.train.stages.recipe import Recipe
 
-STAGES = (*PARTS, "warmup", "pictures", "decoder", "mllm", "adapt")  # in the order of the training
+_PICTURES = {"pictures": "decoder", "adapt-pictures": "adapt"}  # first frames, before clips
+STAGES = (*PARTS, "warmup", "pictures", "decoder", "mllm", "adapt-pictures", "adapt")  # in order
 _MEASURED = {"vae": ("vae.scaling_factor", "vae.frequency_scales")}  # at a stage's end
 _ABSENT = object()
 
@@ -43,7 +44,7 @@ def read_run_config(folder: Path, stage: str) -> dict[str, Any]:
 
 def command(stage: str) -> str:
     """Returns the name by which `animegamer train` knows a stage that is no part of foundations."""
-    return "decoder" if stage == "pictures" else stage
+    return _PICTURES.get(stage, stage)
 
 
 def _find(stage: str) -> tuple[type[Stage[Any]], Recipe]:

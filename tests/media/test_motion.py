@@ -1,6 +1,6 @@
 """Motion of drawn clips is the motion that was asked for.
 
-The table of measured values (rows motions, columns levels), for tuning what `toyposes` draws:
+The table of measured values (rows motions, columns levels), for tuning what `poses` draws:
 
     python tests/media/test_motion.py --clips 8
 """
@@ -34,7 +34,7 @@ CLIPS = 1
 
 
 def draw_scene(rng: np.random.Generator, *, motion: str, level: int) -> Scene:
-    """Half of them as games show them, half with the variety of films."""
+    """Half of them with what is left to chance, half without."""
     actor, partner = (str(name) for name in rng.choice(CHARACTERS, 2, replace=False))
     return Scene(
         character=actor,

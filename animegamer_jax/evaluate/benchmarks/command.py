@@ -31,9 +31,10 @@ def make_command(
     """Write a benchmark.
 
     Args:
-        what: `toy` for held-out games of the toy world (`toy-combinations` and `toy-phrasings` for
-            its other held-out splits), `paper` for 20 characters from a grammar, or a TOML file of
-            a world, characters, motions and places, from which a language model writes games.
+        what: `toy` for held-out games of the toy world (`toy-combinations`, `toy-phrasings` and
+            `toy-own` for its other held-out splits), `paper` for 20 characters from a grammar, or
+            a TOML file of a world, characters, motions and places, from which a language model
+            writes games.
         out: JSON file to write; must not exist.
         games: Number of games. Default: 100 of the toy world, else 200.
         turns: Number of turns of each game. Default: 5 in the toy world, else 10.

@@ -1,8 +1,8 @@
 """Draws scenes of the toy world: 17 frames at 8 per second, at any size, with sub-pixel motion.
 
 A unit is 1/48 of the frame's height. Characters are drawn without smoothing on a canvas of at least
-`_MIN_CANVAS_HEIGHT` rows and reduced by averaging; scenery is sampled at fractional offsets from
-strips (`places.strips`), so that both move by less than a pixel. Canvases hold premultiplied
+`_MIN_CANVAS_HEIGHT` rows and reduced by averaging; scenery (`places.strips`) is drawn
+once, and characters move by less than a pixel. Canvases hold premultiplied
 colours in Pillow's mode RGBX, which resampling treats as four independent channels.
 """
 

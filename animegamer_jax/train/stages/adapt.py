@@ -1,6 +1,6 @@
 """The adaptation stage: the decoder adapts to predicted representations (paper, section 3.4).
 
-Inside the step, the frozen language model predicts the shot representation from the true history;
+Inside the step, the frozen language model predicts the shot representation from the history;
 the decoder is trained, with its own loss, to make the true clip from it.
 """
 
@@ -21,11 +21,12 @@ from animegamer_jax.train.stages.decoder import (
     DECODER_OPTIMIZER,
     ClipRecipe,
     ClipStage,
+    DrawnRecipe,
     transformer_flops,
 )
 from animegamer_jax.train.stages.mllm import GameRecipe, GameStage, lay_out
 from animegamer_jax.train.stages.networks import matrix_size
-from animegamer_jax.train.stages.recipe import OptimizerConfig, Positive, Share
+from animegamer_jax.train.stages.recipe import OptimizerConfig, Share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,17 +35,15 @@ class PredictionRecipe(GameRecipe, ClipRecipe):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AdaptRecipe(PredictionRecipe):
+class AdaptRecipe(PredictionRecipe, DrawnRecipe):
     """The recipe of the adaptation.
 
     Attributes:
         context_dropout: Share of samples whose context is the unconditional one of guidance (not in
             the paper).
-        timestep_shift: Shift of the drawn diffusion steps towards noise, as in stage decoder.
     """
 
     context_dropout: Share = 0.05
-    timestep_shift: Positive = 1.0
 
 
 RECIPES = {
@@ -136,7 +135,11 @@ class PredictionStage(ClipStage[P], GameStage[P]):
         c, length = mllm.config.mistral, self.layout.length
         matrices = 2.0 * matrix_size(mllm.mistral.layers) * length
         scores = 4.0 * length**2 * c.num_attention_heads * c.head_dim * c.num_hidden_layers
-        return matrices + scores + transformer_flops(dit, trained=self.recipe.trained)
+        return (
+            matrices
+            + scores
+            + transformer_flops(dit, trained=self.recipe.trained, pictures=self.pictures)
+        )
 
 
 class AdaptStage(PredictionStage[AdaptRecipe]):
@@ -144,10 +147,6 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
 
     recipes = RECIPES
     name: ClassVar[str] = "adapt"
-
-    @property
-    def timestep_shift(self) -> float:
-        return self.recipe.timestep_shift
 
     def context(
         self, networks: StageNetworks, batch: Any, key: Key[Array, ""]

@@ -68,7 +68,22 @@ class ClipRecipe(Recipe):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ConditionRecipe(Recipe):
+class DrawnRecipe(Recipe):
+    """How the decoder's samples are noised.
+
+    Attributes:
+        pictures: Number of times that each sample's first frame is noised and trained on, in place
+            of its clip; 0 trains on clips.
+        timestep_shift: Shift s of the drawn diffusion steps towards noise, of t / 1000 to
+            s t / (1 + (s - 1) t) (Esser et al., 2024); 1 draws all equally often.
+    """
+
+    pictures: CountOrZero = 0
+    timestep_shift: Positive = 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConditionRecipe(DrawnRecipe):
     """How the decoder's conditions are used in the warm-up and the joint stage.
 
     The release sets the text features to zero with 0.10 and the image features with 0.05, each
@@ -83,18 +98,12 @@ class ConditionRecipe(Recipe):
             --both-dropout.
         motion: Motion value given to the decoder: the measured one, or always 0 (none), an ablation
             whose result also plays with 0.
-        pictures: Number of times that each sample's first frame is noised and trained on, in place
-            of its clip; 0 trains on clips.
-        timestep_shift: Shift s of the drawn diffusion steps towards noise, of t / 1000 to
-            s t / (1 + (s - 1) t) (Esser et al., 2024); 1 draws all equally often.
     """
 
     both_dropout: Share = 0.05
     text_dropout: Share = 0.10
     image_dropout: Share = 0.05
     motion: Literal["measured", "none"] = "measured"
-    pictures: CountOrZero = 0
-    timestep_shift: Positive = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -262,12 +271,14 @@ class DiffusionStage(Stage[R]):
     @property
     def pictures(self) -> int:
         """How often each sample's first frame is drawn in place of its clip; 0: the clip."""
-        return 0
+        recipe = self.recipe
+        return recipe.pictures if isinstance(recipe, DrawnRecipe) else 0
 
     @property
     def timestep_shift(self) -> float:
         """Shift of the drawn diffusion steps towards noise."""
-        return 1.0
+        recipe = self.recipe
+        return recipe.timestep_shift if isinstance(recipe, DrawnRecipe) else 1.0
 
     @abc.abstractmethod
     def context(
@@ -392,14 +403,6 @@ class DecoderStage(ClipStage[ConditionRecipe]):
             still = (0.0,) * len(protocol.motion_values)
             protocol = dataclasses.replace(protocol, motion_values=still)
         super().__init__(recipe, config, protocol, **rest)
-
-    @property
-    def pictures(self) -> int:
-        return self.recipe.pictures
-
-    @property
-    def timestep_shift(self) -> float:
-        return self.recipe.timestep_shift
 
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
         if network == "encoder":

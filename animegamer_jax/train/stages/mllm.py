@@ -2,7 +2,8 @@
 
 The loss is the cross-entropy of this turn's four state tokens, plus `alpha` times the mean squared
 error of the predicted shot representation against E_a of the true turn (equation 5). Past turns are
-given by their true representations; E_a is frozen and runs inside the step.
+given by their true representations, or a share of them (`history_shown`) by those of what a model
+shows; E_a is frozen and runs inside the step.
 """
 
 import dataclasses

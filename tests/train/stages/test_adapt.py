@@ -145,6 +145,22 @@ def test_the_loss_is_the_decoders(bundle, networks, batch):
     assert loss != without
 
 
+def test_pictures_first(bundle, networks, batch):
+    """The first frame alone, drawn several times from one prediction; no clips to look at."""
+    stage = make_stage(AdaptStage, dataclasses.replace(RECIPE, pictures=3), bundle)
+    loss = jax.jit(lambda networks, batch, key: stage.loss(networks, batch, key)[0])
+    batch = jax.tree.map(jnp.asarray, batch)
+    found = loss(networks, batch, make_key())
+    later = batch._replace(moments=batch.moments.at[:, 1:].set(7.0))
+    assert loss(networks, later, make_key()) == found
+    first = batch._replace(moments=batch.moments.at[:, :1].set(7.0))
+    assert loss(networks, first, make_key()) != found
+    assert stage.evaluate(networks, batch, make_key()) == ({}, {})
+    assert stage.sample_flops(networks) < 3 * make_stage(AdaptStage, RECIPE, bundle).sample_flops(
+        networks
+    )
+
+
 @pytest.fixture(scope="module")
 def trained(stage, bundle, batch):
     return run(stage, bundle, batch, steps=2)

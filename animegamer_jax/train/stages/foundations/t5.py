@@ -1,7 +1,7 @@
 """Toy foundations: T5's encoder learns to predict masked words (arXiv 1810.04805, section 3.1).
 
 The paper takes T5-v1.1-XXL as it is. The toy's encoder reads motion texts, captions and
-instructions from a vocabulary of a few dozen words; since it has no decoder, masked words are the
+instructions from a small vocabulary; since it has no decoder, masked words are the
 natural task.
 """
 

@@ -1,7 +1,8 @@
 """Toy foundations: the causal 3D VAE (CogVideoX, arXiv 2408.06072, section 2.1), from scratch.
 
 The paper takes CogVideoX's VAE as it is. This is its recipe in small: an L1 reconstruction, a KL
-term, and a perceptual distance, which uses features of the toy's CLIP in place of LPIPS.
+term, and a perceptual distance, which uses features of the toy's CLIP in place of LPIPS. The toy's
+own VAE has a squared error besides, and looks at one frame at a time (`VAEConfig.kernel_frames`).
 """
 
 import dataclasses
