@@ -445,7 +445,7 @@ def test_the_headline_is_that_of_two_windows(tiny_bundle):
     systems = (dataclasses.replace(own, reference=reference), found.systems[1])
     lines = list(headline.lines(dataclasses.replace(found, systems=systems)))
     assert len(lines) == 2 + len(headline.ROWS) + 2
-    assert "(ACC-F) | 0.250 (0.250 to 0.250) | 0.67 | 0.75 |" in lines[3]
+    assert "(ACC-F) | 0.250 (0.250 to 0.250) | 0.75 | 0.75 |" in lines[3]
     assert lines[-1].startswith("| the same without memory (window 1) | 0.250 (0.250 to 0.250) |")
     assert "| 0.750, the expected score of any model without memory |" in lines[-1]
     with pytest.raises(UserError, match="--window 5 1"):
