@@ -293,12 +293,15 @@ class Windows:
             window reaches, as in play. "anywhere": the number of turns, including this one, is
             drawn uniformly from 1 to what window and game hold, again in each epoch; then a turn
             of the game with enough turns before it.
+        captions: Whether captions take the place of the instructions: the complete one, then as
+            many others as fit, drawn again in each epoch.
         seed: Seed of the draws.
     """
 
     tokenizer: Tokenizer
     protocol: Protocol
     starts: Starts = "game"
+    captions: bool = False
     seed: int = 0
 
     def read(
@@ -321,7 +324,17 @@ class Windows:
             if count > turn + 1:
                 last += int(rng.integers(count - 1, num_turns)) - turn
         indices = range(last - count + 1, last + 1)
-        return last, [record if index == number else turns[index] for index in indices]
+        records = [record if index == number else turns[index] for index in indices]
+        return last, [self._caption(one, rng) for one in records] if self.captions else records
+
+    def _caption(self, record: Record, rng: np.random.Generator) -> Record:
+        """Returns a record with captions as its instruction."""
+        text, *others = record["captions"]
+        for caption in rng.permutation(others).tolist():
+            longer = f"{text}, {caption}"
+            if len(self.tokenizer.encode(longer)) <= self.protocol.caption_length:
+                text = longer
+        return record | {"instruction": text}
 
     def sample(
         self, records: Sequence[Record], shown: Sequence[np.ndarray] | None = None

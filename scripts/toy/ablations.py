@@ -112,7 +112,7 @@ GAME = (
     Row(
         "no pictures in the history",
         {},
-        "decoder",
+        "captions",
         (("mllm", ("--history-swap", "1")), ("adapt-pictures", ()), ("adapt", ())),
     ),
     Row("predicted history", {}, "adapt", history="predicted"),

@@ -17,8 +17,10 @@ from animegamer_jax.train.registry import PARTS, find_stage
 from animegamer_jax.train.stages.base import Stage
 from animegamer_jax.train.stages.recipe import Recipe
 
-_PICTURES = {"pictures": "decoder", "adapt-pictures": "adapt"}  # first frames, before clips
-STAGES = (*PARTS, "warmup", "pictures", "decoder", "mllm", "adapt-pictures", "adapt")  # in order
+_FIRST = {"pictures": "decoder", "captions": "mllm", "adapt-pictures": "adapt"}
+"""Commands whose stage comes twice, the first time with an easier task."""
+_REST = ("warmup", "pictures", "decoder", "captions", "mllm", "adapt-pictures", "adapt")
+STAGES = (*PARTS, *_REST)  # in the order of the training
 _MEASURED = {"vae": ("vae.scaling_factor", "vae.frequency_scales")}  # at a stage's end
 _ABSENT = object()
 
@@ -44,7 +46,7 @@ def read_run_config(folder: Path, stage: str) -> dict[str, Any]:
 
 def command(stage: str) -> str:
     """Returns the name by which `animegamer train` knows a stage that is no part of foundations."""
-    return _PICTURES.get(stage, stage)
+    return _FIRST.get(stage, stage)
 
 
 def _find(stage: str) -> tuple[type[Stage[Any]], Recipe]:

@@ -184,6 +184,26 @@ def assert_near(times: int, expected: float) -> None:
     assert abs(times - expected) <= 5 * expected**0.5
 
 
+def test_captions_in_place_of_instructions(features, windows, tokenizer):
+    """The complete one first, then as many of the others as fit, drawn again each time."""
+    source = features.turns("train")
+    captions = source[3]["captions"]
+    length = len(tokenizer.encode(", ".join(captions[:2])))
+    protocol = dataclasses.replace(windows.protocol, window=1, caption_length=length)
+    told = dataclasses.replace(windows, protocol=protocol, captions=True)
+    rng, found = np.random.default_rng(0), set()
+    for _ in range(20):
+        last, (record,) = told.read(source, 3, rng)
+        assert last == 3
+        text = record["instruction"]
+        assert text.startswith(captions[0])
+        assert len(tokenizer.encode(text)) <= length
+        assert set(text.split(", ")) <= set(", ".join(captions).split(", "))
+        found.add(text)
+    assert len(found) > 1
+    assert source[3]["instruction"] not in found
+
+
 def test_samples_that_start_anywhere(features, windows, tokenizer):
     """Language model's and adaptation's: whole, another one each epoch, and again the same."""
     anywhere = dataclasses.replace(windows, starts="anywhere", seed=4)

@@ -34,6 +34,7 @@ from animegamer_jax.train.run import TrainingRun
 ROOT = Path(__file__).parents[2]
 OWN = {  # no recipe's defaults
     "pictures": {"pictures": 2, "steps": 12},
+    "captions": {"targets": "captions"},
     "adapt-pictures": {"pictures": 2},
     "decoder": {"dtype": "float32", "text_dropout": 0.3, "steps": 11},
 }

@@ -26,7 +26,7 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.models.encoder import ShotEncoder
 from animegamer_jax.models.linear import Dropout
 from animegamer_jax.models.mllm import GameBatch, make_batch
-from animegamer_jax.protocol import STATE_NAMES, Layout, Prompt
+from animegamer_jax.protocol import STATE_NAMES, Layout, Prompt, Protocol
 from animegamer_jax.storage.paths import absolute
 from animegamer_jax.tokenizer import UNKNOWN, Tokenizer
 from animegamer_jax.train.stages.base import DataSource, Evaluation, Scalars, Stage, StageNetworks
@@ -70,7 +70,9 @@ class MLLMRecipe(GameRecipe):
             handle words outside its vocabulary.
         targets: Turns of a window to train on. "last" is the turn that ends it, which may be any
             turn of a game; "every" trains on all turns of windows that end with their games, as
-            packed sequences, and needs --starts game.
+            packed sequences, and needs --starts game. "captions" trains on the representation of
+            single turns whose captions take the place of the instruction, so that a new model first
+            learns what its words look like.
     """
 
     alpha: NotNegative = 1.0
@@ -78,7 +80,7 @@ class MLLMRecipe(GameRecipe):
     history_noise: NotNegative = 0.0
     history_swap: Share = 0.0
     word_dropout: Share = 0.0
-    targets: Literal["last", "every"] = "last"
+    targets: Literal["last", "every", "captions"] = "last"
 
 
 RECIPES = {
@@ -189,14 +191,19 @@ class GameStage(Stage[G]):
             vocab_size=config.mistral.vocab_size, num_queries=config.num_queries
         )
 
+    @property
+    def window(self) -> int:
+        """The number of turns of a sample: the protocol's window."""
+        return self.protocol.window
+
     @functools.cached_property
     def layout(self) -> Layout:
-        """The layout of the protocol's window."""
+        """The layout of a sample's turns."""
         return Layout(
             self.protocol,
             self.tokenizer.ids,
             num_queries=self.mllm_config.num_queries,
-            window=self.protocol.window,
+            window=self.window,
         )
 
     def windows(self) -> Windows:
@@ -266,6 +273,24 @@ class MLLMStage(GameStage[MLLMRecipe]):
     changes: ClassVar[tuple[NetworkName, ...]] = ("mllm",)
     unit: ClassVar[str] = "sequences"
 
+    @property
+    def _reads_captions(self) -> bool:
+        return self.recipe.targets == "captions"
+
+    @property
+    def window(self) -> int:
+        return 1 if self._reads_captions else super().window
+
+    @property
+    def _windowed(self) -> Protocol:
+        """The protocol with the window of the samples."""
+        return dataclasses.replace(self.protocol, window=self.window)
+
+    def windows(self) -> Windows:
+        return dataclasses.replace(
+            super().windows(), protocol=self._windowed, captions=self._reads_captions
+        )
+
     @functools.cached_property
     def packed_layout(self) -> PackedLayout:
         return PackedLayout(self.layout)
@@ -329,7 +354,7 @@ class MLLMStage(GameStage[MLLMRecipe]):
         )
 
     def sample_spec(self) -> GameSample:
-        return game_spec(self.config, self.protocol, shown=self.reads_shown())
+        return game_spec(self.config, self._windowed, shown=self.reads_shown())
 
     def make_batch(self, encoder: ShotEncoder, game: Any, key: Key[Array, ""]) -> GameBatch:
         """Returns `GameSample`s as training sequences, with the recipe's augmentation."""
@@ -364,7 +389,10 @@ class MLLMStage(GameStage[MLLMRecipe]):
     def loss(
         self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], Scalars]:
-        """Returns equation 5, a mean over the samples' targets, and its two terms as parts."""
+        """Returns equation 5, a mean over the samples' targets, and its two terms as parts.
+
+        Captions do not tell the states: of them only the representation counts.
+        """
         recipe, layout = self.recipe, self.layout
         mllm, encoder = networks["mllm"], networks["encoder"]
         augment, drop = jax.random.split(key)
@@ -383,6 +411,8 @@ class MLLMStage(GameStage[MLLMRecipe]):
             return (weights * errors.reshape(b, weights.shape[1], -1).mean(axis=-1)).sum() / b
 
         states, representation = mean(entropy), mean(square)
+        if self._reads_captions:
+            return representation, {"representation": representation}
         parts = {"states": states, "representation": representation}
         return states + recipe.alpha * representation, parts
 
@@ -423,6 +453,8 @@ class MLLMStage(GameStage[MLLMRecipe]):
         """
         del key
         explained, right = self._answer(networks, batch)
+        if self._reads_captions:
+            return Evaluation({"explained": float(explained)}, {})
         scalars = {"accuracy": float(right[1:].mean()), "explained": float(explained)}
         each = zip(STATE_NAMES, right, strict=True)
         return Evaluation(scalars | {f"accuracy_{name}": float(value) for name, value in each}, {})

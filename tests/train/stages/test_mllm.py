@@ -239,6 +239,24 @@ def test_windows_that_hold_every_turn_once(bundle, features):
         make_stage(MLLMStage, both, bundle).samples([DataSource(str(features))], split="train")
 
 
+def test_captions_come_alone(bundle, features, networks):
+    """Single turns, of which only the representation is learned; play's window stays as it was."""
+    stage = make_stage(MLLMStage, dataclasses.replace(CALM, targets="captions"), bundle)
+    samples = stage.samples([DataSource(str(features))], split="train")
+    assert len(samples) == 4 * 5
+    batch = jax.tree.map(lambda *x: jnp.stack(x), *(samples[i] for i in range(8)))
+    spec = stage.sample_spec()
+    assert jax.tree.map(lambda x: x.shape[1:], batch) == jax.tree.map(lambda x: x.shape, spec)
+    assert batch.captions.shape[1] == 1
+    assert not batch.num_history.any()
+    loss, parts = jax.jit(stage.loss)(networks, batch, make_key())
+    assert parts == {"representation": loss}
+    other = batch._replace(states=jnp.roll(batch.states, 1, axis=0))
+    assert (other.states != batch.states).any()
+    assert stage.evaluate(networks, batch, make_key()).scalars.keys() == {"explained"}
+    assert stage.protocol.window == bundle.protocol.window > 1
+
+
 # --- what is random -------------------------------------------------------------------------
 
 
