@@ -293,15 +293,15 @@ class Windows:
             window reaches, as in play. "anywhere": the number of turns, including this one, is
             drawn uniformly from 1 to what window and game hold, again in each epoch; then a turn
             of the game with enough turns before it.
-        captions: Whether captions take the place of the instructions: the complete one, then as
-            many others as fit, drawn again in each epoch.
+        captions: Share of turns whose captions take the place of the instruction: the complete
+            one, then as many others as fit, drawn again in each epoch.
         seed: Seed of the draws.
     """
 
     tokenizer: Tokenizer
     protocol: Protocol
     starts: Starts = "game"
-    captions: bool = False
+    captions: float = 0.0
     seed: int = 0
 
     def read(
@@ -325,7 +325,12 @@ class Windows:
                 last += int(rng.integers(count - 1, num_turns)) - turn
         indices = range(last - count + 1, last + 1)
         records = [record if index == number else turns[index] for index in indices]
-        return last, [self._caption(one, rng) for one in records] if self.captions else records
+        if self.captions:
+            told = rng.random(count) < self.captions
+            records = [
+                self._caption(r, rng) if t else r for r, t in zip(records, told, strict=True)
+            ]
+        return last, records
 
     def _caption(self, record: Record, rng: np.random.Generator) -> Record:
         """Returns a record with captions as its instruction."""
