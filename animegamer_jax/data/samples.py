@@ -326,9 +326,10 @@ class Windows:
         indices = range(last - count + 1, last + 1)
         records = [record if index == number else turns[index] for index in indices]
         if self.captions:
-            told = rng.random(count) < self.captions
+            described = rng.random(count) < self.captions
             records = [
-                self._caption(r, rng) if t else r for r, t in zip(records, told, strict=True)
+                self._caption(one, rng) if chosen else one
+                for one, chosen in zip(records, described, strict=True)
             ]
         return last, records
 

@@ -190,10 +190,10 @@ def test_captions_in_place_of_instructions(features, windows, tokenizer):
     captions = source[3]["captions"]
     length = len(tokenizer.encode(", ".join(captions[:2])))
     protocol = dataclasses.replace(windows.protocol, window=1, caption_length=length)
-    told = dataclasses.replace(windows, protocol=protocol, captions=1.0)
+    described = dataclasses.replace(windows, protocol=protocol, captions=1.0)
     rng, found = np.random.default_rng(0), set()
     for _ in range(20):
-        last, (record,) = told.read(source, 3, rng)
+        last, (record,) = described.read(source, 3, rng)
         assert last == 3
         text = record["instruction"]
         assert text.startswith(captions[0])

@@ -273,6 +273,7 @@ def test_rows_are_trained_as_the_model_was(trained, runs, scored, tmp_path):
     assert features[:2] == ("data", "features")
     assert value(features, "--frame") == "random"
     home, random = trained / "ablations", "random-instead-of-first-frame"
+    blind = "no-pictures-in-the-history"
     expected = [
         (f"{random}/warmup", trained / "dit"),
         (f"{random}/pictures", home / random / "warmup"),
@@ -281,8 +282,9 @@ def test_rows_are_trained_as_the_model_was(trained, runs, scored, tmp_path):
         ("no-warm-up/pictures", home / "no-warm-up" / "warmup"),
         ("no-warm-up/decoder", home / "no-warm-up" / "pictures"),
         ("no-motion-input/decoder", trained / "pictures"),
-        ("no-pictures-in-the-history/mllm", trained / "decoder"),
-        ("no-pictures-in-the-history/adapt", home / "no-pictures-in-the-history" / "mllm"),
+        (f"{blind}/mllm", trained / "captions"),
+        (f"{blind}/adapt-pictures", home / blind / "mllm"),
+        (f"{blind}/adapt", home / blind / "adapt-pictures"),
     ]
     assert [value(words, "--out") for words in training] == [str(home / e[0]) for e in expected]
     assert [value(words, "--model") for words in training] == [f"{e[1]}/model" for e in expected]
@@ -293,7 +295,7 @@ def test_rows_are_trained_as_the_model_was(trained, runs, scored, tmp_path):
             continue
         function = getattr(train_command, words[1]).for_words(rest)
         recipe = cli.parse(function, f"animegamer {name}", rest)[1]["recipe"]
-        if value(words, "--out").endswith("pictures"):
+        if value(words, "--out").endswith("/pictures"):
             assert (words[1], recipe.pictures, recipe.steps) == ("decoder", 2, 12)
         elif words[1] == "decoder":
             assert recipe.pictures == 0
@@ -326,7 +328,7 @@ def test_what_was_trained_is_trained_again_only_from_other_inputs(
         scored.clear()
         ablations.main(trained, games=games, seed=seed, page=page, rows=page.with_suffix(".json"))
         assert len(scored) == len(ablations.DECODER) + len(ablations.GAME)
-    assert len(runs) == 10  # features, and what every row trains for itself
+    assert len(runs) == 11  # features, and what every row trains for itself
     runs.clear()
     (trained / "dit" / "model").unlink()
     make_bundle(trained / "dit" / "model", Bundle.open(tiny_bundle).protocol, seed=1)

@@ -289,7 +289,7 @@ class MLLMStage(GameStage[MLLMRecipe]):
         return dataclasses.replace(self.protocol, window=self.window)
 
     def _windows(self, split: str) -> Windows:
-        """The windows of a split; held-out ones have instructions, as in play."""
+        """Returns the windows of a split; held-out ones have instructions, as in play."""
         share = self.recipe.captions if split == "train" else 0.0
         if self._reads_captions:
             share = 1.0
