@@ -2,9 +2,10 @@
 
     python scripts/toy/steps.py MODEL --steps 50 10 5 4 [--values 0.6 3 8.5 19 36]
 
-The language model plays held-out games once. Their shot representations are then decoded with each
-number of steps, and the clips' motion and PSNR are measured. The table is Markdown. The games are
-not those of the benchmark `toy`, so that what is chosen here is not scored on the same games.
+The language model plays held-out games once, with its own predictions as history. They are then
+decoded with each number of steps, and the clips' motion and PSNR are measured. The table is
+Markdown. The games are not those of the benchmark `toy`, so that what is chosen here is not scored
+on the same games.
 """
 
 import time
@@ -82,7 +83,7 @@ def main(
     if values is not None and len(values) != len(LEVELS):
         raise UserError(f"--values: expected {len(LEVELS)} numbers, found {len(values)}")
     bundle = Bundle.open(model)
-    player = Player.from_bundle(bundle, steps=1)
+    player = Player.from_bundle(bundle, steps=1, history="predicted")
     benchmark = WORLD.make_benchmark("test", num_games=games, num_turns=5, seed=seed)
     size = FrameSize(player.num_frames, player.height, player.width)
     true_clips = WORLD.true_clips(benchmark, size)
