@@ -72,8 +72,7 @@ def main(
     errors = measure_errors(player, lines[:_CALIBRATED_ON])
     guided = player.networks.unconditional is not None
     guidance = np.asarray(player.table.guidance) if guided else None
-    quick = Player.from_bundle(bundle, steps=1, history="predicted")
-    representations = predict(quick, benchmark)
+    representations = predict(bundle, benchmark)
 
     def clips_of(skipped: SkippedSteps | None) -> tuple[np.ndarray, float]:
         began = time.process_time()

@@ -15,6 +15,7 @@ import numpy as np
 from run_script import run_script
 
 from animegamer_jax.bundle.bundle import Bundle
+from animegamer_jax.configs import clip_size
 from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark
@@ -28,8 +29,13 @@ from animegamer_jax.toy.scene import LEVELS, MOTION_EDGES
 from animegamer_jax.toy.scoring.decoder_samples import sample_shots
 
 
-def predict(player: Player, benchmark: Benchmark) -> np.ndarray:
-    """Plays all games side by side and returns their shot representations [g, t, k, r]."""
+def predict(bundle: Bundle, benchmark: Benchmark) -> np.ndarray:
+    """Plays all games side by side and returns the predicted shot representations [g, t, k, r].
+
+    The history is predicted whatever the protocol says: a shown one would replace their image
+    tokens by those of a clip, here of one denoising step.
+    """
+    player = Player.from_bundle(bundle, steps=1, history="predicted")
     games, found = benchmark.games, []
     window, seeds = player.start(len(games)), [game.seed for game in games]
     with show_progress() as progress:
@@ -83,12 +89,14 @@ def main(
     if values is not None and len(values) != len(LEVELS):
         raise UserError(f"--values: expected {len(LEVELS)} numbers, found {len(values)}")
     bundle = Bundle.open(model)
-    player = Player.from_bundle(bundle, steps=1, history="predicted")
     benchmark = WORLD.make_benchmark("test", num_games=games, num_turns=5, seed=seed)
-    size = FrameSize(player.num_frames, player.height, player.width)
+    dit, vae = bundle.config.dit, bundle.config.vae
+    assert dit is not None
+    assert vae is not None
+    size = FrameSize(*clip_size(dit, vae))
     true_clips = WORLD.true_clips(benchmark, size)
     levels = np.array([[turn.motion_level for turn in game.turns] for game in benchmark.games])
-    representations = predict(player, benchmark)
+    representations = predict(bundle, benchmark)
     inputs = bundle.protocol.motion_values if values is None else tuple(values)
     print(f"{bundle.name}, games {seed} to {seed + games - 1}, motion values {inputs}\n")
     columns = ("ACC-F", "MAE-F", "PSNR", *(f"level {level}" for level in LEVELS), "s a clip")
