@@ -293,15 +293,15 @@ class Windows:
             window reaches, as in play. "anywhere": the number of turns, including this one, is
             drawn uniformly from 1 to what window and game hold, again in each epoch; then a turn
             of the game with enough turns before it.
-        captions: Share of turns whose captions take the place of the instruction: the complete
-            one, then as many others as fit, drawn again in each epoch.
+        captions: Whether captions take the place of the instruction: the complete one, then as many
+            others as fit, drawn again in each epoch.
         seed: Seed of the draws.
     """
 
     tokenizer: Tokenizer
     protocol: Protocol
     starts: Starts = "game"
-    captions: float = 0.0
+    captions: bool = False
     seed: int = 0
 
     def read(
@@ -326,11 +326,7 @@ class Windows:
         indices = range(last - count + 1, last + 1)
         records = [record if index == number else turns[index] for index in indices]
         if self.captions:
-            described = rng.random(count) < self.captions
-            records = [
-                self._caption(one, rng) if chosen else one
-                for one, chosen in zip(records, described, strict=True)
-            ]
+            records = [self._caption(one, rng) for one in records]
         return last, records
 
     def _caption(self, record: Record, rng: np.random.Generator) -> Record:

@@ -68,7 +68,6 @@ class MLLMRecipe(GameRecipe):
             in the batch, so that the model also learns from the words of past turns.
         word_dropout: Share of an instruction's tokens replaced by `<unk>`, so that the model can
             handle words outside its vocabulary.
-        captions: Share of turns whose captions take the place of the instruction.
         targets: Turns of a window to train on. "last" is the turn that ends it, which may be any
             turn of a game; "every" trains on all turns of windows that end with their games, as
             packed sequences, and needs --starts game. "captions" trains on the representation of
@@ -81,7 +80,6 @@ class MLLMRecipe(GameRecipe):
     history_noise: NotNegative = 0.0
     history_swap: Share = 0.0
     word_dropout: Share = 0.0
-    captions: Share = 0.0
     targets: Literal["last", "every", "captions"] = "last"
 
 
@@ -288,12 +286,10 @@ class MLLMStage(GameStage[MLLMRecipe]):
         """The protocol with the window of the samples."""
         return dataclasses.replace(self.protocol, window=self.window)
 
-    def _windows(self, split: str) -> Windows:
-        """Returns the windows of a split; held-out ones have instructions, as in play."""
-        share = self.recipe.captions if split == "train" else 0.0
-        if self._reads_captions:
-            share = 1.0
-        return dataclasses.replace(self.windows(), protocol=self._windowed, captions=share)
+    def windows(self) -> Windows:
+        return dataclasses.replace(
+            super().windows(), protocol=self._windowed, captions=self._reads_captions
+        )
 
     @functools.cached_property
     def packed_layout(self) -> PackedLayout:
@@ -341,7 +337,7 @@ class MLLMStage(GameStage[MLLMRecipe]):
                 f"--starts {self.recipe.starts}: expected --starts game with --targets every, "
                 "which needs the whole history of every turn: leave one of the two out"
             )
-        features, windows = open_features(path), self._windows(split)
+        features, windows = open_features(path), self.windows()
         # The bundle may lack the networks that have made the features.
         reader = ModelConfig(encoder=self.config.encoder)
         trains = split == "train"
