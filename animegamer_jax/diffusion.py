@@ -8,7 +8,7 @@ Sources: CogVideoX (arXiv 2408.06072) for schedule and sampler, DPM-Solver++(2M)
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ class Schedule:
         guidance_scale, guidance_power, guidance_period: s, p and n of the guidance
             `1 + s (1 - cos(pi ((n - t) / n)^p)) / 2` at training step t. As in the released code,
             t is in 0..999 and n = 50, so the scale jumps about in [1, 1 + s].
+        guidance_schedule: "cosine", as above, or "constant": 1 + s at every step.
         student_timesteps: training steps of a distilled decoder, falling from 999, at which it
             takes its own deterministic steps; empty: any number of steps of the sampler.
     """
@@ -40,6 +41,7 @@ class Schedule:
     guidance_scale: float = 6.0
     guidance_power: float = 5.0
     guidance_period: int = 50
+    guidance_schedule: Literal["cosine", "constant"] = "cosine"
     student_timesteps: tuple[int, ...] = ()
 
     def signal_levels(self, steps: np.ndarray | None = None) -> np.ndarray:
@@ -69,6 +71,8 @@ class Schedule:
 
     def guidance(self, timesteps: np.ndarray) -> np.ndarray:
         """Returns the guidance scale at the given training steps, float64."""
+        if self.guidance_schedule == "constant":
+            return np.full(np.shape(timesteps), 1.0 + self.guidance_scale)
         t = np.asarray(timesteps, np.float64)
         phase = ((self.guidance_period - t) / self.guidance_period) ** self.guidance_power
         return 1 + self.guidance_scale * (1 - np.cos(np.pi * phase)) / 2
@@ -77,7 +81,9 @@ class Schedule:
 def schedule_of(protocol: Protocol) -> Schedule:
     """Returns the schedule of a model with this protocol."""
     return Schedule(
-        guidance_scale=protocol.guidance_scale, student_timesteps=protocol.student_timesteps
+        guidance_scale=protocol.guidance_scale,
+        guidance_schedule=protocol.guidance_schedule,
+        student_timesteps=protocol.student_timesteps,
     )
 
 

@@ -53,6 +53,7 @@ class Protocol:
         motion_values: the decoder's motion value for each motion level, in pixels of mean optical
             flow (table of the released decoder script).
         guidance_scale: guidance scale of the sampler, see `diffusion.Schedule`; 0: no guidance.
+        guidance_schedule: guidance over the sampler's steps: "cosine", as released, or "constant".
         denoising_steps: denoising steps per turn, unless the player chooses another number.
         history: shot representations of history turns: as the model "predicted" them, or with the
             image tokens of what was "shown", E_a's of the clip's first frame.
@@ -73,6 +74,9 @@ class Protocol:
     stamina: tuple[int, ...] = (-1, 1)
     motion_values: tuple[float, ...] = (0.5, 2.5, 10.0, 15.0, 40.0)
     guidance_scale: float = 6.0
+    guidance_schedule: Literal["cosine", "constant"] = dataclasses.field(
+        default="cosine", metadata={"omit_default": True}
+    )
     denoising_steps: int = 50
     history: Literal["predicted", "shown"] = dataclasses.field(
         default="predicted", metadata={"omit_default": True}

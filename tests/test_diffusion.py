@@ -99,6 +99,12 @@ def test_guidance(recorded):
     np.testing.assert_allclose(wider - 1, (every - 1) / 3, atol=1e-12)
 
 
+def test_constant_guidance():
+    protocol = dataclasses.replace(PAPER, guidance_scale=1.5, guidance_schedule="constant")
+    table = make_sampler_table(diffusion.schedule_of(protocol), 7)
+    np.testing.assert_array_equal(table.guidance, np.full(7, 2.5, np.float32))
+
+
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 10, 50, 999, 1000])
 def test_coefficients_keep_signal_and_variance(num_steps):
     """Of `level x0 + sqrt(1 - level^2) eps`, each step makes the same at the next level."""

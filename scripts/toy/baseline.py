@@ -144,6 +144,7 @@ def _play(
             seeds=[game.seed for game in batch],
             steps=steps,
             motion_values=(0.0,) * 5,  # the motion layer was not trained
+            unconditional=np.zeros_like(contexts[0, 0]),  # as captions were dropped
             batch_size=_BATCH,
         )
         return contexts, clips

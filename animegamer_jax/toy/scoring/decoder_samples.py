@@ -67,23 +67,29 @@ def sample_shots(
     steps: int,
     skipped: SkippedSteps | None = None,
     motion_values: Sequence[float] | None = None,
+    unconditional: Float32[np.ndarray, "k r"] | None = None,
     batch_size: int = 20,
 ) -> GameClips:
     """Samples a clip for every turn's shot representation and motion level.
 
     Args:
-        bundle: A model with the networks dit and vae, and encoder if it plays with guidance.
+        bundle: A model with the networks dit and vae, and encoder if it plays with guidance
+            and `unconditional` is not given.
         representations: The shot representation of every turn.
         levels: The motion level of every turn, 1 to 5.
         seeds: A seed for each game; the noise is that of a played game with this seed.
         steps: Number of denoising steps.
         skipped: Steps that are skipped; None: every step is computed.
         motion_values: The decoder's input for each motion level; None: the protocol's.
+        unconditional: The representation of guidance without a shot; None: E_a of zeros.
         batch_size: Number of turns that are sampled side by side.
     """
     dit, vae = bundle.load("dit"), bundle.load("vae")
     guided = bundle.protocol.guidance_scale
-    unconditional = bundle.load("encoder").unconditional() if guided else None
+    empty = None
+    if guided:
+        given = unconditional is not None
+        empty = jnp.asarray(unconditional) if given else bundle.load("encoder").unconditional()
     table = diffusion.make_sampler_table(diffusion.schedule_of(bundle.protocol), steps)
     if skipped is not None:
         table = skipped.apply(table, guided=bool(guided))
@@ -100,7 +106,7 @@ def sample_shots(
             jnp.zeros((len(rows), 4), jnp.int32),
             jnp.asarray(values[rows]),
         )
-        return _sample(dit, vae, unconditional, state, table, keys[rows])
+        return _sample(dit, vae, empty, state, table, keys[rows])
 
     frames = in_batches(sample, np.arange(len(shots)), batch_size)
     return frames.reshape(num_games, num_turns, *frames.shape[1:])

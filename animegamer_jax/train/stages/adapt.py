@@ -54,7 +54,7 @@ RECIPES = {
         ema_decay=0.999,
         dtype="bfloat16",
         trained="all",
-        context_dropout=0.0,
+        context_dropout=0.15,
     ),
     # Steps and learning rate as reported in the paper's section 4.1; the optimizer's other numbers,
     # batch and average as in the joint stage. 1 to 5 turns, uniformly, as in the released files.

@@ -119,7 +119,6 @@ class DecoderRecipe(ConditionRecipe, ClipRecipe):
 _TOY: Mapping[str, Any] = {
     "batch_size": 8,
     "dtype": "bfloat16",
-    "both_dropout": 0.0,  # the toy plays without guidance
     "text_dropout": 0.0,
     "image_dropout": 0.0,
 }

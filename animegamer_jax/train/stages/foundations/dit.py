@@ -46,7 +46,6 @@ RECIPES = {
         optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=100, decay="cosine"),
         ema_decay=0.999,
         dtype="bfloat16",
-        context_dropout=0.0,
     )
 }
 
