@@ -30,6 +30,7 @@ class Schedule:
             `1 + s (1 - cos(pi ((n - t) / n)^p)) / 2` at training step t. As in the released code,
             t is in 0..999 and n = 50, so the scale jumps about in [1, 1 + s].
         guidance_schedule: "cosine", as above, or "constant": 1 + s at every step.
+        unconditional_motion: motion value of guidance's unconditional row; None: the clip's own.
         student_timesteps: training steps of a distilled decoder, falling from 999, at which it
             takes its own deterministic steps; empty: any number of steps of the sampler.
     """
@@ -42,6 +43,7 @@ class Schedule:
     guidance_power: float = 5.0
     guidance_period: int = 50
     guidance_schedule: Literal["cosine", "constant"] = "cosine"
+    unconditional_motion: float | None = None
     student_timesteps: tuple[int, ...] = ()
 
     def signal_levels(self, steps: np.ndarray | None = None) -> np.ndarray:
@@ -83,6 +85,7 @@ def schedule_of(protocol: Protocol) -> Schedule:
     return Schedule(
         guidance_scale=protocol.guidance_scale,
         guidance_schedule=protocol.guidance_schedule,
+        unconditional_motion=protocol.unconditional_motion,
         student_timesteps=protocol.student_timesteps,
     )
 
@@ -96,6 +99,7 @@ class SamplerTable(NamedTuple):
 
     `rows` is there only if steps are skipped: 2 for a step that evaluates both rows of guidance, 1
     for the conditional one alone, 0 for none, with what the network's layers added before.
+    `unconditional_motion` is there only if the schedule has one.
     """
 
     step: Column  # 0, 1, ...
@@ -108,6 +112,7 @@ class SamplerTable(NamedTuple):
     on_previous: Column
     on_noise: Column
     rows: Column | None = None
+    unconditional_motion: Column | None = None
 
     def part(self, start: int, stop: int) -> "SamplerTable":
         """Returns consecutive rows."""
@@ -156,7 +161,12 @@ def make_sampler_table(schedule: Schedule, num_steps: int) -> SamplerTable:
         on_previous,
         on_noise,
     )
-    return SamplerTable(np.arange(num_steps, dtype=np.int32), *map(np.float32, columns))
+    still = schedule.unconditional_motion
+    return SamplerTable(
+        np.arange(num_steps, dtype=np.int32),
+        *map(np.float32, columns),
+        unconditional_motion=None if still is None else np.full(num_steps, still, np.float32),
+    )
 
 
 def _student_table(schedule: Schedule, num_steps: int) -> SamplerTable:

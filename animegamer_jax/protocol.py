@@ -54,6 +54,8 @@ class Protocol:
             flow (table of the released decoder script).
         guidance_scale: guidance scale of the sampler, see `diffusion.Schedule`; 0: no guidance.
         guidance_schedule: guidance over the sampler's steps: "cosine", as released, or "constant".
+        unconditional_motion: motion value of guidance's unconditional row, so that guidance also
+            enlarges motion; None: the turn's own, as released.
         denoising_steps: denoising steps per turn, unless the player chooses another number.
         history: shot representations of history turns: as the model "predicted" them, or with the
             image tokens of what was "shown", E_a's of the clip's first frame.
@@ -76,6 +78,9 @@ class Protocol:
     guidance_scale: float = 6.0
     guidance_schedule: Literal["cosine", "constant"] = dataclasses.field(
         default="cosine", metadata={"omit_default": True}
+    )
+    unconditional_motion: float | None = dataclasses.field(
+        default=None, metadata={"omit_default": True}
     )
     denoising_steps: int = 50
     history: Literal["predicted", "shown"] = dataclasses.field(

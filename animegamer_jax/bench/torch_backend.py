@@ -185,7 +185,11 @@ class TorchModel:
             for i in (*range(steps), -1)
         ]
         row = int(inputs.row.step[0])
-        columns = [column for column in self._model.table if column is not None]
+        table = self._model.table
+        own = table._replace(rows=None, unconditional_motion=None)
+        columns = [column for column in own if column is not None]
+        still = table.unconditional_motion
+        self._still = None if still is None else float(still[0])
         self._rows = [[float(column[i]) for column in columns] for i in range(steps)]
         self._row = self._rows[row]
         self._x, self._before = map(self._frames_first, inputs.sampler[:2])
@@ -272,7 +276,8 @@ class TorchModel:
         context, motion, twice = state.representation, state.motion_value, x
         if self._unconditional is not None:
             context = torch.cat([self._unconditional[None], context.to(self.dtype)])
-            motion, twice = motion.repeat(2), torch.cat([x, x])
+            without = motion if self._still is None else torch.full_like(motion, self._still)
+            motion, twice = torch.cat([without, motion]), torch.cat([x, x])
         times = torch.full((len(twice),), timestep, device=self.device)
         v = self._dit(twice, times, motion, context)
         if self._unconditional is not None:

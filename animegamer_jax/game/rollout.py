@@ -199,15 +199,24 @@ def denoise_clip(
     table: SamplerTable,
     keys: Key[Array, " g"],
 ) -> SamplerState:
-    """Runs the steps of `table`; both rows of guidance get the motion value.
+    """Runs the steps of `table`; both rows of guidance get the motion value, or the table's own.
 
     The layers' modulation by timestep and motion is computed first, for all steps at once.
     """
     games, motion = len(state.motion_value), state.motion_value
+    timesteps = jnp.asarray(table.timestep)
+    motions = jnp.broadcast_to(motion, (len(timesteps), games))
+    still = table.unconditional_motion
+    if still is not None and unconditional is not None:
+        without = jnp.broadcast_to(jnp.asarray(still)[:, None], motions.shape)
+        motions = jnp.concatenate([without, motions], axis=1)
+    count = motions.shape[1]
 
     def tiled(modulation: Modulation, rows: int) -> Modulation:
-        layers, output = jnp.tile(modulation.layers, (1, rows, 1)), modulation.output
-        return Modulation(layers, jnp.tile(output, (rows, 1)))
+        layers, output = modulation.layers, modulation.output
+        if count == games:
+            return Modulation(jnp.tile(layers, (1, rows, 1)), jnp.tile(output, (rows, 1)))
+        return Modulation(layers[:, -rows * games :], output[-rows * games :])
 
     def predict_v(
         x: jax.Array, timestep: jax.Array, context: jax.Array, modulation: Modulation
@@ -238,7 +247,7 @@ def denoise_clip(
         return dit.from_residual(x, timestep=timestep, context=context, **options)
 
     def split_by_step(x: jax.Array) -> jax.Array:
-        return jnp.moveaxis(x.reshape(*x.shape[:-2], -1, games, x.shape[-1]), -3, 0)
+        return jnp.moveaxis(x.reshape(*x.shape[:-2], -1, count, x.shape[-1]), -3, 0)
 
     guided: Any
     if table.rows is None:
@@ -247,9 +256,8 @@ def denoise_clip(
         context = state.representation
         guided = diffusion.guide_and_skip(evaluate, reuse, context, unconditional)
     shape = latent_shape(dit)
-    timesteps = jnp.asarray(table.timestep)
     with network_rules("dit"):
-        modulation = dit.modulation(jnp.repeat(timesteps, games), jnp.tile(motion, len(timesteps)))
+        modulation = dit.modulation(jnp.repeat(timesteps, count), motions.ravel())
         return diffusion.sample(
             guided,
             sampler,

@@ -52,6 +52,7 @@ PROTOCOL = dataclasses.replace(
     motion_values=MOTION_VALUES,
     guidance_scale=1.5,
     guidance_schedule="constant",
+    unconditional_motion=MOTION_VALUES[0],
     denoising_steps=4,
     history="shown",
 )

@@ -458,7 +458,7 @@ def test_the_decoder_alone_makes_what_it_makes_in_a_game(tiny_bundle):
         instructions = [game.turns[turn].instruction for game in benchmark.games]
         window, output = player.play_turn(window, instructions, seeds=seeds, turn=turn + 1)
         played.append(output)
-    representations = steps.predict(player, benchmark)
+    representations = steps.predict(bundle, benchmark)
     expected = np.stack([one.representation for one in played], axis=1).astype(np.float32)
     np.testing.assert_array_equal(representations, expected)
     found = sample_shots(

@@ -358,15 +358,17 @@ class ClipStage(DiffusionStage[R]):
             dit, encoder, decoder = networks["dit"], networks["encoder"], networks["vae"]
             motions = self.motion(first)
             true = mode(first.moments)
+            schedule = diffusion.schedule_of(self.protocol)
 
             def predict_v(x: jax.Array, timestep: jax.Array, context: jax.Array) -> jax.Array:
                 rows = jnp.tile(motions, len(x) // len(motions))
+                if schedule.unconditional_motion is not None and len(x) > len(motions):
+                    rows = rows.at[: len(motions)].set(schedule.unconditional_motion)
                 return dit(x, timestep=timestep, motion=rows, context=context)
 
             def noise(step: jax.Array) -> jax.Array:
                 return jax.random.normal(jax.random.fold_in(key, step), true.shape)
 
-            schedule = diffusion.schedule_of(self.protocol)
             steps = len(schedule.student_timesteps) or recipe.eval_sampling_steps
             table = diffusion.make_sampler_table(schedule, steps)
             empty = encoder.unconditional() if self.protocol.guidance_scale else None

@@ -69,6 +69,7 @@ RECIPES = {
         ema_decay=0.99,
         dtype="float32",
         trained="all",
+        guidance=2.5,
         save_every=100,
         eval_every=100,
     ),
@@ -163,14 +164,21 @@ class DistillStage(PredictionStage[DistillRecipe]):
         empty = networks["encoder"].unconditional().astype(jnp.float32)
         nothing = jnp.broadcast_to(empty[None], context.shape)
 
-        def network(dit: DiT, condition: Float[Array, "b n r"]) -> PredictV:
+        still = self.protocol.unconditional_motion
+        without = motion if still is None else jnp.full_like(motion, still)
+
+        def network(
+            dit: DiT, condition: Float[Array, "b n r"], motion: Float[Array, " b"] = motion
+        ) -> PredictV:
             return lambda x, timestep: dit(x, timestep=timestep, motion=motion, context=condition)
 
         losses = distillation_losses(
             student=network(networks["dit"], context),
             fake=network(networks["fake"], context),
             teacher=network(networks["teacher"], context),
-            unconditional=None if recipe.guidance == 1 else network(networks["teacher"], nothing),
+            unconditional=None
+            if recipe.guidance == 1
+            else network(networks["teacher"], nothing, without),
             noise=jax.random.normal(start, (len(context), *latent_shape(networks["dit"]))),
             schedule=self._schedule,
             key=draw,
