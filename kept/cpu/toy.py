@@ -13,9 +13,6 @@ def put(stage, config, step, model=None):
     if model is not None:
         (T / stage / "model").mkdir()
         (T / stage / "model" / "config.json").write_bytes(pathlib.Path(model).read_bytes())
-def of(folder):
-    found = sorted(pathlib.Path(folder).glob("checkpoints/*/run_config/metadata"), key=lambda p: int(p.parent.parent.name))
-    return json.loads(found[-1].read_text())
 for n in ("clip", "dit", "warmup", "pictures"):
     c = json.loads((K / f"run_config-{n}").read_text()); put(n, c, c["recipe"]["steps"], K / f"config-{n}.json")
 c = json.loads((K / "run_config").read_text()); put("decoder", c, c["recipe"]["steps"], K / "model/config.json")
@@ -24,11 +21,11 @@ for n in ("t5", "vae"):
     _, recipe = find_stage("foundations", part=n)
     c = copy.deepcopy(base); c["recipe"] = to_json(recipe); c["model"] = None
     put(n, c, c["recipe"]["steps"])
-P, A = of(W / "w14/adaptp"), of(W / "w14/adapt")
+P, A = (json.loads((W / f"kept/w15/run_config-{n}.json").read_text()) for n in ("adaptp", "adapt"))
 _, recipe = find_stage("mllm")
 for n, steps, more in (("captions", 1000, dict(batch_size=64, history_noise=0.0, targets="captions")), ("mllm", 3700, dict(batch_size=8, history_noise=0.2))):
     c = copy.deepcopy(P); r = to_json(recipe); r.update(more); c["recipe"] = r; c["model"] = None
-    put(n, c, steps, W / "w13/config.json" if n == "mllm" else None)
-put("adapt-pictures", P, 360 + 500 + P["recipe"]["steps"], W / "w14/adaptp/model/config.json")
-put("adapt", A, 1000 + 900 + A["recipe"]["steps"])
+    put(n, c, steps, W / "kept/w15/config-mllm.json" if n == "mllm" else None)
+put("adapt-pictures", P, 360 + 500 + 300, W / "kept/w15/config-adaptp.json")
+put("adapt", A, 1000 + 900 + 400)
 shutil.copytree(sys.argv[1], T / "adapt/model")
