@@ -8,7 +8,7 @@ out = sys.argv[3]
 b = Bundle.open("RUN/kept/decoder/model")
 z = {n: np.load(f) for n, f in zip(("mllm", "dit"), sys.argv[1:])}
 mc = make_toy().mllm; mc = dataclasses.replace(mc, mistral=dataclasses.replace(mc.mistral, vocab_size=250), param_dtype="bfloat16")
-with BundleWriter(out, name="toy", protocol=b.protocol, overwrite=True, stages=b.info.stages) as w:
+with BundleWriter(out, name="toy", protocol=b.protocol, overwrite=True, stages=(*b.info.stages, "mllm", "adapt")) as w:
     for n in NETWORKS:
         if n == "mllm" or n == "dit":
             have = {k.removesuffix(".value").removeprefix(n + "."): z[n][k].view(jnp.bfloat16) for k in z[n].files}
