@@ -58,7 +58,10 @@ class Protocol:
             enlarges motion; None: the turn's own, as released.
         denoising_steps: denoising steps per turn, unless the player chooses another number.
         history: shot representations of history turns: as the model "predicted" them, or with the
-            image tokens of what was "shown", E_a's of the clip's first frame.
+            image tokens of what was "shown", E_a's of the clip's first frame, or of the picture
+            that the clip was made from.
+        picture_first: whether the decoder draws a picture of the prediction, with guidance, and
+            makes the clip, without guidance, of what E_a sees in that picture (not in the paper).
         student_timesteps: training steps at which a distilled decoder (a student) denoises, from
             999 down; empty for a decoder that samples with any number of steps.
     """
@@ -86,6 +89,7 @@ class Protocol:
     history: Literal["predicted", "shown"] = dataclasses.field(
         default="predicted", metadata={"omit_default": True}
     )
+    picture_first: bool = dataclasses.field(default=False, metadata={"omit_default": True})
     student_timesteps: tuple[int, ...] = dataclasses.field(
         default=(), metadata={"omit_default": True}
     )
@@ -94,6 +98,16 @@ class Protocol:
     def state_values(self) -> tuple[tuple[int, ...], ...]:
         """Allowed values of the four states, in the order of `STATE_NAMES`."""
         return (self.motion_levels, self.social, self.entertainment, self.stamina)
+
+    @property
+    def guides_clips(self) -> bool:
+        """Whether the clip is denoised with guidance; otherwise at most the picture is."""
+        return bool(self.guidance_scale) and not self.picture_first
+
+    @property
+    def sees_frames(self) -> bool:
+        """Whether a turn needs CLIP and E_a, which see a picture or a frame of the clip."""
+        return self.history == "shown" or self.picture_first
 
 
 PAPER = Protocol(

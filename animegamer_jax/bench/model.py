@@ -127,7 +127,7 @@ def write_random(
     mistral = dataclasses.replace(config.mllm.mistral, vocab_size=vocab_size)
     config = dataclasses.replace(config, mllm=dataclasses.replace(config.mllm, mistral=mistral))
     with BundleWriter(path, name=name, protocol=protocol) as writer:
-        for network in (*PLAYING, "clip") if protocol.history == "shown" else PLAYING:
+        for network in (*PLAYING, "clip") if protocol.sees_frames else PLAYING:
             size = getattr(config, network)
             writer.write_network(network, size, random_leaves(network, size, seed))
         writer.write_tokenizer(tokenizer)
@@ -267,8 +267,8 @@ class Model:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of a denoising step: two with guidance."""
-        return 1 if self.networks.unconditional is None else 2
+        """Number of rows of a clip's denoising step: two with guidance."""
+        return 1 if self.player.clip_guidance is None else 2
 
     @property
     def num_tokens(self) -> int:
@@ -300,7 +300,7 @@ class Model:
         middle = player.steps // 2
         x, denoised = jnp.asarray(normal(*shape)), jnp.asarray(normal(*shape))
         keys, dit = rollout.turn_keys(games, turn), self.networks.dit
-        count = rollout.num_residuals(self.table, self.networks.unconditional)
+        count = rollout.num_residuals(self.table, player.clip_guidance)
         residual = rollout.start_clip(dit, keys, rows=count).residual
         return Inputs(
             window=player.restore([turns]),

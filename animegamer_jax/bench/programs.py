@@ -113,7 +113,7 @@ def _turn_outputs(result: tuple[rollout.Window, rollout.TurnResult]) -> Outputs:
 def play_programs(model: Model) -> dict[str, Program]:
     """Returns the programs of a turn and its parts, for one game."""
     networks, inputs, layout, table = model.networks, model.inputs, model.layout, model.table
-    player = model.player
+    player, guidance = model.player, model.player.clip_guidance
     steps = f"{player.steps} steps" if player.steps > 1 else "1 step"
     rows = f"{model.num_rows} row{'s' * (model.num_rows > 1)}"
     clip = f"{player.num_frames} frames of {player.height} x {player.width}"
@@ -140,7 +140,7 @@ def play_programs(model: Model) -> dict[str, Program]:
                 description=f"denoising step, {rows} of {model.num_tokens} tokens",
                 function=rollout.denoise_clip,
                 arguments=(
-                    *(networks.dit, networks.unconditional, inputs.state),
+                    *(networks.dit, guidance, inputs.state),
                     *(inputs.sampler, inputs.row, inputs.keys),
                 ),
                 outputs=lambda result: {
@@ -152,7 +152,7 @@ def play_programs(model: Model) -> dict[str, Program]:
                 name="sampler",
                 description=f"{steps}, {rows} of {model.num_tokens} tokens",
                 function=sample,
-                arguments=(networks.dit, networks.unconditional, inputs.state, inputs.keys),
+                arguments=(networks.dit, guidance, inputs.state, inputs.keys),
                 outputs=lambda result: {"latents": np.asarray(result)},
             ),
             Program(

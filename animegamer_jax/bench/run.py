@@ -69,12 +69,15 @@ def time_play(
             backend: _check(
                 name,
                 backend,
-                other.calls()[name],
+                call,
                 outputs if other.has_same_weights else {},
                 dtype=dtype,
             )
             for backend, other in others.items()
+            if (call := other.calls().get(name)) is not None
         }
+        if len(checks) < len(others):
+            print_status(f"{name}: not timed in PyTorch, which cannot see the picture drawn first")
         checked.append((compiled, checks))
     return [_time(compiled, checks, repeats=repeats) for compiled, checks in checked]
 

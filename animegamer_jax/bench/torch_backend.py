@@ -87,7 +87,7 @@ class TorchModel:
         self._dit = torch_networks.make_dit(config.dit, weights["dit"]).to(**place)
         self._mllm = torch_networks.make_mllm(config.mllm, weights["mllm"]).to(**place)
         self._vae = torch_networks.make_vae(config.vae, weights["vae"]).to(**place)
-        if self._model.networks.unconditional is not None:
+        if self._model.player.clip_guidance is not None:
             counts = config.encoder.num_text_tokens, config.encoder.num_image_tokens
             row = torch_networks.unconditional(weights["encoder"], counts)
             self._unconditional = row.to(**place)
@@ -97,7 +97,7 @@ class TorchModel:
         config: Any = self._model.bundle.config
         made = torch_networks.make_random(config, dtype=self.dtype, device=self.device)
         self._dit, self._mllm, self._vae = made
-        row = self._model.networks.unconditional
+        row = self._model.player.clip_guidance
         if row is not None:
             self._unconditional = torch.randn(row.shape, dtype=self.dtype, device=self.device)
 
@@ -110,7 +110,10 @@ class TorchModel:
         return other
 
     def calls(self) -> dict[str, Call]:
-        """Returns the calls of a turn and its parts, by the names of the programs in JAX."""
+        """Returns the calls of a turn and its parts, by the names of the programs in JAX.
+
+        There is no call of a whole turn that draws a picture first: CLIP is not among the networks.
+        """
         parts: dict[str, Call] = {
             "mllm": lambda: _outputs(self._predict()),
             "step": self._step_call,
@@ -118,6 +121,8 @@ class TorchModel:
             "vae": lambda: {"frames": self._decode(self._latents)},
             "turn": self._turn_call,
         }
+        if self._model.player.protocol.picture_first:
+            del parts["turn"]
         return {name: torch.inference_mode()(self._finished(part)) for name, part in parts.items()}
 
     def _finished(self, part: Call) -> Call:

@@ -226,6 +226,8 @@ class EvaluationRun:
         if player.skipped is not None:
             settings["skipped"] = f"{player.skipped.speedup:.2f} times fewer evaluations"
             settings["rows"] = " ".join(map(str, player.skipped.rows))
+        if player.protocol.picture_first:
+            settings["picture"] = "first"
         if source.history or player.protocol.history != "predicted":
             settings["history"] = player.protocol.history
         with show_progress() as progress:

@@ -60,14 +60,16 @@ def check_model(source: Source, benchmark: Benchmark) -> None:
             or an instruction is too long.
     """
     bundle = Bundle.open(source.path)
-    check_fit(bundle.config, history=source.history or bundle.protocol.history)
+    protocol = bundle.protocol
+    history = source.history or protocol.history
+    check_fit(bundle.config, history=history, picture_first=protocol.picture_first)
     mllm: Any = bundle.config.mllm
     tokenizer = Tokenizer.load(
         bundle.tokenizer_dir, vocab_size=mllm.mistral.vocab_size, num_queries=mllm.num_queries
     )
     known = [name for name in benchmark.characters if not tokenizer.unknown_words(name)]
     check_characters(benchmark, known, model=f"model {source.name}")
-    length = bundle.protocol.caption_length
+    length = protocol.caption_length
     check_instructions(benchmark, lambda text: tokenizer.caption(text, length))
 
 

@@ -25,12 +25,15 @@ from animegamer_jax.tokenizer import Tokenizer
 Placement = tuple[Mesh, ShardingPlan]
 
 
-def check_fit(config: ModelConfig, *, history: str = "predicted") -> None:
+def check_fit(
+    config: ModelConfig, *, history: str = "predicted", picture_first: bool = False
+) -> None:
     """Checks that the networks of a configuration can play together.
 
     Args:
         config: Configuration of each network.
         history: Value of `Protocol.history`.
+        picture_first: Value of `Protocol.picture_first`.
 
     Raises:
         UserError: a network is missing, or sizes of two networks differ; names all problems.
@@ -39,8 +42,13 @@ def check_fit(config: ModelConfig, *, history: str = "predicted") -> None:
     if missing:
         raise UserError(f"cannot play without {', '.join(missing)}: convert a whole set")
     problems = [f"{size}: {problem}" for size, problem in disagreements(config).items()]
-    if history == "shown":
+    if history == "shown" or picture_first:
         if config.clip is None or config.encoder is None:
+            if picture_first:
+                raise UserError(
+                    "cannot play without clip: this model draws a picture first, and sees it: "
+                    "use the whole model"
+                )
             raise UserError(
                 "cannot play with history shown without clip: use a model with CLIP, or play with "
                 "--history predicted"
@@ -84,7 +92,7 @@ def load_networks(
     mllm, dit, vae, encoder = map(load, ("mllm", "dit", "vae", "encoder"))
     with use_placement(placement):
         unconditional = jax.jit(_unconditional)(encoder)
-    shot = ShotNetworks(load("clip"), encoder) if protocol.history == "shown" else None
+    shot = ShotNetworks(load("clip"), encoder) if protocol.sees_frames else None
     return Networks(mllm, dit, vae, unconditional, shot)
 
 

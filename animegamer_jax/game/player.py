@@ -32,6 +32,7 @@ from animegamer_jax.game.rollout import (
     Networks,
     Window,
     advance,
+    clip_guidance,
     decode_chunk,
     decode_clip,
     decode_picture,
@@ -42,8 +43,10 @@ from animegamer_jax.game.rollout import (
     play_turn,
     predict_state,
     remember,
+    see_picture,
     set_levels,
     start_clip,
+    start_picture,
     turn_keys,
 )
 from animegamer_jax.game.saved.turns import History, NewPicture
@@ -117,8 +120,9 @@ class Player:
         if steps is None:
             steps = protocol.denoising_steps if skipped is None else skipped.steps
         self.steps, self.skipped = steps, skipped
-        if protocol.history == "shown" and networks.shot is None:
-            raise UserError("cannot play with history shown without clip and encoder: load them")
+        if protocol.sees_frames and networks.shot is None:
+            what = "a picture first" if protocol.picture_first else "history shown"
+            raise UserError(f"cannot play with {what} without clip and encoder: load them")
         config = networks.mllm.config
         one_row = play_plan("latency", guided=False)
         schedule = self._schedule = schedule or diffusion.schedule_of(protocol)
@@ -126,9 +130,10 @@ class Player:
         if not schedule.guidance_scale and (placement is None or placement[1] is one_row):
             networks = networks._replace(unconditional=None)
         self.networks = networks
+        self.clip_guidance = clip_guidance(networks, protocol)
         self.table = self._make_table(self.steps)
         if skipped is not None:
-            self.table = skipped.apply(self.table, guided=networks.unconditional is not None)
+            self.table = skipped.apply(self.table, guided=self.clip_guidance is not None)
         try:
             self.layout = Layout(
                 protocol, tokenizer.ids, num_queries=config.num_queries, window=self.window
@@ -143,6 +148,8 @@ class Player:
         self._denoise = jax.jit(denoise_clip, donate_argnums=3)
         self._decode = jax.jit(decode_clip)
         self._picture = jax.jit(decode_picture)
+        self._start_picture = jax.jit(start_picture)
+        self._see_picture = jax.jit(see_picture)
         self._chunk = jax.jit(decode_chunk, static_argnames="start")
         self._remember = _remember_by(protocol)
         self._advance = jax.jit(advance)
@@ -188,8 +195,8 @@ class Player:
         """
         skipped = None if skip is None else SkippedSteps.load(skip, bundle, steps=steps)
         protocol = dataclasses.replace(bundle.protocol, history=history or bundle.protocol.history)
-        check_fit(bundle.config, history=protocol.history)
-        guided = bool(protocol.guidance_scale)
+        picture_first, guided = protocol.picture_first, protocol.guides_clips
+        check_fit(bundle.config, history=protocol.history, picture_first=picture_first)
         placement = None if layout is None else make_placement(layout, num_games, guided=guided)
         tokenizer = load_tokenizer(bundle)
         networks = load_networks(bundle, protocol, dtype=dtype, placement=placement, int8=int8)
@@ -347,10 +354,11 @@ class Player:
             levels: Motion levels chosen by the players, one a game; 0 keeps the model's own.
             on_progress: Called with the part of the turn ("mllm", "decoder" or "vae"), the steps
                 done and the number of steps. An exception that it raises ends the turn.
-            on_frames: Called with a guess of the first frame after half of the steps, and with each
-                chunk of the clip as soon as it is decoded; on a mesh once, with the clip.
-            by_chunk: Whether `on_frames` gets the chunks. False: only the guess, and the clip is
-                decoded by the same program as without `on_frames`, to the bit.
+            on_frames: Called with the picture that comes first, or where there is none with a guess
+                of the first frame after half of the steps, and with each chunk of the clip as soon
+                as it is decoded; on a mesh once, with the clip.
+            by_chunk: Whether `on_frames` gets the chunks. False: only the picture or guess, and the
+                clip is decoded by the same program as without `on_frames`, to the bit.
 
         Raises:
             UserError: an instruction is empty or too long, a level is not in the protocol, or
@@ -395,18 +403,25 @@ class Player:
 
         steps = len(table.step)
         on_progress("decoder", 0, steps)
-        dit, unconditional = self.networks.dit, self.networks.unconditional
+        dit, unconditional = self.networks.dit, self.clip_guidance
+        shown = state
+        if self.protocol.picture_first:
+            shown, picture = self._draw_picture(state, table, keys, turn=turn)
+            if on_frames is not None:
+                on_frames(Preview(np.asarray(picture), 0, 0, False))
         sampler = self._start(dit, keys, rows=num_residuals(table, unconditional))
         for step in range(steps):
             row = table.part(step, step + 1)
-            sampler = self._denoise(dit, unconditional, state, sampler, row, keys)
+            sampler = self._denoise(dit, unconditional, shown, sampler, row, keys)
             if (np.asarray(sampler.bad_step) >= 0).any():
                 raise NonFiniteError(
                     f"turn {turn}: the latents are not finite after denoising step {step + 1} of "
                     f"{steps}"
                 )
             on_progress("decoder", step + 1, steps)
-            if on_frames is not None and 2 * (step + 1) in (steps, steps + 1) and step + 1 < steps:
+            if self.protocol.picture_first or on_frames is None:
+                continue
+            if 2 * (step + 1) in (steps, steps + 1) and step + 1 < steps:
                 guess = self._picture(self.networks.vae, sampler.denoised)
                 on_frames(Preview(np.asarray(guess), 0, step + 1, False))
         clock.append(time.perf_counter())
@@ -420,7 +435,7 @@ class Player:
             raise NonFiniteError(f"turn {turn}: the frames that the VAE decodes are not finite")
         kept = state
         if self.protocol.history == "shown":
-            remembered = self._remember(self.networks.shot, state, frames)
+            remembered = self._remember(self.networks.shot, shown, frames)
             kept = state._replace(representation=remembered)
         representation, frames = _check_remembered(kept.representation, turn), np.asarray(frames)
         on_progress("vae", 1, 1)
@@ -431,6 +446,19 @@ class Player:
         _, states, motion_value = map(np.asarray, state)
         output = TurnOutput(representation, states, motion_value, frames, seconds)
         return self._advance(window, instruction, kept), output
+
+    def _draw_picture(
+        self, state: GameState, table: SamplerTable, keys: jax.Array, *, turn: int | Sequence[int]
+    ) -> tuple[GameState, jax.Array]:
+        """Draws the picture as `rollout.draw_picture`, with the programs of the clip's steps."""
+        networks, table = self.networks, table._replace(rows=None)
+        sampler, keys = self._start_picture(networks.dit, keys)
+        for step in range(len(table.step)):
+            row = table.part(step, step + 1)
+            sampler = self._denoise(networks.dit, networks.unconditional, state, sampler, row, keys)
+        if (np.asarray(sampler.bad_step) >= 0).any():
+            raise NonFiniteError(f"turn {turn}: the latents of the picture are not finite")
+        return self._see_picture(networks.vae, networks.shot, state, sampler.x)
 
     def _decode_chunks(
         self, latents: jax.Array, steps: int, on_frames: OnFrames

@@ -2,10 +2,11 @@
 
 One turn, from instruction to frames: the MLLM predicts the next game state from the window of past
 turns, the diffusion transformer denoises latents conditioned on it, and the VAE decodes them chunk
-by chunk. Later turns see the prediction, or what was shown of it (`remember`). `play_turn` does all
-of this as one function of fixed shapes: the length of the history is data. `rollout` scans it over
-a list of instructions, for a batch of games. `player.Player` runs the same parts one after the
-other, so that it can report progress and how long each part took.
+by chunk. Where the protocol says so, a picture comes first (`draw_picture`). Later turns see the
+prediction, or what was shown of it (`remember`). `play_turn` does all of this as one function of
+fixed shapes: the length of the history is data. `rollout` scans it over a list of instructions, for
+a batch of games. `player.Player` runs the same parts one after the other, so that it can report
+progress and how long each part took.
 """
 
 from collections.abc import Sequence
@@ -26,11 +27,13 @@ from animegamer_jax.models.vae import VAE, DecoderCache, chunk_bounds, decode_in
 from animegamer_jax.protocol import Layout, Protocol
 from animegamer_jax.sharding import network_rules
 
+_PICTURE = 1 << 20  # folded into a turn's key for the picture's noise; steps are fewer
+
 
 class Networks(NamedTuple):
     """The networks needed to play a turn, and the unconditional context (None without guidance).
 
-    `shot` is needed only where the history is what was shown (`remember`).
+    `shot` is needed only where the protocol sees frames (`Protocol.sees_frames`).
     """
 
     mllm: MLLM
@@ -38,6 +41,14 @@ class Networks(NamedTuple):
     vae: VAE
     unconditional: Float[Array, "n d"] | None
     shot: ShotNetworks | None = None
+
+
+class DrawnPicture(NamedTuple):
+    """A picture of the prediction; `state` has the representation of what E_a sees in it."""
+
+    state: "GameState"
+    frame: UInt8[Array, "g 1 h w 3"]
+    bad_step: Int[Array, " g"]
 
 
 class Window(NamedTuple):
@@ -184,6 +195,11 @@ def start_clip(dit: DiT, keys: Key[Array, " g"], *, rows: int = 0) -> SamplerSta
         return state._replace(residual=dit.no_residual(rows * len(keys)))
 
 
+def clip_guidance(networks: Networks, protocol: Protocol) -> Float[Array, "n d"] | None:
+    """Returns the unconditional context with which clips are denoised; None: no guidance."""
+    return None if protocol.picture_first else networks.unconditional
+
+
 def num_residuals(table: SamplerTable, unconditional: object) -> int:
     """Returns the rows of guidance whose residuals a table needs (`start_clip`)."""
     if table.rows is None:
@@ -250,12 +266,12 @@ def denoise_clip(
         return jnp.moveaxis(x.reshape(*x.shape[:-2], -1, count, x.shape[-1]), -3, 0)
 
     guided: Any
+    shape = sampler.x.shape[1:]
     if table.rows is None:
         guided = diffusion.guide(predict_v, state.representation, unconditional)
     else:
         context = state.representation
         guided = diffusion.guide_and_skip(evaluate, reuse, context, unconditional)
-    shape = latent_shape(dit)
     with network_rules("dit"):
         modulation = dit.modulation(jnp.repeat(timesteps, count), motions.ravel())
         return diffusion.sample(
@@ -283,6 +299,47 @@ def decode_picture(vae: VAE, latents: Float[Array, "g t h w c"]) -> UInt8[Array,
         return to_uint8(vae.decode(latents))
 
 
+def draw_picture(
+    networks: Networks, state: GameState, table: SamplerTable, keys: Key[Array, " g"]
+) -> DrawnPicture:
+    """Draws the first frame alone of what was predicted, with guidance, and looks at it.
+
+    The clip is then made of what E_a sees in it, and of the predicted text tokens. The language
+    model predicts the mean of all shots that can follow; the picture is one of them. Its noise is
+    its own, and no step is skipped.
+    """
+    assert networks.shot is not None
+    dit, table = networks.dit, table._replace(rows=None)
+    start, keys = start_picture(dit, keys)
+    sampler = denoise_clip(dit, networks.unconditional, state, start, table, keys)
+    state, frame = see_picture(networks.vae, networks.shot, state, sampler.x)
+    return DrawnPicture(state, frame, sampler.bad_step)
+
+
+def start_picture(dit: DiT, keys: Key[Array, " g"]) -> tuple[SamplerState, Key[Array, " g"]]:
+    """Returns the state before the first step of a picture, and the keys of its own noise."""
+    keys = jax.vmap(jax.random.fold_in, (0, None))(keys, _PICTURE)
+    shape = (dit.config.patch_frames, *latent_shape(dit)[1:])
+    return diffusion.start_sampler(_noise(keys, jnp.asarray(-1), shape)), keys
+
+
+def see_picture(
+    vae: VAE, shot: ShotNetworks, state: GameState, latents: Float[Array, "g t h w c"]
+) -> tuple[GameState, UInt8[Array, "g 1 y x 3"]]:
+    """Decodes a picture; returns the state with E_a's image tokens of it, and the picture."""
+    frame = decode_picture(vae, latents)
+    seen = _with_image(state.representation, encode_frames(shot, frame[:, 0]))
+    return state._replace(representation=seen), frame
+
+
+def _with_image(
+    representation: Float[Array, "g n r"], image: Float[Array, "g m r"]
+) -> Float[Array, "g n r"]:
+    """Replaces the image tokens, which come last."""
+    text = representation[:, : -image.shape[1]]
+    return jnp.concatenate([text, image.astype(text.dtype)], axis=1)
+
+
 def decode_chunk(
     vae: VAE, latents: Float[Array, "g t h w c"], cache: DecoderCache | None, *, start: int
 ) -> tuple[UInt8[Array, "g f y x 3"], Bool[Array, " g"], DecoderCache]:
@@ -306,15 +363,13 @@ def remember(
 ) -> Float[Array, "g n r"]:
     """Returns the shot representation of a turn as later turns see it.
 
-    With `protocol.history` "shown" the image tokens are E_a's of the clip's first frame; the text
-    tokens stay as predicted.
+    With `protocol.history` "shown" the image tokens are E_a's of the clip's first frame, or of the
+    picture before it, as in the given `state`; the text tokens stay as predicted.
     """
-    if protocol.history == "predicted":
+    if protocol.history == "predicted" or protocol.picture_first:
         return state.representation
     assert shot is not None
-    image = encode_frames(shot, frames[:, 0])
-    text = state.representation[:, : -image.shape[1]]
-    return jnp.concatenate([text, image.astype(text.dtype)], axis=1)
+    return _with_image(state.representation, encode_frames(shot, frames[:, 0]))
 
 
 def play_turn(
@@ -331,15 +386,21 @@ def play_turn(
 
     `layout` and `table` are static: close over them. `turn` counts from 1.
     """
-    state = predict_state(networks.mllm, window, instruction, layout)
+    protocol = layout.protocol
+    state = shown = predict_state(networks.mllm, window, instruction, layout)
     keys = turn_keys(games, turn)
-    dit, unconditional = networks.dit, networks.unconditional
+    dit, unconditional = networks.dit, clip_guidance(networks, protocol)
+    bad_step = jnp.full_like(state.states[:, 0], -1)
+    if protocol.picture_first:
+        shown, _, bad_step = draw_picture(networks, state, table, keys)
     start = start_clip(dit, keys, rows=num_residuals(table, unconditional))
-    sampler = denoise_clip(dit, unconditional, state, start, table, keys)
+    sampler = denoise_clip(dit, unconditional, shown, start, table, keys)
     frames, finite = decode_clip(networks.vae, sampler.x)
     last = jnp.asarray(table.step)[-1] + 1
-    bad_step = jnp.where((sampler.bad_step < 0) & ~finite, last, sampler.bad_step)
-    remembered = remember(networks.shot, state, frames, protocol=layout.protocol)
+    bad_clip = jnp.where((sampler.bad_step < 0) & ~finite, last, sampler.bad_step)
+    bad_step = jnp.where(bad_step < 0, bad_clip, bad_step)
+    kept = state if protocol.history == "predicted" else shown
+    remembered = remember(networks.shot, kept, frames, protocol=protocol)
     window = advance(window, instruction, state._replace(representation=remembered))
     return window, TurnResult(state, frames, bad_step, remembered)
 

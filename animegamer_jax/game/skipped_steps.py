@@ -41,7 +41,7 @@ class SkippedSteps:
         model: Name of the model that it was made for.
         digest: Digest of the model's decoder.
         steps: Number of denoising steps.
-        guided: Whether the model plays with guidance.
+        guided: Whether the model makes clips with guidance.
         rows: Rows of guidance that each step evaluates: 2, 1 (the conditional one) or 0.
         error: Expected error of the denoised latents: their RMS over all steps.
     """
@@ -156,9 +156,11 @@ def measure_errors(player: "Player", instructions: Sequence[str], *, seed: int =
 
 
 def _measure_turn(player: "Player", window: Any, text: str, *, seed: int, turn: int) -> Errors:
-    dit, unconditional = player.networks.dit, player.networks.unconditional
+    dit, unconditional = player.networks.dit, player.clip_guidance
     state = player.predict(window, [text])
     keys = rollout.turn_keys(rollout.game_keys([seed]), jnp.asarray(turn))
+    if player.protocol.picture_first:
+        state = jax.jit(rollout.draw_picture)(player.networks, state, player.table, keys).state
     table = player.table._replace(rows=np.full(len(player.table.step), 2, np.int32))
     if unconditional is None:
         table = table._replace(rows=np.ones_like(table.rows))
@@ -265,7 +267,7 @@ def calibrate(
             f"{bundle.path}: the decoder was distilled to few steps, none of which can be skipped: "
             "play it as it is"
         )
-    guided = player.networks.unconditional is not None
+    guided = player.clip_guidance is not None
     guidance = np.asarray(player.table.guidance) if guided else None
     errors = measure_errors(player, instructions)
     most = int(player.steps * (1 + guided) / times_fewer)

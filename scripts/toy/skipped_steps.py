@@ -70,7 +70,7 @@ def main(
     file = ASSETS / "instructions" / "toy.txt"
     lines = [line.text for line in parse_instructions(file.read_bytes(), file.name)]
     errors = measure_errors(player, lines[:_CALIBRATED_ON])
-    guided = player.networks.unconditional is not None
+    guided = player.clip_guidance is not None
     guidance = np.asarray(player.table.guidance) if guided else None
     representations = predict(bundle, benchmark)
 
@@ -83,6 +83,7 @@ def main(
             seeds=range(seed, seed + games),
             steps=steps,
             skipped=skipped,
+            predicted=True,
         )
         return clips, (time.process_time() - began) / expected.size
 

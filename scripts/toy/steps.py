@@ -112,6 +112,7 @@ def main(
                 seeds=range(seed, seed + games),
                 steps=count,
                 motion_values=inputs,
+                predicted=True,
             )
         seconds = (time.perf_counter() - began) / levels.size
         cells = " | ".join(describe(clips, true_clips, levels))

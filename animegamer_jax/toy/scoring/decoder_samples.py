@@ -1,6 +1,7 @@
-"""The decoder alone on the toy world: clips of true representations (the paper's ablations)."""
+"""The decoder alone on the toy world: clips of true or predicted representations."""
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,10 @@ from animegamer_jax.evaluate.metrics.clip_embedder import in_batches
 from animegamer_jax.evaluate.worlds import GameClips
 from animegamer_jax.game.rollout import (
     GameState,
+    Networks,
     decode_clip,
     denoise_clip,
+    draw_picture,
     game_keys,
     num_residuals,
     start_clip,
@@ -23,10 +26,8 @@ from animegamer_jax.game.rollout import (
 )
 from animegamer_jax.game.skipped_steps import SkippedSteps
 from animegamer_jax.models.clip import CLIP
-from animegamer_jax.models.dit import DiT
 from animegamer_jax.models.encoder import ShotEncoder, ShotNetworks, encode_shots
 from animegamer_jax.models.t5 import T5Encoder
-from animegamer_jax.models.vae import VAE
 from animegamer_jax.tokenizer import Tokenizer
 
 
@@ -68,31 +69,39 @@ def sample_shots(
     skipped: SkippedSteps | None = None,
     motion_values: Sequence[float] | None = None,
     unconditional: Float32[np.ndarray, "k r"] | None = None,
+    predicted: bool = False,
     batch_size: int = 20,
 ) -> GameClips:
     """Samples a clip for every turn's shot representation and motion level.
 
     Args:
-        bundle: A model with the networks dit and vae, and encoder if it plays with guidance
-            and `unconditional` is not given.
+        bundle: A model with the networks dit and vae; with encoder if it plays with guidance and
+            `unconditional` is not given; with clip and encoder to draw a picture first.
         representations: The shot representation of every turn.
         levels: The motion level of every turn, 1 to 5.
         seeds: A seed for each game; the noise is that of a played game with this seed.
         steps: Number of denoising steps.
         skipped: Steps that are skipped; None: every step is computed.
         motion_values: The decoder's input for each motion level; None: the protocol's.
-        unconditional: The representation of guidance without a shot; None: E_a of zeros.
+        unconditional: The representation of guidance without a shot; None: E_a of zeros. If given,
+            clips are guided whatever the protocol says.
+        predicted: Whether the representations are predictions, of which a model whose protocol says
+            so draws a picture first.
         batch_size: Number of turns that are sampled side by side.
     """
-    dit, vae = bundle.load("dit"), bundle.load("vae")
-    guided = bundle.protocol.guidance_scale
-    empty = None
-    if guided:
-        given = unconditional is not None
-        empty = jnp.asarray(unconditional) if given else bundle.load("encoder").unconditional()
+    protocol, dit, vae = bundle.protocol, bundle.load("dit"), bundle.load("vae")
+    pictured = predicted and protocol.picture_first
+    empty, shot = None, None
+    if pictured:
+        shot = ShotNetworks(bundle.load("clip"), bundle.load("encoder"))
+    if unconditional is not None:
+        empty = jnp.asarray(unconditional)
+    elif protocol.guides_clips or (pictured and protocol.guidance_scale):
+        empty = bundle.load("encoder").unconditional()
+    guided = empty is not None and not pictured
     table = diffusion.make_sampler_table(diffusion.schedule_of(bundle.protocol), steps)
     if skipped is not None:
-        table = skipped.apply(table, guided=bool(guided))
+        table = skipped.apply(table, guided=guided)
     num_games, num_turns = levels.shape
     inputs = bundle.protocol.motion_values if motion_values is None else motion_values
     values = np.asarray(inputs, np.float32)[levels - 1].ravel()
@@ -106,7 +115,8 @@ def sample_shots(
             jnp.zeros((len(rows), 4), jnp.int32),
             jnp.asarray(values[rows]),
         )
-        return _sample(dit, vae, empty, state, table, keys[rows])
+        networks = Networks(cast(Any, None), dit, vae, empty, shot)
+        return _sample(networks, state, table, keys[rows])
 
     frames = in_batches(sample, np.arange(len(shots)), batch_size)
     return frames.reshape(num_games, num_turns, *frames.shape[1:])
@@ -114,13 +124,15 @@ def sample_shots(
 
 @jax.jit
 def _sample(
-    dit: DiT,
-    vae: VAE,
-    unconditional: Float32[jax.Array, "n d"] | None,
+    networks: Networks,
     state: GameState,
     table: SamplerTable,
     keys: Key[jax.Array, " g"],
 ) -> UInt8[jax.Array, "g f h w 3"]:
+    """Makes clips; given E_a and CLIP, of a picture that comes first."""
+    dit, unconditional = networks.dit, networks.unconditional
+    if networks.shot is not None:
+        state, unconditional = draw_picture(networks, state, table, keys).state, None
     start = start_clip(dit, keys, rows=num_residuals(table, unconditional))
     sampled = denoise_clip(dit, unconditional, state, start, table, keys)
-    return decode_clip(vae, sampled.x)[0]
+    return decode_clip(networks.vae, sampled.x)[0]

@@ -1,7 +1,9 @@
 """The adaptation stage: the decoder adapts to predicted representations (paper, section 3.4).
 
 Inside the step, the frozen language model predicts the shot representation from the history;
-the decoder is trained, with its own loss, to make the true clip from it.
+the decoder is trained, with its own loss, to make the true clip from it. If the protocol says that
+a picture comes first, the decoder is trained to draw the clip's first frame from the prediction,
+and to make the clip from what E_a sees in that frame.
 """
 
 import dataclasses
@@ -16,17 +18,18 @@ from jaxtyping import Array, Float, Key
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.data.datasets import open_features
 from animegamer_jax.data.samples import AdaptSample, adapt_samples, adapt_spec
-from animegamer_jax.train.stages.base import StageNetworks
+from animegamer_jax.train.stages.base import Scalars, StageNetworks
 from animegamer_jax.train.stages.decoder import (
     DECODER_OPTIMIZER,
     ClipRecipe,
     ClipStage,
     DrawnRecipe,
+    drawn_loss,
     transformer_flops,
 )
 from animegamer_jax.train.stages.mllm import GameRecipe, GameStage, lay_out
 from animegamer_jax.train.stages.networks import matrix_size
-from animegamer_jax.train.stages.recipe import OptimizerConfig, Share
+from animegamer_jax.train.stages.recipe import Count, OptimizerConfig, Share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,10 +43,13 @@ class AdaptRecipe(PredictionRecipe, DrawnRecipe):
 
     Attributes:
         context_dropout: Share of samples whose context is the unconditional one of guidance (not in
-            the paper).
+            the paper). Where a picture comes first it is the picture's, which alone is guided.
+        first_pictures: Number of times that each sample's first frame is noised and trained on
+            beside its clip, where a picture comes first.
     """
 
     context_dropout: Share = 0.05
+    first_pictures: Count = 4
 
 
 RECIPES = {
@@ -55,6 +61,7 @@ RECIPES = {
         dtype="bfloat16",
         trained="all",
         context_dropout=0.15,
+        first_pictures=8,
     ),
     # Steps and learning rate as reported in the paper's section 4.1; the optimizer's other numbers,
     # batch and average as in the joint stage. 1 to 5 turns, uniformly, as in the released files.
@@ -125,6 +132,20 @@ class PredictionStage(ClipStage[P], GameStage[P]):
             history = self.history(encoder, batch.game, prompts, key)
         return mllm.represent(prompts.prompt, history, self.layout)
 
+    def seen(
+        self, networks: StageNetworks, batch: Any, predicted: Float[Array, "b n r"]
+    ) -> Float[Array, "b n r"]:
+        """Returns predictions with E_a's image tokens of the true first frames.
+
+        This is what clips are made of where a picture comes first.
+        """
+        image = networks["encoder"].image_tokens(batch.game.image[:, -1]).astype(predicted.dtype)
+        return jnp.concatenate([predicted[:, : -image.shape[1]], image], axis=1)
+
+    def clip_context(self, networks: StageNetworks, batch: Any) -> Float[Array, "b n r"]:
+        predicted = self.represent(networks, batch)
+        return self.seen(networks, batch, predicted) if self.protocol.picture_first else predicted
+
     def motion(self, batch: Any) -> Float[Array, " b"]:
         """Returns the true motion values, or zeros for a model that plays without them."""
         return jnp.where(any(self.protocol.motion_values), batch.motion_value, 0.0)
@@ -148,13 +169,55 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
     recipes = RECIPES
     name: ClassVar[str] = "adapt"
 
+    @property
+    def first_pictures(self) -> int:
+        """How often each sample's first frame is drawn beside its clip."""
+        beside = self.protocol.picture_first and not self.pictures
+        return self.recipe.first_pictures if beside else 0
+
+    def loss(
+        self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
+    ) -> tuple[Float[Array, ""], Scalars]:
+        """Returns the mean squared error on v; of pictures and clips, their sum and both."""
+        if not self.first_pictures:
+            return super().loss(networks, batch, key)
+        drop, show, picture, clip = jax.random.split(key, 4)
+        predicted = jax.lax.stop_gradient(self.represent(networks, batch, show))
+        seen = jax.lax.stop_gradient(self.seen(networks, batch, predicted))
+        dit, motion = networks["dit"], self.motion(batch)
+        options: Any = {"motion": motion, "timestep_shift": self.timestep_shift}
+        options |= {"vae_config": self.vae_config}
+        pictures = drawn_loss(
+            dit,
+            batch.moments[:, : dit.config.patch_frames],
+            picture,
+            context=self.drop(networks, predicted, drop),
+            draws=self.first_pictures,
+            **options,
+        ).mean()
+        clips = drawn_loss(dit, batch.moments, clip, context=seen, **options).mean()
+        return pictures + clips, {"pictures": pictures, "clips": clips}
+
+    def sample_flops(self, networks: StageNetworks) -> float:
+        clip = super().sample_flops(networks)
+        if not (count := self.first_pictures):
+            return clip
+        return clip + transformer_flops(
+            networks["dit"], trained=self.recipe.trained, pictures=count
+        )
+
+    def drop(
+        self, networks: StageNetworks, predicted: Float[Array, "b n r"], key: Key[Array, ""]
+    ) -> Float[Array, "b n r"]:
+        """Replaces some predictions by E_a of zeros."""
+        empty = networks["encoder"].unconditional().astype(jnp.float32)[None]
+        dropped = jax.random.bernoulli(key, self.recipe.context_dropout, predicted.shape[:1])
+        return jnp.where(dropped[:, None, None], empty, predicted)
+
     def context(
         self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
     ) -> Float[Array, "b n r"]:
         """Returns predictions for `AdaptSample`s, or E_a of zeros; without gradients."""
-        encoder = networks["encoder"]
         drop, show = jax.random.split(key)
         predicted = self.represent(networks, batch, show)
-        empty = encoder.unconditional().astype(jnp.float32)[None]
-        dropped = jax.random.bernoulli(drop, self.recipe.context_dropout, predicted.shape[:1])
-        return jax.lax.stop_gradient(jnp.where(dropped[:, None, None], empty, predicted))
+        return jax.lax.stop_gradient(self.drop(networks, predicted, drop))

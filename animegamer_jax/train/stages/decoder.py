@@ -315,6 +315,10 @@ class ClipStage(DiffusionStage[R]):
     def represent(self, networks: StageNetworks, batch: Any) -> Float[Array, "b n d"]:
         """Returns the shot representations of a batch."""
 
+    def clip_context(self, networks: StageNetworks, batch: Any) -> Float[Array, "b n d"]:
+        """Returns what the clips of an evaluation are made of."""
+        return self.represent(networks, batch)
+
     def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
         """Returns the encoder, the decoder, and the VAE for the evaluation's clips.
 
@@ -371,8 +375,8 @@ class ClipStage(DiffusionStage[R]):
 
             steps = len(schedule.student_timesteps) or recipe.eval_sampling_steps
             table = diffusion.make_sampler_table(schedule, steps)
-            empty = encoder.unconditional() if self.protocol.guidance_scale else None
-            guided = diffusion.guide(predict_v, self.represent(networks, first), empty)
+            empty = encoder.unconditional() if self.protocol.guides_clips else None
+            guided = diffusion.guide(predict_v, self.clip_context(networks, first), empty)
             start = diffusion.start_sampler(noise(jnp.int32(steps)))
             latents = diffusion.sample(guided, start, table, noise=noise).x
             made = from_decoder(latents, vae_config)

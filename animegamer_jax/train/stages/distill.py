@@ -2,8 +2,10 @@
 
 The student, the network that follows its distribution and the frozen teacher all start as the
 adapted decoder. Their conditions are the language model's predictions and E_a's representations of
-true shots, with the true motion value; no clips are needed. The losses are in `distillation`. The
-result plays with the student's own steps and without guidance, which its protocol says.
+true shots, with the true motion value; no clips are needed. If the protocol says that a picture
+comes first, the student learns to draw it from the prediction, and to make the clip from what E_a
+sees in the true first frame. The losses are in `distillation`. The result plays with the student's
+own steps and without guidance, which its protocol says.
 """
 
 import dataclasses
@@ -44,11 +46,12 @@ class DistillRecipe(PredictionRecipe):
         method: Losses: trajectory distribution matching (tdm), or distribution matching over all
             noise levels (dmd).
         guidance: Guidance scale of the teacher, which the student learns without a second row; 1:
-            no guidance.
+            no guidance. Where a picture comes first, only the picture is guided.
         fake_rate: Learning rate of the network that follows the student's distribution, as a
             multiple of the student's.
         true_share: Share of samples with the representation of the true shot as condition; the
-            others have the language model's prediction.
+            others have the language model's prediction. Where a picture comes first, all clips are
+            made of what E_a sees in a frame, and all pictures of predictions.
     """
 
     student_timesteps: tuple[int, ...] = (999, 856, 665, 399)
@@ -157,13 +160,43 @@ class DistillStage(PredictionStage[DistillRecipe]):
     def loss(
         self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], Scalars]:
-        """Returns the sum of the student's and the fake network's loss, and both."""
-        recipe = self.recipe
-        which, start, draw = jax.random.split(key, 3)
-        context, motion = self.context(networks, batch, which), self.motion(batch)
+        """Returns the sum of the student's and the fake network's loss, and both.
+
+        Where a picture comes first, each is the sum of the losses of pictures and of clips.
+        """
+        which, clip, picture = jax.random.split(key, 3)
+        shape, dit = latent_shape(networks["dit"]), networks["dit"].config
+        if not self.protocol.picture_first:
+            context = self.context(networks, batch, which)
+            student, fake = self._losses(
+                networks, batch, context, clip, shape=shape, guidance=self.recipe.guidance
+            )
+            return student + fake, {"student": student, "fake": fake}
+        predicted = jax.lax.stop_gradient(self.represent(networks, batch, which))
+        seen = jax.lax.stop_gradient(self.seen(networks, batch, predicted))
+        one = (dit.patch_frames, *shape[1:])
+        clips = self._losses(networks, batch, seen, clip, shape=shape, guidance=1.0)
+        pictures = self._losses(
+            networks, batch, predicted, picture, shape=one, guidance=self.recipe.guidance
+        )
+        student, fake = clips[0] + pictures[0], clips[1] + pictures[1]
+        return student + fake, {"student": student, "fake": fake}
+
+    def _losses(
+        self,
+        networks: StageNetworks,
+        batch: Any,
+        context: Float[Array, "b n r"],
+        key: Key[Array, ""],
+        *,
+        shape: tuple[int, ...],
+        guidance: float,
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """Returns the student's and the fake network's loss on latents of a shape."""
+        start, draw = jax.random.split(key)
+        motion = self.motion(batch)
         empty = networks["encoder"].unconditional().astype(jnp.float32)
         nothing = jnp.broadcast_to(empty[None], context.shape)
-
         still = self.protocol.unconditional_motion
         without = motion if still is None else jnp.full_like(motion, still)
 
@@ -176,23 +209,27 @@ class DistillStage(PredictionStage[DistillRecipe]):
             student=network(networks["dit"], context),
             fake=network(networks["fake"], context),
             teacher=network(networks["teacher"], context),
-            unconditional=None
-            if recipe.guidance == 1
-            else network(networks["teacher"], nothing, without),
-            noise=jax.random.normal(start, (len(context), *latent_shape(networks["dit"]))),
+            unconditional=None if guidance == 1 else network(networks["teacher"], nothing, without),
+            noise=jax.random.normal(start, (len(context), *shape)),
             schedule=self._schedule,
             key=draw,
-            guidance=recipe.guidance,
-            method=recipe.method,
+            guidance=guidance,
+            method=self.recipe.method,
         )
-        student, fake = losses.student.mean(), losses.fake.mean()
-        return student + fake, {"student": student, "fake": fake}
+        return losses.student.mean(), losses.fake.mean()
 
     def sample_flops(self, networks: StageNetworks) -> float:
         """Returns FLOPs as in the adaptation, with all evaluations of the three networks."""
         dit, trained = networks["dit"], self.recipe.trained
-        once = transformer_flops(dit, trained=trained)
-        forward = transformer_flops(dit, trained="all") / 3
-        rows = 1 if self.recipe.guidance == 1 else 2
-        evaluations = len(self.recipe.student_timesteps) - 1 + rows
-        return super().sample_flops(networks) + once + evaluations * forward
+
+        def others(*, pictures: int, guidance: float) -> float:
+            once = transformer_flops(dit, trained=trained, pictures=pictures)
+            forward = transformer_flops(dit, trained="all", pictures=pictures) / 3
+            evaluations = len(self.recipe.student_timesteps) - 1 + (1 if guidance == 1 else 2)
+            return once + evaluations * forward
+
+        found, guidance = super().sample_flops(networks), self.recipe.guidance
+        if not self.protocol.picture_first:
+            return found + others(pictures=0, guidance=guidance)
+        found += others(pictures=0, guidance=1.0) + others(pictures=1, guidance=guidance)
+        return found + transformer_flops(dit, trained=trained, pictures=1)

@@ -51,7 +51,7 @@ class _Shower:
         clip, encoder, dit, vae: The model's networks.
         table: The sampler's steps.
         values: The decoder's input for each motion level.
-        guided: Whether the model plays with guidance.
+        guided: Whether the model makes clips with guidance.
         batch_size: Number of turns that are made side by side.
     """
 
@@ -168,7 +168,7 @@ def write_shown(
         vae=bundle.load("vae", dtype=dtype),
         table=table,
         values=protocol.motion_values,
-        guided=bool(protocol.guidance_scale),
+        guided=protocol.guides_clips,
         batch_size=batch_size,
     )
     turns = features.turns(split)

@@ -1,0 +1,192 @@
+"""A picture comes first: the clip is made of what E_a sees in a picture of the prediction."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import INSTRUCTIONS, NUM_TEXT, make_bundle
+
+from animegamer_jax import diffusion
+from animegamer_jax.bundle.bundle import Bundle
+from animegamer_jax.errors import NonFiniteError, UserError
+from animegamer_jax.game import rollout, skipped_steps
+from animegamer_jax.game.loading import check_fit
+from animegamer_jax.game.player import Player
+from animegamer_jax.models.encoder import encode_frames
+from animegamer_jax.toy.scoring.decoder_samples import sample_shots
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def pictured_bundle(tmp_path_factory, shown_bundle) -> Path:
+    protocol = dataclasses.replace(
+        Bundle.open(shown_bundle).protocol,
+        picture_first=True,
+        guidance_scale=1.5,
+        guidance_schedule="constant",
+    )
+    return make_bundle(tmp_path_factory.mktemp("bundles") / "pictured", protocol)
+
+
+@pytest.fixture(scope="module")
+def player(pictured_bundle) -> Player:
+    return Player.from_bundle(Bundle.open(pictured_bundle), steps=STEPS)
+
+
+def play(player: Player, count: int = 2, **options) -> list:
+    window, outputs = player.start(), []
+    for turn, text in enumerate(INSTRUCTIONS[:count], 1):
+        window, output = player.play_turn(window, [text], seeds=[7], turn=turn, **options)
+        outputs.append(output)
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def played(player) -> list:
+    return play(player)
+
+
+def same_frames(a: np.ndarray, b: np.ndarray, *, share: float = 0.001) -> None:
+    difference = np.abs(a.astype(int) - b.astype(int))
+    assert difference.max() <= 1
+    assert (difference > 0).mean() < share
+
+
+def test_a_turn_in_steps_taken_one_by_one(player, played):
+    """The picture by guidance from noise of its own; the clip of its tokens, without guidance."""
+    networks, c = player.networks, player.networks.dit.config
+    state = player.predict(player.start(), INSTRUCTIONS[:1])
+    keys = rollout.turn_keys(rollout.game_keys([7]), jnp.asarray(1))
+    own = jax.vmap(jax.random.fold_in, (0, None))(keys, 1 << 20)
+    table = diffusion.make_sampler_table(diffusion.schedule_of(player.protocol), STEPS)
+
+    def sample(context, keys, frames, scale):
+        shape = (frames, c.latent_height, c.latent_width, c.latent_channels)
+
+        def noise(step):
+            key = jax.random.fold_in(keys[0], jnp.asarray(step) + 1)
+            return jax.random.normal(key, shape)[None]
+
+        def predict_v(x, timestep, guidance):
+            options = {"timestep": jnp.full(1, timestep), "motion": state.motion_value}
+            v = networks.dit(x, context=context, **options)
+            if scale is None:
+                return v
+            without = networks.dit(x, context=networks.unconditional[None], **options)
+            return without + scale * (v - without)
+
+        start = diffusion.start_sampler(noise(-1))
+        return diffusion.sample(predict_v, start, table, noise=noise).x
+
+    picture = rollout.decode_picture(
+        networks.vae, sample(state.representation, own, c.patch_frames, 2.5)
+    )
+    seen = encode_frames(networks.shot, picture[:, 0])
+    context = jnp.concatenate([state.representation[:, :NUM_TEXT], seen], axis=1)
+    clip, _ = rollout.decode_clip(networks.vae, sample(context, keys, c.latent_frames, None))
+    same_frames(np.asarray(clip), played[0].frames)
+    np.testing.assert_allclose(played[0].representation, context, atol=2e-4)
+    assert np.abs(seen - state.representation[:, NUM_TEXT:]).max() > 1e-2
+
+
+def test_the_rollout_is_turn_by_turn(player, played):
+    read = [player.read([text]) for text in INSTRUCTIONS[:2]]
+    instructions = jax.tree.map(lambda *x: jnp.stack(x), *read)
+    window, results = jax.jit(
+        lambda networks, window, instructions, games: rollout.rollout(
+            networks, window, instructions, games, layout=player.layout, table=player.table
+        )
+    )(player.networks, player.start(), instructions, rollout.game_keys([7]))
+    for turn, output in enumerate(played):
+        np.testing.assert_array_equal(results.state.states[turn], output.states)
+        atol, share = ((2e-4, 0.001), (5e-3, 0.01))[turn]
+        np.testing.assert_allclose(results.remembered[turn], output.representation, atol=atol)
+        same_frames(np.asarray(results.frames[turn]), output.frames, share=share)
+    np.testing.assert_array_equal(window.representations[0], results.remembered[-2:, 0])
+
+
+def test_a_predicted_history_remembers_the_prediction(pictured_bundle, played):
+    player = Player.from_bundle(Bundle.open(pictured_bundle), steps=STEPS, history="predicted")
+    output = play(player, 1)[0]
+    np.testing.assert_array_equal(output.frames, played[0].frames)
+    expected = player.predict(player.start(), INSTRUCTIONS[:1]).representation
+    np.testing.assert_array_equal(output.representation, expected)
+
+
+def test_the_picture_is_shown_first(player, played):
+    """Before the first step of the clip, and once."""
+    seen, steps = [], []
+    output = play(
+        player,
+        1,
+        on_frames=lambda preview: seen.append((preview, len(steps))),
+        on_progress=lambda part, step, total: steps.append((part, step)),
+        by_chunk=False,
+    )[0]
+    ((preview, after),) = seen
+    assert (preview.first, preview.steps, preview.is_final) == (0, 0, False)
+    assert steps[after - 1] == ("decoder", 0)
+    encoded = encode_frames(player.networks.shot, jnp.asarray(preview.frames[:, 0]))
+    np.testing.assert_allclose(output.representation[:, NUM_TEXT:], encoded, atol=2e-4)
+    np.testing.assert_array_equal(output.frames, played[0].frames)
+
+
+def test_skipped_steps_are_those_of_the_clip(pictured_bundle, player):
+    """One row: the clip has no guidance, and the picture skips none."""
+    bundle = Bundle.open(pictured_bundle)
+    found = skipped_steps.calibrate(player, bundle, INSTRUCTIONS[:1], times_fewer=1.5)
+    assert not found.guided
+    assert sum(found.rows) == 2
+    whole = dataclasses.replace(found, rows=(1,) * STEPS)
+    kept = player.table
+    try:
+        player.table = whole.apply(kept, guided=False)
+        window = player.start()
+        _, output = player.play_turn(window, INSTRUCTIONS[:1], seeds=[7], turn=1)
+    finally:
+        player.table = kept
+    same_frames(output.frames, play(player, 1)[0].frames)
+
+
+def test_the_decoder_alone_draws_it_too(pictured_bundle, player, played):
+    bundle = Bundle.open(pictured_bundle)
+    state = player.predict(player.start(), INSTRUCTIONS[:1])
+    options = {
+        "representations": np.asarray(state.representation)[None],
+        "levels": played[0].states[None, :, 0],
+        "seeds": [7],
+        "steps": STEPS,
+    }
+    same_frames(sample_shots(bundle, predicted=True, **options)[0], played[0].frames)
+    without = sample_shots(bundle, **options)[0]
+    assert np.abs(without.astype(int) - played[0].frames).max() > 1
+
+
+def test_on_a_mesh(pictured_bundle, played):
+    for layout in ("latency", "throughput"):
+        player = Player.from_bundle(
+            Bundle.open(pictured_bundle), steps=STEPS, layout=layout, num_games=1
+        )
+        _, output = player.play_turn(player.start(), INSTRUCTIONS[:1], seeds=[7], turn=1)
+        same_frames(output.frames, played[0].frames, share=0.01)
+        np.testing.assert_allclose(output.representation, played[0].representation, atol=5e-3)
+
+
+def test_what_is_refused(pictured_bundle, player):
+    config = Bundle.open(pictured_bundle).config
+    with pytest.raises(UserError, match="without clip: this model draws a picture first"):
+        check_fit(dataclasses.replace(config, clip=None), picture_first=True)
+    networks = player.networks._replace(shot=None)
+    with pytest.raises(UserError, match="a picture first without clip and encoder"):
+        Player(networks, player.tokenizer, player.protocol)
+
+
+def test_a_picture_that_is_not_finite_is_named(player):
+    networks = player.networks._replace(unconditional=player.networks.unconditional * jnp.nan)
+    broken = Player(networks, player.tokenizer, player.protocol, steps=STEPS)
+    with pytest.raises(NonFiniteError, match="turn 1: the latents of the picture"):
+        play(broken, 1)
