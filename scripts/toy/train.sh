@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains the embedded toy model from scratch: games, foundations, features, warm-up, decoder (first on
-# pictures), what the decoder shows, MLLM (first on captions), adaptation (first on pictures). Stop it at any time: the
-# same command continues where it stopped.
+# pictures), what the decoder shows, MLLM (first on captions), adaptation. Stop it at any time: the same
+# command continues where it stopped.
 #
 #   make train-toy                       (makes .venv with the extra `train`, then runs this)
 #   scripts/toy/train.sh [FOLDER]        (default out/toy; at most 12 hours on two cores)
@@ -84,6 +84,5 @@ have "$OUT/features/shown/set.json" || {
 }
 train captions "$OUT/decoder/model" "$OUT/features" mllm --targets captions --steps 1000 --batch-size 64
 train mllm "$OUT/captions/model" "$OUT/features" mllm --history-shown 0.7
-train adapt-pictures "$OUT/mllm/model" "$OUT/features" adapt --history-shown 0.7 --pictures 4
-train adapt "$OUT/adapt-pictures/model" "$OUT/features" adapt --history-shown 0.7
+train adapt "$OUT/mllm/model" "$OUT/features" adapt --history-shown 0.7
 say "done: $OUT/adapt/model"

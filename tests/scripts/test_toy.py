@@ -35,7 +35,6 @@ ROOT = Path(__file__).parents[2]
 OWN = {  # no recipe's defaults
     "pictures": {"pictures": 2, "steps": 12},
     "captions": {"targets": "captions"},
-    "adapt-pictures": {"pictures": 2},
     "decoder": {"dtype": "float32", "text_dropout": 0.3, "steps": 11},
 }
 
@@ -283,8 +282,7 @@ def test_rows_are_trained_as_the_model_was(trained, runs, scored, tmp_path):
         ("no-warm-up/decoder", home / "no-warm-up" / "pictures"),
         ("no-motion-input/decoder", trained / "pictures"),
         (f"{blind}/mllm", trained / "captions"),
-        (f"{blind}/adapt-pictures", home / blind / "mllm"),
-        (f"{blind}/adapt", home / blind / "adapt-pictures"),
+        (f"{blind}/adapt", home / blind / "mllm"),
     ]
     assert [value(words, "--out") for words in training] == [str(home / e[0]) for e in expected]
     assert [value(words, "--model") for words in training] == [f"{e[1]}/model" for e in expected]

@@ -162,6 +162,47 @@ def test_pictures_first(bundle, networks, batch):
 
 
 @pytest.fixture(scope="module")
+def pictured(bundle) -> AdaptStage:
+    protocol = dataclasses.replace(bundle.protocol, picture_first=True)
+    recipe = dataclasses.replace(RECIPE, context_dropout=1.0, first_pictures=3)
+    return AdaptStage(recipe, bundle.config, protocol, tokenizer_dir=bundle.tokenizer_dir)
+
+
+def test_where_a_picture_comes_first(pictured, bundle, networks, batch):
+    """Pictures of predictions, some of them dropped; clips of what E_a sees in the true frame."""
+    batch = jax.tree.map(jnp.asarray, batch)
+
+    @jax.jit
+    def loss(networks, batch):
+        found, parts = pictured.loss(networks, batch, make_key())
+        return {**parts, "loss": found}
+
+    found = loss(networks, batch)
+    np.testing.assert_allclose(found["loss"], found["pictures"] + found["clips"], rtol=1e-6)
+    later = loss(networks, batch._replace(moments=batch.moments.at[:, 1:].set(7.0)))
+    assert later["pictures"] == found["pictures"]
+    assert later["clips"] != found["clips"]
+    told = batch.game._replace(image=batch.game.image.at[:, -1].add(1.0))
+    other = loss(networks, batch._replace(game=told))
+    assert other["pictures"] == found["pictures"]
+    assert other["clips"] != found["clips"]
+    asked = batch.game._replace(captions=batch.game.captions.at[:, -1].set(3))
+    other = loss(networks, batch._replace(game=asked))
+    assert other["pictures"] == found["pictures"], "every prediction is dropped"
+    assert other["clips"] != found["clips"], "the text tokens are predicted"
+    context = pictured.clip_context(networks, batch)
+    count = networks["encoder"].config.num_image_tokens
+    predicted = pictured.represent(networks, batch)
+    np.testing.assert_array_equal(context[:, :-count], predicted[:, :-count])
+    seen = networks["encoder"](batch.game.text[:, -1], batch.game.image[:, -1])
+    np.testing.assert_allclose(context[:, -count:], seen[:, -count:], atol=1e-5)
+    assert len(pictured.evaluate(networks, batch, make_key()).clips) == 1
+    clips = make_stage(AdaptStage, RECIPE, bundle).sample_flops(networks)
+    alone = make_stage(AdaptStage, dataclasses.replace(RECIPE, pictures=3), bundle)
+    assert clips < pictured.sample_flops(networks) < clips + alone.sample_flops(networks)
+
+
+@pytest.fixture(scope="module")
 def trained(stage, bundle, batch):
     return run(stage, bundle, batch, steps=2)
 

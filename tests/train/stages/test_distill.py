@@ -113,6 +113,31 @@ def test_the_conditions_are_predictions_and_true_shots(stage, networks, batch):
     assert is_true.mean() == pytest.approx(0.5, abs=0.1)
 
 
+def test_where_a_picture_comes_first(stage, bundle, networks, batch):
+    """Pictures of predictions by the guided teacher; clips of what E_a sees, without guidance."""
+    protocol = dataclasses.replace(bundle.protocol, picture_first=True)
+    folder = bundle.tokenizer_dir
+    batch = jax.tree.map(jnp.asarray, batch)
+    networks = {**networks, "teacher": networks["dit"], "fake": networks["dit"]}
+
+    def run(batch, guidance=2.0):
+        recipe = dataclasses.replace(RECIPE, guidance=guidance)
+        pictured = DistillStage(recipe, bundle.config, protocol, tokenizer_dir=folder)
+        assert pictured.protocol.picture_first
+        loss = jax.jit(lambda n, b: pictured.loss(n, b, make_key()))
+        found, parts = loss(networks, batch)
+        np.testing.assert_allclose(found, parts["student"] + parts["fake"], rtol=1e-5)
+        return float(parts["student"]), float(parts["fake"]), pictured.sample_flops(networks)
+
+    guided, plain = run(batch), run(batch, guidance=1.0)
+    told = batch.game._replace(image=batch.game.image.at[:, -1].add(1.0))
+    other = run(batch._replace(game=told))
+    assert guided[0] != plain[0], "the picture's teacher is guided"
+    assert other[:2] != guided[:2], "clips are of what is seen"
+    assert stage.sample_flops(networks) < guided[2]
+    assert plain[2] < guided[2]
+
+
 def test_the_result_plays_with_its_own_steps(stage, bundle):
     protocol = stage.protocol
     assert protocol.student_timesteps == (999, 500)
