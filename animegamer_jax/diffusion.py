@@ -30,7 +30,9 @@ class Schedule:
             `1 + s (1 - cos(pi ((n - t) / n)^p)) / 2` at training step t. As in the released code,
             t is in 0..999 and n = 50, so the scale jumps about in [1, 1 + s].
         guidance_schedule: "cosine", as above, or "constant": 1 + s at every step.
-        unconditional_motion: motion value of guidance's unconditional row; None: the clip's own.
+        motion_guidance: m of the guidance 1 + m from a clip of motion value `still_motion` towards
+            the turn's, in the noisier half of the training steps; 0: none.
+        still_motion: the lowest motion value.
         student_timesteps: training steps of a distilled decoder, falling from 999, at which it
             takes its own deterministic steps; empty: any number of steps of the sampler.
     """
@@ -43,7 +45,8 @@ class Schedule:
     guidance_power: float = 5.0
     guidance_period: int = 50
     guidance_schedule: Literal["cosine", "constant"] = "cosine"
-    unconditional_motion: float | None = None
+    motion_guidance: float = 0.0
+    still_motion: float = 0.0
     student_timesteps: tuple[int, ...] = ()
 
     def signal_levels(self, steps: np.ndarray | None = None) -> np.ndarray:
@@ -85,7 +88,8 @@ def schedule_of(protocol: Protocol) -> Schedule:
     return Schedule(
         guidance_scale=protocol.guidance_scale,
         guidance_schedule=protocol.guidance_schedule,
-        unconditional_motion=protocol.unconditional_motion,
+        motion_guidance=protocol.motion_guidance,
+        still_motion=protocol.motion_values[0],
         student_timesteps=protocol.student_timesteps,
     )
 
@@ -99,7 +103,7 @@ class SamplerTable(NamedTuple):
 
     `rows` is there only if steps are skipped: 2 for a step that evaluates both rows of guidance, 1
     for the conditional one alone, 0 for none, with what the network's layers added before.
-    `unconditional_motion` is there only if the schedule has one.
+    `motion_guidance` and `still_motion` are there only where a clip's motion is guided.
     """
 
     step: Column  # 0, 1, ...
@@ -112,11 +116,27 @@ class SamplerTable(NamedTuple):
     on_previous: Column
     on_noise: Column
     rows: Column | None = None
-    unconditional_motion: Column | None = None
+    motion_guidance: Column | None = None
+    still_motion: Column | None = None
 
     def part(self, start: int, stop: int) -> "SamplerTable":
         """Returns consecutive rows."""
         return jax.tree.map(lambda column: column[start:stop], self)
+
+    def plain(self) -> "SamplerTable":
+        """Returns the table without skipped steps and without guidance of motion."""
+        return self._replace(rows=None, motion_guidance=None, still_motion=None)
+
+    def parts(self) -> "tuple[SamplerTable, ...]":
+        """Returns the rows with guidance of motion and those after them, which have none.
+
+        On the host. A table that skips steps stays whole: it says itself which rows to evaluate.
+        """
+        if self.motion_guidance is None or self.rows is not None:
+            return (self,)
+        count = int((self.motion_guidance != 1).sum())
+        parts = self.part(0, count), self.plain().part(count, len(self.step))
+        return tuple(part for part in parts if len(part.step))
 
 
 def make_sampler_table(schedule: Schedule, num_steps: int) -> SamplerTable:
@@ -161,11 +181,13 @@ def make_sampler_table(schedule: Schedule, num_steps: int) -> SamplerTable:
         on_previous,
         on_noise,
     )
-    still = schedule.unconditional_motion
-    return SamplerTable(
-        np.arange(num_steps, dtype=np.int32),
-        *map(np.float32, columns),
-        unconditional_motion=None if still is None else np.full(num_steps, still, np.float32),
+    table = SamplerTable(np.arange(num_steps, dtype=np.int32), *map(np.float32, columns))
+    if not schedule.motion_guidance:
+        return table
+    noisy = 2 * timestep >= schedule.num_train_steps
+    return table._replace(
+        motion_guidance=np.where(noisy, 1 + schedule.motion_guidance, 1).astype(np.float32),
+        still_motion=np.full(num_steps, schedule.still_motion, np.float32),
     )
 
 
@@ -261,7 +283,7 @@ def sample(
 def guide(
     predict_v: Callable[..., jax.Array],
     context: Float[Array, "b n d"],
-    unconditional: Float[Array, "n d"] | None,
+    unconditional: Float[Array, "*b n d"] | None,
 ) -> Callable[..., jax.Array]:
     """Adds classifier-free guidance: unconditional and conditional rows in one batch of 2 b.
 
@@ -269,7 +291,8 @@ def guide(
         predict_v: `(x [2b ...], timestep [2b], context [2b n d], *own) -> v [2b ...]`; b rows
             without guidance. `own` is passed through (see `sample`).
         context: Shot representations of the games.
-        unconditional: E_a of zeros, the same for every game. None: no guidance, whatever its scale.
+        unconditional: E_a of zeros, the same for every game, or a context for each game. None: no
+            guidance, whatever its scale.
     """
     if unconditional is None:
 
@@ -300,7 +323,7 @@ def guide_and_skip(
     evaluate: Callable[..., tuple[jax.Array, jax.Array]],
     reuse: Callable[..., jax.Array],
     context: Float[Array, "b n d"],
-    unconditional: Float[Array, "n d"] | None,
+    unconditional: Float[Array, "*b n d"] | None,
 ) -> Callable[..., tuple[jax.Array, jax.Array]]:
     """Makes the `predict_v` of a table that skips steps.
 

@@ -54,14 +54,15 @@ class Protocol:
             flow (table of the released decoder script).
         guidance_scale: guidance scale of the sampler, see `diffusion.Schedule`; 0: no guidance.
         guidance_schedule: guidance over the sampler's steps: "cosine", as released, or "constant".
-        unconditional_motion: motion value of guidance's unconditional row, so that guidance also
-            enlarges motion; None: the turn's own, as released.
         denoising_steps: denoising steps per turn, unless the player chooses another number.
         history: shot representations of history turns: as the model "predicted" them, or with the
             image tokens of what was "shown", E_a's of the clip's first frame, or of the picture
             that the clip was made from.
         picture_first: whether the decoder draws a picture of the prediction, with guidance, and
-            makes the clip, without guidance, of what E_a sees in that picture (not in the paper).
+            makes the clip, without it, of what E_a sees in that picture (not in the paper).
+        motion_guidance: guidance of such a clip's motion, in the noisier half of its steps: away
+            from the clip that has the lowest motion value (not in the paper). It adds to one, as
+            the guidance scale does; 0: none.
         student_timesteps: training steps at which a distilled decoder (a student) denoises, from
             999 down; empty for a decoder that samples with any number of steps.
     """
@@ -82,17 +83,22 @@ class Protocol:
     guidance_schedule: Literal["cosine", "constant"] = dataclasses.field(
         default="cosine", metadata={"omit_default": True}
     )
-    unconditional_motion: float | None = dataclasses.field(
-        default=None, metadata={"omit_default": True}
-    )
     denoising_steps: int = 50
     history: Literal["predicted", "shown"] = dataclasses.field(
         default="predicted", metadata={"omit_default": True}
     )
     picture_first: bool = dataclasses.field(default=False, metadata={"omit_default": True})
+    motion_guidance: float = dataclasses.field(default=0.0, metadata={"omit_default": True})
     student_timesteps: tuple[int, ...] = dataclasses.field(
         default=(), metadata={"omit_default": True}
     )
+
+    def __post_init__(self) -> None:
+        if self.motion_guidance and not self.picture_first:
+            raise ValueError(
+                "motion_guidance: expected 0, because only clips of a picture that comes first "
+                f"have it, found {self.motion_guidance:g}"
+            )
 
     @property
     def state_values(self) -> tuple[tuple[int, ...], ...]:

@@ -267,8 +267,8 @@ class Model:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of a clip's denoising step: two with guidance."""
-        return 1 if self.player.clip_guidance is None else 2
+        """Number of rows of a clip's guided step: two with guidance."""
+        return self.player.num_rows
 
     @property
     def num_tokens(self) -> int:

@@ -123,7 +123,7 @@ def play_programs(model: Model) -> dict[str, Program]:
     ) -> Float[Array, "g f h w c"]:
         count = rollout.num_residuals(table, unconditional)
         start = rollout.start_clip(dit, keys, rows=count)
-        return rollout.denoise_clip(dit, unconditional, state, start, table, keys).x
+        return rollout.denoise_parts(dit, unconditional, state, start, table.parts(), keys).x
 
     return {
         program.name: program

@@ -191,11 +191,12 @@ class TorchModel:
         ]
         row = int(inputs.row.step[0])
         table = self._model.table
-        own = table._replace(rows=None, unconditional_motion=None)
-        columns = [column for column in own if column is not None]
-        still = table.unconditional_motion
-        self._still = None if still is None else float(still[0])
+        columns = [column for column in table.plain() if column is not None]
         self._rows = [[float(column[i]) for column in columns] for i in range(steps)]
+        self._motion_scales, self._still = [1.0] * steps, 0.0
+        if table.motion_guidance is not None:
+            self._motion_scales = table.motion_guidance.tolist()
+            self._still = float(table.still_motion[0])
         self._row = self._rows[row]
         self._x, self._before = map(self._frames_first, inputs.sampler[:2])
         state = [self._tensor(np.array(value)) for value in inputs.state]
@@ -279,13 +280,15 @@ class TorchModel:
         """Runs one row of the sampler's table (`diffusion.sample`)."""
         step, timestep, guidance, signal, noise_level, on_x, on_denoised, on_before, on_noise = row
         context, motion, twice = state.representation, state.motion_value, x
-        if self._unconditional is not None:
-            context = torch.cat([self._unconditional[None], context.to(self.dtype)])
-            without = motion if self._still is None else torch.full_like(motion, self._still)
-            motion, twice = torch.cat([without, motion]), torch.cat([x, x])
+        without, still = self._unconditional, motion
+        if (scale := self._motion_scales[int(step)]) != 1:
+            without, guidance, still = context[0], scale, torch.full_like(motion, self._still)
+        if without is not None:
+            context = torch.cat([without[None].to(self.dtype), context.to(self.dtype)])
+            motion, twice = torch.cat([still, motion]), torch.cat([x, x])
         times = torch.full((len(twice),), timestep, device=self.device)
         v = self._dit(twice, times, motion, context)
-        if self._unconditional is not None:
+        if without is not None:
             without, v = v.chunk(2)
             v = without + guidance * (v - without)
         denoised = signal * x - noise_level * v

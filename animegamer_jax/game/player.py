@@ -40,6 +40,7 @@ from animegamer_jax.game.rollout import (
     empty_window,
     game_keys,
     num_residuals,
+    num_rows,
     play_turn,
     predict_state,
     remember,
@@ -133,7 +134,7 @@ class Player:
         self.clip_guidance = clip_guidance(networks, protocol)
         self.table = self._make_table(self.steps)
         if skipped is not None:
-            self.table = skipped.apply(self.table, guided=self.clip_guidance is not None)
+            self.table = skipped.apply(self.table, guided=self.num_rows == 2)
         try:
             self.layout = Layout(
                 protocol, tokenizer.ids, num_queries=config.num_queries, window=self.window
@@ -157,6 +158,11 @@ class Player:
         # Keep the window's output sharding equal to its input's, or turn 2 recompiles.
         turn = functools.partial(play_turn, layout=self.layout, table=self.table)
         self._turn = jax.jit(turn, out_shardings=(self._sharding if placement else None, None))
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of a clip's guided steps."""
+        return num_rows(self.table, self.clip_guidance)
 
     @classmethod
     def from_bundle(
@@ -410,8 +416,8 @@ class Player:
             if on_frames is not None:
                 on_frames(Preview(np.asarray(picture), 0, 0, False))
         sampler = self._start(dit, keys, rows=num_residuals(table, unconditional))
-        for step in range(steps):
-            row = table.part(step, step + 1)
+        rows = [p.part(n, n + 1) for p in table.parts() for n in range(len(p.step))]
+        for step, row in enumerate(rows):
             sampler = self._denoise(dit, unconditional, shown, sampler, row, keys)
             if (np.asarray(sampler.bad_step) >= 0).any():
                 raise NonFiniteError(
@@ -451,7 +457,7 @@ class Player:
         self, state: GameState, table: SamplerTable, keys: jax.Array, *, turn: int | Sequence[int]
     ) -> tuple[GameState, jax.Array]:
         """Draws the picture as `rollout.draw_picture`, with the programs of the clip's steps."""
-        networks, table = self.networks, table._replace(rows=None)
+        networks, table = self.networks, table.plain()
         sampler, keys = self._start_picture(networks.dit, keys)
         for step in range(len(table.step)):
             row = table.part(step, step + 1)

@@ -200,11 +200,14 @@ def clip_guidance(networks: Networks, protocol: Protocol) -> Float[Array, "n d"]
     return None if protocol.picture_first else networks.unconditional
 
 
+def num_rows(table: SamplerTable, unconditional: object) -> int:
+    """Returns the rows of a clip's guided steps: two with guidance, of context or of motion."""
+    return 1 if unconditional is None and table.motion_guidance is None else 2
+
+
 def num_residuals(table: SamplerTable, unconditional: object) -> int:
     """Returns the rows of guidance whose residuals a table needs (`start_clip`)."""
-    if table.rows is None:
-        return 0
-    return 1 if unconditional is None else 2
+    return 0 if table.rows is None else num_rows(table, unconditional)
 
 
 def denoise_clip(
@@ -215,15 +218,20 @@ def denoise_clip(
     table: SamplerTable,
     keys: Key[Array, " g"],
 ) -> SamplerState:
-    """Runs the steps of `table`; both rows of guidance get the motion value, or the table's own.
+    """Runs the steps of `table`; both rows of guidance get the motion value.
 
-    The layers' modulation by timestep and motion is computed first, for all steps at once.
+    With guidance of motion both have the context instead, and the first row the table's own motion
+    value. The layers' modulation by timestep and motion is computed first, for all steps at once.
     """
     games, motion = len(state.motion_value), state.motion_value
     timesteps = jnp.asarray(table.timestep)
     motions = jnp.broadcast_to(motion, (len(timesteps), games))
-    still = table.unconditional_motion
-    if still is not None and unconditional is not None:
+    still = table.still_motion
+    if still is not None:
+        assert unconditional is None
+        unconditional = state.representation
+        guidance = table.motion_guidance
+        table = table._replace(guidance=guidance, motion_guidance=None, still_motion=None)
         without = jnp.broadcast_to(jnp.asarray(still)[:, None], motions.shape)
         motions = jnp.concatenate([without, motions], axis=1)
     count = motions.shape[1]
@@ -283,6 +291,20 @@ def denoise_clip(
         )
 
 
+def denoise_parts(
+    dit: DiT,
+    unconditional: Float[Array, "n d"] | None,
+    state: GameState,
+    sampler: SamplerState,
+    parts: Sequence[SamplerTable],
+    keys: Key[Array, " g"],
+) -> SamplerState:
+    """Runs the steps of all parts of a table (`SamplerTable.parts`)."""
+    for part in parts:
+        sampler = denoise_clip(dit, unconditional, state, sampler, part, keys)
+    return sampler
+
+
 def decode_clip(
     vae: VAE, latents: Float[Array, "g t h w c"]
 ) -> tuple[UInt8[Array, "g f y x 3"], Bool[Array, " g"]]:
@@ -309,7 +331,7 @@ def draw_picture(
     its own, and no step is skipped.
     """
     assert networks.shot is not None
-    dit, table = networks.dit, table._replace(rows=None)
+    dit, table = networks.dit, table.plain()
     start, keys = start_picture(dit, keys)
     sampler = denoise_clip(dit, networks.unconditional, state, start, table, keys)
     state, frame = see_picture(networks.vae, networks.shot, state, sampler.x)
@@ -394,7 +416,7 @@ def play_turn(
     if protocol.picture_first:
         shown, _, bad_step = draw_picture(networks, state, table, keys)
     start = start_clip(dit, keys, rows=num_residuals(table, unconditional))
-    sampler = denoise_clip(dit, unconditional, shown, start, table, keys)
+    sampler = denoise_parts(dit, unconditional, shown, start, table.parts(), keys)
     frames, finite = decode_clip(networks.vae, sampler.x)
     last = jnp.asarray(table.step)[-1] + 1
     bad_clip = jnp.where((sampler.bad_step < 0) & ~finite, last, sampler.bad_step)

@@ -161,9 +161,9 @@ def _measure_turn(player: "Player", window: Any, text: str, *, seed: int, turn: 
     keys = rollout.turn_keys(rollout.game_keys([seed]), jnp.asarray(turn))
     if player.protocol.picture_first:
         state = jax.jit(rollout.draw_picture)(player.networks, state, player.table, keys).state
-    table = player.table._replace(rows=np.full(len(player.table.step), 2, np.int32))
-    if unconditional is None:
-        table = table._replace(rows=np.ones_like(table.rows))
+    guided = player.num_rows == 2
+    table = player.table
+    table = table._replace(rows=np.full(len(table.step), player.num_rows, np.int32))
     sampler = rollout.start_clip(dit, keys, rows=rollout.num_residuals(table, unconditional))
     step = jax.jit(rollout.denoise_clip)
     added: deque[jax.Array] = deque(maxlen=MOST_IN_A_ROW)
@@ -186,7 +186,7 @@ def _measure_turn(player: "Player", window: Any, text: str, *, seed: int, turn: 
 
         for back, residual in enumerate(added):
             reused[n, back] = error(0, residual)
-        if unconditional is not None:
+        if guided:
             one_row[n] = error(1, sampler.residual)
         added.appendleft(exact.residual)
         sampler = exact
@@ -248,6 +248,12 @@ def choose_rows(
     return tuple(rows[::-1]), total
 
 
+def scales(player: "Player") -> Float[np.ndarray, " n"]:
+    """Returns the guidance scale of each of a clip's steps, of context or of motion."""
+    table = player.table
+    return np.asarray(table.guidance if table.motion_guidance is None else table.motion_guidance)
+
+
 def calibrate(
     player: "Player", bundle: "Bundle", instructions: Sequence[str], *, times_fewer: float
 ) -> SkippedSteps:
@@ -267,8 +273,8 @@ def calibrate(
             f"{bundle.path}: the decoder was distilled to few steps, none of which can be skipped: "
             "play it as it is"
         )
-    guided = player.clip_guidance is not None
-    guidance = np.asarray(player.table.guidance) if guided else None
+    guided = player.num_rows == 2
+    guidance = scales(player) if guided else None
     errors = measure_errors(player, instructions)
     most = int(player.steps * (1 + guided) / times_fewer)
     rows, total = choose_rows(errors, guidance=guidance, most=most)

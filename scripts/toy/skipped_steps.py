@@ -21,7 +21,12 @@ from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.evaluate.metrics import formulas
 from animegamer_jax.game.instructions import parse_instructions
 from animegamer_jax.game.player import Player
-from animegamer_jax.game.skipped_steps import SkippedSteps, choose_rows, measure_errors
+from animegamer_jax.game.skipped_steps import (
+    SkippedSteps,
+    choose_rows,
+    measure_errors,
+    scales,
+)
 from animegamer_jax.media.motion import FLICKER, measure_motion, motion_level
 from animegamer_jax.toy.evaluation import WORLD
 from animegamer_jax.toy.scene import MOTION_EDGES
@@ -70,8 +75,8 @@ def main(
     file = ASSETS / "instructions" / "toy.txt"
     lines = [line.text for line in parse_instructions(file.read_bytes(), file.name)]
     errors = measure_errors(player, lines[:_CALIBRATED_ON])
-    guided = player.clip_guidance is not None
-    guidance = np.asarray(player.table.guidance) if guided else None
+    guided = player.num_rows == 2
+    guidance = scales(player) if guided else None
     representations = predict(bundle, benchmark)
 
     def clips_of(skipped: SkippedSteps | None) -> tuple[np.ndarray, float]:

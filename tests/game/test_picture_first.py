@@ -28,6 +28,7 @@ def pictured_bundle(tmp_path_factory, shown_bundle) -> Path:
         picture_first=True,
         guidance_scale=1.5,
         guidance_schedule="constant",
+        motion_guidance=3.0,
     )
     return make_bundle(tmp_path_factory.mktemp("bundles") / "pictured", protocol)
 
@@ -57,7 +58,7 @@ def same_frames(a: np.ndarray, b: np.ndarray, *, share: float = 0.001) -> None:
 
 
 def test_a_turn_in_steps_taken_one_by_one(player, played):
-    """The picture by guidance from noise of its own; the clip of its tokens, without guidance."""
+    """The picture by guidance from noise of its own; the clip of its tokens, its motion guided."""
     networks, c = player.networks, player.networks.dit.config
     state = player.predict(player.start(), INSTRUCTIONS[:1])
     keys = rollout.turn_keys(rollout.game_keys([7]), jnp.asarray(1))
@@ -72,11 +73,14 @@ def test_a_turn_in_steps_taken_one_by_one(player, played):
             return jax.random.normal(key, shape)[None]
 
         def predict_v(x, timestep, guidance):
-            options = {"timestep": jnp.full(1, timestep), "motion": state.motion_value}
-            v = networks.dit(x, context=context, **options)
+            options = {"timestep": jnp.full(1, timestep)}
+            motion, still = state.motion_value, jnp.full(1, player.protocol.motion_values[0])
+            v = networks.dit(x, context=context, motion=motion, **options)
             if scale is None:
-                return v
-            without = networks.dit(x, context=networks.unconditional[None], **options)
+                without = networks.dit(x, context=context, motion=still, **options)
+                return jnp.where(timestep >= 500, 4 * v - 3 * without, v)
+            empty = networks.unconditional[None]
+            without = networks.dit(x, context=empty, motion=motion, **options)
             return without + scale * (v - without)
 
         start = diffusion.start_sampler(noise(-1))
@@ -136,15 +140,15 @@ def test_the_picture_is_shown_first(player, played):
 
 
 def test_skipped_steps_are_those_of_the_clip(pictured_bundle, player):
-    """One row: the clip has no guidance, and the picture skips none."""
+    """Without guidance of motion a step needs one row; the picture skips none."""
     bundle = Bundle.open(pictured_bundle)
-    found = skipped_steps.calibrate(player, bundle, INSTRUCTIONS[:1], times_fewer=1.5)
-    assert not found.guided
-    assert sum(found.rows) == 2
-    whole = dataclasses.replace(found, rows=(1,) * STEPS)
+    found = skipped_steps.calibrate(player, bundle, INSTRUCTIONS[:1], times_fewer=1.2)
+    assert found.guided
+    assert found.rows == (2, 2, 1), "one row leaves nothing out"
     kept = player.table
+    assert [len(part.step) for part in kept.parts()] == [2, 1]
     try:
-        player.table = whole.apply(kept, guided=False)
+        player.table = found.apply(kept, guided=True)
         window = player.start()
         _, output = player.play_turn(window, INSTRUCTIONS[:1], seeds=[7], turn=1)
     finally:

@@ -1,7 +1,6 @@
 """A turn and the rollout: one compile, batches, scans, windows, keys, non-finite numbers."""
 
 import dataclasses
-import functools
 from typing import NamedTuple
 
 import jax
@@ -11,7 +10,6 @@ import pytest
 from flax import nnx
 from helpers import INSTRUCTIONS
 
-from animegamer_jax import diffusion
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.game import rollout
@@ -320,38 +318,6 @@ def test_a_game_without_guidance_has_one_row(player):
         return np.asarray(sampler.x)
 
     np.testing.assert_allclose(clips(single.networks), clips(double), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("skips", [False, True])
-def test_guidance_of_motion(player, skips):
-    """The unconditional row has its own motion value; as in steps taken one by one."""
-    protocol = dataclasses.replace(player.protocol, unconditional_motion=0.5)
-    table = diffusion.make_sampler_table(diffusion.schedule_of(protocol), STEPS)
-    np.testing.assert_array_equal(table.unconditional_motion, np.full(STEPS, 0.5, np.float32))
-    if skips:
-        table = table._replace(rows=np.full(STEPS, 2, np.int32))
-    dit, empty = player.networks.dit, player.networks.unconditional
-    shots = jax.random.normal(jax.random.key(1), (2, *empty.shape))
-    motion = jnp.array([3.0, 20.0])
-    state = rollout.GameState(shots, jnp.zeros((2, 4), jnp.int32), motion)
-    keys = rollout.turn_keys(rollout.game_keys([3, 4]), jnp.asarray(1))
-    start = rollout.start_clip(dit, keys, rows=2 if skips else 0)
-    own = jax.jit(rollout.denoise_clip)(dit, empty, state, start, table, keys).x
-
-    def guided(still):
-        def predict_v(x, timestep, guidance):
-            options = {"timestep": jnp.full(2, timestep)}
-            without = dit(x, motion=still, context=jnp.stack([empty, empty]), **options)
-            return without + guidance * (dit(x, motion=motion, context=shots, **options) - without)
-
-        noise = functools.partial(rollout._noise, keys, shape=start.x.shape[1:])
-        plain = table._replace(rows=None, unconditional_motion=None)
-        return diffusion.sample(predict_v, rollout.start_clip(dit, keys), plain, noise=noise).x
-
-    same, other = jax.jit(guided)(jnp.full(2, 0.5)), jax.jit(guided)(motion)
-    scale = np.abs(same).max()
-    assert np.abs(own - same).max() < 1e-4 * scale
-    assert np.abs(own - other).max() > 1e-2 * scale
 
 
 def test_frames_are_shown_before_the_clip_is_done(player, played):

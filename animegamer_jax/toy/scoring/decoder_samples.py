@@ -17,10 +17,11 @@ from animegamer_jax.game.rollout import (
     GameState,
     Networks,
     decode_clip,
-    denoise_clip,
+    denoise_parts,
     draw_picture,
     game_keys,
     num_residuals,
+    num_rows,
     start_clip,
     turn_keys,
 )
@@ -98,10 +99,12 @@ def sample_shots(
         empty = jnp.asarray(unconditional)
     elif protocol.guides_clips or (pictured and protocol.guidance_scale):
         empty = bundle.load("encoder").unconditional()
-    guided = empty is not None and not pictured
     table = diffusion.make_sampler_table(diffusion.schedule_of(bundle.protocol), steps)
+    if not pictured:
+        table = table.plain()
     if skipped is not None:
-        table = skipped.apply(table, guided=guided)
+        rows = num_rows(table, None if pictured else empty)
+        table = skipped.apply(table, guided=rows == 2)
     num_games, num_turns = levels.shape
     inputs = bundle.protocol.motion_values if motion_values is None else motion_values
     values = np.asarray(inputs, np.float32)[levels - 1].ravel()
@@ -116,7 +119,7 @@ def sample_shots(
             jnp.asarray(values[rows]),
         )
         networks = Networks(cast(Any, None), dit, vae, empty, shot)
-        return _sample(networks, state, table, keys[rows])
+        return _sample(networks, state, table.plain(), table.parts(), keys[rows])
 
     frames = in_batches(sample, np.arange(len(shots)), batch_size)
     return frames.reshape(num_games, num_turns, *frames.shape[1:])
@@ -126,13 +129,14 @@ def sample_shots(
 def _sample(
     networks: Networks,
     state: GameState,
-    table: SamplerTable,
+    plain: SamplerTable,
+    parts: tuple[SamplerTable, ...],
     keys: Key[jax.Array, " g"],
 ) -> UInt8[jax.Array, "g f h w 3"]:
     """Makes clips; given E_a and CLIP, of a picture that comes first."""
     dit, unconditional = networks.dit, networks.unconditional
     if networks.shot is not None:
-        state, unconditional = draw_picture(networks, state, table, keys).state, None
-    start = start_clip(dit, keys, rows=num_residuals(table, unconditional))
-    sampled = denoise_clip(dit, unconditional, state, start, table, keys)
+        state, unconditional = draw_picture(networks, state, plain, keys).state, None
+    start = start_clip(dit, keys, rows=num_residuals(parts[0], unconditional))
+    sampled = denoise_parts(dit, unconditional, state, start, parts, keys)
     return decode_clip(networks.vae, sampled.x)[0]

@@ -366,15 +366,13 @@ class ClipStage(DiffusionStage[R]):
 
             def predict_v(x: jax.Array, timestep: jax.Array, context: jax.Array) -> jax.Array:
                 rows = jnp.tile(motions, len(x) // len(motions))
-                if schedule.unconditional_motion is not None and len(x) > len(motions):
-                    rows = rows.at[: len(motions)].set(schedule.unconditional_motion)
                 return dit(x, timestep=timestep, motion=rows, context=context)
 
             def noise(step: jax.Array) -> jax.Array:
                 return jax.random.normal(jax.random.fold_in(key, step), true.shape)
 
             steps = len(schedule.student_timesteps) or recipe.eval_sampling_steps
-            table = diffusion.make_sampler_table(schedule, steps)
+            table = diffusion.make_sampler_table(schedule, steps).plain()
             empty = encoder.unconditional() if self.protocol.guides_clips else None
             guided = diffusion.guide(predict_v, self.clip_context(networks, first), empty)
             start = diffusion.start_sampler(noise(jnp.int32(steps)))

@@ -28,6 +28,7 @@ from animegamer_jax.train.stages.adapt import PredictionRecipe, PredictionStage
 from animegamer_jax.train.stages.base import Scalars, StageNetworks
 from animegamer_jax.train.stages.decoder import transformer_flops
 from animegamer_jax.train.stages.distillation import (
+    Latents,
     Method,
     PredictV,
     distillation_losses,
@@ -101,9 +102,11 @@ class DistillStage(PredictionStage[DistillRecipe]):
     needs: ClassVar[Mapping[NetworkName, str]] = {**PredictionStage.needs, "dit": "adapt"}
 
     def __init__(self, recipe: DistillRecipe, config: ModelConfig, protocol: Protocol, **rest: Any):
+        self._motion_guidance = protocol.motion_guidance  # of the teacher
         protocol = dataclasses.replace(
             protocol,
             guidance_scale=0.0,
+            motion_guidance=0.0,
             denoising_steps=len(recipe.student_timesteps),
             student_timesteps=recipe.student_timesteps,
         )
@@ -175,7 +178,8 @@ class DistillStage(PredictionStage[DistillRecipe]):
         predicted = jax.lax.stop_gradient(self.represent(networks, batch, which))
         seen = jax.lax.stop_gradient(self.seen(networks, batch, predicted))
         one = (dit.patch_frames, *shape[1:])
-        clips = self._losses(networks, batch, seen, clip, shape=shape, guidance=1.0)
+        guided = self._guide_motion(networks, batch, seen) if self._motion_guidance else None
+        clips = self._losses(networks, batch, seen, clip, shape=shape, guidance=1.0, teacher=guided)
         pictures = self._losses(
             networks, batch, predicted, picture, shape=one, guidance=self.recipe.guidance
         )
@@ -191,25 +195,25 @@ class DistillStage(PredictionStage[DistillRecipe]):
         *,
         shape: tuple[int, ...],
         guidance: float,
+        teacher: PredictV | None = None,
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """Returns the student's and the fake network's loss on latents of a shape."""
+        """Returns the student's and the fake network's loss on latents of a shape.
+
+        The teacher is the adapted decoder if it is not given.
+        """
         start, draw = jax.random.split(key)
         motion = self.motion(batch)
         empty = networks["encoder"].unconditional().astype(jnp.float32)
         nothing = jnp.broadcast_to(empty[None], context.shape)
-        still = self.protocol.unconditional_motion
-        without = motion if still is None else jnp.full_like(motion, still)
 
-        def network(
-            dit: DiT, condition: Float[Array, "b n r"], motion: Float[Array, " b"] = motion
-        ) -> PredictV:
+        def network(dit: DiT, condition: Float[Array, "b n r"]) -> PredictV:
             return lambda x, timestep: dit(x, timestep=timestep, motion=motion, context=condition)
 
         losses = distillation_losses(
             student=network(networks["dit"], context),
             fake=network(networks["fake"], context),
-            teacher=network(networks["teacher"], context),
-            unconditional=None if guidance == 1 else network(networks["teacher"], nothing, without),
+            teacher=teacher or network(networks["teacher"], context),
+            unconditional=None if guidance == 1 else network(networks["teacher"], nothing),
             noise=jax.random.normal(start, (len(context), *shape)),
             schedule=self._schedule,
             key=draw,
@@ -217,6 +221,24 @@ class DistillStage(PredictionStage[DistillRecipe]):
             method=self.recipe.method,
         )
         return losses.student.mean(), losses.fake.mean()
+
+    def _guide_motion(
+        self, networks: StageNetworks, batch: Any, context: Float[Array, "b n r"]
+    ) -> PredictV:
+        """Returns the teacher of clips, with the guidance of motion that it plays with."""
+        dit, motion = networks["teacher"], self.motion(batch)
+        still = jnp.full_like(motion, self.protocol.motion_values[0])
+        total = self._schedule.num_train_steps
+
+        def predict_v(x: Latents, timestep: Float[Array, " b"]) -> Latents:
+            noisy = (2 * timestep >= total).reshape(-1, *(1,) * (x.ndim - 1))
+            v, without = (
+                dit(x, timestep=timestep, motion=value, context=context)
+                for value in (motion, still)
+            )
+            return v + jnp.where(noisy, self._motion_guidance, 0.0) * (v - without)
+
+        return predict_v
 
     def sample_flops(self, networks: StageNetworks) -> float:
         """Returns FLOPs as in the adaptation, with all evaluations of the three networks."""
@@ -231,5 +253,6 @@ class DistillStage(PredictionStage[DistillRecipe]):
         found, guidance = super().sample_flops(networks), self.recipe.guidance
         if not self.protocol.picture_first:
             return found + others(pictures=0, guidance=guidance)
-        found += others(pictures=0, guidance=1.0) + others(pictures=1, guidance=guidance)
+        found += others(pictures=0, guidance=1.0 + self._motion_guidance)
+        found += others(pictures=1, guidance=guidance)
         return found + transformer_flops(dit, trained=trained, pictures=1)

@@ -160,7 +160,7 @@ def write_shown(
     protocol = bundle.protocol
     table = diffusion.make_sampler_table(
         diffusion.schedule_of(protocol), steps or protocol.denoising_steps
-    )
+    ).plain()
     shower = _Shower(
         clip=bundle.load("clip", dtype=dtype),
         encoder=bundle.load("encoder", dtype=dtype),

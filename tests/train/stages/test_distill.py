@@ -120,10 +120,12 @@ def test_where_a_picture_comes_first(stage, bundle, networks, batch):
     batch = jax.tree.map(jnp.asarray, batch)
     networks = {**networks, "teacher": networks["dit"], "fake": networks["dit"]}
 
-    def run(batch, guidance=2.0):
+    def run(batch, guidance=2.0, motion=0.0):
         recipe = dataclasses.replace(RECIPE, guidance=guidance)
-        pictured = DistillStage(recipe, bundle.config, protocol, tokenizer_dir=folder)
+        taught = dataclasses.replace(protocol, motion_guidance=motion)
+        pictured = DistillStage(recipe, bundle.config, taught, tokenizer_dir=folder)
         assert pictured.protocol.picture_first
+        assert not pictured.protocol.motion_guidance
         loss = jax.jit(lambda n, b: pictured.loss(n, b, make_key()))
         found, parts = loss(networks, batch)
         np.testing.assert_allclose(found, parts["student"] + parts["fake"], rtol=1e-5)
@@ -136,6 +138,9 @@ def test_where_a_picture_comes_first(stage, bundle, networks, batch):
     assert other[:2] != guided[:2], "clips are of what is seen"
     assert stage.sample_flops(networks) < guided[2]
     assert plain[2] < guided[2]
+    moved = run(batch, motion=3.0)
+    assert moved[0] != guided[0], "the clip's teacher is guided by motion"
+    assert moved[2] > guided[2]
 
 
 def test_the_result_plays_with_its_own_steps(stage, bundle):
