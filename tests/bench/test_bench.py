@@ -71,12 +71,20 @@ def embedded_form(tmp_path_factory) -> Path:
         frequency_scales=(0.7, 2.0, 1.5),
     )
     mistral = dataclasses.replace(config.mllm.mistral, rotary_dtype="float16", lora=None)
-    protocol = dataclasses.replace(RELEASED, window=2, caption_length=96, guidance_scale=0.0)
+    protocol = dataclasses.replace(
+        RELEASED,
+        window=2,
+        caption_length=96,
+        guidance_scale=1.5,
+        picture_first=True,
+        motion_guidance=3.0,
+    )
     networks = {
         "mllm": dataclasses.replace(config.mllm, mistral=mistral),
         "encoder": config.encoder,
         "dit": dataclasses.replace(dit, lora=None),
         "vae": vae,
+        "clip": config.clip,
     }
     with BundleWriter(folder / "model", name="tiny", protocol=protocol) as writer:
         for name, network in networks.items():
@@ -112,6 +120,9 @@ def test_pytorch_answers_the_same(form, tiny_bundle, embedded_form, capsys, tmp_
     assert found["setup"]["threads"] >= 1
     assert set(found["setup"]["versions"]) >= {"jax", "torch", "diffusers", "transformers"}
     for row in found["programs"]:
+        if form == "embedded" and row["name"] == "turn":
+            assert set(row["backends"]) == {"jax"}, "PyTorch cannot see the picture drawn first"
+            continue
         assert out.count(f"| {row['name']} ") == 3, (
             out
         )  # in the programs' table, and once for each backend
@@ -128,6 +139,8 @@ def test_pytorch_answers_the_same(form, tiny_bundle, embedded_form, capsys, tmp_
             small = 0 if difference["what"] == "states" else 0.02
             small = small if difference["what"] == "frames" else min(small, 3e-5)
             assert difference["rms"] <= small, (row["name"], difference)
+    if form == "embedded":
+        return
     turn = found["programs"][-1]["backends"]["torch eager"]["differences"]
     assert [one["what"] for one in turn] == ["representation", "states", "frames"]
 
