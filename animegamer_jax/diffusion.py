@@ -138,6 +138,10 @@ class SamplerTable(NamedTuple):
         parts = self.part(0, count), self.plain().part(count, len(self.step))
         return tuple(part for part in parts if len(part.step))
 
+    def steps(self) -> "tuple[SamplerTable, ...]":
+        """Returns the rows of all parts, one by one."""
+        return tuple(part.part(n, n + 1) for part in self.parts() for n in range(len(part.step)))
+
 
 def make_sampler_table(schedule: Schedule, num_steps: int) -> SamplerTable:
     """Computes the coefficients of DPM-Solver++(2M) SDE (arXiv 2211.01095, algorithm 2 as SDE).

@@ -96,8 +96,8 @@ class Protocol:
     def __post_init__(self) -> None:
         if self.motion_guidance and not self.picture_first:
             raise ValueError(
-                "motion_guidance: expected 0, because only clips of a picture that comes first "
-                f"have it, found {self.motion_guidance:g}"
+                "motion_guidance is of clips that are made of a picture: expected 0, or "
+                "picture_first"
             )
 
     @property

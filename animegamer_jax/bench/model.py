@@ -267,8 +267,8 @@ class Model:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of a clip's guided step: two with guidance."""
-        return self.player.num_rows
+        """Number of rows of the step that is timed: two with guidance."""
+        return rollout.num_rows(self.inputs.row, self.player.clip_guidance)
 
     @property
     def num_tokens(self) -> int:
@@ -314,7 +314,7 @@ class Model:
                 jnp.full((1,), motion, jnp.float32),
             ),
             sampler=SamplerState(x, denoised, jnp.full((1,), -1, jnp.int32), residual),
-            row=self.table.part(middle, middle + 1),
+            row=player.rows[middle],
             latents=jnp.asarray(normal(*shape)),
         )
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from animegamer_jax.bench.model import Model
-from animegamer_jax.game import rollout
+from animegamer_jax.game import rollout, skipped_steps
 from animegamer_jax.models.dit import DiT
 from animegamer_jax.train.stages.flops import count_matmul_flops
 
@@ -114,6 +114,7 @@ def play_programs(model: Model) -> dict[str, Program]:
     """Returns the programs of a turn and its parts, for one game."""
     networks, inputs, layout, table = model.networks, model.inputs, model.layout, model.table
     player, guidance = model.player, model.player.clip_guidance
+    evaluations = skipped_steps.count_evaluations(player) if table.rows is None else sum(table.rows)
     steps = f"{player.steps} steps" if player.steps > 1 else "1 step"
     rows = f"{model.num_rows} row{'s' * (model.num_rows > 1)}"
     clip = f"{player.num_frames} frames of {player.height} x {player.width}"
@@ -150,7 +151,7 @@ def play_programs(model: Model) -> dict[str, Program]:
             ),
             Program(
                 name="sampler",
-                description=f"{steps}, {rows} of {model.num_tokens} tokens",
+                description=f"{steps}, {evaluations} rows of {model.num_tokens} tokens in all",
                 function=sample,
                 arguments=(networks.dit, guidance, inputs.state, inputs.keys),
                 outputs=lambda result: {"latents": np.asarray(result)},

@@ -57,6 +57,9 @@ def model_card(bundle: "Bundle", *, licence: str, repo: str | None = None, text:
         formats = ", ".join(sorted({leaf.dtype.name for leaf in leaves}))
         rows.append(f"| {name} | {weights / 1e6:,.1f} M | {size / 1e6:,.1f} MB | {formats} |")
     stages = bundle.info.stages
+    first = ""
+    if protocol.picture_first:
+        first = f" of a picture that comes first, {protocol.motion_guidance:g} of the clip's motion"
     lines = [
         *card_head(licence, tags=("animegamer", "jax", "video", "game"), pipeline="text-to-video"),
         f"# {bundle.name}",
@@ -70,7 +73,7 @@ def model_card(bundle: "Bundle", *, licence: str, repo: str | None = None, text:
         "```",
         "",
         f"Protocol `{protocol.name}`, {protocol.window} turns of context, "
-        f"{protocol.denoising_steps} denoising steps, guidance {protocol.guidance_scale:g}. "
+        f"{protocol.denoising_steps} denoising steps, guidance {protocol.guidance_scale:g}{first}. "
         f"Written {bundle.info.date}. Training stages: "
         f"{', '.join(stages) if stages else 'not recorded' if stages is None else 'none'}.",
         "",

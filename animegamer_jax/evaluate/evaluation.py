@@ -227,7 +227,8 @@ class EvaluationRun:
             settings["skipped"] = f"{player.skipped.speedup:.2f} times fewer evaluations"
             settings["rows"] = " ".join(map(str, player.skipped.rows))
         if player.protocol.picture_first:
-            settings["picture"] = "first"
+            settings["picture"] = "first, with the guidance"
+            settings["guidance of motion"] = player.protocol.motion_guidance
         if source.history or player.protocol.history != "predicted":
             settings["history"] = player.protocol.history
         with show_progress() as progress:

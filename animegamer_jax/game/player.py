@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +158,11 @@ class Player:
         # Keep the window's output sharding equal to its input's, or turn 2 recompiles.
         turn = functools.partial(play_turn, layout=self.layout, table=self.table)
         self._turn = jax.jit(turn, out_shardings=(self._sharding if placement else None, None))
+
+    @property
+    def rows(self) -> tuple[SamplerTable, ...]:
+        """The rows of the sampler's table, one for each of a clip's steps."""
+        return self.table.steps()
 
     @property
     def num_rows(self) -> int:
@@ -412,12 +417,13 @@ class Player:
         dit, unconditional = self.networks.dit, self.clip_guidance
         shown = state
         if self.protocol.picture_first:
-            shown, picture = self._draw_picture(state, table, keys, turn=turn)
+            shown, picture = self._draw_picture(
+                state, table, keys, turn=turn, on_progress=lambda: on_progress("decoder", 0, steps)
+            )
             if on_frames is not None:
                 on_frames(Preview(np.asarray(picture), 0, 0, False))
         sampler = self._start(dit, keys, rows=num_residuals(table, unconditional))
-        rows = [p.part(n, n + 1) for p in table.parts() for n in range(len(p.step))]
-        for step, row in enumerate(rows):
+        for step, row in enumerate(table.steps()):
             sampler = self._denoise(dit, unconditional, shown, sampler, row, keys)
             if (np.asarray(sampler.bad_step) >= 0).any():
                 raise NonFiniteError(
@@ -454,17 +460,24 @@ class Player:
         return self._advance(window, instruction, kept), output
 
     def _draw_picture(
-        self, state: GameState, table: SamplerTable, keys: jax.Array, *, turn: int | Sequence[int]
+        self,
+        state: GameState,
+        table: SamplerTable,
+        keys: jax.Array,
+        *,
+        turn: int | Sequence[int],
+        on_progress: Callable[[], None],
     ) -> tuple[GameState, jax.Array]:
         """Draws the picture as `rollout.draw_picture`, with the programs of the clip's steps."""
         networks, table = self.networks, table.plain()
         sampler, keys = self._start_picture(networks.dit, keys)
-        for step in range(len(table.step)):
-            row = table.part(step, step + 1)
+        for row in table.steps():
             sampler = self._denoise(networks.dit, networks.unconditional, state, sampler, row, keys)
-        if (np.asarray(sampler.bad_step) >= 0).any():
-            raise NonFiniteError(f"turn {turn}: the latents of the picture are not finite")
-        return self._see_picture(networks.vae, networks.shot, state, sampler.x)
+            on_progress()
+        state, frame, finite = self._see_picture(networks.vae, networks.shot, state, sampler.x)
+        if (np.asarray(sampler.bad_step) >= 0).any() or not np.asarray(finite).all():
+            raise NonFiniteError(f"turn {turn}: the picture that comes first is not finite")
+        return state, frame
 
     def _decode_chunks(
         self, latents: jax.Array, steps: int, on_frames: OnFrames
@@ -508,6 +521,8 @@ class Player:
         if not np.isfinite(representation).all():
             raise NonFiniteError(f"turn {turn}: the MLLM's shot representation is not finite")
         for step in bad_step[bad_step >= 0]:
+            if step > self.steps:
+                raise NonFiniteError(f"turn {turn}: the picture that comes first is not finite")
             what = "latents" if step < self.steps else "decoded frames"
             raise NonFiniteError(
                 f"turn {turn}: the {what} are not finite after denoising step "

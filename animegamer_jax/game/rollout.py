@@ -48,7 +48,7 @@ class DrawnPicture(NamedTuple):
 
     state: "GameState"
     frame: UInt8[Array, "g 1 h w 3"]
-    bad_step: Int[Array, " g"]
+    finite: Bool[Array, " g"]
 
 
 class Window(NamedTuple):
@@ -80,7 +80,8 @@ class TurnResult(NamedTuple):
     """A played turn.
 
     `bad_step` is the first denoising step with a non-finite latent, or -1; if only the decoded
-    frames are not finite, it is the number of steps. `remembered` is the shot representation that
+    frames are not finite, it is the number of steps, and if the picture that comes first is not
+    finite, one more. `remembered` is the shot representation that
     entered the window.
     """
 
@@ -316,9 +317,13 @@ def decode_clip(
 
 def decode_picture(vae: VAE, latents: Float[Array, "g t h w c"]) -> UInt8[Array, "g 1 y x 3"]:
     """Decodes the first frame of the sampler's latents alone: a preview of a clip in the making."""
+    return to_uint8(_decode_first(vae, latents))
+
+
+def _decode_first(vae: VAE, latents: Float[Array, "g t h w c"]) -> Float[Array, "g 1 y x 3"]:
     with network_rules("vae"):
         latents = from_decoder(latents, vae.config)[:, :1].astype(vae.config.dtype)
-        return to_uint8(vae.decode(latents))
+        return decode_in_parts(vae, latents)
 
 
 def draw_picture(
@@ -334,8 +339,8 @@ def draw_picture(
     dit, table = networks.dit, table.plain()
     start, keys = start_picture(dit, keys)
     sampler = denoise_clip(dit, networks.unconditional, state, start, table, keys)
-    state, frame = see_picture(networks.vae, networks.shot, state, sampler.x)
-    return DrawnPicture(state, frame, sampler.bad_step)
+    state, frame, finite = see_picture(networks.vae, networks.shot, state, sampler.x)
+    return DrawnPicture(state, frame, finite & (sampler.bad_step < 0))
 
 
 def start_picture(dit: DiT, keys: Key[Array, " g"]) -> tuple[SamplerState, Key[Array, " g"]]:
@@ -347,11 +352,15 @@ def start_picture(dit: DiT, keys: Key[Array, " g"]) -> tuple[SamplerState, Key[A
 
 def see_picture(
     vae: VAE, shot: ShotNetworks, state: GameState, latents: Float[Array, "g t h w c"]
-) -> tuple[GameState, UInt8[Array, "g 1 y x 3"]]:
-    """Decodes a picture; returns the state with E_a's image tokens of it, and the picture."""
-    frame = decode_picture(vae, latents)
+) -> tuple[GameState, UInt8[Array, "g 1 y x 3"], Bool[Array, " g"]]:
+    """Decodes a picture; returns the state with E_a's image tokens of it, and the picture.
+
+    Also returns whether it is finite.
+    """
+    pixels = _decode_first(vae, latents)
+    frame, finite = to_uint8(pixels), jnp.isfinite(pixels).all(axis=(1, 2, 3, 4))
     seen = _with_image(state.representation, encode_frames(shot, frame[:, 0]))
-    return state._replace(representation=seen), frame
+    return state._replace(representation=seen), frame, finite
 
 
 def _with_image(
@@ -412,15 +421,17 @@ def play_turn(
     state = shown = predict_state(networks.mllm, window, instruction, layout)
     keys = turn_keys(games, turn)
     dit, unconditional = networks.dit, clip_guidance(networks, protocol)
-    bad_step = jnp.full_like(state.states[:, 0], -1)
+    drawn = None
     if protocol.picture_first:
-        shown, _, bad_step = draw_picture(networks, state, table, keys)
+        drawn = draw_picture(networks, state, table, keys)
+        shown = drawn.state
     start = start_clip(dit, keys, rows=num_residuals(table, unconditional))
     sampler = denoise_parts(dit, unconditional, shown, start, table.parts(), keys)
     frames, finite = decode_clip(networks.vae, sampler.x)
     last = jnp.asarray(table.step)[-1] + 1
-    bad_clip = jnp.where((sampler.bad_step < 0) & ~finite, last, sampler.bad_step)
-    bad_step = jnp.where(bad_step < 0, bad_clip, bad_step)
+    bad_step = jnp.where((sampler.bad_step < 0) & ~finite, last, sampler.bad_step)
+    if drawn is not None:
+        bad_step = jnp.where(drawn.finite, bad_step, last + 1)
     kept = state if protocol.history == "predicted" else shown
     remembered = remember(networks.shot, kept, frames, protocol=protocol)
     window = advance(window, instruction, state._replace(representation=remembered))

@@ -44,6 +44,7 @@ class SkippedSteps:
         guided: Whether the model makes clips with guidance.
         rows: Rows of guidance that each step evaluates: 2, 1 (the conditional one) or 0.
         error: Expected error of the denoised latents: their RMS over all steps.
+        dense: Number of evaluations if no step is skipped; None: every step's guidance has rows.
     """
 
     model: str
@@ -52,6 +53,7 @@ class SkippedSteps:
     guided: bool
     rows: tuple[int, ...]
     error: float
+    dense: int | None = dataclasses.field(default=None, metadata={"omit_default": True})
 
     @property
     def evaluations(self) -> int:
@@ -61,7 +63,7 @@ class SkippedSteps:
     @property
     def speedup(self) -> float:
         """How many times fewer evaluations a clip takes than with all steps."""
-        return self.steps * (1 + self.guided) / self.evaluations
+        return (self.dense or self.steps * (1 + self.guided)) / self.evaluations
 
     @classmethod
     def load(cls, path: Path, bundle: "Bundle", *, steps: int | None = None) -> "SkippedSteps":
@@ -254,6 +256,11 @@ def scales(player: "Player") -> Float[np.ndarray, " n"]:
     return np.asarray(table.guidance if table.motion_guidance is None else table.motion_guidance)
 
 
+def count_evaluations(player: "Player") -> int:
+    """Returns the evaluations of a row in a clip of a player that skips no step."""
+    return sum(rollout.num_rows(row, player.clip_guidance) for row in player.rows)
+
+
 def calibrate(
     player: "Player", bundle: "Bundle", instructions: Sequence[str], *, times_fewer: float
 ) -> SkippedSteps:
@@ -276,7 +283,8 @@ def calibrate(
     guided = player.num_rows == 2
     guidance = scales(player) if guided else None
     errors = measure_errors(player, instructions)
-    most = int(player.steps * (1 + guided) / times_fewer)
+    dense = count_evaluations(player)
+    most = int(dense / times_fewer)
     rows, total = choose_rows(errors, guidance=guidance, most=most)
     return SkippedSteps(
         model=bundle.name,
@@ -285,4 +293,5 @@ def calibrate(
         guided=guided,
         rows=rows,
         error=float(np.sqrt(total / player.steps)),
+        dense=dense if dense != player.steps * (1 + guided) else None,
     )

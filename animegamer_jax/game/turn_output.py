@@ -25,7 +25,7 @@ class Preview(NamedTuple):
     """Frames of a turn that is not finished.
 
     `frames` are those from number `first` on, [g f h w 3]. They are the clip's own if `is_final`,
-    otherwise a guess after `steps` denoising steps.
+    otherwise the picture that comes first (`steps` is 0), or a guess after `steps` denoising steps.
     """
 
     frames: np.ndarray

@@ -69,8 +69,9 @@ def play(
             encoded from the first frame of each clip. Default: the model's own.
         skip: File of denoising steps to skip, as `animegamer calibrate` writes it. Default: none.
         int8: Round the language model's weights to eight bits, which halves their memory.
-        preview: Write preview.png to the output folder while a turn is being made: its first frame,
-            guessed after half of the steps, then as it is.
+        preview: Write preview.png to the output folder while a turn is being made: the picture that
+            the model draws first, or a guess of the first frame after half of the steps, then the
+            first frame as it is.
         resume: Continue the game in the output folder after its last finished turn, with the
             window, steps, seed and history that it was started with.
     """

@@ -60,8 +60,9 @@ def serve(
         warm_up: Compile the programs of all batch sizes before the first turn is played.
         max_steps: Most denoising steps of a turn, 1 to 1000. Default: 100, or --steps if that is
             more.
-        first_picture: Picture of a turn after half of its steps, for pages and programs that follow
-            it. It costs one frame's decoding a turn.
+        first_picture: Picture of a turn before its clip is made, for pages and programs that follow
+            it: the one that the model draws first, or a guess after half of the steps, which costs
+            one frame's decoding a turn.
         client_games: Most open games of one client, whose least recently used game is closed to
             make room.
         client_turns: Most turns of one client that wait or are played.

@@ -225,6 +225,8 @@ def _first_problem(error: Any) -> tuple[_Place, str]:
     text = re.sub(r"^\w+ should (be|have) ", "expected ", text)
     text = re.sub(r" after validation, not \d+$", "", text)
     text = re.sub(r"^expected (greater|less) than", r"expected a number \1 than", text)
+    if isinstance(problem["input"], dict) and problem["type"] == "value_error":
+        return problem["loc"], text  # of fields that do not go together
     return problem["loc"], f"{text}, found {shown(problem['input'])}"
 
 

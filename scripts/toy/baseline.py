@@ -1,7 +1,7 @@
 """Plays the text-only baseline on held-out games of the toy world.
 
     animegamer train foundations --part dit --data out/toy/features --model out/toy/vae/model \
-        --out out/toy/text-to-video --batch-size 16 --steps 13000
+        --out out/toy/text-to-video --batch-size 16 --steps 14000
     python scripts/toy/baseline.py out/toy/text-to-video --out out/toy/baseline
     animegamer evaluate --model out/toy/adapt/model --played baseline=out/toy/baseline \
         --out out/evaluation
@@ -9,11 +9,11 @@
 The paper's strongest baseline (GC) writes a caption of each turn with a language model and gives it
 to a fine-tuned text-to-video CogVideoX. Here the captions and states are the toy world's own, so
 they are right in all that words can say: character, motion, level, place and time. The transformer
-is the one of the foundations. It sees T5's features of the caption, and no picture. Its 13,000
-steps of 16 clips are as much computation as the model's transformer has in all stages: 208,000
+is the one of the foundations. It sees T5's features of the caption, and no picture. Its 14,000
+steps of 16 clips are as much computation as the model's transformer has in all stages: 224,000
 clips, where the model's are 12,000 with captions, 3,200 in the warm-up, pictures that cost as much
-as 47,000, 128,000 in the joint stage, and 33,000 in the adaptation. ACC-S and ACC-L are 1 by
-construction, since the captions' states are given.
+as 47,000, 128,000 in the joint stage, and in the adaptation 19,000 and pictures that cost as much
+as 22,000. ACC-S and ACC-L are 1 by construction, since the captions' states are given.
 """
 
 import time

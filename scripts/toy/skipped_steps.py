@@ -24,6 +24,7 @@ from animegamer_jax.game.player import Player
 from animegamer_jax.game.skipped_steps import (
     SkippedSteps,
     choose_rows,
+    count_evaluations,
     measure_errors,
     scales,
 )
@@ -96,12 +97,18 @@ def main(
     print("| evaluations of a clip | times fewer | PSNR, dB | SSIM | ACC-F | CPU s a clip |")
     print("|---|---|---|---|---|---|")
     dense, seconds = clips_of(None)
-    full = steps * (1 + guided)
+    full = count_evaluations(player)
     print(f"| {full} | 1 | | | {right(dense, expected):.3f} | {seconds:.2f} |", flush=True)
     for fewer in times_fewer:
         rows, _ = choose_rows(errors, guidance=guidance, most=int(full / fewer))
         skipped = SkippedSteps(
-            model=bundle.name, digest="", steps=steps, guided=guided, rows=rows, error=0.0
+            model=bundle.name,
+            digest="",
+            steps=steps,
+            guided=guided,
+            rows=rows,
+            error=0.0,
+            dense=full,
         )
         clips, seconds = clips_of(skipped)
         pairs = list(zip(*(x.reshape(-1, *x.shape[2:]) for x in (clips, dense)), strict=True))

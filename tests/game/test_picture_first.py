@@ -1,6 +1,9 @@
 """A picture comes first: the clip is made of what E_a sees in a picture of the prediction."""
 
 import dataclasses
+import functools
+import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -142,9 +145,15 @@ def test_the_picture_is_shown_first(player, played):
 def test_skipped_steps_are_those_of_the_clip(pictured_bundle, player):
     """Without guidance of motion a step needs one row; the picture skips none."""
     bundle = Bundle.open(pictured_bundle)
-    found = skipped_steps.calibrate(player, bundle, INSTRUCTIONS[:1], times_fewer=1.2)
-    assert found.guided
+    assert skipped_steps.count_evaluations(player) == 2 + 2 + 1
+    fewer = skipped_steps.calibrate(player, bundle, INSTRUCTIONS[:1], times_fewer=1.6)
+    assert fewer.guided
+    assert fewer.evaluations <= 3
+    assert fewer.speedup == 5 / fewer.evaluations
+    assert 0 in fewer.rows
+    found = skipped_steps.calibrate(player, bundle, INSTRUCTIONS[:1], times_fewer=1.0)
     assert found.rows == (2, 2, 1), "one row leaves nothing out"
+    assert found.error < 1e-5
     kept = player.table
     assert [len(part.step) for part in kept.parts()] == [2, 1]
     try:
@@ -192,5 +201,21 @@ def test_what_is_refused(pictured_bundle, player):
 def test_a_picture_that_is_not_finite_is_named(player):
     networks = player.networks._replace(unconditional=player.networks.unconditional * jnp.nan)
     broken = Player(networks, player.tokenizer, player.protocol, steps=STEPS)
-    with pytest.raises(NonFiniteError, match="turn 1: the latents of the picture"):
+    with pytest.raises(NonFiniteError, match="turn 1: the picture that comes first is not finite"):
         play(broken, 1)
+    turn = functools.partial(rollout.play_turn, layout=broken.layout, table=broken.table)
+    read = broken.read(INSTRUCTIONS[:1])
+    games = rollout.game_keys([7])
+    _, result = jax.jit(turn)(networks, broken.start(), read, games, jnp.asarray(1))
+    assert result.bad_step.tolist() == [STEPS + 1]
+
+
+def test_motion_guidance_is_of_clips_of_a_picture(shown_bundle, tmp_path):
+    shutil.copytree(shown_bundle, tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    content = json.loads(file.read_text())
+    content["protocol"]["motion_guidance"] = 3.0
+    file.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="protocol: motion_guidance is of clips") as caught:
+        Bundle.open(tmp_path / "model")
+    assert "representation_shift" not in str(caught.value)

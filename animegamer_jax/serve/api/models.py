@@ -145,11 +145,11 @@ class ProgressModel(Model):
 
 
 class FirstPictureModel(Model):
-    """A first picture of a turn that is being played: the model's guess of the first frame."""
+    """A first picture of a turn: what the model draws first, or a guess of the first frame."""
 
     turn: int = Field(description="number of the turn")
     instruction: str
-    step: int = Field(description="denoising steps after which it was made")
+    step: int = Field(description="denoising steps of the clip after which it was made")
     steps: int = Field(description="denoising steps of the turn")
     picture: str = Field(description="data: URL of a small JPEG")
 

@@ -22,7 +22,8 @@ class BatchPlayer:
         player: The player.
         store: The games.
         batch_sizes: Sizes in ascending order, to which batches are padded.
-        first_pictures: Whether a guess of the clip's first frame is shown after half of the steps.
+        first_pictures: Whether the picture that the model draws first is shown, or a guess of the
+            clip's first frame after half of the steps.
     """
 
     def __init__(

@@ -83,7 +83,8 @@ class Engine:
         workers: Number of batches played in parallel, which share the waiting requests.
         max_steps: Most denoising steps of a turn. Games that ask for more are played with these.
         client_turns: Most turns of one client that wait or are played; None: no limit.
-        first_pictures: Whether a guess of the clip's first frame is shown after half of the steps.
+        first_pictures: Whether the picture that the model draws first is shown, or a guess of the
+            clip's first frame after half of the steps.
         on_end: Called with each request that has ended.
 
     Attributes:
@@ -414,17 +415,21 @@ class Engine:
         self._batches.save(batch, output)
 
     def _play_batch(self, batch: list[TurnRequest], *, depth: int) -> TurnOutput:
-        start = time.monotonic()
+        start, paused = time.monotonic(), 0.0  # before the clip's first step
         run = _Run(batch=batch, depth=depth, steps_left=batch[0].steps)
 
         def on_progress(stage: str, step: int, total: int) -> None:
             if all(request.stop_requested for request in batch):
                 raise _StoppedError
+            nonlocal start, paused
             left = None
             if stage == "decoder":
                 run.steps_left = total - step
                 if step:
-                    left = (time.monotonic() - start - run.paused) / step * (total - step)
+                    took = time.monotonic() - start - (run.paused - paused)
+                    left = took / step * (total - step)
+                else:
+                    start, paused = time.monotonic(), run.paused
             for request in batch:
                 request.progress(stage, step, total, left)
             if stage != "vae":  # so close to its end, a batch does not give way

@@ -12,11 +12,11 @@ Status = Literal["waiting", "playing", "done", "stopped", "failed"]
 
 
 class FirstPicture(NamedTuple):
-    """A guess of a clip's first frame, made while the clip is denoised.
+    """The picture that a model draws first, or a guess of a clip's first frame.
 
     Attributes:
         jpeg: The picture, a JPEG.
-        step: Denoising steps after which it was made.
+        step: Denoising steps of the clip after which it was made.
         steps: Denoising steps of the turn.
     """
 
@@ -46,7 +46,7 @@ class TurnRequest:
         stage: Part of the turn that is being played: "mllm", "decoder" or "vae".
         step, num_steps: Steps done and number of steps of that part.
         seconds_left: Estimate for the batch; None before the first denoising step.
-        first_picture: The guess of the clip's first frame; None before there is one.
+        first_picture: The first picture; None before there is one.
         turn: The finished turn.
         error: Why the turn failed, in one line.
     """

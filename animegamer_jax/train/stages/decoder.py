@@ -353,7 +353,10 @@ class ClipStage(DiffusionStage[R]):
 
     @functools.cached_property
     def _sample_clips(self) -> Callable[..., UInt8[Array, "b s y x 3"]]:
-        """Samples a batch's first clips as in play, including guidance."""
+        """Samples a batch's first clips as in play, including guidance by context.
+
+        Where a picture comes first they are made of the true one, without guidance.
+        """
         recipe, vae_config = self.recipe, self.vae_config
         assert isinstance(recipe, ClipRecipe)
 

@@ -190,6 +190,16 @@ def test_where_a_picture_comes_first(pictured, bundle, networks, batch):
     other = loss(networks, batch._replace(game=asked))
     assert other["pictures"] == found["pictures"], "every prediction is dropped"
     assert other["clips"] != found["clips"], "the text tokens are predicted"
+    kept = AdaptStage(
+        dataclasses.replace(pictured.recipe, context_dropout=0.0),
+        bundle.config,
+        pictured.protocol,
+        tokenizer_dir=bundle.tokenizer_dir,
+    )
+    drawn = jax.jit(lambda n, b: kept.loss(n, b, make_key())[1]["pictures"])
+    first = drawn(networks, batch)
+    assert drawn(networks, batch._replace(game=told)) == first, "what is to be drawn is not seen"
+    assert drawn(networks, batch._replace(game=asked)) != first, "pictures are of predictions"
     context = pictured.clip_context(networks, batch)
     count = networks["encoder"].config.num_image_tokens
     predicted = pictured.represent(networks, batch)
