@@ -89,7 +89,7 @@ def schedule_of(protocol: Protocol) -> Schedule:
         guidance_scale=protocol.guidance_scale,
         guidance_schedule=protocol.guidance_schedule,
         motion_guidance=protocol.motion_guidance,
-        still_motion=protocol.motion_values[0],
+        still_motion=protocol.motion_values[0] if protocol.motion_guidance else 0.0,
         student_timesteps=protocol.student_timesteps,
     )
 
