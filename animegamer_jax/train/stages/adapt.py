@@ -45,7 +45,7 @@ class AdaptRecipe(PredictionRecipe, DrawnRecipe):
         context_dropout: Share of samples whose context is the unconditional one of guidance (not in
             the paper). Where a picture comes first it is the picture's, which alone is guided.
         first_pictures: Number of times that each sample's first frame is noised and trained on
-            beside its clip, where a picture comes first.
+            as well as its clip, where a picture comes first.
     """
 
     context_dropout: Share = 0.05
@@ -171,9 +171,9 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
 
     @property
     def first_pictures(self) -> int:
-        """How often each sample's first frame is drawn beside its clip."""
-        beside = self.protocol.picture_first and not self.pictures
-        return self.recipe.first_pictures if beside else 0
+        """How often each sample's first frame is drawn besides its clip."""
+        both = self.protocol.picture_first and not self.pictures
+        return self.recipe.first_pictures if both else 0
 
     def loss(
         self, networks: StageNetworks, batch: Any, key: Key[Array, ""]

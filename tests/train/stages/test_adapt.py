@@ -182,8 +182,8 @@ def test_where_a_picture_comes_first(pictured, bundle, networks, batch):
     later = loss(networks, batch._replace(moments=batch.moments.at[:, 1:].set(7.0)))
     assert later["pictures"] == found["pictures"]
     assert later["clips"] != found["clips"]
-    told = batch.game._replace(image=batch.game.image.at[:, -1].add(1.0))
-    other = loss(networks, batch._replace(game=told))
+    looks = batch.game._replace(image=batch.game.image.at[:, -1].add(1.0))
+    other = loss(networks, batch._replace(game=looks))
     assert other["pictures"] == found["pictures"]
     assert other["clips"] != found["clips"]
     asked = batch.game._replace(captions=batch.game.captions.at[:, -1].set(3))
@@ -198,7 +198,7 @@ def test_where_a_picture_comes_first(pictured, bundle, networks, batch):
     )
     drawn = jax.jit(lambda n, b: kept.loss(n, b, make_key())[1]["pictures"])
     first = drawn(networks, batch)
-    assert drawn(networks, batch._replace(game=told)) == first, "what is to be drawn is not seen"
+    assert drawn(networks, batch._replace(game=looks)) == first, "what is to be drawn is not seen"
     assert drawn(networks, batch._replace(game=asked)) != first, "pictures are of predictions"
     context = pictured.clip_context(networks, batch)
     count = networks["encoder"].config.num_image_tokens

@@ -132,8 +132,8 @@ def test_where_a_picture_comes_first(stage, bundle, networks, batch):
         return float(parts["student"]), float(parts["fake"]), pictured.sample_flops(networks)
 
     guided, plain = run(batch), run(batch, guidance=1.0)
-    told = batch.game._replace(image=batch.game.image.at[:, -1].add(1.0))
-    other = run(batch._replace(game=told))
+    looks = batch.game._replace(image=batch.game.image.at[:, -1].add(1.0))
+    other = run(batch._replace(game=looks))
     assert guided[0] != plain[0], "the picture's teacher is guided"
     assert other[:2] != guided[:2], "clips are of what is seen"
     assert stage.sample_flops(networks) < guided[2]
