@@ -194,7 +194,7 @@ class TorchModel:
         columns = [column for column in table.plain() if column is not None]
         self._rows = [[float(column[i]) for column in columns] for i in range(steps)]
         self._motion_scales, self._still = [1.0] * steps, 0.0
-        if table.motion_guidance is not None:
+        if table.motion_guidance is not None and table.still_motion is not None:
             self._motion_scales = table.motion_guidance.tolist()
             self._still = float(table.still_motion[0])
         self._row = self._rows[row]
