@@ -74,6 +74,10 @@ class Schedule:
         spaced = np.linspace(self.num_train_steps - 1, 0, num_steps, endpoint=False)
         return spaced.astype(int)[::-1].copy()
 
+    def is_noisy(self, timesteps: Any) -> Any:
+        """Returns whether training steps are of the noisier half, where motion is guided."""
+        return 2 * timesteps >= self.num_train_steps
+
     def guidance(self, timesteps: np.ndarray) -> np.ndarray:
         """Returns the guidance scale at the given training steps, float64."""
         if self.guidance_schedule == "constant":
@@ -188,9 +192,10 @@ def make_sampler_table(schedule: Schedule, num_steps: int) -> SamplerTable:
     table = SamplerTable(np.arange(num_steps, dtype=np.int32), *map(np.float32, columns))
     if not schedule.motion_guidance:
         return table
-    noisy = 2 * timestep >= schedule.num_train_steps
     return table._replace(
-        motion_guidance=np.where(noisy, 1 + schedule.motion_guidance, 1).astype(np.float32),
+        motion_guidance=np.where(
+            schedule.is_noisy(timestep), 1 + schedule.motion_guidance, 1
+        ).astype(np.float32),
         still_motion=np.full(num_steps, schedule.still_motion, np.float32),
     )
 

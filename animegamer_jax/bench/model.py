@@ -314,7 +314,7 @@ class Model:
                 jnp.full((1,), motion, jnp.float32),
             ),
             sampler=SamplerState(x, denoised, jnp.full((1,), -1, jnp.int32), residual),
-            row=player.rows[middle],
+            row=self.table.steps()[middle],
             latents=jnp.asarray(normal(*shape)),
         )
 

@@ -114,7 +114,7 @@ def play_programs(model: Model) -> dict[str, Program]:
     """Returns the programs of a turn and its parts, for one game."""
     networks, inputs, layout, table = model.networks, model.inputs, model.layout, model.table
     player, guidance = model.player, model.player.clip_guidance
-    evaluations = skipped_steps.count_evaluations(player) if table.rows is None else sum(table.rows)
+    evaluations = skipped_steps.count_evaluations(player)
     steps = f"{player.steps} steps" if player.steps > 1 else "1 step"
     rows = f"{model.num_rows} row{'s' * (model.num_rows > 1)}"
     clip = f"{player.num_frames} frames of {player.height} x {player.width}"

@@ -160,11 +160,6 @@ class Player:
         self._turn = jax.jit(turn, out_shardings=(self._sharding if placement else None, None))
 
     @property
-    def rows(self) -> tuple[SamplerTable, ...]:
-        """The rows of the sampler's table, one for each of a clip's steps."""
-        return self.table.steps()
-
-    @property
     def num_rows(self) -> int:
         """Number of rows of a clip's guided steps."""
         return num_rows(self.table, self.clip_guidance)

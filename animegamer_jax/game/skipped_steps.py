@@ -257,8 +257,11 @@ def scales(player: "Player") -> Float[np.ndarray, " n"]:
 
 
 def count_evaluations(player: "Player") -> int:
-    """Returns the evaluations of a row in a clip of a player that skips no step."""
-    return sum(rollout.num_rows(row, player.clip_guidance) for row in player.rows)
+    """Returns the evaluations of a row in a clip."""
+    table = player.table
+    if table.rows is not None:
+        return sum(table.rows)
+    return sum(rollout.num_rows(row, player.clip_guidance) for row in table.steps())
 
 
 def calibrate(

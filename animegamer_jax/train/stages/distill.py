@@ -228,10 +228,9 @@ class DistillStage(PredictionStage[DistillRecipe]):
         """Returns the teacher of clips, with the guidance of motion that it plays with."""
         dit, motion = networks["teacher"], self.motion(batch)
         still = jnp.full_like(motion, self.protocol.motion_values[0])
-        total = self._schedule.num_train_steps
 
         def predict_v(x: Latents, timestep: Float[Array, " b"]) -> Latents:
-            noisy = (2 * timestep >= total).reshape(-1, *(1,) * (x.ndim - 1))
+            noisy = self._schedule.is_noisy(timestep).reshape(-1, *(1,) * (x.ndim - 1))
             v, without = (
                 dit(x, timestep=timestep, motion=value, context=context)
                 for value in (motion, still)
