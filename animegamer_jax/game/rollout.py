@@ -359,11 +359,11 @@ def see_picture(
     """
     pixels = _decode_first(vae, latents)
     frame, finite = to_uint8(pixels), jnp.isfinite(pixels).all(axis=(1, 2, 3, 4))
-    seen = _with_image(state.representation, encode_frames(shot, frame[:, 0]))
+    seen = with_image(state.representation, encode_frames(shot, frame[:, 0]))
     return state._replace(representation=seen), frame, finite
 
 
-def _with_image(
+def with_image(
     representation: Float[Array, "g n r"], image: Float[Array, "g m r"]
 ) -> Float[Array, "g n r"]:
     """Replaces the image tokens, which come last."""
@@ -400,7 +400,7 @@ def remember(
     if protocol.history == "predicted" or protocol.picture_first:
         return state.representation
     assert shot is not None
-    return _with_image(state.representation, encode_frames(shot, frames[:, 0]))
+    return with_image(state.representation, encode_frames(shot, frames[:, 0]))
 
 
 def play_turn(

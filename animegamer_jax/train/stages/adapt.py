@@ -3,7 +3,7 @@
 Inside the step, the frozen language model predicts the shot representation from the history;
 the decoder is trained, with its own loss, to make the true clip from it. If the protocol says that
 a picture comes first, the decoder is trained to draw the clip's first frame from the prediction,
-and to make the clip from what E_a sees in that frame.
+and to make the clip from what E_a sees in that frame, or in the same frame as the decoder draws it.
 """
 
 import dataclasses
@@ -15,9 +15,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
+from animegamer_jax import diffusion
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.data.datasets import open_features
 from animegamer_jax.data.samples import AdaptSample, adapt_samples, adapt_spec
+from animegamer_jax.errors import UserError
+from animegamer_jax.game.rollout import decode_picture, with_image
+from animegamer_jax.models.latents import mode, to_decoder
 from animegamer_jax.train.stages.base import Scalars, StageNetworks
 from animegamer_jax.train.stages.decoder import (
     DECODER_OPTIMIZER,
@@ -46,10 +50,14 @@ class AdaptRecipe(PredictionRecipe, DrawnRecipe):
             the paper). Where a picture comes first it is the picture's, which alone is guided.
         first_pictures: Number of times that each sample's first frame is noised and trained on
             as well as its clip, where a picture comes first.
+        redrawn: Share of clips made of their first frame as the decoder draws it again from much
+            noise, where a picture comes first; the others are made of the true frame. In play the
+            decoder draws the frame, and E_a does not see in it quite what it sees in a true one.
     """
 
     context_dropout: Share = 0.05
     first_pictures: Count = 4
+    redrawn: Share = 0.0
 
 
 RECIPES = {
@@ -62,6 +70,7 @@ RECIPES = {
         trained="all",
         context_dropout=0.15,
         first_pictures=8,
+        redrawn=0.7,
     ),
     # Steps and learning rate as reported in the paper's section 4.1; the optimizer's other numbers,
     # batch and average as in the joint stage. 1 to 5 turns, uniformly, as in the released files.
@@ -76,6 +85,10 @@ RECIPES = {
     ),
 }
 
+
+# Steps of a frame that is drawn again. From the first, composition and colours are still the true
+# ones, so that the frame fits the clip, and all else is the decoder's.
+_REDRAWN_FROM = (750, 500, 250)
 
 P = TypeVar("P", bound=PredictionRecipe)
 
@@ -139,8 +152,7 @@ class PredictionStage(ClipStage[P], GameStage[P]):
 
         This is what clips are made of where a picture comes first.
         """
-        image = networks["encoder"].image_tokens(batch.game.image[:, -1]).astype(predicted.dtype)
-        return jnp.concatenate([predicted[:, : -image.shape[1]], image], axis=1)
+        return with_image(predicted, networks["encoder"].image_tokens(batch.game.image[:, -1]))
 
     def clip_context(self, networks: StageNetworks, batch: Any) -> Float[Array, "b n r"]:
         predicted = self.represent(networks, batch)
@@ -169,6 +181,28 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
     recipes = RECIPES
     name: ClassVar[str] = "adapt"
 
+    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
+        """Returns the networks of a `PredictionStage`, and CLIP if first frames are drawn again.
+
+        Raises:
+            UserError: as `PredictionStage.load`; the bundle lacks CLIP, which looks at them.
+        """
+        networks = super().load(bundle, mesh=mesh)
+        if not self.redrawn:
+            return networks
+        assert bundle is not None, "the command has checked what the stage needs"
+        if not bundle.has("clip"):
+            raise UserError(
+                f"{bundle.path}: no CLIP there, which looks at the first frames that the decoder "
+                "draws: add it (`animegamer convert`), or give --redrawn 0"
+            )
+        return {**networks, "clip": bundle.load("clip", mesh=mesh, dtype=self.recipe.dtype)}
+
+    @property
+    def redrawn(self) -> float:
+        """Share of clips made of a first frame that the decoder has drawn again."""
+        return self.recipe.redrawn if self.first_pictures else 0.0
+
     @property
     def first_pictures(self) -> int:
         """How often each sample's first frame is drawn besides its clip."""
@@ -183,7 +217,12 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
             return super().loss(networks, batch, key)
         drop, show, picture, clip = jax.random.split(key, 4)
         predicted = jax.lax.stop_gradient(self.represent(networks, batch, show))
-        seen = jax.lax.stop_gradient(self.seen(networks, batch, predicted))
+        seen = self.seen(networks, batch, predicted)
+        if self.redrawn:
+            draw, choose = jax.random.split(jax.random.fold_in(key, _REDRAWN_FROM[0]))
+            again = jax.random.bernoulli(choose, self.redrawn, (len(seen), 1, 1))
+            seen = jnp.where(again, self.see_again(networks, batch, predicted, draw), seen)
+        seen = jax.lax.stop_gradient(seen)
         dit, motion = networks["dit"], self.motion(batch)
         options: Any = {"motion": motion, "timestep_shift": self.timestep_shift}
         options |= {"vae_config": self.vae_config}
@@ -198,13 +237,50 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
         clips = drawn_loss(dit, batch.moments, clip, context=seen, **options).mean()
         return pictures + clips, {"pictures": pictures, "clips": clips}
 
+    def see_again(
+        self,
+        networks: StageNetworks,
+        batch: Any,
+        predicted: Float[Array, "b n r"],
+        key: Key[Array, ""],
+    ) -> Float[Array, "b n r"]:
+        """Returns predictions with E_a's image tokens of first frames that the decoder draws.
+
+        The true frames are noised, and denoised with the guidance of play.
+        """
+        dit, clip, encoder = networks["dit"], networks["clip"], networks["encoder"]
+        motion, schedule = self.motion(batch), diffusion.schedule_of(self.protocol)
+        path = dataclasses.replace(schedule, student_timesteps=_REDRAWN_FROM, motion_guidance=0.0)
+        table = diffusion.make_sampler_table(path, len(_REDRAWN_FROM))
+        table = table._replace(guidance=schedule.guidance(table.timestep).astype("float32"))
+        first = batch.moments[:, : dit.config.patch_frames]
+        clean = to_decoder(mode(first), self.vae_config)
+        steps = jnp.full(len(clean), _REDRAWN_FROM[0])
+        noised, _ = diffusion.add_noise(path, clean, jax.random.normal(key, clean.shape), steps)
+
+        def predict_v(x: jax.Array, timestep: jax.Array, context: jax.Array) -> jax.Array:
+            rows = jnp.tile(motion, len(x) // len(motion))
+            return dit(x, timestep=timestep, motion=rows, context=context)
+
+        guided = diffusion.guide(predict_v, predicted, encoder.unconditional())
+        start = diffusion.start_sampler(noised)
+        drawn = diffusion.sample(guided, start, table, noise=lambda _: jnp.zeros_like(start.x)).x
+        frames = decode_picture(networks["vae"], drawn)[:, 0]
+        return with_image(predicted, encoder.image_tokens(clip.see(frames)))
+
     def sample_flops(self, networks: StageNetworks) -> float:
-        clip = super().sample_flops(networks)
+        """Returns FLOPs as of a `PredictionStage`, with those of pictures, drawn again or not.
+
+        A frame that is drawn again takes two rows a step; CLIP's and the VAE's part is left out.
+        """
+        found, dit, trained = super().sample_flops(networks), networks["dit"], self.recipe.trained
         if not (count := self.first_pictures):
-            return clip
-        return clip + transformer_flops(
-            networks["dit"], trained=self.recipe.trained, pictures=count
-        )
+            return found
+        found += transformer_flops(dit, trained=trained, pictures=count)
+        if self.redrawn:
+            rows = 2 * len(_REDRAWN_FROM)
+            found += transformer_flops(dit, trained="all", pictures=rows) / 3
+        return found
 
     def drop(
         self, networks: StageNetworks, predicted: Float[Array, "b n r"], key: Key[Array, ""]

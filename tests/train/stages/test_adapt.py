@@ -9,15 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from tiny_games import make_key, make_stage, run
+from tiny_games import make_key, make_stage, run, write_model
 from tiny_stage import arrays, one_device
 
 from animegamer_jax.bundle.bundle import abstract_network
 from animegamer_jax.convert.rules import load
 from animegamer_jax.convert.sources import open_torch
 from animegamer_jax.convert.tables.dit import infer_config, rules
+from animegamer_jax.diffusion import Schedule
 from animegamer_jax.errors import UserError
 from animegamer_jax.models import latents as vae_latents
+from animegamer_jax.models.vae import to_uint8
 from animegamer_jax.protocol import RELEASED
 from animegamer_jax.sharding import make_mesh
 from animegamer_jax.train.stages.adapt import (
@@ -210,6 +212,67 @@ def test_where_a_picture_comes_first(pictured, bundle, networks, batch):
     clips = make_stage(AdaptStage, RECIPE, bundle).sample_flops(networks)
     alone = make_stage(AdaptStage, dataclasses.replace(RECIPE, pictures=3), bundle)
     assert clips < pictured.sample_flops(networks) < clips + alone.sample_flops(networks)
+
+
+def test_first_frames_drawn_again(pictured, networks, batch, tmp_path):
+    """From noise of step 750 and in three steps, with guidance; E_a sees what comes of it."""
+    recipe = dataclasses.replace(pictured.recipe, redrawn=1.0)
+    bundle = write_model(tmp_path, networks=("mllm", "encoder", "dit", "vae", "clip"))
+    protocol = dataclasses.replace(
+        pictured.protocol, guidance_scale=1.5, guidance_schedule="constant"
+    )
+    again = AdaptStage(recipe, bundle.config, protocol, tokenizer_dir=bundle.tokenizer_dir)
+    networks = {**networks, "clip": again.load(bundle, mesh=one_device())["clip"]}
+    batch = jax.tree.map(jnp.asarray, batch)
+
+    @jax.jit
+    def losses(networks, batch):
+        return [s.loss(networks, batch, make_key())[1] for s in (pictured, again)]
+
+    true, drawn = losses(networks, batch)
+    assert true["pictures"] == drawn["pictures"]
+    assert true["clips"] != drawn["clips"]
+    looks = batch.game._replace(image=batch.game.image.at[:, -1].add(1.0))
+    true_other, drawn_other = losses(networks, batch._replace(game=looks))
+    assert true_other["clips"] != true["clips"]
+    assert drawn_other["clips"] == drawn["clips"], "the true frame is not seen"
+
+    @jax.jit
+    def by_hand(networks, batch, key):
+        dit, vae, encoder = networks["dit"], networks["vae"], networks["encoder"]
+        predicted = pictured.represent(networks, batch)
+        clean = vae_latents.to_decoder(vae_latents.mode(batch.moments[:, :1]), vae.config)
+        level = Schedule().signal_levels().astype(np.float32)
+        noise = np.sqrt(1 - level**2)
+        x = level[750] * clean + noise[750] * jax.random.normal(key, clean.shape)
+        nothing = jnp.broadcast_to(encoder.unconditional(), predicted.shape)
+        for t in (750, 500, 250):
+            without, given = (
+                dit(x, timestep=jnp.full(8, t * 1.0), motion=batch.motion_value, context=context)
+                for context in (nothing, predicted)
+            )
+            v = without + 2.5 * (given - without)
+            d, e = level[t] * x - noise[t] * v, noise[t] * x + level[t] * v
+            x = level[t - 250] * d + noise[t - 250] * e if t > 250 else d
+        frames = to_uint8(vae.decode(vae_latents.from_decoder(x, vae.config)))[:, 0]
+        return encoder.image_tokens(networks["clip"].see(frames))
+
+    found = jax.jit(lambda n, b, key: again.see_again(n, b, pictured.represent(n, b), key))(
+        networks, batch, make_key()
+    )
+    expected = by_hand(networks, batch, make_key())
+    np.testing.assert_allclose(found[:, -expected.shape[1] :], expected, atol=2e-3)
+    clean = batch.game.image[:, -1]
+    assert np.abs(expected - networks["encoder"].image_tokens(clean)).max() > 0.05
+    assert again.sample_flops(networks) > pictured.sample_flops(networks)
+
+
+def test_first_frames_drawn_again_need_clip(pictured, bundle):
+    recipe = dataclasses.replace(pictured.recipe, redrawn=0.5)
+    stage = AdaptStage(recipe, bundle.config, pictured.protocol, tokenizer_dir=bundle.tokenizer_dir)
+    with pytest.raises(UserError, match=r"no CLIP there.*or give --redrawn 0"):
+        stage.load(bundle, mesh=one_device())
+    make_stage(AdaptStage, recipe, bundle).load(bundle, mesh=one_device())  # no picture first
 
 
 @pytest.fixture(scope="module")
