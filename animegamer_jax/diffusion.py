@@ -229,18 +229,37 @@ def _student_table(schedule: Schedule, num_steps: int) -> SamplerTable:
     return SamplerTable(np.arange(num_steps, dtype=np.int32), *map(np.float32, columns))
 
 
+class KnownFrame(NamedTuple):
+    """A frame of a clip that is known before the clip is made.
+
+    The network's frames may be mixtures over time of the clip's (`models.latents.to_decoder`): the
+    known one is the sum of the network's with `weights`, and has `shares` in them.
+    """
+
+    latents: Float[Array, "b h w c"]
+    weights: Float[Array, " f"]
+    shares: Float[Array, " f"]
+
+    def put(self, x: Float[Array, "b f h w c"]) -> Float[Array, "b f h w c"]:
+        """Returns latents with the known frame, free of noise, in place of theirs; float32."""
+        x = x.astype(jnp.float32)
+        missing = self.latents - jnp.einsum("f,bfhwc->bhwc", self.weights, x)
+        return x + jnp.einsum("f,bhwc->bfhwc", self.shares, missing)
+
+
 class SamplerState(NamedTuple):
     """The state between two steps.
 
     `bad_step` is the first step with a non-finite latent, or -1. `residual` is what the network's
     layers added when they were last evaluated, for all rows of guidance; None if no step is
-    skipped.
+    skipped. `known` is a frame that the network is shown at every step; None: it makes all.
     """
 
     x: Float[Array, "b f h w c"]
     denoised: Float[Array, "b f h w c"]
     bad_step: Int[Array, " b"]
     residual: Float[Array, "r t d"] | None = None
+    known: KnownFrame | None = None
 
 
 def start_sampler(x: Float[Array, "b f h w c"]) -> SamplerState:
@@ -271,22 +290,48 @@ def sample(
 
     def step(state: SamplerState, xs: tuple[SamplerTable, Any]) -> tuple[SamplerState, None]:
         row, own = xs
+        seen = state.x if state.known is None else state.known.put(state.x)
         if row.rows is None:
             residual = None
-            v = predict_v(state.x, row.timestep, row.guidance, *own)
+            v = predict_v(seen, row.timestep, row.guidance, *own)
         else:
             given = row.timestep, row.guidance, row.rows, state.residual
-            v, residual = predict_v(state.x, *given, *own)
+            v, residual = predict_v(seen, *given, *own)
         v = v.astype(jnp.float32)
-        denoised = row.signal * state.x - row.noise_level * v
+        denoised = row.signal * seen - row.noise_level * v
+        if state.known is not None:
+            denoised = state.known.put(denoised)
         x = row.on_x * state.x + row.on_denoised * denoised
         x = x + row.on_previous * state.denoised + row.on_noise * noise(row.step)
         finite = jnp.isfinite(x).all(axis=tuple(range(1, x.ndim)))
         first_bad = (state.bad_step < 0) & ~finite
         bad_step = jnp.where(first_bad, row.step, state.bad_step)
-        return SamplerState(x, denoised, bad_step, residual), None
+        return SamplerState(x, denoised, bad_step, residual, state.known), None
 
     return jax.lax.scan(step, state, (jax.tree.map(jnp.asarray, table), each))[0]
+
+
+def hold(
+    predict_v: Callable[..., jax.Array], known: KnownFrame | None, schedule: Schedule
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Shows a network a known frame, and takes that frame for what it answers there.
+
+    Args:
+        predict_v: `(x, timestep [b]) -> v`.
+        known: The known frame; None: there is none.
+        schedule: Schedule of the training steps.
+    """
+    if known is None:
+        return predict_v
+
+    def held(x: jax.Array, timestep: jax.Array) -> jax.Array:
+        signal, noise_level = levels_at(schedule, jnp.round(timestep).astype(jnp.int32))
+        seen = known.put(x)
+        v = predict_v(seen, timestep).astype(jnp.float32)
+        denoised = known.put(signal * seen - noise_level * v)
+        return (signal * x - denoised) / noise_level
+
+    return held
 
 
 def guide(

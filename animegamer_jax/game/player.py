@@ -27,6 +27,7 @@ from animegamer_jax.game.loading import (
 )
 from animegamer_jax.game.pictures import PictureEncoder, check_window
 from animegamer_jax.game.rollout import (
+    DrawnPicture,
     GameState,
     Instruction,
     Networks,
@@ -150,7 +151,7 @@ class Player:
         self._decode = jax.jit(decode_clip)
         self._picture = jax.jit(decode_picture)
         self._start_picture = jax.jit(start_picture)
-        self._see_picture = jax.jit(see_picture)
+        self._see_picture = jax.jit(see_picture, static_argnames="num_frames")
         self._chunk = jax.jit(decode_chunk, static_argnames="start")
         self._remember = _remember_by(protocol)
         self._advance = jax.jit(advance)
@@ -410,14 +411,14 @@ class Player:
         steps = len(table.step)
         on_progress("decoder", 0, steps)
         dit, unconditional = self.networks.dit, self.clip_guidance
-        shown = state
+        shown, known = state, None
         if self.protocol.picture_first:
-            shown, picture = self._draw_picture(
+            shown, picture, _, known = self._draw_picture(
                 state, table, keys, turn=turn, on_progress=lambda: on_progress("decoder", 0, steps)
             )
             if on_frames is not None:
                 on_frames(Preview(np.asarray(picture), 0, 0, False))
-        sampler = self._start(dit, keys, rows=num_residuals(table, unconditional))
+        sampler = self._start(dit, keys, rows=num_residuals(table, unconditional), known=known)
         for step, row in enumerate(table.steps()):
             sampler = self._denoise(dit, unconditional, shown, sampler, row, keys)
             if (np.asarray(sampler.bad_step) >= 0).any():
@@ -462,17 +463,18 @@ class Player:
         *,
         turn: int | Sequence[int],
         on_progress: Callable[[], None],
-    ) -> tuple[GameState, jax.Array]:
+    ) -> DrawnPicture:
         """Draws the picture as `rollout.draw_picture`, with the programs of the clip's steps."""
         networks, table = self.networks, table.plain()
         sampler, keys = self._start_picture(networks.dit, keys)
         for row in table.steps():
             sampler = self._denoise(networks.dit, networks.unconditional, state, sampler, row, keys)
             on_progress()
-        state, frame, finite = self._see_picture(networks.vae, networks.shot, state, sampler.x)
-        if (np.asarray(sampler.bad_step) >= 0).any() or not np.asarray(finite).all():
+        frames = networks.dit.config.latent_frames
+        drawn = self._see_picture(networks.vae, networks.shot, state, sampler.x, num_frames=frames)
+        if (np.asarray(sampler.bad_step) >= 0).any() or not np.asarray(drawn.finite).all():
             raise NonFiniteError(f"turn {turn}: the picture that comes first is not finite")
-        return state, frame
+        return drawn
 
     def _decode_chunks(
         self, latents: jax.Array, steps: int, on_frames: OnFrames

@@ -17,11 +17,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 
 from animegamer_jax import diffusion
-from animegamer_jax.diffusion import SamplerState, SamplerTable
+from animegamer_jax.diffusion import KnownFrame, SamplerState, SamplerTable
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.dit import DiT, Modulation
 from animegamer_jax.models.encoder import ShotNetworks, encode_frames
-from animegamer_jax.models.latents import from_decoder
+from animegamer_jax.models.latents import from_decoder, know_first
 from animegamer_jax.models.mllm import MLLM
 from animegamer_jax.models.vae import VAE, DecoderCache, chunk_bounds, decode_in_parts, to_uint8
 from animegamer_jax.protocol import Layout, Protocol
@@ -44,11 +44,15 @@ class Networks(NamedTuple):
 
 
 class DrawnPicture(NamedTuple):
-    """A picture of the prediction; `state` has the representation of what E_a sees in it."""
+    """A picture of the prediction, with which the clip begins (`start_clip`).
+
+    `state` has the representation of what E_a sees in it.
+    """
 
     state: "GameState"
     frame: UInt8[Array, "g 1 h w 3"]
     finite: Bool[Array, " g"]
+    known: KnownFrame
 
 
 class Window(NamedTuple):
@@ -184,12 +188,16 @@ def latent_shape(dit: DiT) -> tuple[int, int, int, int]:
     return c.latent_frames, c.latent_height, c.latent_width, c.latent_channels
 
 
-def start_clip(dit: DiT, keys: Key[Array, " g"], *, rows: int = 0) -> SamplerState:
+def start_clip(
+    dit: DiT, keys: Key[Array, " g"], *, rows: int = 0, known: KnownFrame | None = None
+) -> SamplerState:
     """Returns the sampler's state before its first step.
 
-    `rows` is the number of rows of guidance if steps are skipped.
+    `rows` is the number of rows of guidance if steps are skipped, `known` the first frame if a
+    picture came first.
     """
     state = diffusion.start_sampler(_noise(keys, jnp.asarray(-1), latent_shape(dit)))
+    state = state._replace(known=known)
     if not rows:
         return state
     with network_rules("dit"):
@@ -331,16 +339,18 @@ def draw_picture(
 ) -> DrawnPicture:
     """Draws the first frame alone of what was predicted, with guidance, and looks at it.
 
-    The clip is then made of what E_a sees in it, and of the predicted text tokens. The language
-    model predicts the mean of all shots that can follow; the picture is one of them. Its noise is
-    its own, and no step is skipped.
+    The clip then begins with it, and is made of what E_a sees in it and of the predicted text
+    tokens. The language model predicts the mean of all shots that can follow; the picture is one of
+    them. Its noise is its own, and no step is skipped.
     """
     assert networks.shot is not None
     dit, table = networks.dit, table.plain()
     start, keys = start_picture(dit, keys)
     sampler = denoise_clip(dit, networks.unconditional, state, start, table, keys)
-    state, frame, finite = see_picture(networks.vae, networks.shot, state, sampler.x)
-    return DrawnPicture(state, frame, finite & (sampler.bad_step < 0))
+    drawn = see_picture(
+        networks.vae, networks.shot, state, sampler.x, num_frames=dit.config.latent_frames
+    )
+    return drawn._replace(finite=drawn.finite & (sampler.bad_step < 0))
 
 
 def start_picture(dit: DiT, keys: Key[Array, " g"]) -> tuple[SamplerState, Key[Array, " g"]]:
@@ -351,16 +361,20 @@ def start_picture(dit: DiT, keys: Key[Array, " g"]) -> tuple[SamplerState, Key[A
 
 
 def see_picture(
-    vae: VAE, shot: ShotNetworks, state: GameState, latents: Float[Array, "g t h w c"]
-) -> tuple[GameState, UInt8[Array, "g 1 y x 3"], Bool[Array, " g"]]:
-    """Decodes a picture; returns the state with E_a's image tokens of it, and the picture.
-
-    Also returns whether it is finite.
-    """
+    vae: VAE,
+    shot: ShotNetworks,
+    state: GameState,
+    latents: Float[Array, "g t h w c"],
+    *,
+    num_frames: int,
+) -> DrawnPicture:
+    """Decodes the sampler's latents of a picture, and looks at it; clips have `num_frames`."""
     pixels = _decode_first(vae, latents)
     frame, finite = to_uint8(pixels), jnp.isfinite(pixels).all(axis=(1, 2, 3, 4))
     seen = with_image(state.representation, encode_frames(shot, frame[:, 0]))
-    return state._replace(representation=seen), frame, finite
+    first = from_decoder(latents, vae.config)[:, :1]
+    known = know_first(first, vae.config, num_frames=num_frames)
+    return DrawnPicture(state._replace(representation=seen), frame, finite, known)
 
 
 def with_image(
@@ -425,7 +439,8 @@ def play_turn(
     if protocol.picture_first:
         drawn = draw_picture(networks, state, table, keys)
         shown = drawn.state
-    start = start_clip(dit, keys, rows=num_residuals(table, unconditional))
+    known = None if drawn is None else drawn.known
+    start = start_clip(dit, keys, rows=num_residuals(table, unconditional), known=known)
     sampler = denoise_parts(dit, unconditional, shown, start, table.parts(), keys)
     frames, finite = decode_clip(networks.vae, sampler.x)
     last = jnp.asarray(table.step)[-1] + 1

@@ -161,12 +161,15 @@ def _measure_turn(player: "Player", window: Any, text: str, *, seed: int, turn: 
     dit, unconditional = player.networks.dit, player.clip_guidance
     state = player.predict(window, [text])
     keys = rollout.turn_keys(rollout.game_keys([seed]), jnp.asarray(turn))
+    known = None
     if player.protocol.picture_first:
-        state = jax.jit(rollout.draw_picture)(player.networks, state, player.table, keys).state
+        drawn = jax.jit(rollout.draw_picture)(player.networks, state, player.table, keys)
+        state, known = drawn.state, drawn.known
     guided = player.num_rows == 2
     table = player.table
     table = table._replace(rows=np.full(len(table.step), player.num_rows, np.int32))
-    sampler = rollout.start_clip(dit, keys, rows=rollout.num_residuals(table, unconditional))
+    count = rollout.num_residuals(table, unconditional)
+    sampler = rollout.start_clip(dit, keys, rows=count, known=known)
     step = jax.jit(rollout.denoise_clip)
     added: deque[jax.Array] = deque(maxlen=MOST_IN_A_ROW)
     reused = np.full((len(table.step), MOST_IN_A_ROW), np.inf)

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from animegamer_jax.configs import VAEConfig
+from animegamer_jax.diffusion import KnownFrame
 
 _MIN_LOG_VARIANCE, _MAX_LOG_VARIANCE = -30.0, 20.0
 
@@ -52,21 +53,32 @@ def to_decoder(
     Raises:
         ValueError: the number of scales differs from the number of latent frames.
     """
-    return _over_time(latents * config.scaling_factor, _frequency_gain(config, latents))
+    return _over_time(latents * config.scaling_factor, _frequency_gain(config, latents.shape[-4]))
 
 
 def from_decoder(
     latents: Float[Array, "*b f h w z"], config: VAEConfig
 ) -> Float[Array, "*b f h w z"]:
     """Inverts `to_decoder`."""
-    gain = _frequency_gain(config, latents)
+    gain = _frequency_gain(config, latents.shape[-4])
     inverse = None if gain is None else np.linalg.inv(gain)
     return _over_time(latents, inverse) / config.scaling_factor
 
 
-def _frequency_gain(config: VAEConfig, latents: jax.Array) -> Float[np.ndarray, "f f"] | None:
+def know_first(
+    latents: Float[Array, "b 1 h w z"], config: VAEConfig, *, num_frames: int
+) -> KnownFrame:
+    """Returns the first latent frame of clips, in the VAE's units, as one that is known."""
+    gain = _frequency_gain(config, num_frames)
+    gain = np.eye(num_frames) if gain is None else gain
+    scaled = latents[:, 0].astype(jnp.float32) * config.scaling_factor
+    weights, shares = np.linalg.inv(gain)[0], gain[:, 0]
+    return KnownFrame(scaled, jnp.asarray(weights, "float32"), jnp.asarray(shares, "float32"))
+
+
+def _frequency_gain(config: VAEConfig, frames: int) -> Float[np.ndarray, "f f"] | None:
     """Returns the matrix that scales frequencies over time; None if there are no scales."""
-    scales, frames = config.frequency_scales, latents.shape[-4]
+    scales = config.frequency_scales
     if not scales:
         return None
     if frames == 1:

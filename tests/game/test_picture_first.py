@@ -61,14 +61,17 @@ def same_frames(a: np.ndarray, b: np.ndarray, *, share: float = 0.001) -> None:
 
 
 def test_a_turn_in_steps_taken_one_by_one(player, played):
-    """The picture by guidance from noise of its own; the clip of its tokens, its motion guided."""
+    """The picture by guidance from noise of its own; the clip of its tokens, its motion guided.
+
+    The clip's first latent frame is the picture's, free of noise, at every step.
+    """
     networks, c = player.networks, player.networks.dit.config
     state = player.predict(player.start(), INSTRUCTIONS[:1])
     keys = rollout.turn_keys(rollout.game_keys([7]), jnp.asarray(1))
     own = jax.vmap(jax.random.fold_in, (0, None))(keys, 1 << 20)
     table = diffusion.make_sampler_table(diffusion.schedule_of(player.protocol), STEPS)
 
-    def sample(context, keys, frames, scale):
+    def sample(context, keys, frames, scale, first=None):
         shape = (frames, c.latent_height, c.latent_width, c.latent_channels)
 
         def noise(step):
@@ -77,11 +80,18 @@ def test_a_turn_in_steps_taken_one_by_one(player, played):
 
         def predict_v(x, timestep, guidance):
             options = {"timestep": jnp.full(1, timestep)}
+            if first is not None:
+                assert not networks.vae.config.frequency_scales
+                raw, x = x, x.at[:, :1].set(first)
             motion, still = state.motion_value, jnp.full(1, player.protocol.motion_values[0])
             v = networks.dit(x, context=context, motion=motion, **options)
             if scale is None:
                 without = networks.dit(x, context=context, motion=still, **options)
-                return jnp.where(timestep >= 500, 4 * v - 3 * without, v)
+                v = jnp.where(timestep >= 500, 4 * v - 3 * without, v)
+                row = jnp.argmax(jnp.asarray(table.timestep) == timestep)
+                s, n = jnp.asarray(table.signal)[row], jnp.asarray(table.noise_level)[row]
+                denoised = (s * x - n * v).at[:, :1].set(first)
+                return (s * raw - denoised) / n
             empty = networks.unconditional[None]
             without = networks.dit(x, context=empty, motion=motion, **options)
             return without + scale * (v - without)
@@ -89,13 +99,14 @@ def test_a_turn_in_steps_taken_one_by_one(player, played):
         start = diffusion.start_sampler(noise(-1))
         return diffusion.sample(predict_v, start, table, noise=noise).x
 
-    picture = rollout.decode_picture(
-        networks.vae, sample(state.representation, own, c.patch_frames, 2.5)
-    )
+    drawn = sample(state.representation, own, c.patch_frames, 2.5)
+    picture = rollout.decode_picture(networks.vae, drawn)
     seen = encode_frames(networks.shot, picture[:, 0])
     context = jnp.concatenate([state.representation[:, :NUM_TEXT], seen], axis=1)
-    clip, _ = rollout.decode_clip(networks.vae, sample(context, keys, c.latent_frames, None))
+    latents = sample(context, keys, c.latent_frames, None, drawn[:, :1])
+    clip, _ = rollout.decode_clip(networks.vae, latents)
     same_frames(np.asarray(clip), played[0].frames)
+    np.testing.assert_allclose(latents[:, :1], drawn[:, :1], atol=1e-5)
     np.testing.assert_allclose(played[0].representation, context, atol=2e-4)
     assert np.abs(seen - state.representation[:, NUM_TEXT:]).max() > 1e-2
 

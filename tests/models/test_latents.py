@@ -9,6 +9,7 @@ from animegamer_jax.configs import VAEConfig
 from animegamer_jax.models.latents import (
     cosines,
     from_decoder,
+    know_first,
     mode,
     sample,
     split_moments,
@@ -50,3 +51,17 @@ def test_latents_as_the_decoder_sees_them():
     np.testing.assert_array_equal(from_decoder(latents, plain), np.asarray(latents) / 0.5)
     with pytest.raises(ValueError, match=r"latents of 4 frames: .* frequency scales for 3"):
         to_decoder(jnp.zeros((1, 4, 1, 1, 1)), config)
+
+
+@pytest.mark.parametrize("scales", [(), (0.5, 1.0, 4.0)])
+def test_a_known_first_frame(scales):
+    """It takes the first frame's place and leaves the others, as the VAE sees them."""
+    rng = np.random.default_rng(0)
+    latents, first = (
+        jnp.asarray(rng.normal(size=(2, frames, 4, 5, 2)).astype(np.float32)) for frames in (3, 1)
+    )
+    config = VAEConfig(scaling_factor=0.5, frequency_scales=scales)
+    known = know_first(first, config, num_frames=3)
+    found = from_decoder(known.put(to_decoder(latents, config)), config)
+    np.testing.assert_allclose(found[:, :1], first, atol=1e-5)
+    np.testing.assert_allclose(found[:, 1:], latents[:, 1:], atol=1e-5)

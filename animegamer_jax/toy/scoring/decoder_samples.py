@@ -134,9 +134,10 @@ def _sample(
     keys: Key[jax.Array, " g"],
 ) -> UInt8[jax.Array, "g f h w 3"]:
     """Makes clips; given E_a and CLIP, of a picture that comes first."""
-    dit, unconditional = networks.dit, networks.unconditional
+    dit, unconditional, known = networks.dit, networks.unconditional, None
     if networks.shot is not None:
-        state, unconditional = draw_picture(networks, state, plain, keys).state, None
-    start = start_clip(dit, keys, rows=num_residuals(parts[0], unconditional))
+        drawn = draw_picture(networks, state, plain, keys)
+        state, known, unconditional = drawn.state, drawn.known, None
+    start = start_clip(dit, keys, rows=num_residuals(parts[0], unconditional), known=known)
     sampled = denoise_parts(dit, unconditional, state, start, parts, keys)
     return decode_clip(networks.vae, sampled.x)[0]

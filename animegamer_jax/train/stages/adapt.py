@@ -19,9 +19,10 @@ from animegamer_jax import diffusion
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.data.datasets import open_features
 from animegamer_jax.data.samples import AdaptSample, adapt_samples, adapt_spec
+from animegamer_jax.diffusion import KnownFrame
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.rollout import decode_picture, with_image
-from animegamer_jax.models.latents import mode, to_decoder
+from animegamer_jax.models.latents import know_first, mode, to_decoder
 from animegamer_jax.train.stages.base import Scalars, StageNetworks
 from animegamer_jax.train.stages.decoder import (
     DECODER_OPTIMIZER,
@@ -158,6 +159,12 @@ class PredictionStage(ClipStage[P], GameStage[P]):
         predicted = self.represent(networks, batch)
         return self.seen(networks, batch, predicted) if self.protocol.picture_first else predicted
 
+    def known(self, batch: Any) -> KnownFrame | None:
+        if not self.protocol.picture_first:
+            return None
+        true, count = mode(batch.moments), batch.moments.shape[1]
+        return know_first(true[:, :1], self.vae_config, num_frames=count)
+
     def motion(self, batch: Any) -> Float[Array, " b"]:
         """Returns the true motion values, or zeros for a model that plays without them."""
         return jnp.where(any(self.protocol.motion_values), batch.motion_value, 0.0)
@@ -234,7 +241,9 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
             draws=self.first_pictures,
             **options,
         ).mean()
-        clips = drawn_loss(dit, batch.moments, clip, context=seen, **options).mean()
+        clips = drawn_loss(
+            dit, batch.moments, clip, context=seen, first_known=True, **options
+        ).mean()
         return pictures + clips, {"pictures": pictures, "clips": clips}
 
     def see_again(

@@ -24,9 +24,10 @@ from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.configs import ModelConfig, VAEConfig
 from animegamer_jax.data.datasets import open_features
 from animegamer_jax.data.samples import TurnSample, turn_samples, turn_spec
+from animegamer_jax.diffusion import KnownFrame
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.dit import DiT
-from animegamer_jax.models.latents import from_decoder, mode, sample, to_decoder
+from animegamer_jax.models.latents import from_decoder, know_first, mode, sample, to_decoder
 from animegamer_jax.models.vae import to_uint8
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.sharding import constrain
@@ -176,14 +177,20 @@ def diffusion_loss(
     motion: Float[Array, " b"],
     noise: Float[Array, "b f h w c"],
     timestep: Int[Array, " b"],
+    known: KnownFrame | None = None,
 ) -> Float[Array, " b"]:
     """Returns the decoder's loss of each sample: the mean squared error on v.
 
     Latents are scaled by the VAE's factor, motion values are in pixels a frame at 480 x 720, and
-    diffusion steps run from 0 to 999.
+    diffusion steps run from 0 to 999. A known frame is seen without noise, and costs nothing.
     """
-    noised, target = diffusion.add_noise(diffusion.Schedule(), latents, noise, timestep)
-    v = dit(noised, timestep=timestep.astype(jnp.float32), motion=motion, context=context)
+    schedule = diffusion.Schedule()
+    noised, target = diffusion.add_noise(schedule, latents, noise, timestep)
+
+    def predict_v(x: jax.Array, timestep: jax.Array) -> jax.Array:
+        return dit(x, timestep=timestep, motion=motion, context=context)
+
+    v = diffusion.hold(predict_v, known, schedule)(noised, timestep.astype(jnp.float32))
     return diffusion.v_loss(v, target)
 
 
@@ -197,20 +204,24 @@ def drawn_loss(
     motion: Float[Array, " b"],
     draws: int = 1,
     timestep_shift: float = 1.0,
+    first_known: bool = False,
 ) -> Float[Array, " b*{draws}"]:
     """Returns `diffusion_loss` with latents, noise and diffusion steps drawn from `key`.
 
     The latents follow the VAE's `moments`, means and log-variances. Each sample is drawn `draws`
-    times, at diffusion steps far from one another.
+    times, at diffusion steps far from one another. The first latent frame may be a known one.
     """
     latent, noise, step = jax.random.split(key, 3)
     moments, context, motion = (jnp.repeat(x, draws, axis=0) for x in (moments, context, motion))
     steps = spread_timesteps(step, moments.shape[0], shift=timestep_shift)
     steps = steps.reshape(draws, -1).T.ravel()
-    latents = to_decoder(sample(moments, key=latent), vae_config)
+    drawn = sample(moments, key=latent)
+    latents, count = to_decoder(drawn, vae_config), drawn.shape[1]
+    known = know_first(drawn[:, :1], vae_config, num_frames=count) if first_known else None
     return diffusion_loss(
         dit,
         latents,
+        known=known,
         context=context,
         motion=motion,
         noise=jax.random.normal(noise, latents.shape),
@@ -319,6 +330,11 @@ class ClipStage(DiffusionStage[R]):
         """Returns what the clips of an evaluation are made of."""
         return self.represent(networks, batch)
 
+    def known(self, batch: Any) -> KnownFrame | None:
+        """Returns the first frames with which clips begin; None: the decoder makes them too."""
+        del batch
+        return None
+
     def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
         """Returns the encoder, the decoder, and the VAE for the evaluation's clips.
 
@@ -379,6 +395,7 @@ class ClipStage(DiffusionStage[R]):
             empty = encoder.unconditional() if self.protocol.guides_clips else None
             guided = diffusion.guide(predict_v, self.clip_context(networks, first), empty)
             start = diffusion.start_sampler(noise(jnp.int32(steps)))
+            start = start._replace(known=self.known(first))
             latents = diffusion.sample(guided, start, table, noise=noise).x
             made = from_decoder(latents, vae_config)
             clips = to_uint8(decoder.decode(jnp.concatenate([true, made])))

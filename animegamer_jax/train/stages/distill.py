@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Key
 from animegamer_jax import diffusion
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.configs import ModelConfig
+from animegamer_jax.diffusion import KnownFrame
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.rollout import latent_shape
 from animegamer_jax.models.dit import DiT
@@ -179,7 +180,8 @@ class DistillStage(PredictionStage[DistillRecipe]):
         seen = jax.lax.stop_gradient(self.seen(networks, batch, predicted))
         one = (dit.patch_frames, *shape[1:])
         guided = self._guide_motion(networks, batch, seen) if self._motion_guidance else None
-        clips = self._losses(networks, batch, seen, clip, shape=shape, guidance=1.0, teacher=guided)
+        options: Any = {"shape": shape, "teacher": guided, "known": self.known(batch)}
+        clips = self._losses(networks, batch, seen, clip, guidance=1.0, **options)
         pictures = self._losses(
             networks, batch, predicted, picture, shape=one, guidance=self.recipe.guidance
         )
@@ -196,23 +198,29 @@ class DistillStage(PredictionStage[DistillRecipe]):
         shape: tuple[int, ...],
         guidance: float,
         teacher: PredictV | None = None,
+        known: KnownFrame | None = None,
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Returns the student's and the fake network's loss on latents of a shape.
 
-        The teacher is the adapted decoder if it is not given.
+        The teacher is the adapted decoder if it is not given. All are shown a known frame.
         """
         start, draw = jax.random.split(key)
         motion = self.motion(batch)
         empty = networks["encoder"].unconditional().astype(jnp.float32)
         nothing = jnp.broadcast_to(empty[None], context.shape)
 
+        def held(predict_v: PredictV) -> PredictV:
+            return diffusion.hold(predict_v, known, self._schedule)
+
         def network(dit: DiT, condition: Float[Array, "b n r"]) -> PredictV:
-            return lambda x, timestep: dit(x, timestep=timestep, motion=motion, context=condition)
+            return held(
+                lambda x, timestep: dit(x, timestep=timestep, motion=motion, context=condition)
+            )
 
         losses = distillation_losses(
             student=network(networks["dit"], context),
             fake=network(networks["fake"], context),
-            teacher=teacher or network(networks["teacher"], context),
+            teacher=held(teacher) if teacher else network(networks["teacher"], context),
             unconditional=None if guidance == 1 else network(networks["teacher"], nothing),
             noise=jax.random.normal(start, (len(context), *shape)),
             schedule=self._schedule,

@@ -16,7 +16,7 @@ from animegamer_jax.bundle.bundle import abstract_network
 from animegamer_jax.convert.rules import load
 from animegamer_jax.convert.sources import open_torch
 from animegamer_jax.convert.tables.dit import infer_config, rules
-from animegamer_jax.diffusion import Schedule
+from animegamer_jax.diffusion import Schedule, add_noise
 from animegamer_jax.errors import UserError
 from animegamer_jax.models import latents as vae_latents
 from animegamer_jax.models.vae import to_uint8
@@ -171,7 +171,10 @@ def pictured(bundle) -> AdaptStage:
 
 
 def test_where_a_picture_comes_first(pictured, bundle, networks, batch):
-    """Pictures of predictions, some of them dropped; clips of what E_a sees in the true frame."""
+    """Pictures of predictions, some of them dropped; clips of what E_a sees in the true frame.
+
+    The clips begin with that frame: it is seen without noise, and costs nothing.
+    """
     batch = jax.tree.map(jnp.asarray, batch)
 
     @jax.jit
@@ -212,6 +215,31 @@ def test_where_a_picture_comes_first(pictured, bundle, networks, batch):
     clips = make_stage(AdaptStage, RECIPE, bundle).sample_flops(networks)
     alone = make_stage(AdaptStage, dataclasses.replace(RECIPE, pictures=3), bundle)
     assert clips < pictured.sample_flops(networks) < clips + alone.sample_flops(networks)
+
+
+def test_a_known_frame_is_seen_and_costs_nothing(pictured, networks, batch):
+    """The loss is that of the other frames, of a network that sees the first one."""
+    batch, dit = jax.tree.map(jnp.asarray, batch), networks["dit"]
+    known = pictured.known(batch)
+    latents = vae_latents.to_decoder(vae_latents.mode(batch.moments), pictured.config.vae)
+    noise = jax.random.normal(make_key(), latents.shape)
+    timestep = jnp.arange(100, 900, 100)
+    given = {"context": pictured.represent(networks, batch), "motion": batch.motion_value}
+    loss = diffusion_loss(dit, latents, noise=noise, timestep=timestep, known=known, **given)
+    noised, target = add_noise(Schedule(), latents, noise, timestep)
+    seen = noised.at[:, 0].set(latents[:, 0])
+    v = dit(seen, timestep=timestep.astype(jnp.float32), **given)
+    expected = jnp.square(v - target)[:, 1:].sum((1, 2, 3, 4)) / v[0].size
+    np.testing.assert_allclose(loss, expected, rtol=1e-4)
+    other = diffusion_loss(
+        dit,
+        latents,
+        noise=noise.at[:, 0].add(1.0),
+        timestep=timestep,
+        known=known,
+        **given,
+    )
+    np.testing.assert_allclose(other, loss, rtol=1e-4)
 
 
 def test_first_frames_drawn_again(pictured, networks, batch, tmp_path):
