@@ -58,8 +58,9 @@ class Protocol:
         history: shot representations of history turns: as the model "predicted" them, or with the
             image tokens of what was "shown", E_a's of the clip's first frame, or of the picture
             that the clip was made from.
-        picture_first: whether the decoder draws a picture of the prediction, with guidance, and
-            makes the clip, without it, of what E_a sees in that picture (not in the paper).
+        picture_first: whether the decoder draws a picture of the prediction, with guidance. The
+            clip begins with it, and is made, without guidance, of what E_a sees in it (not in the
+            paper).
         motion_guidance: guidance of such a clip's motion, in the noisier half of its steps: away
             from the clip that has the lowest motion value (not in the paper). It adds to one, as
             the guidance scale does; 0: none.

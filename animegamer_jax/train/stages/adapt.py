@@ -3,7 +3,8 @@
 Inside the step, the frozen language model predicts the shot representation from the history;
 the decoder is trained, with its own loss, to make the true clip from it. If the protocol says that
 a picture comes first, the decoder is trained to draw the clip's first frame from the prediction,
-and to make the clip from what E_a sees in that frame, or in the same frame as the decoder draws it.
+and to continue that frame to the clip, from what E_a sees in it, or in the same frame as the
+decoder draws it.
 """
 
 import dataclasses

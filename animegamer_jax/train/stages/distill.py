@@ -3,8 +3,8 @@
 The student, the network that follows its distribution and the frozen teacher all start as the
 adapted decoder. Their conditions are the language model's predictions and E_a's representations of
 true shots, with the true motion value; no clips are needed. If the protocol says that a picture
-comes first, the student learns to draw it from the prediction, and to make the clip from what E_a
-sees in the true first frame. The losses are in `distillation`. The result plays with the student's
+comes first, the student learns to draw it from the prediction, and to continue the true first
+frame to a clip. The losses are in `distillation`. The result plays with the student's
 own steps and without guidance, which its protocol says.
 """
 
