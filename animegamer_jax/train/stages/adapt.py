@@ -72,7 +72,7 @@ RECIPES = {
         trained="all",
         context_dropout=0.15,
         first_pictures=8,
-        redrawn=0.7,
+        redrawn=0.5,
     ),
     # Steps and learning rate as reported in the paper's section 4.1; the optimizer's other numbers,
     # batch and average as in the joint stage. 1 to 5 turns, uniformly, as in the released files.
