@@ -48,13 +48,13 @@ PROTOCOL = dataclasses.replace(
     PAPER,
     caption_length=32,
     stamina=(-2, -1, 1),
-    motion_values=(0.6, 5.0, 14.0, 28.0, 60.0),
+    motion_values=(0.6, 5.5, 15.0, 32.0, 70.0),
     guidance_scale=1.5,
     guidance_schedule="constant",
     denoising_steps=6,
     history="shown",
     picture_first=True,
-    motion_guidance=3.0,
+    motion_guidance=1.5,
 )
 """The paper's protocol in the toy world's sizes: short instructions, three values of stamina.
 
