@@ -32,6 +32,7 @@ from animegamer_jax.train.stages.decoder import (
     DrawnRecipe,
     drawn_loss,
     transformer_flops,
+    with_motion,
 )
 from animegamer_jax.train.stages.mllm import GameRecipe, GameStage, lay_out
 from animegamer_jax.train.stages.networks import matrix_size
@@ -259,7 +260,7 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
         The true frames are noised, and denoised with the guidance of play.
         """
         dit, clip, encoder = networks["dit"], networks["clip"], networks["encoder"]
-        motion, schedule = self.motion(batch), diffusion.schedule_of(self.protocol)
+        schedule = diffusion.schedule_of(self.protocol)
         path = dataclasses.replace(schedule, student_timesteps=_REDRAWN_FROM, motion_guidance=0.0)
         table = diffusion.make_sampler_table(path, len(_REDRAWN_FROM))
         table = table._replace(guidance=schedule.guidance(table.timestep).astype("float32"))
@@ -267,11 +268,7 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
         clean = to_decoder(mode(first), self.vae_config)
         steps = jnp.full(len(clean), _REDRAWN_FROM[0])
         noised, _ = diffusion.add_noise(path, clean, jax.random.normal(key, clean.shape), steps)
-
-        def predict_v(x: jax.Array, timestep: jax.Array, context: jax.Array) -> jax.Array:
-            rows = jnp.tile(motion, len(x) // len(motion))
-            return dit(x, timestep=timestep, motion=rows, context=context)
-
+        predict_v = with_motion(dit, self.motion(batch))
         guided = diffusion.guide(predict_v, predicted, encoder.unconditional())
         start = diffusion.start_sampler(noised)
         drawn = diffusion.sample(guided, start, table, noise=lambda _: jnp.zeros_like(start.x)).x

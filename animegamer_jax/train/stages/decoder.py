@@ -194,6 +194,16 @@ def diffusion_loss(
     return diffusion.v_loss(v, target)
 
 
+def with_motion(dit: DiT, motion: Float[Array, " b"]) -> Callable[..., jax.Array]:
+    """Returns the decoder for `diffusion.guide`: all rows of guidance get the motion values."""
+
+    def predict_v(x: jax.Array, timestep: jax.Array, context: jax.Array) -> jax.Array:
+        rows = jnp.tile(motion, len(x) // len(motion))
+        return dit(x, timestep=timestep, motion=rows, context=context)
+
+    return predict_v
+
+
 def drawn_loss(
     dit: DiT,
     moments: Float[Array, "b f h w m"],
@@ -379,13 +389,8 @@ class ClipStage(DiffusionStage[R]):
         def sample(networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> jax.Array:
             first = jax.tree.map(lambda x: x[: recipe.eval_clips], batch)
             dit, encoder, decoder = networks["dit"], networks["encoder"], networks["vae"]
-            motions = self.motion(first)
             true = mode(first.moments)
             schedule = diffusion.schedule_of(self.protocol)
-
-            def predict_v(x: jax.Array, timestep: jax.Array, context: jax.Array) -> jax.Array:
-                rows = jnp.tile(motions, len(x) // len(motions))
-                return dit(x, timestep=timestep, motion=rows, context=context)
 
             def noise(step: jax.Array) -> jax.Array:
                 return jax.random.normal(jax.random.fold_in(key, step), true.shape)
@@ -393,7 +398,9 @@ class ClipStage(DiffusionStage[R]):
             steps = len(schedule.student_timesteps) or recipe.eval_sampling_steps
             table = diffusion.make_sampler_table(schedule, steps).plain()
             empty = encoder.unconditional() if self.protocol.guides_clips else None
-            guided = diffusion.guide(predict_v, self.clip_context(networks, first), empty)
+            guided = diffusion.guide(
+                with_motion(dit, self.motion(first)), self.clip_context(networks, first), empty
+            )
             start = diffusion.start_sampler(noise(jnp.int32(steps)))
             start = start._replace(known=self.known(first))
             latents = diffusion.sample(guided, start, table, noise=noise).x
