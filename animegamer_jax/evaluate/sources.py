@@ -8,6 +8,7 @@ from animegamer_jax.evaluate.benchmarks.format import Benchmark, check_character
 from animegamer_jax.evaluate.options import Options
 from animegamer_jax.evaluate.play_games import check_instructions
 from animegamer_jax.game.loading import check_fit
+from animegamer_jax.game.pictures import check_networks, check_window
 from animegamer_jax.game.saved.turns import History
 from animegamer_jax.tokenizer import Tokenizer
 
@@ -57,12 +58,15 @@ def check_model(source: Source, benchmark: Benchmark) -> None:
 
     Raises:
         UserError: there is no such model, it cannot play, its vocabulary lacks a character's name,
-            or an instruction is too long.
+            or an instruction is too long; or games begin with a picture, which it cannot see.
     """
     bundle = Bundle.open(source.path)
     protocol = bundle.protocol
     history = source.history or protocol.history
     check_fit(bundle.config, history=history, picture_first=protocol.picture_first)
+    if any(game.picture is not None for game in benchmark.games):
+        check_window(source.window or protocol.window)
+        check_networks(bundle.config, name=source.name)
     mllm: Any = bundle.config.mllm
     tokenizer = Tokenizer.load(
         bundle.tokenizer_dir, vocab_size=mllm.mistral.vocab_size, num_queries=mllm.num_queries

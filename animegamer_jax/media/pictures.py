@@ -116,13 +116,22 @@ def decode_picture(content: bytes, *, name: str) -> Image.Image:
 
 
 def _open_still(file: IO[bytes] | io.BytesIO, name: str) -> Image.Image:
-    """Opens a picture without decoding it."""
+    """Opens a picture without decoding it.
+
+    Raises:
+        OSError: it cannot be read, or is no picture.
+        UserError: its header is damaged, or names too many pixels.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         try:
             return Image.open(file, formats=_FORMATS)
         except Image.DecompressionBombError:
             raise _too_large(name, "many more") from None
+        except OSError:  # among them UnidentifiedImageError
+            raise
+        except Exception as error:  # Pillow's readers raise types of their own
+            raise UserError(f"{name}: a damaged picture: {failure_reason(error)}") from error
 
 
 def _check_size(width: int, height: int, name: str) -> None:

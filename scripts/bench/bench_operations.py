@@ -58,7 +58,7 @@ CONVOLUTION_SHAPES = (
     (9, 24, 36, 32, 32),
     (5, 12, 18, 48, 48),
 )
-# Tokens, width in and out: of the toy's transformer and language model, and a wide one.
+# Tokens, width in and out: of the first toy's transformer and language model, and a wide one.
 PRODUCT_SHAPES = (
     (4608, 192, 576),
     (4608, 576, 192),

@@ -189,7 +189,7 @@ def write_card(
         "AnimeGamer at toy size, trained from scratch on the toy world with this repository's code",
         "(`scripts/toy/train.sh`): 17 frames of 96 x 144, eight characters, eight",
         "motions, six places by day and night. It knows nothing else; words from outside its world",
-        "are read as blanks. It contains no released weights and no pictures from elsewhere.",
+        "are unknown tokens. It contains no released weights and no pictures from elsewhere.",
         "",
         f"Written {time.strftime('%Y-%m-%d')} by `scripts/toy/embed.py` of commit {commit}; its",
         f"stages may have been trained by earlier ones. {size / 1e6:.1f} MB in bfloat16. The "

@@ -2,8 +2,10 @@
 
 import pytest
 
+from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.options import Options
-from animegamer_jax.evaluate.sources import choose_sources
+from animegamer_jax.evaluate.sources import Source, check_model, choose_sources
+from animegamer_jax.toy.evaluation import WORLD
 
 
 def names(**options) -> list[str]:
@@ -31,3 +33,10 @@ def test_a_folder_with_an_equals_sign_in_its_path(tmp_path):
     folder.mkdir()
     (source,) = choose_sources(Options(model=(f"{folder}",)))
     assert (source.name, source.path) == ("a=b", str(folder))
+
+
+def test_a_benchmark_of_pictures_needs_a_window_with_a_place_for_them():
+    benchmark = WORLD.make_benchmark("own", num_games=1, num_turns=1, seed=0)
+    check_model(Source("toy", played=False, window=5), benchmark)
+    with pytest.raises(UserError, match="window 1: it holds no past turn"):
+        check_model(Source("toy", played=False, window=1), benchmark)

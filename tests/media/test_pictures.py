@@ -182,6 +182,13 @@ def encoded(kind: str, image: np.ndarray | Image.Image) -> bytes:
     return buffer.getvalue()
 
 
+def with_large_profile() -> bytes:
+    """A PNG with a colour profile that Pillow refuses to unpack when it opens the file."""
+    stream = io.BytesIO()
+    Image.new("RGB", (20, 20)).save(stream, "PNG", icc_profile=bytes(2_000_000))
+    return stream.getvalue()
+
+
 PLAYLIST = b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n%s\n#EXT-X-ENDLIST\n"
 
 
@@ -196,6 +203,7 @@ PLAYLIST = b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n%s\n#EXT-X-ENDLIST\n"
         (b"\0\0\0\x18ftypheic" + bytes(99), "found HEIC: save as JPEG"),
         (cut(encoded("PNG", noise()), 0.5), "a damaged picture: image file is truncated"),
         (cut(encoded("JPEG", noise()), 0.5), "a damaged picture: image file is truncated"),
+        (with_large_profile(), "a damaged picture: Decompressed data too large"),
         (cut(video.encode_mp4(np.stack([smooth()] * 2)), 0.5), "found neither"),
         (encoded("PNG", noise(15, 400)), "at least 16 x 16 pixels, found 400 x 15"),
         (encoded("PNG", noise(1, 1)), "at least 16 x 16 pixels, found 1 x 1"),

@@ -45,7 +45,7 @@ class BatchPlayer:
             ["Motion: wave."] * size,
             seeds=[0] * size,
             turn=[1] * size,
-            steps=2,  # there is no guess of a turn of one
+            steps=None if self._player.protocol.student_timesteps else 2,  # one step has no guess
             on_frames=(lambda preview: None) if self._first_pictures else None,
             by_chunk=False,
         )
