@@ -58,6 +58,7 @@ class FakePlayer(Player):
             stamina=(-2, -1, 1),
             social=(0, 1),
             entertainment=(0, 1),
+            student_timesteps=(),
         )
         self.tokenizer = SimpleNamespace(unknown_words=self._unknown_words)
         self.batches: list[list[str]] = []
@@ -106,6 +107,10 @@ class FakePlayer(Player):
         by_chunk=True,
     ):
         self.calls.append({"window": window, "turn": turn, "steps": steps, "seeds": seeds})
+        own = len(self.protocol.student_timesteps)
+        if own and steps not in (None, own):
+            raise UserError(f"{steps} denoising steps: this decoder was distilled to {own}")
+        steps = steps or own
         self.batches.append(list(instructions))
         on_progress("mllm", 1, 1)
         for step in range(steps):

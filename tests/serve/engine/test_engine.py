@@ -283,3 +283,14 @@ def test_turns_are_played_while_larger_batches_compile(player, store):
         warming.join()
         engine.close()
     assert (sizes, engine.compiled) == ([1, 2, 4], 4)
+
+
+def test_a_student_warms_up_with_its_own_steps(player, store):
+    player.protocol.student_timesteps = (999, 750, 500, 250)
+    engine = Engine(player, store, batch_sizes=(1, 2))
+    try:
+        engine.warm_up(lambda size: None)
+        assert [call["steps"] for call in player.calls] == [None, None]
+        assert engine.compiled == 2
+    finally:
+        engine.close()
