@@ -281,7 +281,7 @@ def make_full() -> ModelConfig:
 def make_toy() -> ModelConfig:
     """Returns the sizes of the toy: 17 frames of 96 x 144, and 9 latent frames of 12 x 18.
 
-    Every frame has its own latent frame, and a patch of the transformer is 3 x 3 latents of one
+    Every drawing has its own latent frame, and a patch of the transformer is 2 x 2 latents of one
     (docs/decisions/training-the-toy.md). There are no low-rank updates, because there are no
     pre-trained weights. Vocabularies get the tokenizer's size when weights are made.
     """
@@ -313,7 +313,7 @@ def make_toy() -> ModelConfig:
             intermediate_size=3 * width,
             num_layers=6,
             num_attention_heads=4,
-            patch_size=3,
+            patch_size=2,
             output="clean",
             clean_std=0.05,
             latent_channels=24,

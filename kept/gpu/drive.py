@@ -26,7 +26,8 @@ def train(stage, model, out, *options, data=F, steps):
 
 D, P = "{D}", int(os.environ.get("PICTURES", 4000))
 NO = ("--optimizer.learning-rate", "0", "--optimizer.warmup-steps", "0")
-PIC = ("--pictures", "4", "--batch-size", "16")
+PIC = ("--pictures", "4")
+SHOWN = ("--history-shown", "0.7")
 SHIFT = ("--timestep-shift", "2")
 games = ["--games", "24", "--test-games", "4"] if TINY else ["--games", "2000", "--test-games", "20"]
 T = {}
@@ -56,9 +57,11 @@ features("features")
 task("pictures", ["features"], MAIN, train(["decoder"], "warmup", "pictures", *PIC, steps=P), model("pictures"))
 task("decoder", ["pictures"], MAIN, train(["decoder"], "pictures", "decoder", *SHIFT, *KEEP, steps=D), model("decoder"))
 task("shown", ["decoder"], MAIN, [*AG, "data", "shown", "--model", str(RUN / "decoder/model"), "--data", F, "--dtype", "bfloat16", "--steps", "4", "--batch", "64"], "features/shown/set.json")
+task("mllm", ["shown"], MAIN, train(["mllm"], "decoder", "mllm", *SHOWN, steps=3000), model("mllm"))
+task("adapt", ["mllm"], MAIN, train(["adapt"], "mllm", "adapt", *SHOWN, steps=2400), model("adapt"))
 task("nowarm-w", ["features", "undo"], SIDE, train(["warmup"], "dit", "nowarm-w", *NO, steps=1), model("nowarm-w"))
 task("nowarm-p", ["nowarm-w"], SIDE, train(["decoder"], "nowarm-w", "nowarm-p", *PIC, steps=P), model("nowarm-p"))
-task("t2v", ["features"], SIDE, train(["foundations", "--part", "dit"], "warmup", "t2v", steps=int(os.environ.get("T2V", 25000))), model("t2v"))
+task("t2v", ["features"], SIDE, train(["foundations", "--part", "dit"], "warmup", "t2v", "--batch-size", "16", steps=int(os.environ.get("T2V", 13000))), model("t2v"))
 features("random", "--frame", "random")
 R = str(RUN / "random")
 task("random-w", ["random", "undo"], SIDE, train(["warmup"], "dit", "random-w", data=R, steps=400), model("random-w"))
@@ -66,11 +69,13 @@ task("random-p", ["random-w"], SIDE, train(["decoder"], "random-w", "random-p", 
 task("nomotion", ["pictures"], SIDE, train(["decoder"], "pictures", "nomotion", "--motion", "none", *SHIFT, *KEEP, steps=D), model("nomotion"))
 task("nowarm-d", ["nowarm-p", "pictures"], SIDE, train(["decoder"], "nowarm-p", "nowarm-d", *SHIFT, *KEEP, steps=D), model("nowarm-d"))
 task("random-d", ["random-p", "pictures"], SIDE, train(["decoder"], "random-p", "random-d", *SHIFT, *KEEP, data=R, steps=D), model("random-d"))
-task("reader", ["features"], SIDE, [PY, "scripts/toy/reader.py", "--out", str(RUN / "reader.safetensors"), "--processes", "4", *(["--clips", "100", "--steps", "2"] if TINY else [])], "reader.safetensors", free=True)
+task("reader", [], SIDE, [PY, "scripts/toy/reader.py", "--out", str(RUN / "reader.safetensors"), "--processes", "7", *(["--clips", "100", "--steps", "2"] if TINY else ["--clips", "24000", "--steps", "10000"])], "reader.safetensors", free=True, nice=15)
+task("nopics-m", ["shown"], SIDE, train(["mllm"], "decoder", "nopics-m", *SHOWN, "--history-swap", "1", steps=3000), model("nopics-m"))
+task("nopics-a", ["nopics-m"], SIDE, train(["adapt"], "nopics-m", "nopics-a", *SHOWN, steps=2400), model("nopics-a"))
 B = ["--against", "torch", "--torch", "eager"]
 FULL = ["--model", "middle" if TINY else "full", "--dtype", "bfloat16", "--programs", "mllm", "step", "vae", *B, "--repeats", "5", "--json", str(RUN / "bench-full.json")]
 MID = ["--model", "toy" if TINY else "middle", "--dtype", "bfloat16", "--programs", "mllm", "step", "vae", *B, "--repeats", "10", "--json", str(RUN / "bench-middle.json")]
-LAST = ["shown", "nomotion", "nowarm-d", "random-d", "t2v"]
+LAST = ["adapt", "nomotion", "nowarm-d", "random-d", "t2v", "nopics-a"]
 task("bench-full", LAST, MAIN, [*AG, "bench", *FULL], "bench-full.json", free=True, env={"XLA_FLAGS": ""})
 task("bench-middle", [*LAST, "bench-full"], MAIN, [*AG, "bench", *MID], "bench-middle.json", free=True, env={"XLA_FLAGS": ""})
 
@@ -86,8 +91,8 @@ def decoder_steps(now):
     file = RUN / "D"
     if not file.exists():
         expected = 1.25 * rate("pictures")
-        fits = [d for d in (16000, 14000, 12000, 10000, 8000) if now + 20 + d / expected <= float(os.environ.get("UNTIL", 630))]
-        file.write_text("2" if TINY else str(fits[0] if fits else 8000))
+        fits = [d for d in (8000, 7000, 6000, 5000) if now + 20 + d / expected <= float(os.environ.get("UNTIL", 540))]
+        file.write_text("2" if TINY else str(fits[0] if fits else 5000))
         print("decoder steps", file.read_text(), "at", now, "expected", expected, flush=True)
     return file.read_text()
 CAP = int(os.environ.get("CAP", 2))
@@ -135,7 +140,7 @@ def run():
                     env["NO_CUDNN"] = "1"
                 log = open(RUN / f"{name}.log", "w")
                 t["command"] = [decoder_steps(time.time() - start) if x == "{D}" else x for x in t["command"]]
-                command = (["nice", "-n", "5"] if t["kind"] == SIDE else []) + t["command"]
+                command = (["nice", "-n", str(t.get("nice", 5))] if t["kind"] == SIDE else []) + t["command"]
                 running[name] = subprocess.Popen(command, cwd=CODE, env=env, stdout=log, stderr=subprocess.STDOUT), time.time()
         if not running:
             break
@@ -172,7 +177,7 @@ def collect(seconds, out, until):
         print(name, s and f"{s['state']} {s['from']:.0f}-{s['to']:.0f}", rate[:260], tail if s is None or s["state"] != "done" else "")
     sent = RUN / "sent"
     sent.mkdir(exist_ok=True)
-    order = ["decoder", "t2v", "nomotion", "nowarm-d", "random-d"]
+    order = ["decoder", "mllm", "adapt", "nomotion", "nowarm-d", "random-d", "t2v", "nopics-a"]
     files, size = [], 0
     for name in order:
         f = RUN / "tars" / f"{name}.tar.xz"
@@ -192,7 +197,7 @@ def collect(seconds, out, until):
     subprocess.run(f"cd {RUN} && tar czf {out}/logs.tgz state.json D *.log bench-*.json */metrics.jsonl */config.json 2>/dev/null", shell=True)
 
 
-PACKED = ("decoder", "t2v", "nomotion", "nowarm-d", "random-d")
+PACKED = ("decoder", "mllm", "adapt", "t2v", "nomotion", "nowarm-d", "random-d", "nopics-a")
 
 
 def pack(name):

@@ -140,7 +140,7 @@ RECIPES = {
         optimizer=OptimizerConfig(learning_rate=1.5e-3, warmup_steps=100, decay="cosine"),
         ema_decay=0.999,
         trained="all",
-        **_TOY,
+        **{**_TOY, "batch_size": 16},
     ),
     "full": DecoderRecipe(steps=80_000, **_FULL),
 }
