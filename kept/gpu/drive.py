@@ -43,7 +43,7 @@ def model(name):
 
 
 def features(out, *more):
-    command = [*AG, "data", "features", "--model", str(RUN / "warmup/model"), "--data", str(RUN / "games"), "--out", str(RUN / out), *more]
+    command = [*AG, "data", "features", "--model", str(RUN / "vae/model"), "--data", str(RUN / "games"), "--out", str(RUN / out), *more]
     name = "f" if out == "features" else "r"
     count = int(os.environ.get("SHARES", 4 if name == "f" else 3))
     for k in range(count):
@@ -52,19 +52,20 @@ def features(out, *more):
 
 
 task("games", [], MAIN, [*AG, "data", "toyworld", "--out", str(RUN / "games"), *games, "--processes", str(CORES)], "games/set.json", env={"JAX_PLATFORMS": "cpu"})
-task("undo", [], MAIN, [PY, str(CODE / "undo.py"), str(RUN / "warmup/model"), str(RUN / "dit/model")], model("dit"), env={"JAX_PLATFORMS": "cpu"})
 features("features")
-task("pictures", ["features"], MAIN, train(["decoder"], "warmup", "pictures", *PIC, steps=P), model("pictures"))
+task("dit", ["features"], MAIN, train(["foundations", "--part", "dit"], "vae", "dit", steps=1500), model("dit"))
+task("warmup", ["dit"], MAIN, train(["warmup"], "dit", "warmup", steps=400), model("warmup"))
+task("pictures", ["warmup"], MAIN, train(["decoder"], "warmup", "pictures", *PIC, steps=P), model("pictures"))
 task("decoder", ["pictures"], MAIN, train(["decoder"], "pictures", "decoder", *SHIFT, *KEEP, steps=D), model("decoder"))
 task("shown", ["decoder"], MAIN, [*AG, "data", "shown", "--model", str(RUN / "decoder/model"), "--data", F, "--dtype", "bfloat16", "--steps", "4", "--batch", "64"], "features/shown/set.json")
 task("mllm", ["shown"], MAIN, train(["mllm"], "decoder", "mllm", *SHOWN, steps=3000), model("mllm"))
 task("adapt", ["mllm"], MAIN, train(["adapt"], "mllm", "adapt", *SHOWN, steps=2400), model("adapt"))
-task("nowarm-w", ["features", "undo"], SIDE, train(["warmup"], "dit", "nowarm-w", *NO, steps=1), model("nowarm-w"))
+task("nowarm-w", ["dit"], SIDE, train(["warmup"], "dit", "nowarm-w", *NO, steps=1), model("nowarm-w"))
 task("nowarm-p", ["nowarm-w"], SIDE, train(["decoder"], "nowarm-w", "nowarm-p", *PIC, steps=P), model("nowarm-p"))
-task("t2v", ["features"], SIDE, train(["foundations", "--part", "dit"], "warmup", "t2v", "--batch-size", "16", steps=int(os.environ.get("T2V", 13000))), model("t2v"))
+task("t2v", ["features"], SIDE, train(["foundations", "--part", "dit"], "vae", "t2v", "--batch-size", "16", steps=int(os.environ.get("T2V", 13000))), model("t2v"))
 features("random", "--frame", "random")
 R = str(RUN / "random")
-task("random-w", ["random", "undo"], SIDE, train(["warmup"], "dit", "random-w", data=R, steps=400), model("random-w"))
+task("random-w", ["random", "dit"], SIDE, train(["warmup"], "dit", "random-w", data=R, steps=400), model("random-w"))
 task("random-p", ["random-w"], SIDE, train(["decoder"], "random-w", "random-p", *PIC, data=R, steps=P), model("random-p"))
 task("nomotion", ["pictures"], SIDE, train(["decoder"], "pictures", "nomotion", "--motion", "none", *SHIFT, *KEEP, steps=D), model("nomotion"))
 task("nowarm-d", ["nowarm-p", "pictures"], SIDE, train(["decoder"], "nowarm-p", "nowarm-d", *SHIFT, *KEEP, steps=D), model("nowarm-d"))
@@ -90,12 +91,12 @@ def decoder_steps(now):
     """The number of steps that all decoders are trained for: what fits, chosen once."""
     file = RUN / "D"
     if not file.exists():
-        expected = 1.25 * rate("pictures")
-        fits = [d for d in (8000, 7000, 6000, 5000) if now + 20 + d / expected <= float(os.environ.get("UNTIL", 540))]
+        expected = rate("pictures")
+        fits = [d for d in (8000, 7000, 6000, 5000) if now + 20 + d / expected <= float(os.environ.get("UNTIL", 560))]
         file.write_text("2" if TINY else str(fits[0] if fits else 5000))
         print("decoder steps", file.read_text(), "at", now, "expected", expected, flush=True)
     return file.read_text()
-CAP = int(os.environ.get("CAP", 2))
+CAP = int(os.environ.get("CAP", 3))
 
 
 def run():
@@ -118,9 +119,6 @@ def run():
                 state[name] = {"state": "done" if good else f"failed {code}", "from": began - start, "to": time.time() - start}
                 if good and name in PACKED:
                     pack(name)
-                if good and name == "shown":
-                    (RUN / "tars").mkdir(exist_ok=True)
-                    subprocess.Popen(f"cd {RUN}/tars && tar c -C {RUN}/features shown | xz -0 -T6 | split -b 15m -d -a 2 - shown.tmp && rename_all() {{ for f in shown.tmp[0-9]*; do mv $f shown.part${{f#shown.tmp}}; done; }} && rename_all", shell=True)
                 note()
         sides = sum(T[x]["kind"] == SIDE and not T[x].get("free") for x in running)
         for name, t in T.items():
@@ -186,15 +184,10 @@ def collect(seconds, out, until):
             (sent / name).write_text("")
     if (RUN / "reader.safetensors").exists() and not (sent / "reader").exists() and state.get("reader", {}).get("state") == "done":
         files.append("reader.safetensors"); (sent / "reader").write_text("")
-    for part in sorted((RUN / "tars").glob("shown.part*")):
-        if not (sent / part.name).exists() and size + part.stat().st_size < 62_000_000:
-            shutil.copy(part, Path(out) / part.name); size += part.stat().st_size
-            (sent / part.name).write_text("")
-            print("shown part", part.name, part.stat().st_size)
     print("sent", files, size)
     if files:
         subprocess.run(f"cd {RUN} && tar cf - {' '.join(files)} | split -b 15m -d -a 1 - {out}/models.", shell=True)
-    subprocess.run(f"cd {RUN} && tar czf {out}/logs.tgz state.json D *.log bench-*.json */metrics.jsonl */config.json 2>/dev/null", shell=True)
+    subprocess.run(f"cd {RUN} && tar czf {out}/logs.tgz state.json D *.log bench-*.json */metrics.jsonl */config.json */model/config.json */checkpoints/*/run_config/metadata 2>/dev/null", shell=True)
 
 
 PACKED = ("decoder", "mllm", "adapt", "t2v", "nomotion", "nowarm-d", "random-d", "nopics-a")
@@ -205,7 +198,7 @@ def pack(name):
     tar = RUN / "tars" / f"{name}.tar.xz"
     Path(f"{tar}.tmp").write_text("")
     subprocess.Popen(
-        f"{PY} {os.environ.get('PACK', '/tmp/drive_pack.py')} {RUN}/{name} {RUN}/pack/{name} && tar c -C {RUN}/pack {name} | xz -2 > {tar}.x && mv {tar}.x {tar}; rm {tar}.tmp",
+        f"{PY} {os.environ.get('PACK', '/tmp/code/drive_pack.py')} {RUN}/{name} {RUN}/pack/{name} && tar c -C {RUN}/pack {name} | xz -2 > {tar}.x && mv {tar}.x {tar}; rm {tar}.tmp",
         shell=True, cwd=CODE, env={**os.environ, "JAX_PLATFORMS": "cpu"}, stdout=open(RUN / f"pack-{name}.log", "w"), stderr=subprocess.STDOUT)
 
 

@@ -7,13 +7,10 @@ folder, out = Path(sys.argv[1]), Path(sys.argv[2])
 out.mkdir(parents=True)
 b = Bundle.open(folder / "model")
 have = [n for n in ("mllm", "encoder", "dit") if b.has(n)]
-if folder.name not in ("mllm", "adapt", "nopics-a"):
-    have = [n for n in have if n != "mllm"]
-if folder.name == "mllm":
-    have = ["mllm"]
+have = {"mllm": ["mllm"], "adapt": ["dit"], "nopics-a": ["mllm", "dit"]}.get(folder.name, [n for n in have if n != "mllm"])
 with BundleWriter(out / "model", name=b.info.name, protocol=b.protocol, packing="bytes", stages=b.info.stages) as w:
     for n in have:
-        w.write_network(n, getattr(b.config, n), ((k, x if folder.name == 'decoder' else x.astype(jnp.bfloat16)) for k, x in b.read_in_order(n, b.leaves(n))))
+        w.write_network(n, getattr(b.config, n), ((k, x.astype(jnp.bfloat16)) for k, x in b.read_in_order(n, b.leaves(n))))
 shutil.copy(folder / "model/config.json", out / "config.json")
 for f in folder.glob("metrics.jsonl"):
     shutil.copy(f, out)
