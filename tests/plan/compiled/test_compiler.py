@@ -104,7 +104,8 @@ def test_a_real_compilation(stage, capfd):
     assert seconds["total"] == pytest.approx(sum(seconds[name] for name in parts))
     if stage == "decoder":
         products = record["sample_flops"] * record["batch_size"] / 8
-        most = 1.5  # the forward pass once more, and what the arithmetic leaves out
+        # The forward pass once more, and a toy's tokens do not fill the kernel's tiles.
+        most = 2.5
         assert any(name.startswith("reduce-scatter") for name in record["collectives"])
     else:
         config = SIZES["toy"]().dit
