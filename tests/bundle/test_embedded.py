@@ -80,5 +80,5 @@ def test_it_shows_who_is_named_and_knows_who_where_and_when_from_the_turn_before
         read = read_clips(load_reader(), output.frames)
         for name in ("character", "place", "time"):
             expected = labels(scenes[number], name)
-            np.testing.assert_array_equal(read[name], expected, err_msg=f"turn {number + 1}: {name}")
+            np.testing.assert_array_equal(read[name], expected, err_msg=f"{number}: {name}")
         np.testing.assert_array_equal(output.states, [states[number]] * 2)
