@@ -36,6 +36,7 @@ from stages import (
 from animegamer_jax import cli
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.bundle.embedded import ASSETS
+from animegamer_jax.configs import clip_size
 from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark, write_benchmark
@@ -232,11 +233,7 @@ def make_decoder_suite(model: Path, benchmark: Benchmark) -> MetricSuite:
     d, v = bundle.config.dit, bundle.config.vae
     if d is None or v is None:
         raise UserError(f"{model}: expected a model with the networks dit and vae")
-    size = FrameSize(
-        num_frames=1 + (d.latent_frames - 1) * v.temporal_compression,
-        height=d.latent_height * v.spatial_compression,
-        width=d.latent_width * v.spatial_compression,
-    )
+    size = FrameSize(*clip_size(d, v))
     resources = MetricResources(groups=("motion", "clip", "truth"), clip=load_clip(str(model)))
     return make_suite(benchmark, resources, size, vae=bundle.load("vae"))
 

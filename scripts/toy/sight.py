@@ -20,6 +20,7 @@ from jaxtyping import Float32, Int
 from run_script import run_script
 
 from animegamer_jax.bundle.bundle import Bundle
+from animegamer_jax.configs import clip_size
 from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark
@@ -59,8 +60,7 @@ def represent(bundle: Bundle, benchmark: Benchmark, *, exchanged: bool) -> Shown
     dit, vae = bundle.config.dit, bundle.config.vae
     assert dit is not None
     assert vae is not None
-    scale = vae.spatial_compression
-    size = FrameSize(1, dit.latent_height * scale, dit.latent_width * scale)
+    size = FrameSize(*clip_size(dit, vae))._replace(num_frames=1)
     draw = WORLD.other_views if exchanged else WORLD.true_clips
     frames = draw(benchmark, size)[:, :, 0]
     texts = [turn.motion_text for game in games for turn in game]

@@ -248,6 +248,14 @@ class NewGame(Model):
     place: str = Field(default="", description="the place of that first shot")
 
 
+class PictureForm(Model):
+    """What comes with the picture that a game starts from."""
+
+    text: str = Field(default="", description="who is in it, what they do and where")
+    rules: Literal["off", "day"] = "off"
+    seed: int | None = Field(default=None, description="seed of the turns; random if missing")
+
+
 class NewTurn(Model):
     """A turn to play."""
 

@@ -20,7 +20,7 @@ from starlette.datastructures import UploadFile
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.saved.film import film_gif, film_mp4, save_card
 from animegamer_jax.game.saved.game_file import PICTURE_FILE
-from animegamer_jax.game.saved.turns import Meters, Rules, Turn
+from animegamer_jax.game.saved.turns import Meters, Turn
 from animegamer_jax.game.saved_game import Game
 from animegamer_jax.serve.api import answers, models
 from animegamer_jax.serve.api.actions import Actions, ConflictError, UnknownLineError, id_of
@@ -148,16 +148,15 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
 
         def begin(path: Path, name: str) -> models.GameModel:
             new, note = actions.new_game_from_picture(
-                path, fields["text"], client=who, name=name, seed=seed, rules=rules
+                path, sent.text, client=who, name=name, seed=sent.seed, rules=sent.rules
             )
             return state(new, who, note=note)
 
         async with request.form(max_files=1, max_fields=4) as form:
-            fields = {"text": "", "rules": "off", "seed": ""} | {
-                name: value for name, value in form.items() if isinstance(value, str)
-            }
-            rules: Rules = models.SetRules.model_validate({"rules": fields["rules"]}).rules
-            seed = int(fields["seed"]) if fields["seed"].isdecimal() else None
+            given = {name: form.get(name) for name in models.PictureForm.model_fields}
+            sent = models.PictureForm.model_validate(
+                {name: value for name, value in given.items() if isinstance(value, str) and value}
+            )
             return await _receive(form.get("picture"), "a picture", actions.folder, begin)
 
     @router.post(
@@ -418,9 +417,7 @@ def _made(folder: Path, name: str) -> Iterator[Path]:
 
 _PICTURE = {
     "picture": {"type": "string", "format": "binary"},
-    "text": {"type": "string", "description": "who is in it, what they do and where"},
-    "rules": {"type": "string", "enum": ["off", "day"], "default": "off"},
-    "seed": {"type": "integer"},
+    **models.PictureForm.model_json_schema()["properties"],
 }
 _ARCHIVE = {"archive": {"type": "string", "format": "binary"}}
 

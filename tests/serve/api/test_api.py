@@ -228,6 +228,24 @@ def test_a_game_from_a_picture(client, tmp_path):
         assert str(tmp_path) not in found["error"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"seed": "abc"}, "seed: Input should be a valid integer"),
+        ({"seed": "-1"}, "seed: expected a whole number, 0 to "),
+        ({"seed": "9" * 4300}, "seed: "),
+        ({"rules": "none"}, "rules: Input should be 'off' or 'day'"),
+    ],
+)
+def test_wrong_fields_with_a_picture_are_one_line(client, fields, message):
+    buffer = io.BytesIO()
+    Image.new("RGB", (48, 32), "red").save(buffer, "PNG")
+    files = {"picture": ("hero.png", buffer.getvalue())}
+    form = {"text": "Character: Hana; Background: town.", **fields}
+    found = refusal(client.post("games/picture", files=files, data=form))
+    assert found["error"].startswith(message)
+
+
 def test_a_list_of_games_has_only_those_that_are_asked_for(client):
     games = [new_game(client)["game"] for _ in range(3)]
     play(client, games[1], "one")
