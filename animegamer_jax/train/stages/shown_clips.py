@@ -3,12 +3,14 @@
 In play the window holds what was shown (protocol `history`), which is a model's own clips and not
 those of the data. For every turn of a feature dataset the decoder makes a clip of E_a's
 representation, and CLIP sees its first frame, as in play (`rollout.remember`). The result is a
-dataset of CLIP's features in the folder `shown` of the features; `--history-shown` reads it.
+dataset of CLIP's features in the folder `shown` of the features; `--history-shown` reads it. Where
+a picture comes first, it is that frame, and no clip is made.
 """
 
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -26,17 +28,18 @@ from animegamer_jax.diffusion import SamplerTable
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.rollout import (
     GameState,
+    Networks,
     decode_chunk,
     denoise_clip,
+    draw_picture,
     game_keys,
     start_clip,
     turn_keys,
 )
-from animegamer_jax.models.clip import CLIP
-from animegamer_jax.models.dit import DiT
-from animegamer_jax.models.encoder import ShotEncoder
-from animegamer_jax.models.vae import VAE
+from animegamer_jax.models.encoder import ShotNetworks
 from animegamer_jax.progress import Progress, no_progress
+from animegamer_jax.protocol import Protocol
+from animegamer_jax.storage.serialization import to_json
 
 _NEEDED = ("clip", "encoder", "dit", "vae")
 SEED = 1 << 31
@@ -48,20 +51,15 @@ class _Shower:
     """Makes clips of turns and looks at them.
 
     Attributes:
-        clip, encoder, dit, vae: The model's networks.
+        networks: The model's networks; the language model is not used.
         table: The sampler's steps.
-        values: The decoder's input for each motion level.
-        guided: Whether the model makes clips with guidance.
+        protocol: The model's protocol.
         batch_size: Number of turns that are made side by side.
     """
 
-    clip: CLIP
-    encoder: ShotEncoder
-    dit: DiT
-    vae: VAE
+    networks: Networks
     table: SamplerTable
-    values: tuple[float, ...]
-    guided: bool
+    protocol: Protocol
     batch_size: int
 
     def records(self, turns: Iterable[Record]) -> Iterator[Mapping[Part, Record]]:
@@ -77,18 +75,16 @@ class _Shower:
 
     def _records(self, batch: list[Record]) -> Iterator[Mapping[Part, Record]]:
         whole = batch + batch[-1:] * (self.batch_size - len(batch))  # of constant shape
+        values = self.protocol.motion_values
         seen = _show(
-            self.clip,
-            self.encoder,
-            self.dit,
-            self.vae,
+            self.networks,
             jnp.asarray(np.stack([turn["text_features"] for turn in whole]), jnp.float32),
             jnp.asarray(np.stack([turn["image_features"] for turn in whole]), jnp.float32),
-            jnp.asarray([self.values[turn["motion_level"] - 1] for turn in whole], jnp.float32),
+            jnp.asarray([values[turn["motion_level"] - 1] for turn in whole], jnp.float32),
             game_keys([(SEED + int(turn["game"])) % (1 << 32) for turn in whole]),
             jnp.asarray([turn["turn"] + 1 for turn in whole], jnp.int32),
             self.table,
-            guided=self.guided,
+            picture=self.protocol.picture_first,
         )
         for turn, features in zip(batch, np.asarray(seen, np.float32), strict=False):
             if not np.isfinite(features.astype(np.float16)).all():
@@ -100,12 +96,9 @@ class _Shower:
             yield {"shown": {**place, "image_features": features.astype(np.float16)}}
 
 
-@functools.partial(jax.jit, static_argnames="guided")
+@functools.partial(jax.jit, static_argnames="picture")
 def _show(
-    clip: CLIP,
-    encoder: ShotEncoder,
-    dit: DiT,
-    vae: VAE,
+    networks: Networks,
     text: Float[Array, "b n d"],
     image: Float[Array, "b k e"],
     motion: Float[Array, " b"],
@@ -113,15 +106,19 @@ def _show(
     turns: Int[Array, " b"],
     table: SamplerTable,
     *,
-    guided: bool,
+    picture: bool,
 ) -> Float[Array, "b k e"]:
-    keys = turn_keys(games, turns)
-    shots = encoder(text, image).astype(jnp.float32)
+    keys, shot = turn_keys(games, turns), networks.shot
+    assert shot is not None
+    shots = shot.encoder(text, image).astype(jnp.float32)
     state = GameState(shots, jnp.zeros((len(shots), 4), jnp.int32), motion)
-    unconditional = encoder.unconditional() if guided else None
-    sampled = denoise_clip(dit, unconditional, state, start_clip(dit, keys), table, keys)
-    frames, _, _ = decode_chunk(vae, sampled.x, None, start=0)
-    return clip.see(frames[:, 0])
+    if picture:
+        frames = draw_picture(networks, state, table, keys).frame
+    else:
+        start = start_clip(networks.dit, keys)
+        sampled = denoise_clip(networks.dit, networks.unconditional, state, start, table, keys)
+        frames, _, _ = decode_chunk(networks.vae, sampled.x, None, start=0)
+    return shot.clip.see(frames[:, 0])
 
 
 def write_shown(
@@ -161,16 +158,15 @@ def write_shown(
     table = diffusion.make_sampler_table(
         diffusion.schedule_of(protocol), steps or protocol.denoising_steps
     ).plain()
-    shower = _Shower(
-        clip=bundle.load("clip", dtype=dtype),
-        encoder=bundle.load("encoder", dtype=dtype),
+    encoder = bundle.load("encoder", dtype=dtype)
+    networks = Networks(
+        mllm=cast(Any, None),
         dit=bundle.load("dit", dtype=dtype),
         vae=bundle.load("vae", dtype=dtype),
-        table=table,
-        values=protocol.motion_values,
-        guided=protocol.guides_clips,
-        batch_size=batch_size,
+        unconditional=encoder.unconditional() if protocol.guidance_scale else None,
+        shot=ShotNetworks(bundle.load("clip", dtype=dtype), encoder),
     )
+    shower = _Shower(networks=networks, table=table, protocol=protocol, batch_size=batch_size)
     turns = features.turns(split)
     count = min(count or len(turns), len(turns))
     info = dataclasses.replace(
@@ -189,6 +185,7 @@ def write_shown(
             "turns": count,
             "steps": steps or protocol.denoising_steps,
             "dtype": dtype,
+            "protocol": to_json(protocol),
         },
         records=lambda _, place: shower.records(turns[number] for number in place),
         on_progress=on_progress,

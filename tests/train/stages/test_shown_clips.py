@@ -4,7 +4,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,17 @@ from animegamer_jax import diffusion
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.data.datasets import SHOWN, open_features
 from animegamer_jax.errors import UserError
-from animegamer_jax.game.rollout import GameState, decode_clip, denoise_clip, game_keys, start_clip
+from animegamer_jax.game.rollout import (
+    GameState,
+    Networks,
+    decode_clip,
+    denoise_clip,
+    draw_picture,
+    game_keys,
+    start_clip,
+)
 from animegamer_jax.game.rollout import turn_keys as keys_of
+from animegamer_jax.models.encoder import ShotNetworks
 from animegamer_jax.models.mllm import GameBatch
 from animegamer_jax.train import command
 from animegamer_jax.train.stages import shown_clips
@@ -83,6 +92,37 @@ def test_the_features_are_those_of_the_clip_that_the_model_plays(bundle, feature
     np.testing.assert_allclose(found["image_features"], wanted, atol=0.02 * spread)
     others = np.asarray(shown[0]["image_features"], np.float32)
     assert np.abs(others - found["image_features"]).max() > 0.1 * spread
+
+
+def test_where_a_picture_comes_first_it_is_what_is_shown(bundle, tmp_path):
+    """As in play, with guidance; nothing else of the clip is made."""
+    protocol = dataclasses.replace(bundle.protocol, picture_first=True, guidance_scale=20.0)
+    pictured = Bundle(bundle.path, dataclasses.replace(bundle.info, protocol=protocol))
+    folder = write_features_set(tmp_path / "set", 1)
+    opened = open_features(folder)
+    shown_clips.write_shown(opened, bundle=pictured, steps=STEPS, batch_size=4)
+    networks = {name: bundle.load(name) for name in ("clip", "encoder", "dit", "vae")}
+    shot = ShotNetworks(networks["clip"], networks["encoder"])
+    table = diffusion.make_sampler_table(diffusion.schedule_of(protocol), STEPS)
+    empty = networks["encoder"].unconditional()
+    turn = opened.turns("train")[3]
+    features = (
+        jnp.asarray(turn[f"{name}_features"][None], jnp.float32) for name in ("text", "image")
+    )
+    motion = protocol.motion_values[turn["motion_level"] - 1]
+    state = GameState(shot.encoder(*features), jnp.zeros((1, 4), jnp.int32), jnp.array([motion]))
+    keys = keys_of(game_keys([shown_clips.SEED + int(turn["game"])]), jnp.asarray(4))
+    found = opened.shown("train")[3]["image_features"]
+
+    def wanted(unconditional: jax.Array | None) -> np.ndarray:
+        parts = Networks(cast(Any, None), networks["dit"], networks["vae"], unconditional, shot)
+        return np.asarray(
+            networks["clip"].see(draw_picture(parts, state, table, keys).frame[:, 0])[0]
+        )
+
+    spread = np.abs(wanted(empty)).max()
+    np.testing.assert_allclose(found, wanted(empty), atol=0.02 * spread)
+    assert np.abs(found - wanted(None)).max() > 0.1 * spread
 
 
 def test_a_share_of_past_turns_is_as_shown_and_no_target(bundle, features):
