@@ -88,6 +88,7 @@ class GameSample(NamedTuple):
         num_history: Number of turns before this one.
         text, image: Features, as in `TurnSample`.
         shown: CLIP's features of what a model shows of the turns; empty where that is not read.
+        complete: Token ids of captions that say everything, then -1; empty where they are not read.
     """
 
     captions: Int32[np.ndarray, "*b w c"]
@@ -97,6 +98,7 @@ class GameSample(NamedTuple):
     text: Float32[np.ndarray, "*b w n d"]
     image: Float32[np.ndarray, "*b w k e"]
     shown: Float32[np.ndarray, "*b w s e"]
+    complete: Int32[np.ndarray, "*b w d"]
 
 
 class AdaptSample(NamedTuple):
@@ -155,8 +157,10 @@ def _moments_spec(config: ModelConfig) -> Any:
     return _spec("float32", *size, 2 * d.latent_channels)
 
 
-def game_spec(config: ModelConfig, protocol: Protocol, *, shown: bool = False) -> GameSample:
-    """Returns the shapes of `game_samples`, with or without what a model shows."""
+def game_spec(
+    config: ModelConfig, protocol: Protocol, *, shown: bool = False, complete: bool = False
+) -> GameSample:
+    """Returns the shapes of `game_samples`, with or without what a model shows, and captions."""
     e, w = config.encoder, protocol.window
     assert e is not None
     return GameSample(
@@ -167,6 +171,7 @@ def game_spec(config: ModelConfig, protocol: Protocol, *, shown: bool = False) -
         text=_spec("float32", w, e.num_text_tokens, e.text_size),
         image=_spec("float32", w, e.num_image_tokens, e.image_size),
         shown=_spec("float32", w, e.num_image_tokens if shown else 0, e.image_size),
+        complete=_spec("int32", w, protocol.caption_length if complete else 0),
     )
 
 
@@ -295,6 +300,7 @@ class Windows:
             of the game with enough turns before it.
         captions: Whether captions take the place of the instruction: the complete one, then as many
             others as fit, drawn again in each epoch.
+        complete: Whether such captions are read besides the instructions.
         seed: Seed of the draws.
     """
 
@@ -302,6 +308,7 @@ class Windows:
     protocol: Protocol
     starts: Starts = "game"
     captions: bool = False
+    complete: bool = False
     seed: int = 0
 
     def read(
@@ -326,17 +333,19 @@ class Windows:
         indices = range(last - count + 1, last + 1)
         records = [record if index == number else turns[index] for index in indices]
         if self.captions:
-            records = [self._caption(one, rng) for one in records]
+            records = [one | {"instruction": self._complete(one, rng)} for one in records]
+        if self.complete:
+            records = [one | {"complete": self._complete(one, rng)} for one in records]
         return last, records
 
-    def _caption(self, record: Record, rng: np.random.Generator) -> Record:
-        """Returns a record with captions as its instruction."""
+    def _complete(self, record: Record, rng: np.random.Generator) -> str:
+        """Returns a turn's complete caption, and as many of the others as fit."""
         text, *others = record["captions"]
         for caption in rng.permutation(others).tolist():
             longer = f"{text}, {caption}"
             if len(self.tokenizer.encode(longer)) <= self.protocol.caption_length:
                 text = longer
-        return record | {"instruction": text}
+        return text
 
     def sample(
         self, records: Sequence[Record], shown: Sequence[np.ndarray] | None = None
@@ -360,7 +369,15 @@ class Windows:
             text=_pad_front([r["text_features"] for r in records], window, np.float32),
             image=_pad_front(images, window, np.float32),
             shown=_pad_front(shown or [image[:0] for image in images], window, np.float32),
+            complete=_pad_front([self._complete_ids(r) for r in records], window, np.int32),
         )
+
+    def _complete_ids(self, record: Record) -> Int32[np.ndarray, " d"]:
+        if not self.complete:
+            return np.zeros(0, np.int32)
+        length = self.protocol.caption_length
+        ids, count = self.tokenizer.caption(record["complete"], length)
+        return np.where(np.arange(length) < count, ids, -1).astype(np.int32)
 
 
 def _pad_front(rows: Sequence[Any], window: int, dtype: type) -> np.ndarray:

@@ -204,6 +204,24 @@ def test_captions_in_place_of_instructions(features, windows, tokenizer):
     assert source[3]["instruction"] not in found
 
 
+def test_captions_next_to_instructions(features, windows, tokenizer):
+    """Those of every turn of a sample, -1 behind them; and none where they are not read."""
+    source = features.turns("train")
+    both = dataclasses.replace(windows, complete=True)
+    _, records = both.read(source, 4, np.random.default_rng(0))
+    assert records[-1]["instruction"] == source[4]["instruction"]
+    sample = both.sample(records)
+    length = windows.protocol.caption_length
+    for row, record in zip(sample.complete[-len(records) :], records, strict=True):
+        ids, count = tokenizer.caption(record["complete"], length)
+        assert record["complete"].startswith(record["captions"][0])
+        assert row[:count].tolist() == np.asarray(ids)[:count].tolist()
+        assert (row[count:] == -1).all()
+        assert count < length
+    _, records = windows.read(source, 4, np.random.default_rng(0))
+    assert windows.sample(records).complete.shape[-1] == 0
+
+
 def test_samples_that_start_anywhere(features, windows, tokenizer):
     """Language model's and adaptation's: whole, another one each epoch, and again the same."""
     anywhere = dataclasses.replace(windows, starts="anywhere", seed=4)

@@ -68,6 +68,9 @@ class MLLMRecipe(GameRecipe):
             in the batch, so that the model also learns from the words of past turns.
         word_dropout: Share of an instruction's tokens replaced by `<unk>`, so that the model can
             handle words outside its vocabulary.
+        caption_weight: Weight of the error of the same turns' representations from captions that
+            say everything, each turn alone, so that the model does not forget what it has learned
+            from captions. It multiplies `alpha`.
         targets: Turns of a window to train on. "last" is the turn that ends it, which may be any
             turn of a game; "every" trains on all turns of windows that end with their games, as
             packed sequences, and needs --starts game. "captions" trains on the representation of
@@ -80,6 +83,7 @@ class MLLMRecipe(GameRecipe):
     history_noise: NotNegative = 0.0
     history_swap: Share = 0.0
     word_dropout: Share = 0.0
+    caption_weight: NotNegative = 0.0
     targets: Literal["last", "every", "captions"] = "last"
 
 
@@ -278,6 +282,10 @@ class MLLMStage(GameStage[MLLMRecipe]):
         return self.recipe.targets == "captions"
 
     @property
+    def _keeps_captions(self) -> bool:
+        return not self._reads_captions and self.recipe.caption_weight > 0
+
+    @property
     def window(self) -> int:
         return 1 if self._reads_captions else super().window
 
@@ -288,7 +296,20 @@ class MLLMStage(GameStage[MLLMRecipe]):
 
     def windows(self) -> Windows:
         return dataclasses.replace(
-            super().windows(), protocol=self._windowed, captions=self._reads_captions
+            super().windows(),
+            protocol=self._windowed,
+            captions=self._reads_captions,
+            complete=self._keeps_captions,
+        )
+
+    @functools.cached_property
+    def _alone(self) -> Layout:
+        """The layout of a turn without history."""
+        return Layout(
+            dataclasses.replace(self.protocol, window=1),
+            self.tokenizer.ids,
+            num_queries=self.mllm_config.num_queries,
+            window=1,
         )
 
     @functools.cached_property
@@ -354,7 +375,9 @@ class MLLMStage(GameStage[MLLMRecipe]):
         )
 
     def sample_spec(self) -> GameSample:
-        return game_spec(self.config, self._windowed, shown=self.reads_shown())
+        return game_spec(
+            self.config, self._windowed, shown=self.reads_shown(), complete=self._keeps_captions
+        )
 
     def make_batch(self, encoder: ShotEncoder, game: Any, key: Key[Array, ""]) -> GameBatch:
         """Returns `GameSample`s as training sequences, with the recipe's augmentation."""
@@ -414,7 +437,27 @@ class MLLMStage(GameStage[MLLMRecipe]):
         if self._reads_captions:
             return representation, {"representation": representation}
         parts = {"states": states, "representation": representation}
-        return states + recipe.alpha * representation, parts
+        loss = states + recipe.alpha * representation
+        if recipe.caption_weight:
+            parts["captions"] = self._caption_error(networks, batch)
+            loss += recipe.alpha * recipe.caption_weight * parts["captions"]
+        return loss, parts
+
+    def _caption_error(self, networks: StageNetworks, game: Any) -> Float[Array, ""]:
+        """Returns the error of representations from captions alone, a mean over the turns."""
+        layout = self._alone
+        encoded = lay_out(networks["encoder"], game, self.layout).representations
+        ids = game.complete.reshape(-1, 1, game.complete.shape[-1])
+        none = jnp.zeros((len(ids), 0, len(STATE_NAMES)), jnp.int32)
+        prompt = layout.assemble(
+            jnp.maximum(ids, 0), (ids >= 0).sum(axis=-1), none, jnp.zeros(len(ids), jnp.int32)
+        )
+        history = jnp.zeros((len(ids), 0, encoded.shape[-1]))
+        found = networks["mllm"].represent(prompt, history, layout)
+        error = jnp.square(found.reshape(encoded.shape) - encoded).mean(axis=(2, 3))
+        window = self.window
+        present = jnp.arange(window)[None] >= window - 1 - game.num_history[:, None]
+        return (present * error).sum() / present.sum()
 
     def sample_flops(self, networks: StageNetworks) -> float:
         """Returns FLOPs from the matrices' sizes and attention's products, without causality."""
@@ -423,8 +466,12 @@ class MLLMStage(GameStage[MLLMRecipe]):
         length, targets, queries = layout.length + len(layout.answer), 1, layout.num_queries
         if self.recipe.targets == "every":
             length, targets = self.packed_layout.length, layout.window
-        layers = matrix_size(mllm.mistral.layers) * length
-        scores = 12.0 * length**2 * c.num_attention_heads * c.head_dim * c.num_hidden_layers
+        lengths = [length]
+        if self._keeps_captions:
+            lengths += [self._alone.length] * layout.window
+        layers = matrix_size(mllm.mistral.layers) * sum(lengths)
+        squares = sum(length**2 for length in lengths)
+        scores = 12.0 * squares * c.num_attention_heads * c.head_dim * c.num_hidden_layers
         rest = matrix_size(mllm.mistral.head) * len(STATE_NAMES) * targets
         rest += matrix_size(mllm.input_resampler) * queries * (layout.window - 1)
         rest += matrix_size(mllm.output_resampler) * queries * targets

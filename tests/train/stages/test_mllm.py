@@ -226,6 +226,41 @@ def test_every_target_of_a_sample_weighs_the_same(bundle, networks, batch):
     np.testing.assert_allclose(again, loss, rtol=1e-6)
 
 
+def test_captions_are_kept_in_games(bundle, networks, features):
+    """The third part of the loss is that of --targets captions on the turns that are there."""
+    recipe = dataclasses.replace(CALM, targets="every", caption_weight=2.0)
+    stage = make_stage(MLLMStage, recipe, bundle)
+    data = [DataSource(str(features))]
+    samples = stage.samples(data, split="train")
+    games = jax.tree.map(lambda *x: jnp.stack(x), *[samples[i] for i in range(len(samples))])
+    loss, parts = jax.jit(stage.loss)(networks, games, make_key())
+    expected = parts["states"] + parts["representation"] + 2 * parts["captions"]
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+
+    alone = make_stage(MLLMStage, dataclasses.replace(CALM, targets="captions"), bundle)
+    turns = []
+    for game in range(len(games.num_history)):
+        for turn in range(3 - 1 - int(games.num_history[game]), 3):
+            ids = games.complete[game, turn]
+            turns.append(
+                GameSample(
+                    captions=jnp.maximum(ids, 0)[None],
+                    caption_lengths=(ids >= 0).sum()[None].astype(jnp.int32),
+                    states=games.states[game, turn][None],
+                    num_history=jnp.zeros((), jnp.int32),
+                    text=games.text[game, turn][None],
+                    image=games.image[game, turn][None],
+                    shown=games.shown[game, turn][None],
+                    complete=games.complete[game, turn][None, :0],
+                )
+            )
+    batch = jax.tree.map(lambda *x: jnp.stack(x), *turns)
+    wanted, _ = jax.jit(alone.loss)(networks, batch, make_key())
+    np.testing.assert_allclose(parts["captions"], wanted, rtol=1e-4)
+    every = make_stage(MLLMStage, dataclasses.replace(CALM, targets="every"), bundle)
+    assert stage.sample_flops(networks) > every.sample_flops(networks)
+
+
 def test_windows_that_hold_every_turn_once(bundle, features):
     games = [5, 3, 1, 7]
     turns = [{"num_turns": count} for count in games for _ in range(count)]
