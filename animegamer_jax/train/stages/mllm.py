@@ -142,16 +142,21 @@ class GamePrompts(NamedTuple):
         return self.representations[:, :-1].reshape(b, (w - 1) * n, r)
 
 
-def lay_out(encoder: ShotEncoder, game: Any, layout: Layout) -> GamePrompts:
-    """Returns the prompts of `GameSample`s and E_a of every turn, float32, without gradients."""
+def encode_turns(encoder: ShotEncoder, game: Any) -> Float[Array, "b w n r"]:
+    """Returns E_a of every turn of `GameSample`s, float32, without gradients."""
     b, w, n, _ = game.text.shape
     text = game.text.reshape(b * w, n, -1)
     image = game.image.reshape(b * w, game.image.shape[2], -1)
     encoded = jax.lax.stop_gradient(encoder(text, image)).astype(jnp.float32)
+    return encoded.reshape(b, w, *encoded.shape[1:])
+
+
+def lay_out(encoder: ShotEncoder, game: Any, layout: Layout) -> GamePrompts:
+    """Returns the prompts of `GameSample`s and `encode_turns` of them."""
     prompt = layout.assemble(
         game.captions, game.caption_lengths, game.states[:, :-1], game.num_history
     )
-    return GamePrompts(prompt, encoded.reshape(b, w, *encoded.shape[1:]))
+    return GamePrompts(prompt, encode_turns(encoder, game))
 
 
 def forget_words(
@@ -414,6 +419,7 @@ class MLLMStage(GameStage[MLLMRecipe]):
     ) -> tuple[Float[Array, ""], Scalars]:
         """Returns equation 5, a mean over the samples' targets, and its two terms as parts.
 
+        With `caption_weight`, to it comes the error of representations from captions alone.
         Captions do not tell the states: of them only the representation counts.
         """
         recipe, layout = self.recipe, self.layout
@@ -438,7 +444,7 @@ class MLLMStage(GameStage[MLLMRecipe]):
             return representation, {"representation": representation}
         parts = {"states": states, "representation": representation}
         loss = states + recipe.alpha * representation
-        if recipe.caption_weight:
+        if self._keeps_captions:
             parts["captions"] = self._caption_error(networks, batch)
             loss += recipe.alpha * recipe.caption_weight * parts["captions"]
         return loss, parts
@@ -446,7 +452,7 @@ class MLLMStage(GameStage[MLLMRecipe]):
     def _caption_error(self, networks: StageNetworks, game: Any) -> Float[Array, ""]:
         """Returns the error of representations from captions alone, a mean over the turns."""
         layout = self._alone
-        encoded = lay_out(networks["encoder"], game, self.layout).representations
+        encoded = encode_turns(networks["encoder"], game)
         ids = game.complete.reshape(-1, 1, game.complete.shape[-1])
         none = jnp.zeros((len(ids), 0, len(STATE_NAMES)), jnp.int32)
         prompt = layout.assemble(
@@ -455,8 +461,7 @@ class MLLMStage(GameStage[MLLMRecipe]):
         history = jnp.zeros((len(ids), 0, encoded.shape[-1]))
         found = networks["mllm"].represent(prompt, history, layout)
         error = jnp.square(found.reshape(encoded.shape) - encoded).mean(axis=(2, 3))
-        window = self.window
-        present = jnp.arange(window)[None] >= window - 1 - game.num_history[:, None]
+        present = self.packed_layout.present(game.num_history)
         return (present * error).sum() / present.sum()
 
     def sample_flops(self, networks: StageNetworks) -> float:
