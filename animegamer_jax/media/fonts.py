@@ -37,12 +37,19 @@ def _has_character(name: str, character: str) -> bool:
     return not np.array_equal(drawn, missing)
 
 
-def font_for(text: str, size: int) -> Any:
-    """Returns Pillow's scalable font, or the first on this system that has all characters."""
-    for name in ("", *_OTHER_FONTS):
+def font_for(text: str, size: int, *, first: str = "") -> Any:
+    """Returns the first font that has all characters, else `first`.
+
+    Args:
+        text: The text to be written.
+        size: Its size in pixels.
+        first: Path of the font that is tried first; empty: Pillow's scalable font. After it come
+            the fonts of this system.
+    """
+    for name in (first, *_OTHER_FONTS):
         if all(_has_character(name, character) for character in set(text)):
             return _load_font(name, size)
-    return _load_font("", size)
+    return _load_font(first, size)
 
 
 def fit_text(text: str, font: Any, width: int | float) -> str:

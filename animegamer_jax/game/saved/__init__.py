@@ -4,5 +4,5 @@ turns                 a turn, its meters, what a player sets after it
 tree                  the lines of turns: set aside, brought back, left for another
 game_file             game.json: read and checked, written
 representation_file   the file of a turn's shot representation
-board, film           a game's pictures in one: a storyboard, a film with captions
+board, film, card     a game's pictures in one: a storyboard, a film, a day's card to share
 """

@@ -18,7 +18,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.game.saved.film import film_gif, film_mp4, save_card
+from animegamer_jax.game.saved.card import Language, save_card
+from animegamer_jax.game.saved.film import film_gif, film_mp4
 from animegamer_jax.game.saved.game_file import PICTURE_FILE
 from animegamer_jax.game.saved.turns import Meters, Turn
 from animegamer_jax.game.saved_game import Game
@@ -319,12 +320,12 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
             return _file(path, media, download=f"animegamer.{kind}")
 
     @router.get("/games/{game}/card.png", response_class=FileResponse)
-    def card(who: Client, game: str) -> Response:
+    def card(who: Client, game: str, language: Language = "en") -> Response:
         """Returns the current day as a card to share; without rules, the last turns."""
         with _made(actions.folder, "animegamer-day.png") as path:
             with working_copy(game, who) as found, _removed():
                 day = actions.day(found)
-                save_card(found, path, day=day, words=actions.vocabulary)
+                save_card(found, path, day=day, words=actions.vocabulary, language=language)
             return _file(path, "image/png", download="animegamer-day.png")
 
     @router.get("/openings/{kind}/{number}.webp", response_class=FileResponse)

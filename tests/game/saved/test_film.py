@@ -1,4 +1,4 @@
-"""A game as a film with captions, and its day as a card."""
+"""A game as a film with captions."""
 
 from pathlib import Path
 
@@ -7,14 +7,10 @@ import pytest
 from PIL import Image
 from saved_games import add_turn, make_game
 
-from animegamer_jax.bundle.vocabulary import Vocabulary
 from animegamer_jax.errors import UserError
-from animegamer_jax.game.rules import day_of
-from animegamer_jax.game.saved.film import film_gif, film_mp4, plain_text, save_card
+from animegamer_jax.game.saved.film import film_gif, film_mp4, plain_text
 from animegamer_jax.game.saved_game import Game
 from animegamer_jax.media import video
-
-WORDS = Vocabulary(characters=("Mika", "Ren"), motions=("waving",), places=("town",))
 
 
 @pytest.fixture
@@ -48,26 +44,11 @@ def test_a_film_as_a_gif(game, tmp_path):
         assert seconds == pytest.approx(15 * 0.12, abs=0.2)  # GIF counts hundredths
 
 
-def test_a_card_of_the_day(game, tmp_path):
-    day = day_of(game.turns, WORDS, seed=0, meters=game.meters)
-    sizes = set()
-    for number, one in enumerate((day, None)):
-        path = tmp_path / f"{number}.png"
-        save_card(game, path, day=one, words=WORDS)
-        with Image.open(path) as found:
-            sizes.add(found.size)
-            assert np.asarray(found).std() > 10
-    (size,) = sizes
-    assert size[0] > 900
-
-
 def test_a_game_without_turns_has_no_film(tmp_path):
     game = make_game(tmp_path / "empty")
     for make in (film_mp4, film_gif):
         with pytest.raises(UserError, match="no turns yet: play one first"):
             make(game, tmp_path / "film")
-    with pytest.raises(UserError, match="no turns yet"):
-        save_card(game, tmp_path / "card.png", day=None, words=WORDS)
 
 
 def test_instructions_without_their_labels():

@@ -81,8 +81,13 @@ def test_turns_and_their_files(client):
     assert film[:, -40:].max() > 200 > plain.max()
     gif = Image.open(io.BytesIO(client.get(f"games/{game}/film.gif").content))
     assert (gif.n_frames, gif.info["loop"]) == (1, 0) or gif.n_frames > 1
-    card = Image.open(io.BytesIO(client.get(f"games/{game}/card.png").content))
-    assert card.width > 500
+    card, japanese = (
+        client.get(f"games/{game}/card.png?language={language}").content
+        for language in ("en", "ja")
+    )
+    assert Image.open(io.BytesIO(card)).width > 500
+    assert card != japanese
+    assert client.get(f"games/{game}/card.png?language=xx").status_code == 422
     for path, message in (
         (f"games/{game}/clips/game.mp4", "no turn 'game' in this game"),
         (f"games/{game}/clips/..%2Fgame.mp4", ""),

@@ -162,6 +162,7 @@ def test_in_other_languages(browser, address):
         assert page.get_attribute("html", "lang") == "zh"
         begin(page)
         expect(page.locator("#undo")).to_have_text("撤销")
+        assert page.get_attribute("#card", "href").endswith("&language=zh")
         assert wrong == []
 
 

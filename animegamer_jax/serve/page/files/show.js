@@ -35,11 +35,13 @@ function renderAll(game) {
   renderBoard(turn);
   $("#branch").hidden = !looksBack();
   $("#rules").checked = game.rules === "day";
-  for (const [id, kind] of [["film-mp4", "film.mp4"], ["film-gif", "film.gif"], ["card", "card.png"], ["archive", "game.zip"]]) {
+  for (const [id, kind] of [["film-mp4", "film.mp4"], ["film-gif", "film.gif"], ["archive", "game.zip"]]) {
     const link = $(`#${id}`);
     if (game.turns.length) link.href = `/api/v1/games/${game.game}/${kind}?head=${game.head}`;
     else link.removeAttribute("href");
   }
+  if (game.turns.length) $("#card").href = cardAddress();
+  else $("#card").removeAttribute("href");
   renderProgress();
   renderEnding();
 }
@@ -133,6 +135,12 @@ export function renderAway() {
   keepFocus(renderTools, other);
 }
 
+// The card of the day, in the language of the page.
+function cardAddress() {
+  const { game, head } = state.game;
+  return `/api/v1/games/${game}/card.png?head=${head}&language=${document.documentElement.lang}`;
+}
+
 function renderEnding() {
   const { day: now, turns } = state.game;
   const mark = now?.ending ? `${state.game.game} ${now.number} ${state.game.head}` : "";
@@ -146,7 +154,7 @@ function renderEnding() {
   $("#ending-stars").setAttribute("aria-label", t("stars", { stars: now.stars }));
   const goal = now.goal.met ? t("goal_met") : t("goal_missed");
   $("#ending-text").textContent = now.ending === "exhausted" ? `${t("exhausted_text")} ${goal}` : goal;
-  const address = `/api/v1/games/${state.game.game}/card.png?head=${state.game.head}`;
+  const address = cardAddress();
   $("#ending-card").src = address;
   $("#ending-card").alt = t("card_alt");
   $("#ending-save").href = address;
