@@ -34,7 +34,7 @@ from animegamer_jax.train.stages.decoder import (
     transformer_flops,
     with_motion,
 )
-from animegamer_jax.train.stages.mllm import GameRecipe, GameStage, lay_out
+from animegamer_jax.train.stages.games import GameRecipe, GameStage, lay_out
 from animegamer_jax.train.stages.networks import matrix_size
 from animegamer_jax.train.stages.recipe import Count, OptimizerConfig, Share
 

@@ -35,7 +35,7 @@ from animegamer_jax.train.stages.distillation import (
     distillation_losses,
     student_path,
 )
-from animegamer_jax.train.stages.mllm import lay_out
+from animegamer_jax.train.stages.games import lay_out
 from animegamer_jax.train.stages.recipe import NotNegative, OptimizerConfig, Positive, Share
 
 

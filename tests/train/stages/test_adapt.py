@@ -28,7 +28,7 @@ from animegamer_jax.train.stages.adapt import (
     AdaptStage,
 )
 from animegamer_jax.train.stages.decoder import diffusion_loss, spread_timesteps
-from animegamer_jax.train.stages.mllm import lay_out
+from animegamer_jax.train.stages.games import lay_out
 from animegamer_jax.train.stages.recipe import OptimizerConfig
 
 RECORDED = Path(__file__).parents[2] / "reference" / "vdm"

@@ -24,14 +24,8 @@ from animegamer_jax.models.mllm import IGNORED, MLLM
 from animegamer_jax.protocol import RELEASED, STATE_NAMES
 from animegamer_jax.sharding import make_mesh
 from animegamer_jax.train.stages.base import DataSource
-from animegamer_jax.train.stages.mllm import (
-    RECIPES,
-    MLLMRecipe,
-    MLLMStage,
-    choose_turns,
-    forget_words,
-    lay_out,
-)
+from animegamer_jax.train.stages.games import choose_turns, lay_out
+from animegamer_jax.train.stages.mllm import RECIPES, MLLMRecipe, MLLMStage, forget_words
 from animegamer_jax.train.stages.packing import window_ends
 from animegamer_jax.train.stages.recipe import OptimizerConfig
 
