@@ -107,9 +107,6 @@ class FeatureMaker:
     _seen: dict[tuple[bytes, int], tuple[np.ndarray, np.ndarray]] = dataclasses.field(
         default_factory=dict, init=False, repr=False
     )
-    _readers: ThreadPoolExecutor = dataclasses.field(
-        default_factory=ThreadPoolExecutor, init=False, repr=False
-    )
 
     def records(
         self, turns: Iterable[Record], info: DatasetInfo
@@ -143,7 +140,8 @@ class FeatureMaker:
         read = functools.partial(read_frames, info=info, num_frames=info.num_frames)
         for batch in _batches(new.items(), self.batch_size):
             turns = [turn for _, turn in batch]
-            clips = list(self._readers.map(read, turns))  # decoding lets other threads run
+            with ThreadPoolExecutor() as readers:  # decoding lets other threads run
+                clips = list(readers.map(read, turns))
             shown = [clip[frame] for ((_, frame), _), clip in zip(batch, clips, strict=True)]
             computed = (  # both are dispatched before the first is awaited
                 ("CLIP", see_frames(self.clip, self._whole(shown))),
