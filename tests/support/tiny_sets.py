@@ -6,7 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from animegamer_jax.configs import CLIPConfig, ModelConfig, T5Config, VAEConfig
+from animegamer_jax.configs import (
+    CLIPConfig,
+    DiTConfig,
+    ModelConfig,
+    ShotEncoderConfig,
+    T5Config,
+    VAEConfig,
+)
 from animegamer_jax.data.datasets import (
     DatasetInfo,
     FeatureInfo,
@@ -19,6 +26,7 @@ from animegamer_jax.protocol import PAPER
 from animegamer_jax.tokenizer import Tokenizer, write_word_tokenizer
 
 NUM_FRAMES, HEIGHT, WIDTH = 9, 16, 24
+NUM_GAMES = 6  # of `conftest`'s features
 TEXT, IMAGE, MOMENTS = (3, 12), (4, 20), (3, 4, 6, 8)
 WORDS = ("mika", "ren", "waves", "runs", "gently", "day", *(f"w{i}" for i in range(40)))
 PROTOCOL = dataclasses.replace(PAPER, caption_length=8)
@@ -41,6 +49,13 @@ CONFIG = ModelConfig(
         embed_size=8,
     ),
     t5=T5Config(vocab_size=152, d_model=12, d_kv=4, d_ff=16, num_layers=1, num_heads=2),
+)
+FULL = dataclasses.replace(
+    CONFIG,
+    encoder=ShotEncoderConfig(
+        num_text_tokens=3, num_image_tokens=4, text_size=12, image_size=20, representation_size=32
+    ),
+    dit=DiTConfig(latent_channels=4, latent_frames=3, latent_height=4, latent_width=6),
 )
 INFO = DatasetInfo(
     kind="games",

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Key
 from animegamer_jax import diffusion
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.data.datasets import open_features
-from animegamer_jax.data.samples import AdaptSample, adapt_samples, adapt_spec
+from animegamer_jax.data.windows import AdaptSample, adapt_samples, adapt_spec
 from animegamer_jax.diffusion import KnownFrame
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.rollout import decode_picture, with_image

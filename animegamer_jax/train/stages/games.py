@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Key
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.configs import MLLMConfig
 from animegamer_jax.data.datasets import SHOWN, read_info
-from animegamer_jax.data.samples import Starts, Windows
+from animegamer_jax.data.windows import Starts, Windows
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.encoder import ShotEncoder
 from animegamer_jax.protocol import Layout, Prompt

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, Key
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.configs import ModelConfig
 from animegamer_jax.data.datasets import open_features
-from animegamer_jax.data.samples import GameSample, Windows, game_samples, game_spec
+from animegamer_jax.data.windows import GameSample, Windows, game_samples, game_spec
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.encoder import ShotEncoder
 from animegamer_jax.models.linear import Dropout

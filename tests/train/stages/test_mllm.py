@@ -12,7 +12,7 @@ from tiny_sets import write_features_set
 from tiny_stage import arrays, one_device
 
 from animegamer_jax.bundle.bundle import Bundle
-from animegamer_jax.data.samples import GameSample
+from animegamer_jax.data.windows import GameSample
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.rollout import (
     GameState,
