@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from animegamer_jax.bench.model import Model
 from animegamer_jax.game import rollout, skipped_steps
 from animegamer_jax.models.dit import DiT
-from animegamer_jax.train.stages.flops import count_matmul_flops
+from animegamer_jax.train.stages.networks import count_matmul_flops
 
 Outputs = Mapping[str, np.ndarray]
 

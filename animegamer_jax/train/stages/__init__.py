@@ -7,5 +7,5 @@ games                 what stages share that read a window of turns
 mllm, adapt           the language model; the decoder on its predictions
 distill               a student of the decoder; its losses are in distillation
 shown_clips           what a model shows, for histories as in play
-packing, flops, networks   packed sequences, FLOPs, helpers
+packing, networks     packed sequences; networks, their sizes and FLOPs
 """

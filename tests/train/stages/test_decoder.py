@@ -300,7 +300,7 @@ def test_sampled_clips(stage, networks, batch):
 
 def test_flops_are_those_of_the_matrices(stage, networks, bundle):
     """Within a tenth of three times a pass forward where everything is trained."""
-    from animegamer_jax.train.stages.flops import count_matmul_flops
+    from animegamer_jax.train.stages.networks import count_matmul_flops
 
     everything = make_stage(DecoderStage, dataclasses.replace(RECIPE, trained="all"), bundle)
     d, e = stage.config.dit, stage.config.encoder

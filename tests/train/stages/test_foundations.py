@@ -35,7 +35,6 @@ from animegamer_jax.models.vae import VAE, ResBlock
 from animegamer_jax.sharding import make_mesh
 from animegamer_jax.train.registry import PARTS, find_stage
 from animegamer_jax.train.stages.base import DataSource
-from animegamer_jax.train.stages.flops import count_matmul_flops
 from animegamer_jax.train.stages.foundations.clip import (
     CLIPRecipe,
     CLIPStage,
@@ -65,6 +64,7 @@ from animegamer_jax.train.stages.foundations.vae import (
     psnr,
     start_calmly,
 )
+from animegamer_jax.train.stages.networks import count_matmul_flops
 from animegamer_jax.train.stages.recipe import OptimizerConfig
 
 COMMON: dict[str, Any] = {

@@ -28,8 +28,7 @@ from animegamer_jax.models.latents import cosines, mode, sample, split_moments
 from animegamer_jax.models.vae import VAE, ResBlock, signed, to_uint8
 from animegamer_jax.sharding import constrain
 from animegamer_jax.train.stages.base import Evaluation, Scalars, Stage, StageNetworks
-from animegamer_jax.train.stages.flops import count_matmul_flops
-from animegamer_jax.train.stages.networks import load_or_make
+from animegamer_jax.train.stages.networks import count_matmul_flops, load_or_make
 from animegamer_jax.train.stages.recipe import Count, FixedRecipe, NotNegative, OptimizerConfig
 
 _SHOWN = 4  # clips in an evaluation

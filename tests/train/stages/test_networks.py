@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from animegamer_jax.train.stages.flops import count_matmul_flops
+from animegamer_jax.train.stages.networks import count_matmul_flops
 
 
 def test_products_are_counted():
