@@ -5,8 +5,9 @@ at the front, and a history never crosses the start of its game (paper, section 
 5 turns). What `samples` says of samples holds here as well.
 """
 
+import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import grain
@@ -29,6 +30,12 @@ from animegamer_jax.tokenizer import Tokenizer
 
 Starts = Literal["game", "anywhere"]
 
+MOST_CLASSES = 1024
+"""Greatest number of captions that `common_captions` numbers."""
+
+_CLASSES_A_TURN = 16
+_COMMON = 1e-3  # of the turns
+
 
 class GameSample(NamedTuple):
     """A turn and the turns before it, for the language model's stages.
@@ -41,6 +48,8 @@ class GameSample(NamedTuple):
         text, image: Features, as in `TurnSample`.
         shown: CLIP's features of what a model shows of the turns; empty where that is not read.
         complete: Token ids of captions that say everything, then -1; empty where they are not read.
+        classes: Numbers of the turns' captions in `Windows.classes`, then -1; empty where they are
+            not read.
     """
 
     captions: Int32[np.ndarray, "*b w c"]
@@ -51,6 +60,7 @@ class GameSample(NamedTuple):
     image: Float32[np.ndarray, "*b w k e"]
     shown: Float32[np.ndarray, "*b w s e"]
     complete: Int32[np.ndarray, "*b w d"]
+    classes: Int32[np.ndarray, "*b w l"]
 
 
 class AdaptSample(NamedTuple):
@@ -62,7 +72,12 @@ class AdaptSample(NamedTuple):
 
 
 def game_spec(
-    config: ModelConfig, protocol: Protocol, *, shown: bool = False, complete: bool = False
+    config: ModelConfig,
+    protocol: Protocol,
+    *,
+    shown: bool = False,
+    complete: bool = False,
+    classes: bool = False,
 ) -> GameSample:
     """Returns the shapes of `game_samples`, with or without what a model shows, and captions."""
     e, w = config.encoder, protocol.window
@@ -76,6 +91,7 @@ def game_spec(
         image=array_spec("float32", w, e.num_image_tokens, e.image_size),
         shown=array_spec("float32", w, e.num_image_tokens if shown else 0, e.image_size),
         complete=array_spec("int32", w, protocol.caption_length if complete else 0),
+        classes=array_spec("int32", w, _CLASSES_A_TURN if classes else 0),
     )
 
 
@@ -99,6 +115,7 @@ class Windows:
         captions: Whether captions take the place of the instruction: the complete one, then as many
             others as fit, drawn again in each epoch.
         complete: Whether such captions are read besides the instructions.
+        classes: Numbers of captions (`common_captions`) to read of the turns; None: not read.
         seed: Seed of the draws.
     """
 
@@ -107,6 +124,7 @@ class Windows:
     starts: Starts = "game"
     captions: bool = False
     complete: bool = False
+    classes: Mapping[str, int] | None = None
     seed: int = 0
 
     def read(
@@ -168,6 +186,7 @@ class Windows:
             image=_pad_front(images, window, np.float32),
             shown=_pad_front(shown or [image[:0] for image in images], window, np.float32),
             complete=_pad_front([self._complete_ids(r) for r in records], window, np.int32),
+            classes=_pad_front([self._class_numbers(r) for r in records], window, np.int32),
         )
 
     def _complete_ids(self, record: Record) -> Int32[np.ndarray, " d"]:
@@ -176,6 +195,30 @@ class Windows:
         length = self.protocol.caption_length
         ids, count = self.tokenizer.caption(record["complete"], length)
         return np.where(np.arange(length) < count, ids, -1).astype(np.int32)
+
+    def _class_numbers(self, record: Record) -> Int32[np.ndarray, " l"]:
+        if self.classes is None:
+            return np.zeros(0, np.int32)
+        found = {self.classes[text] for text in record["captions"] if text in self.classes}
+        numbers = np.full(_CLASSES_A_TURN, -1, np.int32)
+        numbers[: len(found)] = sorted(found)[:_CLASSES_A_TURN]
+        return numbers
+
+
+def common_captions(datasets: Sequence[FeatureDataset]) -> dict[str, int]:
+    """Numbers the captions of a thousandth of the training turns or more, commonest first.
+
+    There are at most `MOST_CLASSES`.
+    """
+    count, counts = 0, collections.Counter[str]()
+    for dataset in datasets:
+        turns = dataset.turns("train")
+        count += len(turns)
+        for number in range(len(turns)):
+            counts.update(set(turns[number]["captions"]))
+    order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    common = [text for text, times in order if times >= _COMMON * count]
+    return {text: number for number, text in enumerate(common[:MOST_CLASSES])}
 
 
 def _pad_front(rows: Sequence[Any], window: int, dtype: type) -> np.ndarray:

@@ -65,6 +65,11 @@ class LayerStack(nnx.Module):
         steps = (jnp.arange(num_layers), self.blocks, per_layer)
         return jax.lax.scan(remat(body, self.remat), x, steps, unroll=unrolls)
 
+    def first(self, num_layers: int) -> "LayerStack":
+        """Returns the first layers, which share their weights with this stack."""
+        graph, state = nnx.split(self)
+        return nnx.merge(graph, jax.tree.map(lambda x: x[:num_layers], state))
+
 
 def remat(function: Callable[..., Any], policy: Remat) -> Callable[..., Any]:
     """Makes the backward pass of a layer recompute what `policy` does not save."""

@@ -135,9 +135,13 @@ class Block(nnx.Module):
         tables: tuple[Array, Array],
         start: Int[Array, ""] | None,
         rate: float,
+        keep: bool,
         own: LayerInput,
-    ) -> tuple[Float[Array, "b t d"], tuple[Array, Array] | None]:
-        """Runs the layer; returns x and, with a cache, its keys and values including these tokens.
+    ) -> tuple[Float[Array, "b t d"], tuple[Array, Array] | Float[Array, "b t d"] | None]:
+        """Runs the layer.
+
+        Returns x, and what the stack of layers collects: with a cache, its keys and values
+        including these tokens; otherwise x again if it is to be kept.
 
         Args:
             x: Hidden states.
@@ -145,6 +149,7 @@ class Block(nnx.Module):
             tables: Rotary cosines and sines of these tokens (`rotary_tables`).
             start: Slot of the first token in the cache.
             rate: Dropout rate of the low-rank updates' inputs, where the layer has a key.
+            keep: Whether to return x again, without a cache.
             own: This layer's part of the cache, and its dropout key.
         """
         c = self.config
@@ -170,7 +175,7 @@ class Block(nnx.Module):
         y = jax.nn.silu(self.gate(y, dropout())) * self.up(y, dropout())
         y = constrain(y, "act_batch", "act_length", "act_mlp")
         x = constrain(x + self.down(y, dropout()), "act_batch", "act_length", "act_embed")
-        return x, cached
+        return x, x if keep else cached
 
 
 class Mistral(nnx.Module):
@@ -232,17 +237,9 @@ class Mistral(nnx.Module):
         Raises:
             ValueError: branches with a cache, or in a sequence longer than the sliding window.
         """
-        c = self.config
-        x = constrain(x.astype(c.dtype), "act_batch", "act_length", "act_embed")
-        tables = rotary_tables(tokens.positions, c)
-        rate, dropout_keys = 0.0, None
-        if dropout is not None and c.lora is not None:
-            rate, dropout_keys = dropout.rate, jax.random.split(dropout.key, c.num_hidden_layers)
         if cache is None:
-            mask = self._mask(tokens)
-            x, _ = self.layers(x, mask, tables, None, rate, per_layer=LayerInput(key=dropout_keys))
-            return self.norm(x), None
-
+            return self._run(x, tokens, dropout, keep=False)[0], None
+        x, tables, rate, dropout_keys = self._prepare(x, tokens, dropout)
         if tokens.branches is not None:
             raise ValueError("branches with a cache: run a pass without one")
 
@@ -256,9 +253,47 @@ class Mistral(nnx.Module):
             tokens.positions, positions, valid, tokens.blocks, blocks, static=tokens.static
         )
         own = LayerInput((cache.keys, cache.values), dropout_keys)
-        x, (keys, values) = self.layers(x, mask, tables, cache.length, rate, per_layer=own)
+        x, (keys, values) = self.layers(x, mask, tables, cache.length, rate, False, per_layer=own)
         length = cache.length + tokens.positions.shape[1]
         return self.norm(x), KVCache(keys, values, positions, valid, blocks, length)
+
+    def run_layers(
+        self, x: Float[Array, "b t d"], tokens: Tokens, *, dropout: Dropout | None = None
+    ) -> tuple[Float[Array, "b t d"], Float[Array, "l b t d"]]:
+        """Returns hidden states after the final norm, and those after each layer, without a cache.
+
+        Arguments and errors are those of a call.
+        """
+        hidden, each = self._run(x, tokens, dropout, keep=True)
+        assert each is not None
+        return hidden, each
+
+    def run_first(
+        self, x: Float[Array, "b t d"], tokens: Tokens, *, num_layers: int
+    ) -> Float[Array, "b t d"]:
+        """Returns hidden states after the first layers, without a cache."""
+        x, tables, rate, _ = self._prepare(x, tokens, None)
+        layers = self.layers.first(num_layers)
+        return layers(x, self._mask(tokens), tables, None, rate, False, per_layer=LayerInput())[0]
+
+    def _run(
+        self, x: Float[Array, "b t d"], tokens: Tokens, dropout: Dropout | None, *, keep: bool
+    ) -> tuple[Float[Array, "b t d"], Float[Array, "l b t d"] | None]:
+        mask = self._mask(tokens)
+        x, tables, rate, keys = self._prepare(x, tokens, dropout)
+        x, each = self.layers(x, mask, tables, None, rate, keep, per_layer=LayerInput(key=keys))
+        return self.norm(x), each
+
+    def _prepare(
+        self, x: Float[Array, "b t d"], tokens: Tokens, dropout: Dropout | None
+    ) -> tuple[Array, tuple[Array, Array], float, Array | None]:
+        """Returns embeddings, rotary tables, and the rate and keys of dropout for the layers."""
+        c = self.config
+        x = constrain(x.astype(c.dtype), "act_batch", "act_length", "act_embed")
+        tables = rotary_tables(tokens.positions, c)
+        if dropout is None or c.lora is None:
+            return x, tables, 0.0, None
+        return x, tables, dropout.rate, jax.random.split(dropout.key, c.num_hidden_layers)
 
     def logits(self, hidden: Float[Array, "*b d"]) -> Float[Array, "*b v"]:
         """Returns the scores of the next token, float32."""

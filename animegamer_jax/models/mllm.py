@@ -35,6 +35,20 @@ class GameBatch(NamedTuple):
     target: Float[Array, "b n r"]
 
 
+class Errors(NamedTuple):
+    """The errors of a batch's answers.
+
+    Attributes:
+        entropy: Cross-entropy of each label slot, 0 where it has no label.
+        square: Mean squared error of each query's representation.
+        states: Hidden states after each layer; None if they are not kept.
+    """
+
+    entropy: Float[Array, "b l"]
+    square: Float[Array, "b n"]
+    states: Float[Array, "l b t d"] | None = None
+
+
 def make_batch(
     layout: Layout,
     prompt: Prompt,
@@ -193,10 +207,39 @@ class MLLM(nnx.Module):
         self, prompt: Prompt, history: Float[Array, "b k r"], layout: Layout
     ) -> Float[Array, "b n r"]:
         """Returns the shot representation that `predict` returns, without the states."""
-        b, t = prompt.ids.shape
-        x = self.embed(prompt.ids, jnp.broadcast_to(jnp.asarray(layout.history), (b, t)), history)
-        hidden, _ = self.mistral(x, _prompt_tokens(prompt, layout, bidirectional=True))
+        hidden, _ = self.mistral(*self._whole_prompt(prompt, history, layout))
         return self.output_resampler(hidden[:, layout.representation]).astype(jnp.float32)
+
+    def represent_and_keep(
+        self, prompt: Prompt, history: Float[Array, "b k r"], layout: Layout
+    ) -> tuple[Float[Array, "b n r"], Float[Array, "l b n d"]]:
+        """Returns `represent`, and the hidden states at this turn's frame tokens by layer."""
+        hidden, states = self.mistral.run_layers(*self._whole_prompt(prompt, history, layout))
+        representation = self.output_resampler(hidden[:, layout.representation])
+        return representation.astype(jnp.float32), states[:, :, layout.queries]
+
+    def see(
+        self, shots: Float[Array, "b n r"], *, start: int, num_layers: int
+    ) -> Float[Array, "b n d"]:
+        """Returns hidden states of shots alone, after the first layers.
+
+        Args:
+            shots: Shot representations, each a sequence without any words.
+            start: Position of their first frame token.
+            num_layers: Number of layers.
+        """
+        b, n, _ = shots.shape
+        positions = jnp.broadcast_to(start + jnp.arange(n, dtype=jnp.int32), (b, n))
+        tokens = Tokens(positions, jnp.ones((b, n), bool), jnp.zeros((b, n), jnp.int32))
+        x = self.input_resampler(shots.astype(self.config.dtype))
+        return self.mistral.run_first(x, tokens, num_layers=num_layers)
+
+    def _whole_prompt(
+        self, prompt: Prompt, history: Float[Array, "b k r"], layout: Layout
+    ) -> tuple[Float[Array, "b t d"], Tokens]:
+        where = jnp.broadcast_to(jnp.asarray(layout.history), prompt.ids.shape)
+        x = self.embed(prompt.ids, where, history)
+        return x, _prompt_tokens(prompt, layout, bidirectional=True)
 
     def errors(
         self,
@@ -204,19 +247,25 @@ class MLLM(nnx.Module):
         *,
         label_slots: np.ndarray | None = None,
         dropout: Dropout | None = None,
-    ) -> tuple[Float[Array, "b l"], Float[Array, "b n"]]:
-        """Returns the cross-entropy of each label (0 if ignored) and each query's squared error.
+        keep: bool = False,
+    ) -> Errors:
+        """Returns the errors of a batch's answers.
 
         Args:
             batch: The sequences.
             label_slots: Slots that may have labels, the same in all sequences; scores of the
                 vocabulary are computed only for these. All slots but the first if None.
             dropout: Dropout of the low-rank updates' inputs.
+            keep: Whether to return the hidden states as well.
         """
         slots = np.arange(1, batch.ids.shape[1]) if label_slots is None else label_slots
         batch = pad_batch(batch, padded_length(batch.ids.shape[1]))
         x = self.embed(batch.ids, batch.history_mask, batch.history)
-        hidden, _ = self.mistral(x, batch.tokens, dropout=dropout)
+        states = None
+        if keep:
+            hidden, states = self.mistral.run_layers(x, batch.tokens, dropout=dropout)
+        else:
+            hidden, _ = self.mistral(x, batch.tokens, dropout=dropout)
         at_queries = jnp.take_along_axis(hidden, batch.query_slots[:, :, None], axis=1)
         difference = self.output_resampler(at_queries).astype(jnp.float32) - batch.target
         labels = batch.labels[:, slots]
@@ -224,13 +273,14 @@ class MLLM(nnx.Module):
         entropy = optax.softmax_cross_entropy_with_integer_labels(
             self.mistral.logits(hidden[:, slots - 1]), jnp.where(counts, labels, 0)
         )
-        return jnp.where(counts, entropy, 0), jnp.square(difference).mean(axis=-1)
+        square = jnp.square(difference).mean(axis=-1)
+        return Errors(jnp.where(counts, entropy, 0), square, states)
 
     def losses(self, batch: GameBatch) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Returns the cross-entropy of the labels and the representation's mean squared error.
 
         The training loss is the first plus alpha times the second (paper, equation 5).
         """
-        entropy, square = self.errors(batch)
+        errors = self.errors(batch)
         count = (batch.labels[:, 1:] != IGNORED).sum()
-        return entropy.sum() / jnp.maximum(count, 1), square.mean()
+        return errors.entropy.sum() / jnp.maximum(count, 1), errors.square.mean()

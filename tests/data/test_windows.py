@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny_sets import FULL, NUM_GAMES, PROTOCOL, features_of, turns_of
 
-from animegamer_jax.data.windows import adapt_samples, game_samples
+from animegamer_jax.data.windows import adapt_samples, common_captions, game_samples
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import PAPER, STATE_NAMES
 
@@ -119,6 +119,23 @@ def test_captions_next_to_instructions(features, windows, tokenizer):
         assert count < length
     _, records = windows.read(source, 4, np.random.default_rng(0))
     assert windows.sample(records).complete.shape[-1] == 0
+
+
+def test_numbers_of_common_captions(features, windows):
+    """Those of a thousandth of the turns, the commonest first, of all sets together."""
+    source = features.turns("train")
+    turns = [source[number] for number in range(len(source))]
+    counts = collections.Counter(text for turn in turns for text in set(turn["captions"]))
+    numbers = common_captions([features, features])
+    assert numbers.keys() == counts.keys()  # of thirty turns, each is one
+    assert sorted(numbers.values()) == list(range(len(counts)))
+    order = sorted(numbers, key=numbers.__getitem__)
+    assert [counts[text] for text in order] == sorted(counts.values(), reverse=True)
+    _, records = windows.read(source, 4, np.random.default_rng(0))
+    sample = dataclasses.replace(windows, classes=numbers).sample(records)
+    for row, record in zip(sample.classes[-len(records) :], records, strict=True):
+        assert {order[number] for number in row if number >= 0} == set(record["captions"])
+    assert windows.sample(records).classes.shape[-1] == 0
 
 
 def test_samples_that_start_anywhere(features, windows, tokenizer):

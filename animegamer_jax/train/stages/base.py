@@ -45,6 +45,9 @@ class StageNetworks(TypedDict, total=False):
     pixels: Linear
     teacher: DiT
     fake: DiT
+    seen: Linear
+    noted: Linear
+    meant: Linear
 
 
 Scalars = dict[str, Float[Array, ""]]

@@ -6,26 +6,40 @@ error of the predicted shot representation against E_a of the true turn (equatio
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import grain
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
 from animegamer_jax.configs import ModelConfig
 from animegamer_jax.data.datasets import open_features
-from animegamer_jax.data.windows import GameSample, Windows, game_samples, game_spec
+from animegamer_jax.data.windows import (
+    GameSample,
+    Windows,
+    common_captions,
+    game_samples,
+    game_spec,
+)
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.encoder import ShotEncoder
 from animegamer_jax.models.linear import Dropout
 from animegamer_jax.models.mllm import GameBatch, make_batch
 from animegamer_jax.protocol import STATE_NAMES, Layout, Protocol
 from animegamer_jax.tokenizer import UNKNOWN
-from animegamer_jax.train.stages.base import Evaluation, Scalars, StageNetworks
+from animegamer_jax.train.stages.base import DataSource, Evaluation, Scalars, StageNetworks
+from animegamer_jax.train.stages.caption_heads import (
+    HEADS,
+    RATE,
+    layers_of_heads,
+    make_heads,
+    naming_error,
+)
 from animegamer_jax.train.stages.games import (
     GameRecipe,
     GameStage,
@@ -34,9 +48,10 @@ from animegamer_jax.train.stages.games import (
     lay_out,
 )
 from animegamer_jax.train.stages.networks import load_or_make, matrix_size
-from animegamer_jax.train.stages.packing import PackedLayout, window_ends
+from animegamer_jax.train.stages.packing import PackedLayout, closing_slots, window_ends
 from animegamer_jax.train.stages.recipe import BelowOne, NotNegative, OptimizerConfig, Share
 
+_NAMING = (*HEADS, "described")  # parts of the loss
 _TRAINED_ALWAYS = ("mistral.embedding", "mistral.head.kernel")  # besides LoRA, norms, resamplers
 
 
@@ -56,6 +71,9 @@ class MLLMRecipe(GameRecipe):
         caption_weight: Weight of the error of the same turns' representations from captions that
             say everything, each turn alone, so that the model does not forget what it has learned
             from captions. It multiplies `alpha`.
+        naming_weight: Weight of the error of heads that name the captions of past turns and of the
+            turns to be predicted from hidden states (`caption_heads`), so that the model reads in
+            pictures what no instruction says. For models that are trained from scratch.
         targets: Turns of a window to train on. "last" is the turn that ends it, which may be any
             turn of a game; "every" trains on all turns of windows that end with their games, as
             packed sequences, and needs --starts game. "captions" trains on the representation of
@@ -69,6 +87,7 @@ class MLLMRecipe(GameRecipe):
     history_swap: Share = 0.0
     word_dropout: Share = 0.0
     caption_weight: NotNegative = 0.0
+    naming_weight: NotNegative = 0.0
     targets: Literal["last", "every", "captions"] = "last"
 
 
@@ -129,6 +148,7 @@ class MLLMStage(GameStage[MLLMRecipe]):
     needs: ClassVar[Mapping[NetworkName, str]] = {"encoder": "decoder"}
     changes: ClassVar[tuple[NetworkName, ...]] = ("mllm",)
     unit: ClassVar[str] = "sequences"
+    _classes: dict[str, int] | None = None
 
     @property
     def _reads_captions(self) -> bool:
@@ -137,6 +157,10 @@ class MLLMStage(GameStage[MLLMRecipe]):
     @property
     def _keeps_captions(self) -> bool:
         return not self._reads_captions and self.recipe.caption_weight > 0
+
+    @property
+    def _names_captions(self) -> bool:
+        return self.recipe.naming_weight > 0
 
     @property
     def window(self) -> int:
@@ -153,7 +177,18 @@ class MLLMStage(GameStage[MLLMRecipe]):
             protocol=self._windowed,
             captions=self._reads_captions,
             complete=self._keeps_captions,
+            classes=self._classes if self._names_captions else None,
         )
+
+    def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
+        if self._names_captions and self._classes is None:
+            self._classes = common_captions([open_features(source.path) for source in sources])
+        return super().samples(sources, split=split)
+
+    def rate_factors(self) -> Mapping[str, float]:
+        if not self._names_captions:
+            return {}
+        return {"mllm": 1.0} | dict.fromkeys(HEADS, RATE)
 
     @functools.cached_property
     def _alone(self) -> Layout:
@@ -193,11 +228,15 @@ class MLLMStage(GameStage[MLLMRecipe]):
                 "`animegamer initialise --mistral DIR`"
             )
         mllm = load_or_make("mllm", self, bundle, mesh=mesh)
-        return {"mllm": mllm, "encoder": bundle.load("encoder", mesh=mesh, dtype=recipe.dtype)}
+        encoder = bundle.load("encoder", mesh=mesh, dtype=recipe.dtype)
+        networks: StageNetworks = {"mllm": mllm, "encoder": encoder}
+        if self._names_captions:
+            networks |= make_heads(self.mllm_config.mistral, seed=recipe.seed)
+        return networks
 
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
         if network != "mllm" or self.recipe.trained == "all":
-            return network == "mllm"
+            return network in ("mllm", *HEADS)
         return (
             isinstance(variable, nnx.LoRAParam)
             or ".".join(path) in _TRAINED_ALWAYS
@@ -229,7 +268,11 @@ class MLLMStage(GameStage[MLLMRecipe]):
 
     def sample_spec(self) -> GameSample:
         return game_spec(
-            self.config, self._windowed, shown=self.reads_shown(), complete=self._keeps_captions
+            self.config,
+            self._windowed,
+            shown=self.reads_shown(),
+            complete=self._keeps_captions,
+            classes=self._names_captions,
         )
 
     def make_batch(self, encoder: ShotEncoder, game: Any, key: Key[Array, ""]) -> GameBatch:
@@ -265,10 +308,11 @@ class MLLMStage(GameStage[MLLMRecipe]):
     def loss(
         self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], Scalars]:
-        """Returns equation 5, a mean over the samples' targets, and its two terms as parts.
+        """Returns equation 5, a mean over the samples' targets, and its terms as parts.
 
-        With `caption_weight`, to it comes the error of representations from captions alone.
-        Captions do not tell the states: of them only the representation counts.
+        With `caption_weight` and `naming_weight`, to it come the error of representations from
+        captions alone, and those of the heads. Captions do not tell the states: of them only the
+        representation counts.
         """
         recipe, layout = self.recipe, self.layout
         mllm, encoder = networks["mllm"], networks["encoder"]
@@ -277,7 +321,9 @@ class MLLMStage(GameStage[MLLMRecipe]):
         dropout = Dropout(drop, recipe.lora_dropout) if recipe.lora_dropout else None
         every = recipe.targets == "every"
         slots = self.packed_layout.answers.ravel() if every else layout.answers
-        entropy, square = mllm.errors(sequences, label_slots=slots, dropout=dropout)
+        entropy, square, hidden = mllm.errors(
+            sequences, label_slots=slots, dropout=dropout, keep=self._names_captions
+        )
         b = entropy.shape[0]
         weights = jnp.ones((b, 1))
         if every:
@@ -288,17 +334,60 @@ class MLLMStage(GameStage[MLLMRecipe]):
             return (weights * errors.reshape(b, weights.shape[1], -1).mean(axis=-1)).sum() / b
 
         states, representation = mean(entropy), mean(square)
-        if self._reads_captions:
-            return representation, {"representation": representation}
-        parts = {"states": states, "representation": representation}
-        loss = states + recipe.alpha * representation
+        parts, loss = {"representation": representation}, recipe.alpha * representation
+        if not self._reads_captions:
+            parts["states"] = states
+            loss += states
         if self._keeps_captions:
-            parts["captions"] = self._caption_error(networks, batch)
+            parts |= self._caption_errors(networks, batch)
             loss += recipe.alpha * recipe.caption_weight * parts["captions"]
+        if hidden is not None:
+            parts |= self._naming_errors(networks, batch, hidden)
+            loss += recipe.naming_weight * sum(parts[name] for name in parts if name in _NAMING)
         return loss, parts
 
-    def _caption_error(self, networks: StageNetworks, game: Any) -> Float[Array, ""]:
-        """Returns the error of representations from captions alone, a mean over the turns."""
+    def _naming_errors(
+        self, networks: StageNetworks, game: Any, hidden: Float[Array, "l b t d"]
+    ) -> Scalars:
+        """Returns the errors of the heads of the samples' sequences.
+
+        Of a first turn nothing can be read: only later ones count as meant. Captions come without
+        a history: what is seen are their own turns' pictures, each alone.
+        """
+        layers = layers_of_heads(self.mllm_config.mistral)
+        after = {name: hidden[count - 1] for name, count in layers.items()}
+        every = self.recipe.targets == "every"
+        present = self.packed_layout.present(game.num_history).astype(jnp.float32)
+
+        def error(name: str, states: jax.Array, turns: slice, weights: jax.Array) -> jax.Array:
+            return naming_error(networks[name], states, game.classes[:, turns], weights[:, turns])
+
+        if self._reads_captions:
+            queries, everything = self.layout.queries, slice(None)
+            shots = encode_turns(networks["encoder"], game)[:, 0]
+            seen = networks["mllm"].see(shots, start=int(queries[0]), num_layers=layers["seen"])
+            meant = after["meant"][:, None, queries]
+            return {
+                "seen": error("seen", seen[:, None], everything, present),
+                "meant": error("meant", meant, everything, present),
+            }
+        layout = self.packed_layout if every else self.layout
+        frames = np.flatnonzero(layout.history).reshape(-1, self.layout.num_queries)
+        closing = self.packed_layout.closing if every else closing_slots(self.layout)
+        queries = self.packed_layout.queries if every else self.layout.queries[None]
+        late = jnp.concatenate([jnp.zeros_like(present[:, :1]), present[:, :-1]], axis=1)
+        past, targets = slice(0, -1), slice(-len(queries), None)
+        return {
+            "seen": error("seen", after["seen"][:, frames], past, present),
+            "noted": error("noted", after["noted"][:, closing], past, present),
+            "meant": error("meant", after["meant"][:, queries], targets, present * late),
+        }
+
+    def _caption_errors(self, networks: StageNetworks, game: Any) -> Scalars:
+        """Returns the error of representations from captions alone, a mean over the turns.
+
+        With heads also that of naming the captions from the same sequences ("described").
+        """
         layout = self._alone
         encoded = encode_turns(networks["encoder"], game)
         ids = game.complete.reshape(-1, 1, game.complete.shape[-1])
@@ -307,10 +396,17 @@ class MLLMStage(GameStage[MLLMRecipe]):
             jnp.maximum(ids, 0), (ids >= 0).sum(axis=-1), none, jnp.zeros(len(ids), jnp.int32)
         )
         history = jnp.zeros((len(ids), 0, encoded.shape[-1]))
-        found = networks["mllm"].represent(prompt, history, layout)
+        present = self.packed_layout.present(game.num_history).astype(jnp.float32)
+        errors: Scalars = {}
+        if self._names_captions:
+            found, hidden = networks["mllm"].represent_and_keep(prompt, history, layout)
+            last = hidden[layers_of_heads(self.mllm_config.mistral)["meant"] - 1]
+            described = last.reshape(*encoded.shape[:3], -1)
+            errors["described"] = naming_error(networks["meant"], described, game.classes, present)
+        else:
+            found = networks["mllm"].represent(prompt, history, layout)
         error = jnp.square(found.reshape(encoded.shape) - encoded).mean(axis=(2, 3))
-        present = self.packed_layout.present(game.num_history)
-        return (present * error).sum() / present.sum()
+        return errors | {"captions": (present * error).sum() / present.sum()}
 
     def sample_flops(self, networks: StageNetworks) -> float:
         """Returns FLOPs from the matrices' sizes and attention's products, without causality."""
@@ -328,6 +424,9 @@ class MLLMStage(GameStage[MLLMRecipe]):
         rest = matrix_size(mllm.mistral.head) * len(STATE_NAMES) * targets
         rest += matrix_size(mllm.input_resampler) * queries * (layout.window - 1)
         rest += matrix_size(mllm.output_resampler) * queries * targets
+        if self._names_captions:
+            turns = layout.window - 1 + targets + (layout.window if self._keeps_captions else 0)
+            rest += matrix_size(networks["seen"]) * queries * turns
         # A weight and row takes two forward, two for the gradient of the input and, if trained, two
         # for the gradient of the weight.
         return (6.0 if self.recipe.trained == "all" else 4.0) * layers + 6.0 * rest + scores

@@ -18,6 +18,14 @@ from animegamer_jax.models.mllm import IGNORED, GameBatch
 from animegamer_jax.protocol import Layout, Prompt
 
 
+def closing_slots(layout: Layout) -> Int[np.ndarray, "t m"]:
+    """Returns the slots of a prompt after the frame tokens of each past turn: its states."""
+    frames = np.flatnonzero(layout.history).reshape(-1, layout.num_queries)
+    ends = layout.captions[1:, 0] - 1
+    rows = [np.arange(row[-1] + 1, end) for row, end in zip(frames, ends, strict=True)]
+    return np.array(rows, int).reshape(len(rows), -1 if rows else 0)
+
+
 class PackedLayout:
     """Positions of everything in a packed sequence; static numpy only.
 
@@ -28,6 +36,7 @@ class PackedLayout:
         history: True [length] at the frame tokens of the history.
         queries: indices [w, n] of the segments' frame tokens.
         answers: indices [w, 4] of the segments' states.
+        closing: indices [w - 1, m] of the tokens after the history's frame tokens, of each turn.
     """
 
     def __init__(self, layout: Layout):
@@ -56,6 +65,8 @@ class PackedLayout:
         in_history = np.zeros(ends[-1], bool)
         in_history[: layout.length] = layout.history
         self.history = in_history[self.source] & (self.segments == 0)
+        once = np.flatnonzero(self.segments == 0)
+        self.closing = once[np.searchsorted(self.source[once], closing_slots(layout))]
 
     def batch(
         self,

@@ -12,6 +12,7 @@ from tiny_sets import write_features_set
 from tiny_stage import arrays, one_device
 
 from animegamer_jax.bundle.bundle import Bundle
+from animegamer_jax.configs import MistralConfig
 from animegamer_jax.data.windows import GameSample
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.rollout import (
@@ -24,6 +25,7 @@ from animegamer_jax.models.mllm import IGNORED, MLLM
 from animegamer_jax.protocol import RELEASED, STATE_NAMES
 from animegamer_jax.sharding import make_mesh
 from animegamer_jax.train.stages.base import DataSource
+from animegamer_jax.train.stages.caption_heads import HEADS, make_heads, naming_error
 from animegamer_jax.train.stages.games import choose_turns, lay_out
 from animegamer_jax.train.stages.mllm import RECIPES, MLLMRecipe, MLLMStage, forget_words
 from animegamer_jax.train.stages.packing import window_ends
@@ -183,7 +185,7 @@ def test_a_branch_is_the_turn_alone(bundle, networks, stage, batch):
 
         return jax.device_get(errors(networks, jax.tree.map(jnp.asarray, game)))
 
-    entropy, square = run(every, packed.answers.ravel(), batch)
+    entropy, square, _ = run(every, packed.answers.ravel(), batch)
     entropy, square = entropy.reshape(8, 3, 4), square.reshape(8, 3, -1)
     present = np.asarray(packed.present(jnp.asarray(batch.num_history)))
     np.testing.assert_array_equal(present.sum(axis=1), batch.num_history + 1)
@@ -207,7 +209,7 @@ def test_every_target_of_a_sample_weighs_the_same(bundle, networks, batch):
         return every.loss(networks, game, make_key()), errors
 
     game = jax.tree.map(jnp.asarray, batch)
-    (loss, parts), (entropy, square) = jax.device_get(run(networks, game))
+    (loss, parts), (entropy, square, _) = jax.device_get(run(networks, game))
     present = np.asarray(every.packed_layout.present(jnp.asarray(batch.num_history)))
     for name, errors in (("states", entropy), ("representation", square)):
         turns = errors.reshape(8, 3, -1).mean(axis=2)
@@ -246,6 +248,7 @@ def test_captions_are_kept_in_games(bundle, networks, features):
                     image=games.image[game, turn][None],
                     shown=games.shown[game, turn][None],
                     complete=games.complete[game, turn][None, :0],
+                    classes=games.classes[game, turn][None],
                 )
             )
     batch = jax.tree.map(lambda *x: jnp.stack(x), *turns)
@@ -253,6 +256,43 @@ def test_captions_are_kept_in_games(bundle, networks, features):
     np.testing.assert_allclose(parts["captions"], wanted, rtol=1e-4)
     every = make_stage(MLLMStage, dataclasses.replace(CALM, targets="every"), bundle)
     assert stage.sample_flops(networks) > every.sample_flops(networks)
+
+
+def test_naming_captions(bundle, networks, features):
+    """Heads on past turns, on turns to be predicted and on captions, none of which is kept."""
+    data = [DataSource(str(features))]
+    parts_of = {}
+    for targets in ("every", "last", "captions"):
+        recipe = dataclasses.replace(CALM, targets=targets, caption_weight=1.0, naming_weight=0.1)
+        stage = make_stage(MLLMStage, recipe, bundle)
+        samples = stage.samples(data, split="train")
+        games = jax.tree.map(lambda *x: jnp.stack(x), *[samples[i] for i in range(len(samples))])
+        spec = stage.sample_spec()
+        assert jax.tree.map(lambda x: x.shape[1:], games) == jax.tree.map(lambda x: x.shape, spec)
+        assert (games.classes >= 0).sum(axis=2).max() > 1
+        loaded = stage.load(bundle, mesh=one_device())
+        heads = {name: loaded[name] for name in HEADS}
+        loss, parts = jax.jit(stage.loss)(networks | heads, games, make_key())
+        weights = {name: 0.1 if name in (*HEADS, "described") else 1.0 for name in parts}
+        np.testing.assert_allclose(loss, sum(weights[k] * parts[k] for k in parts), rtol=1e-5)
+        assert stage.configs().keys() == {"mllm"}
+        assert stage.rate_factors().keys() == {"mllm", *HEADS}
+        parts_of[targets] = parts
+    assert parts_of["every"].keys() == {"representation", "states", "captions", *HEADS, "described"}
+    assert parts_of["captions"].keys() == {"representation", "seen", "meant"}
+    assert parts_of["last"].keys() == parts_of["every"].keys()
+
+
+def test_a_head_reads_any_token():
+    """A caption that one token of a turn names is named; turns without weight do not count."""
+    head = make_heads(MistralConfig(hidden_size=8), seed=0)["seen"]
+    head.kernel[...] = jnp.zeros_like(head.kernel[...]).at[3, 5].set(20.0)
+    states = jnp.zeros((2, 4, 8)).at[0, 2, 3].set(2.0)
+    classes = jnp.array([[5, -1], [5, -1]])
+    right = naming_error(head, states, classes, jnp.array([1.0, 0.0]))
+    wrong = naming_error(head, states, classes, jnp.array([0.0, 1.0]))
+    assert right < 7.5  # the other 1,023, of which each costs what its rarity says
+    assert wrong > right + 4
 
 
 def test_windows_that_hold_every_turn_once(bundle, features):
