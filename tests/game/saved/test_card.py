@@ -2,29 +2,19 @@
 
 import json
 import string
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from saved_games import add_turn, make_game
+from saved_games import make_game
 
 from animegamer_jax.bundle.vocabulary import Vocabulary
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.rules import day_of
 from animegamer_jax.game.saved.card import LANGUAGES, font_path, read_texts, save_card
-from animegamer_jax.game.saved_game import Game
 from animegamer_jax.media import fonts
 
 WORDS = Vocabulary(characters=("Mika", "Ren"), motions=("waving",), places=("town",))
-
-
-@pytest.fixture
-def game(tmp_path: Path) -> Game:
-    found = make_game(tmp_path / "game")
-    for name in ("Mika", "Ren", "Mika"):
-        add_turn(found, instruction=f"Character: {name}; Motion: gently waving.")
-    return found
 
 
 def test_a_card_of_the_day(game, tmp_path):

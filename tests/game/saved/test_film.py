@@ -1,24 +1,13 @@
 """A game as a film with captions."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from PIL import Image
-from saved_games import add_turn, make_game
+from saved_games import make_game
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.saved.film import film_gif, film_mp4, plain_text
-from animegamer_jax.game.saved_game import Game
 from animegamer_jax.media import video
-
-
-@pytest.fixture
-def game(tmp_path: Path) -> Game:
-    found = make_game(tmp_path / "game")
-    for name in ("Mika", "Ren", "Mika"):
-        add_turn(found, instruction=f"Character: {name}; Motion: gently waving.")
-    return found
 
 
 def test_a_film_has_every_clip_with_its_caption(game, tmp_path):

@@ -35,13 +35,16 @@ function renderAll(game) {
   renderBoard(turn);
   $("#branch").hidden = !looksBack();
   $("#rules").checked = game.rules === "day";
-  for (const [id, kind] of [["film-mp4", "film.mp4"], ["film-gif", "film.gif"], ["archive", "game.zip"]]) {
+  for (const [id, address] of [
+    ["film-mp4", fileAddress("film.mp4")],
+    ["film-gif", fileAddress("film.gif")],
+    ["card", cardAddress()],
+    ["archive", fileAddress("game.zip")],
+  ]) {
     const link = $(`#${id}`);
-    if (game.turns.length) link.href = `/api/v1/games/${game.game}/${kind}?head=${game.head}`;
+    if (game.turns.length) link.href = address;
     else link.removeAttribute("href");
   }
-  if (game.turns.length) $("#card").href = cardAddress();
-  else $("#card").removeAttribute("href");
   renderProgress();
   renderEnding();
 }
@@ -137,8 +140,11 @@ export function renderAway() {
 
 // The card of the day, in the language of the page.
 function cardAddress() {
-  const { game, head } = state.game;
-  return `/api/v1/games/${game}/card.png?head=${head}&language=${document.documentElement.lang}`;
+  return `${fileAddress("card.png")}&language=${document.documentElement.lang}`;
+}
+
+function fileAddress(name) {
+  return `/api/v1/games/${state.game.game}/${name}?head=${state.game.head}`;
 }
 
 function renderEnding() {
