@@ -348,7 +348,7 @@ def test_a_layer_of_the_language_model_with_tokens_last(
     def total(block, x):
         own = mistral.LayerInput(key=jax.random.key(5) if rate else None)
         tables = mistral.rotary_tables(mask.query_positions, config)
-        y, cached = block(x, mask, tables, None, rate, own)
+        y, cached = block(x, mask, tables, None, rate, False, own)
         assert cached is None
         y = jnp.where(mask.key_valid[:, :, None], y, 0)  # a query of padding may see anything
         return jnp.square(y).mean(), y
