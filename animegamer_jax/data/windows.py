@@ -115,7 +115,8 @@ class Windows:
         captions: Whether captions take the place of the instruction: the complete one, then as many
             others as fit, drawn again in each epoch.
         complete: Whether such captions are read besides the instructions.
-        classes: Numbers of captions (`common_captions`) to read of the turns; None: not read.
+        classes: Numbers of captions (`common_captions`) to read of the turns, at most 16 of each,
+            the commonest; None: not read.
         seed: Seed of the draws.
     """
 
@@ -208,7 +209,7 @@ class Windows:
 def common_captions(datasets: Sequence[FeatureDataset]) -> dict[str, int]:
     """Numbers the captions of a thousandth of the training turns or more, commonest first.
 
-    There are at most `MOST_CLASSES`.
+    There are at most `MOST_CLASSES`, none of a single turn.
     """
     count, counts = 0, collections.Counter[str]()
     for dataset in datasets:
@@ -217,7 +218,7 @@ def common_captions(datasets: Sequence[FeatureDataset]) -> dict[str, int]:
         for number in range(len(turns)):
             counts.update(set(turns[number]["captions"]))
     order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    common = [text for text, times in order if times >= _COMMON * count]
+    common = [text for text, times in order if times >= max(2, _COMMON * count)]
     return {text: number for number, text in enumerate(common[:MOST_CLASSES])}
 
 

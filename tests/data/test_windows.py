@@ -138,6 +138,13 @@ def test_numbers_of_common_captions(features, windows):
     assert windows.sample(records).classes.shape[-1] == 0
 
 
+def test_a_caption_of_a_single_turn_has_no_number(monkeypatch, features):
+    """Nothing can be learnt from it that holds for other turns."""
+    turns = [{"captions": ["park", "a man runs"]}, {"captions": ["park", "a woman sits"]}]
+    monkeypatch.setattr(type(features), "turns", lambda self, split: turns)
+    assert common_captions([features]) == {"park": 0}
+
+
 def test_samples_that_start_anywhere(features, windows, tokenizer):
     """Language model's and adaptation's: whole, another one each epoch, and again the same."""
     anywhere = dataclasses.replace(windows, starts="anywhere", seed=4)

@@ -163,6 +163,13 @@ class MLLMStage(GameStage[MLLMRecipe]):
         return self.recipe.naming_weight > 0
 
     @property
+    def _heads(self) -> tuple[str, ...]:
+        """The heads that read something: a caption comes without a past turn to note."""
+        if not self._names_captions:
+            return ()
+        return tuple(name for name in HEADS if not (self._reads_captions and name == "noted"))
+
+    @property
     def window(self) -> int:
         return 1 if self._reads_captions else super().window
 
@@ -183,12 +190,16 @@ class MLLMStage(GameStage[MLLMRecipe]):
     def samples(self, sources: Sequence[DataSource], *, split: str) -> grain.MapDataset:
         if self._names_captions and self._classes is None:
             self._classes = common_captions([open_features(source.path) for source in sources])
+            if not self._classes:
+                raise UserError(
+                    f"--naming-weight {self.recipe.naming_weight:g}: no caption of the data "
+                    "describes a thousandth of the training turns, so there is nothing to name: "
+                    "leave it out"
+                )
         return super().samples(sources, split=split)
 
     def rate_factors(self) -> Mapping[str, float]:
-        if not self._names_captions:
-            return {}
-        return {"mllm": 1.0} | dict.fromkeys(HEADS, RATE)
+        return {"mllm": 1.0} | dict.fromkeys(self._heads, RATE) if self._heads else {}
 
     @functools.cached_property
     def _alone(self) -> Layout:
@@ -231,12 +242,13 @@ class MLLMStage(GameStage[MLLMRecipe]):
         encoder = bundle.load("encoder", mesh=mesh, dtype=recipe.dtype)
         networks: StageNetworks = {"mllm": mllm, "encoder": encoder}
         if self._names_captions:
-            networks |= make_heads(self.mllm_config.mistral, seed=recipe.seed)
+            heads = make_heads(self.mllm_config.mistral, seed=recipe.seed)
+            networks |= {name: heads[name] for name in self._heads}
         return networks
 
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
         if network != "mllm" or self.recipe.trained == "all":
-            return network in ("mllm", *HEADS)
+            return network in ("mllm", *self._heads)
         return (
             isinstance(variable, nnx.LoRAParam)
             or ".".join(path) in _TRAINED_ALWAYS

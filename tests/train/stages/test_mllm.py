@@ -271,16 +271,26 @@ def test_naming_captions(bundle, networks, features):
         assert jax.tree.map(lambda x: x.shape[1:], games) == jax.tree.map(lambda x: x.shape, spec)
         assert (games.classes >= 0).sum(axis=2).max() > 1
         loaded = stage.load(bundle, mesh=one_device())
-        heads = {name: loaded[name] for name in HEADS}
+        heads = {name: loaded[name] for name in HEADS if name in loaded}
         loss, parts = jax.jit(stage.loss)(networks | heads, games, make_key())
         weights = {name: 0.1 if name in (*HEADS, "described") else 1.0 for name in parts}
         np.testing.assert_allclose(loss, sum(weights[k] * parts[k] for k in parts), rtol=1e-5)
         assert stage.configs().keys() == {"mllm"}
-        assert stage.rate_factors().keys() == {"mllm", *HEADS}
+        assert stage.rate_factors().keys() == {"mllm", *heads}
+        assert ("noted" in heads) == (targets != "captions")  # no past turn, nothing to note
         parts_of[targets] = parts
     assert parts_of["every"].keys() == {"representation", "states", "captions", *HEADS, "described"}
     assert parts_of["captions"].keys() == {"representation", "seen", "meant"}
     assert parts_of["last"].keys() == parts_of["every"].keys()
+
+
+def test_nothing_to_name(bundle, features, monkeypatch):
+    """Captions of which each describes one turn, as people write them."""
+    monkeypatch.setattr(f"{MLLMStage.__module__}.common_captions", lambda datasets: {})
+    recipe = dataclasses.replace(CALM, naming_weight=0.1)
+    stage = make_stage(MLLMStage, recipe, bundle)
+    with pytest.raises(UserError, match=r"--naming-weight 0\.1: no caption of the data"):
+        stage.samples([DataSource(str(features))], split="train")
 
 
 def test_a_head_reads_any_token():
