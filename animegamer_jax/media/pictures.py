@@ -158,8 +158,11 @@ def upright(image: Image.Image) -> Image.Image:
     if picture.mode == "F":
         raise ValueError("expected 8 or 16 bits a channel, found floating-point numbers")
     if picture.mode == "I" or picture.mode.startswith("I;16"):  # 16 bits of grey
-        grey = np.asarray(picture).astype(np.float64) / 257
-        return Image.fromarray(grey.round().clip(0, 255).astype(np.uint8)).convert("RGB")
+        grey = np.asarray(picture).clip(0, 65535).astype(np.uint32)
+        grey *= 255
+        grey += 32895
+        grey >>= 16  # the whole number nearest to a 257th, in place: pictures may be large
+        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
     if not picture.has_transparency_data:
         return picture.convert("RGB")
     picture = picture.convert("RGBA")

@@ -88,6 +88,14 @@ def test_grey_pictures_and_16_bits(tmp_path):
     wide = Image.fromarray(grey.astype(np.int32) * 257)
     assert wide.mode == "I"
     np.testing.assert_array_equal(read_picture(save(tmp_path / "i.tiff", wide)).pixels, expected)
+    every = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)
+    found = read_picture(save(tmp_path / "every.png", every)).pixels
+    np.testing.assert_array_equal(found[..., 2], (every / 257).round())
+    beyond = Image.fromarray(
+        np.repeat([[-300, 70_000]], 20, axis=0).repeat(10, axis=1).astype("i4")
+    )
+    found = read_picture(save(tmp_path / "beyond.tiff", beyond)).pixels
+    assert found[0, ::10].tolist() == [[0, 0, 0], [255, 255, 255]]
     bits = Image.fromarray(grey > 128)
     found = read_picture(save(tmp_path / "bits.png", bits)).pixels
     np.testing.assert_array_equal(found[..., 0], np.where(grey > 128, 255, 0))
