@@ -82,7 +82,9 @@ have "$OUT/features/shown/set.json" || {
   run "$OUT/features/shown/set.json" "$BIN/animegamer" data shown --model "$OUT/decoder/model" \
     --data "$OUT/features"
 }
-train captions "$OUT/decoder/model" "$OUT/features" mllm --targets captions --steps 1000 --batch-size 64
-train mllm "$OUT/captions/model" "$OUT/features" mllm --history-shown 0.7
+train captions "$OUT/decoder/model" "$OUT/features" mllm --targets captions --steps 1000 --batch-size 64 \
+  --naming-weight 0.01
+train mllm "$OUT/captions/model" "$OUT/features" mllm --history-shown 0.7 --batch-size 8 \
+  --caption-weight 1 --naming-weight 0.01
 train adapt "$OUT/mllm/model" "$OUT/features" adapt --history-shown 0.7
 say "done: $OUT/adapt/model"
