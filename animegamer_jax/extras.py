@@ -59,6 +59,7 @@ COMMANDS = {
     "data games": ("films", "scenedetect"),
     "data show": ("films", "jinja2"),
     "data features": ("train", "grain"),
+    "data shown": ("train", "grain"),
     "train": ("train", "grain"),
     "plan": ("plan", "libtpu"),
 }
