@@ -243,7 +243,8 @@ class MLLMStage(GameStage[MLLMRecipe]):
         networks: StageNetworks = {"mllm": mllm, "encoder": encoder}
         if self._names_captions:
             heads = make_heads(self.mllm_config.mistral, seed=recipe.seed)
-            networks |= {name: heads[name] for name in self._heads}
+            for name in self._heads:
+                networks[name] = heads[name]
         return networks
 
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
