@@ -10,6 +10,8 @@ noted   at the tokens that close a past turn (its states), after half of them
 meant   at the frame tokens of the turn to be predicted, after three quarters
 """
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -28,10 +30,12 @@ RATE = 10.0
 _RARE = -5.0  # log-odds of a caption at the start
 
 
-def make_heads(config: MistralConfig, *, seed: int) -> StageNetworks:
-    """Returns the heads, new."""
-    seen, noted, meant = (_make_head(config, nnx.Rngs(seed)) for _ in HEADS)
-    return {"seen": seen, "noted": noted, "meant": meant}
+def make_heads(config: MistralConfig, names: Sequence[str] = HEADS, *, seed: int) -> StageNetworks:
+    """Returns the heads of these names, new."""
+    heads: StageNetworks = {}
+    for name in names:
+        heads[name] = _make_head(config, nnx.Rngs(seed))
+    return heads
 
 
 def _make_head(config: MistralConfig, rngs: nnx.Rngs) -> Linear:

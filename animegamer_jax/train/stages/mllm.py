@@ -240,11 +240,8 @@ class MLLMStage(GameStage[MLLMRecipe]):
             )
         mllm = load_or_make("mllm", self, bundle, mesh=mesh)
         encoder = bundle.load("encoder", mesh=mesh, dtype=recipe.dtype)
-        networks: StageNetworks = {"mllm": mllm, "encoder": encoder}
-        if self._names_captions:
-            heads = make_heads(self.mllm_config.mistral, seed=recipe.seed)
-            for name in self._heads:
-                networks[name] = heads[name]
+        networks = make_heads(self.mllm_config.mistral, self._heads, seed=recipe.seed)
+        networks |= {"mllm": mllm, "encoder": encoder}
         return networks
 
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
