@@ -41,11 +41,13 @@ class Errors(NamedTuple):
     Attributes:
         entropy: Cross-entropy of each label slot, 0 where it has no label.
         square: Mean squared error of each query's representation.
+        representation: What the queries predict.
         states: Hidden states after each layer; None if they are not kept.
     """
 
     entropy: Float[Array, "b l"]
     square: Float[Array, "b n"]
+    representation: Float[Array, "b n r"]
     states: Float[Array, "l b t d"] | None = None
 
 
@@ -267,14 +269,14 @@ class MLLM(nnx.Module):
         else:
             hidden, _ = self.mistral(x, batch.tokens, dropout=dropout)
         at_queries = jnp.take_along_axis(hidden, batch.query_slots[:, :, None], axis=1)
-        difference = self.output_resampler(at_queries).astype(jnp.float32) - batch.target
+        representation = self.output_resampler(at_queries).astype(jnp.float32)
         labels = batch.labels[:, slots]
         counts = labels != IGNORED
         entropy = optax.softmax_cross_entropy_with_integer_labels(
             self.mistral.logits(hidden[:, slots - 1]), jnp.where(counts, labels, 0)
         )
-        square = jnp.square(difference).mean(axis=-1)
-        return Errors(jnp.where(counts, entropy, 0), square, states)
+        square = jnp.square(representation - batch.target).mean(axis=-1)
+        return Errors(jnp.where(counts, entropy, 0), square, representation, states)
 
     def losses(self, batch: GameBatch) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Returns the cross-entropy of the labels and the representation's mean squared error.

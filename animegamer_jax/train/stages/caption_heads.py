@@ -8,9 +8,13 @@ in three steps on the way from a picture to the next one:
 seen    at a past turn's frame tokens, after a quarter of the layers
 noted   at the tokens that close a past turn (its states), after half of them
 meant   at the frame tokens of the turn to be predicted, after three quarters
+
+What is meant has to be written, too: "seen" also names the captions of shots that stand alone, true
+and predicted ones. It learns from the true ones, and only the prediction from the predicted ones.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +56,12 @@ def layers_of_heads(config: MistralConfig) -> dict[str, int]:
     """Returns after how many layers each head reads."""
     layers = config.num_hidden_layers
     return {name: max(1, layers * quarter // 4) for quarter, name in enumerate(HEADS, start=1)}
+
+
+def without_gradient(networks: Any) -> Any:
+    """Returns networks of the same weights that learn nothing."""
+    graph, state = nnx.split(networks)
+    return nnx.merge(graph, jax.tree.map(jax.lax.stop_gradient, state))
 
 
 def naming_error(

@@ -39,6 +39,7 @@ from animegamer_jax.train.stages.caption_heads import (
     layers_of_heads,
     make_heads,
     naming_error,
+    without_gradient,
 )
 from animegamer_jax.train.stages.games import (
     GameRecipe,
@@ -51,7 +52,7 @@ from animegamer_jax.train.stages.networks import load_or_make, matrix_size
 from animegamer_jax.train.stages.packing import PackedLayout, closing_slots, window_ends
 from animegamer_jax.train.stages.recipe import BelowOne, NotNegative, OptimizerConfig, Share
 
-_NAMING = (*HEADS, "described")  # parts of the loss
+_NAMING = (*HEADS, "described", "alone", "written", "copied")  # parts of the loss
 _TRAINED_ALWAYS = ("mistral.embedding", "mistral.head.kernel")  # besides LoRA, norms, resamplers
 
 
@@ -71,9 +72,10 @@ class MLLMRecipe(GameRecipe):
         caption_weight: Weight of the error of the same turns' representations from captions that
             say everything, each turn alone, so that the model does not forget what it has learned
             from captions. It multiplies `alpha`.
-        naming_weight: Weight of the error of heads that name the captions of past turns and of the
-            turns to be predicted from hidden states (`caption_heads`), so that the model reads in
-            pictures what no instruction says. For models that are trained from scratch.
+        naming_weight: Weight of the error of heads that name the captions of past turns, of the
+            turns to be predicted and of the predictions (`caption_heads`), so that the model reads
+            in pictures what no instruction says, and writes it. For models that are trained from
+            scratch.
         targets: Turns of a window to train on. "last" is the turn that ends it, which may be any
             turn of a game; "every" trains on all turns of windows that end with their games, as
             packed sequences, and needs --starts game. "captions" trains on the representation of
@@ -331,7 +333,7 @@ class MLLMStage(GameStage[MLLMRecipe]):
         dropout = Dropout(drop, recipe.lora_dropout) if recipe.lora_dropout else None
         every = recipe.targets == "every"
         slots = self.packed_layout.answers.ravel() if every else layout.answers
-        entropy, square, hidden = mllm.errors(
+        entropy, square, found, hidden = mllm.errors(
             sequences, label_slots=slots, dropout=dropout, keep=self._names_captions
         )
         b = entropy.shape[0]
@@ -353,6 +355,7 @@ class MLLMStage(GameStage[MLLMRecipe]):
             loss += recipe.alpha * recipe.caption_weight * parts["captions"]
         if hidden is not None:
             parts |= self._naming_errors(networks, batch, hidden)
+            parts |= self._writing_errors(networks, batch, found)
             loss += recipe.naming_weight * sum(parts[name] for name in parts if name in _NAMING)
         return loss, parts
 
@@ -362,7 +365,7 @@ class MLLMStage(GameStage[MLLMRecipe]):
         """Returns the errors of the heads of the samples' sequences.
 
         Of a first turn nothing can be read: only later ones count as meant. Captions come without
-        a history: what is seen are their own turns' pictures, each alone.
+        a history, so that nothing is seen there.
         """
         layers = layers_of_heads(self.mllm_config.mistral)
         after = {name: hidden[count - 1] for name, count in layers.items()}
@@ -373,14 +376,8 @@ class MLLMStage(GameStage[MLLMRecipe]):
             return naming_error(networks[name], states, game.classes[:, turns], weights[:, turns])
 
         if self._reads_captions:
-            queries, everything = self.layout.queries, slice(None)
-            shots = encode_turns(networks["encoder"], game)[:, 0]
-            seen = networks["mllm"].see(shots, start=int(queries[0]), num_layers=layers["seen"])
-            meant = after["meant"][:, None, queries]
-            return {
-                "seen": error("seen", seen[:, None], everything, present),
-                "meant": error("meant", meant, everything, present),
-            }
+            meant = after["meant"][:, None, self.layout.queries]
+            return {"meant": error("meant", meant, slice(None), present)}
         layout = self.packed_layout if every else self.layout
         frames = np.flatnonzero(layout.history).reshape(-1, self.layout.num_queries)
         closing = self.packed_layout.closing if every else closing_slots(self.layout)
@@ -391,6 +388,35 @@ class MLLMStage(GameStage[MLLMRecipe]):
             "seen": error("seen", after["seen"][:, frames], past, present),
             "noted": error("noted", after["noted"][:, closing], past, present),
             "meant": error("meant", after["meant"][:, queries], targets, present * late),
+        }
+
+    def _shots_error(
+        self, networks: StageNetworks, game: Any, shots: Float[Array, "b t n r"], *, learns: bool
+    ) -> Float[Array, ""]:
+        """Returns the error of naming the captions of the last turns from shots, each alone.
+
+        `learns`: whether the head and the layers under it learn from it, besides the shots.
+        """
+        mllm, head = networks["mllm"], networks["seen"]
+        if not learns:
+            mllm, head = without_gradient((mllm, head))
+        num_layers = layers_of_heads(self.mllm_config.mistral)["seen"]
+        rows = shots.reshape(-1, *shots.shape[2:])
+        states = mllm.see(rows, start=int(self._alone.queries[0]), num_layers=num_layers)
+        states = states.reshape(*shots.shape[:3], -1)
+        present = self.packed_layout.present(game.num_history).astype(jnp.float32)
+        turns = slice(-shots.shape[1], None)
+        return naming_error(head, states, game.classes[:, turns], present[:, turns])
+
+    def _writing_errors(
+        self, networks: StageNetworks, game: Any, found: Float[Array, "b m r"]
+    ) -> Scalars:
+        """Returns the errors of naming the captions from true shots and from the predicted ones."""
+        shots = encode_turns(networks["encoder"], game)
+        found = found.reshape(len(found), -1, *shots.shape[2:])
+        return {
+            "alone": self._shots_error(networks, game, shots, learns=True),
+            "written": self._shots_error(networks, game, found, learns=False),
         }
 
     def _caption_errors(self, networks: StageNetworks, game: Any) -> Scalars:
@@ -413,6 +439,8 @@ class MLLMStage(GameStage[MLLMRecipe]):
             last = hidden[layers_of_heads(self.mllm_config.mistral)["meant"] - 1]
             described = last.reshape(*encoded.shape[:3], -1)
             errors["described"] = naming_error(networks["meant"], described, game.classes, present)
+            found = found.reshape(encoded.shape)
+            errors["copied"] = self._shots_error(networks, game, found, learns=False)
         else:
             found = networks["mllm"].represent(prompt, history, layout)
         error = jnp.square(found.reshape(encoded.shape) - encoded).mean(axis=(2, 3))
@@ -435,8 +463,12 @@ class MLLMStage(GameStage[MLLMRecipe]):
         rest += matrix_size(mllm.input_resampler) * queries * (layout.window - 1)
         rest += matrix_size(mllm.output_resampler) * queries * targets
         if self._names_captions:
-            turns = layout.window - 1 + targets + (layout.window if self._keeps_captions else 0)
-            rest += matrix_size(networks["seen"]) * queries * turns
+            captions = layout.window if self._keeps_captions else 0
+            alone = layout.window + targets + captions  # shots, true ones and predictions
+            share = layers_of_heads(c)["seen"] / c.num_hidden_layers
+            read = matrix_size(mllm.input_resampler) + share * matrix_size(mllm.mistral.layers)
+            turns = layout.window - 1 + targets + captions
+            rest += (matrix_size(networks["seen"]) * (turns + alone) + read * alone) * queries
         # A weight and row takes two forward, two for the gradient of the input and, if trained, two
         # for the gradient of the weight.
         return (6.0 if self.recipe.trained == "all" else 4.0) * layers + 6.0 * rest + scores

@@ -6,7 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 from tiny_games import make_key, make_stage, run, write_model
 from tiny_sets import write_features_set
 from tiny_stage import arrays, one_device
@@ -185,7 +187,7 @@ def test_a_branch_is_the_turn_alone(bundle, networks, stage, batch):
 
         return jax.device_get(errors(networks, jax.tree.map(jnp.asarray, game)))
 
-    entropy, square, _ = run(every, packed.answers.ravel(), batch)
+    entropy, square, *_ = run(every, packed.answers.ravel(), batch)
     entropy, square = entropy.reshape(8, 3, 4), square.reshape(8, 3, -1)
     present = np.asarray(packed.present(jnp.asarray(batch.num_history)))
     np.testing.assert_array_equal(present.sum(axis=1), batch.num_history + 1)
@@ -209,7 +211,7 @@ def test_every_target_of_a_sample_weighs_the_same(bundle, networks, batch):
         return every.loss(networks, game, make_key()), errors
 
     game = jax.tree.map(jnp.asarray, batch)
-    (loss, parts), (entropy, square, _) = jax.device_get(run(networks, game))
+    (loss, parts), (entropy, square, *_) = jax.device_get(run(networks, game))
     present = np.asarray(every.packed_layout.present(jnp.asarray(batch.num_history)))
     for name, errors in (("states", entropy), ("representation", square)):
         turns = errors.reshape(8, 3, -1).mean(axis=2)
@@ -273,15 +275,41 @@ def test_naming_captions(bundle, networks, features):
         loaded = stage.load(bundle, mesh=one_device())
         heads = {name: loaded[name] for name in HEADS if name in loaded}
         loss, parts = jax.jit(stage.loss)(networks | heads, games, make_key())
-        weights = {name: 0.1 if name in (*HEADS, "described") else 1.0 for name in parts}
+        named = set(parts) - {"representation", "states", "captions"}
+        weights = {name: 0.1 if name in named else 1.0 for name in parts}
         np.testing.assert_allclose(loss, sum(weights[k] * parts[k] for k in parts), rtol=1e-5)
         assert stage.configs().keys() == {"mllm"}
         assert stage.rate_factors().keys() == {"mllm", *heads}
         assert ("noted" in heads) == (targets != "captions")  # no past turn, nothing to note
         parts_of[targets] = parts
-    assert parts_of["every"].keys() == {"representation", "states", "captions", *HEADS, "described"}
-    assert parts_of["captions"].keys() == {"representation", "seen", "meant"}
+    of_captions = {"representation", "meant", "alone", "written"}
+    assert parts_of["captions"].keys() == of_captions
+    of_games = {"states", "captions", "seen", "noted", "described", "copied"}
+    assert parts_of["every"].keys() == of_captions | of_games
     assert parts_of["last"].keys() == parts_of["every"].keys()
+
+
+def test_what_is_written_trains_the_prediction_alone(bundle, networks, features):
+    """The reader of predictions learns from true shots only."""
+    recipe = dataclasses.replace(CALM, targets="captions", naming_weight=0.1)
+    stage = make_stage(MLLMStage, recipe, bundle)
+    samples = stage.samples([DataSource(str(features))], split="train")
+    turns = jax.tree.map(lambda *x: jnp.stack(x), *[samples[i] for i in range(4)])
+    heads = make_heads(stage.mllm_config.mistral, ("seen", "meant"), seed=0)
+
+    def slopes(part):
+        def of(trained):
+            mllm, seen = trained
+            changed = networks | heads | {"mllm": mllm, "seen": seen}
+            return stage.loss(changed, turns, make_key())[1][part]
+
+        mllm, seen = nnx.grad(of)((networks["mllm"], heads["seen"]))
+        parts = {"output": mllm["output_resampler"], "input": mllm["input_resampler"], "head": seen}
+        return {name: optax.tree.norm(part) for name, part in parts.items()}
+
+    written, alone = slopes("written"), slopes("alone")
+    assert [name for name, slope in written.items() if slope > 0] == ["output"]
+    assert [name for name, slope in alone.items() if slope > 0] == ["input", "head"]
 
 
 def test_nothing_to_name(bundle, features, monkeypatch):
