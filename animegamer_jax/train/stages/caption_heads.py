@@ -11,6 +11,8 @@ meant   at the frame tokens of the turn to be predicted, after three quarters
 
 What is meant has to be written, too: "seen" also names the captions of shots that stand alone, true
 and predicted ones. It learns from the true ones, and only the prediction from the predicted ones.
+
+What is to be meant and written in a game are the captions that describe an earlier turn, too.
 """
 
 from collections.abc import Sequence
@@ -58,6 +60,17 @@ def layers_of_heads(config: MistralConfig) -> dict[str, int]:
     return {name: max(1, layers * quarter // 4) for quarter, name in enumerate(HEADS, start=1)}
 
 
+def new_captions(classes: Int[Array, "*b w l"]) -> Int[Array, "*b w l"]:
+    """Returns the captions of turns that described no earlier one; -1 in place of the others.
+
+    The history does not say what is new. A model that is to name it learns training games by heart.
+    """
+    same = classes[..., :, :, None, None] == classes[..., None, None, :, :]
+    earlier = jnp.tri(classes.shape[-2], k=-1, dtype=jnp.int32)
+    times = jnp.einsum("...wlvm,wv->...wl", same.astype(jnp.int32), earlier)
+    return jnp.where(times > 0, -1, classes)
+
+
 def without_gradient(networks: Any) -> Any:
     """Returns networks of the same weights that learn nothing."""
     graph, state = nnx.split(networks)
@@ -69,6 +82,7 @@ def naming_error(
     states: Float[Array, "*b n d"],
     classes: Int[Array, "*b l"],
     weights: Float[Array, "*b"],
+    ignored: Int[Array, "*b l"] | None = None,
 ) -> Float[Array, ""]:
     """Returns the binary cross-entropy, summed over captions, a weighted mean over turns.
 
@@ -80,11 +94,14 @@ def naming_error(
         states: Hidden states at turns' frame tokens, which are normalized first.
         classes: Numbers of the turns' captions, then -1.
         weights: Weights of the turns.
+        ignored: Numbers of captions that do not count, then or between -1.
     """
     states = states.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.square(states).mean(axis=-1, keepdims=True) + 1e-6)
     scores = head(states * scale)
     scores = jax.nn.logsumexp(scores, axis=-2) - jnp.log(scores.shape[-2])
     said = jax.nn.one_hot(classes, scores.shape[-1]).max(axis=-2)
-    errors = optax.sigmoid_binary_cross_entropy(scores, said).sum(axis=-1)
-    return (weights * errors).sum() / jnp.maximum(weights.sum(), 1)
+    errors = optax.sigmoid_binary_cross_entropy(scores, said)
+    if ignored is not None:
+        errors *= 1 - jax.nn.one_hot(ignored, scores.shape[-1]).max(axis=-2)
+    return (weights * errors.sum(axis=-1)).sum() / jnp.maximum(weights.sum(), 1)

@@ -28,7 +28,7 @@ from animegamer_jax.data.windows import (
 )
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.encoder import ShotEncoder
-from animegamer_jax.models.linear import Dropout
+from animegamer_jax.models.linear import Dropout, Linear
 from animegamer_jax.models.mllm import GameBatch, make_batch
 from animegamer_jax.protocol import STATE_NAMES, Layout, Protocol
 from animegamer_jax.tokenizer import UNKNOWN
@@ -39,6 +39,7 @@ from animegamer_jax.train.stages.caption_heads import (
     layers_of_heads,
     make_heads,
     naming_error,
+    new_captions,
     without_gradient,
 )
 from animegamer_jax.train.stages.games import (
@@ -364,38 +365,54 @@ class MLLMStage(GameStage[MLLMRecipe]):
     ) -> Scalars:
         """Returns the errors of the heads of the samples' sequences.
 
-        Of a first turn nothing can be read: only later ones count as meant. Captions come without
-        a history, so that nothing is seen there.
+        Captions come without a history, so that nothing is seen there.
         """
         layers = layers_of_heads(self.mllm_config.mistral)
         after = {name: hidden[count - 1] for name, count in layers.items()}
         every = self.recipe.targets == "every"
-        present = self.packed_layout.present(game.num_history).astype(jnp.float32)
-
-        def error(name: str, states: jax.Array, turns: slice, weights: jax.Array) -> jax.Array:
-            return naming_error(networks[name], states, game.classes[:, turns], weights[:, turns])
-
+        queries = self.packed_layout.queries if every else self.layout.queries[None]
+        meant = self._naming_error(networks["meant"], after["meant"][:, queries], game)
         if self._reads_captions:
-            meant = after["meant"][:, None, self.layout.queries]
-            return {"meant": error("meant", meant, slice(None), present)}
+            return {"meant": meant}
         layout = self.packed_layout if every else self.layout
         frames = np.flatnonzero(layout.history).reshape(-1, self.layout.num_queries)
         closing = self.packed_layout.closing if every else closing_slots(self.layout)
-        queries = self.packed_layout.queries if every else self.layout.queries[None]
-        late = jnp.concatenate([jnp.zeros_like(present[:, :1]), present[:, :-1]], axis=1)
-        past, targets = slice(0, -1), slice(-len(queries), None)
-        return {
-            "seen": error("seen", after["seen"][:, frames], past, present),
-            "noted": error("noted", after["noted"][:, closing], past, present),
-            "meant": error("meant", after["meant"][:, queries], targets, present * late),
-        }
 
-    def _shots_error(
-        self, networks: StageNetworks, game: Any, shots: Float[Array, "b t n r"], *, learns: bool
+        def error(name: str, slots: np.ndarray) -> jax.Array:
+            states = after[name][:, slots]
+            return self._naming_error(networks[name], states, game, turns=slice(0, -1))
+
+        return {"seen": error("seen", frames), "noted": error("noted", closing), "meant": meant}
+
+    def _naming_error(
+        self,
+        head: Linear,
+        states: Float[Array, "b t n d"],
+        game: Any,
+        *,
+        turns: slice | None = None,
     ) -> Float[Array, ""]:
-        """Returns the error of naming the captions of the last turns from shots, each alone.
+        """Returns the error of naming captions from the states of turns.
 
-        `learns`: whether the head and the layers under it learn from it, besides the shots.
+        `turns`: those turns, which are there to be read. None: the last ones, which are to be
+        predicted. Of these a game's first turn does not count, and no caption that is new in it.
+        """
+        weights = self.packed_layout.present(game.num_history).astype(jnp.float32)
+        classes, ignored = game.classes, None
+        if turns is None:
+            turns = slice(-states.shape[1], None)
+            if not self._reads_captions:
+                first = jnp.zeros_like(weights[:, :1])
+                weights *= jnp.concatenate([first, weights[:, :-1]], axis=1)
+                ignored = new_captions(classes)[:, turns]
+        return naming_error(head, states, classes[:, turns], weights[:, turns], ignored)
+
+    def _read_shots(
+        self, networks: StageNetworks, shots: Float[Array, "b t n r"], *, learns: bool
+    ) -> tuple[Linear, Float[Array, "b t n d"]]:
+        """Returns the head that reads past shots, and its states at shots that stand alone.
+
+        `learns`: whether head and layers learn from the shots. If not, only the shots do.
         """
         mllm, head = networks["mllm"], networks["seen"]
         if not learns:
@@ -403,10 +420,7 @@ class MLLMStage(GameStage[MLLMRecipe]):
         num_layers = layers_of_heads(self.mllm_config.mistral)["seen"]
         rows = shots.reshape(-1, *shots.shape[2:])
         states = mllm.see(rows, start=int(self._alone.queries[0]), num_layers=num_layers)
-        states = states.reshape(*shots.shape[:3], -1)
-        present = self.packed_layout.present(game.num_history).astype(jnp.float32)
-        turns = slice(-shots.shape[1], None)
-        return naming_error(head, states, game.classes[:, turns], present[:, turns])
+        return head, states.reshape(*shots.shape[:3], -1)
 
     def _writing_errors(
         self, networks: StageNetworks, game: Any, found: Float[Array, "b m r"]
@@ -414,9 +428,11 @@ class MLLMStage(GameStage[MLLMRecipe]):
         """Returns the errors of naming the captions from true shots and from the predicted ones."""
         shots = encode_turns(networks["encoder"], game)
         found = found.reshape(len(found), -1, *shots.shape[2:])
+        alone = self._read_shots(networks, shots, learns=True)
+        written = self._read_shots(networks, found, learns=False)
         return {
-            "alone": self._shots_error(networks, game, shots, learns=True),
-            "written": self._shots_error(networks, game, found, learns=False),
+            "alone": self._naming_error(*alone, game, turns=slice(None)),
+            "written": self._naming_error(*written, game),
         }
 
     def _caption_errors(self, networks: StageNetworks, game: Any) -> Scalars:
@@ -438,9 +454,9 @@ class MLLMStage(GameStage[MLLMRecipe]):
             found, hidden = networks["mllm"].represent_and_keep(prompt, history, layout)
             last = hidden[layers_of_heads(self.mllm_config.mistral)["meant"] - 1]
             described = last.reshape(*encoded.shape[:3], -1)
-            errors["described"] = naming_error(networks["meant"], described, game.classes, present)
-            found = found.reshape(encoded.shape)
-            errors["copied"] = self._shots_error(networks, game, found, learns=False)
+            copied = self._read_shots(networks, found.reshape(encoded.shape), learns=False)
+            for name, read in (("described", (networks["meant"], described)), ("copied", copied)):
+                errors[name] = self._naming_error(*read, game, turns=slice(None))
         else:
             found = networks["mllm"].represent(prompt, history, layout)
         error = jnp.square(found.reshape(encoded.shape) - encoded).mean(axis=(2, 3))

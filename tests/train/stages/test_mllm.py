@@ -27,7 +27,7 @@ from animegamer_jax.models.mllm import IGNORED, MLLM
 from animegamer_jax.protocol import RELEASED, STATE_NAMES
 from animegamer_jax.sharding import make_mesh
 from animegamer_jax.train.stages.base import DataSource
-from animegamer_jax.train.stages.caption_heads import HEADS, make_heads, naming_error
+from animegamer_jax.train.stages.caption_heads import HEADS, make_heads, naming_error, new_captions
 from animegamer_jax.train.stages.games import choose_turns, lay_out
 from animegamer_jax.train.stages.mllm import RECIPES, MLLMRecipe, MLLMStage, forget_words
 from animegamer_jax.train.stages.packing import window_ends
@@ -331,6 +331,24 @@ def test_a_head_reads_any_token():
     wrong = naming_error(head, states, classes, jnp.array([0.0, 1.0]))
     assert right < 7.5  # the other 1,023, of which each costs what its rarity says
     assert wrong > right + 4
+
+
+def test_new_captions():
+    classes = jnp.array([[[-1, -1], [3, 5], [5, 7], [7, 3]]])
+    expected = [[-1, -1], [3, 5], [-1, 7], [-1, -1]]
+    np.testing.assert_array_equal(new_captions(classes)[0], expected)
+
+
+def test_what_is_new_is_not_to_be_named():
+    head = make_heads(MistralConfig(hidden_size=8), seed=0)["meant"]
+    states = jax.random.normal(make_key(), (1, 4, 8))
+    known, new, none = jnp.array([[5, -1]]), jnp.array([[5, 9]]), jnp.array([[-1, -1]])
+    weight = jnp.ones(1)
+    without = naming_error(head, states, new, weight, jnp.array([[-1, 9]]))
+    assert without < naming_error(head, states, known, weight)  # nor is it to be left out
+    assert without < naming_error(head, states, new, weight)
+    same = naming_error(head, states, new, weight, none)
+    np.testing.assert_allclose(same, naming_error(head, states, new, weight))
 
 
 def test_windows_that_hold_every_turn_once(bundle, features):
