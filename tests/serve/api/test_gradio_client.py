@@ -150,8 +150,10 @@ def test_eight_games_at_once_are_what_each_is_alone(client, address, games, new_
             for ids, reported in ((alone, expected), (together, found))
         )
         apart = np.abs(clips[:, None].astype(np.float32) - others[None]).mean(axis=(2, 3, 4, 5))
-        assert apart.diagonal().max() < 1
-        assert apart[~np.eye(8, dtype=bool)].min() > 2 * apart.diagonal().max()
+        # A second turn begins with its own drawing of the first, and guidance enlarges what sums
+        # in another order leave.
+        assert apart.diagonal().max() < (1, 2)[turn]
+        assert apart[~np.eye(8, dtype=bool)].min() > 5 * apart.diagonal().max()
 
 
 def test_the_api(client, games):
