@@ -438,7 +438,8 @@ class MLLMStage(GameStage[MLLMRecipe]):
     def _caption_errors(self, networks: StageNetworks, game: Any) -> Scalars:
         """Returns the error of representations from captions alone, a mean over the turns.
 
-        With heads also that of naming the captions from the same sequences ("described").
+        With heads also those of naming the captions from the same sequences ("described") and from
+        what they predict ("copied").
         """
         layout = self._alone
         encoded = encode_turns(networks["encoder"], game)
@@ -453,10 +454,10 @@ class MLLMStage(GameStage[MLLMRecipe]):
         if self._names_captions:
             found, hidden = networks["mllm"].represent_and_keep(prompt, history, layout)
             last = hidden[layers_of_heads(self.mllm_config.mistral)["meant"] - 1]
-            described = last.reshape(*encoded.shape[:3], -1)
+            described = networks["meant"], last.reshape(*encoded.shape[:3], -1)
             copied = self._read_shots(networks, found.reshape(encoded.shape), learns=False)
-            for name, read in (("described", (networks["meant"], described)), ("copied", copied)):
-                errors[name] = self._naming_error(*read, game, turns=slice(None))
+            errors["described"] = self._naming_error(*described, game, turns=slice(None))
+            errors["copied"] = self._naming_error(*copied, game, turns=slice(None))
         else:
             found = networks["mllm"].represent(prompt, history, layout)
         error = jnp.square(found.reshape(encoded.shape) - encoded).mean(axis=(2, 3))
