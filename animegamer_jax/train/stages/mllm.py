@@ -7,12 +7,11 @@ error of the predicted shot representation against E_a of the true turn (equatio
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import grain
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
@@ -28,19 +27,19 @@ from animegamer_jax.data.windows import (
 )
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.encoder import ShotEncoder
-from animegamer_jax.models.linear import Dropout, Linear
+from animegamer_jax.models.linear import Dropout
 from animegamer_jax.models.mllm import GameBatch, make_batch
 from animegamer_jax.protocol import STATE_NAMES, Layout, Protocol
 from animegamer_jax.tokenizer import UNKNOWN
 from animegamer_jax.train.stages.base import DataSource, Evaluation, Scalars, StageNetworks
 from animegamer_jax.train.stages.caption_heads import (
     HEADS,
+    NAMING,
     RATE,
+    CaptionNaming,
+    Targets,
     layers_of_heads,
     make_heads,
-    naming_error,
-    new_captions,
-    without_gradient,
 )
 from animegamer_jax.train.stages.games import (
     GameRecipe,
@@ -50,10 +49,9 @@ from animegamer_jax.train.stages.games import (
     lay_out,
 )
 from animegamer_jax.train.stages.networks import load_or_make, matrix_size
-from animegamer_jax.train.stages.packing import PackedLayout, closing_slots, window_ends
+from animegamer_jax.train.stages.packing import PackedLayout, window_ends
 from animegamer_jax.train.stages.recipe import BelowOne, NotNegative, OptimizerConfig, Share
 
-_NAMING = (*HEADS, "described", "alone", "written", "copied")  # parts of the loss
 _TRAINED_ALWAYS = ("mistral.embedding", "mistral.head.kernel")  # besides LoRA, norms, resamplers
 
 
@@ -91,7 +89,7 @@ class MLLMRecipe(GameRecipe):
     word_dropout: Share = 0.0
     caption_weight: NotNegative = 0.0
     naming_weight: NotNegative = 0.0
-    targets: Literal["last", "every", "captions"] = "last"
+    targets: Targets = "last"
 
 
 RECIPES = {
@@ -217,6 +215,16 @@ class MLLMStage(GameStage[MLLMRecipe]):
     @functools.cached_property
     def packed_layout(self) -> PackedLayout:
         return PackedLayout(self.layout)
+
+    @functools.cached_property
+    def _naming(self) -> CaptionNaming:
+        return CaptionNaming(
+            config=self.mllm_config.mistral,
+            layout=self.layout,
+            packed=self.packed_layout,
+            targets=self.recipe.targets,
+            query_start=int(self._alone.queries[0]),
+        )
 
     @functools.cached_property
     def _unknown(self) -> int:
@@ -348,119 +356,42 @@ class MLLMStage(GameStage[MLLMRecipe]):
 
         states, representation = mean(entropy), mean(square)
         parts, loss = {"representation": representation}, recipe.alpha * representation
+        shots = encode_turns(encoder, batch)
         if not self._reads_captions:
             parts["states"] = states
             loss += states
         if self._keeps_captions:
-            parts |= self._caption_errors(networks, batch)
+            parts |= self._caption_errors(networks, batch, shots)
             loss += recipe.alpha * recipe.caption_weight * parts["captions"]
         if hidden is not None:
-            parts |= self._naming_errors(networks, batch, hidden)
-            parts |= self._writing_errors(networks, batch, found)
-            loss += recipe.naming_weight * sum(parts[name] for name in parts if name in _NAMING)
+            parts |= self._naming.of_sequences(networks, batch, hidden)
+            parts |= self._naming.of_shots(networks, batch, shots, found)
+            loss += recipe.naming_weight * sum(parts[name] for name in parts if name in NAMING)
         return loss, parts
 
-    def _naming_errors(
-        self, networks: StageNetworks, game: Any, hidden: Float[Array, "l b t d"]
+    def _caption_errors(
+        self, networks: StageNetworks, game: Any, shots: Float[Array, "b t n r"]
     ) -> Scalars:
-        """Returns the errors of the heads of the samples' sequences.
-
-        Captions come without a history, so that nothing is seen there.
-        """
-        layers = layers_of_heads(self.mllm_config.mistral)
-        after = {name: hidden[count - 1] for name, count in layers.items()}
-        every = self.recipe.targets == "every"
-        queries = self.packed_layout.queries if every else self.layout.queries[None]
-        meant = self._naming_error(networks["meant"], after["meant"][:, queries], game)
-        if self._reads_captions:
-            return {"meant": meant}
-        layout = self.packed_layout if every else self.layout
-        frames = np.flatnonzero(layout.history).reshape(-1, self.layout.num_queries)
-        closing = self.packed_layout.closing if every else closing_slots(self.layout)
-
-        def error(name: str, slots: np.ndarray) -> jax.Array:
-            states = after[name][:, slots]
-            return self._naming_error(networks[name], states, game, turns=slice(0, -1))
-
-        return {"seen": error("seen", frames), "noted": error("noted", closing), "meant": meant}
-
-    def _naming_error(
-        self,
-        head: Linear,
-        states: Float[Array, "b t n d"],
-        game: Any,
-        *,
-        turns: slice | None = None,
-    ) -> Float[Array, ""]:
-        """Returns the error of naming captions from the states of turns.
-
-        `turns`: those turns, which are there to be read. None: the last ones, which are to be
-        predicted. Of these a game's first turn does not count, and no caption that is new in it.
-        """
-        weights = self.packed_layout.present(game.num_history).astype(jnp.float32)
-        classes, ignored = game.classes, None
-        if turns is None:
-            turns = slice(-states.shape[1], None)
-            if not self._reads_captions:
-                first = jnp.zeros_like(weights[:, :1])
-                weights *= jnp.concatenate([first, weights[:, :-1]], axis=1)
-                ignored = new_captions(classes)[:, turns]
-        return naming_error(head, states, classes[:, turns], weights[:, turns], ignored)
-
-    def _read_shots(
-        self, networks: StageNetworks, shots: Float[Array, "b t n r"], *, learns: bool
-    ) -> tuple[Linear, Float[Array, "b t n d"]]:
-        """Returns the head that reads past shots, and its states at shots that stand alone.
-
-        `learns`: whether head and layers learn from the shots. If not, only the shots do.
-        """
-        mllm, head = networks["mllm"], networks["seen"]
-        if not learns:
-            mllm, head = without_gradient((mllm, head))
-        num_layers = layers_of_heads(self.mllm_config.mistral)["seen"]
-        rows = shots.reshape(-1, *shots.shape[2:])
-        states = mllm.see(rows, start=int(self._alone.queries[0]), num_layers=num_layers)
-        return head, states.reshape(*shots.shape[:3], -1)
-
-    def _writing_errors(
-        self, networks: StageNetworks, game: Any, found: Float[Array, "b m r"]
-    ) -> Scalars:
-        """Returns the errors of naming the captions from true shots and from the predicted ones."""
-        shots = encode_turns(networks["encoder"], game)
-        found = found.reshape(len(found), -1, *shots.shape[2:])
-        alone = self._read_shots(networks, shots, learns=True)
-        written = self._read_shots(networks, found, learns=False)
-        return {
-            "alone": self._naming_error(*alone, game, turns=slice(None)),
-            "written": self._naming_error(*written, game),
-        }
-
-    def _caption_errors(self, networks: StageNetworks, game: Any) -> Scalars:
         """Returns the error of representations from captions alone, a mean over the turns.
 
         With heads also those of naming the captions from the same sequences ("described") and from
         what they predict ("copied").
         """
         layout = self._alone
-        encoded = encode_turns(networks["encoder"], game)
         ids = game.complete.reshape(-1, 1, game.complete.shape[-1])
         none = jnp.zeros((len(ids), 0, len(STATE_NAMES)), jnp.int32)
         prompt = layout.assemble(
             jnp.maximum(ids, 0), (ids >= 0).sum(axis=-1), none, jnp.zeros(len(ids), jnp.int32)
         )
-        history = jnp.zeros((len(ids), 0, encoded.shape[-1]))
+        history = jnp.zeros((len(ids), 0, shots.shape[-1]))
         present = self.packed_layout.present(game.num_history).astype(jnp.float32)
         errors: Scalars = {}
         if self._names_captions:
             found, hidden = networks["mllm"].represent_and_keep(prompt, history, layout)
-            last = hidden[layers_of_heads(self.mllm_config.mistral)["meant"] - 1]
-            described = networks["meant"], last.reshape(*encoded.shape[:3], -1)
-            copied = self._read_shots(networks, found.reshape(encoded.shape), learns=False)
-            errors["described"] = self._naming_error(*described, game, turns=slice(None))
-            errors["copied"] = self._naming_error(*copied, game, turns=slice(None))
+            errors |= self._naming.of_captions(networks, game, hidden, found)
         else:
             found = networks["mllm"].represent(prompt, history, layout)
-        error = jnp.square(found.reshape(encoded.shape) - encoded).mean(axis=(2, 3))
+        error = jnp.square(found.reshape(shots.shape) - shots).mean(axis=(2, 3))
         return errors | {"captions": (present * error).sum() / present.sum()}
 
     def sample_flops(self, networks: StageNetworks) -> float:
