@@ -154,7 +154,7 @@ def parse(command: Callable[..., int], prog: str, argv: list[str]) -> _Arguments
     parameters = [document(parameter) for parameter in signature.parameters.values()]
     collect: Any = lambda *args, **kwargs: (args, kwargs)  # noqa: E731 - tests wrap functions
     functools.update_wrapper(collect, command)
-    del collect.__wrapped__  # whose signature has the other annotations
+    del collect.__wrapped__  # its signature has the other annotations
     collect.__signature__ = signature.replace(parameters=parameters)
     collect.__annotations__ = {p.name: p.annotation for p in parameters}
 

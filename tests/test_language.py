@@ -22,7 +22,8 @@ BANNED = {
     r"no JSON": "not valid JSON",
     r"the disk refuses": "the file cannot be written",
     r"what plays": "the networks needed to play",
-    r"gone on with|goes on from|may go on": "resumed, resumes",
+    r"goes on|gone on with|may go on": "continues, resumes",
+    r"of before": "earlier, former",
     r"out of itself|of its own accord": "a plain verb",
 }
 WEIGHTS = ROOT / "animegamer_jax" / "assets" / "toy"

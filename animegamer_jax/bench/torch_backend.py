@@ -185,7 +185,7 @@ class TorchModel:
         inputs, networks = self._model.inputs, self._model.networks
         shape = rollout.latent_shape(networks.dit)
         steps = len(self._model.table.step)
-        self._noise = [  # of the steps; the last one, index -1, is what the sampler starts from
+        self._noise = [  # by step; the sampler starts from the last one, at index -1
             self._frames_first(rollout._noise(inputs.keys, jnp.asarray(i), shape))
             for i in (*range(steps), -1)
         ]

@@ -29,7 +29,7 @@ from animegamer_jax.storage.paths import is_bucket
 
 BATCH_BYTES = 1 << 24  # small arrays go together: each commit has a fixed cost
 _CHUNK_BYTES = 1 << 26  # size of a chunk on disk, of which a write holds one in memory
-_CACHE_BYTES = 1 << 26  # of what a reader keeps: mostly the index of the store
+_CACHE_BYTES = 1 << 26  # memory of a reader: mostly the index of the store
 _CHECKED_BYTES = 1 << 26  # bytes of an array that a checksum copies at a time
 _READERS = 4  # arrays that are read to devices at the same time
 

@@ -44,7 +44,8 @@ def abstract_network(name: NetworkName, config: NetworkConfig) -> nnx.Module:
         structure, shapes = _shapes(name, config, jax.sharding.get_abstract_mesh())
     except (ValueError, TypeError, ArithmeticError) as error:
         raise UserError(
-            f"networks.{name}: describes an impossible network ({first_line(error)})"
+            f"networks.{name}: sizes that make no network ({first_line(error)}): convert the "
+            "weights again"
         ) from error
     return nnx.merge(structure, shapes, copy=True)  # whoever loads weights sets them in their copy
 

@@ -41,7 +41,7 @@ def export_lora(bundle: Bundle, file: Path) -> int:
             "trained without: use `animegamer export`"
         )
     if file.exists():
-        raise UserError(f"{file}: it is there already: delete it or choose another name")
+        raise UserError(f"{file}: already there: delete it or choose another name")
     scale = dit.lora.scale
     tensors = dict(_tensors(bundle, scale))
     shapes = {name: (array.shape, array.dtype) for name, array in tensors.items()}

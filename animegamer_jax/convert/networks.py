@@ -118,7 +118,7 @@ def size_errors(where: str, *, hint: str) -> Iterator[None]:
         yield
     except KeyError as error:
         raise UserError(
-            f"{where}: {error.args[0]} is missing, which gives a size: {hint}"
+            f"{where}: tensor {error.args[0]}, from which a size is read, is missing: {hint}"
         ) from None
     except (TypeError, ValueError, ArithmeticError, UserError) as error:
         raise UserError(f"{where}: {error}") from None

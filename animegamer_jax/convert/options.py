@@ -43,8 +43,8 @@ class ConvertOptions(BundleOptions):
         decoder: Folder of the decoder (with a file `latest`), or its mp_rank_00_model_states.pt.
             Pass --vae, --clip and --t5 only for networks that this file does not hold.
         reference: Folder with mllm/, vdm/, vae/, clip/, t5/, tokenizer/ and t5_tokenizer/, as
-            `animegamer export` writes it. Stands for the options of the single files; those given
-            as well take precedence.
+            `animegamer export` writes it. Replaces the options for single files; an option given
+            as well takes precedence.
         protocol: Rules by which the model plays: those that an export recorded, unless given, or
             else `released`.
         merge: Fold the low-rank updates into the weights.

@@ -464,7 +464,7 @@ def _stream_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise OSError(errno.EIO, "the disk is full, or files may not grow so large") from error
+        raise OSError(errno.EIO, "the disk is full, or a file is too large for it") from error
 
 
 def write_safetensors(

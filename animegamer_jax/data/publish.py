@@ -34,7 +34,7 @@ def publish(
         repo: Name on the hub, OWNER/NAME, to upload to. Needs `hf auth login`. Default: no upload,
             only the folder is written.
         revision: Branch on the hub, made if it is missing. Default: main.
-        public: Make a new repository public. Default: private.
+        public: Make a new repository public instead of private.
 
     Raises:
         UserError: not one of --model and --data is given, neither of --out and --repo is, there is
@@ -63,7 +63,7 @@ def publish(
 def _folder(out: Path | None) -> Iterator[Path]:
     if out is not None:
         if out.exists():
-            raise UserError(f"--out {out}: it is there already: delete it or choose another folder")
+            raise UserError(f"--out {out}: already there: delete it or choose another folder")
         yield out
         return
     with tempfile.TemporaryDirectory() as temporary:

@@ -147,7 +147,9 @@ class ShardedDataset:
                 )
         for split in self.shards:
             if not sum(expected[split]):
-                raise UserError(f"{self.path}: the split {split!r} would hold no turns")
+                raise UserError(
+                    f"{self.path}: the split {split!r} would hold no turns: take more games"
+                )
         for part in self._parts:
             self._describe(part, expected)
         splits = {split: sum(expected[split]) for split in self.shards}

@@ -40,7 +40,7 @@ def check_fit(
     """
     missing = [n for n in ("mllm", "encoder", "dit", "vae") if getattr(config, n) is None]
     if missing:
-        raise UserError(f"cannot play without {', '.join(missing)}: convert a whole set")
+        raise UserError(f"cannot play without {', '.join(missing)}: convert these networks, too")
     problems = [f"{size}: {problem}" for size, problem in disagreements(config).items()]
     if history == "shown" or picture_first:
         if config.clip is None or config.encoder is None:

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 FOLDER = "openings"
 _FILE = "openings.json"
 _PORTRAITS = "portraits.webp"
-_ROWS = 96  # of a picture on a card
-_QUALITY = 27  # of a shot's clip
-_MARK = "unfinished"  # with what is being made; removed at the end
+_ROWS = 96  # rows of a picture on a card
+_QUALITY = 27  # quality of a shot's clip
+_MARK = "unfinished"  # marks an unfinished folder; removed at the end
 _HINT = "make them again: animegamer openings"
 _MOTIONS = ("waving", "standing", "walking", "sitting", "running")  # preferred, if known
 

@@ -42,7 +42,7 @@ def frame_size(config: ModelConfig) -> tuple[int, int]:
         UserError: the networks that make clips are missing.
     """
     if config.dit is None or config.vae is None:
-        raise UserError("cannot play without dit and vae: convert a whole set")
+        raise UserError("cannot play without dit and vae: convert these networks, too")
     return clip_size(config.dit, config.vae)[1:]
 
 

@@ -51,7 +51,7 @@ class Day:
         played: Turns that were played in it.
         turns: Turns that it has.
         goal: Its goal.
-        ending: How it ended; None while it goes on.
+        ending: How it ended; None while it continues.
         stars: Stars that it earned, 0 to 3: its goal, some stamina left, all meters good.
     """
 

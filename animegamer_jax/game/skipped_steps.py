@@ -62,7 +62,7 @@ class SkippedSteps:
 
     @property
     def speedup(self) -> float:
-        """How many times fewer evaluations a clip takes than with all steps."""
+        """Factor by which a clip takes fewer evaluations than with all steps."""
         return (self.dense or self.steps * (1 + self.guided)) / self.evaluations
 
     @classmethod
@@ -276,7 +276,7 @@ def calibrate(
         player: A player of the model, with the wanted number of steps.
         bundle: The model.
         instructions: Turns to play.
-        times_fewer: How many times fewer evaluations a clip is to take, 1 or more.
+        times_fewer: Factor by which to reduce a clip's evaluations, 1 or more.
 
     Raises:
         UserError: the model is a student, or that number of steps cannot be skipped.

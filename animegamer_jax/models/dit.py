@@ -182,7 +182,7 @@ class Block(nnx.Module):
 
 
 def fix_most_score(dit: "DiT") -> None:
-    """Notes in a loaded network that no layer's attention needs a maximum, if that is so.
+    """Stores the bound of all layers' attention scores if no layer needs a running maximum.
 
     Then only that kernel is compiled (`kernels.flash`); otherwise each layer chooses by its own
     weights when it runs.

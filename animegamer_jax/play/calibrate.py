@@ -25,7 +25,7 @@ def calibrate(
         out: File to write, for the option --skip of play, evaluate, bench and plan.
         model: Model folder, or `toy` for the embedded model.
         steps: Denoising steps a turn. Default: the model's own.
-        times_fewer: How many times fewer evaluations of the decoder a turn is to take.
+        times_fewer: Factor by which to reduce the decoder's evaluations per turn.
         dtype: Number format of the computation. Default: the model's own.
 
     Raises:

@@ -54,7 +54,7 @@ def _renaming(part: Path | epath.Path, path: Path | epath.Path) -> Iterator[IO[b
             file.flush()
             if not is_bucket(path):
                 os.fsync(file.fileno())
-        if is_bucket(path):  # where nothing can be renamed
+        if is_bucket(path):  # buckets cannot rename files
             epath.Path(part).copy(path, overwrite=True)
         else:
             part.replace(path)

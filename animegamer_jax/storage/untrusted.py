@@ -164,7 +164,7 @@ def open_arrays(path: Path, *, expected: str) -> Iterator[ArrayFile]:
         raise
     except FileNotFoundError as error:
         raise UserError(f"{path}: expected {expected}, found no such file") from error
-    except Exception as error:  # of zipfile, of what unpacks its members, and of NumPy
+    except Exception as error:  # by zipfile, its decompressors or NumPy
         reason = getattr(error, "strerror", None) or first_line(error)
         raise UserError(f"{path}: expected {expected}, found: {reason}") from error
 

@@ -464,3 +464,21 @@ def test_damaged_weights_are_reported_in_one_line(tmp_path):
     damaged("manifest", lambda folder: (folder / "manifest.ocdbt").unlink())
     damaged("store", lambda folder: (folder / "manifest.ocdbt").write_bytes(b"{" * 40))
     gc.collect()  # nothing may complain after that one line
+
+
+def test_an_earlier_bundle_opens(tmp_path):
+    """One of 2026-11-23: its fields have their meaning, its weights the names of today."""
+    earlier = json.loads(Path(__file__).with_name("bundle_of_november.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(earlier["config"]))
+    bundle = Bundle.open(tmp_path)
+    assert bundle.protocol == dataclasses.replace(
+        PAPER,
+        caption_length=32,
+        stamina=(-2, -1, 1),
+        motion_values=(0.6, 3.0, 8.5, 17.0, 32.0),
+        guidance_scale=0.0,
+        denoising_steps=4,
+    )
+    for name, weights in earlier["weights"].items():
+        network = abstract_params(name, getattr(bundle.config, name))
+        assert {path: list(leaf.shape) for path, leaf in network.items()} == weights, name

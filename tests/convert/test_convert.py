@@ -205,7 +205,7 @@ def test_a_model_of_our_own_comes_back_from_its_export(tiny_bundle, tmp_path):
     for size in (-1, 10**20):
         sizes["networks"]["mllm"]["mistral"]["intermediate_size"] = size
         file.write_text(json.dumps(sizes))
-        with pytest.raises(UserError, match=r"networks\.mllm: describes an impossible network"):
+        with pytest.raises(UserError, match=r"networks\.mllm: sizes that make no network"):
             convert(out=str(tmp_path / "c"), reference=tmp_path / "out")
     file.write_text("{}")
     with pytest.raises(

@@ -96,7 +96,7 @@ def test_films_are_mixed_by_weight():
                 seen[film].add(number)
     assert counts == {0: 300, 1: 900}
     assert seen[0] == set(range(30))
-    assert seen[1] == set(range(500))  # a long film goes on where it was
+    assert seen[1] == set(range(500))  # a long film continues where it was
 
 
 def test_an_epoch_of_a_mixture_is_no_excerpt_of_a_long_film():

@@ -74,7 +74,7 @@ def test_commands_of_few_operations_are_killed_at_each(kills):
     assert 0 < len(struck["training"]) - 60 < len(struck["export"]) < OPERATIONS["export"]
     fewer = plan(200)
     assert len(fewer) == 200
-    for number, fault in fewer.items():  # a campaign with more kills goes on with one with fewer
+    for number, fault in fewer.items():  # a campaign with more kills continues one with fewer
         assert planned[number].change == fault.change or not fault.at
 
 

@@ -179,7 +179,7 @@ def test_resumed_on_the_command_line_is_uninterrupted(shown_bundle, tmp_path, ca
 
 
 def test_a_game_goes_on_with_the_history_that_it_began_with(tiny_bundle, shown_bundle, tmp_path):
-    """A game of before: its file does not say what its history is, because there was one kind."""
+    """An earlier game: its file does not say what its history is, because there was one kind."""
     lines, out = tmp_path / "lines.txt", tmp_path / "game"
     words = ["play", "--model", str(shown_bundle), "--instructions", str(lines), "--out", str(out)]
     lines.write_text("\n".join(INSTRUCTIONS[:2]))

@@ -52,7 +52,7 @@ def caption(page: Any, text: str) -> None:
 
 
 def is_playing(page: Any) -> bool:
-    """Whether the clip in front goes on, and has a picture."""
+    """Whether the clip in front plays, and has a picture."""
     video = page.locator("#stage video.front").first
     video.wait_for()
     for _ in range(100):

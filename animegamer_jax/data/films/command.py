@@ -128,8 +128,9 @@ def annotate(
 ) -> int:
     """Annotate every clip with who does what, where and when: by a model, by hand, or both.
 
-    After an interruption, run the same command again: no valid answer is asked for twice. A film
-    that cannot be annotated is skipped and listed at the end; the exit status is then 2.
+    After an interruption, run the same command again: clips that have a valid answer are not asked
+    about again. A film that cannot be annotated is skipped and listed at the end; the exit status
+    is then 2.
 
     Args:
         shots: Shots folder to annotate.

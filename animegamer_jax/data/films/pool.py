@@ -41,7 +41,7 @@ def run_in_processes(
                 worker.terminate()
         if isinstance(error, BrokenProcessPool):
             raise UserError(
-                "a worker process died, perhaps for want of memory: run the same command again, "
+                "a worker process died, probably out of memory: run the same command again, "
                 "or with fewer --workers"
             ) from error
         raise

@@ -59,7 +59,7 @@ class Tree(NamedTuple):
         """
         turn = self.next_turn
         if turn is None:
-            raise UserError("no turn to bring back")
+            raise UserError("no turn to bring back: undo one first")
         others = [other for other in self.others if other.turn.clip != turn.clip]
         return Tree((*self.turns, turn), others)
 

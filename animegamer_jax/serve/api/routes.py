@@ -333,7 +333,7 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
         """Returns pictures of first shots side by side."""
         path = info.sheet(kind, number)
         if path is None:
-            raise UserError("no such pictures")
+            raise UserError("no such pictures: reload the page")
         return _file(path, "image/webp", headers=_FOREVER)
 
     @router.get("/openings/clips/{number}.mp4", response_class=FileResponse)
@@ -341,7 +341,7 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
         """Returns a prepared first shot."""
         path = info.opening_clip(number)
         if path is None:
-            raise UserError("no such first shot")
+            raise UserError("no such first shot: reload the page")
         return _file(path, "video/mp4", headers=_FOREVER)
 
     app.include_router(router)

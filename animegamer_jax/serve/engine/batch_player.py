@@ -121,5 +121,5 @@ def _show(request: TurnRequest, preview: Preview, row: int) -> None:
     try:
         jpeg = encode_quick(preview.frames[row, 0], rows=_PICTURE_ROWS)
         request.show(FirstPicture(jpeg, preview.steps, request.steps))
-    except Exception:  # the turn goes on
+    except Exception:  # the turn continues
         logging.getLogger(__name__).exception("a first picture could not be shown")

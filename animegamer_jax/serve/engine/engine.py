@@ -7,7 +7,7 @@ it.
 
 A batch gives way between two denoising steps: if a client has several turns in it, or if it has
 more steps to go than the turn that waits, then a client of whom nothing is being played comes
-first. The batch goes on afterwards, for at least half as long as it has waited.
+first. The batch continues afterwards, for at least half as long as it has waited.
 """
 
 import collections

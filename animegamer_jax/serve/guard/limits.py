@@ -15,7 +15,7 @@ MAX_UPLOAD_MB = 256  # of one request
 MAX_UPLOAD_FILES = 4  # of one request
 MAX_BODY_BYTES = 1 << 20  # of any other request
 _MAX_FILE_WORK = 2  # of one client at a time: loading, packing, copying a game, reading a picture
-_MAX_CLIENTS = 10_000  # of whom a rate is remembered
+_MAX_CLIENTS = 10_000  # clients whose request rates are kept
 _FRESH_SECONDS = 600.0  # an upload is not deleted sooner, even when room is short
 _LOGIN_SECONDS, _MAX_LOGIN_SECONDS = 1.0, 60.0
 

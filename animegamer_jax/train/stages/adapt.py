@@ -185,7 +185,7 @@ class PredictionStage(ClipStage[P], GameStage[P]):
 
 
 class AdaptStage(PredictionStage[AdaptRecipe]):
-    """Trains the decoder to make clips of predictions."""
+    """Train the decoder to make clips of predictions."""
 
     recipes = RECIPES
     name: ClassVar[str] = "adapt"

@@ -3,8 +3,8 @@
 The decoder D_a predicts v of the noised latents (`diffusion.py`) from E_a's representation and the
 motion value; the loss is the released one, a plain mean squared error on v. The warm-up (paper,
 section 4.1) is the joint stage with fewer trained weights: E_a and the decoder's motion layer learn
-to work with the frozen decoder. Without it, says the paper's ablation, the joint stage ends far
-worse.
+to work with the frozen decoder. The paper's ablation shows that the joint stage ends far worse
+without it.
 """
 
 import abc
@@ -419,7 +419,7 @@ class ClipStage(DiffusionStage[R]):
 
 
 class DecoderStage(ClipStage[ConditionRecipe]):
-    """Trains the shot encoder and the decoder together."""
+    """Train the shot encoder and the decoder together."""
 
     recipes = RECIPES
     name: ClassVar[str] = "decoder"
@@ -476,7 +476,7 @@ class DecoderStage(ClipStage[ConditionRecipe]):
 
 
 class WarmupStage(DecoderStage):
-    """Trains the shot encoder and the motion layer, the rest of the decoder frozen."""
+    """Train the shot encoder and the motion layer, with the rest of the decoder frozen."""
 
     recipes = WARMUP_RECIPES
     name: ClassVar[str] = "warmup"

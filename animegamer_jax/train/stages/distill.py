@@ -96,7 +96,7 @@ RECIPES = {
 
 
 class DistillStage(PredictionStage[DistillRecipe]):
-    """Trains a student of the decoder, and the network that follows its distribution."""
+    """Train a student of the decoder, and the network that follows its distribution."""
 
     recipes = RECIPES
     name: ClassVar[str] = "distill"

@@ -142,7 +142,7 @@ def forget_words(
 
 
 class MLLMStage(GameStage[MLLMRecipe]):
-    """Trains the language model to predict the next game state."""
+    """Train the language model to predict the next game state."""
 
     recipes = RECIPES
     name: ClassVar[str] = "mllm"

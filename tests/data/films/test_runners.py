@@ -66,7 +66,7 @@ def test_nothing_to_do():
     ("work", "message"),
     [
         (runner_work.refuse_next_to_others, "film 0: expected a film"),
-        (runner_work.die, "a worker process died, perhaps for want of memory: run the same"),
+        (runner_work.die, "a worker process died, probably out of memory: run the same"),
     ],
 )
 def test_the_first_error_ends_all_workers(tmp_path, work, message, capfd):

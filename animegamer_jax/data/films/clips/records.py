@@ -21,7 +21,7 @@ class FilmSettings:
         fps: Frames per second of a clip.
         fit: How a frame gets the shape of a clip: `crop` cuts off what exceeds it, `pad` adds
             black.
-        detector: What finds the scenes: `drawn`, the rules for drawn films that the next options
+        detector: Scene detector: `drawn`, the rules for drawn films that the next options
             set; `transnet`, the network TransNet V2 (extra `transnet`); `both`, either of them.
         adaptive_threshold: Least change at a hard cut, as a multiple of the changes around it.
         min_content: Least change at a hard cut, 0 to 255, as the mean of hue, saturation and

@@ -113,7 +113,7 @@ def pixel_loss(
 
 
 class CLIPStage(Stage[CLIPRecipe]):
-    """Trains CLIP's two towers on frames and captions of the toy world."""
+    """Train CLIP's two towers on frames and captions of the toy world."""
 
     recipes = RECIPES
     name: ClassVar[str] = "foundations-clip"

@@ -66,7 +66,7 @@ def open_gates(dit: DiT) -> None:
 
 
 class DiTStage(DiffusionStage[DiTRecipe]):
-    """Trains the transformer to make clips from captions."""
+    """Train the transformer to make clips from captions."""
 
     recipes = RECIPES
     name: ClassVar[str] = "foundations-dit"

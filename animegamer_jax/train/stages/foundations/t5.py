@@ -101,7 +101,7 @@ def predict_tokens(t5: T5Encoder, masked: Masked) -> Float[Array, "b n v"]:
 
 
 class T5Stage(Stage[T5Recipe]):
-    """Trains T5's encoder on the texts of the toy world."""
+    """Train T5's encoder on the texts of the toy world."""
 
     recipes = RECIPES
     name: ClassVar[str] = "foundations-t5"

@@ -170,7 +170,7 @@ def psnr(made: Float[Array, "b f h w 3"], true: Float[Array, "b f h w 3"]) -> Fl
 
 
 class VAEStage(Stage[VAERecipe]):
-    """Trains the VAE on clips of the toy world."""
+    """Train the VAE on clips of the toy world."""
 
     recipes = RECIPES
     name: ClassVar[str] = "foundations-vae"
