@@ -14,8 +14,8 @@ from animegamer_jax.storage.locks import only_writer
 def convert(options: Annotated[ConvertOptions, tyro.conf.arg(name="")]) -> int:
     """Convert released PyTorch checkpoints to a bundle.
 
-    Every tensor of every file must be known, present, and of the expected shape. Otherwise all
-    problems are listed and nothing is written.
+    The bundle has the networks whose files are given. Every tensor of every file must be known,
+    present, and of the expected shape. Otherwise all problems are listed and nothing is written.
 
     Args:
         options: The files, and how to read them.
@@ -30,8 +30,8 @@ def convert(options: Annotated[ConvertOptions, tyro.conf.arg(name="")]) -> int:
 def initialise(options: Annotated[InitialiseOptions, tyro.conf.arg(name="")]) -> int:
     """Make a bundle to train, from pre-trained networks.
 
-    Every tensor of every file must be known, present, and of the expected shape. Otherwise all
-    problems are listed and nothing is written.
+    The bundle has the networks whose files are given. Every tensor of every file must be known,
+    present, and of the expected shape. Otherwise all problems are listed and nothing is written.
 
     Args:
         options: The files, and what they do not determine.

@@ -65,11 +65,11 @@ class Options:
             gives the model a name in the report. Default: toy.
         played: Folder of games that were played elsewhere: a folder per game, named by the game's
             id, as `animegamer play --out` writes it. NAME=DIR gives it a name. May be given
-            several times.
+            several times. Default: none.
         benchmark: `toy`, `paper`, or a file that --make wrote.
         out: Folder of the games and the report. An interrupted evaluation there continues.
         games: Number of games to play, from the first. Default: all.
-        metrics: Groups of metrics, or metrics by name. Default: all that can be computed.
+        metrics: Groups of metrics, or metrics by name. Those that cannot be computed are left out.
         steps: Number of denoising steps per turn. Default: the model's own.
         skip: File of denoising steps to skip, as `animegamer calibrate` writes it, for a single
             model. Default: none.

@@ -58,7 +58,7 @@ def play(
         picture: Picture from which the game starts, or a video, of which the first frame is taken.
             The model sees it as the turn before the first; it needs T5 and CLIP. Default: none.
         picture_text: Who is in the picture, what they do and where, in the form of an instruction.
-            Required with --picture.
+            Required with --picture. Default: none.
         window: Turns of context, the current one included, 1 to 1000. Default: the model's own.
         steps: Denoising steps a turn, 1 to 1000. Default: the model's own.
         seed: Seed of the game; the same seed gives the same game. Default: 0.

@@ -69,6 +69,7 @@ def serve(
         limits: Limits of a client, and of all of them together.
         allowed_hosts: Names under which the server may be asked for, besides --host and localhost;
             `*` for all. With --host 0.0.0.0 any address and the machine's own name are allowed.
+            Default: none.
         trusted_proxies: Addresses or networks of reverse proxies, whose X-Forwarded-For names the
             client. Default: none, the header is ignored.
         shutdown_seconds: Time in seconds for turns that are being played when the server stops.

@@ -1,6 +1,7 @@
 """The training loop of every stage: restore, step, log, evaluate, save, finish."""
 
 import contextlib
+import dataclasses
 import signal
 from typing import Any
 
@@ -22,6 +23,7 @@ from animegamer_jax.train.run import TrainingRun
 from animegamer_jax.train.signals import StopSignals
 from animegamer_jax.train.stages.base import Stage
 from animegamer_jax.train.step import (
+    StepFunction,
     TrainState,
     averaged,
     first_bad_tensor,
@@ -43,120 +45,148 @@ def train(run: TrainingRun) -> int:
         UserError: bad data, another configuration than the checkpoint's, a full disk.
         NonFiniteError: a loss or a gradient is NaN or infinite.
     """
-    stage, recipe, mesh = run.stage, run.stage.recipe, run.mesh
-    key, eval_key = jax.random.split(jax.random.key(recipe.seed))
-    optimizer = stage_optimizer(stage)
+    recipe = run.stage.recipe
     with contextlib.ExitStack() as resources:
-        # Restore. What may be refused comes first, what takes memory last.
-        samples, held_out, run_config = _open_data(run)
-        checkpoints = Checkpoints(
-            run.out / "checkpoints",
-            run_config=run_config,
-            keep_last=recipe.keep_last,
-            best_mode=stage.best[1],
-        )
-        resources.callback(checkpoints.close)
-        resumed = bool(checkpoints.steps())
-        if resumed:
-            checkpoints.check()
-        with raise_on_all_hosts():
-            networks = stage.load(run.bundle, mesh=mesh)
-        throughput = Throughput(
-            unit=stage.unit,
-            batch_size=recipe.batch_size,
-            sample_flops=stage.sample_flops(networks),
-            chips=mesh.size,
-            peak_tflops=run.peak_tflops,
-        )
-        state = make_state(networks, stage, optimizer, mesh=mesh)
-        del networks
-        with raise_on_all_hosts():
-            evaluator = Evaluator(stage, held_out, mesh)
-        batches = PrefetchedBatches(_make_iterator(run, samples), mesh)
-        resources.callback(batches.close)
-        if resumed:
-            state, position = checkpoints.restore(state)
-            batches.restore(position)
-        step = int(state.step)
-        train_step = make_train_step(stage, optimizer, shardings=state_shardings(state, mesh))
-        with raise_on_all_hosts():
-            logger = MetricLogger(
-                run.out,
-                step=step,
-                steps=recipe.steps,
-                name=stage.name,
-                evaluated=step in checkpoints.scores,
-            )
-        resources.callback(logger.close)
-        logger.print(_describe(state, stage))
-        if (before := checkpoints.stretched_from) is not None:
-            rates = (make_schedule(recipe.optimizer, steps=n) for n in (before, recipe.steps))
-            old, new = (float(jax.numpy.asarray(rate(step))) for rate in rates)
-            logger.print(
-                f"{stage.name}: made longer, from {before} to {recipe.steps} steps: the learning "
-                f"rate's cosine now ends there, so the rate of step {step + 1} is {new:.3g} "
-                f"instead of {old:.3g}"
-            )
-        logger.print(throughput.formula())
+        at = _restore(run, resources)
         signals = resources.enter_context(StopSignals())
-
-        def due(every: int) -> bool:
-            return step % every == 0 or step == recipe.steps
-
-        def evaluate() -> None:
-            checkpoints.wait()  # on disk first: an evaluation may run out of memory
-            evaluation = evaluator.evaluate(state, eval_key)
-            logger.log_evaluation(step, evaluation)
-            logger.copy()
-            checkpoints.set_score(step, evaluation.scalars[stage.best[0]])
-
-        if resumed and due(recipe.eval_every) and step not in checkpoints.scores:
-            evaluate()  # the run was interrupted here
-        if step < recipe.steps:
+        if at.resumed and at.due(recipe.eval_every) and at.step not in at.checkpoints.scores:
+            at.evaluate()  # the run was interrupted here
+        if at.step < recipe.steps:
             with raise_on_all_hosts():
-                batches.advance()
-        while step < recipe.steps:
-            batch, position = batches.batch, batches.position
-            with throughput.step():
-                with jax.set_mesh(mesh):
-                    state, metrics = train_step(state, batch, key)
-                unread = _read_next(batches)  # while the devices compute
+                at.batches.advance()
+        while at.step < recipe.steps:
+            batch, position = at.batches.batch, at.batches.position
+            with at.throughput.step():
+                with jax.set_mesh(run.mesh):
+                    at.state, metrics = at.train_step(at.state, batch, at.key)
+                unread = _read_next(at.batches)  # while the devices compute
                 finite = bool(metrics.pop("finite"))
             if not finite:  # the state is the one before the step
-                checkpoints.save(state, position)
-                checkpoints.wait()
-                raise _non_finite(run, state, batch, key)
-            step += 1
-            if due(recipe.log_every):
-                logger.log(step, metrics | throughput.rates())
-            logger.advance(step)
-            if unread is not None and step < recipe.steps:
-                checkpoints.save(state, batches.position)
-                checkpoints.wait()
+                at.save(position, wait=True)
+                raise _non_finite(run, at.state, batch, at.key)
+            at.step += 1
+            if at.due(recipe.log_every):
+                at.logger.log(at.step, metrics | at.throughput.rates())
+            at.logger.advance(at.step)
+            if unread is not None and at.step < recipe.steps:
+                at.save(at.batches.position, wait=True)
                 raise unread
-            if due(recipe.save_every):
-                checkpoints.save(state, batches.position)
-                logger.copy()
-            if due(recipe.eval_every):
-                evaluate()
-            if signals.received(step):
-                checkpoints.save(state, batches.position)
-                checkpoints.wait()
+            if at.due(recipe.save_every):
+                at.save(at.batches.position)
+                at.logger.copy()
+            if at.due(recipe.eval_every):
+                at.evaluate()
+            if signals.received(at.step):
+                at.save(at.batches.position, wait=True)
                 interrupted = signals.number == signal.SIGINT
-                logger.print(
-                    f"{stage.name}: {'Ctrl-C' if interrupted else 'SIGTERM'} after step {step} of "
-                    f"{recipe.steps}: saved in {run.out}; the same command resumes from there"
+                at.logger.print(
+                    f"{run.stage.name}: {'Ctrl-C' if interrupted else 'SIGTERM'} after step "
+                    f"{at.step} of {recipe.steps}: saved in {run.out}; the same command resumes "
+                    "from there"
                 )
                 return 130 if interrupted else 0
-
-        checkpoints.wait()
-        exported = ""
-        if run.export_checkpoint == "best":
-            state, exported = _restore_best(state, stage, checkpoints)
-        path = _export(run, state, samples)
-        goodput = logger.describe_goodput(throughput.goodput())
-        logger.print(f"{stage.name}: done: {path} ({goodput}{exported})")
+        at.checkpoints.wait()
+        _finish(at)
     return 0
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Session:
+    """A run from its last checkpoint on: its state, and what it reads and writes."""
+
+    run: TrainingRun
+    key: jax.Array
+    eval_key: jax.Array
+    state: TrainState
+    step: int
+    resumed: bool
+    samples: grain.MapDataset[Any]
+    batches: PrefetchedBatches
+    checkpoints: Checkpoints
+    evaluator: Evaluator
+    train_step: StepFunction
+    throughput: Throughput
+    logger: MetricLogger
+
+    def due(self, every: int) -> bool:
+        return self.step % every == 0 or self.step == self.run.stage.recipe.steps
+
+    def save(self, position: Any, *, wait: bool = False) -> None:
+        self.checkpoints.save(self.state, position)
+        if wait:
+            self.checkpoints.wait()
+
+    def evaluate(self) -> None:
+        self.checkpoints.wait()  # on disk first: an evaluation may run out of memory
+        evaluation = self.evaluator.evaluate(self.state, self.eval_key)
+        self.logger.log_evaluation(self.step, evaluation)
+        self.logger.copy()
+        self.checkpoints.set_score(self.step, evaluation.scalars[self.run.stage.best[0]])
+
+
+def _restore(run: TrainingRun, resources: contextlib.ExitStack) -> _Session:
+    """Opens what a run needs, at its last checkpoint: first what may be refused."""
+    stage, recipe, mesh = run.stage, run.stage.recipe, run.mesh
+    key, eval_key = jax.random.split(jax.random.key(recipe.seed))
+    samples, held_out, run_config = _open_data(run)
+    checkpoints = Checkpoints(
+        run.out / "checkpoints",
+        run_config=run_config,
+        keep_last=recipe.keep_last,
+        best_mode=stage.best[1],
+    )
+    resources.callback(checkpoints.close)
+    resumed = bool(checkpoints.steps())
+    if resumed:
+        checkpoints.check()
+    with raise_on_all_hosts():
+        networks = stage.load(run.bundle, mesh=mesh)
+    throughput = Throughput(
+        unit=stage.unit,
+        batch_size=recipe.batch_size,
+        sample_flops=stage.sample_flops(networks),
+        chips=mesh.size,
+        peak_tflops=run.peak_tflops,
+    )
+    optimizer = stage_optimizer(stage)
+    state = make_state(networks, stage, optimizer, mesh=mesh)
+    del networks
+    with raise_on_all_hosts():
+        evaluator = Evaluator(stage, held_out, mesh)
+    batches = PrefetchedBatches(_make_iterator(run, samples), mesh)
+    resources.callback(batches.close)
+    if resumed:
+        state, position = checkpoints.restore(state)
+        batches.restore(position)
+    step = int(state.step)
+    with raise_on_all_hosts():
+        logger = MetricLogger(
+            run.out,
+            step=step,
+            steps=recipe.steps,
+            name=stage.name,
+            evaluated=step in checkpoints.scores,
+        )
+    resources.callback(logger.close)
+    logger.print(_describe(state, stage))
+    if (before := checkpoints.stretched_from) is not None:
+        logger.print(_describe_stretch(stage, step=step, before=before))
+    logger.print(throughput.formula())
+    return _Session(
+        run=run,
+        key=key,
+        eval_key=eval_key,
+        state=state,
+        step=step,
+        resumed=resumed,
+        samples=samples,
+        batches=batches,
+        checkpoints=checkpoints,
+        evaluator=evaluator,
+        train_step=make_train_step(stage, optimizer, shardings=state_shardings(state, mesh)),
+        throughput=throughput,
+        logger=logger,
+    )
 
 
 def _open_data(
@@ -213,6 +243,17 @@ def _describe(state: TrainState, stage: Stage[Any]) -> str:
     )
 
 
+def _describe_stretch(stage: Stage[Any], *, step: int, before: int) -> str:
+    """Describes what a run's larger number of steps does to its learning rate."""
+    recipe = stage.recipe
+    rates = (make_schedule(recipe.optimizer, steps=steps) for steps in (before, recipe.steps))
+    old, new = (float(jax.numpy.asarray(rate(step))) for rate in rates)
+    return (
+        f"{stage.name}: made longer, from {before} to {recipe.steps} steps: the learning rate's "
+        f"cosine now ends there, so the rate of step {step + 1} is {new:.3g} instead of {old:.3g}"
+    )
+
+
 def _non_finite(run: TrainingRun, state: TrainState, batch: Any, key: jax.Array) -> NonFiniteError:
     """Names the tensor that made the step after `state` fail."""
     with jax.set_mesh(run.mesh):
@@ -223,6 +264,16 @@ def _non_finite(run: TrainingRun, state: TrainState, batch: Any, key: jax.Array)
         f"{run.out}/checkpoints/{step}: a smaller learning rate or float32 may help, from the "
         "start: with --start fresh, or another --out"
     )
+
+
+def _finish(at: _Session) -> None:
+    """Writes model/, of the last step or the best one, and says which."""
+    run, exported = at.run, ""
+    if run.export_checkpoint == "best":
+        at.state, exported = _restore_best(at.state, run.stage, at.checkpoints)
+    path = _export(run, at.state, at.samples)
+    goodput = at.logger.describe_goodput(at.throughput.goodput())
+    at.logger.print(f"{run.stage.name}: done: {path} ({goodput}{exported})")
 
 
 def _restore_best(

@@ -136,6 +136,7 @@ def annotate(
         shots: Shots folder to annotate.
         characters: TOML file of the characters, with names, aliases and images.
         manual: CSV or JSONL file of manual annotations, which are added before a model is asked.
+            Default: none.
         settings: Which model is asked, and how.
         runner: Where the work runs.
     """

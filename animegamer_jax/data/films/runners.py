@@ -36,6 +36,7 @@ class RunnerOptions:
         workers: Number of processes on this machine. A cluster's size is set by the options of its
             runner.
         beam_options: Options of the Apache Beam runner, such as project=mine region=europe-west4.
+            Default: none.
     """
 
     runner: str = "local"
