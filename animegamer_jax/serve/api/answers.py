@@ -15,6 +15,7 @@ from animegamer_jax.serve.api.actions import Actions, head_of, id_of
 from animegamer_jax.serve.engine.turn_request import TurnRequest
 
 PREFIX = "/api/v1"
+INTERNAL_ERROR = "an internal error: the server's log has it; try again"
 POINTS = 5  # of a meter, for a change of one
 
 

@@ -15,13 +15,12 @@ import gradio as gr
 from gradio import processing_utils
 
 from animegamer_jax.errors import UserError
+from animegamer_jax.serve.api import answers
 from animegamer_jax.serve.api.actions import Actions
 from animegamer_jax.serve.engine.engine import whole_number
 from animegamer_jax.serve.engine.turn_request import TurnRequest
 from animegamer_jax.serve.guard.limits import current_client
 from animegamer_jax.storage.serialization import shown, to_json
-
-_INTERNAL = "an internal error: the server's log has it; try again"
 
 
 class GradioApi:
@@ -243,7 +242,7 @@ def answering(function: Callable[..., Any], *, hide: Callable[[UserError], str])
         if isinstance(error, UserError):
             return gr.Error(hide(error), print_exception=False)
         logging.getLogger(__name__).error("a request failed", exc_info=error)
-        return gr.Error(_INTERNAL, print_exception=False)
+        return gr.Error(answers.INTERNAL_ERROR, print_exception=False)
 
     @functools.wraps(function)
     def returning(*args: Any) -> Any:

@@ -37,12 +37,13 @@ from animegamer_jax.serve.engine.turn_request import TurnRequest
 from animegamer_jax.serve.games.game_store import NoGameError
 from animegamer_jax.serve.games.pictures import thumbnail
 
-_INTERNAL = "an internal error: the server's log has it; try again"
 _FOREVER = {"cache-control": "private, max-age=31536000, immutable"}
 _MOST_LISTED = 100
-
-
 _EVENTS = {"schema": {"$ref": f"#/components/schemas/{models.EventsModel.__name__}"}}
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": models.ErrorModel} for status in (401, 409, 422)
+}
+_STREAMED = _REFUSALS | {200: {"content": {STREAM: _EVENTS}}}
 
 
 class LoginError(Exception):
@@ -71,14 +72,134 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
         info: What is played.
     """
     router = APIRouter(prefix=answers.PREFIX)
-    refusals: dict[int | str, dict[str, Any]] = {
-        status: {"model": models.ErrorModel} for status in (401, 409, 422)
-    }
-    streamed = refusals | {200: {"content": {STREAM: _EVENTS}}}
 
-    def state(name: str, who: str, *, note: str = "") -> models.GameModel:
-        return answers.game_state(actions, name, actions.find(name, client=who), note=note)
+    @router.get("/server")
+    def server(who: Client) -> models.ServerModel:
+        """Returns what is played here, and whether turns are played yet."""
+        return info.server()
 
+    @router.post("/read")
+    def read(who: Client, line: models.Line) -> models.ReadingModel:
+        """Returns which words of a line the model does not know, and known ones to offer."""
+        return answers.reading(actions, line.text)
+
+    _add_games(router, actions)
+    _add_turns(router, actions)
+    _add_files(router, actions)
+    _add_openings(router, info)
+    app.include_router(router)
+    _add_errors(app, actions)
+
+
+def _state(actions: Actions, name: str, who: str, *, note: str = "") -> models.GameModel:
+    return answers.game_state(actions, name, actions.find(name, client=who), note=note)
+
+
+def _add_games(router: APIRouter, actions: Actions) -> None:
+    @router.post("/games", status_code=201, responses=_REFUSALS)
+    def new_game(who: Client, wanted: models.NewGame) -> models.GameModel:
+        """Starts a game, from a prepared first shot if one is named."""
+        if wanted.character or wanted.place:
+            name = actions.new_game_from_opening(
+                wanted.character, wanted.place, client=who, seed=wanted.seed, rules=wanted.rules
+            )
+        else:
+            name = actions.new_game(
+                client=who,
+                seed=wanted.seed,
+                window=wanted.window,
+                steps=wanted.steps,
+                rules=wanted.rules,
+            )
+        return _state(actions, name, who)
+
+    @router.get("/games", responses=_REFUSALS)
+    def list_games(
+        who: Client,
+        ids: Annotated[str, Query(description="ids with commas between them")] = "",
+    ) -> list[models.SummaryModel]:
+        """Lists those of some games that exist here; nobody else's can be listed."""
+        found = []
+        for name in [text for text in ids.split(",") if text][:_MOST_LISTED]:
+            with contextlib.suppress(UserError):
+                found.append(answers.summary(name, actions.store.peek(name)))
+        return found
+
+    @router.post(
+        "/games/picture", status_code=201, responses=_REFUSALS, openapi_extra=_form_of(_PICTURE)
+    )
+    async def new_from_picture(who: Client, request: Request) -> models.GameModel:
+        """Starts a game from the player's own picture: an image, or a video's first frame."""
+
+        def begin(path: Path, name: str) -> models.GameModel:
+            new, note = actions.new_game_from_picture(
+                path, sent.text, client=who, name=name, seed=sent.seed, rules=sent.rules
+            )
+            return _state(actions, new, who, note=note)
+
+        async with request.form(max_files=1, max_fields=4) as form:
+            given = {name: form.get(name) for name in models.PictureForm.model_fields}
+            sent = models.PictureForm.model_validate(
+                {name: value for name, value in given.items() if isinstance(value, str) and value}
+            )
+            return await _receive(form.get("picture"), "a picture", actions.folder, begin)
+
+    @router.post(
+        "/games/archive", status_code=201, responses=_REFUSALS, openapi_extra=_form_of(_ARCHIVE)
+    )
+    async def load_game(who: Client, request: Request) -> models.GameModel:
+        """Loads a downloaded game."""
+
+        def load(path: Path, name: str) -> models.GameModel:
+            return _state(actions, actions.load_game(path, client=who), who)
+
+        async with request.form(max_files=1, max_fields=4) as form:
+            return await _receive(form.get("archive"), "a downloaded game", actions.folder, load)
+
+    @router.get("/games/{game}", responses=_REFUSALS)
+    def show(who: Client, game: str) -> models.GameModel:
+        """Returns the state of a game."""
+        return _state(actions, game, who)
+
+    @router.get(
+        "/games/{game}/events",
+        response_class=StreamingResponse,
+        response_model=models.EventsModel,
+        responses=_STREAMED,
+    )
+    async def events(who: Client, game: str) -> StreamingResponse:
+        """Follows a game as server-sent events: `state`, `progress`, `picture`, `closing`."""
+        await run_in_threadpool(actions.find, game, client=who)
+        return stream(
+            game_events(actions, game, state=functools.partial(_state, actions, game, who))
+        )
+
+    @router.post("/games/{game}/copy", status_code=201, responses=_REFUSALS)
+    def copy(who: Client, game: str, wanted: models.Copy) -> models.GameModel:
+        """Copies the first turns of a game to a new game."""
+        return _state(actions, actions.copy_game(game, wanted.turns, client=who), who)
+
+    @router.put("/games/{game}/rules", responses=_REFUSALS)
+    def set_rules(who: Client, game: str, wanted: models.SetRules) -> models.GameModel:
+        """Switches the rules of a game on or off."""
+        actions.set_rules(game, wanted.rules, client=who)
+        return _state(actions, game, who)
+
+    @router.put("/games/{game}/meters", responses=_REFUSALS)
+    def set_meters(who: Client, game: str, wanted: models.SetMeters) -> models.GameModel:
+        """Sets the meters with which the next turn begins."""
+        meters = Meters(**wanted.meters.model_dump())
+        actions.set_meters(game, meters, client=who, head=wanted.head)
+        return _state(actions, game, who)
+
+    @router.post("/games/{game}/day", responses=_REFUSALS)
+    def next_day(who: Client, game: str, wanted: models.Where) -> models.GameModel:
+        """Ends the day and begins the next one."""
+        actions.next_day(game, client=who, head=wanted.head)
+        return _state(actions, game, who)
+
+
+def _add_turns(router: APIRouter, actions: Actions) -> None:
     def finished(name: str, who: str, request: TurnRequest) -> models.TurnModel:
         if request.turn is None:
             raise UserError(request.error or "stopped")
@@ -98,123 +219,7 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
                 await follower.wait(HEARTBEAT_SECONDS)
         return await run_in_threadpool(finished, name, who, request)
 
-    # --- the server and its words ---
-
-    @router.get("/server")
-    def server(who: Client) -> models.ServerModel:
-        """Returns what is played here, and whether turns are played yet."""
-        return info.server()
-
-    @router.post("/read")
-    def read(who: Client, line: models.Line) -> models.ReadingModel:
-        """Returns which words of a line the model does not know, and known ones to offer."""
-        return answers.reading(actions, line.text)
-
-    # --- games ---
-
-    @router.post("/games", status_code=201, responses=refusals)
-    def new_game(who: Client, wanted: models.NewGame) -> models.GameModel:
-        """Starts a game, from a prepared first shot if one is named."""
-        if wanted.character or wanted.place:
-            name = actions.new_game_from_opening(
-                wanted.character, wanted.place, client=who, seed=wanted.seed, rules=wanted.rules
-            )
-        else:
-            name = actions.new_game(
-                client=who,
-                seed=wanted.seed,
-                window=wanted.window,
-                steps=wanted.steps,
-                rules=wanted.rules,
-            )
-        return state(name, who)
-
-    @router.get("/games", responses=refusals)
-    def list_games(
-        who: Client,
-        ids: Annotated[str, Query(description="ids with commas between them")] = "",
-    ) -> list[models.SummaryModel]:
-        """Lists those of some games that exist here; nobody else's can be listed."""
-        found = []
-        for name in [text for text in ids.split(",") if text][:_MOST_LISTED]:
-            with contextlib.suppress(UserError):
-                found.append(answers.summary(name, actions.store.peek(name)))
-        return found
-
-    @router.post(
-        "/games/picture", status_code=201, responses=refusals, openapi_extra=_form_of(_PICTURE)
-    )
-    async def new_from_picture(who: Client, request: Request) -> models.GameModel:
-        """Starts a game from the player's own picture: an image, or a video's first frame."""
-
-        def begin(path: Path, name: str) -> models.GameModel:
-            new, note = actions.new_game_from_picture(
-                path, sent.text, client=who, name=name, seed=sent.seed, rules=sent.rules
-            )
-            return state(new, who, note=note)
-
-        async with request.form(max_files=1, max_fields=4) as form:
-            given = {name: form.get(name) for name in models.PictureForm.model_fields}
-            sent = models.PictureForm.model_validate(
-                {name: value for name, value in given.items() if isinstance(value, str) and value}
-            )
-            return await _receive(form.get("picture"), "a picture", actions.folder, begin)
-
-    @router.post(
-        "/games/archive", status_code=201, responses=refusals, openapi_extra=_form_of(_ARCHIVE)
-    )
-    async def load_game(who: Client, request: Request) -> models.GameModel:
-        """Loads a downloaded game."""
-
-        def load(path: Path, name: str) -> models.GameModel:
-            return state(actions.load_game(path, client=who), who)
-
-        async with request.form(max_files=1, max_fields=4) as form:
-            return await _receive(form.get("archive"), "a downloaded game", actions.folder, load)
-
-    @router.get("/games/{game}", responses=refusals)
-    def show(who: Client, game: str) -> models.GameModel:
-        """Returns the state of a game."""
-        return state(game, who)
-
-    @router.get(
-        "/games/{game}/events",
-        response_class=StreamingResponse,
-        response_model=models.EventsModel,
-        responses=streamed,
-    )
-    async def events(who: Client, game: str) -> StreamingResponse:
-        """Follows a game as server-sent events: `state`, `progress`, `picture`, `closing`."""
-        await run_in_threadpool(actions.find, game, client=who)
-        return stream(game_events(actions, game, state=functools.partial(state, game, who)))
-
-    @router.post("/games/{game}/copy", status_code=201, responses=refusals)
-    def copy(who: Client, game: str, wanted: models.Copy) -> models.GameModel:
-        """Copies the first turns of a game to a new game."""
-        return state(actions.copy_game(game, wanted.turns, client=who), who)
-
-    @router.put("/games/{game}/rules", responses=refusals)
-    def set_rules(who: Client, game: str, wanted: models.SetRules) -> models.GameModel:
-        """Switches the rules of a game on or off."""
-        actions.set_rules(game, wanted.rules, client=who)
-        return state(game, who)
-
-    @router.put("/games/{game}/meters", responses=refusals)
-    def set_meters(who: Client, game: str, wanted: models.SetMeters) -> models.GameModel:
-        """Sets the meters with which the next turn begins."""
-        meters = Meters(**wanted.meters.model_dump())
-        actions.set_meters(game, meters, client=who, head=wanted.head)
-        return state(game, who)
-
-    @router.post("/games/{game}/day", responses=refusals)
-    def next_day(who: Client, game: str, wanted: models.Where) -> models.GameModel:
-        """Ends the day and begins the next one."""
-        actions.next_day(game, client=who, head=wanted.head)
-        return state(game, who)
-
-    # --- turns ---
-
-    @router.post("/games/{game}/turns", response_model=models.TurnModel, responses=streamed)
+    @router.post("/games/{game}/turns", response_model=models.TurnModel, responses=_STREAMED)
     async def play(who: Client, game: str, wanted: models.NewTurn, reply: Reply = "turn") -> Any:
         """Plays a turn."""
         options = wanted.model_dump(include={"level", "seed", "window", "steps"})
@@ -224,7 +229,7 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
         )  # fmt: skip
         return await answer_turn(game, who, request, reply)
 
-    @router.post("/games/{game}/again", response_model=models.TurnModel, responses=streamed)
+    @router.post("/games/{game}/again", response_model=models.TurnModel, responses=_STREAMED)
     async def again(who: Client, game: str, wanted: models.Again, reply: Reply = "turn") -> Any:
         """Plays the last turn again from another seed; the earlier take is set aside."""
         options = wanted.model_dump(include={"level", "window", "steps"})
@@ -234,38 +239,38 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
         )
         return await answer_turn(game, who, request, reply)
 
-    @router.get("/games/{game}/progress", responses=refusals)
+    @router.get("/games/{game}/progress", responses=_REFUSALS)
     def progress(who: Client, game: str) -> models.ProgressModel:
         """Returns the progress of the turn that waits or is being played."""
         actions.find(game, client=who)
         return answers.progress(actions, actions.engine.request_of(game))
 
-    @router.post("/games/{game}/stop", responses=refusals)
+    @router.post("/games/{game}/stop", responses=_REFUSALS)
     def stop(who: Client, game: str) -> bool:
         """Stops the turn that waits or is being played; returns whether there was one."""
         actions.find(game, client=who)
         return actions.engine.stop(game)
 
-    @router.post("/games/{game}/undo", responses=refusals)
+    @router.post("/games/{game}/undo", responses=_REFUSALS)
     def undo(who: Client, game: str, wanted: models.Where) -> models.GameModel:
         """Sets the last turn aside."""
         actions.undo(game, client=who, head=wanted.head)
-        return state(game, who)
+        return _state(actions, game, who)
 
-    @router.post("/games/{game}/redo", responses=refusals)
+    @router.post("/games/{game}/redo", responses=_REFUSALS)
     def redo(who: Client, game: str, wanted: models.Where) -> models.GameModel:
         """Brings the turn back that was set aside last."""
         actions.redo(game, client=who, head=wanted.head)
-        return state(game, who)
+        return _state(actions, game, who)
 
-    @router.post("/games/{game}/go", responses=refusals)
+    @router.post("/games/{game}/go", responses=_REFUSALS)
     def go(who: Client, game: str, wanted: models.GoTo) -> models.GameModel:
         """Makes the turns up to one of them the current line; others are set aside."""
         actions.go_to(game, wanted.turn, client=who, head=wanted.head)
-        return state(game, who)
+        return _state(actions, game, who)
 
-    # --- files ---
 
+def _add_files(router: APIRouter, actions: Actions) -> None:
     def turn_of(name: str, who: str, number: str) -> tuple[Game, Turn]:
         game = actions.find(name, client=who)
         found = {id_of(turn): turn for turn in game.all_turns}
@@ -328,6 +333,8 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
                 save_card(found, path, day=day, words=actions.vocabulary, language=language)
             return _file(path, "image/png", download="animegamer-day.png")
 
+
+def _add_openings(router: APIRouter, info: Info) -> None:
     @router.get("/openings/{kind}/{number}.webp", response_class=FileResponse)
     def sheet(who: Client, kind: Literal["portraits", "places"], number: int) -> FileResponse:
         """Returns pictures of first shots side by side."""
@@ -343,9 +350,6 @@ def add_api(app: FastAPI, actions: Actions, info: Info) -> None:
         if path is None:
             raise UserError("no such first shot: reload the page")
         return _file(path, "video/mp4", headers=_FOREVER)
-
-    app.include_router(router)
-    _add_errors(app, actions)
 
 
 def _add_errors(app: FastAPI, actions: Actions) -> None:
@@ -380,7 +384,7 @@ def _add_errors(app: FastAPI, actions: Actions) -> None:
     @app.exception_handler(Exception)
     def internal(request: Request, error: Exception) -> JSONResponse:
         logging.getLogger(__name__).error("a request failed", exc_info=error)
-        return refuse(500, code="internal", error=_INTERNAL)
+        return refuse(500, code="internal", error=answers.INTERNAL_ERROR)
 
 
 def _file(
