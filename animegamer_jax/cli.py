@@ -20,6 +20,7 @@ from typing import Annotated, Any, get_args, get_origin
 from animegamer_jax.extras import extra_with, how_to_install, missing_extra
 
 _LONGEST = 10_000  # characters of an error
+_SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:")  # of a docstring
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 # Module and function below `animegamer_jax`, and help, in the order in which a reader needs them.
@@ -104,6 +105,26 @@ def _choose(argv: list[str]) -> tuple[str, list[str]]:
     return name, argv[name.count(" ") + 1 :]
 
 
+def _in_long_lines(docstring: str) -> str:
+    """Joins the lines of each paragraph and each argument, at whose ends tyro may break help."""
+    lines: list[str] = []
+    for line in inspect.cleandoc(docstring).splitlines():
+        before = lines[-1] if lines else ""
+        indent, outer = (len(text) - len(text.lstrip()) for text in (line, before))
+        ends = not line.strip() or not before.strip() or before.strip() in _SECTIONS
+        if ends or (indent <= outer and indent > 0) or line.startswith("- "):
+            lines.append(line)
+        else:
+            lines[-1] += f" {line.strip()}"
+    return "\n".join(lines)
+
+
+def _help_of(text: str | Callable[[], str | None] | None) -> str | None:
+    """Returns a field's help, which may be made only when it is asked for, with long lines."""
+    found = text() if callable(text) else text
+    return None if found is None else _in_long_lines(found)
+
+
 def parse(command: Callable[..., int], prog: str, argv: list[str]) -> _Arguments:
     """Parses the arguments of a command without running it.
 
@@ -134,12 +155,12 @@ def parse(command: Callable[..., int], prog: str, argv: list[str]) -> _Arguments
         asked.clear()
         if not isinstance(spec, tyro.constructors.StructConstructorSpec):
             return None
-        fields = [
-            dataclasses.replace(field, type=without_default(field.type))
-            if field.default is None or field.default == ()
-            else field
-            for field in spec.fields
-        ]
+        fields = []
+        for field in spec.fields:
+            plain = field.default is None or field.default == ()
+            kind = without_default(field.type) if plain else field.type
+            help = functools.partial(_help_of, field.helptext)
+            fields.append(dataclasses.replace(field, type=kind, helptext=help))
         return dataclasses.replace(spec, fields=tuple(fields))
 
     def document(parameter: inspect.Parameter) -> inspect.Parameter:
@@ -156,6 +177,7 @@ def parse(command: Callable[..., int], prog: str, argv: list[str]) -> _Arguments
     functools.update_wrapper(collect, command)
     del collect.__wrapped__  # its signature has the other annotations
     collect.__signature__ = signature.replace(parameters=parameters)
+    collect.__doc__ = _in_long_lines(command.__doc__ or "")
     collect.__annotations__ = {p.name: p.annotation for p in parameters}
 
     output = io.StringIO()

@@ -2,7 +2,9 @@
 
 import asyncio
 import gc
+import itertools
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -81,8 +83,13 @@ def test_help_is_printed(capsys, command, option):
     with pytest.raises(SystemExit) as stopped:
         cli.main([*command.split(), "--help"])
     assert stopped.value.code == 0
-    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    help = capsys.readouterr().out.replace("│", " ")
+    printed = " ".join(help.split())
     assert option in printed
+    # A line ends where the next word does not fit, or with a sentence.
+    for line, following in itertools.pairwise(map(str.rstrip, help.splitlines())):
+        if re.match(r" {8}", line) and re.match(r" {8}", following) and line[-1] != ".":
+            assert len(line) + 1 + len(following.split()[0]) > 76, line
     # An option's text says what happens without it.
     assert "(default: None)" not in printed
     assert "(default: )" not in printed

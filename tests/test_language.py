@@ -121,3 +121,11 @@ def test_docstrings_begin_with_a_verb():
 def test_the_check_of_docstrings(module, code, is_right):
     file = ROOT / "animegamer_jax" / f"{module}.py"
     assert (not list(wrong_beginnings(file, code))) == is_right
+
+
+def test_stages_are_introduced_in_the_imperative():
+    """A stage's docstring is its command's help."""
+    for path in (ROOT / "animegamer_jax" / "train" / "stages").rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and "recipes = " in ast.unparse(node):
+                assert (ast.get_docstring(node) or "").startswith("Train "), f"{path}: {node.name}"
