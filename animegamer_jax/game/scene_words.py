@@ -17,11 +17,15 @@ _FUNCTION_WORDS = frozenset(
         r"\s+",
         "a an and are as at background be but by character does do for from go goes he her his i "
         "in is it its my now of on or our out show she so than that the their them then there "
-        "they this to up was we will with you your",
+        "they this through to up was we will with you your",
     )
 )
+_SUBJECTS = frozenset(("he", "i", "it", "she", "they", "we", "you"))
+_PREPOSITIONS = frozenset(("at", "in", "into", "on", "to"))
+_ARTICLES = frozenset(("a", "an", "my", "our", "the", "your"))
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019-][^\W\d_]+)*")
 _MOST_NEAR = 3
+_LIKE = 0.76  # share of letters in common: jmps is like jump, ramen is not like Ren
 
 
 @runtime_checkable
@@ -86,19 +90,24 @@ def partner_of(motion: str, words: Vocabulary) -> str:
 
 
 def read_line(text: str, words: Vocabulary, tokenizer: UnknownWords) -> Reading:
-    """Returns the words of a line that the model does not know, and whether it knows any other."""
+    """Returns the words of a line that the model does not know, and whether it knows any other.
+
+    Words that name nothing in a scene ("is", "through") do not count either way.
+    """
     missing = {word.lower() for word in tokenizer.unknown_words(text)}
     if not missing:
         return Reading((), understood=True)
     matches = list(_WORD.finditer(text))
+    spoken = [match[0] for match in matches]
     unknown, known = [], False
     for number, match in enumerate(matches):
         word = match[0]
+        if word.lower() in _FUNCTION_WORDS:
+            continue
         if word.lower() in missing or missing.intersection(_pieces(word)):
-            before = matches[number - 1][0].lower() if number else ""
-            near = _near(word, before, words)
+            near = _near(word, spoken[:number], words)
             unknown.append(UnknownWord(word, match.start(), match.end(), near))
-        elif word.lower() not in _FUNCTION_WORDS:
+        else:
             known = True
     return Reading(tuple(unknown), understood=known)
 
@@ -107,21 +116,34 @@ def _pieces(word: str) -> list[str]:
     return [piece.lower() for piece in re.split(r"['\u2019-]", word)]
 
 
-def _near(word: str, before: str, words: Vocabulary) -> tuple[str, ...]:
-    """Returns known words like an unknown one, or else words for its place in the sentence."""
+def _near(word: str, before: Sequence[str], words: Vocabulary) -> tuple[str, ...]:
+    """Returns known words like an unknown one, or else words for its place in the sentence.
+
+    None if neither says what it may be.
+    """
     lists = (words.characters, words.motions, words.places, words.times, words.adverbs)
     known = {_stem(phrase.split()[0]): phrase for phrase in reversed(words.motions)}
     known |= {phrase.lower(): phrase for phrases in lists for phrase in phrases}
-    found = difflib.get_close_matches(word.lower(), known, n=_MOST_NEAR, cutoff=0.68)
-    if found:
-        return tuple(dict.fromkeys(known[phrase] for phrase in found))
-    if before in ("the", "in", "on", "at", "to"):
-        choice: Sequence[str] = words.places
-    elif word[:1].isupper():
-        choice = words.characters
-    else:
-        choice = words.motions
-    return tuple(choice[:_MOST_NEAR])
+    for spelling in (word.lower(), _stem(word)):
+        found = difflib.get_close_matches(spelling, known, n=_MOST_NEAR, cutoff=_LIKE)
+        if found:
+            return tuple(dict.fromkeys(known[phrase] for phrase in found))
+    return tuple(_of_the_kind(word, before, words)[:_MOST_NEAR])
+
+
+def _of_the_kind(word: str, before: Sequence[str], words: Vocabulary) -> Sequence[str]:
+    """Returns the words that may stand where an unknown one does."""
+    last, earlier = ([word.lower() for word in reversed(before)] + ["", ""])[:2]
+    if last in _PREPOSITIONS or (last in _ARTICLES and earlier in _PREPOSITIONS):
+        return words.places
+    if word.endswith("ly"):
+        return words.adverbs[:: max(1, len(words.adverbs) // _MOST_NEAR)]
+    if word[:1].isupper():
+        return words.characters
+    named = bool(before) and before[-1][:1].isupper() and last not in _FUNCTION_WORDS
+    if named or last in _SUBJECTS or word.endswith(("ing", "s")):
+        return words.motions
+    return ()
 
 
 def _find(found: Sequence[str], phrases: Sequence[str]) -> str:

@@ -93,3 +93,21 @@ def test_known_words_are_offered_for_unknown_ones():
 def test_a_line_without_a_known_word_is_not_understood(line, understood):
     unknown = tokenizer("Naruto", "eats", "ramen", "moon", "ミカ")
     assert read_line(line, WORDS, unknown).understood is understood
+
+
+@pytest.mark.parametrize(
+    ("line", "word", "near"),
+    [
+        ("Ren is eating ramen", "ramen", ()),  # not Ren
+        ("hello Mika", "hello", ()),
+        ("the cat", "cat", ()),
+        ("Mika runs happily", "happily", ("gently", "wildly")),
+        ("Mika goes to the moon", "moon", ("town", "beach", "dark forest")),
+        ("she eat", "eat", ("walking", "running", "flying on a broom")),
+        ("Naruto dance", "dance", ("walking", "running", "flying on a broom")),
+        ("wavving", "wavving", ("waving",)),
+    ],
+)
+def test_only_words_that_may_be_meant_are_offered(line, word, near):
+    (found,) = read_line(line, WORDS, tokenizer(word, "goes", "is")).unknown  # these name nothing
+    assert (found.word, found.near) == (word, near)

@@ -211,7 +211,7 @@ export function reading(found, onReplace) {
     h(
       "span",
       { class: "group" },
-      `${word.word} → `,
+      word.near.length ? `${word.word} → ` : word.word,
       ...word.near.map((near) => {
         const label = t("replace", { word: word.word, near });
         return h("button", { type: "button", "data-word": near, "aria-label": label, onclick: () => onReplace(word, near) }, near);
