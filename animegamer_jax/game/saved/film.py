@@ -1,7 +1,8 @@
 """A game as one film with captions, as MP4 or GIF."""
 
 import io
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from animegamer_jax.media.fonts import font_for, wrap_text
 from animegamer_jax.storage.files import write_whole
 
 _GIF_WIDTH = 360
+_COLOURS = 255  # of a GIF's palette, which has one more
 _TEXT_SHARE = 0.055  # of a frame's height: the size of a caption
 _INK = (255, 255, 255)
 
@@ -27,7 +29,7 @@ def film_mp4(game: Game, path: Path, *, captions: bool = True) -> None:
         OSError: the file cannot be written.
     """
     height, width = picture_size(game)
-    frames = _frames(game, captions=captions)
+    frames = itertools.chain.from_iterable(_clips(game, captions=captions))
     write_whole(path, video.encode_film(frames, height=height, width=width))
 
 
@@ -42,9 +44,10 @@ def film_gif(game: Game, path: Path, *, captions: bool = True) -> None:
     small = min(width, _GIF_WIDTH), round(height * min(width, _GIF_WIDTH) / width)
 
     def pictures() -> Iterator[Image.Image]:
-        for frame in _frames(game, captions=captions):
-            picture = Image.fromarray(frame).resize(small, Image.Resampling.LANCZOS)
-            yield picture.quantize(128, dither=Image.Dither.NONE)
+        for clip in _clips(game, captions=captions):
+            yield from _share_palette(
+                [Image.fromarray(frame).resize(small, Image.Resampling.BILINEAR) for frame in clip]
+            )
 
     first, *rest = pictures()
     buffer = io.BytesIO()
@@ -67,18 +70,28 @@ def picture_size(game: Game) -> tuple[int, int]:
     return height, width
 
 
-def _frames(game: Game, *, captions: bool) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
-    """Yields the frames of all clips of the current line; reads one clip at a time."""
+def _share_palette(pictures: Sequence[Image.Image]) -> list[Image.Image]:
+    """Returns pictures of one clip in the colours of its first, middle and last one.
+
+    Choosing them for each picture takes six times as long, and makes still scenery flicker.
+    """
+    few = [pictures[number].reduce(2) for number in (0, len(pictures) // 2, -1)]
+    mosaic = Image.fromarray(np.concatenate([np.asarray(picture) for picture in few]))
+    palette = mosaic.quantize(_COLOURS, dither=Image.Dither.NONE)
+    return [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
+
+
+def _clips(game: Game, *, captions: bool) -> Iterator[UInt8[np.ndarray, "f h w 3"]]:
+    """Yields the clips of the current line, with their captions."""
     for turn in game.turns:
         frames = video.read_mp4(game.folder / turn.clip)
-        if not captions:
-            yield from frames
-            continue
-        strip, mask = _caption(plain_text(turn.instruction), *frames.shape[1:3])
-        for frame in frames:
-            picture = Image.fromarray(frame)
-            picture.paste(strip, (0, picture.height - strip.height), mask)
-            yield np.asarray(picture)
+        if captions:
+            strip, mask = _caption(plain_text(turn.instruction), *frames.shape[1:3])
+            pictures = [Image.fromarray(frame) for frame in frames]
+            for picture in pictures:
+                picture.paste(strip, (0, picture.height - strip.height), mask)
+            frames = np.stack([np.asarray(picture) for picture in pictures])
+        yield frames
 
 
 def plain_text(instruction: str) -> str:
