@@ -296,6 +296,9 @@ class Actions:
     ) -> None:
         """Sets the meters with which the next turn begins."""
         with self._changing(name, client, head) as game:
+            day = self.day(game)
+            if day is not None and not day.played and meters.stamina == 0:
+                raise UserError("stamina 0 would end a day before its first turn: set 5 or more")
             last = game.turns[-1].edit if game.turns else None
             new_day = last is not None and last.new_day
             game.edit(meters, allowed=self._allowed, new_day=new_day)

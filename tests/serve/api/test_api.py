@@ -206,6 +206,9 @@ def test_a_day_ends_and_the_next_begins(client):
     state = ok(client.post(f"games/{game}/day", json={}))
     assert (state["day"]["number"], state["day"]["played"], state["day"]["ending"]) == (2, 0, None)
     assert state["meters"]["stamina"] == 50
+    tired = {"meters": {"stamina": 0, "social": 50, "entertainment": 50}}
+    error = refusal(client.put(f"games/{game}/meters", json=tired))["error"]
+    assert error.startswith("stamina 0 would end a day")
     assert play(client, game, "on")["turn"] == 11
     card = client.get(f"games/{game}/card.png")
     assert card.headers["content-type"] == "image/png"
