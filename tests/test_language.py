@@ -23,6 +23,7 @@ BANNED = {
     r"the disk refuses": "the file cannot be written",
     r"what plays": "the networks needed to play",
     r"gone on with|goes on from|may go on": "resumed, resumes",
+    r"data sets?": "dataset, datasets",
     r"out of itself|of its own accord": "a plain verb",
 }
 WEIGHTS = ROOT / "animegamer_jax" / "assets" / "toy"

@@ -19,7 +19,7 @@ def toyworld(
     processes: int = 2,
     films: int = 0,
 ) -> int:
-    """Draw games of the toy world: a data set with a training split and four test splits.
+    """Draw games of the toy world: a dataset with a training split and four test splits.
 
     Args:
         out: Folder to write.

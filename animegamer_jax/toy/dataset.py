@@ -1,4 +1,4 @@
-"""The toy world as a game data set: games drawn, rendered and measured by several processes."""
+"""The toy world as a game dataset: games drawn, rendered and measured by several processes."""
 
 import contextlib
 import dataclasses
@@ -57,7 +57,7 @@ class ToySize:
 
 
 def game_number(number: int, *, split: Split, seed: int) -> int:
-    """Returns the seed of a game, unique over all splits and data set seeds."""
+    """Returns the seed of a game, unique over all splits and dataset seeds."""
     return (seed * len(SPLITS) + SPLITS.index(split)) * _MAX_GAMES + number
 
 
@@ -104,7 +104,7 @@ def write_toy_games(
     processes: int = 1,
     on_progress: Progress = no_progress,
 ) -> DatasetInfo:
-    """Writes a game data set; the records do not depend on the number of processes.
+    """Writes a game dataset; the records do not depend on the number of processes.
 
     Args:
         path: Folder to write, which must not exist.
