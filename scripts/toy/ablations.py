@@ -333,9 +333,9 @@ def compare(rows: Sequence[AblationRow]) -> list[str]:
         for name in row.paper.keys() & first.paper.keys():
             ours, low, high = difference(row.scores[name], first.scores[name])
             theirs = row.paper[name] - first.paper[name]
-            verdict = "as in the paper" if ours * theirs > 0 else "NOT as in the paper"
-            verdict = "within noise" if low <= 0 <= high else verdict
-            texts.append(f"{name} {ours:+.3f} ({theirs:+.3f}), {verdict}")
+            result = "as in the paper" if ours * theirs > 0 else "NOT as in the paper"
+            result = "within noise" if low <= 0 <= high else result
+            texts.append(f"{name} {ours:+.3f} ({theirs:+.3f}), {result}")
         if texts:
             lines.append(f"- {row.name}: " + "; ".join(sorted(texts)) + ".")
     return lines
