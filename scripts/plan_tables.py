@@ -140,7 +140,7 @@ def parse_plan(text: str, *, status: int, command: str, errors: str) -> dict[str
 def seconds_of(record: dict[str, Any]) -> str:
     """Returns the cells of the total time and of its parts."""
     s = record["seconds"]
-    parts = " + ".join(f"{s[name]:.2g}" for name in ("products", "other", "collectives", "kernels"))
+    parts = " + ".join(f"{s[name]:.2g}" for name in ("matmuls", "other", "collectives", "kernels"))
     return f"{s['total']:.2f} | {parts}"
 
 
@@ -165,7 +165,7 @@ def missing_of(found: dict[str, Any]) -> str:
 def play_table(only: list[str]) -> list[str]:
     """Returns the lines of the table of a turn's programs."""
     lines = [
-        "| program | slice | seconds | products + other + sent + kernels | peak GB |",
+        "| program | slice | seconds | matmuls + other + sent + kernels | peak GB |",
         "|---|---|---|---|---|",
     ]
     for name, cases in PLAY.items():
@@ -185,7 +185,7 @@ def play_table(only: list[str]) -> list[str]:
 def train_table(only: list[str]) -> list[str]:
     """Returns the lines of the table of training stages."""
     lines = [
-        "| stage | command | seconds | products + other + sent + kernels | "
+        "| stage | command | seconds | matmuls + other + sent + kernels | "
         "peak GB | a second | of the peak | the recipe, chip-hours |",
         "|---|---|---|---|---|---|---|---|",
     ]

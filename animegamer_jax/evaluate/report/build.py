@@ -72,12 +72,12 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True)
 class Plot:
-    """A metric by turn; with `is_apart` its lines are on different scales."""
+    """A metric by turn; with `has_other_scales` its lines are on different scales."""
 
     name: str
     metric: Metric | None
     picture: Picture
-    is_apart: bool
+    has_other_scales: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,15 +222,15 @@ def _to_compare(e: Evaluation) -> list[str]:
             f"{_listed(of_network)}: computed by a network. Two networks have two scales, so these "
             "are even less comparable with the paper's than the others."
         )
-    apart: dict[str, list[str]] = {}
+    by_networks: dict[str, list[str]] = {}
     for name in names:
         if other := networks(e, name):
             pairs = "; ".join(f"{system}: {shortened(n)}" for system, n in other.items())
-            apart.setdefault(pairs, []).append(name)
+            by_networks.setdefault(pairs, []).append(name)
     lines += [
         f"{_listed(which)}: computed with different networks ({pairs}), so the systems cannot be "
         "compared with each other, and none is marked."
-        for pairs, which in apart.items()
+        for pairs, which in by_networks.items()
     ]
     if len(e.systems) > 1:
         marked = any(best_system(e, name) for name in names)
