@@ -49,7 +49,7 @@ def _serving(model: str) -> Iterator[tuple[str, int]]:
         command += ["--port", "0", "--games", str(Path(temporary) / "games")]
         command += ["--trusted-proxies", "127.0.0.1"]  # each player has an address of their own
         if model == "fake":
-            program = Path(__file__).parents[2] / "tests" / "support" / "fake_player.py"
+            program = Path(__file__).parents[2] / "tests/support/serving/fake_player.py"
             command = [sys.executable, str(program), str(Path(temporary) / "games"), "4", "0.02"]
         with (Path(temporary) / "log").open("w") as log:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
