@@ -208,7 +208,7 @@ def _unexpected(error: BaseException) -> str:
     from animegamer_jax.errors import first_line
 
     root = Path(__file__).parent
-    places = [
+    frames = [
         f"{Path(frame.filename).relative_to(root)}, line {frame.lineno}"
         for frame in traceback.extract_tb(error.__traceback__)
         if Path(frame.filename).is_relative_to(root)
@@ -217,7 +217,7 @@ def _unexpected(error: BaseException) -> str:
     text = f"{kind}: {text}" if text != kind else kind
     if isinstance(error, MemoryError):
         text = f"not enough memory ({text})"
-    where = f" in {places[-1]}" if places else ""
+    where = f" in {frames[-1]}" if frames else ""
     return f"unexpected {text}{where}: please report it, with the traceback that --debug adds"
 
 

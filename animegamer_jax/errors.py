@@ -11,6 +11,26 @@ class NonFiniteError(UserError):
     """A network returned a NaN or an infinity; the message names the turn and the step."""
 
 
+def check_at_least(name: str, value: int | float | None, low: int) -> None:
+    """Checks a number that a user gave; None passes.
+
+    Raises:
+        UserError: it is below `low`.
+    """
+    if value is not None and value < low:
+        raise UserError(f"{name} {value}: expected {low} or more")
+
+
+def check_between(name: str, value: int | None, low: int, high: int) -> None:
+    """Checks a whole number that a user gave; None passes.
+
+    Raises:
+        UserError: it is not from `low` to `high`.
+    """
+    if value is not None and not low <= value <= high:
+        raise UserError(f"{name}: expected a whole number, {low} to {high}, found {value}")
+
+
 def printable(text: str) -> str:
     """Returns text that can be printed anywhere, in one line: control characters are escaped.
 

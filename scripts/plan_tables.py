@@ -114,13 +114,13 @@ def ask(stage: str, topology: str, options: list[str]) -> tuple[str, dict[str, A
         print(command, file=sys.stderr, flush=True)
         run = [sys.executable, "-m", "animegamer_jax.cli", *words, "--json"]
         done = subprocess.run(run, capture_output=True, text=True, check=False)
-        read_verdict(done.stdout, status=done.returncode, command=command, errors=done.stderr)
+        parse_plan(done.stdout, status=done.returncode, command=command, errors=done.stderr)
         CACHE.mkdir(parents=True, exist_ok=True)
         file.write_text(done.stdout)
     return command, json.loads(file.read_text())
 
 
-def read_verdict(text: str, *, status: int, command: str, errors: str) -> dict[str, Any]:
+def parse_plan(text: str, *, status: int, command: str, errors: str) -> dict[str, Any]:
     """Returns what `animegamer plan --json` printed: a plan that fits, or an explicit refusal.
 
     Raises:
@@ -134,13 +134,13 @@ def read_verdict(text: str, *, status: int, command: str, errors: str) -> dict[s
         fits, needed = found.get("fits"), found.get("needed_gb")
         if (fits is True and status == 0) or (fits is False and needed is not None):
             return found
-    raise SystemExit(f"{command}: status {status}, no verdict:\n{errors[-2000:]}")
+    raise SystemExit(f"{command}: status {status}, no plan and no refusal:\n{errors[-2000:]}")
 
 
 def seconds_of(record: dict[str, Any]) -> str:
     """Returns the cells of the total time and of its parts."""
     s = record["seconds"]
-    parts = " + ".join(f"{s[name]:.2g}" for name in ("products", "other", "collectives", "kernels"))
+    parts = " + ".join(f"{s[name]:.2g}" for name in ("matmuls", "other", "collectives", "kernels"))
     return f"{s['total']:.2f} | {parts}"
 
 
@@ -165,7 +165,7 @@ def missing_of(found: dict[str, Any]) -> str:
 def play_table(only: list[str]) -> list[str]:
     """Returns the lines of the table of a turn's programs."""
     lines = [
-        "| program | slice | seconds | products + other + sent + kernels | peak GB |",
+        "| program | slice | seconds | matmuls + other + sent + kernels | peak GB |",
         "|---|---|---|---|---|",
     ]
     for name, cases in PLAY.items():
@@ -185,7 +185,7 @@ def play_table(only: list[str]) -> list[str]:
 def train_table(only: list[str]) -> list[str]:
     """Returns the lines of the table of training stages."""
     lines = [
-        "| stage | command | seconds | products + other + sent + kernels | "
+        "| stage | command | seconds | matmuls + other + sent + kernels | "
         "peak GB | a second | of the peak | the recipe, chip-hours |",
         "|---|---|---|---|---|---|---|---|",
     ]

@@ -243,7 +243,7 @@ def test_hosts_with_other_layouts_are_refused(place):
 
 @pytest.mark.slow
 def test_a_mistake_of_one_host_stops_both(place):
-    """A data set that only the first has; then a result that only the first may not write."""
+    """A dataset that only the first has; then a result that only the first may not write."""
     out = place / "mistakes"
     lost = words(place, "warmup", out)
     lost[lost.index("--data") + 1] = str(place / "lost" / "features")

@@ -24,6 +24,7 @@ BANNED = {
     r"what plays": "the networks needed to play",
     r"goes on|gone on with|may go on": "continues, resumes",
     r"of before": "earlier, former",
+    r"data sets?": "dataset, datasets",
     r"out of itself|of its own accord": "a plain verb",
 }
 WEIGHTS = ROOT / "animegamer_jax" / "assets" / "toy"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from animegamer_jax.bench.names import PLAY, ProgramName
 from animegamer_jax.configs import Dtype
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, check_at_least
 
 if TYPE_CHECKING:
     from animegamer_jax.bundle.bundle import Bundle
@@ -62,8 +62,7 @@ def bench(
         UserError: a program, a number or the model does not fit, or PyTorch's outputs differ.
     """
     for option, value in (("--repeats", repeats), ("--steps", steps), ("--batch", batch)):
-        if value is not None and value < 1:
-            raise UserError(f"{option} {value}: expected 1 or more")
+        check_at_least(option, value, 1)
     trained = [name for name in programs if name not in PLAY]
     if against and trained:
         raise UserError(

@@ -169,8 +169,8 @@ class _OrbaxArrays:
         self._opened: dict[str, Any] = {}
 
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        place = ts.KvStore.open(_kvstore(self._folder), context=self._context).result()
-        keys = (key.decode() for key in place.list().result())
+        store = ts.KvStore.open(_kvstore(self._folder), context=self._context).result()
+        keys = (key.decode() for key in store.list().result())
         names = [key.removesuffix("/.zarray") for key in keys if key.endswith("/.zarray")]
         return {
             name: jax.ShapeDtypeStruct(store.shape, store.dtype.numpy_dtype)
@@ -246,8 +246,8 @@ def load_arrays(
 
 
 def _kvstore(folder: epath.Path, name: str = "") -> dict[str, Any]:
-    place = f"{os.fspath(folder)}/"
-    base = place if is_bucket(folder) else {"driver": "file", "path": place}
+    path = f"{os.fspath(folder)}/"
+    base = path if is_bucket(folder) else {"driver": "file", "path": path}
     return {"driver": "ocdbt", "base": base, "path": name}
 
 

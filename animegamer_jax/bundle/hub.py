@@ -88,7 +88,7 @@ def ask(address: str, request: Callable[[], T]) -> T:
         reason, hint = "access must be granted first", "accept its terms on the hub's page"
         raise UserError(f"{address}: {reason}: {hint}") from error
     except errors.RepositoryNotFoundError as error:
-        reason = "no such model or data set, or it is private"
+        reason = "no such model or dataset, or it is private"
         raise UserError(f"{address}: {reason}: check the name, or `hf auth login`") from error
     except errors.LocalEntryNotFoundError as error:
         reason, hint = "was not downloaded before", "try once without HF_HUB_OFFLINE"

@@ -141,15 +141,15 @@ def write_tensors(
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True)
-    places: list[list[str]] = []
+    shards: list[list[str]] = []
     shard: dict[str, np.ndarray] = {}
     total = 0
 
     def write() -> None:
-        file = folder / f"part-{len(places)}"
+        file = folder / f"part-{len(shards)}"
         save_file(shard, file, metadata={"format": "np"})
         file.chmod(0o644)  # the library makes files for their owner alone
-        places.append(list(shard))
+        shards.append(list(shard))
         shard.clear()
 
     for name, array in arrays:
@@ -158,12 +158,12 @@ def write_tensors(
         shard[name] = np.ascontiguousarray(array).reshape(array.shape)
         total += array.nbytes
     write()
-    if len(places) == 1:
+    if len(shards) == 1:
         (folder / "part-0").rename(folder / SINGLE)
         return
-    files = [f"model-{n:05}-of-{len(places):05}.safetensors" for n in range(1, len(places) + 1)]
+    files = [f"model-{n:05}-of-{len(shards):05}.safetensors" for n in range(1, len(shards) + 1)]
     for number, file in enumerate(files):
         (folder / f"part-{number}").rename(folder / file)
-    where = {name: file for file, names in zip(files, places, strict=True) for name in names}
+    where = {name: file for file, names in zip(files, shards, strict=True) for name in names}
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
     (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")

@@ -94,4 +94,4 @@ def parity(
     print_rows(rows)
     if json_file:
         write_rows(json_file, rows)
-    return int(any(row.verdict == "FAIL" for row in rows))
+    return int(any(row.result == "FAIL" for row in rows))

@@ -47,7 +47,7 @@ class Row:
     tolerance: float
 
     @property
-    def verdict(self) -> Literal["pass", "FAIL"]:
+    def result(self) -> Literal["pass", "FAIL"]:
         return "pass" if self.relative_error <= self.tolerance else "FAIL"
 
 
@@ -447,22 +447,22 @@ def print_rows(rows: list[Row]) -> None:
     from rich.table import Table
 
     table = Table("quantity", "shape", box=None)
-    for column in ("max error", "error / RMS", "tolerance", "verdict"):
+    for column in ("max error", "error / RMS", "tolerance", "result"):
         table.add_column(column, justify="right")
     for row in rows:
         shape = " x ".join(map(str, row.shape)) or "scalar"
-        color = "green" if row.verdict == "pass" else "bold red"
+        color = "green" if row.result == "pass" else "bold red"
         numbers = (
             (f"{row.max_error:.0f} differ", "", "exact")
             if row.tolerance == 0
             else (f"{row.max_error:.2e}", f"{row.relative_error:.2e}", f"{row.tolerance:.0e}")
         )
-        table.add_row(row.quantity, shape, *numbers, f"[{color}]{row.verdict}[/]")
+        table.add_row(row.quantity, shape, *numbers, f"[{color}]{row.result}[/]")
     console = Console()
     if not console.is_terminal:
         console = Console(width=120)
     console.print(table)
-    num_passed = sum(row.verdict == "pass" for row in rows)
+    num_passed = sum(row.result == "pass" for row in rows)
     print(f"{num_passed} of {len(rows)} rows pass")
 
 
@@ -472,4 +472,4 @@ def write_rows(path: Path, rows: list[Row]) -> None:
     def fields(row: Row) -> dict[str, Any]:
         return to_json(row, leaf=lambda value: None if value == np.inf else value)
 
-    write_json(absolute(path), [fields(row) | {"verdict": row.verdict} for row in rows])
+    write_json(absolute(path), [fields(row) | {"result": row.result} for row in rows])

@@ -26,7 +26,7 @@ import tensorflow_datasets as tfds
 from etils import epath
 
 from animegamer_jax.configs import CLIPConfig, T5Config, VAEConfig
-from animegamer_jax.data.readers import ShardedRecords
+from animegamer_jax.data.record_files import ShardedRecords
 from animegamer_jax.errors import UserError, first_line
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.storage.paths import absolute, user_errors

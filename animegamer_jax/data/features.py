@@ -41,7 +41,7 @@ from animegamer_jax.data.shards import (
 )
 from animegamer_jax.data.shared_shards import write_shards
 from animegamer_jax.distributed import raise_on_all_hosts
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, check_at_least
 from animegamer_jax.models.clip import CLIP
 from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.models.vae import VAE, signed
@@ -278,8 +278,7 @@ def _make_maker(
     """Loads the networks to this host's devices, after a check of all numbers."""
     numbers = {"batch": batch_size, "text tokens": num_text_tokens, "shard": shard_size}
     for name, number in numbers.items():
-        if number < 1:
-            raise UserError(f"{name} {number}: expected 1 or more")
+        check_at_least(name, number, 1)
     if frame not in ("first", "random"):
         raise UserError(f"frame {frame!r}: expected first or random")
     devices = jax.local_device_count()

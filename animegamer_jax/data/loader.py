@@ -1,6 +1,6 @@
-"""Samples to batches: mixed by data set, fully shuffled, shared among hosts, resumable.
+"""Samples to batches: mixed by dataset, fully shuffled, shared among hosts, resumable.
 
-A data set is a `grain.MapDataset` of single samples (`data/samples.py`). The position in the stream
+A dataset is a `grain.MapDataset` of single samples (`data/samples.py`). The position in the stream
 is one number, so that a checkpoint restores it exactly, on the same or another number of hosts.
 """
 
@@ -25,20 +25,20 @@ _BATCH_AXES = ("data", "fsdp")
 def mixture(
     datasets: Sequence[grain.MapDataset[T]], *, weights: Sequence[float]
 ) -> grain.MapDataset[T]:
-    """Mixes data sets so that each gives its share of the samples, whatever their lengths.
+    """Mixes datasets so that each gives its share of the samples, whatever their lengths.
 
-    An epoch ends where the first data set would have to repeat itself; the next epoch continues the
+    An epoch ends where the first dataset would have to repeat itself; the next epoch continues the
     others. Each is shuffled, so that a short epoch is not an excerpt of a long film.
 
     Raises:
-        UserError: A weight is not positive, or the numbers of weights and data sets differ.
+        UserError: A weight is not positive, or the numbers of weights and datasets differ.
     """
     if len(weights) != len(datasets) or not datasets:
         raise UserError(
-            f"{len(weights)} weights for {len(datasets)} data sets: expected one for each"
+            f"{len(weights)} weights for {len(datasets)} datasets: expected one for each"
         )
     if bad := [weight for weight in weights if not 0 < weight < float("inf")]:
-        raise UserError(f"weight {bad[0]} of a data set: expected a number above 0")
+        raise UserError(f"weight {bad[0]} of a dataset: expected a number above 0")
     if len(datasets) == 1:
         return datasets[0]
     shuffled = [dataset.shuffle(seed=number) for number, dataset in enumerate(datasets)]
@@ -104,11 +104,11 @@ def make_iterator(
         mesh: Mesh on which the batches will be placed; None: each host takes the next piece.
 
     Raises:
-        UserError: The data set is empty, or the hosts or the mesh do not divide the batch.
+        UserError: The dataset is empty, or the hosts or the mesh do not divide the batch.
     """
     hosts = jax.process_count()
     if len(dataset) == 0:
-        raise UserError("the data set is empty: expected one sample or more")
+        raise UserError("the dataset is empty: expected one sample or more")
     if batch_size < 1 or batch_size % hosts:
         raise UserError(
             f"a batch of {batch_size}: expected a positive multiple of the {hosts} hosts: change "

@@ -3,7 +3,7 @@
 A sample is a named tuple of numpy arrays of fixed shapes, without a batch axis. Samples of a turn
 with its history are in `windows`.
 
-Each function `*_samples` reads a split of a data set. `config` is the configuration of the model
+Each function `*_samples` reads a split of a dataset. `config` is the configuration of the model
 that will read the samples, `tokenizer` that of its bundle, `seed` seeds the draws. The functions
 raise `UserError` if there is no such split, or if the model cannot read the clips, features or
 states.
@@ -188,7 +188,7 @@ def read_frames(
     """Returns the first frames of a turn's clip.
 
     Raises:
-        UserError: The clip is damaged, or has another size than the data set declares.
+        UserError: The clip is damaged, or has another size than the dataset declares.
     """
     name = f"{turn['film']}, game {turn['game']}, turn {turn['turn']}: clip"
     frames = decode_mp4(turn["clip"], name=name, num_frames=num_frames)
@@ -197,7 +197,7 @@ def read_frames(
     if frames.shape[:3] != (num_frames, info.height, info.width):
         raise UserError(
             f"{name}: expected {num_frames} frames or more of {info.height} x {info.width}, found "
-            f"{frames.shape[0]} of {frames.shape[1]} x {frames.shape[2]}: make the data set again"
+            f"{frames.shape[0]} of {frames.shape[1]} x {frames.shape[2]}: make the dataset again"
         )
     return frames
 
@@ -245,12 +245,12 @@ def record_of_turn(source: RecordSource, number: int, turn: Record) -> Record:
     if (found["game"], found["turn"]) != (turn["game"], turn["turn"]):
         raise UserError(
             f"{source}: record {number} is game {found['game']}, turn {found['turn']}, but its "
-            f"conditions are of game {turn['game']}, turn {turn['turn']}: make the data set again"
+            f"conditions are of game {turn['game']}, turn {turn['turn']}: make the dataset again"
         )
     return found
 
 
-# Whether a data set fits a model; if not, UserError names the first field that differs
+# Whether a dataset fits a model; if not, UserError names the first field that differs
 
 
 def check_clips(games: GameDataset, config: ModelConfig) -> None:
@@ -263,12 +263,12 @@ def check_clips(games: GameDataset, config: ModelConfig) -> None:
         raise UserError(
             f"{games.path}: clips of {info.num_frames} frames of {info.height} x {info.width}: "
             f"expected 1 + a multiple of {time} frames and sides that are multiples of {space}, "
-            "as the VAE reads them: make the data set at another size"
+            "as the VAE reads them: make the dataset at another size"
         )
     if dit is not None:
         found = {"num_frames": info.num_frames, "height": info.height, "width": info.width}
         expected = dict(zip(found, clip_spec(config).frames.shape, strict=False))
-        _check_equal(games.path, found, expected, hint="make the game data set at its size")
+        _check_equal(games.path, found, expected, hint="make the game dataset at its size")
 
 
 def check_features(features: FeatureDataset, config: ModelConfig) -> None:
@@ -304,13 +304,13 @@ def _sizes(name: str, network: NetworkConfig) -> dict[str, object]:
 
 
 def check_states(turns: GameDataset | FeatureDataset, protocol: Protocol) -> None:
-    """Checks that a model's protocol knows all states of a data set."""
+    """Checks that a model's protocol knows all states of a dataset."""
     found, known = turns.info.protocol.state_values, protocol.state_values
     for name, values, allowed in zip(STATE_NAMES, found, known, strict=True):
         if not set(values) <= set(allowed):
             raise UserError(
                 f"{turns.path}: {name}: expected some of {allowed}, as the model's protocol has "
-                f"them, found {values}: train a model with the protocol of this data set"
+                f"them, found {values}: train a model with the protocol of this dataset"
             )
 
 

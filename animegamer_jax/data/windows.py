@@ -134,7 +134,7 @@ class Windows:
         """Returns a turn with its history: record `number`, or with "anywhere" one of its game.
 
         Record `number` is kept if it has enough turns before it, so that an epoch covers all of a
-        data set; given the number of turns, all turns of a game that have enough are equally
+        dataset; given the number of turns, all turns of a game that have enough are equally
         likely.
 
         Returns:

@@ -200,13 +200,13 @@ class OpeningsWriter:
         Raises:
             UserError: a file cannot be written.
         """
-        words, made = self.words, f"{self.fingerprint} {player.steps} {seed}\n"
+        words, inputs = self.words, f"{self.fingerprint} {player.steps} {seed}\n"
         mark = self.folder / _MARK
         with user_errors(self.folder, "cannot be written", hint="make the folder writable"):
-            if not mark.exists() or mark.read_text() != made:
+            if not mark.exists() or mark.read_text() != inputs:
                 shutil.rmtree(self.folder, ignore_errors=True)
                 self.folder.mkdir(parents=True)
-                mark.write_text(made)
+                mark.write_text(inputs)
             pairs = [(name, place) for name in words.characters for place in words.places]
             shots = []
             for number, (character, place) in enumerate(pairs):

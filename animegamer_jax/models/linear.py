@@ -1,6 +1,6 @@
 """Linear maps with low-rank updates (LoRA, arXiv 2106.09685), in the layouts of attention.
 
-Products are written so that XLA compiles them well: `docs/decisions/products.md`.
+Products are written so that XLA compiles them well: `docs/decisions/matmuls.md`.
 """
 
 import functools

@@ -35,9 +35,10 @@ class KVCache(NamedTuple):
 class Tokens(NamedTuple):
     """Positions and masks of a batch of tokens; block 0 is no block (`TokenMask`).
 
-    Branches are alternative continuations of one trunk, branch 0, each with positions of its own.
-    They need a pass without a cache, in which the sliding window has no effect. A token then sees
-    only tokens before it in the sequence, whatever their positions.
+    `segments` are those of a packed sequence. Segment 0 is the shared history; every other segment
+    continues it, with positions of its own. A packed sequence needs a pass without a cache, in
+    which the sliding window has no effect. A token then sees only tokens before it in the sequence,
+    whatever their positions.
 
     `static` is the same mask by slots, for a sequence from the first slot on (`TokenMask`); None
     if positions or blocks differ between the sequences.
@@ -46,7 +47,7 @@ class Tokens(NamedTuple):
     positions: Int[Array, "b t"]
     valid: Bool[Array, "b t"]
     blocks: Int[Array, "b t"]
-    branches: Int[Array, "b t"] | None = None
+    segments: Int[Array, "b t"] | None = None
     static: StaticMask | None = None
 
 
@@ -206,15 +207,15 @@ class Mistral(nnx.Module):
     def _mask(self, tokens: Tokens) -> TokenMask:
         """Returns the mask of a pass without a cache."""
         order, window = tokens.positions, self.config.sliding_window
-        if tokens.branches is not None:
+        if tokens.segments is not None:
             length = order.shape[1]
             if window is not None and length > window:
                 raise ValueError(
-                    f"branches in a sequence of {length} tokens: the sliding window allows at most "
-                    f"{window}; shorten the sequence"
+                    f"a packed sequence of {length} tokens is longer than the sliding window of "
+                    f"{window}: shorten it"
                 )
             order = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), order.shape)
-        both = tokens.branches, tokens.branches
+        both = tokens.segments, tokens.segments
         blocks = tokens.blocks
         return TokenMask(order, order, tokens.valid, blocks, blocks, *both, static=tokens.static)
 
@@ -235,13 +236,13 @@ class Mistral(nnx.Module):
             dropout: Dropout of the low-rank updates' inputs, for training.
 
         Raises:
-            ValueError: branches with a cache, or in a sequence longer than the sliding window.
+            ValueError: a packed sequence with a cache, or one longer than the sliding window.
         """
         if cache is None:
             return self._run(x, tokens, dropout, keep=False)[0], None
         x, tables, rate, dropout_keys = self._prepare(x, tokens, dropout)
-        if tokens.branches is not None:
-            raise ValueError("branches with a cache: run a pass without one")
+        if tokens.segments is not None:
+            raise ValueError("packed sequences cannot use a cache: run without one")
 
         def append(old: jax.Array, new: jax.Array) -> jax.Array:
             return jax.lax.dynamic_update_slice_in_dim(old, new, cache.length, axis=1)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, check_at_least
 
 if TYPE_CHECKING:
     from animegamer_jax.plan.topology import Topology
@@ -139,8 +139,7 @@ def make_configuration(
                 name = "skip"
             raise UserError(f"{_option(name)} is an option of {other}, found --stage {stage}")
     for name in ("batch_size", "accumulate", "games", "denoising_steps"):
-        if given.get(name, 1) < 1:
-            raise UserError(f"{_option(name)} {given[name]}: expected 1 or more")
+        check_at_least(_option(name), given.get(name), 1)
     if given.get("denoising_steps", 1) > _MAX_STEPS:
         found = given["denoising_steps"]
         raise UserError(f"--denoising-steps {found}: expected 1 to {_MAX_STEPS}")

@@ -83,7 +83,7 @@ def describe_estimate(
         f"peak {m.peak:.2f} of {m.chip:.1f} GB: {result}",
         f"  work a chip      {e.flops / 1e12:.1f} TFLOP, {e.gigabytes:.0f} GB of memory traffic",
         f"  sent by a chip   {sent}",
-        f"  time a call      {s.total:.3g} s = products {s.products:.3g} + other {s.other:.3g} + "
+        f"  time a call      {s.total:.3g} s = matmuls {s.matmuls:.3g} + other {s.other:.3g} + "
         f"collectives {s.collectives:.3g} + kernels {s.kernels:.3g}{_between(e)}",
         f"  speed            {e.samples_per_second / e.num_chips:.3g} {e.unit} a second and chip, "
         f"{e.samples_per_second:.3g} in all{_tokens(e)}; {e.peak_share:.0%} of the peak",

@@ -14,7 +14,7 @@ import jax
 from packaging.requirements import Requirement
 
 from animegamer_jax.devices import CHIPS, Chip
-from animegamer_jax.errors import UserError, first_line
+from animegamer_jax.errors import UserError, check_at_least, first_line
 from animegamer_jax.extras import how_to_install
 from animegamer_jax.plan.interconnect import Torus
 
@@ -61,8 +61,7 @@ def parse_topology(text: str, *, slices: int = 1) -> Topology:
     Raises:
         UserError: another form, an unknown chip, or a wrong number of dimensions or slices.
     """
-    if slices < 1:
-        raise UserError(f"--slices {slices}: expected 1 or more")
+    check_at_least("--slices", slices, 1)
     found = _FORM.fullmatch(text)
     if found is None:
         raise UserError(f"--topology {text}: expected CHIP:AxB or CHIP:AxBxC, such as v5e:4x4")

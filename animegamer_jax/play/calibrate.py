@@ -5,7 +5,7 @@ from pathlib import Path
 from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.configs import Dtype
 from animegamer_jax.devices import keep_compiled_programs
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, check_between
 from animegamer_jax.game.instructions import read_instructions
 
 
@@ -33,8 +33,7 @@ def calibrate(
     """
     if not 1 <= times_fewer < float("inf"):
         raise UserError(f"--times-fewer {times_fewer}: expected a number of 1 or more")
-    if steps is not None and not 1 <= steps <= 1000:
-        raise UserError(f"--steps: expected a whole number, 1 to 1000, found {steps}")
+    check_between("--steps", steps, 1, 1000)
     if not out.parent.is_dir():
         raise UserError(f"--out {out}: expected a file in an existing folder")
     lines = [line.text for line in read_instructions(instructions)]

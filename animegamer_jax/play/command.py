@@ -12,7 +12,7 @@ import tyro
 from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.configs import Dtype
 from animegamer_jax.devices import keep_compiled_programs
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, check_between
 from animegamer_jax.game.instructions import (
     Line,
     check_instructions,
@@ -75,9 +75,9 @@ def play(
         resume: Continue the game in the output folder after its last finished turn, with the
             window, steps, seed and history that it was started with.
     """
-    _check_range("--window", window, low=1, high=1000)
-    _check_range("--steps", steps, low=1, high=1000)
-    _check_range("--seed", seed, low=0, high=_LARGEST_SEED)
+    check_between("--window", window, 1, 1000)
+    check_between("--steps", steps, 1, 1000)
+    check_between("--seed", seed, 0, _LARGEST_SEED)
     folder = model_folder(model)
     given = _read_picture(picture, picture_text)
     lines = _read_lines(instructions)
@@ -191,11 +191,6 @@ def _read_lines(path: Path | None) -> list[Line] | None:
     data = sys.stdin.buffer.read() if sys.stdin is not None else b""
     lines = parse_instructions(data, "standard input")
     return list(itertools.takewhile(lambda line: line.text.lower() != "quit", lines))
-
-
-def _check_range(option: str, value: int | None, *, low: int, high: int) -> None:
-    if value is not None and not low <= value <= high:
-        raise UserError(f"{option}: expected a whole number, {low} to {high}, found {value}")
 
 
 def _check_writable(folder: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.devices import keep_compiled_programs
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, check_between
 from animegamer_jax.progress import print_line, show_progress
 from animegamer_jax.storage.locks import only_writer
 from animegamer_jax.storage.paths import is_bucket
@@ -22,8 +22,7 @@ def openings(*, model: str = "toy", steps: int | None = None, seed: int = 0) -> 
         seed: Seed of the shots.
     """
     for option, value, low, high in (("--steps", steps, 1, 1000), ("--seed", seed, 0, 2**31 - 1)):
-        if value is not None and not low <= value <= high:
-            raise UserError(f"{option}: expected a whole number, {low} to {high}, found {value}")
+        check_between(option, value, low, high)
     keep_compiled_programs()
     from animegamer_jax.bundle.bundle import Bundle
     from animegamer_jax.game.openings import FOLDER, OpeningsWriter

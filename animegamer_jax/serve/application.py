@@ -102,8 +102,8 @@ def _answer_errors(gradio_app: App) -> None:
     @gradio_app.exception_handler(RequestValidationError)
     def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        return JSONResponse({"error": f"{place}: {first['msg']}"[:300]}, 422)
+        field = ".".join(str(part) for part in first["loc"])
+        return JSONResponse({"error": f"{field}: {first['msg']}"[:300]}, 422)
 
 
 def _account_of(request: Request, gradio_app: App) -> str | None:

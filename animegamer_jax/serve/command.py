@@ -11,7 +11,7 @@ import tyro
 from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.configs import Dtype
 from animegamer_jax.devices import keep_compiled_programs
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, check_between
 from animegamer_jax.game.saved.turns import History
 from animegamer_jax.progress import print_status
 from animegamer_jax.serve.guard.limits import Limits
@@ -89,8 +89,7 @@ def serve(
         ("--uploads-minutes", limits.uploads_minutes, 1, 1_000_000),
         ("--shutdown-seconds", shutdown_seconds, 0, 3600),
     ):
-        if value is not None and not low <= value <= high:
-            raise UserError(f"{option}: expected a whole number, {low} to {high}, found {value}")
+        check_between(option, value, low, high)
     _check_proxies(trusted_proxies)
     folder = model_folder(model)
     port = _check_port(host, port)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import check_at_least
 from animegamer_jax.progress import print_line, show_progress, track
 from animegamer_jax.storage.locks import only_writer
 
@@ -19,7 +19,7 @@ def toyworld(
     processes: int = 2,
     films: int = 0,
 ) -> int:
-    """Draw games of the toy world: a data set with a training split and four test splits.
+    """Draw games of the toy world: a dataset with a training split and four test splits.
 
     Args:
         out: Folder to write.
@@ -45,8 +45,7 @@ def toyworld(
     if test_games is None:
         test_games = min(max(games // 10, 4), 100)
     size = ToySize(games=games, test_games=test_games, turns=turns, height=height, width=width)
-    if films < 0:
-        raise UserError(f"films {films}: expected 0 or more")
+    check_at_least("films", films, 0)
     with only_writer(out):
         with show_progress() as progress:
             info = write_toy_games(

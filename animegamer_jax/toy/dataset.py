@@ -1,4 +1,4 @@
-"""The toy world as a game data set: games drawn, rendered and measured by several processes."""
+"""The toy world as a game dataset: games drawn, rendered and measured by several processes."""
 
 import contextlib
 import dataclasses
@@ -14,7 +14,7 @@ import numpy as np
 
 from animegamer_jax.data.datasets import DatasetInfo, Part, Record
 from animegamer_jax.data.shards import write_dataset
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, check_at_least
 from animegamer_jax.media.motion import motion_value
 from animegamer_jax.media.video import FRAMES_PER_SECOND, encode_lossless_mp4
 from animegamer_jax.progress import Progress, no_progress, track
@@ -47,8 +47,7 @@ class ToySize:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            if (value := getattr(self, field.name)) < 1:
-                raise UserError(f"{field.name} {value}: expected 1 or more")
+            check_at_least(field.name, getattr(self, field.name), 1)
         if max(self.games, self.test_games) > _MAX_GAMES:
             raise UserError(f"a split has at most {_MAX_GAMES} games: ask for fewer")
 
@@ -57,7 +56,7 @@ class ToySize:
 
 
 def game_number(number: int, *, split: Split, seed: int) -> int:
-    """Returns the seed of a game, unique over all splits and data set seeds."""
+    """Returns the seed of a game, unique over all splits and dataset seeds."""
     return (seed * len(SPLITS) + SPLITS.index(split)) * _MAX_GAMES + number
 
 
@@ -104,7 +103,7 @@ def write_toy_games(
     processes: int = 1,
     on_progress: Progress = no_progress,
 ) -> DatasetInfo:
-    """Writes a game data set; the records do not depend on the number of processes.
+    """Writes a game dataset; the records do not depend on the number of processes.
 
     Args:
         path: Folder to write, which must not exist.
@@ -118,8 +117,7 @@ def write_toy_games(
     """
     if not 0 <= seed < _NUM_SEEDS:
         raise UserError(f"seed {seed}: expected a number from 0 to {_NUM_SEEDS - 1}")
-    if processes < 1:
-        raise UserError(f"processes {processes}: expected 1 or more")
+    check_at_least("processes", processes, 1)
     info = DatasetInfo(
         kind="games",
         made_by="animegamer data toyworld",

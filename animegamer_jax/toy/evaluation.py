@@ -34,14 +34,14 @@ from animegamer_jax.toy.scoring.attributes import (
     value_of,
 )
 from animegamer_jax.toy.scoring.benchmark import make_toy_benchmark, toy_games, toy_pictures
-from animegamer_jax.toy.scoring.reader import Reader, load_reader, read_clips
+from animegamer_jax.toy.scoring.classifier import Classifier, load_classifier, read_clips
 from animegamer_jax.toy.world import PROTOCOL, Split
 
 LEAST_ACCURACY = 0.97
 """Share of true clips that must be read correctly before the answers count as scores."""
 
 
-class CheckedReader:
+class CheckedClassifier:
     """The classifier of clips, checked on true ones; an `evaluate.worlds.AttributeClassifier`.
 
     Attributes:
@@ -55,13 +55,13 @@ class CheckedReader:
 
     def __init__(
         self,
-        reader: Reader,
+        classifier: Classifier,
         scenes: Sequence[Scene],
         clips: Clips,
         reconstructed: Clips | None,
     ):
-        self._reader, self._count = reader, len(scenes)
-        self.digest = weights_digest(reader)
+        self._classifier, self._count = classifier, len(scenes)
+        self.digest = weights_digest(classifier)
         self.accuracy = self._check(scenes, clips)
         self.reconstructed = None if reconstructed is None else self._check(scenes, reconstructed)
 
@@ -84,7 +84,7 @@ class CheckedReader:
         return f"right in {self.accuracy[name]:.3f} of {self._count} true clips{blurred}"
 
     def __call__(self, clips: Clips) -> Mapping[str, Int[np.ndarray, " n"]]:
-        return read_clips(self._reader, clips)
+        return read_clips(self._classifier, clips)
 
 
 class ToyWorld:
@@ -150,7 +150,7 @@ class ToyWorld:
         size: FrameSize,
         reconstruct: Callable[[Clips], Clips] | None,
         num_clips: int,
-    ) -> CheckedReader:
+    ) -> CheckedClassifier:
         """Returns the classifier of all attributes, checked on true clips.
 
         Raises:
@@ -159,7 +159,7 @@ class ToyWorld:
         scenes = draw_scenes(num_clips, seed=1)
         clips = render_all(scenes, **size._asdict())
         through = None if reconstruct is None else reconstruct(clips)
-        checked = CheckedReader(load_reader(), scenes, clips, through)
+        checked = CheckedClassifier(load_classifier(), scenes, clips, through)
         shares = checked.accuracy.items()
         if unseen := [name for name, share in shares if np.isnan(share)]:
             raise UserError(

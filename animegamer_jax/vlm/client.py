@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import openai
 import pydantic
 
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, check_at_least
 from animegamer_jax.vlm.options import ServerOptions
 
 RERUN = "then run the same command again (answers received so far are cached)"
@@ -46,8 +46,7 @@ class AskSettings(ServerOptions):
     def __post_init__(self) -> None:
         least = {"parallel": 1, "attempts": 1, "retries": 0, "patience": 1, "frames": 1, "side": 32}
         for name, low in (least | {"max_tokens": 16}).items():
-            if (value := getattr(self, name)) < low:
-                raise UserError(f"{name} {value}: expected {low} or more")
+            check_at_least(name, getattr(self, name), low)
         if not 0 < self.timeout < float("inf"):
             raise UserError(f"timeout {self.timeout}: expected seconds, more than 0")
         for name in ("temperature", "prompt_price", "completion_price"):

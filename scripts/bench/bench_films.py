@@ -69,8 +69,8 @@ class Run(NamedTuple):
 
 def cut(films: Path, out: Path, *options: str) -> Run:
     """Runs `animegamer data films` in a process of its own (Linux)."""
-    with tempfile.TemporaryDirectory() as place:
-        status = Path(place) / "status"
+    with tempfile.TemporaryDirectory() as temporary:
+        status = Path(temporary) / "status"
         command = [sys.executable, "-c", _COMMAND, str(status), "data", "films", str(films)]
         began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([*command, "--out", str(out), *options], check=True)
@@ -98,8 +98,8 @@ def _write(
 
 def _cut_one(seed: int, **film: Any) -> tuple[Run, Film, FilmReport, list[ClipRow]]:
     """Writes a film (`_write`) and cuts it; returns the cost, the truth, and what was found."""
-    with tempfile.TemporaryDirectory() as place:
-        films, out = Path(place) / "films", Path(place) / "shots"
+    with tempfile.TemporaryDirectory() as temporary:
+        films, out = Path(temporary) / "films", Path(temporary) / "shots"
         films.mkdir()
         truth = _write(films / "film.mp4", seed, **film)
         run, folder = cut(films, out), open_shots(out)
@@ -231,14 +231,14 @@ def workers(*, films: int = 4, minutes: float = 1.5, size: tuple[int, int] = (24
         minutes: Length of each film in minutes.
         size: Rows and columns of a film; clips have the default size.
     """
-    with tempfile.TemporaryDirectory() as place:
-        source = Path(place) / "films"
+    with tempfile.TemporaryDirectory() as temporary:
+        source = Path(temporary) / "films"
         source.mkdir()
         for seed in range(films):
             _write(source / f"film {seed}.mp4", seed, minutes=minutes, size=size)
         taken, digests = [], []
         for count in (1, 2):
-            out = Path(place) / f"shots-{count}"
+            out = Path(temporary) / f"shots-{count}"
             taken.append(cut(source, out, "--workers", str(count)).seconds)
             digests.append(_digest(out))
         print(
@@ -285,9 +285,9 @@ def reading(*, records: int = 300, batch_size: int = 8, batches: int = 60) -> No
             vae=vae,
         ),
     )
-    with tempfile.TemporaryDirectory() as place:
-        _write_noise(Path(place) / "features", info, records)
-        found = open_features(Path(place) / "features")
+    with tempfile.TemporaryDirectory() as temporary:
+        _write_noise(Path(temporary) / "features", info, records)
+        found = open_features(Path(temporary) / "features")
         turns, latents = found.turns("train"), found.latents("train")
 
         import grain
@@ -362,8 +362,8 @@ def rows(*, films: int = 5, clips: int = 2000) -> None:
     said |= {"time": "day", "social": 0, "entertainment": 1, "stamina": -1, "motion_level": 3}
     annotation = Annotation.model_validate({"subject": "Mika", **said})
     characters = Characters((Character(name="Mika", aliases=(), images=("0" * 64,)),))
-    with tempfile.TemporaryDirectory() as place:
-        folder = open_shots(Path(place) / "shots", FilmSettings())
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = open_shots(Path(temporary) / "shots", FilmSettings())
         save_characters(folder, characters)
         for number in range(films):
             film = f"film-{number:08x}"
@@ -405,7 +405,7 @@ def rows(*, films: int = 5, clips: int = 2000) -> None:
         settings, taken = GamesSettings(), [time.process_time()]
         make_plan(folder, settings)
         taken.append(time.process_time())
-        write_film_games(Path(place) / "games", folder, settings)
+        write_film_games(Path(temporary) / "games", folder, settings)
         taken.append(time.process_time())
         plan, whole = (1000 * seconds / (films * clips) for seconds in np.diff(taken))
         print(

@@ -3,7 +3,7 @@
     python scripts/bench/bench_operations.py attention [--tokens 512 2048 6976] [--backward]
     python scripts/bench/bench_operations.py conv3d
     python scripts/bench/bench_operations.py half
-    python scripts/bench/bench_operations.py products
+    python scripts/bench/bench_operations.py matmuls
 
 The forms of a table take turns, so that other work on the machine affects all alike. Prints the
 Markdown tables of `docs/decisions/`; compilation is not counted.
@@ -303,7 +303,7 @@ GRADIENT: Mapping[str, tuple[str, Form]] = {
 
 
 @app.command
-def products(*, rounds: int = 9) -> None:
+def matmuls(*, rounds: int = 9) -> None:
     """Time the forms of a linear layer, forward and for its kernel's gradient, in milliseconds.
 
     Args:

@@ -28,7 +28,7 @@ from animegamer_jax.data.datasets import FeatureDataset, Part, Record, open_feat
 from animegamer_jax.data.loader import make_iterator
 from animegamer_jax.data.shards import begin_dataset, shard_ranges, shard_size_for
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support" / "training"))
 from tiny_sets import FEATURES_INFO, features_record, turns_of
 
 _TURNS = 4  # of a game

@@ -44,14 +44,14 @@ _LINES = (
 @contextlib.contextmanager
 def _serving(model: str) -> Iterator[tuple[str, int]]:
     """Starts a server; yields its address and its process id."""
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as temporary:
         command = [sys.executable, "-m", "animegamer_jax.cli", "serve", "--model", model]
-        command += ["--port", "0", "--games", str(Path(place) / "games")]
+        command += ["--port", "0", "--games", str(Path(temporary) / "games")]
         command += ["--trusted-proxies", "127.0.0.1"]  # each player has an address of their own
         if model == "fake":
-            program = Path(__file__).parents[2] / "tests" / "support" / "fake_player.py"
-            command = [sys.executable, str(program), str(Path(place) / "games"), "4", "0.02"]
-        with (Path(place) / "log").open("w") as log:
+            program = Path(__file__).parents[2] / "tests/support/serving/fake_player.py"
+            command = [sys.executable, str(program), str(Path(temporary) / "games"), "4", "0.02"]
+        with (Path(temporary) / "log").open("w") as log:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         assert process.stdout is not None
         try:

@@ -57,8 +57,8 @@ from animegamer_jax.evaluate.worlds import FrameSize
 from animegamer_jax.game.saved.turns import History
 from animegamer_jax.storage.files import write_json, write_whole
 from animegamer_jax.toy.evaluation import WORLD
+from animegamer_jax.toy.scoring.classifier import load_classifier
 from animegamer_jax.toy.scoring.decoder_samples import sample_shots, true_representations
-from animegamer_jax.toy.scoring.reader import load_reader
 
 FILE = ASSETS / "benchmarks" / "toy-ablations.json"
 _TURNS = 5
@@ -333,9 +333,9 @@ def compare(rows: Sequence[AblationRow]) -> list[str]:
         for name in row.paper.keys() & first.paper.keys():
             ours, low, high = difference(row.scores[name], first.scores[name])
             theirs = row.paper[name] - first.paper[name]
-            verdict = "as in the paper" if ours * theirs > 0 else "NOT as in the paper"
-            verdict = "within noise" if low <= 0 <= high else verdict
-            texts.append(f"{name} {ours:+.3f} ({theirs:+.3f}), {verdict}")
+            result = "as in the paper" if ours * theirs > 0 else "NOT as in the paper"
+            result = "within noise" if low <= 0 <= high else result
+            texts.append(f"{name} {ours:+.3f} ({theirs:+.3f}), {result}")
         if texts:
             lines.append(f"- {row.name}: " + "; ".join(sorted(texts)) + ".")
     return lines
@@ -444,7 +444,7 @@ def main(
     for option, number in {"--steps": steps, "--games": games}.items():
         if number is not None and number < 1:
             raise UserError(f"{option}: expected 1 or more, found {number}")
-    load_reader()  # before hours of training: without it no score says what clips show
+    load_classifier()  # before hours of training: without it no score says what clips show
     make_random_features(folder)
     home = folder / "ablations"
     trained = home if steps is None else home / f"{steps}-steps"

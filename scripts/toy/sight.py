@@ -32,8 +32,8 @@ from animegamer_jax.progress import show_progress
 from animegamer_jax.toy.evaluation import WORLD, other_details
 from animegamer_jax.toy.scoring.attributes import DETAILS, labels
 from animegamer_jax.toy.scoring.benchmark import toy_games
+from animegamer_jax.toy.scoring.classifier import load_classifier, read_clips
 from animegamer_jax.toy.scoring.decoder_samples import true_representations
-from animegamer_jax.toy.scoring.reader import load_reader, read_clips
 
 Shots = Float32[np.ndarray, "g t n r"]
 Values = Mapping[str, Int[np.ndarray, "g t"]]
@@ -85,7 +85,7 @@ def play(
     player: Player, benchmark: Benchmark, kinds: tuple[Shots, Shots, Shots], *, batch_size: int
 ) -> Readings:
     """Plays all games with each kind of past shots, some side by side, and reads every clip."""
-    reader = load_reader()
+    classifier = load_classifier()
     games, turns = benchmark.games, benchmark.num_turns
     found = [
         {name: np.zeros((len(games), turns), int) for name in DETAILS} for _ in Readings._fields
@@ -102,7 +102,7 @@ def play(
                     before = with_shots(window, shots[batch], turn)
                     result, output = player.play_turn(before, asked, seeds=seeds, turn=turn + 1)
                     after = after if number else result
-                    for name, values in read_clips(reader, output.frames).items():
+                    for name, values in read_clips(classifier, output.frames).items():
                         if name in DETAILS:
                             found[number][name][batch, turn] = values
                 window = after

@@ -51,7 +51,7 @@ run() { # the file it makes, command: waits for its end, after a signal for the 
   fi
 }
 
-train() { # name, bundle to start from ("" for none), data set, options of `animegamer train`
+train() { # name, bundle to start from ("" for none), dataset, options of `animegamer train`
   local name=$1 model=$2 data=$3
   shift 3
   have "$OUT/$name/model/config.json" && return

@@ -15,7 +15,7 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.game.player import Player
 from animegamer_jax.toy.scene import Scene
 from animegamer_jax.toy.scoring.attributes import labels
-from animegamer_jax.toy.scoring.reader import load_reader, read_clips
+from animegamer_jax.toy.scoring.classifier import load_classifier, read_clips
 from animegamer_jax.toy.world import PROTOCOL
 
 TOY = ASSETS / "toy"
@@ -74,10 +74,10 @@ def test_it_shows_who_is_named_and_knows_who_where_and_when_from_the_turn_before
     ]
     scenes = [first, [dataclasses.replace(scene, motion="run") for scene in first]]
     states = [[2, 1, 0, 1], [4, 0, 1, -1]]  # level, social, entertainment, stamina: Mika is quick
-    window, reader = player.start(2), load_reader()
+    window, classifier = player.start(2), load_classifier()
     for number, instructions in enumerate(turns):
         window, output = player.play_turn(window, instructions, seeds=[0, 1], turn=number + 1)
-        read = read_clips(reader, output.frames)
+        read = read_clips(classifier, output.frames)
         for name in ("character", "place", "time"):
             expected = labels(scenes[number], name)
             np.testing.assert_array_equal(read[name], expected, err_msg=f"{number}: {name}")

@@ -85,7 +85,7 @@ def test_revisions(hub, content):
     assert readme("hub:me/tiny", revision="trial/one") == b"branch"
     with pytest.raises(UserError, match="hub:me/tiny@other: no such revision: see"):
         fetch("hub:me/tiny@other")
-    with pytest.raises(UserError, match="hub:me/nothing: no such model or data set"):
+    with pytest.raises(UserError, match="hub:me/nothing: no such model or dataset"):
         fetch("hub:me/nothing")
 
 

@@ -34,7 +34,7 @@ def test_parity_of_everything_recorded(reference, tmp_path, capsys):
     out = capsys.readouterr().out
     assert status == 0, out
     assert len(rows) == 100
-    assert {row["verdict"] for row in rows} == {"pass"}
+    assert {row["result"] for row in rows} == {"pass"}
     assert "100 of 100 rows pass" in out
 
 
@@ -49,8 +49,8 @@ def test_parity_names_the_row_that_fails(tmp_path, capsys, change):
     np.savez(folder / "clip" / "clip.npz", **arrays)
     status, rows = parity(folder, tmp_path)
     assert status == 1
-    verdicts = {row["quantity"]: row["verdict"] for row in rows}
-    assert verdicts == {"clip: preprocessed": "pass", "clip: features": "FAIL"}
+    results = {row["quantity"]: row["result"] for row in rows}
+    assert results == {"clip: preprocessed": "pass", "clip: features": "FAIL"}
     error = rows[1]["max_error"]
     assert error is None if np.isnan(change) else error == pytest.approx(change, rel=1e-2)
     out = capsys.readouterr().out

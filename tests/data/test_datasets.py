@@ -1,4 +1,4 @@
-"""Data sets on disk: order, random access, whole or not there, and what is refused."""
+"""Datasets on disk: order, random access, whole or not there, and what is refused."""
 
 import dataclasses
 import json

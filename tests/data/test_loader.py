@@ -114,9 +114,9 @@ def test_one_film_stays_in_order():
 @pytest.mark.parametrize(
     ("count", "weights", "message"),
     [
-        (2, [1.0], "1 weights for 2 data sets"),
-        (0, [], "0 weights for 0 data sets"),
-        (2, [1.0, 0.0], "weight 0.0 of a data set: expected a number above 0"),
+        (2, [1.0], "1 weights for 2 datasets"),
+        (0, [], "0 weights for 0 datasets"),
+        (2, [1.0, 0.0], "weight 0.0 of a dataset: expected a number above 0"),
         (1, [-1.0], "weight -1.0"),
         (2, [1.0, float("nan")], "weight nan"),
     ],
@@ -133,7 +133,7 @@ def test_batches_that_cannot_be(batch_size):
 
 
 def test_no_samples():
-    with pytest.raises(UserError, match="the data set is empty"):
+    with pytest.raises(UserError, match="the dataset is empty"):
         make_iterator(numbers(0), batch_size=2, seed=0)
 
 

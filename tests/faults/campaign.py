@@ -10,8 +10,10 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 TESTS, ROOT = HERE.parent, HERE.parents[1]
+SUPPORT = TESTS / "support"
 sys.path[:0] = [
-    *(str(path) for path in (HERE, ROOT, TESTS / "support", TESTS / "support/films")),
+    *(str(path) for path in (HERE, HERE / "cases", HERE / "mutations", ROOT, SUPPORT)),
+    *(str(SUPPORT / name) for name in ("films", "serving", "training")),
     str(ROOT / "scripts"),
 ]
 

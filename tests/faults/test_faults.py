@@ -44,10 +44,11 @@ def test_a_sample_finds_nothing(tmp_path):
 
 @pytest.fixture
 def kills(monkeypatch):
-    """The campaign's module, whose neighbours are found in its folder."""
+    """The campaign's module, whose neighbours are found in their folders."""
     for name in ("kills", "sandbox", "table"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.syspath_prepend(CAMPAIGN.parent)
+    for folder in ("mutations", "cases", ""):
+        monkeypatch.syspath_prepend(CAMPAIGN.parent / folder)
     return importlib.import_module("kills")
 
 

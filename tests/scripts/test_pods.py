@@ -247,7 +247,7 @@ def tables() -> ModuleType:
 def record(stage: str) -> dict:
     return {
         "seconds": {
-            "total": 2.5, "products": 1.0, "other": 1.0, "collectives": 0.25,
+            "total": 2.5, "matmuls": 1.0, "other": 1.0, "collectives": 0.25,
             "kernels": 0.25,
         },
         "memory": {"peak": 7.04, "chip": 16.91},
@@ -319,7 +319,7 @@ def test_every_row_can_be_planned(tables, monkeypatch):
 
 def test_only_a_verdict_counts(tables):
     def read(text: str, status: int):
-        return tables.read_verdict(text, status=status, command="plan", errors="a traceback")
+        return tables.parse_plan(text, status=status, command="plan", errors="a traceback")
 
     assert read('{"fits": true, "plans": [1]}', 0)["plans"] == [1]
     assert read('{"fits": false, "needed_gb": 20.0}', 2)["needed_gb"] == 20
@@ -330,7 +330,7 @@ def test_only_a_verdict_counts(tables):
         ('{"fits": true}', 1),
         ('{"fits": false, "needed_gb": null}', 2),
     ):
-        with pytest.raises(SystemExit, match="no verdict:\na traceback"):
+        with pytest.raises(SystemExit, match="no plan and no refusal:\na traceback"):
             read(text, status)
 
 

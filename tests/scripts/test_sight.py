@@ -92,9 +92,11 @@ def test_every_turn_is_played_once_with_each_kind_of_past_shots(monkeypatch):
     player = Recorder(past=2)
     shots = np.arange(9, dtype=np.float32).reshape(3, 3, 1, 1)
     kinds = shots, shots + 20, shots + 40
-    monkeypatch.setattr(sight, "load_reader", lambda: None)
+    monkeypatch.setattr(sight, "load_classifier", lambda: None)
     monkeypatch.setattr(
-        sight, "read_clips", lambda reader, frames: dict.fromkeys(DETAILS, frames[:, 0, 0, 0, 0])
+        sight,
+        "read_clips",
+        lambda classifier, frames: dict.fromkeys(DETAILS, frames[:, 0, 0, 0, 0]),
     )
     readings = sight.play(player, benchmark, kinds, batch_size=2)
     for kind, found in zip(kinds, readings, strict=True):

@@ -26,7 +26,7 @@ def estimate_of(case: Configuration, topology: str, **changes) -> Estimate:
         num_chips=math.prod(case.mesh.values()),
         memory=Memory(arguments=1.0, temporaries=2.0, peak=3.0, chip=16.9),
         seconds=Seconds(
-            products=1.0,
+            matmuls=1.0,
             other=0.5,
             kernels=0.25,
             collectives=0.25,

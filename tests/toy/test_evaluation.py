@@ -49,12 +49,12 @@ from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.tokenizer import Tokenizer, write_word_tokenizer
 from animegamer_jax.toy import evaluation
 from animegamer_jax.toy.drawing.draw import render
-from animegamer_jax.toy.evaluation import WORLD, CheckedReader
+from animegamer_jax.toy.evaluation import WORLD, CheckedClassifier
 from animegamer_jax.toy.scene import CHARACTERS, MOTION_EDGES, PLACES
 from animegamer_jax.toy.scoring.attributes import DETAILS, VALUES, draw_scenes, labels
 from animegamer_jax.toy.scoring.benchmark import toy_games, toy_pictures
+from animegamer_jax.toy.scoring.classifier import Classifier, load_classifier, save_classifier
 from animegamer_jax.toy.scoring.decoder_samples import sample_shots, true_representations
-from animegamer_jax.toy.scoring.reader import Reader, load_reader, save_reader
 from animegamer_jax.toy.vocabulary import words
 from animegamer_jax.toy.world import PROTOCOL
 
@@ -83,7 +83,7 @@ def levels(scenes) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def classifier() -> CheckedReader:
+def classifier() -> CheckedClassifier:
     return WORLD.make_classifier(size=SIZE, reconstruct=None, num_clips=120)
 
 
@@ -201,18 +201,18 @@ def test_a_classifier_that_is_too_often_wrong_is_refused(monkeypatch):
 def test_a_file_of_other_weights_is_refused(tmp_path):
     path = tmp_path / "reader.safetensors"
     with pytest.raises(UserError, match=r"reader\.safetensors: cannot be read: .*make the file"):
-        load_reader(path)
+        load_classifier(path)
     path.write_bytes(b"no weights")
     with pytest.raises(UserError, match=r"reader\.safetensors: cannot be read: "):
-        load_reader(path)
-    reader = Reader(rngs=nnx.Rngs(0))
-    save_reader(reader, path)
-    kernel = reader.hidden.kernel[...].astype(jnp.bfloat16).astype(jnp.float32)
-    np.testing.assert_array_equal(load_reader(path).hidden.kernel[...], kernel)
-    reader.hidden = nnx.Linear(4, 192, rngs=nnx.Rngs(0))
-    save_reader(reader, path)
+        load_classifier(path)
+    classifier = Classifier(rngs=nnx.Rngs(0))
+    save_classifier(classifier, path)
+    kernel = classifier.hidden.kernel[...].astype(jnp.bfloat16).astype(jnp.float32)
+    np.testing.assert_array_equal(load_classifier(path).hidden.kernel[...], kernel)
+    classifier.hidden = nnx.Linear(4, 192, rngs=nnx.Rngs(0))
+    save_classifier(classifier, path)
     with pytest.raises(UserError, match="other weights than the network has"):
-        load_reader(path)
+        load_classifier(path)
 
 
 # Perfect, shuffled and damaged clips

@@ -41,7 +41,8 @@ from animegamer_jax.train.stages.base import DataSource, Evaluation, StageNetwor
 
 TESTS = Path(__file__).parents[1]
 PATHS = os.pathsep.join(
-    map(str, (TESTS.parent, TESTS, TESTS / "support", TESTS.parent / "scripts"))
+    str(TESTS.parent / name)
+    for name in ("", "tests", "tests/support", "tests/support/training", "scripts")
 )
 
 

@@ -43,7 +43,7 @@ from animegamer_jax.data.films.games.card import (
     read_card,
     read_examples,
 )
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, check_at_least
 from animegamer_jax.media.motion import clip_motion, film_flow, motion_level
 from animegamer_jax.media.video import decode_mp4, encode_mp4, enlarge
 from animegamer_jax.progress import Progress, no_progress, track
@@ -416,8 +416,7 @@ def make_page(
     Raises:
         UserError: It is neither, or a file is damaged or cannot be written.
     """
-    if clips < 0:
-        raise UserError(f"clips {clips}: expected 0 or more")
+    check_at_least("clips", clips, 0)
     path = absolute(path)
     with user_errors(path, "cannot be read", hint="check the path"):
         is_shots, is_games = ((path / name).exists() for name in (SHOTS_FILE, INFO_FILE))

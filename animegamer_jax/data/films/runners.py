@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from animegamer_jax.data.films.beam_options import option_values
 from animegamer_jax.data.films.pool import run_in_processes
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, check_at_least
 from animegamer_jax.progress import Progress, no_progress
 
 Item = TypeVar("Item")
@@ -44,8 +44,7 @@ class RunnerOptions:
     beam_options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise UserError(f"workers {self.workers}: expected 1 or more")
+        check_at_least("workers", self.workers, 1)
         for option in self.beam_options:
             if not _OPTION.fullmatch(option):
                 raise UserError(

@@ -358,38 +358,38 @@ def _check_turns(found: Benchmark, where: str) -> None:
         UserError: two fields contradict each other.
     """
 
-    def require(holds: bool, place: str, problem: str) -> None:
+    def require(holds: bool, field: str, problem: str) -> None:
         if not holds:
-            raise UserError(f"{where}: {place}: {problem}")
+            raise UserError(f"{where}: {field}: {problem}")
 
     ids = [game.id for game in found.games]
     require(len({*ids}) == len(ids), "games", "expected a different id for each")
     allowed = dataclasses.asdict(found.states)
     for g, game in enumerate(found.games):
-        place, count = f"games[{g}]", len(game.turns)
+        field, count = f"games[{g}]", len(game.turns)
         expected = f"expected num_turns, {found.num_turns}, found {count}"
-        require(count == found.num_turns, f"{place}.turns", expected)
+        require(count == found.num_turns, f"{field}.turns", expected)
         others = {*game.characters} - {*found.characters}
-        require(not others, f"{place}.characters", "expected characters of the benchmark")
-        places = [f"{place}.turns[{t}]" for t in range(count)]
-        rows, before = list(zip(places, game.turns, strict=True)), None
+        require(not others, f"{field}.characters", "expected characters of the benchmark")
+        fields = [f"{field}.turns[{t}]" for t in range(count)]
+        rows, before = list(zip(fields, game.turns, strict=True)), None
         if game.picture is not None:
-            rows = [(f"{place}.picture", game.picture), *rows]
-        for place, turn in rows:
+            rows = [(f"{field}.picture", game.picture), *rows]
+        for field, turn in rows:
             for name, values in allowed.items():
                 value = getattr(turn, name)
                 problem = f"expected one of {', '.join(map(str, values))}, found {value}"
-                require(value in values, f"{place}.{name}", problem)
+                require(value in values, f"{field}.{name}", problem)
             who = turn.parts.character
             known = who is None or who in game.characters
-            require(known, f"{place}.parts.character", f"expected one of the game, found {who!a}")
+            require(known, f"{field}.parts.character", f"expected one of the game, found {who!a}")
             problem = "expected none in a first turn, which has no turn before"
-            require(before is not None or not turn.omitted, f"{place}.omitted", problem)
+            require(before is not None or not turn.omitted, f"{field}.omitted", problem)
             for name in turn.omitted:
                 now, then = getattr(turn.parts, name), getattr(before, name)
                 require(
                     now is None or then is None or now == then,
-                    f"{place}.parts.{name}",
+                    f"{field}.parts.{name}",
                     f"expected {then!a} as in the turn before, because the instruction omits it, "
                     f"found {now!a}",
                 )

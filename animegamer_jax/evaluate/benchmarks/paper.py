@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import check_at_least
 from animegamer_jax.evaluate.benchmarks.format import (
     PARTS,
     Benchmark,
@@ -110,8 +110,7 @@ def make_paper_benchmark(
         ("turns", num_turns, 1),
         ("seed", seed, 0),
     ):
-        if value < low:
-            raise UserError(f"{name} {value}: expected {low} or more")
+        check_at_least(name, value, low)
     numbers = range(seed, seed + num_games)
     return Benchmark(
         name="paper",

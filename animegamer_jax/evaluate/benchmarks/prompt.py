@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pydantic
 
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import check_at_least
 from animegamer_jax.evaluate.benchmarks.format import (
     PARTS,
     BenchmarkGame,
@@ -194,8 +194,7 @@ def make_prompts(
         UserError: there are no games, no turns, or the seed is below 0.
     """
     for name, value, low in (("games", num_games, 1), ("turns", num_turns, 1), ("seed", seed, 0)):
-        if value < low:
-            raise UserError(f"{name} {value}: expected {low} or more")
+        check_at_least(name, value, low)
     found = []
     for number in range(seed, seed + num_games):
         rng = np.random.default_rng((_STREAM, number))

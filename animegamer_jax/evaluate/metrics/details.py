@@ -1,4 +1,4 @@
-"""Scores of sight: whether a game keeps what it showed where no word says it.
+"""Detail scores: whether a game keeps what no instruction says.
 
 The world's classifier reads each clip (`TruthScorer`). A detail is right where it is as in the
 game's first clip that shows the thing, or as in the player's own picture.

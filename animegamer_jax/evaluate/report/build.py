@@ -72,12 +72,12 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True)
 class Plot:
-    """A metric by turn; with `is_apart` its lines are on different scales."""
+    """A metric by turn; with `has_other_scales` its lines are on different scales."""
 
     name: str
     metric: Metric | None
     picture: Picture
-    is_apart: bool
+    has_other_scales: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,15 +152,15 @@ def write_report(
     """
     view = make_view(folder, evaluation, read_ablations(ablations) if ablations else None)
     pages = {HTML_FILE: render_html(view), MARKDOWN_FILE: render_markdown(view)}
-    place, kept = folder / PICTURES, {picture.name for picture in view.pictures}
+    pictures, kept = folder / PICTURES, {picture.name for picture in view.pictures}
     with user_errors(folder, "the report cannot be written", hint="choose another place"):
-        place.mkdir(parents=True, exist_ok=True)
+        pictures.mkdir(parents=True, exist_ok=True)
         for picture in view.pictures:
-            write_whole(place / picture.name, picture.content)
+            write_whole(pictures / picture.name, picture.content)
         for name, text in pages.items():
             write_whole(folder / name, text.encode(errors="replace"))
         for pattern in ("line_*.svg", "turns_*.svg", "game_*.jpg"):
-            for path in place.glob(pattern):
+            for path in pictures.glob(pattern):
                 if path.name not in kept:
                     path.unlink()
     return folder / HTML_FILE, folder / MARKDOWN_FILE
@@ -222,15 +222,15 @@ def _to_compare(e: Evaluation) -> list[str]:
             f"{_listed(of_network)}: computed by a network. Two networks have two scales, so these "
             "are even less comparable with the paper's than the others."
         )
-    apart: dict[str, list[str]] = {}
+    by_networks: dict[str, list[str]] = {}
     for name in names:
         if other := networks(e, name):
             pairs = "; ".join(f"{system}: {shortened(n)}" for system, n in other.items())
-            apart.setdefault(pairs, []).append(name)
+            by_networks.setdefault(pairs, []).append(name)
     lines += [
         f"{_listed(which)}: computed with different networks ({pairs}), so the systems cannot be "
         "compared with each other, and none is marked."
-        for pairs, which in apart.items()
+        for pairs, which in by_networks.items()
     ]
     if len(e.systems) > 1:
         marked = any(best_system(e, name) for name in names)
@@ -301,7 +301,7 @@ def _facts(e: Evaluation) -> dict[str, str]:
 
 def _plots(e: Evaluation) -> list[Plot]:
     plots = []
-    for place, name in enumerate(metrics_of(e), start=1):
+    for position, name in enumerate(metrics_of(e), start=1):
         lines = [
             Line(number, system.values[name])
             for number, system in enumerate(e.systems)
@@ -309,7 +309,7 @@ def _plots(e: Evaluation) -> list[Plot]:
         ]
         text = "; ".join(f"{e.systems[line.number].name}: {_in_words(line)}" for line in lines)
         svg = line_plot(lines, limits=_limits(name)).encode()
-        picture = Picture(f"turns_{place:02d}.svg", svg, f"{name} by turn. {text}")
+        picture = Picture(f"turns_{position:02d}.svg", svg, f"{name} by turn. {text}")
         plots.append(Plot(name, METRICS.get(name), picture, bool(networks(e, name))))
     return plots
 
@@ -333,8 +333,8 @@ def _system(folder: Path, e: Evaluation, which: int) -> System:
     result = e.systems[which]
     games = shown_games(folder, e, result)
     pictures = {
-        (game.place, turn.turn): Picture(
-            f"game_{which + 1}_{game.place}_{turn.turn:03d}.jpg",
+        (game.rank, turn.turn): Picture(
+            f"game_{which + 1}_{game.rank}_{turn.turn:03d}.jpg",
             turn.picture,
             f"{_count(turn.num_frames, 'frame')} of turn {turn.turn}, from left to right",
             turn.size,

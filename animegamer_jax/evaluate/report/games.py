@@ -55,9 +55,9 @@ class ShownTurn:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShownGame:
-    """A game; `place` is "best", "median" or "worst", `note` gives its rank or an error."""
+    """A game; `rank` is "best", "median" or "worst", `note` gives its mean rank or an error."""
 
-    place: str
+    rank: str
     name: str
     note: str
     turns: Sequence[ShownTurn]
@@ -91,20 +91,21 @@ def mean_ranks(system: SystemResult) -> Float[np.ndarray, " g"]:
 
 
 def chosen_games(ranks: Float[np.ndarray, " g"]) -> dict[str, int]:
-    """Returns the number of the best, the median and the worst game, by place.
+    """Returns the number of the best, the median and the worst game.
 
     Of an even number the median is the better of the two in the middle; of equal games the first
-    counts as better. Fewer than three games fill fewer places; without ranks the first is shown.
+    counts as better. Two games have no median, and one is the best; without ranks the first is
+    shown.
     """
     order = [int(n) for n in np.argsort(ranks, kind="stable") if np.isfinite(ranks[n])]
     if not order:
         return {"first": 0} if len(ranks) else {}
-    places = {"best": order[0], "median": order[(len(order) - 1) // 2], "worst": order[-1]}
+    chosen = {"best": order[0], "median": order[(len(order) - 1) // 2], "worst": order[-1]}
     if len(order) < 3:
-        del places["median"]
+        del chosen["median"]
     if len(order) < 2:
-        del places["worst"]
-    return places
+        del chosen["worst"]
+    return chosen
 
 
 def shown_games(folder: Path, evaluation: Evaluation, system: SystemResult) -> list[ShownGame]:
@@ -113,7 +114,7 @@ def shown_games(folder: Path, evaluation: Evaluation, system: SystemResult) -> l
         return []
     ranks, shown = mean_ranks(system), []
     num_ranked = int(np.isfinite(ranks).sum())
-    for place, which in chosen_games(ranks).items():
+    for rank, which in chosen_games(ranks).items():
         note = "not ranked: there are no scores"
         if np.isfinite(ranks[which]):
             note = f"mean rank {ranks[which]:.1f} of {num_ranked:,} games"
@@ -124,7 +125,7 @@ def shown_games(folder: Path, evaluation: Evaluation, system: SystemResult) -> l
         except UserError as error:
             turns, note = [], f"{note}; cannot be shown: {error}"
         name = evaluation.games[which]
-        shown.append(ShownGame(place=place, name=name, note=note, turns=turns))
+        shown.append(ShownGame(rank=rank, name=name, note=note, turns=turns))
     return shown
 
 
@@ -184,9 +185,9 @@ def _strip(frames: UInt8[np.ndarray, "k h w 3"]) -> tuple[bytes, tuple[int, int]
     rows = max(1, round(height * _FRAME_WIDTH / width))
     size = count * _FRAME_WIDTH + (count - 1) * _GAP, rows
     board = Image.new("RGB", size, (128, 128, 128))
-    for place, frame in enumerate(frames):
+    for column, frame in enumerate(frames):
         smaller = Image.fromarray(frame).resize((_FRAME_WIDTH, rows), Image.Resampling.LANCZOS)
-        board.paste(smaller, (place * (_FRAME_WIDTH + _GAP), 0))
+        board.paste(smaller, (column * (_FRAME_WIDTH + _GAP), 0))
     buffer = io.BytesIO()
     board.save(buffer, format="JPEG", quality=82)
     return buffer.getvalue(), size

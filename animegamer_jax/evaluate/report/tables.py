@@ -23,14 +23,15 @@ _ARROWS = {"higher": "↑", "lower": "↓"}
 class Cell:
     """One cell: a value, its interval and a remark.
 
-    `is_best` marks the best system of a row, `is_apart` a value on another scale than the others.
+    `is_best` marks the best system of a row, `has_other_scale` a value on another scale than the
+    others.
     """
 
     text: str
     interval: str = ""
     remark: str = ""
     is_best: bool = False
-    is_apart: bool = False
+    has_other_scale: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +160,7 @@ def main_table(evaluation: Evaluation) -> Table:
                 label = "CLIP" if known.group == "clip" else "network"
                 remarks.append(f"{label} {shortened(others[system.name])}: another scale")
             cell = _cell(found, remark="; ".join(remarks))
-            marks = {"is_best": system.name == best, "is_apart": system.name in others}
+            marks = {"is_best": system.name == best, "has_other_scale": system.name in others}
             cells.append(dataclasses.replace(cell, **marks))
         figures = (known.paper, known.baseline) if known else (None, None)
         cells += [Cell(_figure(value)) for value in figures]

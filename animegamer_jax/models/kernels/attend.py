@@ -170,7 +170,7 @@ def _takes_kernel(t: int, mask: Mask, window: int | None) -> bool:
     """Returns whether a TPU kernel is used: it must know the mask when the program is traced."""
     if isinstance(mask, TokenMask):
         in_window = window is None or mask.key_positions.shape[1] <= window
-        if mask.static is None or mask.query_branches is not None or not in_window:
+        if mask.static is None or mask.query_segments is not None or not in_window:
             return False
     return platform() == "tpu" and t >= _KERNEL_TOKENS
 
@@ -221,12 +221,12 @@ def kernel_attention(
     "bounded" (`flash.is_bounded`).
 
     Raises:
-        ValueError: the mask is not known when the program is traced, or has branches.
+        ValueError: the mask is not known when the program is traced, or has segments.
     """
     valid = mask.key_valid if isinstance(mask, TokenMask) else None
     static = mask.static if isinstance(mask, TokenMask) else mask
-    if isinstance(mask, TokenMask) and (static is None or mask.query_branches is not None):
-        raise ValueError("the kernel needs a static mask without branches: use blocked_attention")
+    if isinstance(mask, TokenMask) and (static is None or mask.query_segments is not None):
+        raise ValueError("the kernel needs a static mask without segments: use blocked_attention")
     interpret = platform() != "tpu"
 
     def run(q: jax.Array, k: jax.Array, v: jax.Array, valid: jax.Array | None) -> jax.Array:

@@ -245,14 +245,14 @@ class _Blocks(NamedTuple):
         """Splits what a mask says about queries."""
         if mask is None:
             return None
-        of_queries = mask.query_positions, mask.query_blocks, mask.query_branches
+        of_queries = mask.query_positions, mask.query_blocks, mask.query_segments
         return jax.tree.map(lambda x: self.split(x, 1), of_queries)
 
     def dense(self, mask: TokenMask | None, of_queries: Any) -> Bool[Array, "b 1 1 m s"] | None:
         """Returns the dense mask of one block of rows."""
         if mask is None:
             return None
-        names = ("query_positions", "query_blocks", "query_branches")
+        names = ("query_positions", "query_blocks", "query_segments")
         part = mask._replace(**dict(zip(names, of_queries, strict=True)))
         return part.dense(self.window)[:, None, None]
 

@@ -52,9 +52,9 @@ class TokenMask(NamedTuple):
     """A mask that is computed from a few numbers a token, so that no [t, s] array need exist.
 
     A query sees every valid key at its own position or before, and every valid key of its own
-    block (block 0 is no block). With branches, it sees only keys of its own branch and of the
-    trunk, branch 0. `static` is the same mask by slots, where positions and blocks are known when
-    a program is traced; validity is not part of it. The TPU kernel needs it.
+    block (block 0 is no block). In a packed sequence it sees only keys of its own segment and of
+    segment 0, the shared history. `static` is the same mask by slots, where positions and blocks
+    are known when a program is traced; validity is not part of it. The TPU kernel needs it.
     """
 
     query_positions: Int[Array, "b t"]
@@ -62,8 +62,8 @@ class TokenMask(NamedTuple):
     key_valid: Bool[Array, "b s"]
     query_blocks: Int[Array, "b t"]
     key_blocks: Int[Array, "b s"]
-    query_branches: Int[Array, "b t"] | None = None
-    key_branches: Int[Array, "b s"] | None = None
+    query_segments: Int[Array, "b t"] | None = None
+    key_segments: Int[Array, "b s"] | None = None
     static: StaticMask | None = None
 
     def dense(self, window: int | None = None) -> Bool[Array, "b t s"]:
@@ -79,9 +79,9 @@ class TokenMask(NamedTuple):
             seen &= key > query - window
         block = self.query_blocks[:, :, None]
         seen |= (block == self.key_blocks[:, None, :]) & (block != 0)
-        if self.query_branches is not None and self.key_branches is not None:
-            branch = self.key_branches[:, None, :]
-            seen &= (branch == 0) | (branch == self.query_branches[:, :, None])
+        if self.query_segments is not None and self.key_segments is not None:
+            segment = self.key_segments[:, None, :]
+            seen &= (segment == 0) | (segment == self.query_segments[:, :, None])
         return seen & self.key_valid[:, None, :]
 
 

@@ -24,7 +24,7 @@ from animegamer_jax.plan.compiled.hlo import (
     groups_of,
     parse,
 )
-from animegamer_jax.plan.compiled.products import product_flops
+from animegamer_jax.plan.compiled.matmuls import matmul_flops
 from animegamer_jax.plan.compiled.schedule import Schedule
 from animegamer_jax.plan.compiled.traffic import COLLECTIVES, SLICES, moved_bytes, num_bytes
 from animegamer_jax.plan.interconnect import Groups
@@ -67,9 +67,9 @@ class Cost:
     """The cost of one call of a program on one chip.
 
     Attributes:
-        product_cycles, kernel_cycles, other_cycles: Cycles of instructions with a matrix product,
-            of kernels, and of all others.
-        product_flops: FLOPs of the products, two for each multiplication.
+        matmul_cycles, kernel_cycles, other_cycles: Cycles of instructions with a matmul, of
+            kernels, and of all others.
+        matmul_flops: FLOPs of the matmuls, two for each multiplication.
         waiting_cycles: Cycles in which a collective is waited for.
         moved_bytes: Bytes read and written in HBM.
         sent_between_slices: Bytes that a device sends to other slices.
@@ -80,11 +80,11 @@ class Cost:
             estimate or their bytes.
     """
 
-    product_cycles: float = 0.0
+    matmul_cycles: float = 0.0
     kernel_cycles: float = 0.0
     other_cycles: float = 0.0
     waiting_cycles: float = 0.0
-    product_flops: float = 0.0
+    matmul_flops: float = 0.0
     moved_bytes: float = 0.0
     sent_between_slices: float = 0.0
     kernels: dict[Kernel, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
@@ -94,7 +94,7 @@ class Cost:
 
     @property
     def cycles(self) -> float:
-        return self.product_cycles + self.kernel_cycles + self.other_cycles
+        return self.matmul_cycles + self.kernel_cycles + self.other_cycles
 
 
 def sent_by_a_chip(kind: str, *, result: float, group: int) -> float:
@@ -221,11 +221,11 @@ class _Walker:
                 self._wait(chain, times)
         if fused and "kind=kCustom" in i.attributes:
             return
-        flops = self.flops(called) if called else product_flops(i, inside)
+        flops = self.flops(called) if called else matmul_flops(i, inside)
         cycles = self._cycles(i, inside, moved_bytes(i, inside, self.module), times)
         if flops:
-            self.cost.product_flops += flops * times
-            self.cost.product_cycles += cycles * times
+            self.cost.matmul_flops += flops * times
+            self.cost.matmul_cycles += cycles * times
         else:
             self.cost.other_cycles += cycles * times
 
@@ -374,11 +374,11 @@ class _Walker:
 
     @functools.cache  # noqa: B019 - lives as long as the walk
     def flops(self, name: str) -> float:
-        """Returns the FLOPs of the products in a fused computation."""
+        """Returns the FLOPs of the matmuls in a fused computation."""
         computation, total = self.computation(name), 0.0
         for i in computation.instructions.values():
             called = i.called("calls") if i.opcode == "fusion" else None
-            total += self.flops(called) if called else product_flops(i, computation)
+            total += self.flops(called) if called else matmul_flops(i, computation)
         return total
 
 

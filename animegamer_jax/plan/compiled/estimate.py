@@ -1,8 +1,8 @@
 """Estimates seconds and gigabytes of a compiled program, by its compiler and by arithmetic.
 
-Nothing here was measured on a chip. A step's time is the sum of its parts without overlap: matrix
-products, kernels and all other instructions by the compiler's final schedule or the bytes that they
-move (`costs`), collectives by bytes over the links within their groups, as far as they are waited
+Nothing here was measured on a chip. A step's time is the sum of its parts without overlap: matmuls,
+kernels and all other instructions by the compiler's final schedule or the bytes that they move
+(`costs`), collectives by bytes over the links within their groups, as far as they are waited
 for, and the traffic between slices by bytes over a chip's share of the network.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from animegamer_jax.plan.programs import Program
     from animegamer_jax.plan.topology import Topology
 
-_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 5}  # in parts of splash attention; dkv also computes dq
+_MATMULS = {"fwd": 2, "dq": 3, "dkv": 5}  # in parts of splash attention; dkv also computes dq
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Seconds:
     """Time of one call on each chip.
 
     Attributes:
-        products: Instructions with a matrix product.
+        matmuls: Instructions with a matmul.
         other: All instructions that are in no other part.
         kernels: Kernels: attention.
         collectives: Time in which collectives are waited for, which take that of their bytes over
@@ -59,7 +59,7 @@ class Seconds:
         between_slices: Bytes over a chip's share of the network between slices, without overlap.
     """
 
-    products: float
+    matmuls: float
     other: float
     kernels: float
     collectives: float
@@ -68,7 +68,7 @@ class Seconds:
 
     @property
     def total(self) -> float:
-        return self.products + self.other + self.kernels + self.collectives + self.between_slices
+        return self.matmuls + self.other + self.kernels + self.collectives + self.between_slices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class Estimate:
         mesh: Sizes of the mesh axes.
         num_chips: Number of chips.
         memory, seconds: Memory and time on each device (a chip, or half of one of two devices).
-        flops: FLOPs of products and kernels on each device in a call.
+        flops: FLOPs of matmuls and kernels on each device in a call.
         gigabytes: Memory traffic (HBM) on each device in a call.
         collectives: Gigabytes that a device sends, by kind and group size.
         gigabytes_between_slices: Gigabytes that a device sends to other slices.
@@ -134,14 +134,14 @@ def attention_flops(kernel: Kernel) -> tuple[float, int] | None:
     if shapes is None:
         return None
     parts = kernel.name.split("_")
-    phase = next((p for p in parts if p in _PRODUCTS), None)
-    products = _PRODUCTS.get(phase or "")
+    phase = next((p for p in parts if p in _MATMULS), None)
+    matmuls = _MATMULS.get(phase or "")
     if "flash" in parts:
-        products = 5 if "backward" in parts else 2
-    if products is None:
+        matmuls = 5 if "backward" in parts else 2
+    if matmuls is None:
         return None
     scores, width = shapes
-    return 2.0 * products * scores * width, width
+    return 2.0 * matmuls * scores * width, width
 
 
 def _attention_shapes(kernel: Kernel) -> tuple[int, int] | None:
@@ -209,14 +209,14 @@ def make_estimate(
         sent[f"{c.kind} of {c.group}"] += c.sent / 1e9
     between = cost.sent_between_slices / 1e9
     seconds = Seconds(
-        products=cost.product_cycles / clock,
+        matmuls=cost.matmul_cycles / clock,
         other=cost.other_cycles / clock,
         kernels=cost.kernel_cycles / clock,
         collectives=cost.waiting_cycles / clock,
         collectives_over_one_link=sum(sent.values()) / chip.link_gb_per_second,
         between_slices=between * chip.devices / NETWORK_GB_PER_SECOND,
     )
-    flops = cost.product_flops + kernel_flops(cost)
+    flops = cost.matmul_flops + kernel_flops(cost)
     useful = flops if program.flops is None else program.flops * program.samples / devices
     return Estimate(
         program=program.name,

@@ -176,8 +176,8 @@ class GradioApi:
 
     def download(self, game: str) -> str:
         """Returns the game as a zip: clips, the movie of all of them, `game.json`, storyboard."""
-        with tempfile.TemporaryDirectory(dir=self.actions.folder) as place:
-            path = Path(place) / "animegamer.zip"
+        with tempfile.TemporaryDirectory(dir=self.actions.folder) as temporary:
+            path = Path(temporary) / "animegamer.zip"
             self.actions.pack(game, path, client=current_client())
             return self._send(path)
 

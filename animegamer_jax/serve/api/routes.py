@@ -378,8 +378,8 @@ def _add_errors(app: FastAPI, actions: Actions) -> None:
     def invalid(request: Request, error: ValidationError | RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         names = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
-        place = ".".join(names) or "body"
-        return refuse(422, code="refused", error=f"{place}: {first['msg']}"[:300])
+        field = ".".join(names) or "body"
+        return refuse(422, code="refused", error=f"{field}: {first['msg']}"[:300])
 
     @app.exception_handler(Exception)
     def internal(request: Request, error: Exception) -> JSONResponse:
@@ -410,13 +410,13 @@ def _made(folder: Path, name: str) -> Iterator[Path]:
 
     The server's sweep of its temporary folder deletes it afterwards.
     """
-    place = Path(tempfile.mkdtemp(dir=folder))
+    temporary = Path(tempfile.mkdtemp(dir=folder))
     try:
-        yield place / name
+        yield temporary / name
     except BaseException:
-        for path in place.iterdir():
+        for path in temporary.iterdir():
             path.unlink()
-        place.rmdir()
+        temporary.rmdir()
         raise
 
 
@@ -442,8 +442,8 @@ async def _receive(
     name = re.sub(r"[^\w.-]", "_", upload.filename or "file")[-60:]
 
     def copy_and_work() -> models.GameModel:
-        with tempfile.TemporaryDirectory(dir=folder) as place:
-            path = Path(place) / f"_{name}"
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            path = Path(temporary) / f"_{name}"
             with path.open("wb") as file:
                 while block := upload.file.read(1 << 20):
                     file.write(block)

@@ -53,8 +53,8 @@ class GameModel(NamedTuple):
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class _Place:
-    """A place among the open games.
+class _Slot:
+    """One of the slots for open games.
 
     Attributes:
         client: Who holds it.
@@ -102,8 +102,8 @@ class GameStore:
         self.folder, self.model = folder, model
         self.max_games, self.client_games = max_games, client_games
         self.idle_seconds = idle_seconds
-        self._open: dict[str, _Place] = {}
-        self._lock = threading.Lock()  # of the places, never held while a game is read or written
+        self._open: dict[str, _Slot] = {}
+        self._lock = threading.Lock()  # of the slots, never held while a game is read or written
         with user_errors(folder, "cannot hold the games", hint="give another folder by --games"):
             folder.mkdir(parents=True, exist_ok=True)
             for left in folder.glob(f"{_COPY}*"):  # by a killed server
@@ -126,7 +126,7 @@ class GameStore:
         """Creates a game, from a player's own picture if there is one, and returns its id.
 
         Raises:
-            UserError: there is no place for another open game, or the game cannot be saved.
+            UserError: there is no slot for another open game, or the game cannot be saved.
         """
 
         def create(folder: Path) -> Game:
@@ -156,20 +156,20 @@ class GameStore:
         """Returns a game to look at, read from disk if it is not open.
 
         Raises:
-            UserError: there is no such game, or no place for another open game.
+            UserError: there is no such game, or no slot for another open game.
         """
         with self.use(name, client=client) as game:
             return game
 
     def peek(self, name: str) -> Game:
-        """Returns a game as it is, without a place among the open ones if it has none.
+        """Returns a game as it is, without taking a slot if it has none.
 
         Raises:
             UserError: there is no such game.
         """
-        place = self._open.get(name)
-        if place is not None and place.game is not None:
-            return place.game
+        slot = self._open.get(name)
+        if slot is not None and slot.game is not None:
+            return slot.game
         if not (_ID.fullmatch(name) and (self.folder / name / GAME_FILE).is_file()):
             raise NoGameError(name)
         return self._read(name)
@@ -181,14 +181,14 @@ class GameStore:
         Raises:
             UserError: as `get`.
         """
-        place = self._take_place(name, client)
+        slot = self._take_slot(name, client)
         try:
-            with place.lock:
-                if place.game is None:
-                    place.game = self._read(name)
-                yield place.game
+            with slot.lock:
+                if slot.game is None:
+                    slot.game = self._read(name)
+                yield slot.game
         finally:
-            self._leave(name, place)
+            self._leave(name, slot)
 
     @contextlib.contextmanager
     def copy(self, name: str, *, client: str = "") -> Iterator[Game]:
@@ -200,10 +200,10 @@ class GameStore:
             UserError: as `get`, or the copy cannot be made.
         """
         failed = user_errors(f"game {name}", "could not be copied", hint="try again")
-        with tempfile.TemporaryDirectory(prefix=_COPY, dir=self.folder) as place:
+        with tempfile.TemporaryDirectory(prefix=_COPY, dir=self.folder) as temporary:
             with self.use(name, client=client) as game, failed:
                 copy = dataclasses.replace(
-                    game, folder=Path(place), turns=list(game.turns), others=list(game.others)
+                    game, folder=Path(temporary), turns=list(game.turns), others=list(game.others)
                 )
                 names = [GAME_FILE, *copy.picture_files]
                 for turn in copy.all_turns:
@@ -250,44 +250,44 @@ class GameStore:
         return game
 
     def _add(self, make: Callable[[Path], Game], client: str) -> str:
-        """Makes a game in a new folder, in a place that is taken first; returns its id."""
+        """Makes a game in a new folder, in a slot that is taken first; returns its id."""
         name = secrets.token_hex(12)
         with self._lock:
-            place = self._new_place(name, client)
+            slot = self._new_slot(name, client)
         try:
-            with place.lock:
-                place.game = make(self.folder / name)
+            with slot.lock:
+                slot.game = make(self.folder / name)
         finally:
-            self._leave(name, place)
+            self._leave(name, slot)
         return name
 
-    def _take_place(self, name: str, client: str) -> _Place:
-        """Returns the place of a game, pinned; a new one if it is not open."""
+    def _take_slot(self, name: str, client: str) -> _Slot:
+        """Returns the slot of a game, pinned; a new one if it is not open."""
         known = _ID.fullmatch(name) and (self.folder / name / GAME_FILE).is_file()
         with self._lock:
-            place = self._open.get(name)
-            if place is not None:
-                place.pins += 1
-                place.last_used = time.monotonic()
-                return place
+            slot = self._open.get(name)
+            if slot is not None:
+                slot.pins += 1
+                slot.last_used = time.monotonic()
+                return slot
             if not known:
                 raise NoGameError(
                     f"no game {name[:40]!r} here: start a new one, or load a saved one"
                 )
-            return self._new_place(name, client)
+            return self._new_slot(name, client)
 
-    def _leave(self, name: str, place: _Place) -> None:
-        """Unpins a place; without a game, and nobody who waits for it, it is free again."""
+    def _leave(self, name: str, slot: _Slot) -> None:
+        """Unpins a slot; without a game, and nobody who waits for it, it is free again."""
         with self._lock:
-            place.pins -= 1
-            if place.game is None and not place.pins:
+            slot.pins -= 1
+            if slot.game is None and not slot.pins:
                 del self._open[name]
 
-    def _new_place(self, name: str, client: str) -> _Place:
-        """Returns a new place, pinned, after making room for it; the lock is held."""
-        held = collections.Counter(place.client for place in self._open.values())
+    def _new_slot(self, name: str, client: str) -> _Slot:
+        """Returns a new slot, pinned, after making room for it; the lock is held."""
+        held = collections.Counter(slot.client for slot in self._open.values())
         now = time.monotonic()
-        free = [(place.last_used, other) for other, place in self._open.items() if not place.pins]
+        free = [(slot.last_used, other) for other, slot in self._open.items() if not slot.pins]
         if self.client_games is not None and held[client] >= self.client_games:
             evicted = [oldest for oldest in free if self._open[oldest[1]].client == client]
             if not evicted:
@@ -309,8 +309,8 @@ class GameStore:
                     "again later"
                 )
             del self._open[min(evicted)[1]]
-        place = self._open[name] = _Place(client=client, last_used=now)
-        return place
+        slot = self._open[name] = _Slot(client=client, last_used=now)
+        return slot
 
 
 def _link(source: Path, target: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, check_at_least
 from animegamer_jax.media.video import FRAMES_PER_SECOND
 
 Frames = UInt8[np.ndarray, "f h w 3"]
@@ -120,8 +120,7 @@ class FilmStyle:
         if self.fps < 1 or self.fps % FRAMES_PER_SECOND:
             raise UserError(f"fps {self.fps}: expected a multiple of {FRAMES_PER_SECOND}")
         for name in ("hold", "flash_frames"):
-            if (value := getattr(self, name)) < 1:
-                raise UserError(f"{name} {value}: expected 1 or more")
+            check_at_least(name, getattr(self, name), 1)
 
     @property
     def speed(self) -> float:

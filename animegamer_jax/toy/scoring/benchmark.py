@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, check_at_least
 from animegamer_jax.evaluate.benchmarks.format import (
     PARTS,
     Benchmark,
@@ -32,8 +32,7 @@ def make_toy_benchmark(
         UserError: no games, no turns, or a seed below 0.
     """
     for name, value, low in (("games", num_games, 1), ("turns", num_turns, 1), ("seed", seed, 0)):
-        if value < low:
-            raise UserError(f"{name} {value}: expected {low} or more")
+        check_at_least(name, value, low)
     pictures = int(split == "own")
     drawn = {
         number: make_game(number, num_turns=pictures + num_turns, split=split)

@@ -47,7 +47,7 @@ SEED = 1 << 31
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Shower:
+class _ClipMaker:
     """Makes clips of turns and looks at them.
 
     Attributes:
@@ -166,7 +166,7 @@ def write_shown(
         unconditional=encoder.unconditional() if protocol.guidance_scale else None,
         shot=ShotNetworks(bundle.load("clip", dtype=dtype), encoder),
     )
-    shower = _Shower(networks=networks, table=table, protocol=protocol, batch_size=batch_size)
+    maker = _ClipMaker(networks=networks, table=table, protocol=protocol, batch_size=batch_size)
     turns = features.turns(split)
     count = min(count or len(turns), len(turns))
     info = dataclasses.replace(
@@ -187,6 +187,6 @@ def write_shown(
             "dtype": dtype,
             "protocol": to_json(protocol),
         },
-        records=lambda _, place: shower.records(turns[number] for number in place),
+        records=lambda _, place: maker.records(turns[number] for number in place),
         on_progress=on_progress,
     )

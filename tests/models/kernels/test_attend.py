@@ -135,9 +135,9 @@ def test_the_released_clips_blocks():
 def test_masks_that_the_kernel_does_not_know():
     arrays = inputs(1, 16, 1, 1, 8)
     mask = game_mask(1, 16, (0, 0))
-    branches = jnp.zeros((1, 16), jnp.int32)
-    for bad in (mask._replace(static=None), mask._replace(query_branches=branches)):
-        with pytest.raises(ValueError, match="needs a static mask without branches"):
+    segments = jnp.zeros((1, 16), jnp.int32)
+    for bad in (mask._replace(static=None), mask._replace(query_segments=segments)):
+        with pytest.raises(ValueError, match="needs a static mask without segments"):
             kernel_attention(*arrays, mask=bad)
 
 
@@ -409,7 +409,7 @@ def test_who_takes_the_kernel(monkeypatch):
     assert not takes(200, None, None)
     assert not takes(300, mask, 299)
     assert not takes(300, mask._replace(static=None), None)
-    assert not takes(300, mask._replace(query_branches=mask.query_blocks), None)
+    assert not takes(300, mask._replace(query_segments=mask.query_blocks), None)
     assert last(300, mask, 300)
     cached = mask._replace(key_positions=jnp.zeros((1, 309), jnp.int32))
     assert takes(300, cached, None)

@@ -54,10 +54,10 @@ def _seen(mask: TokenMask, window: int | None) -> np.ndarray:
         causal = back >= 0 and (window is None or back < window)
         block = query_block[n, i] == key_block[n, j] != 0
         seen[n, i, j] = valid[n, j] and (causal or block)
-    if mask.query_branches is not None and mask.key_branches is not None:
-        query_branch, key_branch = np.asarray(mask.query_branches), np.asarray(mask.key_branches)
+    if mask.query_segments is not None and mask.key_segments is not None:
+        query_segment, key_segment = np.asarray(mask.query_segments), np.asarray(mask.key_segments)
         for n, i, j in np.ndindex(b, t, s):
-            seen[n, i, j] &= key_branch[n, j] in (0, query_branch[n, i])
+            seen[n, i, j] &= key_segment[n, j] in (0, query_segment[n, i])
     return seen
 
 
@@ -93,11 +93,11 @@ def test_truth(attention, t, window):
 
 
 @FORMS
-def test_branches_see_themselves_and_the_trunk(attention):
-    branches = np.zeros((2, 37), np.int32)
-    branches[:, 5:14], branches[:, 20:30] = 1, 2
+def test_segments_see_themselves_and_the_history(attention):
+    segments = np.zeros((2, 37), np.int32)
+    segments[:, 5:14], segments[:, 20:30] = 1, 2
     mask = _mask()._replace(
-        query_branches=jnp.asarray(branches), key_branches=jnp.asarray(branches)
+        query_segments=jnp.asarray(segments), key_segments=jnp.asarray(segments)
     )
     q, k, v = _inputs()
     seen = _seen(mask, None)

@@ -99,11 +99,11 @@ def test_a_real_compilation(stage, capfd):
     assert seconds["collectives_over_one_link"] == pytest.approx(one_link)
     assert 0 < seconds["collectives"] <= 4 * one_link
     assert all(size > 0 for size in record["collectives"].values())
-    parts = ("products", "other", "collectives", "kernels", "between_slices")
-    assert min(seconds["products"], seconds["other"]) > 0
+    parts = ("matmuls", "other", "collectives", "kernels", "between_slices")
+    assert min(seconds["matmuls"], seconds["other"]) > 0
     assert seconds["total"] == pytest.approx(sum(seconds[name] for name in parts))
     if stage == "decoder":
-        products = record["sample_flops"] * record["batch_size"] / 8
+        matmuls = record["sample_flops"] * record["batch_size"] / 8
         # The forward pass once more, and a toy's tokens do not fill the kernel's tiles.
         most = 2.5
         assert any(name.startswith("reduce-scatter") for name in record["collectives"])
@@ -113,10 +113,10 @@ def test_a_real_compilation(stage, capfd):
         dit = cast(DiT, abstract_network("dit", config))
         forward = transformer_flops(dit, trained="all") / 3
         # Two steps of two rows; a quarter of a toy's tokens does not fill the kernel's tiles.
-        products, most = 2 * 2 * forward / 8, 2.5
-    assert products <= record["flops"] <= most * products
+        matmuls, most = 2 * 2 * forward / 8, 2.5
+    assert matmuls <= record["flops"] <= most * matmuls
     peak = 197e12 * seconds["total"]
-    useful = products if stage == "decoder" else record["flops"]
+    useful = matmuls if stage == "decoder" else record["flops"]
     assert record["peak_share"] == pytest.approx(useful / peak)
 
 

@@ -1,4 +1,4 @@
-"""Costs read from a compiled program's text: known products, loops, collectives, slices."""
+"""Costs read from a compiled program's text: known matmuls, loops, collectives, slices."""
 
 from collections.abc import Mapping
 
@@ -82,27 +82,27 @@ def cost_of(
     )
 
 
-def test_products_and_loops():
+def test_matmuls_and_loops():
     """12 trips of a product of 64 x 32 and 32 x 16, which has a schedule; the kernel has one, too.
 
     The sums have only an earlier estimate, and `negate` not even that.
     """
     schedules = {"fusion.1": 150.0, "kernel": 70.0}
     cost = cost_of(PROGRAM, devices=8, schedules=schedules, bytes_a_cycle=1e9)
-    assert cost.product_flops == 12 * 2 * 64 * 32 * 16
-    assert cost.product_cycles == 12 * 150
+    assert cost.matmul_flops == 12 * 2 * 64 * 32 * 16
+    assert cost.matmul_cycles == 12 * 150
     assert cost.kernel_cycles == 70
     assert cost.other_cycles == pytest.approx(12 * 7 + 3, abs=1e-3)
     assert (cost.unknown_loops, cost.without_schedule) == (0, 0)
     assert sum(cost.kernels.values()) == 1
     slow = cost_of(PROGRAM, devices=8, schedules=schedules)
-    assert slow.product_cycles == 12 * 2 * (64 * 32 + 32 * 16 + 64 * 16), "the memory's time"
+    assert slow.matmul_cycles == 12 * 2 * (64 * 32 + 32 * 16 + 64 * 16), "the memory's time"
     assert slow.without_schedule == 1, "`negate`; what takes less than 1,000 cycles does not count"
 
 
 def test_bytes_count_only_the_slice_and_only_hbm():
     cost = cost_of(PROGRAM, devices=8)
-    assert cost.product_cycles == 12 * 2 * (64 * 32 + 32 * 16 + 64 * 16)
+    assert cost.matmul_cycles == 12 * 2 * (64 * 32 + 32 * 16 + 64 * 16)
     # Two integers in and one out each trip; the copy; what `negate` reads, but not what it writes.
     assert cost.other_cycles == 12 * 3 * 4 + 2 * 4 + 2 * 64 * 32
     assert cost.kernel_cycles == 8 * 128 * 4 + 2 * 2 * 64 * 32
@@ -296,8 +296,8 @@ ROOT %three = bf16[256,32]{1,0} fusion(%x, %z), kind=kCustom, calls=%ending"""  
     cost = cost_of(entry(lines, *CHAIN), devices=8)
     assert by_size(cost)["all-gather", 4].count == 1
     assert by_size(cost)["all-gather", 4].sent == 256 * 32 * 2 * 3 / 4
-    assert cost.product_flops == 2 * 64 * 32 * 16
-    assert cost.product_cycles == 2 * (64 * 32 + 32 * 16 + 64 * 16), "a slice, weights, the result"
+    assert cost.matmul_flops == 2 * 64 * 32 * 16
+    assert cost.matmul_cycles == 2 * (64 * 32 + 32 * 16 + 64 * 16), "a slice, weights, the result"
     assert cost.other_cycles == 0
     without_start = [text.replace(START, "Other") for text in CHAIN]
     found = by_size(cost_of(entry(lines, *without_start), devices=8))
@@ -420,7 +420,7 @@ def convolution(attributes: str, *, out: str, left: str = "1,8,8,3", right: str 
   %b = f32[{right}]{{3,2,1,0}} parameter(1)
   ROOT %c = f32[{out}]{{3,2,1,0}} convolution(%a, %b), {attributes}, dim_labels=b01f_01io->b01f
 }}"""
-    return cost_of(text, devices=1).product_flops
+    return cost_of(text, devices=1).matmul_flops
 
 
 def test_convolutions_count_what_meets():

@@ -82,7 +82,7 @@ STAGES = {
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory) -> Bundle:
-    """Random networks of the sizes of the tiny data sets."""
+    """Random networks of the sizes of the tiny datasets."""
     folder = tmp_path_factory.mktemp("model")
     vocab_size = len(tiny_sets.make_tokenizer(folder / "tokenizer"))
     config = dataclasses.replace(

@@ -174,7 +174,7 @@ def earlier(game: GameSample, back: int) -> GameSample:
     return moved._replace(num_history=game.num_history - back)
 
 
-def test_a_branch_is_the_turn_alone(bundle, networks, stage, batch):
+def test_a_segment_is_the_turn_alone(bundle, networks, stage, batch):
     """States and representation of every turn of a window, as of that turn's own sequence."""
     every = make_stage(MLLMStage, dataclasses.replace(CALM, targets="every"), bundle)
     layout, packed = stage.layout, every.packed_layout

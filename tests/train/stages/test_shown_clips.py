@@ -246,7 +246,7 @@ def test_what_is_missing_is_named(bundle, features, tmp_path, monkeypatch):
 def test_an_unfinished_set_is_continued(bundle, tmp_path, monkeypatch):
     folder = write_features_set(tmp_path / "set", 2)
     monkeypatch.setattr(shown_clips, "shard_size_for", lambda count: 4)
-    made = shown_clips._Shower.records
+    made = shown_clips._ClipMaker.records
     calls = []
 
     def records(self, turns):
@@ -255,7 +255,7 @@ def test_an_unfinished_set_is_continued(bundle, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return made(self, turns)
 
-    monkeypatch.setattr(shown_clips._Shower, "records", records)
+    monkeypatch.setattr(shown_clips._ClipMaker, "records", records)
     for again in (False, True):
         try:
             shown_clips.write_shown(open_features(folder), bundle=bundle, steps=STEPS, batch_size=4)

@@ -186,14 +186,14 @@ def write_labels(
     unannotated: Iterable[Unannotated],
 ) -> None:
     """Replaces the annotations of a finished film, the report last; removes the failure note."""
-    place = folder.folder(report.film)
+    out = folder.folder(report.film)
     rows = [label.to_row() for label in sorted(labels, key=lambda label: label.clip)]
     others = [to_json(row) for row in sorted(unannotated, key=lambda row: row.clip)]
     folder.report(report.film)  # only a finished film has annotations
-    _remove(place / REPORT_FILE)
-    write_lines(place / UNANNOTATED_FILE, others)
-    write_lines(place / LABELS_FILE, rows)
-    write_json(place / REPORT_FILE, to_json(report))
+    _remove(out / REPORT_FILE)
+    write_lines(out / UNANNOTATED_FILE, others)
+    write_lines(out / LABELS_FILE, rows)
+    write_json(out / REPORT_FILE, to_json(report))
     forget_failure(folder, report.film)
 
 

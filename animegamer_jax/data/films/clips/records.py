@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import UserError, check_at_least
 
 _SMALLEST = 16  # rows or columns of a clip
 
@@ -69,8 +69,7 @@ class FilmSettings:
             if (size := getattr(self, name)) < _SMALLEST or size % 2:
                 raise UserError(f"{name} {size}: expected an even number from {_SMALLEST}")
         for name, least in (("num_frames", 2), ("fps", 1), ("window", 1), ("credits_letters", 1)):
-            if (value := getattr(self, name)) < least:
-                raise UserError(f"{name} {value}: expected {least} or more")
+            check_at_least(name, getattr(self, name), least)
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, float) and not 0 <= value < float("inf"):

@@ -171,8 +171,8 @@ def _local(path: epath.Path) -> Iterator[Path]:
     if not is_bucket(path):
         yield Path(path)
         return
-    with tempfile.TemporaryDirectory() as place:
-        copy = Path(place) / f"film{path.suffix}"
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / f"film{path.suffix}"
         with (
             film_errors(),
             user_errors(path, "cannot be copied", hint="check the path and the free space"),

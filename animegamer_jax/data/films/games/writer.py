@@ -19,7 +19,7 @@ from animegamer_jax.data.films.games.plan import SPLITS, GamesPlan, Split, make_
 from animegamer_jax.data.films.runners import RunnerOptions
 from animegamer_jax.data.films.runners import for_each as run_for_each
 from animegamer_jax.data.shards import ShardedDataset, begin_dataset
-from animegamer_jax.errors import UserError
+from animegamer_jax.errors import check_at_least
 from animegamer_jax.progress import Progress, no_progress
 from animegamer_jax.storage.serialization import to_json
 
@@ -55,8 +55,7 @@ def write_film_games(
         UserError: Films are not annotated, there are too few games, a clip is damaged, the folder
             holds something else or cannot be written.
     """
-    if films_a_shard is not None and films_a_shard < 1:
-        raise UserError(f"films a shard {films_a_shard}: expected 1 or more")
+    check_at_least("films a shard", films_a_shard, 1)
     plan, cut = make_plan(folder, settings, on_progress=on_progress), folder.settings
     films_a_shard = films_a_shard or math.ceil(len(plan.films) / _MOST_SHARDS)
     info = DatasetInfo(

@@ -20,13 +20,13 @@ from animegamer_jax.data.films.cutting.video_reader import (
 
 
 def read(path: Path, *, threads: int = 1) -> list[FilmFrame]:
-    with open_film(path, threads=threads) as footage:
-        return list(footage.frames())
+    with open_film(path, threads=threads) as film:
+        return list(film.frames())
 
 
 def pictures(path: Path, *, threads: int = 1) -> np.ndarray:
-    with open_film(path, threads=threads) as footage:
-        return np.stack([frame.rgb() for frame in footage.frames()])
+    with open_film(path, threads=threads) as film:
+        return np.stack([frame.rgb() for frame in film.frames()])
 
 
 @pytest.mark.parametrize(
@@ -36,10 +36,10 @@ def pictures(path: Path, *, threads: int = 1) -> np.ndarray:
 def test_containers_and_codecs_give_the_same_film(tmp_path, name, codec):
     frames = moving(30, speed=2)
     path = write_frames(tmp_path / name, frames, codec=codec)
-    with open_film(path) as footage:
-        found = [(frame.time, frame.rgb()) for frame in footage.frames()]
-        assert (footage.height, footage.width, footage.damaged) == (48, 72, 0)
-        assert footage.announced == pytest.approx(30 / 24, abs=0.05)
+    with open_film(path) as film:
+        found = [(frame.time, frame.rgb()) for frame in film.frames()]
+        assert (film.height, film.width, film.damaged) == (48, 72, 0)
+        assert film.announced == pytest.approx(30 / 24, abs=0.05)
     np.testing.assert_allclose([time for time, _ in found], np.arange(30) / 24, atol=1e-3)
     assert np.abs(np.stack([p for _, p in found]).astype(int) - frames).mean() < 6
 
@@ -60,9 +60,9 @@ def test_turned_films_are_shown_upright(tmp_path, degrees):
     upright = texture(48, 72)
     stored = np.rot90(upright, -degrees // 90)  # counterclockwise, as libav turns
     path = write_frames(tmp_path / "film.mp4", [stored] * 3, rotation=degrees)
-    with open_film(path) as footage:
-        assert (footage.height, footage.width) == (48, 72)
-        frame = next(footage.frames())
+    with open_film(path) as film:
+        assert (film.height, film.width) == (48, 72)
+        frame = next(film.frames())
         assert np.abs(frame.rgb().astype(int) - upright).mean() < 6
         assert frame.rgb(height=24, width=36).shape == (24, 36, 3)
         assert frame.grey().shape == (48, 72)
@@ -70,9 +70,9 @@ def test_turned_films_are_shown_upright(tmp_path, degrees):
 
 def test_pixels_that_are_not_square_are_made_so(tmp_path):
     path = write_frames(tmp_path / "film.mp4", moving(3, width=60), aspect=Fraction(4, 3))
-    with open_film(path) as footage:
-        assert (footage.height, footage.width) == (48, 80)
-        assert next(footage.frames()).rgb().shape == (48, 80, 3)
+    with open_film(path) as film:
+        assert (film.height, film.width) == (48, 80)
+        assert next(film.frames()).rgb().shape == (48, 80, 3)
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ def test_what_is_left_of_a_film_is_read(tmp_path):
     whole = write_frames(tmp_path / "film.mkv", frames).read_bytes()
     path = tmp_path / "cut.mkv"
     path.write_bytes(whole[: len(whole) * 2 // 3])
-    with open_film(path) as footage:
-        found = list(footage.frames())
-        assert footage.announced == pytest.approx(2.5, abs=0.05)
+    with open_film(path) as film:
+        found = list(film.frames())
+        assert film.announced == pytest.approx(2.5, abs=0.05)
     assert 30 < len(found) < 50
     np.testing.assert_allclose([f.time for f in found], np.arange(len(found)) / 24, atol=1e-3)
 
@@ -115,9 +115,9 @@ def test_damaged_places_are_left_out(tmp_path):
     middle = len(data) // 2
     data[middle : middle + 400] = bytes(400)
     (tmp_path / "bad.mp4").write_bytes(data)
-    with open_film(tmp_path / "bad.mp4") as footage:
-        times = [frame.time for frame in footage.frames()]
-        assert footage.damaged or len(times) < 60
+    with open_film(tmp_path / "bad.mp4") as film:
+        times = [frame.time for frame in film.frames()]
+        assert film.damaged or len(times) < 60
     assert len(times) > 40
     assert times[-1] == pytest.approx(59 / 24, abs=1e-3)
     assert all(before < after for before, after in itertools.pairwise(times))
@@ -131,10 +131,10 @@ def test_joined_streams_are_read_to_the_end(tmp_path, starts):
         times = [start + k / 25 for k in range(50)]
         data += write_frames(tmp_path / "part.ts", moving(50), times=times).read_bytes()
     (tmp_path / "film.ts").write_bytes(data)
-    with open_film(tmp_path / "film.ts") as footage:
-        found = [frame.time for frame in footage.frames()]
-        assert footage.announced is None
-        assert footage.skipped == 0
+    with open_film(tmp_path / "film.ts") as film:
+        found = [frame.time for frame in film.frames()]
+        assert film.announced is None
+        assert film.skipped == 0
     assert len(found) == 50 * len(starts)
     np.testing.assert_allclose(found, np.arange(len(found)) / 25, atol=0.05)
 
@@ -145,9 +145,9 @@ def test_frames_out_of_order_are_left_out_and_counted(tmp_path):
         write_frames(tmp_path / "part.ts", moving(50), times=times).read_bytes() for times in parts
     )
     (tmp_path / "film.ts").write_bytes(data)
-    with open_film(tmp_path / "film.ts") as footage:
-        found = [frame.time for frame in footage.frames()]
-        assert footage.skipped == pytest.approx(12, abs=1)
+    with open_film(tmp_path / "film.ts") as film:
+        found = [frame.time for frame in film.frames()]
+        assert film.skipped == pytest.approx(12, abs=1)
     assert found[-1] == pytest.approx(1.5 + 49 / 25, abs=0.05)
 
 
@@ -193,7 +193,7 @@ def test_other_files_are_reported_in_one_line_and_nothing_else(tmp_path, capfd, 
 
 
 def test_a_real_film(big_buck_bunny):
-    with open_film(big_buck_bunny, name="bunny") as footage:
-        assert (footage.name, footage.height, footage.width) == ("bunny", 720, 1280)
-        times = [frame.time for frame in footage.frames()]
+    with open_film(big_buck_bunny, name="bunny") as film:
+        assert (film.name, film.height, film.width) == ("bunny", 720, 1280)
+        times = [frame.time for frame in film.frames()]
     np.testing.assert_allclose(times, np.arange(132) / 25, atol=1e-3)

@@ -276,7 +276,7 @@ def test_annotations_that_change_while_games_are_made(tmp_path):
 
 
 def test_equal_clips_of_two_films_are_in_one_split(tmp_path):
-    """The same footage under two names, with scenes of its own between: what it ties is tied."""
+    """The same film under two names, with scenes of its own between: what it ties is tied."""
     one = [Take(scene=n, start=20.0 * n) for n in range(12)]
     shots = make_shots(tmp_path / "shots", [one, [], one])
     with shots.writing(film_name(1)) as writer:  # every second clip is one of the first film

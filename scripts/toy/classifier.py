@@ -1,6 +1,6 @@
-"""Trains the network that reads clips of the toy world (`toy/scoring/reader.py`) on drawn frames.
+"""Trains the classifier of the toy world's clips (`toy/scoring/classifier.py`) on drawn frames.
 
-    python scripts/toy/reader.py --out animegamer_jax/assets/reader.safetensors
+    python scripts/toy/classifier.py --out animegamer_jax/assets/reader.safetensors
 
 Frames are mirrored, blurred, noised, shifted and recoloured at random. Prints the share of held-out
 clips that are read correctly, by attribute. About two hours on two cores.
@@ -21,7 +21,7 @@ from animegamer_jax.progress import print_status
 from animegamer_jax.toy.drawing.draw import render
 from animegamer_jax.toy.scene import NUM_FRAMES, SIDES, Scene
 from animegamer_jax.toy.scoring.attributes import VALUES, draw_scenes, labels
-from animegamer_jax.toy.scoring.reader import WEIGHTS, Reader, read_clips, save_reader
+from animegamer_jax.toy.scoring.classifier import WEIGHTS, Classifier, read_clips, save_classifier
 
 _FRAMES_OF_CLIP = 2
 _CHECKED = 400
@@ -80,14 +80,14 @@ def main(
     print_status(f"drew {len(frames)} clips")
     truth = {name: np.repeat(labels(scenes, name), _FRAMES_OF_CLIP) for name in VALUES}
     frames = frames.reshape(-1, *frames.shape[2:])
-    reader = Reader(rngs=nnx.Rngs(0))
+    classifier = Classifier(rngs=nnx.Rngs(0))
     schedule = optax.warmup_cosine_decay_schedule(0, 1e-3, steps // 20, steps)
-    optimizer = nnx.Optimizer(reader, optax.adamw(schedule, weight_decay=0.02), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(classifier, optax.adamw(schedule, weight_decay=0.02), wrt=nnx.Param)
 
     @nnx.jit
-    def step(reader, optimizer, shown, truth, key):
-        def loss(reader: Reader) -> Array:
-            logits = reader(roughen(shown.astype(jnp.float32) / 255, key))
+    def step(classifier, optimizer, shown, truth, key):
+        def loss(classifier: Classifier) -> Array:
+            logits = classifier(roughen(shown.astype(jnp.float32) / 255, key))
             total = jnp.zeros(())
             for name, right in truth.items():
                 each = optax.softmax_cross_entropy_with_integer_labels(
@@ -96,8 +96,8 @@ def main(
                 total += (each * (right >= 0)).mean()
             return total
 
-        value, gradients = nnx.value_and_grad(loss)(reader)
-        optimizer.update(reader, gradients)
+        value, gradients = nnx.value_and_grad(loss)(classifier)
+        optimizer.update(classifier, gradients)
         return value
 
     rng = np.random.default_rng(0)
@@ -108,14 +108,14 @@ def main(
         shown = np.where(mirrored[:, None, None, None], shown[:, :, ::-1], shown)
         some["side"] = np.where(mirrored, len(SIDES) - 1 - some["side"], some["side"])
         value = step(
-            reader, optimizer, shown, jax.tree.map(jnp.asarray, some), jax.random.key(number)
+            classifier, optimizer, shown, jax.tree.map(jnp.asarray, some), jax.random.key(number)
         )
         if number % 100 == 99:
             print_status(f"step {number + 1}: loss {float(value):.3f}")
         if number % 500 == 499:
-            save_reader(reader, out)
-    save_reader(reader, out)
-    found = read_clips(reader, true_clips)
+            save_classifier(classifier, out)
+    save_classifier(classifier, out)
+    found = read_clips(classifier, true_clips)
     for name in VALUES:
         right = labels(checked, name)
         known = right >= 0
@@ -123,4 +123,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run_script(main, name="reader.py")
+    run_script(main, name="classifier.py")

@@ -1,9 +1,9 @@
 """A player for tests of the server that needs no networks and no JAX program.
 
-As a program, `python tests/support/fake_player.py GAMES STEPS [SECONDS [PORT]] [--warm-up]`, it
-serves a page on a port, a free one by default. Turns stay in a step from SIGUSR2 to SIGUSR1;
-without the seconds of a step they do so from the start, and so does the warm-up. It ends on
-SIGTERM, when the turns in play have ended.
+As a program, `fake_player.py GAMES STEPS [SECONDS [PORT]] [--warm-up]`, it serves a page on a port,
+a free one by default. Turns stay in a step from SIGUSR2 to SIGUSR1; without the seconds of a step
+they do so from the start, and so does the warm-up. It ends on SIGTERM, when the turns in play have
+ended.
 """
 
 import itertools

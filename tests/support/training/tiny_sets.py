@@ -1,4 +1,4 @@
-"""Tiny data sets of random turns that several tests share: 9 frames of 16 x 24."""
+"""Tiny datasets of random turns that several tests share: 9 frames of 16 x 24."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence

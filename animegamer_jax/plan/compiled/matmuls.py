@@ -1,4 +1,4 @@
-"""The FLOPs of matrix products and convolutions in a compiled program's text."""
+"""The FLOPs of matmuls and convolutions in a compiled program's text."""
 
 import math
 import re
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from animegamer_jax.plan.compiled.hlo import Computation, HLOError, Instruction
 
 
-def product_flops(i: Instruction, inside: Computation) -> float:
+def matmul_flops(i: Instruction, inside: Computation) -> float:
     """Returns the FLOPs of a `convolution` or `dot`, two for each multiplication; else 0."""
     if i.opcode == "convolution":
         return _convolution_flops(i, inside)
@@ -20,7 +20,7 @@ def product_flops(i: Instruction, inside: Computation) -> float:
 
 
 def _convolution_flops(i: Instruction, inside: Computation) -> float:
-    """Returns the FLOPs of a convolution; this compiler writes matrix products as such, too.
+    """Returns the FLOPs of a convolution; this compiler writes matmuls as such, too.
 
     Positions of the window on padding or in the gaps of a dilated operand are not counted.
     """

@@ -8,8 +8,8 @@ import threading
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from animegamer_jax.data import readers
-from animegamer_jax.data.readers import ReaderPool, ShardedRecords
+from animegamer_jax.data import record_files
+from animegamer_jax.data.record_files import ReaderPool, ShardedRecords
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_records_have_the_order_of_the_files(files):
 
 
 def test_idle_files_are_closed(files, monkeypatch):
-    monkeypatch.setattr(readers, "_FILES", pool := ReaderPool(3))
+    monkeypatch.setattr(record_files, "_FILES", pool := ReaderPool(3))
     records, before = ShardedRecords(files), open_files()
     order = random.Random(0).choices(range(39), k=200)
     assert [int(records[number]) for number in order] == order
@@ -54,7 +54,7 @@ def test_more_files_than_may_be_open(files, monkeypatch):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_files() + 12, hard))
     try:
-        monkeypatch.setattr(readers, "_FILES", ReaderPool(4))
+        monkeypatch.setattr(record_files, "_FILES", ReaderPool(4))
         records = ShardedRecords(files)
         assert [int(records[number]) for number in range(39)] == list(range(39))
     finally:
@@ -67,7 +67,7 @@ def test_the_limit_of_open_files_is_raised():
 
 
 def test_threads_read_the_same_files(files, monkeypatch):
-    monkeypatch.setattr(readers, "_FILES", pool := ReaderPool(2))
+    monkeypatch.setattr(record_files, "_FILES", pool := ReaderPool(2))
     records, wrong = ShardedRecords(files), []
 
     def read(seed: int) -> None:
@@ -86,7 +86,7 @@ def test_threads_read_the_same_files(files, monkeypatch):
 
 
 def test_a_file_that_cannot_be_read_is_not_kept_open(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "_FILES", pool := ReaderPool(2))
+    monkeypatch.setattr(record_files, "_FILES", pool := ReaderPool(2))
     (tmp_path / "bad").write_bytes(b"no records")
     with pytest.raises((RuntimeError, ValueError)):
         ShardedRecords([(str(tmp_path / "bad"), 5)])[0]

@@ -1,6 +1,6 @@
 """A server before a bucket's server that fails for some requests.
 
-python tests/faults/failing_proxy.py HOST:PORT
+python tests/faults/cases/failing_proxy.py HOST:PORT
 
 It prints its own port and passes requests on. `POST /_fail` with {"first", "last", "how"} lets the
 requests with these numbers fail, counted from 1 since then; `GET /_count` returns how many came.

@@ -1,7 +1,7 @@
 """A small network that reads every attribute off the frames of a clip, trained on drawn ones.
 
-`scripts/toy/reader.py` trains it; its weights come with the package, and `evaluate` checks it on
-true clips before its answers count as scores.
+`scripts/toy/classifier.py` trains it; its weights come with the package, and `evaluate` checks it
+on true clips before its answers count as scores.
 """
 
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ _SIZE = (96, 144)
 _WIDTHS = (24, 48, 64, 96, 128)
 _NUM_FRAMES = 5
 _BATCH = 16  # clips
-_AGAIN = "make the file again with scripts/toy/reader.py"
+_AGAIN = "make the file again with scripts/toy/classifier.py"
 
 Logits = Mapping[str, Float[Array, "b _"]]
 
 
-class Reader(nnx.Module):
+class Classifier(nnx.Module):
     """Five convolutions of stride 2, and a linear layer for each attribute."""
 
     def __init__(self, *, rngs: nnx.Rngs):
@@ -56,19 +56,19 @@ def _key(name: str) -> str:
     return name.replace(" ", "_")
 
 
-def _weights(reader: Reader) -> Mapping[str, nnx.Param]:
-    found = nnx.to_flat_state(nnx.state(reader, nnx.Param))
+def _weights(classifier: Classifier) -> Mapping[str, nnx.Param]:
+    found = nnx.to_flat_state(nnx.state(classifier, nnx.Param))
     return {".".join(map(str, path)): param for path, param in found}
 
 
-def save_reader(reader: Reader, path: Path) -> None:
+def save_classifier(classifier: Classifier, path: Path) -> None:
     """Writes the weights in bfloat16."""
-    weights = _weights(reader).items()
+    weights = _weights(classifier).items()
     save_file({name: param[...].astype(jnp.bfloat16) for name, param in weights}, path)
 
 
-def load_reader(path: Path = WEIGHTS) -> Reader:
-    """Loads the weights that come with the package, or others of `scripts/toy/reader.py`.
+def load_classifier(path: Path = WEIGHTS) -> Classifier:
+    """Loads the weights that come with the package, or others of `scripts/toy/classifier.py`.
 
     Raises:
         UserError: the file cannot be read, or holds other weights than the network has.
@@ -77,33 +77,33 @@ def load_reader(path: Path = WEIGHTS) -> Reader:
         found = load_file(path)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read: {error}: {_AGAIN}") from None
-    reader = nnx.eval_shape(lambda: Reader(rngs=nnx.Rngs(0)))
-    weights = _weights(reader)
+    classifier = nnx.eval_shape(lambda: Classifier(rngs=nnx.Rngs(0)))
+    weights = _weights(classifier)
     if {name: param.shape for name, param in weights.items()} != {
         name: array.shape for name, array in found.items()
     }:
         raise UserError(f"{path}: other weights than the network has: {_AGAIN}")
     for name, param in weights.items():
         param.set_value(found[name].astype(jnp.float32))
-    return reader
+    return classifier
 
 
 @jax.jit
-def _log_shares(reader: Reader, frames: UInt8[Array, "b k h w 3"]) -> Mapping[str, Array]:
+def _log_shares(classifier: Classifier, frames: UInt8[Array, "b k h w 3"]) -> Mapping[str, Array]:
     b, k = frames.shape[:2]
-    logits = reader(frames.reshape(b * k, *frames.shape[2:]).astype(jnp.float32) / 255)
+    logits = classifier(frames.reshape(b * k, *frames.shape[2:]).astype(jnp.float32) / 255)
     return {
         name: jax.nn.log_softmax(x).reshape(b, k, -1).mean(axis=1) for name, x in logits.items()
     }
 
 
-def read_clips(reader: Reader, clips: Clips) -> Mapping[str, Int[np.ndarray, " n"]]:
+def read_clips(classifier: Classifier, clips: Clips) -> Mapping[str, Int[np.ndarray, " n"]]:
     """Returns the index of each clip's value, by attribute, from a few frames of each."""
     count = min(_NUM_FRAMES, clips.shape[1])
     shown = clips[:, np.linspace(0, clips.shape[1] - 1, count).round().astype(int)]
     padded = np.concatenate([shown, np.repeat(shown[-1:], -len(shown) % _BATCH, axis=0)])
     parts = [
-        jax.device_get(_log_shares(reader, padded[i : i + _BATCH]))
+        jax.device_get(_log_shares(classifier, padded[i : i + _BATCH]))
         for i in range(0, len(padded), _BATCH)
     ]
     return {
