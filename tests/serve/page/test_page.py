@@ -220,12 +220,36 @@ def test_a_game_from_a_picture(opened, tmp_path):
     page.click("#picture-form .primary")
     expect(page.locator("#picture-error")).to_contain_text("expected a picture")
     page.set_input_files("#picture-file", str(tmp_path / "hero.png"))
-    page.fill("#picture-text", "Character: Hana; Motion: waving.")
     page.click("#picture-form .primary")
+    expect(page.locator("#picture-error")).to_contain_text("a text")
+    page.fill("#picture-text", "xorblax")  # is held back, as a line is
+    page.click("#picture-form .primary")
+    expect(page.locator("#picture-reading #begin-anyway")).to_be_visible()
+    expect(page.locator("#picture-marks mark")).to_have_text("xorblax")
+    expect(page.locator("#picture-error")).to_be_empty()
+    page.click("#picture-reading [data-word=waving]")
+    expect(page.locator("#begin-anyway")).to_have_count(0)
+    page.fill("#picture-text", "Character: Hana; Motion: waving.")
+    page.route("**/games/picture", lambda route: (page.wait_for_timeout(400), route.continue_()))
+    with page.expect_request("**/games/picture"):
+        page.dblclick("#picture-form .primary")
+    expect(page.locator("#picture-status")).to_contain_text("Reading your picture")
     caption(page, "The game starts from your picture")
+    assert page.evaluate("JSON.parse(localStorage['animegamer.games']).length") == 1
     expect(page.locator("#still")).to_be_visible()
     say(page, "running", 1)
     expect(page.locator("#still")).to_be_hidden()
+
+
+def test_a_double_click_begins_one_game(opened):
+    """It chooses no place in whose spot the character was, and no second game."""
+    page = opened
+    page.dblclick("[data-name=Mika]")
+    expect(page.locator("#question")).to_have_text("Where does Mika begin?")
+    page.dblclick("[data-name=beach]")
+    count_turns(page, 1)
+    page.wait_for_timeout(200)
+    assert page.evaluate("JSON.parse(localStorage['animegamer.games']).length") == 1
 
 
 def test_a_day_has_an_end(opened):

@@ -1,65 +1,32 @@
 // The page's controls, the line first; and its start.
 
 import { again, attempt, change, follow, note, page, pauseFollowing, playing, send, state, undo } from "./game.js";
+import { LineField, heldBack } from "./line.js";
 import { Away, ask, login } from "./remote.js";
 import { open, openMeters, openTree, renderAway, renderGame, renderPicture, renderProgress, renderServer } from "./show.js";
 import { begin, chooseCharacter, keep, kept, openGames, openHash, showGone, showStart, upload } from "./start.js";
 import * as text from "./text.js";
 import { said, t } from "./text.js";
-import { $, METERS, h, keepFocus, marks, parts, reading } from "./views.js";
+import { $, METERS, h, parts } from "./views.js";
 
 // --- the line ---
 
-let readTimer = 0;
-
-function readSoon() {
-  clearTimeout(readTimer);
-  renderReading();
-  readTimer = setTimeout(readNow, 160);
-}
-
-async function readNow() {
-  const line = $("#line").value;
-  if (!line.trim()) state.reading = null;
-  else {
-    try {
-      state.reading = await ask("POST", "/read", { text: line });
-      state.read = line;
-    } catch {
-      return; // it only helps
-    }
-  }
-  if ($("#line").value === line) renderReading();
-}
-
-function renderReading() {
-  const line = $("#line").value;
-  $("#marks").replaceChildren(...marks(line, state.reading));
-  $("#marks").scrollLeft = $("#line").scrollLeft;
-  const found = reading(state.reading, replaceWord);
-  if (state.refused === line && line) {
-    const anyway = { type: "button", id: "anyway", onclick: () => send(line, { anyway: true }) };
-    found.unshift(h("strong", {}, t("not_understood")), h("button", anyway, t("play_anyway")));
-  }
-  keepFocus(() => $("#reading").replaceChildren(...found), () => $("#line"));
-}
-
-function replaceWord(word, near) {
-  const line = $("#line").value;
-  $("#line").value = line.slice(0, word.start) + near + line.slice(word.end);
-  $("#line").focus();
-  readNow();
-}
+const line = new LineField({
+  line: "#line",
+  shown: "#marks",
+  list: "#reading",
+  held: (text) => heldBack(t("not_understood"), t("play_anyway"), "anyway", () => send(text, { anyway: true })),
+});
+const pictureLine = new LineField({
+  line: "#picture-text",
+  shown: "#picture-marks",
+  list: "#picture-reading",
+  held: () => heldBack(t("not_understood"), t("begin_anyway"), "begin-anyway", beginFromPicture),
+});
 
 // Plays a line if the model knows a word of it; else asks first.
-async function sendRead(line) {
-  clearTimeout(readTimer);
-  if (state.read !== line) await readNow();
-  if (state.read === line && state.reading && !state.reading.understood) {
-    state.refused = line;
-    return renderReading();
-  }
-  return send(line);
+async function sendRead(text) {
+  if (await line.passes()) await send(text);
 }
 
 // --- what is clicked and typed ---
@@ -71,8 +38,8 @@ function connect() {
     onGame: renderGame,
     onProgress: renderProgress,
     onPicture: renderPicture,
-    onReading: renderReading,
-    onLine: readSoon,
+    onLine: (text) => (text ? line.set(text) : line.clear()),
+    onUnknown: (text, found) => line.refuse(text, found),
     onAway: () => {
       renderAway();
       if (!state.away) refreshServer();
@@ -94,16 +61,12 @@ function connect() {
 function connectGame() {
   on("#say", "submit", (event) => {
     event.preventDefault();
-    const line = $("#line").value;
+    const text = $("#line").value;
     if (playing()) return;
-    if (!line.trim()) return note(said("expected an instruction, found nothing: say what happens next"), true);
-    sendRead(line);
+    if (!text.trim()) return note(said("expected an instruction, found nothing: say what happens next"), true);
+    sendRead(text);
   });
-  on("#line", "input", () => {
-    if (state.note.text) note("");
-    readSoon();
-  });
-  on("#line", "scroll", () => ($("#marks").scrollLeft = $("#line").scrollLeft));
+  on("#line", "input", () => state.note.text && note(""));
   on("#stop", "click", () => attempt(() => ask("POST", `/games/${state.game.game}/stop`)));
   on("#undo", "click", undo);
   on("#redo", "click", () => change("redo"));
@@ -178,13 +141,20 @@ function connectStart() {
     $("#picture-text").placeholder = state.server.words.examples[0] ?? "";
     open("#picture");
   });
-  on("#picture-form", "submit", (event) => {
+  on("#picture-form", "submit", async (event) => {
     event.preventDefault();
-    const [file] = $("#picture-file").files;
-    if (!file) return ($("#picture-error").textContent = said("expected a picture"));
-    const rules = kept("rules", true) ? "day" : "off";
-    upload("picture", { picture: file, text: $("#picture-text").value, rules });
+    const text = $("#picture-text").value;
+    $("#picture-error").textContent = "";
+    if (!$("#picture-file").files.length) $("#picture-error").textContent = said("expected a picture");
+    else if (!text.trim()) $("#picture-error").textContent = said("expected a text with the picture");
+    else if (await pictureLine.passes()) beginFromPicture();
   });
+}
+
+function beginFromPicture() {
+  const [picture] = $("#picture-file").files;
+  const rules = kept("rules", true) ? "day" : "off";
+  return upload("picture", { picture, text: $("#picture-text").value, rules });
 }
 
 // --- the start ---
@@ -206,11 +176,7 @@ async function refreshServer() {
 // Builds what depends on the server's words and on the language.
 function buildLists() {
   const character = () => state.game?.scene.character;
-  const onLine = (line) => {
-    $("#line").value = line;
-    readSoon();
-  };
-  $("#parts").replaceChildren(...parts(state.server.words, { character, onLine }));
+  $("#parts").replaceChildren(...parts(state.server.words, { character, onLine: (text) => line.set(text) }));
   const levels = state.server.motion_levels.map((level) => h("option", { value: level }, `${level}`));
   $("#level").replaceChildren(h("option", { value: 0 }, t("level_auto")), ...levels);
 }
@@ -220,7 +186,8 @@ function rebuild() {
   renderServer();
   if (state.game) renderGame();
   else showStart();
-  renderReading();
+  line.render();
+  pictureLine.render();
 }
 
 async function start() {

@@ -10,10 +10,8 @@ export const state = {
   shown: null, // id of an earlier turn that is looked at; null: the last
   progress: { status: "idle" },
   picture: null, // a first picture of the turn that is played
-  reading: null, // of the line that is typed
   pending: null, // the turn that was sent and is not played yet
   character: "", // chosen on the first screen
-  refused: null, // the line of which the model knows no word
   boarded: null, // id of the turn to which the story was scrolled
   ended: "", // the day whose end was shown
   note: { text: "", bad: false },
@@ -26,8 +24,8 @@ export const page = {
   onGame() {},
   onProgress() {},
   onPicture() {},
-  onReading() {},
-  onLine() {}, // the page has filled in the line
+  onLine() {}, // the page fills in the line, or clears it
+  onUnknown() {}, // the model knows no word of a line
   onAway() {},
   onGone() {},
   onLogin() {},
@@ -119,7 +117,7 @@ function settle(progress) {
   const sent = state.pending;
   state.pending = null;
   setPicture(null);
-  if (sent && !$("#line").value) $("#line").value = sent.line;
+  if (sent?.line && !$("#line").value) page.onLine(sent.line);
   note(said(progress.error) || t("stopped"), progress.status === "failed");
 }
 
@@ -163,11 +161,9 @@ async function post(sent) {
     state.pending = null;
     state.progress = { status: "idle" };
     page.onProgress();
-    if (!retry && !$("#line").value) $("#line").value = line;
+    if (!retry && !$("#line").value) page.onLine(line);
     if (error.code === "unknown words") {
-      state.reading = error.reading;
-      state.refused = line;
-      page.onReading();
+      page.onUnknown(line, error.reading);
       note("");
       return;
     }
@@ -197,14 +193,9 @@ export async function send(line, { anyway = false } = {}) {
   if (state.pending || !state.game) return;
   performance.mark("sent");
   note("");
-  const emptied = $("#line").value === line;
   const options = { ...settings(), anyway };
   state.pending = { line, head: state.game.head, options };
-  if (emptied) {
-    $("#line").value = "";
-    state.reading = state.refused = null;
-    page.onReading();
-  }
+  if ($("#line").value === line) page.onLine("");
   await attempt(() => post(state.pending));
 }
 
@@ -238,9 +229,8 @@ export async function change(path, body = {}, method = "POST") {
 export async function undo() {
   const line = state.game.turns.at(-1)?.instruction ?? "";
   if (await change("undo")) {
-    if (!$("#line").value) $("#line").value = line;
+    if (!$("#line").value) page.onLine(line);
     note(t("undone"));
-    page.onLine();
   }
 }
 

@@ -104,7 +104,24 @@ async function beginAt(character, place) {
   await begin({}, parts.filter(Boolean).join("; "));
 }
 
-export async function begin(wanted, line = "") {
+let beginning = false;
+
+// Runs what begins a game: once, however often it is clicked.
+async function once(work) {
+  if (beginning) return;
+  beginning = true;
+  try {
+    await work();
+  } finally {
+    beginning = false;
+  }
+}
+
+export function begin(wanted, line = "") {
+  return once(() => beginOnce(wanted, line));
+}
+
+async function beginOnce(wanted, line) {
   const settings = { rules: kept("rules", true) ? "day" : "off" };
   const seed = $("#seed").valueAsNumber;
   if (Number.isInteger(seed)) settings.seed = seed;
@@ -126,8 +143,7 @@ export async function begin(wanted, line = "") {
 // Shows a game that the server has just answered with.
 function enter(game) {
   if (state.game?.game !== game.game) leave();
-  $("#line").value = "";
-  state.reading = null;
+  page.onLine("");
   state.shown = null;
   state.note = { text: game.note ?? "", bad: false };
   document.body.classList.remove("starting");
@@ -135,7 +151,6 @@ function enter(game) {
   if (location.hash !== `#game=${game.game}`) history.pushState(null, "", `#game=${game.game}`);
   receive(game);
   follow(game.game);
-  page.onReading();
   if (matchMedia("(hover: hover)").matches) $("#line").focus({ preventScroll: true });
   else scrollTo(0, 0);
 }
@@ -186,7 +201,23 @@ export async function openGames() {
 }
 
 // Begins a game from a file: a picture, or a downloaded game.
-export async function upload(kind, fields) {
+export function upload(kind, fields) {
+  return once(async () => {
+    showReading(kind, true);
+    await uploadOnce(kind, fields).finally(() => showReading(kind, false));
+  });
+}
+
+function showReading(kind, busy) {
+  if (kind === "picture") {
+    if (busy) $("#picture-error").textContent = "";
+    $("#picture-form .primary").disabled = busy;
+    $("#picture-status").textContent = busy ? t("reading_picture") : "";
+  } else if (busy) note(t("reading_game"));
+  else if (!state.note.bad && !state.game) note("");
+}
+
+async function uploadOnce(kind, fields) {
   const form = new FormData();
   for (const [name, value] of Object.entries(fields)) form.append(name, value);
   await attempt(

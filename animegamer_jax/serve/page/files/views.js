@@ -21,7 +21,7 @@ export function h(tag, attributes = {}, ...children) {
 // its place has it, or `other`: a neighbour of a tool does something else.
 export function keepFocus(work, other) {
   const before = document.activeElement;
-  const group = before?.closest("#board, #suggestions, #reading, #cards, #tools, #say");
+  const group = before?.closest("#board, #suggestions, .reading, #cards, #tools, #say");
   if (!group) return work();
   const buttons = () => [...group.querySelectorAll("button")].filter((one) => !one.disabled && one.getClientRects().length);
   const place = buttons().indexOf(before);
@@ -102,9 +102,10 @@ export function card(name, sheet, onClick) {
     face.style.backgroundSize = `${count * 100}% 100%`;
     face.style.backgroundPosition = `${count > 1 ? (number / (count - 1)) * 100 : 0}% 0`;
   }
+  const once = (event) => event.detail < 2 && onClick(); // a double click would press what comes next
   return h(
     "button",
-    { type: "button", class: number >= 0 ? "card" : "card plain", "data-name": name, onclick: onClick },
+    { type: "button", class: number >= 0 ? "card" : "card plain", "data-name": name, onclick: once },
     face,
     h("span", { class: "name" }, name),
   );
