@@ -103,13 +103,22 @@ def test_by_keyboard_alone(opened):
         "home", "open-games", "open-settings", "language", "pause", "Mika", "Ren", "Hana",
         "just-type", "own-picture", "load",
     }  # fmt: skip
+    press(".skip")
+    focused("#question")
     press("[data-name=Mika]")
     press("#back")
     focused("#question")
     press("[data-name=Mika]")
+    page.go_back()  # stays on the page
+    expect(page.locator("#question")).to_have_text("Who will you be?")
+    page.go_forward()
     press("[data-name=beach]")
     count_turns(page, 1)
     focused("#line")
+    page.evaluate("document.activeElement.blur()")
+    press(".skip")
+    focused("#line")
+    count_turns(page, 1)
     page.keyboard.type("running")
     page.keyboard.press("Enter")
     count_turns(page, 2)

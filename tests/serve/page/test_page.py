@@ -263,7 +263,16 @@ def test_a_day_has_an_end(opened):
     with page.expect_download() as download:
         page.click("#ending-save")
     assert format_of(download.value) == "PNG"
-    page.click("#next-day")
+    page.keyboard.press("Escape")  # the day is still over
+    expect(page.locator("#suggestions button")).to_have_text(["Next day", "Card of the day"])
+    page.fill("#line", "running")
+    page.press("#line", "Enter")
+    expect(page.locator("#ending")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.click("#suggestions button >> nth=1")
+    expect(page.locator("#ending")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.click("#suggestions button >> nth=0")
     expect(page.locator("#day")).to_contain_text("Day 2: 0 of 10")
     assert page.get_attribute("[data-meter=stamina]", "data-value") == "50"
     page.click("#open-save")
@@ -355,6 +364,19 @@ def test_a_game_is_kept_and_shared(browser, address, tmp_path):
         count_turns(page, 2)
         caption(page, "running")
         assert wrong == []
+
+
+def test_the_page_waits_for_a_server_that_is_away(browser, address):
+    """It says so, and is built as soon as the first answer comes."""
+    with open_page(browser, "about:blank") as (page, _):
+        page.set_default_timeout(SECONDS)
+        for path in ("assets/lang/en.json", "api/v1/server"):
+            page.route(f"{address}/{path}", lambda route: route.abort(), times=1)
+        page.goto(address)
+        expect(page.locator("#banner")).to_contain_text("The server is away")
+        ready(page)
+        expect(page.locator("#banner")).to_be_hidden()
+        page.locator("[data-name=Mika]").wait_for()
 
 
 def test_what_players_say_is_never_run(opened):

@@ -3,8 +3,10 @@
 import { again, attempt, change, follow, note, page, pauseFollowing, playing, send, state, undo } from "./game.js";
 import { LineField, heldBack } from "./line.js";
 import { Away, ask, login } from "./remote.js";
-import { open, openMeters, openTree, renderAway, renderGame, renderPicture, renderProgress, renderServer } from "./show.js";
-import { begin, chooseCharacter, keep, kept, openGames, openHash, showGone, showStart, upload } from "./start.js";
+import {
+  nextDay, open, openMeters, openTree, renderAway, renderGame, renderPicture, renderProgress, renderServer, showEnding,
+} from "./show.js";
+import { begin, followHistory, goBack, goHome, keep, kept, openGames, route, showGone, upload } from "./start.js";
 import * as text from "./text.js";
 import { said, t } from "./text.js";
 import { $, METERS, h, parts } from "./views.js";
@@ -48,9 +50,8 @@ function connect() {
     onLogin: () => open("#login"),
   });
   connectGame();
-  connectDialogs();
   connectStart();
-  addEventListener("hashchange", () => openHash() || showStart());
+  addEventListener("popstate", followHistory);
   document.addEventListener("visibilitychange", () => {
     if (!state.game) return;
     if (document.hidden) pauseFollowing();
@@ -59,10 +60,15 @@ function connect() {
 }
 
 function connectGame() {
+  on(".skip", "click", (event) => {
+    event.preventDefault(); // the address names the game
+    (document.body.classList.contains("starting") ? $("#question") : $("#line")).focus();
+  });
   on("#say", "submit", (event) => {
     event.preventDefault();
     const text = $("#line").value;
     if (playing()) return;
+    if (state.game.day?.ending) return showEnding();
     if (!text.trim()) return note(said("expected an instruction, found nothing: say what happens next"), true);
     sendRead(text);
   });
@@ -103,10 +109,7 @@ function connectDialogs() {
     keep("rules", $("#rules").checked);
     if (state.game) change("rules", { rules: $("#rules").checked ? "day" : "off" }, "PUT");
   });
-  on("#next-day", "click", () => {
-    $("#ending").close();
-    change("day");
-  });
+  on("#next-day", "click", nextDay);
   on("#play-on", "click", () => {
     $("#ending").close();
     change("rules", { rules: "off" }, "PUT");
@@ -128,11 +131,8 @@ function connectDialogs() {
 }
 
 function connectStart() {
-  on("#home", "click", showStart);
-  on("#back", "click", () => {
-    chooseCharacter();
-    $("#question").focus({ preventScroll: true });
-  });
+  on("#home", "click", goHome);
+  on("#back", "click", goBack);
   on("#just-type", "click", () => begin({}));
   on("#load", "click", () => $("#load-file").click());
   on("#load-file", "change", () => upload("archive", { archive: $("#load-file").files[0] }));
@@ -165,12 +165,11 @@ async function refreshServer() {
   } catch (error) {
     if (error.status === 401) open("#login");
     else if (error instanceof Away) setTimeout(refreshServer, 1000);
-    return false;
+    return;
   }
   renderServer();
   renderProgress();
   if (state.server.status === "warming up") setTimeout(refreshServer, 1000);
-  return true;
 }
 
 // Builds what depends on the server's words and on the language.
@@ -185,18 +184,40 @@ function rebuild() {
   buildLists();
   renderServer();
   if (state.game) renderGame();
-  else showStart();
+  else route();
   line.render();
   pictureLine.render();
+}
+
+// Runs something until the server answers, and says meanwhile that it is away.
+async function insist(work) {
+  for (;;) {
+    try {
+      const found = await work();
+      $("#banner").hidden = true;
+      return found;
+    } catch (error) {
+      if (error.status === 401) {
+        open("#login"); // whoever logs in loads the page again
+        await new Promise(() => {});
+      }
+      $("#banner").hidden = false;
+      await new Promise((done) => setTimeout(done, 1000));
+    }
+  }
 }
 
 async function start() {
   const language = text.preferred();
   $("#language").value = language;
-  const [, answered] = await Promise.all([text.load(language), refreshServer()]);
-  connect();
-  if (!answered) return;
+  $("#bar").inert = $("main").inert = true; // until it is known what is played here
+  await insist(() => text.load(language));
+  connectDialogs();
+  state.server = await insist(() => ask("GET", "/server"));
   const { server } = state;
+  connect();
+  renderServer();
+  if (server.status === "warming up") setTimeout(refreshServer, 1000);
   $("#steps").max = server.max_steps;
   $("#steps").placeholder = `${server.steps}`;
   $("#window").max = server.window;
@@ -204,7 +225,8 @@ async function start() {
   $("#rules").checked = kept("rules", true);
   document.title = `AnimeGamer: ${server.model}`;
   buildLists();
-  if (!openHash()) showStart();
+  route();
+  $("#bar").inert = $("main").inert = false;
   document.body.dataset.ready = "";
 }
 

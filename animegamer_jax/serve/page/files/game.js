@@ -11,7 +11,6 @@ export const state = {
   progress: { status: "idle" },
   picture: null, // a first picture of the turn that is played
   pending: null, // the turn that was sent and is not played yet
-  character: "", // chosen on the first screen
   boarded: null, // id of the turn to which the story was scrolled
   ended: "", // the day whose end was shown
   note: { text: "", bad: false },

@@ -29,9 +29,7 @@ function renderAll(game) {
   } else if (game.picture) stage.showStill(game.picture.picture, t("picture_alt"));
   else stage.clear();
   renderPicture();
-  $("#suggestions").replaceChildren(
-    ...game.suggestions.map((found) => suggestion(found, () => send(found.instruction, { anyway: true }))),
-  );
+  $("#suggestions").replaceChildren(...(game.day?.ending ? nextSteps() : suggestions(game)));
   renderBoard(turn);
   $("#branch").hidden = !looksBack();
   $("#rules").checked = game.rules === "day";
@@ -47,6 +45,21 @@ function renderAll(game) {
   }
   renderProgress();
   renderEnding();
+}
+
+function suggestions(game) {
+  return game.suggestions.map((found) => suggestion(found, () => send(found.instruction, { anyway: true })));
+}
+
+// What is left to do when the day is over.
+function nextSteps() {
+  const button = (name, onclick, type = "") => h("button", { type: "button", class: type, "data-step": name, onclick }, t(name));
+  return [button("next_day", nextDay, "primary"), button("card", showEnding)];
+}
+
+export function nextDay() {
+  $("#ending").close();
+  change("day");
 }
 
 // The first picture of the turn that is played covers the clip before it, with its own line. It
@@ -147,11 +160,20 @@ function fileAddress(name) {
   return `/api/v1/games/${state.game.game}/${name}?head=${state.game.head}`;
 }
 
+// Shows the end of a day by itself, once.
 function renderEnding() {
   const { day: now, turns } = state.game;
   const mark = now?.ending ? `${state.game.game} ${now.number} ${state.game.head}` : "";
   if (!mark || mark === state.ended) return;
   state.ended = mark;
+  // The last clip is seen first.
+  setTimeout(() => {
+    if (state.ended === mark && state.game?.day?.ending && state.game.turns.length === turns.length) showEnding();
+  }, 2200);
+}
+
+export function showEnding() {
+  const now = state.game.day;
   const name = state.game.scene.character || t("somebody");
   const number = now.number;
   $("#ending-title").textContent = now.ending === "exhausted" ? t("exhausted", { name }) : t("evening", { number });
@@ -164,10 +186,7 @@ function renderEnding() {
   $("#ending-card").src = address;
   $("#ending-card").alt = t("card_alt");
   $("#ending-save").href = address;
-  // The last clip is seen first.
-  setTimeout(() => {
-    if (state.ended === mark && state.game?.turns.length === turns.length) open("#ending");
-  }, 2200);
+  open("#ending");
 }
 
 // --- dialogs ---

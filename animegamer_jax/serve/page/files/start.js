@@ -34,11 +34,42 @@ function forgetGame(name) {
 
 // --- a new game ---
 
-export function showStart() {
+// Shows what the page's address and its place in the browser's history name: a game, the choice of
+// a place, or the first screen.
+export function route() {
+  const name = new URLSearchParams(location.hash.slice(1)).get("game");
+  if (name) return name === state.game?.game ? undefined : openGame(name);
+  const { character } = history.state ?? {};
+  if (state.server.words.characters.includes(character)) return showStart(() => choosePlace(character));
+  if (location.hash && state.game) return undefined; // it names nothing
+  return showStart();
+}
+
+// Follows the browser's Back and Forward.
+export function followHistory() {
+  route();
+  if (document.body.classList.contains("starting")) focusQuestion();
+}
+
+export function goHome() {
+  if (location.hash || history.state?.character) history.pushState(null, "", location.pathname);
+  showStart();
+}
+
+export function goBack() {
+  if (history.state?.character) history.back();
+  else showStart();
+  focusQuestion();
+}
+
+function focusQuestion() {
+  $("#question").focus({ preventScroll: true });
+}
+
+function showStart(choose = chooseCharacter) {
   leave();
-  if (location.hash) history.pushState(null, "", location.pathname);
   document.body.classList.add("starting");
-  chooseCharacter();
+  choose();
   const [last] = kept("games", []);
   $("#continue").hidden = !last;
   $("#continue").replaceChildren();
@@ -51,7 +82,7 @@ export function showStart() {
 }
 
 export function showGone(error) {
-  showStart();
+  goHome();
   note(error.code === "no game" ? t("gone") : said(error.message), true);
 }
 
@@ -64,21 +95,25 @@ function hero(character, place) {
   stage.show(found.clip);
 }
 
-export function chooseCharacter() {
-  state.character = "";
+function chooseCharacter() {
   const { words, portraits } = state.server;
   $("#question").textContent = words.characters.length ? t("who") : t("what_next");
   $("#back").hidden = true;
   $("#cards").replaceChildren(
-    ...words.characters.map((name) => card(name, portraits, () => choosePlace(name))),
+    ...words.characters.map((name) => card(name, portraits, () => goToPlace(name))),
   );
   hero("", "");
 }
 
+function goToPlace(name) {
+  if (!state.server.words.places.length) return begin({}, `Character: ${name}.`);
+  history.pushState({ character: name }, "", location.pathname);
+  choosePlace(name);
+  return focusQuestion();
+}
+
 function choosePlace(name) {
-  state.character = name;
   const { words, places } = state.server;
-  if (!words.places.length) return begin({}, `Character: ${name}.`);
   $("#question").textContent = t("where", { name });
   $("#back").hidden = false;
   $("#cards").replaceChildren(
@@ -90,7 +125,6 @@ function choosePlace(name) {
       return button;
     }),
   );
-  $("#question").focus({ preventScroll: true });
   hero(name, "");
 }
 
@@ -162,14 +196,6 @@ export async function openGame(name) {
       showGone(error);
     },
   });
-}
-
-// Opens the game that the page's address names.
-export function openHash() {
-  const name = new URLSearchParams(location.hash.slice(1)).get("game");
-  if (!name) return false;
-  if (name !== state.game?.game) openGame(name);
-  return true;
 }
 
 // The games of this browser.

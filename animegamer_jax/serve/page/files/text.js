@@ -12,6 +12,7 @@ export function preferred() {
 
 export async function load(language) {
   const answer = await fetch(`/assets/lang/${language}.json`);
+  if (!answer.ok) throw new Error(language);
   texts = await answer.json();
   document.documentElement.lang = language;
   for (const element of document.querySelectorAll("[data-t]")) {
