@@ -83,12 +83,20 @@ def test_a_game_of_which_nothing_is_lost(opened, browser, address):
     expect(page.locator("[data-take]")).to_contain_text("take 2/2", timeout=SECONDS)
     page.click("[data-take]")  # walk through the takes
     expect(page.locator("[data-take]")).to_contain_text("take 1/2")
+    line = page.locator("#line")
     page.click("#undo")
     count_turns(page, 2)
-    expect(page.locator("#line")).not_to_have_value("")  # the line is back
-    page.fill("#line", "")
+    expect(line).not_to_have_value("")  # the line is back
+    page.click("#undo")
+    count_turns(page, 1)
+    expect(line).to_have_value("Motion: running.")  # of the turn before
+    page.click("#redo")
+    count_turns(page, 2)
+    expect(line).to_have_value("")
+    page.fill("#line", "my own")
     page.click("#redo")
     count_turns(page, 3)
+    expect(line).to_have_value("my own")
     page.click("#board .turn >> nth=0")
     caption(page, "turn 1 of 3")
     page.click("#branch")
@@ -302,8 +310,23 @@ def test_a_turn_is_stopped(browser, tmp_path):
         expect(page.locator("#status")).to_contain_text("Stopped")
         assert page.input_value("#line") == "typed during the turn"
         count_turns(page, 1)
-        process.send_signal(signal.SIGUSR1)
-        say(page, "jump", 2)
+        page.fill("#line", "jump")
+        page.press("#line", "Enter")
+        expect(page.locator("#status")).to_contain_text("of 50", timeout=SECONDS)
+        with open_page(browser, "about:blank") as (other, _):  # a window that is slower
+            other.set_default_timeout(SECONDS)
+            other.route("**/events", lambda route: route.abort())
+            other.goto(page.url)
+            ready(other)
+            other.fill("#line", "slower")
+            other.press("#line", "Enter")
+            other.locator("#status.bad").wait_for()
+            other.unroute("**/events")
+            process.send_signal(signal.SIGUSR1)
+            count_turns(other, 2)
+            expect(other.locator("#status")).to_contain_text("Another window has played a turn")
+            expect(other.locator("#line")).to_have_value("slower")
+        count_turns(page, 2)
         assert wrong == []
 
 

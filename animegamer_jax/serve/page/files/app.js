@@ -1,6 +1,6 @@
 // The page's controls, the line first; and its start.
 
-import { again, attempt, change, follow, note, page, pauseFollowing, playing, send, state, undo } from "./game.js";
+import { again, attempt, change, follow, note, page, pauseFollowing, playing, redo, send, state, undo } from "./game.js";
 import { LineField, heldBack } from "./line.js";
 import { Away, ask, login } from "./remote.js";
 import {
@@ -75,7 +75,7 @@ function connectGame() {
   on("#line", "input", () => state.note.text && note(""));
   on("#stop", "click", () => attempt(() => ask("POST", `/games/${state.game.game}/stop`)));
   on("#undo", "click", undo);
-  on("#redo", "click", () => change("redo"));
+  on("#redo", "click", redo);
   on("#again", "click", again);
   on("#branch", "click", () => change("go", { turn: state.shown }));
   on("#open-parts", "click", () => {

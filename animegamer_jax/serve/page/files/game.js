@@ -11,6 +11,8 @@ export const state = {
   progress: { status: "idle" },
   picture: null, // a first picture of the turn that is played
   pending: null, // the turn that was sent and is not played yet
+  given: "", // the line that undo has filled in
+  raced: false, // another window was faster with a turn
   boarded: null, // id of the turn to which the story was scrolled
   ended: "", // the day whose end was shown
   note: { text: "", bad: false },
@@ -84,7 +86,7 @@ export function pauseFollowing() {
 export function leave() {
   follower?.close();
   follower = null;
-  Object.assign(state, { game: null, shown: null, pending: null, picture: null, boarded: null });
+  Object.assign(state, { game: null, shown: null, pending: null, picture: null, boarded: null, given: "", raced: false });
   state.progress = { status: "idle" };
   state.note = { text: "", bad: false };
 }
@@ -96,6 +98,8 @@ export function receive(game) {
   if (before && before.head !== game.head) {
     state.shown = state.picture = null;
     if (state.note.bad || !state.acting) state.note = { text: "", bad: false };
+    if (state.raced) state.note = { text: t("raced"), bad: true };
+    state.raced = false;
   }
   const sent = state.pending;
   if (sent && game.head !== sent.head) {
@@ -115,6 +119,7 @@ function expirePicture() {
 function settle(progress) {
   const sent = state.pending;
   state.pending = null;
+  state.raced = false;
   setPicture(null);
   if (sent?.line && !$("#line").value) page.onLine(sent.line);
   note(said(progress.error) || t("stopped"), progress.status === "failed");
@@ -168,9 +173,10 @@ async function post(sent) {
     }
     if (error.code === "conflict") {
       receive(await ask("GET", `/games/${state.game.game}`));
-      note(t("changed"), true);
+      note(t(retry ? "changed" : "raced"), true);
       return;
     }
+    state.raced = !retry && error.message.startsWith("a turn of this game is being played");
     throw error;
   }
 }
@@ -227,10 +233,17 @@ export async function change(path, body = {}, method = "POST") {
 
 export async function undo() {
   const line = state.game.turns.at(-1)?.instruction ?? "";
-  if (await change("undo")) {
-    if (!$("#line").value) page.onLine(line);
-    note(t("undone"));
-  }
+  if (!(await change("undo"))) return;
+  const typed = $("#line").value;
+  if (typed && typed !== state.given) return; // the player's own
+  state.given = line;
+  page.onLine(line);
+  note(t("undone"));
+}
+
+export async function redo() {
+  if (!(await change("redo"))) return;
+  if (state.given && $("#line").value === state.given) page.onLine("");
 }
 
 export function look(turn) {
