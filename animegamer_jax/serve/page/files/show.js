@@ -3,7 +3,7 @@
 import { change, look, looksBack, playing, send, shownTurn, state } from "./game.js";
 import { Stage } from "./stage.js";
 import { t } from "./text.js";
-import { $, METERS, board, caption, day, firstCaption, h, keepFocus, meters, plain, suggestion, tree } from "./views.js";
+import { $, METERS, board, caption, day, firstCaption, h, keepFocus, line, meters, plain, suggestion, tree } from "./views.js";
 
 export const stage = new Stage($("#stage"), { onPlaying: (address) => performance.mark(`playing ${address}`) });
 
@@ -74,7 +74,7 @@ export function renderPicture() {
   if (!game) return;
   if (visible) $("#caption").replaceChildren(...firstCaption(picture));
   else if (turn) $("#caption").replaceChildren(...caption(turn, game.turns.length));
-  else if (game.picture) $("#caption").textContent = `${plain(game.picture.instruction)} — ${t("starting_picture")}`;
+  else if (game.picture) $("#caption").replaceChildren(line(plain(game.picture.instruction)), h("small", {}, t("starting_picture")));
   else $("#caption").textContent = t("no_turn");
 }
 

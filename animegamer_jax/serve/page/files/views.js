@@ -76,15 +76,20 @@ export function plain(instruction) {
   return instruction;
 }
 
+// A line in the caption, which shows the start of a long one.
+export function line(text) {
+  return h("span", { class: "said", title: text }, text);
+}
+
 export function caption(turn, total) {
   const notes = [t("turn_of", { turn: turn.turn, total })];
   if (turn.unknown.length) notes.push(t("not_known", { words: turn.unknown.join(", ") }));
-  return [document.createTextNode(plain(turn.instruction)), h("small", {}, notes.join(" · "))];
+  return [line(plain(turn.instruction)), h("small", {}, notes.join(" · "))];
 }
 
 // Of a turn that is being played: its line, and what is seen meanwhile.
 export function firstCaption(picture) {
-  return [document.createTextNode(plain(picture.instruction)), h("small", {}, t("first_picture"))];
+  return [line(plain(picture.instruction)), h("small", {}, t("first_picture"))];
 }
 
 export function suggestion(found, onClick) {
