@@ -131,6 +131,13 @@ def test_a_game_of_which_nothing_is_lost(opened, browser, address):
     page.click("#games-list .card >> nth=1")
     caption(page, "running")
     count_turns(page, 2)
+    page.click("#open-games")
+    page.click("#games-list .forget >> nth=1")
+    expect(page.locator("#games-list .card")).to_have_count(1)
+    page.reload()
+    page.click("#open-games")
+    page.locator("#games-list .card").wait_for()
+    expect(page.locator("#games-list .card")).to_have_count(1)
 
 
 @pytest.mark.slow
@@ -265,7 +272,11 @@ def test_a_day_has_an_end(opened):
     begin(page)
     page.click("#open-meters")
     page.fill("#set-stamina", "0")
+    expect(page.locator("[data-meter=stamina]")).to_contain_text("+5")
     page.click("#edit .primary")
+    expect(page.locator("[data-meter=stamina]")).to_have_text(
+        "Stamina0"
+    )  # the turn's change is void
     expect(page.locator("#ending-title")).to_contain_text("Mika has no stamina left")
     expect(page.locator("#ending-card")).to_be_visible(timeout=SECONDS)
     with page.expect_download() as download:
@@ -284,9 +295,19 @@ def test_a_day_has_an_end(opened):
     expect(page.locator("#day")).to_contain_text("Day 2: 0 of 10")
     assert page.get_attribute("[data-meter=stamina]", "data-value") == "50"
     page.click("#open-save")
+    page.route("**/film.gif*", lambda route: (page.wait_for_timeout(300), route.continue_()))
     with page.expect_download() as download:
         page.click("#film-gif")
+        expect(page.locator("#film-gif")).to_have_text("Making the film …")
     assert format_of(download.value) == "GIF"
+    expect(page.locator("#film-gif")).to_have_text("Film (GIF)")
+    page.keyboard.press("Escape")
+    page.click("#home")
+    page.click("#just-type")
+    expect(page.locator("#day")).to_contain_text("10 turns for it")
+    page.click("#open-save")
+    for name in ("film-mp4", "film-gif", "card", "archive"):
+        expect(page.locator(f"#{name}")).to_have_css("opacity", "0.45")  # there is no turn
 
 
 def test_a_turn_is_stopped(browser, tmp_path):
@@ -420,12 +441,17 @@ def test_the_page_is_ready_while_the_model_compiles(browser, tmp_path):
         with open_page(browser, address, may_fail=ENDED, **WIDE) as (page, wrong):
             page.set_default_timeout(SECONDS)
             ready(page)
-            expect(page.locator("#banner")).to_contain_text("being prepared")
+            banner = page.locator("#banner")
+            expect(banner).to_contain_text("about a minute")
+            red = "b => /rgb.125, 29, 22/.test(getComputedStyle(b).backgroundColor)"
+            assert not banner.evaluate(red)
+            expect(page.locator("#intro")).to_contain_text("a model draws it")
             assert is_playing(page)
             begin(page)
             page.click("#suggestions button >> nth=0")
             expect(page.locator("#status")).to_contain_text("being prepared")
             expect(page.locator("#stop")).to_be_visible()
+            expect(page.locator("#suggestions button").first).to_be_disabled()
             assert of_server(address)["status"] == "warming up"
             count_turns(page, 1)
             process.send_signal(signal.SIGUSR1)

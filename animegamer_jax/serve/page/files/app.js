@@ -2,7 +2,7 @@
 
 import { again, attempt, change, follow, note, page, pauseFollowing, playing, redo, send, state, undo } from "./game.js";
 import { LineField, heldBack } from "./line.js";
-import { Away, ask, login } from "./remote.js";
+import { Away, ask, download, login } from "./remote.js";
 import {
   nextDay, open, openMeters, openTree, renderAway, renderGame, renderPicture, renderProgress, renderServer, showEnding,
 } from "./show.js";
@@ -101,6 +101,12 @@ function connectDialogs() {
     const values = Object.fromEntries(METERS.map((name) => [name, Number($(`#set-${name}`).value)]));
     change("meters", { meters: values }, "PUT");
   });
+  for (const kind of ["mp4", "gif"]) {
+    on(`#film-${kind}`, "click", (event) => {
+      event.preventDefault();
+      saveFilm(event.currentTarget, `animegamer.${kind}`);
+    });
+  }
   on("#link", "click", async () => {
     await navigator.clipboard.writeText(location.href).catch(() => prompt("", location.href));
     $("#link-done").textContent = t("copied");
@@ -128,6 +134,25 @@ function connectDialogs() {
       $("#login-error").textContent = error.status === 429 ? said(error.message) : t("wrong_password");
     }
   });
+}
+
+// Fetches a film, which takes a while, and then saves it.
+async function saveFilm(link, name) {
+  if (!link.href || link.ariaDisabled === "true") return;
+  const label = link.textContent;
+  link.ariaDisabled = "true";
+  link.textContent = t("making_film");
+  $("#link-done").textContent = "";
+  const onRefused = (error) => ($("#link-done").textContent = said(error.message));
+  await attempt(async () => saveAs(await download(link.href), name), { onRefused });
+  link.ariaDisabled = null;
+  link.textContent = label;
+}
+
+function saveAs(file, name) {
+  const address = URL.createObjectURL(file);
+  h("a", { href: address, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 60_000);
 }
 
 function connectStart() {

@@ -105,18 +105,19 @@ function renderTools() {
   $("#open-tree").hidden = !game?.others.length;
   $("#open-meters").disabled = busy || !game;
   $("#branch").disabled = busy;
+  for (const button of document.querySelectorAll("#suggestions button")) button.disabled = busy || Boolean(state.pending);
   $("#play").hidden = playing();
   $("#stop").hidden = !playing();
 }
 
 function renderStatus() {
-  const found = state.progress;
+  const found = state.away ? { status: "away" } : state.progress; // which is not known then
   let message = state.note.text;
   let share = 0;
   if (found.status === "waiting") {
     const count = found.queue_position;
     message = count ? t("waiting", { count }) : t("waiting_next");
-    if (state.server?.status === "warming up") message = t("warming");
+    if (state.server?.status === "warming up") message = t("warming_turn");
   } else if (found.status === "playing") {
     message = t("mllm");
     if (found.stage === "decoder") {
@@ -129,7 +130,7 @@ function renderStatus() {
     message = t("looking_back", { turn: shownTurn()?.turn });
   }
   $("#stage").classList.toggle("waiting", playing());
-  $("#veil").hidden = !playing();
+  $("#veil").hidden = found.status !== "playing";
   $("#veil .bar div").style.width = `${100 * share}%`;
   if ($("#status").textContent !== message) $("#status").textContent = message;
   $("#status").classList.toggle("bad", state.note.bad && !playing());
@@ -142,13 +143,15 @@ export function renderServer() {
   const warming = server.status === "warming up";
   const trouble = server.status === "failing" ? t("failing") : "";
   $("#banner").textContent = warming ? t("warming") : trouble;
+  $("#banner").classList.toggle("calm", warming);
   $("#banner").hidden = !$("#banner").textContent;
 }
 
 export function renderAway() {
+  $("#banner").classList.remove("calm");
   $("#banner").hidden = !state.away;
   $("#banner").textContent = state.away ? t("away") : "";
-  keepFocus(renderTools, other);
+  renderProgress();
 }
 
 // The card of the day, in the language of the page.

@@ -4,7 +4,7 @@ import { attempt, follow, leave, note, page, receive, send, state } from "./game
 import { ask } from "./remote.js";
 import { open, renderProgress, stage } from "./show.js";
 import { said, t } from "./text.js";
-import { $, card, h, plain } from "./views.js";
+import { $, card, h, keepFocus, plain } from "./views.js";
 
 // --- what this browser keeps ---
 
@@ -70,6 +70,12 @@ function showStart(choose = chooseCharacter) {
   leave();
   document.body.classList.add("starting");
   choose();
+  showContinue();
+  page.onPicture();
+  renderProgress();
+}
+
+function showContinue() {
   const [last] = kept("games", []);
   $("#continue").hidden = !last;
   $("#continue").replaceChildren();
@@ -77,8 +83,6 @@ function showStart(choose = chooseCharacter) {
     const go = { type: "button", class: "primary", id: "go-on", onclick: () => openGame(last) };
     $("#continue").append(h("button", go, t("continue")));
   }
-  page.onPicture();
-  renderProgress();
 }
 
 export function showGone(error) {
@@ -204,26 +208,36 @@ export async function openGames() {
   open("#games");
   await attempt(async () => {
     const found = names.length ? await ask("GET", `/games?ids=${names.join(",")}`) : [];
-    $("#games-list").replaceChildren(
-      ...found.map((one) => {
-        const count = one.turns === 1 ? t("one_turn") : t("turns", { count: one.turns });
-        const when = new Date(1000 * one.changed).toLocaleString(document.documentElement.lang);
-        return h(
-          "button",
-          {
-            type: "button", class: "card", "data-game": one.game,
-            onclick: () => {
-              $("#games").close();
-              openGame(one.game);
-            },
-          },
-          one.picture ? h("img", { src: one.picture, alt: "", loading: "lazy" }) : h("span", { class: "face" }),
-          h("span", { class: "name" }, plain(one.title) || "—", h("small", {}, `${count} · ${when}`)),
-        );
-      }),
-    );
+    $("#games-list").replaceChildren(...found.map(gameEntry));
     if (!found.length) $("#games-list").append(h("p", {}, t("no_games")));
   });
+}
+
+function gameEntry(one) {
+  const count = one.turns === 1 ? t("one_turn") : t("turns", { count: one.turns });
+  const when = new Date(1000 * one.changed).toLocaleString(document.documentElement.lang);
+  const title = plain(one.title) || "—";
+  const go = () => {
+    $("#games").close();
+    openGame(one.game);
+  };
+  const forget = () => {
+    forgetGame(one.game);
+    keepFocus(() => entry.remove(), () => $("#games .close"));
+    if (document.body.classList.contains("starting")) showContinue();
+  };
+  const entry = h(
+    "div",
+    { class: "entry" },
+    h(
+      "button",
+      { type: "button", class: "card", "data-game": one.game, onclick: go },
+      one.picture ? h("img", { src: one.picture, alt: "", loading: "lazy" }) : h("span", { class: "face" }),
+      h("span", { class: "name" }, title, h("small", {}, `${count} · ${when}`)),
+    ),
+    h("button", { type: "button", class: "forget", "aria-label": t("forget_game", { text: title }), onclick: forget }, t("forget")),
+  );
+  return entry;
 }
 
 // Begins a game from a file: a picture, or a downloaded game.

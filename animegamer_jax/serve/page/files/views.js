@@ -21,7 +21,7 @@ export function h(tag, attributes = {}, ...children) {
 // its place has it, or `other`: a neighbour of a tool does something else.
 export function keepFocus(work, other) {
   const before = document.activeElement;
-  const group = before?.closest("#board, #suggestions, .reading, #cards, #tools, #say");
+  const group = before?.closest("#board, #suggestions, .reading, #cards, #tools, #say, #games-list");
   if (!group) return work();
   const buttons = () => [...group.querySelectorAll("button")].filter((one) => !one.disabled && one.getClientRects().length);
   const place = buttons().indexOf(before);
@@ -40,7 +40,8 @@ export const METERS = ["stamina", "social", "entertainment"];
 // The three meters; `turn` is the one whose changes are shown.
 export function meters(values, turn) {
   return METERS.map((name) => {
-    const change = turn ? turn.changes[name] : 0;
+    const edited = turn && turn.meters[name] !== values[name]; // by the player, after the turn
+    const change = turn && !edited ? turn.changes[name] : 0;
     const sign = change > 0 ? `+${change}` : `${change || ""}`.replace("-", "−");
     return h(
       "div",
@@ -62,9 +63,11 @@ export function meters(values, turn) {
 
 export function day(found) {
   const goal = t(`goal_${found.goal.kind}`, { target: found.goal.target });
-  const reached = found.goal.met ? "★" : `${found.goal.reached}/${found.goal.target}`;
+  const reached = found.goal.met ? "★" : `(${t("so_far", { reached: found.goal.reached })})`;
   const turns = t("day", { number: found.number, played: found.played, turns: found.turns });
-  return [h("strong", {}, turns), h("span", {}, `${goal} ${reached}`)];
+  const isNew = found.number === 1 && found.played < 2;
+  const hint = isNew ? h("small", {}, t("goal_hint", { turns: found.turns })) : null;
+  return [h("strong", {}, turns), h("span", {}, `${goal} ${reached}`), ...(hint ? [hint] : [])];
 }
 
 // An instruction without the labels of its parts.
