@@ -237,10 +237,10 @@ def test_a_game_from_a_picture(opened, tmp_path):
     page.set_input_files("#picture-file", str(tmp_path / "hero.png"))
     page.click("#picture-form .primary")
     expect(page.locator("#picture-error")).to_contain_text("Say in a text who is in the picture")
-    page.fill("#picture-text", "xorblax")  # is held back, as a line is
+    page.fill("#picture-text", "xwaving")  # is held back, as a line is
     page.click("#picture-form .primary")
     expect(page.locator("#picture-reading #begin-anyway")).to_be_visible()
-    expect(page.locator("#picture-marks mark")).to_have_text("xorblax")
+    expect(page.locator("#picture-marks mark")).to_have_text("xwaving")
     expect(page.locator("#picture-error")).to_be_empty()
     page.click("#picture-reading [data-word=waving]")
     expect(page.locator("#begin-anyway")).to_have_count(0)
@@ -326,6 +326,12 @@ def test_a_turn_is_stopped(browser, tmp_path):
         page.press("#line", "Enter")
         expect(page.locator("#status")).to_contain_text("of 50", timeout=SECONDS)
         expect(page.locator("#undo")).to_be_disabled()
+        away = "away => import('/assets/game.js').then(game => game.setAway(away))"
+        page.evaluate(away, True)
+        expect(page.locator("#banner")).to_contain_text("The server is away")
+        expect(page.locator("#status")).to_be_empty()  # nobody knows how far the turn is
+        page.evaluate(away, False)
+        expect(page.locator("#status")).to_contain_text("of 50", timeout=SECONDS)
         page.fill("#line", "typed during the turn")
         page.click("#stop")
         expect(page.locator("#status")).to_contain_text("Stopped")
