@@ -63,7 +63,7 @@ export function meters(values, turn) {
 
 export function day(found) {
   const goal = t(`goal_${found.goal.kind}`, { target: found.goal.target });
-  const reached = found.goal.met ? "★" : `· ${t("so_far", { reached: found.goal.reached })}`;
+  const reached = found.goal.met ? "★" : `(${t("so_far", { reached: found.goal.reached })})`;
   const turns = t("day", { number: found.number, played: found.played, turns: found.turns });
   const isNew = found.number === 1 && found.played < 2;
   const hint = isNew ? h("small", {}, t("goal_hint", { turns: found.turns })) : null;
