@@ -50,6 +50,35 @@ def test_on_a_tablet(browser, address, options):
         assert wrong == []
 
 
+def test_on_low_windows(opened):
+    """All but the end of the story is seen without scrolling, and why a line is held back."""
+    page = opened
+    begin(page)
+    say(page, "running", 2)
+    page.fill("#line", "xaruto")
+    page.press("#line", "Enter")
+    page.locator("#anyway").wait_for()
+    for width, height in ((1280, 800), (1366, 650), (1024, 600), (844, 390)):
+        page.set_viewport_size({"width": width, "height": height})
+        assert page.evaluate("window.scrollY") == 0
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        for part in ("#meters", "#day", "#stage", "#say", "#anyway", "#undo"):
+            box = page.locator(part).bounding_box()
+            assert box["y"] >= 0, part
+            assert box["y"] + box["height"] <= height, (part, height)
+        assert height < 500 or page.locator("#board").bounding_box()["y"] < height - 40
+        clip, text = page.locator("#stage video.front"), page.locator("#caption")
+        assert clip.evaluate("v => v.clientHeight") > 0.35 * height
+        shown = clip.evaluate("""v => {
+          const box = v.getBoundingClientRect();
+          const wide = Math.min(box.width, (box.height * v.videoWidth) / v.videoHeight);
+          return { left: (box.left + box.right - wide) / 2, bottom: box.bottom };
+        }""")  # the caption covers none of it
+        below = text.bounding_box()["y"] >= shown["bottom"] - 1
+        right = text.bounding_box()["x"] + text.bounding_box()["width"]
+        assert below or right <= shown["left"]
+
+
 def test_on_a_phone_in_the_dark_by_keyboard(browser, address):
     with open_page(browser, address, may_fail=ENDED, **PHONE) as (page, wrong):
         page.set_default_timeout(SECONDS)
@@ -103,13 +132,22 @@ def test_by_keyboard_alone(opened):
         "home", "open-games", "open-settings", "language", "pause", "Mika", "Ren", "Hana",
         "just-type", "own-picture", "load",
     }  # fmt: skip
+    press(".skip")
+    focused("#question")
     press("[data-name=Mika]")
     press("#back")
     focused("#question")
     press("[data-name=Mika]")
+    page.go_back()  # stays on the page
+    expect(page.locator("#question")).to_have_text("Who will you be?")
+    page.go_forward()
     press("[data-name=beach]")
     count_turns(page, 1)
     focused("#line")
+    page.evaluate("document.activeElement.blur()")
+    press(".skip")
+    focused("#line")
+    count_turns(page, 1)
     page.keyboard.type("running")
     page.keyboard.press("Enter")
     count_turns(page, 2)

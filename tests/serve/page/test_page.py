@@ -83,12 +83,20 @@ def test_a_game_of_which_nothing_is_lost(opened, browser, address):
     expect(page.locator("[data-take]")).to_contain_text("take 2/2", timeout=SECONDS)
     page.click("[data-take]")  # walk through the takes
     expect(page.locator("[data-take]")).to_contain_text("take 1/2")
+    line = page.locator("#line")
     page.click("#undo")
     count_turns(page, 2)
-    expect(page.locator("#line")).not_to_have_value("")  # the line is back
-    page.fill("#line", "")
+    expect(line).not_to_have_value("")  # the line is back
+    page.click("#undo")
+    count_turns(page, 1)
+    expect(line).to_have_value("Motion: running.")  # of the turn before
+    page.click("#redo")
+    count_turns(page, 2)
+    expect(line).to_have_value("")
+    page.fill("#line", "my own")
     page.click("#redo")
     count_turns(page, 3)
+    expect(line).to_have_value("my own")
     page.click("#board .turn >> nth=0")
     caption(page, "turn 1 of 3")
     page.click("#branch")
@@ -123,6 +131,13 @@ def test_a_game_of_which_nothing_is_lost(opened, browser, address):
     page.click("#games-list .card >> nth=1")
     caption(page, "running")
     count_turns(page, 2)
+    page.click("#open-games")
+    page.click("#games-list .forget >> nth=1")
+    expect(page.locator("#games-list .card")).to_have_count(1)
+    page.reload()
+    page.click("#open-games")
+    page.locator("#games-list .card").wait_for()
+    expect(page.locator("#games-list .card")).to_have_count(1)
 
 
 @pytest.mark.slow
@@ -210,7 +225,7 @@ def test_nobody_types_into_a_void(opened):
     count_turns(page, 2)
     caption(page, "not known: xaruto, xeats")
     page.press("#line", "Enter")
-    expect(page.locator("#status")).to_contain_text("expected an instruction, found nothing")
+    expect(page.locator("#status")).to_have_text("Say what happens next.")
 
 
 def test_a_game_from_a_picture(opened, tmp_path):
@@ -218,14 +233,38 @@ def test_a_game_from_a_picture(opened, tmp_path):
     Image.new("RGB", (48, 32), "red").save(tmp_path / "hero.png")
     page.click("#own-picture")
     page.click("#picture-form .primary")
-    expect(page.locator("#picture-error")).to_contain_text("expected a picture")
+    expect(page.locator("#picture-error")).to_have_text("Choose a picture first.")
     page.set_input_files("#picture-file", str(tmp_path / "hero.png"))
-    page.fill("#picture-text", "Character: Hana; Motion: waving.")
     page.click("#picture-form .primary")
+    expect(page.locator("#picture-error")).to_contain_text("Say in a text who is in the picture")
+    page.fill("#picture-text", "xwaving")  # is held back, as a line is
+    page.click("#picture-form .primary")
+    expect(page.locator("#picture-reading #begin-anyway")).to_be_visible()
+    expect(page.locator("#picture-marks mark")).to_have_text("xwaving")
+    expect(page.locator("#picture-error")).to_be_empty()
+    page.click("#picture-reading [data-word=waving]")
+    expect(page.locator("#begin-anyway")).to_have_count(0)
+    page.fill("#picture-text", "Character: Hana; Motion: waving.")
+    page.route("**/games/picture", lambda route: (page.wait_for_timeout(400), route.continue_()))
+    with page.expect_request("**/games/picture"):
+        page.dblclick("#picture-form .primary")
+    expect(page.locator("#picture-status")).to_contain_text("Reading your picture")
     caption(page, "The game starts from your picture")
+    assert page.evaluate("JSON.parse(localStorage['animegamer.games']).length") == 1
     expect(page.locator("#still")).to_be_visible()
     say(page, "running", 1)
     expect(page.locator("#still")).to_be_hidden()
+
+
+def test_a_double_click_begins_one_game(opened):
+    """It chooses no place in whose spot the character was, and no second game."""
+    page = opened
+    page.dblclick("[data-name=Mika]")
+    expect(page.locator("#question")).to_have_text("Where does Mika begin?")
+    page.dblclick("[data-name=beach]")
+    count_turns(page, 1)
+    page.wait_for_timeout(200)
+    assert page.evaluate("JSON.parse(localStorage['animegamer.games']).length") == 1
 
 
 def test_a_day_has_an_end(opened):
@@ -233,19 +272,42 @@ def test_a_day_has_an_end(opened):
     begin(page)
     page.click("#open-meters")
     page.fill("#set-stamina", "0")
+    expect(page.locator("[data-meter=stamina]")).to_contain_text("+5")
     page.click("#edit .primary")
+    expect(page.locator("[data-meter=stamina]")).to_have_text(
+        "Stamina0"
+    )  # the turn's change is void
     expect(page.locator("#ending-title")).to_contain_text("Mika has no stamina left")
     expect(page.locator("#ending-card")).to_be_visible(timeout=SECONDS)
     with page.expect_download() as download:
         page.click("#ending-save")
     assert format_of(download.value) == "PNG"
-    page.click("#next-day")
+    page.keyboard.press("Escape")  # the day is still over
+    expect(page.locator("#suggestions button")).to_have_text(["Next day", "Card of the day"])
+    page.fill("#line", "running")
+    page.press("#line", "Enter")
+    expect(page.locator("#ending")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.click("#suggestions button >> nth=1")
+    expect(page.locator("#ending")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.click("#suggestions button >> nth=0")
     expect(page.locator("#day")).to_contain_text("Day 2: 0 of 10")
     assert page.get_attribute("[data-meter=stamina]", "data-value") == "50"
     page.click("#open-save")
+    page.route("**/film.gif*", lambda route: (page.wait_for_timeout(300), route.continue_()))
     with page.expect_download() as download:
         page.click("#film-gif")
+        expect(page.locator("#film-gif")).to_have_text("Making the film …")
     assert format_of(download.value) == "GIF"
+    expect(page.locator("#film-gif")).to_have_text("Film (GIF)")
+    page.keyboard.press("Escape")
+    page.click("#home")
+    page.click("#just-type")
+    expect(page.locator("#day")).to_contain_text("10 turns for it")
+    page.click("#open-save")
+    for name in ("film-mp4", "film-gif", "card", "archive"):
+        expect(page.locator(f"#{name}")).to_have_css("opacity", "0.45")  # there is no turn
 
 
 def test_a_turn_is_stopped(browser, tmp_path):
@@ -264,13 +326,34 @@ def test_a_turn_is_stopped(browser, tmp_path):
         page.press("#line", "Enter")
         expect(page.locator("#status")).to_contain_text("of 50", timeout=SECONDS)
         expect(page.locator("#undo")).to_be_disabled()
+        away = "away => import('/assets/game.js').then(game => game.setAway(away))"
+        page.evaluate(away, True)
+        expect(page.locator("#banner")).to_contain_text("The server is away")
+        expect(page.locator("#status")).to_be_empty()  # nobody knows how far the turn is
+        page.evaluate(away, False)
+        expect(page.locator("#status")).to_contain_text("of 50", timeout=SECONDS)
         page.fill("#line", "typed during the turn")
         page.click("#stop")
         expect(page.locator("#status")).to_contain_text("Stopped")
         assert page.input_value("#line") == "typed during the turn"
         count_turns(page, 1)
-        process.send_signal(signal.SIGUSR1)
-        say(page, "jump", 2)
+        page.fill("#line", "jump")
+        page.press("#line", "Enter")
+        expect(page.locator("#status")).to_contain_text("of 50", timeout=SECONDS)
+        with open_page(browser, "about:blank") as (other, _):  # a window that is slower
+            other.set_default_timeout(SECONDS)
+            other.route("**/events", lambda route: route.abort())
+            other.goto(page.url)
+            ready(other)
+            other.fill("#line", "slower")
+            other.press("#line", "Enter")
+            other.locator("#status.bad").wait_for()
+            other.unroute("**/events")
+            process.send_signal(signal.SIGUSR1)
+            count_turns(other, 2)
+            expect(other.locator("#status")).to_contain_text("Another window has played a turn")
+            expect(other.locator("#line")).to_have_value("slower")
+        count_turns(page, 2)
         assert wrong == []
 
 
@@ -333,6 +416,19 @@ def test_a_game_is_kept_and_shared(browser, address, tmp_path):
         assert wrong == []
 
 
+def test_the_page_waits_for_a_server_that_is_away(browser, address):
+    """It says so, and is built as soon as the first answer comes."""
+    with open_page(browser, "about:blank") as (page, _):
+        page.set_default_timeout(SECONDS)
+        for path in ("assets/lang/en.json", "api/v1/server"):
+            page.route(f"{address}/{path}", lambda route: route.abort(), times=1)
+        page.goto(address)
+        expect(page.locator("#banner")).to_contain_text("The server is away")
+        ready(page)
+        expect(page.locator("#banner")).to_be_hidden()
+        page.locator("[data-name=Mika]").wait_for()
+
+
 def test_what_players_say_is_never_run(opened):
     page = opened
     said = '<img src=x onerror="window.ran=1"> שלום 🎈 &lt;b&gt;'
@@ -351,12 +447,17 @@ def test_the_page_is_ready_while_the_model_compiles(browser, tmp_path):
         with open_page(browser, address, may_fail=ENDED, **WIDE) as (page, wrong):
             page.set_default_timeout(SECONDS)
             ready(page)
-            expect(page.locator("#banner")).to_contain_text("being prepared")
+            banner = page.locator("#banner")
+            expect(banner).to_contain_text("about a minute")
+            red = "b => /rgb.125, 29, 22/.test(getComputedStyle(b).backgroundColor)"
+            assert not banner.evaluate(red)
+            expect(page.locator("#intro")).to_contain_text("a model draws it")
             assert is_playing(page)
             begin(page)
             page.click("#suggestions button >> nth=0")
             expect(page.locator("#status")).to_contain_text("being prepared")
             expect(page.locator("#stop")).to_be_visible()
+            expect(page.locator("#suggestions button").first).to_be_disabled()
             assert of_server(address)["status"] == "warming up"
             count_turns(page, 1)
             process.send_signal(signal.SIGUSR1)

@@ -1,65 +1,34 @@
 // The page's controls, the line first; and its start.
 
-import { again, attempt, change, follow, note, page, pauseFollowing, playing, send, state, undo } from "./game.js";
-import { Away, ask, login } from "./remote.js";
-import { open, openMeters, openTree, renderAway, renderGame, renderPicture, renderProgress, renderServer } from "./show.js";
-import { begin, chooseCharacter, keep, kept, openGames, openHash, showGone, showStart, upload } from "./start.js";
+import { again, attempt, change, follow, note, page, pauseFollowing, playing, redo, send, state, undo } from "./game.js";
+import { LineField, heldBack } from "./line.js";
+import { Away, ask, download, login } from "./remote.js";
+import {
+  nextDay, open, openMeters, openTree, renderAway, renderGame, renderPicture, renderProgress, renderServer, showEnding,
+} from "./show.js";
+import { begin, followHistory, goBack, goHome, keep, kept, openGames, route, showGone, upload } from "./start.js";
 import * as text from "./text.js";
 import { said, t } from "./text.js";
-import { $, METERS, h, keepFocus, marks, parts, reading } from "./views.js";
+import { $, METERS, h, parts } from "./views.js";
 
 // --- the line ---
 
-let readTimer = 0;
-
-function readSoon() {
-  clearTimeout(readTimer);
-  renderReading();
-  readTimer = setTimeout(readNow, 160);
-}
-
-async function readNow() {
-  const line = $("#line").value;
-  if (!line.trim()) state.reading = null;
-  else {
-    try {
-      state.reading = await ask("POST", "/read", { text: line });
-      state.read = line;
-    } catch {
-      return; // it only helps
-    }
-  }
-  if ($("#line").value === line) renderReading();
-}
-
-function renderReading() {
-  const line = $("#line").value;
-  $("#marks").replaceChildren(...marks(line, state.reading));
-  $("#marks").scrollLeft = $("#line").scrollLeft;
-  const found = reading(state.reading, replaceWord);
-  if (state.refused === line && line) {
-    const anyway = { type: "button", id: "anyway", onclick: () => send(line, { anyway: true }) };
-    found.unshift(h("strong", {}, t("not_understood")), h("button", anyway, t("play_anyway")));
-  }
-  keepFocus(() => $("#reading").replaceChildren(...found), () => $("#line"));
-}
-
-function replaceWord(word, near) {
-  const line = $("#line").value;
-  $("#line").value = line.slice(0, word.start) + near + line.slice(word.end);
-  $("#line").focus();
-  readNow();
-}
+const line = new LineField({
+  line: "#line",
+  shown: "#marks",
+  list: "#reading",
+  held: (text) => heldBack(t("not_understood"), t("play_anyway"), "anyway", () => send(text, { anyway: true })),
+});
+const pictureLine = new LineField({
+  line: "#picture-text",
+  shown: "#picture-marks",
+  list: "#picture-reading",
+  held: () => heldBack(t("not_understood"), t("begin_anyway"), "begin-anyway", beginFromPicture),
+});
 
 // Plays a line if the model knows a word of it; else asks first.
-async function sendRead(line) {
-  clearTimeout(readTimer);
-  if (state.read !== line) await readNow();
-  if (state.read === line && state.reading && !state.reading.understood) {
-    state.refused = line;
-    return renderReading();
-  }
-  return send(line);
+async function sendRead(text) {
+  if (await line.passes()) await send(text);
 }
 
 // --- what is clicked and typed ---
@@ -71,8 +40,8 @@ function connect() {
     onGame: renderGame,
     onProgress: renderProgress,
     onPicture: renderPicture,
-    onReading: renderReading,
-    onLine: readSoon,
+    onLine: (text) => (text ? line.set(text) : line.clear()),
+    onUnknown: (text, found) => line.refuse(text, found),
     onAway: () => {
       renderAway();
       if (!state.away) refreshServer();
@@ -81,9 +50,8 @@ function connect() {
     onLogin: () => open("#login"),
   });
   connectGame();
-  connectDialogs();
   connectStart();
-  addEventListener("hashchange", () => openHash() || showStart());
+  addEventListener("popstate", followHistory);
   document.addEventListener("visibilitychange", () => {
     if (!state.game) return;
     if (document.hidden) pauseFollowing();
@@ -92,21 +60,22 @@ function connect() {
 }
 
 function connectGame() {
+  on(".skip", "click", (event) => {
+    event.preventDefault(); // the address names the game
+    (document.body.classList.contains("starting") ? $("#question") : $("#line")).focus();
+  });
   on("#say", "submit", (event) => {
     event.preventDefault();
-    const line = $("#line").value;
+    const text = $("#line").value;
     if (playing()) return;
-    if (!line.trim()) return note(said("expected an instruction, found nothing: say what happens next"), true);
-    sendRead(line);
+    if (state.game.day?.ending) return showEnding();
+    if (!text.trim()) return note(said("expected an instruction, found nothing: say what happens next"), true);
+    sendRead(text);
   });
-  on("#line", "input", () => {
-    if (state.note.text) note("");
-    readSoon();
-  });
-  on("#line", "scroll", () => ($("#marks").scrollLeft = $("#line").scrollLeft));
+  on("#line", "input", () => state.note.text && note(""));
   on("#stop", "click", () => attempt(() => ask("POST", `/games/${state.game.game}/stop`)));
   on("#undo", "click", undo);
-  on("#redo", "click", () => change("redo"));
+  on("#redo", "click", redo);
   on("#again", "click", again);
   on("#branch", "click", () => change("go", { turn: state.shown }));
   on("#open-parts", "click", () => {
@@ -132,6 +101,12 @@ function connectDialogs() {
     const values = Object.fromEntries(METERS.map((name) => [name, Number($(`#set-${name}`).value)]));
     change("meters", { meters: values }, "PUT");
   });
+  for (const kind of ["mp4", "gif"]) {
+    on(`#film-${kind}`, "click", (event) => {
+      event.preventDefault();
+      saveFilm(event.currentTarget, `animegamer.${kind}`);
+    });
+  }
   on("#link", "click", async () => {
     await navigator.clipboard.writeText(location.href).catch(() => prompt("", location.href));
     $("#link-done").textContent = t("copied");
@@ -140,10 +115,7 @@ function connectDialogs() {
     keep("rules", $("#rules").checked);
     if (state.game) change("rules", { rules: $("#rules").checked ? "day" : "off" }, "PUT");
   });
-  on("#next-day", "click", () => {
-    $("#ending").close();
-    change("day");
-  });
+  on("#next-day", "click", nextDay);
   on("#play-on", "click", () => {
     $("#ending").close();
     change("rules", { rules: "off" }, "PUT");
@@ -164,12 +136,28 @@ function connectDialogs() {
   });
 }
 
+// Fetches a film, which takes a while, and then saves it.
+async function saveFilm(link, name) {
+  if (!link.href || link.ariaDisabled === "true") return;
+  const label = link.textContent;
+  link.ariaDisabled = "true";
+  link.textContent = t("making_film");
+  $("#link-done").textContent = "";
+  const onRefused = (error) => ($("#link-done").textContent = said(error.message));
+  await attempt(async () => saveAs(await download(link.href), name), { onRefused });
+  link.ariaDisabled = null;
+  link.textContent = label;
+}
+
+function saveAs(file, name) {
+  const address = URL.createObjectURL(file);
+  h("a", { href: address, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 60_000);
+}
+
 function connectStart() {
-  on("#home", "click", showStart);
-  on("#back", "click", () => {
-    chooseCharacter();
-    $("#question").focus({ preventScroll: true });
-  });
+  on("#home", "click", goHome);
+  on("#back", "click", goBack);
   on("#just-type", "click", () => begin({}));
   on("#load", "click", () => $("#load-file").click());
   on("#load-file", "change", () => upload("archive", { archive: $("#load-file").files[0] }));
@@ -178,13 +166,20 @@ function connectStart() {
     $("#picture-text").placeholder = state.server.words.examples[0] ?? "";
     open("#picture");
   });
-  on("#picture-form", "submit", (event) => {
+  on("#picture-form", "submit", async (event) => {
     event.preventDefault();
-    const [file] = $("#picture-file").files;
-    if (!file) return ($("#picture-error").textContent = said("expected a picture"));
-    const rules = kept("rules", true) ? "day" : "off";
-    upload("picture", { picture: file, text: $("#picture-text").value, rules });
+    const text = $("#picture-text").value;
+    $("#picture-error").textContent = "";
+    if (!$("#picture-file").files.length) $("#picture-error").textContent = said("expected a picture");
+    else if (!text.trim()) $("#picture-error").textContent = said("expected a text with the picture");
+    else if (await pictureLine.passes()) beginFromPicture();
   });
+}
+
+function beginFromPicture() {
+  const [picture] = $("#picture-file").files;
+  const rules = kept("rules", true) ? "day" : "off";
+  return upload("picture", { picture, text: $("#picture-text").value, rules });
 }
 
 // --- the start ---
@@ -195,22 +190,17 @@ async function refreshServer() {
   } catch (error) {
     if (error.status === 401) open("#login");
     else if (error instanceof Away) setTimeout(refreshServer, 1000);
-    return false;
+    return;
   }
   renderServer();
   renderProgress();
   if (state.server.status === "warming up") setTimeout(refreshServer, 1000);
-  return true;
 }
 
 // Builds what depends on the server's words and on the language.
 function buildLists() {
   const character = () => state.game?.scene.character;
-  const onLine = (line) => {
-    $("#line").value = line;
-    readSoon();
-  };
-  $("#parts").replaceChildren(...parts(state.server.words, { character, onLine }));
+  $("#parts").replaceChildren(...parts(state.server.words, { character, onLine: (text) => line.set(text) }));
   const levels = state.server.motion_levels.map((level) => h("option", { value: level }, `${level}`));
   $("#level").replaceChildren(h("option", { value: 0 }, t("level_auto")), ...levels);
 }
@@ -219,17 +209,40 @@ function rebuild() {
   buildLists();
   renderServer();
   if (state.game) renderGame();
-  else showStart();
-  renderReading();
+  else route();
+  line.render();
+  pictureLine.render();
+}
+
+// Runs something until the server answers, and says meanwhile that it is away.
+async function insist(work) {
+  for (;;) {
+    try {
+      const found = await work();
+      $("#banner").hidden = true;
+      return found;
+    } catch (error) {
+      if (error.status === 401) {
+        open("#login"); // whoever logs in loads the page again
+        await new Promise(() => {});
+      }
+      $("#banner").hidden = false;
+      await new Promise((done) => setTimeout(done, 1000));
+    }
+  }
 }
 
 async function start() {
   const language = text.preferred();
   $("#language").value = language;
-  const [, answered] = await Promise.all([text.load(language), refreshServer()]);
-  connect();
-  if (!answered) return;
+  $("#bar").inert = $("main").inert = true; // until it is known what is played here
+  await insist(() => text.load(language));
+  connectDialogs();
+  state.server = await insist(() => ask("GET", "/server"));
   const { server } = state;
+  connect();
+  renderServer();
+  if (server.status === "warming up") setTimeout(refreshServer, 1000);
   $("#steps").max = server.max_steps;
   $("#steps").placeholder = `${server.steps}`;
   $("#window").max = server.window;
@@ -237,7 +250,8 @@ async function start() {
   $("#rules").checked = kept("rules", true);
   document.title = `AnimeGamer: ${server.model}`;
   buildLists();
-  if (!openHash()) showStart();
+  route();
+  $("#bar").inert = $("main").inert = false;
   document.body.dataset.ready = "";
 }
 

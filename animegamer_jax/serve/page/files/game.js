@@ -10,10 +10,9 @@ export const state = {
   shown: null, // id of an earlier turn that is looked at; null: the last
   progress: { status: "idle" },
   picture: null, // a first picture of the turn that is played
-  reading: null, // of the line that is typed
   pending: null, // the turn that was sent and is not played yet
-  character: "", // chosen on the first screen
-  refused: null, // the line of which the model knows no word
+  given: "", // the line that undo has filled in
+  raced: false, // another window was faster with a turn
   boarded: null, // id of the turn to which the story was scrolled
   ended: "", // the day whose end was shown
   note: { text: "", bad: false },
@@ -26,8 +25,8 @@ export const page = {
   onGame() {},
   onProgress() {},
   onPicture() {},
-  onReading() {},
-  onLine() {}, // the page has filled in the line
+  onLine() {}, // the page fills in the line, or clears it
+  onUnknown() {}, // the model knows no word of a line
   onAway() {},
   onGone() {},
   onLogin() {},
@@ -87,7 +86,7 @@ export function pauseFollowing() {
 export function leave() {
   follower?.close();
   follower = null;
-  Object.assign(state, { game: null, shown: null, pending: null, picture: null, boarded: null });
+  Object.assign(state, { game: null, shown: null, pending: null, picture: null, boarded: null, given: "", raced: false });
   state.progress = { status: "idle" };
   state.note = { text: "", bad: false };
 }
@@ -99,6 +98,8 @@ export function receive(game) {
   if (before && before.head !== game.head) {
     state.shown = state.picture = null;
     if (state.note.bad || !state.acting) state.note = { text: "", bad: false };
+    if (state.raced) state.note = { text: t("raced"), bad: true };
+    state.raced = false;
   }
   const sent = state.pending;
   if (sent && game.head !== sent.head) {
@@ -118,8 +119,9 @@ function expirePicture() {
 function settle(progress) {
   const sent = state.pending;
   state.pending = null;
+  state.raced = false;
   setPicture(null);
-  if (sent && !$("#line").value) $("#line").value = sent.line;
+  if (sent?.line && !$("#line").value) page.onLine(sent.line);
   note(said(progress.error) || t("stopped"), progress.status === "failed");
 }
 
@@ -163,19 +165,18 @@ async function post(sent) {
     state.pending = null;
     state.progress = { status: "idle" };
     page.onProgress();
-    if (!retry && !$("#line").value) $("#line").value = line;
+    if (!retry && !$("#line").value) page.onLine(line);
     if (error.code === "unknown words") {
-      state.reading = error.reading;
-      state.refused = line;
-      page.onReading();
+      page.onUnknown(line, error.reading);
       note("");
       return;
     }
     if (error.code === "conflict") {
       receive(await ask("GET", `/games/${state.game.game}`));
-      note(t("changed"), true);
+      note(t(retry ? "changed" : "raced"), true);
       return;
     }
+    state.raced = !retry && error.message.startsWith("a turn of this game is being played");
     throw error;
   }
 }
@@ -197,14 +198,9 @@ export async function send(line, { anyway = false } = {}) {
   if (state.pending || !state.game) return;
   performance.mark("sent");
   note("");
-  const emptied = $("#line").value === line;
   const options = { ...settings(), anyway };
   state.pending = { line, head: state.game.head, options };
-  if (emptied) {
-    $("#line").value = "";
-    state.reading = state.refused = null;
-    page.onReading();
-  }
+  if ($("#line").value === line) page.onLine("");
   await attempt(() => post(state.pending));
 }
 
@@ -237,11 +233,17 @@ export async function change(path, body = {}, method = "POST") {
 
 export async function undo() {
   const line = state.game.turns.at(-1)?.instruction ?? "";
-  if (await change("undo")) {
-    if (!$("#line").value) $("#line").value = line;
-    note(t("undone"));
-    page.onLine();
-  }
+  if (!(await change("undo"))) return;
+  const typed = $("#line").value;
+  if (typed && typed !== state.given) return; // the player's own
+  state.given = line;
+  page.onLine(line);
+  note(t("undone"));
+}
+
+export async function redo() {
+  if (!(await change("redo"))) return;
+  if (state.given && $("#line").value === state.given) page.onLine("");
 }
 
 export function look(turn) {

@@ -18,6 +18,24 @@ export class Refused extends Error {
 
 export class Away extends Error {}
 
+async function reach(address, options) {
+  let answer;
+  try {
+    answer = await fetch(address, options);
+  } catch {
+    throw new Away();
+  }
+  if ([502, 503, 504].includes(answer.status)) throw new Away();
+  return answer;
+}
+
+// Returns a file of the server.
+export async function download(address) {
+  const answer = await reach(address);
+  if (!answer.ok) throw new Refused(answer.status, await answer.json().catch(() => ({})));
+  return answer.blob();
+}
+
 export async function ask(method, path, body) {
   const options = { method, headers: {} };
   if (body instanceof FormData) options.body = body;
@@ -25,13 +43,7 @@ export async function ask(method, path, body) {
     options.headers["content-type"] = "application/json";
     options.body = JSON.stringify(body);
   }
-  let answer;
-  try {
-    answer = await fetch(BASE + path, options);
-  } catch {
-    throw new Away();
-  }
-  if ([502, 503, 504].includes(answer.status)) throw new Away();
+  const answer = await reach(BASE + path, options);
   const type = answer.headers.get("content-type") ?? "";
   const found = type.includes("json") ? await answer.json() : {};
   if (!answer.ok) throw new Refused(answer.status, found);

@@ -3,7 +3,7 @@
 import { change, look, looksBack, playing, send, shownTurn, state } from "./game.js";
 import { Stage } from "./stage.js";
 import { t } from "./text.js";
-import { $, METERS, board, caption, day, firstCaption, h, keepFocus, meters, plain, suggestion, tree } from "./views.js";
+import { $, METERS, board, caption, day, firstCaption, h, keepFocus, line, meters, plain, suggestion, tree } from "./views.js";
 
 export const stage = new Stage($("#stage"), { onPlaying: (address) => performance.mark(`playing ${address}`) });
 
@@ -29,9 +29,7 @@ function renderAll(game) {
   } else if (game.picture) stage.showStill(game.picture.picture, t("picture_alt"));
   else stage.clear();
   renderPicture();
-  $("#suggestions").replaceChildren(
-    ...game.suggestions.map((found) => suggestion(found, () => send(found.instruction, { anyway: true }))),
-  );
+  $("#suggestions").replaceChildren(...(game.day?.ending ? nextSteps() : suggestions(game)));
   renderBoard(turn);
   $("#branch").hidden = !looksBack();
   $("#rules").checked = game.rules === "day";
@@ -49,6 +47,21 @@ function renderAll(game) {
   renderEnding();
 }
 
+function suggestions(game) {
+  return game.suggestions.map((found) => suggestion(found, () => send(found.instruction, { anyway: true })));
+}
+
+// What is left to do when the day is over.
+function nextSteps() {
+  const button = (name, onclick, type = "") => h("button", { type: "button", class: type, "data-step": name, onclick }, t(name));
+  return [button("next_day", nextDay, "primary"), button("card", showEnding)];
+}
+
+export function nextDay() {
+  $("#ending").close();
+  change("day");
+}
+
 // The first picture of the turn that is played covers the clip before it, with its own line. It
 // is for the eyes alone: the line is the player's, and the clip has a name of its own.
 export function renderPicture() {
@@ -61,7 +74,7 @@ export function renderPicture() {
   if (!game) return;
   if (visible) $("#caption").replaceChildren(...firstCaption(picture));
   else if (turn) $("#caption").replaceChildren(...caption(turn, game.turns.length));
-  else if (game.picture) $("#caption").textContent = `${plain(game.picture.instruction)} — ${t("starting_picture")}`;
+  else if (game.picture) $("#caption").replaceChildren(line(plain(game.picture.instruction)), h("small", {}, t("starting_picture")));
   else $("#caption").textContent = t("no_turn");
 }
 
@@ -92,18 +105,19 @@ function renderTools() {
   $("#open-tree").hidden = !game?.others.length;
   $("#open-meters").disabled = busy || !game;
   $("#branch").disabled = busy;
+  for (const button of document.querySelectorAll("#suggestions button")) button.disabled = busy || Boolean(state.pending);
   $("#play").hidden = playing();
   $("#stop").hidden = !playing();
 }
 
 function renderStatus() {
-  const found = state.progress;
+  const found = state.away ? { status: "away" } : state.progress; // which is not known then
   let message = state.note.text;
   let share = 0;
   if (found.status === "waiting") {
     const count = found.queue_position;
     message = count ? t("waiting", { count }) : t("waiting_next");
-    if (state.server?.status === "warming up") message = t("warming");
+    if (state.server?.status === "warming up") message = t("warming_turn");
   } else if (found.status === "playing") {
     message = t("mllm");
     if (found.stage === "decoder") {
@@ -116,7 +130,7 @@ function renderStatus() {
     message = t("looking_back", { turn: shownTurn()?.turn });
   }
   $("#stage").classList.toggle("waiting", playing());
-  $("#veil").hidden = !playing();
+  $("#veil").hidden = found.status !== "playing";
   $("#veil .bar div").style.width = `${100 * share}%`;
   if ($("#status").textContent !== message) $("#status").textContent = message;
   $("#status").classList.toggle("bad", state.note.bad && !playing());
@@ -129,13 +143,15 @@ export function renderServer() {
   const warming = server.status === "warming up";
   const trouble = server.status === "failing" ? t("failing") : "";
   $("#banner").textContent = warming ? t("warming") : trouble;
+  $("#banner").classList.toggle("calm", warming);
   $("#banner").hidden = !$("#banner").textContent;
 }
 
 export function renderAway() {
+  $("#banner").classList.remove("calm");
   $("#banner").hidden = !state.away;
   $("#banner").textContent = state.away ? t("away") : "";
-  keepFocus(renderTools, other);
+  renderProgress();
 }
 
 // The card of the day, in the language of the page.
@@ -147,11 +163,20 @@ function fileAddress(name) {
   return `/api/v1/games/${state.game.game}/${name}?head=${state.game.head}`;
 }
 
+// Shows the end of a day by itself, once.
 function renderEnding() {
   const { day: now, turns } = state.game;
   const mark = now?.ending ? `${state.game.game} ${now.number} ${state.game.head}` : "";
   if (!mark || mark === state.ended) return;
   state.ended = mark;
+  // The last clip is seen first.
+  setTimeout(() => {
+    if (state.ended === mark && state.game?.day?.ending && state.game.turns.length === turns.length) showEnding();
+  }, 2200);
+}
+
+export function showEnding() {
+  const now = state.game.day;
   const name = state.game.scene.character || t("somebody");
   const number = now.number;
   $("#ending-title").textContent = now.ending === "exhausted" ? t("exhausted", { name }) : t("evening", { number });
@@ -164,10 +189,7 @@ function renderEnding() {
   $("#ending-card").src = address;
   $("#ending-card").alt = t("card_alt");
   $("#ending-save").href = address;
-  // The last clip is seen first.
-  setTimeout(() => {
-    if (state.ended === mark && state.game?.turns.length === turns.length) open("#ending");
-  }, 2200);
+  open("#ending");
 }
 
 // --- dialogs ---

@@ -4,7 +4,7 @@ import { attempt, follow, leave, note, page, receive, send, state } from "./game
 import { ask } from "./remote.js";
 import { open, renderProgress, stage } from "./show.js";
 import { said, t } from "./text.js";
-import { $, card, h, plain } from "./views.js";
+import { $, card, h, keepFocus, plain } from "./views.js";
 
 // --- what this browser keeps ---
 
@@ -34,11 +34,48 @@ function forgetGame(name) {
 
 // --- a new game ---
 
-export function showStart() {
+// Shows what the page's address and its place in the browser's history name: a game, the choice of
+// a place, or the first screen.
+export function route() {
+  const name = new URLSearchParams(location.hash.slice(1)).get("game");
+  if (name) return name === state.game?.game ? undefined : openGame(name);
+  const { character } = history.state ?? {};
+  if (state.server.words.characters.includes(character)) return showStart(() => choosePlace(character));
+  if (location.hash && state.game) return undefined; // it names nothing
+  return showStart();
+}
+
+// Follows the browser's Back and Forward.
+export function followHistory() {
+  route();
+  if (document.body.classList.contains("starting")) focusQuestion();
+}
+
+export function goHome() {
+  if (location.hash || history.state?.character) history.pushState(null, "", location.pathname);
+  showStart();
+}
+
+export function goBack() {
+  if (history.state?.character) history.back();
+  else showStart();
+  focusQuestion();
+}
+
+function focusQuestion() {
+  $("#question").focus({ preventScroll: true });
+}
+
+function showStart(choose = chooseCharacter) {
   leave();
-  if (location.hash) history.pushState(null, "", location.pathname);
   document.body.classList.add("starting");
-  chooseCharacter();
+  choose();
+  showContinue();
+  page.onPicture();
+  renderProgress();
+}
+
+function showContinue() {
   const [last] = kept("games", []);
   $("#continue").hidden = !last;
   $("#continue").replaceChildren();
@@ -46,12 +83,10 @@ export function showStart() {
     const go = { type: "button", class: "primary", id: "go-on", onclick: () => openGame(last) };
     $("#continue").append(h("button", go, t("continue")));
   }
-  page.onPicture();
-  renderProgress();
 }
 
 export function showGone(error) {
-  showStart();
+  goHome();
   note(error.code === "no game" ? t("gone") : said(error.message), true);
 }
 
@@ -64,21 +99,25 @@ function hero(character, place) {
   stage.show(found.clip);
 }
 
-export function chooseCharacter() {
-  state.character = "";
+function chooseCharacter() {
   const { words, portraits } = state.server;
   $("#question").textContent = words.characters.length ? t("who") : t("what_next");
   $("#back").hidden = true;
   $("#cards").replaceChildren(
-    ...words.characters.map((name) => card(name, portraits, () => choosePlace(name))),
+    ...words.characters.map((name) => card(name, portraits, () => goToPlace(name))),
   );
   hero("", "");
 }
 
+function goToPlace(name) {
+  if (!state.server.words.places.length) return begin({}, `Character: ${name}.`);
+  history.pushState({ character: name }, "", location.pathname);
+  choosePlace(name);
+  return focusQuestion();
+}
+
 function choosePlace(name) {
-  state.character = name;
   const { words, places } = state.server;
-  if (!words.places.length) return begin({}, `Character: ${name}.`);
   $("#question").textContent = t("where", { name });
   $("#back").hidden = false;
   $("#cards").replaceChildren(
@@ -90,7 +129,6 @@ function choosePlace(name) {
       return button;
     }),
   );
-  $("#question").focus({ preventScroll: true });
   hero(name, "");
 }
 
@@ -104,7 +142,24 @@ async function beginAt(character, place) {
   await begin({}, parts.filter(Boolean).join("; "));
 }
 
-export async function begin(wanted, line = "") {
+let beginning = false;
+
+// Runs what begins a game: once, however often it is clicked.
+async function once(work) {
+  if (beginning) return;
+  beginning = true;
+  try {
+    await work();
+  } finally {
+    beginning = false;
+  }
+}
+
+export function begin(wanted, line = "") {
+  return once(() => beginOnce(wanted, line));
+}
+
+async function beginOnce(wanted, line) {
   const settings = { rules: kept("rules", true) ? "day" : "off" };
   const seed = $("#seed").valueAsNumber;
   if (Number.isInteger(seed)) settings.seed = seed;
@@ -126,8 +181,7 @@ export async function begin(wanted, line = "") {
 // Shows a game that the server has just answered with.
 function enter(game) {
   if (state.game?.game !== game.game) leave();
-  $("#line").value = "";
-  state.reading = null;
+  page.onLine("");
   state.shown = null;
   state.note = { text: game.note ?? "", bad: false };
   document.body.classList.remove("starting");
@@ -135,7 +189,6 @@ function enter(game) {
   if (location.hash !== `#game=${game.game}`) history.pushState(null, "", `#game=${game.game}`);
   receive(game);
   follow(game.game);
-  page.onReading();
   if (matchMedia("(hover: hover)").matches) $("#line").focus({ preventScroll: true });
   else scrollTo(0, 0);
 }
@@ -149,44 +202,62 @@ export async function openGame(name) {
   });
 }
 
-// Opens the game that the page's address names.
-export function openHash() {
-  const name = new URLSearchParams(location.hash.slice(1)).get("game");
-  if (!name) return false;
-  if (name !== state.game?.game) openGame(name);
-  return true;
-}
-
 // The games of this browser.
 export async function openGames() {
   const names = kept("games", []);
   open("#games");
   await attempt(async () => {
     const found = names.length ? await ask("GET", `/games?ids=${names.join(",")}`) : [];
-    $("#games-list").replaceChildren(
-      ...found.map((one) => {
-        const count = one.turns === 1 ? t("one_turn") : t("turns", { count: one.turns });
-        const when = new Date(1000 * one.changed).toLocaleString(document.documentElement.lang);
-        return h(
-          "button",
-          {
-            type: "button", class: "card", "data-game": one.game,
-            onclick: () => {
-              $("#games").close();
-              openGame(one.game);
-            },
-          },
-          one.picture ? h("img", { src: one.picture, alt: "", loading: "lazy" }) : h("span", { class: "face" }),
-          h("span", { class: "name" }, plain(one.title) || "—", h("small", {}, `${count} · ${when}`)),
-        );
-      }),
-    );
+    $("#games-list").replaceChildren(...found.map(gameEntry));
     if (!found.length) $("#games-list").append(h("p", {}, t("no_games")));
   });
 }
 
+function gameEntry(one) {
+  const count = one.turns === 1 ? t("one_turn") : t("turns", { count: one.turns });
+  const when = new Date(1000 * one.changed).toLocaleString(document.documentElement.lang);
+  const title = plain(one.title) || "—";
+  const go = () => {
+    $("#games").close();
+    openGame(one.game);
+  };
+  const forget = () => {
+    forgetGame(one.game);
+    keepFocus(() => entry.remove(), () => $("#games .close"));
+    if (document.body.classList.contains("starting")) showContinue();
+  };
+  const entry = h(
+    "div",
+    { class: "entry" },
+    h(
+      "button",
+      { type: "button", class: "card", "data-game": one.game, onclick: go },
+      one.picture ? h("img", { src: one.picture, alt: "", loading: "lazy" }) : h("span", { class: "face" }),
+      h("span", { class: "name" }, title, h("small", {}, `${count} · ${when}`)),
+    ),
+    h("button", { type: "button", class: "forget", "aria-label": t("forget_game", { text: title }), onclick: forget }, t("forget")),
+  );
+  return entry;
+}
+
 // Begins a game from a file: a picture, or a downloaded game.
-export async function upload(kind, fields) {
+export function upload(kind, fields) {
+  return once(async () => {
+    showReading(kind, true);
+    await uploadOnce(kind, fields).finally(() => showReading(kind, false));
+  });
+}
+
+function showReading(kind, busy) {
+  if (kind === "picture") {
+    if (busy) $("#picture-error").textContent = "";
+    $("#picture-form .primary").disabled = busy;
+    $("#picture-status").textContent = busy ? t("reading_picture") : "";
+  } else if (busy) note(t("reading_game"));
+  else if (!state.note.bad && !state.game) note("");
+}
+
+async function uploadOnce(kind, fields) {
   const form = new FormData();
   for (const [name, value] of Object.entries(fields)) form.append(name, value);
   await attempt(

@@ -12,6 +12,7 @@ export function preferred() {
 
 export async function load(language) {
   const answer = await fetch(`/assets/lang/${language}.json`);
+  if (!answer.ok) throw new Error(language);
   texts = await answer.json();
   document.documentElement.lang = language;
   for (const element of document.querySelectorAll("[data-t]")) {
@@ -31,8 +32,8 @@ export function t(name, values = {}) {
   return text.replace(/\{(\w+)\}/g, (whole, key) => values[key] ?? whole);
 }
 
-// A message of the server, which speaks English: in another language by the first pattern that
-// matches it. A value that names a field is shown as the field's label.
+// A message of the server, which speaks a programmer's English, in the player's language: by the
+// first pattern that matches it. A value that names a field is shown as the field's label.
 export function said(message) {
   for (const [pattern, text] of Object.entries(texts.errors)) {
     const found = message.match(new RegExp(pattern));

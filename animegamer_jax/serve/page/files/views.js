@@ -21,7 +21,7 @@ export function h(tag, attributes = {}, ...children) {
 // its place has it, or `other`: a neighbour of a tool does something else.
 export function keepFocus(work, other) {
   const before = document.activeElement;
-  const group = before?.closest("#board, #suggestions, #reading, #cards, #tools, #say");
+  const group = before?.closest("#board, #suggestions, .reading, #cards, #tools, #say, #games-list");
   if (!group) return work();
   const buttons = () => [...group.querySelectorAll("button")].filter((one) => !one.disabled && one.getClientRects().length);
   const place = buttons().indexOf(before);
@@ -40,7 +40,8 @@ export const METERS = ["stamina", "social", "entertainment"];
 // The three meters; `turn` is the one whose changes are shown.
 export function meters(values, turn) {
   return METERS.map((name) => {
-    const change = turn ? turn.changes[name] : 0;
+    const edited = turn && turn.meters[name] !== values[name]; // by the player, after the turn
+    const change = turn && !edited ? turn.changes[name] : 0;
     const sign = change > 0 ? `+${change}` : `${change || ""}`.replace("-", "−");
     return h(
       "div",
@@ -62,9 +63,11 @@ export function meters(values, turn) {
 
 export function day(found) {
   const goal = t(`goal_${found.goal.kind}`, { target: found.goal.target });
-  const reached = found.goal.met ? "★" : `${found.goal.reached}/${found.goal.target}`;
+  const reached = found.goal.met ? "★" : `(${t("so_far", { reached: found.goal.reached })})`;
   const turns = t("day", { number: found.number, played: found.played, turns: found.turns });
-  return [h("strong", {}, turns), h("span", {}, `${goal} ${reached}`)];
+  const isNew = found.number === 1 && found.played < 2;
+  const hint = isNew ? h("small", {}, t("goal_hint", { turns: found.turns })) : null;
+  return [h("strong", {}, turns), h("span", {}, `${goal} `, h("span", { class: "whole" }, reached)), ...(hint ? [hint] : [])];
 }
 
 // An instruction without the labels of its parts.
@@ -76,15 +79,20 @@ export function plain(instruction) {
   return instruction;
 }
 
+// A line in the caption, which shows the start of a long one.
+export function line(text) {
+  return h("span", { class: "said", title: text }, text);
+}
+
 export function caption(turn, total) {
   const notes = [t("turn_of", { turn: turn.turn, total })];
   if (turn.unknown.length) notes.push(t("not_known", { words: turn.unknown.join(", ") }));
-  return [document.createTextNode(plain(turn.instruction)), h("small", {}, notes.join(" · "))];
+  return [line(plain(turn.instruction)), h("small", {}, notes.join(" · "))];
 }
 
 // Of a turn that is being played: its line, and what is seen meanwhile.
 export function firstCaption(picture) {
-  return [document.createTextNode(plain(picture.instruction)), h("small", {}, t("first_picture"))];
+  return [line(plain(picture.instruction)), h("small", {}, t("first_picture"))];
 }
 
 export function suggestion(found, onClick) {
@@ -102,9 +110,10 @@ export function card(name, sheet, onClick) {
     face.style.backgroundSize = `${count * 100}% 100%`;
     face.style.backgroundPosition = `${count > 1 ? (number / (count - 1)) * 100 : 0}% 0`;
   }
+  const once = (event) => event.detail < 2 && onClick(); // a double click would press what comes next
   return h(
     "button",
-    { type: "button", class: number >= 0 ? "card" : "card plain", "data-name": name, onclick: onClick },
+    { type: "button", class: number >= 0 ? "card" : "card plain", "data-name": name, onclick: once },
     face,
     h("span", { class: "name" }, name),
   );
