@@ -79,7 +79,7 @@ def test_what_has_no_updates(bundle, tmp_path, capsys):
     file.write_text("mine")
     words = ["export", "--bundle", str(bundle.path), "--out", str(file), "--lora"]
     assert cli.main(words) == 2
-    assert "it is there already" in capsys.readouterr().err
+    assert "already there" in capsys.readouterr().err
     assert file.read_text() == "mine"
     assert cli.main([*words, "--networks", "dit"]) == 2
     assert "leave --networks out" in capsys.readouterr().err

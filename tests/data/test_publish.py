@@ -63,7 +63,7 @@ def test_a_model_plays_from_its_folder(tiny_bundle, tmp_path, capsys):
         (["--model", "toy", "--data", ".", "--out", "out"], "expected --model or --data, and not"),
         (["--model", "toy"], "expected --out, a folder to write, or --repo"),
         (["--data", "nowhere", "--out", "out"], "nowhere"),
-        (["--model", "toy", "--out", "."], "it is there already"),
+        (["--model", "toy", "--out", "."], "already there"),
     ],
 )
 def test_what_cannot_be_published(words, message, tmp_path, monkeypatch, capsys):
