@@ -71,7 +71,8 @@ def test_a_turn_in_steps_taken_one_by_one(player, played):
     own = jax.vmap(jax.random.fold_in, (0, None))(keys, 1 << 20)
     table = diffusion.make_sampler_table(diffusion.schedule_of(player.protocol), STEPS)
 
-    def sample(context, keys, frames, scale, first=None):
+    @functools.partial(jax.jit, static_argnames=("frames", "scale"))
+    def sample(networks, state, context, keys, frames, scale, first=None):
         shape = (frames, c.latent_height, c.latent_width, c.latent_channels)
 
         def noise(step):
@@ -99,12 +100,16 @@ def test_a_turn_in_steps_taken_one_by_one(player, played):
         start = diffusion.start_sampler(noise(-1))
         return diffusion.sample(predict_v, start, table, noise=noise).x
 
-    drawn = sample(state.representation, own, c.patch_frames, 2.5)
-    picture = rollout.decode_picture(networks.vae, drawn)
-    seen = encode_frames(networks.shot, picture[:, 0])
-    context = jnp.concatenate([state.representation[:, :NUM_TEXT], seen], axis=1)
-    latents = sample(context, keys, c.latent_frames, None, drawn[:, :1])
-    clip, _ = rollout.decode_clip(networks.vae, latents)
+    @jax.jit
+    def see(networks, drawn):
+        picture = rollout.decode_picture(networks.vae, drawn)
+        return encode_frames(networks.shot, picture[:, 0])
+
+    drawn = sample(networks, state, state.representation, own, c.patch_frames, 2.5)
+    seen = see(networks, drawn)
+    context = np.concatenate([state.representation[:, :NUM_TEXT], seen], axis=1)
+    latents = sample(networks, state, context, keys, c.latent_frames, None, drawn[:, :1])
+    clip, _ = jax.jit(rollout.decode_clip)(networks.vae, latents)
     same_frames(np.asarray(clip), played[0].frames)
     np.testing.assert_allclose(latents[:, :1], drawn[:, :1], atol=1e-5)
     np.testing.assert_allclose(played[0].representation, context, atol=2e-4)

@@ -77,30 +77,40 @@ def test_a_skipped_step_adds_what_was_added_before(player, skipped):
     start = rollout.start_clip(dit, keys, rows=2)
     found = jax.jit(lambda *a: rollout.denoise_clip(dit, unconditional, state, *a))
     found = found(start, fewer.table, keys)
-    context = jnp.stack([unconditional.astype(state.representation.dtype), state.representation[0]])
-    x, before, residual = start.x, jnp.zeros_like(start.x), start.residual
-    for n, count in enumerate(rows):
-        row = player.table.part(n, n + 1)
-        time, guidance = jnp.full(2, row.timestep[0]), row.guidance[0]
-        modulation = dit.modulation(time, jnp.tile(state.motion_value, 2))
-        here = slice(2 - count, 2)
-        if count:
-            _, added = dit.with_residual(
-                jnp.tile(x, (count, 1, 1, 1, 1)),
-                timestep=time[here],
-                context=context[here],
-                modulation=jax.tree.map(lambda m, first=2 - count: m[..., first:, :], modulation),
-            )
-            residual = residual.at[here].set(added)
-        both = jnp.tile(x, (2, 1, 1, 1, 1))
-        options = {"timestep": time, "context": context, "modulation": modulation}
-        v = dit.from_residual(both, residual=residual, **options)
-        v = v[1:] if count == 1 else v[:1] + guidance * (v[1:] - v[:1])
-        denoised = row.signal[0] * x - row.noise_level[0] * v
-        noise = jax.random.normal(jax.random.fold_in(keys[0], n + 1), x.shape[1:])[None]
-        x = row.on_x[0] * x + row.on_denoised[0] * denoised
-        x = x + row.on_previous[0] * before + row.on_noise[0] * noise
-        before = denoised
+
+    @jax.jit
+    def step_by_step(dit, unconditional, state, keys, start):
+        context = jnp.stack(
+            [unconditional.astype(state.representation.dtype), state.representation[0]]
+        )
+        x, before, residual = start.x, jnp.zeros_like(start.x), start.residual
+        for n, count in enumerate(rows):
+            row = player.table.part(n, n + 1)
+            time, guidance = jnp.full(2, row.timestep[0]), row.guidance[0]
+            modulation = dit.modulation(time, jnp.tile(state.motion_value, 2))
+            here = slice(2 - count, 2)
+            if count:
+                _, added = dit.with_residual(
+                    jnp.tile(x, (count, 1, 1, 1, 1)),
+                    timestep=time[here],
+                    context=context[here],
+                    modulation=jax.tree.map(
+                        lambda m, first=2 - count: m[..., first:, :], modulation
+                    ),
+                )
+                residual = residual.at[here].set(added)
+            both = jnp.tile(x, (2, 1, 1, 1, 1))
+            options = {"timestep": time, "context": context, "modulation": modulation}
+            v = dit.from_residual(both, residual=residual, **options)
+            v = v[1:] if count == 1 else v[:1] + guidance * (v[1:] - v[:1])
+            denoised = row.signal[0] * x - row.noise_level[0] * v
+            noise = jax.random.normal(jax.random.fold_in(keys[0], n + 1), x.shape[1:])[None]
+            x = row.on_x[0] * x + row.on_denoised[0] * denoised
+            x = x + row.on_previous[0] * before + row.on_noise[0] * noise
+            before = denoised
+        return x
+
+    x = step_by_step(dit, unconditional, state, keys, start)
     np.testing.assert_allclose(found.x, x, atol=2e-4)
 
 

@@ -205,11 +205,15 @@ def test_where_a_picture_comes_first(pictured, bundle, networks, batch):
     first = drawn(networks, batch)
     assert drawn(networks, batch._replace(game=looks)) == first, "what is to be drawn is not seen"
     assert drawn(networks, batch._replace(game=asked)) != first, "pictures are of predictions"
-    context = pictured.clip_context(networks, batch)
     count = networks["encoder"].config.num_image_tokens
-    predicted = pictured.represent(networks, batch)
+
+    @jax.jit
+    def contexts(networks, batch):
+        seen = networks["encoder"](batch.game.text[:, -1], batch.game.image[:, -1])
+        return pictured.clip_context(networks, batch), pictured.represent(networks, batch), seen
+
+    context, predicted, seen = contexts(networks, batch)
     np.testing.assert_array_equal(context[:, :-count], predicted[:, :-count])
-    seen = networks["encoder"](batch.game.text[:, -1], batch.game.image[:, -1])
     np.testing.assert_allclose(context[:, -count:], seen[:, -count:], atol=1e-5)
     assert len(pictured.evaluate(networks, batch, make_key()).clips) == 1
     clips = make_stage(AdaptStage, RECIPE, bundle).sample_flops(networks)
@@ -219,26 +223,25 @@ def test_where_a_picture_comes_first(pictured, bundle, networks, batch):
 
 def test_a_known_frame_is_seen_and_costs_nothing(pictured, networks, batch):
     """The loss is that of the other frames, of a network that sees the first one."""
-    batch, dit = jax.tree.map(jnp.asarray, batch), networks["dit"]
-    known = pictured.known(batch)
-    latents = vae_latents.to_decoder(vae_latents.mode(batch.moments), pictured.config.vae)
-    noise = jax.random.normal(make_key(), latents.shape)
-    timestep = jnp.arange(100, 900, 100)
-    given = {"context": pictured.represent(networks, batch), "motion": batch.motion_value}
-    loss = diffusion_loss(dit, latents, noise=noise, timestep=timestep, known=known, **given)
-    noised, target = add_noise(Schedule(), latents, noise, timestep)
-    seen = noised.at[:, 0].set(latents[:, 0])
-    v = dit(seen, timestep=timestep.astype(jnp.float32), **given)
-    expected = jnp.square(v - target)[:, 1:].sum((1, 2, 3, 4)) / v[0].size
+
+    @jax.jit
+    def losses(networks, batch):
+        dit, known = networks["dit"], pictured.known(batch)
+        latents = vae_latents.to_decoder(vae_latents.mode(batch.moments), pictured.config.vae)
+        noise = jax.random.normal(make_key(), latents.shape)
+        timestep = jnp.arange(100, 900, 100)
+        given = {"context": pictured.represent(networks, batch), "motion": batch.motion_value}
+        loss, other = (
+            diffusion_loss(dit, latents, noise=noise, timestep=timestep, known=known, **given)
+            for noise in (noise, noise.at[:, 0].add(1.0))
+        )
+        noised, target = add_noise(Schedule(), latents, noise, timestep)
+        seen = noised.at[:, 0].set(latents[:, 0])
+        v = dit(seen, timestep=timestep.astype(jnp.float32), **given)
+        return loss, other, jnp.square(v - target)[:, 1:].sum((1, 2, 3, 4)) / v[0].size
+
+    loss, other, expected = losses(networks, jax.tree.map(jnp.asarray, batch))
     np.testing.assert_allclose(loss, expected, rtol=1e-4)
-    other = diffusion_loss(
-        dit,
-        latents,
-        noise=noise.at[:, 0].add(1.0),
-        timestep=timestep,
-        known=known,
-        **given,
-    )
     np.testing.assert_allclose(other, loss, rtol=1e-4)
 
 

@@ -228,8 +228,9 @@ def test_pixels_are_recovered_patch_by_patch(bundle, data):
     without, with_pixels = (make(CLIPStage, bundle, pixel_weight=w) for w in (0.0, 0.5))
     networks = with_pixels.load(bundle, mesh=one_device())
     batch = jax.tree.map(jnp.asarray, batch_of(with_pixels, data[CLIPStage], 8))
-    loss, parts = with_pixels.loss(networks, batch, make_key())
-    alone, _ = without.loss(without.load(bundle, mesh=one_device()), batch, make_key())
+    loss, parts = jax.jit(with_pixels.loss)(networks, batch, make_key())
+    networks_without = without.load(bundle, mesh=one_device())
+    alone, _ = jax.jit(without.loss)(networks_without, batch, make_key())
     assert float(loss) == pytest.approx(float(alone + 0.5 * parts["pixels"]), rel=1e-5)
     assert networks.keys() - set(with_pixels.changes) == {"pixels"}
 

@@ -71,10 +71,10 @@ def test_the_features_are_those_of_the_clip_that_the_model_plays(bundle, feature
     number = 9
     turn = turns[number]
     networks = {name: bundle.load(name) for name in ("clip", "encoder", "dit", "vae")}
-    shot = networks["encoder"](
-        jnp.asarray(turn["text_features"][None], jnp.float32),
-        jnp.asarray(turn["image_features"][None], jnp.float32),
+    features = (
+        np.asarray(turn[f"{name}_features"][None], np.float32) for name in ("text", "image")
     )
+    shot = jax.jit(lambda encoder, *features: encoder(*features))(networks["encoder"], *features)
     motion = bundle.protocol.motion_values[turn["motion_level"] - 1]
     state = GameState(shot, jnp.zeros((1, 4), jnp.int32), jnp.array([motion]))
     keys = keys_of(
@@ -82,10 +82,15 @@ def test_the_features_are_those_of_the_clip_that_the_model_plays(bundle, feature
     )
     table = diffusion.make_sampler_table(diffusion.schedule_of(bundle.protocol), STEPS)
     empty = networks["encoder"].unconditional() if bundle.protocol.guidance_scale else None
-    dit = networks["dit"]
-    clip = denoise_clip(dit, empty, state, start_clip(dit, keys), table, keys).x
-    frames, _ = decode_clip(networks["vae"], clip)
-    wanted = networks["clip"].see(frames[:, 0])[0]
+
+    @jax.jit
+    def see(networks, state, keys):
+        dit = networks["dit"]
+        clip = denoise_clip(dit, empty, state, start_clip(dit, keys), table, keys).x
+        frames, _ = decode_clip(networks["vae"], clip)
+        return networks["clip"].see(frames[:, 0])[0]
+
+    wanted = see(networks, state, keys)
     found = shown[number]
     assert (found["game"], found["turn"]) == (turn["game"], turn["turn"])
     spread = np.abs(np.asarray(wanted)).max()
@@ -130,11 +135,11 @@ def test_a_share_of_past_turns_is_as_shown_and_no_target(bundle, features):
     stage = make_stage(MLLMStage, RECIPE, bundle)
     encoder = bundle.load("encoder")
     batch = jax.tree.map(jnp.asarray, batch_of(stage, features, 10))
-    make = jax.jit(lambda game, stage_key: stage.make_batch(encoder, game, stage_key))
-    found = make(batch, make_key())
+    found = jax.jit(stage.make_batch)(encoder, batch, make_key())
     calm = make_stage(MLLMStage, dataclasses.replace(RECIPE, history_shown=0.0), bundle)
-    true = calm.make_batch(encoder, batch, make_key())
-    seen = calm.make_batch(encoder, batch._replace(image=batch.shown), make_key())
+    make_calm = jax.jit(calm.make_batch)
+    true = make_calm(encoder, batch, make_key())
+    seen = make_calm(encoder, batch._replace(image=batch.shown), make_key())
     np.testing.assert_allclose(found.target, true.target, atol=1e-5)
     count = stage.layout.num_queries
 
@@ -165,12 +170,10 @@ def test_the_adaptation_predicts_from_shown_histories(bundle, features):
     game = batch.game
     assert game.shown.shape == game.image.shape
 
-    def predicted(game: Any) -> jax.Array:
-        return stage.represent(networks, batch._replace(game=game))
-
-    true = predicted(game)
-    seen = predicted(game._replace(image=game.shown))
-    trained = stage.context(networks, batch, make_key())
+    predict = jax.jit(stage.represent)
+    true = predict(networks, batch)
+    seen = predict(networks, batch._replace(game=game._replace(image=game.shown)))
+    trained = jax.jit(stage.context)(networks, batch, make_key())
     np.testing.assert_allclose(trained, seen, atol=1e-4)
     has_history = np.asarray(game.num_history) > 0
     assert (np.abs(np.asarray(trained - true)).max((1, 2)) > 1e-3)[has_history].all()
@@ -216,9 +219,9 @@ def test_held_out_turns_are_read_as_they_were(bundle, tmp_path):
     assert samples[0].shown.shape[1] == 0
     batch = jax.tree.map(lambda *rows: jnp.stack(rows), *(samples[i] for i in range(4)))
     encoder = bundle.load("encoder")
-    found = stage.make_batch(encoder, batch, make_key())
+    found = jax.jit(stage.make_batch)(encoder, batch, make_key())
     calm = make_stage(MLLMStage, dataclasses.replace(RECIPE, history_shown=0.0), bundle)
-    true = calm.make_batch(encoder, batch, make_key())
+    true = jax.jit(calm.make_batch)(encoder, batch, make_key())
     np.testing.assert_array_equal(found.history, true.history)
 
 
