@@ -112,12 +112,12 @@ def players(*, model: str = "toy", games: int = 8, turns: int = 5) -> None:
 
 
 @app.command
-def page(*, model: str = "toy", turns: int = 10) -> None:
+def page(*, model: str = "toy", turns: int = 9) -> None:
     """Measure the page in a browser: its first visit, and from a click to the clip that plays.
 
     Args:
         model: Model to play.
-        turns: Number of turns.
+        turns: Number of turns, at most 9: the day ends with the tenth, and the first is prepared.
     """
     from playwright.sync_api import sync_playwright
 
