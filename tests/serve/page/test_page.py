@@ -492,7 +492,7 @@ def test_screenshots(browser, tmp_path):
         lines = [
             f"Motion: {words['motions'][1]}; Background: {words['places'][1]}.",
             f"Character: {names[3]}; Background: {words['places'][3]}.",
-            f"Character: {names[5]}; Motion: {words['motions'][5]}; "
+            f"Character: {names[5]}; Motion: {words['motions'][4]}; "
             f"Background: {words['times'][0]} {words['places'][2]}.",
         ]
         for file, options in (("serve", WIDE), ("serve-phone", PHONE)):
