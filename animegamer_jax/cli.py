@@ -83,7 +83,7 @@ def _choose(argv: list[str]) -> tuple[str, list[str]]:
     """Splits a command line into its command, of one word or two, and the words after it.
 
     Raises:
-        SystemExit: the usage was asked for or the command is unknown; it has been printed.
+        SystemExit: The usage was asked for or the command is unknown; it has been printed.
     """
     first, second, *_ = [*argv, "", ""]
     group = f"{first} "
@@ -129,8 +129,8 @@ def parse(command: Callable[..., int], prog: str, argv: list[str]) -> _Arguments
     """Parses the arguments of a command without running it.
 
     Raises:
-        UserError: an option is unknown, missing or has a wrong value.
-        SystemExit: after `--help`.
+        UserError: An option is unknown, missing or has a wrong value.
+        SystemExit: After `--help`.
     """
     import tyro
 

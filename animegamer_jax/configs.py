@@ -23,9 +23,9 @@ class NetworkConfig:
     Softmax, norms, modulation, timestep embedding and rotary angles are always in float32.
 
     Attributes:
-        dtype: number format of activations and matrix products.
-        param_dtype: number format of the stored weights.
-        remat: activations that are saved for the backward pass: "none": all; "full": only the
+        dtype: Number format of activations and matrix products.
+        param_dtype: Number format of the stored weights.
+        remat: Activations that are saved for the backward pass: "none": all; "full": only the
             layers' inputs; "dots": also the results of matrix products.
     """
 

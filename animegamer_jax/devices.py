@@ -20,16 +20,16 @@ class Chip:
     """One kind of TPU chip.
 
     Attributes:
-        name: name in a topology, as in `v5p:4x4x4`.
+        name: Name in a topology, as in `v5p:4x4x4`.
         kinds: JAX's names for the device (`device_kind`).
-        peak_tflops: peak TFLOP/s of bfloat16 matrix products, all cores of the chip together.
-        usable_gib: memory that a program may use, in 2^30 bytes; the system reserves the rest.
-        hbm_gb_per_second: memory bandwidth, in 10^9 bytes a second.
-        clock_ghz: clock of the cores.
-        link_gb_per_second: bandwidth of one link to a neighbour, each way.
-        matrix_width: rows and columns of a matrix unit.
-        dimensions: dimensions of the torus.
-        cores: cores that share a device's work.
+        peak_tflops: Peak TFLOP/s of bfloat16 matrix products, all cores of the chip together.
+        usable_gib: Memory that a program may use, in 2^30 bytes; the system reserves the rest.
+        hbm_gb_per_second: Memory bandwidth, in 10^9 bytes a second.
+        clock_ghz: Clock of the cores.
+        link_gb_per_second: Bandwidth of one link to a neighbour, each way.
+        matrix_width: Rows and columns of a matrix unit.
+        dimensions: Dimensions of the torus.
+        cores: Cores that share a device's work.
         devices: JAX's devices on a chip; all other numbers are of one device.
     """
 

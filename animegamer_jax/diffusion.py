@@ -32,8 +32,8 @@ class Schedule:
         guidance_schedule: "cosine", as above, or "constant": 1 + s at every step.
         motion_guidance: m of the guidance 1 + m from a clip of motion value `still_motion` towards
             the turn's, in the noisier half of the training steps; 0: none.
-        still_motion: the lowest motion value.
-        student_timesteps: training steps of a distilled decoder, falling from 999, at which it
+        still_motion: The lowest motion value.
+        student_timesteps: Training steps of a distilled decoder, falling from 999, at which it
             takes its own deterministic steps; empty: any number of steps of the sampler.
     """
 
@@ -157,7 +157,7 @@ def make_sampler_table(schedule: Schedule, num_steps: int) -> SamplerTable:
     A distilled decoder has a table of its own, `_student_table`.
 
     Raises:
-        ValueError: no decoder, or not this distilled one, samples with this number of steps.
+        ValueError: No decoder, or not this distilled one, samples with this number of steps.
     """
     if schedule.student_timesteps:
         return _student_table(schedule, num_steps)

@@ -56,7 +56,7 @@ class HostOptions:
         join in time, the process ends with status 2 and one line.
 
         Raises:
-            UserError: the options contradict each other, or this host cannot join.
+            UserError: The options contradict each other, or this host cannot join.
         """
         import jax
 
@@ -138,7 +138,7 @@ def raise_on_all_hosts() -> Iterator[None]:
     All hosts must reach the block, and nothing in it may wait for other hosts.
 
     Raises:
-        UserError: the block's own error, or another host's with that host's index.
+        UserError: The block's own error, or another host's with that host's index.
     """
     import jax
     import numpy as np
@@ -168,7 +168,7 @@ def only_run(path: epath.PathLike) -> Iterator[None]:
     All hosts of a run must reach the block; host 0 holds the lock for them.
 
     Raises:
-        UserError: on every host, another process is writing there.
+        UserError: On every host, another process is writing there.
     """
     import jax
 
@@ -183,7 +183,7 @@ def check_agreement(settings: Mapping[str, Any]) -> None:
     """Checks that all hosts were started with the same settings, given as JSON.
 
     Raises:
-        UserError: names the first field in which a host differs from host 0.
+        UserError: Names the first field in which a host differs from host 0.
     """
     import jax
     import numpy as np

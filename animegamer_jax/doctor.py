@@ -34,7 +34,7 @@ def declared() -> dict[str, list[Requirement]]:
     They are read from `pyproject.toml` in a clone, else from the installed package.
 
     Raises:
-        UserError: there is neither.
+        UserError: There is neither.
     """
     file = _ROOT / "pyproject.toml"
     if file.is_file():

@@ -15,7 +15,7 @@ def check_at_least(name: str, value: int | float | None, low: int) -> None:
     """Checks a number that a user gave; None passes.
 
     Raises:
-        UserError: it is below `low`.
+        UserError: It is below `low`.
     """
     if value is not None and value < low:
         raise UserError(f"{name} {value}: expected {low} or more")
@@ -25,7 +25,7 @@ def check_between(name: str, value: int | None, low: int, high: int) -> None:
     """Checks a whole number that a user gave; None passes.
 
     Raises:
-        UserError: it is not from `low` to `high`.
+        UserError: It is not from `low` to `high`.
     """
     if value is not None and not low <= value <= high:
         raise UserError(f"{name}: expected a whole number, {low} to {high}, found {value}")

@@ -39,32 +39,32 @@ class Protocol:
     Commands override only the window, the history and the number of denoising steps.
 
     Attributes:
-        name: name of the protocol.
-        window: turns of context, this one included.
-        representation_shift: distance in positions from the queries to the shot representation (the
+        name: Name of the protocol.
+        window: Turns of context, this one included.
+        representation_shift: Distance in positions from the queries to the shot representation (the
             release reads the last 226 positions of the sequence, three late).
-        states_pass: pass from whose cache the states are decoded: "same" as that of the
+        states_pass: Pass from whose cache the states are decoded: "same" as that of the
             representation, or a second, "causal" one.
-        history_states: states of history turns: their "true" ones, or "zero": `<Strength_0>`.
-        turn_end: tokens that close a history turn.
-        caption_length: maximum number of tokens of an instruction; with 226 frame tokens and 18
+        history_states: States of history turns: their "true" ones, or "zero": `<Strength_0>`.
+        turn_end: Tokens that close a history turn.
+        caption_length: Maximum number of tokens of an instruction; with 226 frame tokens and 18
             others a turn has 300, a number that occurs in the released data.
-        motion_levels, social, entertainment, stamina: possible values of each state token.
-        motion_values: the decoder's motion value for each motion level, in pixels of mean optical
+        motion_levels, social, entertainment, stamina: Possible values of each state token.
+        motion_values: The decoder's motion value for each motion level, in pixels of mean optical
             flow (table of the released decoder script).
-        guidance_scale: guidance scale of the sampler, see `diffusion.Schedule`; 0: no guidance.
-        guidance_schedule: guidance over the sampler's steps: "cosine", as released, or "constant".
-        denoising_steps: denoising steps per turn, unless the player chooses another number.
-        history: shot representations of history turns: as the model "predicted" them, or with the
+        guidance_scale: Guidance scale of the sampler, see `diffusion.Schedule`; 0: no guidance.
+        guidance_schedule: Guidance over the sampler's steps: "cosine", as released, or "constant".
+        denoising_steps: Denoising steps per turn, unless the player chooses another number.
+        history: Shot representations of history turns: as the model "predicted" them, or with the
             image tokens of what was "shown", E_a's of the clip's first frame, or of the picture
             that the clip was made from.
-        picture_first: whether the decoder draws a picture of the prediction, with guidance. The
+        picture_first: Whether the decoder draws a picture of the prediction, with guidance. The
             clip begins with it, and is made, without guidance, of what E_a sees in it (not in the
             paper).
-        motion_guidance: guidance of such a clip's motion, in the noisier half of its steps: away
+        motion_guidance: Guidance of such a clip's motion, in the noisier half of its steps: away
             from the clip that has the lowest motion value (not in the paper). It adds to one, as
             the guidance scale does; 0: none.
-        student_timesteps: training steps at which a distilled decoder (a student) denoises, from
+        student_timesteps: Training steps at which a distilled decoder (a student) denoises, from
             999 down; empty for a decoder that samples with any number of steps.
     """
 
@@ -159,12 +159,12 @@ class Layout:
     arguments are equal, so that such a function can be found again.
 
     Attributes:
-        length: number of slots in the sequence.
-        queries: slots [226] of this turn's frame tokens.
-        answers: slots [4] of this turn's states in a sequence that includes the answer.
-        history: mask [length] of the slots for representations of history turns.
-        representation: slots [226] of the shot representation.
-        values, allowed: possible values of each of the four states, and their token ids; padded
+        length: Number of slots in the sequence.
+        queries: Slots [226] of this turn's frame tokens.
+        answers: Slots [4] of this turn's states in a sequence that includes the answer.
+        history: Mask [length] of the slots for representations of history turns.
+        representation: Slots [226] of the shot representation.
+        values, allowed: Possible values of each of the four states, and their token ids; padded
             with -1.
     """
 

@@ -61,11 +61,11 @@ class ShardingPlan:
     """A named layout of programs over a mesh.
 
     Attributes:
-        name: name of the plan.
-        rules: rules of all networks that are not in `networks`.
-        networks: rules of single networks, by name.
-        shape: sizes of the inner mesh axes; all other devices go to "data".
-        fsdp: largest number of devices that share the weights, if `shape` does not set it.
+        name: Name of the plan.
+        rules: Rules of all networks that are not in `networks`.
+        networks: Rules of single networks, by name.
+        shape: Sizes of the inner mesh axes; all other devices go to "data".
+        fsdp: Largest number of devices that share the weights, if `shape` does not set it.
     """
 
     name: str
@@ -87,7 +87,7 @@ class ShardingPlan:
         """Returns the sizes of the mesh axes for a number of devices.
 
         Raises:
-            ValueError: the plan's inner axes do not divide the number of devices.
+            ValueError: The plan's inner axes do not divide the number of devices.
         """
         shape = dict(self.shape)
         if "fsdp" not in shape:
@@ -198,7 +198,7 @@ def axes(*names: str | None) -> dict[str, Any]:
     These are names only: `jit`'s `out_shardings` decides the placement when a parameter is made.
 
     Raises:
-        ValueError: a name is not in the rules table.
+        ValueError: A name is not in the rules table.
     """
     for name in names:
         if name is not None and name not in DEFAULT_RULES:
@@ -210,7 +210,7 @@ def partition_spec(names: tuple[str | None, ...], rules: Rules | None = None) ->
     """Converts logical names to mesh axes by the current rules.
 
     Raises:
-        ValueError: two dimensions map to the same mesh axis.
+        ValueError: Two dimensions map to the same mesh axis.
     """
     rules = _RULES.get() if rules is None else rules
     entries = [rules[name] if name else None for name in names]
@@ -230,7 +230,7 @@ def constrain(x: jax.Array, *names: str | None) -> jax.Array:
     """Constrains an activation's sharding by logical names; does nothing outside a mesh.
 
     Raises:
-        ValueError: the number of names is not the number of dimensions.
+        ValueError: The number of names is not the number of dimensions.
     """
     if len(names) != x.ndim:
         raise ValueError(f"{len(names)} axis names for an array of shape {x.shape}")
@@ -299,13 +299,13 @@ def make_mesh(
     gradients cross the network between slices.
 
     Args:
-        shape: size of each axis; fastest if they match the torus. None: all devices on "data".
-        devices: devices of the mesh; None: all devices.
-        slices: number of slices; None: those of the devices. Devices that belong to no slice are
+        shape: Size of each axis; fastest if they match the torus. None: all devices on "data".
+        devices: Devices of the mesh; None: all devices.
+        slices: Number of slices; None: those of the devices. Devices that belong to no slice are
             taken as that many slices of equal size, in their order, to simulate some.
 
     Raises:
-        ValueError: an axis is unknown, the product of `shape` is not the number of devices, or the
+        ValueError: An axis is unknown, the product of `shape` is not the number of devices, or the
             slices do not divide "data".
     """
     devices = jax.devices() if devices is None else devices

@@ -29,7 +29,7 @@ class Tokenizer:
     """A `tokenizers` tokenizer with the game's special tokens.
 
     Raises:
-        UserError: tokens are missing, or the number of entries is not the model's vocabulary size.
+        UserError: Tokens are missing, or the number of entries is not the model's vocabulary size.
     """
 
     def __init__(self, tokenizer, *, name: str, vocab_size: int | None, num_queries: int = 226):
@@ -64,7 +64,7 @@ class Tokenizer:
         """Reads a bundle's `tokenizer.json`, or a folder in a format that transformers reads.
 
         Raises:
-            UserError: the folder holds no tokenizer, or its special tokens are not this game's.
+            UserError: The folder holds no tokenizer, or its special tokens are not this game's.
         """
         folder = Path(folder)
         tokenizer = _read_folder(folder, model="tokenizer.model")
@@ -82,7 +82,7 @@ class Tokenizer:
         """Returns the id of one entry.
 
         Raises:
-            UserError: there is no such entry.
+            UserError: There is no such entry.
         """
         found = self._tokenizer.token_to_id(token)
         if found is None:
@@ -111,7 +111,7 @@ class Tokenizer:
         """Returns ids for CLIP: truncated, followed by the end token, padded with id 0.
 
         Raises:
-            UserError: the tokenizer has no end token.
+            UserError: The tokenizer has no end token.
         """
         return _pad([*self.encode(text)[: length - 1], self.id_of(END)], length)
 
@@ -130,7 +130,7 @@ class Tokenizer:
         """Returns the ids of an instruction padded to `length`, and their number.
 
         Raises:
-            UserError: the instruction is empty or too long.
+            UserError: The instruction is empty or too long.
         """
         instruction = " ".join(instruction.split())
         if not instruction:
@@ -155,7 +155,7 @@ class T5Tokenizer:
     """T5's own tokenizer, for a T5 that does not share the vocabulary of the language model.
 
     Raises:
-        UserError: it has no end token, or more entries than T5's vocabulary.
+        UserError: It has no end token, or more entries than T5's vocabulary.
     """
 
     def __init__(self, tokenizer, *, name: str, vocab_size: int):
@@ -177,7 +177,7 @@ class T5Tokenizer:
         """Reads `tokenizer.json`, or `spiece.model` with its configuration.
 
         Raises:
-            UserError: the folder holds no tokenizer of T5's.
+            UserError: The folder holds no tokenizer of T5's.
         """
         folder = Path(folder)
         tokenizer = _read_folder(folder, model="spiece.model")
@@ -198,7 +198,7 @@ def _check_ids(known: Mapping[str, int], *, name: str) -> None:
     """Refuses ids beyond the number of entries, for which a model has no embedding.
 
     Raises:
-        UserError: there is one.
+        UserError: There is one.
     """
     token, largest = max(known.items(), key=lambda entry: entry[1])
     if largest >= len(known):
@@ -246,7 +246,7 @@ def _check_extra_tokens(file: Path) -> None:
     """Refuses a number of sentinel tokens for which transformers would take minutes and gigabytes.
 
     Raises:
-        UserError: there are too many, or the file is damaged.
+        UserError: There are too many, or the file is damaged.
     """
     if not file.is_file():
         return
@@ -279,7 +279,7 @@ def write_word_tokenizer(
         The number of entries, which is the vocabulary size of the networks.
 
     Raises:
-        ValueError: a word is not in lower case, or the tokenizer would split it.
+        ValueError: A word is not in lower case, or the tokenizer would split it.
     """
     import tokenizers
 
@@ -332,7 +332,7 @@ def copy_tokenizer(
     """Checks a released tokenizer folder and copies it, with a `tokenizer.json` that loads fast.
 
     Raises:
-        UserError: special tokens or size differ from the model's.
+        UserError: Special tokens or size differ from the model's.
     """
     source, target = Path(source), Path(target)
     checked = Tokenizer.load(source, vocab_size=vocab_size, num_queries=num_queries)

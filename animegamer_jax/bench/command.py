@@ -59,7 +59,7 @@ def bench(
         json: File to write the results to, with the seconds of every call. Default: none.
 
     Raises:
-        UserError: a program, a number or the model does not fit, or PyTorch's outputs differ.
+        UserError: A program, a number or the model does not fit, or PyTorch's outputs differ.
     """
     for option, value in (("--repeats", repeats), ("--steps", steps), ("--batch", batch)):
         check_at_least(option, value, 1)
@@ -129,7 +129,7 @@ def _use_threads(threads: int | None) -> int:
     """Limits this process to a number of cores, and returns it; None: all cores.
 
     Raises:
-        UserError: there are fewer cores, or the system cannot limit a process.
+        UserError: There are fewer cores, or the system cannot limit a process.
     """
     pin = getattr(os, "sched_setaffinity", None)
     cores = sorted(os.sched_getaffinity(0)) if pin else list(range(os.cpu_count() or 1))

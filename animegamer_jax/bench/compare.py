@@ -62,7 +62,7 @@ def check_agreement(program: str, backend: str, differences: list[Difference]) -
     """Checks that two implementations agree, before any is timed.
 
     Raises:
-        UserError: an array differs by more than its tolerance.
+        UserError: An array differs by more than its tolerance.
     """
     for one in differences:
         if not one.agrees:

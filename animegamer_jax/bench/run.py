@@ -58,7 +58,7 @@ def time_play(
     """Times the parts of a turn, after all backends have been checked.
 
     Raises:
-        UserError: the outputs of PyTorch differ.
+        UserError: The outputs of PyTorch differ.
     """
     programs = play_programs(model)
     checked = []
@@ -88,7 +88,7 @@ def time_stage(
     """Times a stage's training step.
 
     Raises:
-        UserError: the bundle lacks a network of the stage, or there is no recipe for them.
+        UserError: The bundle lacks a network of the stage, or there is no recipe for them.
     """
     from animegamer_jax.bench.training import trainable, training_program
 

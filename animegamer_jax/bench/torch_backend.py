@@ -57,7 +57,7 @@ class TorchModel:
             its own on the device, and so does this.
 
     Raises:
-        UserError: the decoder has a form that diffusers' blocks do not support.
+        UserError: The decoder has a form that diffusers' blocks do not support.
     """
 
     def __init__(self, model: Model, *, dtype: str, device: str = "cpu"):

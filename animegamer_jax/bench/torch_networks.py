@@ -157,7 +157,7 @@ def make_dit(config: DiTConfig, weights: State) -> TorchDiT:
     """Makes the decoder from weights with the released names.
 
     Raises:
-        UserError: its patches span several frames, which the released form does not support.
+        UserError: Its patches span several frames, which the released form does not support.
     """
     if config.patch_frames != 1:
         raise UserError(

@@ -52,9 +52,9 @@ def write_arrays(
     It waits for no other host: each host may write a folder of its own.
 
     Args:
-        folder: must not exist.
-        names: dotted paths of all arrays.
-        arrays: name and values of each, in any order.
+        folder: Must not exist.
+        names: Dotted paths of all arrays.
+        arrays: Name and values of each, in any order.
         packing: "bytes" takes a quarter off bfloat16 weights on disk, at the cost of a second copy
             in memory of what is being written.
     """
@@ -150,8 +150,8 @@ def open_folder(folder: epath.Path) -> Iterator[StoredArrays]:
     """Opens a folder of arrays, in either form, for as long as the block runs.
 
     Raises:
-        OSError: a file is damaged or cannot be read.
-        UserError: the index of safetensors files is damaged.
+        OSError: A file is damaged or cannot be read.
+        UserError: The index of safetensors files is damaged.
     """
     if not holds_safetensors(folder):
         yield _OrbaxArrays(folder)
@@ -226,9 +226,9 @@ def load_arrays(
     """Reads arrays straight to where the wanted shardings place them, in the wanted formats.
 
     Args:
-        arrays: the stored arrays.
-        wanted: shape, format and sharding of each array.
-        checksums: gets the checksum of each array that is read as a whole, if given.
+        arrays: The stored arrays.
+        wanted: Shape, format and sharding of each array.
+        checksums: Gets the checksum of each array that is read as a whole, if given.
     """
 
     def load(name: str, read_part: _Reader, like: jax.ShapeDtypeStruct) -> jax.Array:

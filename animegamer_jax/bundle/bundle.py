@@ -80,12 +80,12 @@ class LoadOptions(TypedDict, total=False):
     """Options of `Bundle.load`.
 
     Attributes:
-        mesh: devices on which the weights are placed; None: the first device.
-        rules: mesh axes of the logical axes; the current rules if None.
-        dtype: number format of activations; the bundle's if None.
-        param_dtype: number format to which the weights are cast as they are read; that of the
+        mesh: Devices on which the weights are placed; None: the first device.
+        rules: Mesh axes of the logical axes; the current rules if None.
+        dtype: Number format of activations; the bundle's if None.
+        param_dtype: Number format to which the weights are cast as they are read; that of the
             files if None.
-        remat: what a backward pass computes again; the bundle's if None.
+        remat: What a backward pass computes again; the bundle's if None.
     """
 
     mesh: Mesh | None
@@ -111,7 +111,7 @@ class Bundle:
         """Reads a bundle's configuration; the text `toy` stands for the embedded model.
 
         Raises:
-            UserError: there is no bundle, or its configuration has another form.
+            UserError: There is no bundle, or its configuration has another form.
         """
         path = absolute(model_folder(path) if isinstance(path, str) else path)
         file = path / "config.json"
@@ -151,7 +151,7 @@ class Bundle:
         It does not depend on name, date and layout of the files.
 
         Args:
-            network: network whose configuration and weights alone are digested; None: all.
+            network: Network whose configuration and weights alone are digested; None: all.
         """
         content: dict[str, Any] = {"protocol": self.protocol, "networks": self.config}
         if network is not None:
@@ -191,7 +191,7 @@ class Bundle:
             offline: Whether to use what was downloaded before, without asking the hub.
 
         Raises:
-            UserError: there is no such model or revision, the hub cannot be reached, or the files
+            UserError: There is no such model or revision, the hub cannot be reached, or the files
                 are not those of a model.
         """
         folder = fetch(f"{PREFIX}{name}", cache=cache_dir, offline=offline, revision=revision)
@@ -212,7 +212,7 @@ class Bundle:
             The address of the commit.
 
         Raises:
-            UserError: a part of the bundle is damaged, or the hub refuses or cannot be reached.
+            UserError: A part of the bundle is damaged, or the hub refuses or cannot be reached.
         """
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) / "model"
@@ -231,7 +231,7 @@ class Bundle:
         """The tokenizer's folder; a temporary copy of it if the bundle is in a bucket.
 
         Raises:
-            UserError: the bundle has no tokenizer.
+            UserError: The bundle has no tokenizer.
         """
         return local_tokenizer(self.path, hint="convert again with --tokenizer")
 
@@ -239,7 +239,7 @@ class Bundle:
         """Loads the tokenizer of T5's texts: T5's own, or the bundle's if T5 shares its vocabulary.
 
         Raises:
-            UserError: the bundle lacks T5, or a tokenizer with its vocabulary.
+            UserError: The bundle lacks T5, or a tokenizer with its vocabulary.
         """
         config: Any = self._network_config("t5")
         hint = "copy the folder of T5's own tokenizer there"
@@ -259,7 +259,7 @@ class Bundle:
         """The words that the model's world understands; empty if the bundle does not list them.
 
         Raises:
-            UserError: its `words.json` is damaged.
+            UserError: Its `words.json` is damaged.
         """
         return read_vocabulary(self.path)
 
@@ -290,16 +290,16 @@ class Bundle:
         """Loads a network, each weight read straight to where the mesh needs it.
 
         Args:
-            name: name of the network in the bundle.
-            mesh: devices on which the weights are placed; None: the first device.
-            rules: mesh axes of the logical axes; the current rules if None.
-            dtype: number format of activations; the bundle's if None.
-            param_dtype: number format to which the weights are cast as they are read; that of the
+            name: Name of the network in the bundle.
+            mesh: Devices on which the weights are placed; None: the first device.
+            rules: Mesh axes of the logical axes; the current rules if None.
+            dtype: Number format of activations; the bundle's if None.
+            param_dtype: Number format to which the weights are cast as they are read; that of the
                 files if None.
-            remat: what a backward pass computes again; the bundle's if None.
+            remat: What a backward pass computes again; the bundle's if None.
 
         Raises:
-            UserError: the bundle lacks the network, or the weights differ from config.json, also
+            UserError: The bundle lacks the network, or the weights differ from config.json, also
                 from the checksum there.
         """
         config = with_dtypes(
@@ -335,7 +335,7 @@ class Bundle:
         """Opens the stored weights of a network for as long as the block runs.
 
         Raises:
-            UserError: they cannot be read.
+            UserError: They cannot be read.
         """
         with _reading(self.path / name), open_folder(self.path / name) as weights:
             yield weights
@@ -352,7 +352,7 @@ class Bundle:
         """Returns shape, format and sharding of the arrays to load for a network's variables.
 
         Raises:
-            UserError: the stored weights are not those of the network.
+            UserError: The stored weights are not those of the network.
         """
         folder, stored = self.path / name, self._stored(name, weights)
         if stored.keys() != variables.keys():
@@ -406,7 +406,7 @@ class Bundle:
         """Returns shape and stored format of each parameter of a network by its dotted path.
 
         Raises:
-            UserError: the bundle lacks the network, or its folder is missing or damaged.
+            UserError: The bundle lacks the network, or its folder is missing or damaged.
         """
         self._network_config(name)
         with self._weights(name) as weights:
@@ -437,7 +437,7 @@ class Bundle:
         Before the last of a whole network, all are compared with the checksum in config.json.
 
         Raises:
-            UserError: they cannot be read, or differ.
+            UserError: They cannot be read, or differ.
         """
         stored, batch, num_bytes = self.leaves(name), [], 0
         checksums: dict[str, int] = {}

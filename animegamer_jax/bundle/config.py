@@ -14,9 +14,9 @@ class Weights:
     """The weights in a network's checkpoint.
 
     Attributes:
-        num_params, num_bytes: number of scalars and of bytes.
-        dtypes: number of scalars by number format.
-        checksum: checksum of names and values; None in bundles of earlier versions.
+        num_params, num_bytes: Number of scalars and of bytes.
+        dtypes: Number of scalars by number format.
+        checksum: Checksum of names and values; None in bundles of earlier versions.
     """
 
     num_params: int
@@ -30,10 +30,10 @@ class Placement:
     """The place of a network in the released files, to which an export returns it.
 
     Attributes:
-        file: path inside the released folder.
-        key: entry of the file's dictionary that holds the tensors; None: the top level.
-        prefix: prefix of the tensors' names in that file.
-        merged_lora: the low-rank update that was added to the weights, if any; an export writes
+        file: Path inside the released folder.
+        key: Entry of the file's dictionary that holds the tensors; None: the top level.
+        prefix: Prefix of the tensors' names in that file.
+        merged_lora: The low-rank update that was added to the weights, if any; an export writes
             zeros for it.
     """
 
@@ -48,14 +48,14 @@ class BundleConfig:
     """The content of `config.json`.
 
     Attributes:
-        format_version: version of this file.
-        name: name of the bundle.
-        date: day on which the bundle was written.
-        protocol: game protocol that the weights were trained for.
-        networks: configuration of each network.
-        weights: number and formats of each network's weights.
-        released: place of each converted network in the released files.
-        stages: names of the completed training stages, in order; None: not known.
+        format_version: Version of this file.
+        name: Name of the bundle.
+        date: Day on which the bundle was written.
+        protocol: Game protocol that the weights were trained for.
+        networks: Configuration of each network.
+        weights: Number and formats of each network's weights.
+        released: Place of each converted network in the released files.
+        stages: Names of the completed training stages, in order; None: not known.
     """
 
     format_version: Literal[1] = 1

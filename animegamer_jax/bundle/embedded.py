@@ -15,7 +15,7 @@ def model_folder(model: str) -> str:
     first, unless it already was.
 
     Raises:
-        UserError: there is no embedded model, or the hub does not give the other one.
+        UserError: There is no embedded model, or the hub does not give the other one.
     """
     if model.startswith(PREFIX):
         return str(fetch(model))

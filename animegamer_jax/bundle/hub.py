@@ -42,7 +42,7 @@ def fetch(
         revision: The revision, if the address has none; the main branch if None.
 
     Raises:
-        UserError: the address is malformed, there is no such model or revision, the hub cannot be
+        UserError: The address is malformed, there is no such model or revision, the hub cannot be
             reached, or nothing was downloaded before and `offline` is set.
     """
     match = _ADDRESS.fullmatch(address)
@@ -75,7 +75,7 @@ def ask(address: str, request: Callable[[], T]) -> T:
     """Calls the hub, and turns its errors into one line.
 
     Raises:
-        UserError: the hub refused the request or cannot be reached.
+        UserError: The hub refused the request or cannot be reached.
     """
     from huggingface_hub import errors
 

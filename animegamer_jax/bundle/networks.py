@@ -38,7 +38,7 @@ def abstract_network(name: NetworkName, config: NetworkConfig) -> nnx.Module:
     """Makes a network whose parameters are only shapes, without memory.
 
     Raises:
-        UserError: there is no network of these sizes.
+        UserError: There is no network of these sizes.
     """
     try:
         structure, shapes = _shapes(name, config, jax.sharding.get_abstract_mesh())
@@ -71,7 +71,7 @@ def abstract_params(name: NetworkName, config: NetworkConfig) -> Mapping[str, ja
     """Returns shape and format of each parameter of a network by dotted path.
 
     Raises:
-        UserError: there is no network of these sizes.
+        UserError: There is no network of these sizes.
     """
     state = nnx.state(abstract_network(name, config), nnx.Param)
     shapes = {

@@ -27,8 +27,8 @@ def save_model(bundle: "Bundle", folder: Path, *, licence: str, repo: str | None
     About 2 GB are in memory at a time. The folder is a bundle too.
 
     Raises:
-        UserError: a part of the bundle is missing or damaged, or it is in a bucket.
-        FileExistsError: the folder exists.
+        UserError: A part of the bundle is missing or damaged, or it is in a bucket.
+        FileExistsError: The folder exists.
     """
     if is_bucket(bundle.path):
         raise UserError(f"{bundle.path}: copy the model to a local folder first")
@@ -110,7 +110,7 @@ def upload(
     """Uploads a folder to the hub as one commit, and returns the commit's address.
 
     Raises:
-        UserError: the hub refuses or cannot be reached.
+        UserError: The hub refuses or cannot be reached.
     """
     from huggingface_hub import HfApi
 

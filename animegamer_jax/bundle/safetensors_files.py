@@ -56,7 +56,7 @@ class Tensors:
         files: Open files.
 
     Raises:
-        OSError: two files hold the same array, or an array of an unknown type.
+        OSError: Two files hold the same array, or an array of an unknown type.
     """
 
     def __init__(self, files: Mapping[str, Any]):
@@ -101,8 +101,8 @@ def open_tensors(folder: epath.PathLike) -> Iterator[Tensors]:
     """Opens the files of a folder, each once, for as long as the block runs.
 
     Raises:
-        OSError: a file is damaged or cannot be read, or the index does not fit the files.
-        UserError: the index is damaged.
+        OSError: A file is damaged or cannot be read, or the index does not fit the files.
+        UserError: The index is damaged.
     """
     with contextlib.ExitStack() as stack:
         yield Tensors({f.name: stack.enter_context(_opened(f)) for f in _files(Path(folder))})

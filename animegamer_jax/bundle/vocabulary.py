@@ -48,7 +48,7 @@ def read_vocabulary(folder: epath.Path) -> Vocabulary:
     """Reads the `words.json` of a bundle; an empty vocabulary if it has none.
 
     Raises:
-        UserError: the file is not an object of lists of texts.
+        UserError: The file is not an object of lists of texts.
     """
     path = folder / WORDS_FILE
     with user_errors(path, "cannot be read", hint=_HINT):
@@ -68,7 +68,7 @@ def local_tokenizer(folder: epath.Path, *, hint: str, name: str = TOKENIZER_FOLD
         name: Name of the tokenizer's folder.
 
     Raises:
-        UserError: it has no tokenizer.
+        UserError: It has no tokenizer.
     """
     source = folder / name
     if not source.is_dir():

@@ -69,7 +69,7 @@ class BundleWriter:
     not known.
 
     Raises:
-        UserError: on entry, if `path` is taken and `overwrite` is not set, or if it is not a
+        UserError: On entry, if `path` is taken and `overwrite` is not set, or if it is not a
             bundle.
     """
 
@@ -141,14 +141,14 @@ class BundleWriter:
         The `param_dtype` of the stored configuration is the most frequent format of the scalars.
 
         Args:
-            name: name of the network and of its folder.
-            config: configuration of the network.
-            leaves: dotted path and array of every parameter, in any order.
-            released: place of the network in the released files, if it was converted.
+            name: Name of the network and of its folder.
+            config: Configuration of the network.
+            leaves: Dotted path and array of every parameter, in any order.
+            released: Place of the network in the released files, if it was converted.
 
         Raises:
-            ValueError: the leaves are not the parameters of this network.
-            UserError: the most frequent number format is none of `Dtype`.
+            ValueError: The leaves are not the parameters of this network.
+            UserError: The most frequent number format is none of `Dtype`.
         """
         dtypes: collections.Counter[str] = collections.Counter()
         checksums: dict[str, int] = {}
@@ -188,11 +188,11 @@ class BundleWriter:
         """Copies a tokenizer's files, and the `words.json` next to its folder if there is one.
 
         Args:
-            folder: the tokenizer's files.
-            name: name of the folder in the bundle; T5's own has no `words.json`.
+            folder: The tokenizer's files.
+            name: Name of the folder in the bundle; T5's own has no `words.json`.
 
         Raises:
-            UserError: the folder is missing or holds no file.
+            UserError: The folder is missing or holds no file.
         """
         folder = epath.Path(folder)
         if not folder.is_dir() or not any(file.is_file() for file in folder.iterdir()):

@@ -32,7 +32,7 @@ def export_lora(bundle: Bundle, file: Path) -> int:
         The number of tensors.
 
     Raises:
-        UserError: the bundle has no decoder, or one without low-rank updates, or the file exists.
+        UserError: The bundle has no decoder, or one without low-rank updates, or the file exists.
     """
     dit = bundle.config.dit
     if dit is None or dit.lora is None or "layers.blocks.qkv.lora_a" not in bundle.leaves("dit"):

@@ -37,8 +37,8 @@ class Character:
     """One character.
 
     Attributes:
-        name: as in instructions.
-        aliases: other names of the same character.
+        name: As in instructions.
+        aliases: Other names of the same character.
         images: SHA-256 of each reference image's file; in the TOML file, the images' paths.
     """
 
@@ -52,8 +52,8 @@ class Characters:
     """The characters of some films.
 
     Attributes:
-        entries: the characters, in the order of the file.
-        pictures: image files by their digests; empty if only the names were saved.
+        entries: The characters, in the order of the file.
+        pictures: Image files by their digests; empty if only the names were saved.
     """
 
     entries: tuple[Character, ...]
@@ -81,7 +81,7 @@ class Characters:
         """Returns the subject that a name, an alias, "other" or "none" stands for, in any case.
 
         Raises:
-            ValueError: no character has this name.
+            ValueError: No character has this name.
         """
         known = {name: name for name in NOBODY}
         for character in self.entries:
@@ -101,7 +101,7 @@ def read_characters(path: epath.PathLike) -> Characters:
     """Reads characters and their reference images from a TOML file.
 
     Raises:
-        UserError: names the file, the character and what is wrong with it.
+        UserError: Names the file, the character and what is wrong with it.
     """
     file = absolute(path)
     content = read_toml(file, form=_FORM)
@@ -123,7 +123,7 @@ def read_toml(file: epath.Path, *, form: str) -> dict[str, Any]:
     """Returns the content of a TOML file; `form` is what messages say is expected in it.
 
     Raises:
-        UserError: the file cannot be read, or is not valid TOML.
+        UserError: The file cannot be read, or is not valid TOML.
     """
     with user_errors(file, "cannot be read", hint=f"expected a TOML file of {form}"):
         content = read_file(file)
@@ -184,7 +184,7 @@ def open_picture(content: bytes, *, name: str, hint: str) -> Image.Image:
     """Decodes an image file to RGB, upright, on white.
 
     Raises:
-        UserError: the bytes are no picture, or damaged, or of too many pixels.
+        UserError: The bytes are no picture, or damaged, or of too many pixels.
     """
     try:
         return decode_picture(content, name=name)

@@ -76,13 +76,13 @@ class FeatureInfo:
     """Origin of a feature dataset, and the shape of each array in a record.
 
     Attributes:
-        bundle: name of the bundle whose networks computed the features.
-        games: path of the game dataset.
-        frame: frame of the clip from which CLIP's features were computed.
-        text: tokens and width of T5's features of the motion text.
-        image: tokens and width of CLIP's features.
-        moments: frames, height, width and channels of the VAE's means and log-variances.
-        t5, clip, vae: configurations of the networks.
+        bundle: Name of the bundle whose networks computed the features.
+        games: Path of the game dataset.
+        frame: Frame of the clip from which CLIP's features were computed.
+        text: Tokens and width of T5's features of the motion text.
+        image: Tokens and width of CLIP's features.
+        moments: Frames, height, width and channels of the VAE's means and log-variances.
+        t5, clip, vae: Configurations of the networks.
     """
 
     bundle: str
@@ -101,16 +101,16 @@ class DatasetInfo:
     """The content of `set.json`.
 
     Attributes:
-        layout: version of the format.
-        kind: kind of the records.
-        made_by: command that made the dataset.
-        seed: random seed of the dataset; None: nothing in it is random.
-        num_frames, height, width, fps: size of every clip.
-        protocol: game protocol, with the possible states and the motion value of each level.
-        motion_edges: motion values between two motion levels.
-        splits: number of records by split.
-        features: origin and shapes of the features; None for a game dataset.
-        decoder: digest of the transformer that showed the turns of `shown`; None for other kinds.
+        layout: Version of the format.
+        kind: Kind of the records.
+        made_by: Command that made the dataset.
+        seed: Random seed of the dataset; None: nothing in it is random.
+        num_frames, height, width, fps: Size of every clip.
+        protocol: Game protocol, with the possible states and the motion value of each level.
+        motion_edges: Motion values between two motion levels.
+        splits: Number of records by split.
+        features: Origin and shapes of the features; None for a game dataset.
+        decoder: Digest of the transformer that showed the turns of `shown`; None for other kinds.
     """
 
     layout: Literal[1] = 1
@@ -202,8 +202,8 @@ class RecordSource:
         """Returns a record with its texts decoded.
 
         Raises:
-            IndexError: there is no record of this number, which is how `for` finds the end.
-            UserError: the file is damaged.
+            IndexError: There is no record of this number, which is how `for` finds the end.
+            UserError: The file is damaged.
         """
         if not 0 <= index < len(self):
             raise IndexError(f"record {index}: expected a number from 0 to {len(self) - 1}")
@@ -249,7 +249,7 @@ class OpenDataset:
         """Opens the records of a split.
 
         Raises:
-            UserError: the split is missing or empty, or the files differ from the description.
+            UserError: The split is missing or empty, or the files differ from the description.
         """
         folder = self.path / part / VERSION
         if not self.info.splits.get(split):
@@ -313,7 +313,7 @@ class FeatureDataset(OpenDataset):
         They may end before the split does.
 
         Raises:
-            UserError: there are none (`animegamer data shown` makes them), or of other turns or
+            UserError: There are none (`animegamer data shown` makes them), or of other turns or
                 features.
         """
         path, info = _open(self.path / SHOWN, "shown")
@@ -335,7 +335,7 @@ def read_info(path: epath.PathLike) -> DatasetInfo:
     """Reads the description of a dataset.
 
     Raises:
-        UserError: there is no dataset, it is not finished, or its description has another form.
+        UserError: There is no dataset, it is not finished, or its description has another form.
     """
     path = absolute(path)
     file = path / INFO_FILE

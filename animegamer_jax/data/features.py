@@ -88,12 +88,12 @@ class FeatureMaker:
     """The networks that compute features, and their settings.
 
     Attributes:
-        t5, clip, vae: networks of the bundle.
-        tokenizer: tokenizer of T5's texts.
-        num_text_tokens: number of tokens to which a motion text is padded.
-        frame: frame of the clip that CLIP sees.
-        batch_size: number of turns in a batch.
-        mesh: devices of this host over which a batch is sharded; None: the first device.
+        t5, clip, vae: Networks of the bundle.
+        tokenizer: Tokenizer of T5's texts.
+        num_text_tokens: Number of tokens to which a motion text is padded.
+        frame: Frame of the clip that CLIP sees.
+        batch_size: Number of turns in a batch.
+        mesh: Devices of this host over which a batch is sharded; None: the first device.
     """
 
     t5: T5Encoder
@@ -114,7 +114,7 @@ class FeatureMaker:
         """Yields the records of a feature dataset for the turns of a game dataset.
 
         Raises:
-            UserError: a clip cannot be read, or a feature is too large to be stored.
+            UserError: A clip cannot be read, or a feature is too large to be stored.
         """
         for group in _batches(turns, _GROUP * self.batch_size):
             keys = iter(self._see(group, info))
@@ -212,18 +212,18 @@ def write_features(
     All hosts of a run call it, and each shard is written once; an error on one host stops them all.
 
     Args:
-        path: path of the dataset, which must be free or hold the same unfinished dataset.
-        bundle: bundle with T5, CLIP, the VAE and a tokenizer of their vocabulary.
-        games: the game dataset.
-        num_text_tokens: number of tokens to which a motion text is padded.
-        frame: frame of the clip that CLIP sees; the first in the paper.
-        batch_size: number of turns in a batch on each host.
-        shard_size: number of turns in a file; a stop may lose as many. None: by the number of
+        path: Path of the dataset, which must be free or hold the same unfinished dataset.
+        bundle: Bundle with T5, CLIP, the VAE and a tokenizer of their vocabulary.
+        games: The game dataset.
+        num_text_tokens: Number of tokens to which a motion text is padded.
+        frame: Frame of the clip that CLIP sees; the first in the paper.
+        batch_size: Number of turns in a batch on each host.
+        shard_size: Number of turns in a file; a stop may lose as many. None: by the number of
             turns (`shard_size_for`).
-        on_progress: called with what is being made, turns done, and turns.
+        on_progress: Called with what is being made, turns done, and turns.
 
     Raises:
-        UserError: a network or the tokenizer is missing or of another size, a clip cannot be read,
+        UserError: A network or the tokenizer is missing or of another size, a clip cannot be read,
             the path is taken, cannot be written or holds an unfinished dataset of other games,
             another bundle or shard size, or the devices do not divide the batch.
     """

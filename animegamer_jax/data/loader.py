@@ -171,8 +171,8 @@ class PrefetchedBatches:
     """Batches on a mesh, read one ahead.
 
     Attributes:
-        batch: the batch that was read last; None before the first.
-        position: state of the iterator before that batch; restoring it gives the batch again.
+        batch: The batch that was read last; None before the first.
+        position: State of the iterator before that batch; restoring it gives the batch again.
     """
 
     def __init__(self, iterator: grain.DatasetIterator[Batch], mesh: Mesh):
@@ -189,7 +189,7 @@ class PrefetchedBatches:
         """Reads the next batch.
 
         Raises:
-            UserError: a record cannot be read; `position` is the one before it.
+            UserError: A record cannot be read; `position` is the one before it.
         """
         self.position = self._iterator.get_state()
         self.batch = on_mesh(next(self._iterator), self._mesh)

@@ -37,7 +37,7 @@ def publish(
         public: Make a new repository public instead of private.
 
     Raises:
-        UserError: not one of --model and --data is given, neither of --out and --repo is, there is
+        UserError: Not one of --model and --data is given, neither of --out and --repo is, there is
             no such thing, or the hub refuses.
     """
     if (model is None) == (data is None):
@@ -74,8 +74,8 @@ def save_dataset(data: Path, folder: Path, *, licence: str) -> None:
     """Copies a dataset and writes its card.
 
     Raises:
-        UserError: there is no complete dataset.
-        FileExistsError: the folder exists.
+        UserError: There is no complete dataset.
+        FileExistsError: The folder exists.
     """
     card = dataset_card(data, licence=licence)
     shutil.copytree(data, folder)
@@ -88,7 +88,7 @@ def dataset_card(data: Path, *, licence: str) -> str:
     """Returns a dataset's card: its kind, splits and records, and what its owner must state.
 
     Raises:
-        UserError: there is no complete dataset.
+        UserError: There is no complete dataset.
     """
     from animegamer_jax.data.datasets import read_info
 

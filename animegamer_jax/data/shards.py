@@ -59,9 +59,9 @@ class ShardedDataset:
     """An unfinished dataset.
 
     Attributes:
-        path: folder of the dataset.
-        info: description of the dataset; `finish` sets its `splits`.
-        shards: number of shards by split.
+        path: Folder of the dataset.
+        info: Description of the dataset; `finish` sets its `splits`.
+        shards: Number of shards by split.
     """
 
     path: epath.Path
@@ -89,16 +89,16 @@ class ShardedDataset:
         """Writes one shard completely or not at all.
 
         Args:
-            split: split of the shard.
-            shard: number of the shard.
-            records: for each turn, in order, a record of each part.
-            expected: number of turns; None: any number.
+            split: Split of the shard.
+            shard: Number of the shard.
+            records: For each turn, in order, a record of each part.
+            expected: Number of turns; None: any number.
 
         Returns:
             The number of turns.
 
         Raises:
-            UserError: the shard cannot be written, or would have another number of turns.
+            UserError: The shard cannot be written, or would have another number of turns.
         """
         encoders = {part: _encoder(part, self.info) for part in self._parts}
         count = 0
@@ -132,11 +132,11 @@ class ShardedDataset:
         Shards in a bucket are not read for that: they were counted when they were written.
 
         Args:
-            expected: number of turns of each shard, by split.
-            extras: content of further files next to `set.json`, by name.
+            expected: Number of turns of each shard, by split.
+            extras: Content of further files next to `set.json`, by name.
 
         Raises:
-            UserError: a shard is missing or damaged, a split has no turns or another number than
+            UserError: A shard is missing or damaged, a split has no turns or another number than
                 expected, or a file cannot be written.
         """
         for split in self.shards:
@@ -245,13 +245,13 @@ def begin_dataset(
     Once one host has begun it, others may begin it as well.
 
     Args:
-        path: path of the dataset, which must be free or hold the same unfinished dataset.
-        info: description of the dataset; `finish` sets its `splits`.
-        shards: number of shards by split.
-        fingerprint: everything else that determines a shard, as JSON: settings, digests of sources.
+        path: Path of the dataset, which must be free or hold the same unfinished dataset.
+        info: Description of the dataset; `finish` sets its `splits`.
+        shards: Number of shards by split.
+        fingerprint: Everything else that determines a shard, as JSON: settings, digests of sources.
 
     Raises:
-        UserError: the path is taken or cannot be written, or another dataset was begun there.
+        UserError: The path is taken or cannot be written, or another dataset was begun there.
     """
     path = absolute(path)
     plan = {"set": to_json(info), "fingerprint": dict(fingerprint), "shards": dict(shards)}
@@ -282,16 +282,16 @@ def write_dataset(
     """Writes a dataset under a temporary name, then renames it: it is complete or missing.
 
     Args:
-        path: path of the dataset, which must be free.
-        info: description of the dataset; its `splits` are replaced.
-        splits: functions that return the records of each part for each turn of a split, in order.
-        tokenizer: folder of a tokenizer to copy into the dataset, with the words.json next to it.
+        path: Path of the dataset, which must be free.
+        info: Description of the dataset; its `splits` are replaced.
+        splits: Functions that return the records of each part for each turn of a split, in order.
+        tokenizer: Folder of a tokenizer to copy into the dataset, with the words.json next to it.
 
     Returns:
         `info` with the number of records of each split.
 
     Raises:
-        UserError: the path is taken or cannot be written, or there are no records.
+        UserError: The path is taken or cannot be written, or there are no records.
     """
     path = absolute(path)
     _refuse_existing(path)
@@ -354,11 +354,11 @@ def folder_digest(path: epath.PathLike, *, ends: int = _ENDS) -> str:
     """Computes a digest of names, sizes, and both ends of each file, as 16 hexadecimal digits.
 
     Args:
-        path: the folder; its subfolders count as well.
-        ends: number of bytes to read at each end of a file.
+        path: The folder; its subfolders count as well.
+        ends: Number of bytes to read at each end of a file.
 
     Raises:
-        UserError: the folder cannot be read.
+        UserError: The folder cannot be read.
     """
     folder = absolute(path)
 

@@ -27,18 +27,18 @@ def write_shards(
     All hosts of a run call it, and each shard is written once; an error on one host stops them all.
 
     Args:
-        path: path of the dataset, which must be free or hold the same unfinished dataset.
-        info: description of the dataset; its `splits` are replaced.
-        places: the numbers of the turns in each shard, by split.
-        fingerprint: everything else that determines a shard, as JSON: settings, digests of sources.
-        records: returns the records of each part for the turns of a split with these numbers.
-        on_progress: called with what is being made, turns done, and turns.
+        path: Path of the dataset, which must be free or hold the same unfinished dataset.
+        info: Description of the dataset; its `splits` are replaced.
+        places: The numbers of the turns in each shard, by split.
+        fingerprint: Everything else that determines a shard, as JSON: settings, digests of sources.
+        records: Returns the records of each part for the turns of a split with these numbers.
+        on_progress: Called with what is being made, turns done, and turns.
 
     Returns:
         `info` with the number of turns of each split.
 
     Raises:
-        UserError: the path is taken or cannot be written, or holds another unfinished dataset.
+        UserError: The path is taken or cannot be written, or holds another unfinished dataset.
     """
     shards = {split: len(found) for split, found in places.items()}
     with raise_on_all_hosts():

@@ -39,7 +39,7 @@ def run(
         The exit status, 0.
 
     Raises:
-        UserError: an option, the benchmark, a model or the folder is wrong.
+        UserError: An option, the benchmark, a model or the folder is wrong.
     """
     keep_compiled_programs()
     from animegamer_jax.evaluate.evaluation import EvaluationRun

@@ -63,7 +63,7 @@ def _groups(words: Sequence[str]) -> tuple[Group, ...]:
     """Returns the groups of metrics by their own names or those of metrics.
 
     Raises:
-        UserError: there is no such metric.
+        UserError: There is no such metric.
     """
     known: dict[str, Group] = {group: group for group in GROUPS}
     known |= {name.casefold(): metric.group for name, metric in METRICS.items()}
@@ -85,7 +85,7 @@ class EvaluationRun:
         judge: The models that judge it.
 
     Raises:
-        UserError: an option is wrong.
+        UserError: An option is wrong.
     """
 
     def __init__(self, options: Options, judge: JudgeOptions):
@@ -109,7 +109,7 @@ class EvaluationRun:
         """Plays, scores and writes everything; continues an interrupted evaluation.
 
         Raises:
-            UserError: the benchmark, a model or the folder is wrong.
+            UserError: The benchmark, a model or the folder is wrong.
         """
         options = self._options
         benchmark = read_benchmark(options.benchmark)
@@ -397,7 +397,7 @@ def _claim(out: Path, name: str, digest: str) -> None:
     """Creates the folder, or checks that it belongs to this benchmark.
 
     Raises:
-        UserError: it belongs to another benchmark, or holds other files.
+        UserError: It belongs to another benchmark, or holds other files.
     """
     mark = out / MARK_FILE
     hint = "choose another folder"

@@ -111,9 +111,9 @@ def play_system(
         on_turn: Function called with the number of turns played and the total.
 
     Raises:
-        UserError: an instruction is too long for the model (`check_instructions` finds that
+        UserError: An instruction is too long for the model (`check_instructions` finds that
             before), or a file cannot be written.
-        NonFiniteError: a network's output is not finite.
+        NonFiniteError: A network's output is not finite.
     """
     folders = [home / _folder_name(game.id) for game in benchmark.games]
     fingerprints = [
@@ -225,7 +225,7 @@ def check_instructions(benchmark: Benchmark, check: Callable[[str], object]) -> 
     """Checks that a model can read every instruction, before anything is played.
 
     Raises:
-        UserError: it cannot; names game and turn.
+        UserError: It cannot; names game and turn.
     """
     for game in benchmark.games:
         texts = {f"turn {t}": turn.instruction for t, turn in enumerate(game.turns, start=1)}
@@ -270,7 +270,7 @@ def read_system(
         on_turn: Function called with the number of turns scored and the total.
 
     Raises:
-        UserError: a game is missing or damaged, does not belong to the benchmark, or has clips of
+        UserError: A game is missing or damaged, does not belong to the benchmark, or has clips of
             another size than the first.
     """
     folders = [home / _folder_name(game.id) for game in benchmark.games]

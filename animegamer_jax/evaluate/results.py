@@ -130,7 +130,7 @@ def write_results(folder: Path, evaluation: Evaluation) -> Path:
     """Writes `results.json`; numbers that are not finite become null.
 
     Raises:
-        UserError: the file cannot be written.
+        UserError: The file cannot be written.
     """
     path = folder / RESULTS_FILE
     write_json(path, to_json(evaluation, leaf=numpy_leaf), indent=None)
@@ -154,7 +154,7 @@ def read_results(folder: Path) -> Evaluation:
     Values have six decimals, as they were written.
 
     Raises:
-        UserError: the file is missing or damaged; names the field, what was expected and found.
+        UserError: The file is missing or damaged; names the field, what was expected and found.
     """
     path = folder / RESULTS_FILE
     hint = "expected what this version's `animegamer evaluate --out` wrote; evaluate again"
@@ -165,7 +165,7 @@ def _fitted(found: Evaluation, where: str) -> Evaluation:
     """Checks that all shapes match; arrays of no games get their shapes back.
 
     Raises:
-        UserError: a field does not match the others.
+        UserError: A field does not match the others.
     """
     games, turns = len(found.games), found.is_open.shape[1]
 

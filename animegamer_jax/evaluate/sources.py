@@ -57,7 +57,7 @@ def check_model(source: Source, benchmark: Benchmark) -> None:
     """Checks, before anything is played, that a model can play the benchmark.
 
     Raises:
-        UserError: there is no such model, it cannot play, its vocabulary lacks a character's name,
+        UserError: There is no such model, it cannot play, its vocabulary lacks a character's name,
             or an instruction is too long; or games begin with a picture, which it cannot see.
     """
     bundle = Bundle.open(source.path)

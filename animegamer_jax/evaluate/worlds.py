@@ -87,7 +87,7 @@ class World(Protocol):
         """Makes a benchmark of held-out games; None: the world's usual number.
 
         Raises:
-            UserError: there is no such split, or a number is too small.
+            UserError: There is no such split, or a number is too small.
         """
         ...
 
@@ -95,7 +95,7 @@ class World(Protocol):
         """Draws the true clip of every turn.
 
         Raises:
-            UserError: a turn of the benchmark cannot be drawn.
+            UserError: A turn of the benchmark cannot be drawn.
         """
         ...
 
@@ -128,7 +128,7 @@ class World(Protocol):
             num_clips: Number of true clips to check it on.
 
         Raises:
-            UserError: it is too often wrong on true clips.
+            UserError: It is too often wrong on true clips.
         """
         ...
 

@@ -22,7 +22,7 @@ def parse_instructions(data: bytes, source: str) -> list[Line]:
     """Parses a file's bytes: UTF-8, one instruction a line, without blank lines and # comments.
 
     Raises:
-        UserError: another encoding (names the byte offset), control characters, no instruction.
+        UserError: Another encoding (names the byte offset), control characters, no instruction.
     """
     lines = []
     for number, line in enumerate(re.split(r"\r\n|\r|\n", decode_text(data, source)), start=1):
@@ -46,7 +46,7 @@ def read_instructions(path: Path) -> list[Line]:
     """Reads a file of instructions (`parse_instructions`).
 
     Raises:
-        UserError: the file cannot be read, or its content cannot be played.
+        UserError: The file cannot be read, or its content cannot be played.
     """
     with user_errors(path, "cannot be read", hint="give a file of instructions, one a line"):
         data = read_file(path)
@@ -57,7 +57,7 @@ def check_characters(text: str) -> None:
     """Rejects characters that a saved game cannot hold: control characters and broken Unicode.
 
     Raises:
-        UserError: names the character and its column.
+        UserError: Names the character and its column.
     """
     for index, character in enumerate(text):
         code = ord(character)
@@ -74,7 +74,7 @@ def check_instructions(lines: list[Line], source: str, *, check: Callable[[str],
     """Checks all instructions before the first is played.
 
     Raises:
-        UserError: names the first line that cannot be played, and the number of other ones.
+        UserError: Names the first line that cannot be played, and the number of other ones.
     """
     errors = []
     for line in lines:
@@ -103,7 +103,7 @@ def check_picture_text(text: str, *, name: str) -> str:
         name: The picture's name in messages.
 
     Raises:
-        UserError: it is empty, or has characters that a saved game cannot hold.
+        UserError: It is empty, or has characters that a saved game cannot hold.
     """
     try:
         check_characters(text)

@@ -36,7 +36,7 @@ def check_fit(
         picture_first: Value of `Protocol.picture_first`.
 
     Raises:
-        UserError: a network is missing, or sizes of two networks differ; names all problems.
+        UserError: A network is missing, or sizes of two networks differ; names all problems.
     """
     missing = [n for n in ("mllm", "encoder", "dit", "vae") if getattr(config, n) is None]
     if missing:
@@ -74,7 +74,7 @@ def load_networks(
         int8: Whether the language model's weights are rounded to eight bits.
 
     Raises:
-        UserError: a network is damaged.
+        UserError: A network is damaged.
     """
 
     def load(name: str) -> Any:
@@ -112,7 +112,7 @@ def make_placement(layout: str, num_games: int | None, *, guided: bool) -> Place
     """Makes the mesh of a plan from all devices, or from as many as the games need.
 
     Raises:
-        UserError: there is no such plan, the devices do not fit it, or there are several hosts.
+        UserError: There is no such plan, the devices do not fit it, or there are several hosts.
     """
     if layout not in PLANS:
         raise UserError(f"layout {layout}: expected one of {', '.join(PLANS)}")

@@ -99,7 +99,7 @@ def read_openings(bundle: epath.Path) -> Openings:
     There are none if it has none, is in a bucket, or other weights made them.
 
     Raises:
-        UserError: they are damaged.
+        UserError: They are damaged.
     """
     folder = bundle / FOLDER
     if is_bucket(bundle) or not (folder / _FILE).is_file():
@@ -143,7 +143,7 @@ def write_index(folder: Path, shots: Sequence[Opening], *, fingerprint: str) -> 
         fingerprint: What identifies the weights that made them.
 
     Raises:
-        UserError: a shot cannot be read, or a file cannot be written.
+        UserError: A shot cannot be read, or a file cannot be written.
     """
     frames = {}
     for shot in shots:
@@ -174,7 +174,7 @@ class OpeningsWriter:
         bundle: The model.
 
     Raises:
-        UserError: its vocabulary has no characters, motions or places.
+        UserError: Its vocabulary has no characters, motions or places.
     """
 
     def __init__(self, folder: Path, bundle: "Bundle"):
@@ -198,7 +198,7 @@ class OpeningsWriter:
             on_progress: Called with a text, the number of shots that are made, and their total.
 
         Raises:
-            UserError: a file cannot be written.
+            UserError: A file cannot be written.
         """
         words, inputs = self.words, f"{self.fingerprint} {player.steps} {seed}\n"
         mark = self.folder / _MARK

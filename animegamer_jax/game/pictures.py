@@ -39,7 +39,7 @@ def frame_size(config: ModelConfig) -> tuple[int, int]:
     """Returns rows and columns of a model's clips, to which pictures are fitted.
 
     Raises:
-        UserError: the networks that make clips are missing.
+        UserError: The networks that make clips are missing.
     """
     if config.dit is None or config.vae is None:
         raise UserError("cannot play without dit and vae: convert these networks, too")
@@ -59,7 +59,7 @@ def check_networks(config: ModelConfig, *, name: str) -> None:
     """Checks that a bundle can represent a picture.
 
     Raises:
-        UserError: it lacks networks, or their sizes differ.
+        UserError: It lacks networks, or their sizes differ.
     """
     clip, t5, encoder = config.clip, config.t5, config.encoder
     if clip is None or t5 is None or encoder is None:
@@ -102,8 +102,8 @@ class PictureEncoder:
             name: The picture's name in messages.
 
         Raises:
-            UserError: the text is empty or too long, or the bundle cannot represent a picture.
-            NonFiniteError: a network returned a number that is not finite.
+            UserError: The text is empty or too long, or the bundle cannot represent a picture.
+            NonFiniteError: A network returned a number that is not finite.
         """
         self.check()
         config, protocol = self._bundle.config, self._bundle.protocol

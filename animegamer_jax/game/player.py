@@ -196,7 +196,7 @@ class Player:
             int8: Whether the language model's weights are rounded to eight bits.
 
         Raises:
-            UserError: a network is missing, the networks do not fit together, the devices do not
+            UserError: A network is missing, the networks do not fit together, the devices do not
                 fit the layout, there are several hosts, or the skipped steps are those of another
                 model or number of steps.
         """
@@ -232,7 +232,7 @@ class Player:
                 before the first (`represent`); None for a game without. None: no pictures.
 
         Raises:
-            UserError: the layout's groups of devices cannot share the games equally, or a picture
+            UserError: The layout's groups of devices cannot share the games equally, or a picture
                 cannot be used.
         """
         if pictures is not None:
@@ -263,7 +263,7 @@ class Player:
         """Returns a player's own picture as a turn, for `restore` and for a saved game.
 
         Raises:
-            UserError: the window holds no past turn, the bundle lacks CLIP or T5, or the text
+            UserError: The window holds no past turn, the bundle lacks CLIP or T5, or the text
                 cannot be used.
         """
         self.check_pictures()
@@ -280,7 +280,7 @@ class Player:
         A game with fewer turns than the window holds plays as in a smaller window.
 
         Raises:
-            UserError: an instruction is too long, or the games cannot be shared (`start`).
+            UserError: An instruction is too long, or the games cannot be shared (`start`).
         """
         buffers: Any = jax.tree.map(np.array, self.start(len(games)))
         size = self.window - 1
@@ -306,7 +306,7 @@ class Player:
             picture: The player's own picture before the first turn; None: there is none.
 
         Raises:
-            UserError: the folder already holds a game, is a file, or cannot be written.
+            UserError: The folder already holds a game, is a file, or cannot be written.
         """
         return Game.create(
             folder,
@@ -368,9 +368,9 @@ class Player:
                 clip is decoded by the same program as without `on_frames`, to the bit.
 
         Raises:
-            UserError: an instruction is empty or too long, a level is not in the protocol, or
+            UserError: An instruction is empty or too long, a level is not in the protocol, or
                 `steps` or `levels` are given to a player on a mesh, whose turn is one program.
-            NonFiniteError: names the turn and the part or denoising step.
+            NonFiniteError: Names the turn and the part or denoising step.
         """
         instruction = self.read(instructions)
         if self._placement is not None:
@@ -537,7 +537,7 @@ def _check_remembered(representation: jax.Array, turn: int | Sequence[int]) -> n
     """Returns the representation that enters the window, on the host.
 
     Raises:
-        NonFiniteError: names the turn.
+        NonFiniteError: Names the turn.
     """
     found = np.asarray(representation)
     if not np.isfinite(found).all():

@@ -163,7 +163,7 @@ def game_keys(seeds: Sequence[int]) -> Key[Array, " g"]:
     """Returns one random key a game.
 
     Raises:
-        UserError: a seed is negative or has more than 32 bits.
+        UserError: A seed is negative or has more than 32 bits.
     """
     for seed in seeds:
         if not 0 <= seed < 1 << 32:

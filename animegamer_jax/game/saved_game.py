@@ -55,18 +55,18 @@ class Game:
     """A game and its folder on disk, which holds every finished turn.
 
     Attributes:
-        folder: folder of the game.
-        model: name of the model.
-        seed: seed of the turns.
-        window: turns of context, this one included.
-        steps: denoising steps per turn.
-        protocol: name of the model's game protocol.
-        history_kind: shot representations of past turns; those on disk are what later turns see.
-        picture: turn of the player's own picture before the first; None if there is none.
-        turns: finished turns of the current line, in order.
-        rules: whether days end and have goals (`game.rules`).
-        start: meters that the player set before the first turn; None for those of every game.
-        others: turns that were undone, replaced or left for another line, the latest last.
+        folder: Folder of the game.
+        model: Name of the model.
+        seed: Seed of the turns.
+        window: Turns of context, this one included.
+        steps: Denoising steps per turn.
+        protocol: Name of the model's game protocol.
+        history_kind: Shot representations of past turns; those on disk are what later turns see.
+        picture: Turn of the player's own picture before the first; None if there is none.
+        turns: Finished turns of the current line, in order.
+        rules: Whether days end and have goals (`game.rules`).
+        start: Meters that the player set before the first turn; None for those of every game.
+        others: Turns that were undone, replaced or left for another line, the latest last.
     """
 
     folder: Path
@@ -101,7 +101,7 @@ class Game:
         A small picture is saved enlarged, as clips are.
 
         Raises:
-            UserError: the folder already holds a game, is a file, or cannot be written.
+            UserError: The folder already holds a game, is a file, or cannot be written.
         """
         check_no_game(folder)
         game = cls(
@@ -127,7 +127,7 @@ class Game:
         """Reads a saved game and checks all of it: fields, clips, shot representations.
 
         Raises:
-            UserError: names the file and the field, what was expected and what was found.
+            UserError: Names the file and the field, what was expected and what was found.
         """
         found = read_document(folder)
         return cls(
@@ -165,7 +165,7 @@ class Game:
         """Returns whether the game began with this picture, which has the size of a clip.
 
         Raises:
-            UserError: the stored picture cannot be read.
+            UserError: The stored picture cannot be read.
         """
         if self.picture is None:
             return False
@@ -208,7 +208,7 @@ class Game:
             chosen_level: Whether the player set the motion level.
 
         Raises:
-            OSError: full disk, read-only folder.
+            OSError: Full disk, read-only folder.
         """
         level, social, entertainment, stamina = (int(value) for value in played.states)
         changes: dict[str, Any] = {
@@ -260,8 +260,8 @@ class Game:
         """Takes the last turns out of the current line; `redo` brings them back.
 
         Raises:
-            UserError: the game has fewer turns.
-            OSError: read-only folder.
+            UserError: The game has fewer turns.
+            OSError: Read-only folder.
         """
         if not 1 <= turns <= len(self.turns):
             raise UserError(f"undo: expected 1 to {len(self.turns)} turns, found {turns}")
@@ -275,8 +275,8 @@ class Game:
         """Brings the turn back that was set aside last after the current one.
 
         Raises:
-            UserError: there is none.
-            OSError: read-only folder.
+            UserError: There is none.
+            OSError: Read-only folder.
         """
         self._put(self._tree.bring_back())
         return self.turns[-1]
@@ -288,8 +288,8 @@ class Game:
             clip: A turn's clip; "" for the start of the game.
 
         Raises:
-            UserError: no turn has this clip.
-            OSError: read-only folder.
+            UserError: No turn has this clip.
+            OSError: Read-only folder.
         """
         self._put(self._tree.go_to(clip))
 
@@ -306,8 +306,8 @@ class Game:
             new_day: Whether a new day begins.
 
         Raises:
-            UserError: there is no turn in the current line, and others began with other meters.
-            OSError: full disk, read-only folder.
+            UserError: There is no turn in the current line, and others began with other meters.
+            OSError: Full disk, read-only folder.
         """
         if not self.turns:
             if self.others:
@@ -357,7 +357,7 @@ class Game:
         """Switches the rules on or off.
 
         Raises:
-            OSError: read-only folder.
+            OSError: Read-only folder.
         """
         self._save(rules=rules)
         self.rules = rules
@@ -374,8 +374,8 @@ class Game:
             rules: Rules of the new game; this game's if None.
 
         Raises:
-            UserError: the game has fewer turns, or as `create`.
-            OSError: full disk.
+            UserError: The game has fewer turns, or as `create`.
+            OSError: Full disk.
         """
         if not 0 <= turns <= len(self.turns):
             raise UserError(f"branch: expected 0 to {len(self.turns)} turns, found {turns}")
@@ -398,11 +398,11 @@ class Game:
         The player's own picture counts as the turn before the first.
 
         Args:
-            before: number of that turn, from 1; None: the next one.
-            window: window of that turn; the game's if None.
+            before: Number of that turn, from 1; None: the next one.
+            window: Window of that turn; the game's if None.
 
         Raises:
-            UserError: a shot representation cannot be read.
+            UserError: A shot representation cannot be read.
         """
         past: list[PictureTurn | Turn] = [] if self.picture is None else [self.picture]
         past += self.turns[: None if before is None else before - 1]
@@ -420,8 +420,8 @@ class Game:
         """Draws the storyboard from the picture and the clips on disk and returns its path.
 
         Raises:
-            OSError: it cannot be written.
-            UserError: a clip cannot be read.
+            OSError: It cannot be written.
+            UserError: A clip cannot be read.
         """
         settings = f"seed {self.seed}  ·  window {self.window}  ·  {self.steps} steps"
         path = self.folder / STORYBOARD_FILE

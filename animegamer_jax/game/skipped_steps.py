@@ -70,7 +70,7 @@ class SkippedSteps:
         """Reads a file for a model, which plays `steps` denoising steps (None: those of the file).
 
         Raises:
-            UserError: the file is damaged, or of another model or number of steps.
+            UserError: The file is damaged, or of another model or number of steps.
         """
         found = cls.read(path)
         if found.digest != bundle.digest("dit"):
@@ -90,7 +90,7 @@ class SkippedSteps:
         """Reads a file for any model.
 
         Raises:
-            UserError: the file is missing or damaged.
+            UserError: The file is missing or damaged.
         """
         found = read_json(path, cls, hint=_HINT)
         most = 1 + found.guided
@@ -113,7 +113,7 @@ class SkippedSteps:
         """Returns the sampler's table with the column of evaluated rows.
 
         Raises:
-            UserError: the table has another number of steps or other guidance.
+            UserError: The table has another number of steps or other guidance.
         """
         if len(table.step) != self.steps or guided < self.guided:
             raise UserError(
@@ -212,7 +212,7 @@ def choose_rows(
         The rows of each step, and the sum of their squared errors.
 
     Raises:
-        UserError: so few evaluations are not possible.
+        UserError: So few evaluations are not possible.
     """
     count, full = len(errors.one_row), 1 if guidance is None else 2
     # least[back, used]: least error after a step, the last evaluated one `back` steps before.
@@ -279,7 +279,7 @@ def calibrate(
         times_fewer: Factor by which to reduce a clip's evaluations, 1 or more.
 
     Raises:
-        UserError: the model is a student, or that number of steps cannot be skipped.
+        UserError: The model is a student, or that number of steps cannot be skipped.
     """
     if player.protocol.student_timesteps:
         raise UserError(

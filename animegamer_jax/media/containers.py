@@ -47,7 +47,7 @@ def open_input(
     """Opens a file for reading; all that is wrong with its content is an FFmpegError.
 
     Raises:
-        FFmpegError, OSError: it cannot be opened; `strerror` says why in a few words.
+        FFmpegError, OSError: It cannot be opened; `strerror` says why in a few words.
     """
     try:
         opened = av.open(file, mode="r", format=format, options=dict(options))
@@ -60,7 +60,7 @@ def check_codec(stream: VideoStream, name: object) -> None:
     """Refuses a stream whose decoder is none of the usual ones, before anything is decoded.
 
     Raises:
-        UserError: it is in another codec; begins with `name`.
+        UserError: It is in another codec; begins with `name`.
     """
     codec = getattr(stream.codec_context, "name", "an unknown one")
     if codec not in _CODECS:

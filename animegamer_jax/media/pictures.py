@@ -57,7 +57,7 @@ def read_picture(path: Path, *, name: str | None = None) -> Picture:
         name: The file's name in messages; None for its path.
 
     Raises:
-        UserError: there is no such file, it is neither a picture nor a video, is damaged, or has
+        UserError: There is no such file, it is neither a picture nor a video, is damaged, or has
             too few or too many pixels.
     """
     name = name or str(path)
@@ -103,7 +103,7 @@ def decode_picture(content: bytes, *, name: str) -> Image.Image:
     """Decodes the bytes of a picture to RGB, upright, on white, after a check of its size.
 
     Raises:
-        UserError: they are no picture, damaged, or of too many pixels.
+        UserError: They are no picture, damaged, or of too many pixels.
     """
     try:
         with _open_still(io.BytesIO(content), name) as image:
@@ -119,8 +119,8 @@ def _open_still(file: IO[bytes] | io.BytesIO, name: str) -> Image.Image:
     """Opens a picture without decoding it.
 
     Raises:
-        OSError: it cannot be read, or is no picture.
-        UserError: its header is damaged, or names too many pixels.
+        OSError: It cannot be read, or is no picture.
+        UserError: Its header is damaged, or names too many pixels.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)

@@ -141,8 +141,8 @@ def join_mp4(clips: Sequence[Path], path: Path, *, fps: int = FRAMES_PER_SECOND)
     """Joins clips of one size to one clip and encodes it again; reads one clip at a time.
 
     Raises:
-        UserError: a clip's size differs from the first.
-        ValueError: there are no clips.
+        UserError: A clip's size differs from the first.
+        ValueError: There are no clips.
     """
     if not clips:
         raise ValueError("no clips to join")

@@ -257,6 +257,6 @@ class CLIP(nnx.Module):
                 row, as in OpenCLIP's vocabulary; ids after it have no effect.
 
         Raises:
-            UserError: the tower has no layers, as in the released decoder file.
+            UserError: The tower has no layers, as in the released decoder file.
         """
         return self.text(tokens)

@@ -49,7 +49,7 @@ def position_table(config: DiTConfig) -> np.ndarray:
     center.
 
     Raises:
-        ValueError: the grid has more cells than there are context tokens.
+        ValueError: The grid has more cells than there are context tokens.
     """
 
     def encode(size: int, position: np.ndarray) -> np.ndarray:
@@ -247,7 +247,7 @@ class DiT(nnx.Module):
         computed.
 
         Raises:
-            ValueError: the latents do not have the frames, height and width of the config.
+            ValueError: The latents do not have the frames, height and width of the config.
         """
         if modulation is None:
             modulation = self.modulation(timestep, motion)

@@ -51,7 +51,7 @@ def to_decoder(
     frequencies over time by its scale. A single frame is treated as one of a still clip.
 
     Raises:
-        ValueError: the number of scales differs from the number of latent frames.
+        ValueError: The number of scales differs from the number of latent frames.
     """
     return _over_time(latents * config.scaling_factor, _frequency_gain(config, latents.shape[-4]))
 

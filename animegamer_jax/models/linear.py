@@ -411,7 +411,7 @@ def quantize_weights(network: nnx.Module) -> None:
     embeddings and norms stay as they are. Works with shapes in place of arrays, too.
 
     Raises:
-        ValueError: a map has a low-rank update (`merge_low_rank` first).
+        ValueError: A map has a low-rank update (`merge_low_rank` first).
     """
     for _, module in nnx.iter_graph(network):
         if not isinstance(module, Linear | QKVLinear) or module.steps is not None:

@@ -236,7 +236,7 @@ class Mistral(nnx.Module):
             dropout: Dropout of the low-rank updates' inputs, for training.
 
         Raises:
-            ValueError: a packed sequence with a cache, or one longer than the sliding window.
+            ValueError: A packed sequence with a cache, or one longer than the sliding window.
         """
         if cache is None:
             return self._run(x, tokens, dropout, keep=False)[0], None

@@ -301,7 +301,7 @@ class VAE(nnx.Module):
     """The encoder and the decoder of clips.
 
     Raises:
-        ValueError: sizes in the config contradict one another (norm groups, compressions).
+        ValueError: Sizes in the config contradict one another (norm groups, compressions).
     """
 
     def __init__(self, config: VAEConfig, *, rngs: nnx.Rngs):
@@ -319,7 +319,7 @@ class VAE(nnx.Module):
             video: Frames in [-1, 1]; `f` = 1 is a picture.
 
         Raises:
-            ValueError: rows or columns are not multiples of the spatial compression, or `f` is not
+            ValueError: Rows or columns are not multiples of the spatial compression, or `f` is not
                 one more than a multiple of the temporal compression.
         """
         time, space = self.config.temporal_compression, self.config.spatial_compression
@@ -372,7 +372,7 @@ def decode_in_parts(vae: VAE, latents: Float[Array, "b t h w z"]) -> Float[Array
     Without a mesh, or if no rule splits frames, this is `VAE.decode`.
 
     Raises:
-        ValueError: rows or columns of the latents do not divide over the mesh axes.
+        ValueError: Rows or columns of the latents do not divide over the mesh axes.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
@@ -405,7 +405,7 @@ def chunk_bounds(num_latent_frames: int) -> list[tuple[int, int]]:
     A single latent frame, a picture, is the chunk (0, 1).
 
     Raises:
-        ValueError: the number is even or not positive.
+        ValueError: The number is even or not positive.
     """
     if num_latent_frames < 1 or num_latent_frames % 2 == 0:
         raise ValueError(f"{num_latent_frames} latent frames: expected an odd number")

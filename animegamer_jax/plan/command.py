@@ -81,7 +81,7 @@ def plan(
         json: Print one JSON object and nothing else.
 
     Raises:
-        UserError: the slice, the mesh or the recipe does not fit, or no program fits a chip.
+        UserError: The slice, the mesh or the recipe does not fit, or no program fits a chip.
     """
     # Only libtpu's compiler is needed: JAX must not look for chips on this machine.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -125,7 +125,7 @@ def make_configuration(
         given: The other options of `Configuration`; None: not given.
 
     Raises:
-        UserError: the options do not fit each other, the stage or the slice.
+        UserError: The options do not fit each other, the stage or the slice.
     """
     from animegamer_jax.train.mesh import default_layout
 

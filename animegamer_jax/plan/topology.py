@@ -59,7 +59,7 @@ def parse_topology(text: str, *, slices: int = 1) -> Topology:
     """Parses a topology such as `v5p:4x4x4`: a chip, and chips in each dimension of its torus.
 
     Raises:
-        UserError: another form, an unknown chip, or a wrong number of dimensions or slices.
+        UserError: Another form, an unknown chip, or a wrong number of dimensions or slices.
     """
     check_at_least("--slices", slices, 1)
     found = _FORM.fullmatch(text)

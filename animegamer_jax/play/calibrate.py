@@ -29,7 +29,7 @@ def calibrate(
         dtype: Number format of the computation. Default: the model's own.
 
     Raises:
-        UserError: a number or the model does not fit, or a file cannot be read or written.
+        UserError: A number or the model does not fit, or a file cannot be read or written.
     """
     if not 1 <= times_fewer < float("inf"):
         raise UserError(f"--times-fewer {times_fewer}: expected a number of 1 or more")

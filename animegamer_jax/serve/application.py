@@ -60,7 +60,7 @@ def make_application(
         """Returns the client of a request by its cookie, or its address.
 
         Raises:
-            LoginError: players log in here, and it has not.
+            LoginError: Players log in here, and it has not.
         """
         account = _account_of(request, mounted[0]) if auth else None
         if auth and account is None:

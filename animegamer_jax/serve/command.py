@@ -184,7 +184,7 @@ def _check_port(host: str, port: int) -> int:
     """Returns a free port on the host: the given one, or any for 0.
 
     Raises:
-        UserError: the port is taken or may not be used, or the host is not this machine's.
+        UserError: The port is taken or may not be used, or the host is not this machine's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

@@ -160,7 +160,7 @@ class _Server:
         """Starts it and waits until it answers.
 
         Raises:
-            RuntimeError: it ended before.
+            RuntimeError: It ended before.
         """
         self._thread.start()
         while not self._server.started:

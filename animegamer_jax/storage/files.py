@@ -25,7 +25,7 @@ def write_whole(path: Path, data: bytes) -> None:
     removed after a failure or Ctrl-C. The next write replaces a part that a killed process left.
 
     Raises:
-        OSError: full disk, read-only folder; the old content of `path` is untouched.
+        OSError: Full disk, read-only folder; the old content of `path` is untouched.
     """
     with _renaming(path.with_name(f"{path.name}.part"), path) as file:
         file.write(data)
@@ -76,8 +76,8 @@ def write_json(path: epath.PathLike, value: Any, *, indent: int | None = 1) -> N
     """Writes a value as JSON, with each item on a line of its own unless `indent` is None.
 
     Raises:
-        UserError: the file cannot be written.
-        ValueError: a number is not finite.
+        UserError: The file cannot be written.
+        ValueError: A number is not finite.
     """
     text = json.dumps(value, indent=indent, allow_nan=False)
     with replacing(epath.Path(path)) as file:

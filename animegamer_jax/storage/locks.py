@@ -27,7 +27,7 @@ def only_writer(path: epath.PathLike, *, what: str = "") -> Iterator[None]:
         what: Kind of the work, if other kinds can run there at the same time.
 
     Raises:
-        UserError: another process is writing there.
+        UserError: Another process is writing there.
     """
     if is_bucket(path):
         yield
@@ -51,7 +51,7 @@ def _locked_file(target: Path, what: str) -> Iterator[int | None]:
     """Locks a file next to `target`; None: another process holds it.
 
     Raises:
-        OSError: it cannot be made, or not be locked.
+        OSError: It cannot be made, or not be locked.
     """
     made = [parent for parent in target.parents if not parent.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)

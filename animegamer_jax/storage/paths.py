@@ -21,7 +21,7 @@ def absolute(path: epath.PathLike) -> epath.Path:
     """Makes a local path absolute, as Orbax needs it, and leaves an address in a bucket as it is.
 
     Raises:
-        UserError: the path is empty, or in a bucket and gcsfs is not installed.
+        UserError: The path is empty, or in a bucket and gcsfs is not installed.
     """
     text = os.fspath(path)
     if not text.strip():
@@ -54,11 +54,11 @@ def refuse_existing(path: epath.Path, *, overwrite: bool | None) -> None:
     """Checks that `path` may be written: it is free, or a folder of ours that may be replaced.
 
     Args:
-        path: path of the new folder.
-        overwrite: whether a folder of ours may be replaced; None: the command has no such option.
+        path: Path of the new folder.
+        overwrite: Whether a folder of ours may be replaced; None: the command has no such option.
 
     Raises:
-        UserError: the path is taken; with `overwrite`, only by a folder without our config.json.
+        UserError: The path is taken; with `overwrite`, only by a folder without our config.json.
     """
     if is_free(path):
         return
@@ -184,7 +184,7 @@ def user_errors(path: epath.PathLike, what: str, *, hint: str) -> Iterator[None]
     If a bucket denies access, the line says how to sign in instead of `hint`.
 
     Raises:
-        UserError: the block raised an error of storage.
+        UserError: The block raised an error of storage.
     """
     try:
         yield

@@ -90,11 +90,11 @@ def read_lines(
     """Reads a file with a JSON value on each line.
 
     Args:
-        path: local or in a bucket.
-        kind: type of the values.
-        hint: what to do if the file cannot be read or is not complete.
-        line_hint: what to do if a line is damaged; `hint` by default.
-        may_grow: whether the file is written line by line, so that its last line may be unfinished;
+        path: Local or in a bucket.
+        kind: Type of the values.
+        hint: What to do if the file cannot be read or is not complete.
+        line_hint: What to do if a line is damaged; `hint` by default.
+        may_grow: Whether the file is written line by line, so that its last line may be unfinished;
             it is left out.
     """
     with user_errors(path, "cannot be read", hint=hint):
@@ -112,7 +112,7 @@ def decode_text(data: bytes, where: str) -> str:
     """Decodes UTF-8 text, with or without a byte order mark.
 
     Raises:
-        UserError: it is another encoding; names the byte and its offset in `data`.
+        UserError: It is another encoding; names the byte and its offset in `data`.
     """
     try:
         return data.decode("utf-8-sig")
@@ -190,8 +190,8 @@ def array_field(dtype: Any, num_axes: int) -> Any:
     Among numbers that need not be whole, null becomes NaN. Without any item, all axes are empty.
 
     Args:
-        dtype: type of the items: bool, int or float.
-        num_axes: number of the array's axes.
+        dtype: Type of the items: bool, int or float.
+        num_axes: Number of the array's axes.
     """
     import numpy as np
     import pydantic

@@ -36,7 +36,7 @@ def check_file(path: epath.PathLike, *, expected: str = "a file") -> None:
     Says nothing about missing files and folders, which fail when they are opened.
 
     Raises:
-        UserError: there is something that is neither a file nor a folder.
+        UserError: There is something that is neither a file nor a folder.
     """
     if is_bucket(path):
         return
@@ -55,8 +55,8 @@ def read_file(path: epath.PathLike, *, most: int = MAX_DOCUMENT) -> bytes:
     """Reads a file, local or in a bucket, of at most `most` bytes.
 
     Raises:
-        UserError: it is larger, or a pipe, a device or a socket.
-        OSError: it cannot be read.
+        UserError: It is larger, or a pipe, a device or a socket.
+        OSError: It cannot be read.
     """
     check_file(path)
     with epath.Path(path).open("rb") as file:
@@ -78,8 +78,8 @@ def read_member(archive: zipfile.ZipFile, name: str, *, most: int) -> bytes:
     """Unpacks one file of a zip archive, of at most `most` bytes.
 
     Raises:
-        ValueError: it is larger, or not of the size that the archive states.
-        KeyError: there is no such file.
+        ValueError: It is larger, or not of the size that the archive states.
+        KeyError: There is no such file.
     """
     size = archive.getinfo(name).file_size
     if size > most:
@@ -95,7 +95,7 @@ class ArrayFile:
     """An open `.npz` file, of which nothing is unpacked yet.
 
     Attributes:
-        names: names of the arrays.
+        names: Names of the arrays.
     """
 
     def __init__(self, archive: zipfile.ZipFile, *, num_bytes: int):
@@ -120,7 +120,7 @@ class ArrayFile:
         """Returns an array, after comparing its header with the size of its file.
 
         Raises:
-            Exception: as `header`.
+            Exception: As `header`.
         """
         kind, shape, start = self._header(name)
         size = self._member(name).file_size
@@ -154,7 +154,7 @@ def open_arrays(path: Path, *, expected: str) -> Iterator[ArrayFile]:
         expected: What it should be, for errors.
 
     Raises:
-        UserError: it is missing, damaged or of another kind, or would fill the memory.
+        UserError: It is missing, damaged or of another kind, or would fill the memory.
     """
     check_file(path, expected=expected)
     try:

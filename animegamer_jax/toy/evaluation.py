@@ -99,7 +99,7 @@ class ToyWorld:
         """Makes a benchmark of a held-out split.
 
         Raises:
-            UserError: there is no such split, or a number is too small.
+            UserError: There is no such split, or a number is too small.
         """
         held_out = [name for name in get_args(Split) if name != "train"]
         if split not in held_out:
@@ -154,7 +154,7 @@ class ToyWorld:
         """Returns the classifier of all attributes, checked on true clips.
 
         Raises:
-            UserError: an attribute is too often wrong on true clips, or in none of them.
+            UserError: An attribute is too often wrong on true clips, or in none of them.
         """
         scenes = draw_scenes(num_clips, seed=1)
         clips = render_all(scenes, **size._asdict())

@@ -126,7 +126,7 @@ def next_states(history: Sequence[ToyTurn], scene: Scene) -> tuple[int, int, int
     gives 1 in a place other than that of the turn before.
 
     Returns:
-        social (0, 1), entertainment (0, 1), stamina (-2, -1, 1).
+        Social (0, 1), entertainment (0, 1), stamina (-2, -1, 1).
     """
     history = history[-_RULE_TURNS:]
     return _social(history, scene), _entertainment(history, scene), _stamina(history, scene)

@@ -128,15 +128,15 @@ class Checkpoints:
     """The checkpoints of one run, in one folder.
 
     Args:
-        folder: absolute path of the folder, which is created if missing. Incomplete checkpoints
+        folder: Absolute path of the folder, which is created if missing. Incomplete checkpoints
             in it are removed.
-        run_config: configuration of the run, as JSON.
-        keep_last: number of checkpoints to keep besides the best.
-        best_mode: whether the best score is the "min" or the "max".
+        run_config: Configuration of the run, as JSON.
+        keep_last: Number of checkpoints to keep besides the best.
+        best_mode: Whether the best score is the "min" or the "max".
 
     Attributes:
-        scores: score of each evaluated checkpoint by step; None: it was not finite.
-        stretched_from: number of steps of the last checkpoint's cosine, if it was checked and this
+        scores: Score of each evaluated checkpoint by step; None: it was not finite.
+        stretched_from: Number of steps of the last checkpoint's cosine, if it was checked and this
             run's is longer.
     """
 
@@ -202,7 +202,7 @@ class Checkpoints:
         A score that is not finite is never the best.
 
         Raises:
-            UserError: on any host, the scores cannot be written.
+            UserError: On any host, the scores cannot be written.
         """
         self._latest_score = step, score
         if step == self._saved:
@@ -225,7 +225,7 @@ class Checkpoints:
         """Returns the step of a checkpoint, by default the last, from which this run can continue.
 
         Raises:
-            UserError: there is none, it is damaged, or it was written with another configuration.
+            UserError: There is none, it is damaged, or it was written with another configuration.
         """
         self.wait()
         steps = self.steps()
@@ -267,7 +267,7 @@ class Checkpoints:
         deleted.
 
         Raises:
-            UserError: as `check`, or, on every host, the arrays are damaged.
+            UserError: As `check`, or, on every host, the arrays are damaged.
         """
         step = self.check(step)
         leaves, tree = _named_leaves(state)
@@ -310,7 +310,7 @@ class Checkpoints:
         iterator, as JSON.
 
         Raises:
-            UserError: this checkpoint or the one before cannot be written; earlier ones stay valid.
+            UserError: This checkpoint or the one before cannot be written; earlier ones stay valid.
         """
         step = int(state.step)
         if step == self._saved:
@@ -335,7 +335,7 @@ class Checkpoints:
         """Refuses a full disk before Orbax does, which prints a traceback for each array.
 
         Raises:
-            OSError: too little space is left.
+            OSError: Too little space is left.
         """
         shards = (shard for leaf in leaves.values() for shard in leaf.addressable_shards)
         needed = _RESERVE + sum(shard.data.nbytes for shard in shards if shard.replica_id == 0)
@@ -346,7 +346,7 @@ class Checkpoints:
         """Waits until the last checkpoint is on disk.
 
         Raises:
-            UserError: it cannot be written.
+            UserError: It cannot be written.
         """
         with self._using("a checkpoint cannot be written"):
             self._manager.wait_until_finished()

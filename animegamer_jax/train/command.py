@@ -94,7 +94,7 @@ class StageCommand:
         """Returns the function with the defaults of the command line's size and part.
 
         Raises:
-            UserError: the stage has no such part or no recipe of this size, or --data is given
+            UserError: The stage has no such part or no recipe of this size, or --data is given
                 twice, of which only the last one would count.
         """
         if sum(word.partition("=")[0] == "--data" for word in words) > 1:
@@ -137,7 +137,7 @@ def sources(words: tuple[str, ...]) -> tuple["DataSource", ...]:
     """Returns the datasets of the command line's FOLDER or FOLDER=WEIGHT.
 
     Raises:
-        UserError: there is none, or a weight is not a positive number.
+        UserError: There is none, or a weight is not a positive number.
     """
     from animegamer_jax.train.stages.base import DataSource
 
@@ -166,7 +166,7 @@ def check_needs(stage: type["Stage[Any]"], bundle: "Bundle | None", *, model: st
     The foundations need not be in it, since released networks may take their place.
 
     Raises:
-        UserError: a network or a stage is missing; it names the stage to train.
+        UserError: A network or a stage is missing; it names the stage to train.
     """
     for name, maker in stage.needs.items():
         if bundle is None or not bundle.has(name):
@@ -202,7 +202,7 @@ def complete_config(bundle: "Bundle | None", *, size: str, vocab_size: int | Non
     """Returns the configurations of the bundle's networks, and of `size` for those it lacks.
 
     Raises:
-        UserError: they do not fit together.
+        UserError: They do not fit together.
     """
     config = SIZES[size]()
     if vocab_size is not None:
@@ -262,7 +262,7 @@ def _slices(asked: int | None) -> int:
     """Returns the number of slices of the devices, or that of the option where they have none.
 
     Raises:
-        UserError: the option differs from the slices that there are.
+        UserError: The option differs from the slices that there are.
     """
     from animegamer_jax.sharding import count_slices
 
@@ -276,7 +276,7 @@ def _clear(out: epath.Path) -> None:
     """Deletes an earlier run, except for its model/.
 
     Raises:
-        UserError: it cannot be deleted.
+        UserError: It cannot be deleted.
     """
     with user_errors(out, "cannot be cleared", hint="delete it, or choose another --out"):
         for name in _STARTED:
@@ -289,7 +289,7 @@ def start(stage_class: type["Stage[Any]"], options: Options, recipe: Recipe) -> 
     """Checks everything that can be checked at once, and trains.
 
     Raises:
-        UserError: something does not fit.
+        UserError: Something does not fit.
     """
     from animegamer_jax.devices import keep_compiled_programs
 
@@ -320,7 +320,7 @@ def make_run(
     """Returns the run that the options describe, on the available devices.
 
     Raises:
-        UserError: something does not fit.
+        UserError: Something does not fit.
     """
     import jax
 

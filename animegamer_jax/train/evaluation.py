@@ -17,12 +17,12 @@ class Evaluator:
     """Some batches of held-out data, spread evenly over it, kept in memory.
 
     Args:
-        stage: the stage; its recipe gives the number and size of the batches.
-        samples: the held-out samples.
-        mesh: the devices.
+        stage: The stage; its recipe gives the number and size of the batches.
+        samples: The held-out samples.
+        mesh: The devices.
 
     Raises:
-        UserError: a sample cannot be read, or the mesh does not divide the batch.
+        UserError: A sample cannot be read, or the mesh does not divide the batch.
     """
 
     def __init__(self, stage: Stage[Any], samples: grain.MapDataset, mesh: Mesh):
@@ -48,7 +48,7 @@ class Evaluator:
         The same key gives the same draws.
 
         Raises:
-            ValueError: the stage returns no score of the name in `best`.
+            ValueError: The stage returns no score of the name in `best`.
         """
         found: list[Mapping[str, float]] = []
         clips: Mapping[str, Any] = {}

@@ -38,12 +38,12 @@ def train(run: TrainingRun) -> int:
     """Trains a stage to its recipe's last step, from the last checkpoint if there is one.
 
     Returns:
-        the exit status: 0, also after a SIGTERM, since the same command resumes the run; 130 after
+        The exit status: 0, also after a SIGTERM, since the same command resumes the run; 130 after
         Ctrl-C, on the host that received it.
 
     Raises:
-        UserError: bad data, another configuration than the checkpoint's, a full disk.
-        NonFiniteError: a loss or a gradient is NaN or infinite.
+        UserError: Bad data, another configuration than the checkpoint's, a full disk.
+        NonFiniteError: A loss or a gradient is NaN or infinite.
     """
     recipe = run.stage.recipe
     with contextlib.ExitStack() as resources:

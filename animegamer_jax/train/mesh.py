@@ -25,10 +25,10 @@ def default_layout(
     its frozen weights.
 
     Args:
-        stage: name of the stage, or "rollout".
-        num_devices: number of devices.
-        memory_gb: memory of a device in 10^9 bytes; None if unknown (not a TPU).
-        trains_all: whether all weights are trained.
+        stage: Name of the stage, or "rollout".
+        num_devices: Number of devices.
+        memory_gb: Memory of a device in 10^9 bytes; None if unknown (not a TPU).
+        trains_all: Whether all weights are trained.
     """
     if stage == "rollout":
         return "latency" if num_devices % 8 == 0 else "throughput"
@@ -51,7 +51,7 @@ def mesh_shape(
     weights, sequences or heads are of one of the `slices`.
 
     Raises:
-        UserError: the sizes do not divide the number of devices of a slice.
+        UserError: The sizes do not divide the number of devices of a slice.
     """
     if slices < 1 or num_devices % slices:
         raise UserError(f"--slices {slices}: expected a divisor of the {num_devices} devices")
@@ -74,7 +74,7 @@ def check_recipe(recipe: Recipe, *, batch_shards: int) -> None:
     """Checks that the numbers of a recipe fit each other and the mesh.
 
     Raises:
-        UserError: a number is out of range, or the batch cannot be divided.
+        UserError: A number is out of range, or the batch cannot be divided.
     """
     check_numbers(recipe)
     unit = recipe.accumulate * batch_shards
@@ -92,7 +92,7 @@ def check_mesh(recipe: Recipe, shape: Mapping[str, int], config: "ModelConfig", 
     """Checks that the mesh divides batch and heads.
 
     Raises:
-        UserError: it does not; names sizes that would.
+        UserError: It does not; names sizes that would.
     """
     check_recipe(recipe, batch_shards=shape.get("data", 1) * shape.get("fsdp", 1))
     tensor = shape.get("tensor", 1)
@@ -112,7 +112,7 @@ def check_divides(option: str, parts: int, *, what: str, size: int) -> None:
     `option` is the option that gives the number of parts, with its value.
 
     Raises:
-        UserError: it does not; names numbers that would.
+        UserError: It does not; names numbers that would.
     """
     if size % parts:
         good = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)

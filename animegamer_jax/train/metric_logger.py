@@ -46,11 +46,11 @@ class Throughput:
     """Times the training steps, with their data but without compilation, evaluation and saving.
 
     Attributes:
-        unit: what a sample is called, in the plural.
-        batch_size: samples a step.
+        unit: What a sample is called, in the plural.
+        batch_size: Samples a step.
         sample_flops: FLOPs of one sample's training step; None if the stage does not count them.
-        chips: number of chips.
-        peak_tflops: peak bfloat16 TFLOP/s of one chip; None takes it from the table of chips.
+        chips: Number of chips.
+        peak_tflops: Peak bfloat16 TFLOP/s of one chip; None takes it from the table of chips.
     """
 
     unit: str
@@ -133,7 +133,7 @@ def read_metrics(path: Path, *, step: int | None = None) -> list[Line[Metrics]]:
     """Returns the complete lines of a metrics file up to a step; a killed run may have more.
 
     Raises:
-        UserError: the file cannot be read, or a line is damaged.
+        UserError: The file cannot be read, or a line is damaged.
     """
     if not path.exists():
         return []
@@ -184,8 +184,8 @@ class _Events:
     tensorboardX's own writer has a thread for it, which prints a traceback when the disk is full.
 
     Args:
-        folder: the files' folder.
-        step: the first step; TensorBoard hides this one and later ones of earlier files.
+        folder: The files' folder.
+        step: The first step; TensorBoard hides this one and later ones of earlier files.
     """
 
     def __init__(self, folder: Path, *, step: int):
@@ -220,16 +220,16 @@ class MetricLogger:
     a temporary folder and are copied with every checkpoint.
 
     Args:
-        folder: the run's output folder.
-        step: steps done before; later lines of an interrupted run are removed from the files.
-        evaluated: whether this step has been evaluated; if not, the line of an evaluation that was
+        folder: The run's output folder.
+        step: Steps done before; later lines of an interrupted run are removed from the files.
+        evaluated: Whether this step has been evaluated; if not, the line of an evaluation that was
             interrupted is removed as well, since it is made again.
-        steps: steps in all.
-        name: the stage's name, for the terminal.
-        local: where the files grow; None takes `folder`, or a temporary folder for a bucket.
+        steps: Steps in all.
+        name: The stage's name, for the terminal.
+        local: Where the files grow; None takes `folder`, or a temporary folder for a bucket.
 
     Raises:
-        UserError: the files cannot be written.
+        UserError: The files cannot be written.
     """
 
     def __init__(
@@ -304,7 +304,7 @@ class MetricLogger:
         added: the share of the time since the run began, restarts included, that its steps took.
 
         Raises:
-            UserError: on any host, the files cannot be written.
+            UserError: On any host, the files cannot be written.
         """
         if not self._active:
             return
@@ -332,7 +332,7 @@ class MetricLogger:
         """Writes the scores and clips of held-out data.
 
         Raises:
-            UserError: on any host, the files cannot be written.
+            UserError: On any host, the files cannot be written.
         """
         if not self._active:
             return
@@ -367,7 +367,7 @@ class MetricLogger:
         """Copies the files to the run's folder, if they grow elsewhere.
 
         Raises:
-            UserError: on any host, they cannot be written there.
+            UserError: On any host, they cannot be written there.
         """
         self._copy()
 

@@ -54,9 +54,9 @@ class Optimizer(NamedTuple):
     """An optax transformation with its learning rate.
 
     Attributes:
-        init: maps weights to the optimizer's state.
-        update: maps gradients, state and weights to the weights' updates and the next state.
-        learning_rate: maps a step, counted from 0, to its learning rate.
+        init: Maps weights to the optimizer's state.
+        update: Maps gradients, state and weights to the weights' updates and the next state.
+        learning_rate: Maps a step, counted from 0, to its learning rate.
     """
 
     init: Callable[..., Any]

@@ -33,7 +33,7 @@ def find_stage(
     """Returns the class of a stage and its recipe of a size.
 
     Raises:
-        UserError: there is no such stage, part, size or recipe.
+        UserError: There is no such stage, part, size or recipe.
     """
     if name not in STAGES:
         raise UserError(f"unknown stage {name!r}: expected one of {', '.join(STAGES)}")

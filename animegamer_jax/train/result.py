@@ -100,7 +100,7 @@ def write_result(
     from.
 
     Raises:
-        UserError: the folder cannot be written.
+        UserError: The folder cannot be written.
     """
     changed: dict[NetworkName, NetworkConfig] = {
         name: with_dtypes(configs[name], remat="none") for name in NETWORKS if name in configs

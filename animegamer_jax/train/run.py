@@ -20,15 +20,15 @@ class TrainingRun:
     """A stage of training with everything that it is given.
 
     Attributes:
-        stage: the stage with its recipe.
-        bundle: the model to start from; None starts from new networks.
-        sources: the datasets.
-        out: the output folder, absolute or in a bucket: checkpoints/, events/, metrics.jsonl,
+        stage: The stage with its recipe.
+        bundle: The model to start from; None starts from new networks.
+        sources: The datasets.
+        out: The output folder, absolute or in a bucket: checkpoints/, events/, metrics.jsonl,
             model/.
-        mesh: the devices.
-        threads: number of data-loading threads.
-        peak_tflops: peak bfloat16 TFLOP/s of one chip; None takes it from the table of chips.
-        export_checkpoint: whose weights model/ gets: the last step's or the best checkpoint's.
+        mesh: The devices.
+        threads: Number of data-loading threads.
+        peak_tflops: Peak bfloat16 TFLOP/s of one chip; None takes it from the table of chips.
+        export_checkpoint: Whose weights model/ gets: the last step's or the best checkpoint's.
     """
 
     stage: Stage[Any]
@@ -65,7 +65,7 @@ class TrainingRun:
         """Digests of the datasets' descriptions by number; empty for one without a description.
 
         Raises:
-            UserError: a description cannot be read.
+            UserError: A description cannot be read.
         """
         found = {}
         for number, source in enumerate(self.sources):

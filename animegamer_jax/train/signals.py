@@ -16,7 +16,7 @@ class StopSignals:
     own and makes all hosts agree on the step after which to stop. Ctrl-C is passed on as SIGTERM.
 
     Attributes:
-        number: the signal received, None before there is one.
+        number: The signal received, None before there is one.
     """
 
     def __init__(self):

@@ -30,12 +30,12 @@ class TrainState(NamedTuple):
     """Everything that a step reads and writes.
 
     Attributes:
-        step: number of optimizer steps done.
-        graphdef: the networks without their weights; static.
-        params: trained weights, float32.
-        frozen: all other weights of the networks.
-        opt_state: state of the optimizer.
-        ema: average of `params`; None if the recipe keeps none.
+        step: Number of optimizer steps done.
+        graphdef: The networks without their weights; static.
+        params: Trained weights, float32.
+        frozen: All other weights of the networks.
+        opt_state: State of the optimizer.
+        ema: Average of `params`; None if the recipe keeps none.
     """
 
     step: Int[Array, ""]
@@ -60,7 +60,7 @@ def split_networks(networks: StageNetworks, stage: Stage[Any]) -> tuple[Any, nnx
     """Returns the networks' structure, trained weights and frozen weights.
 
     Raises:
-        ValueError: the stage trains none of the weights.
+        ValueError: The stage trains none of the weights.
     """
 
     def trained(path: tuple[Any, ...], variable: Any) -> bool:
@@ -187,7 +187,7 @@ def _train_step(
     The step's key is derived from its number and `key`, that of the whole run.
 
     Returns:
-        the state after the step, or the same one if `finite` is False; and scalars: `loss` and its
+        The state after the step, or the same one if `finite` is False; and scalars: `loss` and its
         parts, the norms of gradients (before clipping), updates and weights, `learning_rate`, and
         `finite`.
     """

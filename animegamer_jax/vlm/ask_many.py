@@ -27,10 +27,10 @@ class Answer(Generic[T]):
     """The outcome of one prompt.
 
     Attributes:
-        value: the parsed answer; None if there is no valid one.
-        reason: why there is no valid one; None if there is.
-        text: what the model, or else the server, wrote last; None if nothing came.
-        reply: the model's last reply; None if there is none.
+        value: The parsed answer; None if there is no valid one.
+        reason: Why there is no valid one; None if there is.
+        text: What the model, or else the server, wrote last; None if nothing came.
+        reply: The model's last reply; None if there is none.
     """
 
     value: T | None = None
@@ -43,17 +43,17 @@ class AskMany:
     """Asks prompts of one kind; counts usage and failures over all calls.
 
     Args:
-        settings: which model is asked, and how.
-        noun: what the prompts are about, in the plural, for messages.
-        best_effort: whether failures only skip prompts, also those left after `settings.patience`
+        settings: Which model is asked, and how.
+        noun: What the prompts are about, in the plural, for messages.
+        best_effort: Whether failures only skip prompts, also those left after `settings.patience`
             failures in a row, unless they are cached. Otherwise they end the run.
-        on_wait: called with a line about a slow or busy server, once a minute at most.
+        on_wait: Called with a line about a slow or busy server, once a minute at most.
 
     Attributes:
-        usage: requests, tokens and costs so far.
+        usage: Requests, tokens and costs so far.
 
     Raises:
-        UserError: the settings name no model.
+        UserError: The settings name no model.
     """
 
     def __init__(
@@ -81,12 +81,12 @@ class AskMany:
         """Returns the answers in the order of the prompts.
 
         Args:
-            prompts: functions that make the prompts, in threads, so that few are in memory.
-            cache: folder of the replies; each is written as soon as it comes.
-            on_progress: called with the numbers of finished and of all prompts.
+            prompts: Functions that make the prompts, in threads, so that few are in memory.
+            cache: Folder of the replies; each is written as soon as it comes.
+            on_progress: Called with the numbers of finished and of all prompts.
 
         Raises:
-            UserError: no prompt can be answered, or the cache cannot be read or written. Replies
+            UserError: No prompt can be answered, or the cache cannot be read or written. Replies
                 received so far are cached.
         """
         answers: dict[int, Answer[T]] = {}

@@ -35,7 +35,7 @@ class AskSettings(ServerOptions):
         side: Maximum length of a picture's longer side, in pixels.
 
     Raises:
-        UserError: a value is out of range.
+        UserError: A value is out of range.
     """
 
     model: str | None = None
@@ -63,7 +63,7 @@ class AskSettings(ServerOptions):
         """Returns the API key from the environment.
 
         Raises:
-            UserError: it holds characters that no key has.
+            UserError: It holds characters that no key has.
         """
         key = os.environ.get(self.key_variable, "").strip() or _LOCAL_KEY
         if not re.fullmatch(r"[!-~]+", key):
@@ -114,12 +114,12 @@ class Endpoint:
         """Sends a conversation and returns the model's next message.
 
         Args:
-            messages: the conversation.
+            messages: The conversation.
             schema: JSON schema of the answer.
 
         Raises:
-            NoAnswerError: there is no usable response to this request.
-            UserError: the server answers no request.
+            NoAnswerError: There is no usable response to this request.
+            UserError: The server answers no request.
         """
         more: dict[str, Any] = {}
         if self._settings.temperature is not None:
@@ -207,12 +207,12 @@ async def connect(
     """Opens a connection.
 
     Args:
-        settings: which model is asked, and how.
-        on_request: called before each request with the number of times that it was sent before,
+        settings: Which model is asked, and how.
+        on_request: Called before each request with the number of times that it was sent before,
             and the status of the server's answer to the last of them (None: there was no answer).
 
     Raises:
-        UserError: the key cannot be one.
+        UserError: The key cannot be one.
     """
     statuses: dict[Any, int] = {}  # of the last answer, by the task that sends a request again
 

@@ -32,7 +32,7 @@ def plain(text: str, *, most: int) -> str:
     """Cleans a text to one line of letters, digits, spaces and a few marks, for an instruction.
 
     Raises:
-        ValueError: it holds anything else, no letter or digit, or more than `most` characters.
+        ValueError: It holds anything else, no letter or digit, or more than `most` characters.
     """
     text = unicodedata.normalize("NFKC", text).replace("\u2019", "'")
     text = " ".join(text.split()).strip(" .,")

@@ -41,7 +41,7 @@ def read_content(answer: str) -> Any:
     """Returns the JSON in an answer, with or without a Markdown fence.
 
     Raises:
-        ValueError: in one line, why there is none.
+        ValueError: In one line, why there is none.
     """
     try:
         return json.loads(_without_fence(answer))
@@ -53,7 +53,7 @@ def read_object(answer: str) -> dict[str, Any]:
     """Returns the JSON object in an answer, with or without a Markdown fence.
 
     Raises:
-        ValueError: in one line, what is there instead.
+        ValueError: In one line, what is there instead.
     """
     fields = read_content(answer)
     if not isinstance(fields, dict):

@@ -26,9 +26,9 @@ class Prompt(Generic[T]):
 
     Attributes:
         key: SHA-256 of all that the answer depends on; names the file in the cache.
-        messages: makes the conversation; called in a thread, and only if nothing is cached.
+        messages: Makes the conversation; called in a thread, and only if nothing is cached.
         schema: JSON schema of an answer.
-        parse: returns the value of an answer; raises ValueError, in one line, if it is not valid.
+        parse: Returns the value of an answer; raises ValueError, in one line, if it is not valid.
     """
 
     key: str
@@ -42,11 +42,11 @@ class Reply:
     """The last answer to a prompt, valid or not, and what it took to get it.
 
     Attributes:
-        answer: the text.
-        attempts: number of questions.
-        max_tokens: limit of the answer.
-        is_cut: whether the answer ends at the limit.
-        prompt_tokens, completion_tokens: number of tokens of all attempts.
+        answer: The text.
+        attempts: Number of questions.
+        max_tokens: Limit of the answer.
+        is_cut: Whether the answer ends at the limit.
+        prompt_tokens, completion_tokens: Number of tokens of all attempts.
     """
 
     answer: str
@@ -67,7 +67,7 @@ def load_cached_reply(file: epath.Path) -> Reply | None:
     """Loads a reply from the cache; None if there is none, or if the file is damaged.
 
     Raises:
-        UserError: the cache cannot be read.
+        UserError: The cache cannot be read.
     """
     with user_errors(file, "cannot be read", hint="check the path"):
         if not file.exists():
@@ -84,14 +84,14 @@ async def ask_until_valid(
     """Asks until an answer is valid or the attempts are used up; the model sees its mistakes.
 
     Args:
-        endpoint: the connection to the model.
-        prompt: the question.
-        settings: number of attempts, and the prices.
-        usage: counter of answers, tokens and costs; updated here.
+        endpoint: The connection to the model.
+        prompt: The question.
+        settings: Number of attempts, and the prices.
+        usage: Counter of answers, tokens and costs; updated here.
 
     Raises:
-        NoAnswerError: there is no usable response to this question.
-        UserError: the server answers no question.
+        NoAnswerError: There is no usable response to this question.
+        UserError: The server answers no question.
     """
     messages = await asyncio.to_thread(prompt.messages)
     attempt = prompt_tokens = completion_tokens = 0

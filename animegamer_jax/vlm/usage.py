@@ -9,11 +9,11 @@ class Usage:
     """What was asked, and what it cost.
 
     Attributes:
-        requests: number of requests sent, repeated ones included.
-        answered: number of requests with an answer.
-        prompt_tokens, completion_tokens: number of tokens, as the server counts them.
-        cost: in the currency of the prices; None if no price is set.
-        cached: number of answers found on disk.
+        requests: Number of requests sent, repeated ones included.
+        answered: Number of requests with an answer.
+        prompt_tokens, completion_tokens: Number of tokens, as the server counts them.
+        cost: In the currency of the prices; None if no price is set.
+        cached: Number of answers found on disk.
     """
 
     requests: int = 0

@@ -152,7 +152,7 @@ def train_row(row: Row, folder: Path, *, home: Path) -> Path:
         home: Folder of the rows' runs.
 
     Raises:
-        UserError: the training failed or was stopped.
+        UserError: The training failed or was stopped.
     """
     model = folder / row.start / "model"
     for stage, options in row.stages:
@@ -176,7 +176,7 @@ def make_random_features(folder: Path) -> None:
     """Makes the features set in which CLIP saw any frame of a clip, if it is missing.
 
     Raises:
-        UserError: the command failed.
+        UserError: The command failed.
     """
     out, model = folder / _RANDOM, folder / "vae" / "model"
     _clear_if_other(out, out.with_name(f"{out.name}.json"), {"model": digest(model)})
@@ -217,7 +217,7 @@ def _run(*arguments: str) -> None:
     """Runs one `animegamer` command in this process.
 
     Raises:
-        UserError: the command failed.
+        UserError: The command failed.
     """
     print(f"animegamer {' '.join(arguments)}", file=sys.stderr)
     if status := cli.main(list(arguments)):

@@ -53,7 +53,7 @@ def load_context(run: Path, *, t5_size: int, hidden_size: int) -> Linear:
     It is in the run's checkpoints only, since no other stage needs it.
 
     Raises:
-        UserError: the run has no checkpoint.
+        UserError: The run has no checkpoint.
     """
     steps = [int(path.name) for path in (run / "checkpoints").glob("*") if path.name.isdigit()]
     if not steps:
@@ -78,7 +78,7 @@ class CaptionReader:
     """Turns captions into the transformer's context.
 
     Raises:
-        UserError: the run has no checkpoint.
+        UserError: The run has no checkpoint.
     """
 
     def __init__(self, run: Path, bundle: Bundle):

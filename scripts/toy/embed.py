@@ -111,7 +111,7 @@ def check_scores(digests: Sequence[str | None], *, trained: str, embedded: str) 
     """Returns the digest of the model that was scored.
 
     Raises:
-        UserError: the scores are of another model, or of both.
+        UserError: The scores are of another model, or of both.
     """
     for digest in digests:
         if digest not in (trained, embedded):

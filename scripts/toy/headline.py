@@ -32,7 +32,7 @@ def lines(evaluation: Evaluation) -> Iterator[str]:
     """Returns the Markdown table.
 
     Raises:
-        UserError: the evaluation is not of one model with two windows.
+        UserError: The evaluation is not of one model with two windows.
     """
     if len(evaluation.systems) != 2:
         raise UserError("expected the results of `animegamer evaluate --window 5 1`")

@@ -35,7 +35,7 @@ def read_run_config(folder: Path, stage: str) -> dict[str, Any]:
     """Returns what the stage's last checkpoint says about itself.
 
     Raises:
-        UserError: it has none.
+        UserError: It has none.
     """
     found = (folder / stage / "checkpoints").glob("*/run_config/metadata")
     last = max(found, key=lambda path: int(path.parent.parent.name), default=None)
@@ -57,7 +57,7 @@ def recipe_options(folder: Path, stage: str) -> list[str]:
     """Returns the options of `animegamer train` that repeat the stage's training.
 
     Raises:
-        UserError: its recipe has a field that no longer exists.
+        UserError: Its recipe has a field that no longer exists.
     """
     was, now = _recipes(folder, stage)
     if gone := [field for field in was if field not in now]:

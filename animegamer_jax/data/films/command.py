@@ -96,7 +96,7 @@ def _sized_for(model: str, settings: FilmSettings) -> FilmSettings:
     """Returns the settings with the size of a model's clips.
 
     Raises:
-        UserError: there is no such model, it has no size of clips, or another one was asked for.
+        UserError: There is no such model, it has no size of clips, or another one was asked for.
     """
     from animegamer_jax.bundle.bundle import Bundle
     from animegamer_jax.configs import clip_size
@@ -197,7 +197,7 @@ def _report_annotated(folder: ShotsFolder, films: Sequence[str]) -> int:
     """Prints what is annotated and which films were skipped; returns the exit status.
 
     Raises:
-        UserError: no clip was annotated.
+        UserError: No clip was annotated.
     """
     from animegamer_jax.data.films.annotation.labels import (
         read_failure,

@@ -48,7 +48,7 @@ def make_command(
         The exit status, 0.
 
     Raises:
-        UserError: an option does not fit `what`, an input is wrong, or a file cannot be written.
+        UserError: An option does not fit `what`, an input is wrong, or a file cannot be written.
     """
     if os.path.lexists(out):
         raise UserError(f"{out}: already exists: choose another file")

@@ -256,7 +256,7 @@ def check_characters(benchmark: Benchmark, known: Iterable[str], *, model: str) 
         model: Name of the model, for the message.
 
     Raises:
-        UserError: characters are missing; names them.
+        UserError: Characters are missing; names them.
     """
     has = {name.casefold() for name in known}
     if lacking := [name for name in benchmark.characters if name.casefold() not in has]:
@@ -281,7 +281,7 @@ def write_benchmark(path: str | Path, benchmark: Benchmark) -> None:
     """Writes a benchmark for `read_benchmark`.
 
     Raises:
-        UserError: the benchmark is not valid, or the file cannot be written.
+        UserError: The benchmark is not valid, or the file cannot be written.
     """
     text = format_benchmark(benchmark)
     parse_benchmark(text, where=str(path))  # checks it
@@ -316,7 +316,7 @@ def read_benchmark(path: str | Path) -> Benchmark:
         path: Path of the file, or the name of a shipped benchmark: "toy", "paper".
 
     Raises:
-        UserError: the file is missing or not valid; names the field, what was expected and what was
+        UserError: The file is missing or not valid; names the field, what was expected and what was
             found.
     """
     file = benchmark_path(str(path))
@@ -329,7 +329,7 @@ def parse_benchmark(text: str | bytes, *, where: str) -> Benchmark:
     """Reads a benchmark's text; `where` names it in messages.
 
     Raises:
-        UserError: it is not valid, as in `read_benchmark`.
+        UserError: It is not valid, as in `read_benchmark`.
     """
     content = parse_json(text, where, hint=_AGAIN)
     _take_numbers(content, where)
@@ -355,7 +355,7 @@ def _check_turns(found: Benchmark, where: str) -> None:
     """Checks what one field says about another.
 
     Raises:
-        UserError: two fields contradict each other.
+        UserError: Two fields contradict each other.
     """
 
     def require(holds: bool, field: str, problem: str) -> None:

@@ -49,17 +49,17 @@ def write_games(
     """Asks a model for games; the result depends on its answers, not on their order.
 
     Args:
-        lists: characters, motions and places of the games.
-        settings: which model is asked, and how; `max_tokens` must suffice for a whole game.
-        cache: folder of the replies.
-        num_games: number of games to ask for.
-        num_turns: number of turns of each game.
-        seed: number of the first game, which is also its seed in play.
-        on_progress: called with the numbers of finished and of all games.
-        on_wait: called with a line about a slow or busy server, once a minute at most.
+        lists: Characters, motions and places of the games.
+        settings: Which model is asked, and how; `max_tokens` must suffice for a whole game.
+        cache: Folder of the replies.
+        num_games: Number of games to ask for.
+        num_turns: Number of turns of each game.
+        seed: Number of the first game, which is also its seed in play.
+        on_progress: Called with the numbers of finished and of all games.
+        on_wait: Called with a line about a slow or busy server, once a minute at most.
 
     Raises:
-        UserError: the settings name no model, the model cannot be asked, too many games in a row
+        UserError: The settings name no model, the model cannot be asked, too many games in a row
             or all have no usable answer, or the cache cannot be read or written. Answers received
             so far are cached.
     """

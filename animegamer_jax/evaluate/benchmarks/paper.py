@@ -102,7 +102,7 @@ def make_paper_benchmark(
         seed: Number of the first game; a game's number is also its seed in play.
 
     Raises:
-        UserError: fewer than two characters, no games, no turns, or a seed below 0.
+        UserError: Fewer than two characters, no games, no turns, or a seed below 0.
     """
     for name, value, low in (
         ("characters", len(characters), 2),

@@ -82,10 +82,10 @@ class GamePrompt:
     """The question for one game.
 
     Attributes:
-        number: number of the game, also its seed in play.
-        characters: the two characters of the game.
-        motions, places: lists that the model chooses from.
-        num_turns: number of turns.
+        number: Number of the game, also its seed in play.
+        characters: The two characters of the game.
+        motions, places: Lists that the model chooses from.
+        num_turns: Number of turns.
     """
 
     number: int
@@ -123,7 +123,7 @@ class GamePrompt:
         """Returns the game in an answer.
 
         Raises:
-            ValueError: in one line, what is wrong with it.
+            ValueError: In one line, what is wrong with it.
         """
         content = read_content(answer)
         try:
@@ -191,7 +191,7 @@ def make_prompts(
     """Returns the questions: character `n` (modulo their number) leads game `n`, the rest is drawn.
 
     Raises:
-        UserError: there are no games, no turns, or the seed is below 0.
+        UserError: There are no games, no turns, or the seed is below 0.
     """
     for name, value, low in (("games", num_games, 1), ("turns", num_turns, 1), ("seed", seed, 0)):
         check_at_least(name, value, low)

@@ -54,7 +54,7 @@ def read_lists(path: str | Path) -> Lists:
     """Reads a TOML file of `world`, `characters`, `motions` and `places`.
 
     Raises:
-        UserError: the file is missing or a list is wrong; names file and list.
+        UserError: The file is missing or a list is wrong; names file and list.
     """
     file = epath.Path(path).expanduser()
     return from_json(Lists, read_toml(file, form=_FORM), str(file), hint=f"expected {_FORM}")
@@ -64,7 +64,7 @@ def read_names(path: str | Path) -> tuple[str, ...]:
     """Reads characters' names, one per line, without empty lines and those that begin with #.
 
     Raises:
-        UserError: the file is missing or a line is wrong; names file and line.
+        UserError: The file is missing or a line is wrong; names file and line.
     """
     file = Path(path).expanduser()
     with user_errors(file, "cannot be read", hint="give a text file of names, one per line"):

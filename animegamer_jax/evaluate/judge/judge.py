@@ -34,20 +34,20 @@ def judge(
     the number of simultaneous requests, nor on the order of games and systems.
 
     Args:
-        games: the games, of different names.
-        settings: which model is asked, and how.
-        cache: folder of the replies; made if it is missing.
-        seed: seed of the systems' order.
-        on_progress: called with the numbers of finished and of all games.
-        on_wait: called with a line about a slow or busy server, once a minute at most.
+        games: The games, of different names.
+        settings: Which model is asked, and how.
+        cache: Folder of the replies; made if it is missing.
+        seed: Seed of the systems' order.
+        on_progress: Called with the numbers of finished and of all games.
+        on_wait: Called with a line about a slow or busy server, once a minute at most.
 
     Returns:
         The scores, and why games were skipped, which may be all of them.
 
     Raises:
-        UserError: the settings name no model or an impossible key, or the cache cannot be read or
+        UserError: The settings name no model or an impossible key, or the cache cannot be read or
             written.
-        ValueError: two games have one name, or a game has no system or more than 26.
+        ValueError: Two games have one name, or a game has no system or more than 26.
     """
     ask = AskMany(settings, noun="games", best_effort=True, on_wait=on_wait)
     if len({game.name for game in games}) != len(games):

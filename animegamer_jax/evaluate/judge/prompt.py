@@ -70,10 +70,10 @@ class PlayedTurn:
     """A system's answer in one turn.
 
     Attributes:
-        instruction: the player's words.
-        frames: frames of the clip.
-        changes: changes of stamina, social and entertainment, by name; empty if there are none.
-        meters: their values after the turn, 0 to 100.
+        instruction: The player's words.
+        frames: Frames of the clip.
+        changes: Changes of stamina, social and entertainment, by name; empty if there are none.
+        meters: Their values after the turn, 0 to 100.
     """
 
     instruction: str
@@ -87,10 +87,10 @@ class JudgedGame:
     """One game, as several systems played it.
 
     Attributes:
-        name: unique name of the game.
-        answers: a function per system that yields its turns in order, so that clips are in memory
+        name: Unique name of the game.
+        answers: A function per system that yields its turns in order, so that clips are in memory
             only while their question is made.
-        characters: a picture of each character, by name, to be shown first.
+        characters: A picture of each character, by name, to be shown first.
     """
 
     name: str
@@ -114,7 +114,7 @@ def read_turns(folder: Path) -> Iterator[PlayedTurn]:
     """Yields the turns of a saved game, one clip at a time.
 
     Raises:
-        UserError: the game is missing or damaged.
+        UserError: The game is missing or damaged.
     """
     for turn in Game.load(folder).turns:
         yield PlayedTurn(
@@ -129,16 +129,16 @@ class JudgePrompt:
     """The question about one game.
 
     Args:
-        game: the game; every clip is read.
-        settings: number and size of the pictures; model and temperature.
-        seed: seed of the systems' order, together with the game's name.
+        game: The game; every clip is read.
+        settings: Number and size of the pictures; model and temperature.
+        seed: Seed of the systems' order, together with the game's name.
 
     Attributes:
-        systems: names, in the order of their labels A, B, ...
+        systems: Names, in the order of their labels A, B, ...
         schema: JSON schema of an answer.
 
     Raises:
-        UserError: the systems' turns cannot be read, or have different instructions.
+        UserError: The systems' turns cannot be read, or have different instructions.
     """
 
     def __init__(self, game: JudgedGame, *, settings: JudgeSettings, seed: int):
@@ -200,7 +200,7 @@ class JudgePrompt:
         """Returns the scores in an answer by system, in the order of `CRITERIA`.
 
         Raises:
-            ValueError: in one line, what is wrong with it.
+            ValueError: In one line, what is wrong with it.
         """
         try:
             form = self._form.model_validate(read_object(answer))
@@ -239,7 +239,7 @@ def _check_same(instructions: Mapping[str, list[str]]) -> None:
     """Makes sure that all systems had the same instructions.
 
     Raises:
-        UserError: they had not, or none.
+        UserError: They had not, or none.
     """
     first, expected = next(iter(instructions.items()))
     if not expected:

@@ -35,14 +35,14 @@ class JudgeScores:
     """A judge's scores of all systems' games.
 
     Attributes:
-        model: name of the judge.
-        seed: seed of the systems' order in each question.
-        games: names of the games, in the given order.
-        systems: names of the systems, sorted.
-        scores: scores by game, system and criterion, 0 to 10; NaN if the game was skipped, or if
+        model: Name of the judge.
+        seed: Seed of the systems' order in each question.
+        games: Names of the games, in the given order.
+        systems: Names of the systems, sorted.
+        scores: Scores by game, system and criterion, 0 to 10; NaN if the game was skipped, or if
             the system did not play it.
-        skipped: reasons of the games without scores, by game.
-        usage: requests, tokens and costs of the questions.
+        skipped: Reasons of the games without scores, by game.
+        usage: Requests, tokens and costs of the questions.
     """
 
     model: str
@@ -87,13 +87,13 @@ class Agreement:
     """The agreement of two judges (`agreement`).
 
     Attributes:
-        spearman: rank correlation of their scores, -1 to 1; None if there are fewer than two
+        spearman: Rank correlation of their scores, -1 to 1; None if there are fewer than two
             scores, or if all scores of one judge are the same.
-        num_scores: number of pairs of scores in the correlation.
-        preference: share of pairs of systems of which both judges prefer the same one, 0 to 1;
+        num_scores: Number of pairs of scores in the correlation.
+        preference: Share of pairs of systems of which both judges prefer the same one, 0 to 1;
             None if there is no pair.
-        num_pairs: number of pairs of systems within a game of which each judge prefers one.
-        num_tied: number of pairs to which a judge gave the same score; they are not counted.
+        num_pairs: Number of pairs of systems within a game of which each judge prefers one.
+        num_tied: Number of pairs to which a judge gave the same score; they are not counted.
     """
 
     spearman: float | None

@@ -53,7 +53,7 @@ class ClipEmbedder:
         """Returns the embeddings of texts, each cut to the length of the text tower's context.
 
         Raises:
-            UserError: there is no tokenizer, or the text tower has no layers.
+            UserError: There is no tokenizer, or the text tower has no layers.
         """
         if self.tokenizer is None:
             raise UserError(

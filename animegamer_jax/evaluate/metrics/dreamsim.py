@@ -40,7 +40,7 @@ class DreamSim:
         batch_size: Number of frames that go through the networks together.
 
     Raises:
-        UserError: the package or torch is not installed or cannot be imported, or the folder lacks
+        UserError: The package or torch is not installed or cannot be imported, or the folder lacks
             weights.
     """
 

@@ -48,7 +48,7 @@ def estimate(
         None if nothing is selected.
 
     Raises:
-        ValueError: a selected value is not finite.
+        ValueError: A selected value is not finite.
     """
     selected = np.ones(values.shape, bool) if where is None else where
     kept = np.where(selected, values, 0.0).astype(np.float64)

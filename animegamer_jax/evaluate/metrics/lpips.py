@@ -136,7 +136,7 @@ def load_lpips(alexnet: str | Path | None = None, linear: str | Path | None = No
         linear: `alex.pth` of the package `lpips`, version 0.1 (`lpips/weights/v0.1/alex.pth`).
 
     Raises:
-        UserError: there are neither files nor the package, only one file was given, a file is
+        UserError: There are neither files nor the package, only one file was given, a file is
             missing or wrong, or torch, which reads the two files, is not installed.
     """
     model = LPIPS()
@@ -178,8 +178,8 @@ def lpips_distance(
         batch_size: Number of pairs that go through the network together.
 
     Raises:
-        UserError: the pictures are smaller than `LEAST_SIDE`.
-        ValueError: the two do not have the same shape.
+        UserError: The pictures are smaller than `LEAST_SIDE`.
+        ValueError: The two do not have the same shape.
     """
     if a.shape != b.shape:
         raise ValueError(f"pictures of shapes {a.shape} and {b.shape}: expected equal shapes")

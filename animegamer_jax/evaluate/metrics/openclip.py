@@ -40,7 +40,7 @@ class BytePairTokenizer:
     """CLIP's byte-pair tokenizer, from a folder of files in transformers' format.
 
     Raises:
-        UserError: the folder holds no such tokenizer.
+        UserError: The folder holds no such tokenizer.
     """
 
     def __init__(self, folder: str | Path):
@@ -101,7 +101,7 @@ def load_clip_for_scores(
         batch_size: Number of frames or texts that go through a tower together.
 
     Raises:
-        UserError: the file is missing, not a CLIP or not one that this code implements; the
+        UserError: The file is missing, not a CLIP or not one that this code implements; the
             tokenizer has another vocabulary; or torch, which reads PyTorch's format, is missing.
     """
     if _is_bundle(path):
@@ -190,7 +190,7 @@ def _named(source: Source) -> Source:
     """Returns the tensors under the names of the table.
 
     Raises:
-        UserError: the names are transformers'.
+        UserError: The names are transformers'.
     """
     if any(name.startswith("vision_model.") for name in source.tensors):
         raise UserError(

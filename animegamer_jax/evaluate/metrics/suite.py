@@ -129,7 +129,7 @@ def load_clip(path: str, *, tokenizer: Path | None = None) -> ScoringClip:
     """Loads CLIP from a bundle, "toy", or an OpenCLIP checkpoint (`openclip`).
 
     Raises:
-        UserError: there is none.
+        UserError: There is none.
     """
     embedder = load_clip_for_scores(model_folder(path), tokenizer=tokenizer)
     return ScoringClip(embedder=embedder, digest=weights_digest(embedder.clip), source=path)

@@ -41,8 +41,8 @@ def frechet_distance(
             which the covariances do not have full rank.
 
     Raises:
-        UserError: a set has fewer clips.
-        ValueError: a feature is not finite.
+        UserError: A set has fewer clips.
+        ValueError: A feature is not finite.
     """
     a, b = _checked(a, b, "the Fréchet distance", a.shape[1] + 1 if least is None else least)
     (mean_a, root_a), (mean_b, root_b) = _moments(a), _moments(b)
@@ -66,8 +66,8 @@ def jedi(a: Float[np.ndarray, "n e"], b: Float[np.ndarray, "m e"]) -> float:
     pairs and factor are those of its published code, so it is biased, and 0 for two equal sets.
 
     Raises:
-        UserError: a set has fewer than 2 clips.
-        ValueError: a feature is not finite.
+        UserError: A set has fewer than 2 clips.
+        ValueError: A feature is not finite.
     """
     a, b = _checked(a, b, "the maximum mean discrepancy", 2)
 
@@ -101,7 +101,7 @@ class TorchScriptFeatures:
         batch_size: Number of clips that go through the network together.
 
     Raises:
-        UserError: the file is missing or not TorchScript, or torch is not installed.
+        UserError: The file is missing or not TorchScript, or torch is not installed.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class TorchScriptFeatures:
         """Returns one feature vector per clip.
 
         Raises:
-            UserError: clips are too short, or the network refuses them or returns something else.
+            UserError: Clips are too short, or the network refuses them or returns something else.
         """
         torch = import_torch()
         if clips.shape[1] < self.least_frames:
@@ -165,7 +165,7 @@ def load_i3d(path: str | Path, *, batch_size: int = 8) -> TorchScriptFeatures:
     nothing.
 
     Raises:
-        UserError: the file is missing or not TorchScript, or torch is not installed.
+        UserError: The file is missing or not TorchScript, or torch is not installed.
     """
     options = {"rescale": True, "resize": True, "return_features": True}
     return TorchScriptFeatures(path, options=options, least_frames=10, batch_size=batch_size)

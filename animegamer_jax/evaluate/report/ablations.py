@@ -72,8 +72,8 @@ def write_ablations(path: Path, ablations: Ablations) -> None:
     """Writes a file for `read_ablations`.
 
     Raises:
-        UserError: the file cannot be written.
-        ValueError: a score is not finite.
+        UserError: The file cannot be written.
+        ValueError: A score is not finite.
     """
     write_json(path, to_json(ablations))
 
@@ -82,6 +82,6 @@ def read_ablations(path: Path) -> Ablations:
     """Reads a file of ablations.
 
     Raises:
-        UserError: the file is missing or damaged; names the field, what was expected and found.
+        UserError: The file is missing or damaged; names the field, what was expected and found.
     """
     return read_json(path, Ablations, hint="give a file that `write_ablations` wrote")

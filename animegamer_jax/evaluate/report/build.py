@@ -148,7 +148,7 @@ def write_report(
         The two files.
 
     Raises:
-        UserError: the ablations cannot be read, or a file cannot be written.
+        UserError: The ablations cannot be read, or a file cannot be written.
     """
     view = make_view(folder, evaluation, read_ablations(ablations) if ablations else None)
     pages = {HTML_FILE: render_html(view), MARKDOWN_FILE: render_markdown(view)}

@@ -25,7 +25,7 @@ def draw_board(
         settings: Rest of the note, after the number of turns.
 
     Raises:
-        UserError: a file cannot be read.
+        UserError: A file cannot be read.
     """
     shown = turns[-storyboard.MAX_PANELS :]
     panels = [_panel(folder, turn) for turn in shown]

@@ -59,8 +59,8 @@ def save_card(
         language: Language of the card's own texts; names are as in the instructions.
 
     Raises:
-        UserError: the game has no turns, or a clip cannot be read.
-        OSError: the file cannot be written.
+        UserError: The game has no turns, or a clip cannot be read.
+        OSError: The file cannot be written.
     """
     height, width = picture_size(game)
     turns = game.turns[day.first - 1 :] if day and day.played else game.turns[-10:]

@@ -25,8 +25,8 @@ def film_mp4(game: Game, path: Path, *, captions: bool = True) -> None:
     """Writes the current line of a game as one MP4, each turn with its instruction as a caption.
 
     Raises:
-        UserError: the game has no turns, or a clip cannot be read.
-        OSError: the file cannot be written.
+        UserError: The game has no turns, or a clip cannot be read.
+        OSError: The file cannot be written.
     """
     height, width = picture_size(game)
     frames = itertools.chain.from_iterable(_clips(game, captions=captions))
@@ -37,8 +37,8 @@ def film_gif(game: Game, path: Path, *, captions: bool = True) -> None:
     """Writes the current line of a game as an animated GIF, at most 360 pixels wide.
 
     Raises:
-        UserError: the game has no turns, or a clip cannot be read.
-        OSError: the file cannot be written.
+        UserError: The game has no turns, or a clip cannot be read.
+        OSError: The file cannot be written.
     """
     height, width = picture_size(game)
     small = min(width, _GIF_WIDTH), round(height * min(width, _GIF_WIDTH) / width)
@@ -62,7 +62,7 @@ def picture_size(game: Game) -> tuple[int, int]:
     """Returns height and width of a game's clips.
 
     Raises:
-        UserError: the game has no turns, or a clip cannot be read.
+        UserError: The game has no turns, or a clip cannot be read.
     """
     if not game.turns:
         raise UserError("the game has no turns yet: play one first")

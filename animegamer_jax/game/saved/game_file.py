@@ -57,7 +57,7 @@ def write_document(folder: Path, document: GameDocument) -> None:
     """Writes `game.json` as a whole: readers see this one or the one before.
 
     Raises:
-        OSError: full disk, read-only folder.
+        OSError: Full disk, read-only folder.
     """
     text = json.dumps(to_json(document), indent=2, ensure_ascii=False, allow_nan=False)
     write_whole(folder / GAME_FILE, (text + "\n").encode())
@@ -67,7 +67,7 @@ def read_document(folder: Path) -> GameDocument:
     """Reads `game.json` and checks all of it, and the files that it names.
 
     Raises:
-        UserError: names the file and the field, what was expected and what was found.
+        UserError: Names the file and the field, what was expected and what was found.
     """
     document = from_json(
         GameDocument, _read_json(folder / GAME_FILE), str(folder / GAME_FILE), hint=_HINT

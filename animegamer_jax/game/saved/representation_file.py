@@ -19,7 +19,7 @@ def write_representation(path: Path, representation: Float32[np.ndarray, "n d"])
     """Writes a shot representation.
 
     Raises:
-        OSError: full disk, read-only folder.
+        OSError: Full disk, read-only folder.
     """
     arrays = io.BytesIO()
     np.savez_compressed(arrays, representation=representation)
@@ -34,7 +34,7 @@ def read_representation(path: Path, shape: tuple[int, ...] | None) -> Float32[np
         shape: Shape of the game's other representations; None: there are none.
 
     Raises:
-        UserError: it is missing, damaged, too large, of another type or shape, or not finite.
+        UserError: It is missing, damaged, too large, of another type or shape, or not finite.
     """
     expected = f"a float32 array {_NAME!r} of " + (
         "two axes" if shape is None else f"shape {list(shape)}"

@@ -17,8 +17,8 @@ class Tree(NamedTuple):
     """A game's turns. Clips name them; "" names the start.
 
     Attributes:
-        turns: turns of the current line, in order.
-        others: turns that are set aside, the latest last.
+        turns: Turns of the current line, in order.
+        others: Turns that are set aside, the latest last.
     """
 
     turns: Sequence[Turn]
@@ -55,7 +55,7 @@ class Tree(NamedTuple):
         """Continues with `next_turn`.
 
         Raises:
-            UserError: there is none.
+            UserError: There is none.
         """
         turn = self.next_turn
         if turn is None:
@@ -67,7 +67,7 @@ class Tree(NamedTuple):
         """Makes the turns up to a clip the current line; sets the others aside.
 
         Raises:
-            UserError: no turn has this clip.
+            UserError: No turn has this clip.
         """
         # The current line is set aside last, so `bring_back` continues along it.
         aside = (*self.others, *self._aside(0))

@@ -85,11 +85,11 @@ class PictureTurn:
     """The turn of a player's own picture, as in `game.json`; it does not change the meters.
 
     Attributes:
-        instruction: the picture's text.
-        motion_level: motion level that the model sees, 1 to 5.
-        social: change that the model sees.
-        entertainment: change that the model sees.
-        stamina: change that the model sees.
+        instruction: The picture's text.
+        motion_level: Motion level that the model sees, 1 to 5.
+        social: Change that the model sees.
+        entertainment: Change that the model sees.
+        stamina: Change that the model sees.
     """
 
     instruction: str
@@ -109,9 +109,9 @@ class Edit:
     """What a player set after a turn, before the next one.
 
     Attributes:
-        meters: meters with which the next turn begins.
-        social, entertainment, stamina: changes of this turn as the window then holds them.
-        new_day: whether a new day begins.
+        meters: Meters with which the next turn begins.
+        social, entertainment, stamina: Changes of this turn as the window then holds them.
+        new_day: Whether a new day begins.
     """
 
     meters: Meters
@@ -126,19 +126,19 @@ class Turn:
     """One turn, as in `game.json`.
 
     Attributes:
-        turn: number of the turn, from 1.
-        instruction: the player's instruction.
-        motion_level: motion level, 1 to 5.
-        motion_value: motion value that the decoder received.
-        social, entertainment, stamina: changes of the meters.
-        meters: meters after this turn.
-        clip: name of a file in the game's folder.
-        seconds: duration: "total", and "mllm", "decoder", "vae" if they were separate programs.
-        seed: seed of this turn.
-        window: window of this turn.
-        steps: denoising steps of this turn.
-        chosen_level: whether the player set the motion level.
-        edit: what the player set after this turn; None for nothing.
+        turn: Number of the turn, from 1.
+        instruction: The player's instruction.
+        motion_level: Motion level, 1 to 5.
+        motion_value: Motion value that the decoder received.
+        social, entertainment, stamina: Changes of the meters.
+        meters: Meters after this turn.
+        clip: Name of a file in the game's folder.
+        seconds: Duration: "total", and "mllm", "decoder", "vae" if they were separate programs.
+        seed: Seed of this turn.
+        window: Window of this turn.
+        steps: Denoising steps of this turn.
+        chosen_level: Whether the player set the motion level.
+        edit: What the player set after this turn; None for nothing.
     """
 
     turn: _Count
@@ -178,8 +178,8 @@ class SetAside:
     """A turn that is not in the game's current line, kept with its files.
 
     Attributes:
-        after: clip of the turn before it; "" for a first turn.
-        turn: the turn.
+        after: Clip of the turn before it; "" for a first turn.
+        turn: The turn.
     """
 
     after: str

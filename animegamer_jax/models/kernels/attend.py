@@ -221,7 +221,7 @@ def kernel_attention(
     "bounded" (`flash.is_bounded`).
 
     Raises:
-        ValueError: the mask is not known when the program is traced, or has segments.
+        ValueError: The mask is not known when the program is traced, or has segments.
     """
     valid = mask.key_valid if isinstance(mask, TokenMask) else None
     static = mask.static if isinstance(mask, TokenMask) else mask

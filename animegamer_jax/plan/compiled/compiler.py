@@ -106,8 +106,8 @@ def compile_program(configuration: Configuration, topology: "Topology") -> Estim
     The compiler runs in a process of its own, where it writes its schedules and may crash.
 
     Raises:
-        NoRoomError: the program does not fit a chip.
-        CrashError: the compiler crashed.
+        NoRoomError: The program does not fit a chip.
+        CrashError: The compiler crashed.
         UserError: libtpu is missing or does not know the slice.
     """
     from animegamer_jax.plan.topology import describe_devices, known_shapes

@@ -434,7 +434,7 @@ def cost_of(
         branch_shares: How often each branch of a conditional with as many branches runs.
 
     Raises:
-        HLOError: it is not the text of a compiled program.
+        HLOError: It is not the text of a compiled program.
     """
     module = parse(text)
     walker = _Walker(

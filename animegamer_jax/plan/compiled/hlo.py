@@ -178,7 +178,7 @@ def parse(text: str) -> Module:
     """Parses `compiled.as_text()`.
 
     Raises:
-        HLOError: it is not the text of a compiled program.
+        HLOError: It is not the text of a compiled program.
     """
     computations: dict[str, Computation] = {}
     entry, name = None, None
@@ -206,7 +206,7 @@ def groups_of(attributes: str, *, devices: int) -> Groups:
     """Returns a collective's groups of devices; of a permutation, pairs of source and target.
 
     Raises:
-        HLOError: the groups are in an unknown form.
+        HLOError: The groups are in an unknown form.
     """
     if found := _EXPLICIT_GROUPS.search(attributes):
         return tuple(map(_numbers, re.findall(r"\{([\d,]*)\}", found[1])))

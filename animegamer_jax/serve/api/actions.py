@@ -208,7 +208,7 @@ class Actions:
             head: Id of the turn; "" before the first; None: whichever it is.
 
         Raises:
-            ConflictError: it is another one.
+            ConflictError: It is another one.
         """
         if head is not None and head != head_of(game):
             raise ConflictError("the game has changed in another window: look at it again")

@@ -61,7 +61,7 @@ class BatchPlayer:
             What was played, with rows for the padding after those of the batch.
 
         Raises:
-            UserError: a turn of the batch cannot be played.
+            UserError: A turn of the batch cannot be played.
         """
         size = next(size for size in self._batch_sizes if size >= len(batch))
         rows = [*batch, *[batch[0]] * (size - len(batch))]

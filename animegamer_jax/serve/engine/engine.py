@@ -188,7 +188,7 @@ class Engine:
             client: Who asks, for fair turns.
 
         Raises:
-            UserError: there is no such game, another of its turns is waiting, the client has too
+            UserError: There is no such game, another of its turns is waiting, the client has too
                 many turns, or the turn cannot be played.
         """
         instruction = instruction.strip()
@@ -442,7 +442,7 @@ def whole_number(name: str, value: Any) -> int:
     """Returns a value of any type that must be a whole number.
 
     Raises:
-        UserError: it is none.
+        UserError: It is none.
     """
     if not _is_whole(value):
         raise UserError(f"{name}: expected a whole number, found {shown(value)}")

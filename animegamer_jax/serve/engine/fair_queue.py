@@ -40,7 +40,7 @@ class FairQueue(Generic[R]):
         """Takes a request out; its client comes after the others from now on.
 
         Raises:
-            ValueError: it does not wait.
+            ValueError: It does not wait.
         """
         waiting = self._clients.get(self._client_of(request), [])
         waiting.remove(request)

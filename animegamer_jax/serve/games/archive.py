@@ -36,8 +36,8 @@ def pack_game(game: Game, path: Path) -> None:
         path: Path of the zip.
 
     Raises:
-        UserError: the game has no turns, or a clip cannot be read.
-        OSError: the file cannot be written.
+        UserError: The game has no turns, or a clip cannot be read.
+        OSError: The file cannot be written.
     """
     if not game.turns:
         raise UserError("the game has no turns yet: play one first")
@@ -65,7 +65,7 @@ def unpack_game(archive: Path, folder: Path, *, check: Callable[[Game], None]) -
         check: Raises UserError for a game that cannot be played here.
 
     Raises:
-        UserError: the archive is not a zip, holds no game, is too large or damaged, or has a path
+        UserError: The archive is not a zip, holds no game, is too large or damaged, or has a path
             in a name; or as `check`.
     """
     check_file(archive, expected="a downloaded game")
@@ -99,7 +99,7 @@ def _check_members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     """Returns the members that make a game.
 
     Raises:
-        UserError: a name is a path or not a game's, two names are equal, or the archive is too
+        UserError: A name is a path or not a game's, two names are equal, or the archive is too
             large.
     """
     members = archive.infolist()

@@ -87,7 +87,7 @@ class GameStore:
         idle_seconds: Seconds without use after which a game may be evicted.
 
     Raises:
-        UserError: the folder cannot be written.
+        UserError: The folder cannot be written.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class GameStore:
         """Creates a game, from a player's own picture if there is one, and returns its id.
 
         Raises:
-            UserError: there is no slot for another open game, or the game cannot be saved.
+            UserError: There is no slot for another open game, or the game cannot be saved.
         """
 
         def create(folder: Path) -> Game:
@@ -148,7 +148,7 @@ class GameStore:
         """Makes a game in a new folder by a function of that folder, and returns its id.
 
         Raises:
-            UserError: as `new`.
+            UserError: As `new`.
         """
         return self._add(make, client)
 
@@ -156,7 +156,7 @@ class GameStore:
         """Returns a game to look at, read from disk if it is not open.
 
         Raises:
-            UserError: there is no such game, or no slot for another open game.
+            UserError: There is no such game, or no slot for another open game.
         """
         with self.use(name, client=client) as game:
             return game
@@ -165,7 +165,7 @@ class GameStore:
         """Returns a game as it is, without taking a slot if it has none.
 
         Raises:
-            UserError: there is no such game.
+            UserError: There is no such game.
         """
         slot = self._open.get(name)
         if slot is not None and slot.game is not None:
@@ -179,7 +179,7 @@ class GameStore:
         """Yields a game that nobody else changes meanwhile.
 
         Raises:
-            UserError: as `get`.
+            UserError: As `get`.
         """
         slot = self._take_slot(name, client)
         try:
@@ -197,7 +197,7 @@ class GameStore:
         Its files are links to the game's, which are replaced and deleted but never changed.
 
         Raises:
-            UserError: as `get`, or the copy cannot be made.
+            UserError: As `get`, or the copy cannot be made.
         """
         failed = user_errors(f"game {name}", "could not be copied", hint="try again")
         with tempfile.TemporaryDirectory(prefix=_COPY, dir=self.folder) as temporary:
@@ -218,7 +218,7 @@ class GameStore:
         """Copies the first turns of a game to a new game and returns its id.
 
         Raises:
-            UserError: the game has fewer turns; or as `new`.
+            UserError: The game has fewer turns; or as `new`.
         """
         failed = user_errors(f"game {name}", "the branch could not be saved", hint="try again")
         with self.copy(name, client=client) as game, failed:
@@ -228,7 +228,7 @@ class GameStore:
         """Unpacks a downloaded game and returns its id.
 
         Raises:
-            UserError: the archive holds no game of this model; or as `new`.
+            UserError: The archive holds no game of this model; or as `new`.
         """
         return self._add(lambda folder: unpack_game(archive, folder, check=self._check), client)
 
@@ -324,7 +324,7 @@ def check_game(game: Game, model: GameModel) -> None:
     """Checks that a saved game was played with this model and that its clips have its size.
 
     Raises:
-        UserError: names the first thing that does not match.
+        UserError: Names the first thing that does not match.
     """
     for name, expected, found in (
         ("model", model.name, game.model),

@@ -183,7 +183,7 @@ class Guard:
         """Checks a request before the page sees it; returns its checked body.
 
         Raises:
-            _RefusedError: it is over a limit.
+            _RefusedError: It is over a limit.
         """
         headers, endpoint = Headers(scope=scope), endpoint_of(scope["path"])
         if not self.hosts.allow(headers.get("host", "")):

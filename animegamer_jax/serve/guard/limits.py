@@ -134,7 +134,7 @@ class FileWork:
         """Counts a block as a client's work.
 
         Raises:
-            UserError: the client has enough of it going on.
+            UserError: The client has enough of it going on.
         """
         with self._lock:
             if client and self._working[client] >= _MAX_FILE_WORK:

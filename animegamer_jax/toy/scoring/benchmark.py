@@ -29,7 +29,7 @@ def make_toy_benchmark(
     Games of the split `own` have a picture before their first turn.
 
     Raises:
-        UserError: no games, no turns, or a seed below 0.
+        UserError: No games, no turns, or a seed below 0.
     """
     for name, value, low in (("games", num_games, 1), ("turns", num_turns, 1), ("seed", seed, 0)):
         check_at_least(name, value, low)
@@ -118,7 +118,7 @@ def _scene_of(turn: BenchmarkTurn, truth: SceneTruth) -> Scene:
     """Returns the scene of a turn.
 
     Raises:
-        ValueError: it is not one of this world.
+        ValueError: It is not one of this world.
     """
     found = {detail.name: detail.value for detail in truth.details}
     own = {name.removeprefix("own "): found.pop(name) for name in [*found] if name[:4] == "own "}
@@ -154,7 +154,7 @@ def toy_games(benchmark: Benchmark) -> tuple[tuple[ToyTurn, ...], ...]:
     """Returns the games as the toy world's own turns, whose true clips can be drawn; no pictures.
 
     Raises:
-        UserError: the benchmark is of another world, or a turn is not a scene of this one.
+        UserError: The benchmark is of another world, or a turn is not a scene of this one.
     """
     _check_world(benchmark)
     return tuple(
@@ -170,7 +170,7 @@ def toy_pictures(benchmark: Benchmark) -> tuple[ToyTurn | None, ...]:
     """Returns the turn of each game's picture; None: it has none.
 
     Raises:
-        UserError: as `toy_games`.
+        UserError: As `toy_games`.
     """
     _check_world(benchmark)
     return tuple(

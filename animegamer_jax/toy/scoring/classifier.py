@@ -71,7 +71,7 @@ def load_classifier(path: Path = WEIGHTS) -> Classifier:
     """Loads the weights that come with the package, or others of `scripts/toy/classifier.py`.
 
     Raises:
-        UserError: the file cannot be read, or holds other weights than the network has.
+        UserError: The file cannot be read, or holds other weights than the network has.
     """
     try:
         found = load_file(path)

@@ -111,7 +111,7 @@ class PredictionStage(ClipStage[P], GameStage[P]):
         """Returns the decoder, E_a, the language model, and the VAE for the evaluation's clips.
 
         Raises:
-            UserError: the recipe trains low-rank updates and the decoder has none, or a model
+            UserError: The recipe trains low-rank updates and the decoder has none, or a model
                 cannot be trained for the protocol.
         """
         assert bundle is not None, "the command has checked what the stage needs"
@@ -194,7 +194,7 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
         """Returns the networks of a `PredictionStage`, and CLIP if first frames are drawn again.
 
         Raises:
-            UserError: as `PredictionStage.load`; the bundle lacks CLIP, which looks at them.
+            UserError: As `PredictionStage.load`; the bundle lacks CLIP, which looks at them.
         """
         networks = super().load(bundle, mesh=mesh)
         if not self.redrawn:

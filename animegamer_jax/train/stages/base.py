@@ -71,14 +71,14 @@ class Stage(abc.ABC, Generic[R]):
     """One training stage.
 
     Attributes:
-        recipes: the stage's recipes by size.
-        name: the stage's name on the command line.
-        needs: networks that the bundle must have, each with the stage that makes it.
-        changes: networks with trained weights, which the result replaces or adds.
-        best: the score that decides which checkpoint is best, and whether "min" or "max" is better.
-        unit: what a sample is called where samples a second are shown, in the plural.
-        recipe, config, protocol: how the stage is trained, sizes of the networks, the game.
-        tokenizer_dir: folder of the model's tokenizer, which the result gets too.
+        recipes: The stage's recipes by size.
+        name: The stage's name on the command line.
+        needs: Networks that the bundle must have, each with the stage that makes it.
+        changes: Networks with trained weights, which the result replaces or adds.
+        best: The score that decides which checkpoint is best, and whether "min" or "max" is better.
+        unit: What a sample is called where samples a second are shown, in the plural.
+        recipe, config, protocol: How the stage is trained, sizes of the networks, the game.
+        tokenizer_dir: Folder of the model's tokenizer, which the result gets too.
     """
 
     recipes: ClassVar[Mapping[str, Recipe]]
@@ -114,7 +114,7 @@ class Stage(abc.ABC, Generic[R]):
         """Returns the model's tokenizer, which must have at least `num_queries` frame tokens.
 
         Raises:
-            UserError: there is none, or it does not belong to the model.
+            UserError: There is none, or it does not belong to the model.
         """
         if self.tokenizer_dir is None:
             raise UserError(
@@ -135,7 +135,7 @@ class Stage(abc.ABC, Generic[R]):
         """Checks that the datasets were made by the model, where a stage needs that.
 
         Raises:
-            UserError: one was made by another.
+            UserError: One was made by another.
         """
         del bundle, sources
 
@@ -147,7 +147,7 @@ class Stage(abc.ABC, Generic[R]):
         """Returns the single samples of all datasets, mixed by weight, not shuffled or repeated.
 
         Raises:
-            UserError: see `read_samples`.
+            UserError: See `read_samples`.
         """
         datasets = [self.read_samples(source.path, split=split) for source in sources]
         return mixture(datasets, weights=[source.weight for source in sources])
@@ -157,7 +157,7 @@ class Stage(abc.ABC, Generic[R]):
         """Returns the samples of one dataset: pytrees of arrays of fixed shapes.
 
         Raises:
-            UserError: the dataset is missing, empty, of another layout, or does not fit the recipe.
+            UserError: The dataset is missing, empty, of another layout, or does not fit the recipe.
         """
 
     @abc.abstractmethod

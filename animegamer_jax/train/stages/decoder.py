@@ -349,7 +349,7 @@ class ClipStage(DiffusionStage[R]):
         """Returns the encoder, the decoder, and the VAE for the evaluation's clips.
 
         Raises:
-            UserError: the recipe trains low-rank updates and the decoder has none.
+            UserError: The recipe trains low-rank updates and the decoder has none.
         """
         assert bundle is not None, "the command has checked what the stage needs"
         recipe, config = self.recipe, self.config.dit

@@ -122,7 +122,7 @@ class DistillStage(PredictionStage[DistillRecipe]):
         """Returns the networks of the adaptation, with two more copies of the decoder.
 
         Raises:
-            UserError: the decoder is not adapted or is itself a student; as `PredictionStage.load`.
+            UserError: The decoder is not adapted or is itself a student; as `PredictionStage.load`.
         """
         assert bundle is not None, "the command has checked what the stage needs"
         if bundle.protocol.student_timesteps:

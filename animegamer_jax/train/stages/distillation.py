@@ -61,7 +61,7 @@ def student_path(schedule: Schedule) -> Path:
     """Returns the path of a schedule's student.
 
     Raises:
-        ValueError: its steps do not fall from the last training step, or lie too close together.
+        ValueError: Its steps do not fall from the last training step, or lie too close together.
     """
     steps = np.array(schedule.student_timesteps)
     lowest = np.maximum(np.append(steps[1:], 0), _LEAST_STEP)

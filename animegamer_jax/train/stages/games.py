@@ -141,7 +141,7 @@ class GameStage(Stage[G]):
         An adapted decoder reads those of the one that it came from.
 
         Raises:
-            UserError: another decoder made them, or there are none.
+            UserError: Another decoder made them, or there are none.
         """
         assert bundle is not None, "the command has checked what the stage needs"
         if not self.reads_shown() or not bundle.has("dit") or "adapt" in (bundle.info.stages or ()):
@@ -170,7 +170,7 @@ class GameStage(Stage[G]):
         """Checks that a model can be trained for the stage's protocol.
 
         Raises:
-            UserError: the protocol reads states from another pass, or representations at other
+            UserError: The protocol reads states from another pass, or representations at other
                 positions, than training does.
         """
         protocol = self.protocol

@@ -235,7 +235,7 @@ class MLLMStage(GameStage[MLLMRecipe]):
         """Returns the language model, a new one if the bundle has none, and E_a.
 
         Raises:
-            UserError: the recipe trains low-rank updates and there are none, or a model cannot be
+            UserError: The recipe trains low-rank updates and there are none, or a model cannot be
                 trained for the protocol.
         """
         assert bundle is not None, "the command has checked what the stage needs"

@@ -30,13 +30,13 @@ class PackedLayout:
     """Positions of everything in a packed sequence; static numpy only.
 
     Attributes:
-        length: number of tokens.
-        source: index [length] of each token in the prompt with its answer.
+        length: Number of tokens.
+        source: Index [length] of each token in the prompt with its answer.
         segments: 0 for the history, 1 to `w` for the segment of a turn [length].
         history: True [length] at the frame tokens of the history.
-        queries: indices [w, n] of the segments' frame tokens.
-        answers: indices [w, 4] of the segments' states.
-        closing: indices [w - 1, m] of the tokens after the history's frame tokens, of each turn.
+        queries: Indices [w, n] of the segments' frame tokens.
+        answers: Indices [w, 4] of the segments' states.
+        closing: Indices [w - 1, m] of the tokens after the history's frame tokens, of each turn.
     """
 
     def __init__(self, layout: Layout):

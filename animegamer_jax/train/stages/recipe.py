@@ -106,7 +106,7 @@ def check_numbers(recipe: Recipe) -> None:
     """Checks every number of a recipe against the range of its field.
 
     Raises:
-        UserError: a number is out of range; names its option.
+        UserError: A number is out of range; names its option.
     """
     try:
         from_json(type(recipe), to_json(recipe), "")

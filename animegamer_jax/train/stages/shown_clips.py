@@ -145,7 +145,7 @@ def write_shown(
         on_progress: Called with what is made, turns done, and turns.
 
     Raises:
-        UserError: a network is missing or of another size, or the folder is taken, cannot be
+        UserError: A network is missing or of another size, or the folder is taken, cannot be
             written or holds an unfinished dataset of another model.
     """
     if missing := [name for name in _NEEDED if not bundle.has(name)]:

@@ -85,7 +85,7 @@ class StandIn:
     """A running server.
 
     Attributes:
-        questions: the requests so far.
+        questions: The requests so far.
     """
 
     def __init__(self, answer: Callable[[Question], Reply]):

@@ -41,17 +41,17 @@ class Annotator:
     """Asks a model about clips; one annotator serves all films of a process.
 
     Args:
-        characters: with their pictures.
-        settings: which model is asked, and how.
-        on_progress: receives the numbers of finished and of all clips of a film.
-        on_wait: called with a line about a slow or busy server, once a minute at most.
+        characters: With their pictures.
+        settings: Which model is asked, and how.
+        on_progress: Receives the numbers of finished and of all clips of a film.
+        on_wait: Called with a line about a slow or busy server, once a minute at most.
 
     Attributes:
-        ask: the connection to the model.
-        usage: requests, tokens and costs of all films so far.
+        ask: The connection to the model.
+        usage: Requests, tokens and costs of all films so far.
 
     Raises:
-        UserError: the settings name no model.
+        UserError: The settings name no model.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ def annotate_film(folder: ShotsFolder, film: str, annotator: Annotator) -> FilmA
     depend on the number of simultaneous requests, nor on interruptions.
 
     Raises:
-        FilmError: a file of the film is damaged, or its manual annotations do not fit.
-        UserError: the model cannot be asked, or a file cannot be written. Answers received so far
+        FilmError: A file of the film is damaged, or its manual annotations do not fit.
+        UserError: The model cannot be asked, or a file cannot be written. Answers received so far
             are cached.
     """
     with film_errors():
@@ -177,7 +177,7 @@ def _manual_labels(
     """Returns the manual annotations of these clips.
 
     Raises:
-        UserError: they belong to other clips, or name somebody who is not among the characters.
+        UserError: They belong to other clips, or name somebody who is not among the characters.
     """
     manual = {clip: label for clip, label in labels.items() if label.source == "manual"}
     file = folder.folder(film) / "annotations.jsonl"

@@ -92,7 +92,7 @@ def validated(fields: Mapping[str, Any], characters: Characters | None = None) -
     """Returns the annotation of these fields; the subject is one of the characters, if given.
 
     Raises:
-        ValueError: in one line, what is wrong.
+        ValueError: In one line, what is wrong.
     """
     try:
         return Annotation.model_validate(dict(fields), context={"characters": characters})
@@ -127,14 +127,14 @@ class FilmAnnotation:
 
     Attributes:
         film: id of the film.
-        characters: digest of the characters (`Characters.digest`).
-        clips: digest of the clips (`clips_digest`).
-        model: name of the model; None if all annotations are manual.
-        prompt_version: version of the prompt's wording.
-        prompt_digest: digest of prompt, model and temperature; None if all is manual.
-        num_model, num_manual: number of annotations of each source.
-        num_unannotated: number of clips in `unannotated.jsonl`.
-        requests, prompt_tokens, completion_tokens: cost of the model's answers.
+        characters: Digest of the characters (`Characters.digest`).
+        clips: Digest of the clips (`clips_digest`).
+        model: Name of the model; None if all annotations are manual.
+        prompt_version: Version of the prompt's wording.
+        prompt_digest: Digest of prompt, model and temperature; None if all is manual.
+        num_model, num_manual: Number of annotations of each source.
+        num_unannotated: Number of clips in `unannotated.jsonl`.
+        requests, prompt_tokens, completion_tokens: Cost of the model's answers.
     """
 
     film: str

@@ -45,7 +45,7 @@ def add_manual_annotations(
         Number of annotations of each film in the file.
 
     Raises:
-        UserError: names the file, the line and what is wrong there; or the folder cannot be
+        UserError: Names the file, the line and what is wrong there; or the folder cannot be
             written.
     """
     films = _Films(folder)
@@ -119,7 +119,7 @@ class _Films:
         """Returns the id of a film.
 
         Raises:
-            ValueError: there is none of this name, or more than one.
+            ValueError: There is none of this name, or more than one.
         """
         if name in self._ids:
             return name

@@ -33,10 +33,10 @@ class ClipPrompt:
     """The question about a clip; the characters' pictures are encoded once, for all clips.
 
     Args:
-        characters: with their pictures.
-        frames: number of frames shown of a clip.
-        side: maximum length of a picture's longer side, in pixels.
-        seconds: length of a clip.
+        characters: With their pictures.
+        frames: Number of frames shown of a clip.
+        side: Maximum length of a picture's longer side, in pixels.
+        seconds: Length of a clip.
 
     Attributes:
         schema: JSON schema of an answer; it lists the possible subjects.
@@ -70,7 +70,7 @@ class ClipPrompt:
         """Returns the record in an answer.
 
         Raises:
-            ValueError: in one line, what is wrong with it.
+            ValueError: In one line, what is wrong with it.
         """
         return validated(read_object(answer), self._characters)
 

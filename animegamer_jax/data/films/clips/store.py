@@ -95,8 +95,8 @@ class FilmWriter:
     """Takes the clips of one film in order, and at last the report.
 
     Attributes:
-        rows: rows of the clips so far.
-        report: the film's report; set last, because without it nothing that was written counts.
+        rows: Rows of the clips so far.
+        report: The film's report; set last, because without it nothing that was written counts.
     """
 
     def __init__(self, archive: ClipArchive):

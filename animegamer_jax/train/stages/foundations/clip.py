@@ -80,7 +80,7 @@ def contrastive_loss(
     any norm, and the logarithm of the inverse temperature is capped at log(100).
 
     Returns:
-        the loss, and the shares of images and texts whose nearest counterpart is right.
+        The loss, and the shares of images and texts whose nearest counterpart is right.
     """
 
     def unit(x: jax.Array) -> jax.Array:

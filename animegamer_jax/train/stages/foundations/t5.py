@@ -60,8 +60,8 @@ class Masked(NamedTuple):
 
     Attributes:
         tokens: ids, some of them replaced by the mask.
-        targets: which tokens are to be predicted.
-        valid: which tokens are attended to.
+        targets: Which tokens are to be predicted.
+        valid: Which tokens are attended to.
     """
 
     tokens: Int[Array, "b n"]
