@@ -40,6 +40,21 @@ def format_of(download: Any) -> str | None:
         return picture.format
 
 
+WATCH = """() => {
+  const videos = [...document.querySelectorAll("#stage video")];
+  const isShown = (v) => v.matches(".front, .fading") && v.readyState >= v.HAVE_CURRENT_DATA;
+  window.watched = { frames: 0, blank: 0, fronts: [] };
+  const look = () => {
+    const front = videos.findIndex((video) => video.matches(".front"));
+    watched.frames++;
+    watched.blank += !videos.some(isShown);
+    if (watched.fronts.at(-1) !== front) watched.fronts.push(front);
+    requestAnimationFrame(look);
+  };
+  look();
+}"""
+
+
 def test_two_clicks_to_a_playing_clip(browser, address):
     """A small first visit; no request to another host; no error."""
     sent: list[Any] = []
@@ -61,11 +76,17 @@ def test_two_clicks_to_a_playing_clip(browser, address):
         played = next(time for name, time in marks if name.startswith("playing"))
         print(f"the first clip plays {played / 1000:.2f} s after opening")
         assert played < FIRST_CLIP
+        page.evaluate(WATCH)
         page.click("[data-name=Ren]")
         page.click("[data-name=forest]")
         caption(page, "Ren · waving · day forest")
         assert is_playing(page)
         expect(page.locator("#day")).to_contain_text("Day 1: 1 of 10")
+        # Another clip came, then it looped: the videos took turns, and one was always to be seen.
+        page.wait_for_function("watched.fronts.length >= 4")
+        watched = page.evaluate("watched")
+        assert watched["frames"] > 10
+        assert watched["blank"] == 0, watched
         hosts = {request.url.split("/")[2] for request in sent if request.url.startswith("http")}
         assert hosts == {address.split("/")[2]}
         assert wrong == []
