@@ -195,6 +195,10 @@ class T5Config(NetworkConfig):
     layer_norm_epsilon: float = 1e-6
 
 
+NetworkName = Literal["mllm", "encoder", "dit", "vae", "clip", "t5"]
+"""The networks of a model, the fields of `ModelConfig`."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The networks of one AnimeGamer model; None for a network that it lacks.

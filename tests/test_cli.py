@@ -68,6 +68,20 @@ def test_starts_at_once():
     assert not {"jax", "numpy", "tyro", "rich", "torch", "transformers"} & set(loaded)
 
 
+@pytest.mark.parametrize("command", ["play", "serve", "convert", "evaluate", "bench"])
+def test_help_of_a_command_loads_no_network_library(command):
+    code = (
+        "import sys, animegamer_jax.cli as c\n"
+        "try: c.main([sys.argv[1], '--help'])\n"
+        "except SystemExit: print('loaded', *sys.modules)"
+    )
+    run = [sys.executable, "-c", code, command]
+    printed = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    loaded = printed.rpartition("loaded ")[2].split()
+    assert "tyro" in loaded
+    assert not {"jax", "flax", "torch", "transformers"} & set(loaded)
+
+
 @pytest.mark.parametrize(
     ("command", "option"),
     [

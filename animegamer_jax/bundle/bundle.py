@@ -41,7 +41,6 @@ from animegamer_jax.bundle.config import BundleConfig, with_dtypes
 from animegamer_jax.bundle.embedded import model_folder
 from animegamer_jax.bundle.hub import PREFIX, fetch
 from animegamer_jax.bundle.networks import NETWORKS as NETWORKS
-from animegamer_jax.bundle.networks import NetworkName as NetworkName
 from animegamer_jax.bundle.networks import abstract_network as abstract_network
 from animegamer_jax.bundle.networks import abstract_params as abstract_params
 from animegamer_jax.bundle.networks import flat_params as flat_params
@@ -57,6 +56,7 @@ from animegamer_jax.bundle.vocabulary import (
 )
 from animegamer_jax.bundle.writer import BundleWriter as BundleWriter
 from animegamer_jax.configs import Dtype, ModelConfig, NetworkConfig, Remat
+from animegamer_jax.configs import NetworkName as NetworkName
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.sharding import Rules, param_shardings

@@ -8,24 +8,25 @@ checked when they are read (`bundle.py`), as with every model that others made.
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
-from animegamer_jax.bundle.networks import NETWORKS
+from animegamer_jax.configs import NetworkName
 from animegamer_jax.errors import UserError, first_line
 from animegamer_jax.progress import print_status
 
 T = TypeVar("T")
 
 PREFIX = "hub:"
+_NETWORKS = get_args(NetworkName)
 _ADDRESS = re.compile(r"hub:(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 _NAMES = re.compile(
     r"config\.json|words\.json|README\.md|(t5_)?tokenizer/[\w-][\w.-]*"
-    rf"|({'|'.join(NETWORKS)})/model(-\d{{5}}-of-\d{{5}})?\.safetensors(\.index\.json)?"
+    rf"|({'|'.join(_NETWORKS)})/model(-\d{{5}}-of-\d{{5}})?\.safetensors(\.index\.json)?"
 )
 # The same, for the question whether all files are in the cache.
 _PATTERNS = [
     *("config.json", "words.json", "README.md", "tokenizer/*", "t5_tokenizer/*"),
-    *(f"{name}/model*.safetensors*" for name in NETWORKS),
+    *(f"{name}/model*.safetensors*" for name in _NETWORKS),
 ]
 
 

@@ -5,17 +5,16 @@ import importlib
 import math
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 from jax.sharding import AbstractMesh
 
-from animegamer_jax.configs import NetworkConfig
+from animegamer_jax.configs import NetworkConfig, NetworkName
 from animegamer_jax.errors import UserError, first_line
 
-NetworkName = Literal["mllm", "encoder", "dit", "vae", "clip", "t5"]
 NETWORKS: Mapping[NetworkName, str] = {
     "mllm": "animegamer_jax.models.mllm:MLLM",
     "encoder": "animegamer_jax.models.encoder:ShotEncoder",

@@ -19,9 +19,9 @@ from animegamer_jax.bundle.arrays import (
     write_arrays,
 )
 from animegamer_jax.bundle.config import BundleConfig, Placement, Weights, with_dtypes
-from animegamer_jax.bundle.networks import NetworkName, abstract_params
+from animegamer_jax.bundle.networks import abstract_params
 from animegamer_jax.bundle.vocabulary import TOKENIZER_FOLDER, copy_tokenizer_folder
-from animegamer_jax.configs import Dtype, ModelConfig, NetworkConfig
+from animegamer_jax.configs import Dtype, ModelConfig, NetworkConfig, NetworkName
 from animegamer_jax.errors import UserError
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.storage.paths import absolute, move_into_place, refuse_existing, user_errors

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from animegamer_jax.bundle.networks import NetworkName
+from animegamer_jax.configs import NetworkName
 from animegamer_jax.convert.options import ConvertOptions, InitialiseOptions
 from animegamer_jax.errors import UserError
 from animegamer_jax.storage.locks import only_writer
