@@ -83,8 +83,12 @@ def test_two_clicks_to_a_playing_clip(browser, address):
         assert is_playing(page)
         expect(page.locator("#day")).to_contain_text("Day 1: 1 of 10")
         # Another clip came, then it looped: the videos took turns, and one was always to be seen.
-        page.wait_for_function("watched.fronts.length >= 4")
-        watched = page.evaluate("watched")
+        for _ in range(100):
+            watched = page.evaluate("watched")
+            if len(watched["fronts"]) >= 4:
+                break
+            page.wait_for_timeout(100)
+        assert len(watched["fronts"]) >= 4
         assert watched["frames"] > 10
         assert watched["blank"] == 0, watched
         hosts = {request.url.split("/")[2] for request in sent if request.url.startswith("http")}
