@@ -119,7 +119,7 @@ def _pieces(word: str) -> list[str]:
 def _near(word: str, before: Sequence[str], words: Vocabulary) -> tuple[str, ...]:
     """Returns known words like an unknown one, or else words for its place in the sentence.
 
-    None if neither says what it may be.
+    Empty if neither says what it may be.
     """
     lists = (words.characters, words.motions, words.places, words.times, words.adverbs)
     known = {_stem(phrase.split()[0]): phrase for phrase in reversed(words.motions)}

@@ -297,7 +297,6 @@ def test_what_is_written_trains_the_prediction_alone(bundle, networks, features)
     turns = jax.tree.map(lambda *x: jnp.stack(x), *[samples[i] for i in range(4)])
     heads = make_heads(stage.mllm_config.mistral, ("seen", "meant"), seed=0)
 
-    @nnx.jit(static_argnums=2)
     def slopes(networks, turns, part):
         def of(trained):
             mllm, seen = trained
@@ -308,7 +307,11 @@ def test_what_is_written_trains_the_prediction_alone(bundle, networks, features)
         parts = {"output": mllm["output_resampler"], "input": mllm["input_resampler"], "head": seen}
         return {name: optax.tree.norm(part) for name, part in parts.items()}
 
-    written, alone = (slopes(networks | heads, turns, part) for part in ("written", "alone"))
+    @nnx.jit
+    def both(networks, turns):
+        return slopes(networks, turns, "written"), slopes(networks, turns, "alone")
+
+    written, alone = both(networks | heads, turns)
     assert {name for name, slope in written.items() if slope > 0} == {"output"}
     assert {name for name, slope in alone.items() if slope > 0} == {"input", "head"}
 
