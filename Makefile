@@ -19,7 +19,7 @@ help:
 	@echo "make serve            a web page to play on, at http://127.0.0.1:7860"
 	@echo "make train-toy        trains the embedded model from scratch in out/toy, up to 12 hours on two cores"
 	@echo "make toy-report       scores the embedded model on 100 games: docs/toy-report, README table"
-	@echo "make test             the tests, 9 minutes on two cores with a cold compilation cache"
+	@echo "make test             the tests, 10 minutes on two cores with a cold compilation cache"
 	@echo "make test-all         with the slow ones: every recorded number, memory, a VAE's training"
 	@echo "make test-hosts       two real processes as two hosts train every stage, and are killed"
 	@echo "make test-faults      hostile files, kills, full disks, a bucket, a crowd, requests: CASES=5000 KILLS=600"
@@ -77,10 +77,10 @@ toy-report: .venv/.evaluate
 	$(BIN)/python scripts/toy/headline.py out/toy-report
 
 test: .venv/.dev
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not hosts and not scale'
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m 'not slow and not hosts and not scale'
 
 test-all: .venv/.dev
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m 'not hosts and not scale'
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m 'not hosts and not scale'
 
 test-hosts: .venv/.dev
 	$(BIN)/python -m pytest -m hosts

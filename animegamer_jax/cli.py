@@ -231,7 +231,8 @@ def _on_unraisable(unraisable: Any) -> None:
         import signal
         import threading
 
-        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        main_thread = threading.main_thread().ident  # a signal to another one wakes no sleep
+        threading.Timer(0.05, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
     elif (unraisable.exc_type, str(unraisable.exc_value)) != (RuntimeError, "Event loop is closed"):
         sys.__unraisablehook__(unraisable)
 

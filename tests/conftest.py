@@ -1,13 +1,22 @@
 """Eight simulated devices, float32 products in full precision, a warm compilation cache."""
 
+import ctypes
 import gc
 import os
 import signal
+import sys
 from importlib.metadata import version
 
 # Collecting garbage goes through every module and every trace. Most of a test's objects are
 # freed without it; a few large collections find the others.
 gc.set_threshold(100_000, 20, 20)
+
+# Tests start a hundred processes. Without bytecode, each would compile every module again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# Tests end long before the power could fail.
+os.fsync = lambda file: None
 
 # A shell's background job starts with Ctrl-C ignored (after nohup with SIGHUP, too), and the
 # processes of a test inherit that.
@@ -44,6 +53,8 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", CACHE)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", SHARED_FROM)
 # With another precision, or another number of devices, it would be another program.
 os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = PRECISION = "highest"
+# Without the ten calls around each operation, programs are lowered and compiled faster.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
 from pathlib import Path
 
@@ -51,6 +62,7 @@ import jax
 import pytest
 
 TESTS = Path(__file__).parent
+ENOUGH = 2.5 * 2**30  # bytes of memory
 jax.config.update("jax_default_matmul_precision", PRECISION)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
@@ -74,6 +86,24 @@ def path_of(item: pytest.Item) -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(path_of(item), len(LONGEST)))  # stable: others stay
+
+
+def pytest_collection_finish() -> None:
+    """Keeps what all the imports have made out of every later collection of garbage."""
+    gc.freeze()
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Forgets the programs of earlier files once they fill a worker's memory."""
+    if nextitem is not None and nextitem.path == item.path:
+        return
+    if sys.platform != "linux":
+        return
+    from animegamer_jax.bench.timing import read_status
+
+    if read_status("VmRSS") > ENOUGH:
+        jax.clear_caches()
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 SHARED = TESTS.parent.parent / "shared" / "reference"

@@ -5,6 +5,7 @@ takes the cycles of its final schedule, or those in which the memory moves its b
 more, times the iterations of the loops around it. Asynchronous copies use the time in which other
 instructions of their computation leave the memory idle; only what they need more counts. Of an
 asynchronous collective only the time counts that its end waits for it; one at a time is on the way.
+It is the same for a collective that SparseCores carry out.
 """
 
 import dataclasses
@@ -193,6 +194,8 @@ class _Walker:
             self._conditional(i, times)
         elif i.opcode == "async-start":
             self._scope.clock += self.walk(_named(i, "calls"), times)
+        elif i.opcode == "call-start":
+            self._offloaded(i, times)
         elif (kind := i.opcode.removesuffix("-start")) in COLLECTIVES:
             result = num_bytes(_result(i, inside))
             self._collective(i, kind, result=result, times=times, name=i.name)
@@ -298,6 +301,16 @@ class _Walker:
             scope = self._scope
             scope.free = max(scope.free, scope.clock) + self.link_cycles(kind, groups, sent)
             scope.ends[name] = scope.free
+
+    def _offloaded(self, i: Instruction, times: float) -> None:
+        """Counts the collectives that SparseCores carry out until the call's end is waited for."""
+        inside = self.computation(_named(i, "to_apply"))
+        for one in inside.instructions.values():
+            if one.opcode in COLLECTIVES:
+                result = num_bytes(one.arrays)
+                self._collective(one, one.opcode, result=result, times=times, name=i.name)
+            elif one.opcode not in _FREE:
+                raise HLOError(f"{i.name}: {one.opcode} {one.name} on another core")
 
     def _is_ended(self, called: str | None) -> bool:
         """Returns whether a fused computation waits for the end of a collective."""

@@ -123,6 +123,34 @@ def test_collectives_overlap_what_runs_meanwhile():
     assert cost_of(at_once, devices=8, schedules={"e": 5000.0}).waiting_cycles == sent
 
 
+def on_sparse_cores(operation: str) -> str:
+    """A gathering, or something else, that a SparseCore does next to a product's 5,000 cycles."""
+    called = f"""%offloaded (p: bf16[64,32]) -> bf16[256,32] {{
+  %p = bf16[64,32]{{1,0}} parameter(0)
+  ROOT %g = bf16[256,32]{{1,0}} {operation}(%p), {GROUPS}
+}}, execution_thread="sparsecore"
+
+"""
+    text = entry(
+        """%c = ((bf16[64,32]{1,0}), bf16[256,32]{1,0}) call-start(%a), to_apply=%offloaded, """
+        """async_execution_thread="sparsecore"
+  %e = bf16[64,32]{1,0:S(1)} negate(%a)
+  ROOT %d = bf16[256,32]{1,0} call-done(%c)"""
+    )
+    return text.replace("ENTRY", called + "ENTRY")
+
+
+def test_collectives_of_sparse_cores_overlap_the_same():
+    sent = 2 * 256 * 32 * 3 / 4
+    text = on_sparse_cores("all-gather")
+    for busy, waited in ((5000.0, sent - 5000), (20_000.0, 0)):
+        cost = cost_of(text, devices=8, schedules={"e": busy})
+        assert cost.waiting_cycles == waited
+        assert [(c.kind, c.sent) for c in cost.collectives.values()] == [("all-gather", sent)]
+    with pytest.raises(HLOError, match="c: sort g on another core"):
+        cost_of(on_sparse_cores("sort"), devices=8)
+
+
 def by_size(cost: Cost) -> dict[tuple[str, int], Collective]:
     found = {(c.kind, c.group): c for c in cost.collectives.values()}
     assert len(found) == len(cost.collectives)

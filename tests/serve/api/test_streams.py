@@ -132,8 +132,8 @@ def test_everybody_who_follows_a_game_sees_its_turns(client, actions, player, mo
         assert 1 in counts
         assert [kind for kind, _ in found][-1] == "closing"
         statuses = [data["status"] for kind, data in found if kind == "progress"]
-        assert statuses[0] == statuses[-1] == "idle"
         assert "done" in statuses
+        assert statuses[-1] == "idle"
 
 
 def test_why_a_turn_failed_reaches_those_who_follow(client, actions):
