@@ -2,7 +2,8 @@
 
 Sources: Google Cloud's pages on v4, v5e, v5p and v6e for peaks, memory and bandwidths. A clock is
 peak / (2 x rows x columns x matrix units). The usable memory is what libtpu's compiler reports for
-programs that are too large.
+programs that are too large; whether gathers need SparseCores, from the schedules of `animegamer
+plan`.
 """
 
 import dataclasses
@@ -30,6 +31,7 @@ class Chip:
         matrix_width: Rows and columns of a matrix unit.
         dimensions: Dimensions of the torus.
         cores: Cores that share a device's work.
+        offloads: Whether gathers overlap the computation only if SparseCores carry them out.
         devices: JAX's devices on a chip; all other numbers are of one device.
     """
 
@@ -43,6 +45,7 @@ class Chip:
     matrix_width: int
     dimensions: int
     cores: int
+    offloads: bool
     devices: int = 1
 
     @property
@@ -53,12 +56,14 @@ class Chip:
 
 # In the order of the attributes.
 _CHIPS = (
-    Chip("v4", ("TPU v4",), 275.0, 30.5, 1228.0, 1.05, 45.0, 128, 3, 2),
-    Chip("v5e", ("TPU v5 lite", "TPU v5e"), 197.0, 15.75, 819.0, 1.5, 45.0, 128, 2, 1),
-    Chip("v5p", ("TPU v5", "TPU v5p"), 459.0, 95.74, 2765.0, 1.75, 90.0, 128, 3, 2),
-    Chip("v6e", ("TPU v6 lite", "TPU v6e"), 918.0, 31.25, 1640.0, 1.75, 90.0, 256, 2, 1),
+    Chip("v4", ("TPU v4",), 275.0, 30.5, 1228.0, 1.05, 45.0, 128, 3, 2, False),
+    Chip("v5e", ("TPU v5 lite", "TPU v5e"), 197.0, 15.75, 819.0, 1.5, 45.0, 128, 2, 1, False),
+    Chip("v5p", ("TPU v5", "TPU v5p"), 459.0, 95.74, 2765.0, 1.75, 90.0, 128, 3, 2, True),
+    Chip("v6e", ("TPU v6 lite", "TPU v6e"), 918.0, 31.25, 1640.0, 1.75, 90.0, 256, 2, 1, True),
     # A chip has two devices; its links, of 100 GB/s each way, are shared by both.
-    Chip("tpu7x", ("TPU7x", "TPU v7x"), 1153.5, 94.75, 3690.0, 2.2, 50.0, 256, 3, 1, devices=2),
+    Chip(
+        "tpu7x", ("TPU7x", "TPU v7x"), 1153.5, 94.75, 3690.0, 2.2, 50.0, 256, 3, 1, False, devices=2
+    ),
 )
 # Chips to plan for. libtpu describes the two cores of a v4 chip as two devices, so no plan fits it.
 CHIPS = {chip.name: chip for chip in _CHIPS if chip.name != "v4"}

@@ -263,6 +263,22 @@ def has_wide_unit() -> bool:
     return chip is not None and chip.matrix_width > 128
 
 
+def overlapping_gathers(mesh: Mesh) -> dict[str, bool]:
+    """Returns compiler options by which a mesh's gathers overlap the computation around them.
+
+    On some chips the compiler waits for each gather, unless SparseCores carry it out and the
+    scheduler may queue it for them.
+    """
+    chip = find_chip(mesh.devices.flat[0].device_kind)
+    if mesh.size == 1 or chip is None or not chip.offloads:
+        return {}
+    return {
+        "xla_tpu_enable_sparse_core_collective_offload_all_gather": True,
+        "xla_tpu_enable_sparse_core_collective_offload_2d_all_gather": True,
+        "xla_tpu_enable_sparse_core_offload_queuing_in_lhs": True,
+    }
+
+
 def cuda_capability() -> tuple[int, int] | None:
     """Returns the compute capability of the GPU that a computation will run on, such as (8, 9).
 

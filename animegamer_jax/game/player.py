@@ -59,7 +59,7 @@ from animegamer_jax.media.pictures import Picture
 from animegamer_jax.models.vae import chunk_bounds
 from animegamer_jax.progress import Progress, no_progress
 from animegamer_jax.protocol import Layout, Protocol
-from animegamer_jax.sharding import play_plan
+from animegamer_jax.sharding import overlapping_gathers, play_plan
 from animegamer_jax.tokenizer import Tokenizer
 
 # Players of one process share what was traced and compiled. `jax.jit` finds a function again, but
@@ -158,7 +158,11 @@ class Player:
         self._set_levels = _set_levels_by(protocol)
         # Keep the window's output sharding equal to its input's, or turn 2 recompiles.
         turn = functools.partial(play_turn, layout=self.layout, table=self.table)
-        self._turn = jax.jit(turn, out_shardings=(self._sharding if placement else None, None))
+        self._turn = jax.jit(
+            turn,
+            out_shardings=(self._sharding if placement else None, None),
+            compiler_options=overlapping_gathers(placement[0]) if placement else None,
+        )
 
     @property
     def num_rows(self) -> int:

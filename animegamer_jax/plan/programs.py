@@ -27,7 +27,13 @@ from animegamer_jax.models.encoder import ShotNetworks
 from animegamer_jax.models.linear import quantize_weights
 from animegamer_jax.plan.abstract_inputs import AbstractBundle, write_tokenizer
 from animegamer_jax.protocol import PAPER, Layout
-from animegamer_jax.sharding import ShardingPlan, network_rules, param_shardings, use_plan
+from animegamer_jax.sharding import (
+    ShardingPlan,
+    network_rules,
+    overlapping_gathers,
+    param_shardings,
+    use_plan,
+)
 from animegamer_jax.tokenizer import Tokenizer
 from animegamer_jax.train.registry import find_stage
 from animegamer_jax.train.stages.base import Stage
@@ -261,7 +267,7 @@ def rollout_program(
         arguments = jax.eval_shape(make_arguments)
     return Program(
         name=f"{description}, {games} game{'s' * (games != 1)}",
-        jitted=jax.jit(function),
+        jitted=jax.jit(function, compiler_options=overlapping_gathers(mesh)),
         arguments=(network, *_replicated(arguments, mesh)),
         samples=games,
         unit="turns",

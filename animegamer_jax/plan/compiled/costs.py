@@ -195,7 +195,7 @@ class _Walker:
         elif i.opcode == "async-start":
             self._scope.clock += self.walk(_named(i, "calls"), times)
         elif i.opcode == "call-start":
-            self._offloaded(i, times)
+            self._offloaded(i, inside, times)
         elif (kind := i.opcode.removesuffix("-start")) in COLLECTIVES:
             result = num_bytes(_result(i, inside))
             self._collective(i, kind, result=result, times=times, name=i.name)
@@ -302,15 +302,15 @@ class _Walker:
             scope.free = max(scope.free, scope.clock) + self.link_cycles(kind, groups, sent)
             scope.ends[name] = scope.free
 
-    def _offloaded(self, i: Instruction, times: float) -> None:
-        """Counts the collectives that SparseCores carry out until the call's end is waited for."""
-        inside = self.computation(_named(i, "to_apply"))
-        for one in inside.instructions.values():
-            if one.opcode in COLLECTIVES:
-                result = num_bytes(one.arrays)
-                self._collective(one, one.opcode, result=result, times=times, name=i.name)
-            elif one.opcode not in _FREE:
-                raise HLOError(f"{i.name}: {one.opcode} {one.name} on another core")
+    def _offloaded(self, i: Instruction, inside: Computation, times: float) -> None:
+        """Counts what SparseCores do until the call's end is waited for: collectives, or copies."""
+        called = self.computation(_named(i, "to_apply")).instructions.values()
+        collectives = [one for one in called if one.opcode in COLLECTIVES]
+        for one in collectives:
+            result = num_bytes(one.arrays)
+            self._collective(one, one.opcode, result=result, times=times, name=i.name)
+        if not collectives:
+            self._transfer(i, inside, times)
 
     def _is_ended(self, called: str | None) -> bool:
         """Returns whether a fused computation waits for the end of a collective."""

@@ -15,13 +15,14 @@ from planning import configure
 from animegamer_jax.bundle.bundle import abstract_network
 from animegamer_jax.cli import main
 from animegamer_jax.configs import SIZES
+from animegamer_jax.devices import CHIPS
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.dit import DiT
 from animegamer_jax.plan import topology as topology_module
 from animegamer_jax.plan.compiled import compiler
 from animegamer_jax.plan.compiled.compiler import ScratchError, TooLargeError, read_no_room
 from animegamer_jax.plan.topology import describe_devices, parse_topology
-from animegamer_jax.sharding import make_mesh
+from animegamer_jax.sharding import make_mesh, overlapping_gathers
 from animegamer_jax.train.stages.decoder import transformer_flops
 
 needs_libtpu = pytest.mark.skipif(
@@ -79,10 +80,14 @@ def test_a_core_s_own_memory_is_not_the_chip_s():
 
 
 @needs_libtpu
-@pytest.mark.parametrize("stage", [pytest.param("decoder", marks=pytest.mark.slow), "rollout"])
-def test_a_real_compilation(stage, capfd):
+@pytest.mark.parametrize(
+    ("stage", "name"),
+    [pytest.param("decoder", "v5e", marks=pytest.mark.slow), ("rollout", "v6e")],
+)
+def test_a_real_compilation(stage, name, capfd):
     """At toy size, against arithmetic; the same code that plans the full one."""
-    words = ["plan", "--stage", stage, "--topology", "v5e:2x4", "--size", "toy", "--json"]
+    chip = CHIPS[name]
+    words = ["plan", "--stage", stage, "--topology", f"{name}:2x4", "--size", "toy", "--json"]
     steps = ["--denoising-steps", "2", "--part", "decoder"] if stage == "rollout" else []
     assert main([*words, *steps]) == 0
     found = json.loads(capfd.readouterr().out)
@@ -92,10 +97,10 @@ def test_a_real_compilation(stage, capfd):
     assert math.prod(record["mesh"].values()) == 8
     assert record["memory"]["fits"]
     seconds = record["seconds"]
-    assert record["memory"]["chip"] == pytest.approx(15.75 * 2**30 / 1e9)
+    assert record["memory"]["chip"] == pytest.approx(chip.usable_gb)
     assert record["unknown_loops"] == 0
     assert record["unknown_kernels"] == {}
-    one_link = sum(record["collectives"].values()) / 45
+    one_link = sum(record["collectives"].values()) / chip.link_gb_per_second
     assert seconds["collectives_over_one_link"] == pytest.approx(one_link)
     assert 0 < seconds["collectives"] <= 4 * one_link
     assert all(size > 0 for size in record["collectives"].values())
@@ -115,9 +120,22 @@ def test_a_real_compilation(stage, capfd):
         # Two steps of two rows; a quarter of a toy's tokens does not fill the kernel's tiles.
         matmuls, most = 2 * 2 * forward / 8, 2.5
     assert matmuls <= record["flops"] <= most * matmuls
-    peak = 197e12 * seconds["total"]
+    peak = chip.peak_tflops * 1e12 * seconds["total"]
     useful = matmuls if stage == "decoder" else record["flops"]
     assert record["peak_share"] == pytest.approx(useful / peak)
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("topology", "offloaded"),
+    [("v6e:2x4", True), ("v5p:2x2x2", True), ("v6e:1x1", False), ("v5e:2x4", False)],
+)
+def test_gathers_are_given_to_sparse_cores(topology, offloaded):
+    """Where the compiler would wait for each of them, and where there is something to gather."""
+    devices = describe_devices(parse_topology(topology))
+    options = overlapping_gathers(make_mesh({"fsdp": len(devices)}, devices=devices))
+    assert bool(options) == offloaded
+    assert all("sparse_core" in name for name in options)
 
 
 @needs_libtpu
