@@ -272,6 +272,11 @@ class _Conv(nnx.Module):
         return kernel.astype(self.dtype), bias.astype(self.dtype).reshape(1, 1, 1, 1, -1)
 
 
+def computed_first(arrays: Any) -> Any:
+    """Returns arrays that a TPU computes, as they are, before anything that is made of them."""
+    return jax.lax.optimization_barrier(arrays) if platform() == "tpu" else arrays
+
+
 class CausalConv(_Conv):
     """k x 3 x 3, after the `k` - 1 frames of the cache, or as many first frames without one."""
 
@@ -304,7 +309,9 @@ class CausalConv(_Conv):
             return conv_frames(x, plane) + bias, jnp.repeat(x, past, axis=1)
         before = jnp.repeat(x[:, :1], past, axis=1) if cache is None else cache
         x = jnp.concatenate([before, x], axis=1)
-        return conv3d(x, kernel) + bias, x[:, x.shape[1] - past :]
+        # XLA would take the last frames at a program's end, and keep all frames until then.
+        x, last = computed_first((x, x[:, x.shape[1] - past :]))
+        return conv3d(x, kernel) + bias, last
 
 
 class FrameConv(_Conv):

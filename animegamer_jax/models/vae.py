@@ -21,7 +21,13 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, UInt8
 
 from animegamer_jax.configs import VAEConfig
-from animegamer_jax.models.convolution import CausalConv, FrameConv, PointConv, split_frames
+from animegamer_jax.models.convolution import (
+    CausalConv,
+    FrameConv,
+    PointConv,
+    computed_first,
+    split_frames,
+)
 from animegamer_jax.models.layer_stack import remat
 from animegamer_jax.models.norms import GroupNorm
 from animegamer_jax.sharding import constrain, partition_spec, parts_of
@@ -80,8 +86,8 @@ class SpatialNorm(nnx.Module):
         factor = (x.shape[1] - frames % 2) // max(frames - frames % 2, 1)
 
         def resized(maps: jax.Array) -> jax.Array:
-            maps = _stretch(maps, factor).astype(jnp.float32)
-            return _enlarge(maps, x.shape[2] // rows, x.shape[3] // columns)
+            maps = _enlarge(_stretch(maps, factor), x.shape[2] // rows, x.shape[3] // columns)
+            return computed_first(maps).astype(jnp.float32)  # XLA would enlarge float32 maps
 
         # The maps are pointwise: resizing their results gives the same numbers as resizing the
         # latents, with a fraction of the products.

@@ -17,6 +17,7 @@ from animegamer_jax.configs import SIZES, VAEConfig
 from animegamer_jax.convert.rules import load
 from animegamer_jax.convert.tables.vae import infer_config, rules
 from animegamer_jax.errors import UserError
+from animegamer_jax.models import convolution
 from animegamer_jax.models.convolution import CausalConv, conv3d, conv3d_direct, conv3d_planes
 from animegamer_jax.models.latents import sample
 from animegamer_jax.models.vae import VAE, DecoderCache, chunk_bounds, to_uint8
@@ -323,6 +324,18 @@ def test_both_forms_of_the_convolution_agree():
         np.testing.assert_array_equal(a, b)  # on a CPU
         scale = float(np.sqrt(np.square(c).mean()))
         np.testing.assert_allclose(b / scale, c / scale, atol=1e-5)
+
+
+def test_what_a_tpu_computes_first_changes_no_number(tiny, monkeypatch):
+    latents = jnp.asarray(_normal(1, 3, 4, 6, 4, seed=7))
+    frames = []
+    for platform in ("gpu", "tpu"):
+        monkeypatch.setattr(convolution, "platform", lambda platform=platform: platform)
+        decode = jax.jit(lambda vae, latents: vae.decode(latents))
+        frames.append(decode(tiny, latents))
+        barriers = decode.lower(tiny, latents).as_text().count("optimization_barrier")
+        assert (barriers > 0) == (platform == "tpu")
+    np.testing.assert_allclose(frames[1], frames[0], atol=1e-5)
 
 
 @pytest.mark.slow
