@@ -1,6 +1,5 @@
 """Eight simulated devices, float32 products in full precision, a warm compilation cache."""
 
-import ctypes
 import gc
 import os
 import signal
@@ -95,15 +94,13 @@ def pytest_collection_finish() -> None:
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Forgets the programs of earlier files once they fill a worker's memory."""
-    if nextitem is not None and nextitem.path == item.path:
+    if sys.platform != "linux" or (nextitem is not None and nextitem.path == item.path):
         return
-    if sys.platform != "linux":
-        return
-    from animegamer_jax.bench.timing import read_status
+    from animegamer_jax.bench.timing import read_status, release_memory
 
     if read_status("VmRSS") > ENOUGH:
         jax.clear_caches()
-        ctypes.CDLL(None).malloc_trim(0)
+        release_memory()
 
 
 SHARED = TESTS.parent.parent / "shared" / "reference"

@@ -68,17 +68,22 @@ def read_status(field: str, process: int | str = "self") -> int:
     return 1024 * int(line.split()[1])
 
 
-def call_memory(call: Callable[[], Any]) -> int | None:
-    """Returns the bytes by which this process grows during a call; None if not on Linux.
-
-    Memory that libraries keep for later calls is released first, as far as possible.
-    """
-    if not sys.platform.startswith("linux"):
-        return None
+def release_memory() -> None:
+    """Releases the memory that libraries keep for later calls, as far as possible (Linux)."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def call_memory(call: Callable[[], Any]) -> int | None:
+    """Returns the bytes by which this process grows during a call; None if not on Linux.
+
+    Memory is released first (`release_memory`).
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    release_memory()
     try:
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         before = read_status("VmRSS")

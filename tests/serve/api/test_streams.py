@@ -15,6 +15,7 @@ from waiting import wait_until
 from animegamer_jax.game.saved_game import Game
 from animegamer_jax.serve.api import answers, models
 from animegamer_jax.serve.engine.turn_request import TurnRequest
+from animegamer_jax.serve.games.hub import Follower
 
 
 def events(text: str) -> list[tuple[str, Any]]:
@@ -97,6 +98,7 @@ def test_everybody_who_follows_a_game_sees_its_turns(client, actions, player, mo
     texts: list[str] = []
     asked = threading.local()
     seen: set[tuple[str, int]] = set()  # client, number of turns
+    waiting: set[Follower] = set()  # those to whom everything so far was sent
 
     def find(name: str, *, client: str) -> Game:
         asked.client = client
@@ -107,16 +109,22 @@ def test_everybody_who_follows_a_game_sees_its_turns(client, actions, player, mo
         seen.add((asked.client, len(state.turns)))
         return state
 
+    async def wait(follower: Follower, seconds: float) -> bool:
+        waiting.add(follower)
+        return await wait_for_change(follower, seconds)
+
     def follow(who: str) -> None:  # until the hub is closed
         texts.append(client.get(f"games/{game}/events", headers={"x-client": who}).text)
 
-    find_game, build_state = actions.find, answers.game_state
+    find_game, build_state, wait_for_change = actions.find, answers.game_state, Follower.wait
     monkeypatch.setattr(actions, "find", find)
     monkeypatch.setattr(answers, "game_state", game_state)
+    monkeypatch.setattr(Follower, "wait", wait)
     threads = [threading.Thread(target=follow, args=(who,)) for who in ("a", "b")]
     for thread in threads:
         thread.start()
     wait_until(lambda: seen >= {("a", 0), ("b", 0)})
+    wait_until(lambda: len(waiting) == 2)
     answer = client.post(f"games/{game}/turns?reply=accepted", json={"instruction": "wave"})
     assert ok(answer, 202)["status"] in ("waiting", "playing")
     wait_until(lambda: seen >= {("a", 1), ("b", 1)})
@@ -132,8 +140,8 @@ def test_everybody_who_follows_a_game_sees_its_turns(client, actions, player, mo
         assert 1 in counts
         assert [kind for kind, _ in found][-1] == "closing"
         statuses = [data["status"] for kind, data in found if kind == "progress"]
+        assert statuses[0] == statuses[-1] == "idle"
         assert "done" in statuses
-        assert statuses[-1] == "idle"
 
 
 def test_why_a_turn_failed_reaches_those_who_follow(client, actions):
