@@ -7,6 +7,7 @@ Hugging Face's configuration of the network if there is one.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -102,7 +103,8 @@ class DiTConfig(NetworkConfig):
     computed (`diffusion.v_of_clean`), because a small network is too narrow for the noise of a
     large patch (docs/decisions/training-the-toy.md). With a `context_grid` the last rows x columns
     context tokens are those of a picture and have positions over the first frame; without one, no
-    context token has a position.
+    context token has a position. With a `memory` of shots, rows and columns, the context may begin
+    with the image tokens of that many past shots, which have positions over frames before the first.
     """
 
     hidden_size: int = 1920
@@ -119,10 +121,17 @@ class DiTConfig(NetworkConfig):
     latent_width: int = 90
     num_context_tokens: int = 226
     context_grid: tuple[int, int] | None = None
+    memory: tuple[int, int, int] | None = dataclasses.field(
+        default=None, metadata={"omit_default": True}
+    )
     time_embed_size: int = 512
     spatial_interpolation: float = 1.875
     layer_norm_eps: float = 1e-5
     lora: LoRAConfig | None = LoRAConfig(rank=64, alpha=1.0)
+
+    @property
+    def num_memory_tokens(self) -> int:
+        return math.prod(self.memory) if self.memory else 0
 
     @property
     def num_patches(self) -> int:

@@ -50,6 +50,7 @@ from animegamer_jax.game.rollout import (
     start_clip,
     start_picture,
     turn_keys,
+    with_recalled,
 )
 from animegamer_jax.game.saved.turns import History, NewPicture
 from animegamer_jax.game.saved_game import Game
@@ -152,6 +153,7 @@ class Player:
         self._picture = jax.jit(decode_picture)
         self._start_picture = jax.jit(start_picture)
         self._see_picture = jax.jit(see_picture, static_argnames="num_frames")
+        self._recall = jax.jit(functools.partial(with_recalled, config=networks.dit.config))
         self._chunk = jax.jit(decode_chunk, static_argnames="start")
         self._remember = _remember_by(protocol)
         self._advance = jax.jit(advance)
@@ -416,9 +418,11 @@ class Player:
         on_progress("decoder", 0, steps)
         dit, unconditional = self.networks.dit, self.clip_guidance
         shown, known = state, None
+        if dit.config.memory:
+            shown = self._recall(state, window)
         if self.protocol.picture_first:
             shown, picture, _, known = self._draw_picture(
-                state, table, keys, turn=turn, on_progress=lambda: on_progress("decoder", 0, steps)
+                shown, table, keys, turn=turn, on_progress=lambda: on_progress("decoder", 0, steps)
             )
             if on_frames is not None:
                 on_frames(Preview(np.asarray(picture), 0, 0, False))
@@ -455,7 +459,7 @@ class Player:
 
         parts = dict(zip(("mllm", "decoder", "vae"), np.diff(clock).tolist(), strict=True))
         seconds = parts | {"total": clock[-1] - clock[0]}
-        _, states, motion_value = map(np.asarray, state)
+        states, motion_value = np.asarray(state.states), np.asarray(state.motion_value)
         output = TurnOutput(representation, states, motion_value, frames, seconds)
         return self._advance(window, instruction, kept), output
 
@@ -517,7 +521,7 @@ class Player:
             window, result = self._turn(
                 self.networks, window, instruction, games, jnp.asarray(turn)
             )
-        representation, states, motion_value = map(np.asarray, result.state)
+        representation, states, motion_value, _ = jax.tree.map(np.asarray, result.state)
         frames, bad_step = np.asarray(result.frames), np.asarray(result.bad_step)
         if not np.isfinite(representation).all():
             raise NonFiniteError(f"turn {turn}: the MLLM's shot representation is not finite")

@@ -17,9 +17,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 
 from animegamer_jax import diffusion
+from animegamer_jax.configs import DiTConfig
 from animegamer_jax.diffusion import KnownFrame, SamplerState, SamplerTable
 from animegamer_jax.errors import UserError
-from animegamer_jax.models.dit import DiT, Modulation
+from animegamer_jax.models.dit import DiT, Modulation, recall, with_memory, without_memory
 from animegamer_jax.models.encoder import ShotNetworks, encode_frames
 from animegamer_jax.models.latents import from_decoder, know_first
 from animegamer_jax.models.mllm import MLLM
@@ -73,11 +74,15 @@ class Instruction(NamedTuple):
 
 
 class GameState(NamedTuple):
-    """The MLLM's prediction. States: motion level, social, entertainment, stamina."""
+    """The MLLM's prediction. States: motion level, social, entertainment, stamina.
+
+    `memory` has the image tokens of past shots that the decoder sees besides (`with_recalled`).
+    """
 
     representation: Float[Array, "g n r"]
     states: Int[Array, "g 4"]
     motion_value: Float[Array, " g"]
+    memory: Float[Array, "g m r"] | None = None
 
 
 class TurnResult(NamedTuple):
@@ -159,6 +164,11 @@ def set_levels(state: GameState, levels: Int[Array, " g"], protocol: Protocol) -
     return _with_motion(state.representation, state.states.at[:, 0].set(chosen), protocol)
 
 
+def with_recalled(state: GameState, window: Window, config: DiTConfig) -> GameState:
+    """Adds what a decoder of this config remembers of the window's past shots."""
+    return state._replace(memory=recall(config, window.representations, window.num_turns))
+
+
 def game_keys(seeds: Sequence[int]) -> Key[Array, " g"]:
     """Returns one random key a game.
 
@@ -201,7 +211,8 @@ def start_clip(
     if not rows:
         return state
     with network_rules("dit"):
-        return state._replace(residual=dit.no_residual(rows * len(keys)))
+        remembers = known is None and dit.config.memory is not None
+        return state._replace(residual=dit.no_residual(rows * len(keys), remembers=remembers))
 
 
 def clip_guidance(networks: Networks, protocol: Protocol) -> Float[Array, "n d"] | None:
@@ -233,16 +244,19 @@ def denoise_clip(
     value. The layers' modulation by timestep and motion is computed first, for all steps at once.
     """
     games, motion = len(state.motion_value), state.motion_value
+    context = with_memory(state.representation, state.memory)
     timesteps = jnp.asarray(table.timestep)
     motions = jnp.broadcast_to(motion, (len(timesteps), games))
     still = table.still_motion
     if still is not None:
         assert unconditional is None
-        unconditional = state.representation
+        unconditional = context
         guidance = table.motion_guidance
         table = table._replace(guidance=guidance, motion_guidance=None, still_motion=None)
         without = jnp.broadcast_to(jnp.asarray(still)[:, None], motions.shape)
         motions = jnp.concatenate([without, motions], axis=1)
+    elif unconditional is not None:
+        unconditional = without_memory(unconditional, context.shape[1])
     count = motions.shape[1]
 
     def tiled(modulation: Modulation, rows: int) -> Modulation:
@@ -285,9 +299,8 @@ def denoise_clip(
     guided: Any
     shape = sampler.x.shape[1:]
     if table.rows is None:
-        guided = diffusion.guide(predict_v, state.representation, unconditional)
+        guided = diffusion.guide(predict_v, context, unconditional)
     else:
-        context = state.representation
         guided = diffusion.guide_and_skip(evaluate, reuse, context, unconditional)
     with network_rules("dit"):
         modulation = dit.modulation(jnp.repeat(timesteps, count), motions.ravel())
@@ -374,7 +387,7 @@ def see_picture(
     seen = with_image(state.representation, encode_frames(shot, frame[:, 0]))
     first = from_decoder(latents, vae.config)[:, :1]
     known = know_first(first, vae.config, num_frames=num_frames)
-    return DrawnPicture(state._replace(representation=seen), frame, finite, known)
+    return DrawnPicture(state._replace(representation=seen, memory=None), frame, finite, known)
 
 
 def with_image(
@@ -432,12 +445,13 @@ def play_turn(
     `layout` and `table` are static: close over them. `turn` counts from 1.
     """
     protocol = layout.protocol
-    state = shown = predict_state(networks.mllm, window, instruction, layout)
+    state = predict_state(networks.mllm, window, instruction, layout)
+    shown = with_recalled(state, window, networks.dit.config)
     keys = turn_keys(games, turn)
     dit, unconditional = networks.dit, clip_guidance(networks, protocol)
     drawn = None
     if protocol.picture_first:
-        drawn = draw_picture(networks, state, table, keys)
+        drawn = draw_picture(networks, shown, table, keys)
         shown = drawn.state
     known = None if drawn is None else drawn.known
     start = start_clip(dit, keys, rows=num_residuals(table, unconditional), known=known)

@@ -159,7 +159,7 @@ def measure_errors(player: "Player", instructions: Sequence[str], *, seed: int =
 
 def _measure_turn(player: "Player", window: Any, text: str, *, seed: int, turn: int) -> Errors:
     dit, unconditional = player.networks.dit, player.clip_guidance
-    state = player.predict(window, [text])
+    state = rollout.with_recalled(player.predict(window, [text]), window, dit.config)
     keys = rollout.turn_keys(rollout.game_keys([seed]), jnp.asarray(turn))
     known = None
     if player.protocol.picture_first:

@@ -5,6 +5,7 @@ own modulation, which is computed from `time_embed(timestep) + motion_embed(moti
 arXiv 2408.06072, section 2.2.)
 """
 
+import math
 from typing import NamedTuple, cast
 
 import jax
@@ -12,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from einops import rearrange
 from flax import nnx
-from jaxtyping import Array, Float
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
 
 from animegamer_jax import diffusion
 from animegamer_jax.configs import DiTConfig
@@ -51,39 +53,107 @@ def position_table(config: DiTConfig) -> np.ndarray:
     Raises:
         ValueError: The grid has more cells than there are context tokens.
     """
+    num_rows, num_columns = _patches_of_frame(config)
+    frames = np.arange(config.latent_frames // config.patch_frames, dtype=np.float64)
+    patches = _positions(config, frames, np.arange(num_rows), np.arange(num_columns))
+    table = np.zeros((config.num_context_tokens + len(patches), config.hidden_size), np.float32)
+    table[config.num_context_tokens :] = patches
+    if config.context_grid:
+        cells = math.prod(config.context_grid)
+        if cells > config.num_context_tokens:
+            down, across = config.context_grid
+            raise ValueError(
+                f"a context grid of {down} x {across}: more than {config.num_context_tokens} tokens"
+            )
+        first = config.num_context_tokens - cells
+        centers = _cell_centers(config, config.context_grid)
+        table[first : config.num_context_tokens] = _positions(config, np.zeros(1), *centers)
+    return table
+
+
+def memory_table(config: DiTConfig) -> np.ndarray:
+    """Returns the positions of remembered shots' image tokens, [memory, width] float32.
+
+    They are encoded as those of a `context_grid`, the newest shot's, which comes last, over frame
+    -1, the others' over the frames before it.
+
+    Raises:
+        ValueError: The config has no memory.
+    """
+    if config.memory is None:
+        raise ValueError("a decoder without memory")
+    shots, *grid = config.memory
+    centers = _cell_centers(config, (grid[0], grid[1]))
+    return _positions(config, np.arange(-shots, 0, dtype=np.float64), *centers)
+
+
+def _patches_of_frame(config: DiTConfig) -> tuple[int, int]:
+    return config.latent_height // config.patch_size, config.latent_width // config.patch_size
+
+
+def _cell_centers(config: DiTConfig, grid: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the rows and columns of the centers of a grid's cells, in patches."""
+    rows, columns = (
+        (np.arange(cells) + 0.5) / cells * patches - 0.5
+        for cells, patches in zip(grid, _patches_of_frame(config), strict=True)
+    )
+    return rows, columns
+
+
+def _positions(
+    config: DiTConfig, frames: np.ndarray, rows: np.ndarray, columns: np.ndarray
+) -> np.ndarray:
+    """Returns the encodings of all combinations, [frames x rows x columns, width]."""
 
     def encode(size: int, position: np.ndarray) -> np.ndarray:
         frequencies = 10_000.0 ** -(np.arange(size // 2, dtype=np.float64) / (size / 2))
         angles = position[:, None] * frequencies[None]
         return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
-    width = config.hidden_size
-    in_time, in_space = width // 4, width // 4 * 3 // 2
+    in_time = config.hidden_size // 4
+    in_space = in_time * 3 // 2
+    f, r, c = (axis.ravel() for axis in np.meshgrid(frames, rows, columns, indexing="ij"))
+    # In float32 as in the released code, whose table this is bit for bit.
+    scale = np.float32(config.spatial_interpolation)
+    r, c = r.astype(np.float32) / scale, c.astype(np.float32) / scale
+    found = [encode(in_time, f), encode(in_space, c), encode(in_space, r)]
+    return np.concatenate(found, axis=1).astype(np.float32)
 
-    def lay_out(frames: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        f, r, c = (axis.ravel() for axis in np.meshgrid(frames, rows, columns, indexing="ij"))
-        # In float32 as in the released code, whose table this is bit for bit.
-        scale = np.float32(config.spatial_interpolation)
-        r, c = r.astype(np.float32) / scale, c.astype(np.float32) / scale
-        return np.concatenate([encode(in_time, f), encode(in_space, c), encode(in_space, r)], 1)
 
-    num_rows = config.latent_height // config.patch_size
-    num_columns = config.latent_width // config.patch_size
-    frames = np.arange(config.latent_frames // config.patch_frames, dtype=np.float64)
-    patches = lay_out(frames, np.arange(num_rows), np.arange(num_columns))
-    table = np.zeros((config.num_context_tokens + len(patches), width), np.float32)
-    table[config.num_context_tokens :] = patches
-    if config.context_grid:
-        down, across = config.context_grid
-        if down * across > config.num_context_tokens:
-            raise ValueError(
-                f"a context grid of {down} x {across}: more than {config.num_context_tokens} tokens"
-            )
-        rows = (np.arange(down) + 0.5) / down * num_rows - 0.5
-        columns = (np.arange(across) + 0.5) / across * num_columns - 0.5
-        first = config.num_context_tokens - down * across
-        table[first : config.num_context_tokens] = lay_out(np.zeros(1), rows, columns)
-    return table
+def recall(
+    config: DiTConfig, shots: Float[Array, "g h n r"], num_turns: Int[Array, " g"]
+) -> Float[Array, "g m r"] | None:
+    """Returns the image tokens of past shots that a decoder remembers; None if it remembers none.
+
+    Args:
+        config: The decoder's.
+        shots: Shot representations of past turns, the newest last.
+        num_turns: Number of turns that there were. The tokens of the others are zeros.
+    """
+    if config.memory is None:
+        return None
+    count, rows, columns = config.memory
+    h = shots.shape[1]
+    images = jnp.where(
+        (jnp.arange(h)[None] >= h - num_turns[:, None])[:, :, None, None],
+        shots[:, :, -rows * columns :],
+        0,
+    )[:, max(0, h - count) :]
+    images = jnp.pad(images, ((0, 0), (count - images.shape[1], 0), (0, 0), (0, 0)))
+    return rearrange(images, "g h n r -> g (h n) r")
+
+
+def with_memory(
+    context: Float[Array, "*b n d"], memory: Float[Array, "*b m d"] | None
+) -> Float[Array, "*b k d"]:
+    """Returns a context that begins with a memory."""
+    return context if memory is None else jnp.concatenate([memory, context], axis=-2)
+
+
+def without_memory(context: Float[Array, "*b n d"], length: int) -> Float[Array, "*b {length} d"]:
+    """Returns a context of `length` tokens that begins with zeros in place of a memory."""
+    more = length - context.shape[-2]
+    return jnp.pad(context, ((0, 0),) * (context.ndim - 2) + ((more, 0), (0, 0)))
 
 
 class Embedding(nnx.Module):
@@ -122,7 +192,6 @@ class Block(nnx.Module):
 
     def __init__(self, config: DiTConfig, *, rngs: nnx.Rngs):
         c, width = config, config.hidden_size
-        self.num_context = c.num_context_tokens
         self.head_size = width // c.num_attention_heads
         self.modulation = Linear(
             c.time_embed_size, 12 * width, names=("time_embed", "modulation"), config=c, rngs=rngs
@@ -141,18 +210,23 @@ class Block(nnx.Module):
         )
 
     def __call__(
-        self, x: Float[Array, "b t d"], length: int, modulation: Float[Array, "b m"]
+        self,
+        x: Float[Array, "b t d"],
+        num_context: int,
+        length: int,
+        modulation: Float[Array, "b m"],
     ) -> tuple[Float[Array, "b t d"], None]:
         """Runs the layer.
 
         Args:
             x: Context tokens, patch tokens, padding.
+            num_context: Number of context tokens.
             length: Number of tokens without the padding.
             modulation: Modulation of this layer.
         """
         # float32 island: modulation multiplies the residual stream's norms
         m = rearrange(modulation.astype(jnp.float32), "b (n d) -> n b d", n=12)
-        is_context = (jnp.arange(x.shape[1]) < self.num_context)[None, :, None]
+        is_context = (jnp.arange(x.shape[1]) < num_context)[None, :, None]
 
         def per_token(i: int) -> Float[Array, "b t d"]:
             return jnp.where(is_context, m[i + 6][:, None], m[i][:, None])
@@ -192,6 +266,11 @@ def fix_most_score(dit: "DiT") -> None:
     block.most_score = most if is_bounded(most, block.head_size**-0.5) else None
 
 
+def make_memory(config: DiTConfig, *, dtype: DTypeLike) -> nnx.Param:
+    """Returns the parameter of the remembered shots' positions, new."""
+    return nnx.Param(jnp.asarray(memory_table(config), dtype), **axes("positions", "embed"))
+
+
 class DiT(nnx.Module):
     """Predicts v of noised latents, given timestep, motion value and context.
 
@@ -205,6 +284,8 @@ class DiT(nnx.Module):
         self.positions = nnx.Param(
             jnp.asarray(position_table(c), c.param_dtype), **axes("positions", "embed")
         )
+        if c.memory:
+            self.memory_positions = make_memory(c, dtype=c.param_dtype)
         self.patch_in = Linear(patch, width, names=("features", "embed"), config=c, rngs=rngs)
         self.time_embed = Embedding(c, rngs=rngs)
         self.motion_embed = Embedding(c, rngs=rngs)
@@ -241,7 +322,8 @@ class DiT(nnx.Module):
     ) -> Float[Array, "b f h w c"]:
         """Predicts v of noised latents, scaled (`latents.to_decoder`), from shot representations.
 
-        The latents are a whole clip's, or a picture's: one patch of frames.
+        The latents are a whole clip's, or a picture's: one patch of frames. The context may begin
+        with a memory of past shots (`recall`), if the config has one.
 
         Timestep and motion are those of `modulation`, whose result may be given if already
         computed.
@@ -252,8 +334,8 @@ class DiT(nnx.Module):
         if modulation is None:
             modulation = self.modulation(timestep, motion)
         tokens, length = self._embed(x, context)
-        tokens, _ = self.layers(tokens, length, per_layer=modulation.layers)
-        return self._project(tokens, length, x, timestep, modulation)
+        tokens, _ = self.layers(tokens, context.shape[1], length, per_layer=modulation.layers)
+        return self._project(tokens[:, context.shape[1] : length], x, timestep, modulation)
 
     def with_residual(
         self,
@@ -265,8 +347,10 @@ class DiT(nnx.Module):
     ) -> tuple[Float[Array, "b f h w c"], Float[Array, "b t d"]]:
         """Predicts v as a call does; returns also what the layers added to the tokens."""
         start, length = self._embed(x, context)
-        tokens, _ = self.layers(start, length, per_layer=modulation.layers)
-        return self._project(tokens, length, x, timestep, modulation), tokens - start
+        tokens, _ = self.layers(start, context.shape[1], length, per_layer=modulation.layers)
+        return self._project(
+            tokens[:, context.shape[1] : length], x, timestep, modulation
+        ), tokens - start
 
     def from_residual(
         self,
@@ -279,12 +363,15 @@ class DiT(nnx.Module):
     ) -> Float[Array, "b f h w c"]:
         """Predicts v without the layers, with what they added in another step."""
         start, length = self._embed(x, context)
-        return self._project(start + residual, length, x, timestep, modulation)
+        return self._project(
+            (start + residual)[:, context.shape[1] : length], x, timestep, modulation
+        )
 
-    def no_residual(self, batch: int) -> Float[Array, "b t d"]:
-        """Returns zeros in the place of a residual, for the first step."""
+    def no_residual(self, batch: int, *, remembers: bool = False) -> Float[Array, "b t d"]:
+        """Returns zeros in the place of a residual, for the first step, with or without memory."""
         c = self.config
-        length = padded_length(c.num_context_tokens + c.num_patches)
+        length = c.num_context_tokens + c.num_patches
+        length = padded_length(length + (c.num_memory_tokens if remembers else 0))
         zeros = jnp.zeros((batch, length, c.hidden_size), jnp.dtype(c.dtype))
         return constrain(zeros, "act_batch", "act_length", "act_embed")
 
@@ -303,22 +390,24 @@ class DiT(nnx.Module):
         tokens = rearrange(x, "b (f g) (h p) (w q) c -> b (f h w) (g p q c)", g=g, p=p, q=p)
         tokens = jnp.concatenate([context.astype(c.dtype), self.patch_in(tokens)], axis=1)
         length = tokens.shape[1]
-        tokens = tokens + self.positions[:length].astype(c.dtype)[None]
+        positions = self.positions[...]
+        if context.shape[1] > c.num_context_tokens:
+            positions = jnp.concatenate([self.memory_positions[...], positions])
+        tokens = tokens + positions[:length].astype(c.dtype)[None]
         tokens = jnp.pad(tokens, ((0, 0), (0, padded_length(length) - length), (0, 0)))
         return constrain(tokens, "act_batch", "act_length", "act_embed"), length
 
     def _project(
         self,
         tokens: Float[Array, "b t d"],
-        length: int,
         x: Float[Array, "b f h w c"],
         timestep: Float[Array, " b"],
         modulation: Modulation,
     ) -> Float[Array, "b f h w c"]:
-        """Converts the tokens after the layers to v."""
+        """Converts the patch tokens after the layers to v."""
         c, p, g = self.config, self.config.patch_size, self.config.patch_frames
         _, f, h, _, _ = x.shape
-        tokens = self.output_norm(self.final_norm(tokens)[:, c.num_context_tokens : length])
+        tokens = self.output_norm(self.final_norm(tokens))
         # float32 island
         shift, scale = jnp.split(modulation.output.astype(jnp.float32), 2, axis=-1)
         tokens = self.patch_out(tokens * (1 + scale[:, None]) + shift[:, None])

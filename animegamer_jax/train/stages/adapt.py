@@ -8,22 +8,29 @@ decoder draws it.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import grain
 import jax
 import jax.numpy as jnp
+from einops import rearrange
+from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from animegamer_jax import diffusion
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
+from animegamer_jax.configs import DiTConfig, ModelConfig
 from animegamer_jax.data.datasets import open_features
 from animegamer_jax.data.windows import AdaptSample, adapt_samples, adapt_spec
 from animegamer_jax.diffusion import KnownFrame
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.rollout import decode_picture, with_image
+from animegamer_jax.models.dit import DiT, make_memory, recall, with_memory, without_memory
 from animegamer_jax.models.latents import know_first, mode, to_decoder
+from animegamer_jax.protocol import Protocol
+from animegamer_jax.sharding import param_shardings
 from animegamer_jax.train.stages.base import Scalars, StageNetworks
 from animegamer_jax.train.stages.decoder import (
     DECODER_OPTIMIZER,
@@ -36,7 +43,7 @@ from animegamer_jax.train.stages.decoder import (
 )
 from animegamer_jax.train.stages.games import GameRecipe, GameStage, lay_out
 from animegamer_jax.train.stages.networks import matrix_size
-from animegamer_jax.train.stages.recipe import Count, OptimizerConfig, Share
+from animegamer_jax.train.stages.recipe import Count, CountOrZero, OptimizerConfig, Share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,11 +63,15 @@ class AdaptRecipe(PredictionRecipe, DrawnRecipe):
         redrawn: Share of clips made of their first frame as the decoder draws it again from much
             noise, where a picture comes first; the others are made of the true frame. In play the
             decoder draws the frame, and E_a does not see in it quite what it sees in a true one.
+        memory: Number of past shots whose image tokens the decoder sees besides the prediction (not
+            in the paper); 0: as many as it already does. A picture that comes first has them, its
+            clip does not.
     """
 
     context_dropout: Share = 0.05
     first_pictures: Count = 4
     redrawn: Share = 0.0
+    memory: CountOrZero = 0
 
 
 RECIPES = {
@@ -94,6 +105,24 @@ RECIPES = {
 _REDRAWN_FROM = (750, 500, 250)
 
 P = TypeVar("P", bound=PredictionRecipe)
+
+
+class Prediction(NamedTuple):
+    """What the decoder is given of a turn, and what it stands for.
+
+    Attributes:
+        representation: The language model's shot representation.
+        memory: Image tokens of past shots (`recall`).
+        true: E_a of the true turn.
+    """
+
+    representation: Float[Array, "b n r"]
+    memory: Float[Array, "b m r"] | None
+    true: Float[Array, "b n r"]
+
+    @property
+    def context(self) -> Float[Array, "b k r"]:
+        return with_memory(self.representation, self.memory)
 
 
 class PredictionStage(ClipStage[P], GameStage[P]):
@@ -134,10 +163,10 @@ class PredictionStage(ClipStage[P], GameStage[P]):
     def sample_spec(self) -> AdaptSample:
         return adapt_spec(self.config, self.protocol, shown=self.reads_shown())
 
-    def represent(
+    def predict(
         self, networks: StageNetworks, batch: Any, key: Key[Array, ""] | None = None
-    ) -> Float[Array, "b n r"]:
-        """Returns the language model's shot representations of `AdaptSample`s.
+    ) -> Prediction:
+        """Returns what the decoder is given of `AdaptSample`s.
 
         The history is the true one; given a key, that of training.
         """
@@ -146,7 +175,14 @@ class PredictionStage(ClipStage[P], GameStage[P]):
         history = prompts.history
         if key is not None:
             history = self.history(encoder, batch.game, prompts, key)
-        return mllm.represent(prompts.prompt, history, self.layout)
+        predicted = mllm.represent(prompts.prompt, history, self.layout)
+        shots = rearrange(history, "b (h n) r -> b h n r", n=predicted.shape[1])
+        memory = recall(networks["dit"].config, shots, batch.game.num_history)
+        true = prompts.representations[:, -1]
+        return jax.lax.stop_gradient(Prediction(predicted, memory, true))
+
+    def represent(self, networks: StageNetworks, batch: Any) -> Float[Array, "b n r"]:
+        return self.predict(networks, batch).representation
 
     def seen(
         self, networks: StageNetworks, batch: Any, predicted: Float[Array, "b n r"]
@@ -158,8 +194,10 @@ class PredictionStage(ClipStage[P], GameStage[P]):
         return with_image(predicted, networks["encoder"].image_tokens(batch.game.image[:, -1]))
 
     def clip_context(self, networks: StageNetworks, batch: Any) -> Float[Array, "b n r"]:
-        predicted = self.represent(networks, batch)
-        return self.seen(networks, batch, predicted) if self.protocol.picture_first else predicted
+        prediction = self.predict(networks, batch)
+        if self.protocol.picture_first:
+            return self.seen(networks, batch, prediction.representation)
+        return prediction.context
 
     def known(self, batch: Any) -> KnownFrame | None:
         if not self.protocol.picture_first:
@@ -177,10 +215,13 @@ class PredictionStage(ClipStage[P], GameStage[P]):
         c, length = mllm.config.mistral, self.layout.length
         matrices = 2.0 * matrix_size(mllm.mistral.layers) * length
         scores = 4.0 * length**2 * c.num_attention_heads * c.head_dim * c.num_hidden_layers
+        remembers = bool(self.pictures) or not self.protocol.picture_first
         return (
             matrices
             + scores
-            + transformer_flops(dit, trained=self.recipe.trained, pictures=self.pictures)
+            + transformer_flops(
+                dit, trained=self.recipe.trained, pictures=self.pictures, remembers=remembers
+            )
         )
 
 
@@ -190,6 +231,17 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
     recipes = RECIPES
     name: ClassVar[str] = "adapt"
 
+    def __init__(self, recipe: AdaptRecipe, config: ModelConfig, protocol: Protocol, **rest: Any):
+        if recipe.memory and config.dit is not None and config.encoder is not None:
+            memory = (recipe.memory, *_picture_grid(config))
+            if config.dit.memory not in (None, memory):
+                raise UserError(
+                    f"--memory {recipe.memory}: this decoder remembers {config.dit.memory[0]} "
+                    "shots, and it has no other positions: give that number, or leave it out"
+                )
+            config = dataclasses.replace(config, dit=dataclasses.replace(config.dit, memory=memory))
+        super().__init__(recipe, config, protocol, **rest)
+
     def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
         """Returns the networks of a `PredictionStage`, and CLIP if first frames are drawn again.
 
@@ -197,6 +249,8 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
             UserError: As `PredictionStage.load`; the bundle lacks CLIP, which looks at them.
         """
         networks = super().load(bundle, mesh=mesh)
+        assert self.config.dit is not None
+        add_memory(networks["dit"], self.config.dit, mesh=mesh)
         if not self.redrawn:
             return networks
         assert bundle is not None, "the command has checked what the stage needs"
@@ -225,12 +279,12 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
         if not self.first_pictures:
             return super().loss(networks, batch, key)
         drop, show, picture, clip = jax.random.split(key, 4)
-        predicted = jax.lax.stop_gradient(self.represent(networks, batch, show))
-        seen = self.seen(networks, batch, predicted)
+        prediction = self.predict(networks, batch, show)
+        seen = self.seen(networks, batch, prediction.representation)
         if self.redrawn:
             draw, choose = jax.random.split(jax.random.fold_in(key, _REDRAWN_FROM[0]))
             again = jax.random.bernoulli(choose, self.redrawn, (len(seen), 1, 1))
-            seen = jnp.where(again, self.see_again(networks, batch, predicted, draw), seen)
+            seen = jnp.where(again, self.see_again(networks, batch, prediction, draw), seen)
         seen = jax.lax.stop_gradient(seen)
         dit, motion = networks["dit"], self.motion(batch)
         options: Any = {"motion": motion, "timestep_shift": self.timestep_shift}
@@ -239,7 +293,7 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
             dit,
             batch.moments[:, : dit.config.patch_frames],
             picture,
-            context=self.drop(networks, predicted, drop),
+            context=self.drop(networks, prediction.context, drop),
             draws=self.first_pictures,
             **options,
         ).mean()
@@ -252,7 +306,7 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
         self,
         networks: StageNetworks,
         batch: Any,
-        predicted: Float[Array, "b n r"],
+        prediction: Prediction,
         key: Key[Array, ""],
     ) -> Float[Array, "b n r"]:
         """Returns predictions with E_a's image tokens of first frames that the decoder draws.
@@ -269,11 +323,13 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
         steps = jnp.full(len(clean), _REDRAWN_FROM[0])
         noised, _ = diffusion.add_noise(path, clean, jax.random.normal(key, clean.shape), steps)
         predict_v = with_motion(dit, self.motion(batch))
-        guided = diffusion.guide(predict_v, predicted, encoder.unconditional())
+        context = prediction.context
+        empty = without_memory(encoder.unconditional(), context.shape[1])
+        guided = diffusion.guide(predict_v, context, empty)
         start = diffusion.start_sampler(noised)
         drawn = diffusion.sample(guided, start, table, noise=lambda _: jnp.zeros_like(start.x)).x
         frames = decode_picture(networks["vae"], drawn)[:, 0]
-        return with_image(predicted, encoder.image_tokens(clip.see(frames)))
+        return with_image(prediction.representation, encoder.image_tokens(clip.see(frames)))
 
     def sample_flops(self, networks: StageNetworks) -> float:
         """Returns FLOPs as of a `PredictionStage`, with those of pictures, drawn again or not.
@@ -283,24 +339,51 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
         found, dit, trained = super().sample_flops(networks), networks["dit"], self.recipe.trained
         if not (count := self.first_pictures):
             return found
-        found += transformer_flops(dit, trained=trained, pictures=count)
+        found += transformer_flops(dit, trained=trained, pictures=count, remembers=True)
         if self.redrawn:
             rows = 2 * len(_REDRAWN_FROM)
-            found += transformer_flops(dit, trained="all", pictures=rows) / 3
+            found += transformer_flops(dit, trained="all", pictures=rows, remembers=True) / 3
         return found
 
     def drop(
-        self, networks: StageNetworks, predicted: Float[Array, "b n r"], key: Key[Array, ""]
-    ) -> Float[Array, "b n r"]:
-        """Replaces some predictions by E_a of zeros."""
-        empty = networks["encoder"].unconditional().astype(jnp.float32)[None]
-        dropped = jax.random.bernoulli(key, self.recipe.context_dropout, predicted.shape[:1])
-        return jnp.where(dropped[:, None, None], empty, predicted)
+        self, networks: StageNetworks, context: Float[Array, "b k r"], key: Key[Array, ""]
+    ) -> Float[Array, "b k r"]:
+        """Replaces some contexts by E_a of zeros, without a memory."""
+        empty = networks["encoder"].unconditional().astype(jnp.float32)
+        empty = without_memory(empty, context.shape[1])[None]
+        dropped = jax.random.bernoulli(key, self.recipe.context_dropout, context.shape[:1])
+        return jnp.where(dropped[:, None, None], empty, context)
 
     def context(
         self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
-    ) -> Float[Array, "b n r"]:
+    ) -> Float[Array, "b k r"]:
         """Returns predictions for `AdaptSample`s, or E_a of zeros; without gradients."""
         drop, show = jax.random.split(key)
-        predicted = self.represent(networks, batch, show)
-        return jax.lax.stop_gradient(self.drop(networks, predicted, drop))
+        context = self.predict(networks, batch, show).context
+        return jax.lax.stop_gradient(self.drop(networks, context, drop))
+
+
+def _picture_grid(config: ModelConfig) -> tuple[int, int]:
+    """Returns the rows and columns of a picture's image tokens, which are equally many.
+
+    Raises:
+        UserError: The number of tokens is not a square.
+    """
+    assert config.encoder is not None
+    tokens = config.encoder.num_image_tokens
+    side = math.isqrt(tokens)
+    if side**2 != tokens:
+        raise UserError(f"--memory: {tokens} image tokens are no square, so they have no positions")
+    return side, side
+
+
+def add_memory(dit: DiT, config: DiTConfig, *, mesh: jax.sharding.Mesh) -> None:
+    """Makes a decoder remember as many shots as `config` says, with new positions.
+
+    It does nothing if the decoder already remembers them.
+    """
+    if dit.config.memory == config.memory:
+        return
+    dit.config = dataclasses.replace(dit.config, memory=config.memory)
+    new = nnx.State({"memory_positions": make_memory(dit.config, dtype=dit.positions[...].dtype)})
+    dit.memory_positions = jax.device_put(new, param_shardings(new, mesh))["memory_positions"]

@@ -26,7 +26,7 @@ from animegamer_jax.data.datasets import open_features
 from animegamer_jax.data.samples import TurnSample, turn_samples, turn_spec
 from animegamer_jax.diffusion import KnownFrame
 from animegamer_jax.errors import UserError
-from animegamer_jax.models.dit import DiT
+from animegamer_jax.models.dit import DiT, without_memory
 from animegamer_jax.models.latents import from_decoder, know_first, mode, sample, to_decoder
 from animegamer_jax.models.vae import to_uint8
 from animegamer_jax.protocol import Protocol
@@ -266,15 +266,18 @@ def zero_motion_layer(dit: DiT) -> None:
         weight.set_value(jnp.zeros_like(weight[...]))
 
 
-def transformer_flops(dit: DiT, *, trained: Literal["recipe", "all"], pictures: int = 0) -> float:
+def transformer_flops(
+    dit: DiT, *, trained: Literal["recipe", "all"], pictures: int = 0, remembers: bool = False
+) -> float:
     """Returns the FLOPs of a sample's step: 4 a matrix weight and row, 6 if it is trained.
 
     To these come attention's two products, forward and backward. The modulation has one row a
-    sample. With `pictures`, a sample is its first frame, drawn so often.
+    sample. With `pictures`, a sample is its first frame, drawn so often. The context may begin with
+    a memory.
     """
     c = dit.config
     patches = c.num_patches * c.patch_frames // c.latent_frames if pictures else c.num_patches
-    tokens = c.num_context_tokens + patches
+    tokens = c.num_context_tokens + patches + (c.num_memory_tokens if remembers else 0)
     modulation = matrix_size(cast(Any, dit.layers.blocks).modulation)
     matrices = (matrix_size(dit.layers) - modulation) * tokens
     ends = (matrix_size(dit.patch_in) + matrix_size(dit.patch_out)) * patches
@@ -368,13 +371,13 @@ class ClipStage(DiffusionStage[R]):
         """Returns whether a parameter is trained, by default of the decoder only.
 
         Trained are low-rank updates, the layers' modulation and the motion layer (385 M, paper,
-        section 4.1), or everything, positions included.
+        section 4.1), a memory's positions, or everything, positions included.
         """
         return network == "dit" and (
             self.recipe.trained == "all"
             or isinstance(variable, nnx.LoRAParam)
             or "modulation" in path
-            or path[0] == "motion_embed"
+            or path[0] in ("motion_embed", "memory_positions")
         )
 
     @functools.cached_property
@@ -397,10 +400,10 @@ class ClipStage(DiffusionStage[R]):
 
             steps = len(schedule.student_timesteps) or recipe.eval_sampling_steps
             table = diffusion.make_sampler_table(schedule, steps).plain()
-            empty = encoder.unconditional() if self.protocol.guides_clips else None
-            guided = diffusion.guide(
-                with_motion(dit, self.motion(first)), self.clip_context(networks, first), empty
-            )
+            context, empty = self.clip_context(networks, first), None
+            if self.protocol.guides_clips:
+                empty = without_memory(encoder.unconditional(), context.shape[1])
+            guided = diffusion.guide(with_motion(dit, self.motion(first)), context, empty)
             start = diffusion.start_sampler(noise(jnp.int32(steps)))
             start = start._replace(known=self.known(first))
             latents = diffusion.sample(guided, start, table, noise=noise).x

@@ -23,7 +23,7 @@ from animegamer_jax.configs import ModelConfig
 from animegamer_jax.diffusion import KnownFrame
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.rollout import latent_shape
-from animegamer_jax.models.dit import DiT
+from animegamer_jax.models.dit import DiT, with_memory, without_memory
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.train.stages.adapt import PredictionRecipe, PredictionStage
 from animegamer_jax.train.stages.base import Scalars, StageNetworks
@@ -35,7 +35,6 @@ from animegamer_jax.train.stages.distillation import (
     distillation_losses,
     student_path,
 )
-from animegamer_jax.train.stages.games import lay_out
 from animegamer_jax.train.stages.recipe import NotNegative, OptimizerConfig, Positive, Share
 
 
@@ -154,12 +153,11 @@ class DistillStage(PredictionStage[DistillRecipe]):
     ) -> Float[Array, "b n r"]:
         """Returns predictions for `AdaptSample`s, or E_a of the true turn; without gradients."""
         choose, show = jax.random.split(key)
-        prompts = lay_out(networks["encoder"], batch.game, self.layout)
-        history = self.history(networks["encoder"], batch.game, prompts, show)
-        predicted = networks["mllm"].represent(prompts.prompt, history, self.layout)
+        prediction = self.predict(networks, batch, show)
+        predicted = prediction.representation
         is_true = jax.random.bernoulli(choose, self.recipe.true_share, (len(predicted), 1, 1))
-        true = prompts.representations[:, -1]
-        return jax.lax.stop_gradient(jnp.where(is_true, true, predicted))
+        chosen = jnp.where(is_true, prediction.true, predicted)
+        return jax.lax.stop_gradient(with_memory(chosen, prediction.memory))
 
     def loss(
         self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
@@ -176,14 +174,14 @@ class DistillStage(PredictionStage[DistillRecipe]):
                 networks, batch, context, clip, shape=shape, guidance=self.recipe.guidance
             )
             return student + fake, {"student": student, "fake": fake}
-        predicted = jax.lax.stop_gradient(self.represent(networks, batch, which))
-        seen = jax.lax.stop_gradient(self.seen(networks, batch, predicted))
+        prediction = self.predict(networks, batch, which)
+        seen = jax.lax.stop_gradient(self.seen(networks, batch, prediction.representation))
         one = (dit.patch_frames, *shape[1:])
         guided = self._guide_motion(networks, batch, seen) if self._motion_guidance else None
         options: Any = {"shape": shape, "teacher": guided, "known": self.known(batch)}
         clips = self._losses(networks, batch, seen, clip, guidance=1.0, **options)
         pictures = self._losses(
-            networks, batch, predicted, picture, shape=one, guidance=self.recipe.guidance
+            networks, batch, prediction.context, picture, shape=one, guidance=self.recipe.guidance
         )
         student, fake = clips[0] + pictures[0], clips[1] + pictures[1]
         return student + fake, {"student": student, "fake": fake}
@@ -207,7 +205,8 @@ class DistillStage(PredictionStage[DistillRecipe]):
         start, draw = jax.random.split(key)
         motion = self.motion(batch)
         empty = networks["encoder"].unconditional().astype(jnp.float32)
-        nothing = jnp.broadcast_to(empty[None], context.shape)
+        nothing = without_memory(empty, context.shape[1])
+        nothing = jnp.broadcast_to(nothing[None], context.shape)
 
         def held(predict_v: PredictV) -> PredictV:
             return diffusion.hold(predict_v, known, self._schedule)
@@ -252,8 +251,10 @@ class DistillStage(PredictionStage[DistillRecipe]):
         dit, trained = networks["dit"], self.recipe.trained
 
         def others(*, pictures: int, guidance: float) -> float:
-            once = transformer_flops(dit, trained=trained, pictures=pictures)
-            forward = transformer_flops(dit, trained="all", pictures=pictures) / 3
+            options: Any = {"pictures": pictures}
+            options |= {"remembers": bool(pictures) or not self.protocol.picture_first}
+            once = transformer_flops(dit, trained=trained, **options)
+            forward = transformer_flops(dit, trained="all", **options) / 3
             evaluations = len(self.recipe.student_timesteps) - 1 + (1 if guidance == 1 else 2)
             return once + evaluations * forward
 
@@ -262,4 +263,4 @@ class DistillStage(PredictionStage[DistillRecipe]):
             return found + others(pictures=0, guidance=guidance)
         found += others(pictures=0, guidance=1.0 + self._motion_guidance)
         found += others(pictures=1, guidance=guidance)
-        return found + transformer_flops(dit, trained=trained, pictures=1)
+        return found + transformer_flops(dit, trained=trained, pictures=1, remembers=True)

@@ -172,7 +172,8 @@ def test_a_layer_of_the_transformer_with_tokens_last(monkeypatch, as_on_a_tpu, s
     def total(block, x):
         padding = attend.padded_length(300) - 300
         made = block.modulation(jax.nn.silu(emb))
-        y, _ = block(jnp.pad(x, ((0, 0), (0, padding), (0, 0))), 300, made)
+        padded = jnp.pad(x, ((0, 0), (0, padding), (0, 0)))
+        y, _ = block(padded, config.num_context_tokens, 300, made)
         return jnp.square(y[:, :300]).mean(), y[:, :300]
 
     run = jax.value_and_grad(total, argnums=(0, 1), has_aux=True)
@@ -306,7 +307,9 @@ def test_each_layer_chooses_its_maximum(monkeypatch, as_on_a_tpu):
 
     def run(network, x):
         padded = jnp.pad(x, ((0, 0), (0, attend.padded_length(260) - 260), (0, 0)))
-        return network.layers(padded, 260, per_layer=modulation)[0][:, :260]
+        return network.layers(padded, config.num_context_tokens, 260, per_layer=modulation)[0][
+            :, :260
+        ]
 
     found = jax.jit(lambda *a: run(*a))(network, x)
     monkeypatch.undo()

@@ -288,7 +288,7 @@ def test_first_frames_drawn_again(pictured, networks, batch, tmp_path):
         frames = to_uint8(vae.decode(vae_latents.from_decoder(x, vae.config)))[:, 0]
         return encoder.image_tokens(networks["clip"].see(frames))
 
-    found = jax.jit(lambda n, b, key: again.see_again(n, b, pictured.represent(n, b), key))(
+    found = jax.jit(lambda n, b, key: again.see_again(n, b, pictured.predict(n, b), key))(
         networks, batch, make_key()
     )
     expected = by_hand(networks, batch, make_key())
@@ -381,3 +381,36 @@ def test_recipes():
     full = RECIPES["full"]
     assert (full.steps, full.optimizer.learning_rate, full.context_dropout) == (10_000, 5e-5, 0.05)
     assert (full.optimizer.clip_norm, full.ema_decay, full.trained) == (0.1, 0.9999, "recipe")
+
+
+def test_a_decoder_learns_to_remember(bundle, batch):
+    """It gets positions for past shots' image tokens, which come before what is predicted."""
+    recipe = dataclasses.replace(RECIPE, memory=2, context_dropout=0.0)
+    stage = make_stage(AdaptStage, recipe, bundle)
+    networks = stage.load(bundle, mesh=one_device())
+    side = int(np.sqrt(stage.config.encoder.num_image_tokens))
+    memory = (2, side, side)
+    assert networks["dit"].config.memory == stage.configs()["dit"].memory == memory
+    batch = jax.tree.map(jnp.asarray, batch)
+
+    @jax.jit
+    def run(networks, batch):
+        prompts = lay_out(networks["encoder"], batch.game, stage.layout)
+        loss = stage.loss(networks, batch, make_key())[0]
+        return prompts.representations, stage.context(networks, batch, make_key()), loss
+
+    shots, context, loss = run(networks, batch)
+    assert np.isfinite(loss)
+    count = 2 * side**2
+    past = np.asarray(shots)[:, :-1, -(side**2) :]
+    for found, true, turns in zip(context, past, batch.game.num_history, strict=True):
+        expected = np.zeros((len(true), *true.shape[1:]), np.float32)
+        expected[len(true) - int(turns) :] = true[len(true) - int(turns) :]
+        expected = expected[-2:].reshape(count, -1)
+        np.testing.assert_allclose(found[:count], expected, atol=1e-5)
+    assert context.shape[1] == count + stage.config.dit.num_context_tokens
+    remembering = dataclasses.replace(
+        bundle.config, dit=dataclasses.replace(bundle.config.dit, memory=(3, side, side))
+    )
+    with pytest.raises(UserError, match="--memory 2: this decoder remembers 3 shots"):
+        AdaptStage(recipe, remembering, bundle.protocol, tokenizer_dir=stage.tokenizer_dir)
