@@ -104,7 +104,7 @@ class DiTConfig(NetworkConfig):
     large patch (docs/decisions/training-the-toy.md). With a `context_grid` the last rows x columns
     context tokens are those of a picture and have positions over the first frame; without one, no
     context token has a position. With a `memory` of shots, rows and columns, the context may begin
-    with the image tokens of that many past shots, which have positions over frames before the first.
+    with the image tokens of that many past shots, which lie over frames before the first.
     """
 
     hidden_size: int = 1920

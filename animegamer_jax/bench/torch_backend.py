@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import jax
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -199,7 +200,7 @@ class TorchModel:
             self._still = float(table.still_motion[0])
         self._row = self._rows[row]
         self._x, self._before = map(self._frames_first, inputs.sampler[:2])
-        state = [self._tensor(np.array(value)) for value in inputs.state]
+        state = [self._tensor(np.array(value)) for value in jax.tree.leaves(inputs.state)]
         self._state = _State(*state)
         self._latents = self._frames_first(inputs.latents)
         config: Any = self._model.bundle.config
