@@ -10,8 +10,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 from jaxtyping import Float, Int
