@@ -426,7 +426,8 @@ class Player:
             )
             if on_frames is not None:
                 on_frames(Preview(np.asarray(picture), 0, 0, False))
-        sampler = self._start(dit, keys, rows=num_residuals(table, unconditional), known=known)
+        rows, memory = num_residuals(table, unconditional), shown.memory
+        sampler = self._start(dit, keys, rows=rows, known=known, memory=memory)
         for step, row in enumerate(table.steps()):
             sampler = self._denoise(dit, unconditional, shown, sampler, row, keys)
             if (np.asarray(sampler.bad_step) >= 0).any():
@@ -459,7 +460,7 @@ class Player:
 
         parts = dict(zip(("mllm", "decoder", "vae"), np.diff(clock).tolist(), strict=True))
         seconds = parts | {"total": clock[-1] - clock[0]}
-        states, motion_value = np.asarray(state.states), np.asarray(state.motion_value)
+        _, states, motion_value, _ = jax.tree.map(np.asarray, state)
         output = TurnOutput(representation, states, motion_value, frames, seconds)
         return self._advance(window, instruction, kept), output
 

@@ -199,20 +199,25 @@ def latent_shape(dit: DiT) -> tuple[int, int, int, int]:
 
 
 def start_clip(
-    dit: DiT, keys: Key[Array, " g"], *, rows: int = 0, known: KnownFrame | None = None
+    dit: DiT,
+    keys: Key[Array, " g"],
+    *,
+    rows: int = 0,
+    known: KnownFrame | None = None,
+    memory: Float[Array, "g m r"] | None = None,
 ) -> SamplerState:
     """Returns the sampler's state before its first step.
 
     `rows` is the number of rows of guidance if steps are skipped, `known` the first frame if a
-    picture came first.
+    picture came first, `memory` that of the state of which the clip is made.
     """
     state = diffusion.start_sampler(_noise(keys, jnp.asarray(-1), latent_shape(dit)))
     state = state._replace(known=known)
     if not rows:
         return state
     with network_rules("dit"):
-        remembers = known is None and dit.config.memory is not None
-        return state._replace(residual=dit.no_residual(rows * len(keys), remembers=remembers))
+        remembered = 0 if memory is None else memory.shape[1]
+        return state._replace(residual=dit.no_residual(rows * len(keys), num_memory=remembered))
 
 
 def clip_guidance(networks: Networks, protocol: Protocol) -> Float[Array, "n d"] | None:
@@ -454,7 +459,8 @@ def play_turn(
         drawn = draw_picture(networks, shown, table, keys)
         shown = drawn.state
     known = None if drawn is None else drawn.known
-    start = start_clip(dit, keys, rows=num_residuals(table, unconditional), known=known)
+    residuals = num_residuals(table, unconditional)
+    start = start_clip(dit, keys, rows=residuals, known=known, memory=shown.memory)
     sampler = denoise_parts(dit, unconditional, shown, start, table.parts(), keys)
     frames, finite = decode_clip(networks.vae, sampler.x)
     last = jnp.asarray(table.step)[-1] + 1

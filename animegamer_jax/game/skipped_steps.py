@@ -169,7 +169,7 @@ def _measure_turn(player: "Player", window: Any, text: str, *, seed: int, turn: 
     table = player.table
     table = table._replace(rows=np.full(len(table.step), player.num_rows, np.int32))
     count = rollout.num_residuals(table, unconditional)
-    sampler = rollout.start_clip(dit, keys, rows=count, known=known)
+    sampler = rollout.start_clip(dit, keys, rows=count, known=known, memory=state.memory)
     step = jax.jit(rollout.denoise_clip)
     added: deque[jax.Array] = deque(maxlen=MOST_IN_A_ROW)
     reused = np.full((len(table.step), MOST_IN_A_ROW), np.inf)

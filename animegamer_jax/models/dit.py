@@ -348,9 +348,8 @@ class DiT(nnx.Module):
         """Predicts v as a call does; returns also what the layers added to the tokens."""
         start, length = self._embed(x, context)
         tokens, _ = self.layers(start, context.shape[1], length, per_layer=modulation.layers)
-        return self._project(
-            tokens[:, context.shape[1] : length], x, timestep, modulation
-        ), tokens - start
+        patches = tokens[:, context.shape[1] : length]
+        return self._project(patches, x, timestep, modulation), tokens - start
 
     def from_residual(
         self,
@@ -363,15 +362,16 @@ class DiT(nnx.Module):
     ) -> Float[Array, "b f h w c"]:
         """Predicts v without the layers, with what they added in another step."""
         start, length = self._embed(x, context)
-        return self._project(
-            (start + residual)[:, context.shape[1] : length], x, timestep, modulation
-        )
+        patches = (start + residual)[:, context.shape[1] : length]
+        return self._project(patches, x, timestep, modulation)
 
-    def no_residual(self, batch: int, *, remembers: bool = False) -> Float[Array, "b t d"]:
-        """Returns zeros in the place of a residual, for the first step, with or without memory."""
+    def no_residual(self, batch: int, *, num_memory: int = 0) -> Float[Array, "b t d"]:
+        """Returns zeros in the place of a residual, for the first step.
+
+        The context begins with `num_memory` tokens of a memory.
+        """
         c = self.config
-        length = c.num_context_tokens + c.num_patches
-        length = padded_length(length + (c.num_memory_tokens if remembers else 0))
+        length = padded_length(num_memory + c.num_context_tokens + c.num_patches)
         zeros = jnp.zeros((batch, length, c.hidden_size), jnp.dtype(c.dtype))
         return constrain(zeros, "act_batch", "act_length", "act_embed")
 

@@ -229,6 +229,8 @@ def test_the_middle_size_is_what_it_says(tmp_path):
     check_fit(config)
     assert fits_released_code(config)
     assert config.dit is not None
+    remembers = dataclasses.replace(config.dit, memory=(4, 14, 14))
+    assert not fits_released_code(dataclasses.replace(config, dit=remembers))
     assert (config.dit.hidden_size, config.dit.num_layers) == (480, 8)
     assert config.dit.num_patches + config.dit.num_context_tokens == 2000
     assert config.vae is not None

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import INSTRUCTIONS, NUM_TEXT, make_bundle
+from helpers import INSTRUCTIONS, NUM_TEXT, make_bundle, write_model
 
 from animegamer_jax import diffusion
 from animegamer_jax.bundle.bundle import Bundle
@@ -130,6 +130,42 @@ def test_the_rollout_is_turn_by_turn(player, played):
         np.testing.assert_allclose(results.remembered[turn], output.representation, atol=atol)
         same_frames(np.asarray(results.frames[turn]), output.frames, share=share)
     np.testing.assert_array_equal(window.representations[0], results.remembered[-2:, 0])
+
+
+def test_a_decoder_that_remembers_looks_at_past_pictures(pictured_bundle, tmp_path):
+    """In the rollout as turn by turn; the clip itself has no memory."""
+    bundle = Bundle.open(pictured_bundle)
+    dit = dataclasses.replace(bundle.config.dit, memory=(2, 3, 3))
+    config = dataclasses.replace(bundle.config, dit=dit)
+    path = write_model(tmp_path / "remembers", config, bundle.protocol, name="tiny")
+    player = Player.from_bundle(Bundle.open(path), steps=STEPS)
+    window, first = player.play_turn(player.start(), INSTRUCTIONS[:1], seeds=[7], turn=1)
+    images = window.representations.at[:, :, NUM_TEXT:]
+    previews: list = []
+    shown = {"on_frames": previews.append, "by_chunk": False}
+    _, second = player.play_turn(window, INSTRUCTIONS[1:2], seeds=[7], turn=2, **shown)
+
+    read = [player.read([text]) for text in INSTRUCTIONS[:2]]
+    instructions = jax.tree.map(lambda *x: jnp.stack(x), *read)
+    _, results = jax.jit(
+        lambda networks, window, instructions, games: rollout.rollout(
+            networks, window, instructions, games, layout=player.layout, table=player.table
+        )
+    )(player.networks, player.start(), instructions, rollout.game_keys([7]))
+    same_frames(np.asarray(results.frames[0]), first.frames)
+    same_frames(np.asarray(results.frames[1]), second.frames, share=0.01)
+
+    state = player.predict(window, INSTRUCTIONS[1:2])
+    keys = rollout.turn_keys(rollout.game_keys([7]), jnp.asarray(2))
+    draw = jax.jit(lambda *a: rollout.draw_picture(player.networks, a[0], player.table, a[1]))
+    frames = []
+    for past in (window, window._replace(representations=images.set(1.0))):
+        recalled = rollout.with_recalled(state, past, player.networks.dit.config)
+        drawn = draw(recalled, keys)
+        assert drawn.state.memory is None
+        frames.append(np.asarray(drawn.frame[:, 0]))
+    same_frames(frames[0], previews[0].frames[:, 0])
+    assert np.abs(frames[1].astype(int) - frames[0]).max() > 1
 
 
 def test_a_predicted_history_remembers_the_prediction(pictured_bundle, played):

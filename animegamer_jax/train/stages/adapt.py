@@ -10,7 +10,7 @@ decoder draws it.
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import grain
 import jax
@@ -177,7 +177,8 @@ class PredictionStage(ClipStage[P], GameStage[P]):
             history = self.history(encoder, batch.game, prompts, key)
         predicted = mllm.represent(prompts.prompt, history, self.layout)
         shots = rearrange(history, "b (h n) r -> b h n r", n=predicted.shape[1])
-        memory = recall(networks["dit"].config, shots, batch.game.num_history)
+        assert self.config.dit is not None
+        memory = recall(self.config.dit, shots, batch.game.num_history)
         true = prompts.representations[:, -1]
         return jax.lax.stop_gradient(Prediction(predicted, memory, true))
 
@@ -215,14 +216,15 @@ class PredictionStage(ClipStage[P], GameStage[P]):
         c, length = mllm.config.mistral, self.layout.length
         matrices = 2.0 * matrix_size(mllm.mistral.layers) * length
         scores = 4.0 * length**2 * c.num_attention_heads * c.head_dim * c.num_hidden_layers
-        remembers = bool(self.pictures) or not self.protocol.picture_first
-        return (
-            matrices
-            + scores
-            + transformer_flops(
-                dit, trained=self.recipe.trained, pictures=self.pictures, remembers=remembers
-            )
-        )
+        trained, pictures = self.recipe.trained, self.pictures
+        return matrices + scores + self.decoder_flops(dit, trained=trained, pictures=pictures)
+
+    def decoder_flops(
+        self, dit: DiT, *, trained: Literal["recipe", "all"], pictures: int = 0
+    ) -> float:
+        """Returns `transformer_flops`; where a picture comes first, clips have no memory."""
+        remembers = bool(pictures) or not self.protocol.picture_first
+        return transformer_flops(dit, trained=trained, pictures=pictures, remembers=remembers)
 
 
 class AdaptStage(PredictionStage[AdaptRecipe]):
@@ -339,10 +341,10 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
         found, dit, trained = super().sample_flops(networks), networks["dit"], self.recipe.trained
         if not (count := self.first_pictures):
             return found
-        found += transformer_flops(dit, trained=trained, pictures=count, remembers=True)
+        found += self.decoder_flops(dit, trained=trained, pictures=count)
         if self.redrawn:
             rows = 2 * len(_REDRAWN_FROM)
-            found += transformer_flops(dit, trained="all", pictures=rows, remembers=True) / 3
+            found += self.decoder_flops(dit, trained="all", pictures=rows) / 3
         return found
 
     def drop(

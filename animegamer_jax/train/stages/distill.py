@@ -27,7 +27,6 @@ from animegamer_jax.models.dit import DiT, with_memory, without_memory
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.train.stages.adapt import PredictionRecipe, PredictionStage
 from animegamer_jax.train.stages.base import Scalars, StageNetworks
-from animegamer_jax.train.stages.decoder import transformer_flops
 from animegamer_jax.train.stages.distillation import (
     Latents,
     Method,
@@ -157,7 +156,7 @@ class DistillStage(PredictionStage[DistillRecipe]):
         predicted = prediction.representation
         is_true = jax.random.bernoulli(choose, self.recipe.true_share, (len(predicted), 1, 1))
         chosen = jnp.where(is_true, prediction.true, predicted)
-        return jax.lax.stop_gradient(with_memory(chosen, prediction.memory))
+        return with_memory(chosen, prediction.memory)
 
     def loss(
         self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
@@ -251,10 +250,8 @@ class DistillStage(PredictionStage[DistillRecipe]):
         dit, trained = networks["dit"], self.recipe.trained
 
         def others(*, pictures: int, guidance: float) -> float:
-            options: Any = {"pictures": pictures}
-            options |= {"remembers": bool(pictures) or not self.protocol.picture_first}
-            once = transformer_flops(dit, trained=trained, **options)
-            forward = transformer_flops(dit, trained="all", **options) / 3
+            once = self.decoder_flops(dit, trained=trained, pictures=pictures)
+            forward = self.decoder_flops(dit, trained="all", pictures=pictures) / 3
             evaluations = len(self.recipe.student_timesteps) - 1 + (1 if guidance == 1 else 2)
             return once + evaluations * forward
 
@@ -263,4 +260,4 @@ class DistillStage(PredictionStage[DistillRecipe]):
             return found + others(pictures=0, guidance=guidance)
         found += others(pictures=0, guidance=1.0 + self._motion_guidance)
         found += others(pictures=1, guidance=guidance)
-        return found + transformer_flops(dit, trained=trained, pictures=1, remembers=True)
+        return found + self.decoder_flops(dit, trained=trained, pictures=1)
