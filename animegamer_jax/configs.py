@@ -7,7 +7,6 @@ Hugging Face's configuration of the network if there is one.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -103,8 +102,8 @@ class DiTConfig(NetworkConfig):
     computed (`diffusion.v_of_clean`), because a small network is too narrow for the noise of a
     large patch (docs/decisions/training-the-toy.md). With a `context_grid` the last rows x columns
     context tokens are those of a picture and have positions over the first frame; without one, no
-    context token has a position. With a `memory` of shots, rows and columns, the context may begin
-    with the image tokens of that many past shots, which lie over frames before the first.
+    context token has a position. With a `memory` of shots, the first frames of that many past clips
+    may come before the clip, as frames without noise.
     """
 
     hidden_size: int = 1920
@@ -121,22 +120,30 @@ class DiTConfig(NetworkConfig):
     latent_width: int = 90
     num_context_tokens: int = 226
     context_grid: tuple[int, int] | None = None
-    memory: tuple[int, int, int] | None = dataclasses.field(
-        default=None, metadata={"omit_default": True}
-    )
+    memory: int = dataclasses.field(default=0, metadata={"omit_default": True})
     time_embed_size: int = 512
     spatial_interpolation: float = 1.875
     layer_norm_eps: float = 1e-5
     lora: LoRAConfig | None = LoRAConfig(rank=64, alpha=1.0)
 
     @property
+    def memory_shape(self) -> tuple[int, int, int, int] | None:
+        """Shots, height, width and channels of what is remembered of a game; None: nothing."""
+        if not self.memory:
+            return None
+        return self.memory, self.latent_height, self.latent_width, self.latent_channels
+
+    @property
     def num_memory_tokens(self) -> int:
-        return math.prod(self.memory) if self.memory else 0
+        return self.memory * self._patches_of_frame
 
     @property
     def num_patches(self) -> int:
-        per_frame = (self.latent_height // self.patch_size) * (self.latent_width // self.patch_size)
-        return self.latent_frames // self.patch_frames * per_frame
+        return self.latent_frames // self.patch_frames * self._patches_of_frame
+
+    @property
+    def _patches_of_frame(self) -> int:
+        return (self.latent_height // self.patch_size) * (self.latent_width // self.patch_size)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -289,8 +289,14 @@ class Model:
         count = player.window
         texts = [lines[number % len(lines)] for number in range(count)]
         states = np.array([values[-1] for values in protocol.state_values], np.int32)
+        memory = self.networks.dit.config.memory_shape
         turns = [
-            TurnRecord(text, normal(c.num_queries, c.representation_size), states)
+            TurnRecord(
+                text,
+                normal(c.num_queries, c.representation_size),
+                states,
+                normal(*memory[1:]) if memory else None,
+            )
             for text in texts[:-1]
         ]
         games = rollout.game_keys([0])

@@ -97,7 +97,7 @@ def fits_released_code(config: ModelConfig) -> bool:
     """Returns whether the released code can run the transformer, whatever its sizes."""
     dit, vae = config.dit, config.vae
     plain = dit and dataclasses.replace(
-        dit, patch_frames=1, output="v", clean_std=0.0, context_grid=None, memory=None
+        dit, patch_frames=1, output="v", clean_std=0.0, context_grid=None, memory=0
     )
     return dit == plain and not (vae and vae.frequency_scales)
 

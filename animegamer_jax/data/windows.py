@@ -64,11 +64,16 @@ class GameSample(NamedTuple):
 
 
 class AdaptSample(NamedTuple):
-    """A turn with its history, and the latents that the decoder should predict."""
+    """A turn with its history, and the latents that the decoder should predict.
+
+    `past` has the first frame of each of the last turns that the decoder remembers, zeros for
+    absent turns at the front.
+    """
 
     game: GameSample
     moments: Float32[np.ndarray, "*b t y x m"]
     motion_value: Float32[np.ndarray, "*b"]
+    past: Float32[np.ndarray, "*b p y x m"]
 
 
 def game_spec(
@@ -97,8 +102,10 @@ def game_spec(
 
 def adapt_spec(config: ModelConfig, protocol: Protocol, *, shown: bool = False) -> AdaptSample:
     """Returns the shapes of `adapt_samples`, with or without what a model shows."""
-    game = game_spec(config, protocol, shown=shown)
-    return AdaptSample(game, moments_spec(config), array_spec("float32"))
+    game, moments, d = game_spec(config, protocol, shown=shown), moments_spec(config), config.dit
+    assert d is not None
+    past = array_spec("float32", d.memory, *moments.shape[1:])
+    return AdaptSample(game, moments, array_spec("float32"), past)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -270,7 +277,12 @@ def adapt_samples(
     config: ModelConfig,
     shown: bool = False,
 ) -> grain.MapDataset[AdaptSample]:
-    """Returns `game_samples` with the latents and the motion value of each turn."""
+    """Returns `game_samples` with the latents and the motion value of each turn.
+
+    A decoder of `config` that remembers past clips also gets their first frames.
+    """
+    assert config.dit is not None
+    memory = config.dit.memory
     turns = _checked_turns(features, split, windows, config)
     latents = features.latents(split).remembering(REMEMBERED)
     pictures = features.shown(split).remembering(REMEMBERED) if shown else None
@@ -279,7 +291,11 @@ def adapt_samples(
         last, records = windows.read(turns, number, rng)
         value = np.asarray(records[-1]["motion_value"], np.float32)
         game = windows.sample(records, _shown(pictures, last, records))
-        return AdaptSample(game, read_moments(latents, last, records[-1]), value)
+        moments = read_moments(latents, last, records[-1])
+        past = np.zeros((memory, *moments.shape[1:]), np.float32)
+        for back in range(1, min(memory, len(records) - 1) + 1):
+            past[-back] = read_moments(latents, last - back, records[-1 - back])[0]
+        return AdaptSample(game, moments, value, past)
 
     return grain.MapDataset.range(len(turns)).random_map(read, seed=windows.seed)
 

@@ -39,6 +39,7 @@ from animegamer_jax.game.rollout import (
     decode_picture,
     denoise_clip,
     empty_window,
+    first_latents,
     game_keys,
     num_residuals,
     num_rows,
@@ -146,7 +147,7 @@ class Player:
         size = clip_size(networks.dit.config, networks.vae.config)
         self.num_frames, self.height, self.width = size
         self._predict = _predict_in(self.layout)
-        self._start = jax.jit(start_clip, static_argnames="rows")
+        self._start = jax.jit(start_clip, static_argnames=("rows", "remembers"))
         # Each jitted call flattens its pytrees in Python, so pass only the network that it uses.
         self._denoise = jax.jit(denoise_clip, donate_argnums=3)
         self._decode = jax.jit(decode_clip)
@@ -154,6 +155,7 @@ class Player:
         self._start_picture = jax.jit(start_picture)
         self._see_picture = jax.jit(see_picture, static_argnames="num_frames")
         self._recall = jax.jit(functools.partial(with_recalled, config=networks.dit.config))
+        self._first = jax.jit(functools.partial(first_latents, config=networks.vae.config))
         self._chunk = jax.jit(decode_chunk, static_argnames="start")
         self._remember = _remember_by(protocol)
         self._advance = jax.jit(advance)
@@ -256,7 +258,8 @@ class Player:
                     "devices that play"
                 )
         size = self.networks.mllm.config.representation_size
-        return self._put(empty_window(self.layout, num_games, size))
+        memory = self.networks.dit.config.memory_shape
+        return self._put(empty_window(self.layout, num_games, size, memory))
 
     def check_pictures(self) -> None:
         """Raises UserError if the player takes no pictures: as `represent`, before there is one."""
@@ -286,7 +289,8 @@ class Player:
         A game with fewer turns than the window holds plays as in a smaller window.
 
         Raises:
-            UserError: An instruction is too long, or the games cannot be shared (`start`).
+            UserError: An instruction is too long, the games cannot be shared (`start`), or the
+                decoder remembers first frames and a turn has none of this size.
         """
         buffers: Any = jax.tree.map(np.array, self.start(len(games)))
         size = self.window - 1
@@ -297,6 +301,15 @@ class Player:
                 buffers.caption_lengths[row, -back] = read.lengths[0]
                 buffers.representations[row, -back] = turn.representation
                 buffers.states[row, -back] = turn.states
+                if buffers.latents is not None and back <= buffers.latents.shape[1]:
+                    expected = buffers.latents.shape[2:]
+                    if turn.latents is None or turn.latents.shape != expected:
+                        found = "none" if turn.latents is None else list(turn.latents.shape)
+                        raise UserError(
+                            f"a saved turn: expected latents of its first frame of shape "
+                            f"{list(expected)}, which this decoder remembers, found {found}"
+                        )
+                    buffers.latents[row, -back] = turn.latents
             buffers.num_turns[row] = min(len(turns), size)
         return self._put(jax.tree.map(jnp.asarray, buffers))
 
@@ -417,17 +430,17 @@ class Player:
         steps = len(table.step)
         on_progress("decoder", 0, steps)
         dit, unconditional = self.networks.dit, self.clip_guidance
-        shown, known = state, None
+        shown, known, latents = state, None, None
         if dit.config.memory:
             shown = self._recall(state, window)
         if self.protocol.picture_first:
-            shown, picture, _, known = self._draw_picture(
+            shown, picture, _, known, latents = self._draw_picture(
                 shown, table, keys, turn=turn, on_progress=lambda: on_progress("decoder", 0, steps)
             )
             if on_frames is not None:
                 on_frames(Preview(np.asarray(picture), 0, 0, False))
-        rows, memory = num_residuals(table, unconditional), shown.memory
-        sampler = self._start(dit, keys, rows=rows, known=known, memory=memory)
+        rows, remembers = num_residuals(table, unconditional), shown.memory is not None
+        sampler = self._start(dit, keys, rows=rows, known=known, remembers=remembers)
         for step, row in enumerate(table.steps()):
             sampler = self._denoise(dit, unconditional, shown, sampler, row, keys)
             if (np.asarray(sampler.bad_step) >= 0).any():
@@ -455,14 +468,19 @@ class Player:
             remembered = self._remember(self.networks.shot, shown, frames)
             kept = state._replace(representation=remembered)
         representation, frames = _check_remembered(kept.representation, turn), np.asarray(frames)
+        if not dit.config.memory:
+            latents = None
+        elif latents is None:
+            latents = self._first(sampler.x)
         on_progress("vae", 1, 1)
         clock.append(time.perf_counter())
 
         parts = dict(zip(("mllm", "decoder", "vae"), np.diff(clock).tolist(), strict=True))
         seconds = parts | {"total": clock[-1] - clock[0]}
         _, states, motion_value, _ = jax.tree.map(np.asarray, state)
-        output = TurnOutput(representation, states, motion_value, frames, seconds)
-        return self._advance(window, instruction, kept), output
+        first = None if latents is None else np.asarray(latents)
+        output = TurnOutput(representation, states, motion_value, frames, seconds, first)
+        return self._advance(window, instruction, kept, latents), output
 
     def _draw_picture(
         self,
@@ -539,7 +557,8 @@ class Player:
         if on_frames is not None:
             on_frames(Preview(frames, 0, self.steps, True))
         seconds = {"total": time.perf_counter() - start}
-        return window, TurnOutput(representation, states, motion_value, frames, seconds)
+        first = None if result.latents is None else np.asarray(result.latents)
+        return window, TurnOutput(representation, states, motion_value, frames, seconds, first)
 
 
 def _check_remembered(representation: jax.Array, turn: int | Sequence[int]) -> np.ndarray:

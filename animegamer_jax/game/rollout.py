@@ -17,12 +17,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 
 from animegamer_jax import diffusion
-from animegamer_jax.configs import DiTConfig
+from animegamer_jax.configs import DiTConfig, VAEConfig
 from animegamer_jax.diffusion import KnownFrame, SamplerState, SamplerTable
 from animegamer_jax.errors import UserError
-from animegamer_jax.models.dit import DiT, Modulation, recall, with_memory, without_memory
+from animegamer_jax.models.dit import DiT, Modulation, memory_rows
 from animegamer_jax.models.encoder import ShotNetworks, encode_frames
-from animegamer_jax.models.latents import from_decoder, know_first
+from animegamer_jax.models.latents import from_decoder, know_first, to_decoder
 from animegamer_jax.models.mllm import MLLM
 from animegamer_jax.models.vae import VAE, DecoderCache, chunk_bounds, decode_in_parts, to_uint8
 from animegamer_jax.protocol import Layout, Protocol
@@ -47,23 +47,29 @@ class Networks(NamedTuple):
 class DrawnPicture(NamedTuple):
     """A picture of the prediction, with which the clip begins (`start_clip`).
 
-    `state` has the representation of what E_a sees in it.
+    `state` has the representation of what E_a sees in it, `latents` are those of `first_latents`.
     """
 
     state: "GameState"
     frame: UInt8[Array, "g 1 h w 3"]
     finite: Bool[Array, " g"]
     known: KnownFrame
+    latents: Float[Array, "g y x c"]
 
 
 class Window(NamedTuple):
-    """The past turns that the next one sees: buffers of `h` turns, the newest at the end."""
+    """The past turns that the next one sees: buffers of `h` turns, the newest at the end.
+
+    `latents` are those of the clips' first frames (`first_latents`), as many as a decoder with a
+    memory sees; None for a decoder without.
+    """
 
     captions: Int[Array, "g h c"]
     caption_lengths: Int[Array, "g h"]
     representations: Float[Array, "g h n r"]
     states: Int[Array, "g h 4"]
     num_turns: Int[Array, " g"]
+    latents: Float[Array, "g m y x c"] | None = None
 
 
 class Instruction(NamedTuple):
@@ -76,13 +82,13 @@ class Instruction(NamedTuple):
 class GameState(NamedTuple):
     """The MLLM's prediction. States: motion level, social, entertainment, stamina.
 
-    `memory` has the image tokens of past shots that the decoder sees besides (`with_recalled`).
+    `memory` has the first frames of past clips that the decoder sees besides (`with_recalled`).
     """
 
     representation: Float[Array, "g n r"]
     states: Int[Array, "g 4"]
     motion_value: Float[Array, " g"]
-    memory: Float[Array, "g m r"] | None = None
+    memory: Float[Array, "g m y x c"] | None = None
 
 
 class TurnResult(NamedTuple):
@@ -91,19 +97,29 @@ class TurnResult(NamedTuple):
     `bad_step` is the first denoising step with a non-finite latent, or -1; if only the decoded
     frames are not finite, it is the number of steps, and if the picture that comes first is not
     finite, one more. `remembered` is the shot representation that
-    entered the window.
+    entered the window, `latents` those of the first frame, if the decoder has a memory.
     """
 
     state: GameState
     frames: UInt8[Array, "g f h w 3"]
     bad_step: Int[Array, " g"]
     remembered: Float[Array, "g n r"]
+    latents: Float[Array, "g y x c"] | None = None
 
 
-def empty_window(layout: Layout, num_games: int, representation_size: int) -> Window:
-    """Returns the window before the first turn."""
+def empty_window(
+    layout: Layout,
+    num_games: int,
+    representation_size: int,
+    memory: tuple[int, int, int, int] | None = None,
+) -> Window:
+    """Returns the window before the first turn, for a decoder of this `DiTConfig.memory_shape`."""
     g, h, c = num_games, layout.window - 1, layout.protocol.caption_length
+    latents = None
+    if memory is not None:
+        latents = jnp.zeros((g, min(memory[0], h), *memory[1:]), jnp.float32)
     return Window(
+        latents=latents,
         captions=jnp.zeros((g, h, c), jnp.int32),
         caption_lengths=jnp.zeros((g, h), jnp.int32),
         representations=jnp.zeros((g, h, layout.num_queries, representation_size), jnp.float32),
@@ -112,13 +128,19 @@ def empty_window(layout: Layout, num_games: int, representation_size: int) -> Wi
     )
 
 
-def advance(window: Window, instruction: Instruction, state: GameState) -> Window:
-    """Drops the oldest turn from the window and appends this one."""
+def advance(
+    window: Window,
+    instruction: Instruction,
+    state: GameState,
+    latents: Float[Array, "g y x c"] | None = None,
+) -> Window:
+    """Drops the oldest turn from the window and appends this one, with its `first_latents`."""
     size = window.captions.shape[1]
     if size == 0:
         return window
 
-    def push(buffer: jax.Array, new: jax.Array) -> jax.Array:
+    def push(buffer: jax.Array, new: jax.Array | None) -> jax.Array:
+        assert new is not None, "a decoder that remembers gives latents"
         return jnp.concatenate([buffer[:, 1:], new[:, None].astype(buffer.dtype)], axis=1)
 
     return Window(
@@ -127,6 +149,7 @@ def advance(window: Window, instruction: Instruction, state: GameState) -> Windo
         representations=push(window.representations, state.representation),
         states=push(window.states, state.states),
         num_turns=jnp.minimum(window.num_turns + 1, size),
+        latents=None if window.latents is None else push(window.latents, latents),
     )
 
 
@@ -165,8 +188,17 @@ def set_levels(state: GameState, levels: Int[Array, " g"], protocol: Protocol) -
 
 
 def with_recalled(state: GameState, window: Window, config: DiTConfig) -> GameState:
-    """Adds what a decoder of this config remembers of the window's past shots."""
-    return state._replace(memory=recall(config, window.representations, window.num_turns))
+    """Adds the first frames that a decoder of this config remembers; zeros where there are none."""
+    if window.latents is None:
+        return state
+    absent = config.memory - window.latents.shape[1]
+    memory = jnp.pad(window.latents, ((0, 0), (absent, 0), (0, 0), (0, 0), (0, 0)))
+    return state._replace(memory=memory)
+
+
+def first_latents(latents: Float[Array, "g t y x c"], config: VAEConfig) -> Float[Array, "g y x c"]:
+    """Returns the sampler's latents of the first frame alone, as a decoder remembers them."""
+    return to_decoder(from_decoder(latents, config)[:, :1], config)[:, 0].astype(jnp.float32)
 
 
 def game_keys(seeds: Sequence[int]) -> Key[Array, " g"]:
@@ -204,20 +236,19 @@ def start_clip(
     *,
     rows: int = 0,
     known: KnownFrame | None = None,
-    memory: Float[Array, "g m r"] | None = None,
+    remembers: bool = False,
 ) -> SamplerState:
     """Returns the sampler's state before its first step.
 
     `rows` is the number of rows of guidance if steps are skipped, `known` the first frame if a
-    picture came first, `memory` that of the state of which the clip is made.
+    picture came first; `remembers` says whether the state of which the clip is made has a memory.
     """
     state = diffusion.start_sampler(_noise(keys, jnp.asarray(-1), latent_shape(dit)))
     state = state._replace(known=known)
     if not rows:
         return state
     with network_rules("dit"):
-        remembered = 0 if memory is None else memory.shape[1]
-        return state._replace(residual=dit.no_residual(rows * len(keys), num_memory=remembered))
+        return state._replace(residual=dit.no_residual(rows * len(keys), remembers=remembers))
 
 
 def clip_guidance(networks: Networks, protocol: Protocol) -> Float[Array, "n d"] | None:
@@ -249,7 +280,7 @@ def denoise_clip(
     value. The layers' modulation by timestep and motion is computed first, for all steps at once.
     """
     games, motion = len(state.motion_value), state.motion_value
-    context = with_memory(state.representation, state.memory)
+    context, memory = state.representation, state.memory
     timesteps = jnp.asarray(table.timestep)
     motions = jnp.broadcast_to(motion, (len(timesteps), games))
     still = table.still_motion
@@ -260,9 +291,12 @@ def denoise_clip(
         table = table._replace(guidance=guidance, motion_guidance=None, still_motion=None)
         without = jnp.broadcast_to(jnp.asarray(still)[:, None], motions.shape)
         motions = jnp.concatenate([without, motions], axis=1)
-    elif unconditional is not None:
-        unconditional = without_memory(unconditional, context.shape[1])
     count = motions.shape[1]
+
+    def recalled(rows: int) -> jax.Array | None:
+        if memory is None or still is None:
+            return memory_rows(memory, rows)
+        return jnp.tile(memory, (rows, 1, 1, 1, 1))
 
     def tiled(modulation: Modulation, rows: int) -> Modulation:
         layers, output = modulation.layers, modulation.output
@@ -279,14 +313,16 @@ def denoise_clip(
             timestep=timestep,
             motion=jnp.tile(motion, rows),
             context=context,
+            memory=recalled(rows),
             modulation=tiled(modulation, rows),
         )
 
     def evaluate(
         x: jax.Array, timestep: jax.Array, context: jax.Array, modulation: Modulation
     ) -> tuple[jax.Array, jax.Array]:
-        modulation = tiled(modulation, len(x) // games)
-        return dit.with_residual(x, timestep=timestep, context=context, modulation=modulation)
+        rows = len(x) // games
+        options: Any = {"memory": recalled(rows), "modulation": tiled(modulation, rows)}
+        return dit.with_residual(x, timestep=timestep, context=context, **options)
 
     def reuse(
         x: jax.Array,
@@ -295,7 +331,9 @@ def denoise_clip(
         residual: jax.Array,
         modulation: Modulation,
     ) -> jax.Array:
-        options = {"residual": residual, "modulation": tiled(modulation, len(x) // games)}
+        rows = len(x) // games
+        options: Any = {"memory": recalled(rows), "modulation": tiled(modulation, rows)}
+        options |= {"residual": residual}
         return dit.from_residual(x, timestep=timestep, context=context, **options)
 
     def split_by_step(x: jax.Array) -> jax.Array:
@@ -392,7 +430,8 @@ def see_picture(
     seen = with_image(state.representation, encode_frames(shot, frame[:, 0]))
     first = from_decoder(latents, vae.config)[:, :1]
     known = know_first(first, vae.config, num_frames=num_frames)
-    return DrawnPicture(state._replace(representation=seen, memory=None), frame, finite, known)
+    state = state._replace(representation=seen, memory=None)
+    return DrawnPicture(state, frame, finite, known, first_latents(latents, vae.config))
 
 
 def with_image(
@@ -460,7 +499,8 @@ def play_turn(
         shown = drawn.state
     known = None if drawn is None else drawn.known
     residuals = num_residuals(table, unconditional)
-    start = start_clip(dit, keys, rows=residuals, known=known, memory=shown.memory)
+    remembers = shown.memory is not None
+    start = start_clip(dit, keys, rows=residuals, known=known, remembers=remembers)
     sampler = denoise_parts(dit, unconditional, shown, start, table.parts(), keys)
     frames, finite = decode_clip(networks.vae, sampler.x)
     last = jnp.asarray(table.step)[-1] + 1
@@ -469,8 +509,11 @@ def play_turn(
         bad_step = jnp.where(drawn.finite, bad_step, last + 1)
     kept = state if protocol.history == "predicted" else shown
     remembered = remember(networks.shot, kept, frames, protocol=protocol)
-    window = advance(window, instruction, state._replace(representation=remembered))
-    return window, TurnResult(state, frames, bad_step, remembered)
+    latents = None
+    if window.latents is not None:
+        latents = first_latents(sampler.x, networks.vae.config) if drawn is None else drawn.latents
+    window = advance(window, instruction, state._replace(representation=remembered), latents)
+    return window, TurnResult(state, frames, bad_step, remembered, latents)
 
 
 def rollout(

@@ -24,7 +24,11 @@ from animegamer_jax.game.saved.game_file import (
     read_document,
     write_document,
 )
-from animegamer_jax.game.saved.representation_file import read_representation, write_representation
+from animegamer_jax.game.saved.representation_file import (
+    read_latents,
+    read_representation,
+    write_representation,
+)
 from animegamer_jax.game.saved.tree import Tree
 from animegamer_jax.game.saved.turns import (
     METER_STEP,
@@ -238,7 +242,8 @@ class Game:
             **changes,
         )
         video.write_mp4(self.folder / turn.clip, video.enlarge(played.frames))
-        write_representation(self.folder / turn.representation_file, played.representation)
+        file = self.folder / turn.representation_file
+        write_representation(file, played.representation, played.latents)
         self._put(self._tree.leave(len(kept), turn))
         return turn
 
@@ -253,7 +258,8 @@ class Game:
         )
         (pixels,) = video.enlarge(picture.pixels[None])
         write_whole(self.folder / PICTURE_FILE, encode_png(pixels))
-        write_representation(self.folder / turn.representation_file, picture.representation)
+        file = self.folder / turn.representation_file
+        write_representation(file, picture.representation, picture.latents)
         self.picture = turn
 
     def set_aside(self, turns: int = 1) -> None:
@@ -412,6 +418,7 @@ class Game:
                 instruction=turn.instruction,
                 representation=read_representation(self.folder / turn.representation_file, None),
                 states=window_states(turn),
+                latents=read_latents(self.folder / turn.representation_file),
             )
             for turn in past[max(0, len(past) - window + 1) :]
         ]

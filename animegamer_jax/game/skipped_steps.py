@@ -169,7 +169,8 @@ def _measure_turn(player: "Player", window: Any, text: str, *, seed: int, turn: 
     table = player.table
     table = table._replace(rows=np.full(len(table.step), player.num_rows, np.int32))
     count = rollout.num_residuals(table, unconditional)
-    sampler = rollout.start_clip(dit, keys, rows=count, known=known, memory=state.memory)
+    remembers = state.memory is not None
+    sampler = rollout.start_clip(dit, keys, rows=count, known=known, remembers=remembers)
     step = jax.jit(rollout.denoise_clip)
     added: deque[jax.Array] = deque(maxlen=MOST_IN_A_ROW)
     reused = np.full((len(table.step), MOST_IN_A_ROW), np.inf)

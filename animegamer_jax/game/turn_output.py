@@ -19,6 +19,8 @@ class SavedTurn(typing.Protocol):
     def representation(self) -> np.ndarray: ...  # [n, r]
     @property
     def states(self) -> Any: ...  # [4]
+    @property
+    def latents(self) -> np.ndarray | None: ...  # [h, w, c], if the decoder has a memory
 
 
 class Preview(NamedTuple):
@@ -40,7 +42,8 @@ OnFrames = Callable[[Preview], None]
 class TurnOutput(NamedTuple):
     """A played turn on the host; the leading axis counts games.
 
-    `representation` is the one that entered the window (`rollout.remember`).
+    `representation` is the one that entered the window (`rollout.remember`); `latents` are those of
+    the first frame (`rollout.first_latents`), if the decoder has a memory.
     """
 
     representation: np.ndarray
@@ -48,6 +51,7 @@ class TurnOutput(NamedTuple):
     motion_value: np.ndarray
     frames: np.ndarray
     seconds: dict[str, float]
+    latents: np.ndarray | None = None
 
     def row(self, game: int) -> NewTurn:
         """Returns the turn of one game, as `Game.add` saves it."""
@@ -57,4 +61,5 @@ class TurnOutput(NamedTuple):
             representation=self.representation[game].astype(np.float32),
             frames=self.frames[game],
             seconds=self.seconds,
+            latents=None if self.latents is None else self.latents[game],
         )

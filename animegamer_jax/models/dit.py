@@ -2,7 +2,8 @@
 
 Context tokens (the shot representation) and patch tokens attend to one another; each kind has its
 own modulation, which is computed from `time_embed(timestep) + motion_embed(motion)`. (CogVideoX,
-arXiv 2408.06072, section 2.2.)
+arXiv 2408.06072, section 2.2.) With a memory, which is ours, the first frames of past clips are
+further patch tokens, without noise: what was shown stays as it was shown.
 """
 
 import math
@@ -14,7 +15,7 @@ import numpy as np
 from einops import rearrange
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from animegamer_jax import diffusion
 from animegamer_jax.configs import DiTConfig
@@ -72,19 +73,20 @@ def position_table(config: DiTConfig) -> np.ndarray:
 
 
 def memory_table(config: DiTConfig) -> np.ndarray:
-    """Returns the positions of remembered shots' image tokens, [memory, width] float32.
+    """Returns the positions of remembered frames' patches, [memory, width] float32.
 
-    They are encoded as those of a `context_grid`, the newest shot's, which comes last, over frame
-    -1, the others' over the frames before it.
+    They are encoded as frames before the first: the newest, which comes last, as frame -1.
 
     Raises:
-        ValueError: The config has no memory.
+        ValueError: The config has no memory, or its patches have several frames.
     """
-    if config.memory is None:
+    if not config.memory:
         raise ValueError("a decoder without memory")
-    shots, *grid = config.memory
-    centers = _cell_centers(config, (grid[0], grid[1]))
-    return _positions(config, np.arange(-shots, 0, dtype=np.float64), *centers)
+    if config.patch_frames != 1:
+        raise ValueError(f"a memory of frames: a patch has {config.patch_frames} of them")
+    num_rows, num_columns = _patches_of_frame(config)
+    frames = np.arange(-config.memory, 0, dtype=np.float64)
+    return _positions(config, frames, np.arange(num_rows), np.arange(num_columns))
 
 
 def _patches_of_frame(config: DiTConfig) -> tuple[int, int]:
@@ -120,40 +122,13 @@ def _positions(
     return np.concatenate(found, axis=1).astype(np.float32)
 
 
-def recall(
-    config: DiTConfig, shots: Float[Array, "g h n r"], num_turns: Int[Array, " g"]
-) -> Float[Array, "g m r"] | None:
-    """Returns the image tokens of past shots that a decoder remembers; None if it remembers none.
-
-    Args:
-        config: The decoder's.
-        shots: Shot representations of past turns, the newest last.
-        num_turns: Number of turns that there were. The tokens of the others are zeros.
-    """
-    if config.memory is None:
-        return None
-    count, rows, columns = config.memory
-    h = shots.shape[1]
-    images = jnp.where(
-        (jnp.arange(h)[None] >= h - num_turns[:, None])[:, :, None, None],
-        shots[:, :, -rows * columns :],
-        0,
-    )[:, max(0, h - count) :]
-    images = jnp.pad(images, ((0, 0), (count - images.shape[1], 0), (0, 0), (0, 0)))
-    return rearrange(images, "g h n r -> g (h n) r")
-
-
-def with_memory(
-    context: Float[Array, "*b n d"], memory: Float[Array, "*b m d"] | None
-) -> Float[Array, "*b k d"]:
-    """Returns a context that begins with a memory."""
-    return context if memory is None else jnp.concatenate([memory, context], axis=-2)
-
-
-def without_memory(context: Float[Array, "*b n d"], length: int) -> Float[Array, "*b {length} d"]:
-    """Returns a context of `length` tokens that begins with zeros in place of a memory."""
-    more = length - context.shape[-2]
-    return jnp.pad(context, ((0, 0),) * (context.ndim - 2) + ((more, 0), (0, 0)))
+def memory_rows(
+    memory: Float[Array, "g m h w c"] | None, rows: int
+) -> Float[Array, "b m h w c"] | None:
+    """Returns the memory of all rows of guidance: of several, only the last ones have any."""
+    if memory is None or rows == 1:
+        return memory
+    return jnp.concatenate([*[jnp.zeros_like(memory)] * (rows - 1), memory])
 
 
 class Embedding(nnx.Module):
@@ -267,7 +242,7 @@ def fix_most_score(dit: "DiT") -> None:
 
 
 def make_memory(config: DiTConfig, *, dtype: DTypeLike) -> nnx.Param:
-    """Returns the parameter of the remembered shots' positions, new."""
+    """Returns the parameter of the remembered frames' positions, new."""
     return nnx.Param(jnp.asarray(memory_table(config), dtype), **axes("positions", "embed"))
 
 
@@ -318,12 +293,14 @@ class DiT(nnx.Module):
         timestep: Float[Array, " b"],
         motion: Float[Array, " b"],
         context: Float[Array, "b n d"],
+        memory: Float[Array, "b m h w c"] | None = None,
         modulation: Modulation | None = None,
     ) -> Float[Array, "b f h w c"]:
         """Predicts v of noised latents, scaled (`latents.to_decoder`), from shot representations.
 
-        The latents are a whole clip's, or a picture's: one patch of frames. The context may begin
-        with a memory of past shots (`recall`), if the config has one.
+        The latents are a whole clip's, or a picture's: one patch of frames. The memory has the
+        scaled latents of past clips' first frames, the newest last, zeros where there was none; its
+        patches come between the context and those of the latents.
 
         Timestep and motion are those of `modulation`, whose result may be given if already
         computed.
@@ -333,9 +310,9 @@ class DiT(nnx.Module):
         """
         if modulation is None:
             modulation = self.modulation(timestep, motion)
-        tokens, length = self._embed(x, context)
-        tokens, _ = self.layers(tokens, context.shape[1], length, per_layer=modulation.layers)
-        return self._project(tokens[:, context.shape[1] : length], x, timestep, modulation)
+        tokens, places = self._embed(x, context, memory)
+        tokens, _ = self.layers(tokens, context.shape[1], places.stop, per_layer=modulation.layers)
+        return self._project(tokens[:, places], x, timestep, modulation)
 
     def with_residual(
         self,
@@ -343,13 +320,13 @@ class DiT(nnx.Module):
         *,
         timestep: Float[Array, " b"],
         context: Float[Array, "b n d"],
+        memory: Float[Array, "b m h w c"] | None = None,
         modulation: Modulation,
     ) -> tuple[Float[Array, "b f h w c"], Float[Array, "b t d"]]:
         """Predicts v as a call does; returns also what the layers added to the tokens."""
-        start, length = self._embed(x, context)
-        tokens, _ = self.layers(start, context.shape[1], length, per_layer=modulation.layers)
-        patches = tokens[:, context.shape[1] : length]
-        return self._project(patches, x, timestep, modulation), tokens - start
+        start, places = self._embed(x, context, memory)
+        tokens, _ = self.layers(start, context.shape[1], places.stop, per_layer=modulation.layers)
+        return self._project(tokens[:, places], x, timestep, modulation), tokens - start
 
     def from_residual(
         self,
@@ -357,28 +334,29 @@ class DiT(nnx.Module):
         *,
         timestep: Float[Array, " b"],
         context: Float[Array, "b n d"],
+        memory: Float[Array, "b m h w c"] | None = None,
         residual: Float[Array, "b t d"],
         modulation: Modulation,
     ) -> Float[Array, "b f h w c"]:
         """Predicts v without the layers, with what they added in another step."""
-        start, length = self._embed(x, context)
-        patches = (start + residual)[:, context.shape[1] : length]
-        return self._project(patches, x, timestep, modulation)
+        start, places = self._embed(x, context, memory)
+        return self._project((start + residual)[:, places], x, timestep, modulation)
 
-    def no_residual(self, batch: int, *, num_memory: int = 0) -> Float[Array, "b t d"]:
-        """Returns zeros in the place of a residual, for the first step.
-
-        The context begins with `num_memory` tokens of a memory.
-        """
+    def no_residual(self, batch: int, *, remembers: bool = False) -> Float[Array, "b t d"]:
+        """Returns zeros in the place of a residual, for the first step."""
         c = self.config
-        length = padded_length(num_memory + c.num_context_tokens + c.num_patches)
+        memory = c.num_memory_tokens if remembers else 0
+        length = padded_length(c.num_context_tokens + memory + c.num_patches)
         zeros = jnp.zeros((batch, length, c.hidden_size), jnp.dtype(c.dtype))
         return constrain(zeros, "act_batch", "act_length", "act_embed")
 
     def _embed(
-        self, x: Float[Array, "b f h w c"], context: Float[Array, "b n d"]
-    ) -> tuple[Float[Array, "b t d"], int]:
-        """Returns context tokens, patch tokens and padding, and how many are no padding."""
+        self,
+        x: Float[Array, "b f h w c"],
+        context: Float[Array, "b n d"],
+        memory: Float[Array, "b m h w c"] | None,
+    ) -> tuple[Float[Array, "b t d"], slice]:
+        """Returns context, memory, patch tokens and padding; and where the patch tokens are."""
         c, p, g = self.config, self.config.patch_size, self.config.patch_frames
         _, f, h, w, _ = x.shape
         if f not in (g, c.latent_frames) or (h, w) != (c.latent_height, c.latent_width):
@@ -387,15 +365,18 @@ class DiT(nnx.Module):
                 f"positions for {c.latent_frames} x {c.latent_height} x {c.latent_width}, "
                 f"or for the first {g} of these frames"
             )
+        n, positions = c.num_context_tokens, self.positions[...]
+        if memory is not None:
+            x = jnp.concatenate([memory.astype(x.dtype), x], axis=1)
+            remembered = self.memory_positions[...]
+            positions = jnp.concatenate([positions[:n], remembered, positions[n:]])
         tokens = rearrange(x, "b (f g) (h p) (w q) c -> b (f h w) (g p q c)", g=g, p=p, q=p)
+        first = n if memory is None else n + c.num_memory_tokens
         tokens = jnp.concatenate([context.astype(c.dtype), self.patch_in(tokens)], axis=1)
         length = tokens.shape[1]
-        positions = self.positions[...]
-        if context.shape[1] > c.num_context_tokens:
-            positions = jnp.concatenate([self.memory_positions[...], positions])
         tokens = tokens + positions[:length].astype(c.dtype)[None]
         tokens = jnp.pad(tokens, ((0, 0), (0, padded_length(length) - length), (0, 0)))
-        return constrain(tokens, "act_batch", "act_length", "act_embed"), length
+        return constrain(tokens, "act_batch", "act_length", "act_embed"), slice(first, length)
 
     def _project(
         self,

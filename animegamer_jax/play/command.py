@@ -10,7 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 import tyro
 
 from animegamer_jax.bundle.embedded import model_folder
-from animegamer_jax.configs import Dtype
+from animegamer_jax.configs import Dtype, ModelConfig
 from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.errors import UserError, check_between
 from animegamer_jax.game.instructions import (
@@ -21,6 +21,7 @@ from animegamer_jax.game.instructions import (
     read_instructions,
 )
 from animegamer_jax.game.saved.game_file import GAME_FILE, PICTURE_FILE, check_no_game
+from animegamer_jax.game.saved.representation_file import check_turn
 from animegamer_jax.game.saved.turns import History
 from animegamer_jax.game.saved_game import Game
 from animegamer_jax.media.pictures import Picture, fit_picture, read_picture
@@ -109,8 +110,7 @@ def play(
         if game is not None:
             _check_same(game, "model", bundle.name, found=game.model)
             _check_same(game, "protocol", bundle.protocol.name, found=game.protocol)
-            if mllm := bundle.config.mllm:
-                _check_representations(game, expected=(mllm.num_queries, mllm.representation_size))
+            _check_representations(game, bundle.config)
             if given is not None:
                 _check_same_picture(game, given, *frame_size(bundle.config))
         new_picture = None
@@ -228,16 +228,22 @@ def _check_same_picture(game: Game, given: _GivenPicture, height: int, width: in
         )
 
 
-def _check_representations(game: Game, *, expected: tuple[int, int]) -> None:
+def _check_representations(game: Game, config: ModelConfig) -> None:
     """Rejects a game of a model that has the same name and another size."""
+    if config.mllm is None or config.dit is None:
+        return  # the player refuses the model
+    memory = config.dit.memory_shape
     files = reversed(game.representation_files)
     for file, record in zip(files, reversed(game.history()), strict=False):
-        if record.representation.shape != expected:
-            raise UserError(
-                f"{game.folder / file}: expected a shot representation of "
-                f"shape {list(expected)}, as the model's, found "
-                f"{list(record.representation.shape)}: give the model that started the game"
+        try:
+            check_turn(
+                str(game.folder / file),
+                record,
+                representation=(config.mllm.num_queries, config.mllm.representation_size),
+                latents=memory and memory[1:],
             )
+        except UserError as error:
+            raise UserError(f"{error}: give the model that started the game") from error
 
 
 def _check_prefix(game: Game, lines: list[Line], source: str) -> None:

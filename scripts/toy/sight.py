@@ -3,7 +3,8 @@
     python scripts/toy/sight.py MODEL [--games 100] [--turns 5]
 
 Every turn is played three times: with the true first frames of the turns before as past shots, with
-those of the same game with other details (*exchanged*), and with zeros in their place. Instructions
+those of the same game with other details (*exchanged*), and with zeros in their place. A decoder
+that remembers first frames gets the same ones as the language model. Instructions
 and states are the same, so only the pictures tell the details apart. What the clips show is read by
 the world's network. A detail that an earlier turn showed is *kept* if it is read as there. In the
 exchange it *goes with the pictures* if it is read as the pictures show it, and *with the words* if
@@ -14,9 +15,10 @@ game's* details are the same. The table is Markdown.
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float32, Int
+from jaxtyping import Float32, Int, UInt8
 from run_script import run_script
 
 from animegamer_jax.bundle.bundle import Bundle
@@ -26,6 +28,7 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark
 from animegamer_jax.evaluate.metrics.formulas import estimate
 from animegamer_jax.evaluate.worlds import FrameSize
+from animegamer_jax.game.pictures import encode_frame
 from animegamer_jax.game.player import Player
 from animegamer_jax.game.rollout import Window
 from animegamer_jax.progress import show_progress
@@ -47,10 +50,21 @@ class Readings(NamedTuple):
     absent: Values
 
 
+class Past(NamedTuple):
+    """What a model sees of all turns: shots, and first frames if its decoder remembers them."""
+
+    shots: Shots
+    latents: Float32[np.ndarray, "g t y x c"] | None
+
+    def of(self, games: slice) -> "Past":
+        """Returns those of some games."""
+        return Past(self.shots[games], None if self.latents is None else self.latents[games])
+
+
 class Shown(NamedTuple):
     """The past shots, and the values of the details in them."""
 
-    shots: Shots
+    past: Past
     values: Values
 
 
@@ -64,25 +78,45 @@ def represent(bundle: Bundle, benchmark: Benchmark, *, exchanged: bool) -> Shown
     draw = WORLD.other_views if exchanged else WORLD.true_clips
     frames = draw(benchmark, size)[:, :, 0]
     texts = [turn.motion_text for game in games for turn in game]
-    shots = true_representations(bundle, texts, frames.reshape(-1, *frames.shape[2:]))
+    flat = frames.reshape(-1, *frames.shape[2:])
+    shots = true_representations(bundle, texts, flat)
+    latents = None
+    if dit.memory:
+        latents = encode_frames(bundle, flat).reshape(*frames.shape[:2], *dit.memory_shape[1:])
     scenes = [[turn.scene for turn in game] for game in games]
     if exchanged:
         scenes = [[other_details(scene) for scene in game] for game in scenes]
     values = {name: np.stack([labels(game, name) for game in scenes]) for name in DETAILS}
-    return Shown(shots.reshape(*frames.shape[:2], *shots.shape[1:]), values)
+    return Shown(Past(shots.reshape(*frames.shape[:2], *shots.shape[1:]), latents), values)
 
 
-def with_shots(window: Window, shots: Shots, turn: int) -> Window:
+def encode_frames(
+    bundle: Bundle, frames: UInt8[np.ndarray, "n h w 3"]
+) -> Float32[np.ndarray, "n y x c"]:
+    """Returns pictures as the decoder remembers them."""
+    vae = bundle.load("vae")
+    return np.stack([np.asarray(encode_frame(vae, jnp.asarray(frame[None]))) for frame in frames])
+
+
+def with_past(window: Window, past: Past, turn: int) -> Window:
     """Returns the window before turn `turn`, from 0, with these shots of the turns before."""
-    past = min(turn, window.representations.shape[1])
-    if not past:
+
+    def put(buffer: jax.Array, of_all_turns: np.ndarray) -> jax.Array:
+        count = min(turn, buffer.shape[1])
+        if not count:
+            return buffer
+        found = jnp.asarray(of_all_turns[:, turn - count : turn], buffer.dtype)
+        return buffer.at[:, -count:].set(found)
+
+    window = window._replace(representations=put(window.representations, past.shots))
+    if past.latents is None:
         return window
-    found = jnp.asarray(shots[:, turn - past : turn], window.representations.dtype)
-    return window._replace(representations=window.representations.at[:, -past:].set(found))
+    assert window.latents is not None
+    return window._replace(latents=put(window.latents, past.latents))
 
 
 def play(
-    player: Player, benchmark: Benchmark, kinds: tuple[Shots, Shots, Shots], *, batch_size: int
+    player: Player, benchmark: Benchmark, kinds: tuple[Past, Past, Past], *, batch_size: int
 ) -> Readings:
     """Plays all games with each kind of past shots, some side by side, and reads every clip."""
     classifier = load_classifier()
@@ -98,8 +132,8 @@ def play(
             for turn in range(turns):
                 asked = [game.turns[turn].instruction for game in played]
                 after = window
-                for number, shots in enumerate(kinds):
-                    before = with_shots(window, shots[batch], turn)
+                for number, past in enumerate(kinds):
+                    before = with_past(window, past.of(batch), turn)
                     result, output = player.play_turn(before, asked, seeds=seeds, turn=turn + 1)
                     after = after if number else result
                     for name, values in read_clips(classifier, output.frames).items():
@@ -160,8 +194,8 @@ def main(
     benchmark = WORLD.make_benchmark("test", num_games=games, num_turns=turns, seed=seed)
     own, other = (represent(bundle, benchmark, exchanged=kind) for kind in (False, True))
     player = Player.from_bundle(bundle)
-    kinds = own.shots, other.shots, np.zeros_like(own.shots)
-    readings = play(player, benchmark, kinds, batch_size=batch_size)
+    absent: Past = jax.tree.map(np.zeros_like, own.past)
+    readings = play(player, benchmark, (own.past, other.past, absent), batch_size=batch_size)
     print("\n".join(lines(readings, benchmark, own=own.values, other=other.values)))
 
 

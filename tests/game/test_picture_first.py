@@ -18,6 +18,7 @@ from animegamer_jax.errors import NonFiniteError, UserError
 from animegamer_jax.game import rollout, skipped_steps
 from animegamer_jax.game.loading import check_fit
 from animegamer_jax.game.player import Player
+from animegamer_jax.game.saved.turns import TurnRecord
 from animegamer_jax.models.encoder import encode_frames
 from animegamer_jax.toy.scoring.decoder_samples import sample_shots
 
@@ -133,14 +134,13 @@ def test_the_rollout_is_turn_by_turn(player, played):
 
 
 def test_a_decoder_that_remembers_looks_at_past_pictures(pictured_bundle, tmp_path):
-    """In the rollout as turn by turn; the clip itself has no memory."""
+    """In the rollout as turn by turn and as saved and restored; the clip itself has no memory."""
     bundle = Bundle.open(pictured_bundle)
-    dit = dataclasses.replace(bundle.config.dit, memory=(2, 3, 3))
+    dit = dataclasses.replace(bundle.config.dit, memory=2)
     config = dataclasses.replace(bundle.config, dit=dit)
     path = write_model(tmp_path / "remembers", config, bundle.protocol, name="tiny")
     player = Player.from_bundle(Bundle.open(path), steps=STEPS)
     window, first = player.play_turn(player.start(), INSTRUCTIONS[:1], seeds=[7], turn=1)
-    images = window.representations.at[:, :, NUM_TEXT:]
     previews: list = []
     shown = {"on_frames": previews.append, "by_chunk": False}
     _, second = player.play_turn(window, INSTRUCTIONS[1:2], seeds=[7], turn=2, **shown)
@@ -155,11 +155,20 @@ def test_a_decoder_that_remembers_looks_at_past_pictures(pictured_bundle, tmp_pa
     same_frames(np.asarray(results.frames[0]), first.frames)
     same_frames(np.asarray(results.frames[1]), second.frames, share=0.01)
 
+    saved = first.row(0)
+    record = TurnRecord(INSTRUCTIONS[0], saved.representation, saved.states, saved.latents)
+    restored = player.restore([[record]])
+    np.testing.assert_array_equal(restored.latents, window.latents)
+    assert not np.asarray(window.latents[:, 0]).any()
+    np.testing.assert_allclose(results.latents[0], first.latents, atol=2e-4)
+    with pytest.raises(UserError, match=r"latents of its first frame of shape .* found none"):
+        player.restore([[record._replace(latents=None)]])
+
     state = player.predict(window, INSTRUCTIONS[1:2])
     keys = rollout.turn_keys(rollout.game_keys([7]), jnp.asarray(2))
     draw = jax.jit(lambda *a: rollout.draw_picture(player.networks, a[0], player.table, a[1]))
     frames = []
-    for past in (window, window._replace(representations=images.set(1.0))):
+    for past in (window, window._replace(latents=window.latents.at[:, -1].set(1.0))):
         recalled = rollout.with_recalled(state, past, player.networks.dit.config)
         drawn = draw(recalled, keys)
         assert drawn.state.memory is None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from PIL import Image
 from saved_games import SECONDS, add_turn, edit, make_game, make_picture
 
 from animegamer_jax.errors import UserError
+from animegamer_jax.game.saved.representation_file import check_turn
 from animegamer_jax.game.saved.turns import Meters, SetAside
 from animegamer_jax.game.saved_game import Game
 from animegamer_jax.media import video
@@ -54,6 +56,42 @@ def test_the_schema_of_the_file(saved):
     files = {path.name for path in saved.iterdir()}
     clips = {f"turn_{n:03d}.{kind}" for n in range(1, 5) for kind in ("mp4", "npz")}
     assert files == {"game.json"} | clips
+
+
+def test_latents_of_first_frames_come_back(tmp_path):
+    """Those of a decoder that remembers them: of turns and of the player's own picture."""
+    frame = np.arange(2 * 3 * 4, dtype=np.float32).reshape(2, 3, 4)
+    game = make_game(tmp_path / "game", picture=make_picture()._replace(latents=frame))
+    add_turn(game, latents=frame + 1)
+    found = Game.load(tmp_path / "game").history()
+    for record, more in zip(found, (0, 1), strict=True):
+        np.testing.assert_array_equal(record.latents, frame + more)
+        sizes = {"representation": (6, 8), "latents": (2, 3, 4)}
+        check_turn("turn", record, **sizes)
+        check_turn("turn", record, **(sizes | {"latents": None}))
+        with pytest.raises(UserError, match=r"of shape \[2, 3, 5\], .* found \[2, 3, 4\]"):
+            check_turn("turn", record, **(sizes | {"latents": (2, 3, 5)}))
+        with pytest.raises(UserError, match=r"turn: expected latents .* remembers, found none"):
+            check_turn("turn", record._replace(latents=None), **sizes)
+        with pytest.raises(UserError, match=r"turn: expected a shot representation of shape \[6"):
+            check_turn("turn", record, **(sizes | {"representation": (6, 9)}))
+
+
+@pytest.mark.parametrize(
+    ("latents", "message"),
+    [
+        (np.zeros((2, 3), np.float32), "expected a float32 array 'latents' of three axes, found"),
+        (np.zeros((2, 3, 4)), "expected a float32 array 'latents' of three axes, found float64"),
+        (np.full((2, 3, 4), np.nan, np.float32), "expected finite numbers in 'latents'"),
+    ],
+)
+def test_latents_that_are_none(tmp_path, latents, message):
+    game = make_game(tmp_path / "game")
+    add_turn(game)
+    path = game.folder / game.turns[0].representation_file
+    np.savez_compressed(path, representation=np.zeros((6, 8), np.float32), latents=latents)
+    with pytest.raises(UserError, match=re.escape(message)):
+        Game.load(game.folder)
 
 
 def test_a_saved_game_comes_back(saved):

@@ -20,9 +20,16 @@ sight = importlib.import_module("sight")
 def test_the_newest_shots_are_replaced(turn, kept):
     window = Window(*(jnp.zeros(()),) * 2, jnp.full((2, 3, 1, 4), -1.0), *(jnp.zeros(()),) * 2)
     shots = np.arange(2 * 6 * 4, dtype=np.float32).reshape(2, 6, 1, 4)
-    found = np.asarray(sight.with_shots(window, shots, turn).representations)
-    np.testing.assert_array_equal(found[:, 3 - kept :], shots[:, turn - kept : turn])
-    assert (found[:, : 3 - kept] == -1).all()
+    found = sight.with_past(window, sight.Past(shots, None), turn)
+    assert found.latents is None
+    representations = np.asarray(found.representations)
+    np.testing.assert_array_equal(representations[:, 3 - kept :], shots[:, turn - kept : turn])
+    assert (representations[:, : 3 - kept] == -1).all()
+    # A decoder that remembers one first frame.
+    window = window._replace(latents=jnp.full((2, 1, 2, 2, 3), -1.0))
+    frames = np.arange(2 * 6 * 12, dtype=np.float32).reshape(2, 6, 2, 2, 3)
+    found = np.asarray(sight.with_past(window, sight.Past(shots, frames), turn).latents)
+    np.testing.assert_array_equal(found[:, 0], frames[:, turn - 1] if turn else -1)
 
 
 def test_what_counts():
@@ -91,7 +98,7 @@ def test_every_turn_is_played_once_with_each_kind_of_past_shots(monkeypatch):
     benchmark = WORLD.make_benchmark("test", num_games=3, num_turns=3, seed=0)
     player = Recorder(past=2)
     shots = np.arange(9, dtype=np.float32).reshape(3, 3, 1, 1)
-    kinds = shots, shots + 20, shots + 40
+    kinds = [sight.Past(shots + more, None) for more in (0, 20, 40)]
     monkeypatch.setattr(sight, "load_classifier", lambda: None)
     monkeypatch.setattr(
         sight,
@@ -100,7 +107,7 @@ def test_every_turn_is_played_once_with_each_kind_of_past_shots(monkeypatch):
     )
     readings = sight.play(player, benchmark, kinds, batch_size=2)
     for kind, found in zip(kinds, readings, strict=True):
-        expected = np.concatenate([np.full((3, 1), 100), kind[:, :-1, 0, 0]], axis=1)
+        expected = np.concatenate([np.full((3, 1), 100), kind.shots[:, :-1, 0, 0]], axis=1)
         for name in DETAILS:
             np.testing.assert_array_equal(found[name], expected)
     games = [benchmark.games[:2], benchmark.games[2:]]

@@ -16,7 +16,9 @@ def make_game(folder: Path, **fields) -> Game:
     return Game.create(folder, **(defaults | fields))
 
 
-def add_turn(game: Game, *, changes=(1, 0, -1), instruction: str = "", **options) -> None:
+def add_turn(
+    game: Game, *, changes=(1, 0, -1), instruction: str = "", latents=None, **options
+) -> None:
     number = len(game.turns) + 1
     turn = NewTurn(
         states=np.array([3, *changes], np.int32),
@@ -24,6 +26,7 @@ def add_turn(game: Game, *, changes=(1, 0, -1), instruction: str = "", **options
         representation=np.full((6, 8), number, np.float32),
         frames=np.full((5, 16, 24, 3), number % 256, np.uint8),
         seconds=SECONDS,
+        latents=latents,
     )
     game.add(turn, instruction or f"instruction {number}", **options)
 

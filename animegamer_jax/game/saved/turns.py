@@ -50,22 +50,25 @@ class Meters:
 class TurnRecord(NamedTuple):
     """What the networks need of a past turn.
 
-    `states` are the motion level and the changes of social, entertainment and stamina.
+    `states` are the motion level and the changes of social, entertainment and stamina, `latents`
+    those of the first frame, for a decoder that remembers it.
     """
 
     instruction: str
     representation: Float32[np.ndarray, "n d"]
     states: Int32[np.ndarray, "4"]
+    latents: Float32[np.ndarray, "y x c"] | None = None
 
 
 class NewTurn(NamedTuple):
-    """A turn as it was played, not saved yet: states as in `TurnRecord`, and how long it took."""
+    """A turn as it was played, not saved yet: fields as in `TurnRecord`, and how long it took."""
 
     states: Int32[np.ndarray, "4"]
     motion_value: float
     representation: Float32[np.ndarray, "n d"]
     frames: UInt8[np.ndarray, "f h w 3"]
     seconds: Mapping[str, float]
+    latents: Float32[np.ndarray, "y x c"] | None = None
 
 
 class NewPicture(NamedTuple):
@@ -78,6 +81,7 @@ class NewPicture(NamedTuple):
     representation: Float32[np.ndarray, "n d"]
     states: Int32[np.ndarray, "4"]
     pixels: UInt8[np.ndarray, "h w 3"]
+    latents: Float32[np.ndarray, "y x c"] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.saved.game_file import GAME_FILE, PICTURE_FILE
+from animegamer_jax.game.saved.representation_file import check_turn
 from animegamer_jax.game.saved.turns import History, NewPicture, Rules
 from animegamer_jax.game.saved_game import Game
 from animegamer_jax.media import video
@@ -43,6 +44,7 @@ class GameModel(NamedTuple):
         representation: Shape of a shot representation.
         clip: Rows, columns and frames of a saved clip.
         history: Shot representations of past turns.
+        latents: Shape of the latents of a first frame; None: the decoder remembers none.
     """
 
     name: str
@@ -50,6 +52,7 @@ class GameModel(NamedTuple):
     representation: tuple[int, int]
     clip: tuple[int, int, int]
     history: History = "predicted"
+    latents: tuple[int, int, int] | None = None
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -340,11 +343,7 @@ def check_game(game: Game, model: GameModel) -> None:
         check_game(dataclasses.replace(game, turns=[game.others[0].turn], others=[]), model)
     files = reversed(game.representation_files)
     for file, record in zip(files, reversed(game.history()), strict=False):
-        if record.representation.shape != model.representation:
-            raise UserError(
-                f"{file}: expected a shot representation of shape "
-                f"{list(model.representation)}, found {list(record.representation.shape)}"
-            )
+        check_turn(file, record, representation=model.representation, latents=model.latents)
     height, width, frames = model.clip
     if game.picture is not None:
         found = read_picture(game.folder / PICTURE_FILE).pixels.shape

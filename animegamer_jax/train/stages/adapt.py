@@ -8,14 +8,12 @@ decoder draws it.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import grain
 import jax
 import jax.numpy as jnp
-from einops import rearrange
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
@@ -27,8 +25,8 @@ from animegamer_jax.data.windows import AdaptSample, adapt_samples, adapt_spec
 from animegamer_jax.diffusion import KnownFrame
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.rollout import decode_picture, with_image
-from animegamer_jax.models.dit import DiT, make_memory, recall, with_memory, without_memory
-from animegamer_jax.models.latents import know_first, mode, to_decoder
+from animegamer_jax.models.dit import DiT, make_memory
+from animegamer_jax.models.latents import know_first, mode, sample, to_decoder
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.sharding import param_shardings
 from animegamer_jax.train.stages.base import Scalars, StageNetworks
@@ -36,6 +34,7 @@ from animegamer_jax.train.stages.decoder import (
     DECODER_OPTIMIZER,
     ClipRecipe,
     ClipStage,
+    Conditions,
     DrawnRecipe,
     drawn_loss,
     transformer_flops,
@@ -43,7 +42,13 @@ from animegamer_jax.train.stages.decoder import (
 )
 from animegamer_jax.train.stages.games import GameRecipe, GameStage, lay_out
 from animegamer_jax.train.stages.networks import matrix_size
-from animegamer_jax.train.stages.recipe import Count, CountOrZero, OptimizerConfig, Share
+from animegamer_jax.train.stages.recipe import (
+    Count,
+    CountOrZero,
+    NotNegative,
+    OptimizerConfig,
+    Share,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,15 +68,25 @@ class AdaptRecipe(PredictionRecipe, DrawnRecipe):
         redrawn: Share of clips made of their first frame as the decoder draws it again from much
             noise, where a picture comes first; the others are made of the true frame. In play the
             decoder draws the frame, and E_a does not see in it quite what it sees in a true one.
-        memory: Number of past shots whose image tokens the decoder sees besides the prediction (not
+        memory: Number of past clips whose first frames the decoder sees besides the prediction (not
             in the paper); 0: as many as it already does. A picture that comes first has them, its
             clip does not.
+        memory_noise: Most noise on each remembered frame, in standard deviations of all, because
+            in play the frames are the decoder's own.
+        memory_own: Share of samples whose newest remembered frame is a later one of the same clip.
+            There is more to copy from it, so that copying is learned much sooner. It supposes a
+            VAE whose latent frames are pictures of their own.
+        memory_alone: Share of samples with a memory whose context is the unconditional one, so that
+            what they show is known from the memory alone.
     """
 
     context_dropout: Share = 0.05
     first_pictures: Count = 4
     redrawn: Share = 0.0
     memory: CountOrZero = 0
+    memory_noise: NotNegative = 0.0
+    memory_own: Share = 0.0
+    memory_alone: Share = 0.0
 
 
 RECIPES = {
@@ -112,17 +127,17 @@ class Prediction(NamedTuple):
 
     Attributes:
         representation: The language model's shot representation.
-        memory: Image tokens of past shots (`recall`).
+        memory: First frames of past clips, as the decoder remembers them; None: it does not.
         true: E_a of the true turn.
     """
 
     representation: Float[Array, "b n r"]
-    memory: Float[Array, "b m r"] | None
+    memory: Float[Array, "b m h w c"] | None
     true: Float[Array, "b n r"]
 
     @property
-    def context(self) -> Float[Array, "b k r"]:
-        return with_memory(self.representation, self.memory)
+    def conditions(self) -> Conditions:
+        return Conditions(self.representation, self.memory)
 
 
 class PredictionStage(ClipStage[P], GameStage[P]):
@@ -176,11 +191,17 @@ class PredictionStage(ClipStage[P], GameStage[P]):
         if key is not None:
             history = self.history(encoder, batch.game, prompts, key)
         predicted = mllm.represent(prompts.prompt, history, self.layout)
-        shots = rearrange(history, "b (h n) r -> b h n r", n=predicted.shape[1])
-        assert self.config.dit is not None
-        memory = recall(self.config.dit, shots, batch.game.num_history)
         true = prompts.representations[:, -1]
-        return jax.lax.stop_gradient(Prediction(predicted, memory, true))
+        return jax.lax.stop_gradient(Prediction(predicted, self.recall(batch, key), true))
+
+    def recall(self, batch: Any, key: Key[Array, ""] | None) -> Float[Array, "b m h w c"] | None:
+        """Returns the true first frames that the decoder remembers; zeros for absent turns."""
+        del key
+        if not (count := batch.past.shape[1]):
+            return None
+        there = jnp.arange(count)[None] >= count - batch.game.num_history[:, None]
+        frames = to_decoder(mode(batch.past)[:, :, None], self.vae_config)[:, :, 0]
+        return jnp.where(there[:, :, None, None, None], frames, 0.0)
 
     def represent(self, networks: StageNetworks, batch: Any) -> Float[Array, "b n r"]:
         return self.predict(networks, batch).representation
@@ -194,11 +215,11 @@ class PredictionStage(ClipStage[P], GameStage[P]):
         """
         return with_image(predicted, networks["encoder"].image_tokens(batch.game.image[:, -1]))
 
-    def clip_context(self, networks: StageNetworks, batch: Any) -> Float[Array, "b n r"]:
+    def clip_conditions(self, networks: StageNetworks, batch: Any) -> Conditions:
         prediction = self.predict(networks, batch)
         if self.protocol.picture_first:
-            return self.seen(networks, batch, prediction.representation)
-        return prediction.context
+            return Conditions(self.seen(networks, batch, prediction.representation))
+        return prediction.conditions
 
     def known(self, batch: Any) -> KnownFrame | None:
         if not self.protocol.picture_first:
@@ -234,14 +255,19 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
     name: ClassVar[str] = "adapt"
 
     def __init__(self, recipe: AdaptRecipe, config: ModelConfig, protocol: Protocol, **rest: Any):
-        if recipe.memory and config.dit is not None and config.encoder is not None:
-            memory = (recipe.memory, *_picture_grid(config))
-            if config.dit.memory not in (None, memory):
+        if recipe.memory and config.dit is not None:
+            if config.dit.memory not in (0, recipe.memory):
                 raise UserError(
-                    f"--memory {recipe.memory}: this decoder remembers {config.dit.memory[0]} "
-                    "shots, and it has no other positions: give that number, or leave it out"
+                    f"--memory {recipe.memory}: this decoder remembers {config.dit.memory} "
+                    "clips, and it has no other positions: give that number, or leave it out"
                 )
-            config = dataclasses.replace(config, dit=dataclasses.replace(config.dit, memory=memory))
+            if config.dit.patch_frames != 1:
+                raise UserError(
+                    f"--memory {recipe.memory}: a patch of this decoder has "
+                    f"{config.dit.patch_frames} frames, so that it cannot remember single ones"
+                )
+            dit = dataclasses.replace(config.dit, memory=recipe.memory)
+            config = dataclasses.replace(config, dit=dit)
         super().__init__(recipe, config, protocol, **rest)
 
     def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
@@ -295,8 +321,8 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
             dit,
             batch.moments[:, : dit.config.patch_frames],
             picture,
-            context=self.drop(networks, prediction.context, drop),
             draws=self.first_pictures,
+            **self.drop(networks, prediction.conditions, drop)._asdict(),
             **options,
         ).mean()
         clips = drawn_loss(
@@ -324,10 +350,9 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
         clean = to_decoder(mode(first), self.vae_config)
         steps = jnp.full(len(clean), _REDRAWN_FROM[0])
         noised, _ = diffusion.add_noise(path, clean, jax.random.normal(key, clean.shape), steps)
-        predict_v = with_motion(dit, self.motion(batch))
-        context = prediction.context
-        empty = without_memory(encoder.unconditional(), context.shape[1])
-        guided = diffusion.guide(predict_v, context, empty)
+        context, memory = prediction.conditions
+        predict_v = with_motion(dit, self.motion(batch), memory)
+        guided = diffusion.guide(predict_v, context, encoder.unconditional())
         start = diffusion.start_sampler(noised)
         drawn = diffusion.sample(guided, start, table, noise=lambda _: jnp.zeros_like(start.x)).x
         frames = decode_picture(networks["vae"], drawn)[:, 0]
@@ -347,40 +372,57 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
             found += self.decoder_flops(dit, trained="all", pictures=rows) / 3
         return found
 
+    def recall(self, batch: Any, key: Key[Array, ""] | None) -> Float[Array, "b m h w c"] | None:
+        """Returns the remembered first frames; given a key, with what the recipe does to them."""
+        memory = super().recall(batch, key)
+        if key is None or memory is None:
+            return memory
+        choose, frame, draw, amount, noise = jax.random.split(jax.random.fold_in(key, 1), 5)
+        recipe, b = self.recipe, len(memory)
+        # A later frame of the clip, in the units of a picture.
+        moments = batch.moments
+        later = jax.random.randint(frame, (b,), min(1, moments.shape[1] - 1), moments.shape[1])
+        own = jnp.take_along_axis(moments, later[:, None, None, None, None], axis=1)
+        own = to_decoder(sample(own, key=draw), self.vae_config)[:, 0]
+        is_own = jax.random.bernoulli(choose, recipe.memory_own, (b, 1, 1, 1))
+        memory = memory.at[:, -1].set(jnp.where(is_own, own, memory[:, -1]))
+        there = memory.any(axis=(2, 3, 4), keepdims=True)
+        scale = recipe.memory_noise * jax.random.uniform(amount, there.shape)
+        scale = scale * jnp.std(memory, where=there)
+        added = scale * jax.random.normal(noise, memory.shape)
+        return jnp.where(there, memory + added, 0.0)
+
     def drop(
-        self, networks: StageNetworks, context: Float[Array, "b k r"], key: Key[Array, ""]
-    ) -> Float[Array, "b k r"]:
-        """Replaces some contexts by E_a of zeros, without a memory."""
-        empty = networks["encoder"].unconditional().astype(jnp.float32)
-        empty = without_memory(empty, context.shape[1])[None]
+        self, networks: StageNetworks, conditions: Conditions, key: Key[Array, ""]
+    ) -> Conditions:
+        """Replaces some contexts by E_a of zeros: with the memory, or alone (`memory_alone`)."""
+        context, memory = conditions
+        empty = networks["encoder"].unconditional().astype(jnp.float32)[None]
         dropped = jax.random.bernoulli(key, self.recipe.context_dropout, context.shape[:1])
-        return jnp.where(dropped[:, None, None], empty, context)
+        dropped = dropped[:, None, None]
+        if memory is None:
+            return Conditions(jnp.where(dropped, empty, context))
+        alone = jax.random.bernoulli(
+            jax.random.fold_in(key, 1), self.recipe.memory_alone, dropped.shape
+        )
+        alone &= memory.any(axis=(1, 2, 3, 4))[:, None, None]
+        context = jnp.where(dropped | alone, empty, context)
+        return Conditions(context, jnp.where(dropped[..., None, None], 0.0, memory))
+
+    def conditions(self, networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> Conditions:
+        drop, show = jax.random.split(key)
+        found = self.drop(networks, self.predict(networks, batch, show).conditions, drop)
+        return jax.lax.stop_gradient(found)
 
     def context(
         self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
-    ) -> Float[Array, "b k r"]:
+    ) -> Float[Array, "b n r"]:
         """Returns predictions for `AdaptSample`s, or E_a of zeros; without gradients."""
-        drop, show = jax.random.split(key)
-        context = self.predict(networks, batch, show).context
-        return jax.lax.stop_gradient(self.drop(networks, context, drop))
-
-
-def _picture_grid(config: ModelConfig) -> tuple[int, int]:
-    """Returns the rows and columns of a picture's image tokens, which are equally many.
-
-    Raises:
-        UserError: The number of tokens is not a square.
-    """
-    assert config.encoder is not None
-    tokens = config.encoder.num_image_tokens
-    side = math.isqrt(tokens)
-    if side**2 != tokens:
-        raise UserError(f"--memory: {tokens} image tokens are no square, so they have no positions")
-    return side, side
+        return self.conditions(networks, batch, key).context
 
 
 def add_memory(dit: DiT, config: DiTConfig, *, mesh: jax.sharding.Mesh) -> None:
-    """Makes a decoder remember as many shots as `config` says, with new positions.
+    """Makes a decoder remember as many clips as `config` says, with new positions.
 
     It does nothing if the decoder already remembers them.
     """

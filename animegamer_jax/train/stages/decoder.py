@@ -11,7 +11,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import grain
 import jax
@@ -26,7 +26,7 @@ from animegamer_jax.data.datasets import open_features
 from animegamer_jax.data.samples import TurnSample, turn_samples, turn_spec
 from animegamer_jax.diffusion import KnownFrame
 from animegamer_jax.errors import UserError
-from animegamer_jax.models.dit import DiT, without_memory
+from animegamer_jax.models.dit import DiT, memory_rows
 from animegamer_jax.models.latents import from_decoder, know_first, mode, sample, to_decoder
 from animegamer_jax.models.vae import to_uint8
 from animegamer_jax.protocol import Protocol
@@ -177,6 +177,7 @@ def diffusion_loss(
     motion: Float[Array, " b"],
     noise: Float[Array, "b f h w c"],
     timestep: Int[Array, " b"],
+    memory: Float[Array, "b m h w c"] | None = None,
     known: KnownFrame | None = None,
 ) -> Float[Array, " b"]:
     """Returns the decoder's loss of each sample: the mean squared error on v.
@@ -188,18 +189,21 @@ def diffusion_loss(
     noised, target = diffusion.add_noise(schedule, latents, noise, timestep)
 
     def predict_v(x: jax.Array, timestep: jax.Array) -> jax.Array:
-        return dit(x, timestep=timestep, motion=motion, context=context)
+        return dit(x, timestep=timestep, motion=motion, context=context, memory=memory)
 
     v = diffusion.hold(predict_v, known, schedule)(noised, timestep.astype(jnp.float32))
     return diffusion.v_loss(v, target)
 
 
-def with_motion(dit: DiT, motion: Float[Array, " b"]) -> Callable[..., jax.Array]:
+def with_motion(
+    dit: DiT, motion: Float[Array, " b"], memory: Float[Array, "b m h w c"] | None = None
+) -> Callable[..., jax.Array]:
     """Returns the decoder for `diffusion.guide`: all rows of guidance get the motion values."""
 
     def predict_v(x: jax.Array, timestep: jax.Array, context: jax.Array) -> jax.Array:
-        rows = jnp.tile(motion, len(x) // len(motion))
-        return dit(x, timestep=timestep, motion=rows, context=context)
+        rows = len(x) // len(motion)
+        options: Any = {"context": context, "memory": memory_rows(memory, rows)}
+        return dit(x, timestep=timestep, motion=jnp.tile(motion, rows), **options)
 
     return predict_v
 
@@ -212,6 +216,7 @@ def drawn_loss(
     vae_config: VAEConfig,
     context: Float[Array, "b n d"],
     motion: Float[Array, " b"],
+    memory: Float[Array, "b p h w c"] | None = None,
     draws: int = 1,
     timestep_shift: float = 1.0,
     first_known: bool = False,
@@ -222,7 +227,8 @@ def drawn_loss(
     times, at diffusion steps far from one another. The first latent frame may be a known one.
     """
     latent, noise, step = jax.random.split(key, 3)
-    moments, context, motion = (jnp.repeat(x, draws, axis=0) for x in (moments, context, motion))
+    given = moments, context, motion, memory
+    moments, context, motion, memory = jax.tree.map(lambda x: jnp.repeat(x, draws, axis=0), given)
     steps = spread_timesteps(step, moments.shape[0], shift=timestep_shift)
     steps = steps.reshape(draws, -1).T.ravel()
     drawn = sample(moments, key=latent)
@@ -233,6 +239,7 @@ def drawn_loss(
         latents,
         known=known,
         context=context,
+        memory=memory,
         motion=motion,
         noise=jax.random.normal(noise, latents.shape),
         timestep=steps,
@@ -272,18 +279,26 @@ def transformer_flops(
     """Returns the FLOPs of a sample's step: 4 a matrix weight and row, 6 if it is trained.
 
     To these come attention's two products, forward and backward. The modulation has one row a
-    sample. With `pictures`, a sample is its first frame, drawn so often. The context may begin with
-    a memory.
+    sample. With `pictures`, a sample is its first frame, drawn so often. It may come with the
+    decoder's memory.
     """
     c = dit.config
     patches = c.num_patches * c.patch_frames // c.latent_frames if pictures else c.num_patches
-    tokens = c.num_context_tokens + patches + (c.num_memory_tokens if remembers else 0)
+    patches += c.num_memory_tokens if remembers else 0
+    tokens = c.num_context_tokens + patches
     modulation = matrix_size(cast(Any, dit.layers.blocks).modulation)
     matrices = (matrix_size(dit.layers) - modulation) * tokens
     ends = (matrix_size(dit.patch_in) + matrix_size(dit.patch_out)) * patches
     scores = 12.0 * tokens**2 * c.hidden_size * c.num_layers
     factor = 6.0 if trained == "all" else 4.0
     return (pictures or 1) * (factor * (matrices + ends) + scores + 6.0 * modulation)
+
+
+class Conditions(NamedTuple):
+    """What the decoder is given besides motion: a context, and a memory if it has one."""
+
+    context: Float[Array, "b n d"]
+    memory: Float[Array, "b m h w c"] | None = None
 
 
 class DiffusionStage(Stage[R]):
@@ -309,6 +324,10 @@ class DiffusionStage(Stage[R]):
     ) -> Float[Array, "b n d"]:
         """Returns the decoder's context in training; `key` draws what is left out of it."""
 
+    def conditions(self, networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> Conditions:
+        """Returns the context, with the memory of a decoder that has one."""
+        return Conditions(self.context(networks, batch, key))
+
     @abc.abstractmethod
     def motion(self, batch: Any) -> Float[Array, " b"]:
         """Returns the motion values that the decoder gets."""
@@ -324,10 +343,10 @@ class DiffusionStage(Stage[R]):
             batch.moments[:, : networks["dit"].config.patch_frames] if pictures else batch.moments,
             draw,
             vae_config=self.vae_config,
-            context=self.context(networks, batch, drop),
             motion=self.motion(batch),
             draws=pictures or 1,
             timestep_shift=self.timestep_shift,
+            **self.conditions(networks, batch, drop)._asdict(),
         )
         return losses.mean(), {}
 
@@ -339,9 +358,9 @@ class ClipStage(DiffusionStage[R]):
     def represent(self, networks: StageNetworks, batch: Any) -> Float[Array, "b n d"]:
         """Returns the shot representations of a batch."""
 
-    def clip_context(self, networks: StageNetworks, batch: Any) -> Float[Array, "b n d"]:
+    def clip_conditions(self, networks: StageNetworks, batch: Any) -> Conditions:
         """Returns what the clips of an evaluation are made of."""
-        return self.represent(networks, batch)
+        return Conditions(self.represent(networks, batch))
 
     def known(self, batch: Any) -> KnownFrame | None:
         """Returns the first frames with which clips begin; None: the decoder makes them too."""
@@ -400,10 +419,10 @@ class ClipStage(DiffusionStage[R]):
 
             steps = len(schedule.student_timesteps) or recipe.eval_sampling_steps
             table = diffusion.make_sampler_table(schedule, steps).plain()
-            context, empty = self.clip_context(networks, first), None
-            if self.protocol.guides_clips:
-                empty = without_memory(encoder.unconditional(), context.shape[1])
-            guided = diffusion.guide(with_motion(dit, self.motion(first)), context, empty)
+            context, memory = self.clip_conditions(networks, first)
+            empty = encoder.unconditional() if self.protocol.guides_clips else None
+            predict_v = with_motion(dit, self.motion(first), memory)
+            guided = diffusion.guide(predict_v, context, empty)
             start = diffusion.start_sampler(noise(jnp.int32(steps)))
             start = start._replace(known=self.known(first))
             latents = diffusion.sample(guided, start, table, noise=noise).x

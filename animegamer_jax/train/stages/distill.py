@@ -23,10 +23,11 @@ from animegamer_jax.configs import ModelConfig
 from animegamer_jax.diffusion import KnownFrame
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.rollout import latent_shape
-from animegamer_jax.models.dit import DiT, with_memory, without_memory
+from animegamer_jax.models.dit import DiT
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.train.stages.adapt import PredictionRecipe, PredictionStage
 from animegamer_jax.train.stages.base import Scalars, StageNetworks
+from animegamer_jax.train.stages.decoder import Conditions
 from animegamer_jax.train.stages.distillation import (
     Latents,
     Method,
@@ -150,13 +151,15 @@ class DistillStage(PredictionStage[DistillRecipe]):
     def context(
         self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
     ) -> Float[Array, "b n r"]:
+        return self.conditions(networks, batch, key).context
+
+    def conditions(self, networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> Conditions:
         """Returns predictions for `AdaptSample`s, or E_a of the true turn; without gradients."""
         choose, show = jax.random.split(key)
         prediction = self.predict(networks, batch, show)
         predicted = prediction.representation
         is_true = jax.random.bernoulli(choose, self.recipe.true_share, (len(predicted), 1, 1))
-        chosen = jnp.where(is_true, prediction.true, predicted)
-        return with_memory(chosen, prediction.memory)
+        return Conditions(jnp.where(is_true, prediction.true, predicted), prediction.memory)
 
     def loss(
         self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
@@ -168,9 +171,9 @@ class DistillStage(PredictionStage[DistillRecipe]):
         which, clip, picture = jax.random.split(key, 3)
         shape, dit = latent_shape(networks["dit"]), networks["dit"].config
         if not self.protocol.picture_first:
-            context = self.context(networks, batch, which)
+            given = self.conditions(networks, batch, which)
             student, fake = self._losses(
-                networks, batch, context, clip, shape=shape, guidance=self.recipe.guidance
+                networks, batch, given, clip, shape=shape, guidance=self.recipe.guidance
             )
             return student + fake, {"student": student, "fake": fake}
         prediction = self.predict(networks, batch, which)
@@ -178,10 +181,9 @@ class DistillStage(PredictionStage[DistillRecipe]):
         one = (dit.patch_frames, *shape[1:])
         guided = self._guide_motion(networks, batch, seen) if self._motion_guidance else None
         options: Any = {"shape": shape, "teacher": guided, "known": self.known(batch)}
-        clips = self._losses(networks, batch, seen, clip, guidance=1.0, **options)
-        pictures = self._losses(
-            networks, batch, prediction.context, picture, shape=one, guidance=self.recipe.guidance
-        )
+        clips = self._losses(networks, batch, Conditions(seen), clip, guidance=1.0, **options)
+        given, guidance = prediction.conditions, self.recipe.guidance
+        pictures = self._losses(networks, batch, given, picture, shape=one, guidance=guidance)
         student, fake = clips[0] + pictures[0], clips[1] + pictures[1]
         return student + fake, {"student": student, "fake": fake}
 
@@ -189,7 +191,7 @@ class DistillStage(PredictionStage[DistillRecipe]):
         self,
         networks: StageNetworks,
         batch: Any,
-        context: Float[Array, "b n r"],
+        given: Conditions,
         key: Key[Array, ""],
         *,
         shape: tuple[int, ...],
@@ -204,23 +206,22 @@ class DistillStage(PredictionStage[DistillRecipe]):
         start, draw = jax.random.split(key)
         motion = self.motion(batch)
         empty = networks["encoder"].unconditional().astype(jnp.float32)
-        nothing = without_memory(empty, context.shape[1])
-        nothing = jnp.broadcast_to(nothing[None], context.shape)
+        empty = jnp.broadcast_to(empty[None], given.context.shape)
+        nothing = Conditions(empty, None if given.memory is None else 0.0 * given.memory)
 
         def held(predict_v: PredictV) -> PredictV:
             return diffusion.hold(predict_v, known, self._schedule)
 
-        def network(dit: DiT, condition: Float[Array, "b n r"]) -> PredictV:
-            return held(
-                lambda x, timestep: dit(x, timestep=timestep, motion=motion, context=condition)
-            )
+        def network(dit: DiT, given: Conditions) -> PredictV:
+            options: Any = {"motion": motion, **given._asdict()}
+            return held(lambda x, timestep: dit(x, timestep=timestep, **options))
 
         losses = distillation_losses(
-            student=network(networks["dit"], context),
-            fake=network(networks["fake"], context),
-            teacher=held(teacher) if teacher else network(networks["teacher"], context),
+            student=network(networks["dit"], given),
+            fake=network(networks["fake"], given),
+            teacher=held(teacher) if teacher else network(networks["teacher"], given),
             unconditional=None if guidance == 1 else network(networks["teacher"], nothing),
-            noise=jax.random.normal(start, (len(context), *shape)),
+            noise=jax.random.normal(start, (len(given.context), *shape)),
             schedule=self._schedule,
             key=draw,
             guidance=guidance,

@@ -91,7 +91,7 @@ def test_a_player_sets_the_meters(game):
     game.edit(Meters(stamina=90, social=60, entertainment=50), allowed=ALLOWED, new_day=False)
     assert game.meters == Meters(stamina=90, social=60, entertainment=50)
     assert game.turns[-1].changes == last.changes  # what the model said stays
-    *_, states = game.history()[-1]
+    states = game.history()[-1].states
     np.testing.assert_array_equal(states, [3, 0, 0, 1])  # what the window holds
     add_turn(game)
     assert game.meters.stamina == 85

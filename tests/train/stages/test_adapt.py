@@ -210,7 +210,11 @@ def test_where_a_picture_comes_first(pictured, bundle, networks, batch):
     @jax.jit
     def contexts(networks, batch):
         seen = networks["encoder"](batch.game.text[:, -1], batch.game.image[:, -1])
-        return pictured.clip_context(networks, batch), pictured.represent(networks, batch), seen
+        return (
+            pictured.clip_conditions(networks, batch).context,
+            pictured.represent(networks, batch),
+            seen,
+        )
 
     context, predicted, seen = contexts(networks, batch)
     np.testing.assert_array_equal(context[:, :-count], predicted[:, :-count])
@@ -383,34 +387,82 @@ def test_recipes():
     assert (full.optimizer.clip_norm, full.ema_decay, full.trained) == (0.1, 0.9999, "recipe")
 
 
+def remembering_batch(bundle, batch, memory):
+    """Returns a batch of turns with true first frames of up to `memory` turns before each."""
+    c, random = bundle.config.dit, np.random.default_rng(3)
+    shape = (len(batch.moments), memory, c.latent_height, c.latent_width, 2 * c.latent_channels)
+    past = random.normal(size=shape).astype(np.float32)
+    turns = np.arange(memory) >= memory - np.asarray(batch.game.num_history)[:, None]
+    past = np.where(turns[:, :, None, None, None], past, 0.0).astype(np.float32)
+    return jax.tree.map(jnp.asarray, batch._replace(past=past))
+
+
 def test_a_decoder_learns_to_remember(bundle, batch):
-    """It gets positions for past shots' image tokens, which come before what is predicted."""
+    """It gets positions for past clips' first frames, and these in the units of a picture."""
     recipe = dataclasses.replace(RECIPE, memory=2, context_dropout=0.0)
     stage = make_stage(AdaptStage, recipe, bundle)
     networks = stage.load(bundle, mesh=one_device())
-    side = int(np.sqrt(stage.config.encoder.num_image_tokens))
-    memory = (2, side, side)
-    assert networks["dit"].config.memory == stage.configs()["dit"].memory == memory
-    batch = jax.tree.map(jnp.asarray, batch)
+    assert networks["dit"].config.memory == stage.configs()["dit"].memory == 2
+    batch = remembering_batch(bundle, batch, 2)
 
     @jax.jit
     def run(networks, batch):
-        prompts = lay_out(networks["encoder"], batch.game, stage.layout)
-        loss = stage.loss(networks, batch, make_key())[0]
-        return prompts.representations, stage.context(networks, batch, make_key()), loss
+        return stage.loss(networks, batch, make_key())[0], stage.conditions(
+            networks, batch, make_key()
+        )
 
-    shots, context, loss = run(networks, batch)
+    loss, conditions = run(networks, batch)
     assert np.isfinite(loss)
-    count = 2 * side**2
-    past = np.asarray(shots)[:, :-1, -(side**2) :]
-    for found, true, turns in zip(context, past, batch.game.num_history, strict=True):
-        expected = np.zeros((len(true), *true.shape[1:]), np.float32)
-        expected[len(true) - int(turns) :] = true[len(true) - int(turns) :]
-        expected = expected[-2:].reshape(count, -1)
-        np.testing.assert_allclose(found[:count], expected, atol=1e-5)
-    assert context.shape[1] == count + stage.config.dit.num_context_tokens
-    remembering = dataclasses.replace(
-        bundle.config, dit=dataclasses.replace(bundle.config.dit, memory=(3, side, side))
-    )
-    with pytest.raises(UserError, match="--memory 2: this decoder remembers 3 shots"):
+    assert conditions.context.shape[1] == stage.config.dit.num_context_tokens
+    scale = stage.vae_config.scaling_factor
+    count = np.asarray(batch.game.num_history)
+    assert count.min() < 2
+    for found, true, turns in zip(conditions.memory, batch.past, count, strict=True):
+        absent = max(0, 2 - int(turns))
+        np.testing.assert_array_equal(found[:absent], np.zeros_like(found[:absent]))
+        mean = np.split(np.asarray(true), 2, axis=-1)[0] * scale
+        np.testing.assert_allclose(found[absent:], mean[absent:], atol=1e-5)
+    dit = dataclasses.replace(bundle.config.dit, memory=3)
+    remembering = dataclasses.replace(bundle.config, dit=dit)
+    with pytest.raises(UserError, match="--memory 2: this decoder remembers 3 clips"):
         AdaptStage(recipe, remembering, bundle.protocol, tokenizer_dir=stage.tokenizer_dir)
+    dit = dataclasses.replace(bundle.config.dit, patch_frames=3)
+    several = dataclasses.replace(bundle.config, dit=dit)
+    with pytest.raises(UserError, match="--memory 2: a patch of this decoder has 3 frames"):
+        AdaptStage(recipe, several, bundle.protocol, tokenizer_dir=stage.tokenizer_dir)
+
+
+def test_what_training_does_to_the_memory(bundle, batch):
+    """A later frame of the clip, a context that is left out, noise: each where it is asked for."""
+    batch = remembering_batch(bundle, batch, 2)
+    networks, found = None, {}
+    options = {"own": {"memory_own": 1.0}, "alone": {"memory_alone": 1.0}}
+    options |= {"noise": {"memory_noise": 0.5}, "dropped": {"context_dropout": 1.0}, "plain": {}}
+    for name, option in options.items():
+        recipe = dataclasses.replace(RECIPE, memory=2, **({"context_dropout": 0.0} | option))
+        stage = make_stage(AdaptStage, recipe, bundle)
+        if networks is None:
+            networks = stage.load(bundle, mesh=one_device())
+        found[name] = jax.jit(stage.conditions)(networks, batch, make_key())
+    plain, empty = found["plain"], networks["encoder"].unconditional()
+    there = np.asarray(batch.game.num_history) > 0
+    assert there.any()
+    assert not there.all()
+    # A later frame is drawn from its moments: near one of the means, far from the turn before.
+    own = np.asarray(found["own"].memory)
+    np.testing.assert_array_equal(own[:, 0], plain.memory[:, 0])
+    means = np.split(np.asarray(batch.moments), 2, axis=-1)[0] * stage.vae_config.scaling_factor
+    nearest = np.abs(own[:, 1, None] - means).mean(axis=(2, 3, 4)).argmin(axis=1)
+    assert (nearest > 0).all()
+    np.testing.assert_allclose(
+        np.asarray(found["alone"].context)[there],
+        np.broadcast_to(empty, plain.context[there].shape),
+        atol=1e-6,
+    )
+    np.testing.assert_array_equal(found["alone"].context[~there], plain.context[~there])
+    np.testing.assert_array_equal(found["alone"].memory, plain.memory)
+    noise = np.asarray(found["noise"].memory - plain.memory)
+    spread = np.asarray(plain.memory)[np.asarray(plain.memory) != 0].std()
+    assert 0 < noise.std() < 0.5 * spread
+    np.testing.assert_array_equal(noise[np.asarray(plain.memory) == 0], 0)
+    assert not np.asarray(found["dropped"].memory).any()
