@@ -250,6 +250,31 @@ def test_on_a_mesh(pictured_bundle, played):
         np.testing.assert_allclose(output.representation, played[0].representation, atol=5e-3)
 
 
+def test_without_a_picture_the_clip_remembers(shown_bundle, tmp_path):
+    """The same on a mesh, whose turn is one program; with more of a memory than of a window."""
+    bundle = Bundle.open(shown_bundle)
+    dit = dataclasses.replace(bundle.config.dit, memory=2)
+    config = dataclasses.replace(bundle.config, dit=dit)
+    protocol = dataclasses.replace(bundle.protocol, guidance_scale=1.5)
+    path = write_model(tmp_path / "remembers", config, protocol, name="tiny")
+
+    def play_two(**options):
+        player = Player.from_bundle(Bundle.open(path), steps=2, window=2, **options)
+        window, first = player.play_turn(player.start(), INSTRUCTIONS[:1], seeds=[7], turn=1)
+        assert window.latents.shape[1] == 1
+        np.testing.assert_array_equal(window.latents[:, 0], first.latents)
+        forgotten = window._replace(latents=0 * window.latents)
+        _, second = player.play_turn(window, INSTRUCTIONS[1:2], seeds=[7], turn=2)
+        if not options:
+            _, other = player.play_turn(forgotten, INSTRUCTIONS[1:2], seeds=[7], turn=2)
+            assert np.abs(other.frames.astype(int) - second.frames).max() > 1
+        return first, second
+
+    for one, on_mesh in zip(play_two(), play_two(layout="latency", num_games=1), strict=True):
+        same_frames(on_mesh.frames, one.frames, share=0.01)
+        np.testing.assert_allclose(on_mesh.latents, one.latents, atol=5e-3)
+
+
 def test_what_is_refused(pictured_bundle, player):
     config = Bundle.open(pictured_bundle).config
     with pytest.raises(UserError, match="without clip: this model draws a picture first"):

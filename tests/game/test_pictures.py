@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -97,6 +98,27 @@ def test_the_window_holds_what_training_has(bundle, player, tmp_path):
         assert window.caption_lengths[0].tolist() == [0, length]
         assert window.states[0].tolist() == [[0, 0, 0, 0], [1, 0, 0, 1]]
         assert window.num_turns.tolist() == [1]
+
+
+def test_a_decoder_that_remembers_sees_the_picture(tmp_path):
+    """As the VAE encodes it, in the units of the decoder; and it changes the clip."""
+    bundle = tiny_games.write_model(tmp_path / "model", networks=ALL, memory=1)
+    player = Player.from_bundle(bundle, steps=2)
+    shown = picture()
+    window = player.start(2, pictures=[(shown, TEXT), None])
+    frame = jnp.asarray(shown.pixels[None, None], jnp.float32) / 127.5 - 1
+    moments = jax.jit(lambda vae, frame: vae.encode(frame))(bundle.load("vae"), frame)
+    expected = np.split(np.asarray(moments)[0, 0], 2, axis=-1)[0] * bundle.config.vae.scaling_factor
+    np.testing.assert_allclose(window.latents[0, 0], expected, atol=1e-4)
+    assert not np.asarray(window.latents[1]).any()
+
+    def clip(window):
+        return player.play_turn(window, ["mika waves"] * 2, seeds=[7, 7], turn=1)[1].frames
+
+    unseen = clip(window._replace(latents=jnp.zeros_like(window.latents)))
+    seen = clip(window)
+    np.testing.assert_array_equal(seen[1], unseen[1])
+    assert np.abs(seen[0].astype(int) - unseen[0]).max() > 1
 
 
 def test_another_picture_is_another_first_turn(player):

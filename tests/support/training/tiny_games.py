@@ -54,10 +54,12 @@ def write_model(
     networks: tuple[str, ...] = ("mllm", "encoder", "dit", "vae"),
     protocol: Protocol = PROTOCOL,
     seed: int = 3,
+    memory: int = 0,
 ) -> Bundle:
-    """A bundle of random weights."""
+    """A bundle of random weights, whose decoder may remember first frames."""
     tokenizer = folder / "tokenizer"
-    config = make_config(len(tiny_sets.make_tokenizer(tokenizer)))
+    config: Any = make_config(len(tiny_sets.make_tokenizer(tokenizer)))
+    config = dataclasses.replace(config, dit=dataclasses.replace(config.dit, memory=memory))
     with BundleWriter(folder / "model", name="tiny", protocol=protocol) as writer:
         for name in networks:
             leaves = random_leaves(name, getattr(config, name), seed)
