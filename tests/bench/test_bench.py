@@ -229,7 +229,7 @@ def test_the_middle_size_is_what_it_says(tmp_path):
     check_fit(config)
     assert fits_released_code(config)
     assert config.dit is not None
-    remembers = dataclasses.replace(config.dit, memory=(4, 14, 14))
+    remembers = dataclasses.replace(config.dit, memory=2)
     assert not fits_released_code(dataclasses.replace(config, dit=remembers))
     assert (config.dit.hidden_size, config.dit.num_layers) == (480, 8)
     assert config.dit.num_patches + config.dit.num_context_tokens == 2000
@@ -250,6 +250,13 @@ def test_a_random_model_is_the_same_every_time(tmp_path):
     assert digests[0] == digests[1]
     assert int(model.inputs.window.num_turns[0]) == model.player.window - 1
     assert set(play_programs(model)) == set(PLAY)
+    config = tiny_config(0)
+    assert config.dit is not None
+    remembers = dataclasses.replace(config, dit=dataclasses.replace(config.dit, memory=1))
+    bundle = write_middle(tmp_path / "remembers", remembers)
+    latents = Model(bundle, dtype="float32", window=None, steps=2).inputs.window.latents
+    assert latents is not None
+    assert np.asarray(latents).any()
 
 
 @pytest.mark.slow

@@ -84,8 +84,8 @@ def check_turn(
     """
     if turn.representation.shape != representation:
         raise UserError(
-            f"{name}: expected a shot representation of shape {list(representation)}, as the "
-            f"model's, found {list(turn.representation.shape)}"
+            f"{name}: expected a shot representation of shape {list(representation)}, found "
+            f"{list(turn.representation.shape)}"
         )
     found = None if turn.latents is None else turn.latents.shape
     if latents is not None and found != latents:

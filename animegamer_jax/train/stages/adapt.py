@@ -73,11 +73,11 @@ class AdaptRecipe(PredictionRecipe, DrawnRecipe):
             clip does not.
         memory_noise: Most noise on each remembered frame, in standard deviations of all, because
             in play the frames are the decoder's own.
-        memory_own: Share of samples whose newest remembered frame is a later one of the same clip.
-            There is more to copy from it, so that copying is learned much sooner. It supposes a
-            VAE whose latent frames are pictures of their own.
-        memory_alone: Share of samples with a memory whose context is the unconditional one, so that
-            what they show is known from the memory alone.
+        memory_own: Share of samples with a history whose newest remembered frame is a later one of
+            the same clip. There is more to copy from it, so that copying is learned much sooner. It
+            supposes a VAE whose latent frames are pictures of their own.
+        memory_alone: Share of samples with a history whose context is the unconditional one, so
+            that what they show is known from the memory alone.
     """
 
     context_dropout: Share = 0.05
@@ -256,6 +256,11 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
 
     def __init__(self, recipe: AdaptRecipe, config: ModelConfig, protocol: Protocol, **rest: Any):
         if recipe.memory and config.dit is not None:
+            if recipe.memory >= protocol.window:
+                raise UserError(
+                    f"--memory {recipe.memory}: the protocol's window of {protocol.window} turns "
+                    f"holds {protocol.window - 1} past ones"
+                )
             if config.dit.memory not in (0, recipe.memory):
                 raise UserError(
                     f"--memory {recipe.memory}: this decoder remembers {config.dit.memory} "
@@ -384,7 +389,8 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
         later = jax.random.randint(frame, (b,), min(1, moments.shape[1] - 1), moments.shape[1])
         own = jnp.take_along_axis(moments, later[:, None, None, None, None], axis=1)
         own = to_decoder(sample(own, key=draw), self.vae_config)[:, 0]
-        is_own = jax.random.bernoulli(choose, recipe.memory_own, (b, 1, 1, 1))
+        is_own = jax.random.bernoulli(choose, recipe.memory_own, (b,))
+        is_own = (is_own & (batch.game.num_history > 0))[:, None, None, None]
         memory = memory.at[:, -1].set(jnp.where(is_own, own, memory[:, -1]))
         there = memory.any(axis=(2, 3, 4), keepdims=True)
         scale = recipe.memory_noise * jax.random.uniform(amount, there.shape)

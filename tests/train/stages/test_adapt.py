@@ -426,6 +426,11 @@ def test_a_decoder_learns_to_remember(bundle, batch):
     remembering = dataclasses.replace(bundle.config, dit=dit)
     with pytest.raises(UserError, match="--memory 2: this decoder remembers 3 clips"):
         AdaptStage(recipe, remembering, bundle.protocol, tokenizer_dir=stage.tokenizer_dir)
+    long = dataclasses.replace(recipe, memory=3)
+    with pytest.raises(
+        UserError, match="--memory 3: the protocol's window of 3 turns holds 2 past"
+    ):
+        make_stage(AdaptStage, long, bundle)
     dit = dataclasses.replace(bundle.config.dit, patch_frames=3)
     several = dataclasses.replace(bundle.config, dit=dit)
     with pytest.raises(UserError, match="--memory 2: a patch of this decoder has 3 frames"):
@@ -451,9 +456,10 @@ def test_what_training_does_to_the_memory(bundle, batch):
     # A later frame is drawn from its moments: near one of the means, far from the turn before.
     own = np.asarray(found["own"].memory)
     np.testing.assert_array_equal(own[:, 0], plain.memory[:, 0])
+    assert not own[~there].any()
     means = np.split(np.asarray(batch.moments), 2, axis=-1)[0] * stage.vae_config.scaling_factor
     nearest = np.abs(own[:, 1, None] - means).mean(axis=(2, 3, 4)).argmin(axis=1)
-    assert (nearest > 0).all()
+    assert (nearest[there] > 0).all()
     np.testing.assert_allclose(
         np.asarray(found["alone"].context)[there],
         np.broadcast_to(empty, plain.context[there].shape),
