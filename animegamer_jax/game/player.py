@@ -56,7 +56,7 @@ from animegamer_jax.game.rollout import (
 from animegamer_jax.game.saved.turns import History, NewPicture
 from animegamer_jax.game.saved_game import Game
 from animegamer_jax.game.skipped_steps import SkippedSteps
-from animegamer_jax.game.turn_output import OnFrames, Preview, SavedTurn, TurnOutput
+from animegamer_jax.game.turn_output import OnFrames, Preview, SavedTurn, TurnOutput, check_turn
 from animegamer_jax.media.pictures import Picture
 from animegamer_jax.models.vae import chunk_bounds
 from animegamer_jax.progress import Progress, no_progress
@@ -289,8 +289,8 @@ class Player:
         A game with fewer turns than the window holds plays as in a smaller window.
 
         Raises:
-            UserError: An instruction is too long, the games cannot be shared (`start`), or the
-                decoder remembers first frames and a turn has none of this size.
+            UserError: An instruction is too long, the games cannot be shared (`start`), or a turn
+                is of another model (`check_turn`).
         """
         buffers: Any = jax.tree.map(np.array, self.start(len(games)))
         size = self.window - 1
@@ -299,17 +299,19 @@ class Player:
                 read = self.read([turn.instruction])
                 buffers.captions[row, -back] = read.captions[0]
                 buffers.caption_lengths[row, -back] = read.lengths[0]
+                latents = buffers.latents  # of fewer turns, if the decoder remembers fewer
+                if latents is not None and back > latents.shape[1]:
+                    latents = None
+                check_turn(
+                    "a saved turn",
+                    turn,
+                    representation=buffers.representations.shape[2:],
+                    latents=None if latents is None else latents.shape[2:],
+                )
                 buffers.representations[row, -back] = turn.representation
                 buffers.states[row, -back] = turn.states
-                if buffers.latents is not None and back <= buffers.latents.shape[1]:
-                    expected = buffers.latents.shape[2:]
-                    if turn.latents is None or turn.latents.shape != expected:
-                        found = "none" if turn.latents is None else list(turn.latents.shape)
-                        raise UserError(
-                            f"a saved turn: expected latents of its first frame of shape "
-                            f"{list(expected)}, which this decoder remembers, found {found}"
-                        )
-                    buffers.latents[row, -back] = turn.latents
+                if latents is not None:
+                    latents[row, -back] = turn.latents
             buffers.num_turns[row] = min(len(turns), size)
         return self._put(jax.tree.map(jnp.asarray, buffers))
 
@@ -430,11 +432,11 @@ class Player:
         steps = len(table.step)
         on_progress("decoder", 0, steps)
         dit, unconditional = self.networks.dit, self.clip_guidance
-        shown, known, latents = state, None, None
+        shown, known = state, None
         if dit.config.memory:
             shown = self._recall(state, window)
         if self.protocol.picture_first:
-            shown, picture, _, known, latents = self._draw_picture(
+            shown, picture, _, known = self._draw_picture(
                 shown, table, keys, turn=turn, on_progress=lambda: on_progress("decoder", 0, steps)
             )
             if on_frames is not None:
@@ -468,17 +470,14 @@ class Player:
             remembered = self._remember(self.networks.shot, shown, frames)
             kept = state._replace(representation=remembered)
         representation, frames = _check_remembered(kept.representation, turn), np.asarray(frames)
-        if not dit.config.memory:
-            latents = None
-        elif latents is None:
-            latents = self._first(sampler.x)
+        latents = self._first(sampler.x) if dit.config.memory else None
         on_progress("vae", 1, 1)
         clock.append(time.perf_counter())
 
         parts = dict(zip(("mllm", "decoder", "vae"), np.diff(clock).tolist(), strict=True))
         seconds = parts | {"total": clock[-1] - clock[0]}
         _, states, motion_value, _ = jax.tree.map(np.asarray, state)
-        first = None if latents is None else np.asarray(latents)
+        first = jax.tree.map(np.asarray, latents)
         output = TurnOutput(representation, states, motion_value, frames, seconds, first)
         return self._advance(window, instruction, kept, latents), output
 
@@ -557,7 +556,7 @@ class Player:
         if on_frames is not None:
             on_frames(Preview(frames, 0, self.steps, True))
         seconds = {"total": time.perf_counter() - start}
-        first = None if result.latents is None else np.asarray(result.latents)
+        first = jax.tree.map(np.asarray, result.latents)
         return window, TurnOutput(representation, states, motion_value, frames, seconds, first)
 
 

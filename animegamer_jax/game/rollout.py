@@ -47,14 +47,13 @@ class Networks(NamedTuple):
 class DrawnPicture(NamedTuple):
     """A picture of the prediction, with which the clip begins (`start_clip`).
 
-    `state` has the representation of what E_a sees in it, `latents` are those of `first_latents`.
+    `state` has the representation of what E_a sees in it.
     """
 
     state: "GameState"
     frame: UInt8[Array, "g 1 h w 3"]
     finite: Bool[Array, " g"]
     known: KnownFrame
-    latents: Float[Array, "g y x c"]
 
 
 class Window(NamedTuple):
@@ -197,7 +196,10 @@ def with_recalled(state: GameState, window: Window, config: DiTConfig) -> GameSt
 
 
 def first_latents(latents: Float[Array, "g t y x c"], config: VAEConfig) -> Float[Array, "g y x c"]:
-    """Returns the sampler's latents of the first frame alone, as a decoder remembers them."""
+    """Returns a clip's latents of the first frame alone, as a decoder remembers them.
+
+    Where a picture came first, they are the picture's, with which the clip begins.
+    """
     return to_decoder(from_decoder(latents, config)[:, :1], config)[:, 0].astype(jnp.float32)
 
 
@@ -430,8 +432,7 @@ def see_picture(
     seen = with_image(state.representation, encode_frames(shot, frame[:, 0]))
     first = from_decoder(latents, vae.config)[:, :1]
     known = know_first(first, vae.config, num_frames=num_frames)
-    state = state._replace(representation=seen, memory=None)
-    return DrawnPicture(state, frame, finite, known, first_latents(latents, vae.config))
+    return DrawnPicture(state._replace(representation=seen, memory=None), frame, finite, known)
 
 
 def with_image(
@@ -511,7 +512,7 @@ def play_turn(
     remembered = remember(networks.shot, kept, frames, protocol=protocol)
     latents = None
     if window.latents is not None:
-        latents = first_latents(sampler.x, networks.vae.config) if drawn is None else drawn.latents
+        latents = first_latents(sampler.x, networks.vae.config)
     window = advance(window, instruction, state._replace(representation=remembered), latents)
     return window, TurnResult(state, frames, bad_step, remembered, latents)
 

@@ -24,11 +24,7 @@ from animegamer_jax.game.saved.game_file import (
     read_document,
     write_document,
 )
-from animegamer_jax.game.saved.representation_file import (
-    read_latents,
-    read_representation,
-    write_representation,
-)
+from animegamer_jax.game.saved.representation_file import read_representation, write_representation
 from animegamer_jax.game.saved.tree import Tree
 from animegamer_jax.game.saved.turns import (
     METER_STEP,
@@ -413,15 +409,14 @@ class Game:
         past: list[PictureTurn | Turn] = [] if self.picture is None else [self.picture]
         past += self.turns[: None if before is None else before - 1]
         window = self.window if window is None else window
-        return [
-            TurnRecord(
-                instruction=turn.instruction,
-                representation=read_representation(self.folder / turn.representation_file, None),
-                states=window_states(turn),
-                latents=read_latents(self.folder / turn.representation_file),
+        records = []
+        for turn in past[max(0, len(past) - window + 1) :]:
+            file = self.folder / turn.representation_file
+            representation, latents = read_representation(file, None)
+            records.append(
+                TurnRecord(turn.instruction, representation, window_states(turn), latents)
             )
-            for turn in past[max(0, len(past) - window + 1) :]
-        ]
+        return records
 
     def save_storyboard(self) -> Path:
         """Draws the storyboard from the picture and the clips on disk and returns its path.

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from animegamer_jax.errors import UserError
 from animegamer_jax.game.saved.turns import NewTurn
 
 
@@ -21,6 +22,37 @@ class SavedTurn(typing.Protocol):
     def states(self) -> Any: ...  # [4]
     @property
     def latents(self) -> np.ndarray | None: ...  # [h, w, c], if the decoder has a memory
+
+
+def check_turn(
+    name: str,
+    turn: SavedTurn,
+    *,
+    representation: tuple[int, ...],
+    latents: tuple[int, ...] | None,
+) -> None:
+    """Checks that a past turn fits a model.
+
+    Args:
+        name: Name of the turn or of its file.
+        turn: The turn.
+        representation: Shape of the model's shot representations.
+        latents: Shape of the latents of a first frame; None: the decoder remembers none.
+
+    Raises:
+        UserError: A shape differs, or the latents are missing.
+    """
+    if turn.representation.shape != representation:
+        raise UserError(
+            f"{name}: expected a shot representation of shape {list(representation)}, found "
+            f"{list(turn.representation.shape)}"
+        )
+    found = None if turn.latents is None else turn.latents.shape
+    if latents is not None and found != latents:
+        raise UserError(
+            f"{name}: expected latents of its first frame of shape {list(latents)}, which the "
+            f"model's decoder remembers, found {'none' if found is None else list(found)}"
+        )
 
 
 class Preview(NamedTuple):

@@ -21,9 +21,9 @@ from animegamer_jax.game.instructions import (
     read_instructions,
 )
 from animegamer_jax.game.saved.game_file import GAME_FILE, PICTURE_FILE, check_no_game
-from animegamer_jax.game.saved.representation_file import check_turn
 from animegamer_jax.game.saved.turns import History
 from animegamer_jax.game.saved_game import Game
+from animegamer_jax.game.turn_output import check_turn
 from animegamer_jax.media.pictures import Picture, fit_picture, read_picture
 from animegamer_jax.play.terminal import TerminalGame
 from animegamer_jax.storage.locks import only_writer

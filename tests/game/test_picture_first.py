@@ -55,6 +55,17 @@ def played(player) -> list:
     return play(player)
 
 
+def roll_out(player: Player) -> tuple[rollout.Window, rollout.TurnResult]:
+    """Scans the first two instructions as one program."""
+    read = [player.read([text]) for text in INSTRUCTIONS[:2]]
+    instructions = jax.tree.map(lambda *x: jnp.stack(x), *read)
+    return jax.jit(
+        lambda networks, window, instructions, games: rollout.rollout(
+            networks, window, instructions, games, layout=player.layout, table=player.table
+        )
+    )(player.networks, player.start(), instructions, rollout.game_keys([7]))
+
+
 def same_frames(a: np.ndarray, b: np.ndarray, *, share: float = 0.001) -> None:
     difference = np.abs(a.astype(int) - b.astype(int))
     assert difference.max() <= 1
@@ -118,13 +129,7 @@ def test_a_turn_in_steps_taken_one_by_one(player, played):
 
 
 def test_the_rollout_is_turn_by_turn(player, played):
-    read = [player.read([text]) for text in INSTRUCTIONS[:2]]
-    instructions = jax.tree.map(lambda *x: jnp.stack(x), *read)
-    window, results = jax.jit(
-        lambda networks, window, instructions, games: rollout.rollout(
-            networks, window, instructions, games, layout=player.layout, table=player.table
-        )
-    )(player.networks, player.start(), instructions, rollout.game_keys([7]))
+    window, results = roll_out(player)
     for turn, output in enumerate(played):
         np.testing.assert_array_equal(results.state.states[turn], output.states)
         atol, share = ((2e-4, 0.001), (5e-3, 0.01))[turn]
@@ -145,13 +150,7 @@ def test_a_decoder_that_remembers_looks_at_past_pictures(pictured_bundle, tmp_pa
     shown = {"on_frames": previews.append, "by_chunk": False}
     _, second = player.play_turn(window, INSTRUCTIONS[1:2], seeds=[7], turn=2, **shown)
 
-    read = [player.read([text]) for text in INSTRUCTIONS[:2]]
-    instructions = jax.tree.map(lambda *x: jnp.stack(x), *read)
-    _, results = jax.jit(
-        lambda networks, window, instructions, games: rollout.rollout(
-            networks, window, instructions, games, layout=player.layout, table=player.table
-        )
-    )(player.networks, player.start(), instructions, rollout.game_keys([7]))
+    _, results = roll_out(player)
     same_frames(np.asarray(results.frames[0]), first.frames)
     same_frames(np.asarray(results.frames[1]), second.frames, share=0.01)
 

@@ -15,9 +15,9 @@ from PIL import Image
 from saved_games import SECONDS, add_turn, edit, make_game, make_picture
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.game.saved.representation_file import check_turn
 from animegamer_jax.game.saved.turns import Meters, SetAside
 from animegamer_jax.game.saved_game import Game
+from animegamer_jax.game.turn_output import check_turn
 from animegamer_jax.media import video
 
 

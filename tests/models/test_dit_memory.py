@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 from helpers import tiny_config
 
+from animegamer_jax.configs import DiTConfig
 from animegamer_jax.models.dit import DiT, memory_rows, memory_table, position_table
 
 PLAIN = dataclasses.replace(tiny_config(0).dit, spatial_interpolation=1.875, lora=None)
@@ -41,15 +42,23 @@ def test_unconditional_rows_have_no_memory():
     )
 
 
+def make_inputs(c: DiTConfig, rows: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns random latents, contexts and memories."""
+    keys = jax.random.split(jax.random.key(1), 3)
+    assert c.memory_shape is not None
+    _, *frame = c.memory_shape
+    return (
+        jax.random.normal(keys[0], (rows, c.latent_frames, *frame)),
+        jax.random.normal(keys[1], (rows, c.num_context_tokens, c.hidden_size)),
+        jax.random.normal(keys[2], (rows, *c.memory_shape)),
+    )
+
+
 def test_the_decoder_looks_at_its_memory():
     """A clip depends on every remembered frame, and not on where the memory is left out."""
     config = dataclasses.replace(PLAIN, memory=2)
     dit = DiT(config, rngs=nnx.Rngs(0))
-    c, keys = dit.config, jax.random.split(jax.random.key(1), 3)
-    frame = (c.latent_height, c.latent_width, c.latent_channels)
-    x = jax.random.normal(keys[0], (2, c.latent_frames, *frame))
-    context = jax.random.normal(keys[1], (2, c.num_context_tokens, c.hidden_size))
-    memory = jax.random.normal(keys[2], (2, 2, *frame))
+    x, context, memory = make_inputs(config, 2)
     options = {"timestep": jnp.array([10.0, 500.0]), "motion": jnp.array([1.0, 20.0])}
 
     @jax.jit
@@ -72,11 +81,8 @@ def test_skipped_steps_remember_too():
     """The residual has a place for the memory's patches, and gives the same prediction again."""
     config = dataclasses.replace(PLAIN, memory=1)
     dit = DiT(config, rngs=nnx.Rngs(0))
-    c, keys = dit.config, jax.random.split(jax.random.key(2), 3)
-    frame = (c.latent_height, c.latent_width, c.latent_channels)
-    x = jax.random.normal(keys[0], (1, c.latent_frames, *frame))
-    context = jax.random.normal(keys[1], (1, c.num_context_tokens, c.hidden_size))
-    given = {"context": context, "memory": jax.random.normal(keys[2], (1, 1, *frame))}
+    x, context, memory = make_inputs(config, 1)
+    given = {"context": context, "memory": memory}
 
     @jax.jit
     def run(dit):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.game.saved.representation_file import read_latents, read_representation
+from animegamer_jax.game.saved.representation_file import read_representation
 from animegamer_jax.game.saved.turns import (
     METERS,
     History,
@@ -116,8 +116,8 @@ class _Check:
             self._refuse(place, "a text", text)
 
     def _representation(self, name: str) -> None:
-        self._shape = read_representation(self._folder / name, self._shape).shape
-        read_latents(self._folder / name)
+        representation, _ = read_representation(self._folder / name, self._shape)
+        self._shape = representation.shape
 
     def settings(self) -> None:
         self._text("model", self._document.model)

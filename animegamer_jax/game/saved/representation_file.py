@@ -12,7 +12,6 @@ import numpy as np
 from jaxtyping import Float32
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.game.saved.turns import TurnRecord
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.untrusted import ArrayFile, open_arrays
 
@@ -36,8 +35,12 @@ def write_representation(
     write_whole(path, arrays.getvalue())
 
 
-def read_representation(path: Path, shape: tuple[int, ...] | None) -> Float32[np.ndarray, "n d"]:
-    """Reads a shot representation; its size is checked before anything is unpacked.
+def read_representation(
+    path: Path, shape: tuple[int, ...] | None
+) -> tuple[Float32[np.ndarray, "n d"], Float32[np.ndarray, "y x c"] | None]:
+    """Reads a shot representation, and the latents of the first frame; None: the file has none.
+
+    Sizes are checked before anything is unpacked.
 
     Args:
         path: The file.
@@ -48,51 +51,10 @@ def read_representation(path: Path, shape: tuple[int, ...] | None) -> Float32[np
     """
     axes = "two axes" if shape is None else f"shape {list(shape)}"
     with open_arrays(path, expected=f"a float32 array {_NAME!r} of {axes}") as arrays:
-        return _read(arrays, path, _NAME, axes=axes, rank=2, shape=shape)
-
-
-def read_latents(path: Path) -> Float32[np.ndarray, "y x c"] | None:
-    """Reads the latents of a turn's first frame; None: the file has none.
-
-    Raises:
-        UserError: The file is missing or damaged, or they are too large, of another type or number
-            of axes, or not finite.
-    """
-    with open_arrays(path, expected=f"a float32 array {_LATENTS!r} of three axes") as arrays:
+        representation = _read(arrays, path, _NAME, axes=axes, rank=2, shape=shape)
         if _LATENTS not in arrays.names:
-            return None
-        return _read(arrays, path, _LATENTS, axes="three axes", rank=3, shape=None)
-
-
-def check_turn(
-    name: str,
-    turn: TurnRecord,
-    *,
-    representation: tuple[int, int],
-    latents: tuple[int, int, int] | None,
-) -> None:
-    """Checks that what a file has of a turn fits a model.
-
-    Args:
-        name: Name of the file.
-        turn: What it has.
-        representation: Shape of the model's shot representations.
-        latents: Shape of the latents of a first frame; None: the decoder remembers none.
-
-    Raises:
-        UserError: A shape differs, or the latents are missing.
-    """
-    if turn.representation.shape != representation:
-        raise UserError(
-            f"{name}: expected a shot representation of shape {list(representation)}, found "
-            f"{list(turn.representation.shape)}"
-        )
-    found = None if turn.latents is None else turn.latents.shape
-    if latents is not None and found != latents:
-        raise UserError(
-            f"{name}: expected latents of the first frame of shape {list(latents)}, which the "
-            f"model's decoder remembers, found {'none' if found is None else list(found)}"
-        )
+            return representation, None
+        return representation, _read(arrays, path, _LATENTS, axes="three axes", rank=3, shape=None)
 
 
 def _read(

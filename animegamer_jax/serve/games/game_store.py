@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.saved.game_file import GAME_FILE, PICTURE_FILE
-from animegamer_jax.game.saved.representation_file import check_turn
 from animegamer_jax.game.saved.turns import History, NewPicture, Rules
 from animegamer_jax.game.saved_game import Game
+from animegamer_jax.game.turn_output import check_turn
 from animegamer_jax.media import video
 from animegamer_jax.media.pictures import read_picture
 from animegamer_jax.serve.games.archive import unpack_game

@@ -416,15 +416,10 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
         return Conditions(context, jnp.where(dropped[..., None, None], 0.0, memory))
 
     def conditions(self, networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> Conditions:
+        """Returns predictions for `AdaptSample`s, or E_a of zeros; without gradients."""
         drop, show = jax.random.split(key)
         found = self.drop(networks, self.predict(networks, batch, show).conditions, drop)
         return jax.lax.stop_gradient(found)
-
-    def context(
-        self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
-    ) -> Float[Array, "b n r"]:
-        """Returns predictions for `AdaptSample`s, or E_a of zeros; without gradients."""
-        return self.conditions(networks, batch, key).context
 
 
 def add_memory(dit: DiT, config: DiTConfig, *, mesh: jax.sharding.Mesh) -> None:

@@ -319,14 +319,14 @@ class DiffusionStage(Stage[R]):
         return recipe.timestep_shift if isinstance(recipe, DrawnRecipe) else 1.0
 
     @abc.abstractmethod
+    def conditions(self, networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> Conditions:
+        """Returns what the decoder is given in training; `key` draws what is left out of it."""
+
     def context(
         self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
     ) -> Float[Array, "b n d"]:
-        """Returns the decoder's context in training; `key` draws what is left out of it."""
-
-    def conditions(self, networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> Conditions:
-        """Returns the context, with the memory of a decoder that has one."""
-        return Conditions(self.context(networks, batch, key))
+        """Returns the context of `conditions`."""
+        return self.conditions(networks, batch, key).context
 
     @abc.abstractmethod
     def motion(self, batch: Any) -> Float[Array, " b"]:
@@ -481,11 +481,9 @@ class DecoderStage(ClipStage[ConditionRecipe]):
         measured = jnp.asarray(batch.motion_value)
         return measured if self.recipe.motion == "measured" else jnp.zeros_like(measured)
 
-    def context(
-        self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
-    ) -> Float[Array, "b n d"]:
+    def conditions(self, networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> Conditions:
         text, image = drop_conditions(batch.text, batch.image, key, recipe=self.recipe)
-        return networks["encoder"](text, image)
+        return Conditions(networks["encoder"](text, image))
 
     def sample_flops(self, networks: StageNetworks) -> float:
         """Returns FLOPs from the matrices' sizes, see `transformer_flops`."""

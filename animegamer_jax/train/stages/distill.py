@@ -148,11 +148,6 @@ class DistillStage(PredictionStage[DistillRecipe]):
     def rate_factors(self) -> Mapping[str, float]:
         return {"dit": 1.0, "fake": self.recipe.fake_rate}
 
-    def context(
-        self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
-    ) -> Float[Array, "b n r"]:
-        return self.conditions(networks, batch, key).context
-
     def conditions(self, networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> Conditions:
         """Returns predictions for `AdaptSample`s, or E_a of the true turn; without gradients."""
         choose, show = jax.random.split(key)
@@ -207,7 +202,7 @@ class DistillStage(PredictionStage[DistillRecipe]):
         motion = self.motion(batch)
         empty = networks["encoder"].unconditional().astype(jnp.float32)
         empty = jnp.broadcast_to(empty[None], given.context.shape)
-        nothing = Conditions(empty, None if given.memory is None else 0.0 * given.memory)
+        nothing = Conditions(empty, jax.tree.map(jnp.zeros_like, given.memory))
 
         def held(predict_v: PredictV) -> PredictV:
             return diffusion.hold(predict_v, known, self._schedule)

@@ -23,7 +23,12 @@ from animegamer_jax.data.samples import TurnSample, turn_samples, turn_spec
 from animegamer_jax.models.dit import GATES, Block, DiT
 from animegamer_jax.models.linear import Linear
 from animegamer_jax.train.stages.base import StageNetworks
-from animegamer_jax.train.stages.decoder import DiffusionStage, transformer_flops, zero_motion_layer
+from animegamer_jax.train.stages.decoder import (
+    Conditions,
+    DiffusionStage,
+    transformer_flops,
+    zero_motion_layer,
+)
 from animegamer_jax.train.stages.networks import load_or_make, matrix_size
 from animegamer_jax.train.stages.recipe import FixedRecipe, OptimizerConfig, Share
 
@@ -116,14 +121,12 @@ class DiTStage(DiffusionStage[DiTRecipe]):
     def sample_spec(self) -> TurnSample:
         return turn_spec(self.config, caption_length=self._dit.num_context_tokens)
 
-    def context(
-        self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
-    ) -> Float[Array, "b n d"]:
+    def conditions(self, networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> Conditions:
         """Returns the captions' features as context; zeros for dropped samples."""
         t5, to_context = networks["t5"], networks["context"]
         context = to_context(jax.lax.stop_gradient(t5(jnp.asarray(batch.caption))))
         dropped = jax.random.bernoulli(key, self.recipe.context_dropout, (context.shape[0], 1, 1))
-        return jnp.where(dropped, 0.0, context).astype(context.dtype)
+        return Conditions(jnp.where(dropped, 0.0, context).astype(context.dtype))
 
     def motion(self, batch: Any) -> Float[Array, " b"]:
         return jnp.zeros_like(batch.motion_value)
