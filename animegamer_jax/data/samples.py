@@ -68,7 +68,7 @@ class TurnSample(NamedTuple):
         level: Motion level.
     """
 
-    moments: Float32[np.ndarray, "*b t y x m"]
+    moments: Float32[np.ndarray, "*b t h w mv"]
     text: Float32[np.ndarray, "*b n d"]
     image: Float32[np.ndarray, "*b k e"]
     motion_value: Float32[np.ndarray, "*b"]
@@ -234,7 +234,7 @@ def turn_samples(
 
 def read_moments(
     latents: RecordSource, number: int, turn: Record
-) -> Float32[np.ndarray, "t y x m"]:
+) -> Float32[np.ndarray, "t h w mv"]:
     """Returns the moments of a turn, checked to be its own."""
     return np.asarray(record_of_turn(latents, number, turn)["moments"], np.float32)
 

@@ -66,14 +66,14 @@ class GameSample(NamedTuple):
 class AdaptSample(NamedTuple):
     """A turn with its history, and the latents that the decoder should predict.
 
-    `past` has the first frame of each of the last turns that the decoder remembers, zeros for
-    absent turns at the front.
+    `past_moments` are those of the first frames of the last `m` turns, as many as the decoder's
+    memory holds, with zeros for absent turns at the front.
     """
 
     game: GameSample
-    moments: Float32[np.ndarray, "*b t y x m"]
+    moments: Float32[np.ndarray, "*b t h w mv"]
     motion_value: Float32[np.ndarray, "*b"]
-    past: Float32[np.ndarray, "*b p y x m"]
+    past_moments: Float32[np.ndarray, "*b m h w mv"]
 
 
 def game_spec(
@@ -279,7 +279,7 @@ def adapt_samples(
 ) -> grain.MapDataset[AdaptSample]:
     """Returns `game_samples` with the latents and the motion value of each turn.
 
-    A decoder of `config` that remembers past clips also gets their first frames.
+    If the decoder of `config` has a memory, the first frames of past clips are read, too.
     """
     assert config.dit is not None
     memory = config.dit.memory

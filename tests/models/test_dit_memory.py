@@ -96,4 +96,4 @@ def test_skipped_steps_remember_too():
     called, v, again, residual = run(dit)
     np.testing.assert_allclose(v, called, atol=1e-5)
     np.testing.assert_allclose(again, called, atol=1e-4)
-    assert residual.shape == dit.no_residual(1, remembers=True).shape
+    assert residual.shape == dit.no_residual(1, has_memory=True).shape
