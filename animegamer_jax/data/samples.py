@@ -33,7 +33,7 @@ from animegamer_jax.tokenizer import Tokenizer
 
 Frame = Literal["first", "random"]
 
-REMEMBERED = 1 << 29
+CACHE_BYTES = 1 << 29
 """Bytes of decoded features that stay in memory, for each part of a dataset."""
 
 
@@ -215,8 +215,8 @@ def turn_samples(
 ) -> grain.MapDataset[TurnSample]:
     """Returns every turn, without history."""
     check_features(features, config)
-    turns = features.turns(split).remembering(REMEMBERED)
-    latents = features.latents(split).remembering(REMEMBERED)
+    turns = features.turns(split).cached(CACHE_BYTES)
+    latents = features.latents(split).cached(CACHE_BYTES)
 
     def read(number: int) -> TurnSample:
         record = turns[number]
