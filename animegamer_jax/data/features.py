@@ -71,7 +71,7 @@ def see_frames(clip: CLIP, frames: UInt8[Array, "b h w 3"]) -> Float[Array, "b k
 
 
 @jax.jit
-def encode_clips(vae: VAE, clips: UInt8[Array, "b f h w 3"]) -> Float[Array, "b t h w mv"]:
+def encode_clips(vae: VAE, clips: UInt8[Array, "b f h w 3"]) -> Float[Array, "b t y x mv"]:
     """Computes the VAE's moments of clips, not scaled."""
     return vae.encode(signed(clips))
 
