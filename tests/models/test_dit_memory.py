@@ -46,7 +46,8 @@ def make_inputs(c: DiTConfig, rows: int) -> tuple[jax.Array, jax.Array, jax.Arra
     """Returns random latents, contexts and memories."""
     keys = jax.random.split(jax.random.key(1), 3)
     assert c.memory_shape is not None
-    _, *frame = c.memory_shape
+    frame = c.first_shape
+    assert frame is not None
     return (
         jax.random.normal(keys[0], (rows, c.latent_frames, *frame)),
         jax.random.normal(keys[1], (rows, c.num_context_tokens, c.hidden_size)),
