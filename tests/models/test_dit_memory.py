@@ -40,6 +40,10 @@ def test_unconditional_rows_have_no_memory():
     np.testing.assert_array_equal(
         memory_rows(memory, 2), np.concatenate([np.zeros_like(memory), memory])
     )
+    # Guidance of motion gives it to both rows; a row may also be unconditional by itself.
+    both = memory_rows(memory, 2, num_given=2)
+    np.testing.assert_array_equal(both, np.concatenate([memory, memory]))
+    np.testing.assert_array_equal(memory_rows(memory, 1, num_given=0), np.zeros_like(memory))
 
 
 def make_inputs(c: DiTConfig, rows: int) -> tuple[jax.Array, jax.Array, jax.Array]:
