@@ -62,9 +62,10 @@ def export_bundle(
             raise UserError(f"{bundle}: no network {name} in this bundle: leave it out")
     if "dit" in names and not fits_released_code(opened.config):
         raise UserError(
-            f"{bundle}: dit: the released code has no patches of several frames, output of clean "
-            "latents, positions of a picture's tokens (context grid), memory of past clips, or "
-            "frequency scales of latents: name the other networks with --networks"
+            f"{bundle}: dit: the released code has neither patches of several frames, nor an "
+            "output of clean latents, nor positions of a picture's tokens (a context grid), nor a "
+            "memory of past clips, nor frequency scales of latents: name the other networks with "
+            "--networks"
         )
     vae = opened.config.vae if "vae" in names else None
     if vae and vae.kernel_frames != VAEConfig.kernel_frames:
