@@ -102,8 +102,8 @@ class DiTConfig(NetworkConfig):
     computed (`diffusion.v_of_clean`), because a small network is too narrow for the noise of a
     large patch (docs/decisions/training-the-toy.md). With a `context_grid` the last rows x columns
     context tokens are those of a picture and have positions over the first frame; without one, no
-    context token has a position. With a `memory` of shots, the first frames of that many past clips
-    may come before the clip, as frames without noise.
+    context token has a position. With a `memory`, the decoder can also be given the first frames of
+    that many past clips: their latents, without noise, as frames before the first (ours).
     """
 
     hidden_size: int = 1920
@@ -128,17 +128,24 @@ class DiTConfig(NetworkConfig):
 
     @property
     def memory_shape(self) -> tuple[int, int, int, int] | None:
-        """Shots, height, width and channels of what is remembered of a game; None: nothing."""
+        """Clips, height, width and channels of a game's memory; None without one."""
+        return None if self.first_shape is None else (self.memory, *self.first_shape)
+
+    @property
+    def first_shape(self) -> tuple[int, int, int] | None:
+        """Height, width and channels of a clip's first latents; None without a memory."""
         if not self.memory:
             return None
-        return self.memory, self.latent_height, self.latent_width, self.latent_channels
+        return self.latent_height, self.latent_width, self.latent_channels
 
     @property
     def num_memory_tokens(self) -> int:
+        """Number of the memory's patch tokens; they come before those of the clip."""
         return self.memory * self._patches_of_frame
 
     @property
     def num_patches(self) -> int:
+        """Number of a clip's patch tokens, without those of the memory."""
         return self.latent_frames // self.patch_frames * self._patches_of_frame
 
     @property

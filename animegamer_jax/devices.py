@@ -31,7 +31,8 @@ class Chip:
         matrix_width: Rows and columns of a matrix unit.
         dimensions: Dimensions of the torus.
         cores: Cores that share a device's work.
-        offloads: Whether gathers overlap the computation only if SparseCores carry them out.
+        overlaps_by_sparse_cores: Whether gathers overlap the computation only if SparseCores carry
+            them out.
         devices: JAX's devices on a chip; all other numbers are of one device.
     """
 
@@ -45,7 +46,7 @@ class Chip:
     matrix_width: int
     dimensions: int
     cores: int
-    offloads: bool
+    overlaps_by_sparse_cores: bool
     devices: int = 1
 
     @property

@@ -270,7 +270,7 @@ def overlapping_gathers(mesh: Mesh) -> dict[str, bool]:
     scheduler may queue it for them.
     """
     chip = find_chip(mesh.devices.flat[0].device_kind)
-    if mesh.size == 1 or chip is None or not chip.offloads:
+    if mesh.size == 1 or chip is None or not chip.overlaps_by_sparse_cores:
         return {}
     return {
         "xla_tpu_enable_sparse_core_collective_offload_all_gather": True,

@@ -272,9 +272,10 @@ class Model:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that the transformer attends to."""
+        """Number of tokens that the transformer attends to in the step that is timed."""
         dit = self.networks.dit.config
-        return dit.num_context_tokens + dit.num_patches
+        memory = 0 if self.inputs.state.memory is None else dit.num_memory_tokens
+        return dit.num_context_tokens + memory + dit.num_patches
 
     def _make_inputs(self) -> Inputs:
         player, protocol = self.player, self.player.protocol
@@ -289,37 +290,40 @@ class Model:
         count = player.window
         texts = [lines[number % len(lines)] for number in range(count)]
         states = np.array([values[-1] for values in protocol.state_values], np.int32)
-        memory = self.networks.dit.config.memory_shape
+        dit, first = self.networks.dit, self.networks.dit.config.first_shape
         turns = [
             TurnRecord(
                 text,
                 normal(c.num_queries, c.representation_size),
                 states,
-                normal(*memory[1:]) if memory else None,
+                normal(*first) if first else None,
             )
             for text in texts[:-1]
         ]
         games = rollout.game_keys([0])
         turn = jnp.asarray(count, jnp.int32)
-        shape = (1, *rollout.latent_shape(self.networks.dit))
+        shape = (1, *rollout.latent_shape(dit))
         motion = protocol.motion_values[len(protocol.motion_values) // 2]
         middle = player.steps // 2
         x, denoised = jnp.asarray(normal(*shape)), jnp.asarray(normal(*shape))
-        keys, dit = rollout.turn_keys(games, turn), self.networks.dit
-        count = rollout.num_residuals(self.table, player.clip_guidance)
-        residual = rollout.start_clip(dit, keys, rows=count).residual
+        keys, window = rollout.turn_keys(games, turn), player.restore([turns])
+        state = rollout.GameState(
+            jnp.asarray(normal(1, c.num_queries, c.representation_size)),
+            jnp.asarray(states[None]),
+            jnp.full((1,), motion, jnp.float32),
+        )
+        if not protocol.picture_first:  # otherwise only the picture has the memory
+            state = rollout.with_memory(state, window, dit.config)
+        count, has_memory = rollout.num_residuals(self.table, player.clip_guidance), state.memory
+        start = rollout.start_clip(dit, keys, rows=count, has_memory=has_memory is not None)
         return Inputs(
-            window=player.restore([turns]),
+            window=window,
             instruction=player.read(texts[-1:]),
             games=games,
             turn=turn,
             keys=keys,
-            state=rollout.GameState(
-                jnp.asarray(normal(1, c.num_queries, c.representation_size)),
-                jnp.asarray(states[None]),
-                jnp.full((1,), motion, jnp.float32),
-            ),
-            sampler=SamplerState(x, denoised, jnp.full((1,), -1, jnp.int32), residual),
+            state=state,
+            sampler=SamplerState(x, denoised, jnp.full((1,), -1, jnp.int32), start.residual),
             row=self.table.steps()[middle],
             latents=jnp.asarray(normal(*shape)),
         )

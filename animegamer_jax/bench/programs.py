@@ -123,7 +123,8 @@ def play_programs(model: Model) -> dict[str, Program]:
         dit: DiT, unconditional: Array | None, state: rollout.GameState, keys: Any
     ) -> Float[Array, "g f h w c"]:
         count = rollout.num_residuals(table, unconditional)
-        start = rollout.start_clip(dit, keys, rows=count)
+        has_memory = state.memory is not None
+        start = rollout.start_clip(dit, keys, rows=count, has_memory=has_memory)
         return rollout.denoise_parts(dit, unconditional, state, start, table.parts(), keys).x
 
     return {

@@ -20,6 +20,7 @@ from transformers import DynamicCache
 
 from animegamer_jax.bench import torch_networks
 from animegamer_jax.bench.model import Model, RandomBundle
+from animegamer_jax.errors import UserError
 from animegamer_jax.game import rollout
 from animegamer_jax.models.latents import from_decoder
 from animegamer_jax.protocol import STATE_NAMES
@@ -58,7 +59,8 @@ class TorchModel:
             its own on the device, and so does this.
 
     Raises:
-        UserError: The decoder has a form that diffusers' blocks do not support.
+        UserError: The decoder has a form that diffusers' blocks do not support, or its clips see a
+            memory.
     """
 
     def __init__(self, model: Model, *, dtype: str, device: str = "cpu"):
@@ -69,6 +71,11 @@ class TorchModel:
         self._mllm: Any
         self._vae: Any
         self._unconditional = None
+        if model.inputs.state.memory is not None:
+            raise UserError(
+                "--against torch: this decoder's clips see a memory of past first frames, which "
+                "the PyTorch decoder lacks: leave out --against"
+            )
         if self.has_same_weights:
             self._read_networks()
         else:

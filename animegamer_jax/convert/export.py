@@ -63,8 +63,9 @@ def export_bundle(
     if "dit" in names and not fits_released_code(opened.config):
         raise UserError(
             f"{bundle}: dit: the released code has neither patches of several frames, nor an "
-            "output of clean latents, nor frequency scales of latents: name the other networks "
-            "with --networks"
+            "output of clean latents, nor positions of a picture's tokens (a context grid), nor a "
+            "memory of past clips, nor frequency scales of latents: name the other networks with "
+            "--networks"
         )
     vae = opened.config.vae if "vae" in names else None
     if vae and vae.kernel_frames != VAEConfig.kernel_frames:
@@ -94,7 +95,7 @@ def export_bundle(
 
 
 def fits_released_code(config: ModelConfig) -> bool:
-    """Returns whether the released code can run the transformer, whatever its sizes."""
+    """Returns whether the released code can run the transformer; its sizes do not matter."""
     dit, vae = config.dit, config.vae
     plain = dit and dataclasses.replace(
         dit, patch_frames=1, output="v", clean_std=0.0, context_grid=None, memory=0

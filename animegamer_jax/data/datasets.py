@@ -176,8 +176,8 @@ class RecordSource:
     ):
         self._source, self._decode, self._name = source, decode, name
         self._fields = frozenset(fields)
-        self._kept: dict[int, Record] = {}
-        self._room = 0
+        self._cache: dict[int, Record] = {}
+        self._cache_bytes = 0
 
     def __len__(self) -> int:
         return len(self._source)
@@ -185,17 +185,17 @@ class RecordSource:
     def __repr__(self) -> str:  # for Grain's own messages
         return f"RecordSource({self._name})"
 
-    def remembering(self, num_bytes: int) -> "RecordSource":
-        """Returns a source of the same records that keeps those read first in memory.
+    def cached(self, num_bytes: int) -> "RecordSource":
+        """Returns a source of the same records that caches those read first.
 
         Decoding a record takes longer than all else that the loader does with it. Records that are
         read again share their arrays, which must not be written.
 
         Args:
-            num_bytes: Size of what is kept, without Python's own overhead.
+            num_bytes: Size of the cached arrays, without Python's own overhead.
         """
         source = copy.copy(self)
-        source._kept, source._room = {}, num_bytes
+        source._cache, source._cache_bytes = {}, num_bytes
         return source
 
     def __getitem__(self, index: int) -> Record:
@@ -208,13 +208,13 @@ class RecordSource:
         if not 0 <= index < len(self):
             raise IndexError(f"record {index}: expected a number from 0 to {len(self) - 1}")
         index = int(index)
-        record = self._kept.get(index)
+        record = self._cache.get(index)
         if record is None:
             record = self._read(index)
             size = sum(value.nbytes for value in record.values() if isinstance(value, np.ndarray))
-            if self._room >= size > 0:
-                self._room -= size
-                self._kept[index] = record
+            if self._cache_bytes >= size > 0:
+                self._cache_bytes -= size
+                self._cache[index] = record
         return dict(record)
 
     def _read(self, index: int) -> Record:

@@ -53,7 +53,7 @@ from animegamer_jax.tokenizer import T5Tokenizer, Tokenizer
 T = TypeVar("T")
 
 _GROUP = 4  # batches that are read ahead, so that the new clips in them fill batches
-_REMEMBERED = 1 << 28  # bytes of features to keep for clips that occur again
+_CACHE_BYTES = 1 << 28  # bytes of features to keep for clips that occur again
 _WHOLE = 1 << 24  # bytes at each end of a tokenizer's file: all of it is read
 _CARD = "card.json"  # `card.CARD_JSON`, whose module needs more than this one
 
@@ -71,7 +71,7 @@ def see_frames(clip: CLIP, frames: UInt8[Array, "b h w 3"]) -> Float[Array, "b k
 
 
 @jax.jit
-def encode_clips(vae: VAE, clips: UInt8[Array, "b f h w 3"]) -> Float[Array, "b t y x m"]:
+def encode_clips(vae: VAE, clips: UInt8[Array, "b f h w 3"]) -> Float[Array, "b t y x mv"]:
     """Computes the VAE's moments of clips, not scaled."""
     return vae.encode(signed(clips))
 
@@ -153,7 +153,7 @@ class FeatureMaker:
         for key in keys:  # the most recent last
             self._seen[key] = self._seen.pop(key)
         size = sum(row.nbytes for row in self._seen[keys[0]])
-        for key in list(self._seen)[: -max(len(set(keys)), _REMEMBERED // size)]:
+        for key in list(self._seen)[: -max(len(set(keys)), _CACHE_BYTES // size)]:
             del self._seen[key]
         return keys
 

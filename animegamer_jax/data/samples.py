@@ -33,7 +33,7 @@ from animegamer_jax.tokenizer import Tokenizer
 
 Frame = Literal["first", "random"]
 
-REMEMBERED = 1 << 29
+CACHE_BYTES = 1 << 29
 """Bytes of decoded features that stay in memory, for each part of a dataset."""
 
 
@@ -68,7 +68,7 @@ class TurnSample(NamedTuple):
         level: Motion level.
     """
 
-    moments: Float32[np.ndarray, "*b t y x m"]
+    moments: Float32[np.ndarray, "*b t h w mv"]
     text: Float32[np.ndarray, "*b n d"]
     image: Float32[np.ndarray, "*b k e"]
     motion_value: Float32[np.ndarray, "*b"]
@@ -215,8 +215,8 @@ def turn_samples(
 ) -> grain.MapDataset[TurnSample]:
     """Returns every turn, without history."""
     check_features(features, config)
-    turns = features.turns(split).remembering(REMEMBERED)
-    latents = features.latents(split).remembering(REMEMBERED)
+    turns = features.turns(split).cached(CACHE_BYTES)
+    latents = features.latents(split).cached(CACHE_BYTES)
 
     def read(number: int) -> TurnSample:
         record = turns[number]
@@ -234,7 +234,7 @@ def turn_samples(
 
 def read_moments(
     latents: RecordSource, number: int, turn: Record
-) -> Float32[np.ndarray, "t y x m"]:
+) -> Float32[np.ndarray, "t h w mv"]:
     """Returns the moments of a turn, checked to be its own."""
     return np.asarray(record_of_turn(latents, number, turn)["moments"], np.float32)
 

@@ -17,7 +17,7 @@ from jaxtyping import Float32, Int32
 from animegamer_jax.configs import ModelConfig
 from animegamer_jax.data.datasets import FeatureDataset, Record, RecordSource
 from animegamer_jax.data.samples import (
-    REMEMBERED,
+    CACHE_BYTES,
     array_spec,
     check_features,
     check_states,
@@ -46,9 +46,10 @@ class GameSample(NamedTuple):
         states: Motion level, social, entertainment, stamina.
         num_history: Number of turns before this one.
         text, image: Features, as in `TurnSample`.
-        shown: CLIP's features of what a model shows of the turns; empty where that is not read.
-        complete: Token ids of captions that say everything, then -1; empty where they are not read.
-        classes: Numbers of the turns' captions in `Windows.classes`, then -1; empty where they are
+        shown: CLIP's features of what a model shows of the turns; without tokens if not read.
+        complete: Token ids of the turns' complete captions (`Windows.complete`), then -1; without
+            columns if not read.
+        classes: Numbers of the turns' captions in `Windows.classes`, then -1; without columns if
             not read.
     """
 
@@ -66,14 +67,14 @@ class GameSample(NamedTuple):
 class AdaptSample(NamedTuple):
     """A turn with its history, and the latents that the decoder should predict.
 
-    `past` has the first frame of each of the last turns that the decoder remembers, zeros for
-    absent turns at the front.
+    `past_moments` are those of the first frames of the last `m` turns, as many as the decoder's
+    memory holds, with zeros for absent turns at the front.
     """
 
     game: GameSample
-    moments: Float32[np.ndarray, "*b t y x m"]
+    moments: Float32[np.ndarray, "*b t h w mv"]
     motion_value: Float32[np.ndarray, "*b"]
-    past: Float32[np.ndarray, "*b p y x m"]
+    past_moments: Float32[np.ndarray, "*b m h w mv"]
 
 
 def game_spec(
@@ -119,11 +120,12 @@ class Windows:
             window reaches, as in play. "anywhere": the number of turns, including this one, is
             drawn uniformly from 1 to what window and game hold, again in each epoch; then a turn
             of the game with enough turns before it.
-        captions: Whether captions take the place of the instruction: the complete one, then as many
-            others as fit, drawn again in each epoch.
-        complete: Whether such captions are read besides the instructions.
-        classes: Numbers of captions (`common_captions`) to read of the turns, at most 16 of each,
-            the commonest; None: not read.
+        captions: Whether captions replace the instruction: the complete one, which describes
+            everything that is visible, then as many of the others as fit, drawn again in each
+            epoch.
+        complete: Whether such captions are read in addition to the instructions.
+        classes: Numbers of the captions that are read as classes (`common_captions`), of each turn
+            at most the 16 most common; None: not read.
         seed: Seed of the draws.
     """
 
@@ -214,9 +216,10 @@ class Windows:
 
 
 def common_captions(datasets: Sequence[FeatureDataset]) -> dict[str, int]:
-    """Numbers the captions of a thousandth of the training turns or more, commonest first.
+    """Numbers the captions that describe a thousandth of the training turns or more.
 
-    There are at most `MOST_CLASSES`, none of a single turn.
+    The most common one comes first; there are at most `MOST_CLASSES`. A caption of a single turn is
+    left out.
     """
     count, counts = 0, collections.Counter[str]()
     for dataset in datasets:
@@ -257,7 +260,7 @@ def game_samples(
         shown: Whether to read what a model shows of the turns (`animegamer data shown`).
     """
     turns = _checked_turns(features, split, windows, config)
-    pictures = features.shown(split).remembering(REMEMBERED) if shown else None
+    pictures = features.shown(split).cached(CACHE_BYTES) if shown else None
 
     def read(number: int, rng: np.random.Generator) -> GameSample:
         last, records = windows.read(turns, number, rng)
@@ -279,13 +282,13 @@ def adapt_samples(
 ) -> grain.MapDataset[AdaptSample]:
     """Returns `game_samples` with the latents and the motion value of each turn.
 
-    A decoder of `config` that remembers past clips also gets their first frames.
+    If the decoder of `config` has a memory, the first frames of past clips are read, too.
     """
     assert config.dit is not None
     memory = config.dit.memory
     turns = _checked_turns(features, split, windows, config)
-    latents = features.latents(split).remembering(REMEMBERED)
-    pictures = features.shown(split).remembering(REMEMBERED) if shown else None
+    latents = features.latents(split).cached(CACHE_BYTES)
+    pictures = features.shown(split).cached(CACHE_BYTES) if shown else None
 
     def read(number: int, rng: np.random.Generator) -> AdaptSample:
         last, records = windows.read(turns, number, rng)
@@ -323,4 +326,4 @@ def _checked_turns(
 ) -> RecordSource:
     check_features(features, config)
     check_states(features, windows.protocol)
-    return features.turns(split).remembering(REMEMBERED)
+    return features.turns(split).cached(CACHE_BYTES)

@@ -3,7 +3,7 @@
 The picture stands in the window as the turn before the first, so the model sees it as it sees any
 past turn, and it slides out like any other. Its image tokens are E_a of CLIP's features, its text
 tokens E_a of T5's features of the motion (paper, section 3.1), as training has them for true turns.
-A decoder that remembers first frames sees it as the VAE encodes it.
+In a decoder's memory it stands as the VAE encodes it.
 """
 
 import functools
@@ -21,7 +21,7 @@ from animegamer_jax.game.instructions import check_picture_text, motion_of
 from animegamer_jax.game.saved.turns import NewPicture
 from animegamer_jax.media.pictures import Picture, fit_picture
 from animegamer_jax.models.encoder import ShotNetworks, encode_shots
-from animegamer_jax.models.latents import mode, to_decoder
+from animegamer_jax.models.latents import frame_to_decoder, mode
 from animegamer_jax.models.t5 import T5Encoder
 from animegamer_jax.models.vae import VAE, signed
 from animegamer_jax.protocol import Protocol
@@ -125,13 +125,13 @@ class PictureEncoder:
         representation = np.asarray(found[0])
         if not np.isfinite(representation).all():
             raise NonFiniteError(f"{name}: E_a of the picture is not finite")
-        latents = None
+        first_latents = None
         if config.dit is not None and config.dit.memory:
             with self._lock:
-                latents = np.asarray(encode_frame(self._vae, jnp.asarray(pixels[None])))
-            if not np.isfinite(latents).all():
+                first_latents = np.asarray(encode_frame(self._vae, jnp.asarray(pixels[None])))
+            if not np.isfinite(first_latents).all():
                 raise NonFiniteError(f"{name}: the VAE's latents of the picture are not finite")
-        return NewPicture(text, representation, still_states(protocol), pixels, latents)
+        return NewPicture(text, representation, still_states(protocol), pixels, first_latents)
 
     @functools.cached_property
     def _tokenizers(self) -> tuple[Tokenizer, Tokenizer | T5Tokenizer]:
@@ -150,9 +150,9 @@ class PictureEncoder:
 
 @jax.jit
 def encode_frame(vae: VAE, pixels: jax.Array) -> jax.Array:
-    """Returns a picture [1 h w 3] as a decoder remembers first frames [y x c]."""
+    """Returns the first latents [h w c] of a picture [1 y x 3], by the VAE (float32)."""
     moments = vae.encode(signed(pixels[None]))
-    return to_decoder(mode(moments), vae.config)[0, 0].astype(jnp.float32)
+    return frame_to_decoder(mode(moments)[0, 0], vae.config).astype(jnp.float32)
 
 
 @jax.jit

@@ -51,7 +51,7 @@ from animegamer_jax.game.rollout import (
     start_clip,
     start_picture,
     turn_keys,
-    with_recalled,
+    with_memory,
 )
 from animegamer_jax.game.saved.turns import History, NewPicture
 from animegamer_jax.game.saved_game import Game
@@ -147,15 +147,15 @@ class Player:
         size = clip_size(networks.dit.config, networks.vae.config)
         self.num_frames, self.height, self.width = size
         self._predict = _predict_in(self.layout)
-        self._start = jax.jit(start_clip, static_argnames=("rows", "remembers"))
+        self._start = jax.jit(start_clip, static_argnames=("rows", "has_memory"))
         # Each jitted call flattens its pytrees in Python, so pass only the network that it uses.
         self._denoise = jax.jit(denoise_clip, donate_argnums=3)
         self._decode = jax.jit(decode_clip)
         self._picture = jax.jit(decode_picture)
         self._start_picture = jax.jit(start_picture)
         self._see_picture = jax.jit(see_picture, static_argnames="num_frames")
-        self._recall = jax.jit(functools.partial(with_recalled, config=networks.dit.config))
-        self._first = jax.jit(functools.partial(first_latents, config=networks.vae.config))
+        self._with_memory = jax.jit(functools.partial(with_memory, config=networks.dit.config))
+        self._first_latents = jax.jit(functools.partial(first_latents, config=networks.vae.config))
         self._chunk = jax.jit(decode_chunk, static_argnames="start")
         self._remember = _remember_by(protocol)
         self._advance = jax.jit(advance)
@@ -299,19 +299,19 @@ class Player:
                 read = self.read([turn.instruction])
                 buffers.captions[row, -back] = read.captions[0]
                 buffers.caption_lengths[row, -back] = read.lengths[0]
-                latents = buffers.latents  # of fewer turns, if the decoder remembers fewer
-                if latents is not None and back > latents.shape[1]:
-                    latents = None
+                first = buffers.first_latents  # of fewer turns, if the decoder remembers fewer
+                if first is not None and back > first.shape[1]:
+                    first = None
                 check_turn(
                     "a saved turn",
                     turn,
                     representation=buffers.representations.shape[2:],
-                    latents=None if latents is None else latents.shape[2:],
+                    first_latents=None if first is None else first.shape[2:],
                 )
                 buffers.representations[row, -back] = turn.representation
                 buffers.states[row, -back] = turn.states
-                if latents is not None:
-                    latents[row, -back] = turn.latents
+                if first is not None:
+                    first[row, -back] = turn.first_latents
             buffers.num_turns[row] = min(len(turns), size)
         return self._put(jax.tree.map(jnp.asarray, buffers))
 
@@ -434,15 +434,15 @@ class Player:
         dit, unconditional = self.networks.dit, self.clip_guidance
         shown, known = state, None
         if dit.config.memory:
-            shown = self._recall(state, window)
+            shown = self._with_memory(state, window)
         if self.protocol.picture_first:
             shown, picture, _, known = self._draw_picture(
                 shown, table, keys, turn=turn, on_progress=lambda: on_progress("decoder", 0, steps)
             )
             if on_frames is not None:
                 on_frames(Preview(np.asarray(picture), 0, 0, False))
-        rows, remembers = num_residuals(table, unconditional), shown.memory is not None
-        sampler = self._start(dit, keys, rows=rows, known=known, remembers=remembers)
+        rows, has_memory = num_residuals(table, unconditional), shown.memory is not None
+        sampler = self._start(dit, keys, rows=rows, known=known, has_memory=has_memory)
         for step, row in enumerate(table.steps()):
             sampler = self._denoise(dit, unconditional, shown, sampler, row, keys)
             if (np.asarray(sampler.bad_step) >= 0).any():
@@ -470,16 +470,22 @@ class Player:
             remembered = self._remember(self.networks.shot, shown, frames)
             kept = state._replace(representation=remembered)
         representation, frames = _check_remembered(kept.representation, turn), np.asarray(frames)
-        latents = self._first(sampler.x) if dit.config.memory else None
+        first = self._first_latents(sampler.x) if dit.config.memory else None
         on_progress("vae", 1, 1)
         clock.append(time.perf_counter())
 
         parts = dict(zip(("mllm", "decoder", "vae"), np.diff(clock).tolist(), strict=True))
         seconds = parts | {"total": clock[-1] - clock[0]}
         _, states, motion_value, _ = jax.tree.map(np.asarray, state)
-        first = jax.tree.map(np.asarray, latents)
-        output = TurnOutput(representation, states, motion_value, frames, seconds, first)
-        return self._advance(window, instruction, kept, latents), output
+        output = TurnOutput(
+            representation=representation,
+            states=states,
+            motion_value=motion_value,
+            frames=frames,
+            seconds=seconds,
+            first_latents=jax.tree.map(np.asarray, first),
+        )
+        return self._advance(window, instruction, kept, first), output
 
     def _draw_picture(
         self,
@@ -556,7 +562,7 @@ class Player:
         if on_frames is not None:
             on_frames(Preview(frames, 0, self.steps, True))
         seconds = {"total": time.perf_counter() - start}
-        first = jax.tree.map(np.asarray, result.latents)
+        first = jax.tree.map(np.asarray, result.first_latents)
         return window, TurnOutput(representation, states, motion_value, frames, seconds, first)
 
 

@@ -22,7 +22,7 @@ from animegamer_jax.diffusion import KnownFrame, SamplerState, SamplerTable
 from animegamer_jax.errors import UserError
 from animegamer_jax.models.dit import DiT, Modulation, memory_rows
 from animegamer_jax.models.encoder import ShotNetworks, encode_frames
-from animegamer_jax.models.latents import from_decoder, know_first, to_decoder
+from animegamer_jax.models.latents import frame_to_decoder, from_decoder, know_first
 from animegamer_jax.models.mllm import MLLM
 from animegamer_jax.models.vae import VAE, DecoderCache, chunk_bounds, decode_in_parts, to_uint8
 from animegamer_jax.protocol import Layout, Protocol
@@ -51,59 +51,64 @@ class DrawnPicture(NamedTuple):
     """
 
     state: "GameState"
-    frame: UInt8[Array, "g 1 h w 3"]
+    frame: UInt8[Array, "g 1 y x 3"]
     finite: Bool[Array, " g"]
     known: KnownFrame
 
 
 class Window(NamedTuple):
-    """The past turns that the next one sees: buffers of `h` turns, the newest at the end.
+    """The past turns that the next one sees: buffers of `p` turns, the newest at the end.
 
-    `latents` are those of the clips' first frames (`first_latents`), as many as a decoder with a
-    memory sees; None for a decoder without.
+    `first_latents` are those of the last `m` clips (`rollout.first_latents`), of which the
+    decoder's memory is made (`with_memory`); None for a decoder without one.
     """
 
-    captions: Int[Array, "g h c"]
-    caption_lengths: Int[Array, "g h"]
-    representations: Float[Array, "g h n r"]
-    states: Int[Array, "g h 4"]
+    captions: Int[Array, "g p l"]
+    caption_lengths: Int[Array, "g p"]
+    representations: Float[Array, "g p n r"]
+    states: Int[Array, "g p 4"]
     num_turns: Int[Array, " g"]
-    latents: Float[Array, "g m y x c"] | None = None
+    first_latents: Float[Array, "g m h w c"] | None = None
 
 
 class Instruction(NamedTuple):
     """One instruction a game, as token ids."""
 
-    captions: Int[Array, "g c"]
+    captions: Int[Array, "g l"]
     lengths: Int[Array, " g"]
 
 
 class GameState(NamedTuple):
     """The MLLM's prediction. States: motion level, social, entertainment, stamina.
 
-    `memory` has the first frames of past clips that the decoder sees besides (`with_recalled`).
+    `memory` has the first latents of past clips, which the decoder also sees (`with_memory`).
     """
 
     representation: Float[Array, "g n r"]
     states: Int[Array, "g 4"]
     motion_value: Float[Array, " g"]
-    memory: Float[Array, "g m y x c"] | None = None
+    memory: Float[Array, "g m h w c"] | None = None
 
 
 class TurnResult(NamedTuple):
     """A played turn.
 
-    `bad_step` is the first denoising step with a non-finite latent, or -1; if only the decoded
-    frames are not finite, it is the number of steps, and if the picture that comes first is not
-    finite, one more. `remembered` is the shot representation that
-    entered the window, `latents` those of the first frame, if the decoder has a memory.
+    Attributes:
+        state: The MLLM's prediction, with the states that entered the window.
+        frames: The clip.
+        bad_step: Index of the first denoising step with a latent that is not finite, -1 if there is
+            none. Of N steps, N: only the decoded frames are not finite; N + 1: the picture that
+            comes first is not finite.
+        remembered: The shot representation that entered the window (`remember`).
+        first_latents: Latents of the first frame, which entered the window; None if the decoder has
+            no memory.
     """
 
     state: GameState
-    frames: UInt8[Array, "g f h w 3"]
+    frames: UInt8[Array, "g f y x 3"]
     bad_step: Int[Array, " g"]
     remembered: Float[Array, "g n r"]
-    latents: Float[Array, "g y x c"] | None = None
+    first_latents: Float[Array, "g h w c"] | None = None
 
 
 def empty_window(
@@ -113,17 +118,17 @@ def empty_window(
     memory: tuple[int, int, int, int] | None = None,
 ) -> Window:
     """Returns the window before the first turn, for a decoder of this `DiTConfig.memory_shape`."""
-    g, h, c = num_games, layout.window - 1, layout.protocol.caption_length
-    latents = None
+    g, p, length = num_games, layout.window - 1, layout.protocol.caption_length
+    first = None
     if memory is not None:
-        latents = jnp.zeros((g, min(memory[0], h), *memory[1:]), jnp.float32)
+        first = jnp.zeros((g, min(memory[0], p), *memory[1:]), jnp.float32)
     return Window(
-        latents=latents,
-        captions=jnp.zeros((g, h, c), jnp.int32),
-        caption_lengths=jnp.zeros((g, h), jnp.int32),
-        representations=jnp.zeros((g, h, layout.num_queries, representation_size), jnp.float32),
-        states=jnp.zeros((g, h, 4), jnp.int32),
+        captions=jnp.zeros((g, p, length), jnp.int32),
+        caption_lengths=jnp.zeros((g, p), jnp.int32),
+        representations=jnp.zeros((g, p, layout.num_queries, representation_size), jnp.float32),
+        states=jnp.zeros((g, p, 4), jnp.int32),
         num_turns=jnp.zeros((g,), jnp.int32),
+        first_latents=first,
     )
 
 
@@ -131,24 +136,28 @@ def advance(
     window: Window,
     instruction: Instruction,
     state: GameState,
-    latents: Float[Array, "g y x c"] | None = None,
+    first_latents: Float[Array, "g h w c"] | None = None,
 ) -> Window:
-    """Drops the oldest turn from the window and appends this one, with its `first_latents`."""
+    """Drops the oldest turn from the window and appends this one.
+
+    A decoder with a memory needs the turn's first latents.
+    """
     size = window.captions.shape[1]
     if size == 0:
         return window
 
     def push(buffer: jax.Array, new: jax.Array | None) -> jax.Array:
-        assert new is not None, "a decoder that remembers gives latents"
+        assert new is not None, "a decoder with a memory needs the first latents"
         return jnp.concatenate([buffer[:, 1:], new[:, None].astype(buffer.dtype)], axis=1)
 
+    first = window.first_latents
     return Window(
         captions=push(window.captions, instruction.captions),
         caption_lengths=push(window.caption_lengths, instruction.lengths),
         representations=push(window.representations, state.representation),
         states=push(window.states, state.states),
         num_turns=jnp.minimum(window.num_turns + 1, size),
-        latents=None if window.latents is None else push(window.latents, latents),
+        first_latents=None if first is None else push(first, first_latents),
     )
 
 
@@ -166,8 +175,8 @@ def _predict_state(
     captions = jnp.concatenate([window.captions, instruction.captions[:, None]], axis=1)
     lengths = jnp.concatenate([window.caption_lengths, instruction.lengths[:, None]], axis=1)
     prompt = layout.assemble(captions, lengths, window.states, window.num_turns)
-    g, h, n, r = window.representations.shape
-    history = window.representations.reshape(g, h * n, r)
+    g, p, n, r = window.representations.shape
+    history = window.representations.reshape(g, p * n, r)
     representation, states = mllm.predict(prompt, history, layout)
     return _with_motion(representation, states, layout.protocol)
 
@@ -186,21 +195,26 @@ def set_levels(state: GameState, levels: Int[Array, " g"], protocol: Protocol) -
     return _with_motion(state.representation, state.states.at[:, 0].set(chosen), protocol)
 
 
-def with_recalled(state: GameState, window: Window, config: DiTConfig) -> GameState:
-    """Adds the first frames that a decoder of this config remembers; zeros where there are none."""
-    if window.latents is None:
+def with_memory(state: GameState, window: Window, config: DiTConfig) -> GameState:
+    """Adds the memory of a decoder of this config: the window's first latents.
+
+    Turns that the window does not hold are zeros in front. Without a memory the state is returned.
+    """
+    first = window.first_latents
+    if first is None:
         return state
-    absent = config.memory - window.latents.shape[1]
-    memory = jnp.pad(window.latents, ((0, 0), (absent, 0), (0, 0), (0, 0), (0, 0)))
+    absent = config.memory - first.shape[1]
+    memory = jnp.pad(first, ((0, 0), (absent, 0), (0, 0), (0, 0), (0, 0)))
     return state._replace(memory=memory)
 
 
-def first_latents(latents: Float[Array, "g t y x c"], config: VAEConfig) -> Float[Array, "g y x c"]:
-    """Returns a clip's latents of the first frame alone, as a decoder remembers them.
+def first_latents(latents: Float[Array, "g t h w c"], config: VAEConfig) -> Float[Array, "g h w c"]:
+    """Returns the latents of a clip's first frame, scaled as a frame by itself (float32).
 
     Where a picture came first, they are the picture's, with which the clip begins.
     """
-    return to_decoder(from_decoder(latents, config)[:, :1], config)[:, 0].astype(jnp.float32)
+    first = from_decoder(latents, config)[:, 0]
+    return frame_to_decoder(first, config).astype(jnp.float32)
 
 
 def game_keys(seeds: Sequence[int]) -> Key[Array, " g"]:
@@ -238,19 +252,20 @@ def start_clip(
     *,
     rows: int = 0,
     known: KnownFrame | None = None,
-    remembers: bool = False,
+    has_memory: bool = False,
 ) -> SamplerState:
     """Returns the sampler's state before its first step.
 
     `rows` is the number of rows of guidance if steps are skipped, `known` the first frame if a
-    picture came first; `remembers` says whether the state of which the clip is made has a memory.
+    picture came first; `has_memory` says whether the state of which the clip is made has one.
     """
     state = diffusion.start_sampler(_noise(keys, jnp.asarray(-1), latent_shape(dit)))
     state = state._replace(known=known)
     if not rows:
         return state
     with network_rules("dit"):
-        return state._replace(residual=dit.no_residual(rows * len(keys), remembers=remembers))
+        residual = dit.no_residual(rows * len(keys), has_memory=has_memory)
+        return state._replace(residual=residual)
 
 
 def clip_guidance(networks: Networks, protocol: Protocol) -> Float[Array, "n d"] | None:
@@ -295,10 +310,8 @@ def denoise_clip(
         motions = jnp.concatenate([without, motions], axis=1)
     count = motions.shape[1]
 
-    def recalled(rows: int) -> jax.Array | None:
-        if memory is None or still is None:
-            return memory_rows(memory, rows)
-        return jnp.tile(memory, (rows, 1, 1, 1, 1))
+    def memory_of(rows: int) -> jax.Array | None:
+        return memory_rows(memory, rows, num_given=1 if still is None else rows)
 
     def tiled(modulation: Modulation, rows: int) -> Modulation:
         layers, output = modulation.layers, modulation.output
@@ -315,7 +328,7 @@ def denoise_clip(
             timestep=timestep,
             motion=jnp.tile(motion, rows),
             context=context,
-            memory=recalled(rows),
+            memory=memory_of(rows),
             modulation=tiled(modulation, rows),
         )
 
@@ -323,7 +336,7 @@ def denoise_clip(
         x: jax.Array, timestep: jax.Array, context: jax.Array, modulation: Modulation
     ) -> tuple[jax.Array, jax.Array]:
         rows = len(x) // games
-        options: Any = {"memory": recalled(rows), "modulation": tiled(modulation, rows)}
+        options: Any = {"memory": memory_of(rows), "modulation": tiled(modulation, rows)}
         return dit.with_residual(x, timestep=timestep, context=context, **options)
 
     def reuse(
@@ -334,7 +347,7 @@ def denoise_clip(
         modulation: Modulation,
     ) -> jax.Array:
         rows = len(x) // games
-        options: Any = {"memory": recalled(rows), "modulation": tiled(modulation, rows)}
+        options: Any = {"memory": memory_of(rows), "modulation": tiled(modulation, rows)}
         options |= {"residual": residual}
         return dit.from_residual(x, timestep=timestep, context=context, **options)
 
@@ -395,9 +408,9 @@ def _decode_first(vae: VAE, latents: Float[Array, "g t h w c"]) -> Float[Array, 
 def draw_picture(
     networks: Networks, state: GameState, table: SamplerTable, keys: Key[Array, " g"]
 ) -> DrawnPicture:
-    """Draws the first frame alone of what was predicted, with guidance, and looks at it.
+    """Denoises the first frame of the predicted shot, with guidance, decodes and encodes it.
 
-    The clip then begins with it, and is made of what E_a sees in it and of the predicted text
+    The clip then begins with it, and is made of E_a's image tokens of it and of the predicted text
     tokens. The language model predicts the mean of all shots that can follow; the picture is one of
     them. Its noise is its own, and no step is skipped.
     """
@@ -426,7 +439,10 @@ def see_picture(
     *,
     num_frames: int,
 ) -> DrawnPicture:
-    """Decodes the sampler's latents of a picture, and looks at it; clips have `num_frames`."""
+    """Decodes the sampler's latents of a picture, and encodes it by CLIP and E_a.
+
+    `num_frames` is the number of a clip's latent frames, of which the picture is the first.
+    """
     pixels = _decode_first(vae, latents)
     frame, finite = to_uint8(pixels), jnp.isfinite(pixels).all(axis=(1, 2, 3, 4))
     seen = with_image(state.representation, encode_frames(shot, frame[:, 0]))
@@ -436,7 +452,7 @@ def see_picture(
 
 
 def with_image(
-    representation: Float[Array, "g n r"], image: Float[Array, "g m r"]
+    representation: Float[Array, "g n r"], image: Float[Array, "g k r"]
 ) -> Float[Array, "g n r"]:
     """Replaces the image tokens, which come last."""
     text = representation[:, : -image.shape[1]]
@@ -491,7 +507,7 @@ def play_turn(
     """
     protocol = layout.protocol
     state = predict_state(networks.mllm, window, instruction, layout)
-    shown = with_recalled(state, window, networks.dit.config)
+    shown = with_memory(state, window, networks.dit.config)
     keys = turn_keys(games, turn)
     dit, unconditional = networks.dit, clip_guidance(networks, protocol)
     drawn = None
@@ -500,8 +516,8 @@ def play_turn(
         shown = drawn.state
     known = None if drawn is None else drawn.known
     residuals = num_residuals(table, unconditional)
-    remembers = shown.memory is not None
-    start = start_clip(dit, keys, rows=residuals, known=known, remembers=remembers)
+    has_memory = shown.memory is not None
+    start = start_clip(dit, keys, rows=residuals, known=known, has_memory=has_memory)
     sampler = denoise_parts(dit, unconditional, shown, start, table.parts(), keys)
     frames, finite = decode_clip(networks.vae, sampler.x)
     last = jnp.asarray(table.step)[-1] + 1
@@ -510,11 +526,11 @@ def play_turn(
         bad_step = jnp.where(drawn.finite, bad_step, last + 1)
     kept = state if protocol.history == "predicted" else shown
     remembered = remember(networks.shot, kept, frames, protocol=protocol)
-    latents = None
-    if window.latents is not None:
-        latents = first_latents(sampler.x, networks.vae.config)
-    window = advance(window, instruction, state._replace(representation=remembered), latents)
-    return window, TurnResult(state, frames, bad_step, remembered, latents)
+    first = None
+    if window.first_latents is not None:
+        first = first_latents(sampler.x, networks.vae.config)
+    window = advance(window, instruction, state._replace(representation=remembered), first)
+    return window, TurnResult(state, frames, bad_step, remembered, first)
 
 
 def rollout(

@@ -239,7 +239,7 @@ class Game:
         )
         video.write_mp4(self.folder / turn.clip, video.enlarge(played.frames))
         file = self.folder / turn.representation_file
-        write_representation(file, played.representation, played.latents)
+        write_representation(file, played.representation, played.first_latents)
         self._put(self._tree.leave(len(kept), turn))
         return turn
 
@@ -255,7 +255,7 @@ class Game:
         (pixels,) = video.enlarge(picture.pixels[None])
         write_whole(self.folder / PICTURE_FILE, encode_png(pixels))
         file = self.folder / turn.representation_file
-        write_representation(file, picture.representation, picture.latents)
+        write_representation(file, picture.representation, picture.first_latents)
         self.picture = turn
 
     def set_aside(self, turns: int = 1) -> None:
@@ -412,10 +412,8 @@ class Game:
         records = []
         for turn in past[max(0, len(past) - window + 1) :]:
             file = self.folder / turn.representation_file
-            representation, latents = read_representation(file, None)
-            records.append(
-                TurnRecord(turn.instruction, representation, window_states(turn), latents)
-            )
+            representation, first = read_representation(file, None)
+            records.append(TurnRecord(turn.instruction, representation, window_states(turn), first))
         return records
 
     def save_storyboard(self) -> Path:

@@ -159,7 +159,7 @@ def measure_errors(player: "Player", instructions: Sequence[str], *, seed: int =
 
 def _measure_turn(player: "Player", window: Any, text: str, *, seed: int, turn: int) -> Errors:
     dit, unconditional = player.networks.dit, player.clip_guidance
-    state = rollout.with_recalled(player.predict(window, [text]), window, dit.config)
+    state = rollout.with_memory(player.predict(window, [text]), window, dit.config)
     keys = rollout.turn_keys(rollout.game_keys([seed]), jnp.asarray(turn))
     known = None
     if player.protocol.picture_first:
@@ -169,8 +169,8 @@ def _measure_turn(player: "Player", window: Any, text: str, *, seed: int, turn: 
     table = player.table
     table = table._replace(rows=np.full(len(table.step), player.num_rows, np.int32))
     count = rollout.num_residuals(table, unconditional)
-    remembers = state.memory is not None
-    sampler = rollout.start_clip(dit, keys, rows=count, known=known, remembers=remembers)
+    has_memory = state.memory is not None
+    sampler = rollout.start_clip(dit, keys, rows=count, known=known, has_memory=has_memory)
     step = jax.jit(rollout.denoise_clip)
     added: deque[jax.Array] = deque(maxlen=MOST_IN_A_ROW)
     reused = np.full((len(table.step), MOST_IN_A_ROW), np.inf)

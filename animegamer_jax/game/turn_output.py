@@ -1,4 +1,4 @@
-"""What a player gives: finished turns, and frames of those that are not; and what it takes back."""
+"""A player's results (finished turns, previews), and the past turns that restore a window."""
 
 import typing
 from collections.abc import Callable
@@ -8,6 +8,8 @@ import numpy as np
 
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.saved.turns import NewTurn
+
+_HINT = "continue the game with the model that played it"
 
 
 @typing.runtime_checkable
@@ -21,7 +23,7 @@ class SavedTurn(typing.Protocol):
     @property
     def states(self) -> Any: ...  # [4]
     @property
-    def latents(self) -> np.ndarray | None: ...  # [h, w, c], if the decoder has a memory
+    def first_latents(self) -> np.ndarray | None: ...  # [h, w, c], if the decoder has a memory
 
 
 def check_turn(
@@ -29,7 +31,7 @@ def check_turn(
     turn: SavedTurn,
     *,
     representation: tuple[int, ...],
-    latents: tuple[int, ...] | None,
+    first_latents: tuple[int, ...] | None,
 ) -> None:
     """Checks that a past turn fits a model.
 
@@ -37,7 +39,8 @@ def check_turn(
         name: Name of the turn or of its file.
         turn: The turn.
         representation: Shape of the model's shot representations.
-        latents: Shape of the latents of a first frame; None: the decoder remembers none.
+        first_latents: Shape of the latents of a first frame (`DiTConfig.first_shape`); None: the
+            decoder has no memory of this turn.
 
     Raises:
         UserError: A shape differs, or the latents are missing.
@@ -45,13 +48,14 @@ def check_turn(
     if turn.representation.shape != representation:
         raise UserError(
             f"{name}: expected a shot representation of shape {list(representation)}, found "
-            f"{list(turn.representation.shape)}"
+            f"{list(turn.representation.shape)}: {_HINT}"
         )
-    found = None if turn.latents is None else turn.latents.shape
-    if latents is not None and found != latents:
+    found = None if turn.first_latents is None else turn.first_latents.shape
+    if first_latents is not None and found != first_latents:
         raise UserError(
-            f"{name}: expected latents of its first frame of shape {list(latents)}, which the "
-            f"model's decoder remembers, found {'none' if found is None else list(found)}"
+            f"{name}: expected latents of its first frame of shape {list(first_latents)}, which "
+            f"the model's decoder remembers, found {'none' if found is None else list(found)}: "
+            f"{_HINT}"
         )
 
 
@@ -74,8 +78,8 @@ OnFrames = Callable[[Preview], None]
 class TurnOutput(NamedTuple):
     """A played turn on the host; the leading axis counts games.
 
-    `representation` is the one that entered the window (`rollout.remember`); `latents` are those of
-    the first frame (`rollout.first_latents`), if the decoder has a memory.
+    `representation` is the one that entered the window (`rollout.remember`); `first_latents` are
+    the latents of the first frame (`rollout.first_latents`), if the decoder has a memory.
     """
 
     representation: np.ndarray
@@ -83,7 +87,7 @@ class TurnOutput(NamedTuple):
     motion_value: np.ndarray
     frames: np.ndarray
     seconds: dict[str, float]
-    latents: np.ndarray | None = None
+    first_latents: np.ndarray | None = None
 
     def row(self, game: int) -> NewTurn:
         """Returns the turn of one game, as `Game.add` saves it."""
@@ -93,5 +97,5 @@ class TurnOutput(NamedTuple):
             representation=self.representation[game].astype(np.float32),
             frames=self.frames[game],
             seconds=self.seconds,
-            latents=None if self.latents is None else self.latents[game],
+            first_latents=None if self.first_latents is None else self.first_latents[game],
         )

@@ -17,6 +17,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from animegamer_jax.configs import VAEConfig
+from animegamer_jax.models.linear import fusion_barrier
 from animegamer_jax.sharding import axes, platform
 
 _kernel_init = nnx.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=-2, out_axis=-1)
@@ -272,11 +273,6 @@ class _Conv(nnx.Module):
         return kernel.astype(self.dtype), bias.astype(self.dtype).reshape(1, 1, 1, 1, -1)
 
 
-def computed_first(arrays: Any) -> Any:
-    """Returns arrays that a TPU computes, as they are, before anything that is made of them."""
-    return jax.lax.optimization_barrier(arrays) if platform() == "tpu" else arrays
-
-
 class CausalConv(_Conv):
     """k x 3 x 3, after the `k` - 1 frames of the cache, or as many first frames without one."""
 
@@ -310,7 +306,7 @@ class CausalConv(_Conv):
         before = jnp.repeat(x[:, :1], past, axis=1) if cache is None else cache
         x = jnp.concatenate([before, x], axis=1)
         # XLA would take the last frames at a program's end, and keep all frames until then.
-        x, last = computed_first((x, x[:, x.shape[1] - past :]))
+        x, last = fusion_barrier((x, x[:, x.shape[1] - past :]))
         return conv3d(x, kernel) + bias, last
 
 

@@ -123,12 +123,17 @@ def _positions(
 
 
 def memory_rows(
-    memory: Float[Array, "g m h w c"] | None, rows: int
+    memory: Float[Array, "g m h w c"] | None, rows: int, *, num_given: int = 1
 ) -> Float[Array, "b m h w c"] | None:
-    """Returns the memory of all rows of guidance: of several, only the last ones have any."""
-    if memory is None or rows == 1:
-        return memory
-    return jnp.concatenate([*[jnp.zeros_like(memory)] * (rows - 1), memory])
+    """Returns the memory of all rows of guidance, in their order.
+
+    The last `num_given` rows are given the memory, those before them, which are unconditional, get
+    zeros. Without a memory there is none for any row.
+    """
+    if memory is None:
+        return None
+    given, unconditional = [memory] * num_given, [jnp.zeros_like(memory)] * (rows - num_given)
+    return jnp.concatenate(unconditional + given)
 
 
 class Embedding(nnx.Module):
@@ -241,7 +246,7 @@ def fix_most_score(dit: "DiT") -> None:
     block.most_score = most if is_bounded(most, block.head_size**-0.5) else None
 
 
-def make_memory(config: DiTConfig, *, dtype: DTypeLike) -> nnx.Param:
+def make_memory_positions(config: DiTConfig, *, dtype: DTypeLike) -> nnx.Param:
     """Returns the parameter of the remembered frames' positions, new."""
     return nnx.Param(jnp.asarray(memory_table(config), dtype), **axes("positions", "embed"))
 
@@ -260,7 +265,7 @@ class DiT(nnx.Module):
             jnp.asarray(position_table(c), c.param_dtype), **axes("positions", "embed")
         )
         if c.memory:
-            self.memory_positions = make_memory(c, dtype=c.param_dtype)
+            self.memory_positions = make_memory_positions(c, dtype=c.param_dtype)
         self.patch_in = Linear(patch, width, names=("features", "embed"), config=c, rngs=rngs)
         self.time_embed = Embedding(c, rngs=rngs)
         self.motion_embed = Embedding(c, rngs=rngs)
@@ -310,9 +315,9 @@ class DiT(nnx.Module):
         """
         if modulation is None:
             modulation = self.modulation(timestep, motion)
-        tokens, places = self._embed(x, context, memory)
-        tokens, _ = self.layers(tokens, context.shape[1], places.stop, per_layer=modulation.layers)
-        return self._project(tokens[:, places], x, timestep, modulation)
+        tokens, patches = self._embed(x, context, memory)
+        tokens, _ = self.layers(tokens, context.shape[1], patches.stop, per_layer=modulation.layers)
+        return self._project(tokens[:, patches], x, timestep, modulation)
 
     def with_residual(
         self,
@@ -324,9 +329,9 @@ class DiT(nnx.Module):
         modulation: Modulation,
     ) -> tuple[Float[Array, "b f h w c"], Float[Array, "b t d"]]:
         """Predicts v as a call does; returns also what the layers added to the tokens."""
-        start, places = self._embed(x, context, memory)
-        tokens, _ = self.layers(start, context.shape[1], places.stop, per_layer=modulation.layers)
-        return self._project(tokens[:, places], x, timestep, modulation), tokens - start
+        start, patches = self._embed(x, context, memory)
+        tokens, _ = self.layers(start, context.shape[1], patches.stop, per_layer=modulation.layers)
+        return self._project(tokens[:, patches], x, timestep, modulation), tokens - start
 
     def from_residual(
         self,
@@ -339,13 +344,13 @@ class DiT(nnx.Module):
         modulation: Modulation,
     ) -> Float[Array, "b f h w c"]:
         """Predicts v without the layers, with what they added in another step."""
-        start, places = self._embed(x, context, memory)
-        return self._project((start + residual)[:, places], x, timestep, modulation)
+        start, patches = self._embed(x, context, memory)
+        return self._project((start + residual)[:, patches], x, timestep, modulation)
 
-    def no_residual(self, batch: int, *, remembers: bool = False) -> Float[Array, "b t d"]:
+    def no_residual(self, batch: int, *, has_memory: bool = False) -> Float[Array, "b t d"]:
         """Returns zeros in the place of a residual, for the first step."""
         c = self.config
-        memory = c.num_memory_tokens if remembers else 0
+        memory = c.num_memory_tokens if has_memory else 0
         length = padded_length(c.num_context_tokens + memory + c.num_patches)
         zeros = jnp.zeros((batch, length, c.hidden_size), jnp.dtype(c.dtype))
         return constrain(zeros, "act_batch", "act_length", "act_embed")
@@ -356,7 +361,7 @@ class DiT(nnx.Module):
         context: Float[Array, "b n d"],
         memory: Float[Array, "b m h w c"] | None,
     ) -> tuple[Float[Array, "b t d"], slice]:
-        """Returns context, memory, patch tokens and padding; and where the patch tokens are."""
+        """Returns the tokens (context, memory, patches, padding), and the slice of the patches."""
         c, p, g = self.config, self.config.patch_size, self.config.patch_frames
         _, f, h, w, _ = x.shape
         if f not in (g, c.latent_frames) or (h, w) != (c.latent_height, c.latent_width):

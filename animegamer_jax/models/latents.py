@@ -56,6 +56,13 @@ def to_decoder(
     return _over_time(latents * config.scaling_factor, _frequency_gain(config, latents.shape[-4]))
 
 
+def frame_to_decoder(
+    latents: Float[Array, "*b h w z"], config: VAEConfig
+) -> Float[Array, "*b h w z"]:
+    """Converts the VAE's latents of single frames as `to_decoder`, without an axis of frames."""
+    return to_decoder(latents[..., None, :, :, :], config)[..., 0, :, :, :]
+
+
 def from_decoder(
     latents: Float[Array, "*b f h w z"], config: VAEConfig
 ) -> Float[Array, "*b f h w z"]:

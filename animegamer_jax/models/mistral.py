@@ -269,10 +269,10 @@ class Mistral(nnx.Module):
         assert each is not None
         return hidden, each
 
-    def run_first(
+    def run_first_layers(
         self, x: Float[Array, "b t d"], tokens: Tokens, *, num_layers: int
     ) -> Float[Array, "b t d"]:
-        """Returns hidden states after the first layers, without a cache."""
+        """Returns hidden states after the first `num_layers` layers, without a cache or a norm."""
         x, tables, rate, _ = self._prepare(x, tokens, None)
         layers = self.layers.first(num_layers)
         return layers(x, self._mask(tokens), tables, None, rate, False, per_layer=LayerInput())[0]

@@ -35,20 +35,20 @@ class GameBatch(NamedTuple):
     target: Float[Array, "b n r"]
 
 
-class Errors(NamedTuple):
-    """The errors of a batch's answers.
+class AnswerLosses(NamedTuple):
+    """The losses of a batch's answers, and what the queries predict.
 
     Attributes:
-        entropy: Cross-entropy of each label slot, 0 where it has no label.
-        square: Mean squared error of each query's representation.
-        representation: What the queries predict.
-        states: Hidden states after each layer; None if they are not kept.
+        cross_entropy: Cross-entropy of each label slot, 0 where it has no label.
+        squared_error: Mean squared error of each query's representation.
+        representation: The predicted shot representations.
+        hidden_states: Hidden states after each layer; None if they were not asked for.
     """
 
-    entropy: Float[Array, "b l"]
-    square: Float[Array, "b n"]
+    cross_entropy: Float[Array, "b s"]
+    squared_error: Float[Array, "b n"]
     representation: Float[Array, "b n r"]
-    states: Float[Array, "l b t d"] | None = None
+    hidden_states: Float[Array, "l b t d"] | None = None
 
 
 def make_batch(
@@ -212,7 +212,7 @@ class MLLM(nnx.Module):
         hidden, _ = self.mistral(*self._whole_prompt(prompt, history, layout))
         return self.output_resampler(hidden[:, layout.representation]).astype(jnp.float32)
 
-    def represent_and_keep(
+    def represent_with_hidden_states(
         self, prompt: Prompt, history: Float[Array, "b k r"], layout: Layout
     ) -> tuple[Float[Array, "b n r"], Float[Array, "l b n d"]]:
         """Returns `represent`, and the hidden states at this turn's frame tokens by layer."""
@@ -220,21 +220,21 @@ class MLLM(nnx.Module):
         representation = self.output_resampler(hidden[:, layout.representation])
         return representation.astype(jnp.float32), states[:, :, layout.queries]
 
-    def see(
+    def encode_shots(
         self, shots: Float[Array, "b n r"], *, start: int, num_layers: int
     ) -> Float[Array, "b n d"]:
-        """Returns hidden states of shots alone, after the first layers.
+        """Returns hidden states of shots, each a sequence of frame tokens without any words.
 
         Args:
-            shots: Shot representations, each a sequence without any words.
+            shots: Shot representations.
             start: Position of their first frame token.
-            num_layers: Number of layers.
+            num_layers: Number of layers to run, from the first.
         """
         b, n, _ = shots.shape
         positions = jnp.broadcast_to(start + jnp.arange(n, dtype=jnp.int32), (b, n))
         tokens = Tokens(positions, jnp.ones((b, n), bool), jnp.zeros((b, n), jnp.int32))
         x = self.input_resampler(shots.astype(self.config.dtype))
-        return self.mistral.run_first(x, tokens, num_layers=num_layers)
+        return self.mistral.run_first_layers(x, tokens, num_layers=num_layers)
 
     def _whole_prompt(
         self, prompt: Prompt, history: Float[Array, "b k r"], layout: Layout
@@ -243,28 +243,28 @@ class MLLM(nnx.Module):
         x = self.embed(prompt.ids, where, history)
         return x, _prompt_tokens(prompt, layout, bidirectional=True)
 
-    def errors(
+    def answer_losses(
         self,
         batch: GameBatch,
         *,
         label_slots: np.ndarray | None = None,
         dropout: Dropout | None = None,
-        keep: bool = False,
-    ) -> Errors:
-        """Returns the errors of a batch's answers.
+        with_hidden_states: bool = False,
+    ) -> AnswerLosses:
+        """Returns the losses of a batch's answers, slot by slot.
 
         Args:
             batch: The sequences.
             label_slots: Slots that may have labels, the same in all sequences; scores of the
                 vocabulary are computed only for these. All slots but the first if None.
             dropout: Dropout of the low-rank updates' inputs.
-            keep: Whether to return the hidden states as well.
+            with_hidden_states: Whether to return the hidden states as well.
         """
         slots = np.arange(1, batch.ids.shape[1]) if label_slots is None else label_slots
         batch = pad_batch(batch, padded_length(batch.ids.shape[1]))
         x = self.embed(batch.ids, batch.history_mask, batch.history)
         states = None
-        if keep:
+        if with_hidden_states:
             hidden, states = self.mistral.run_layers(x, batch.tokens, dropout=dropout)
         else:
             hidden, _ = self.mistral(x, batch.tokens, dropout=dropout)
@@ -272,17 +272,21 @@ class MLLM(nnx.Module):
         representation = self.output_resampler(at_queries).astype(jnp.float32)
         labels = batch.labels[:, slots]
         counts = labels != IGNORED
-        entropy = optax.softmax_cross_entropy_with_integer_labels(
+        cross_entropy = optax.softmax_cross_entropy_with_integer_labels(
             self.mistral.logits(hidden[:, slots - 1]), jnp.where(counts, labels, 0)
         )
-        square = jnp.square(representation - batch.target).mean(axis=-1)
-        return Errors(jnp.where(counts, entropy, 0), square, representation, states)
+        return AnswerLosses(
+            cross_entropy=jnp.where(counts, cross_entropy, 0),
+            squared_error=jnp.square(representation - batch.target).mean(axis=-1),
+            representation=representation,
+            hidden_states=states,
+        )
 
     def losses(self, batch: GameBatch) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Returns the cross-entropy of the labels and the representation's mean squared error.
 
         The training loss is the first plus alpha times the second (paper, equation 5).
         """
-        errors = self.errors(batch)
+        losses = self.answer_losses(batch)
         count = (batch.labels[:, 1:] != IGNORED).sum()
-        return errors.entropy.sum() / jnp.maximum(count, 1), errors.square.mean()
+        return losses.cross_entropy.sum() / jnp.maximum(count, 1), losses.squared_error.mean()

@@ -25,10 +25,10 @@ from animegamer_jax.models.convolution import (
     CausalConv,
     FrameConv,
     PointConv,
-    computed_first,
     split_frames,
 )
 from animegamer_jax.models.layer_stack import remat
+from animegamer_jax.models.linear import fusion_barrier
 from animegamer_jax.models.norms import GroupNorm
 from animegamer_jax.sharding import constrain, partition_spec, parts_of
 
@@ -87,7 +87,7 @@ class SpatialNorm(nnx.Module):
 
         def resized(maps: jax.Array) -> jax.Array:
             maps = _enlarge(_stretch(maps, factor), x.shape[2] // rows, x.shape[3] // columns)
-            return computed_first(maps).astype(jnp.float32)  # XLA would enlarge float32 maps
+            return fusion_barrier(maps).astype(jnp.float32)  # XLA would enlarge float32 maps
 
         # The maps are pointwise: resizing their results gives the same numbers as resizing the
         # latents, with a fraction of the products.

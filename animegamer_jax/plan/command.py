@@ -59,22 +59,22 @@ def plan(
         mesh: Sizes of mesh axes, such as data=4 fsdp=16. Default: those of the layout.
         layout: Layout of weights and activations: sharded or replicated for a training stage,
             latency or throughput for the rollout. Default: by stage and slice.
-        batch_size: Samples of a training step. Default: the recipe's, or the fewest that the slice
-            can share.
-        remat: Activations that the backward pass computes again. Default: the recipe's.
+        batch_size: Samples of a training step. Default: the recipe's, rounded up to a multiple of
+            the parts into which the slice splits a batch.
+        remat: Which activations the backward pass recomputes. Default: the recipe's.
         accumulate: Number of parts of a batch, computed one after the other. Default: the recipe's.
         trained: Weights to train. Default: the recipe's.
         part: Part of a turn: all of it, the game state (mllm), the denoising (decoder) or the
             frames (vae). Default: all of it.
         games: Games played at once. Default: one for each group of chips.
         denoising_steps: Denoising steps of a turn, 1 to 1000. Default: 50; 4 for a student.
-        history: Past shots as the model sees them: as it `predicted` them, or as they were `shown`:
-            encoded from the first frame of each clip. Default: predicted.
+        history: Past shot representations: `predicted`, or `shown`, encoded by CLIP and E_a from
+            the first frame of each clip, which needs more weights. Default: predicted.
         student: Plan for a decoder distilled to four steps without guidance.
         skip: File of denoising steps to skip, as `animegamer calibrate` writes it. Default: none.
         int8: Plan for a language model whose weights are rounded to eight bits.
         size: Size of the networks.
-        sweep: Try all values of the options that are not given (mesh, layout, batch size, remat,
+        sweep: Try combinations of the options that are not given (mesh, layout, batch size, remat,
             games), and print the best that fit.
         price: Price of a chip for an hour, to print the cost of the whole recipe or 1,000 turns.
             Default: no cost is printed.

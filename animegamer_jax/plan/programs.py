@@ -109,8 +109,9 @@ def make_stage(
     recipe = dataclasses.replace(recipe, **changes)
     config, protocol = SIZES[size](), PAPER
     tokenizer = write_tokenizer(folder, config)
-    bundle = AbstractBundle(config, protocol, folder=folder)
-    return stage_class(recipe, config, protocol, tokenizer_dir=tokenizer), bundle
+    stage = stage_class(recipe, config, protocol, tokenizer_dir=tokenizer)
+    # A stage may add parameters, as a memory's positions: the bundle already has them.
+    return stage, AbstractBundle(stage.config, protocol, folder=folder)
 
 
 def stage_program(
@@ -249,7 +250,7 @@ def rollout_program(
 
     def make_arguments() -> tuple[Any, ...]:
         size = c.representation_size
-        window = rollout.empty_window(layout, games, size)
+        window = rollout.empty_window(layout, games, size, networks.dit.config.memory_shape)
         captions = jnp.zeros((games, protocol.caption_length), jnp.int32)
         instruction = rollout.Instruction(captions, jnp.ones((games,), jnp.int32))
         keys = jax.vmap(jax.random.key)(jnp.zeros((games,), jnp.uint32))

@@ -232,18 +232,14 @@ def _check_representations(game: Game, config: ModelConfig) -> None:
     """Rejects a game of a model that has the same name and another size."""
     if config.mllm is None or config.dit is None:
         return  # the player refuses the model
-    memory = config.dit.memory_shape
     files = reversed(game.representation_files)
     for file, record in zip(files, reversed(game.history()), strict=False):
-        try:
-            check_turn(
-                str(game.folder / file),
-                record,
-                representation=(config.mllm.num_queries, config.mllm.representation_size),
-                latents=memory and memory[1:],
-            )
-        except UserError as error:
-            raise UserError(f"{error}: give the model that started the game") from error
+        check_turn(
+            str(game.folder / file),
+            record,
+            representation=(config.mllm.num_queries, config.mllm.representation_size),
+            first_latents=config.dit.first_shape,
+        )
 
 
 def _check_prefix(game: Game, lines: list[Line], source: str) -> None:

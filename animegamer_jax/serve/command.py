@@ -107,14 +107,14 @@ def serve(
 
     bundle = Bundle.open(folder)
     player = Player.from_bundle(bundle, steps=steps, dtype=dtype, history=history)
-    mllm, memory = player.networks.mllm.config, player.networks.dit.config.memory_shape
+    mllm = player.networks.mllm.config
     game_model = GameModel(
         name=bundle.name,
         protocol=bundle.protocol.name,
         representation=(mllm.num_queries, mllm.representation_size),
         clip=(*enlarged_size(player.height, player.width), player.num_frames),
         history=player.protocol.history,
-        latents=memory and memory[1:],
+        first_latents=player.networks.dit.config.first_shape,
     )
     store = GameStore(games, model=game_model, max_games=max_games, client_games=client_games)
     monitor = Monitor()

@@ -58,12 +58,12 @@ def differing_field(stored: Mapping[str, Any], found: Mapping[str, Any]) -> str 
     free = set(FREE)
     if dict(flattened(stored)).get("recipe.optimizer.decay") == "constant":
         free.add("recipe.steps")
-    if stretched_from(stored, found) is not None:
+    if extended_from(stored, found) is not None:
         free.add("recipe.steps")
     return first_difference(stored, found, free=free)
 
 
-def stretched_from(stored: Mapping[str, Any], found: Mapping[str, Any]) -> int | None:
+def extended_from(stored: Mapping[str, Any], found: Mapping[str, Any]) -> int | None:
     """Returns the earlier number of steps if a run with a cosine schedule was made longer."""
     before, now = dict(flattened(stored)), dict(flattened(found))
     steps, more = before.get("recipe.steps"), now.get("recipe.steps")
@@ -136,7 +136,7 @@ class Checkpoints:
 
     Attributes:
         scores: Score of each evaluated checkpoint by step; None: it was not finite.
-        stretched_from: Number of steps of the last checkpoint's cosine, if it was checked and this
+        extended_from: Number of steps of the last checkpoint's cosine, if it was checked and this
             run's is longer.
     """
 
@@ -147,7 +147,7 @@ class Checkpoints:
         self._choose = min if best_mode == "min" else max
         self.scores: dict[int, float | None] = {}
         self._latest_score: tuple[int, float] | None = None
-        self.stretched_from: int | None = None
+        self.extended_from: int | None = None
         keep = [managers.LatestN(keep_last), _KeepBest(self._best_of)]
         options = ocp.CheckpointManagerOptions(
             preservation_policy=managers.AnyPreservationPolicy(keep),
@@ -247,7 +247,7 @@ class Checkpoints:
             items = ocp.args.Composite(**{_RUN_CONFIG: ocp.args.JsonRestore()})
             stored = self._manager.restore(step, args=items)[_RUN_CONFIG]
         if (field := differing_field(stored, self._run_config)) is None:
-            self.stretched_from = stretched_from(stored, self._run_config)
+            self.extended_from = extended_from(stored, self._run_config)
             return step
         if field.startswith("data.") and field.split()[0].endswith(".content"):
             name = self._run_config["data"][field.split(".")[1]]["name"]

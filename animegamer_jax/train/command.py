@@ -381,20 +381,22 @@ def shown(
     dtype: Dtype | None = None,
     batch: int = 16,
 ) -> int:
-    """Compute features of what a model shows, for histories as in play (`train mllm`).
+    """Compute CLIP features of a model's own clips, for training with histories as in play.
 
-    The decoder makes a clip of each turn, and CLIP sees its first frame. After an interruption,
-    run the same command again.
+    For `--history-shown` of train mllm, adapt and distill. The decoder makes a clip of each turn
+    from its true shot representation, and CLIP encodes the clip's first frame; where the protocol
+    draws a picture first, only the picture is drawn. After an interruption, run the same command
+    again.
 
     Args:
-        model: Bundle with CLIP and what stage decoder has trained, or `toy` for the embedded model.
-        data: Feature dataset, whose folder gets the folder `shown`.
+        model: Bundle with CLIP and a trained decoder, or `toy` for the embedded model.
+        data: Feature dataset; the results are written to its folder `shown`.
         split: Split of the turns.
-        turns: Number of turns, from the first; training takes the true features of the others.
+        turns: Number of turns, from the first; for the others, training uses the true features.
             Default: all.
         steps: Number of denoising steps. Default: that of the model's protocol.
         dtype: Number format of the computation. Default: the model's own.
-        batch: Number of turns that are made side by side.
+        batch: Number of turns whose clips are made in one batch.
     """
     from animegamer_jax.bundle.bundle import Bundle
     from animegamer_jax.data.datasets import SHOWN, open_features

@@ -47,52 +47,56 @@ def train(run: TrainingRun) -> int:
     """
     recipe = run.stage.recipe
     with contextlib.ExitStack() as resources:
-        at = _restore(run, resources)
+        session = _restore(run, resources)
         signals = resources.enter_context(StopSignals())
-        if at.resumed and at.due(recipe.eval_every) and at.step not in at.checkpoints.scores:
-            at.evaluate()  # the run was interrupted here
-        if at.step < recipe.steps:
+        if (
+            session.resumed
+            and session.due(recipe.eval_every)
+            and session.step not in session.checkpoints.scores
+        ):
+            session.evaluate()  # the run was interrupted here
+        if session.step < recipe.steps:
             with raise_on_all_hosts():
-                at.batches.advance()
-        while at.step < recipe.steps:
-            batch, position = at.batches.batch, at.batches.position
-            with at.throughput.step():
+                session.batches.advance()
+        while session.step < recipe.steps:
+            batch, position = session.batches.batch, session.batches.position
+            with session.throughput.step():
                 with jax.set_mesh(run.mesh):
-                    at.state, metrics = at.train_step(at.state, batch, at.key)
-                unread = _read_next(at.batches)  # while the devices compute
+                    session.state, metrics = session.train_step(session.state, batch, session.key)
+                unread = _read_next(session.batches)  # while the devices compute
                 finite = bool(metrics.pop("finite"))
             if not finite:  # the state is the one before the step
-                at.save(position, wait=True)
-                raise _non_finite(run, at.state, batch, at.key)
-            at.step += 1
-            if at.due(recipe.log_every):
-                at.logger.log(at.step, metrics | at.throughput.rates())
-            at.logger.advance(at.step)
-            if unread is not None and at.step < recipe.steps:
-                at.save(at.batches.position, wait=True)
+                session.save(position, wait=True)
+                raise _non_finite(run, session.state, batch, session.key)
+            session.step += 1
+            if session.due(recipe.log_every):
+                session.logger.log(session.step, metrics | session.throughput.rates())
+            session.logger.advance(session.step)
+            if unread is not None and session.step < recipe.steps:
+                session.save(session.batches.position, wait=True)
                 raise unread
-            if at.due(recipe.save_every):
-                at.save(at.batches.position)
-                at.logger.copy()
-            if at.due(recipe.eval_every):
-                at.evaluate()
-            if signals.received(at.step):
-                at.save(at.batches.position, wait=True)
+            if session.due(recipe.save_every):
+                session.save(session.batches.position)
+                session.logger.copy()
+            if session.due(recipe.eval_every):
+                session.evaluate()
+            if signals.received(session.step):
+                session.save(session.batches.position, wait=True)
                 interrupted = signals.number == signal.SIGINT
-                at.logger.print(
+                session.logger.print(
                     f"{run.stage.name}: {'Ctrl-C' if interrupted else 'SIGTERM'} after step "
-                    f"{at.step} of {recipe.steps}: saved in {run.out}; the same command resumes "
-                    "from there"
+                    f"{session.step} of {recipe.steps}: saved in {run.out}; the same command "
+                    "resumes from there"
                 )
                 return 130 if interrupted else 0
-        at.checkpoints.wait()
-        _finish(at)
+        session.checkpoints.wait()
+        _finish(session)
     return 0
 
 
 @dataclasses.dataclass(kw_only=True)
 class _Session:
-    """A run from its last checkpoint on: its state, and what it reads and writes."""
+    """A training in progress: its state, what it reads and what it writes."""
 
     run: TrainingRun
     key: jax.Array
@@ -125,7 +129,14 @@ class _Session:
 
 
 def _restore(run: TrainingRun, resources: contextlib.ExitStack) -> _Session:
-    """Opens what a run needs, at its last checkpoint: first what may be refused."""
+    """Opens data, checkpoints, networks and logs, and restores the last checkpoint if there is one.
+
+    What a user can get wrong (data, checkpoints, networks) comes first.
+
+    Raises:
+        UserError: Bad data, another configuration than the checkpoint's, files that cannot be
+            written.
+    """
     stage, recipe, mesh = run.stage, run.stage.recipe, run.mesh
     key, eval_key = jax.random.split(jax.random.key(recipe.seed))
     samples, held_out, run_config = _open_data(run)
@@ -169,8 +180,8 @@ def _restore(run: TrainingRun, resources: contextlib.ExitStack) -> _Session:
         )
     resources.callback(logger.close)
     logger.print(_describe(state, stage))
-    if (before := checkpoints.stretched_from) is not None:
-        logger.print(_describe_stretch(stage, step=step, before=before))
+    if (before := checkpoints.extended_from) is not None:
+        logger.print(_describe_extension(stage, step=step, before=before))
     logger.print(throughput.formula())
     return _Session(
         run=run,
@@ -243,8 +254,8 @@ def _describe(state: TrainState, stage: Stage[Any]) -> str:
     )
 
 
-def _describe_stretch(stage: Stage[Any], *, step: int, before: int) -> str:
-    """Describes what a run's larger number of steps does to its learning rate."""
+def _describe_extension(stage: Stage[Any], *, step: int, before: int) -> str:
+    """Describes how the learning rate changes in a run that continues with more steps."""
     recipe = stage.recipe
     rates = (make_schedule(recipe.optimizer, steps=steps) for steps in (before, recipe.steps))
     old, new = (float(jax.numpy.asarray(rate(step))) for rate in rates)
@@ -266,14 +277,14 @@ def _non_finite(run: TrainingRun, state: TrainState, batch: Any, key: jax.Array)
     )
 
 
-def _finish(at: _Session) -> None:
+def _finish(session: _Session) -> None:
     """Writes model/, of the last step or the best one, and says which."""
-    run, exported = at.run, ""
+    run, exported = session.run, ""
     if run.export_checkpoint == "best":
-        at.state, exported = _restore_best(at.state, run.stage, at.checkpoints)
-    path = _export(run, at.state, at.samples)
-    goodput = at.logger.describe_goodput(at.throughput.goodput())
-    at.logger.print(f"{run.stage.name}: done: {path} ({goodput}{exported})")
+        session.state, exported = _restore_best(session.state, run.stage, session.checkpoints)
+    path = _export(run, session.state, session.samples)
+    goodput = session.logger.describe_goodput(session.throughput.goodput())
+    session.logger.print(f"{run.stage.name}: done: {path} ({goodput}{exported})")
 
 
 def _restore_best(

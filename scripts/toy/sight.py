@@ -4,8 +4,8 @@
 
 Every turn is played three times: with the true first frames of the turns before as past shots, with
 those of the same game with other details (*exchanged*), and with zeros in their place. A decoder
-that remembers first frames gets the same ones as the language model. Instructions
-and states are the same, so only the pictures tell the details apart. What the clips show is read by
+with a memory gets the first frames of the same shots as the language model. Instructions and states
+are the same, so only the pictures tell the details apart. What the clips show is read by
 the world's network. A detail that an earlier turn showed is *kept* if it is read as there. In the
 exchange it *goes with the pictures* if it is read as the pictures show it, and *with the words* if
 as in the game that the words are of. Without past shots a model can be right as often as *another
@@ -51,14 +51,15 @@ class Readings(NamedTuple):
 
 
 class Past(NamedTuple):
-    """What a model sees of all turns: shots, and first frames if its decoder remembers them."""
+    """What a model sees of all turns: shots, and first latents if its decoder has a memory."""
 
     shots: Shots
-    latents: Float32[np.ndarray, "g t y x c"] | None
+    first_latents: Float32[np.ndarray, "g t h w c"] | None
 
     def of(self, games: slice) -> "Past":
         """Returns those of some games."""
-        return Past(self.shots[games], None if self.latents is None else self.latents[games])
+        first = self.first_latents
+        return Past(self.shots[games], None if first is None else first[games])
 
 
 class Shown(NamedTuple):
@@ -80,20 +81,20 @@ def represent(bundle: Bundle, benchmark: Benchmark, *, exchanged: bool) -> Shown
     texts = [turn.motion_text for game in games for turn in game]
     flat = frames.reshape(-1, *frames.shape[2:])
     shots = true_representations(bundle, texts, flat)
-    latents = None
-    if dit.memory:
-        latents = encode_frames(bundle, flat).reshape(*frames.shape[:2], *dit.memory_shape[1:])
+    first = None
+    if dit.first_shape:
+        first = encode_frames(bundle, flat).reshape(*frames.shape[:2], *dit.first_shape)
     scenes = [[turn.scene for turn in game] for game in games]
     if exchanged:
         scenes = [[other_details(scene) for scene in game] for game in scenes]
     values = {name: np.stack([labels(game, name) for game in scenes]) for name in DETAILS}
-    return Shown(Past(shots.reshape(*frames.shape[:2], *shots.shape[1:]), latents), values)
+    return Shown(Past(shots.reshape(*frames.shape[:2], *shots.shape[1:]), first), values)
 
 
 def encode_frames(
-    bundle: Bundle, frames: UInt8[np.ndarray, "n h w 3"]
-) -> Float32[np.ndarray, "n y x c"]:
-    """Returns pictures as the decoder remembers them."""
+    bundle: Bundle, frames: UInt8[np.ndarray, "n y x 3"]
+) -> Float32[np.ndarray, "n h w c"]:
+    """Returns the first latents of pictures, by the VAE."""
     vae = bundle.load("vae")
     return np.stack([np.asarray(encode_frame(vae, jnp.asarray(frame[None]))) for frame in frames])
 
@@ -109,10 +110,10 @@ def with_past(window: Window, past: Past, turn: int) -> Window:
         return buffer.at[:, -count:].set(found)
 
     window = window._replace(representations=put(window.representations, past.shots))
-    if past.latents is None:
+    if past.first_latents is None:
         return window
-    assert window.latents is not None
-    return window._replace(latents=put(window.latents, past.latents))
+    assert window.first_latents is not None
+    return window._replace(first_latents=put(window.first_latents, past.first_latents))
 
 
 def play(

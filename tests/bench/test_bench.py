@@ -254,9 +254,17 @@ def test_a_random_model_is_the_same_every_time(tmp_path):
     assert config.dit is not None
     remembers = dataclasses.replace(config, dit=dataclasses.replace(config.dit, memory=1))
     bundle = write_middle(tmp_path / "remembers", remembers)
-    latents = Model(bundle, dtype="float32", window=None, steps=2).inputs.window.latents
-    assert latents is not None
-    assert np.asarray(latents).any()
+    longer = Model(bundle, dtype="float32", window=None, steps=2)
+    found = longer.inputs.window.first_latents
+    assert found is not None
+    assert np.asarray(found).any()
+    np.testing.assert_array_equal(longer.inputs.state.memory, found[:, -1:])
+    frame = remembers.dit.num_memory_tokens
+    assert longer.num_tokens == model.num_tokens + frame
+    step = play_programs(longer)["step"]
+    assert f"of {longer.num_tokens} tokens" in step.description
+    made = jax.jit(step.function)(*step.arguments)
+    assert np.isfinite(made.x).all()
 
 
 @pytest.mark.slow

@@ -214,7 +214,7 @@ def test_a_split_that_is_not_there_or_empty(games_path):
 def test_remembered_records_are_read_once(features_path):
     records = open_features(features_path).turns("train")
     size = sum(value.nbytes for value in records[0].values() if isinstance(value, np.ndarray))
-    kept = records.remembering(2 * size)
+    kept = records.cached(2 * size)
     read, calls = kept._read, []
     kept._read = lambda index: [calls.append(index), read(index)][1]
     for index in (3, 1, 3, 2, 1, 2):

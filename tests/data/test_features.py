@@ -450,7 +450,7 @@ def test_clips_that_come_again_are_not_computed_again(
     monkeypatch.setattr(features_module, "encode_clips", count)
     monkeypatch.setattr(features_module, "_GROUP", 1)
     for remembered, expected in ((1 << 20, 10), (0, 20)):
-        monkeypatch.setattr(features_module, "_REMEMBERED", remembered)
+        monkeypatch.setattr(features_module, "_CACHE_BYTES", remembered)
         computed.clear()
         maker = FeatureMaker(**networks, tokenizer=tokenizer, num_text_tokens=3, batch_size=4)
         made = list(maker.records([*turns, *turns[:2], *turns[4:], *turns[2:4]], games.info))

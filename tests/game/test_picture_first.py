@@ -155,21 +155,21 @@ def test_a_decoder_that_remembers_looks_at_past_pictures(pictured_bundle, tmp_pa
     same_frames(np.asarray(results.frames[1]), second.frames, share=0.01)
 
     saved = first.row(0)
-    record = TurnRecord(INSTRUCTIONS[0], saved.representation, saved.states, saved.latents)
+    record = TurnRecord(INSTRUCTIONS[0], saved.representation, saved.states, saved.first_latents)
     restored = player.restore([[record]])
-    np.testing.assert_array_equal(restored.latents, window.latents)
-    assert not np.asarray(window.latents[:, 0]).any()
-    np.testing.assert_allclose(results.latents[0], first.latents, atol=2e-4)
+    np.testing.assert_array_equal(restored.first_latents, window.first_latents)
+    assert not np.asarray(window.first_latents[:, 0]).any()
+    np.testing.assert_allclose(results.first_latents[0], first.first_latents, atol=2e-4)
     with pytest.raises(UserError, match=r"latents of its first frame of shape .* found none"):
-        player.restore([[record._replace(latents=None)]])
+        player.restore([[record._replace(first_latents=None)]])
 
     state = player.predict(window, INSTRUCTIONS[1:2])
     keys = rollout.turn_keys(rollout.game_keys([7]), jnp.asarray(2))
     draw = jax.jit(lambda *a: rollout.draw_picture(player.networks, a[0], player.table, a[1]))
     frames = []
-    for past in (window, window._replace(latents=window.latents.at[:, -1].set(1.0))):
-        recalled = rollout.with_recalled(state, past, player.networks.dit.config)
-        drawn = draw(recalled, keys)
+    for past in (window, window._replace(first_latents=window.first_latents.at[:, -1].set(1.0))):
+        shown = rollout.with_memory(state, past, player.networks.dit.config)
+        drawn = draw(shown, keys)
         assert drawn.state.memory is None
         frames.append(np.asarray(drawn.frame[:, 0]))
     same_frames(frames[0], previews[0].frames[:, 0])
@@ -260,9 +260,9 @@ def test_without_a_picture_the_clip_remembers(shown_bundle, tmp_path):
     def play_two(**options):
         player = Player.from_bundle(Bundle.open(path), steps=2, window=2, **options)
         window, first = player.play_turn(player.start(), INSTRUCTIONS[:1], seeds=[7], turn=1)
-        assert window.latents.shape[1] == 1
-        np.testing.assert_array_equal(window.latents[:, 0], first.latents)
-        forgotten = window._replace(latents=0 * window.latents)
+        assert window.first_latents.shape[1] == 1
+        np.testing.assert_array_equal(window.first_latents[:, 0], first.first_latents)
+        forgotten = window._replace(first_latents=0 * window.first_latents)
         _, second = player.play_turn(window, INSTRUCTIONS[1:2], seeds=[7], turn=2)
         if not options:
             _, other = player.play_turn(forgotten, INSTRUCTIONS[1:2], seeds=[7], turn=2)
@@ -271,7 +271,7 @@ def test_without_a_picture_the_clip_remembers(shown_bundle, tmp_path):
 
     for one, on_mesh in zip(play_two(), play_two(layout="latency", num_games=1), strict=True):
         same_frames(on_mesh.frames, one.frames, share=0.01)
-        np.testing.assert_allclose(on_mesh.latents, one.latents, atol=5e-3)
+        np.testing.assert_allclose(on_mesh.first_latents, one.first_latents, atol=5e-3)
 
 
 def test_what_is_refused(pictured_bundle, player):

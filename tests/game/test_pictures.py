@@ -109,13 +109,13 @@ def test_a_decoder_that_remembers_sees_the_picture(tmp_path):
     frame = jnp.asarray(shown.pixels[None, None], jnp.float32) / 127.5 - 1
     moments = jax.jit(lambda vae, frame: vae.encode(frame))(bundle.load("vae"), frame)
     expected = np.split(np.asarray(moments)[0, 0], 2, axis=-1)[0] * bundle.config.vae.scaling_factor
-    np.testing.assert_allclose(window.latents[0, 0], expected, atol=1e-4)
-    assert not np.asarray(window.latents[1]).any()
+    np.testing.assert_allclose(window.first_latents[0, 0], expected, atol=1e-4)
+    assert not np.asarray(window.first_latents[1]).any()
 
     def clip(window):
         return player.play_turn(window, ["mika waves"] * 2, seeds=[7, 7], turn=1)[1].frames
 
-    unseen = clip(window._replace(latents=jnp.zeros_like(window.latents)))
+    unseen = clip(window._replace(first_latents=jnp.zeros_like(window.first_latents)))
     seen = clip(window)
     np.testing.assert_array_equal(seen[1], unseen[1])
     assert np.abs(seen[0].astype(int) - unseen[0]).max() > 1

@@ -99,7 +99,7 @@ class _Record:
     instruction: str
     representation: np.ndarray
     states: np.ndarray
-    latents: None = None
+    first_latents: None = None
 
 
 def test_same_seed_same_frames_and_another_seed_others(player, played):
@@ -240,7 +240,7 @@ class Past(NamedTuple):
     instruction: str
     representation: np.ndarray
     states: np.ndarray
-    latents: None = None
+    first_latents: None = None
 
 
 def test_games_at_different_turns_play_side_by_side(player, played):

@@ -61,18 +61,18 @@ def test_the_schema_of_the_file(saved):
 def test_latents_of_first_frames_come_back(tmp_path):
     """Those of a decoder that remembers them: of turns and of the player's own picture."""
     frame = np.arange(2 * 3 * 4, dtype=np.float32).reshape(2, 3, 4)
-    game = make_game(tmp_path / "game", picture=make_picture()._replace(latents=frame))
-    add_turn(game, latents=frame + 1)
+    game = make_game(tmp_path / "game", picture=make_picture()._replace(first_latents=frame))
+    add_turn(game, first_latents=frame + 1)
     found = Game.load(tmp_path / "game").history()
     for record, more in zip(found, (0, 1), strict=True):
-        np.testing.assert_array_equal(record.latents, frame + more)
-        sizes = {"representation": (6, 8), "latents": (2, 3, 4)}
+        np.testing.assert_array_equal(record.first_latents, frame + more)
+        sizes = {"representation": (6, 8), "first_latents": (2, 3, 4)}
         check_turn("turn", record, **sizes)
-        check_turn("turn", record, **(sizes | {"latents": None}))
+        check_turn("turn", record, **(sizes | {"first_latents": None}))
         with pytest.raises(UserError, match=r"of shape \[2, 3, 5\], .* found \[2, 3, 4\]"):
-            check_turn("turn", record, **(sizes | {"latents": (2, 3, 5)}))
+            check_turn("turn", record, **(sizes | {"first_latents": (2, 3, 5)}))
         with pytest.raises(UserError, match=r"turn: expected latents .* remembers, found none"):
-            check_turn("turn", record._replace(latents=None), **sizes)
+            check_turn("turn", record._replace(first_latents=None), **sizes)
         with pytest.raises(UserError, match=r"turn: expected a shot representation of shape \[6"):
             check_turn("turn", record, **(sizes | {"representation": (6, 9)}))
 

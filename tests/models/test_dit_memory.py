@@ -40,13 +40,18 @@ def test_unconditional_rows_have_no_memory():
     np.testing.assert_array_equal(
         memory_rows(memory, 2), np.concatenate([np.zeros_like(memory), memory])
     )
+    # Guidance of motion gives it to both rows; a row may also be unconditional by itself.
+    both = memory_rows(memory, 2, num_given=2)
+    np.testing.assert_array_equal(both, np.concatenate([memory, memory]))
+    np.testing.assert_array_equal(memory_rows(memory, 1, num_given=0), np.zeros_like(memory))
 
 
 def make_inputs(c: DiTConfig, rows: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns random latents, contexts and memories."""
     keys = jax.random.split(jax.random.key(1), 3)
     assert c.memory_shape is not None
-    _, *frame = c.memory_shape
+    frame = c.first_shape
+    assert frame is not None
     return (
         jax.random.normal(keys[0], (rows, c.latent_frames, *frame)),
         jax.random.normal(keys[1], (rows, c.num_context_tokens, c.hidden_size)),
@@ -96,4 +101,4 @@ def test_skipped_steps_remember_too():
     called, v, again, residual = run(dit)
     np.testing.assert_allclose(v, called, atol=1e-5)
     np.testing.assert_allclose(again, called, atol=1e-4)
-    assert residual.shape == dit.no_residual(1, remembers=True).shape
+    assert residual.shape == dit.no_residual(1, has_memory=True).shape

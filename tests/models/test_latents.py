@@ -8,6 +8,7 @@ import pytest
 from animegamer_jax.configs import VAEConfig
 from animegamer_jax.models.latents import (
     cosines,
+    frame_to_decoder,
     from_decoder,
     know_first,
     mode,
@@ -43,6 +44,7 @@ def test_latents_as_the_decoder_sees_them():
     seen = to_decoder(jnp.asarray(still), config)
     np.testing.assert_allclose(seen, 0.5 * 0.5 * still, atol=1e-5)
     picture = to_decoder(jnp.asarray(still[:, :1]), config)  # as a frame of the still clip
+    np.testing.assert_array_equal(frame_to_decoder(jnp.asarray(still[:, 0]), config), picture[:, 0])
     np.testing.assert_allclose(picture, 0.5 * 0.5 * still[:, :1], atol=1e-5)
     np.testing.assert_allclose(from_decoder(picture, config), still[:, :1], atol=1e-5)
     np.testing.assert_allclose(cosines(17) @ cosines(17).T, np.eye(17), atol=1e-12)

@@ -224,7 +224,7 @@ def test_losses(mllm, losses):
     assert error(language + representation, arrays["total_loss"]) < 1e-5
     # Scores where labels stand only.
     slots = np.flatnonzero((arrays["labels"] != IGNORED).any(axis=0))
-    few = jax.jit(lambda mllm, batch: mllm.errors(batch, label_slots=slots))(mllm, batch)
+    few = jax.jit(lambda mllm, batch: mllm.answer_losses(batch, label_slots=slots))(mllm, batch)
     count = (arrays["labels"] != IGNORED).sum()
     np.testing.assert_allclose(few[0].sum() / count, language, rtol=1e-5)
     np.testing.assert_allclose(few[1].mean(), representation, rtol=1e-5)
@@ -237,9 +237,9 @@ def test_losses(mllm, losses):
 def test_padding_of_a_sequence_counts_for_nothing(mllm, monkeypatch):
     """As on a TPU, whose kernel takes whole blocks."""
     batch = game_batch(read("training_loss"))
-    alone = jax.jit(lambda mllm, batch: mllm.errors(batch))(mllm, batch)
+    alone = jax.jit(lambda mllm, batch: mllm.answer_losses(batch))(mllm, batch)
     monkeypatch.setattr(models_mllm, "padded_length", lambda length: length + 13)
-    padded = jax.jit(lambda mllm, batch: mllm.errors(batch))(mllm, batch)
+    padded = jax.jit(lambda mllm, batch: mllm.answer_losses(batch))(mllm, batch)
     for found, expected in zip(padded[:2], alone[:2], strict=True):
         assert found.shape == expected.shape
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)

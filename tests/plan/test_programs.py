@@ -1,5 +1,6 @@
 """A turn's program: its arguments, and that it can be lowered for a mesh."""
 
+import dataclasses
 from typing import Literal
 
 import jax
@@ -10,7 +11,7 @@ from planning import configure
 from animegamer_jax.bundle.bundle import abstract_params
 from animegamer_jax.configs import SIZES
 from animegamer_jax.plan.configurations import LAYOUTS, Configuration
-from animegamer_jax.plan.programs import Program, rollout_program
+from animegamer_jax.plan.programs import Program, rollout_program, stage_program
 from animegamer_jax.sharding import PLANS, make_mesh, play_plan
 
 
@@ -53,6 +54,20 @@ def test_a_turn_can_be_lowered_for_a_mesh(layout, history):
     side = config.image_size
     pixels = f"tensor<{case.games}x{side}x{side}x3xf32>"
     assert (pixels in text) == (history == "shown")
+
+
+def test_the_adaptation_of_a_decoder_that_gets_a_memory():
+    """The toy's recipe gives it one: its positions are trained, and samples have past frames."""
+    case = configure("adapt", "v5e:2x4", size="toy")
+    program = stage_program("adapt", mesh=make_mesh(case.mesh), plan=PLANS["sharded"], size="toy")
+    state, batch, _ = program.arguments
+    dit = SIZES["toy"]().dit
+    assert dit is not None
+    remembers = dataclasses.replace(dit, memory=batch.past_moments.shape[1])
+    assert remembers.memory == 2
+    paths = jax.tree_util.tree_flatten_with_path(state.params)[0]
+    found = [leaf.shape for path, leaf in paths if "memory_positions" in str(path)]
+    assert found == [(remembers.num_memory_tokens, dit.hidden_size)]
 
 
 def test_the_arguments_of_a_turn():

@@ -21,14 +21,14 @@ def test_the_newest_shots_are_replaced(turn, kept):
     window = Window(*(jnp.zeros(()),) * 2, jnp.full((2, 3, 1, 4), -1.0), *(jnp.zeros(()),) * 2)
     shots = np.arange(2 * 6 * 4, dtype=np.float32).reshape(2, 6, 1, 4)
     found = sight.with_past(window, sight.Past(shots, None), turn)
-    assert found.latents is None
+    assert found.first_latents is None
     representations = np.asarray(found.representations)
     np.testing.assert_array_equal(representations[:, 3 - kept :], shots[:, turn - kept : turn])
     assert (representations[:, : 3 - kept] == -1).all()
     # A decoder that remembers one first frame.
-    window = window._replace(latents=jnp.full((2, 1, 2, 2, 3), -1.0))
+    window = window._replace(first_latents=jnp.full((2, 1, 2, 2, 3), -1.0))
     frames = np.arange(2 * 6 * 12, dtype=np.float32).reshape(2, 6, 2, 2, 3)
-    found = np.asarray(sight.with_past(window, sight.Past(shots, frames), turn).latents)
+    found = np.asarray(sight.with_past(window, sight.Past(shots, frames), turn).first_latents)
     np.testing.assert_array_equal(found[:, 0], frames[:, turn - 1] if turn else -1)
 
 

@@ -17,7 +17,7 @@ def make_game(folder: Path, **fields) -> Game:
 
 
 def add_turn(
-    game: Game, *, changes=(1, 0, -1), instruction: str = "", latents=None, **options
+    game: Game, *, changes=(1, 0, -1), instruction: str = "", first_latents=None, **options
 ) -> None:
     number = len(game.turns) + 1
     turn = NewTurn(
@@ -26,7 +26,7 @@ def add_turn(
         representation=np.full((6, 8), number, np.float32),
         frames=np.full((5, 16, 24, 3), number % 256, np.uint8),
         seconds=SECONDS,
-        latents=latents,
+        first_latents=first_latents,
     )
     game.add(turn, instruction or f"instruction {number}", **options)
 

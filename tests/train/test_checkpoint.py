@@ -22,7 +22,7 @@ from animegamer_jax.train.checkpoint import (
     Checkpoints,
     _checksum,
     differing_field,
-    stretched_from,
+    extended_from,
 )
 from animegamer_jax.train.optimizer import make_optimizer
 from animegamer_jax.train.step import TrainState, make_state
@@ -243,10 +243,10 @@ def test_fields_that_may_change():
     longer = {"stage": "tiny", "recipe": {"steps": 6, "optimizer": {"decay": "cosine"}}}
     assert differing_field(cosine, longer) is None
     assert differing_field(longer, cosine) == "recipe.steps was 6, is 5"
-    assert stretched_from(cosine, longer) == 5
-    assert stretched_from(longer, cosine) is None
-    assert stretched_from(cosine, cosine) is None
-    assert stretched_from(RUN_CONFIG, other) is None  # its rate does not depend on the steps
+    assert extended_from(cosine, longer) == 5
+    assert extended_from(longer, cosine) is None
+    assert extended_from(cosine, cosine) is None
+    assert extended_from(RUN_CONFIG, other) is None  # its rate does not depend on the steps
     assert differing_field(cosine, {**cosine, "new": 1}) == "new was 'absent', is 1"
 
 

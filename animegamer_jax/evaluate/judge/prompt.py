@@ -239,7 +239,7 @@ def _check_same(instructions: Mapping[str, list[str]]) -> None:
     """Makes sure that all systems had the same instructions.
 
     Raises:
-        UserError: They had not, or none.
+        UserError: A system has other instructions than the first one, or the first has none.
     """
     first, expected = next(iter(instructions.items()))
     if not expected:

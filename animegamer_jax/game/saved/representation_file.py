@@ -1,6 +1,6 @@
 """The file of a shot representation: arrays in NumPy's compressed format, which nobody trusts.
 
-If the decoder remembers first frames (`DiTConfig.memory`), it also has the latents of the turn's.
+If the decoder has a memory (`DiTConfig.memory`), it also has the latents of the first frame.
 """
 
 import io
@@ -22,7 +22,7 @@ _MOST_NUMBERS = 1 << 22  # the released model has 226 x 3,072
 def write_representation(
     path: Path,
     representation: Float32[np.ndarray, "n d"],
-    latents: Float32[np.ndarray, "y x c"] | None = None,
+    first_latents: Float32[np.ndarray, "h w c"] | None = None,
 ) -> None:
     """Writes a shot representation, and the latents of the first frame if there are any.
 
@@ -30,14 +30,14 @@ def write_representation(
         OSError: Full disk, read-only folder.
     """
     arrays = io.BytesIO()
-    more: dict[str, Any] = {} if latents is None else {_LATENTS: latents}
+    more: dict[str, Any] = {} if first_latents is None else {_LATENTS: first_latents}
     np.savez_compressed(arrays, representation=representation, **more)
     write_whole(path, arrays.getvalue())
 
 
 def read_representation(
     path: Path, shape: tuple[int, ...] | None
-) -> tuple[Float32[np.ndarray, "n d"], Float32[np.ndarray, "y x c"] | None]:
+) -> tuple[Float32[np.ndarray, "n d"], Float32[np.ndarray, "h w c"] | None]:
     """Reads a shot representation, and the latents of the first frame; None: the file has none.
 
     Sizes are checked before anything is unpacked.

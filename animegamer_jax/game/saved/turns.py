@@ -50,14 +50,14 @@ class Meters:
 class TurnRecord(NamedTuple):
     """What the networks need of a past turn.
 
-    `states` are the motion level and the changes of social, entertainment and stamina, `latents`
-    those of the first frame, for a decoder that remembers it.
+    `states` are the motion level and the changes of social, entertainment and stamina;
+    `first_latents` are the latents of the first frame, if the decoder has a memory.
     """
 
     instruction: str
     representation: Float32[np.ndarray, "n d"]
     states: Int32[np.ndarray, "4"]
-    latents: Float32[np.ndarray, "y x c"] | None = None
+    first_latents: Float32[np.ndarray, "h w c"] | None = None
 
 
 class NewTurn(NamedTuple):
@@ -66,9 +66,9 @@ class NewTurn(NamedTuple):
     states: Int32[np.ndarray, "4"]
     motion_value: float
     representation: Float32[np.ndarray, "n d"]
-    frames: UInt8[np.ndarray, "f h w 3"]
+    frames: UInt8[np.ndarray, "f y x 3"]
     seconds: Mapping[str, float]
-    latents: Float32[np.ndarray, "y x c"] | None = None
+    first_latents: Float32[np.ndarray, "h w c"] | None = None
 
 
 class NewPicture(NamedTuple):
@@ -80,8 +80,8 @@ class NewPicture(NamedTuple):
     instruction: str
     representation: Float32[np.ndarray, "n d"]
     states: Int32[np.ndarray, "4"]
-    pixels: UInt8[np.ndarray, "h w 3"]
-    latents: Float32[np.ndarray, "y x c"] | None = None
+    pixels: UInt8[np.ndarray, "y x 3"]
+    first_latents: Float32[np.ndarray, "h w c"] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

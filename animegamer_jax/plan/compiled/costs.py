@@ -303,7 +303,11 @@ class _Walker:
             scope.ends[name] = scope.free
 
     def _offloaded(self, i: Instruction, inside: Computation, times: float) -> None:
-        """Counts what SparseCores do until the call's end is waited for: collectives, or copies."""
+        """Counts the work of an asynchronous call that SparseCores carry out.
+
+        That is the collectives of the called computation or, if it has none, a copy. The program
+        waits for it where the call ends.
+        """
         called = self.computation(_named(i, "to_apply")).instructions.values()
         collectives = [one for one in called if one.opcode in COLLECTIVES]
         for one in collectives:

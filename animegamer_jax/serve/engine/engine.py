@@ -442,7 +442,7 @@ def whole_number(name: str, value: Any) -> int:
     """Returns a value of any type that must be a whole number.
 
     Raises:
-        UserError: It is none.
+        UserError: The value is not a whole number.
     """
     if not _is_whole(value):
         raise UserError(f"{name}: expected a whole number, found {shown(value)}")

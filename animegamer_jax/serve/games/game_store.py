@@ -44,7 +44,7 @@ class GameModel(NamedTuple):
         representation: Shape of a shot representation.
         clip: Rows, columns and frames of a saved clip.
         history: Shot representations of past turns.
-        latents: Shape of the latents of a first frame; None: the decoder remembers none.
+        first_latents: Shape of the latents of a first frame; None: the decoder has no memory.
     """
 
     name: str
@@ -52,7 +52,7 @@ class GameModel(NamedTuple):
     representation: tuple[int, int]
     clip: tuple[int, int, int]
     history: History = "predicted"
-    latents: tuple[int, int, int] | None = None
+    first_latents: tuple[int, int, int] | None = None
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -343,7 +343,12 @@ def check_game(game: Game, model: GameModel) -> None:
         check_game(dataclasses.replace(game, turns=[game.others[0].turn], others=[]), model)
     files = reversed(game.representation_files)
     for file, record in zip(files, reversed(game.history()), strict=False):
-        check_turn(file, record, representation=model.representation, latents=model.latents)
+        check_turn(
+            file,
+            record,
+            representation=model.representation,
+            first_latents=model.first_latents,
+        )
     height, width, frames = model.clip
     if game.picture is not None:
         found = read_picture(game.folder / PICTURE_FILE).pixels.shape

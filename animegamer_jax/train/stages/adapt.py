@@ -25,8 +25,8 @@ from animegamer_jax.data.windows import AdaptSample, adapt_samples, adapt_spec
 from animegamer_jax.diffusion import KnownFrame
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.rollout import decode_picture, with_image
-from animegamer_jax.models.dit import DiT, make_memory
-from animegamer_jax.models.latents import know_first, mode, sample, to_decoder
+from animegamer_jax.models.dit import DiT, make_memory_positions
+from animegamer_jax.models.latents import frame_to_decoder, know_first, mode, sample, to_decoder
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.sharding import param_shardings
 from animegamer_jax.train.stages.base import Scalars, StageNetworks
@@ -61,23 +61,24 @@ class AdaptRecipe(PredictionRecipe, DrawnRecipe):
     """The recipe of the adaptation.
 
     Attributes:
-        context_dropout: Share of samples whose context is the unconditional one of guidance (not in
-            the paper). Where a picture comes first it is the picture's, which alone is guided.
-        first_pictures: Number of times that each sample's first frame is noised and trained on
-            as well as its clip, where a picture comes first.
-        redrawn: Share of clips made of their first frame as the decoder draws it again from much
-            noise, where a picture comes first; the others are made of the true frame. In play the
-            decoder draws the frame, and E_a does not see in it quite what it sees in a true one.
-        memory: Number of past clips whose first frames the decoder sees besides the prediction (not
-            in the paper); 0: as many as it already does. A picture that comes first has them, its
-            clip does not.
-        memory_noise: Most noise on each remembered frame, in standard deviations of all, because
-            in play the frames are the decoder's own.
-        memory_own: Share of samples with a history whose newest remembered frame is a later one of
-            the same clip. There is more to copy from it, so that copying is learned much sooner. It
-            supposes a VAE whose latent frames are pictures of their own.
-        memory_alone: Share of samples with a history whose context is the unconditional one, so
-            that what they show is known from the memory alone.
+        context_dropout: Share of samples trained without context and without memory, for guidance
+            (not in the paper). In a model that draws a picture first it applies to pictures only.
+        first_pictures: Number of noise draws of each sample's first frame, trained in addition to
+            its clip; only in models that draw a picture first.
+        redrawn: Share of clips whose image tokens come from a first frame that the decoder redraws
+            from heavy noise, as in play; the others use the true frame. Only in models that draw a
+            picture first.
+        memory: Number of past clips whose first frames the decoder sees in addition to the
+            prediction (not in the paper); 0 keeps the decoder's own number. In a model that draws a
+            picture first, only the picture sees them.
+        memory_noise: Largest noise added to a remembered frame, as a fraction of the frames'
+            standard deviation; drawn uniformly from 0. It imitates the decoder's own frames in
+            play.
+        memory_own: Share of samples with a history in which the newest remembered frame is replaced
+            by a later frame of the same clip, so that copying is learned sooner. Needs a VAE that
+            encodes each frame by itself.
+        memory_alone: Share of samples with a history trained without context but with the memory,
+            so that the decoder learns to use it.
     """
 
     context_dropout: Share = 0.05
@@ -127,11 +128,11 @@ P = TypeVar("P", bound=PredictionRecipe)
 
 
 class Prediction(NamedTuple):
-    """What the decoder is given of a turn, and what it stands for.
+    """What is predicted and remembered of a turn, and its true representation.
 
     Attributes:
         representation: The language model's shot representation.
-        memory: First frames of past clips, as the decoder remembers them; None: it does not.
+        memory: First latents of past clips; None if the decoder has no memory.
         true: E_a of the true turn.
     """
 
@@ -196,15 +197,18 @@ class PredictionStage(ClipStage[P], GameStage[P]):
             history = self.history(encoder, batch.game, prompts, key)
         predicted = mllm.represent(prompts.prompt, history, self.layout)
         true = prompts.representations[:, -1]
-        return jax.lax.stop_gradient(Prediction(predicted, self.recall(batch, key), true))
+        return jax.lax.stop_gradient(Prediction(predicted, self.memory_of(batch, key), true))
 
-    def recall(self, batch: Any, key: Key[Array, ""] | None) -> Float[Array, "b m h w c"] | None:
-        """Returns the true first frames that the decoder remembers; zeros for absent turns."""
+    def memory_of(self, batch: Any, key: Key[Array, ""] | None) -> Float[Array, "b m h w c"] | None:
+        """Returns the decoder's memory of true first frames, with zeros for absent turns.
+
+        None if the decoder has no memory. `key` draws what a stage changes in training.
+        """
         del key
-        if not (count := batch.past.shape[1]):
+        if not (count := batch.past_moments.shape[1]):
             return None
         there = jnp.arange(count)[None] >= count - batch.game.num_history[:, None]
-        frames = to_decoder(mode(batch.past)[:, :, None], self.vae_config)[:, :, 0]
+        frames = frame_to_decoder(mode(batch.past_moments), self.vae_config)
         return jnp.where(there[:, :, None, None, None], frames, 0.0)
 
     def represent(self, networks: StageNetworks, batch: Any) -> Float[Array, "b n r"]:
@@ -248,8 +252,8 @@ class PredictionStage(ClipStage[P], GameStage[P]):
         self, dit: DiT, *, trained: Literal["recipe", "all"], pictures: int = 0
     ) -> float:
         """Returns `transformer_flops`; where a picture comes first, clips have no memory."""
-        remembers = bool(pictures) or not self.protocol.picture_first
-        return transformer_flops(dit, trained=trained, pictures=pictures, remembers=remembers)
+        has_memory = bool(pictures) or not self.protocol.picture_first
+        return transformer_flops(dit, trained=trained, pictures=pictures, has_memory=has_memory)
 
 
 class AdaptStage(PredictionStage[AdaptRecipe]):
@@ -262,28 +266,31 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
         if recipe.memory and config.dit is not None:
             if recipe.memory >= protocol.window:
                 raise UserError(
-                    f"--memory {recipe.memory}: the protocol's window of {protocol.window} turns "
-                    f"holds {protocol.window - 1} past ones"
+                    f"--memory {recipe.memory}: expected fewer clips than the protocol's window of "
+                    f"{protocol.window} turns: give at most {protocol.window - 1}"
                 )
             if config.dit.memory not in (0, recipe.memory):
                 raise UserError(
-                    f"--memory {recipe.memory}: this decoder remembers {config.dit.memory} "
-                    "clips, and it has no other positions: give that number, or leave it out"
+                    f"--memory {recipe.memory}: expected {config.dit.memory}, the number of clips "
+                    "that this decoder remembers: give that number, or 0"
                 )
             if config.dit.patch_frames != 1:
                 raise UserError(
-                    f"--memory {recipe.memory}: a patch of this decoder has "
-                    f"{config.dit.patch_frames} frames, so that it cannot remember single ones"
+                    f"--memory {recipe.memory}: expected a decoder whose patches have one frame, "
+                    f"found {config.dit.patch_frames}: give --memory 0"
                 )
             dit = dataclasses.replace(config.dit, memory=recipe.memory)
             config = dataclasses.replace(config, dit=dit)
         super().__init__(recipe, config, protocol, **rest)
 
     def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
-        """Returns the networks of a `PredictionStage`, and CLIP if first frames are drawn again.
+        """Returns the networks of a `PredictionStage`, and CLIP if first frames are redrawn.
+
+        A decoder without the recipe's memory gets one, with new positions.
 
         Raises:
-            UserError: As `PredictionStage.load`; the bundle lacks CLIP, which looks at them.
+            UserError: As in `PredictionStage.load`, or the bundle lacks CLIP, which encodes redrawn
+                frames.
         """
         networks = super().load(bundle, mesh=mesh)
         assert self.config.dit is not None
@@ -300,12 +307,12 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
 
     @property
     def redrawn(self) -> float:
-        """Share of clips made of a first frame that the decoder has drawn again."""
+        """Share of clips whose image tokens come from a first frame that the decoder redraws."""
         return self.recipe.redrawn if self.first_pictures else 0.0
 
     @property
     def first_pictures(self) -> int:
-        """How often each sample's first frame is drawn besides its clip."""
+        """Number of noise draws of each sample's first frame, in addition to its clip."""
         both = self.protocol.picture_first and not self.pictures
         return self.recipe.first_pictures if both else 0
 
@@ -346,7 +353,7 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
         prediction: Prediction,
         key: Key[Array, ""],
     ) -> Float[Array, "b n r"]:
-        """Returns predictions with E_a's image tokens of first frames that the decoder draws.
+        """Returns predictions with E_a's image tokens of first frames that the decoder redraws.
 
         The true frames are noised, and denoised with the guidance of play.
         """
@@ -381,18 +388,18 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
             found += self.decoder_flops(dit, trained="all", pictures=rows) / 3
         return found
 
-    def recall(self, batch: Any, key: Key[Array, ""] | None) -> Float[Array, "b m h w c"] | None:
-        """Returns the remembered first frames; given a key, with what the recipe does to them."""
-        memory = super().recall(batch, key)
+    def memory_of(self, batch: Any, key: Key[Array, ""] | None) -> Float[Array, "b m h w c"] | None:
+        """Returns the memory; given a key, with the recipe's later frames and noise."""
+        memory = super().memory_of(batch, key)
         if key is None or memory is None:
             return memory
         choose, frame, draw, amount, noise = jax.random.split(jax.random.fold_in(key, 1), 5)
         recipe, b = self.recipe, len(memory)
-        # A later frame of the clip, in the units of a picture.
+        # A later frame of the clip, scaled as a frame by itself.
         moments = batch.moments
         later = jax.random.randint(frame, (b,), min(1, moments.shape[1] - 1), moments.shape[1])
         own = jnp.take_along_axis(moments, later[:, None, None, None, None], axis=1)
-        own = to_decoder(sample(own, key=draw), self.vae_config)[:, 0]
+        own = frame_to_decoder(sample(own, key=draw)[:, 0], self.vae_config)
         is_own = jax.random.bernoulli(choose, recipe.memory_own, (b,))
         is_own = (is_own & (batch.game.num_history > 0))[:, None, None, None]
         memory = memory.at[:, -1].set(jnp.where(is_own, own, memory[:, -1]))
@@ -405,7 +412,11 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
     def drop(
         self, networks: StageNetworks, conditions: Conditions, key: Key[Array, ""]
     ) -> Conditions:
-        """Replaces some contexts by E_a of zeros: with the memory, or alone (`memory_alone`)."""
+        """Leaves conditions out of some samples: context and memory, or the context alone.
+
+        The shares are `context_dropout` and `memory_alone`. A context that is left out is E_a of
+        zeros, a memory zeros.
+        """
         context, memory = conditions
         empty = networks["encoder"].unconditional().astype(jnp.float32)[None]
         dropped = jax.random.bernoulli(key, self.recipe.context_dropout, context.shape[:1])
@@ -420,19 +431,21 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
         return Conditions(context, jnp.where(dropped[..., None, None], 0.0, memory))
 
     def conditions(self, networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> Conditions:
-        """Returns predictions for `AdaptSample`s, or E_a of zeros; without gradients."""
+        """Returns the predictions and the memory of `AdaptSample`s, some of them left out (`drop`).
+
+        No gradient reaches them.
+        """
         drop, show = jax.random.split(key)
         found = self.drop(networks, self.predict(networks, batch, show).conditions, drop)
         return jax.lax.stop_gradient(found)
 
 
 def add_memory(dit: DiT, config: DiTConfig, *, mesh: jax.sharding.Mesh) -> None:
-    """Makes a decoder remember as many clips as `config` says, with new positions.
-
-    It does nothing if the decoder already remembers them.
-    """
+    """Gives a decoder the memory of `config`, with new positions; it may already have it."""
     if dit.config.memory == config.memory:
         return
     dit.config = dataclasses.replace(dit.config, memory=config.memory)
-    new = nnx.State({"memory_positions": make_memory(dit.config, dtype=dit.positions[...].dtype)})
+    new = nnx.State(
+        {"memory_positions": make_memory_positions(dit.config, dtype=dit.positions[...].dtype)}
+    )
     dit.memory_positions = jax.device_put(new, param_shardings(new, mesh))["memory_positions"]

@@ -45,9 +45,9 @@ class StageNetworks(TypedDict, total=False):
     pixels: Linear
     teacher: DiT
     fake: DiT
-    seen: Linear
-    noted: Linear
-    meant: Linear
+    history: Linear
+    turn_end: Linear
+    target: Linear
 
 
 Scalars = dict[str, Float[Array, ""]]

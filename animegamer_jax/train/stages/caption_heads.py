@@ -3,16 +3,23 @@
 What an instruction leaves out has to be read from the pictures of the history, and the error of a
 representation hardly says so: an accessory is in one or two of its tokens. So linear heads,
 discarded afterwards, name the captions that describe a turn (`common_captions`) from hidden states,
-in three steps on the way from a picture to the next one:
+in three steps on the way from a past picture to the next one:
 
-seen    at a past turn's frame tokens, after a quarter of the layers
-noted   at the tokens that close a past turn (its states), after half of them
-meant   at the frame tokens of the turn to be predicted, after three quarters
+history    captions of a past turn, at its frame tokens, after a quarter of the layers
+turn_end   captions of a past turn, at the tokens that close it (its states), after half of them
+target     captions of the turn to be predicted, at its frame tokens, after three quarters
 
-What is meant has to be written, too: "seen" also names the captions of shots that stand alone, true
-and predicted ones. It learns from the true ones, and only the prediction from the predicted ones.
+The head "history" also reads shots by themselves, without words: true ones, from which head and
+layers learn, and predicted ones, from which only the prediction learns, so that it shows what it
+should. At the turn to be predicted, only captions count that describe an earlier turn, too.
 
-What is to be meant and written in a game are the captions that describe an earlier turn, too.
+Each error is a part of the loss (`NAMING`):
+
+history, turn_end, target   of the heads, in sequences with a history
+true_shot                   of "history", at true shots by themselves
+predicted_shot              of "history", at the shots that the sequences predict
+caption_target              of "target", in sequences that are given the turn's captions
+caption_shot                of "history", at the shots that these predict
 """
 
 import dataclasses
@@ -35,11 +42,11 @@ from animegamer_jax.train.stages.packing import PackedLayout, closing_slots
 
 Targets = Literal["last", "every", "captions"]
 """Turns of a window to train on."""
-HEADS = ("seen", "noted", "meant")
-NAMING = (*HEADS, "described", "alone", "written", "copied")
+HEADS = ("history", "turn_end", "target")
+NAMING = (*HEADS, "true_shot", "predicted_shot", "caption_target", "caption_shot")
 """Parts of the loss that name captions."""
 RATE = 10.0
-"""Factor of the heads' learning rate: they start from nothing where the model may not."""
+"""Factor of the heads' learning rate: they are always new, and the model may not be."""
 
 _RARE = -5.0  # log-odds of a caption at the start
 
@@ -69,9 +76,10 @@ def layers_of_heads(config: MistralConfig) -> dict[str, int]:
 
 
 def new_captions(classes: Int[Array, "*b w l"]) -> Int[Array, "*b w l"]:
-    """Returns the captions of turns that described no earlier one; -1 in place of the others.
+    """Returns the captions that describe no earlier turn of the window; -1 in place of the others.
 
-    The history does not say what is new. A model that is to name it learns training games by heart.
+    The history does not say what is new in a turn. A model that has to name it memorises the
+    training games.
     """
     same = classes[..., :, :, None, None] == classes[..., None, None, :, :]
     earlier = jnp.tri(classes.shape[-2], k=-1, dtype=jnp.int32)
@@ -80,7 +88,7 @@ def new_captions(classes: Int[Array, "*b w l"]) -> Int[Array, "*b w l"]:
 
 
 def without_gradient(networks: Any) -> Any:
-    """Returns networks of the same weights that learn nothing."""
+    """Returns networks of the same weights, which get no gradient."""
     graph, state = nnx.split(networks)
     return nnx.merge(graph, jax.tree.map(jax.lax.stop_gradient, state))
 
@@ -102,7 +110,7 @@ def naming_error(
         states: Hidden states at turns' frame tokens, which are normalized first.
         classes: Numbers of the turns' captions, then -1.
         weights: Weights of the turns.
-        ignored: Numbers of captions that do not count, or -1.
+        ignored: Numbers of captions that do not count, then -1.
     """
     states = states.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.square(states).mean(axis=-1, keepdims=True) + 1e-6)
@@ -124,7 +132,7 @@ class CaptionNaming:
         layout: Layout of a sequence that ends with the turn to be predicted.
         packed: Layout of a sequence that predicts each of its turns.
         targets: Which turns of a window are predicted.
-        query_start: Slot of the first query in the sequence of a turn that stands alone.
+        query_start: Slot of the first query in the sequence of a turn without a history.
     """
 
     config: MistralConfig
@@ -136,16 +144,16 @@ class CaptionNaming:
     def of_sequences(
         self, networks: StageNetworks, game: Any, hidden: Float[Array, "l b t d"]
     ) -> Scalars:
-        """Returns the errors of naming captions from hidden states: "seen", "noted", "meant".
+        """Returns the errors of the three heads, from hidden states of the training sequences.
 
-        Captions come without a history, so that nothing is seen or noted there.
+        With targets "captions" there is no history, and only "target" is returned.
         """
         after = {name: hidden[count - 1] for name, count in layers_of_heads(self.config).items()}
         every = self.targets == "every"
         queries = self.packed.queries if every else self.layout.queries[None]
-        meant = self._of_targets(networks["meant"], after["meant"][:, queries], game)
+        target = self._of_targets(networks["target"], after["target"][:, queries], game)
         if self.targets == "captions":
-            return {"meant": meant}
+            return {"target": target}
         layout = self.packed if every else self.layout
         frames = np.flatnonzero(layout.history).reshape(-1, self.layout.num_queries)
         closing = self.packed.closing if every else closing_slots(self.layout)
@@ -153,7 +161,11 @@ class CaptionNaming:
         def past(name: str, slots: np.ndarray) -> jax.Array:
             return self._of_turns(networks[name], after[name][:, slots], game, slice(0, -1))
 
-        return {"seen": past("seen", frames), "noted": past("noted", closing), "meant": meant}
+        return {
+            "history": past("history", frames),
+            "turn_end": past("turn_end", closing),
+            "target": target,
+        }
 
     def of_shots(
         self,
@@ -162,20 +174,20 @@ class CaptionNaming:
         shots: Float[Array, "b t n r"],
         found: Float[Array, "b m r"],
     ) -> Scalars:
-        """Returns the errors of naming captions from shots that stand alone.
+        """Returns the errors of naming captions from shots by themselves.
 
         Args:
             networks: Language model and heads.
             game: Samples.
-            shots: Their true shots: "alone".
-            found: The predicted ones: "written".
+            shots: Their true shots: "true_shot".
+            found: The predicted ones: "predicted_shot".
         """
         found = found.reshape(len(found), -1, *shots.shape[2:])
-        alone = self._read(networks, shots, learns=True)
-        written = self._read(networks, found, learns=False)
+        true = self._read_shots(networks, shots, trains_reader=True)
+        predicted = self._read_shots(networks, found, trains_reader=False)
         return {
-            "alone": self._of_turns(*alone, game),
-            "written": self._of_targets(*written, game),
+            "true_shot": self._of_turns(*true, game),
+            "predicted_shot": self._of_targets(*predicted, game),
         }
 
     def of_captions(
@@ -190,30 +202,30 @@ class CaptionNaming:
         Args:
             networks: Language model and heads.
             game: Samples.
-            hidden: Hidden states at the queries, each turn alone: "described".
-            found: What is predicted there: "copied".
+            hidden: Hidden states at the queries, each turn by itself: "caption_target".
+            found: The shots that are predicted there: "caption_shot".
         """
         shape = (*game.classes.shape[:2], found.shape[1], -1)
-        states = hidden[layers_of_heads(self.config)["meant"] - 1].reshape(shape)
-        copied = self._read(networks, found.reshape(shape), learns=False)
+        states = hidden[layers_of_heads(self.config)["target"] - 1].reshape(shape)
+        predicted = self._read_shots(networks, found.reshape(shape), trains_reader=False)
         return {
-            "described": self._of_turns(networks["meant"], states, game),
-            "copied": self._of_turns(*copied, game),
+            "caption_target": self._of_turns(networks["target"], states, game),
+            "caption_shot": self._of_turns(*predicted, game),
         }
 
-    def _read(
-        self, networks: StageNetworks, shots: Float[Array, "b t n r"], *, learns: bool
+    def _read_shots(
+        self, networks: StageNetworks, shots: Float[Array, "b t n r"], *, trains_reader: bool
     ) -> tuple[Linear, Float[Array, "b t n d"]]:
-        """Returns the head that reads past shots, and its states at shots that stand alone.
+        """Returns the head "history", and the hidden states that it reads of shots by themselves.
 
-        `learns`: whether head and layers learn from the shots. If not, only the shots do.
+        `trains_reader`: whether head and layers get the gradient; otherwise only the shots do.
         """
-        mllm, head = networks["mllm"], networks["seen"]
-        if not learns:
+        mllm, head = networks["mllm"], networks["history"]
+        if not trains_reader:
             mllm, head = without_gradient((mllm, head))
         rows = shots.reshape(-1, *shots.shape[2:])
-        num_layers = layers_of_heads(self.config)["seen"]
-        states = mllm.see(rows, start=self.query_start, num_layers=num_layers)
+        num_layers = layers_of_heads(self.config)["history"]
+        states = mllm.encode_shots(rows, start=self.query_start, num_layers=num_layers)
         return head, states.reshape(*shots.shape[:3], -1)
 
     def _of_turns(
@@ -227,8 +239,8 @@ class CaptionNaming:
     ) -> Float[Array, ""]:
         """Returns the error at the turns to be predicted.
 
-        A game's first turn does not count, and no caption that is new in a turn; a turn that is
-        predicted from its captions counts whole.
+        A window's first turn does not count, nor do captions that are new in a turn
+        (`new_captions`). With targets "captions" everything counts.
         """
         turns = slice(-states.shape[1], None)
         if self.targets == "captions":

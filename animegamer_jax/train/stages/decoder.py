@@ -210,13 +210,13 @@ def with_motion(
 
 def drawn_loss(
     dit: DiT,
-    moments: Float[Array, "b f h w m"],
+    moments: Float[Array, "b f h w mv"],
     key: Key[Array, ""],
     *,
     vae_config: VAEConfig,
     context: Float[Array, "b n d"],
     motion: Float[Array, " b"],
-    memory: Float[Array, "b p h w c"] | None = None,
+    memory: Float[Array, "b m h w c"] | None = None,
     draws: int = 1,
     timestep_shift: float = 1.0,
     first_known: bool = False,
@@ -274,7 +274,7 @@ def zero_motion_layer(dit: DiT) -> None:
 
 
 def transformer_flops(
-    dit: DiT, *, trained: Literal["recipe", "all"], pictures: int = 0, remembers: bool = False
+    dit: DiT, *, trained: Literal["recipe", "all"], pictures: int = 0, has_memory: bool = False
 ) -> float:
     """Returns the FLOPs of a sample's step: 4 a matrix weight and row, 6 if it is trained.
 
@@ -284,7 +284,7 @@ def transformer_flops(
     """
     c = dit.config
     patches = c.num_patches * c.patch_frames // c.latent_frames if pictures else c.num_patches
-    patches += c.num_memory_tokens if remembers else 0
+    patches += c.num_memory_tokens if has_memory else 0
     tokens = c.num_context_tokens + patches
     modulation = matrix_size(cast(Any, dit.layers.blocks).modulation)
     matrices = (matrix_size(dit.layers) - modulation) * tokens
@@ -321,12 +321,6 @@ class DiffusionStage(Stage[R]):
     @abc.abstractmethod
     def conditions(self, networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> Conditions:
         """Returns what the decoder is given in training; `key` draws what is left out of it."""
-
-    def context(
-        self, networks: StageNetworks, batch: Any, key: Key[Array, ""]
-    ) -> Float[Array, "b n d"]:
-        """Returns the context of `conditions`."""
-        return self.conditions(networks, batch, key).context
 
     @abc.abstractmethod
     def motion(self, batch: Any) -> Float[Array, " b"]:

@@ -23,7 +23,7 @@ from animegamer_jax.configs import ModelConfig
 from animegamer_jax.diffusion import KnownFrame
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.rollout import latent_shape
-from animegamer_jax.models.dit import DiT
+from animegamer_jax.models.dit import DiT, memory_rows
 from animegamer_jax.protocol import Protocol
 from animegamer_jax.train.stages.adapt import PredictionRecipe, PredictionStage
 from animegamer_jax.train.stages.base import Scalars, StageNetworks
@@ -202,7 +202,7 @@ class DistillStage(PredictionStage[DistillRecipe]):
         motion = self.motion(batch)
         empty = networks["encoder"].unconditional().astype(jnp.float32)
         empty = jnp.broadcast_to(empty[None], given.context.shape)
-        nothing = Conditions(empty, jax.tree.map(jnp.zeros_like, given.memory))
+        nothing = Conditions(empty, memory_rows(given.memory, 1, num_given=0))
 
         def held(predict_v: PredictV) -> PredictV:
             return diffusion.hold(predict_v, known, self._schedule)

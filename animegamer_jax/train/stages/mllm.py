@@ -68,12 +68,12 @@ class MLLMRecipe(GameRecipe):
             in the batch, so that the model also learns from the words of past turns.
         word_dropout: Share of an instruction's tokens replaced by `<unk>`, so that the model can
             handle words outside its vocabulary.
-        caption_weight: Weight of the error of the same turns' representations from captions that
-            say everything, each turn alone, so that the model does not forget what it has learned
-            from captions. It multiplies `alpha`.
-        naming_weight: Weight of the error of heads that name the captions of past turns, of the
+        caption_weight: Weight of a second error of the representations, which are also predicted
+            from complete captions without a history, so that the model does not forget what it has
+            learned from captions. It multiplies `alpha`.
+        naming_weight: Weight of the errors of heads that name the captions of past turns, of the
             turns to be predicted and of the predictions (`caption_heads`), so that the model reads
-            in pictures what no instruction says, and writes it. For models that are trained from
+            in pictures what no instruction says and predicts it. For models that are trained from
             scratch.
         targets: Turns of a window to train on. "last" is the turn that ends it, which may be any
             turn of a game; "every" trains on all turns of windows that end with their games, as
@@ -152,12 +152,12 @@ class MLLMStage(GameStage[MLLMRecipe]):
     _classes: dict[str, int] | None = None
 
     @property
-    def _reads_captions(self) -> bool:
+    def _only_captions(self) -> bool:
         return self.recipe.targets == "captions"
 
     @property
-    def _keeps_captions(self) -> bool:
-        return not self._reads_captions and self.recipe.caption_weight > 0
+    def _also_captions(self) -> bool:
+        return not self._only_captions and self.recipe.caption_weight > 0
 
     @property
     def _names_captions(self) -> bool:
@@ -165,14 +165,14 @@ class MLLMStage(GameStage[MLLMRecipe]):
 
     @property
     def _heads(self) -> tuple[str, ...]:
-        """The heads that read something: a caption comes without a past turn to note."""
+        """Names of the heads; targets "captions" have no past turn, so "turn_end" is left out."""
         if not self._names_captions:
             return ()
-        return tuple(name for name in HEADS if not (self._reads_captions and name == "noted"))
+        return tuple(name for name in HEADS if not (self._only_captions and name == "turn_end"))
 
     @property
     def window(self) -> int:
-        return 1 if self._reads_captions else super().window
+        return 1 if self._only_captions else super().window
 
     @property
     def _windowed(self) -> Protocol:
@@ -183,8 +183,8 @@ class MLLMStage(GameStage[MLLMRecipe]):
         return dataclasses.replace(
             super().windows(),
             protocol=self._windowed,
-            captions=self._reads_captions,
-            complete=self._keeps_captions,
+            captions=self._only_captions,
+            complete=self._also_captions,
             classes=self._classes if self._names_captions else None,
         )
 
@@ -292,7 +292,7 @@ class MLLMStage(GameStage[MLLMRecipe]):
             self.config,
             self._windowed,
             shown=self.reads_shown(),
-            complete=self._keeps_captions,
+            complete=self._also_captions,
             classes=self._names_captions,
         )
 
@@ -331,9 +331,9 @@ class MLLMStage(GameStage[MLLMRecipe]):
     ) -> tuple[Float[Array, ""], Scalars]:
         """Returns equation 5, a mean over the samples' targets, and its terms as parts.
 
-        With `caption_weight` and `naming_weight`, to it come the error of representations from
-        captions alone, and those of the heads. Captions do not tell the states: of them only the
-        representation counts.
+        `caption_weight` adds the error of representations predicted from captions alone, and
+        `naming_weight` the errors of the heads. With targets "captions" the states are left out,
+        because captions do not include them.
         """
         recipe, layout = self.recipe, self.layout
         mllm, encoder = networks["mllm"], networks["encoder"]
@@ -342,10 +342,10 @@ class MLLMStage(GameStage[MLLMRecipe]):
         dropout = Dropout(drop, recipe.lora_dropout) if recipe.lora_dropout else None
         every = recipe.targets == "every"
         slots = self.packed_layout.answers.ravel() if every else layout.answers
-        entropy, square, found, hidden = mllm.errors(
-            sequences, label_slots=slots, dropout=dropout, keep=self._names_captions
+        cross_entropy, squared_error, found, hidden = mllm.answer_losses(
+            sequences, label_slots=slots, dropout=dropout, with_hidden_states=self._names_captions
         )
-        b = entropy.shape[0]
+        b = cross_entropy.shape[0]
         weights = jnp.ones((b, 1))
         if every:
             present = self.packed_layout.present(batch.num_history).astype(jnp.float32)
@@ -354,13 +354,13 @@ class MLLMStage(GameStage[MLLMRecipe]):
         def mean(errors: jax.Array) -> jax.Array:
             return (weights * errors.reshape(b, weights.shape[1], -1).mean(axis=-1)).sum() / b
 
-        states, representation = mean(entropy), mean(square)
+        states, representation = mean(cross_entropy), mean(squared_error)
         parts, loss = {"representation": representation}, recipe.alpha * representation
         shots = encode_turns(encoder, batch)
-        if not self._reads_captions:
+        if not self._only_captions:
             parts["states"] = states
             loss += states
-        if self._keeps_captions:
+        if self._also_captions:
             parts |= self._caption_errors(networks, batch, shots)
             loss += recipe.alpha * recipe.caption_weight * parts["captions"]
         if hidden is not None:
@@ -374,8 +374,7 @@ class MLLMStage(GameStage[MLLMRecipe]):
     ) -> Scalars:
         """Returns the error of representations from captions alone, a mean over the turns.
 
-        With heads also those of naming the captions from the same sequences ("described") and from
-        what they predict ("copied").
+        With heads also the errors of naming the captions (`CaptionNaming.of_captions`).
         """
         layout = self._alone
         ids = game.complete.reshape(-1, 1, game.complete.shape[-1])
@@ -387,7 +386,7 @@ class MLLMStage(GameStage[MLLMRecipe]):
         present = self.packed_layout.present(game.num_history).astype(jnp.float32)
         errors: Scalars = {}
         if self._names_captions:
-            found, hidden = networks["mllm"].represent_and_keep(prompt, history, layout)
+            found, hidden = networks["mllm"].represent_with_hidden_states(prompt, history, layout)
             errors |= self._naming.of_captions(networks, game, hidden, found)
         else:
             found = networks["mllm"].represent(prompt, history, layout)
@@ -402,7 +401,7 @@ class MLLMStage(GameStage[MLLMRecipe]):
         if self.recipe.targets == "every":
             length, targets = self.packed_layout.length, layout.window
         lengths = [length]
-        if self._keeps_captions:
+        if self._also_captions:
             lengths += [self._alone.length] * layout.window
         layers = matrix_size(mllm.mistral.layers) * sum(lengths)
         squares = sum(length**2 for length in lengths)
@@ -411,12 +410,12 @@ class MLLMStage(GameStage[MLLMRecipe]):
         rest += matrix_size(mllm.input_resampler) * queries * (layout.window - 1)
         rest += matrix_size(mllm.output_resampler) * queries * targets
         if self._names_captions:
-            captions = layout.window if self._keeps_captions else 0
+            captions = layout.window if self._also_captions else 0
             alone = layout.window + targets + captions  # shots, true ones and predictions
-            share = layers_of_heads(c)["seen"] / c.num_hidden_layers
+            share = layers_of_heads(c)["history"] / c.num_hidden_layers
             read = matrix_size(mllm.input_resampler) + share * matrix_size(mllm.mistral.layers)
             turns = layout.window - 1 + targets + captions
-            rest += (matrix_size(networks["seen"]) * (turns + alone) + read * alone) * queries
+            rest += (matrix_size(networks["history"]) * (turns + alone) + read * alone) * queries
         # A weight and row takes two forward, two for the gradient of the input and, if trained, two
         # for the gradient of the weight.
         return (6.0 if self.recipe.trained == "all" else 4.0) * layers + 6.0 * rest + scores
@@ -442,7 +441,7 @@ class MLLMStage(GameStage[MLLMRecipe]):
         """
         del key
         explained, right = self._answer(networks, batch)
-        if self._reads_captions:
+        if self._only_captions:
             return Evaluation({"explained": float(explained)}, {})
         scalars = {"accuracy": float(right[1:].mean()), "explained": float(explained)}
         each = zip(STATE_NAMES, right, strict=True)

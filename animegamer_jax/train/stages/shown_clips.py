@@ -48,13 +48,13 @@ SEED = 1 << 31
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _ClipMaker:
-    """Makes clips of turns and looks at them.
+    """Makes clips of turns and encodes their first frames by CLIP.
 
     Attributes:
         networks: The model's networks; the language model is not used.
         table: The sampler's steps.
         protocol: The model's protocol.
-        batch_size: Number of turns that are made side by side.
+        batch_size: Number of turns whose clips are made in one batch.
     """
 
     networks: Networks
@@ -141,7 +141,7 @@ def write_shown(
         count: Number of turns, from the first; None, or more than there are: all.
         steps: Number of denoising steps; None: the protocol's.
         dtype: Number format of the computation; None: the bundle's.
-        batch_size: Number of turns that are made side by side.
+        batch_size: Number of turns whose clips are made in one batch.
         on_progress: Called with what is made, turns done, and turns.
 
     Raises:

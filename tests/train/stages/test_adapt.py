@@ -83,7 +83,7 @@ def test_the_context_is_what_is_predicted(stage, networks, batch):
         prompts = lay_out(networks["encoder"], batch.game, stage.layout)
         predicted, _ = networks["mllm"].predict(prompts.prompt, prompts.history, stage.layout)
         keys = jax.random.split(make_key(), 100)
-        context = jax.lax.map(lambda key: stage.context(networks, batch, key), keys)
+        context = jax.lax.map(lambda key: stage.conditions(networks, batch, key).context, keys)
         return context, predicted, networks["encoder"].unconditional()
 
     context, predicted, empty = map(np.asarray, run(networks, jax.tree.map(jnp.asarray, batch)))
@@ -134,7 +134,7 @@ def test_the_loss_is_the_decoders(bundle, networks, batch):
         return diffusion_loss(
             networks["dit"],
             latents,
-            context=stage.context(networks, batch, drop),
+            context=stage.conditions(networks, batch, drop).context,
             motion=batch.motion_value,
             noise=jax.random.normal(noise, latents.shape),
             timestep=spread_timesteps(step, 8, shift=2.0),
@@ -394,7 +394,7 @@ def remembering_batch(bundle, batch, memory):
     past = random.normal(size=shape).astype(np.float32)
     turns = np.arange(memory) >= memory - np.asarray(batch.game.num_history)[:, None]
     past = np.where(turns[:, :, None, None, None], past, 0.0).astype(np.float32)
-    return jax.tree.map(jnp.asarray, batch._replace(past=past))
+    return jax.tree.map(jnp.asarray, batch._replace(past_moments=past))
 
 
 def test_a_decoder_learns_to_remember(bundle, batch):
@@ -417,23 +417,28 @@ def test_a_decoder_learns_to_remember(bundle, batch):
     scale = stage.vae_config.scaling_factor
     count = np.asarray(batch.game.num_history)
     assert count.min() < 2
-    for found, true, turns in zip(conditions.memory, batch.past, count, strict=True):
+    for found, true, turns in zip(conditions.memory, batch.past_moments, count, strict=True):
         absent = max(0, 2 - int(turns))
         np.testing.assert_array_equal(found[:absent], np.zeros_like(found[:absent]))
         mean = np.split(np.asarray(true), 2, axis=-1)[0] * scale
         np.testing.assert_allclose(found[absent:], mean[absent:], atol=1e-5)
     dit = dataclasses.replace(bundle.config.dit, memory=3)
     remembering = dataclasses.replace(bundle.config, dit=dit)
-    with pytest.raises(UserError, match="--memory 2: this decoder remembers 3 clips"):
+    with pytest.raises(
+        UserError,
+        match=r"--memory 2: expected 3, the number of clips that this .* give that number, or 0",
+    ):
         AdaptStage(recipe, remembering, bundle.protocol, tokenizer_dir=stage.tokenizer_dir)
     long = dataclasses.replace(recipe, memory=3)
     with pytest.raises(
-        UserError, match="--memory 3: the protocol's window of 3 turns holds 2 past"
+        UserError, match=r"--memory 3: expected fewer .* window of 3 turns: give at most 2"
     ):
         make_stage(AdaptStage, long, bundle)
     dit = dataclasses.replace(bundle.config.dit, patch_frames=3)
     several = dataclasses.replace(bundle.config, dit=dit)
-    with pytest.raises(UserError, match="--memory 2: a patch of this decoder has 3 frames"):
+    with pytest.raises(
+        UserError, match=r"--memory 2: expected a decoder whose patches .* found 3: give --memory 0"
+    ):
         AdaptStage(recipe, several, bundle.protocol, tokenizer_dir=stage.tokenizer_dir)
 
 

@@ -103,7 +103,7 @@ def test_the_conditions_are_predictions_and_true_shots(stage, networks, batch):
     def contexts(networks, batch):
         true = networks["encoder"](batch.game.text[:, -1], batch.game.image[:, -1])
         keys = jax.random.split(make_key(), 50)
-        found = jax.lax.map(lambda key: stage.context(networks, batch, key), keys)
+        found = jax.lax.map(lambda key: stage.conditions(networks, batch, key).context, keys)
         return found, true, stage.represent(networks, batch)
 
     found, true, predicted = map(np.asarray, contexts(networks, jax.tree.map(jnp.asarray, batch)))

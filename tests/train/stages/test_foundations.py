@@ -475,7 +475,7 @@ def test_captions_are_dropped(bundle, data):
     networks = stage.load(bundle, mesh=one_device())
     batch = jax.tree.map(jnp.asarray, batch_of(stage, data[DiTStage], 8))
     batch = jax.tree.map(lambda x: jnp.tile(x, (100,) + (1,) * (x.ndim - 1)), batch)
-    context = np.asarray(jax.jit(stage.context)(networks, batch, make_key()))
+    context = np.asarray(jax.jit(stage.conditions)(networks, batch, make_key()).context)
     assert context.shape == (800, bundle.config.dit.num_context_tokens, 32)
     dropped = (context == 0).all((1, 2))
     assert dropped.mean() == pytest.approx(0.4, abs=0.05)

@@ -183,7 +183,7 @@ def test_a_segment_is_the_turn_alone(bundle, networks, stage, batch):
         @jax.jit
         def errors(networks, game):
             sequences = stage.make_batch(networks["encoder"], game, make_key())
-            return networks["mllm"].errors(sequences, label_slots=slots)
+            return networks["mllm"].answer_losses(sequences, label_slots=slots)
 
         return jax.device_get(errors(networks, jax.tree.map(jnp.asarray, game)))
 
@@ -207,7 +207,7 @@ def test_every_target_of_a_sample_weighs_the_same(bundle, networks, batch):
     def run(networks, game):
         sequences = every.make_batch(networks["encoder"], game, make_key())
         slots = every.packed_layout.answers.ravel()
-        errors = networks["mllm"].errors(sequences, label_slots=slots)
+        errors = networks["mllm"].answer_losses(sequences, label_slots=slots)
         return every.loss(networks, game, make_key()), errors
 
     game = jax.tree.map(jnp.asarray, batch)
@@ -280,11 +280,11 @@ def test_naming_captions(bundle, networks, features):
         np.testing.assert_allclose(loss, sum(weights[k] * parts[k] for k in parts), rtol=1e-5)
         assert stage.configs().keys() == {"mllm"}
         assert stage.rate_factors().keys() == {"mllm", *heads}
-        assert ("noted" in heads) == (targets != "captions")  # no past turn, nothing to note
+        assert ("turn_end" in heads) == (targets != "captions")  # no past turn ends
         parts_of[targets] = parts
-    of_captions = {"representation", "meant", "alone", "written"}
+    of_captions = {"representation", "target", "true_shot", "predicted_shot"}
     assert parts_of["captions"].keys() == of_captions
-    of_games = {"states", "captions", "seen", "noted", "described", "copied"}
+    of_games = {"states", "captions", "history", "turn_end", "caption_target", "caption_shot"}
     assert parts_of["every"].keys() == of_captions | of_games
     assert parts_of["last"].keys() == parts_of["every"].keys()
 
@@ -295,21 +295,21 @@ def test_what_is_written_trains_the_prediction_alone(bundle, networks, features)
     stage = make_stage(MLLMStage, recipe, bundle)
     samples = stage.samples([DataSource(str(features))], split="train")
     turns = jax.tree.map(lambda *x: jnp.stack(x), *[samples[i] for i in range(4)])
-    heads = make_heads(stage.mllm_config.mistral, ("seen", "meant"), seed=0)
+    heads = make_heads(stage.mllm_config.mistral, ("history", "target"), seed=0)
 
     def slopes(networks, turns, part):
         def of(trained):
             mllm, seen = trained
-            changed = networks | {"mllm": mllm, "seen": seen}
+            changed = networks | {"mllm": mllm, "history": seen}
             return stage.loss(changed, turns, make_key())[1][part]
 
-        mllm, seen = nnx.grad(of)((networks["mllm"], networks["seen"]))
+        mllm, seen = nnx.grad(of)((networks["mllm"], networks["history"]))
         parts = {"output": mllm["output_resampler"], "input": mllm["input_resampler"], "head": seen}
         return {name: optax.tree.norm(part) for name, part in parts.items()}
 
     @nnx.jit
     def both(networks, turns):
-        return slopes(networks, turns, "written"), slopes(networks, turns, "alone")
+        return slopes(networks, turns, "predicted_shot"), slopes(networks, turns, "true_shot")
 
     written, alone = both(networks | heads, turns)
     assert {name for name, slope in written.items() if slope > 0} == {"output"}
@@ -327,7 +327,7 @@ def test_nothing_to_name(bundle, features, monkeypatch):
 
 def test_a_head_reads_any_token():
     """A caption that one token of a turn names is named; turns without weight do not count."""
-    head = make_heads(MistralConfig(hidden_size=8), seed=0)["seen"]
+    head = make_heads(MistralConfig(hidden_size=8), seed=0)["history"]
     head.kernel[...] = jnp.zeros_like(head.kernel[...]).at[3, 5].set(20.0)
     states = jnp.zeros((2, 4, 8)).at[0, 2, 3].set(2.0)
     classes = jnp.array([[5, -1], [5, -1]])
@@ -344,7 +344,7 @@ def test_new_captions():
 
 
 def test_what_is_new_is_not_to_be_named():
-    head = make_heads(MistralConfig(hidden_size=8), seed=0)["meant"]
+    head = make_heads(MistralConfig(hidden_size=8), seed=0)["target"]
     states = jax.random.normal(make_key(), (1, 4, 8))
     known, new, none = jnp.array([[5, -1]]), jnp.array([[5, 9]]), jnp.array([[-1, -1]])
     weight = jnp.ones(1)

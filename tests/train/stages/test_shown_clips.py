@@ -173,7 +173,7 @@ def test_the_adaptation_predicts_from_shown_histories(bundle, features):
     predict = jax.jit(stage.represent)
     true = predict(networks, batch)
     seen = predict(networks, batch._replace(game=game._replace(image=game.shown)))
-    trained = jax.jit(stage.context)(networks, batch, make_key())
+    trained = jax.jit(stage.conditions)(networks, batch, make_key()).context
     np.testing.assert_allclose(trained, seen, atol=1e-4)
     has_history = np.asarray(game.num_history) > 0
     assert (np.abs(np.asarray(trained - true)).max((1, 2)) > 1e-3)[has_history].all()
