@@ -114,7 +114,7 @@ GAME = (
         "no pictures in the history",
         {},
         "captions",
-        (("mllm", ("--history-swap", "1")), ("adapt", ("--memory", "0"))),
+        (("mllm", ("--history-swap", "1")), ("adapt", ())),
     ),
     Row("predicted history", {}, "adapt", history="predicted"),
     Row("window of 1", {}, "adapt", window=1),

@@ -17,9 +17,9 @@ from animegamer_jax.train.registry import PARTS, find_stage
 from animegamer_jax.train.stages.base import Stage
 from animegamer_jax.train.stages.recipe import Recipe
 
-_FIRST = {"pictures": "decoder", "captions": "mllm", "adapt-pictures": "adapt"}
+_FIRST = {"pictures": "decoder", "captions": "mllm"}
 """Commands whose stage comes twice, the first time with an easier task."""
-_REST = ("warmup", "pictures", "decoder", "captions", "mllm", "adapt-pictures", "adapt")
+_REST = ("warmup", "pictures", "decoder", "captions", "mllm", "adapt")
 STAGES = (*PARTS, *_REST)  # in the order of the training
 _MEASURED = {"vae": ("vae.scaling_factor", "vae.frequency_scales")}  # at a stage's end
 _ABSENT = object()

@@ -86,7 +86,5 @@ train captions "$OUT/decoder/model" "$OUT/features" mllm --targets captions --st
   --naming-weight 0.01
 train mllm "$OUT/captions/model" "$OUT/features" mllm --history-shown 0.7 --batch-size 8 \
   --caption-weight 1 --naming-weight 0.01
-train adapt-pictures "$OUT/mllm/model" "$OUT/features" adapt --pictures 2 --steps 2000 --batch-size 16 \
-  --optimizer.learning-rate 1e-3 --timestep-shift 2
-train adapt "$OUT/adapt-pictures/model" "$OUT/features" adapt --history-shown 0.7 --timestep-shift 2
+train adapt "$OUT/mllm/model" "$OUT/features" adapt --history-shown 0.7 --timestep-shift 2
 say "done: $OUT/adapt/model"

@@ -57,9 +57,9 @@ def test_a_turn_can_be_lowered_for_a_mesh(layout, history):
 
 
 def test_the_adaptation_of_a_decoder_that_gets_a_memory():
-    """The toy's recipe gives it one: its positions are trained, and samples have past frames."""
-    case = configure("adapt", "v5e:2x4", size="toy")
-    program = stage_program("adapt", mesh=make_mesh(case.mesh), plan=PLANS["sharded"], size="toy")
+    """Its positions are trained, and samples have past frames."""
+    mesh, plan = make_mesh(configure("adapt", "v5e:2x4", size="toy").mesh), PLANS["sharded"]
+    program = stage_program("adapt", mesh=mesh, plan=plan, size="toy", memory=2)
     state, batch, _ = program.arguments
     dit = SIZES["toy"]().dit
     assert dit is not None

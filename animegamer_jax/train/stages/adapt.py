@@ -92,19 +92,15 @@ class AdaptRecipe(PredictionRecipe, DrawnRecipe):
 
 RECIPES = {
     "toy": AdaptRecipe(
-        steps=4000,
+        steps=2400,
         batch_size=8,
-        optimizer=OptimizerConfig(learning_rate=8e-4, warmup_steps=50, decay="cosine"),
+        optimizer=OptimizerConfig(learning_rate=6e-4, warmup_steps=50, decay="cosine"),
         ema_decay=0.999,
         dtype="bfloat16",
         trained="all",
         context_dropout=0.15,
-        first_pictures=4,
+        first_pictures=8,
         redrawn=0.5,
-        memory=2,
-        memory_noise=0.1,
-        memory_own=0.4,
-        memory_alone=0.4,
     ),
     # Steps and learning rate as reported in the paper's section 4.1; the optimizer's other numbers,
     # batch and average as in the joint stage. 1 to 5 turns, uniformly, as in the released files.
