@@ -363,11 +363,21 @@ class VAE(nnx.Module):
         Raises:
             ValueError: `t` is even.
         """
-        frames, cache = [], None
-        for start, stop in chunk_bounds(latents.shape[1]):
-            chunk, cache = self.decode_chunk(latents[:, start:stop], cache)
-            frames.append(chunk)
-        return jnp.concatenate(frames, axis=1)
+        (_, stop), *rest = chunk_bounds(latents.shape[1])
+        first, cache = self.decode_chunk(latents[:, :stop])
+        if not rest:
+            return first
+
+        # In a loop each chunk's cache replaces the one before; unrolled, several are in memory.
+        def decode_next(cache: DecoderCache, chunk: jax.Array) -> tuple[DecoderCache, jax.Array]:
+            frames, cache = self.decode_chunk(chunk, cache)
+            return cache, frames
+
+        b, _, *plane = latents.shape
+        chunks = latents[:, stop:].reshape(b, len(rest), -1, *plane)
+        _, frames = jax.lax.scan(decode_next, cache, jnp.moveaxis(chunks, 1, 0))
+        frames = jnp.moveaxis(frames, 0, 1).reshape(b, -1, *frames.shape[3:])
+        return jnp.concatenate([first, frames], axis=1)
 
 
 def decode_in_parts(vae: VAE, latents: Float[Array, "b t h w z"]) -> Float[Array, "b f y x c"]:
