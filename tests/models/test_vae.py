@@ -17,7 +17,7 @@ from animegamer_jax.configs import SIZES, VAEConfig
 from animegamer_jax.convert.rules import load
 from animegamer_jax.convert.tables.vae import infer_config, rules
 from animegamer_jax.errors import UserError
-from animegamer_jax.models import convolution
+from animegamer_jax.models import convolution, linear
 from animegamer_jax.models.convolution import CausalConv, conv3d, conv3d_direct, conv3d_planes
 from animegamer_jax.models.latents import sample
 from animegamer_jax.models.vae import VAE, DecoderCache, chunk_bounds, to_uint8
@@ -330,7 +330,8 @@ def test_what_a_tpu_computes_first_changes_no_number(tiny, monkeypatch):
     latents = jnp.asarray(_normal(1, 3, 4, 6, 4, seed=7))
     frames = []
     for platform in ("gpu", "tpu"):
-        monkeypatch.setattr(convolution, "platform", lambda platform=platform: platform)
+        for module in (convolution, linear):
+            monkeypatch.setattr(module, "platform", lambda platform=platform: platform)
         decode = jax.jit(lambda vae, latents: vae.decode(latents))
         frames.append(decode(tiny, latents))
         barriers = decode.lower(tiny, latents).as_text().count("optimization_barrier")
