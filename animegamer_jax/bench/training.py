@@ -59,8 +59,6 @@ def training_program(
     stage_name, part, _ = STAGES[name]
     stage_class, recipe = find_stage(stage_name, part=part, size=_recipe_size(bundle))
     changes: dict[str, Any] = {"dtype": dtype, "batch_size": batch_size, "accumulate": 1}
-    if stage_name == "adapt":
-        changes["memory"] = 0  # the decoder's own number: another may not fit it, or the window
     recipe = dataclasses.replace(
         recipe, **{field: value for field, value in changes.items() if value is not None}
     )

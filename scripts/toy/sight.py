@@ -5,8 +5,8 @@
 Every turn is played three times: with the true first frames of the turns before as past shots, with
 those of the same game with other details (*exchanged*), and with zeros in their place. A decoder
 with a memory gets the first frames of the same shots as the language model. Instructions and states
-are the same, so only the pictures tell the details apart. What the clips show is read by
-the world's network. A detail that an earlier turn showed is *kept* if it is read as there. In the
+are the same, so only the pictures tell the details apart. What the clips show is read by the
+world's network. A detail that an earlier turn showed is *kept* if it is read as there. In the
 exchange it *goes with the pictures* if it is read as the pictures show it, and *with the words* if
 as in the game that the words are of. Without past shots a model can be right as often as *another
 game's* details are the same. The table is Markdown.

@@ -110,7 +110,7 @@ def naming_error(
         states: Hidden states at turns' frame tokens, which are normalized first.
         classes: Numbers of the turns' captions, then -1.
         weights: Weights of the turns.
-        ignored: Numbers of captions that do not count, then -1.
+        ignored: Numbers of captions that do not count, -1 in other places.
     """
     states = states.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.square(states).mean(axis=-1, keepdims=True) + 1e-6)
