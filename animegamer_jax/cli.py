@@ -47,6 +47,10 @@ COMMANDS = {
     "train decoder": ("train.command:decoder", "train the shot encoder and the decoder"),
     "train mllm": ("train.command:mllm", "train the language model"),
     "train adapt": ("train.command:adapt", "train the decoder on the language model's predictions"),
+    "train picture": (
+        "train.command:picture",
+        "train a decoder of its own for pictures that come first",
+    ),
     "train distill": ("train.command:distill", "train a student that makes a clip in a few steps"),
     "plan": ("plan.command:plan", "estimate what a program needs on a TPU slice"),
     "bench": ("bench.command:bench", "time the parts of a turn and the training steps"),

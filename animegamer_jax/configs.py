@@ -218,7 +218,7 @@ class T5Config(NetworkConfig):
     layer_norm_epsilon: float = 1e-6
 
 
-NetworkName = Literal["mllm", "encoder", "dit", "vae", "clip", "t5"]
+NetworkName = Literal["mllm", "encoder", "dit", "vae", "clip", "t5", "picture"]
 """The networks of a model, the fields of `ModelConfig`."""
 
 
@@ -227,6 +227,8 @@ class ModelConfig:
     """The networks of one AnimeGamer model; None for a network that it lacks.
 
     The first four are needed to play, `clip` and `t5` also to train and for players' pictures.
+    `picture` is a decoder that only draws the picture that comes first (`Protocol.picture_first`;
+    ours); without one, `dit` draws it too.
     """
 
     mllm: MLLMConfig | None = None
@@ -235,6 +237,12 @@ class ModelConfig:
     vae: VAEConfig | None = None
     clip: CLIPConfig | None = None
     t5: T5Config | None = None
+    picture: DiTConfig | None = dataclasses.field(default=None, metadata={"omit_default": True})
+
+    @property
+    def first_dit(self) -> DiTConfig | None:
+        """The decoder that runs first in a turn; only this one sees the memory."""
+        return self.dit if self.picture is None else self.picture
 
 
 # Sizes that several networks of a model share, and the field of each network.
@@ -243,13 +251,22 @@ _SHARED_SIZES = {
         "mllm": "representation_size",
         "encoder": "representation_size",
         "dit": "hidden_size",
+        "picture": "hidden_size",
     },
     "representation tokens": {
         "mllm": "num_queries",
         "encoder": "num_tokens",
         "dit": "num_context_tokens",
+        "picture": "num_context_tokens",
     },
-    "latent channels": {"dit": "latent_channels", "vae": "latent_channels"},
+    "latent channels": {
+        "dit": "latent_channels",
+        "vae": "latent_channels",
+        "picture": "latent_channels",
+    },
+    "latent height": {"dit": "latent_height", "picture": "latent_height"},
+    "latent width": {"dit": "latent_width", "picture": "latent_width"},
+    "frames of a patch": {"dit": "patch_frames", "picture": "patch_frames"},
 }
 # The same, of the features that the shot encoder reads.
 _FEATURE_SIZES = {

@@ -127,9 +127,12 @@ def write_random(
     mistral = dataclasses.replace(config.mllm.mistral, vocab_size=vocab_size)
     config = dataclasses.replace(config, mllm=dataclasses.replace(config.mllm, mistral=mistral))
     with BundleWriter(path, name=name, protocol=protocol) as writer:
-        for network in (*PLAYING, "clip") if protocol.sees_frames else PLAYING:
-            size = getattr(config, network)
-            writer.write_network(network, size, random_leaves(network, size, seed))
+        playing = (*PLAYING, "clip") if protocol.sees_frames else PLAYING
+        for network in (*playing, "picture"):
+            if network == "picture" and config.picture is None:
+                continue
+            size, own = getattr(config, network), seed + (network == "picture")
+            writer.write_network(network, size, random_leaves(network, size, own))
         writer.write_tokenizer(tokenizer)
     return path
 
@@ -290,7 +293,7 @@ class Model:
         count = player.window
         texts = [lines[number % len(lines)] for number in range(count)]
         states = np.array([values[-1] for values in protocol.state_values], np.int32)
-        dit, first = self.networks.dit, self.networks.dit.config.first_shape
+        dit, first = self.networks.dit, self.networks.first_dit.config.first_shape
         turns = [
             TurnRecord(
                 text,

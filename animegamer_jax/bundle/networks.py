@@ -22,6 +22,7 @@ NETWORKS: Mapping[NetworkName, str] = {
     "vae": "animegamer_jax.models.vae:VAE",
     "clip": "animegamer_jax.models.clip:CLIP",
     "t5": "animegamer_jax.models.t5:T5Encoder",
+    "picture": "animegamer_jax.models.dit:DiT",
 }
 
 _MAX_ELEMENTS = 1 << 40  # of a parameter; NumPy's sizes end at 1 << 63

@@ -60,6 +60,11 @@ def export_bundle(
     for name in names:
         if not opened.has(name):
             raise UserError(f"{bundle}: no network {name} in this bundle: leave it out")
+    if "picture" in names:
+        raise UserError(
+            f"{bundle}: picture: the released code has no decoder of pictures: name the other "
+            "networks with --networks"
+        )
     if "dit" in names and not fits_released_code(opened.config):
         raise UserError(
             f"{bundle}: dit: the released code has neither patches of several frames, nor an "

@@ -77,7 +77,7 @@ def lora_of(name: NetworkName, config: Any) -> LoRAConfig | None:
     """Returns the low-rank update of a network; None if it has none."""
     if name == "mllm":
         return config.mistral.lora
-    return config.lora if name == "dit" else None
+    return config.lora if name in ("dit", "picture") else None
 
 
 def with_lora(name: NetworkName, config: Any, lora: LoRAConfig | None) -> NetworkConfig:
@@ -85,7 +85,7 @@ def with_lora(name: NetworkName, config: Any, lora: LoRAConfig | None) -> Networ
     if name == "mllm":
         mistral = dataclasses.replace(config.mistral, lora=lora)
         return dataclasses.replace(config, mistral=mistral)
-    return dataclasses.replace(config, lora=lora) if name == "dit" else config
+    return dataclasses.replace(config, lora=lora) if name in ("dit", "picture") else config
 
 
 def placement_of(bundle: Bundle, name: NetworkName) -> Placement:

@@ -101,11 +101,12 @@ def game_spec(
     )
 
 
-def adapt_spec(config: ModelConfig, protocol: Protocol, *, shown: bool = False) -> AdaptSample:
+def adapt_spec(
+    config: ModelConfig, protocol: Protocol, *, memory: int = 0, shown: bool = False
+) -> AdaptSample:
     """Returns the shapes of `adapt_samples`, with or without what a model shows."""
-    game, moments, d = game_spec(config, protocol, shown=shown), moments_spec(config), config.dit
-    assert d is not None
-    past = array_spec("float32", d.memory, *moments.shape[1:])
+    game, moments = game_spec(config, protocol, shown=shown), moments_spec(config)
+    past = array_spec("float32", memory, *moments.shape[1:])
     return AdaptSample(game, moments, array_spec("float32"), past)
 
 
@@ -278,14 +279,13 @@ def adapt_samples(
     split: str,
     windows: Windows,
     config: ModelConfig,
+    memory: int = 0,
     shown: bool = False,
 ) -> grain.MapDataset[AdaptSample]:
     """Returns `game_samples` with the latents and the motion value of each turn.
 
-    If the decoder of `config` has a memory, the first frames of past clips are read, too.
+    `memory` is the number of past clips whose first frames are read, too.
     """
-    assert config.dit is not None
-    memory = config.dit.memory
     turns = _checked_turns(features, split, windows, config)
     latents = features.latents(split).cached(CACHE_BYTES)
     pictures = features.shown(split).cached(CACHE_BYTES) if shown else None

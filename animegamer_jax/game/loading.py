@@ -55,6 +55,8 @@ def check_fit(
             )
         differ = feature_disagreements(dataclasses.replace(config, t5=None))
         problems += [f"{size}: encoder {e}, clip {c}" for size, (e, c) in differ.items()]
+    if config.picture is not None and not picture_first:
+        problems.append("picture: a decoder of pictures, and a protocol without a picture first")
     if config.dit and config.dit.latent_frames % 2 == 0:
         problems.append(f"latent frames: dit {config.dit.latent_frames}, vae an odd number")
     if problems:
@@ -83,7 +85,7 @@ def load_networks(
             options |= {"mesh": placement[0], "rules": placement[1].of(name)}
         network = bundle.load(name, **options)
         merge_low_rank(network)
-        if name == "dit":
+        if name in ("dit", "picture"):
             fix_most_score(network)
         elif name == "mllm" and int8:
             quantize_weights(network)
@@ -93,7 +95,8 @@ def load_networks(
     with use_placement(placement):
         unconditional = jax.jit(_unconditional)(encoder)
     shot = ShotNetworks(load("clip"), encoder) if protocol.sees_frames else None
-    return Networks(mllm, dit, vae, unconditional, shot)
+    picture = load("picture") if bundle.has("picture") else None
+    return Networks(mllm, dit, vae, unconditional, shot, picture)
 
 
 def load_tokenizer(bundle: Any) -> Tokenizer:

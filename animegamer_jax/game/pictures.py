@@ -126,7 +126,7 @@ class PictureEncoder:
         if not np.isfinite(representation).all():
             raise NonFiniteError(f"{name}: E_a of the picture is not finite")
         first_latents = None
-        if config.dit is not None and config.dit.memory:
+        if config.first_dit is not None and config.first_dit.memory:
             with self._lock:
                 first_latents = np.asarray(encode_frame(self._vae, jnp.asarray(pixels[None])))
             if not np.isfinite(first_latents).all():

@@ -154,7 +154,9 @@ class Player:
         self._picture = jax.jit(decode_picture)
         self._start_picture = jax.jit(start_picture)
         self._see_picture = jax.jit(see_picture, static_argnames="num_frames")
-        self._with_memory = jax.jit(functools.partial(with_memory, config=networks.dit.config))
+        self._with_memory = jax.jit(
+            functools.partial(with_memory, config=networks.first_dit.config)
+        )
         self._first_latents = jax.jit(functools.partial(first_latents, config=networks.vae.config))
         self._chunk = jax.jit(decode_chunk, static_argnames="start")
         self._remember = _remember_by(protocol)
@@ -258,7 +260,7 @@ class Player:
                     "devices that play"
                 )
         size = self.networks.mllm.config.representation_size
-        memory = self.networks.dit.config.memory_shape
+        memory = self.networks.first_dit.config.memory_shape
         return self._put(empty_window(self.layout, num_games, size, memory))
 
     def check_pictures(self) -> None:
@@ -433,7 +435,7 @@ class Player:
         on_progress("decoder", 0, steps)
         dit, unconditional = self.networks.dit, self.clip_guidance
         shown, known = state, None
-        if dit.config.memory:
+        if window.first_latents is not None:
             shown = self._with_memory(state, window)
         if self.protocol.picture_first:
             shown, picture, _, known = self._draw_picture(
@@ -470,7 +472,7 @@ class Player:
             remembered = self._remember(self.networks.shot, shown, frames)
             kept = state._replace(representation=remembered)
         representation, frames = _check_remembered(kept.representation, turn), np.asarray(frames)
-        first = self._first_latents(sampler.x) if dit.config.memory else None
+        first = None if window.first_latents is None else self._first_latents(sampler.x)
         on_progress("vae", 1, 1)
         clock.append(time.perf_counter())
 
@@ -497,10 +499,10 @@ class Player:
         on_progress: Callable[[], None],
     ) -> DrawnPicture:
         """Draws the picture as `rollout.draw_picture`, with the programs of the clip's steps."""
-        networks, table = self.networks, table.plain()
-        sampler, keys = self._start_picture(networks.dit, keys)
+        networks, dit, table = self.networks, self.networks.first_dit, table.plain()
+        sampler, keys = self._start_picture(dit, keys)
         for row in table.steps():
-            sampler = self._denoise(networks.dit, networks.unconditional, state, sampler, row, keys)
+            sampler = self._denoise(dit, networks.unconditional, state, sampler, row, keys)
             on_progress()
         frames = networks.dit.config.latent_frames
         drawn = self._see_picture(networks.vae, networks.shot, state, sampler.x, num_frames=frames)

@@ -34,7 +34,8 @@ _PICTURE = 1 << 20  # folded into a turn's key for the picture's noise; steps ar
 class Networks(NamedTuple):
     """The networks needed to play a turn, and the unconditional context (None without guidance).
 
-    `shot` is needed only where the protocol sees frames (`Protocol.sees_frames`).
+    `shot` is needed only where the protocol sees frames (`Protocol.sees_frames`). `picture` draws
+    the picture that comes first; if it is None, `dit` draws it too.
     """
 
     mllm: MLLM
@@ -42,6 +43,12 @@ class Networks(NamedTuple):
     vae: VAE
     unconditional: Float[Array, "n d"] | None
     shot: ShotNetworks | None = None
+    picture: DiT | None = None
+
+    @property
+    def first_dit(self) -> DiT:
+        """The decoder that runs first in a turn; only this one sees the memory."""
+        return self.dit if self.picture is None else self.picture
 
 
 class DrawnPicture(NamedTuple):
@@ -415,12 +422,11 @@ def draw_picture(
     them. Its noise is its own, and no step is skipped.
     """
     assert networks.shot is not None
-    dit, table = networks.dit, table.plain()
+    dit, table = networks.first_dit, table.plain()
     start, keys = start_picture(dit, keys)
     sampler = denoise_clip(dit, networks.unconditional, state, start, table, keys)
-    drawn = see_picture(
-        networks.vae, networks.shot, state, sampler.x, num_frames=dit.config.latent_frames
-    )
+    count = networks.dit.config.latent_frames
+    drawn = see_picture(networks.vae, networks.shot, state, sampler.x, num_frames=count)
     return drawn._replace(finite=drawn.finite & (sampler.bad_step < 0))
 
 
@@ -507,7 +513,7 @@ def play_turn(
     """
     protocol = layout.protocol
     state = predict_state(networks.mllm, window, instruction, layout)
-    shown = with_memory(state, window, networks.dit.config)
+    shown = with_memory(state, window, networks.first_dit.config)
     keys = turn_keys(games, turn)
     dit, unconditional = networks.dit, clip_guidance(networks, protocol)
     drawn = None

@@ -250,7 +250,7 @@ def rollout_program(
 
     def make_arguments() -> tuple[Any, ...]:
         size = c.representation_size
-        window = rollout.empty_window(layout, games, size, networks.dit.config.memory_shape)
+        window = rollout.empty_window(layout, games, size, networks.first_dit.config.memory_shape)
         captions = jnp.zeros((games, protocol.caption_length), jnp.int32)
         instruction = rollout.Instruction(captions, jnp.ones((games,), jnp.int32))
         keys = jax.vmap(jax.random.key)(jnp.zeros((games,), jnp.uint32))

@@ -230,7 +230,7 @@ def _check_same_picture(game: Game, given: _GivenPicture, height: int, width: in
 
 def _check_representations(game: Game, config: ModelConfig) -> None:
     """Rejects a game of a model that has the same name and another size."""
-    if config.mllm is None or config.dit is None:
+    if config.mllm is None or config.first_dit is None:
         return  # the player refuses the model
     files = reversed(game.representation_files)
     for file, record in zip(files, reversed(game.history()), strict=False):
@@ -238,7 +238,7 @@ def _check_representations(game: Game, config: ModelConfig) -> None:
             str(game.folder / file),
             record,
             representation=(config.mllm.num_queries, config.mllm.representation_size),
-            first_latents=config.dit.first_shape,
+            first_latents=config.first_dit.first_shape,
         )
 
 

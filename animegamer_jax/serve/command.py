@@ -114,7 +114,7 @@ def serve(
         representation=(mllm.num_queries, mllm.representation_size),
         clip=(*enlarged_size(player.height, player.width), player.num_frames),
         history=player.protocol.history,
-        first_latents=player.networks.dit.config.first_shape,
+        first_latents=player.networks.first_dit.config.first_shape,
     )
     store = GameStore(games, model=game_model, max_games=max_games, client_games=client_games)
     monitor = Monitor()

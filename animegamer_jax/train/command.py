@@ -368,6 +368,7 @@ warmup = StageCommand("warmup")
 decoder = StageCommand("decoder")
 mllm = StageCommand("mllm")
 adapt = StageCommand("adapt")
+picture = StageCommand("picture")
 distill = StageCommand("distill")
 
 

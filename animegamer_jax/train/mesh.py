@@ -99,7 +99,7 @@ def check_mesh(recipe: Recipe, shape: Mapping[str, int], config: "ModelConfig", 
     heads: dict[str, int] = {}
     if config.dit is not None and stage not in _WITHOUT_TRANSFORMER:
         heads["the transformer's heads"] = config.dit.num_attention_heads
-    if config.mllm is not None and stage in ("mllm", "adapt", "distill"):
+    if config.mllm is not None and stage in ("mllm", "adapt", "picture", "distill"):
         heads["the language model's heads"] = config.mllm.mistral.num_attention_heads
         heads["its key and value heads"] = config.mllm.mistral.num_key_value_heads
     for what, count in heads.items():

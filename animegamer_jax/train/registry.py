@@ -10,7 +10,7 @@ from animegamer_jax.train.stages.recipe import Recipe
 if TYPE_CHECKING:
     from animegamer_jax.train.stages.base import Stage
 
-STAGES = ("foundations", "warmup", "decoder", "mllm", "adapt", "distill")
+STAGES = ("foundations", "warmup", "decoder", "mllm", "adapt", "picture", "distill")
 # The networks that the paper takes ready-made, trained for the toy only, each a stage of its own:
 # CLIP and T5 need games, the VAE needs CLIP, the transformer needs features, made with these three.
 PARTS = ("clip", "t5", "vae", "dit")
@@ -23,6 +23,7 @@ _CLASSES = {  # imported only when needed
     "decoder": "decoder:DecoderStage",
     "mllm": "mllm:MLLMStage",
     "adapt": "adapt:AdaptStage",
+    "picture": "adapt:PictureStage",
     "distill": "distill:DistillStage",
 }
 

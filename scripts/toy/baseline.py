@@ -3,7 +3,7 @@
     animegamer train foundations --part dit --data out/toy/features --model out/toy/vae/model \
         --out out/toy/text-to-video --batch-size 16 --steps 14000
     python scripts/toy/baseline.py out/toy/text-to-video --out out/toy/baseline
-    animegamer evaluate --model out/toy/adapt/model --played baseline=out/toy/baseline \
+    animegamer evaluate --model out/toy/picture/model --played baseline=out/toy/baseline \
         --out out/evaluation
 
 The paper's strongest baseline (GC) writes a caption of each turn with a language model and gives it

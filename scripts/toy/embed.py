@@ -2,10 +2,11 @@
 
     python scripts/toy/embed.py out/toy --scores out/toy-report ...
 
-Weights are stored in bfloat16 and packed. The card shows the recipe of every stage, as its
-checkpoint keeps it, what changed since, and the scores of the evaluations given. Those must be of
-this model: as it was trained (`animegamer evaluate --model out/toy/adapt/model`) or, after a first
-embedding, as it is embedded (`animegamer evaluate`). `scores.json` keeps them.
+Weights are rounded to fewer digits, stored in bfloat16 and packed. The card shows the recipe of
+every stage, as its checkpoint keeps it, what changed since, and the scores of the evaluations
+given. Those must be of this model: as it was trained (`animegamer evaluate --model
+out/toy/picture/model`) or, after a first embedding, as it is embedded (`animegamer evaluate`).
+`scores.json` keeps them.
 """
 
 import dataclasses
@@ -39,6 +40,9 @@ from animegamer_jax.storage.paths import move_into_place, refuse_existing
 ROOT = Path(__file__).parents[2]
 SCORES_FILE = "scores.json"
 _MOST_BYTES = 20 * 10**6
+_MANTISSA_BITS = {"mllm": 5, "clip": 5, "dit": 4, "picture": 4}
+"""Bits of mantissa that large weights keep, of bfloat16's 7: fewer take less space when packed."""
+_FEW_WEIGHTS = 4096  # arrays of fewer are kept as they are
 _SHOWN = {  # metrics of the card, by turns
     "all turns": (
         *("ACC-S", "MAE-S", "ACC-F", "MAE-F", "character", "place", "time", "CLIP-I"),
@@ -56,12 +60,25 @@ _SHOWN = {  # metrics of the card, by turns
 }
 
 
-def write_bundle(source: Bundle, path: Path) -> None:
-    """Writes the bundle in bfloat16, packed, under the name `toy`."""
+def round_mantissa(weights: np.ndarray, bits: int) -> np.ndarray:
+    """Returns float32 weights rounded to the nearest, or to even, with `bits` bits of mantissa."""
+    dropped = 23 - bits
+    whole = np.ascontiguousarray(weights, np.float32).view(np.uint32)
+    half = (1 << dropped - 1) - 1 + (whole >> dropped & 1)
+    return ((whole + half) >> dropped << dropped).astype(np.uint32).view(np.float32)
 
-    def cast(leaves: Iterator[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
+
+def write_bundle(source: Bundle, path: Path) -> None:
+    """Writes the bundle with rounded weights in bfloat16, packed, under the name `toy`."""
+
+    def cast(
+        network: str, leaves: Iterator[tuple[str, np.ndarray]]
+    ) -> Iterator[tuple[str, np.ndarray]]:
         for name, leaf in leaves:
-            yield name, leaf.astype(jnp.bfloat16)
+            value = leaf.astype(np.float32)
+            if network in _MANTISSA_BITS and value.ndim > 1 and value.size > _FEW_WEIGHTS:
+                value = round_mantissa(value, _MANTISSA_BITS[network])
+            yield name, value.astype(jnp.bfloat16)
 
     with BundleWriter(
         path,
@@ -75,7 +92,7 @@ def write_bundle(source: Bundle, path: Path) -> None:
             if not source.has(name):
                 continue
             config = with_dtypes(getattr(source.config, name), param_dtype="bfloat16")
-            leaves = cast(source.read_in_order(name, source.leaves(name)))
+            leaves = cast(name, source.read_in_order(name, source.leaves(name)))
             writer.write_network(name, config, leaves)
         writer.write_tokenizer(Path(str(source.path)) / "tokenizer")
     for marker in path.glob("*/commit_success.txt"):  # names a folder of this machine
@@ -192,8 +209,8 @@ def write_card(
         "are unknown tokens. It contains no released weights and no pictures from elsewhere.",
         "",
         f"Written {time.strftime('%Y-%m-%d')} by `scripts/toy/embed.py` of commit {commit}; its",
-        f"stages may have been trained by earlier ones. {size / 1e6:.1f} MB in bfloat16. The "
-        "licence is the",
+        f"stages may have been trained by earlier ones. {size / 1e6:.1f} MB: bfloat16, rounded to",
+        "fewer bits and packed (`round_mantissa` there). The licence is the",
         "repository's.",
         "",
         "## Recipe",
@@ -254,7 +271,7 @@ def main(
             recipes=recipes,
             changes=deviations(folder, source),
             systems=kept,
-            scored="as embedded here" if digest == embedded else "before it was cast to bfloat16",
+            scored="as embedded here" if digest == embedded else "before its weights were rounded",
             commit=describe_commit(),
             size=size,
         )

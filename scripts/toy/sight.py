@@ -72,7 +72,7 @@ class Shown(NamedTuple):
 def represent(bundle: Bundle, benchmark: Benchmark, *, exchanged: bool) -> Shown:
     """Returns the shots of a benchmark's turns as its scenes or, exchanged, other details show."""
     games = toy_games(benchmark)
-    dit, vae = bundle.config.dit, bundle.config.vae
+    dit, vae = bundle.config.first_dit, bundle.config.vae
     assert dit is not None
     assert vae is not None
     size = FrameSize(*clip_size(dit, vae))._replace(num_frames=1)

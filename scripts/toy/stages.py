@@ -19,7 +19,7 @@ from animegamer_jax.train.stages.recipe import Recipe
 
 _FIRST = {"pictures": "decoder", "captions": "mllm"}
 """Commands whose stage comes twice, the first time with an easier task."""
-_REST = ("warmup", "pictures", "decoder", "captions", "mllm", "adapt")
+_REST = ("warmup", "pictures", "decoder", "captions", "mllm", "adapt", "picture")
 STAGES = (*PARTS, *_REST)  # in the order of the training
 _MEASURED = {"vae": ("vae.scaling_factor", "vae.frequency_scales")}  # at a stage's end
 _ABSENT = object()
@@ -128,7 +128,7 @@ def _differences(
     was: dict[str, Any] = {f"protocol.{k}": v for k, v in flattened(config["protocol"])}
     now: dict[str, Any] = {f"protocol.{k}": v for k, v in flattened(to_json(bundle.protocol))}
     for name in names:
-        was |= flattened(config["networks"][name] or {}, f"{name}.")
+        was |= flattened(config["networks"].get(name) or {}, f"{name}.")
         now |= flattened(to_json(getattr(bundle.config, name)) or {}, f"{name}.")
     for field in (*was, *(field for field in now if field not in was)):
         before, after = was.get(field, _ABSENT), now.get(field, _ABSENT)

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Trains the embedded toy model from scratch: games, foundations, features, warm-up, decoder (first on
-# pictures), what the decoder shows, MLLM (first on captions), adaptation. Stop it at any time: the same
-# command continues where it stopped.
+# pictures), what the decoder shows, MLLM (first on captions), adaptation, a decoder of pictures. Stop
+# it at any time: the same command continues where it stopped.
 #
 #   make train-toy                       (makes .venv with the extra `train`, then runs this)
 #   scripts/toy/train.sh [FOLDER]        (default out/toy; at most 12 hours on two cores)
 #
-# The finished model is FOLDER/adapt/model. `animegamer evaluate --model FOLDER/adapt/model` scores
+# The finished model is FOLDER/picture/model. `animegamer evaluate --model FOLDER/picture/model` scores
 # it, `scripts/toy/embed.py` puts it into the package. SIGTERM and Ctrl-C are passed to the stage
 # that runs, which saves first; the script then exits with status 143 or 130.
 set -euo pipefail
@@ -87,4 +87,5 @@ train captions "$OUT/decoder/model" "$OUT/features" mllm --targets captions --st
 train mllm "$OUT/captions/model" "$OUT/features" mllm --history-shown 0.7 --batch-size 8 \
   --caption-weight 1 --naming-weight 0.01
 train adapt "$OUT/mllm/model" "$OUT/features" adapt --history-shown 0.7 --timestep-shift 2
-say "done: $OUT/adapt/model"
+train picture "$OUT/adapt/model" "$OUT/features" picture --history-shown 0.7
+say "done: $OUT/picture/model"

@@ -138,11 +138,12 @@ def test_the_rollout_is_turn_by_turn(player, played):
     np.testing.assert_array_equal(window.representations[0], results.remembered[-2:, 0])
 
 
-def test_a_decoder_that_remembers_looks_at_past_pictures(pictured_bundle, tmp_path):
+@pytest.mark.parametrize("name", ["dit", "picture"])
+def test_a_decoder_that_remembers_looks_at_past_pictures(name, pictured_bundle, tmp_path):
     """In the rollout as turn by turn and as saved and restored; the clip itself has no memory."""
     bundle = Bundle.open(pictured_bundle)
-    dit = dataclasses.replace(bundle.config.dit, memory=2)
-    config = dataclasses.replace(bundle.config, dit=dit)
+    remembering = dataclasses.replace(bundle.config.dit, memory=2)
+    config = dataclasses.replace(bundle.config, **{name: remembering})
     path = write_model(tmp_path / "remembers", config, bundle.protocol, name="tiny")
     player = Player.from_bundle(Bundle.open(path), steps=STEPS)
     window, first = player.play_turn(player.start(), INSTRUCTIONS[:1], seeds=[7], turn=1)
@@ -168,12 +169,17 @@ def test_a_decoder_that_remembers_looks_at_past_pictures(pictured_bundle, tmp_pa
     draw = jax.jit(lambda *a: rollout.draw_picture(player.networks, a[0], player.table, a[1]))
     frames = []
     for past in (window, window._replace(first_latents=window.first_latents.at[:, -1].set(1.0))):
-        shown = rollout.with_memory(state, past, player.networks.dit.config)
+        shown = rollout.with_memory(state, past, player.networks.first_dit.config)
         drawn = draw(shown, keys)
         assert drawn.state.memory is None
         frames.append(np.asarray(drawn.frame[:, 0]))
     same_frames(frames[0], previews[0].frames[:, 0])
     assert np.abs(frames[1].astype(int) - frames[0]).max() > 1
+    if name == "picture":
+        assert not player.networks.dit.config.memory
+        alone = player.networks._replace(picture=None)
+        other = rollout.draw_picture(alone, state, player.table, keys).frame[:, 0]
+        assert np.abs(np.asarray(other).astype(int) - frames[0]).max() > 1
 
 
 def test_a_predicted_history_remembers_the_prediction(pictured_bundle, played):
@@ -278,6 +284,13 @@ def test_what_is_refused(pictured_bundle, player):
     config = Bundle.open(pictured_bundle).config
     with pytest.raises(UserError, match="without clip: this model draws a picture first"):
         check_fit(dataclasses.replace(config, clip=None), picture_first=True)
+    drawing = dataclasses.replace(config, picture=config.dit)
+    check_fit(drawing, picture_first=True)
+    with pytest.raises(UserError, match="picture: a decoder of pictures, and a protocol without"):
+        check_fit(drawing)
+    small = dataclasses.replace(config.dit, latent_height=2 * config.dit.latent_height)
+    with pytest.raises(UserError, match=r"latent height: dit \d+, picture \d+"):
+        check_fit(dataclasses.replace(config, picture=small), picture_first=True)
     networks = player.networks._replace(shot=None)
     with pytest.raises(UserError, match="a picture first without clip and encoder"):
         Player(networks, player.tokenizer, player.protocol)

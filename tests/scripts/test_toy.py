@@ -126,7 +126,7 @@ def test_a_model_is_embedded_with_its_card(trained, tiny_bundle, tmp_path):
     assert "| ACC-F | 0.250 | 0.250 | 0.500 |" in card
     assert "| open turns: all three | 0.250 | 0.250 | 0.500 |" in card
     assert "| seeds | 0 to 5 | 0 to 5 | 0 to 5 |" in card
-    assert "of the model\nbefore it was cast to bfloat16" in card
+    assert "of the model\nbefore its weights were rounded" in card
     assert "Each stage started from the one before" in card
     stored = json.loads((out / "scores.json").read_text())
     assert stored["trained"] == before.digest()
@@ -140,6 +140,28 @@ def test_a_model_is_embedded_with_its_card(trained, tiny_bundle, tmp_path):
     embed.main(trained, scores=write_evaluations(tmp_path, evaluation(after)), out=out)
     assert "of the model\nas embedded here" in (out / "README.md").read_text()
     assert Bundle.open(out).digest() == after.digest()
+
+
+def test_large_weights_are_rounded(monkeypatch, tiny_bundle, tmp_path):
+    """Each to the nearest number of the given bits; small arrays keep bfloat16's."""
+    x = np.random.default_rng(0).normal(size=(50, 40)).astype(np.float32)
+    for bits in (3, 5, 7):
+        rounded = embed.round_mantissa(x, bits)
+        mantissa, _ = np.frexp(rounded)
+        assert (mantissa * 2 ** (bits + 1) == np.rint(mantissa * 2 ** (bits + 1))).all()
+        assert (np.abs(rounded - x) <= np.abs(x) * 2.0 ** -(bits + 1)).all()
+    np.testing.assert_array_equal(embed.round_mantissa(x, 7), x.astype(jnp.bfloat16))
+
+    before = Bundle.open(tiny_bundle)
+    monkeypatch.setattr(embed, "_FEW_WEIGHTS", 100)
+    embed.write_bundle(before, tmp_path / "toy")
+    after = Bundle.open(tmp_path / "toy")
+    for name, bits in {"dit": 4, "vae": 7}.items():
+        for path, leaf in before.leaves(name).items():
+            found, given = after.read(name, path), before.read(name, path)
+            kept = 7 if leaf.ndim < 2 or leaf.size <= 100 else bits
+            expected = embed.round_mantissa(given, kept).astype(jnp.bfloat16)
+            np.testing.assert_array_equal(found, expected)
 
 
 def test_a_card_shows_what_was_changed_between_stages(trained, tiny_bundle, tmp_path):

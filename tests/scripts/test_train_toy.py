@@ -112,13 +112,13 @@ def test_every_command_is_one_that_the_command_line_takes(script, tmp_path):
         elif words[1] in ("features", "shown"):
             assert options["model"] == before
         made[out.name] = made.get(out.name, 0) + 1
-    late = ("pictures", "decoder", "captions", "mllm", "adapt")
+    late = ("pictures", "decoder", "captions", "mllm", "adapt", "picture")
     stages = ("clip", "t5", "vae", "dit", "warmup", *late)
     assert made == dict.fromkeys(("games", "features", "shown", *stages), 1)
     again = script()
     said, _ = again.communicate(timeout=60)
-    assert len(calls(tmp_path)) == 13, "what is there was made again"
-    assert said.count(" exists: ") == 13
+    assert len(calls(tmp_path)) == 14, "what is there was made again"
+    assert said.count(" exists: ") == 14
 
 
 @pytest.mark.parametrize(("how", "status"), [("leave", 1), ("fail", 2)])
@@ -131,7 +131,7 @@ def test_nothing_starts_from_a_stage_that_did_not_end(script, tmp_path, how, sta
     run = script()
     run.communicate(timeout=60)
     assert run.returncode == 0
-    assert len(calls(tmp_path)) == 3 + 11
+    assert len(calls(tmp_path)) == 3 + 12
 
 
 @pytest.mark.parametrize(

@@ -92,8 +92,9 @@ def sample_shots(
     """
     protocol, dit, vae = bundle.protocol, bundle.load("dit"), bundle.load("vae")
     pictured = predicted and protocol.picture_first
-    empty, shot = None, None
+    empty, shot, picture = None, None, None
     if pictured:
+        picture = bundle.load("picture") if bundle.has("picture") else None
         shot = ShotNetworks(bundle.load("clip"), bundle.load("encoder"))
     if unconditional is not None:
         empty = jnp.asarray(unconditional)
@@ -118,7 +119,7 @@ def sample_shots(
             jnp.zeros((len(rows), 4), jnp.int32),
             jnp.asarray(values[rows]),
         )
-        networks = Networks(cast(Any, None), dit, vae, empty, shot)
+        networks = Networks(cast(Any, None), dit, vae, empty, shot, picture)
         return _sample(networks, state, table.plain(), table.parts(), keys[rows])
 
     frames = in_batches(sample, np.arange(len(shots)), batch_size)

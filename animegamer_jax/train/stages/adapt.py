@@ -57,17 +57,12 @@ class PredictionRecipe(GameRecipe, ClipRecipe):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AdaptRecipe(PredictionRecipe, DrawnRecipe):
-    """The recipe of the adaptation.
+class MemoryRecipe(PredictionRecipe, DrawnRecipe):
+    """The recipe of a stage whose decoder may remember past clips.
 
     Attributes:
         context_dropout: Share of samples trained without context and without memory, for guidance
             (not in the paper). In a model that draws a picture first it applies to pictures only.
-        first_pictures: Number of noise draws of each sample's first frame, trained in addition to
-            its clip; only in models that draw a picture first.
-        redrawn: Share of clips whose image tokens come from a first frame that the decoder redraws
-            from heavy noise, as in play; the others use the true frame. Only in models that draw a
-            picture first.
         memory: Number of past clips whose first frames the decoder sees in addition to the
             prediction (not in the paper); 0 keeps the decoder's own number. In a model that draws a
             picture first, only the picture sees them.
@@ -82,12 +77,26 @@ class AdaptRecipe(PredictionRecipe, DrawnRecipe):
     """
 
     context_dropout: Share = 0.05
-    first_pictures: Count = 4
-    redrawn: Share = 0.0
     memory: CountOrZero = 0
     memory_noise: NotNegative = 0.0
     memory_own: Share = 0.0
     memory_alone: Share = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdaptRecipe(MemoryRecipe):
+    """The recipe of the adaptation.
+
+    Attributes:
+        first_pictures: Number of noise draws of each sample's first frame, trained in addition to
+            its clip; only in models that draw a picture first.
+        redrawn: Share of clips whose image tokens come from a first frame that the decoder redraws
+            from heavy noise, as in play; the others use the true frame. Only in models that draw a
+            picture first.
+    """
+
+    first_pictures: Count = 4
+    redrawn: Share = 0.0
 
 
 RECIPES = {
@@ -116,11 +125,31 @@ RECIPES = {
 }
 
 
+PICTURE_RECIPES = {
+    "toy": MemoryRecipe(
+        steps=4000,
+        batch_size=32,
+        optimizer=OptimizerConfig(learning_rate=6e-4, warmup_steps=50, decay="cosine"),
+        ema_decay=0.999,
+        dtype="bfloat16",
+        trained="all",
+        pictures=1,
+        timestep_shift=2.0,
+        context_dropout=0.15,
+        memory=2,
+        memory_noise=0.1,
+        memory_own=0.3,
+        memory_alone=0.2,
+    )
+}
+
+
 # Steps of a frame that is drawn again. From the first, composition and colours are still the true
 # ones, so that the frame fits the clip, and all else is the decoder's.
 _REDRAWN_FROM = (750, 500, 250)
 
 P = TypeVar("P", bound=PredictionRecipe)
+M = TypeVar("M", bound=MemoryRecipe)
 
 
 class Prediction(NamedTuple):
@@ -173,11 +202,20 @@ class PredictionStage(ClipStage[P], GameStage[P]):
             split=split,
             windows=self.windows(),
             config=reader,
+            memory=self.decoder_config.memory,
             shown=self.reads_shown(split),
         )
 
     def sample_spec(self) -> AdaptSample:
-        return adapt_spec(self.config, self.protocol, shown=self.reads_shown())
+        memory = self.decoder_config.memory
+        return adapt_spec(self.config, self.protocol, memory=memory, shown=self.reads_shown())
+
+    @property
+    def decoder_config(self) -> DiTConfig:
+        """The configuration of the decoder that is trained."""
+        config = getattr(self.config, self.decoder)
+        assert config is not None, "the command has checked what the stage needs"
+        return config
 
     def predict(
         self, networks: StageNetworks, batch: Any, key: Key[Array, ""] | None = None
@@ -237,7 +275,7 @@ class PredictionStage(ClipStage[P], GameStage[P]):
 
     def sample_flops(self, networks: StageNetworks) -> float:
         """Returns FLOPs from the matrices' sizes and attention's products."""
-        mllm, dit = networks["mllm"], networks["dit"]
+        mllm, dit = networks["mllm"], networks[self.decoder]
         c, length = mllm.config.mistral, self.layout.length
         matrices = 2.0 * matrix_size(mllm.mistral.layers) * length
         scores = 4.0 * length**2 * c.num_attention_heads * c.head_dim * c.num_hidden_layers
@@ -252,45 +290,109 @@ class PredictionStage(ClipStage[P], GameStage[P]):
         return transformer_flops(dit, trained=trained, pictures=pictures, has_memory=has_memory)
 
 
-class AdaptStage(PredictionStage[AdaptRecipe]):
-    """Train the decoder to make clips of predictions."""
+class MemoryStage(PredictionStage[M]):
+    """A stage that trains a decoder on predictions, and to remember past clips."""
 
-    recipes = RECIPES
-    name: ClassVar[str] = "adapt"
-
-    def __init__(self, recipe: AdaptRecipe, config: ModelConfig, protocol: Protocol, **rest: Any):
-        if recipe.memory and config.dit is not None:
+    def __init__(self, recipe: M, config: ModelConfig, protocol: Protocol, **rest: Any):
+        decoder = getattr(config, self.decoder)
+        if recipe.memory and decoder is not None:
             if recipe.memory >= protocol.window:
                 raise UserError(
                     f"--memory {recipe.memory}: expected fewer clips than the protocol's window of "
                     f"{protocol.window} turns: give at most {protocol.window - 1}"
                 )
-            if config.dit.memory not in (0, recipe.memory):
+            if decoder.memory not in (0, recipe.memory):
                 raise UserError(
-                    f"--memory {recipe.memory}: expected {config.dit.memory}, the number of clips "
+                    f"--memory {recipe.memory}: expected {decoder.memory}, the number of clips "
                     "that this decoder remembers: give that number, or 0"
                 )
-            if config.dit.patch_frames != 1:
+            if decoder.patch_frames != 1:
                 raise UserError(
                     f"--memory {recipe.memory}: expected a decoder whose patches have one frame, "
-                    f"found {config.dit.patch_frames}: give --memory 0"
+                    f"found {decoder.patch_frames}: give --memory 0"
                 )
-            dit = dataclasses.replace(config.dit, memory=recipe.memory)
-            config = dataclasses.replace(config, dit=dit)
+            decoder = dataclasses.replace(decoder, memory=recipe.memory)
+            config = dataclasses.replace(config, **{self.decoder: decoder})
         super().__init__(recipe, config, protocol, **rest)
 
     def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
-        """Returns the networks of a `PredictionStage`, and CLIP if first frames are redrawn.
+        """Returns the networks of a `PredictionStage`.
 
         A decoder without the recipe's memory gets one, with new positions.
+
+        Raises:
+            UserError: As in `PredictionStage.load`.
+        """
+        networks = super().load(bundle, mesh=mesh)
+        add_memory(networks[self.decoder], self.decoder_config, mesh=mesh)
+        return networks
+
+    def memory_of(self, batch: Any, key: Key[Array, ""] | None) -> Float[Array, "b m h w c"] | None:
+        """Returns the memory; given a key, with the recipe's later frames and noise."""
+        memory = super().memory_of(batch, key)
+        if key is None or memory is None:
+            return memory
+        choose, frame, draw, amount, noise = jax.random.split(jax.random.fold_in(key, 1), 5)
+        recipe, b = self.recipe, len(memory)
+        # A later frame of the clip, scaled as a frame by itself.
+        moments = batch.moments
+        later = jax.random.randint(frame, (b,), min(1, moments.shape[1] - 1), moments.shape[1])
+        own = jnp.take_along_axis(moments, later[:, None, None, None, None], axis=1)
+        own = frame_to_decoder(sample(own, key=draw)[:, 0], self.vae_config)
+        is_own = jax.random.bernoulli(choose, recipe.memory_own, (b,))
+        is_own = (is_own & (batch.game.num_history > 0))[:, None, None, None]
+        memory = memory.at[:, -1].set(jnp.where(is_own, own, memory[:, -1]))
+        there = memory.any(axis=(2, 3, 4), keepdims=True)
+        scale = recipe.memory_noise * jax.random.uniform(amount, there.shape)
+        scale = scale * jnp.std(memory, where=there)
+        added = scale * jax.random.normal(noise, memory.shape)
+        return jnp.where(there, memory + added, 0.0)
+
+    def drop(
+        self, networks: StageNetworks, conditions: Conditions, key: Key[Array, ""]
+    ) -> Conditions:
+        """Leaves conditions out of some samples: context and memory, or the context alone.
+
+        The shares are `context_dropout` and `memory_alone`. A context that is left out is E_a of
+        zeros, a memory zeros.
+        """
+        context, memory = conditions
+        empty = networks["encoder"].unconditional().astype(jnp.float32)[None]
+        dropped = jax.random.bernoulli(key, self.recipe.context_dropout, context.shape[:1])
+        dropped = dropped[:, None, None]
+        if memory is None:
+            return Conditions(jnp.where(dropped, empty, context))
+        alone = jax.random.bernoulli(
+            jax.random.fold_in(key, 1), self.recipe.memory_alone, dropped.shape
+        )
+        alone &= memory.any(axis=(1, 2, 3, 4))[:, None, None]
+        context = jnp.where(dropped | alone, empty, context)
+        return Conditions(context, jnp.where(dropped[..., None, None], 0.0, memory))
+
+    def conditions(self, networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> Conditions:
+        """Returns the predictions and the memory of `AdaptSample`s, some of them left out (`drop`).
+
+        No gradient reaches them.
+        """
+        drop, show = jax.random.split(key)
+        found = self.drop(networks, self.predict(networks, batch, show).conditions, drop)
+        return jax.lax.stop_gradient(found)
+
+
+class AdaptStage(MemoryStage[AdaptRecipe]):
+    """Train the decoder to make clips of predictions."""
+
+    recipes = RECIPES
+    name: ClassVar[str] = "adapt"
+
+    def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
+        """Returns the networks of a `MemoryStage`, and CLIP if first frames are redrawn.
 
         Raises:
             UserError: As in `PredictionStage.load`, or the bundle lacks CLIP, which encodes redrawn
                 frames.
         """
         networks = super().load(bundle, mesh=mesh)
-        assert self.config.dit is not None
-        add_memory(networks["dit"], self.config.dit, mesh=mesh)
         if not self.redrawn:
             return networks
         assert bundle is not None, "the command has checked what the stage needs"
@@ -371,11 +473,12 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
         return with_image(prediction.representation, encoder.image_tokens(clip.see(frames)))
 
     def sample_flops(self, networks: StageNetworks) -> float:
-        """Returns FLOPs as of a `PredictionStage`, with those of pictures, drawn again or not.
+        """Returns FLOPs as of a `MemoryStage`, with those of pictures, drawn again or not.
 
         A frame that is drawn again takes two rows a step; CLIP's and the VAE's part is left out.
         """
-        found, dit, trained = super().sample_flops(networks), networks["dit"], self.recipe.trained
+        found, dit = super().sample_flops(networks), networks["dit"]
+        trained = self.recipe.trained
         if not (count := self.first_pictures):
             return found
         found += self.decoder_flops(dit, trained=trained, pictures=count)
@@ -384,56 +487,32 @@ class AdaptStage(PredictionStage[AdaptRecipe]):
             found += self.decoder_flops(dit, trained="all", pictures=rows) / 3
         return found
 
-    def memory_of(self, batch: Any, key: Key[Array, ""] | None) -> Float[Array, "b m h w c"] | None:
-        """Returns the memory; given a key, with the recipe's later frames and noise."""
-        memory = super().memory_of(batch, key)
-        if key is None or memory is None:
-            return memory
-        choose, frame, draw, amount, noise = jax.random.split(jax.random.fold_in(key, 1), 5)
-        recipe, b = self.recipe, len(memory)
-        # A later frame of the clip, scaled as a frame by itself.
-        moments = batch.moments
-        later = jax.random.randint(frame, (b,), min(1, moments.shape[1] - 1), moments.shape[1])
-        own = jnp.take_along_axis(moments, later[:, None, None, None, None], axis=1)
-        own = frame_to_decoder(sample(own, key=draw)[:, 0], self.vae_config)
-        is_own = jax.random.bernoulli(choose, recipe.memory_own, (b,))
-        is_own = (is_own & (batch.game.num_history > 0))[:, None, None, None]
-        memory = memory.at[:, -1].set(jnp.where(is_own, own, memory[:, -1]))
-        there = memory.any(axis=(2, 3, 4), keepdims=True)
-        scale = recipe.memory_noise * jax.random.uniform(amount, there.shape)
-        scale = scale * jnp.std(memory, where=there)
-        added = scale * jax.random.normal(noise, memory.shape)
-        return jnp.where(there, memory + added, 0.0)
 
-    def drop(
-        self, networks: StageNetworks, conditions: Conditions, key: Key[Array, ""]
-    ) -> Conditions:
-        """Leaves conditions out of some samples: context and memory, or the context alone.
+class PictureStage(MemoryStage[MemoryRecipe]):
+    """Train a decoder of its own to draw the picture that comes first.
 
-        The shares are `context_dropout` and `memory_alone`. A context that is left out is E_a of
-        zeros, a memory zeros.
-        """
-        context, memory = conditions
-        empty = networks["encoder"].unconditional().astype(jnp.float32)[None]
-        dropped = jax.random.bernoulli(key, self.recipe.context_dropout, context.shape[:1])
-        dropped = dropped[:, None, None]
-        if memory is None:
-            return Conditions(jnp.where(dropped, empty, context))
-        alone = jax.random.bernoulli(
-            jax.random.fold_in(key, 1), self.recipe.memory_alone, dropped.shape
-        )
-        alone &= memory.any(axis=(1, 2, 3, 4))[:, None, None]
-        context = jnp.where(dropped | alone, empty, context)
-        return Conditions(context, jnp.where(dropped[..., None, None], 0.0, memory))
+    It starts from the weights of the adapted decoder, which then only makes clips in play.
+    """
 
-    def conditions(self, networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> Conditions:
-        """Returns the predictions and the memory of `AdaptSample`s, some of them left out (`drop`).
+    recipes = PICTURE_RECIPES
+    name: ClassVar[str] = "picture"
+    needs: ClassVar[Mapping[NetworkName, str]] = {**PredictionStage.needs, "dit": "adapt"}
+    changes: ClassVar[tuple[NetworkName, ...]] = ("picture",)
+    decoder: ClassVar[Literal["dit", "picture"]] = "picture"
 
-        No gradient reaches them.
-        """
-        drop, show = jax.random.split(key)
-        found = self.drop(networks, self.predict(networks, batch, show).conditions, drop)
-        return jax.lax.stop_gradient(found)
+    def __init__(self, recipe: MemoryRecipe, config: ModelConfig, protocol: Protocol, **rest: Any):
+        if not protocol.picture_first:
+            raise UserError(
+                f"stage {self.name}: the model draws no picture first: give a model whose protocol "
+                "does"
+            )
+        if not recipe.pictures:
+            raise UserError(
+                f"stage {self.name}: --pictures 0: it trains on first frames: give at least 1"
+            )
+        if config.picture is None:
+            config = dataclasses.replace(config, picture=config.dit)
+        super().__init__(recipe, config, protocol, **rest)
 
 
 def add_memory(dit: DiT, config: DiTConfig, *, mesh: jax.sharding.Mesh) -> None:

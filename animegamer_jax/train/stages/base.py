@@ -43,8 +43,11 @@ class StageNetworks(TypedDict, total=False):
     t5: T5Encoder
     context: Linear
     pixels: Linear
+    picture: DiT
     teacher: DiT
     fake: DiT
+    picture_teacher: DiT
+    picture_fake: DiT
     history: Linear
     turn_end: Linear
     target: Linear

@@ -302,9 +302,14 @@ class Conditions(NamedTuple):
 
 
 class DiffusionStage(Stage[R]):
-    """A stage that trains the decoder to predict v of noised latents."""
+    """A stage that trains a decoder to predict v of noised latents.
+
+    Attributes:
+        decoder: The network that is trained.
+    """
 
     unit: ClassVar[str] = "clips"
+    decoder: ClassVar[Literal["dit", "picture"]] = "dit"
 
     @property
     def pictures(self) -> int:
@@ -331,10 +336,10 @@ class DiffusionStage(Stage[R]):
     ) -> tuple[Float[Array, ""], Scalars]:
         """Returns the mean squared error on v."""
         drop, draw = jax.random.split(key)
-        pictures = self.pictures
+        dit, pictures = networks[self.decoder], self.pictures
         losses = drawn_loss(
-            networks["dit"],
-            batch.moments[:, : networks["dit"].config.patch_frames] if pictures else batch.moments,
+            dit,
+            batch.moments[:, : dit.config.patch_frames] if pictures else batch.moments,
             draw,
             vae_config=self.vae_config,
             motion=self.motion(batch),
@@ -368,17 +373,21 @@ class ClipStage(DiffusionStage[R]):
             UserError: The recipe trains low-rank updates and the decoder has none.
         """
         assert bundle is not None, "the command has checked what the stage needs"
-        recipe, config = self.recipe, self.config.dit
+        recipe, config = self.recipe, getattr(self.config, self.decoder)
         if recipe.trained == "recipe" and (config is None or config.lora is None):
             raise UserError(
                 f"stage {self.name}: --trained recipe trains the decoder's low-rank updates, but "
                 "it has none: give --trained all"
             )
-        return {
+        start = self.decoder if bundle.has(self.decoder) else "dit"
+        networks: StageNetworks = {
             "encoder": bundle.load("encoder", mesh=mesh, dtype=recipe.dtype),
-            "dit": bundle.load("dit", mesh=mesh, dtype=recipe.dtype, remat=recipe.remat),
             "vae": bundle.load("vae", mesh=mesh, dtype=recipe.dtype),
         }
+        networks[self.decoder] = bundle.load(
+            start, mesh=mesh, dtype=recipe.dtype, remat=recipe.remat
+        )
+        return networks
 
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
         """Returns whether a parameter is trained, by default of the decoder only.
@@ -386,7 +395,7 @@ class ClipStage(DiffusionStage[R]):
         Trained are low-rank updates, the layers' modulation and the motion layer (385 M, paper,
         section 4.1), a memory's positions, or everything, positions included.
         """
-        return network == "dit" and (
+        return network == self.decoder and (
             self.recipe.trained == "all"
             or isinstance(variable, nnx.LoRAParam)
             or "modulation" in path
@@ -404,7 +413,7 @@ class ClipStage(DiffusionStage[R]):
 
         def sample(networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> jax.Array:
             first = jax.tree.map(lambda x: x[: recipe.eval_clips], batch)
-            dit, encoder, decoder = networks["dit"], networks["encoder"], networks["vae"]
+            dit, encoder, decoder = networks[self.decoder], networks["encoder"], networks["vae"]
             true = mode(first.moments)
             schedule = diffusion.schedule_of(self.protocol)
 

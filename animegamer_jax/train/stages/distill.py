@@ -4,13 +4,14 @@ The student, the network that follows its distribution and the frozen teacher al
 adapted decoder. Their conditions are the language model's predictions and E_a's representations of
 true shots, with the true motion value; no clips are needed. If the protocol says that a picture
 comes first, the student learns to draw it from the prediction, and to continue the true first
-frame to a clip. The losses are in `distillation`. The result plays with the student's
-own steps and without guidance, which its protocol says.
+frame to a clip; a decoder of pictures (`PictureStage`) gets a student of its own. The losses are in
+`distillation`. The result plays with the student's own steps and without guidance, which its
+protocol says.
 """
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from jaxtyping import Array, Float, Key
 
 from animegamer_jax import diffusion
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
-from animegamer_jax.configs import ModelConfig
+from animegamer_jax.configs import DiTConfig, ModelConfig
 from animegamer_jax.diffusion import KnownFrame
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.rollout import latent_shape
@@ -94,6 +95,18 @@ RECIPES = {
 }
 
 
+class _Decoders(NamedTuple):
+    student: DiT
+    fake: DiT
+    teacher: DiT
+
+
+def _decoders(networks: StageNetworks, name: Literal["dit", "picture"]) -> _Decoders:
+    if name == "dit":
+        return _Decoders(networks["dit"], networks["fake"], networks["teacher"])
+    return _Decoders(networks["picture"], networks["picture_fake"], networks["picture_teacher"])
+
+
 class DistillStage(PredictionStage[DistillRecipe]):
     """Train a student of the decoder, and the network that follows its distribution."""
 
@@ -116,9 +129,22 @@ class DistillStage(PredictionStage[DistillRecipe]):
         except ValueError as error:
             raise UserError(f"stage {self.name}: {error}") from error
         super().__init__(recipe, config, protocol, **rest)
+        if config.picture is not None:
+            self.changes = ("dit", "picture")
+
+    @property
+    def drawer(self) -> Literal["dit", "picture"]:
+        """The network whose student draws the picture that comes first."""
+        return "dit" if self.config.picture is None else "picture"
+
+    @property
+    def decoder_config(self) -> DiTConfig:
+        """The configuration of the decoder that sees the memory."""
+        assert self.config.first_dit is not None, "the command has checked what the stage needs"
+        return self.config.first_dit
 
     def load(self, bundle: Bundle | None, *, mesh: jax.sharding.Mesh) -> StageNetworks:
-        """Returns the networks of the adaptation, with two more copies of the decoder.
+        """Returns the networks of the adaptation, with two more copies of each decoder.
 
         Raises:
             UserError: The decoder is not adapted or is itself a student; as `PredictionStage.load`.
@@ -137,16 +163,26 @@ class DistillStage(PredictionStage[DistillRecipe]):
             )
         recipe = self.recipe
         networks = super().load(bundle, mesh=mesh)
-        teacher = bundle.load("dit", mesh=mesh, dtype=recipe.dtype, remat=recipe.remat)
-        fake = bundle.load("dit", mesh=mesh, dtype=recipe.dtype, remat=recipe.remat)
-        return {**networks, "teacher": teacher, "fake": fake}
+
+        def copy(name: Literal["dit", "picture"]) -> DiT:
+            return bundle.load(name, mesh=mesh, dtype=recipe.dtype, remat=recipe.remat)
+
+        networks |= {"teacher": copy("dit"), "fake": copy("dit")}
+        if self.drawer == "picture":
+            networks |= {"picture": copy("picture")}
+            networks |= {"picture_teacher": copy("picture"), "picture_fake": copy("picture")}
+        return networks
 
     def is_trained(self, network: str, path: tuple[str, ...], variable: nnx.Variable) -> bool:
         """Returns whether a parameter is trained; the student and the fake train the same ones."""
-        return super().is_trained("dit" if network == "fake" else network, path, variable)
+        trained = network in ("dit", "fake", "picture", "picture_fake")
+        return trained and super().is_trained("dit", path, variable)
 
     def rate_factors(self) -> Mapping[str, float]:
-        return {"dit": 1.0, "fake": self.recipe.fake_rate}
+        factors = {"dit": 1.0, "fake": self.recipe.fake_rate}
+        if self.drawer == "picture":
+            factors |= {"picture": 1.0, "picture_fake": self.recipe.fake_rate}
+        return factors
 
     def conditions(self, networks: StageNetworks, batch: Any, key: Key[Array, ""]) -> Conditions:
         """Returns predictions for `AdaptSample`s, or E_a of the true turn; without gradients."""
@@ -164,27 +200,29 @@ class DistillStage(PredictionStage[DistillRecipe]):
         Where a picture comes first, each is the sum of the losses of pictures and of clips.
         """
         which, clip, picture = jax.random.split(key, 3)
-        shape, dit = latent_shape(networks["dit"]), networks["dit"].config
+        decoders = _decoders(networks, "dit")
+        shape, dit = latent_shape(decoders.student), decoders.student.config
         if not self.protocol.picture_first:
             given = self.conditions(networks, batch, which)
-            student, fake = self._losses(
-                networks, batch, given, clip, shape=shape, guidance=self.recipe.guidance
-            )
+            options: Any = {"shape": shape, "guidance": self.recipe.guidance}
+            student, fake = self._losses(networks, decoders, batch, given, clip, **options)
             return student + fake, {"student": student, "fake": fake}
         prediction = self.predict(networks, batch, which)
+        drawer = _decoders(networks, self.drawer)
         seen = jax.lax.stop_gradient(self.seen(networks, batch, prediction.representation))
         one = (dit.patch_frames, *shape[1:])
         guided = self._guide_motion(networks, batch, seen) if self._motion_guidance else None
-        options: Any = {"shape": shape, "teacher": guided, "known": self.known(batch)}
-        clips = self._losses(networks, batch, Conditions(seen), clip, guidance=1.0, **options)
-        given, guidance = prediction.conditions, self.recipe.guidance
-        pictures = self._losses(networks, batch, given, picture, shape=one, guidance=guidance)
+        options = {"shape": shape, "teacher": guided, "known": self.known(batch), "guidance": 1.0}
+        clips = self._losses(networks, decoders, batch, Conditions(seen), clip, **options)
+        options = {"shape": one, "guidance": self.recipe.guidance}
+        pictures = self._losses(networks, drawer, batch, prediction.conditions, picture, **options)
         student, fake = clips[0] + pictures[0], clips[1] + pictures[1]
         return student + fake, {"student": student, "fake": fake}
 
     def _losses(
         self,
         networks: StageNetworks,
+        decoders: "_Decoders",
         batch: Any,
         given: Conditions,
         key: Key[Array, ""],
@@ -212,10 +250,10 @@ class DistillStage(PredictionStage[DistillRecipe]):
             return held(lambda x, timestep: dit(x, timestep=timestep, **options))
 
         losses = distillation_losses(
-            student=network(networks["dit"], given),
-            fake=network(networks["fake"], given),
-            teacher=held(teacher) if teacher else network(networks["teacher"], given),
-            unconditional=None if guidance == 1 else network(networks["teacher"], nothing),
+            student=network(decoders.student, given),
+            fake=network(decoders.fake, given),
+            teacher=held(teacher) if teacher else network(decoders.teacher, given),
+            unconditional=None if guidance == 1 else network(decoders.teacher, nothing),
             noise=jax.random.normal(start, (len(given.context), *shape)),
             schedule=self._schedule,
             key=draw,
@@ -242,7 +280,10 @@ class DistillStage(PredictionStage[DistillRecipe]):
         return predict_v
 
     def sample_flops(self, networks: StageNetworks) -> float:
-        """Returns FLOPs as in the adaptation, with all evaluations of the three networks."""
+        """Returns FLOPs as in the adaptation, with all evaluations of the three networks.
+
+        A decoder of pictures is counted as if it had the size of the other.
+        """
         dit, trained = networks["dit"], self.recipe.trained
 
         def others(*, pictures: int, guidance: float) -> float:

@@ -165,6 +165,7 @@ def write_shown(
         vae=bundle.load("vae", dtype=dtype),
         unconditional=encoder.unconditional() if protocol.guidance_scale else None,
         shot=ShotNetworks(bundle.load("clip", dtype=dtype), encoder),
+        picture=bundle.load("picture", dtype=dtype) if bundle.has("picture") else None,
     )
     maker = _ClipMaker(networks=networks, table=table, protocol=protocol, batch_size=batch_size)
     turns = features.turns(split)

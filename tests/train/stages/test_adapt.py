@@ -26,6 +26,8 @@ from animegamer_jax.train.stages.adapt import (
     RECIPES,
     AdaptRecipe,
     AdaptStage,
+    MemoryRecipe,
+    PictureStage,
 )
 from animegamer_jax.train.stages.decoder import diffusion_loss, spread_timesteps
 from animegamer_jax.train.stages.games import lay_out
@@ -440,6 +442,43 @@ def test_a_decoder_learns_to_remember(bundle, batch):
         UserError, match=r"--memory 2: expected a decoder whose patches .* found 3: give --memory 0"
     ):
         AdaptStage(recipe, several, bundle.protocol, tokenizer_dir=stage.tokenizer_dir)
+
+
+def test_a_decoder_of_pictures(bundle, batch):
+    """It starts as the adapted decoder, which stays as it was, and learns first frames alone."""
+    protocol = dataclasses.replace(bundle.protocol, picture_first=True)
+    recipe = MemoryRecipe(
+        steps=2, batch_size=8, optimizer=RECIPE.optimizer, pictures=2, memory=2, context_dropout=0.0
+    )
+    folder = bundle.tokenizer_dir
+    stage = PictureStage(recipe, bundle.config, protocol, tokenizer_dir=folder)
+    networks = stage.load(bundle, mesh=one_device())
+    start, own = (arrays(nnx.state(n)) for n in (bundle.load("dit"), networks["picture"]))
+    assert own.keys() - start.keys() == {"memory_positions"}
+    for name, value in start.items():
+        np.testing.assert_array_equal(own[name], value)
+    assert "dit" not in networks
+    assert stage.configs().keys() == {"picture"}
+    assert stage.configs()["picture"].memory == 2
+    assert not stage.config.dit.memory
+    assert stage.sample_spec().past_moments.shape[0] == 2
+    batch = remembering_batch(bundle, batch, 2)
+    loss = jax.jit(lambda networks, batch: stage.loss(networks, batch, make_key())[0])
+    found = loss(networks, batch)
+    assert np.isfinite(found)
+    later = batch._replace(moments=batch.moments.at[:, 1:].set(7.0))
+    assert loss(networks, later) == found, "only the first frame counts"
+    forgotten = batch._replace(past_moments=0 * batch.past_moments)
+    assert loss(networks, forgotten) != found
+    weight = nnx.Param(jnp.zeros(1))
+    assert stage.is_trained("picture", ("modulation",), weight)
+    assert not stage.is_trained("dit", ("modulation",), weight)
+
+    with pytest.raises(UserError, match="stage picture: the model draws no picture first"):
+        PictureStage(recipe, bundle.config, bundle.protocol, tokenizer_dir=folder)
+    none = dataclasses.replace(recipe, pictures=0)
+    with pytest.raises(UserError, match="stage picture: --pictures 0: it trains on first frames"):
+        PictureStage(none, bundle.config, protocol, tokenizer_dir=folder)
 
 
 def test_what_training_does_to_the_memory(bundle, batch):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
+from flax import nnx
 from tiny_games import make_key, make_stage, run
 from tiny_stage import one_device
 
@@ -141,6 +142,31 @@ def test_where_a_picture_comes_first(stage, bundle, networks, batch):
     moved = run(batch, motion=3.0)
     assert moved[0] != guided[0], "the clip's teacher is guided by motion"
     assert moved[2] > guided[2]
+
+
+def test_a_decoder_of_pictures_gets_a_student_of_its_own(bundle, networks, batch):
+    protocol = dataclasses.replace(bundle.protocol, picture_first=True)
+    config = dataclasses.replace(bundle.config, picture=bundle.config.dit)
+    pictured = DistillStage(RECIPE, config, protocol, tokenizer_dir=bundle.tokenizer_dir)
+    assert pictured.configs().keys() == {"dit", "picture"}
+    names = ("dit", "fake", "picture", "picture_fake")
+    assert pictured.rate_factors().keys() == set(names)
+    weight = nnx.Param(jnp.zeros(1))
+    assert all(pictured.is_trained(name, ("modulation",), weight) for name in names)
+    assert not pictured.is_trained("picture_teacher", ("modulation",), weight)
+    copies = dict.fromkeys((*names, "teacher", "picture_teacher"), networks["dit"])
+    batch = jax.tree.map(jnp.asarray, batch)
+
+    @jax.jit
+    @jax.grad
+    def gradients(trained, rest):
+        return pictured.loss({**rest, **trained}, batch, make_key())[0]
+
+    rest = {name: copies.get(name, network) for name, network in networks.items()} | copies
+    trained = {name: rest.pop(name) for name in ("dit", "picture")}
+    found = gradients(trained, rest)
+    for name in trained:
+        assert max(float(jnp.abs(x).max()) for x in jax.tree.leaves(found[name])) > 0
 
 
 def test_the_result_plays_with_its_own_steps(stage, bundle):
