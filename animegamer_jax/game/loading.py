@@ -82,7 +82,8 @@ def load_networks(
     def load(name: str) -> Any:
         options: Any = {"dtype": dtype, "param_dtype": dtype}
         if placement is not None:
-            options |= {"mesh": placement[0], "rules": placement[1].of(name)}
+            rules = placement[1].of("dit" if name == "picture" else name)  # as it runs
+            options |= {"mesh": placement[0], "rules": rules}
         network = bundle.load(name, **options)
         merge_low_rank(network)
         if name in ("dit", "picture"):

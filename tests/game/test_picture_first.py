@@ -180,6 +180,9 @@ def test_a_decoder_that_remembers_looks_at_past_pictures(name, pictured_bundle, 
         alone = player.networks._replace(picture=None)
         other = rollout.draw_picture(alone, state, player.table, keys).frame[:, 0]
         assert np.abs(np.asarray(other).astype(int) - frames[0]).max() > 1
+        mesh = Player.from_bundle(Bundle.open(path), steps=STEPS, layout="latency", num_games=1)
+        _, output = mesh.play_turn(mesh.start(), INSTRUCTIONS[:1], seeds=[7], turn=1)
+        same_frames(output.frames, first.frames, share=0.01)
 
 
 def test_a_predicted_history_remembers_the_prediction(pictured_bundle, played):
