@@ -122,7 +122,7 @@ def test_every_parameter_has_an_axis_name_a_dimension(name, size):
     whole matrix of the transformers.
     """
     mesh = jax.sharding.AbstractMesh((1, 4, 1, 2), MESH_AXES)
-    config = getattr(SIZES[size](), name)
+    config = getattr(SIZES[size](), "dit" if name == "picture" else name)
     params = flat_params(nnx.state(abstract_network(name, config), nnx.Param))
     assert params
     for path, variable in params.items():

@@ -114,6 +114,8 @@ def test_a_model_is_embedded_with_its_card(trained, tiny_bundle, tmp_path):
         assert getattr(after.config, name).dtype == "float32"
         found = after.read_together(name, list(before.leaves(name)))
         for path, array in before.read_together(name, list(found)).items():
+            if name in embed._MANTISSA_BITS and array.ndim > 1 and array.size > embed._FEW_WEIGHTS:
+                array = embed.round_mantissa(array, embed._MANTISSA_BITS[name])
             np.testing.assert_array_equal(found[path], array.astype(jnp.bfloat16))
     assert after.tokenizer_dir.exists()
     texts = [*out.rglob("*.txt"), *out.rglob("*.json")]
