@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Key
 
 from animegamer_jax import diffusion
 from animegamer_jax.bundle.bundle import Bundle, NetworkName
-from animegamer_jax.configs import DiTConfig, ModelConfig
+from animegamer_jax.configs import DiTConfig, ModelConfig, NetworkConfig
 from animegamer_jax.diffusion import KnownFrame
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.rollout import latent_shape
@@ -129,13 +129,18 @@ class DistillStage(PredictionStage[DistillRecipe]):
         except ValueError as error:
             raise UserError(f"stage {self.name}: {error}") from error
         super().__init__(recipe, config, protocol, **rest)
-        if config.picture is not None:
-            self.changes = ("dit", "picture")
 
     @property
     def drawer(self) -> Literal["dit", "picture"]:
         """The network whose student draws the picture that comes first."""
         return "dit" if self.config.picture is None else "picture"
+
+    def configs(self) -> dict[NetworkName, NetworkConfig]:
+        """Returns the configurations of the students, for the result's bundle."""
+        found = super().configs()
+        if self.config.picture is not None:
+            found["picture"] = self.config.picture
+        return found
 
     @property
     def decoder_config(self) -> DiTConfig:
