@@ -17,8 +17,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import numpy as np
 from annotated_types import Len
 from etils import epath
+from jaxtyping import Float32
 
 from animegamer_jax.bundle.vocabulary import Vocabulary
 from animegamer_jax.errors import UserError
@@ -161,6 +163,12 @@ def write_index(folder: Path, shots: Sequence[Opening], *, fingerprint: str) -> 
     return _read_shots(folder, shots)
 
 
+def _round(values: Float32[np.ndarray, "..."]) -> Float32[np.ndarray, "..."]:
+    """Returns values with the precision of float16, but their own range: they pack better."""
+    mantissa, exponent = np.frexp(values)
+    return np.ldexp(np.rint(mantissa * 2**11) / 2**11, exponent).astype(np.float32)
+
+
 def first_motion(words: Vocabulary) -> str:
     """Returns the motion of the openings: a quiet one that the model knows."""
     return next((motion for motion in _MOTIONS if motion in words.motions), words.motions[0])
@@ -233,8 +241,12 @@ class OpeningsWriter:
         )
         _, output = player.play_turn(player.start(1), [instruction], seeds=[seed], turn=1)
         game = player.new_game(folder, model=self.model, seed=seed)
-        played = output.row(0)
-        turn = game.add(played, instruction)
         # The embedded model's are in the package: half the bytes.
+        played = output.row(0)
+        played = played._replace(
+            representation=_round(played.representation),
+            first_latents=None if played.first_latents is None else _round(played.first_latents),
+        )
+        turn = game.add(played, instruction)
         small = video.encode_mp4(video.enlarge(played.frames), quality=_QUALITY)
         write_whole(folder / turn.clip, small)

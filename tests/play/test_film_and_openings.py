@@ -4,13 +4,16 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from etils import epath
 from saved_games import add_turn, make_game
 
+from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.cli import main
 from animegamer_jax.errors import UserError
 from animegamer_jax.game import openings
+from animegamer_jax.game.player import Player
 from animegamer_jax.media import video
 
 
@@ -60,6 +63,20 @@ def test_first_shots_are_games_to_play_on_from(bundle, tmp_path):
     assert not (bundle / "openings" / "unfinished").exists()
 
 
+def test_first_shots_are_rounded_to_save_space(bundle, tmp_path):
+    """To the precision of float16, from what the player made; that of one shot is compared."""
+    found = openings.read_openings(epath.Path(bundle)).games["a", "c"]
+    (kept,) = found.history()
+    player = Player.from_bundle(Bundle.open(bundle), steps=1)
+    instruction = found.turns[0].instruction
+    _, output = player.play_turn(player.start(1), [instruction], seeds=[found.seed], turn=1)
+    played = output.representation[0]
+    assert not np.array_equal(kept.representation, played)
+    np.testing.assert_allclose(kept.representation, played, rtol=2**-11, atol=0)
+    mantissa, _ = np.frexp(kept.representation)
+    np.testing.assert_array_equal(mantissa * 2**11, np.rint(mantissa * 2**11))
+
+
 def test_first_shots_of_other_weights_are_not_offered(bundle, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(bundle, other)
@@ -80,8 +97,6 @@ def test_a_model_without_words_has_no_first_shots(tiny_bundle, capsys):
 
 
 def test_the_embedded_first_shots_are_those_of_the_embedded_model():
-    from animegamer_jax.bundle.bundle import Bundle
-
     bundle = Bundle.open("toy")
     found = openings.read_openings(bundle.path)
     words = bundle.vocabulary
