@@ -1,15 +1,18 @@
-"""Compares numbers of denoising steps, and motion values for the decoder, on a toy model.
+"""Compares numbers of denoising steps, students and motion values on a toy model.
 
     python scripts/toy/steps.py MODEL --steps 50 10 5 4 [--values 0.6 3 8.5 19 36]
+    python scripts/toy/steps.py MODEL --steps 50 6 4 --students out/distill-4/model
 
 The language model plays held-out games once, with its own predictions as history. They are then
-decoded with each number of steps, and the clips' motion and PSNR are measured. The table is
-Markdown. The games are not those of the benchmark `toy`, so that what is chosen here is not scored
-on the same games.
+decoded with each number of steps, and by students in their own steps. The table is Markdown: motion
+and PSNR of the clips; the *distance* of their distribution from that of true clips (Fréchet
+distance of the mean of CLIP's embeddings of a clip's frames, times 1,000); their *diversity* (root
+mean square difference of the clips of two seeds, in grey levels). The games are not those of the
+benchmark `toy`, so that what is chosen here is not scored on the same games.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from run_script import run_script
@@ -20,6 +23,8 @@ from animegamer_jax.devices import keep_compiled_programs
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.benchmarks.format import Benchmark
 from animegamer_jax.evaluate.metrics import formulas
+from animegamer_jax.evaluate.metrics.suite import load_clip
+from animegamer_jax.evaluate.metrics.video_distance import frechet_distance
 from animegamer_jax.evaluate.worlds import FrameSize
 from animegamer_jax.game.player import Player
 from animegamer_jax.media.motion import FLICKER, measure_motion, motion_level
@@ -27,6 +32,8 @@ from animegamer_jax.progress import show_progress
 from animegamer_jax.toy.evaluation import WORLD
 from animegamer_jax.toy.scene import LEVELS, MOTION_EDGES
 from animegamer_jax.toy.scoring.decoder_samples import sample_shots
+
+Embed = Callable[[np.ndarray], np.ndarray]
 
 
 def predict(bundle: Bundle, benchmark: Benchmark) -> np.ndarray:
@@ -47,25 +54,53 @@ def predict(bundle: Bundle, benchmark: Benchmark) -> np.ndarray:
     return np.stack(found, axis=1)
 
 
-def describe(clips: np.ndarray, true_clips: np.ndarray, expected: np.ndarray) -> Iterator[str]:
-    """Returns a row's cells: scores of all clips, then each level's median value and accuracy.
+class Comparison:
+    """Describes clips of the benchmark's turns beside the true clips.
 
     Args:
-        clips: Clips [g, t, f, h, w, 3].
-        true_clips: The true clips.
-        expected: Their motion levels [g, t].
+        true_clips: The true clips [g, t, f, h, w, 3].
+        levels: Their motion levels [g, t].
+        embed: Returns CLIP's embeddings [n, f, e] of clips [n, f, h, w, 3].
     """
-    values = measure_motion(clips.reshape(-1, *clips.shape[2:]), noise=FLICKER)
-    levels = np.array([motion_level(value, edges=MOTION_EDGES) for value in values.tolist()])
-    expected = expected.ravel()
-    right = formulas.accuracy(levels, expected)
-    pairs = zip(clips, true_clips, strict=True)  # a game at a time: float32 needs the memory
-    yield f"{right.mean():.3f}"
-    yield f"{formulas.error(levels, expected).mean():.3f}"
-    yield f"{np.mean([formulas.psnr(found, true) for found, true in pairs]):.2f}"
-    for level in LEVELS:
-        here = expected == level
-        yield f"{np.median(values[here]):.1f} ({right[here].mean():.2f})" if here.any() else "none"
+
+    columns = ("ACC-F", "MAE-F", "PSNR", "distance", "diversity", *(f"level {n}" for n in LEVELS))
+
+    def __init__(self, true_clips: np.ndarray, levels: np.ndarray, embed: Embed):
+        self._true, self._levels, self._embed = true_clips, levels, embed
+        self._true_features = self._features(true_clips)
+
+    def _features(self, clips: np.ndarray) -> np.ndarray:
+        return self._embed(clips.reshape(-1, *clips.shape[2:])).mean(1)
+
+    def describe(self, clips: np.ndarray, others: np.ndarray | None) -> Iterator[str]:
+        """Returns a row's cells: scores of all clips, then each level's median value and accuracy.
+
+        Args:
+            clips: Clips [g, t, f, h, w, 3].
+            others: The clips of other seeds; None: true clips, which have none.
+        """
+        values = measure_motion(clips.reshape(-1, *clips.shape[2:]), noise=FLICKER)
+        levels = np.array([motion_level(value, edges=MOTION_EDGES) for value in values.tolist()])
+        expected = self._levels.ravel()
+        right = formulas.accuracy(levels, expected)
+        estimate = formulas.estimate(right.reshape(self._levels.shape))
+        assert estimate is not None
+        yield f"{estimate.mean:.3f} ({estimate.low:.2f} to {estimate.high:.2f})"
+        yield f"{formulas.error(levels, expected).mean():.3f}"
+        if others is None:
+            yield from ("", "", "")
+        else:  # a game at a time: float32 needs the memory
+            pairs = zip(clips, self._true, strict=True)
+            yield f"{np.mean([formulas.psnr(found, true) for found, true in pairs]):.2f}"
+            features = self._features(clips)
+            yield f"{1000 * frechet_distance(features, self._true_features, least=2):.0f}"
+            pairs = zip(clips, others, strict=True)
+            squares = [np.square(a.astype(np.float32) - b).mean() for a, b in pairs]
+            yield f"{np.sqrt(np.mean(squares)):.1f}"
+        for level in LEVELS:
+            here = expected == level
+            found = values[here]
+            yield f"{np.median(found):.1f} ({right[here].mean():.2f})" if here.any() else "none"
 
 
 def main(
@@ -73,6 +108,7 @@ def main(
     /,
     *,
     steps: Sequence[int] = (50, 10, 8, 6, 5, 4),
+    students: Sequence[str] = (),
     values: Sequence[float] | None = None,
     games: int = 40,
     seed: int = 1000,
@@ -82,6 +118,7 @@ def main(
     Args:
         model: Model folder, or `toy` for the embedded model.
         steps: Numbers of denoising steps.
+        students: Model folders of students, as `animegamer train distill` writes them.
         values: The decoder's motion values for the five levels. Default: the model's.
         games: Number of held-out games.
         seed: Number of the first game.
@@ -89,35 +126,52 @@ def main(
     if values is not None and len(values) != len(LEVELS):
         raise UserError(f"--values: expected {len(LEVELS)} numbers, found {len(values)}")
     bundle = Bundle.open(model)
+    teacher = [(f"{count} steps", bundle, count) for count in steps]
+    systems = [*teacher, *map(open_student, students)]
     benchmark = WORLD.make_benchmark("test", num_games=games, num_turns=5, seed=seed)
     dit, vae = bundle.config.dit, bundle.config.vae
     assert dit is not None
     assert vae is not None
-    size = FrameSize(*clip_size(dit, vae))
-    true_clips = WORLD.true_clips(benchmark, size)
+    true_clips = WORLD.true_clips(benchmark, FrameSize(*clip_size(dit, vae)))
     levels = np.array([[turn.motion_level for turn in game.turns] for game in benchmark.games])
+    comparison = Comparison(true_clips, levels, load_clip(model).embedder.frames)
     representations = predict(bundle, benchmark)
     inputs = bundle.protocol.motion_values if values is None else tuple(values)
+
+    def sample(bundle: Bundle, count: int, *, first: int) -> np.ndarray:
+        return sample_shots(
+            bundle,
+            representations=representations,
+            levels=levels,
+            seeds=range(first, first + games),
+            steps=count,
+            motion_values=inputs,
+            predicted=True,
+        )
+
     print(f"{bundle.name}, games {seed} to {seed + games - 1}, motion values {inputs}\n")
-    columns = ("ACC-F", "MAE-F", "PSNR", *(f"level {level}" for level in LEVELS), "s a clip")
-    print(f"| denoising steps | {' | '.join(columns)} |\n" + "|---" * (len(columns) + 1) + "|")
-    for count in (*steps, None):
+    columns = *Comparison.columns, "s a clip"
+    print(f"| | {' | '.join(columns)} |\n" + "|---" * (len(columns) + 1) + "|")
+    for name, system, count in systems:
+        others = sample(system, count, first=seed + games)  # compiles, too
         began = time.perf_counter()
-        clips = true_clips
-        if count is not None:
-            clips = sample_shots(
-                bundle,
-                representations=representations,
-                levels=levels,
-                seeds=range(seed, seed + games),
-                steps=count,
-                motion_values=inputs,
-                predicted=True,
-            )
+        clips = sample(system, count, first=seed)
         seconds = (time.perf_counter() - began) / levels.size
-        cells = " | ".join(describe(clips, true_clips, levels))
-        name, took = ("true clips", "") if count is None else (count, f"{seconds:.2f}")
-        print(f"| {name} | {cells} | {took} |", flush=True)
+        cells = " | ".join(comparison.describe(clips, others))
+        print(f"| {name} | {cells} | {seconds:.2f} |", flush=True)
+    print(f"| true clips | {' | '.join(comparison.describe(true_clips, None))} | |", flush=True)
+
+
+def open_student(model: str) -> tuple[str, Bundle, int]:
+    """Returns a student's name, its bundle and its number of steps.
+
+    Raises:
+        UserError: It is none.
+    """
+    bundle = Bundle.open(model)
+    if not (count := len(bundle.protocol.student_timesteps)):
+        raise UserError(f"--students {model}: expected a model of animegamer train distill")
+    return f"student of {count}", bundle, count
 
 
 if __name__ == "__main__":
