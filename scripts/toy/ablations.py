@@ -108,16 +108,17 @@ DECODER = (
     ),
 )
 GAME = (
-    Row("whole game", {"CLIP-I": 0.7856, "ACC-F": 0.672}, "adapt"),
+    Row("whole game", {"CLIP-I": 0.7856, "ACC-F": 0.672}, "picture"),
+    Row("no decoder of pictures", {}, "adapt"),
     Row("no adaptation", {"CLIP-I": 0.6831, "ACC-F": 0.365, "MAE-F": 0.847}, "mllm"),
     Row(
         "no pictures in the history",
         {},
         "captions",
-        (("mllm", ("--history-swap", "1")), ("adapt", ())),
+        (("mllm", ("--history-swap", "1")), ("adapt", ()), ("picture", ())),
     ),
-    Row("predicted history", {}, "adapt", history="predicted"),
-    Row("window of 1", {}, "adapt", window=1),
+    Row("predicted history", {}, "picture", history="predicted"),
+    Row("window of 1", {}, "picture", window=1),
 )
 _METRICS = ("CLIP-I", "ACC-F", "MAE-F", "character", "place", "time", "details kept")
 _MADE = "ablation.json"  # in the folder of a stage: its inputs
@@ -408,7 +409,9 @@ def write_table(
         "",
         "## Whole games",
         "",
-        "The row without pictures was trained like the first, but every past shot in the language "
+        "The row without a decoder of pictures draws the picture that comes first with the clips' "
+        "decoder, which remembers nothing. The row without adaptation has neither. The row without "
+        "pictures in the history was trained like the first, but every past shot in the language "
         "model's training was that of another game. \"Predicted history\" is the first row's model "
         'with its own predictions of past shots in place of what was shown; "window of 1" is the '
         "first row's model, which sees only the current turn.",
@@ -471,7 +474,7 @@ def main(
     write_table(
         page,
         ablations,
-        denoising_steps=Bundle.open(folder / "adapt" / "model").protocol.denoising_steps,
+        denoising_steps=Bundle.open(folder / "picture" / "model").protocol.denoising_steps,
         training=describe_training(folder, steps=steps),
     )
     rows.parent.mkdir(parents=True, exist_ok=True)

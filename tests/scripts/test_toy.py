@@ -307,6 +307,7 @@ def test_rows_are_trained_as_the_model_was(trained, runs, scored, tmp_path):
         ("no-motion-input/decoder", trained / "pictures"),
         (f"{blind}/mllm", trained / "captions"),
         (f"{blind}/adapt", home / blind / "mllm"),
+        (f"{blind}/picture", home / blind / "adapt"),
     ]
     assert [value(words, "--out") for words in training] == [str(home / e[0]) for e in expected]
     assert [value(words, "--model") for words in training] == [f"{e[1]}/model" for e in expected]
@@ -350,7 +351,7 @@ def test_what_was_trained_is_trained_again_only_from_other_inputs(
         scored.clear()
         ablations.main(trained, games=games, seed=seed, page=page, rows=page.with_suffix(".json"))
         assert len(scored) == len(ablations.DECODER) + len(ablations.GAME)
-    assert len(runs) == 10  # features, and what every row trains for itself
+    assert len(runs) == 11  # features, and what every row trains for itself
     runs.clear()
     (trained / "dit" / "model").unlink()
     make_bundle(trained / "dit" / "model", Bundle.open(tiny_bundle).protocol, seed=1)
