@@ -39,6 +39,14 @@ WATCH = """() => {
   look();
 }"""
 
+SLOW_PLAY = """() => {
+  const play = HTMLMediaElement.prototype.play;
+  const wait = () => new Promise((done) => setTimeout(done, 400));
+  HTMLMediaElement.prototype.play = function () {
+    return wait().then(() => play.call(this));
+  };
+}"""
+
 LEVEL = """img => {
   const canvas = document.createElement("canvas");
   canvas.width = canvas.height = 1;
@@ -107,6 +115,31 @@ def test_a_first_picture_is_seen_before_the_clip(browser, staying):
         assert said
         assert not any(a == b for a, b in itertools.pairwise(said))
         assert not any("picture" in text for text in said)
+        assert wrong == []
+
+
+def test_a_clip_is_there_whenever_another_is_asked_for(browser, staying):
+    """Also while a loop begins its next round: on a busy machine that takes a while."""
+    address, process = staying
+    with open_page(browser, address, may_fail=ENDED, **WIDE) as (page, wrong):
+        page.set_default_timeout(SECONDS)
+        ready(page)
+        begin(page)
+        page.fill("#line", "stay")
+        page.press("#line", "Enter")
+        page.locator("#guess.front").wait_for()
+        process.send_signal(signal.SIGUSR1)
+        count_turns(page, 2)
+        page.locator("#guess:not(.front)").wait_for(state="attached")
+        caption(page, "turn 2 of 2")
+        assert is_playing(page)
+        page.evaluate(SLOW_PLAY)
+        page.evaluate(WATCH)
+        for number in range(6):
+            page.click(f"#board .turn >> nth={number % 2}")
+            caption(page, f"turn {number % 2 + 1} of 2")
+            page.wait_for_timeout(1500 + 200 * number)  # at another moment of the clip each time
+        assert all(frame["clip"] for frame in page.evaluate("window.seen.frames"))
         assert wrong == []
 
 

@@ -12,7 +12,7 @@ export class Stage {
     this.backdrop = root.querySelector("#backdrop");
     this.onPlaying = onPlaying;
     this.front = 0;
-    this.swaps = 0;
+    this.swapping = Promise.resolve(); // the last exchange of the two videos
     this.wanted = ""; // address of the clip to show
     this.shown = ""; // address of the clip in front
     this.guessed = ""; // address of a first picture that covers it
@@ -125,10 +125,12 @@ export class Stage {
     } catch {
       if (this.wanted === address) {
         this.wanted = this.shown;
+        this.fading = false;
         if (this.leaving) this.fadeGuess();
       }
       return;
     }
+    await this.swapping; // the video behind may still be seen, or come to the front
     if (this.wanted !== address) return;
     const next = 1 - this.front;
     const video = this.videos[next];
@@ -142,8 +144,10 @@ export class Stage {
     const paint = () => this.videos[this.front] === video && this.paintBackdrop(video);
     if (video.requestVideoFrameCallback) video.requestVideoFrameCallback(paint);
     setTimeout(paint, 250); // a paused clip presents no further frame
-    await this.swap(next, false);
-    if (this.wanted === address) this.shown = address;
+    this.swapping = this.swap(next, false);
+    await this.swapping;
+    if (this.wanted !== address) return;
+    this.shown = address;
     const other = this.videos[1 - next];
     setTimeout(() => {
       if (this.wanted === address && other !== this.videos[this.front]) other.src = url;
@@ -155,12 +159,13 @@ export class Stage {
     this.onPlaying(address);
   }
 
-  // Brings a video to the front, at once or over the end of the other one.
+  // Brings a video to the front, at once or over the end of the other one, which is then hidden.
   async swap(next, slowly) {
     const video = this.videos[next];
     const other = this.videos[1 - next];
     if (video.currentTime > 0) video.currentTime = 0;
     if (!this.paused) await video.play().catch(() => {});
+    if (!this.wanted) return; // there is no clip any more
     video.style.zIndex = 1;
     other.style.zIndex = 0;
     video.classList.toggle("fading", slowly);
@@ -168,16 +173,13 @@ export class Stage {
     void video.offsetWidth;
     video.classList.add("front");
     this.front = next;
-    const swaps = ++this.swaps;
-    const hide = () => {
-      if (this.swaps === swaps) {
-        other.classList.remove("front");
-        other.pause();
-      }
-    };
-    if (!slowly) return hide();
-    video.addEventListener("transitionend", hide, { once: true }); // not before: what is below would show
-    setTimeout(hide, 3000 * FADE); // where motion is reduced there is no transition
+    if (slowly)
+      await new Promise((done) => {
+        video.addEventListener("transitionend", done, { once: true });
+        setTimeout(done, 3000 * FADE); // where motion is reduced there is no transition
+      });
+    other.classList.remove("front");
+    other.pause();
   }
 
   // Begins the loop's next round before the end of this one.
@@ -191,7 +193,6 @@ export class Stage {
       return;
     }
     this.fading = true;
-    this.swap(next, true);
-    setTimeout(() => (this.fading = false), FADE * 1000 + 100);
+    this.swapping = this.swap(next, true).then(() => (this.fading = false));
   }
 }
