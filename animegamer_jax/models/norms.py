@@ -128,7 +128,7 @@ class GroupNorm(nnx.Module):
         self, x: Float[Array, "b t h w c"], latents: Array | None = None
     ) -> Float[Array, "b t h w c"]:
         """Normalizes; `latents` is there for the sake of `vae.SpatialNorm` and ignored."""
-        return self.normalize(x, self.statistics(x)).astype(x.dtype)
+        return self.normalize(x).astype(x.dtype)
 
     def statistics(self, x: Float[Array, "b t h w c"]) -> GroupStatistics:
         """Returns what normalizes the frames, or some of them; float32."""
@@ -142,11 +142,11 @@ class GroupNorm(nnx.Module):
         return GroupStatistics(center, jax.lax.rsqrt(variance + _GROUP_EPS))
 
     def normalize(
-        self, x: Float[Array, "b t h w c"], statistics: GroupStatistics
+        self, x: Float[Array, "b t h w c"], statistics: GroupStatistics | None = None
     ) -> Float[Array, "b t h w c"]:
-        """Normalizes frames by the statistics of all; returns float32."""
+        """Normalizes frames by these statistics, or by their own; returns float32."""
+        center, inverse = statistics or self.statistics(x)
         scale, bias = (
             p[...].astype(jnp.float32).reshape(1, 1, 1, 1, -1) for p in (self.scale, self.bias)
         )
-        y = x.astype(jnp.float32) - statistics.center
-        return y * (statistics.inverse * scale) + bias
+        return (x.astype(jnp.float32) - center) * (inverse * scale) + bias
