@@ -1,5 +1,7 @@
 """Norms over features or channels; statistics in float32."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -93,6 +95,13 @@ class RMSNorm(nnx.Module):
         return (y * along_last_axis(self.scale[...].astype(jnp.float32), y)).astype(x.dtype)
 
 
+class GroupStatistics(NamedTuple):
+    """Each channel's mean, and the inverse of its deviation, over its group and all frames."""
+
+    center: Float[Array, "b 1 1 1 c"]
+    inverse: Float[Array, "b 1 1 1 c"]
+
+
 class GroupNorm(nnx.Module):
     """Group norm over channels and all given frames (the VAE's)."""
 
@@ -121,18 +130,23 @@ class GroupNorm(nnx.Module):
         """Normalizes; `latents` is there for the sake of `vae.SpatialNorm` and ignored."""
         return self.normalize(x).astype(x.dtype)
 
-    def normalize(self, x: Float[Array, "b t h w c"]) -> Float[Array, "b t h w c"]:
-        """Normalizes; returns float32."""
+    def statistics(self, x: Float[Array, "b t h w c"]) -> GroupStatistics:
+        """Returns what normalizes the frames, or some of them; float32."""
         y = x.astype(jnp.float32)  # float32 island
         center = self._group_mean(y)
         if platform() == "tpu" and x.dtype == jnp.bfloat16:
             # Both sums in one pass over the frames, as in `LayerNorm`.
             variance = jnp.maximum(self._group_mean(jnp.square(y)) - jnp.square(center), 0)
-            y = y - center
         else:
-            y = y - center
-            variance = self._group_mean(jnp.square(y))
+            variance = self._group_mean(jnp.square(y - center))
+        return GroupStatistics(center, jax.lax.rsqrt(variance + _GROUP_EPS))
+
+    def normalize(
+        self, x: Float[Array, "b t h w c"], statistics: GroupStatistics | None = None
+    ) -> Float[Array, "b t h w c"]:
+        """Normalizes frames by these statistics, or by their own; returns float32."""
+        center, inverse = statistics or self.statistics(x)
         scale, bias = (
             p[...].astype(jnp.float32).reshape(1, 1, 1, 1, -1) for p in (self.scale, self.bias)
         )
-        return y * (jax.lax.rsqrt(variance + _GROUP_EPS) * scale) + bias
+        return (x.astype(jnp.float32) - center) * (inverse * scale) + bias

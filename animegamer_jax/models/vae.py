@@ -11,14 +11,15 @@ diffusion model.
 """
 
 import itertools
-from collections.abc import Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float, Int, UInt8
 
 from animegamer_jax.configs import VAEConfig
 from animegamer_jax.models.convolution import (
@@ -31,6 +32,8 @@ from animegamer_jax.models.layer_stack import remat
 from animegamer_jax.models.linear import fusion_barrier
 from animegamer_jax.models.norms import GroupNorm
 from animegamer_jax.sharding import constrain, partition_spec, parts_of
+
+_MOST_NUMBERS = 2**28  # that enter a convolution at once; a larger array goes in parts
 
 _zeros, _ones = nnx.initializers.zeros_init(), nnx.initializers.ones_init()
 
@@ -59,6 +62,45 @@ def _halve_time(x: Float[Array, "b t h w c"]) -> Float[Array, "b s h w c"]:
     return jnp.concatenate([x[:, :1], rest], axis=1) if first else rest
 
 
+# A few frames at a time
+
+_Start = int | Int[Array, ""]
+_Carry = TypeVar("_Carry")
+
+
+def _at_once(count: int, *frame: int, past: int = 0) -> int:
+    """Returns how many of `count` frames are computed at a time, after `past` others.
+
+    A divisor of `count`, so that all parts have one shape.
+    """
+    most = max(1, _MOST_NUMBERS // math.prod(frame) - past)
+    return max(n for n in range(1, min(most, count) + 1) if count % n == 0)
+
+
+def _cut(x: Float[Array, "b t h w c"], start: _Start, number: int) -> Float[Array, "b n h w c"]:
+    return jax.lax.dynamic_slice_in_dim(x, start, number, axis=1)
+
+
+def _loop(
+    step: Callable[[_Carry, _Start], tuple[_Carry, Float[Array, "b n h w c"]]],
+    carry: _Carry,
+    out: Float[Array, "b t h w c"],
+    *,
+    number: int,
+    add: bool = False,
+) -> tuple[_Carry, Float[Array, "b t h w c"]]:
+    """Writes to `out`, or adds to it, `number` frames at a time: step(carry, first frame)."""
+
+    def run(carried: tuple[_Carry, jax.Array], start: _Start) -> tuple[Any, None]:
+        carry, out = carried
+        carry, part = step(carry, start)
+        part = _cut(out, start, number) + part if add else part
+        return (carry, jax.lax.dynamic_update_slice_in_dim(out, part, start, axis=1)), None
+
+    starts = jnp.arange(0, out.shape[1], number)
+    return jax.lax.scan(run, (carry, out), starts)[0]
+
+
 # Norms and residual blocks
 
 
@@ -76,27 +118,73 @@ class SpatialNorm(nnx.Module):
         )
         self.conv_b = PointConv(z, channels, config=config, rngs=rngs, kernel_init=_zeros)
 
+    def of_frames(
+        self, x: Float[Array, "b t h w c"], latents: Float[Array, "b s y x z"]
+    ) -> Callable[[Float[Array, "b n h w c"], _Start], Float[Array, "b n h w c"]]:
+        """Returns a function that normalizes some of the frames, from the given one on."""
+        frames, rows, columns = latents.shape[1:4]
+        # Frames after a chunk's first one (odd length), or all of them (even length).
+        factor = (x.shape[1] - frames % 2) // max(frames - frames % 2, 1)
+        statistics = self.norm.statistics(x)
+        # The maps are pointwise: resizing their results gives the same numbers as resizing the
+        # latents, with a fraction of the products.
+        scale, shift = (_stretch(conv(latents), factor) for conv in (self.conv_y, self.conv_b))
+
+        def normalize(part: jax.Array, start: _Start) -> jax.Array:
+            def resized(maps: jax.Array) -> jax.Array:
+                maps = _cut(maps, start, part.shape[1])
+                maps = _enlarge(maps, part.shape[2] // rows, part.shape[3] // columns)
+                return fusion_barrier(maps).astype(jnp.float32)  # XLA would enlarge float32 maps
+
+            y = self.norm.normalize(part, statistics)
+            return (y * resized(scale) + resized(shift)).astype(part.dtype)
+
+        return normalize
+
     def __call__(
         self, x: Float[Array, "b t h w c"], latents: Float[Array, "b s y x z"] | None
     ) -> Float[Array, "b t h w c"]:
         if latents is None:
             raise ValueError("a spatial norm needs latents: found None")
-        frames, rows, columns = latents.shape[1:4]
-        # Frames after a chunk's first one (odd length), or all of them (even length).
-        factor = (x.shape[1] - frames % 2) // max(frames - frames % 2, 1)
-
-        def resized(maps: jax.Array) -> jax.Array:
-            maps = _enlarge(_stretch(maps, factor), x.shape[2] // rows, x.shape[3] // columns)
-            return fusion_barrier(maps).astype(jnp.float32)  # XLA would enlarge float32 maps
-
-        # The maps are pointwise: resizing their results gives the same numbers as resizing the
-        # latents, with a fraction of the products.
-        y = self.norm.normalize(x)
-        y = y * resized(self.conv_y(latents)) + resized(self.conv_b(latents))
-        return y.astype(x.dtype)
+        return self.of_frames(x, latents)(x, 0)
 
 
 Norm = type[GroupNorm] | type[SpatialNorm]
+
+
+def _convolve(
+    norm: GroupNorm | SpatialNorm,
+    conv: CausalConv,
+    x: Float[Array, "b t h w i"],
+    latents: Float[Array, "b s y x z"] | None,
+    past: Float[Array, "b p h w i"] | None,
+    residual: Float[Array, "b t h w o"] | None = None,
+) -> tuple[Float[Array, "b t h w o"], Float[Array, "b p h w i"]]:
+    """Norm, SiLU and convolution, added to the residual.
+
+    Of the decoder's largest arrays, only input and result exist for more than a few frames.
+    """
+    b, count, *plane = x.shape
+    number = _at_once(count, *plane, past=conv.num_past)
+    if number == count or latents is None or isinstance(norm, GroupNorm):
+        y, last = conv(jax.nn.silu(norm(x, latents)), past)
+        return (y if residual is None else residual + y), last
+    normalize = norm.of_frames(x, latents)
+
+    def activate(start: _Start, number: int) -> jax.Array:
+        return jax.nn.silu(normalize(_cut(x, start, number), start))
+
+    def step(past: jax.Array, start: _Start) -> tuple[jax.Array, jax.Array]:
+        y, past = conv(activate(start, number), past)
+        return past, y
+
+    if past is None:
+        past = jnp.repeat(activate(0, 1), conv.num_past, axis=1)
+    adds = residual is not None
+    # Sums replace the residual in its own memory.
+    out = residual if adds else jnp.zeros((b, count, *plane[:2], conv.bias.shape[0]), conv.dtype)
+    past, y = _loop(step, past, out, number=number, add=adds)
+    return y, past
 
 
 class BlockCache(NamedTuple):
@@ -140,11 +228,11 @@ class ResBlock(nnx.Module):
         cache: BlockCache | None = None,
     ) -> tuple[Float[Array, "b t h w o"], BlockCache]:
         past1, past2 = cache or (None, None)
-        y, last1 = self.conv1(jax.nn.silu(self.norm1(x, latents)), past1)
-        y, last2 = self.conv2(jax.nn.silu(self.norm2(y, latents)), past2)
+        y, last1 = _convolve(self.norm1, self.conv1, x, latents, past1)
         if self.shortcut is not None:
             x = self.shortcut(x)
-        x = constrain(x + y, "act_batch", "act_frames", "act_rows", "act_columns", None)
+        x, last2 = _convolve(self.norm2, self.conv2, y, latents, past2, x)
+        x = constrain(x, "act_batch", "act_frames", "act_rows", "act_columns", None)
         return x, BlockCache(last1, last2)
 
 
@@ -214,6 +302,21 @@ class DownLevel(nnx.Module):
         return self.downsample(_halve_time(x) if self.halves_time else x)
 
 
+def _enlarge_and_convolve(
+    conv: FrameConv, x: Float[Array, "b t h w c"]
+) -> Float[Array, "b t y x c"]:
+    """Doubles rows and columns, then convolves each frame; large frames a few at a time."""
+    b, count, h, w, c = x.shape
+    number = _at_once(count, 2 * h, 2 * w, c)
+    if number == count:
+        return conv(_enlarge(x, 2, 2))
+
+    def step(carry: None, start: _Start) -> tuple[None, jax.Array]:
+        return carry, conv(_enlarge(_cut(x, start, number), 2, 2))
+
+    return _loop(step, None, jnp.zeros((b, count, 2 * h, 2 * w, c), conv.dtype), number=number)[1]
+
+
 class UpLevel(nnx.Module):
     """Residual blocks, then twice the rows and columns (except at level 0, the finest).
 
@@ -242,7 +345,7 @@ class UpLevel(nnx.Module):
         x, caches = _run_blocks(self.blocks, x, self.config, latents, caches)
         if self.upsample is None:
             return x, caches
-        x = self.upsample(_enlarge(x, 2, 2))
+        x = _enlarge_and_convolve(self.upsample, x)
         # Repeating frames after the framewise convolution gives the same numbers with half the
         # products.
         return (_stretch(x, 2) if self.doubles_time else x), caches
@@ -299,7 +402,7 @@ class Decoder(nnx.Module):
         for level, level_past in reversed(list(zip(self.up, past.up, strict=True))):
             x, level_cache = level(x, latents, level_past)
             up.append(level_cache)
-        frames, conv_out = self.conv_out(jax.nn.silu(self.norm_out(x, latents)), past.conv_out)
+        frames, conv_out = _convolve(self.norm_out, self.conv_out, x, latents, past.conv_out)
         return frames.astype(jnp.float32), DecoderCache(conv_in, mid, tuple(up[::-1]), conv_out)
 
 

@@ -3,6 +3,7 @@ import json
 import re
 import warnings
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +19,10 @@ from animegamer_jax.convert.rules import load
 from animegamer_jax.convert.tables.vae import infer_config, rules
 from animegamer_jax.errors import UserError
 from animegamer_jax.models import convolution, linear
+from animegamer_jax.models import vae as vae_module
 from animegamer_jax.models.convolution import CausalConv, conv3d, conv3d_direct, conv3d_planes
 from animegamer_jax.models.latents import sample
-from animegamer_jax.models.vae import VAE, DecoderCache, chunk_bounds, to_uint8
+from animegamer_jax.models.vae import VAE, DecoderCache, chunk_bounds, decode_in_parts, to_uint8
 from animegamer_jax.sharding import make_mesh, param_shardings, partition_spec
 
 TESTS = Path(__file__).parents[1]
@@ -244,6 +246,41 @@ def test_decode_walks_the_chunks_with_their_cache(tiny):
     assert np.abs(np.asarray(blank) - np.asarray(rest)).max() > 1e-2
 
 
+def _decode_chunks(vae: VAE, latents: jax.Array) -> list[Any]:
+    """Returns frames and cache of the first two chunks; traced anew at each call."""
+
+    def decode(vae: VAE, latents: jax.Array) -> tuple[Any, Any]:
+        first, cache = vae.decode_chunk(latents[:, :3])
+        return (first, cache), vae.decode_chunk(latents[:, 3:], cache)
+
+    return [np.asarray(x, np.float32) for x in jax.tree.leaves(jax.jit(decode)(vae, latents))]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.02)])
+def test_a_few_frames_at_a_time_equal_all_at_once(dtype, tolerance, monkeypatch):
+    vae = _make(dataclasses.replace(TINY, dtype=dtype, param_dtype=dtype))
+    latents = _normal(2, 5, 3, 2, 4, seed=1)
+    whole = _decode_chunks(vae, latents)
+    # The finest level's five frames one by one, four in pairs; the coarse level's all at once.
+    monkeypatch.setattr(vae_module, "_MOST_NUMBERS", 4 * 6 * 4 * 8)
+    for few, all_ in zip(_decode_chunks(vae, latents), whole, strict=True):
+        error = np.sqrt(np.square(few - all_).mean() / np.square(all_).mean())
+        assert error <= tolerance
+
+
+def test_only_large_arrays_are_made_a_few_frames_at_a_time(tiny, monkeypatch):
+    def count_loops(most: int, num_latents: int = 3) -> int:
+        monkeypatch.setattr(vae_module, "_MOST_NUMBERS", most)
+        latents = jax.ShapeDtypeStruct((1, num_latents, 3, 2, 4), jnp.float32)
+        return str(jax.make_jaxpr(lambda x: tiny.decode_chunk(x)[0])(latents)).count("scan[")
+
+    frame = 6 * 4 * 16  # numbers in a frame that enters the finest level
+    assert count_loops(7 * frame) == 0  # five frames and two before them
+    assert count_loops(7 * frame - 1) == 1
+    assert count_loops(3 * frame - 1) == 6  # upsampling, two blocks, the last convolution
+    assert count_loops(1, num_latents=1) == 0
+
+
 def test_a_batch_is_its_clips_one_by_one(tiny):
     latents = _normal(2, 1, 3, 2, 4, seed=2)
     together = _decode(tiny, latents)
@@ -395,5 +432,15 @@ def test_eight_devices_compute_what_one_does(tiny):
         params = jax.device_put(params, param_shardings(params, mesh))
         latents = jax.device_put(latents, NamedSharding(mesh, partition_spec(names)))
         frames = jax.jit(lambda params, z: nnx.merge(graphdef, params).decode(z))(params, latents)
+    assert not frames.sharding.is_fully_replicated
+    np.testing.assert_allclose(frames, expected, atol=1e-5)
+
+
+def test_two_devices_decode_a_few_frames_at_a_time(tiny, monkeypatch):
+    latents = _normal(1, 3, 4, 2, 4, seed=5)
+    expected = _decode(tiny, latents)
+    monkeypatch.setattr(vae_module, "_MOST_NUMBERS", 1)
+    with jax.set_mesh(make_mesh({"context": 2}, devices=jax.devices()[:2])):  # rows in two parts
+        frames = jax.jit(decode_in_parts)(tiny, latents)
     assert not frames.sharding.is_fully_replicated
     np.testing.assert_allclose(frames, expected, atol=1e-5)
