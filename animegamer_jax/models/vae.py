@@ -160,7 +160,7 @@ def _convolve(
     past: Float[Array, "b p h w i"] | None,
     residual: Float[Array, "b t h w o"] | None = None,
 ) -> tuple[Float[Array, "b t h w o"], Float[Array, "b p h w i"]]:
-    """Norm, SiLU and convolution, added to the residual.
+    """Applies norm, SiLU and convolution, and adds the residual.
 
     Of the decoder's largest arrays, only input and result exist for more than a few frames.
     """

@@ -55,7 +55,7 @@ def predict(bundle: Bundle, benchmark: Benchmark) -> np.ndarray:
 
 
 class Comparison:
-    """Describes clips of the benchmark's turns beside the true clips.
+    """Describes clips of the benchmark's turns next to the true clips.
 
     Args:
         true_clips: The true clips [g, t, f, h, w, 3].

@@ -494,6 +494,7 @@ def test_a_full_disk_is_reported(released, bundle, tmp_path):
     code = (
         "import json, resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "from animegamer_jax import cli\n"
+        "sys.dont_write_bytecode = True\n"  # truncated without a word: other processes read it
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
         "for words in json.loads(sys.argv[1]): print(cli.main(words))"
     )

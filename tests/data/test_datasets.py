@@ -119,6 +119,7 @@ import resource, signal, sys
 from pathlib import Path
 from tiny_sets import write_games
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+sys.dont_write_bytecode = True  # truncated without a word: other processes read it
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 write_games(Path(sys.argv[1]), {"train": 10})
 """

@@ -317,6 +317,7 @@ game = Game.create(folder, model="tiny", seed=0, window=3, steps=5, protocol="pa
 rng = np.random.default_rng(0)
 for number in range(1, 1000):
     if number == 5 and limit:
+        sys.dont_write_bytecode = True  # truncated without a word: other processes read it
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     turn = NewTurn(
         states=np.array([3, 1, 0, -1], np.int32),

@@ -247,7 +247,7 @@ def test_decode_walks_the_chunks_with_their_cache(tiny):
 
 
 def _decode_chunks(vae: VAE, latents: jax.Array) -> list[Any]:
-    """Returns frames and cache of the first two chunks; traced anew at each call."""
+    """Returns frames and cache of the first two chunks; each call traces them again."""
 
     def decode(vae: VAE, latents: jax.Array) -> tuple[Any, Any]:
         first, cache = vae.decode_chunk(latents[:, :3])

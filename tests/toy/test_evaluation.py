@@ -437,11 +437,13 @@ def test_a_row_of_the_steps_table(true_clips, levels):
     """True clips have all levels right, still ones the lowest."""
     true_clips, levels = true_clips[:4], levels[: 4 * NUM_TURNS]
     expected = levels.reshape(true_clips.shape[:2])
-    accuracy, error, _, *true = steps.describe(true_clips, true_clips, expected)
-    assert (accuracy, error) == ("1.000", "0.000")
+    comparison = steps.Comparison(true_clips, expected, lambda x: x.mean((2, 3)) / 255)
+    accuracy, error, *_, one, two, three, four, five = comparison.describe(true_clips, true_clips)
+    assert (accuracy, error) == ("1.000 (1.00 to 1.00)", "0.000")
+    true = one, two, three, four, five
     still = true_clips[:, :, :1].repeat(17, axis=2)
-    accuracy, error, _, *slow = steps.describe(still, true_clips, expected)
-    assert float(accuracy) == pytest.approx((levels == 1).mean(), abs=5e-4)
+    accuracy, error, _, _, _, *slow = comparison.describe(still, still)
+    assert float(accuracy.split()[0]) == pytest.approx((levels == 1).mean(), abs=5e-4)
     assert float(error) == pytest.approx((levels - 1).mean(), abs=5e-4)
     for level, (one, other) in enumerate(zip(true, slow, strict=True), start=1):
         if (levels == level).any():
