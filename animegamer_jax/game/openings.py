@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from annotated_types import Len
 from etils import epath
-from jaxtyping import Float32
+from jaxtyping import Float, Float32
 
 from animegamer_jax.bundle.vocabulary import Vocabulary
 from animegamer_jax.errors import UserError
@@ -42,6 +42,7 @@ _FILE = "openings.json"
 _PORTRAITS = "portraits.webp"
 _ROWS = 96  # rows of a picture on a card
 _QUALITY = 27  # quality of a shot's clip
+_BITS = 10  # of mantissa in a shot's arrays, as in float16
 _MARK = "unfinished"  # marks an unfinished folder; removed at the end
 _HINT = "make them again: animegamer openings"
 _MOTIONS = ("waving", "standing", "walking", "sitting", "running")  # preferred, if known
@@ -163,10 +164,12 @@ def write_index(folder: Path, shots: Sequence[Opening], *, fingerprint: str) -> 
     return _read_shots(folder, shots)
 
 
-def _round(values: Float32[np.ndarray, "..."]) -> Float32[np.ndarray, "..."]:
-    """Returns values with the precision of float16, but their own range: they pack better."""
-    mantissa, exponent = np.frexp(values)
-    return np.ldexp(np.rint(mantissa * 2**11) / 2**11, exponent).astype(np.float32)
+def round_mantissa(values: Float[np.ndarray, "..."], bits: int) -> Float32[np.ndarray, "..."]:
+    """Returns float32 values rounded to the nearest, or to even, with `bits` bits of mantissa."""
+    dropped = 23 - bits
+    whole = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    half = (1 << dropped - 1) - 1 + (whole >> dropped & 1)
+    return ((whole + half) >> dropped << dropped).astype(np.uint32).view(np.float32)
 
 
 def first_motion(words: Vocabulary) -> str:
@@ -243,10 +246,9 @@ class OpeningsWriter:
         game = player.new_game(folder, model=self.model, seed=seed)
         # The embedded model's are in the package: half the bytes.
         played = output.row(0)
-        played = played._replace(
-            representation=_round(played.representation),
-            first_latents=None if played.first_latents is None else _round(played.first_latents),
-        )
+        played = played._replace(representation=round_mantissa(played.representation, _BITS))
+        if played.first_latents is not None:
+            played = played._replace(first_latents=round_mantissa(played.first_latents, _BITS))
         turn = game.add(played, instruction)
         small = video.encode_mp4(video.enlarge(played.frames), quality=_QUALITY)
         write_whole(folder / turn.clip, small)

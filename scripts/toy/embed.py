@@ -34,6 +34,7 @@ from animegamer_jax.bundle.embedded import ASSETS
 from animegamer_jax.errors import UserError
 from animegamer_jax.evaluate.metrics.registry import CONTEXT
 from animegamer_jax.evaluate.results import Evaluation, SystemResult, read_results
+from animegamer_jax.game.openings import round_mantissa
 from animegamer_jax.storage.files import write_whole
 from animegamer_jax.storage.paths import move_into_place, refuse_existing
 
@@ -58,14 +59,6 @@ _SHOWN = {  # metrics of the card, by turns
     ),
     "open turns": ("ACC-S", "character", "place", "time", CONTEXT),
 }
-
-
-def round_mantissa(weights: np.ndarray, bits: int) -> np.ndarray:
-    """Returns float32 weights rounded to the nearest, or to even, with `bits` bits of mantissa."""
-    dropped = 23 - bits
-    whole = np.ascontiguousarray(weights, np.float32).view(np.uint32)
-    half = (1 << dropped - 1) - 1 + (whole >> dropped & 1)
-    return ((whole + half) >> dropped << dropped).astype(np.uint32).view(np.float32)
 
 
 def write_bundle(source: Bundle, path: Path) -> None:

@@ -63,6 +63,15 @@ def staying(tmp_path_factory) -> Iterator[tuple[str, Any]]:
         yield found
 
 
+def stay(page: Any) -> Any:
+    """Plays a turn that stays with its first picture, and returns this once it is seen."""
+    page.fill("#line", "stay")
+    page.press("#line", "Enter")
+    guess = page.locator("#guess.front")
+    guess.wait_for()
+    return guess
+
+
 def test_a_first_picture_is_seen_before_the_clip(browser, staying):
     """It covers the clip before, and goes when the new one is there; nothing blinks."""
     address, process = staying
@@ -74,10 +83,7 @@ def test_a_first_picture_is_seen_before_the_clip(browser, staying):
         page.click("#settings .close")
         begin(page)
         assert is_playing(page)
-        page.fill("#line", "stay")
-        page.press("#line", "Enter")
-        guess = page.locator("#guess.front")
-        guess.wait_for()
+        guess = stay(page)
         count_turns(page, 1)  # there is no clip yet
         assert abs(guess.evaluate(LEVEL) - 110) <= 2
         caption(page, "stay")
@@ -93,9 +99,7 @@ def test_a_first_picture_is_seen_before_the_clip(browser, staying):
 
         assert is_playing(page)
         page.evaluate(WATCH)
-        page.fill("#line", "stay")
-        page.press("#line", "Enter")
-        guess.wait_for()
+        stay(page)
         page.click("#board .turn >> nth=0")  # who looks back is left alone
         expect(guess).to_have_count(0)
         caption(page, "turn 1 of 2")
@@ -125,9 +129,7 @@ def test_a_clip_is_there_whenever_another_is_asked_for(browser, staying):
         page.set_default_timeout(SECONDS)
         ready(page)
         begin(page)
-        page.fill("#line", "stay")
-        page.press("#line", "Enter")
-        page.locator("#guess.front").wait_for()
+        stay(page)
         process.send_signal(signal.SIGUSR1)
         count_turns(page, 2)
         page.locator("#guess:not(.front)").wait_for(state="attached")
@@ -149,10 +151,7 @@ def test_a_first_picture_goes_when_its_turn_is_stopped(browser, staying):
         page.set_default_timeout(SECONDS)
         ready(page)
         begin(page)
-        page.fill("#line", "stay")
-        page.press("#line", "Enter")
-        guess = page.locator("#guess.front")
-        guess.wait_for()
+        guess = stay(page)
         assert guess.evaluate("g => getComputedStyle(g).transitionDuration") == "0s"
         assert guess.get_attribute("alt") == ""
         page.click("#stop")
