@@ -348,8 +348,8 @@ class Engine:
     def _wait_for_batch(self) -> None:
         """Waits a moment for requests that arrive together."""
         deadline, count = time.monotonic() + _MAX_WAIT_SECONDS, 0
-        while count != len(self._waiting) and time.monotonic() < deadline:
-            count = len(self._waiting)
+        while count != (waiting := self.count_turns()[0]) and time.monotonic() < deadline:
+            count = waiting
             time.sleep(_QUIET_SECONDS)
 
     def _take_batch(self) -> list[TurnRequest]:

@@ -14,6 +14,7 @@ from animegamer_jax.errors import UserError
 from animegamer_jax.game.saved_game import Game
 from animegamer_jax.media import video
 from animegamer_jax.serve.engine.engine import Engine
+from animegamer_jax.serve.engine.fair_queue import FairQueue
 
 
 def test_turns_that_wait_together_are_one_batch_filled_up(engine, store, player):
@@ -42,6 +43,27 @@ def test_no_batch_is_larger_than_the_largest(engine, store, player):
     player.hold.set()
     assert all(request.wait(20.0) for request in requests)
     assert [len(batch) for batch in player.batches] == [1, 8, 2]
+
+
+def test_the_queue_is_read_under_the_lock(player, store):
+    """Read without it, a queue that another worker changes raises and ends the thread."""
+    engine = Engine(player, store, workers=2)
+    unlocked: list[str] = []
+
+    class WatchedQueue(FairQueue):
+        def __len__(self) -> int:
+            if not engine._lock._is_owned():
+                unlocked.append(threading.current_thread().name)
+            return super().__len__()
+
+    engine._waiting = WatchedQueue(lambda request: request.client)
+    try:
+        requests = [engine.submit(new_game(store), str(n)) for n in range(4)]
+        assert all(request.wait(20.0) for request in requests)
+        assert engine.health == "ready"
+    finally:
+        engine.close()
+    assert unlocked == []
 
 
 def test_workers_share_those_who_wait_and_play_side_by_side(player, store):
